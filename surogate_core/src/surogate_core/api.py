@@ -1,0 +1,533 @@
+"""What a plugin hands over: one frozen dataclass per kind of thing, and nothing else. The author's one page.
+
+A plugin is a light module (no torch at import) named by an entry point of the group `surogate`. It says which
+version of this page it was written for and implements the hooks it needs:
+
+    import pluggy
+    from surogate_core.api import OptimizerDef
+
+    SUROGATE_API = 0
+    hookimpl = pluggy.HookimplMarker("surogate")
+
+    @hookimpl
+    def surogate_optimizers():
+        return [OptimizerDef(name="sgd", ...)]
+
+Every `options` model is a pydantic model with `extra="forbid"` whose fields are keys of the user's YAML file; name
+them with the plugin's own prefix (`adamw_beta1`), since all installed plugins share one flat space of keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+from pydantic import BaseModel, ConfigDict
+
+from .program.op import Op, Program
+from .program.value import Init, Value
+
+if TYPE_CHECKING:
+    from .program.builder import Builder
+
+__all__ = [
+    "API",
+    "AdapterDef",
+    "BatchInputs",
+    "Comm",
+    "DatasetFormatDef",
+    "DeviceInfo",
+    "Dims",
+    "Encoded",
+    "EvalReport",
+    "Finding",
+    "HFTensor",
+    "Init",
+    "KernelDef",
+    "LauncherDef",
+    "Logger",
+    "LoggerDef",
+    "ModelDef",
+    "NoOptions",
+    "OffloadDef",
+    "Op",
+    "OpDef",
+    "OptimizerDef",
+    "OutSpec",
+    "ParamGrad",
+    "Precision",
+    "PrecisionRequest",
+    "Program",
+    "RecipeDef",
+    "RunInfo",
+    "Scalars",
+    "StepReport",
+    "Support",
+    "SystemInfo",
+    "Topology",
+    "Value",
+    "WeightMap",
+]
+
+API = 0
+"""Version of this page. Core refuses a plugin whose `SUROGATE_API` is another. 0: may change until the first GPU work is done."""
+
+T = TypeVar("T")
+
+
+class NoOptions(BaseModel):
+    """The options of a plugin that has none."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class Support:
+    """Whether something can be used, and if not, one sentence that says why."""
+
+    ok: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceInfo:
+    """A device as the planner sees it. `surogate plan --device` picks one from the table, without the hardware.
+
+    sm: compute capability as one number (90 for Hopper); None for a CPU. `flops`: sustained matrix-product FLOP/s by
+    operand dtype. `bandwidth`: bytes/s of reads and writes together. `launch_seconds`: floor of any op.
+    `runtime_bytes`: what the process holds on the device besides the plan's buffers.
+    """
+
+    name: str
+    title: str
+    sm: int | None
+    memory_bytes: int
+    flops: Mapping[str, float]
+    bandwidth: float
+    launch_seconds: float
+    runtime_bytes: int
+    source: str
+
+
+# ---------------------------------------------------------------------------------------------------------- programs
+
+
+@dataclass(frozen=True)
+class OutSpec:
+    """Shape, dtype and label of one output of an op."""
+
+    label: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+Grads = tuple[Value | None, ...]
+
+
+def _no_workspace(op: Op) -> int:
+    return 0
+
+
+def _no_flops(op: Op) -> int:
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpDef:
+    """A kind of op.
+
+    infer       (ins, attrs) -> one OutSpec per output. Raises ProgramError with the shapes when they do not fit.
+    reference   "module:function", imported on first use. Called as `function(*ins, **attrs)` with torch tensors,
+                returns one tensor or a tuple of one tensor per output; must not write to its inputs. It defines
+                what the op means: kernels are tested against it.
+    vjp         (builder, op, gradients of the outputs) -> gradients of the inputs, None where there is none (an
+                input that is not floating point, say). None: core differentiates the reference itself, slow but right.
+    loss_with_grads
+                for an op whose first output is the loss: the kind that replaces it when a program is differentiated
+                with respect to that loss; same inputs and attrs; its outputs are the loss, then the gradient of each
+                input in `loss_grad_ins`.
+    rematerialise
+                (builder, op, kept) -> one Value per output, None where the original is kept. `kept` are the outputs
+                that stay in memory. None: the op is emitted once more. Lets an op with an output to keep and an
+                output to drop compute the second from the first.
+    flops       floating-point operations of a run of the op
+    workspace   bytes of scratch that every implementation needs while the op runs
+    effects     names of state that a run changes besides its outputs ("amax_history"): such an op may not be
+                recomputed nor removed
+    """
+
+    kind: str
+    infer: Callable[[Sequence[Value], Mapping[str, Any]], Sequence[OutSpec]]
+    reference: str
+    vjp: Callable[[Builder, Op, Grads], Grads] | None = None
+    loss_with_grads: str | None = None
+    loss_grad_ins: tuple[int, ...] = ()
+    rematerialise: Callable[[Builder, Op, frozenset[Value]], Grads] | None = None
+    flops: Callable[[Op], int] = _no_flops
+    workspace: Callable[[Op], int] = _no_workspace
+    effects: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelDef:
+    """A compiled implementation of an op.
+
+    dtypes      the dtypes of (ins..., outs...) that it serves; "*" matches any
+    supports    (op, device) -> Support; light: imports no compiled module, never raises
+    load        imports the compiled module and returns the launcher
+    args        what the launcher is called with, in order: "in:0", "out:1", "workspace", "attr:eps", "dim:in0.1",
+                "rows:in0" ..., "stream"
+    workspace   bytes of scratch for this op; replaces the OpDef's figure
+    """
+
+    op: str
+    dtypes: tuple[str, ...]
+    supports: Callable[[Op, DeviceInfo], Support]
+    load: Callable[[], Callable[..., None]]
+    args: tuple[str, ...]
+    workspace: Callable[[Op], int] = _no_workspace
+    capturable: bool = True
+
+
+# ------------------------------------------------------------------------------------------------------------ models
+
+
+@runtime_checkable
+class Dims(Protocol):
+    """A model's sizes, as its plugin derives them from `config.json`. Core reads only these."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def n_layers(self) -> int: ...
+    @property
+    def max_positions(self) -> int:
+        """Longest sequence that the checkpoint's configuration allows, in tokens."""
+        ...
+
+
+@dataclass(frozen=True)
+class BatchInputs:
+    """The input values of a micro-step of T tokens: rows of `seq_len`, flattened.
+
+    tokens      int32 [T]
+    targets     int32 [T]: the label of each position, already shifted; -100 where there is none
+    positions   int32 [T]: restart at every document
+    cu_seqlens  int32 [max_documents + 1]: offsets of the documents in [0, T], ascending; unused entries repeat T.
+                Documents tile [0, T]: padding is a document without labels.
+    loss_scale  fp32 []: 1 / valid tokens of the whole optimizer step
+    seq_len     tokens a row: no document is longer
+    """
+
+    tokens: Value
+    targets: Value
+    positions: Value
+    cu_seqlens: Value
+    loss_scale: Value
+    seq_len: int
+
+
+@dataclass(frozen=True)
+class HFTensor:
+    """A tensor of a Hugging Face checkpoint."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class WeightMap:
+    """A param is the concatenation of `tensors` along their first dimension. Export splits it again."""
+
+    param: str
+    tensors: tuple[HFTensor, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelDef:
+    """An architecture.
+
+    architectures   names of `config.json["architectures"]`; `model_types` of `config.json["model_type"]`
+    dims            parsed config.json -> Dims; raises ConfigError naming key and value
+    build           emits the forward program and returns the scalar loss
+    weights         one WeightMap per param of the program, in file order
+    ignored_tensors fnmatch patterns of checkpoint tensors that carry nothing (buffers, tied copies)
+    """
+
+    name: str
+    summary: str
+    architectures: tuple[str, ...]
+    model_types: tuple[str, ...]
+    dims: Callable[[Mapping[str, Any]], Dims]
+    build: Callable[[Builder, Any, BatchInputs], Value]
+    weights: Callable[[Any], Sequence[WeightMap]]
+    ignored_tensors: Callable[[Any], Sequence[str]] = lambda dims: ()
+
+
+# ----------------------------------------------------------------------------------------------------------- recipes
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionRequest:
+    """The dtype keys as the user wrote them; None where left to the default."""
+
+    model_dtype: str | None = None
+    matmul_dtype: str | None = None
+    gradient_dtype: str | None = None
+    master_dtype: str | None = None
+    lora_dtype: str | None = None
+    param_grad_dtype: str | None = None
+    optimizer_state_dtype: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """The dtypes of a run, all decided.
+
+    model: weights, norms, activations. matmul: operands of forward products. gradient: operands of backward products.
+    master: what the optimizer updates. param_grad: accumulated gradients. optimizer_state: moments.
+    """
+
+    model: str
+    matmul: str
+    gradient: str
+    master: str
+    lora: str
+    param_grad: str
+    optimizer_state: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeDef:
+    """A precision recipe.
+
+    precision   decides the dtypes; raises ConfigError naming the legal combinations
+    supports    (device, precision, options) -> Support; imports no compiled module, never raises
+    lower       rewrites a differentiated program; called on the training and on the evaluation program
+    """
+
+    name: str
+    summary: str
+    options: type[BaseModel] = NoOptions
+    precision: Callable[[PrecisionRequest, BaseModel], Precision]
+    supports: Callable[[DeviceInfo, Precision, BaseModel], Support]
+    lower: Callable[[Program, Builder, Precision, BaseModel], Program]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterDef:
+    """Trains something beside or instead of the weights: a rewrite of the forward program before differentiation."""
+
+    name: str
+    summary: str
+    options: type[BaseModel]
+    apply: Callable[[Program, Builder, BaseModel], Program]
+    trainable: Callable[[Value, BaseModel], bool]
+    save: Callable[[Mapping[str, Any], Path, BaseModel], None]
+    load: Callable[[Path, BaseModel], Mapping[str, Any]]
+    merge: Callable[[Mapping[str, Any], BaseModel], Mapping[str, Any]]
+
+
+# -------------------------------------------------------------------------------------------------------- optimizers
+
+
+@dataclass(frozen=True)
+class ParamGrad:
+    """A trainable param, its accumulated gradient, and its master: the param itself, or a state in `master_dtype`."""
+
+    param: Value
+    grad: Value
+    master: Value
+
+
+@dataclass(frozen=True)
+class Scalars:
+    """Device scalars that the loop writes before a program runs, so that a captured graph never bakes one in.
+
+    lr fp32 []; step int32 [], 1 at the first optimizer step; tick int32 [], counts micro-steps over the whole run;
+    seed int64 [].
+    """
+
+    lr: Value
+    step: Value
+    tick: Value
+    seed: Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerDef:
+    """An optimizer: appends update ops for all params at once.
+
+    `update(builder, params, clip_coef, scalars, precision, weight_decay, options)`. States are made by
+    `builder.state(name, shape, dtype, init)`. The gradient to use is `clip_coef * grad`; when `clip_coef` is not
+    finite the op must write nothing: the step is skipped.
+    """
+
+    name: str
+    summary: str
+    options: type[BaseModel] = NoOptions
+    update: Callable[[Builder, Sequence[ParamGrad], Value, Scalars, Precision, float, Any], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffloadDef:
+    """A strategy that moves values to the host: (program, builder, device bytes to stay under, options) -> program."""
+
+    name: str
+    summary: str
+    options: type[BaseModel] = NoOptions
+    schedule: Callable[[Program, Builder, int, BaseModel], Program]
+
+
+# -------------------------------------------------------------------------------------------------------------- data
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One document: token ids, and for each whether the model is trained to produce it."""
+
+    tokens: Sequence[int]
+    trained: Sequence[bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetFormatDef:
+    """How a row of a dataset becomes a document.
+
+    options     pydantic model of this type's keys inside a `datasets:` entry ("text_field" ...)
+    matches     column names -> whether `type: auto` should take this format
+    encode      (row, tokenizer, options) -> Encoded. The tokenizer is a `tokenizers.Tokenizer`-backed object with
+                `encode_ids(text) -> list[int]`, `bos_id`, `eos_id` (None when the tokenizer has none).
+    fields      (options) -> names of the columns that `encode` reads
+    """
+
+    name: str
+    summary: str
+    options: type[BaseModel]
+    matches: Callable[[Sequence[str]], bool]
+    fields: Callable[[Any], Sequence[str]]
+    encode: Callable[[Mapping[str, Any], Any, Any], Encoded]
+
+
+# ----------------------------------------------------------------------------------------------- running and reporting
+
+
+class Comm(Protocol):
+    """What a worker knows of the others. Collectives join it with multi-GPU training."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Topology:
+    """What a launcher is asked for."""
+
+    devices: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LauncherDef:
+    """Runs a function once per worker and returns the result of rank 0."""
+
+    name: str
+    summary: str
+    run: Callable[[Callable[[Comm], Any], Topology], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """What a logger is told when a run begins. `config` is the resolved config, ready for JSON."""
+
+    run_name: str
+    output_dir: Path
+    total_steps: int
+    steps_per_epoch: int
+    tokens_per_step: int
+    config: Mapping[str, Any]
+    versions: Mapping[str, str]
+    device: str
+    parameters: int
+    trainable_parameters: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """An optimizer step. loss: mean over valid tokens, nats. norm: of the gradient before clipping.
+
+    tokens: non-padding positions. valid_tokens: positions with a label. tokens_per_second = tokens / duration.
+    skipped: the step was not applied, since loss or norm was not finite.
+    """
+
+    step: int
+    epoch: float
+    loss: float
+    norm: float
+    lr: float
+    tokens: int
+    valid_tokens: int
+    tokens_per_second: float
+    duration_ms: float
+    time: float
+    skipped: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalReport:
+    """An evaluation after `step` optimizer steps. loss: mean over valid tokens, nats."""
+
+    step: int
+    loss: float
+    valid_tokens: int
+    duration_ms: float
+    time: float
+
+
+@runtime_checkable
+class Logger(Protocol):
+    """Receives reports, in order, from the loop's thread."""
+
+    def step(self, report: StepReport) -> None: ...
+    def eval(self, report: EvalReport) -> None: ...
+    def close(self, status: str) -> None:
+        """status: "done", "interrupted" or "failed"."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggerDef:
+    """A place where reports go. Opened only when `report_to` names it (`always`: in every run)."""
+
+    name: str
+    summary: str
+    open: Callable[[RunInfo], Logger]
+    always: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemInfo:
+    """What `surogate doctor` knows of the machine."""
+
+    python: str
+    platform: str
+    cpu_count: int
+    memory_bytes: int
+    gpus: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of `surogate doctor`. level: "ok", "warning" or "error"; remedy: what to do, empty when ok."""
+
+    level: str
+    subject: str
+    message: str
+    remedy: str = ""
+
+
+Defs = Iterable[Any]

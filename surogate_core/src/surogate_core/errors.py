@@ -1,0 +1,39 @@
+"""Errors, typed by who must act. The command line turns each into its exit code."""
+
+from __future__ import annotations
+
+
+class SurogateError(Exception):
+    """Base of every error that Surogate raises on purpose. The message says what happened, where, what to do."""
+
+    exit_code = 1
+
+
+class ConfigError(SurogateError):
+    """The user's input cannot be used: a key, a file, a checkpoint, a plan that does not fit. Exit 2, no traceback."""
+
+    exit_code = 2
+
+
+class PluginError(SurogateError):
+    """A plugin that this run needs is missing, broken or in conflict. Exit 2, no traceback."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, distribution: str = "", version: str = "", hook: str = "") -> None:
+        super().__init__(message)
+        self.distribution = distribution
+        self.version = version
+        self.hook = hook
+
+
+class ProgramError(SurogateError):
+    """A program breaks its own rules: a fault of ours or of a plugin's, never of the user's. Exit 1 with a traceback."""
+
+    exit_code = 1
+
+
+class RunStopped(SurogateError):
+    """The run stopped itself (non-finite limit, disk full, lost device); everything complete is saved. Exit 3."""
+
+    exit_code = 3

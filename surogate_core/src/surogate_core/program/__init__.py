@@ -1,0 +1,1 @@
+"""The op program: values, ops, the builder, reverse mode, passes. No torch."""

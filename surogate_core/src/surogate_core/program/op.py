@@ -1,0 +1,50 @@
+"""Ops and programs: a flat list, in the order in which it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .value import Value
+
+Phase = Literal["forward", "backward", "recompute", "update", "load"]
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """One step of a program: `outs = kind(ins, **attrs)`.
+
+    attrs       plain values that never change between runs; what changes is an input value (lr, step, seed)
+    accumulate  indices of `outs` that are added to (`+=`) instead of written
+    block       transformer block, -1 outside
+    where       "file:line" of the emit, for error messages
+    """
+
+    kind: str
+    ins: tuple[Value, ...]
+    outs: tuple[Value, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    block: int = -1
+    phase: Phase = "forward"
+    accumulate: frozenset[int] = frozenset()
+    where: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A list of ops and the values that a caller reads afterwards (they keep their producers alive)."""
+
+    name: str
+    ops: tuple[Op, ...]
+    outputs: tuple[Value, ...] = ()
+
+    def values(self) -> list[Value]:
+        """Every value that the program touches, each once, in order of first appearance."""
+        seen: dict[Value, None] = {}
+        for op in self.ops:
+            for value in (*op.ins, *op.outs):
+                seen.setdefault(value)
+        for value in self.outputs:
+            seen.setdefault(value)
+        return list(seen)
