@@ -19,7 +19,7 @@ them with the plugin's own prefix (`adamw_beta1`), since all installed plugins s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
@@ -123,7 +123,8 @@ class OutSpec:
     dtype: str
 
 
-Grads = tuple[Value | None, ...]
+Gradients = tuple[Value | None, ...]
+"""One gradient per input or output of an op, None where there is none."""
 
 
 def _no_workspace(op: Op) -> int:
@@ -153,6 +154,7 @@ class OpDef:
                 that stay in memory. None: the op is emitted once more. Lets an op with an output to keep and an
                 output to drop compute the second from the first.
     flops       floating-point operations of a run of the op
+    traffic     bytes read and written; None: all inputs and outputs once, outputs that accumulate twice
     workspace   bytes of scratch that every implementation needs while the op runs
     effects     names of state that a run changes besides its outputs ("amax_history"): such an op may not be
                 recomputed nor removed
@@ -161,11 +163,12 @@ class OpDef:
     kind: str
     infer: Callable[[Sequence[Value], Mapping[str, Any]], Sequence[OutSpec]]
     reference: str
-    vjp: Callable[[Builder, Op, Grads], Grads] | None = None
+    vjp: Callable[[Builder, Op, Gradients], Gradients] | None = None
     loss_with_grads: str | None = None
     loss_grad_ins: tuple[int, ...] = ()
-    rematerialise: Callable[[Builder, Op, frozenset[Value]], Grads] | None = None
+    rematerialise: Callable[[Builder, Op, frozenset[Value]], Gradients] | None = None
     flops: Callable[[Op], int] = _no_flops
+    traffic: Callable[[Op], int] | None = None
     workspace: Callable[[Op], int] = _no_workspace
     effects: frozenset[str] = frozenset()
 
@@ -219,6 +222,7 @@ class BatchInputs:
                 Documents tile [0, T]: padding is a document without labels.
     loss_scale  fp32 []: 1 / valid tokens of the whole optimizer step
     seq_len     tokens a row: no document is longer
+    lmhead_chunks  into how many pieces `lm_head_ce` divides the T rows, to keep its logits small
     """
 
     tokens: Value
@@ -227,6 +231,7 @@ class BatchInputs:
     cu_seqlens: Value
     loss_scale: Value
     seq_len: int
+    lmhead_chunks: int = 1
 
 
 @dataclass(frozen=True)
@@ -530,4 +535,4 @@ class Finding:
     remedy: str = ""
 
 
-Defs = Iterable[Any]
+

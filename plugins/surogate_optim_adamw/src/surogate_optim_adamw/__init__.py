@@ -1,0 +1,1 @@
+"""AdamW for Surogate."""

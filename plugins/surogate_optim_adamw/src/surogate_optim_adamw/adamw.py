@@ -1,0 +1,80 @@
+"""AdamW (Loshchilov & Hutter 2019) as one op over all parameters, so that a GPU runs it as one multi-tensor launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from zlib import crc32
+
+from pydantic import BaseModel, ConfigDict, Field
+from surogate_core.api import Init, Op, OpDef, OptimizerDef, OutSpec, ParamGrad, Precision, Scalars, Value
+from surogate_core.program.builder import Builder
+
+
+class AdamWOptions(BaseModel):
+    """The optimizer's keys of the config."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    adamw_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the first moment.")
+    adamw_beta2: float = Field(0.999, ge=0, lt=1, description="Decay of the second moment.")
+    adamw_epsilon: float = Field(1e-8, gt=0, description="Added to the root of the second moment.")
+
+
+def update(
+    b: Builder,
+    params: Sequence[ParamGrad],
+    clip_coef: Value,
+    scalars: Scalars,
+    precision: Precision,
+    weight_decay: float,
+    options: AdamWOptions,
+) -> None:
+    """Emit one `adamw` op. Moments are states in `optimizer_state_dtype`; only matrices decay."""
+    dtype = "fp64" if params[0].master.dtype == "fp64" else precision.optimizer_state
+    moments = [
+        [b.state(f"adamw.{name}.{p.param.name}", p.param.shape, dtype, Init(kind="zeros")) for p in params]
+        for name in ("m", "v")
+    ]
+    masters = [p.master for p in params]
+    copies = [p.param for p in params if p.param is not p.master]
+    b.emit(
+        "adamw",
+        *(clip_coef, scalars.lr, scalars.step, scalars.seed),
+        *(p.grad for p in params),
+        *masters,
+        *moments[0],
+        *moments[1],
+        outs=[*masters, *moments[0], *moments[1], *copies],
+        n=len(params),
+        copied=tuple(i for i, p in enumerate(params) if p.param is not p.master),
+        copy_dtypes=tuple(v.dtype for v in copies),
+        weight_decay=tuple(weight_decay if len(p.param.shape) >= 2 else 0.0 for p in params),
+        streams=tuple(crc32(p.param.name.encode()) for p in params),
+        beta1=options.adamw_beta1,
+        beta2=options.adamw_beta2,
+        epsilon=options.adamw_epsilon,
+    )
+
+
+def infer(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
+    """Masters and both moments, then the work copies of the params whose master is separate."""
+    n = attrs["n"]
+    kept = [OutSpec("updated", v.shape, v.dtype) for v in ins[4 + n :]]
+    copies = zip(attrs["copied"], attrs["copy_dtypes"], strict=True)
+    return [*kept, *(OutSpec("work", ins[4 + n + i].shape, dtype) for i, dtype in copies)]
+
+
+def flops(op: Op) -> int:
+    n = op.attrs["n"]
+    return 15 * sum(v.size for v in op.ins[4 : 4 + n])
+
+
+ADAMW_OP = OpDef(kind="adamw", infer=infer, reference="surogate_optim_adamw.reference:adamw", flops=flops)
+
+ADAMW = OptimizerDef(
+    name="adamw",
+    summary="AdamW with decoupled weight decay; moments in fp32, or in bf16 with stochastic rounding",
+    options=AdamWOptions,
+    update=update,
+)

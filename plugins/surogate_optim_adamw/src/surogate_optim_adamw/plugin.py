@@ -1,0 +1,24 @@
+"""Hooks of `surogate-optim-adamw`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pluggy
+
+from surogate_core.api import OpDef, OptimizerDef
+
+from .adamw import ADAMW, ADAMW_OP
+
+SUROGATE_API = 0
+hookimpl = pluggy.HookimplMarker("surogate")
+
+
+@hookimpl
+def surogate_ops() -> Iterable[OpDef]:
+    return [ADAMW_OP]
+
+
+@hookimpl
+def surogate_optimizers() -> Iterable[OptimizerDef]:
+    return [ADAMW]

@@ -1,0 +1,57 @@
+"""What the `adamw` op means, in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite, sqrt
+
+from surogate_core.reference.ops import up
+from surogate_core.reference.rounding import TORCH_DTYPES, store
+from torch import Tensor
+
+# Streams of the stochastic rounding: one for each of the three values that a parameter owns.
+_MASTER, _M, _V = 0, 0x9E3779B9, 0x7F4A7C15
+
+
+def adamw(
+    clip_coef: Tensor,
+    lr: Tensor,
+    step: Tensor,
+    seed: Tensor,
+    *values: Tensor,
+    n: int,
+    copied: Sequence[int],
+    copy_dtypes: Sequence[str],
+    weight_decay: Sequence[float],
+    streams: Sequence[int],
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+) -> tuple[Tensor, ...]:
+    """One step for n tensors: values are n gradients, masters, first and second moments; `step` is 1 at the first.
+
+    g = clip_coef * grad; m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; p *= 1 - lr wd;
+    p -= lr / (1 - b1^t) * m / (sqrt(v / (1 - b2^t)) + eps). Everything in fp32 on the unrounded moments; bf16 masters
+    and moments are stored with stochastic rounding. Nothing changes when `clip_coef` is not finite.
+    """
+    grads, masters, ms, vs = (values[i * n : (i + 1) * n] for i in range(4))
+    new: list[list[Tensor]] = [[], [], []]
+    coef, rate, t, key = float(clip_coef), float(lr), int(step), int(seed)
+    correction1, correction2 = 1 - beta1**t, sqrt(1 - beta2**t)
+    for i in range(n):
+        if not isfinite(coef):
+            results = (masters[i], ms[i], vs[i])
+        else:
+            g = up(grads[i]) * coef
+            m = up(ms[i]) * beta1 + g * (1 - beta1)
+            v = up(vs[i]) * beta2 + g * g * (1 - beta2)
+            p = up(masters[i]) * (1 - rate * weight_decay[i])
+            p = p - (rate / correction1) * (m / (v.sqrt() / correction2 + epsilon))
+            results = tuple(
+                store(x, old.dtype, seed=key, stream=streams[i] ^ tag, step=t)
+                for x, old, tag in ((p, masters[i], _MASTER), (m, ms[i], _M), (v, vs[i], _V))
+            )
+        for column, result in zip(new, results, strict=True):
+            column.append(result)
+    copies = [new[0][i].to(TORCH_DTYPES[dtype]) for i, dtype in zip(copied, copy_dtypes, strict=True)]
+    return (*new[0], *new[1], *new[2], *copies)

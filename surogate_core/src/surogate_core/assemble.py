@@ -1,0 +1,298 @@
+"""From a config to planned programs: plugins build, passes rewrite, `verify` checks after each. No torch.
+
+    forward    the model's build, then the adapters
+    micro      differentiate -> dead_code -> recipe.lower -> recompute -> offload -> accumulate: micro_first, micro_next
+    evaluate   the forward program, lowered by the same recipe
+    load       masters from params
+    update     global norm, then the optimizer
+
+All of them share params, gradients, states, inputs, and one arena.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from .api import (
+    AdapterDef,
+    BatchInputs,
+    DeviceInfo,
+    Dims,
+    Init,
+    ModelDef,
+    OffloadDef,
+    OpDef,
+    OptimizerDef,
+    ParamGrad,
+    Precision,
+    RecipeDef,
+    Scalars,
+    WeightMap,
+)
+from .errors import ConfigError, ProgramError
+from .memory.plan import MemoryPlan, plan_family
+from .program.builder import Builder
+from .program.differentiate import differentiate
+from .program.op import Op, Program
+from .program.passes.accumulate import accumulate
+from .program.passes.dead_code import dead_code
+from .program.passes.outputs import write_to
+from .program.passes.recompute import recompute
+from .program.value import DTYPE_BYTES, Value
+from .program.verify import verify
+
+LOGITS_BYTES = 512 << 20
+"""`lmhead_chunks: auto` keeps the logits of a chunk at or under this."""
+
+RECOMPUTE_LABELS: Mapping[str, frozenset[str]] = {
+    "rmsnorm": frozenset({"norm", "rstd"}),
+    "swiglu": frozenset({"swiglu"}),
+    "qkv": frozenset({"qkv", "rope"}),
+    "att": frozenset({"qkv", "rope", "attention", "lse", "attn_out"}),
+    "ffn": frozenset({"gate_up", "swiglu", "mlp_out"}),
+    "block": frozenset(
+        {
+            *("norm", "rstd", "qkv", "rope", "attention", "lse", "attn_out"),
+            *("residual_mid", "gate_up", "swiglu", "mlp_out"),
+        }
+    ),
+}
+"""What each `recompute_*` key drops, by label. A block keeps what enters it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ingredients:
+    """What a run is made of: definitions from plugins, each with its validated options, and the sizes."""
+
+    ops: Mapping[str, OpDef]
+    model: ModelDef
+    dims: Dims
+    recipe: RecipeDef
+    recipe_options: BaseModel
+    optimizer: OptimizerDef
+    optimizer_options: BaseModel
+    precision: Precision
+    batch_size: int
+    seq_len: int
+    max_documents: int
+    lmhead_chunks: int | None = None
+    weight_decay: float = 0.0
+    max_grad_norm: float = 0.0
+    recompute: frozenset[str] = frozenset()
+    adapters: Sequence[tuple[AdapterDef, BaseModel]] = ()
+    offload: tuple[OffloadDef, BaseModel] | None = None
+    device: DeviceInfo | None = None
+    workspace: Callable[[Op], int] | None = None
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass that ran, for the listing."""
+
+    name: str
+    program: str
+    ops_before: int
+    ops_after: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assembly:
+    """The planned programs of a run and the values that the loop reads and writes."""
+
+    programs: Mapping[str, Program]
+    declared: tuple[Value, ...]
+    trainable: tuple[Value, ...]
+    memory: MemoryPlan
+    batch: BatchInputs
+    scalars: Scalars
+    loss: Value
+    eval_loss: Value
+    grad_norm: Value
+    weights: tuple[WeightMap, ...]
+    passes: tuple[Pass, ...]
+
+    @property
+    def params(self) -> dict[str, Value]:
+        """Params by name."""
+        return {v.name: v for v in self.declared if v.role == "param"}
+
+
+@dataclass
+class _Line:
+    """Applies passes to programs, verifies after each and remembers them."""
+
+    ops: Mapping[str, OpDef]
+    passes: list[Pass] = field(default_factory=list)
+
+    def __call__(self, name: str, before: Program | None, after: Program) -> Program:
+        verify(after, self.ops, name)
+        self.passes.append(Pass(name, after.name, len(before.ops) if before else 0, len(after.ops)))
+        return after
+
+
+def assemble(given: Ingredients) -> Assembly:
+    """Build, rewrite, verify and plan every program of a run.
+
+    Raises ConfigError for sizes that do not go together and ProgramError when a plugin emits a program that breaks
+    the rules. About a second for the largest dense models; needs neither torch nor a device.
+    """
+    line = _Line(given.ops)
+    b = Builder(given.ops, given.precision.model)
+    batch = _batch(b, given)
+    scalars = _scalars(b)
+    forward, loss = _build(b, batch, given, line)
+    weights = _checked_weights(given, b.declared)
+    forward, loss = _adapt(b, forward, loss, given, line)
+    loss_state = b.state("step_loss", loss.shape, loss.dtype, Init(kind="zeros"))
+    eval_state = b.state("eval_loss", loss.shape, loss.dtype, Init(kind="zeros"))
+
+    evaluate = Program("evaluate", forward.ops, (eval_state,))
+    evaluate = line("outputs", forward, write_to(evaluate, {loss: eval_state}))
+    evaluate = line("lower", evaluate, given.recipe.lower(evaluate, b, given.precision, given.recipe_options))
+
+    first, following, gradients = _micro(b, forward, loss, loss_state, given, scalars, line)
+    params = [_with_master(b, param, grad, given.precision.master) for param, grad in gradients.items()]
+    load = line("load", None, _load(b, params))
+    update, grad_norm = _update(b, params, given, scalars)
+    update = line("optimizer", None, update)
+
+    programs = {p.name: p for p in (load, first, following, evaluate, update)}
+    return Assembly(
+        programs=programs,
+        declared=b.declared,
+        trainable=tuple(gradients),
+        memory=plan_family(programs.values(), b.declared, given.workspace or (lambda op: op_workspace(given.ops, op))),
+        batch=batch,
+        scalars=scalars,
+        loss=loss_state,
+        eval_loss=eval_state,
+        grad_norm=grad_norm,
+        weights=weights,
+        passes=tuple(line.passes),
+    )
+
+
+def op_workspace(ops: Mapping[str, OpDef], op: Op) -> int:
+    """Scratch bytes that the op's definition asks for."""
+    return ops[op.kind].workspace(op)
+
+
+def auto_lmhead_chunks(tokens: int, vocab_size: int, dtype: str) -> int:
+    """The smallest number of equal chunks whose logits stay within LOGITS_BYTES each."""
+    row = vocab_size * DTYPE_BYTES[dtype]
+    return next(c for c in range(1, tokens + 1) if tokens % c == 0 and (tokens // c * row <= LOGITS_BYTES or c == tokens))
+
+
+def _batch(b: Builder, given: Ingredients) -> BatchInputs:
+    tokens = given.batch_size * given.seq_len
+    chunks = given.lmhead_chunks or auto_lmhead_chunks(tokens, given.dims.vocab_size, given.precision.model)
+    if tokens % chunks:
+        raise ConfigError(
+            f"lmhead_chunks: {chunks} does not divide per_device_train_batch_size x sequence_len = {tokens} tokens. "
+            "Use a divisor, or auto."
+        )
+    return BatchInputs(
+        tokens=b.input("tokens", (tokens,), "int32"),
+        targets=b.input("targets", (tokens,), "int32"),
+        positions=b.input("positions", (tokens,), "int32"),
+        cu_seqlens=b.input("cu_seqlens", (given.max_documents + 1,), "int32"),
+        loss_scale=b.input("loss_scale", (), "fp32"),
+        seq_len=given.seq_len,
+        lmhead_chunks=chunks,
+    )
+
+
+def _scalars(b: Builder) -> Scalars:
+    return Scalars(
+        lr=b.input("lr", (), "fp32"),
+        step=b.input("step", (), "int32"),
+        tick=b.input("tick", (), "int32"),
+        seed=b.input("seed", (), "int64"),
+    )
+
+
+def _build(b: Builder, batch: BatchInputs, given: Ingredients, line: _Line) -> tuple[Program, Value]:
+    with b.record("forward"):
+        loss = given.model.build(b, given.dims, batch)
+        return line("build", None, b.program("forward", (loss,))), loss
+
+
+def _adapt(b: Builder, forward: Program, loss: Value, given: Ingredients, line: _Line) -> tuple[Program, Value]:
+    for adapter, options in given.adapters:
+        forward = line(f"adapter {adapter.name}", forward, adapter.apply(forward, b, options))
+        if len(forward.outputs) != 1:
+            raise ProgramError(f"adapter {adapter.name} returned {len(forward.outputs)} outputs; the loss is the only one")
+        (loss,) = forward.outputs
+    return forward, loss
+
+
+def _micro(
+    b: Builder, forward: Program, loss: Value, total: Value, given: Ingredients, scalars: Scalars, line: _Line
+) -> tuple[Program, Program, dict[Value, Value]]:
+    def trainable(param: Value) -> bool:
+        return not given.adapters or any(adapter.trainable(param, options) for adapter, options in given.adapters)
+
+    program, gradients = differentiate(
+        Program("micro", forward.ops, forward.outputs), loss, b, trainable, given.precision.param_grad
+    )
+    program = line("differentiate", forward, program)
+    program = line("outputs", program, write_to(program, {loss: total}))
+    program = line("dead_code", program, dead_code(program, given.ops))
+    program = line("lower", program, given.recipe.lower(program, b, given.precision, given.recipe_options))
+    if given.recompute:
+        labels = frozenset().union(*(RECOMPUTE_LABELS[part] for part in given.recompute))
+        program = line("recompute", program, recompute(program, labels, b))
+    if given.offload and given.device:
+        strategy, options = given.offload
+        program = line("offload", program, strategy.schedule(program, b, given.device.memory_bytes, options))
+    first, following = accumulate(program, frozenset({total}), b, scalars)
+    return line("accumulate", program, first), line("accumulate", program, following), gradients
+
+
+def _with_master(b: Builder, param: Value, grad: Value, master_dtype: str) -> ParamGrad:
+    if param.dtype in (master_dtype, "fp64"):
+        return ParamGrad(param, grad, param)
+    return ParamGrad(param, grad, b.state(f"master.{param.name}", param.shape, master_dtype, None))
+
+
+def _load(b: Builder, params: Sequence[ParamGrad]) -> Program:
+    with b.record("load"):
+        for p in params:
+            if p.master is not p.param:
+                b.emit("cast", p.param, outs=[p.master], dtype=p.master.dtype)
+        return b.program("load")
+
+
+def _update(b: Builder, params: Sequence[ParamGrad], given: Ingredients, scalars: Scalars) -> tuple[Program, Value]:
+    norm = b.state("grad_norm", (), "fp32", Init(kind="zeros"))
+    with b.record("update"):
+        coef = b.activation("clip_coef", (), "fp32")
+        b.emit("global_norm", *(p.grad for p in params), outs=[norm, coef], max_norm=given.max_grad_norm)
+        given.optimizer.update(
+            b, params, coef, scalars, given.precision, given.weight_decay, given.optimizer_options
+        )
+        return b.program("update", (norm,)), norm
+
+
+def _checked_weights(given: Ingredients, declared: Sequence[Value]) -> tuple[WeightMap, ...]:
+    """The model's weight maps; ProgramError unless they cover the model's params exactly, shapes included."""
+    maps = tuple(given.model.weights(given.dims))
+    params = {v.name: v for v in declared if v.role == "param"}
+    mapped = {m.param for m in maps}
+    if mapped != set(params):
+        raise ProgramError(
+            f"model {given.model.name}: weight maps and params differ: {sorted(mapped.symmetric_difference(params))}"
+        )
+    for m in maps:
+        rows = sum(t.shape[0] for t in m.tensors)
+        expected: tuple[Any, ...] = (rows, *m.tensors[0].shape[1:])
+        if params[m.param].shape != expected:
+            raise ProgramError(
+                f"model {given.model.name}: {m.param} is {list(params[m.param].shape)}, "
+                f"its checkpoint tensors make {list(expected)}"
+            )
+    return maps

@@ -1,0 +1,50 @@
+"""The core's own plugin: the standard ops, dataset formats, loggers and launcher come by the same hooks as others'.
+
+Imports inside the hooks: listing plugins must not cost more than it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pluggy
+
+from .api import API, DatasetFormatDef, Finding, LauncherDef, LoggerDef, OpDef, SystemInfo
+
+SUROGATE_API = API
+hookimpl = pluggy.HookimplMarker("surogate")
+
+
+@hookimpl
+def surogate_ops() -> Iterable[OpDef]:
+    from .program.ops import OPS
+
+    return OPS
+
+
+@hookimpl
+def surogate_dataset_formats() -> Iterable[DatasetFormatDef]:
+    from .data.formats import TEXT
+
+    return [TEXT]
+
+
+@hookimpl
+def surogate_loggers() -> Iterable[LoggerDef]:
+    from .metrics import LOGGERS
+
+    return LOGGERS
+
+
+@hookimpl
+def surogate_launchers() -> Iterable[LauncherDef]:
+    from .runtime.launch import LAUNCHERS
+
+    return LAUNCHERS
+
+
+@hookimpl
+def surogate_diagnose(system: SystemInfo) -> Iterable[Finding]:
+    from .system import diagnose
+
+    return diagnose(system)

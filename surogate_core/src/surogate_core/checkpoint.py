@@ -1,0 +1,127 @@
+"""`step_*` directories: complete or absent, whatever kills the run while one is written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import RunStopped
+
+_STEP = re.compile(r"step_(\d{8,})")
+_PARTIAL = ".partial"  # step_00000050.partial: being written
+_REPLACED = ".replaced"  # step_00000050.replaced: a whole older one, until the new one of that step has its name
+_REMOVED = ".removed"  # step_00000050.removed: being deleted
+_STOPPING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM})
+
+
+def save_checkpoint(directory: Path, step: int, save: Callable[[Path], None]) -> Path:
+    """Let `save` fill a fresh directory and make it `directory/step_XXXXXXXX`; returns that path.
+
+    It gets its name only when all of it is on the disk, and takes the place of an older one of the same step. Raises
+    RunStopped when the disk is full or refuses, after removing what was written; earlier checkpoints are untouched.
+    """
+    final = directory / f"step_{step:08d}"
+    partial, replaced = (final.with_name(final.name + suffix) for suffix in (_PARTIAL, _REPLACED))
+    with stopping_when_disk_refuses(final, safe_in=directory):
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            _remove(partial)
+            partial.mkdir()
+            save(partial)
+            sync_tree(partial)
+            if final.exists():
+                _remove(replaced)
+                final.rename(replaced)
+            partial.rename(final)
+            sync(directory)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            if replaced.exists() and not final.exists():
+                replaced.rename(final)
+            raise
+        _remove(replaced)
+    return final
+
+
+def list_checkpoints(directory: Path) -> list[Path]:
+    """The complete checkpoints in `directory`, oldest step first; empty when it does not exist."""
+    if not directory.is_dir():
+        return []
+    found = [(int(match[1]), path) for path in directory.iterdir() if (match := _STEP.fullmatch(path.name))]
+    return [path for _, path in sorted(found) if path.is_dir()]
+
+
+def prune_checkpoints(directory: Path, keep: int) -> list[Path]:
+    """Remove all but the `keep` checkpoints of the highest steps and return the removed; 0 keeps all.
+
+    The newest is never removed. Each is renamed before it is deleted: what still has its name is whole.
+    """
+    removed = list_checkpoints(directory)[:-keep] if keep > 0 else []
+    for path in removed:
+        doomed = path.with_name(path.name + _REMOVED)
+        _remove(doomed)
+        path.rename(doomed)
+        _remove(doomed)
+    return removed
+
+
+def remove_leftovers(directory: Path) -> list[Path]:
+    """Clean up after a killed run, before the next begins; returns what was removed.
+
+    Half-written and half-deleted checkpoints go. A replaced one gets its name back if its successor never took it.
+    """
+    removed = []
+    for path in sorted(directory.iterdir()) if directory.is_dir() else []:
+        if not _STEP.fullmatch(path.stem) or path.suffix not in (_PARTIAL, _REPLACED, _REMOVED):
+            continue
+        if path.suffix == _REPLACED and not path.with_name(path.stem).exists():
+            path.rename(path.with_name(path.stem))
+        else:
+            _remove(path)
+            removed.append(path)
+    return removed
+
+
+# ------------------------------------------------------------------------------------------------------ durable writes
+
+
+@contextmanager
+def stopping_when_disk_refuses(target: Path, *, safe_in: Path) -> Iterator[None]:
+    """Turn a full, read-only or failing disk into RunStopped that says what could not be saved and what is safe."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _STOPPING:
+            raise
+        complete = list_checkpoints(safe_in)
+        safe = f"The newest complete checkpoint is {complete[-1]}." if complete else "No checkpoint was complete yet."
+        free = "" if error.errno not in (errno.ENOSPC, errno.EDQUOT) else " Free some space or lower save_total_limit."
+        raise RunStopped(f"saving {target} failed: {error.strerror}. {safe}{free}") from error
+
+
+def sync(path: Path) -> None:
+    """Force a file's content, or a directory's entries, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(directory: Path) -> None:
+    """`sync` for every file and directory below `directory`, and for itself."""
+    for path in sorted(directory.rglob("*"), reverse=True):
+        sync(path)
+    sync(directory)
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)

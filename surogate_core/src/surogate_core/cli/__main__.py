@@ -1,0 +1,5 @@
+"""`python -m surogate_core.cli` is `surogate`."""
+
+from .app import main
+
+main()

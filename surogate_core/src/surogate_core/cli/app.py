@@ -1,0 +1,193 @@
+"""The command line's entry: verbs, their options, exit codes. A verb's module is imported when the verb runs.
+
+Exit codes: 0 done; 2 the user's input (one message, no traceback); 1 our fault (with a traceback); 3 the run stopped
+itself; 130 and 143 interrupted; 141 the reader of our output went away.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from ..errors import ConfigError, SurogateError
+
+INTERRUPTED: Final = 130
+BROKEN_PIPE: Final = 141
+
+HELP = """LLM training through a planned program.
+
+Start with `surogate plan run.yaml`: memory and speed of a run, before it starts. Then `surogate train run.yaml`.
+"""
+
+
+class VerbGroup(TyperGroup):
+    """Turns errors and results into exit codes, and adds the verbs of installed plugins."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            # The interpreter flushes stdout once more at exit: give it somewhere to go.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(BROKEN_PIPE) from None
+        except SurogateError as error:
+            if error.exit_code == 1:
+                raise
+            from .render import print_error
+
+            print_error(str(error))
+            raise typer.Exit(error.exit_code) from None
+        raise typer.Exit(result if isinstance(result, int) else 0)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        from .external import external_verbs
+
+        return [*super().list_commands(ctx), *sorted(external_verbs())]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The core's own command, or for a plugin's verb a stand-in that help can list without an import."""
+        own = super().get_command(ctx, cmd_name)
+        if own is not None:
+            return own
+        from .external import external_verbs, stand_in
+
+        verb = external_verbs().get(cmd_name)
+        return stand_in(verb) if verb else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        from .external import CORE_VERBS, external_verbs, load_verb
+
+        if args and args[0] not in CORE_VERBS and (verb := external_verbs().get(args[0])):
+            return args[0], load_verb(verb), args[1:]
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=VerbGroup,
+    help=HELP,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigArgument = Annotated[Path | None, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
+ConfigOption = Annotated[Path | None, typer.Option("--config", metavar="PATH", help="The same, as an option.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file. May be repeated.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from .. import __version__
+
+        typer.echo(f"surogate {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of the program itself."""
+
+
+@app.command(help="Train a model as the YAML file says.")
+def train(
+    ctx: typer.Context, path: ConfigArgument = None, config: ConfigOption = None, overrides: SetOption = None
+) -> int:
+    return _train(ctx, path, config, overrides, "train")
+
+
+@app.command(help="Train with the defaults for pre-training on plain text.")
+def pt(
+    ctx: typer.Context, path: ConfigArgument = None, config: ConfigOption = None, overrides: SetOption = None
+) -> int:
+    return _train(ctx, path, config, overrides, "pt")
+
+
+@app.command(help="Train with the defaults for supervised fine-tuning.")
+def sft(
+    ctx: typer.Context, path: ConfigArgument = None, config: ConfigOption = None, overrides: SetOption = None
+) -> int:
+    return _train(ctx, path, config, overrides, "sft")
+
+
+@app.command(help="Tell memory and time of a run before it starts.")
+def plan(
+    ctx: typer.Context,
+    path: ConfigArgument = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="NAME", help="Plan for this device, h200 say.")
+    ] = None,
+    as_json: JsonOption = False,
+    listing: Annotated[bool, typer.Option("--listing", help="Print the programs, op by op.")] = False,
+) -> int:
+    config_path = _config_path(ctx, path, config)
+    from .plan import plan_command
+
+    _print_notices()
+    return plan_command(config_path, overrides or [], device, as_json, listing)
+
+
+@app.command(help="List installed plugins and what each provides.")
+def plugins(as_json: JsonOption = False) -> int:
+    from .plugins import plugins_command
+
+    return plugins_command(as_json)
+
+
+@app.command(help="Look at this machine: versions, memory, GPUs.")
+def doctor(as_json: JsonOption = False) -> int:
+    from .doctor import doctor_command
+
+    return doctor_command(as_json)
+
+
+def _train(ctx: typer.Context, path: Path | None, config: Path | None, overrides: list[str] | None, mode: str) -> int:
+    config_path = _config_path(ctx, path, config)
+    from .train import train_command
+
+    _print_notices()
+    return train_command(config_path, overrides or [], mode)
+
+
+def _config_path(ctx: typer.Context, path: Path | None, option: Path | None) -> Path:
+    """The file, given either way. Without one: help on stderr and exit 2."""
+    if path is not None and option is not None and path != option:
+        raise ConfigError(f"two config files: {path} and --config {option}. Give one")
+    chosen = path or option
+    if chosen is None:
+        typer.echo(ctx.get_help(), err=True)
+        typer.echo(f"\nNo config file. Give one: surogate {ctx.info_name} run.yaml", err=True)
+        raise typer.Exit(2)
+    return chosen
+
+
+def _print_notices() -> None:
+    """One line on stderr for each plugin that did not load: a run that needs it will say so, others go on."""
+    from ..plugins import load_registry
+    from .render import print_warning
+
+    for notice in load_registry().notices:
+        print_warning(notice)
+
+
+def main() -> None:
+    """The `surogate` script. Always leaves by SystemExit, or by an exception that is our fault."""
+    app(prog_name="surogate")

@@ -1,0 +1,72 @@
+"""`surogate doctor`: the machine, the versions, and what core and plugins have to say about them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ..api import Finding, SystemInfo
+from ..plugins import survey
+from ..registry import Plugin, Registry
+from ..system import GIB, collect
+from .render import output_width, paint, paragraph, table
+
+_COLOUR: Final = {"ok": "green", "warning": "yellow", "error": "red"}
+_LEVELS: Final = ("error", "warning", "ok")
+
+
+def doctor_command(as_json: bool) -> int:
+    """Print what is found. 2 when a finding is an error, else 0."""
+    system = collect()
+    registry = survey()
+    findings = [*registry.diagnose(system), *_plugin_findings(registry)]
+    findings.sort(key=lambda item: _LEVELS.index(item[1].level))
+    if as_json:
+        print(json.dumps(_as_json(system, findings), indent=2))
+    else:
+        _print_report(system, findings)
+    return 2 if any(finding.level == "error" for _, finding in findings) else 0
+
+
+def _plugin_findings(registry: Registry) -> list[tuple[Plugin, Finding]]:
+    core = registry.plugins[0]
+    conflicts = [Finding("error", "plugins", conflict) for conflict in registry.conflicts]
+    notices = [Finding("warning", "plugins", notice, "surogate plugins") for notice in registry.notices]
+    return [(core, finding) for finding in (*conflicts, *notices)]
+
+
+def _as_json(system: SystemInfo, findings: list[tuple[Plugin, Finding]]) -> dict[str, Any]:
+    return {
+        "system": {**dataclasses.asdict(system), "gpus": [dict(gpu) for gpu in system.gpus]},
+        "findings": [{"plugin": plugin.name, **dataclasses.asdict(finding)} for plugin, finding in findings],
+    }
+
+
+def _print_report(system: SystemInfo, findings: list[tuple[Plugin, Finding]]) -> None:
+    width = output_width()
+    rows = [
+        ("Python", system.python),
+        ("Platform", system.platform),
+        ("CPU", f"{system.cpu_count} cores for this process"),
+        ("Memory", f"{system.memory_bytes / GIB:.1f} GiB"),
+        *((f"GPU {gpu['index']}", _describe_gpu(gpu)) for gpu in system.gpus if "error" not in gpu),
+        ("Packages", ", ".join(f"{name} {version}" for name, version in system.versions.items())),
+    ]
+    print(table(rows, width))
+    print()
+    for plugin, finding in findings:
+        by = "" if plugin.distribution == "surogate-core" else f" (says {plugin.name})"
+        print(f"{paint(finding.level, _COLOUR[finding.level])}: {finding.subject}: {finding.message}{by}")
+        if finding.remedy:
+            print(paragraph(f"-> {finding.remedy}", width, "    "))
+    if all(finding.level == "ok" for _, finding in findings):
+        print(paint("No problems found.", "green"))
+
+
+def _describe_gpu(gpu: Mapping[str, Any]) -> str:
+    total, used, sm = gpu["memory_bytes"], gpu["used_bytes"], gpu["sm"]
+    memory = f"{total / GIB:.1f} GiB" if total else "memory not told by the driver"
+    busy = f" ({used / GIB:.1f} in use)" if used else ""
+    return f"{gpu['name']}, {memory}{busy}, {f'SM{sm}' if sm else 'SM unknown'}, driver {gpu['driver']}"

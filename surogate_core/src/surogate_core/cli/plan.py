@@ -1,0 +1,132 @@
+"""`surogate plan`: what a run will hold and cost, from the model's config.json alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import run
+from ..knobs import cheapest_knobs
+from ..memory.devices import GIB
+from ..prepare import Prepared
+from ..program.show import listing as program_listing
+from ..registry import REFERENCE
+from .render import output_width, paint, paragraph
+
+
+def plan_command(config: Path, overrides: list[str], device: str | None, as_json: bool, listing: bool) -> int:
+    """Print the plan of a run: as text, with the op lists too if `listing`, or as JSON. Returns 0 also when it does not fit."""
+    prepared = run.plan(run.load(config, overrides), device)
+    if as_json:
+        print(json.dumps(to_json(prepared), indent=2))
+        return 0
+    if listing:
+        print(_passes(prepared))
+        for program in prepared.assembly.programs.values():
+            print(f"\n{program_listing(program)}")
+        print()
+    print("\n".join(_text(prepared)))
+    return 0
+
+
+def to_json(prepared: Prepared) -> dict[str, Any]:
+    """The plan as data: the contract of `surogate plan --json`."""
+    report = prepared.report
+    return {
+        "fits": report.fits,
+        "device": {"name": report.device.name, "title": report.device.title, "bytes": report.device.memory_bytes},
+        "device_bytes": dict(report.device_bytes),
+        "host_bytes": dict(report.host_bytes),
+        "step": {
+            "seconds": report.step.seconds,
+            "tokens": report.tokens,
+            "tokens_per_second": report.tokens_per_second,
+            "flops": report.step.flops,
+            "bytes": report.step.bytes,
+        },
+        "kernels": dict(prepared.kernels),
+    }
+
+
+def _text(prepared: Prepared) -> Iterator[str]:
+    report, given = prepared.report, prepared.ingredients
+    config = prepared.loaded.config
+    yield f"{config.model}: {given.model.name}, {_count(prepared.n_params)} parameters, {_count(prepared.n_trainable)} trained"
+    yield (
+        f"recipe {config.recipe}, model {given.precision.model}, products {given.precision.matmul}, "
+        f"optimizer {config.optimizer}"
+    )
+    yield (
+        f"{given.batch_size} x {given.seq_len} tokens a micro-step, "
+        f"{config.gradient_accumulation_steps} micro-steps a step"
+    )
+    yield ""
+    yield f"{report.device.title}, {_gib(report.device.memory_bytes)} GiB"
+    for name, nbytes in report.device_bytes.items():
+        if name != "total":
+            yield f"  {name:<14}{_gib(nbytes):>9} GiB"
+    total, room = report.device_bytes["total"], report.device.memory_bytes - report.device_bytes["total"]
+    verdict = paint("fits", "green") if report.fits else paint("does not fit", "red")
+    yield f"  {'total':<14}{_gib(total):>9} GiB   {verdict}, {_gib(abs(room))} GiB {'to spare' if room >= 0 else 'too much'}"
+    yield ""
+    yield f"peak at {report.peak}; live there:"
+    yield from _by_label(report.activations_by_label)
+    yield ""
+    yield "largest values"
+    for value in report.largest[:5]:
+        yield f"  {value.name:<34}{_gib(value.nbytes):>9} GiB   {value.dtype} {list(value.shape)}"
+    yield ""
+    step = report.step
+    yield (
+        f"a step: {report.tokens:,} tokens, {step.flops / 1e12:,.1f} TFLOP, {step.bytes / 1e9:,.1f} GB moved, "
+        f"{_duration(step.seconds)}"
+    )
+    yield f"speed:  {report.tokens_per_second:,.0f} tokens/s (roofline; rates: {report.device.source})"
+    yield from _kernels(prepared)
+    if not report.fits:
+        yield ""
+        yield "cheapest ways to make room"
+        for knob in cheapest_knobs(prepared):
+            cost = f"{knob.costs / report.step.seconds:+.0%} time"
+            yield f"  {knob.change}\n      saves {_gib(knob.saves)} GiB, {cost}{', enough alone' if knob.enough else ''}"
+
+
+def _by_label(labels: Mapping[str, int], most: int = 8) -> Iterator[str]:
+    rows = list(labels.items())
+    for label, nbytes in rows[:most]:
+        yield f"  {label:<14}{_gib(nbytes):>9} GiB"
+    if len(rows) > most:
+        yield f"  {'others':<14}{_gib(sum(nbytes for _, nbytes in rows[most:])):>9} GiB"
+
+
+def _kernels(prepared: Prepared) -> Iterator[str]:
+    by_provider: dict[str, list[str]] = {}
+    for kind, provider in prepared.kernels.items():
+        by_provider.setdefault(provider, []).append(kind)
+    for provider, kinds in by_provider.items():
+        if provider != REFERENCE:
+            yield paragraph(f"kernels of {provider}: {', '.join(kinds)}", output_width())
+        elif prepared.report.device.sm is None:
+            yield f"kernels: all {len(kinds)} kinds of ops run as torch references on a CPU"
+        else:
+            told = f"no compiled kernel yet, so a GPU cannot run this: {', '.join(kinds)}"
+            yield paragraph(told, output_width() or 80)
+
+
+def _passes(prepared: Prepared) -> str:
+    rows = [f"  {p.name:<16}{p.program:<14}{p.ops_before:>6} -> {p.ops_after}" for p in prepared.assembly.passes]
+    return "\n".join(["passes, each verified:", *rows])
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / GIB:,.2f}" if nbytes >= GIB / 100 else f"{nbytes / GIB:.4f}"
+
+
+def _count(n: int) -> str:
+    return f"{n / 1e9:.2f}B" if n >= 1e9 else f"{n / 1e6:.1f}M"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"

@@ -1,0 +1,61 @@
+"""Text on a terminal: tables, messages. Colour only where a person reads it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import Final, TextIO
+
+_COLOURS: Final = {"red": "31", "yellow": "33", "green": "32", "bold": "1", "dim": "2"}
+_MINIMUM_LAST_COLUMN: Final = 24
+
+
+def print_error(message: str) -> None:
+    """One message on stderr."""
+    print(f"{paint('error:', 'red', sys.stderr)} {message}", file=sys.stderr)
+
+
+def print_warning(message: str) -> None:
+    """One line on stderr."""
+    print(f"{paint('warning:', 'yellow', sys.stderr)} {message}", file=sys.stderr)
+
+
+def paint(text: str, colour: str, stream: TextIO | None = None) -> str:
+    """The text in a colour if `stream` (stdout by default) is a terminal and NO_COLOR is not set."""
+    stream = stream or sys.stdout
+    if not stream.isatty() or os.environ.get("NO_COLOR"):
+        return text
+    return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"
+
+
+def output_width() -> int | None:
+    """Columns of the terminal; None when stdout is not one, since what is piped must not be wrapped."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def table(rows: Sequence[Sequence[str]], width: int | None) -> str:
+    """Aligned columns, two spaces apart. The last one is wrapped to `width`, on its own lines when too narrow."""
+    lead = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
+    indent = sum(lead) + 2 * len(lead)
+    lines = []
+    for row in rows:
+        start = "".join(f"{cell:<{size}}  " for cell, size in zip(row[:-1], lead, strict=True))
+        if width is None:
+            lines.append((start + row[-1]).rstrip())
+        elif width - indent >= _MINIMUM_LAST_COLUMN:
+            wrapped = textwrap.wrap(row[-1], width - indent) or [""]
+            lines += [((start if n == 0 else " " * indent) + part).rstrip() for n, part in enumerate(wrapped)]
+        else:
+            lines.append(start.rstrip())
+            lines += textwrap.wrap(row[-1], width, initial_indent="    ", subsequent_indent="    ")
+    return "\n".join(lines)
+
+
+def paragraph(text: str, width: int | None, indent: str = "") -> str:
+    """Text wrapped to `width`, each line of it indented."""
+    if width is None:
+        return indent + text
+    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False)

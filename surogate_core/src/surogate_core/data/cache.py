@@ -1,0 +1,214 @@
+"""Tokenised datasets on disk, written once and memory-mapped after that.
+
+A dataset is a directory `<cache root>/<hash>/`:
+
+    tokens.bin      uint16 (vocabularies of at most 65,536) or uint32, little-endian, all documents one behind the other
+    mask.bin        a bit a token, least significant first: bit i says that token i is trained, i.e. a label
+                    wherever it is the target
+    offsets.npy     int64 [n_docs + 1]: document d is tokens offsets[d] to offsets[d + 1]
+    manifest.json   counts, settings and hashes
+
+It is written to a directory beside it, synced and renamed: a directory of that name is whole, or was damaged later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+CACHE_FORMAT = 1
+
+Bools = npt.NDArray[np.bool_]
+Int64s = npt.NDArray[np.int64]
+
+
+def default_cache_root() -> Path:
+    """`$XDG_CACHE_HOME/surogate/tokens`, by default below `~/.cache`."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "surogate" / "tokens"
+
+
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """The narrowest of the two dtypes that holds every token."""
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """n_bytes: of text, UTF-8. n_trained: bits set. empty_rows: rows without a token, left out.
+
+    settings: what the directory's name is the hash of.
+    """
+
+    format: int
+    dtype: str
+    n_docs: int
+    n_tokens: int
+    n_trained: int
+    n_bytes: int
+    max_token: int
+    empty_rows: int
+    settings: Mapping[str, Any]
+
+
+class DamagedCache(Exception):
+    """A cache directory that is not what its manifest says. The message names it and what is wrong."""
+
+
+@dataclass(frozen=True)
+class TokenDataset:
+    """Documents of a dataset as token ids. Arrays are memory maps when it was opened from disk.
+
+    tokens uint16 or uint32 [n_tokens]; mask uint8 [ceil(n_tokens / 8)]; offsets int64 [n_docs + 1].
+    """
+
+    tokens: npt.NDArray[Any]
+    mask: npt.NDArray[np.uint8]
+    offsets: Int64s
+    n_bytes: int
+    max_token: int
+    n_trained: int
+    path: Path | None = None
+
+    @property
+    def n_docs(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.tokens)
+
+    def trained(self, start: int, stop: int) -> Bools:
+        """Whether each of tokens `start` to `stop` is trained."""
+        return self.trained_at(np.arange(start, stop))
+
+    def trained_at(self, index: Int64s) -> Bools:
+        """Whether each token of `index` is trained."""
+        bits: Bools = (self.mask[index >> 3] >> (index & 7).astype(np.uint8)) & 1 == 1
+        return bits
+
+
+def open_cache(directory: Path) -> TokenDataset:
+    """Map a cache directory into memory. Raises DamagedCache when sizes or counts are not those of its manifest."""
+    try:
+        manifest = Manifest(**json.loads((directory / "manifest.json").read_text(encoding="utf-8")))
+        offsets = np.load(directory / "offsets.npy", mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, TypeError, EOFError) as error:
+        raise DamagedCache(f"{directory}: {error}") from error
+    if manifest.format != CACHE_FORMAT or manifest.dtype not in ("<u2", "<u4"):
+        raise DamagedCache(f"{directory}: format {manifest.format} with dtype {manifest.dtype}")
+    dtype = np.dtype(manifest.dtype)
+    expected = {"tokens.bin": manifest.n_tokens * dtype.itemsize, "mask.bin": (manifest.n_tokens + 7) // 8}
+    for name, size in expected.items():
+        found = (directory / name).stat().st_size if (directory / name).is_file() else -1
+        if found != size:
+            raise DamagedCache(f"{directory / name}: {'missing' if found < 0 else f'{found} bytes'}, expected {size}")
+    ascending = len(offsets) == manifest.n_docs + 1 and bool(np.all(offsets[1:] > offsets[:-1]))
+    if not ascending or offsets[0] != 0 or offsets[-1] != manifest.n_tokens:
+        raise DamagedCache(f"{directory / 'offsets.npy'}: not the offsets of {manifest.n_docs} documents")
+    return TokenDataset(
+        tokens=np.memmap(directory / "tokens.bin", dtype, "r"),
+        mask=np.memmap(directory / "mask.bin", np.uint8, "r"),
+        offsets=offsets,
+        n_bytes=manifest.n_bytes,
+        max_token=manifest.max_token,
+        n_trained=manifest.n_trained,
+        path=directory,
+    )
+
+
+class TokenWriter:
+    """Writes a cache directory: documents are appended in order, `publish` makes them visible at once.
+
+    A context manager; leaving it without `publish` leaves nothing behind.
+    """
+
+    def __init__(self, directory: Path, dtype: np.dtype[Any]) -> None:
+        self._final = directory
+        self._temporary = directory.with_name(f"{directory.name}.tmp-{os.getpid()}")
+        self._dtype = dtype
+        self._lengths = array("q")
+        self._bits = np.zeros(0, np.bool_)  # fewer than 8 that wait for their byte
+        self.n_tokens = self.n_trained = self.n_bytes = self.empty_rows = 0
+        self.max_token = -1
+
+    def __enter__(self) -> Self:
+        for left_over in self._final.parent.glob(f"{self._final.name}.tmp-*"):
+            shutil.rmtree(left_over, ignore_errors=True)
+        self._temporary.mkdir()
+        self._tokens = (self._temporary / "tokens.bin").open("wb")
+        self._mask = (self._temporary / "mask.bin").open("wb")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            self._tokens.close()
+            self._mask.close()
+        finally:  # closing writes, and fails, when the disk is full
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def append(self, tokens: npt.NDArray[Any], trained: Bools, lengths: Int64s) -> None:
+        """Add documents, given one behind the other; `lengths` says where each ends."""
+        if len(tokens) == 0:
+            return
+        self._tokens.write(tokens.astype(self._dtype).tobytes())
+        bits = np.concatenate([self._bits, trained])
+        whole = len(bits) - len(bits) % 8
+        self._mask.write(np.packbits(bits[:whole], bitorder="little").tobytes())
+        self._bits = bits[whole:]
+        self._lengths.frombytes(lengths.astype(np.int64).tobytes())
+        self.n_tokens += len(tokens)
+        self.n_trained += int(np.count_nonzero(trained))
+        self.max_token = max(self.max_token, int(tokens.max()))
+
+    @property
+    def n_docs(self) -> int:
+        return len(self._lengths)
+
+    def publish(self, settings: Mapping[str, Any]) -> None:
+        """Write offsets and manifest, sync all to disk and give the directory its name."""
+        self._mask.write(np.packbits(self._bits, bitorder="little").tobytes())
+        lengths = np.frombuffer(self._lengths, np.int64)
+        with (self._temporary / "offsets.npy").open("wb") as file:
+            np.save(file, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
+            _sync(file)
+        manifest = Manifest(
+            format=CACHE_FORMAT,
+            dtype=self._dtype.str,
+            n_docs=self.n_docs,
+            n_tokens=self.n_tokens,
+            n_trained=self.n_trained,
+            n_bytes=self.n_bytes,
+            max_token=self.max_token,
+            empty_rows=self.empty_rows,
+            settings=settings,
+        )
+        with (self._temporary / "manifest.json").open("w", encoding="utf-8") as text:
+            json.dump(dataclasses.asdict(manifest), text, indent=1)
+            _sync(text)
+        for file in (self._tokens, self._mask):
+            _sync(file)
+        if self._final.exists():  # damaged: its owner has found that out under the lock
+            shutil.rmtree(self._final)
+        self._temporary.rename(self._final)
+        parent = os.open(self._final.parent, os.O_RDONLY)
+        try:
+            os.fsync(parent)
+        finally:
+            os.close(parent)
+
+
+def _sync(file: IO[Any]) -> None:
+    file.flush()
+    os.fsync(file.fileno())

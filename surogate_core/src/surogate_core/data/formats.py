@@ -1,0 +1,77 @@
+"""The dataset type that core brings: `text`, for plain language modelling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from ..api import DatasetFormatDef, Encoded
+from ..errors import ConfigError
+from .tokenizer import Tokenizer
+
+
+class TextOptions(BaseModel):
+    """Keys of a `datasets:` entry of type `text`.
+
+    text_field: the column that holds the text. sample_by: what a document of a .txt file is: the whole file, a
+    paragraph (ended by blank lines) or a line. add_bos: put the tokenizer's bos before each document; null: when the
+    tokenizer itself does.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    text_field: str = "text"
+    sample_by: Literal["document", "paragraph", "line"] = "document"
+    add_bos: bool | None = None
+
+
+def encode_text(row: Mapping[str, object], tokenizer: Tokenizer, options: TextOptions) -> Encoded:
+    """[bos] + tokens of the text + eos, every one trained. Empty text is no document."""
+    text = row[options.text_field]
+    if not isinstance(text, str):
+        raise ConfigError(
+            f"column {options.text_field!r} holds {_kind(text)}, not text. Set text_field to a column of strings, "
+            "or remove such rows."
+        )
+    if not text:
+        return Encoded((), ())
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"column {options.text_field!r} holds half a surrogate pair at character {error.start}, which is no text. "
+            "Correct or remove such rows."
+        ) from error
+    tokens = list(tokenizer.encode_ids(text))
+    add_bos = tokenizer.adds_bos if options.add_bos is None else options.add_bos
+    if add_bos:
+        if tokenizer.bos_id is None:
+            raise ConfigError("add_bos is true, but the tokenizer defines no bos token. Remove add_bos.")
+        tokens.insert(0, tokenizer.bos_id)
+    if tokenizer.eos_id is not None:
+        tokens.append(tokenizer.eos_id)
+    return Encoded(tokens, [True] * len(tokens))
+
+
+def _kind(value: object) -> str:
+    return "null" if value is None else f"a value of type {type(value).__name__} ({str(value)[:40]})"
+
+
+def _is_text(columns: Sequence[str]) -> bool:
+    return "text" in columns
+
+
+def _fields(options: TextOptions) -> Sequence[str]:
+    return (options.text_field,)
+
+
+TEXT = DatasetFormatDef(
+    name="text",
+    summary="plain text, every token trained",
+    options=TextOptions,
+    matches=_is_text,
+    fields=_fields,
+    encode=encode_text,
+)

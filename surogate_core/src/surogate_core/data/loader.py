@@ -1,0 +1,225 @@
+"""Batches of an optimizer step, by its number: the order of the data has no state but the seed.
+
+Micro-batches follow the contract of `api.BatchInputs`.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ConfigError
+from .cache import Int64s
+from .pack import PackedRows
+from .permute import EVALUATION, SHUFFLE, permutation
+
+NO_LABEL = -100
+
+Int32s = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows of `sequence_len`, flattened to T = rows * sequence_len positions; all int32.
+
+    tokens, targets, positions [T]; cu_seqlens [rows * max_documents + 1]: documents tile [0, T], what is left of a row
+    is one document of padding, unused entries repeat T. n_tokens: positions that are not padding. n_valid: labels.
+    """
+
+    tokens: Int32s
+    targets: Int32s
+    positions: Int32s
+    cu_seqlens: Int32s
+    n_tokens: int
+    n_valid: int
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """What an optimizer step reads. tokens: positions that are not padding. epoch: epochs done after the step."""
+
+    micro: list[MicroBatch]
+    tokens: int
+    valid_tokens: int
+    epoch: float
+
+
+class Loader:
+    """Training batches. Rows are shuffled for each epoch by (seed, epoch); `step(i)` may be asked in any order.
+
+    steps_per_epoch = ceil(rows / (batch_size * accumulation)); the last step of an epoch is filled with rows of
+    padding, which weigh nothing, since the loss is the mean over the labels of the step.
+    """
+
+    def __init__(self, rows: PackedRows, batch_size: int, accumulation: int, seed: int, pad_id: int = 0) -> None:
+        if batch_size < 1 or accumulation < 1:
+            raise ConfigError(
+                f"per_device_train_batch_size ({batch_size}) and gradient_accumulation_steps ({accumulation}) "
+                "must be 1 or more."
+            )
+        if rows.n_rows == 0:
+            raise ConfigError(
+                "datasets: no row to train on. Every document is shorter than two tokens: give other data."
+            )
+        self.rows = rows
+        self.batch_size = batch_size
+        self.accumulation = accumulation
+        self.seed = seed
+        self.pad_id = pad_id
+        self.steps_per_epoch = -(-rows.n_rows // (batch_size * accumulation))
+        self._order: tuple[int, Int64s] = (-1, np.zeros(0, np.int64))
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Positions of a step, padding included."""
+        return self.batch_size * self.accumulation * self.rows.sequence_len
+
+    def step(self, index: int) -> StepBatch:
+        """The batch of optimizer step `index`, counted from 0 over the whole run."""
+        epoch, within = divmod(index, self.steps_per_epoch)
+        per_step = self.batch_size * self.accumulation
+        chosen = self._epoch_order(epoch)[within * per_step : (within + 1) * per_step]
+        micro = [
+            micro_batch(self.rows, chosen[at : at + self.batch_size], self.batch_size, self.pad_id)
+            for at in range(0, per_step, self.batch_size)
+        ]
+        return StepBatch(
+            micro=micro,
+            tokens=sum(batch.n_tokens for batch in micro),
+            valid_tokens=sum(batch.n_valid for batch in micro),
+            epoch=(index + 1) / self.steps_per_epoch,
+        )
+
+    def _epoch_order(self, epoch: int) -> Int64s:
+        held, order = self._order
+        if held != epoch:
+            order = permutation(self.rows.n_rows, self.seed, epoch, SHUFFLE)
+            self._order = (epoch, order)
+        return order
+
+
+def eval_batches(
+    rows: PackedRows, batch_size: int, limit: int | None = None, *, pad_id: int = 0, seed: int = 0
+) -> Iterator[MicroBatch]:
+    """Batches over every row once, at most `limit` of them, in an order that depends on `seed` alone.
+
+    The order is random since packing sorts by length: the first rows are no sample of the set.
+    """
+    order = permutation(rows.n_rows, seed, purpose=EVALUATION)
+    last = rows.n_rows if limit is None else min(rows.n_rows, limit * batch_size)
+    for at in range(0, last, batch_size):
+        yield micro_batch(rows, order[at : at + batch_size], batch_size, pad_id)
+
+
+def micro_batch(rows: PackedRows, chosen: Int64s, batch_size: int, pad_id: int) -> MicroBatch:
+    """Rows `chosen` as a batch of `batch_size` rows; the missing ones are padding."""
+    seq_len, total = rows.sequence_len, batch_size * rows.sequence_len
+    first, last = rows.row_offsets[chosen], rows.row_offsets[chosen + 1]
+    piece = _ranges(first, last - first)
+    start, length = rows.start[piece], rows.stop[piece] - rows.start[piece]
+    row = np.repeat(np.arange(len(chosen)), last - first)
+    before = np.cumsum(length) - length
+    row_length = np.bincount(row, weights=length, minlength=batch_size).astype(np.int64)
+    at = row * seq_len + before - (np.cumsum(row_length) - row_length)[row]  # where each piece begins in the batch
+
+    slots = _ranges(at, length)
+    read_tokens, trained = rows.corpus.read(_ranges(start, length))
+    within = _ranges(np.zeros_like(length), length)
+    labelled = np.zeros(len(slots), np.bool_)
+    labelled[:-1] = trained[1:] & (within[1:] > 0)  # the next token is of the same document, and trained
+
+    tokens = np.full(total, pad_id, np.int32)
+    targets = np.full(total, NO_LABEL, np.int32)
+    tokens[slots] = read_tokens
+    targets[slots[labelled]] = read_tokens[1:][labelled[:-1]]
+
+    padding = np.arange(batch_size) * seq_len + row_length
+    starts = np.sort(np.concatenate([at, padding[row_length < seq_len]]))
+    cu_seqlens = np.full(batch_size * rows.max_documents + 1, total, np.int32)
+    cu_seqlens[: len(starts)] = starts
+    positions = np.arange(total) - np.repeat(starts, np.diff(np.append(starts, total)))
+    return MicroBatch(
+        tokens, targets, positions.astype(np.int32), cu_seqlens, len(slots), int(np.count_nonzero(labelled))
+    )
+
+
+def _ranges(start: Int64s, length: Int64s) -> Int64s:
+    """range(start[i], start[i] + length[i]) for every i, one behind the other."""
+    ends = np.cumsum(length)
+    total = int(ends[-1]) if len(ends) else 0
+    ranges: Int64s = np.arange(total) + np.repeat(start - (ends - length), length)
+    return ranges
+
+
+Item = TypeVar("Item")
+
+
+class Prefetch(Generic[Item]):
+    """make(start) ... make(stop - 1), prepared by a thread at most `ahead` items early.
+
+    A context manager and an iterator. An error of `make` is raised by `next` in its turn; leaving the context ends the
+    thread whether or not all was read.
+    """
+
+    def __init__(self, make: Callable[[int], Item], start: int, stop: int, ahead: int = 2) -> None:
+        self._items: queue.Queue[Item | _Failure | None] = queue.Queue(maxsize=ahead)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(
+            target=self._work, args=(make, start, stop), name="surogate-prefetch", daemon=True
+        )
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Item]:
+        return self
+
+    def __next__(self) -> Item:
+        if self._closed.is_set():
+            raise StopIteration
+        item = self._items.get()
+        if item is None or isinstance(item, _Failure):
+            self.close()
+            if item is None:
+                raise StopIteration
+            raise item.error
+        return item
+
+    def close(self) -> None:
+        """End the thread and wait for it."""
+        self._closed.set()
+        self._thread.join()
+
+    def _work(self, make: Callable[[int], Item], start: int, stop: int) -> None:
+        try:
+            for index in range(start, stop):
+                if not self._offer(make(index)):
+                    return
+            self._offer(None)
+        except BaseException as error:  # handed to the caller's thread, which raises it
+            self._offer(_Failure(error))
+
+    def _offer(self, item: Item | _Failure | None) -> bool:
+        while not self._closed.is_set():
+            try:
+                self._items.put(item, timeout=0.05)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+
+@dataclass(frozen=True)
+class _Failure:
+    error: BaseException

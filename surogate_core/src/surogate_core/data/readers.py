@@ -1,0 +1,220 @@
+"""Rows of a local file, one at a time: txt, jsonl, json, csv, parquet.
+
+Every reader raises ConfigError that names the file and, where it can, the line.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..errors import ConfigError
+
+CHUNK_BYTES = 1 << 20
+PARQUET_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a dataset and where it stands, for messages ("train.jsonl:17")."""
+
+    where: str
+    values: Mapping[str, Any]
+
+
+def read_file(path: Path, columns: Sequence[str] | None, sample_by: str = "document") -> Iterator[Row]:
+    """Rows of `path`, each with at least `columns` (None: whatever there is); `sample_by` cuts a .txt file.
+
+    Raises ConfigError when the file is empty, damaged, not UTF-8 or lacks a column.
+    """
+    reader = _READERS[path.suffix.lower()]
+    if reader is not _read_txt and sample_by != "document":
+        raise ConfigError(f"{path}: sample_by: {sample_by} is for .txt files. Remove it.")
+    count = 0
+    try:
+        if path.stat().st_size == 0:
+            raise ConfigError(f"{path}: the file is empty. Remove it, or write it again.")
+        for row in reader(path, columns, sample_by):
+            for column in columns or ():
+                if column not in row.values:
+                    raise missing_column(row.where, column, list(row.values))
+            count += 1
+            yield row
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror or error}. Check the file and its rights."
+        ) from error
+    if count == 0:
+        raise ConfigError(f"{path}: holds no rows. Remove it, or write it again.")
+
+
+def missing_column(where: str, column: str, available: Sequence[str]) -> ConfigError:
+    """The error for a column that a dataset does not have."""
+    names = ", ".join(str(name) for name in available) or "none"
+    return ConfigError(f"{where}: no column {column!r}. Columns there: {names}. Set the entry's field to one of them.")
+
+
+def _decode(data: bytes, where: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{where}: not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}. Convert it (iconv -t UTF-8)."
+        ) from error
+
+
+def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[str, str]]:
+    """(location, line with its end) of a UTF-8 file; a byte order mark is dropped."""
+    for number, line in enumerate(file, 1):
+        if number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        where = f"{path}:{number}"
+        yield where, _decode(line, where)
+
+
+def _read_txt(path: Path, columns: Sequence[str] | None, sample_by: str) -> Iterator[Row]:
+    if sample_by == "document":
+        yield Row(str(path), {"text": _decode(path.read_bytes().removeprefix(b"\xef\xbb\xbf"), str(path))})
+        return
+    with path.open("rb") as file:
+        if sample_by == "line":
+            for where, line in _lines(file, path):
+                if text := line.rstrip("\r\n"):
+                    yield Row(where, {"text": text})
+        else:
+            yield from _paragraphs(_lines(file, path))
+
+
+def _paragraphs(lines: Iterator[tuple[str, str]]) -> Iterator[Row]:
+    start, held = "", list[str]()
+    for where, line in lines:
+        if line.strip():
+            start = start if held else where
+            held.append(line)
+        elif held:
+            yield Row(start, {"text": "".join(held).rstrip("\r\n")})
+            held = []
+    if held:
+        yield Row(start, {"text": "".join(held).rstrip("\r\n")})
+
+
+def _read_jsonl(path: Path, columns: Sequence[str] | None, sample_by: str) -> Iterator[Row]:
+    with path.open("rb") as file:
+        for where, line in _lines(file, path):
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ConfigError(
+                    f"{where}: not one JSON object a line: {error}. Correct or remove the line."
+                ) from error
+            yield Row(where, _object(value, where))
+
+
+def _object(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: holds a {type(value).__name__}, not an object with columns. Correct or remove it.")
+    return value
+
+
+def _read_json(path: Path, columns: Sequence[str] | None, sample_by: str) -> Iterator[Row]:
+    """An array of objects, or an object a line: the first character tells."""
+    with path.open("rb") as file:
+        head = file.read(CHUNK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
+        is_array = head.startswith(b"[")
+    return _read_json_array(path) if is_array else _read_jsonl(path, columns, sample_by)
+
+
+def _read_json_array(path: Path) -> Iterator[Row]:
+    """The elements of a top-level array, holding one chunk of the file at a time."""
+    decoder = json.JSONDecoder()
+    with path.open(encoding="utf-8-sig") as file:
+        text, line, index = _read_text(file, path, CHUNK_BYTES).lstrip(), 1, 0
+        at = 1  # behind the bracket
+        while True:
+            while at < len(text) and text[at] in " \t\r\n,":
+                at += 1
+            if at < len(text) and text[at] == "]":
+                return
+            try:
+                value, end = decoder.raw_decode(text, at)
+            except (ValueError, RecursionError) as error:
+                more = _read_text(file, path, max(CHUNK_BYTES, len(text)))  # doubling: linear even for a huge element
+                if not more:
+                    line += text.count("\n", 0, at)
+                    raise ConfigError(
+                        f"{path}: element {index} of the array, near line {line}: {error}. "
+                        "The file is damaged or cut short: write it again."
+                    ) from error
+                line += text.count("\n", 0, at)
+                text, at = text[at:] + more, 0
+                continue
+            where = f"{path}[{index}]"
+            yield Row(where, _object(value, where))
+            at, index = end, index + 1
+
+
+def _read_text(file: Any, path: Path, chars: int) -> str:
+    try:
+        return str(file.read(chars))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8: {error.reason}. Convert it (iconv -t UTF-8).") from error
+
+
+def _read_csv(path: Path, columns: Sequence[str] | None, sample_by: str) -> Iterator[Row]:
+    csv.field_size_limit(sys.maxsize)  # the module's own limit of 128 KiB is shorter than many a document
+    with path.open("rb") as file:
+        reader = csv.reader((line for _, line in _lines(file, path)), strict=True)
+        try:
+            header = next(reader, [])
+            for cells in reader:
+                where = f"{path}:{reader.line_num}"
+                if not cells:
+                    continue
+                if len(cells) != len(header):
+                    raise ConfigError(
+                        f"{where}: {len(cells)} cells, but the header names {len(header)}. Quote cells with commas."
+                    )
+                yield Row(where, dict(zip(header, cells, strict=True)))
+        except csv.Error as error:
+            raise ConfigError(f"{path}:{reader.line_num}: not CSV: {error}. Correct or remove the line.") from error
+
+
+def _read_parquet(path: Path, columns: Sequence[str] | None, sample_by: str) -> Iterator[Row]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ConfigError(
+            f"{path}: reading parquet needs pyarrow: {error}. Install it (pip install pyarrow)."
+        ) from error
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            available = file.schema_arrow.names
+            for column in columns or ():
+                if column not in available:
+                    raise missing_column(str(path), column, available)
+            number = 0
+            for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=list(columns) if columns else None):
+                for values in batch.to_pylist():
+                    yield Row(f"{path} row {number}", values)
+                    number += 1
+    except (pyarrow.ArrowException, OSError) as error:  # a cut file raises one or the other
+        raise ConfigError(f"{path}: not parquet, or damaged: {error}. Write or fetch it again.") from error
+
+
+_Reader = Callable[[Path, Sequence[str] | None, str], Iterator[Row]]
+_READERS: Mapping[str, _Reader] = {
+    ".txt": _read_txt,
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
+}
+SUFFIXES = tuple(_READERS)

@@ -1,0 +1,240 @@
+"""A `datasets:` entry becomes a tokenised dataset: from the cache, or tokenised on all cores into it."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import filelock
+import numpy as np
+import numpy.typing as npt
+import tokenizers
+from pydantic import BaseModel
+
+from ..api import DatasetFormatDef
+from ..errors import ConfigError, PluginError, RunStopped
+from .cache import CACHE_FORMAT, DamagedCache, TokenDataset, TokenWriter, default_cache_root, open_cache, token_dtype
+from .readers import Row
+from .sources import DatasetEntry, Source, open_source
+from .tokenizer import Tokenizer
+
+CHUNK_ROWS = 256
+CHUNK_CHARS = 1 << 20
+
+Progress = Callable[[int, int], None]
+"""Called with the rows and the tokens done so far."""
+
+
+def print_notice(message: str) -> None:
+    """To standard error: standard output may be read by a program."""
+    print(message, file=sys.stderr)
+
+
+def tokenize_dataset(
+    entry: DatasetEntry,
+    format_def: DatasetFormatDef,
+    options: BaseModel,
+    tokenizer: Tokenizer,
+    cache_root: Path | None = None,
+    progress: Progress | None = None,
+    *,
+    where: str = "datasets",
+    notice: Callable[[str], None] = print_notice,
+) -> TokenDataset:
+    """The documents of `entry` as tokens, memory-mapped from the cache below `cache_root`.
+
+    The cache's key is a hash over the data's content, the tokenizer and the settings; not over sequence_len. When it
+    is missing or damaged (told by `notice`) the rows are read as a stream and tokenised in threads. Memory is bounded
+    by a few chunks of rows and the longest row. A second process that asks for the same waits and then maps it too.
+    Raises ConfigError, naming file and line, for data that cannot be used, and RunStopped when the disk is full.
+    """
+    source = open_source(entry, getattr(options, "sample_by", "document"), where)
+    settings = _settings(source, format_def, options, tokenizer)
+    root = cache_root or default_cache_root()
+    directory = root / hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
+    cached = _open(directory, notice=None)  # damage is looked at again, and told, under the lock
+    if cached is not None:
+        return cached
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with _lock(root / f"{directory.name}.lock", notice):
+            cached = _open(directory, notice)
+            if cached is not None:
+                return cached
+            with TokenWriter(directory, token_dtype(tokenizer.vocab_size)) as writer:
+                _write(writer, source, format_def, options, tokenizer, progress)
+                if writer.n_docs == 0:
+                    raise ConfigError(f"{where}: path: {entry.path}: every row is empty. Name other data.")
+                writer.publish(settings)
+    except OSError as error:
+        raise _cache_error(error, root) from error
+    return open_cache(directory)
+
+
+def _open(directory: Path, notice: Callable[[str], None] | None) -> TokenDataset | None:
+    """The cache in `directory`; None when there is none or, told by `notice`, it is damaged."""
+    if not directory.exists():
+        return None
+    try:
+        return open_cache(directory)
+    except DamagedCache as damage:
+        if notice is not None:
+            notice(f"token cache is damaged and is built again: {damage}")
+        return None
+
+
+def _settings(
+    source: Source, format_def: DatasetFormatDef, options: BaseModel, tokenizer: Tokenizer
+) -> dict[str, str | int | dict[str, Any]]:
+    """All that decides the tokens."""
+    return {
+        "cache_format": CACHE_FORMAT,
+        "content": source.content_hash(),
+        "type": format_def.name,
+        "type_code": _code_hash(format_def.encode),
+        "options": options.model_dump(mode="json"),
+        "tokenizer": tokenizer.fingerprint,
+        "tokenizers": tokenizers.__version__,
+    }
+
+
+def _code_hash(function: Callable[..., Any]) -> str:
+    """sha256 of the file that defines `function`: a new version of a format makes new tokens."""
+    module = sys.modules.get(getattr(function, "__module__", None) or type(function).__module__)
+    file = getattr(module, "__file__", None)
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
+
+
+@contextmanager
+def _lock(path: Path, notice: Callable[[str], None]) -> Iterator[None]:
+    lock = filelock.FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        notice(f"waiting for another process that tokenises the same data ({path})")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _cache_error(error: OSError, root: Path) -> ConfigError | RunStopped:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return RunStopped(f"token cache {root}: the disk is full. Free space, or set XDG_CACHE_HOME to another disk.")
+    return ConfigError(
+        f"token cache {root}: cannot be written: {error.strerror or error}. Set XDG_CACHE_HOME to a directory of yours."
+    )
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Tokenised rows: documents one behind the other."""
+
+    tokens: npt.NDArray[np.uint32]
+    trained: npt.NDArray[np.bool_]
+    lengths: npt.NDArray[np.int64]
+    rows: int
+    n_bytes: int
+
+
+def _write(
+    writer: TokenWriter,
+    source: Source,
+    format_def: DatasetFormatDef,
+    options: BaseModel,
+    tokenizer: Tokenizer,
+    progress: Progress | None,
+) -> None:
+    """Tokenise in threads and append in the order of the rows."""
+    columns = list(format_def.fields(options))
+    workers = len(os.sched_getaffinity(0))
+    rows_done = 0
+    pending: deque[Future[_Chunk]] = deque()
+
+    def drain(limit: int) -> None:
+        nonlocal rows_done
+        while len(pending) > limit:
+            chunk = pending.popleft().result()
+            writer.append(chunk.tokens, chunk.trained, chunk.lengths)
+            writer.n_bytes += chunk.n_bytes
+            writer.empty_rows += chunk.rows - len(chunk.lengths)
+            rows_done += chunk.rows
+            if progress is not None:
+                progress(rows_done, writer.n_tokens)
+
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for rows in _chunks(source.rows(columns), columns):
+                pending.append(pool.submit(_encode, rows, columns, format_def, options, tokenizer))
+                drain(2 * workers)
+            drain(0)
+        except BaseException:
+            for future in pending:
+                future.cancel()
+            raise
+
+
+def _chunks(rows: Iterator[Row], columns: Sequence[str]) -> Iterator[list[Row]]:
+    """Lists of at most CHUNK_ROWS rows and, but for the last row, CHUNK_CHARS characters."""
+    chunk: list[Row] = []
+    chars = 0
+    for row in rows:
+        chunk.append(row)
+        chars += sum(len(text) for text in _texts(row.values, columns))
+        if len(chunk) == CHUNK_ROWS or chars >= CHUNK_CHARS:
+            yield chunk
+            chunk, chars = [], 0
+    if chunk:
+        yield chunk
+
+
+def _texts(values: Mapping[str, Any], columns: Sequence[str]) -> Iterator[str]:
+    return (value for value in (values.get(column) for column in columns) if isinstance(value, str))
+
+
+def _encode(
+    rows: Sequence[Row],
+    columns: Sequence[str],
+    format_def: DatasetFormatDef,
+    options: BaseModel,
+    tokenizer: Tokenizer,
+) -> _Chunk:
+    tokens: list[npt.NDArray[np.uint32]] = []
+    trained: list[npt.NDArray[np.bool_]] = []
+    n_bytes = 0
+    for row in rows:
+        try:
+            encoded = format_def.encode(row.values, tokenizer, options)
+        except ConfigError as error:
+            raise ConfigError(f"{row.where}: {error}") from error
+        if len(encoded.tokens) == 0:
+            continue
+        ids = np.asarray(encoded.tokens, np.int64)
+        mask = np.asarray(encoded.trained, np.bool_)
+        if len(ids) != len(mask) or ids.min() < 0 or ids.max() >= tokenizer.vocab_size:
+            raise PluginError(
+                f"{row.where}: dataset type {format_def.name!r} returned {len(ids)} tokens from {ids.min()} to "
+                f"{ids.max()} and {len(mask)} mask entries; the vocabulary is {tokenizer.vocab_size}. Report it to the "
+                "type's author."
+            )
+        tokens.append(ids.astype(np.uint32))
+        trained.append(mask)
+        n_bytes += sum(len(text.encode("utf-8", "replace")) for text in _texts(row.values, columns))
+    return _Chunk(
+        tokens=np.concatenate(tokens) if tokens else np.zeros(0, np.uint32),
+        trained=np.concatenate(trained) if trained else np.zeros(0, np.bool_),
+        lengths=np.fromiter(map(len, tokens), np.int64, len(tokens)),
+        rows=len(rows),
+        n_bytes=n_bytes,
+    )

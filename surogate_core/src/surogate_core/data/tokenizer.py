@@ -1,0 +1,158 @@
+"""The fast tokenizer of a model directory, without torch or transformers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tokenizers
+
+from ..errors import ConfigError
+
+PIECE_CHARS = 1 << 20
+"""Byte-level tokenizers read longer texts in pieces of about this length, at once and in less memory."""
+
+# A line break between a word and a word: every byte-level pre-tokenizer in use splits there, so that the pieces'
+# tokens are those of the whole text.
+_SAFE_CUT = re.compile(r"(?<=\S)\n(?=[^\W_])")
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_FINGERPRINTED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+
+
+class Tokenizer:
+    """Text to token ids.
+
+    bos_id, eos_id, pad_id: None when the tokenizer defines none. adds_bos: it puts bos before a text by itself.
+    vocab_size: one more than the largest id. fingerprint: sha256 over the tokenizer's files.
+    """
+
+    def __init__(self, directory: Path, where: str = "model") -> None:
+        """Read `directory`/tokenizer.json and the files beside it. Raises ConfigError, beginning with `where`."""
+        self.directory = directory
+        self._backend = _read_backend(directory, where)
+        self._spec: dict[str, Any] = json.loads(self._backend.to_str())
+        settings = _read_json(directory / "tokenizer_config.json", where)
+        self.bos_id = self._special("bos", settings, where)
+        self.eos_id = self._special("eos", settings, where)
+        self.pad_id = self._special("pad", settings, where)
+        self.adds_bos = self.bos_id is not None and self._prepends(self.bos_id, settings)
+        self.vocab_size = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.fingerprint = self._fingerprint()
+
+    def encode_ids(self, text: str) -> list[int]:
+        """Tokens of `text`, without bos or eos. Special tokens written out in the text are recognised."""
+        if len(text) > PIECE_CHARS and self._is_byte_level:
+            return [token for ids in self.encode_batch(list(_pieces(text, PIECE_CHARS))) for token in ids]
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode_ids` of each text, on all cores and without the interpreter's lock."""
+        return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    @property
+    def padding_id(self) -> int:
+        """What fills a row behind its last document: pad, else eos, else 0. No loss is computed there."""
+        return next((token for token in (self.pad_id, self.eos_id) if token is not None), 0)
+
+    @cached_property
+    def token_bytes(self) -> npt.NDArray[np.int32]:
+        """UTF-8 bytes of text that each token stands for, [vocab_size]; 0 for special tokens."""
+        sizes = np.zeros(self.vocab_size, np.int32)
+        added = self._backend.get_added_tokens_decoder()
+        for text, token in self._backend.get_vocab(with_added_tokens=True).items():
+            if token in added:
+                sizes[token] = 0 if added[token].special else len(text.encode())
+            elif self._is_byte_level:
+                sizes[token] = len(text)  # each character of the vocabulary stands for a byte
+            elif _BYTE_TOKEN.fullmatch(text):
+                sizes[token] = 1
+            else:
+                sizes[token] = len(text.replace("▁", " ").encode())
+        return sizes
+
+    @property
+    def _is_byte_level(self) -> bool:
+        return '"ByteLevel"' in json.dumps(self._spec.get("pre_tokenizer"))
+
+    def _special(self, name: str, settings: Mapping[str, Any] | None, where: str) -> int | None:
+        """The id of bos, eos or pad: by tokenizer_config.json where it speaks, else by the model's configuration."""
+        if settings is not None and f"{name}_token" in settings:
+            token = settings[f"{name}_token"]
+            text = token.get("content") if isinstance(token, dict) else token
+            if text is None:
+                return None
+            found = self._backend.token_to_id(str(text))
+            if found is None:
+                raise ConfigError(
+                    f"{where}: {self.directory / 'tokenizer_config.json'}: {name}_token {text!r} is not in "
+                    "tokenizer.json. Take both files from the same model."
+                )
+            return found
+        if name == "bos" and settings is not None:
+            return None
+        for file in ("generation_config.json", "config.json"):
+            value = (_read_json(self.directory / file, where) or {}).get(f"{name}_token_id")
+            value = value[0] if isinstance(value, list) and value else value
+            if isinstance(value, int):
+                return value
+        return None
+
+    def _prepends(self, bos_id: int, settings: Mapping[str, Any] | None) -> bool:
+        if settings is not None and isinstance(settings.get("add_bos_token"), bool):
+            return bool(settings["add_bos_token"])
+        return self._backend.encode("a", add_special_tokens=True).ids[:1] == [bos_id]
+
+    def _fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for name in _FINGERPRINTED:
+            path = self.directory / name
+            content = path.read_bytes() if path.is_file() else b""
+            digest.update(f"{name} {len(content)}\n".encode() + content)
+        digest.update(f"{self.bos_id} {self.eos_id} {self.pad_id}".encode())
+        return digest.hexdigest()
+
+
+def _read_backend(directory: Path, where: str) -> tokenizers.Tokenizer:
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(
+            f"{where}: {directory} has no tokenizer.json. Write one with "
+            "transformers.AutoTokenizer.from_pretrained(...).save_pretrained(...)."
+        )
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise ConfigError(f"{where}: {path} cannot be read: {error}. Fetch it again.") from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _read_json(path: Path, where: str) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{where}: {path} is not JSON: {error}. Fetch it again.") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{where}: {path} holds a {type(content).__name__}, not an object. Fetch it again.")
+    return content
+
+
+def _pieces(text: str, chars: int) -> Iterator[str]:
+    start = 0
+    while len(text) - start > chars:
+        cut = _SAFE_CUT.search(text, start + chars)
+        if cut is None:
+            break
+        yield text[start : cut.end()]
+        start = cut.end()
+    yield text[start:]

@@ -1,0 +1,319 @@
+"""Hugging Face checkpoints: safetensors into planned buffers, and back into a directory that transformers loads.
+
+Weights are read and written one tensor at a time, so that no second copy of the model is ever in memory. Pickled
+files are never opened.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from .api import HFTensor, WeightMap
+from .checkpoint import stopping_when_disk_refuses, sync, sync_tree
+from .errors import ConfigError, ProgramError
+from .hub import PICKLED
+from .model_config import read_json
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+MAX_SHARD_BYTES = 5_000_000_000
+
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json"),
+)
+"""What is copied beside saved weights, where the source has it."""
+
+_LOADABLE = {"F64", "F32", "F16", "BF16"}
+_SAVED = {"fp32": ("F32", torch.float32, "float32"), "bf16": ("BF16", torch.bfloat16, "bfloat16")}
+_MOST_NAMES = 3  # names that an error spells out
+
+
+# -------------------------------------------------------------------------------------------------------------- import
+
+
+def load_weights(
+    model_dir: Path, maps: Sequence[WeightMap], params: Mapping[str, Tensor], ignored: Sequence[str] = ()
+) -> None:
+    """Copy a checkpoint's tensors into `params` (by param name), converting dtypes.
+
+    All names, shapes and dtypes are checked before anything is written. Raises ConfigError, naming file and tensor,
+    for a missing, unexpected (unless a pattern of `ignored` matches it), wrongly shaped or quantised tensor, for a
+    missing, truncated or corrupt file, and where there are only pickled weights.
+    """
+    places = {tensor.name: (tensor, params[m.param], row) for m in maps for tensor, row in _rows(m)}
+    files = _locate(model_dir)
+    found = {name for names in files.values() for name in names}
+    _check_names(model_dir, set(places), found, ignored)
+    for path, names in files.items():
+        with _open(path) as file:
+            for name in sorted(names & set(places)):
+                _check_tensor(path, file, places[name][0])
+    for path, names in files.items():
+        with _open(path) as file:
+            for name in sorted(names & set(places)):
+                tensor, param, row = places[name]
+                param.narrow(0, row, tensor.shape[0]).copy_(file.get_tensor(name))
+
+
+def _rows(m: WeightMap) -> Iterator[tuple[HFTensor, int]]:
+    """The tensors of a param, each with the first row that it fills."""
+    row = 0
+    for tensor in m.tensors:
+        yield tensor, row
+        row += tensor.shape[0]
+
+
+def _locate(model_dir: Path) -> dict[Path, set[str]]:
+    """The checkpoint's files and the tensors in each, from the files' own headers."""
+    if (model_dir / WEIGHTS).exists():
+        paths = [model_dir / WEIGHTS]
+        promised: dict[str, Path] = {}
+    elif (model_dir / INDEX).exists():
+        promised = _read_index(model_dir)
+        paths = sorted(set(promised.values()))
+    else:
+        raise ConfigError(_no_weights(model_dir))
+    files: dict[Path, set[str]] = {}
+    for path in paths:
+        with _open(path) as file:
+            files[path] = set(file.keys())
+    for name, path in promised.items():
+        if name not in files[path]:
+            raise ConfigError(f"{model_dir / INDEX}: says that {name} is in {path.name}, but it is not there. {_AGAIN}")
+    listed = {path: {name for name, at in promised.items() if at == path} for path in paths}
+    return listed if promised else files
+
+
+_AGAIN = "Download the checkpoint again."
+
+
+def _read_index(model_dir: Path) -> dict[str, Path]:
+    path = model_dir / INDEX
+    weight_map = read_json(path, _AGAIN).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ConfigError(f"{path}: has no weight_map. {_AGAIN}")
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise ConfigError(f"{path}: {name}: must name a .safetensors file beside the index (got {shard!r}).")
+    missing = sorted({shard for shard in weight_map.values() if not (model_dir / shard).is_file()})
+    if missing:
+        raise ConfigError(f"{path}: names {_some(missing)}, not there in {model_dir}. {_AGAIN}")
+    return {name: model_dir / shard for name, shard in weight_map.items()}
+
+
+def _no_weights(model_dir: Path) -> str:
+    if any(path for pattern in PICKLED for path in model_dir.glob(pattern)):
+        return (
+            f"{model_dir}: holds pickled weights only; they can run code when opened and are never read. Convert them: "
+            "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) where you trust the file."
+        )
+    if any(model_dir.glob("adapter_model.safetensors")):
+        return f"{model_dir}: holds a LoRA adapter, not a model. Name the base model."
+    return f"{model_dir}: holds neither {WEIGHTS} nor {INDEX}. {_AGAIN} To start without weights: from_scratch: true."
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise ConfigError(f"{path}: is truncated or corrupt ({error}). {_AGAIN}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}.") from None
+
+
+def _check_names(model_dir: Path, wanted: set[str], found: set[str], ignored: Sequence[str]) -> None:
+    missing = sorted(wanted - found)
+    if missing:
+        raise ConfigError(
+            f"{model_dir}: the checkpoint lacks {_some(missing)}, which config.json asks for. "
+            "Are weights and config.json of the same model?"
+        )
+    unexpected = sorted(name for name in found - wanted if not any(fnmatchcase(name, pattern) for pattern in ignored))
+    if unexpected:
+        raise ConfigError(
+            f"{model_dir}: the checkpoint holds {_some(unexpected)}, which a model of this config.json does not have. "
+            "Are weights and config.json of the same model?"
+        )
+
+
+def _check_tensor(path: Path, file: Any, expected: HFTensor) -> None:
+    header = file.get_slice(expected.name)
+    shape, dtype = tuple(header.get_shape()), header.get_dtype()
+    if dtype not in _LOADABLE:
+        raise ConfigError(
+            f"{path}: {expected.name} is stored as {dtype}; weights must be F32, BF16, F16 or F64. "
+            "Use the original checkpoint of this model, not a quantised one."
+        )
+    if shape != expected.shape:
+        raise ConfigError(
+            f"{path}: {expected.name} is {list(shape)}, expected {list(expected.shape)} from config.json."
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+# -------------------------------------------------------------------------------------------------------------- export
+
+
+def write_model(
+    directory: Path,
+    maps: Sequence[WeightMap],
+    params: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    source_dir: Path | None,
+    dtype: str,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Write into an empty directory what `AutoModelForCausalLM.from_pretrained` loads: the inverse of `load_weights`.
+
+    `config` is the model's parsed config.json; `dtype`, fp32 or bf16, is what the weights are stored in. Tokenizer,
+    chat template and generation config are copied from `source_dir`. Weights go to one file, or to several of at most
+    `max_shard_bytes` (a larger tensor stands alone) with an index. For use inside `save_checkpoint`: neither atomic
+    nor forced to the disk.
+    """
+    if dtype not in _SAVED:
+        raise ProgramError(f"a checkpoint cannot be stored in {dtype}; fp32 and bf16 can")
+    _write_weights(directory, list(_export(maps, params, dtype)), max_shard_bytes)
+    _write_companions(directory, config, source_dir)
+    _write_json(directory / "config.json", _saved_config(config, dtype))
+
+
+def save_model(
+    out_dir: Path,
+    maps: Sequence[WeightMap],
+    params: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    source_dir: Path | None,
+    dtype: str,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """`write_model` into a directory that may hold other files, and an older model, atomically.
+
+    Everything is written and forced to the disk in a hidden directory inside `out_dir`; then config.json of the older
+    model goes, the files move in, older weights that are left go, and the new config.json comes last: killed at any
+    moment, a directory with a config.json holds one whole model. Raises RunStopped when the disk is full or refuses.
+    """
+    with stopping_when_disk_refuses(out_dir, safe_in=out_dir):
+        out_dir.mkdir(parents=True, exist_ok=True)
+        for leftover in out_dir.glob(".saving-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=out_dir, prefix=".saving-") as name:
+            fresh = Path(name)
+            write_model(fresh, maps, params, config, source_dir, dtype, max_shard_bytes)
+            sync_tree(fresh)
+            _move_in(fresh, out_dir)
+
+
+@dataclass(frozen=True)
+class _Export:
+    """A checkpoint tensor: rows of a param, in the dtype in which it is saved."""
+
+    name: str
+    rows: Tensor
+    stored_as: str
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.numel() * self.dtype.itemsize
+
+    def write(self, file: BinaryIO) -> None:
+        raw = self.rows.to("cpu", self.dtype).contiguous().view(-1).view(torch.uint8)
+        file.write(raw.numpy().data)
+
+
+def _export(maps: Sequence[WeightMap], params: Mapping[str, Tensor], dtype: str) -> Iterator[_Export]:
+    stored_as, torch_dtype, _ = _SAVED[dtype]
+    for m in maps:
+        for tensor, row in _rows(m):
+            yield _Export(tensor.name, params[m.param].detach().narrow(0, row, tensor.shape[0]), stored_as, torch_dtype)
+
+
+def _write_weights(directory: Path, tensors: Sequence[_Export], max_shard_bytes: int) -> None:
+    shards: list[list[_Export]] = [[]]
+    size = 0
+    for tensor in tensors:
+        if shards[-1] and size + tensor.nbytes > max_shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(tensor)
+        size += tensor.nbytes
+    if len(shards) == 1:
+        _write_safetensors(directory / WEIGHTS, shards[0])
+        return
+    weight_map: dict[str, str] = {}
+    for i, shard in enumerate(shards, start=1):
+        file_name = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
+        _write_safetensors(directory / file_name, shard)
+        weight_map |= {tensor.name: file_name for tensor in shard}
+    total = {"total_parameters": sum(t.rows.numel() for t in tensors), "total_size": sum(t.nbytes for t in tensors)}
+    _write_json(directory / INDEX, {"metadata": total, "weight_map": dict(sorted(weight_map.items()))})
+
+
+def _write_safetensors(path: Path, tensors: Iterable[_Export]) -> None:
+    """The format: length of the header in 8 bytes, little-endian; the header, JSON padded to 8 bytes; the data."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    ordered = sorted(tensors, key=lambda t: t.name)
+    for t in ordered:
+        header[t.name] = {"dtype": t.stored_as, "shape": list(t.rows.shape), "data_offsets": [at, at + t.nbytes]}
+        at += t.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for t in ordered:
+            t.write(file)
+
+
+def _saved_config(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """The config of the saved weights: their dtype under both names that readers know, and no code beside them."""
+    kept = {key: value for key, value in config.items() if key not in ("auto_map", "_name_or_path")}
+    return {**kept, "dtype": _SAVED[dtype][2], "torch_dtype": _SAVED[dtype][2]}
+
+
+def _write_companions(directory: Path, config: Mapping[str, Any], source_dir: Path | None) -> None:
+    names = (*TOKENIZER_FILES, "generation_config.json")
+    for name in names if source_dir is not None else ():
+        if source_dir is not None and (source_dir / name).is_file():
+            shutil.copyfile(source_dir / name, directory / name)
+    if not (directory / "generation_config.json").exists():
+        ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in config}
+        _write_json(directory / "generation_config.json", {"_from_model_config": True, **ids})
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _move_in(fresh: Path, out_dir: Path) -> None:
+    """The order is told in `save_model`. Synced between the steps, since renames may reach the disk in any order."""
+    new = {path.name for path in fresh.iterdir()}
+    (out_dir / "config.json").unlink(missing_ok=True)
+    sync(out_dir)
+    for name in sorted(new - {"config.json"}):
+        (fresh / name).replace(out_dir / name)
+    for path in (*out_dir.glob("model*.safetensors"), out_dir / INDEX):
+        if path.name not in new:
+            path.unlink(missing_ok=True)
+    sync(out_dir)
+    (fresh / "config.json").replace(out_dir / "config.json")
+    sync(out_dir)

@@ -1,0 +1,45 @@
+"""Ctrl-C and SIGTERM: the first asks the loop to save and end after the step it is in, the second ends it at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Self
+
+
+class Interrupt:
+    """Context manager around the loop. `requested` is the signal that came, or None.
+
+    Handlers can only be set in the main thread; elsewhere signals keep their meaning.
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.requested: signal.Signals | None = None
+        self._before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in self.SIGNALS:
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        first = self.requested is None
+        self.requested = signal.Signals(number)
+        if first:
+            return
+        for again, handler in self._before.items():
+            signal.signal(again, handler)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 128 + the signal: 130 for Ctrl-C, 143 for SIGTERM."""
+        return 0 if self.requested is None else 128 + self.requested

@@ -1,0 +1,1 @@
+"""Lifetimes, the static arena plan, the report and the device table. No torch."""

@@ -1,0 +1,98 @@
+"""The device table: what the planner needs to know of a GPU that need not be here.
+
+FLOP/s are sustained dense matrix-product rates by operand dtype. For the H200 they were measured (one H200, 700 W,
+CUDA 13.0, torch 2.11+cu130, cuBLASLt 13.1, 2026-11-20: bf16 640-690 TFLOP/s over the shapes of a step, 4.2 TB/s of
+reads and writes). For other devices they are the vendor's dense peak times 0.67, the ratio measured on the H200, and
+0.87 of the vendor's bandwidth.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..api import DeviceInfo
+from ..errors import ConfigError
+
+GIB = 1 << 30
+
+_SUSTAINED = 0.67
+_BANDWIDTH = 0.87
+_CUDA_RUNTIME_BYTES = 640 << 20
+"""Context, modules and library workspaces of a process: an estimate until it is measured on the GPU."""
+
+
+def _gpu(name: str, title: str, sm: int, gib: float, bf16: float, fp32: float, bandwidth: float) -> DeviceInfo:
+    """bf16, fp32: dense peak in TFLOP/s; bandwidth in TB/s; all from the vendor's data sheet."""
+    flops = {"bf16": bf16 * _SUSTAINED * 1e12, "fp32": fp32 * _SUSTAINED * 1e12, "fp64": fp32 * _SUSTAINED / 2 * 1e12}
+    return DeviceInfo(
+        name=name,
+        title=title,
+        sm=sm,
+        memory_bytes=int(gib * GIB),
+        flops=flops,
+        bandwidth=bandwidth * _BANDWIDTH * 1e12,
+        launch_seconds=3e-6,
+        runtime_bytes=_CUDA_RUNTIME_BYTES,
+        source="vendor data sheet, scaled",
+    )
+
+
+_H200 = DeviceInfo(
+    name="h200",
+    title="NVIDIA H200",
+    sm=90,
+    memory_bytes=143_771 << 20,
+    flops={"bf16": 665e12, "fp32": 45e12, "fp64": 45e12},
+    bandwidth=4.2e12,
+    launch_seconds=3e-6,
+    runtime_bytes=_CUDA_RUNTIME_BYTES,
+    source="measured 2026-11-20",
+)
+
+DEVICES: dict[str, DeviceInfo] = {
+    d.name: d
+    for d in (
+        _gpu("a100-40", "NVIDIA A100 40GB", 80, 39.4, 312, 19.5, 1.555),
+        _gpu("a100", "NVIDIA A100 80GB", 80, 79.2, 312, 19.5, 2.039),
+        _gpu("a10", "NVIDIA A10", 86, 22.5, 125, 31.2, 0.600),
+        _gpu("rtx3090", "NVIDIA GeForce RTX 3090", 86, 23.6, 71, 35.6, 0.936),
+        _gpu("a6000", "NVIDIA RTX A6000", 86, 47.4, 155, 38.7, 0.768),
+        _gpu("l4", "NVIDIA L4", 89, 22.5, 121, 30.3, 0.300),
+        _gpu("l40s", "NVIDIA L40S", 89, 44.4, 362, 91.6, 0.864),
+        _gpu("rtx4090", "NVIDIA GeForce RTX 4090", 89, 23.5, 165, 82.6, 1.008),
+        _gpu("h100", "NVIDIA H100 SXM", 90, 79.2, 989, 67, 3.35),
+        _H200,
+        _gpu("b200", "NVIDIA B200", 100, 178.3, 2250, 75, 8.0),
+        _gpu("b300", "NVIDIA B300", 103, 267.0, 2250, 75, 8.0),
+        _gpu("rtx5090", "NVIDIA GeForce RTX 5090", 120, 31.4, 210, 104.8, 1.792),
+        _gpu("rtxpro6000", "NVIDIA RTX PRO 6000 Blackwell", 120, 94.9, 503, 125, 1.792),
+        _gpu("spark", "NVIDIA DGX Spark (GB10)", 121, 119.0, 125, 31, 0.273),
+    )
+}
+"""Every device that `surogate plan --device` knows, by name."""
+
+
+def cpu() -> DeviceInfo:
+    """This machine's processors: all of its memory, and rates good enough to order things by."""
+    cores = os.cpu_count() or 1
+    return DeviceInfo(
+        name="cpu",
+        title=f"CPU, {cores} cores",
+        sm=None,
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        flops={"bf16": cores * 25e9, "fp32": cores * 40e9, "fp64": cores * 20e9},
+        bandwidth=10e9,
+        launch_seconds=2e-5,
+        runtime_bytes=700 << 20,
+        source="rule of thumb",
+    )
+
+
+def device(name: str) -> DeviceInfo:
+    """A device of the table or "cpu". Raises ConfigError listing the names."""
+    key = name.lower().replace("_", "").replace(" ", "")
+    if key == "cpu":
+        return cpu()
+    if key not in DEVICES:
+        raise ConfigError(f"device: {name!r} is not in the device table. Known: cpu, {', '.join(DEVICES)}.")
+    return DEVICES[key]

@@ -1,0 +1,65 @@
+"""From when to when each arena value is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..program.op import Op, Program
+from ..program.value import Value
+
+ALIGNMENT = 256
+"""Bytes to which every buffer is aligned: what cudaMalloc gives, and enough for any vector load."""
+
+
+def align(nbytes: int) -> int:
+    """`nbytes` rounded up to the alignment."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True, eq=False)
+class Lifetime:
+    """`value` occupies `nbytes` (aligned) while ops `first` to `last` run, both included."""
+
+    value: Value
+    nbytes: int
+    first: int
+    last: int
+
+
+def lifetimes(program: Program, workspace: Callable[[Op], int]) -> list[Lifetime]:
+    """One entry per arena value, in order of first use; scratch of an op lives for that op alone.
+
+    A value of the program's `outputs` lives to the end. Scratch values are named "<index>.workspace" and labelled
+    "workspace".
+    """
+    first: dict[Value, int] = {}
+    last: dict[Value, int] = {}
+    result: list[Lifetime] = []
+    for index, op in enumerate(program.ops):
+        for value in (*op.ins, *op.outs):
+            if value.role == "act":
+                first.setdefault(value, index)
+                last[value] = index
+        scratch = workspace(op)
+        if scratch:
+            value = Value(f"{index}.workspace", (scratch,), "uint8", "act", "workspace", op.block)
+            first[value] = last[value] = index
+    for value in program.outputs:
+        if value in first:
+            last[value] = len(program.ops) - 1
+    result = [Lifetime(v, align(v.nbytes), first[v], last[v]) for v in first]
+    return result
+
+
+def live_bytes(lives: list[Lifetime], n_ops: int) -> list[int]:
+    """Bytes that are live while each op runs: no arena can be smaller than the largest."""
+    change = [0] * (n_ops + 1)
+    for life in lives:
+        change[life.first] += life.nbytes
+        change[life.last + 1] -= life.nbytes
+    total, result = 0, []
+    for delta in change[:n_ops]:
+        total += delta
+        result.append(total)
+    return result

@@ -1,0 +1,102 @@
+"""The static arena plan: a byte offset for every activation, before anything runs."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from ..program.op import Op, Program
+from ..program.value import Value
+from .lifetimes import Lifetime, align, lifetimes, live_bytes
+
+
+@dataclass(frozen=True)
+class ArenaPlan:
+    """Where a program's activations lie.
+
+    offsets: bytes into the arena, multiples of the alignment. workspace: (offset, bytes) of the scratch of the op at
+    that index. peak_op: the op at which the most bytes are live; `lower_bound` bytes are live there.
+    """
+
+    offsets: Mapping[Value, int]
+    workspace: Mapping[int, tuple[int, int]]
+    arena_bytes: int
+    lower_bound: int
+    peak_op: int
+    lives: tuple[Lifetime, ...]
+
+
+def plan(program: Program, workspace: Callable[[Op], int]) -> ArenaPlan:
+    """Assign every activation a byte offset in one arena.
+
+    Two values overlap in memory only if their lives do not. Largest first, each at the lowest offset that is free
+    during its whole life ("greedy by size", Pisarchyk & Lee 2020). Placed values are kept sorted by offset, so a
+    search ends at the first gap that is wide enough.
+    """
+    lives = lifetimes(program, workspace)
+    placed: list[tuple[int, int, int, int]] = []
+    offset_of: dict[Lifetime, int] = {}
+    for life in sorted(lives, key=lambda life: (-life.nbytes, life.first, life.value.name)):
+        at = 0
+        for offset, end, first, last in placed:
+            if last < life.first or life.last < first:
+                continue
+            if at + life.nbytes <= offset:
+                break
+            at = max(at, end)
+        offset_of[life] = at
+        insort(placed, (at, at + life.nbytes, life.first, life.last))
+    live = live_bytes(lives, len(program.ops))
+    peak_op = max(range(len(live)), key=live.__getitem__, default=0)
+    scratch = [life for life in lives if life.value.label == "workspace"]
+    return ArenaPlan(
+        offsets={life.value: at for life, at in offset_of.items() if life.value.label != "workspace"},
+        workspace={life.first: (offset_of[life], life.nbytes) for life in scratch},
+        arena_bytes=max((at + life.nbytes for life, at in offset_of.items()), default=0),
+        lower_bound=live[peak_op] if live else 0,
+        peak_op=peak_op,
+        lives=tuple(lives),
+    )
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Values that live as long as the run, laid out one after another."""
+
+    offsets: Mapping[Value, int]
+    nbytes: int
+
+
+def lay_out(values: Iterable[Value]) -> Segment:
+    """Offsets for values that never share memory, in the order given."""
+    offsets: dict[Value, int] = {}
+    at = 0
+    for value in values:
+        offsets[value] = at
+        at += align(value.nbytes)
+    return Segment(offsets, at)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Everything that a run keeps on one device: persistent segments by role, and one arena that all programs share."""
+
+    segments: Mapping[str, Segment]
+    arenas: Mapping[str, ArenaPlan]
+
+    @property
+    def arena_bytes(self) -> int:
+        """Size of the shared arena: programs run one at a time, so the largest decides."""
+        return max((arena.arena_bytes for arena in self.arenas.values()), default=0)
+
+
+def plan_family(programs: Iterable[Program], declared: Iterable[Value], workspace: Callable[[Op], int]) -> MemoryPlan:
+    """Plan the programs of a family: segments "param", "grad", "state" and "input", and an arena per program."""
+    values = list(declared)
+    return MemoryPlan(
+        segments={
+            role: lay_out(v for v in values if v.role == role) for role in ("param", "grad", "state", "input")
+        },
+        arenas={program.name: plan(program, workspace) for program in programs},
+    )

@@ -1,0 +1,91 @@
+"""What a run will hold and cost: bytes by segment, the largest values, time per step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..program.op import Program
+from ..program.value import Value
+from .cost import Cost, program_cost
+from .plan import MemoryPlan
+
+if TYPE_CHECKING:
+    from ..api import DeviceInfo, OpDef
+
+STAGED_STEPS = 3
+"""Micro-batches that the loader keeps ready on the host."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Bytes on the device by segment, bytes on the host, and the work of an optimizer step.
+
+    activations_by_label: bytes of arena values that are live at the moment of the peak. largest: the largest values
+    of the whole plan. `fits`: total <= the device's memory.
+    """
+
+    device: DeviceInfo
+    device_bytes: Mapping[str, int]
+    host_bytes: Mapping[str, int]
+    activations_by_label: Mapping[str, int]
+    largest: tuple[Value, ...]
+    peak: str
+    arena_bytes: int
+    lower_bound: int
+    step: Cost
+    tokens: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether everything has room on the device."""
+        return self.device_bytes["total"] <= self.device.memory_bytes
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Positions per second at the planned speed."""
+        return self.tokens / self.step.seconds if self.step.seconds else 0.0
+
+
+def report(
+    programs: Mapping[str, Program],
+    memory: MemoryPlan,
+    ops: Mapping[str, OpDef],
+    device: DeviceInfo,
+    *,
+    grad_accum_steps: int,
+    tokens_per_micro_step: int,
+) -> Report:
+    """Sum up a plan. Totals are exact for the buffers of the plan; `runtime` is the device table's estimate."""
+    name, arena = max(memory.arenas.items(), key=lambda item: item[1].arena_bytes)
+    alive = [life for life in arena.lives if life.first <= arena.peak_op <= life.last]
+    scratch = sum(life.nbytes for life in alive if life.value.label == "workspace")
+    by_label: dict[str, int] = {}
+    for life in alive:
+        by_label[life.value.label] = by_label.get(life.value.label, 0) + life.nbytes
+    inputs = memory.segments["input"].nbytes
+    parts = {
+        "weights": memory.segments["param"].nbytes,
+        "gradients": memory.segments["grad"].nbytes,
+        "optimizer": memory.segments["state"].nbytes,
+        "activations": memory.arena_bytes - scratch,
+        "workspace": scratch,
+        "runtime": device.runtime_bytes + inputs,
+    }
+    values = [v for s in memory.segments.values() for v in s.offsets] + [life.value for life in arena.lives]
+    peak_op = programs[name].ops[arena.peak_op] if programs[name].ops else None
+    costs = {key: program_cost(program, ops, device) for key, program in programs.items()}
+    step = costs["micro_first"] + costs["micro_next"].times(grad_accum_steps - 1) + costs["update"]
+    return Report(
+        device=device,
+        device_bytes={"total": sum(parts.values()), **parts},
+        host_bytes={"total": inputs * STAGED_STEPS, "batches": inputs * STAGED_STEPS},
+        activations_by_label=dict(sorted(by_label.items(), key=lambda item: -item[1])),
+        largest=tuple(sorted(values, key=lambda v: -v.nbytes)[:10]),
+        peak=f"{name}, op {arena.peak_op}: {peak_op.kind} of block {peak_op.block}" if peak_op else name,
+        arena_bytes=memory.arena_bytes,
+        lower_bound=arena.lower_bound,
+        step=step,
+        tokens=tokens_per_micro_step * grad_accum_steps,
+    )

@@ -1,0 +1,165 @@
+"""`metrics.jsonl`, the record of a run, and the list of the built-in loggers.
+
+One JSON object a line, told apart by "log":
+
+    {"log": "run", "run_name", "time", "config", "versions", "device", "parameters", "trainable_parameters",
+     "total_steps", "steps_per_epoch", "tokens_per_step"}                   first, and again whenever a run resumes
+    {"log": "step", "step", "epoch", "loss", "norm", "lr", "tokens", "valid_tokens", "tokens_per_second",
+     "duration_ms", "time"}                                                 and "skipped": true if it was not applied
+    {"log": "eval", "step", "loss", "valid_tokens", "duration_ms", "time"}
+
+Losses are in nats, times in seconds since 1970. A number that is not finite is null, since JSON has no other word.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from .api import EvalReport, Logger, LoggerDef, RunInfo, StepReport
+from .errors import ConfigError, RunStopped
+from .summary import final_summary
+
+__all__ = ["LOGGERS", "METRICS_FILE", "JsonLinesLogger", "final_summary", "read_metrics"]
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class JsonLinesLogger:
+    """Appends each report to `output_dir/metrics.jsonl` the moment it comes.
+
+    A line is a single unbuffered write to a file opened for appending: whoever reads along sees whole lines, and a
+    killed process loses none that it has reported. Raises ConfigError when the file cannot be opened and RunStopped
+    when a line cannot be written (disk full): a run that cannot be recorded stops, after the loop has saved it.
+    """
+
+    def __init__(self, info: RunInfo) -> None:
+        self._path = info.output_dir / METRICS_FILE
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            _mend_last_line(self._path)
+            self._file = FileIO(self._path, "a")
+        except OSError as error:
+            raise ConfigError(
+                f"output_dir: cannot write {self._path}: {error.strerror or error}. Free it or name another directory."
+            ) from error
+        self._write(
+            {
+                "log": "run",
+                "run_name": info.run_name,
+                "time": time.time(),
+                "config": info.config,
+                "versions": info.versions,
+                "device": info.device,
+                "parameters": info.parameters,
+                "trainable_parameters": info.trainable_parameters,
+                "total_steps": info.total_steps,
+                "steps_per_epoch": info.steps_per_epoch,
+                "tokens_per_step": info.tokens_per_step,
+            }
+        )
+
+    def step(self, report: StepReport) -> None:
+        record = {"log": "step", **asdict(report)}
+        # A loss or norm that is null must say why, also to a reader who knows nothing of the loop's rules.
+        if not (record.pop("skipped") or not (math.isfinite(report.loss) and math.isfinite(report.norm))):
+            self._write(record)
+        else:
+            self._write({**record, "skipped": True})
+
+    def eval(self, report: EvalReport) -> None:
+        self._write({"log": "eval", **asdict(report)})
+
+    def close(self, status: str) -> None:
+        self._file.close()
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        line = memoryview(json.dumps(_finite(record), allow_nan=False).encode() + b"\n")
+        try:
+            while line:
+                line = line[self._file.write(line) :]  # a nearly full disk takes part of a line
+        except OSError as error:
+            raise RunStopped(
+                f"{self._path}: cannot write: {error.strerror or error}. Make room on the disk, then resume the run."
+            ) from error
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a `metrics.jsonl`, in order. A line that is no JSON object is left out: it was torn by a crash."""
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                yield record
+
+
+def _finite(value: Any) -> Any:
+    """`value` with every float that JSON cannot say replaced by None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _mend_last_line(path: Path) -> None:
+    """Make an existing file end in a newline. A crash in mid-write leaves a torn line (or NULs) after the last one.
+
+    A torn line is cut off rather than ended: many readers of JSON lines give up on the whole file at a bad line, and
+    its report is written again by the run that resumes.
+    """
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        start, tail = end, b""
+        while start > 0 and b"\n" not in tail:
+            size = min(start, 1 << 16)
+            start -= size
+            file.seek(start)
+            tail = file.read(size) + tail
+        torn = tail[tail.rfind(b"\n") + 1 :]
+        if not torn:
+            return
+        try:
+            json.loads(torn)
+        except ValueError:
+            file.truncate(end - len(torn))
+        else:
+            file.seek(end)
+            file.write(b"\n")
+
+
+def _open_console(info: RunInfo) -> Logger:
+    from .console import open_console
+
+    return open_console(info)
+
+
+def _open_picture(info: RunInfo) -> Logger:
+    from .picture import PictureLogger
+
+    return PictureLogger(info)
+
+
+LOGGERS: tuple[LoggerDef, ...] = (
+    LoggerDef(
+        name="jsonl", summary="every report as a line of output_dir/metrics.jsonl", open=JsonLinesLogger, always=True
+    ),
+    LoggerDef(
+        name="console", summary="live progress, plain lines when not a terminal", open=_open_console, always=True
+    ),
+    LoggerDef(name="picture", summary="the loss curve as output_dir/loss.png", open=_open_picture, always=True),
+)

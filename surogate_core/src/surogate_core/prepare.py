@@ -1,0 +1,136 @@
+"""From a validated config to a plan: which plugins serve it, which model it is, what it will hold and cost. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .api import DeviceInfo, Op
+from .assemble import Assembly, Ingredients, assemble, op_workspace
+from .config import LoadedConfig
+from .data.pack import max_pieces
+from .errors import ConfigError, SurogateError
+from .hub import CONFIG_FILES, resolve_model_dir
+from .memory.report import Report, report
+from .model_config import read_config
+from .registry import REFERENCE, Registry, Resolved
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A run that is planned and not started.
+
+    kernels: kind of op -> who serves it on the device. refusals: kind of op -> why compiled kernels do not.
+    """
+
+    loaded: LoadedConfig
+    registry: Registry
+    model_dir: Path
+    model_config: Mapping[str, Any]
+    ingredients: Ingredients
+    assembly: Assembly
+    report: Report
+    kernels: Mapping[str, str]
+    refusals: Mapping[str, tuple[str, ...]]
+
+    @property
+    def n_params(self) -> int:
+        """Elements of all model weights."""
+        return sum(v.size for v in self.assembly.declared if v.role == "param")
+
+    @property
+    def n_trainable(self) -> int:
+        """Elements of the weights that are trained."""
+        return sum(v.size for v in self.assembly.trainable)
+
+
+def prepare(
+    loaded: LoadedConfig, registry: Registry, device: DeviceInfo, patterns: Sequence[str] = CONFIG_FILES
+) -> Prepared:
+    """Plan a run on `device`.
+
+    `patterns` are the files of the model to have at hand: its config to plan, its tokenizer and weights to train.
+    Raises ConfigError or PluginError when config, model, recipe and device do not go together.
+    """
+    config = loaded.config
+    model_dir = resolve_model_dir(config.model, patterns)
+    model_config = read_config(model_dir)
+    given = _ingredients(loaded, registry, model_config, device)
+    resolved: dict[str, Resolved] = {}
+
+    def workspace(op: Op) -> int:
+        found = registry.kernel_for(op, device, config.recipe)
+        if op.kind not in resolved or found.kernel is None:
+            resolved[op.kind] = found
+        return found.kernel.workspace(op) if found.kernel else op_workspace(given.ops, op)
+
+    given = replace(given, workspace=workspace)
+    assembly = assemble(given)
+    return Prepared(
+        loaded=loaded,
+        registry=registry,
+        model_dir=model_dir,
+        model_config=model_config,
+        ingredients=given,
+        assembly=assembly,
+        report=summarise(assembly, given, config.gradient_accumulation_steps),
+        kernels={kind: found.provider for kind, found in sorted(resolved.items())},
+        refusals={kind: found.refusals for kind, found in resolved.items() if found.provider == REFERENCE},
+    )
+
+
+def summarise(assembly: Assembly, given: Ingredients, grad_accum_steps: int) -> Report:
+    """The report of an assembled run."""
+    if given.device is None:
+        raise ValueError("a report needs a device")
+    return report(
+        assembly.programs,
+        assembly.memory,
+        given.ops,
+        given.device,
+        grad_accum_steps=grad_accum_steps,
+        tokens_per_micro_step=given.batch_size * given.seq_len,
+    )
+
+
+def _ingredients(
+    loaded: LoadedConfig, registry: Registry, model_config: Mapping[str, Any], device: DeviceInfo
+) -> Ingredients:
+    config = loaded.config
+    model = registry.model_for(model_config)
+    try:
+        dims = model.dims(model_config)
+    except SurogateError as error:
+        raise ConfigError(f"{config.model}/config.json: {error}") from None
+    longest = min(config.max_model_len or dims.max_positions, dims.max_positions)
+    if config.sequence_len > longest:
+        raise ConfigError(
+            f"sequence_len: {config.sequence_len} is longer than the model allows ({longest} positions). "
+            f"Use {longest} or less."
+        )
+    recipe = registry.get("recipe", config.recipe)
+    precision = recipe.precision(config.precision_request, loaded.recipe_options)
+    support = recipe.supports(device, precision, loaded.recipe_options)
+    if not support.ok:
+        raise ConfigError(f"recipe: {config.recipe} cannot run on {device.title}: {support.reason}.")
+    documents = (max_pieces(config.sequence_len) if config.sample_packing else 1) + 1
+    return Ingredients(
+        ops=registry.ops,
+        model=model,
+        dims=dims,
+        recipe=recipe,
+        recipe_options=loaded.recipe_options,
+        optimizer=registry.get("optimizer", config.optimizer),
+        optimizer_options=loaded.optimizer_options,
+        precision=precision,
+        batch_size=config.per_device_train_batch_size,
+        seq_len=config.sequence_len,
+        max_documents=documents * config.per_device_train_batch_size,
+        lmhead_chunks=config.lmhead_chunks if isinstance(config.lmhead_chunks, int) else None,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        recompute=config.recompute,
+        device=device,
+    )

@@ -1,0 +1,146 @@
+"""The builder: values and ops come into being here, with their shapes checked as they are emitted."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ProgramError
+from .op import Op, Phase, Program
+from .value import Init, Role, Value
+
+if TYPE_CHECKING:
+    from ..api import OpDef
+
+
+class Builder:
+    """Records ops for a family of programs that share params, gradients, states and inputs.
+
+    `ops` is the open vocabulary: kind -> OpDef. `dtype` is the dtype of params and activations (`model_dtype`).
+
+        x = b.apply("linear", h, w, label="qkv")                          # first output
+        norm, rstd, residual = b.emit("add_rmsnorm", x, r, w, eps=1e-6)   # all outputs
+    """
+
+    def __init__(self, ops: Mapping[str, OpDef], dtype: str) -> None:
+        self.ops = ops
+        self.dtype = dtype
+        self._recording: list[Op] = []
+        self._phase: Phase = "forward"
+        self._block = -1
+        self._named: dict[str, Value] = {}
+        self._count: dict[str, int] = {}
+
+    # ------------------------------------------------------------------------------------------------------- values
+
+    def input(self, name: str, shape: Sequence[int], dtype: str) -> Value:
+        """A value that the loop writes before a program runs."""
+        return self._declare(name, shape, dtype, "input", None)
+
+    def param(self, name: str, shape: Sequence[int], init: Init, dtype: str | None = None) -> Value:
+        """A model weight, trainable unless an adapter says otherwise."""
+        return self._declare(name, shape, dtype or self.dtype, "param", init)
+
+    def grad(self, param: Value, dtype: str) -> Value:
+        """The accumulated gradient of `param`."""
+        return self._declare(f"grad.{param.name}", param.shape, dtype, "grad", None)
+
+    def state(self, name: str, shape: Sequence[int], dtype: str, init: Init | None) -> Value:
+        """A value that outlives its program. `init=None`: a program writes it before any reads it."""
+        return self._declare(name, shape, dtype, "state", init)
+
+    def activation(self, label: str, shape: Sequence[int], dtype: str) -> Value:
+        """A fresh arena value, named after its block and label."""
+        base = f"{self._block}.{label}" if self._block >= 0 else label
+        n = self._count.get(base, 1 if base in self._named else 0)
+        self._count[base] = n + 1
+        return Value(f"{base}#{n}" if n else base, tuple(shape), dtype, "act", label, self._block)
+
+    @property
+    def declared(self) -> tuple[Value, ...]:
+        """Every input, param, grad and state so far, in order of declaration."""
+        return tuple(self._named.values())
+
+    def _declare(self, name: str, shape: Sequence[int], dtype: str, role: Role, init: Init | None) -> Value:
+        if name in self._named or name in self._count:
+            raise ProgramError(f"{role} {name!r} is declared twice; names are unique within a family of programs")
+        value = Value(name, tuple(shape), dtype, role, label=role, block=self._block, init=init)
+        self._named[name] = value
+        return value
+
+    # ---------------------------------------------------------------------------------------------------------- ops
+
+    def emit(
+        self,
+        kind: str,
+        *ins: Value,
+        label: str | Sequence[str] | None = None,
+        outs: Sequence[Value] | None = None,
+        accumulate: frozenset[int] = frozenset(),
+        **attrs: Any,
+    ) -> tuple[Value, ...]:
+        """Append an op and return its outputs.
+
+        `label` names the first output, or the first so many, instead of the op's own word for it. `outs` writes
+        existing values (states, params) instead of fresh activations. Raises ProgramError for an unknown kind or
+        shapes that do not fit.
+        """
+        definition = self.ops.get(kind)
+        if definition is None:
+            raise ProgramError(f"{_caller()}: no installed plugin defines op {kind!r}")
+        try:
+            specs = definition.infer(ins, attrs)
+        except ProgramError as error:
+            raise ProgramError(f"{_caller()}: {kind}({', '.join(map(repr, ins))}): {error}") from None
+        if outs is None:
+            given = (label,) if isinstance(label, str) else tuple(label or ())
+            labels = (*given, *(spec.label for spec in specs[len(given) :]))
+            outs = [self.activation(name, s.shape, s.dtype) for name, s in zip(labels, specs, strict=True)]
+        op = Op(kind, ins, tuple(outs), attrs, self._block, self._phase, accumulate, _caller())
+        self._recording.append(op)
+        return op.outs
+
+    def apply(self, kind: str, *ins: Value, label: str | None = None, **attrs: Any) -> Value:
+        """`emit` for the common case that only the first output matters."""
+        return self.emit(kind, *ins, label=label, **attrs)[0]
+
+    def append(self, op: Op) -> None:
+        """Append an op that exists already."""
+        self._recording.append(op)
+
+    # --------------------------------------------------------------------------------------------------- recordings
+
+    @contextmanager
+    def block(self, index: int) -> Iterator[None]:
+        """What is emitted inside belongs to transformer block `index`."""
+        before, self._block = self._block, index
+        try:
+            yield
+        finally:
+            self._block = before
+
+    @contextmanager
+    def record(self, phase: Phase, block: int = -1) -> Iterator[list[Op]]:
+        """Collect what is emitted inside into a list of its own."""
+        before = self._recording, self._phase, self._block
+        self._recording, self._phase, self._block = [], phase, block
+        try:
+            yield self._recording
+        finally:
+            self._recording, self._phase, self._block = before
+
+    def program(self, name: str, outputs: Sequence[Value] = ()) -> Program:
+        """A program of everything emitted since the recording began."""
+        return Program(name, tuple(self._recording), tuple(outputs))
+
+
+def _caller() -> str:
+    """`file:line` of the first frame outside this file: where the model, rule or pass emitted."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    path = Path(frame.f_code.co_filename)
+    return f"{path.parent.name}/{path.name}:{frame.f_lineno}"

@@ -1,0 +1,344 @@
+"""The standard vocabulary: shape rules, backward rules and FLOPs of the ops that decoder models are made of.
+
+Registered through the same hooks as any plugin's ops. What each op computes is defined by its torch reference in
+`reference/ops.py`, under the same name. Dimensions: T tokens, C model width, H query heads, G key/value heads,
+D head size, F feed-forward width, V vocabulary, N and K rows and columns of a weight.
+
+    embedding      (tokens [T], w [V, C])                      -> x [T, C]
+    linear         (x [T, K], w [N, K], bias [N]?; dtype)      -> y [T, N]
+    rmsnorm        (x [T, C], w [C]; eps)                      -> norm [T, C], rstd [T]
+    add_rmsnorm    (x [T, C], residual [T, C], w [C]; eps)     -> norm [T, C], rstd [T], residual [T, C]
+    attention      (qkv [T, (H+2G)D], cu_seqlens; n_heads, n_kv_heads, head_dim, seq_len) -> out [T, HD], lse [H, T]
+    swiglu         (gate_up [T, 2F], halves [gate; up])        -> [T, F]
+    lm_head_ce     (x [T, C], w [V, C], targets [T], loss_scale []; chunks) -> loss []
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..api import Gradients, OpDef, OutSpec
+from ..errors import ProgramError
+from .builder import Builder
+from .op import Op
+from .value import FLOAT_DTYPES, Value
+
+_REFERENCE = "surogate_core.reference.ops"
+Attrs = Mapping[str, Any]
+Ins = Sequence[Value]
+
+
+def accumulator(dtype: str) -> str:
+    """The dtype in which sums over many elements are kept: fp32, or fp64 where the operands are."""
+    return "fp64" if dtype == "fp64" else "fp32"
+
+
+def _need(condition: bool, message: str) -> None:
+    if not condition:
+        raise ProgramError(message)
+
+
+def _matrix(value: Value, name: str) -> tuple[int, int]:
+    _need(len(value.shape) == 2, f"{name} must have two dimensions")
+    return value.shape[0], value.shape[1]
+
+
+# --------------------------------------------------------------------------------------------------------- embedding
+
+
+def _embedding(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    tokens, w = ins
+    _need(tokens.dtype == "int32", "tokens must be int32")
+    return [OutSpec("embedding", (*tokens.shape, _matrix(w, "w")[1]), w.dtype)]
+
+
+def _embedding_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
+    (dy,) = grads
+    tokens, w = op.ins
+    assert dy is not None
+    return None, b.apply("embedding_bwd", dy, tokens, vocab_size=w.shape[0])
+
+
+def _embedding_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    dy, _ = ins
+    return [OutSpec("d_embedding", (attrs["vocab_size"], dy.shape[1]), accumulator(dy.dtype))]
+
+
+# ------------------------------------------------------------------------------------------------------------ linear
+
+
+def _linear(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    x, w = ins[0], ins[1]
+    (t, k), (n, wk) = _matrix(x, "x"), _matrix(w, "w")
+    _need(k == wk, f"x has {k} columns, w has {wk}")
+    _need(len(ins) == 2 or ins[2].shape == (n,), f"bias must have shape [{n}]")
+    return [OutSpec("linear", (t, n), attrs.get("dtype", x.dtype))]
+
+
+def _linear_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
+    (dy,) = grads
+    assert dy is not None
+    x, w = op.ins[0], op.ins[1]
+    dw = b.apply("linear_wgrad", dy, x)
+    dx = b.apply("linear_dgrad", dy, w, dtype=x.dtype, label=f"d_{x.label}")
+    if len(op.ins) == 2:
+        return dx, dw
+    return dx, dw, b.apply("linear_bgrad", dy)
+
+
+def _linear_dgrad(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    dy, w = ins
+    (t, n), (wn, k) = _matrix(dy, "dy"), _matrix(w, "w")
+    _need(n == wn, f"dy has {n} columns, w has {wn} rows")
+    return [OutSpec("d_linear", (t, k), attrs.get("dtype", dy.dtype))]
+
+
+def _linear_wgrad(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    dy, x = ins
+    (t, n), (xt, k) = _matrix(dy, "dy"), _matrix(x, "x")
+    _need(t == xt, f"dy has {t} rows, x has {xt}")
+    return [OutSpec("d_weight", (n, k), accumulator(dy.dtype))]
+
+
+def _linear_bgrad(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    return [OutSpec("d_bias", (_matrix(ins[0], "dy")[1],), accumulator(ins[0].dtype))]
+
+
+def _product_flops(op: Op) -> int:
+    """2MNK of a product, whichever of forward, dgrad and wgrad it is: rows x columns of the first operand x the rest."""
+    a, b = op.ins[0], op.ins[1]
+    if op.kind == "linear_wgrad":
+        return 2 * a.size * b.shape[1]
+    return 2 * a.size * (b.shape[0] if op.kind == "linear" else b.shape[1])
+
+
+# ------------------------------------------------------------------------------------------------------------- norms
+
+
+def _norm_specs(x: Value, w: Value) -> list[OutSpec]:
+    t, c = _matrix(x, "x")
+    _need(w.shape == (c,), f"w must have shape [{c}]")
+    return [OutSpec("norm", (t, c), x.dtype), OutSpec("rstd", (t,), accumulator(x.dtype))]
+
+
+def _rmsnorm(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    return _norm_specs(ins[0], ins[1])
+
+
+def _rmsnorm_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
+    x, w = op.ins
+    dnorm = grads[0]
+    if dnorm is None:
+        return None, None
+    dx, dw = b.emit("rmsnorm_bwd", dnorm, x, w, op.outs[1], label=f"d_{x.label}")
+    return dx, dw
+
+
+def _add_rmsnorm(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    x, residual, w = ins
+    _need(x.shape == residual.shape, f"x is {list(x.shape)}, residual {list(residual.shape)}")
+    return [*_norm_specs(residual, w), OutSpec("residual", residual.shape, residual.dtype)]
+
+
+def _add_rmsnorm_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
+    """The sum passes its gradient on unchanged: x and residual receive the same value."""
+    dnorm, _, dresidual = grads
+    _, rstd, residual = op.outs
+    if dnorm is None:
+        return dresidual, dresidual, None
+    rest = () if dresidual is None else (dresidual,)
+    dx, dw = b.emit("rmsnorm_bwd", dnorm, residual, op.ins[2], rstd, *rest, label="d_residual")
+    return dx, dx, dw
+
+
+def _add_rmsnorm_again(b: Builder, op: Op, kept: frozenset[Value]) -> Gradients:
+    """With the residual in memory the norm comes back without x; the norm is defined on the rounded residual."""
+    norm, rstd, residual = op.outs
+    if residual not in kept:
+        return b.emit("add_rmsnorm", *op.ins, label=norm.label, **op.attrs)
+    fresh_norm, fresh_rstd = b.emit("rmsnorm", residual, op.ins[2], label=norm.label, **op.attrs)
+    return fresh_norm, fresh_rstd, None
+
+
+def _rmsnorm_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    dy, x, w, rstd = ins[:4]
+    _need(dy.shape == x.shape, f"dy is {list(dy.shape)}, x {list(x.shape)}")
+    _need(rstd.shape == x.shape[:1], f"rstd must have shape [{x.shape[0]}]")
+    _need(len(ins) == 4 or ins[4].shape == x.shape, f"dresidual must have shape {list(x.shape)}")
+    return [OutSpec("d_norm", x.shape, x.dtype), OutSpec("d_weight", w.shape, accumulator(x.dtype))]
+
+
+# --------------------------------------------------------------------------------------------------------- attention
+
+
+def _attention(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    qkv, cu_seqlens = ins
+    heads, groups, size = attrs["n_heads"], attrs["n_kv_heads"], attrs["head_dim"]
+    t, width = _matrix(qkv, "qkv")
+    _need(heads % groups == 0, f"{heads} query heads cannot share {groups} key/value heads evenly")
+    _need(width == (heads + 2 * groups) * size, f"qkv has {width} columns, heads need {(heads + 2 * groups) * size}")
+    _need(cu_seqlens.dtype == "int32", "cu_seqlens must be int32")
+    return [OutSpec("attention", (t, heads * size), qkv.dtype), OutSpec("lse", (heads, t), accumulator(qkv.dtype))]
+
+
+def _attention_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
+    qkv, cu_seqlens = op.ins
+    out, lse = op.outs
+    dout = grads[0]
+    if dout is None:
+        return None, None
+    return b.apply("attention_bwd", dout, qkv, out, lse, cu_seqlens, label="d_qkv", **op.attrs), None
+
+
+def _attention_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    return [OutSpec("d_qkv", ins[1].shape, ins[1].dtype)]
+
+
+def _attention_flops(op: Op) -> int:
+    """Causal and full-length documents: two products forward, five backward, half of each square masked away."""
+    tokens = op.outs[0].shape[0]
+    products = 2 if op.kind == "attention" else 5
+    return products * tokens * op.attrs["seq_len"] * op.attrs["n_heads"] * op.attrs["head_dim"]
+
+
+# ------------------------------------------------------------------------------------------------------------ swiglu
+
+
+def _swiglu(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    t, width = _matrix(ins[0], "gate_up")
+    _need(width % 2 == 0, f"gate_up has {width} columns, an odd number")
+    return [OutSpec("swiglu", (t, width // 2), ins[0].dtype)]
+
+
+def _swiglu_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
+    (dy,) = grads
+    assert dy is not None
+    return (b.apply("swiglu_bwd", dy, op.ins[0], label=f"d_{op.ins[0].label}"),)
+
+
+def _swiglu_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    return [OutSpec("d_gate_up", ins[1].shape, ins[1].dtype)]
+
+
+# ----------------------------------------------------------------------------------------- LM head and cross-entropy
+
+
+def _lm_head_ce(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    x, w, targets, scale = ins
+    (t, c), (_, wc) = _matrix(x, "x"), _matrix(w, "w")
+    _need(c == wc, f"x has {c} columns, w has {wc}")
+    _need(targets.shape == (t,) and targets.dtype == "int32", f"targets must be int32 [{t}]")
+    _need(scale.shape == (), "loss_scale must be a scalar")
+    _need(t % attrs["chunks"] == 0, f"{attrs['chunks']} chunks do not divide {t} tokens")
+    return [OutSpec("loss", (), accumulator(x.dtype))]
+
+
+def _lm_head_ce_grads(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    x, w = ins[0], ins[1]
+    loss = _lm_head_ce(ins, attrs)
+    return [*loss, OutSpec("d_norm", x.shape, x.dtype), OutSpec("d_weight", w.shape, accumulator(x.dtype))]
+
+
+def _lm_head_flops(op: Op) -> int:
+    return (2 if op.kind == "lm_head_ce" else 6) * op.ins[0].size * op.ins[1].shape[0]
+
+
+def _lm_head_workspace(op: Op) -> int:
+    """The logits of one chunk; their gradient takes their place."""
+    x, w = op.ins[0], op.ins[1]
+    return x.shape[0] // op.attrs["chunks"] * w.shape[0] * (x.nbytes // x.size)
+
+
+# ------------------------------------------------------------------------------------------------------------ others
+
+
+def _add(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    a, b = ins
+    _need(a.shape == b.shape and a.dtype == b.dtype, f"{a!r} and {b!r} differ")
+    return [OutSpec(a.label, a.shape, a.dtype)]
+
+
+def _add_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
+    return grads[0], grads[0]
+
+
+def _cast(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    return [OutSpec(ins[0].label, ins[0].shape, attrs["dtype"])]
+
+
+def _cast_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
+    """A gradient that a product has summed in fp32 stays there: only activations go back to their own dtype."""
+    (dy,) = grads
+    assert dy is not None
+    x = op.ins[0]
+    return (dy if x.role == "param" or dy.dtype == x.dtype else b.apply("cast", dy, dtype=x.dtype),)
+
+
+def _fill(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    return [OutSpec("fill", tuple(attrs["shape"]), attrs["dtype"])]
+
+
+def _global_norm(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    return [OutSpec("grad_norm", (), "fp32"), OutSpec("clip_coef", (), "fp32")]
+
+
+def _accumulate_rounded(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    addend, total = ins[0], ins[1]
+    _need(addend.shape == total.shape, f"{addend!r} cannot be added to {total!r}")
+    return [OutSpec("sum", total.shape, total.dtype)]
+
+
+def _reference_vjp(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    wrt = [ins[i] for i in attrs["wrt"]]
+    return [
+        OutSpec(f"d_{v.label}", v.shape, accumulator(v.dtype) if v.role == "param" else v.dtype)
+        for v in wrt
+        if v.dtype in FLOAT_DTYPES
+    ]
+
+
+def _elements(per_element: int) -> Any:
+    return lambda op: per_element * max(v.size for v in (*op.ins, *op.outs))
+
+
+def _op(kind: str, infer: Any, **fields: Any) -> OpDef:
+    return OpDef(kind=kind, infer=infer, reference=f"{_REFERENCE}:{kind}", **fields)
+
+
+OPS: tuple[OpDef, ...] = (
+    _op("embedding", _embedding, vjp=_embedding_vjp, traffic=lambda op: 2 * op.outs[0].nbytes),
+    _op("embedding_bwd", _embedding_bwd),
+    _op("linear", _linear, vjp=_linear_vjp, flops=_product_flops),
+    _op("linear_dgrad", _linear_dgrad, flops=_product_flops),
+    _op("linear_wgrad", _linear_wgrad, flops=_product_flops),
+    _op("linear_bgrad", _linear_bgrad, flops=_elements(1)),
+    _op("rmsnorm", _rmsnorm, vjp=_rmsnorm_vjp, flops=_elements(4)),
+    _op(
+        "add_rmsnorm",
+        _add_rmsnorm,
+        vjp=_add_rmsnorm_vjp,
+        rematerialise=_add_rmsnorm_again,
+        flops=_elements(5),
+    ),
+    _op("rmsnorm_bwd", _rmsnorm_bwd, flops=_elements(9)),
+    _op("attention", _attention, vjp=_attention_vjp, flops=_attention_flops),
+    _op("attention_bwd", _attention_bwd, flops=_attention_flops),
+    _op("swiglu", _swiglu, vjp=_swiglu_vjp, flops=_elements(3)),
+    _op("swiglu_bwd", _swiglu_bwd, flops=_elements(6)),
+    _op(
+        "lm_head_ce",
+        _lm_head_ce,
+        loss_with_grads="lm_head_ce_grads",
+        loss_grad_ins=(0, 1),
+        flops=_lm_head_flops,
+        workspace=_lm_head_workspace,
+    ),
+    _op("lm_head_ce_grads", _lm_head_ce_grads, flops=_lm_head_flops, workspace=_lm_head_workspace),
+    _op("add", _add, vjp=_add_vjp, flops=_elements(1)),
+    _op("cast", _cast, vjp=_cast_vjp),
+    _op("fill", _fill),
+    _op("global_norm", _global_norm, flops=lambda op: 2 * sum(v.size for v in op.ins)),
+    _op("accumulate_rounded", _accumulate_rounded, flops=_elements(1)),
+    _op("reference_vjp", _reference_vjp),
+)

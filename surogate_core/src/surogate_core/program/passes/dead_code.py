@@ -1,0 +1,24 @@
+"""Removes ops whose results nobody reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..op import Op, Program
+from ..value import Value
+
+if TYPE_CHECKING:
+    from ...api import OpDef
+
+
+def dead_code(program: Program, ops: Mapping[str, OpDef]) -> Program:
+    """Keep an op if it has effects, writes something that outlives the program, or if a kept op reads its results."""
+    live: set[Value] = set(program.outputs)
+    kept: list[Op] = []
+    for op in reversed(program.ops):
+        if ops[op.kind].effects or any(v.role != "act" or v in live for v in op.outs):
+            kept.append(op)
+            live.update(op.ins)
+    return replace(program, ops=tuple(reversed(kept)))

@@ -1,0 +1,75 @@
+"""Trades activations for arithmetic: drops chosen values after the forward pass and computes them again.
+
+The policy is per value, by label ("norm", "swiglu", "qkv" ...), never per op: `add_rmsnorm` yields a residual to keep
+and a norm to drop. It runs after a recipe's lowering, so that what is recomputed has the forward's numerics, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..builder import Builder
+from ..op import Op, Program
+from ..value import Value
+
+if TYPE_CHECKING:
+    from ...api import OpDef
+
+
+def recompute(program: Program, labels: frozenset[str], builder: Builder) -> Program:
+    """Re-emit the producers of dropped values just before the first backward op that reads them.
+
+    A value is dropped if its label is in `labels`, a forward op inside a block writes it, and that op has no
+    effects. How a dropped value comes back is the op's business (`OpDef.rematerialise`); by default the op runs again.
+    """
+    producer = _producers(program, builder.ops)
+    dropped = {v for v in producer if v.label in labels}
+    back: dict[Value, Value] = {}
+    ops: list[Op] = []
+
+    def materialise(value: Value) -> None:
+        if value in back:
+            return
+        op = producer[value]
+        emitted, results = _again(op, frozenset(v for v in op.outs if v not in dropped), builder)
+        for new in emitted:
+            append(new)
+        for old, fresh in zip(op.outs, results, strict=True):
+            if fresh is not None and old in dropped:
+                back.setdefault(old, fresh)
+
+    def append(op: Op) -> None:
+        for value in op.ins:
+            if value in dropped:
+                materialise(value)
+        ops.append(replace(op, ins=tuple(back.get(v, v) for v in op.ins)))
+
+    for op in program.ops:
+        if op.phase == "backward":
+            append(op)
+        else:
+            ops.append(op)
+    return replace(program, ops=tuple(ops))
+
+
+def _producers(program: Program, ops: Mapping[str, OpDef]) -> dict[Value, Op]:
+    """Activations inside blocks that can be computed again, with the op that writes them."""
+    return {
+        v: op
+        for op in program.ops
+        if op.phase == "forward" and op.block >= 0 and not ops[op.kind].effects
+        for v in op.outs
+        if v.role == "act" and v not in program.outputs
+    }
+
+
+def _again(op: Op, kept: frozenset[Value], builder: Builder) -> tuple[list[Op], tuple[Value | None, ...]]:
+    rule = builder.ops[op.kind].rematerialise
+    with builder.record("recompute", op.block) as emitted:
+        if rule is not None:
+            results = rule(builder, op, kept)
+        else:
+            results = builder.emit(op.kind, *op.ins, label=op.outs[0].label, **op.attrs)
+    return emitted, results

@@ -1,0 +1,41 @@
+"""A program as text: one op a line, to read and to diff."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .op import Op, Program
+
+
+def listing(program: Program) -> str:
+    """Every op with block, phase, kind, inputs, outputs (`+=` where it adds) and plain attributes."""
+    width = len(str(max(len(program.ops) - 1, 0)))
+    lines = [f"{program.name}: {len(program.ops)} ops"]
+    lines += [f"{i:>{width}}  {_line(op)}" for i, op in enumerate(program.ops)]
+    return "\n".join(lines)
+
+
+def _line(op: Op) -> str:
+    block = f"b{op.block}" if op.block >= 0 else "-"
+    outs = ", ".join(f"{'+= ' if i in op.accumulate else ''}{v!r}" for i, v in enumerate(_shorten(op.outs)))
+    ins = ", ".join(map(repr, _shorten(op.ins)))
+    attrs = "".join(f" {k}={v}" for k, v in op.attrs.items() if isinstance(v, (int, float, str, bool)))
+    return f"{block:<4} {op.phase:<9} {outs or '-'} = {op.kind}({ins}){attrs}"
+
+
+class _Elided:
+    """Stands for the middle of a long list of values, as the ops over all parameters have."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __repr__(self) -> str:
+        return f"... {self.count} more ..."
+
+
+def _shorten(values: tuple[object, ...], keep: int = 6) -> Iterator[object]:
+    if len(values) <= keep + 1:
+        yield from values
+    else:
+        yield from values[:keep]
+        yield _Elided(len(values) - keep)

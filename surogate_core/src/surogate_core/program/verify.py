@@ -1,0 +1,64 @@
+"""What must hold of every program, checked after every pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ..errors import ProgramError
+from .op import Op, Program
+from .value import DTYPE_BYTES, Value
+
+if TYPE_CHECKING:
+    from ..api import OpDef
+
+
+def verify(program: Program, ops: Mapping[str, OpDef], after: str = "") -> None:
+    """Raise ProgramError, naming op and line, unless:
+
+    - names are unique; dtypes exist
+    - an activation has one writer, which runs before every reader; inputs have none
+    - only gradients and states are added to
+    - shapes and dtypes are what the op's definition infers (a gradient may be stored narrower)
+    - no op with effects is recomputed
+    - every output of the program is written or outlives it
+    """
+    context = f"{program.name}{f' after {after}' if after else ''}"
+    names: dict[str, Value] = {}
+    written: set[Value] = set()
+    for index, op in enumerate(program.ops):
+        place = f"{context}, op {index} {op.kind} (block {op.block}, {op.where})"
+        if op.kind not in ops:
+            raise ProgramError(f"{place}: no plugin defines this op")
+        for value in (*op.ins, *op.outs):
+            if names.setdefault(value.name, value) is not value:
+                raise ProgramError(f"{place}: two values are named {value.name!r}")
+            if value.dtype not in DTYPE_BYTES:
+                raise ProgramError(f"{place}: {value!r} has no known dtype")
+        for value in op.ins:
+            if value.role == "act" and value not in written:
+                raise ProgramError(f"{place}: reads {value!r} before any op writes it")
+        if ops[op.kind].effects and op.phase == "recompute":
+            raise ProgramError(f"{place}: recomputed, but it changes {', '.join(sorted(ops[op.kind].effects))}")
+        _check_outs(op, ops[op.kind], written, place)
+    for value in program.outputs:
+        if value.role == "act" and value not in written:
+            raise ProgramError(f"{context}: output {value!r} is never written")
+
+
+def _check_outs(op: Op, definition: OpDef, written: set[Value], place: str) -> None:
+    specs = definition.infer(op.ins, op.attrs)
+    if len(specs) != len(op.outs):
+        raise ProgramError(f"{place}: has {len(op.outs)} outputs, its definition infers {len(specs)}")
+    for i, (value, spec) in enumerate(zip(op.outs, specs, strict=True)):
+        if value.role == "input":
+            raise ProgramError(f"{place}: writes the input {value!r}")
+        if value.role == "act" and value in written:
+            raise ProgramError(f"{place}: writes {value!r} a second time")
+        if i in op.accumulate and value.role not in ("grad", "state"):
+            raise ProgramError(f"{place}: adds to {value!r}, but only gradients and states accumulate")
+        if value.shape != tuple(spec.shape):
+            raise ProgramError(f"{place}: {value!r} should have shape {list(spec.shape)}")
+        if value.dtype != spec.dtype and value.role != "grad":
+            raise ProgramError(f"{place}: {value!r} should be {spec.dtype}")
+        written.add(value)

@@ -1,0 +1,280 @@
+"""The standard ops in plain torch. Names and arguments as in `program/ops.py`.
+
+Every function computes in fp32 (fp64 for fp64 inputs) on the upcast operands and rounds each output once: a bf16
+product is the fp32 product of its operands, rounded. None writes to its inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .rounding import TORCH_DTYPES, accumulator, random_16_bits, round_stochastic
+
+
+def up(x: Tensor) -> Tensor:
+    """`x` in the dtype in which ops compute."""
+    return x.to(accumulator(x.dtype))
+
+
+# ---------------------------------------------------------------------------------------------------------- embedding
+
+
+def embedding(tokens: Tensor, w: Tensor) -> Tensor:
+    return w[tokens.long()]
+
+
+def embedding_bwd(dy: Tensor, tokens: Tensor, *, vocab_size: int) -> Tensor:
+    dw = torch.zeros(vocab_size, dy.shape[1], dtype=accumulator(dy.dtype))
+    return dw.index_add_(0, tokens.long(), up(dy))
+
+
+# ------------------------------------------------------------------------------------------------------------- linear
+
+
+def _as(x: Tensor, dtype: str | None, default: torch.dtype) -> Tensor:
+    return x.to(TORCH_DTYPES[dtype] if dtype else default)
+
+
+def linear(x: Tensor, w: Tensor, bias: Tensor | None = None, *, dtype: str | None = None) -> Tensor:
+    y = F.linear(up(x), up(w), None if bias is None else up(bias))
+    return _as(y, dtype, x.dtype)
+
+
+def linear_dgrad(dy: Tensor, w: Tensor, *, dtype: str | None = None) -> Tensor:
+    return _as(up(dy) @ up(w), dtype, dy.dtype)
+
+
+def linear_wgrad(dy: Tensor, x: Tensor) -> Tensor:
+    return up(dy).T @ up(x)
+
+
+def linear_bgrad(dy: Tensor) -> Tensor:
+    return up(dy).sum(0)
+
+
+# -------------------------------------------------------------------------------------------------------------- norms
+
+
+def rmsnorm(x: Tensor, w: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
+    """norm = x * rstd * w, rstd = 1 / sqrt(mean(x^2) + eps)."""
+    wide = up(x)
+    rstd = torch.rsqrt(wide.square().mean(-1) + eps)
+    return (wide * rstd[:, None] * up(w)).to(x.dtype), rstd
+
+
+def add_rmsnorm(x: Tensor, residual: Tensor, w: Tensor, *, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The norm is of the rounded sum, so that it can be computed again from the residual that is kept."""
+    total = (up(x) + up(residual)).to(residual.dtype)
+    norm, rstd = rmsnorm(total, w, eps=eps)
+    return norm, rstd, total
+
+
+def rmsnorm_bwd(
+    dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, dresidual: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """dx = rstd * (g - n * mean(g * n)) + dresidual with n = x * rstd, g = dy * w; dw = sum over tokens of dy * n."""
+    normed = up(x) * rstd[:, None]
+    g = up(dy) * up(w)
+    dx = (g - normed * (g * normed).mean(-1, keepdim=True)) * rstd[:, None]
+    if dresidual is not None:
+        dx = dx + up(dresidual)
+    return dx.to(x.dtype), (up(dy) * normed).sum(0)
+
+
+# ---------------------------------------------------------------------------------------------------------- attention
+
+
+def documents(cu_seqlens: Tensor) -> Iterator[Tensor]:
+    """Token indices [n, L] of the documents, those of equal length L together; empty ones left out."""
+    starts, lengths = cu_seqlens[:-1].long(), cu_seqlens.diff()
+    for length in sorted(set(lengths.tolist()) - {0}):
+        yield starts[lengths == length][:, None] + torch.arange(length)
+
+
+def _heads(x: Tensor, rows: Tensor, n_kv_heads: int, head_dim: int) -> Tensor:
+    """[T, heads * D] -> [n, G, heads / G * L, D]: the query heads of a group stacked above each other."""
+    n, length = rows.shape
+    x = up(x[rows.reshape(-1)]).view(n, length, n_kv_heads, -1, head_dim)
+    return x.permute(0, 2, 3, 1, 4).reshape(n, n_kv_heads, -1, head_dim)
+
+
+def _rows(x: Tensor, length: int) -> Tensor:
+    """The inverse of `_heads`: [n, G, R * L, D] -> [n * L, G * R * D]."""
+    n, groups, stacked, size = x.shape
+    x = x.view(n, groups, stacked // length, length, size)
+    return x.permute(0, 3, 1, 2, 4).reshape(n * length, -1)
+
+
+def _scores(q: Tensor, k: Tensor, length: int) -> Tensor:
+    """Scaled products [n, G, R * L, L], -inf above the diagonal."""
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    future = torch.ones(length, length, dtype=torch.bool).triu(1)
+    return scores.masked_fill(future.repeat(q.shape[2] // length, 1), float("-inf"))
+
+
+def _split(qkv: Tensor, n_heads: int, n_kv_heads: int, head_dim: int) -> list[Tensor]:
+    return list(qkv.split([n_heads * head_dim, n_kv_heads * head_dim, n_kv_heads * head_dim], dim=1))
+
+
+def attention(
+    qkv: Tensor, cu_seqlens: Tensor, *, n_heads: int, n_kv_heads: int, head_dim: int, seq_len: int
+) -> tuple[Tensor, Tensor]:
+    """Causal attention inside each document: out = softmax(q k^T / sqrt(D)) v, lse its log-sum-exp per head and row."""
+    q, k, v = _split(qkv, n_heads, n_kv_heads, head_dim)
+    out = torch.empty(qkv.shape[0], n_heads * head_dim, dtype=qkv.dtype)
+    lse = torch.empty(n_heads, qkv.shape[0], dtype=accumulator(qkv.dtype))
+    for rows in documents(cu_seqlens):
+        n, length = rows.shape
+        qh, kh, vh = (_heads(x, rows, n_kv_heads, head_dim) for x in (q, k, v))
+        scores = _scores(qh, kh, length)
+        log_sum = scores.logsumexp(-1)
+        probs = (scores - log_sum[..., None]).exp()
+        flat = rows.reshape(-1)
+        out[flat] = _rows(probs @ vh, length).to(out.dtype)
+        lse[:, flat] = log_sum.view(n, n_heads, length).transpose(0, 1).reshape(n_heads, -1)
+    return out, lse
+
+
+def attention_bwd(
+    dout: Tensor,
+    qkv: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    cu_seqlens: Tensor,
+    *,
+    n_heads: int,
+    n_kv_heads: int,
+    head_dim: int,
+    seq_len: int,
+) -> Tensor:
+    """dv = p^T do; ds = p * (do v^T - rowsum(do * out)) / sqrt(D); dq = ds k; dk = ds^T q."""
+    q, k, v = _split(qkv, n_heads, n_kv_heads, head_dim)
+    dqkv = torch.empty_like(qkv)
+    dq, dk, dv = _split(dqkv, n_heads, n_kv_heads, head_dim)
+    for rows in documents(cu_seqlens):
+        n, length = rows.shape
+        qh, kh, vh, oh, doh = (_heads(x, rows, n_kv_heads, head_dim) for x in (q, k, v, out, dout))
+        flat = rows.reshape(-1)
+        log_sum = lse[:, flat].view(n_heads, n, length).transpose(0, 1).reshape(n, n_kv_heads, -1)
+        probs = (_scores(qh, kh, length) - log_sum[..., None]).exp()
+        delta = (doh * oh).sum(-1, keepdim=True)
+        ds = probs * (doh @ vh.mT - delta) * head_dim**-0.5
+        for target, grad in ((dq, ds @ kh), (dk, ds.mT @ qh), (dv, probs.mT @ doh)):
+            target[flat] = _rows(grad, length).to(dqkv.dtype)
+    return dqkv
+
+
+# ------------------------------------------------------------------------------------------------------------- swiglu
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    gate, value = up(gate_up).chunk(2, dim=1)
+    return (F.silu(gate) * value).to(gate_up.dtype)
+
+
+def swiglu_bwd(dy: Tensor, gate_up: Tensor) -> Tensor:
+    gate, value = up(gate_up).chunk(2, dim=1)
+    d, sigmoid = up(dy), torch.sigmoid(gate)
+    dgate = d * value * sigmoid * (1 + gate * (1 - sigmoid))
+    return torch.cat((dgate, d * gate * sigmoid), dim=1).to(gate_up.dtype)
+
+
+# ------------------------------------------------------------------------------------------ LM head and cross-entropy
+
+
+def _chunks(targets: Tensor, chunks: int) -> Iterator[Tensor]:
+    """Row indices of each chunk that carry a label: the others cost nothing."""
+    size = targets.shape[0] // chunks
+    for i in range(chunks):
+        yield (targets[i * size : (i + 1) * size] >= 0).nonzero().flatten() + i * size
+
+
+def lm_head_ce(x: Tensor, w: Tensor, targets: Tensor, loss_scale: Tensor, *, chunks: int) -> Tensor:
+    """loss_scale * sum over labelled rows of -log softmax(x w^T)[target]; logits are rounded to the dtype of x."""
+    loss = torch.zeros((), dtype=accumulator(x.dtype))
+    for rows in _chunks(targets, chunks):
+        logits = up(linear(x[rows], w))
+        loss = loss + F.cross_entropy(logits, targets[rows].long(), reduction="sum")
+    return loss * loss_scale
+
+
+def lm_head_ce_grads(
+    x: Tensor, w: Tensor, targets: Tensor, loss_scale: Tensor, *, chunks: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss, dx [T, C] and dw [V, C]: dlogits = (softmax - onehot) * loss_scale, rounded to the dtype of x."""
+    loss = torch.zeros((), dtype=accumulator(x.dtype))
+    dx = torch.zeros_like(x)
+    dw = torch.zeros(w.shape, dtype=accumulator(x.dtype))
+    for rows in _chunks(targets, chunks):
+        labels = targets[rows].long()
+        log_probs = up(linear(x[rows], w)).log_softmax(-1)
+        loss = loss - log_probs.gather(1, labels[:, None]).sum()
+        dlogits = log_probs.exp_()
+        dlogits[torch.arange(len(rows)), labels] -= 1
+        dlogits = up((dlogits * loss_scale).to(x.dtype))
+        dx[rows] = (dlogits @ up(w)).to(x.dtype)
+        dw.addmm_(dlogits.T, up(x[rows]))
+    return loss * loss_scale, dx, dw
+
+
+# ------------------------------------------------------------------------------------------------------------- others
+
+
+def add(a: Tensor, b: Tensor) -> Tensor:
+    return (up(a) + up(b)).to(a.dtype)
+
+
+def cast(x: Tensor, *, dtype: str) -> Tensor:
+    return x.to(TORCH_DTYPES[dtype])
+
+
+def fill(*, shape: Sequence[int], dtype: str, value: float) -> Tensor:
+    return torch.full(tuple(shape), value, dtype=TORCH_DTYPES[dtype])
+
+
+def global_norm(*grads: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
+    """2-norm over all gradients, and min(1, max_norm / (norm + 1e-6)); 1 if max_norm is 0, NaN if the norm is not finite."""
+    norms = torch.stack([torch.linalg.vector_norm(up(g)) for g in grads])
+    norm = torch.linalg.vector_norm(norms).to(torch.float32)
+    coef = torch.ones_like(norm) if max_norm == 0 else (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    return norm, torch.where(torch.isfinite(norm), coef, torch.full_like(coef, float("nan")))
+
+
+def accumulate_rounded(addend: Tensor, total: Tensor, tick: Tensor, seed: Tensor, *, stream: int) -> Tensor:
+    """total + addend in fp32, stochastically rounded to bf16 by (seed, tick, stream, element)."""
+    bits = random_16_bits(total.numel(), seed=int(seed), stream=stream, step=int(tick))
+    return round_stochastic(up(total) + addend, bits)
+
+
+def reference_vjp(
+    *args: Tensor,
+    reference: str,
+    of: str,
+    of_attrs: Mapping[str, Any],
+    n_ins: int,
+    given: Sequence[int],
+    wrt: Sequence[int],
+) -> tuple[Tensor, ...]:
+    """Gradients of an op's inputs `wrt` by autograd through its reference, given those of its outputs `given`."""
+    ins, grads = list(args[:n_ins]), args[n_ins:]
+    leaves = {i: ins[i].detach().clone().requires_grad_() for i in wrt}
+    with torch.enable_grad():
+        outs = load(reference)(*[leaves.get(i, x) for i, x in enumerate(ins)], **of_attrs)
+        outs = outs if isinstance(outs, tuple) else (outs,)
+        results = torch.autograd.grad(
+            [outs[i] for i in given], [leaves[i] for i in wrt], list(grads), allow_unused=True, materialize_grads=True
+        )
+    return tuple(results)
+
+
+def load(reference: str) -> Callable[..., Any]:
+    """The function that an OpDef's "module:function" names."""
+    module, _, name = reference.partition(":")
+    function: Callable[..., Any] = getattr(import_module(module), name)
+    return function

@@ -1,0 +1,288 @@
+"""The Python API, which the command line is written on.
+
+    from surogate_core import run
+
+    loaded = run.load("run.yaml", ["max_steps=100"])
+    print(run.plan(loaded, device="h200").report.device_bytes["total"])
+    result = run.train(loaded)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .api import Comm, Logger, LoggerDef, RunInfo, Topology
+from .config import LoadedConfig, Mode, apply_overrides, dump_yaml, load_config, read_yaml, resolved
+from .errors import ConfigError
+from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES
+from .interrupt import Interrupt
+from .memory.devices import GIB, cpu
+from .memory.devices import device as known_device
+from .plugins import load_registry
+from .prepare import Prepared, prepare
+from .registry import Registry
+from .schedule import Schedule
+from .train import Job, Progress
+
+if TYPE_CHECKING:
+    from .data.corpora import Corpora
+    from .runtime.worker import Worker
+
+__all__ = ["LoadedConfig", "Prepared", "TrainResult", "load", "plan", "train"]
+
+Notice = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """How a run ended. losses: mean over labels, nats; None when nothing was evaluated. signal_exit: 0, 130 or 143."""
+
+    output_dir: Path
+    steps: int
+    tokens: int
+    seconds: float
+    loss: float | None
+    best_loss: float | None
+    unigram_loss: float | None
+    bits_per_byte: float | None
+    signal_exit: int
+
+
+def load(path: str | Path, overrides: Sequence[str] = (), mode: Mode = "train") -> LoadedConfig:
+    """Read and validate a YAML file; `overrides` are "key=value". Raises ConfigError naming file and key."""
+    raw = apply_overrides(read_yaml(Path(path)), list(overrides))
+    return load_config(raw, registry=load_registry(), mode=mode, source=str(path))
+
+
+def plan(loaded: LoadedConfig, device: str | None = None) -> Prepared:
+    """Plan a run without starting it, from the model's config.json alone. `device`: of the device table; None: this CPU."""
+    return prepare(loaded, load_registry(), known_device(device) if device else cpu())
+
+
+def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
+    """Train as the config says and leave a Hugging Face checkpoint in `output_dir`.
+
+    `notice` is called with lines for the user. Raises ConfigError for input that cannot be used, before anything is
+    written; RunStopped when the run stopped itself, after saving what is complete.
+    """
+    config = loaded.config
+    registry = load_registry()
+    launcher = registry.get("launcher", "local")
+    loaded.require_datasets()
+    files = [*CONFIG_FILES, *TOKENIZER_FILES, *(() if config.from_scratch else WEIGHT_FILES)]
+    prepared = prepare(loaded, registry, cpu(), files)
+    _refuse_unless_it_fits(prepared)
+    result: TrainResult = launcher.run(lambda comm: _train(prepared, comm, notice), Topology(devices=config.gpus or 1))
+    return result
+
+
+def _refuse_unless_it_fits(prepared: Prepared) -> None:
+    report = prepared.report
+    if report.fits:
+        return
+    from .knobs import cheapest_knobs
+
+    knobs = "; ".join(f"{k.change} saves {k.saves / GIB:.1f} GiB" for k in cheapest_knobs(prepared))
+    raise ConfigError(
+        f"{prepared.loaded.source}: the run needs {report.device_bytes['total'] / GIB:.1f} GiB, {report.device.title} "
+        f"has {report.device.memory_bytes / GIB:.1f}. {knobs or 'Use a smaller model or a shorter sequence_len'}."
+    )
+
+
+def _train(prepared: Prepared, comm: Comm, notice: Notice) -> TrainResult:
+    from . import checkpoint
+    from .data.corpora import load_corpora
+    from .data.loader import Loader, eval_batches
+    from .runtime.worker import Worker
+    from .train import train as loop
+
+    config = prepared.loaded.config
+    for line in prepared.loaded.notices:
+        notice(line)
+    notice(_headline(prepared))
+    formats, vocab_size = prepared.registry.dataset_formats(), prepared.ingredients.dims.vocab_size
+    data = load_corpora(config, formats, prepared.model_dir, vocab_size, notice)
+    loader = Loader(
+        data.train,
+        config.per_device_train_batch_size,
+        config.gradient_accumulation_steps,
+        config.train_seed,
+        data.tokenizer.padding_id,
+    )
+    total = config.max_steps if config.max_steps > 0 else config.num_epochs * loader.steps_per_epoch
+    schedule = Schedule.build(
+        config.lr_scheduler_type,
+        config.learning_rate,
+        total,
+        config.warmup_steps,
+        config.warmup_ratio,
+        config.cooldown_steps,
+        config.final_lr_fraction,
+        config.wsd_decay_steps_fraction,
+    )
+    notice(_data_line(data, loader, total))
+    output = Path(config.output_dir)
+    checkpoints = Path(config.resolved_checkpoint_dir)
+    worker = Worker(prepared.assembly, prepared.registry.ops, config.train_seed)
+    _fill_weights(prepared, worker)
+    _open_output(output, checkpoints, prepared.loaded, notice)
+
+    def save(step: int) -> None:
+        checkpoint.save_checkpoint(checkpoints, step, lambda folder: _save_model(prepared, worker, folder))
+        checkpoint.prune_checkpoints(checkpoints, config.save_total_limit)
+
+    def validation(limit: int | None) -> Iterable[Any]:
+        rows, size = data.validation, config.per_device_train_batch_size
+        return () if rows is None else eval_batches(rows, size, limit, pad_id=data.tokenizer.padding_id)
+
+    with ExitStack() as stack:
+        loggers = _open_loggers(prepared, loader, total, stack)
+        interrupt = stack.enter_context(Interrupt())
+        job = Job(
+            worker=worker,
+            loader=loader,
+            schedule=schedule,
+            loggers=loggers.loggers,
+            total_steps=total,
+            eval_batches=validation,
+            eval_steps=config.eval_steps,
+            save=save,
+            save_steps=config.save_steps,
+            max_nonfinite_steps=config.max_nonfinite_steps,
+        )
+        progress = loop(job, interrupt)
+        if not interrupt.requested:
+            _save_model(prepared, worker, output)
+        loggers.status = "interrupted" if interrupt.requested else "done"
+    return _result(output, progress, data, interrupt)
+
+
+# ----------------------------------------------------------------------------------------------------- before and after
+
+
+def _headline(prepared: Prepared) -> str:
+    given, report = prepared.ingredients, prepared.report
+    return (
+        f"{given.model.name}, {prepared.n_params / 1e6:.1f}M parameters, {prepared.n_trainable / 1e6:.1f}M trained, "
+        f"{given.precision.model}, on {report.device.title}: {report.device_bytes['total'] / GIB:.2f} GiB planned"
+    )
+
+
+def _data_line(data: Corpora, loader: Any, total: int) -> str:
+    held = f", {data.validation.n_tokens:,} to validate" if data.validation else ""
+    return (
+        f"{data.train.n_tokens:,} tokens to train in {data.train.n_rows:,} rows{held}; "
+        f"{loader.steps_per_epoch:,} steps an epoch, {total:,} in all"
+    )
+
+
+def _fill_weights(prepared: Prepared, worker: Worker) -> None:
+    """Random weights or the checkpoint's, straight into the planned buffers; then masters and optimizer state."""
+    from . import hf
+    from .runtime.initialise import initialise
+
+    config, assembly = prepared.loaded.config, prepared.assembly
+    view = worker.buffers.persistent
+    initialise(
+        (v for v in assembly.declared if v.init and (config.from_scratch or v.role != "param")),
+        view,
+        config.train_seed,
+        config.init_projections_to_zero,
+    )
+    if not config.from_scratch:
+        ignored = prepared.ingredients.model.ignored_tensors(prepared.ingredients.dims)
+        hf.load_weights(prepared.model_dir, assembly.weights, worker.params(), ignored)
+    worker.load()
+
+
+def _save_model(prepared: Prepared, worker: Worker, folder: Path) -> None:
+    from . import hf
+
+    dtype = prepared.ingredients.precision.model
+    hf.save_model(
+        folder, prepared.assembly.weights, worker.params(), prepared.model_config, prepared.model_dir, dtype
+    )
+
+
+def _open_output(output: Path, checkpoints: Path, loaded: LoadedConfig, notice: Notice) -> None:
+    """Make the folders, clear what a killed save has left, and write run.yaml: the resolved config and versions."""
+    from . import checkpoint
+
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        header = "".join(f"# {name} {version}\n" for name, version in versions().items())
+        (output / "run.yaml").write_text(header + dump_yaml(resolved(loaded)), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"output_dir: cannot write to {error.filename or output}: {error.strerror}.") from None
+    for leftover in checkpoint.remove_leftovers(checkpoints):
+        notice(f"removed {leftover.name}, left by a save that was killed")
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides a run's numbers, for run.yaml and metrics.jsonl."""
+    import platform
+    from importlib import metadata
+
+    wanted = ("surogate-core", "torch", "transformers", "tokenizers", "safetensors", "numpy")
+    found = {name: metadata.version(name) for name in wanted}
+    return found | {"python": platform.python_version()}
+
+
+class _Loggers:
+    """The run's loggers; `status` is what they are closed with."""
+
+    def __init__(self, loggers: Sequence[Logger]) -> None:
+        self.loggers = loggers
+        self.status = "failed"
+
+    def close(self) -> None:
+        for logger in self.loggers:
+            logger.close(self.status)
+
+
+def _open_loggers(prepared: Prepared, loader: Any, total: int, stack: ExitStack) -> _Loggers:
+    config, registry = prepared.loaded.config, prepared.registry
+    info = RunInfo(
+        run_name=config.resolved_run_name,
+        output_dir=Path(config.output_dir),
+        total_steps=total,
+        steps_per_epoch=loader.steps_per_epoch,
+        tokens_per_step=loader.tokens_per_step,
+        config=resolved(prepared.loaded),
+        versions=versions(),
+        device=prepared.report.device.title,
+        parameters=prepared.n_params,
+        trainable_parameters=prepared.n_trainable,
+    )
+    chosen: list[LoggerDef] = [registry.get("logger", name) for name in registry.names("logger")]
+    chosen = [logger for logger in chosen if logger.always or logger.name in config.report_to]
+    opened = _Loggers([logger.open(info) for logger in chosen])
+    stack.callback(opened.close)
+    return opened
+
+
+def _result(output: Path, progress: Progress, data: Corpora, interrupt: Interrupt) -> TrainResult:
+    from .data.proof import bits_per_byte
+
+    losses = [loss for _, loss, _ in progress.evaluations]
+    bits = None
+    if progress.evaluations and data.validation_bytes:
+        _, loss, labels = progress.evaluations[-1]
+        bits = bits_per_byte(loss, labels, data.validation_bytes) if labels == data.validation_labels else None
+    return TrainResult(
+        output_dir=output,
+        steps=progress.step,
+        tokens=progress.tokens,
+        seconds=progress.seconds,
+        loss=losses[-1] if losses else None,
+        best_loss=min(losses, default=None),
+        unigram_loss=data.unigram_loss,
+        bits_per_byte=bits,
+        signal_exit=interrupt.exit_code,
+    )

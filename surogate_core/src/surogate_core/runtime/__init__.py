@@ -1,0 +1,1 @@
+"""Executes planned programs in planned buffers."""

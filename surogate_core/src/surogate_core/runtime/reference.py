@@ -1,0 +1,89 @@
+"""The reference executor: runs a planned op list on the CPU with torch functions, in the planned buffers.
+
+It promises the same bits for the same library versions and thread count, and shows planning errors: every result is
+written to the offset that the plan gives it, and with `poison` a value is destroyed the moment its planned life ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..api import OpDef
+from ..errors import ProgramError
+from ..program.op import Op, Program
+from ..program.value import Value
+from ..reference.ops import load
+from .arena import Buffers
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A bound op: `function(*ins, **attrs)`, then each result stored or added."""
+
+    op: Op
+    function: Callable[..., object]
+    ins: tuple[Tensor, ...]
+    outs: tuple[Tensor, ...]
+    dies: tuple[Value, ...]
+
+
+class ReferenceExecutor:
+    """Binds programs to buffers once and runs them by name."""
+
+    def __init__(
+        self, programs: Mapping[str, Program], ops: Mapping[str, OpDef], buffers: Buffers, *, poison: bool = False
+    ) -> None:
+        self.buffers = buffers
+        self._calls = {name: _bind(program, ops, buffers, poison) for name, program in programs.items()}
+
+    @torch.no_grad()
+    def run(self, program: str) -> None:
+        """Run every op of `program` in order.
+
+        Raises ProgramError naming op, block and source line when a result does not have the shape or dtype that the
+        program says.
+        """
+        for call in self._calls[program]:
+            results = call.function(*call.ins, **call.op.attrs)
+            results = results if isinstance(results, tuple) else (results,)
+            if len(results) != len(call.outs):
+                raise ProgramError(f"{_place(call.op)} returned {len(results)} results for {len(call.outs)} outputs")
+            for i, (out, result) in enumerate(zip(call.outs, results, strict=True)):
+                if result.shape != out.shape:
+                    got, want = list(result.shape), list(out.shape)
+                    raise ProgramError(f"{_place(call.op)} returned shape {got} for output {i}, the program says {want}")
+                if i in call.op.accumulate:
+                    out.add_(result)
+                else:
+                    out.copy_(result)
+            for value in call.dies:
+                self.buffers.kill(value, program)
+
+
+def _place(op: Op) -> str:
+    return f"{op.kind} (block {op.block}, {op.phase}, emitted at {op.where})"
+
+
+def _bind(program: Program, ops: Mapping[str, OpDef], buffers: Buffers, poison: bool) -> list[_Call]:
+    last: dict[Value, int] = {}
+    for index, op in enumerate(program.ops):
+        for value in (*op.ins, *op.outs):
+            if value.role == "act" and value not in program.outputs:
+                last[value] = index
+    ends: dict[int, list[Value]] = {}
+    for value, index in last.items() if poison else ():
+        ends.setdefault(index, []).append(value)
+    return [
+        _Call(
+            op,
+            load(ops[op.kind].reference),
+            tuple(buffers.view(v, program.name) for v in op.ins),
+            tuple(buffers.view(v, program.name) for v in op.outs),
+            tuple(ends.get(index, ())),
+        )
+        for index, op in enumerate(program.ops)
+    ]

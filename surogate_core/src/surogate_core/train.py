@@ -1,0 +1,143 @@
+"""The loop: batches in, optimizer steps out. Everything that it needs is made by `run.py`."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .api import EvalReport, Logger, StepReport
+from .data.loader import Loader, MicroBatch, Prefetch, StepBatch
+from .errors import RunStopped
+from .interrupt import Interrupt
+from .schedule import Schedule
+
+if TYPE_CHECKING:
+    from .runtime.worker import Worker
+
+EVAL_BATCHES = 100
+"""A periodic evaluation looks at no more than this; the one at the end sees everything."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What the loop runs on. `eval_batches(limit)` starts over at every call; `save(step)` writes a checkpoint."""
+
+    worker: Worker
+    loader: Loader
+    schedule: Schedule
+    loggers: Sequence[Logger]
+    total_steps: int
+    eval_batches: Callable[[int | None], Iterable[MicroBatch]]
+    eval_steps: int
+    save: Callable[[int], None]
+    save_steps: int
+    max_nonfinite_steps: int
+
+
+@dataclass
+class Progress:
+    """Where the loop stands, and where it ended. `evaluations`: (step, mean loss in nats, labels)."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    saved: int = 0
+    nonfinite: int = 0
+    evaluations: list[tuple[int, float, int]] = field(default_factory=list)
+
+
+def train(job: Job, interrupt: Interrupt) -> Progress:
+    """Train to the last step, or until an interrupt asks to end; the interrupted step is finished and saved.
+
+    Raises RunStopped, after saving, when more than `max_nonfinite_steps` steps in a row had no finite gradient.
+    """
+    progress = Progress()
+    with Prefetch(job.loader.step, 0, job.total_steps) as batches:
+        for batch in batches:
+            step_once(job, batch, progress)
+            if progress.nonfinite > job.max_nonfinite_steps:
+                _save(job, progress)
+                raise RunStopped(
+                    f"step {progress.step}: loss or gradient was not finite in {progress.nonfinite} steps in a row "
+                    f"(max_nonfinite_steps: {job.max_nonfinite_steps}). The weights of the last good step are saved. "
+                    "Lower learning_rate, look at the data, or use a wider dtype."
+                )
+            last = progress.step == job.total_steps
+            if interrupt.requested:
+                _save(job, progress)
+                break
+            if last or (job.eval_steps and progress.step % job.eval_steps == 0):
+                evaluate(job, progress, None if last else EVAL_BATCHES)
+            if job.save_steps and progress.step % job.save_steps == 0:
+                _save(job, progress)
+    return progress
+
+
+def step_once(job: Job, batch: StepBatch, progress: Progress) -> None:
+    """One optimizer step: every micro-batch forward and backward, then the update; reported to all loggers."""
+    began = time.perf_counter()
+    scale = 1 / batch.valid_tokens if batch.valid_tokens else 0.0
+    for index, micro in enumerate(batch.micro):
+        tick = progress.step * len(batch.micro) + index
+        job.worker.micro_step(micro, first=index == 0, loss_scale=scale, tick=tick)
+    progress.step += 1
+    lr = job.schedule.lr(progress.step)
+    job.worker.update(lr=lr, step=progress.step)
+    loss, norm = job.worker.loss(), job.worker.grad_norm()
+    seconds = time.perf_counter() - began
+
+    finite = math.isfinite(norm) and math.isfinite(loss)
+    progress.nonfinite = 0 if finite else progress.nonfinite + 1
+    progress.tokens += batch.tokens
+    progress.seconds += seconds
+    report = StepReport(
+        step=progress.step,
+        epoch=batch.epoch,
+        loss=loss,
+        norm=norm,
+        lr=lr,
+        tokens=batch.tokens,
+        valid_tokens=batch.valid_tokens,
+        tokens_per_second=batch.tokens / seconds,
+        duration_ms=seconds * 1000,
+        time=time.time(),
+        skipped=not math.isfinite(norm),
+    )
+    for logger in job.loggers:
+        logger.step(report)
+
+
+def evaluate(job: Job, progress: Progress, limit: int | None) -> None:
+    """Mean loss over the labels of the validation rows; touches neither weights nor the order of training data."""
+    began = time.perf_counter()
+    total, labels = _sum_losses(job.worker, iter(job.eval_batches(limit)))
+    if not labels:
+        return
+    seconds = time.perf_counter() - began
+    report = EvalReport(
+        step=progress.step,
+        loss=total / labels,
+        valid_tokens=labels,
+        duration_ms=seconds * 1000,
+        time=time.time(),
+    )
+    progress.evaluations.append((progress.step, report.loss, labels))
+    for logger in job.loggers:
+        logger.eval(report)
+
+
+def _sum_losses(worker: Worker, batches: Iterator[MicroBatch]) -> tuple[float, int]:
+    total, labels = 0.0, 0
+    for batch in batches:
+        total += worker.evaluate(batch)
+        labels += batch.n_valid
+    return total, labels
+
+
+def _save(job: Job, progress: Progress) -> None:
+    if progress.saved != progress.step:
+        job.save(progress.step)
+        progress.saved = progress.step

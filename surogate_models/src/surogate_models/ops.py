@@ -1,0 +1,71 @@
+"""The op that these models add to the vocabulary: RMS norm of every query and key head, then RoPE.
+
+    qk_norm_rope (qkv [T, (H+2G)D], q_norm [D], k_norm [D], positions int32 [T];
+                  n_heads H, n_kv_heads G, head_dim D, theta, eps) -> [T, (H+2G)D]
+
+Rows are [q; k; v] as in `attention`; the values pass through. RoPE turns the pairs (i, i + D/2), the half layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from surogate_core.api import Gradients, Op, OpDef, OutSpec, Value
+from surogate_core.errors import ProgramError
+from surogate_core.program.builder import Builder
+from surogate_core.program.ops import accumulator
+
+_REFERENCE = "surogate_models.reference"
+
+
+def _infer(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
+    qkv, q_norm, k_norm, positions = ins
+    width = (attrs["n_heads"] + 2 * attrs["n_kv_heads"]) * attrs["head_dim"]
+    if len(qkv.shape) != 2 or qkv.shape[1] != width:
+        raise ProgramError(f"qkv must have two dimensions and {width} columns")
+    if q_norm.shape != (attrs["head_dim"],) or k_norm.shape != (attrs["head_dim"],):
+        raise ProgramError(f"q_norm and k_norm must have shape [{attrs['head_dim']}]")
+    if attrs["head_dim"] % 2:
+        raise ProgramError(f"head_dim must be even, got {attrs['head_dim']}")
+    if positions.dtype != "int32" or positions.shape != qkv.shape[:1]:
+        raise ProgramError(f"positions must be int32 [{qkv.shape[0]}]")
+    return [OutSpec("rope", qkv.shape, qkv.dtype)]
+
+
+def _vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
+    """The norms are computed again from qkv: cheaper than keeping two rstd per head and token."""
+    (dy,) = grads
+    assert dy is not None
+    dqkv, dq_norm, dk_norm = b.emit("qk_norm_rope_bwd", dy, *op.ins, **op.attrs)
+    return dqkv, dq_norm, dk_norm, None
+
+
+def _infer_bwd(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
+    dy, qkv, q_norm, k_norm, positions = ins
+    _infer((qkv, q_norm, k_norm, positions), attrs)
+    if dy.shape != qkv.shape:
+        raise ProgramError(f"dy is {list(dy.shape)}, qkv {list(qkv.shape)}")
+    total = accumulator(qkv.dtype)
+    return [
+        OutSpec("d_qkv", qkv.shape, qkv.dtype),
+        OutSpec("d_q_norm", q_norm.shape, total),
+        OutSpec("d_k_norm", k_norm.shape, total),
+    ]
+
+
+OPS: tuple[OpDef, ...] = (
+    OpDef(
+        kind="qk_norm_rope",
+        infer=_infer,
+        reference=f"{_REFERENCE}:qk_norm_rope",
+        vjp=_vjp,
+        flops=lambda op: 7 * op.ins[0].size,  # norm 4 an element, RoPE 3
+    ),
+    OpDef(
+        kind="qk_norm_rope_bwd",
+        infer=_infer_bwd,
+        reference=f"{_REFERENCE}:qk_norm_rope_bwd",
+        flops=lambda op: 15 * op.ins[1].size,  # norm again 3, its gradients 9, RoPE 3
+    ),
+)

@@ -1,0 +1,25 @@
+"""Hooks of `surogate-models`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pluggy
+
+from surogate_core.api import ModelDef, OpDef
+
+from .ops import OPS
+from .qwen3 import QWEN3
+
+SUROGATE_API = 0
+hookimpl = pluggy.HookimplMarker("surogate")
+
+
+@hookimpl
+def surogate_models() -> Iterable[ModelDef]:
+    return [QWEN3]
+
+
+@hookimpl
+def surogate_ops() -> Iterable[OpDef]:
+    return OPS

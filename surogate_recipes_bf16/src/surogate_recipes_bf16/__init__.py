@@ -1,0 +1,1 @@
+"""The BF16/FP32 precision recipe for Surogate."""

@@ -1,0 +1,19 @@
+"""Hooks of `surogate-recipe-bf16`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pluggy
+
+from surogate_core.api import RecipeDef
+
+from .recipe import BF16
+
+SUROGATE_API = 0
+hookimpl = pluggy.HookimplMarker("surogate")
+
+
+@hookimpl
+def surogate_recipes() -> Iterable[RecipeDef]:
+    return [BF16]

@@ -1,0 +1,114 @@
+"""The `bf16` recipe: products of bf16 or fp32 operands with fp32 accumulation, nothing quantised.
+
+Where `matmul_dtype` is not `model_dtype`, products get casts in front of their operands and, if need be, behind their
+results: that is the whole of mixed precision here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pydantic import BaseModel
+from surogate_core.api import DeviceInfo, Op, Precision, PrecisionRequest, Program, RecipeDef, Support, Value
+from surogate_core.errors import ConfigError
+from surogate_core.program.builder import Builder
+
+LEGAL_PAIRS = (("fp32", "fp32"), ("bf16", "bf16"))
+"""(matmul_dtype, gradient_dtype) that have products."""
+
+_PRODUCTS = {
+    "linear": "matmul",
+    "lm_head_ce": "matmul",
+    "lm_head_ce_grads": "matmul",
+    "linear_dgrad": "gradient",
+    "linear_wgrad": "gradient",
+    "linear_bgrad": "gradient",
+}
+"""Kinds of ops that multiply matrices, and which of the two dtypes their operands take."""
+
+
+def precision(request: PrecisionRequest, options: BaseModel) -> Precision:
+    """Fill in defaults: everything follows `model_dtype` (bf16), sums stay in fp32. ConfigError for an illegal pair."""
+    model = request.model_dtype or "bf16"
+    matmul = request.matmul_dtype or model
+    gradient = request.gradient_dtype or matmul
+    if (matmul, gradient) == ("e4m3", "e5m2"):
+        raise ConfigError(
+            "matmul_dtype: e4m3 with gradient_dtype: e5m2 is not built yet. Use fp32 or bf16 for both, "
+            "or leave both out to follow model_dtype."
+        )
+    if (matmul, gradient) not in LEGAL_PAIRS:
+        legal = ", ".join(f"({m}, {g})" for m, g in LEGAL_PAIRS)
+        raise ConfigError(
+            f"matmul_dtype: {matmul} with gradient_dtype: {gradient}: the bf16 recipe has no such products. "
+            f"Legal pairs of (matmul_dtype, gradient_dtype): {legal}."
+        )
+    return Precision(
+        model=model,
+        matmul=matmul,
+        gradient=gradient,
+        master=request.master_dtype or model,
+        lora=request.lora_dtype or "fp32",
+        param_grad=request.param_grad_dtype or "fp32",
+        optimizer_state=request.optimizer_state_dtype or "fp32",
+    )
+
+
+def supports(device: DeviceInfo, precision: Precision, options: BaseModel) -> Support:
+    """A CPU runs the references; a GPU needs bf16 tensor cores."""
+    if device.sm is not None and device.sm < 80:
+        return Support(False, f"bf16 needs SM80 or newer, {device.title} is SM{device.sm}")
+    return Support(True)
+
+
+def lower(program: Program, builder: Builder, precision: Precision, options: BaseModel) -> Program:
+    """Give every product operands of its dtype. One cast a value, shared by forward and backward."""
+    casts: dict[tuple[Value, str], Value] = {}
+    ops: list[Op] = []
+    for op in program.ops:
+        which = _PRODUCTS.get(op.kind)
+        dtype = getattr(precision, which) if which else ""
+        if not which or all(v.dtype == dtype for v in _operands(op)):
+            ops.append(op)
+            continue
+        with builder.record(op.phase, op.block) as emitted:
+            ins = []
+            for value in op.ins:
+                if value in _operands(op) and value.dtype != dtype:
+                    if (value, dtype) not in casts:
+                        casts[value, dtype] = builder.apply("cast", value, dtype=dtype)
+                    value = casts[value, dtype]
+                ins.append(value)
+            _product(op, ins, dtype, builder)
+        ops += emitted
+    return replace(program, ops=tuple(ops))
+
+
+def _operands(op: Op) -> tuple[Value, ...]:
+    """The floating-point matrices and biases; the scale of the loss is no operand."""
+    return tuple(v for v in op.ins if v.dtype in ("bf16", "fp32") and v.shape)
+
+
+def _product(op: Op, ins: list[Value], dtype: str, builder: Builder) -> None:
+    """Emit the product; a result in a dtype that it cannot write itself goes through a cast."""
+    attrs = dict(op.attrs)
+    if "dtype" in attrs or op.kind == "linear":
+        attrs["dtype"] = op.outs[0].dtype if dtype == "bf16" else dtype
+    specs = builder.ops[op.kind].infer(ins, attrs)
+    own = [
+        out if out.role != "act" or out.dtype == spec.dtype else builder.activation(out.label, spec.shape, spec.dtype)
+        for out, spec in zip(op.outs, specs, strict=True)
+    ]
+    builder.emit(op.kind, *ins, outs=own, accumulate=op.accumulate, **attrs)
+    for mine, out in zip(own, op.outs, strict=True):
+        if mine is not out:
+            builder.emit("cast", mine, outs=[out], dtype=out.dtype)
+
+
+BF16 = RecipeDef(
+    name="bf16",
+    summary="Products of bf16 (or fp32) operands with fp32 accumulation",
+    precision=precision,
+    supports=supports,
+    lower=lower,
+)

@@ -1,0 +1,211 @@
+"""Who may import whom, what core may name, and how large the program layer may grow. Read from the source by ast."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from surogate_core.plugins import HOOKS
+
+ROOT = Path(__file__).parents[1]
+CORE = ROOT / "surogate_core/src/surogate_core"
+PLUGINS = [
+    path
+    for path in (*ROOT.glob("*/src/surogate_*"), *ROOT.glob("plugins/*/src/*"))
+    if path.name != "surogate_core" and path.is_dir() and (path / "plugin.py").exists()
+]
+
+OPEN_TO_PLUGINS = {"api", "errors", "program", "reference", "run", "testing"}
+"""Parts of core that a plugin may import. `reference` holds the torch functions that reference ops are made of."""
+
+MAY_IMPORT: Mapping[str, set[str]] = {
+    "errors": set(),
+    "program": {"api", "errors"},
+    "api": {"program", "errors"},
+    "hookspecs": {"api"},
+    "reference": {"errors", "api", "program"},
+    "memory": {"program", "api", "errors"},
+    "assemble": {"memory", "program", "api", "errors"},
+    "runtime": {"assemble", "memory", "reference", "program", "data", "api", "errors"},
+    "data": {"api", "errors", "hub", "config_schema"},
+    "registry": {"api", "errors"},
+    "plugins": {"api", "errors", "hookspecs", "registry"},
+}
+"""cli -> train -> runtime -> memory -> program. Parts that are not listed may import anything but `cli`."""
+
+HEAVY = {"torch", "transformers", "datasets", "safetensors", "pyarrow", "tokenizers", "matplotlib", "pandas"}
+MAY_IMPORT_TORCH = {"runtime", "reference", "data", "testing", "checkpoint", "hf"}
+NEVER_TORCH = {"program", "memory"}
+
+FOREIGN_NAMES = re.compile(
+    r"qwen|llama|adamw|normuon|nvfp4|fp8.?hybrid|surogate[_-](models|recipes?[_-]\w|optim[_-]\w|offload[_-]\w|lora)",
+    re.I,
+)
+EXAMPLE = "Qwen/Qwen3-0.6B"
+"""What messages give as an example of a checkpoint's name on the hub."""
+
+MAY_NAME = {"config_keys.py", "config_schema.py"}
+"""The product's YAML keys and defaults (`optimizer: adamw`, the original's key names): data, read by `config.py`."""
+
+LINE_BUDGET = 2000
+
+
+def parts(path: Path) -> str:
+    """The part of core that a file belongs to: its first folder, or its stem at the top."""
+    relative = path.relative_to(CORE)
+    return relative.parts[0].removesuffix(".py")
+
+
+def imports(path: Path, package: str, root: Path) -> Iterator[tuple[ast.stmt, str, bool]]:
+    """(statement, absolute module, whether it runs at import time) for every import of a file."""
+    tree = ast.parse(path.read_text(), str(path))
+    deferred = {
+        id(child)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or _is_type_checking(node)
+        for child in ast.walk(node)
+    }
+    folder = [package, *path.relative_to(root).parts[:-1]]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node, alias.name, id(node) not in deferred
+        elif isinstance(node, ast.ImportFrom):
+            base = folder[: len(folder) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield node, f"{module}.{alias.name}", id(node) not in deferred
+
+
+def _is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def core_files() -> list[Path]:
+    return sorted(CORE.rglob("*.py"))
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(core_files()) > 20
+    assert {path.name for path in PLUGINS} >= {"surogate_models", "surogate_recipes_bf16", "surogate_optim_adamw"}
+
+
+def test_core_imports_no_plugin() -> None:
+    packages = {path.name for path in PLUGINS}
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {module}"
+        for path in core_files()
+        for node, module, _ in imports(path, "surogate_core", CORE)
+        if module.split(".")[0] in packages
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_core_is_layered() -> None:
+    wrong = []
+    for path in core_files():
+        part = parts(path)
+        for node, module, _ in imports(path, "surogate_core", CORE):
+            names = module.split(".")
+            if names[0] != "surogate_core" or len(names) < 2 or not _is_part(names[1]) or names[1] == part:
+                continue
+            if names[1] not in MAY_IMPORT.get(part, {names[1]}) or (names[1] == "cli" and part != "cli"):
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {part} may not import {names[1]}")
+    assert not wrong, "\n".join(sorted(set(wrong)))
+
+
+def _is_part(name: str) -> bool:
+    return (CORE / name).is_dir() or (CORE / f"{name}.py").exists()
+
+
+def test_torch_is_imported_only_where_it_runs() -> None:
+    wrong = []
+    for path in core_files():
+        part = parts(path)
+        is_arena = path.relative_to(CORE).as_posix() == "memory/arena.py"
+        for node, module, at_import in imports(path, "surogate_core", CORE):
+            top = module.split(".")[0]
+            if top not in HEAVY or part in MAY_IMPORT_TORCH or is_arena:
+                continue
+            if at_import or part in NEVER_TORCH:
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: imports {top}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_discovery_knows_pluggy() -> None:
+    knows = {
+        path.relative_to(CORE).as_posix()
+        for path in core_files()
+        for _, module, _ in imports(path, "surogate_core", CORE)
+        if module.split(".")[0] == "pluggy"
+    }
+    assert knows == {"plugins.py", "hookspecs.py", "builtin.py"}
+
+
+@pytest.mark.parametrize("package", PLUGINS, ids=lambda path: path.name)
+def test_a_plugin_imports_only_what_is_open_to_plugins(package: Path) -> None:
+    wrong = []
+    for path in sorted(package.rglob("*.py")):
+        for node, module, _ in imports(path, package.name, package):
+            names = module.split(".")
+            if names[0] == "surogate_core" and names[1] not in OPEN_TO_PLUGINS:
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {module}")
+            others = {other.name for other in PLUGINS} - {package.name, "surogate_recipes_bf16"}
+            if names[0] in others:
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {module}: plugins do not import one another")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_in_core_names_a_plugin() -> None:
+    wrong = []
+    for path in core_files():
+        if path.name in MAY_NAME:
+            continue
+        tree = ast.parse(path.read_text())
+        docstrings = {
+            id(node.value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        }
+        for node in ast.walk(tree):
+            for text in _words(node, docstrings):
+                if text not in HOOKS and FOREIGN_NAMES.search(text.replace(EXAMPLE, "")):
+                    wrong.append(f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}: {text!r}")
+    assert not wrong, "\n".join(wrong)
+
+
+def _words(node: ast.AST, docstrings: set[int]) -> Iterator[str]:
+    """Identifiers and strings of a node. Docstrings may give examples."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+        yield node.value
+    for field in ("id", "attr", "arg", "name", "module"):
+        value = getattr(node, field, None)
+        if isinstance(value, str):
+            yield value
+
+
+@pytest.mark.parametrize("entry", importlib.metadata.entry_points(group="surogate"), ids=lambda entry: entry.name)
+def test_a_plugin_module_imports_without_torch(entry: importlib.metadata.EntryPoint) -> None:
+    code = f"import sys, {entry.value}; print([name for name in {sorted(HEAVY)} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.stdout.strip(), result.stderr) == ("[]", "")
+
+
+def test_program_and_memory_stay_within_their_line_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = {
+        path.relative_to(CORE).as_posix(): len(path.read_text().splitlines())
+        for part in ("program", "memory")
+        for path in sorted((CORE / part).rglob("*.py"))
+    }
+    total = sum(lines.values())
+    with capsys.disabled():
+        print(f"\nprogram/ + memory/: {total} of {LINE_BUDGET} lines")
+    largest = ", ".join(f"{name} {count}" for name, count in sorted(lines.items(), key=lambda item: -item[1])[:5])
+    assert total <= LINE_BUDGET, f"{total} lines; largest: {largest}"

@@ -1,0 +1,476 @@
+"""Claims about discovery, the registry and what users are told, on distributions made up for each test."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from surogate_core import plugins
+from surogate_core.api import API, DeviceInfo, Op, SystemInfo, Value
+from surogate_core.cli.app import app
+from surogate_core.errors import ConfigError, PluginError
+from surogate_core.plugins import State, load_registry
+from surogate_core.registry import Plugin, Registry
+
+CPU = DeviceInfo(
+    name="cpu",
+    title="CPU",
+    sm=None,
+    memory_bytes=2**34,
+    flops={"fp32": 1e11},
+    bandwidth=1e10,
+    launch_seconds=1e-5,
+    runtime_bytes=0,
+    source="made up",
+)
+
+HEAD = """
+import pluggy
+from pydantic import BaseModel
+from surogate_core.api import *
+SUROGATE_API = 0
+hookimpl = pluggy.HookimplMarker("surogate")
+
+def optimizer(name, options=NoOptions):
+    return OptimizerDef(name=name, summary="", options=options, update=lambda *a: None)
+def op(kind):
+    return OpDef(kind=kind, infer=lambda ins, attrs: [], reference="nowhere:nothing")
+def kernel(op, dtypes=("fp32", "fp32"), ok=True):
+    return KernelDef(op=op, dtypes=dtypes, supports=lambda o, d: Support(ok, "" if ok else "needs SM90"),
+                     load=lambda: print, args=())
+def recipe(name):
+    return RecipeDef(name=name, summary="", precision=lambda r, o: None,
+                     supports=lambda d, p, o: Support(True), lower=lambda g, b, p, o: g)
+def model(name, architecture):
+    return ModelDef(name=name, summary="", architectures=(architecture,), model_types=(name,),
+                    dims=lambda c: None, build=lambda b, d, i: None, weights=lambda d: ())
+"""
+
+FIRST_PARTY = ("builtin", "models", "bf16", "adamw")
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """install(distribution, version, entry name, source): an importable distribution with one plugin."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("SUROGATE_PLUGINS", raising=False)
+    made: list[str] = []
+
+    def _install(
+        distribution: str, version: str, entry: str, source: str, head: str = HEAD, group: str = "surogate"
+    ) -> None:
+        package = distribution.replace("-", "_") + f"_{entry.replace('-', '_')}"
+        (tmp_path / f"{package}.py").write_text(head + textwrap.dedent(source))
+        info = tmp_path / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(exist_ok=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        target = f"{package}:verb" if group == "surogate.commands" else package
+        with (info / "entry_points.txt").open("a") as file:
+            file.write(f"[{group}]\n{entry} = {target}\n")
+        made.append(package)
+        plugins._survey.cache_clear()
+
+    plugins._survey.cache_clear()
+    yield _install
+    plugins._survey.cache_clear()
+    for package in made:
+        sys.modules.pop(package, None)
+
+
+def outcome(registry: Registry, name: str) -> Plugin:
+    return next(plugin for plugin in registry.plugins if plugin.name == name)
+
+
+# ------------------------------------------------------------------------------------------------------------ outcomes
+
+
+def test_a_plugin_is_loaded_and_its_definitions_carry_their_origin(install: Install) -> None:
+    install(
+        "acme-optim",
+        "1.2",
+        "acme",
+        "@hookimpl\ndef surogate_optimizers():\n    return [optimizer('acme_sgd')]",
+    )
+    registry = load_registry()
+    assert outcome(registry, "acme").state is State.LOADED
+    source = registry.source("optimizer", "acme-sgd")
+    assert (source.name, str(source.plugin)) == ("acme_sgd", "acme-optim 1.2")
+
+
+def test_first_party_plugins_are_loaded() -> None:
+    registry = load_registry()
+    assert {plugin.name: plugin.state for plugin in registry.plugins} == dict.fromkeys(FIRST_PARTY, State.LOADED)
+    assert registry.notices == ()
+    for kind in ("model", "op", "recipe", "optimizer", "format", "launcher", "logger"):
+        assert registry.names(kind), kind
+
+
+@pytest.mark.parametrize("switch", ["-acme", "-acme-optim", "-acme_optim", "-other, -acme"])
+def test_a_plugin_is_switched_off_by_its_name_or_its_distribution(install: Install, switch: str) -> None:
+    install("acme-optim", "1.2", "acme", "raise RuntimeError('imported')")
+    registry = load_registry({"SUROGATE_PLUGINS": switch})
+    assert outcome(registry, "acme").state is State.BLOCKED
+    expected = ["SUROGATE_PLUGINS: no plugin or distribution is called 'other'"] if "other" in switch else []
+    assert list(registry.notices) == expected
+
+
+def test_the_off_switch_can_only_switch_off() -> None:
+    with pytest.raises(PluginError, match="'acme' must be '-name': plugins can only be switched off"):
+        load_registry({"SUROGATE_PLUGINS": "-bf16,acme"})
+
+
+def test_a_broken_plugin_keeps_its_exception_and_takes_nobody_down(install: Install) -> None:
+    install("acme-bad", "0.3", "bad", "import no_such_module")
+    install("acme-optim", "1.2", "zebra", "@hookimpl\ndef surogate_optimizers():\n    return [optimizer('acme_sgd')]")
+    registry = load_registry()
+    bad = outcome(registry, "bad")
+    assert bad.state is State.BROKEN
+    assert isinstance(bad.error, ModuleNotFoundError)
+    assert registry.notices == (
+        "plugin 'bad' of acme-bad 0.3 is not loaded: import of acme_bad_bad failed: "
+        "ModuleNotFoundError: No module named 'no_such_module'",
+    )
+    assert registry.get("optimizer", "acme_sgd")
+
+
+def test_a_plugin_that_exits_at_import_is_broken_not_the_program(install: Install) -> None:
+    install("acme-bad", "0.3", "bad", "raise SystemExit(0)")
+    assert outcome(load_registry(), "bad").state is State.BROKEN
+
+
+def test_of_two_plugins_with_one_name_neither_is_loaded(install: Install) -> None:
+    source = "@hookimpl\ndef surogate_optimizers():\n    return [optimizer('{}')]"
+    install("acme-a", "1.0", "twin", source.format("from_a"))
+    install("acme-b", "2.0", "twin", source.format("from_b"))
+    registry = load_registry()
+    twins = [plugin for plugin in registry.plugins if plugin.name == "twin"]
+    assert [plugin.state for plugin in twins] == [State.DUPLICATE, State.DUPLICATE]
+    assert twins[0].reason == "acme-b 2.0 also has a plugin 'twin'; uninstall one or set SUROGATE_PLUGINS=-acme-b"
+    assert not {"from_a", "from_b"} & set(registry.names("optimizer"))
+
+    registry = load_registry({"SUROGATE_PLUGINS": "-acme-b"})
+    assert "from_a" in registry.names("optimizer")
+    assert "from_b" not in registry.names("optimizer")
+
+
+@pytest.mark.parametrize(
+    ("states", "reason"),
+    [
+        (f"SUROGATE_API = {API + 1}", f"is written for API {API + 1}, surogate-core 0.1.0 has API {API}. "
+                                      "Try: pip install -U surogate-core"),
+        (f"SUROGATE_API = {API - 1}", f"is written for API {API - 1}, surogate-core 0.1.0 has API {API}. "
+                                      "Try: pip install -U acme-old"),
+        ("", f"states no SUROGATE_API, surogate-core 0.1.0 has API {API}. Try: pip install -U acme-old"),
+        ("SUROGATE_API = False", f"is written for API False, surogate-core 0.1.0 has API {API}. "
+                                 "Try: pip install -U acme-old"),
+    ],
+)  # fmt: skip
+def test_a_plugin_for_another_api_is_told_both_numbers_and_the_pip_line(
+    install: Install, states: str, reason: str
+) -> None:
+    install("acme-old", "0.9", "old", states, head="")
+    registry = load_registry()
+    assert outcome(registry, "old").state is State.WRONG_API
+    assert outcome(registry, "old").reason == f"acme_old_old {reason}"
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (
+            "@hookimpl\ndef surogate_optimisers():\n    return []",
+            "failed in surogate_optimisers(): is an unknown hook; did you mean surogate_optimizers?",
+        ),
+        (
+            "def surogate_optimizers():\n    return []",
+            'failed in surogate_optimizers(): is not marked: put @pluggy.HookimplMarker("surogate") on it',
+        ),
+        (
+            "@hookimpl\ndef optimizers():\n    return []",
+            "failed in optimizers(): is marked as a hook, but every hook is called surogate_...",
+        ),
+        (
+            "@hookimpl\ndef surogate_optimizers(registry=None):\n    return []",
+            "failed in surogate_optimizers(): argument 'registry' has a default; hooks take none",
+        ),
+        (
+            "@hookimpl(wrapper=True)\ndef surogate_optimizers():\n    return (yield)",
+            "failed in surogate_optimizers(): is a wrapper; hooks only return lists",
+        ),
+        ("@hookimpl\ndef surogate_optimizers(extra):\n    return []", "failed in registration: "),
+        (
+            "@hookimpl\ndef surogate_optimizers():\n    return {}['key']",
+            "failed in surogate_optimizers(): KeyError: 'key'",
+        ),
+        (
+            "@hookimpl\ndef surogate_optimizers():\n    pass",
+            "failed in surogate_optimizers(): TypeError: 'NoneType' object is not iterable",
+        ),
+        (
+            "@hookimpl\ndef surogate_optimizers():\n    return [recipe('x')]",
+            "failed in surogate_optimizers(): returned RecipeDef in its list, expected OptimizerDef",
+        ),
+    ],
+)
+def test_a_wrong_hook_names_plugin_version_and_hook(install: Install, source: str, reason: str) -> None:
+    install("surogate-recipe-x", "0.2", "x", source)
+    registry = load_registry()
+    assert outcome(registry, "x").state is State.BROKEN
+    assert outcome(registry, "x").reason.startswith(f"plugin surogate-recipe-x 0.2 {reason}")
+
+
+def test_a_plugin_that_fails_in_one_hook_contributes_nothing(install: Install) -> None:
+    install(
+        "acme-half",
+        "1.0",
+        "half",
+        """
+        @hookimpl
+        def surogate_ops():
+            return [op("half_op")]
+        @hookimpl
+        def surogate_optimizers():
+            raise RuntimeError("no")
+        """,
+    )
+    registry = load_registry()
+    assert "half_op" not in registry.ops
+
+
+# ----------------------------------------------------------------------------------------------------------- conflicts
+
+
+def test_two_definitions_of_one_name_are_refused_with_both_sides_and_the_off_switch(install: Install) -> None:
+    source = "@hookimpl\ndef surogate_recipes():\n    return [recipe('{}')]"
+    install("surogate-recipe-fp9", "0.3.1", "fp9", source.format("fp9-hybrid"))
+    install("zacme-fp9", "1.0", "zacme", source.format("fp9_hybrid"))
+    with pytest.raises(PluginError) as refused:
+        load_registry()
+    assert str(refused.value) == (
+        "recipe 'fp9_hybrid' is provided by surogate-recipe-fp9 0.3.1 and zacme-fp9 1.0; uninstall one or set "
+        "SUROGATE_PLUGINS=-zacme-fp9"
+    )
+    assert load_registry({"SUROGATE_PLUGINS": "-zacme-fp9"}).get("recipe", "fp9_hybrid")
+
+
+def test_nobody_replaces_what_core_provides_and_core_is_never_the_side_to_switch_off(install: Install) -> None:
+    kind = next(iter(load_registry().ops))
+    install("acme-ops", "1.0", "acme", f"@hookimpl\ndef surogate_ops():\n    return [op('{kind}')]")
+    with pytest.raises(PluginError) as refused:
+        load_registry()
+    assert str(refused.value) == (
+        f"op '{kind}' is provided by surogate-core 0.1.0 and acme-ops 1.0; uninstall one or set "
+        "SUROGATE_PLUGINS=-acme-ops"
+    )
+
+
+def test_one_architecture_has_one_model(install: Install) -> None:
+    source = "@hookimpl\ndef surogate_models():\n    return [model('{}', 'AcmeForCausalLM')]"
+    install("acme-a", "1.0", "a", source.format("acme1"))
+    install("acme-b", "1.0", "b", source.format("acme2"))
+    with pytest.raises(PluginError, match=r"architecture 'AcmeForCausalLM' is provided by acme-a 1.0 and acme-b 1.0"):
+        load_registry()
+
+
+OPTIONS = """
+class Options(BaseModel):
+    acme_rate: float = 0.1
+@hookimpl
+def surogate_optimizers():
+    return [optimizer('{}', Options)]
+"""
+
+
+def test_two_plugins_cannot_claim_one_option_key(install: Install) -> None:
+    install("acme-a", "1.0", "a", OPTIONS.format("acme_a"))
+    install("acme-b", "2.0", "b", OPTIONS.format("acme_b"))
+    with pytest.raises(PluginError) as refused:
+        load_registry()
+    assert str(refused.value) == (
+        "option 'acme_rate' is provided by acme-a 1.0 and acme-b 2.0; uninstall one or set SUROGATE_PLUGINS=-acme-b"
+    )
+
+
+def test_plugins_share_an_option_key_by_inheriting_it(install: Install) -> None:
+    install("acme-a", "1.0", "a", OPTIONS.format("acme_a"))
+    install(
+        "acme-b",
+        "2.0",
+        "b",
+        """
+        from acme_a_a import Options as Base
+        class Options(Base):
+            acme_block: int = 256
+        @hookimpl
+        def surogate_optimizers():
+            return [optimizer('acme_b', Options)]
+        """,
+    )
+    models = load_registry().options_models()
+    assert set(models["optimizer", "acme_b"].model_fields) == {"acme_rate", "acme_block"}
+
+
+def test_a_plugin_cannot_claim_a_key_of_the_core(install: Install) -> None:
+    install("acme-a", "1.0", "a", OPTIONS.format("acme_a"))
+    with pytest.raises(PluginError) as refused:
+        load_registry().refuse_core_keys({"model", "acme_rate"})
+    assert str(refused.value) == (
+        "option 'acme_rate' of optimizer 'acme_a' (acme-a 1.0) is a key of the core's config; uninstall it or set "
+        "SUROGATE_PLUGINS=-acme-a"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- missing
+
+
+def test_a_missing_recipe_names_the_package_to_install() -> None:
+    registry = load_registry()
+    with pytest.raises(PluginError) as missing:
+        registry.get("recipe", "nvfp4")
+    assert str(missing.value) == (
+        "recipe: nvfp4 — no installed plugin provides it. Installed: bf16. Try: pip install surogate-recipe-nvfp4"
+    )
+
+
+def test_a_missing_recipe_mentions_the_broken_plugin_that_might_provide_it(install: Install) -> None:
+    install("surogate-recipe-nvfp4", "0.1.0", "nvfp4", "raise OSError('libcublasLt.so.13: not found')")
+    with pytest.raises(PluginError) as missing:
+        load_registry().get("recipe", "nvfp4")
+    assert str(missing.value) == (
+        "recipe: nvfp4 — no installed plugin provides it. Installed: bf16. Installed but not loaded: "
+        "nvfp4 of surogate-recipe-nvfp4 0.1.0 (broken: import of surogate_recipe_nvfp4_nvfp4 failed: "
+        "OSError: libcublasLt.so.13: not found)."
+    )
+    assert missing.value.distribution == "surogate-recipe-nvfp4"
+
+
+def test_a_switched_off_recipe_says_so() -> None:
+    with pytest.raises(PluginError, match=r"bf16 of surogate-recipe-bf16 0.1.0 \(blocked: switched off by SUROGATE_PL"):
+        load_registry({"SUROGATE_PLUGINS": "-bf16"}).get("recipe", "bf16")
+
+
+def test_an_unknown_architecture_lists_what_is_supported() -> None:
+    with pytest.raises(ConfigError) as unknown:
+        load_registry().model_for({"architectures": ["MambaForCausalLM"], "model_type": "mamba"})
+    assert "['MambaForCausalLM'] and model_type 'mamba'" in str(unknown.value)
+    assert "Qwen3ForCausalLM" in str(unknown.value)
+
+
+def test_a_model_is_found_by_architecture_else_by_model_type() -> None:
+    registry = load_registry()
+    by_architecture = registry.model_for({"architectures": ["Qwen3ForCausalLM"]})
+    assert registry.model_for({"model_type": "qwen3"}) is by_architecture
+
+
+# ------------------------------------------------------------------------------------------------------------- kernels
+
+KERNELS = "\n@hookimpl\ndef surogate_kernels():\n    return [{}]\n"
+OPS = "\n@hookimpl\ndef surogate_ops():\n    return [op('acme_op')]\n"
+RECIPES = "\n@hookimpl\ndef surogate_recipes():\n    return [recipe('acme')]\n"
+
+
+def acme_op() -> Op:
+    return Op("acme_op", (Value("x", (4,), "fp32", "act"),), (Value("y", (4,), "fp32", "act"),))
+
+
+def test_kernels_resolve_recipe_first_then_the_ops_owner_then_anybody(install: Install) -> None:
+    install("acme-owner", "1.0", "owner", OPS + KERNELS.format("kernel('acme_op')"))
+    install("acme-recipe", "1.0", "recipe", RECIPES + KERNELS.format("kernel('acme_op')"))
+    install("acme-third", "1.0", "third", KERNELS.format("kernel('acme_op')"))
+
+    def provider(recipe: str, off: str = "") -> str:
+        registry = load_registry({"SUROGATE_PLUGINS": off})
+        return registry.kernel_for(acme_op(), CPU, recipe).provider
+
+    assert load_registry().op_owner("acme_op") == "acme-owner"
+    assert provider("acme") == "acme-recipe"
+    assert provider("bf16", "-recipe") == "acme-owner"
+
+
+def test_two_foreign_kernels_at_one_rank_are_a_conflict(install: Install) -> None:
+    install("acme-owner", "1.0", "owner", OPS)
+    install("acme-a", "1.0", "a", KERNELS.format("kernel('acme_op')"))
+    install("acme-b", "1.0", "b", KERNELS.format("kernel('acme_op')"))
+    with pytest.raises(PluginError, match=r"kernel 'acme_op' is provided by acme-a 1.0 and acme-b 1.0; uninstall one"):
+        load_registry().kernel_for(acme_op(), CPU, "bf16")
+
+
+def test_an_op_without_a_fitting_kernel_falls_to_the_reference_with_the_reasons(install: Install) -> None:
+    install(
+        "acme-owner",
+        "1.0",
+        "owner",
+        OPS + KERNELS.format("kernel('acme_op', ('bf16', '*')), kernel('acme_op', ok=False)"),
+    )
+    resolved = load_registry().kernel_for(acme_op(), CPU, "bf16")
+    assert (resolved.kernel, resolved.provider) == (None, "reference")
+    assert resolved.refusals == (
+        "acme-owner: serves dtypes (bf16, *), the op has (fp32, fp32)",
+        "acme-owner: needs SM90",
+    )
+
+
+# ------------------------------------------------------------------------------------------------- commands and doctor
+
+
+def test_a_failing_diagnosis_is_a_finding(install: Install) -> None:
+    install("acme-doc", "1.0", "doc", "@hookimpl\ndef surogate_diagnose(system):\n    return [1 / 0]")
+    system = SystemInfo(python="3.11", platform="x", cpu_count=1, memory_bytes=2**34)
+    findings = [finding for plugin, finding in load_registry().diagnose(system) if plugin.name == "doc"]
+    assert [finding.level for finding in findings] == ["error"]
+    assert findings[0].message == (
+        "plugin acme-doc 1.0 failed in surogate_diagnose(): ZeroDivisionError: division by zero"
+    )
+
+
+def test_the_plugins_command_shows_state_and_exception(install: Install) -> None:
+    install("acme-bad", "0.3", "bad", "import no_such_module")
+    result = CliRunner().invoke(app, ["plugins"])
+    assert result.exit_code == 0
+    assert "recipe bf16" in result.output
+    assert "ModuleNotFoundError: No module named 'no_such_module'" in result.output
+
+    listed = json.loads(CliRunner().invoke(app, ["plugins", "--json"]).output)
+    states = {plugin["name"]: plugin["state"] for plugin in listed["plugins"]}
+    assert states == dict.fromkeys(FIRST_PARTY, "loaded") | {"bad": "broken"}
+
+
+def test_the_plugins_command_shows_conflicts_and_fails(install: Install) -> None:
+    install("acme-a", "1.0", "a", "@hookimpl\ndef surogate_recipes():\n    return [recipe('bf16')]")
+    result = CliRunner().invoke(app, ["plugins"])
+    assert result.exit_code == 2
+    assert "recipe 'bf16' is provided by acme-a 1.0 and surogate-recipe-bf16 0.1.0" in result.output
+
+
+def test_a_verb_of_another_distribution_is_listed_without_import_and_runs(install: Install) -> None:
+    source = "print('imported')\ndef verb(name: str) -> int:\n    print('hi', name)\n    return 5"
+    install("acme-verbs", "1.0", "hello", source, group="surogate.commands", head="")
+    helped = CliRunner().invoke(app, ["--help"])
+    assert "From acme-verbs 1.0." in helped.output
+    assert "imported" not in helped.output
+    ran = CliRunner().invoke(app, ["hello", "world"])
+    assert (ran.exit_code, ran.output) == (5, "imported\nhi world\n")
+
+
+def test_a_verb_cannot_replace_one_of_the_core(install: Install) -> None:
+    install("acme-verbs", "1.0", "doctor", "def verb() -> None:\n    print('mine')", group="surogate.commands", head="")
+    assert "mine" not in CliRunner().invoke(app, ["doctor"]).output
+    listed = json.loads(CliRunner().invoke(app, ["plugins", "--json"]).output)
+    assert [verb["problem"] for verb in listed["commands"]] == [
+        "'doctor' is a verb of surogate itself and cannot be replaced"
+    ]
+
+
+def test_a_broken_verb_names_its_distribution(install: Install) -> None:
+    install("acme-verbs", "1.0", "oops", "import no_such_module", group="surogate.commands", head="")
+    result = CliRunner().invoke(app, ["oops"])
+    assert result.exit_code == 2
+    assert "verb 'oops' of acme-verbs 1.0 cannot be used: acme_verbs_oops:verb: ModuleNotFoundError" in result.output
