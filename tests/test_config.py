@@ -488,8 +488,8 @@ def test_overrides_are_yaml_and_reach_inside() -> None:
     raw = {"model": "m", "distributed": {"num_nodes": 1}, "datasets": [{"path": "a"}]}
     changed = apply_overrides(
         raw,
-        ["learning_rate=2e-4", "distributed.num_nodes=2", "datasets.0.path=x=y", "datasets.1.path=z", "report_to=[a, b]",
-         "model=", "validation_datasets.0.path=v"],
+        ["learning_rate=2e-4", "distributed.num_nodes=2", "datasets.0.path=x=y", "datasets.1.path=z",
+         "report_to=[a, b]", "model=", "validation_datasets.0.path=v"],
     )  # fmt: skip
     assert changed == {
         "model": None, "distributed": {"num_nodes": 2}, "datasets": [{"path": "x=y"}, {"path": "z"}],

@@ -114,11 +114,7 @@ def validate(model: type[M], values: Mapping[str, Any], *, within: str = "") -> 
 
     Stricter than pydantic where a YAML file goes wrong silently: a bool is no number, a number is finite.
     """
-    problems = {
-        name: Problem(within + name, f"{_NO_BOOL[_is_whole(info.annotation)]} (got {shown(values[name])})")
-        for name, info in zip(keys_of(model), model.model_fields.values(), strict=True)
-        if isinstance(values.get(name), bool) and _is_number(info.annotation)
-    }
+    problems: dict[str, Problem] = {}
     instance: M | None = None
     try:
         instance = model.model_validate(dict(values))
@@ -128,10 +124,12 @@ def validate(model: type[M], values: Mapping[str, Any], *, within: str = "") -> 
             problems.setdefault(key, _problem(details, model, within))
     except (OverflowError, RecursionError) as error:  # e.g. an int too large for a float
         problems.setdefault("", Problem(within.rstrip(".") or "config", f"cannot be read: {error}"))
-    if instance is not None:
-        for name, value in instance:
-            if isinstance(value, float) and not math.isfinite(value):
-                problems.setdefault(name, Problem(within + name, f"must be a finite number (got {shown(value)})"))
+    for key, (name, info) in zip(keys_of(model), model.model_fields.items(), strict=True):
+        value = getattr(instance, name, None)
+        if isinstance(values.get(key), bool) and _is_number(info.annotation):
+            problems.setdefault(key, Problem(within + key, f"must be a number (got {shown(values[key])})"))
+        elif isinstance(value, float) and not math.isfinite(value):
+            problems.setdefault(key, Problem(within + key, f"must be a finite number (got {shown(value)})"))
     return (None if problems else instance), list(problems.values())
 
 

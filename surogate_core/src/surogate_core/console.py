@@ -10,9 +10,7 @@ from collections import deque
 from typing import TextIO
 
 from .api import EvalReport, Logger, RunInfo, StepReport
-from .summary import count_text
-
-LINE_WIDTH = 80
+from .summary import LINE_WIDTH, count_text
 
 
 def open_console(info: RunInfo) -> Logger:

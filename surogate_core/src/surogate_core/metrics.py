@@ -68,11 +68,9 @@ class JsonLinesLogger:
 
     def step(self, report: StepReport) -> None:
         record = {"log": "step", **asdict(report)}
-        # A loss or norm that is null must say why, also to a reader who knows nothing of the loop's rules.
-        if not (record.pop("skipped") or not (math.isfinite(report.loss) and math.isfinite(report.norm))):
-            self._write(record)
-        else:
-            self._write({**record, "skipped": True})
+        if not report.skipped:
+            del record["skipped"]
+        self._write(record)
 
     def eval(self, report: EvalReport) -> None:
         self._write({"log": "eval", **asdict(report)})

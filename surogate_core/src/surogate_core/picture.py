@@ -7,9 +7,10 @@ import sys
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from .api import EvalReport, RunInfo, StepReport
+from .console import lr_text
 from .metrics import METRICS_FILE, read_metrics
 from .summary import count_text
 
@@ -17,21 +18,36 @@ if TYPE_CHECKING:
     import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
 
 PICTURE_FILE = "loss.png"
-TRAIN, VALIDATION, LR, INK, QUIET = "#2a6fbb", "#d1495b", "#b8bec7", "#20242b", "#7a828e"
+TRAIN, VALIDATION, LR, INK, QUIET = "#2a6fbb", "#d1495b", "#c9ced6", "#20242b", "#7a828e"
+
+
+class TrainPoint(NamedTuple):
+    step: int
+    loss: float | None
+    lr: float
+    tokens: int
+    skipped: bool
+
+
+class EvalPoint(NamedTuple):
+    step: int
+    loss: float
 
 
 @dataclass
 class Curve:
-    """What a metrics file tells of a run. `train` holds (step, loss or None, lr), `evals` (step, loss)."""
+    """What a metrics file tells of a run. A loss that was not finite is None."""
 
     title: str = ""
     parameters: int = 0
     device: str = ""
-    tokens: int = 0
-    train: list[tuple[int, float | None, float]] = field(default_factory=list)
-    evals: list[tuple[int, float]] = field(default_factory=list)
+    train: list[TrainPoint] = field(default_factory=list)
+    evals: list[EvalPoint] = field(default_factory=list)
 
 
 class PictureLogger:
@@ -68,7 +84,7 @@ def draw_loss(metrics: Path, png: Path) -> bool:
     `png` appears whole or not at all. Raises OSError when a file cannot be read or written.
     """
     curve = read_curve(metrics)
-    if all(loss is None for _, loss, _ in curve.train):
+    if all(point.loss is None for point in curve.train):
         return False
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # headless: neither pyplot nor a display
     from matplotlib.figure import Figure
@@ -90,43 +106,51 @@ def draw_loss(metrics: Path, png: Path) -> bool:
 def read_curve(metrics: Path) -> Curve:
     """The run as it counts: a resumed or restarted run repeats steps, and what came later replaces what was there."""
     curve = Curve()
-    tokens: list[int] = []
     for record in read_metrics(metrics):
         kind, step = record.get("log"), record.get("step")
         if kind == "run":
             curve.title, curve.parameters = record.get("run_name") or "", record.get("parameters") or 0
             curve.device = record.get("device") or ""
         elif kind == "step" and isinstance(step, int):
-            while curve.train and curve.train[-1][0] >= step:
+            while curve.train and curve.train[-1].step >= step:
                 curve.train.pop()
-                tokens.pop()
             _drop_evals(curve, step)
-            curve.train.append((step, record.get("loss"), record.get("lr") or 0.0))
-            tokens.append(record.get("tokens") or 0)
+            lr, tokens = record.get("lr") or 0.0, record.get("tokens") or 0
+            curve.train.append(TrainPoint(step, record.get("loss"), lr, tokens, record.get("skipped", False)))
         elif kind == "eval" and isinstance(step, int):
             _drop_evals(curve, step)
             if record.get("loss") is not None:
-                curve.evals.append((step, record["loss"]))
-    curve.tokens = sum(tokens)
+                curve.evals.append(EvalPoint(step, record["loss"]))
     return curve
 
 
 def _drop_evals(curve: Curve, from_step: int) -> None:
-    while curve.evals and curve.evals[-1][0] >= from_step:
+    while curve.evals and curve.evals[-1].step >= from_step:
         curve.evals.pop()
 
 
-def smooth(losses: np.ndarray[Any, Any], half_window: int) -> np.ndarray[Any, Any]:
-    """Centred mean over 2 * half_window + 1 points, over fewer but as many on each side near the ends.
+def smooth(values: Array, half_window: int) -> Array:
+    """Running median, then a short running mean, each over a centred window that shrinks towards the ends.
 
-    Symmetric, so it neither lags behind the curve, as a running average does, nor bends it at the ends.
+    Centred, so it does not lag as a running average of the past does; a median, so a wild step leaves no trace, and
+    on a steep stretch it is the curve itself, where a mean would lie beside it.
     """
     import numpy as np
 
-    at = np.arange(len(losses))
-    half = np.minimum(np.minimum(at, at[::-1]), half_window)
-    total = np.concatenate([[0.0], np.cumsum(losses)])
-    return np.asarray((total[at + half + 1] - total[at - half]) / (2 * half + 1))
+    for half, middle in ((half_window, np.median), (half_window // 3, np.mean)):
+        reach = [min(half, i, len(values) - 1 - i) for i in range(len(values))]
+        values = np.array([middle(values[i - r : i + r + 1]) for i, r in enumerate(reach)])
+    return values
+
+
+def thin_out(steps: Array, losses: Array, points: int = 1500) -> tuple[Array, Array]:
+    """At most `points` points: the median of each of as many equal stretches. More would not show, only take time."""
+    import numpy as np
+
+    if len(steps) <= points:
+        return steps, losses
+    stretches = np.array_split(np.arange(len(steps)), points)
+    return np.array([steps[s].mean() for s in stretches]), np.array([np.median(losses[s]) for s in stretches])
 
 
 def _draw(figure: Figure, curve: Curve) -> None:
@@ -134,16 +158,16 @@ def _draw(figure: Figure, curve: Curve) -> None:
 
     axes = figure.add_subplot()
     _draw_lr(axes, curve)
-    finite = [(step, loss) for step, loss, _ in curve.train if loss is not None]
-    steps, losses = np.array([s for s, _ in finite]), np.array([loss for _, loss in finite])
-    smoothed = smooth(losses, half_window=max(1, len(losses) // 60))
-    crowded = len(losses) >= 30
-    if crowded:
-        axes.plot(steps, losses, color=TRAIN, alpha=0.28, linewidth=0.8)
-    marker = "o" if len(losses) < 3 else None
-    axes.plot(steps, smoothed if crowded else losses, color=TRAIN, linewidth=1.8, marker=marker, label="training")
+    finite = [(point.step, point.loss) for point in curve.train if point.loss is not None]
+    steps, losses = np.array([step for step, _ in finite]), np.array([loss for _, loss in finite])
+    if len(losses) >= 30:
+        axes.plot(steps, losses, color=TRAIN, alpha=0.28, linewidth=0.7)
+        steps, smoothed = thin_out(steps, losses)
+        axes.plot(steps, smooth(smoothed, len(smoothed) // 50), color=TRAIN, linewidth=1.8, label="training")
+    else:
+        axes.plot(steps, losses, color=TRAIN, linewidth=1.8, marker="o", markersize=3, label="training")
     if curve.evals:
-        best = min(loss for _, loss in curve.evals)
+        best = min(point.loss for point in curve.evals)
         axes.plot(
             *zip(*curve.evals, strict=True),
             color=VALIDATION,
@@ -155,27 +179,27 @@ def _draw(figure: Figure, curve: Curve) -> None:
             label=f"validation (best {best:.3f})",
         )
     _draw_skipped(axes, curve)
-    _limit_loss(axes, losses, [loss for _, loss in curve.evals])
+    axes.plot([], [], color=LR, linewidth=1.0, label="learning rate (right)")  # the last word of the legend
+    _limit_loss(axes, losses, [point.loss for point in curve.evals])
     _dress(axes, curve)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9, labelcolor=INK)
 
 
 def _draw_lr(axes: Axes, curve: Curve) -> None:
     right = axes.twinx()
-    right.plot([s for s, _, _ in curve.train], [lr for _, _, lr in curve.train], color=LR, linewidth=1.1)
-    right.set_ylim(0, max(max(lr for _, _, lr in curve.train) * 1.08, 1e-12))
-    right.set_ylabel("learning rate", color=QUIET, fontsize=9)
-    right.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
-    right.yaxis.get_offset_text().set(color=QUIET, fontsize=8)
+    rates = [point.lr for point in curve.train]
+    right.plot([point.step for point in curve.train], rates, color=LR, linewidth=1.0)
+    right.set_ylim(0, max(max(rates) * 1.08, 1e-12))
+    right.yaxis.set_major_formatter(lambda lr, _: "0" if lr == 0 else lr_text(lr))
     right.tick_params(axis="y", colors=QUIET, labelsize=8, length=0)
-    for spine in right.spines.values():
-        spine.set_visible(False)
+    right.set_frame_on(False)
     # The learning rate goes behind the losses, whose background must then be clear.
     axes.set_zorder(right.get_zorder() + 1)
     axes.patch.set_visible(False)
 
 
 def _draw_skipped(axes: Axes, curve: Curve) -> None:
-    skipped = [step for step, loss, _ in curve.train if loss is None]
+    skipped = [point.step for point in curve.train if point.skipped]
     if skipped:
         heights = [0.012] * len(skipped)
         axes.plot(
@@ -186,11 +210,11 @@ def _draw_skipped(axes: Axes, curve: Curve) -> None:
             color=INK,
             markersize=8,
             transform=axes.get_xaxis_transform(),
-            label=f"not finite ({len(skipped)})",
+            label=f"skipped ({len(skipped)})",
         )
 
 
-def _limit_loss(axes: Axes, losses: np.ndarray[Any, Any], evals: list[float]) -> None:
+def _limit_loss(axes: Axes, losses: Array, evals: list[float]) -> None:
     """Show all of it, but let a few wild steps not flatten the rest: they leave the picture at its top."""
     import numpy as np
 
@@ -208,7 +232,7 @@ def _dress(axes: Axes, curve: Curve) -> None:
 
     axes.set_xlabel("step", color=INK)
     axes.set_ylabel("loss (nats per token)", color=INK)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.margins(x=0.015)
     axes.grid(axis="y", color="#e8eaed", linewidth=0.8)
@@ -216,10 +240,9 @@ def _dress(axes: Axes, curve: Curve) -> None:
     for side in ("top", "left", "right"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color("#c9ced6")
-    axes.plot([], [], color=LR, linewidth=1.1, label="learning rate")
-    axes.legend(frameon=False, loc="upper right", fontsize=9, labelcolor=INK)
-    facts = [f"{count_text(curve.parameters)} parameters", f"{curve.train[-1][0]:,} steps"]
-    facts += [f"{count_text(curve.tokens)} tokens", curve.device]
-    figure_title = curve.title.replace("$", r"\$")  # a dollar sign is no formula here
-    axes.set_title(figure_title, loc="left", fontsize=13, fontweight="bold", color=INK, pad=24)
+    facts = [f"{count_text(curve.parameters)} parameters", f"{curve.train[-1].step:,} steps"]
+    facts += [f"{count_text(sum(point.tokens for point in curve.train))} tokens", curve.device]
+    title = curve.title if len(curve.title) <= 70 else f"{curve.title[:69]}\u2026"
+    title = title.replace("$", r"\$")  # not a formula
+    axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=INK, pad=24)
     axes.text(0, 1.025, ", ".join(filter(None, facts)), transform=axes.transAxes, fontsize=9, color=QUIET, va="bottom")

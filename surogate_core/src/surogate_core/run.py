@@ -40,14 +40,22 @@ Notice = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """How a run ended. losses: mean over labels, nats; None when nothing was evaluated. signal_exit: 0, 130 or 143."""
+    """How a run ended. Losses are means over labels, in nats; None when there was nothing to take them from.
 
+    loss: of the last step. evaluations: (step, loss, labels), in order. unigram_loss: of a model that knows only how
+    often each token occurs, on the validation set. bits_per_byte: of the last evaluation, if it saw the whole set.
+    signal_exit: 0, or 130 or 143 when a signal ended the run.
+    """
+
+    run_name: str
     output_dir: Path
+    checkpoint_dir: Path
     steps: int
+    total_steps: int
     tokens: int
     seconds: float
     loss: float | None
-    best_loss: float | None
+    evaluations: tuple[tuple[int, float, int], ...]
     unigram_loss: float | None
     bits_per_byte: float | None
     signal_exit: int
@@ -159,7 +167,7 @@ def _train(prepared: Prepared, comm: Comm, notice: Notice) -> TrainResult:
         if not interrupt.requested:
             _save_model(prepared, worker, output)
         loggers.status = "interrupted" if interrupt.requested else "done"
-    return _result(output, progress, data, interrupt)
+    return _result(prepared, progress, total, data, interrupt)
 
 
 # ----------------------------------------------------------------------------------------------------- before and after
@@ -267,21 +275,24 @@ def _open_loggers(prepared: Prepared, loader: Any, total: int, stack: ExitStack)
     return opened
 
 
-def _result(output: Path, progress: Progress, data: Corpora, interrupt: Interrupt) -> TrainResult:
+def _result(prepared: Prepared, progress: Progress, total: int, data: Corpora, interrupt: Interrupt) -> TrainResult:
     from .data.proof import bits_per_byte
 
-    losses = [loss for _, loss, _ in progress.evaluations]
+    config = prepared.loaded.config
     bits = None
     if progress.evaluations and data.validation_bytes:
         _, loss, labels = progress.evaluations[-1]
         bits = bits_per_byte(loss, labels, data.validation_bytes) if labels == data.validation_labels else None
     return TrainResult(
-        output_dir=output,
+        run_name=config.resolved_run_name,
+        output_dir=Path(config.output_dir),
+        checkpoint_dir=Path(config.resolved_checkpoint_dir),
         steps=progress.step,
+        total_steps=total,
         tokens=progress.tokens,
         seconds=progress.seconds,
-        loss=losses[-1] if losses else None,
-        best_loss=min(losses, default=None),
+        loss=progress.loss,
+        evaluations=tuple(progress.evaluations),
         unigram_loss=data.unigram_loss,
         bits_per_byte=bits,
         signal_exit=interrupt.exit_code,

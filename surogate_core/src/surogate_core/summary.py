@@ -6,72 +6,67 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-LABEL_WIDTH = 18
+LINE_WIDTH = 80
+LABEL_WIDTH = 17
 
 
 def final_summary(
     *,
-    run_name: str,
-    status: str,
-    step: int,
-    total_steps: int,
+    steps: int,
     tokens: int,
     seconds: float,
     output_dir: Path | str,
-    train_loss: float | None = None,
-    eval_loss: float | None = None,
-    best_eval_loss: float | None = None,
-    best_eval_step: int | None = None,
+    run_name: str = "",
+    training_loss: float | None = None,
+    validation_loss: float | None = None,
+    best_validation_loss: float | None = None,
     unigram_loss: float | None = None,
     bits_per_byte: float | None = None,
-    outputs: Sequence[str] = (),
-    checkpoint: Path | str | None = None,
+    outputs: Sequence[str] = ("metrics.jsonl", "loss.png", "run.yaml"),
 ) -> str:
-    """A block of plain text, 80 columns (a longer path is not broken, so that it can be copied).
+    """The end of a finished run as a block of plain text of 80 columns; only a path longer than that sticks out.
 
-    status: "done", "interrupted" or "failed". step: optimizer steps done, of total_steps. tokens: trained in this
-    process, in `seconds`. Losses in nats a token; unigram_loss is that of predicting each validation token by its
-    frequency in the training data. outputs: names in output_dir. checkpoint: directory that transformers loads. A
-    line whose values are None is left out.
+    tokens: trained on, in `seconds`. Losses in nats a token; unigram_loss is that of a model that knows only how
+    often each token occurs. output_dir: where the checkpoint is, and beside it `outputs`. A line whose value is None
+    is left out.
     """
-    done = f"{step:,} steps" if step == total_steps else f"{step:,} of {total_steps:,} steps"
-    lines = ["", f"{run_name}: {status}, {done}"]
-
-    def add(label: str, text: str) -> None:
-        indent = " " * (2 + LABEL_WIDTH)
-        lines.append(
-            textwrap.fill(
-                text,
-                80,
-                initial_indent=f"  {label:<{LABEL_WIDTH}}",
-                subsequent_indent=indent,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
+    rate = f", {count_text(tokens / seconds)} tokens/s" if seconds > 0 else ""
+    rows = [("trained", f"{count_text(tokens)} tokens in {duration_text(seconds)}{rate}")]
+    if training_loss is not None:
+        rows.append(("training loss", f"{training_loss:.4f} nats per token"))
+    if validation_loss is not None:
+        best = best_validation_loss if best_validation_loss != validation_loss else None
+        rows.append(
+            ("validation loss", f"{validation_loss:.4f} nats per token" + (f", best {best:.4f}" if best else ""))
         )
-
-    rate = f" ({count_text(tokens / seconds)} tokens/s)" if seconds > 0 else ""
-    add("trained on", f"{count_text(tokens)} tokens in {duration_text(seconds)}{rate}")
-    if train_loss is not None:
-        add("training loss", f"{train_loss:.4f}")
-    if eval_loss is not None:
-        best = f", best {best_eval_loss:.4f}" if best_eval_loss is not None else ""
-        best += f" at step {best_eval_step:,}" if best and best_eval_step is not None else ""
-        add("validation loss", f"{eval_loss:.4f}{best}")
     if unigram_loss is not None:
-        gain = ""
-        if eval_loss is not None:
-            gap = unigram_loss - eval_loss
-            gain = f"; the model is {abs(gap):.4f} nats {'below' if gap >= 0 else 'ABOVE'}"
-        add("unigram loss", f"{unigram_loss:.4f}{gain}")
+        rows.append(("unigram model", f"{unigram_loss:.4f}" + _compared(validation_loss, unigram_loss)))
     if bits_per_byte is not None:
-        add("bits per byte", f"{bits_per_byte:.4f}")
-    add("output", str(output_dir))
-    if outputs:
-        add("", ", ".join(outputs))
-    if checkpoint is not None:
-        lines.append(f"\n  To load it: transformers.AutoModelForCausalLM.from_pretrained({str(checkpoint)!r})")
+        rows.append(("bits per byte", f"{bits_per_byte:.4f}"))
+    rows.append(("output", f"{output_dir}: the checkpoint, {', '.join(outputs)}"))
+    lines = [f"{run_name}: done, {steps:,} steps" if run_name else f"done, {steps:,} steps"]
+    lines += [_row(label, text) for label, text in rows]
+    lines.append(f"  to load it: transformers.AutoModelForCausalLM.from_pretrained({str(output_dir)!r})")
     return "\n".join(lines)
+
+
+def _compared(validation_loss: float | None, unigram_loss: float) -> str:
+    if validation_loss is None:
+        return ""
+    gap = unigram_loss - validation_loss
+    return f"; this model is {abs(gap):.4f} {'below' if gap >= 0 else 'ABOVE'}"
+
+
+def _row(label: str, text: str) -> str:
+    """`label` and `text` in two columns. Words, and so paths, are not broken: they are there to be copied."""
+    return textwrap.fill(
+        text,
+        LINE_WIDTH,
+        initial_indent=f"  {label:<{LABEL_WIDTH}}",
+        subsequent_indent=" " * (LABEL_WIDTH + 2),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def count_text(count: float) -> str:

@@ -42,6 +42,7 @@ class Progress:
     """Where the loop stands, and where it ended. `evaluations`: (step, mean loss in nats, labels)."""
 
     step: int = 0
+    loss: float | None = None
     tokens: int = 0
     seconds: float = 0.0
     saved: int = 0
@@ -91,6 +92,7 @@ def step_once(job: Job, batch: StepBatch, progress: Progress) -> None:
 
     finite = math.isfinite(norm) and math.isfinite(loss)
     progress.nonfinite = 0 if finite else progress.nonfinite + 1
+    progress.loss = loss
     progress.tokens += batch.tokens
     progress.seconds += seconds
     report = StepReport(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from ..api import DatasetFormatDef, Encoded
 from ..errors import ConfigError
-from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # the command line lists types without loading numpy and tokenizers
+    from .tokenizer import Tokenizer
 
 
 class TextOptions(BaseModel):

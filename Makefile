@@ -1,0 +1,63 @@
+# Every target works on a fresh clone: what it needs is installed first, and again only when a pyproject.toml changes.
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+VENV := .venv
+BIN := $(VENV)/bin
+CORE := surogate_core/src/surogate_core
+STAMP := $(VENV)/.installed
+PACKAGES := surogate_core surogate_models surogate_recipes_bf16 plugins/surogate_optim_adamw .
+TOOLS := build coverage editables hatchling hypothesis mypy pytest pytest-xdist ruff types-PyYAML
+
+# The tested versions where no GPU is visible; with a GPU, whatever pip takes for the ranges in the metadata.
+CONSTRAINTS := $(abspath constraints/cpu.txt)
+CONSTRAIN := $(shell nvidia-smi -L >/dev/null 2>&1 || echo --constraint $(CONSTRAINTS))
+
+.PHONY: quickstart install test test-gpu lint format wheels test-wheels docs-test clean
+
+quickstart: install
+	$(BIN)/surogate train examples/quickstart.yaml
+	$(BIN)/python examples/generate.py output/quickstart
+
+install: $(STAMP)
+
+$(STAMP): $(addsuffix /pyproject.toml,$(PACKAGES)) $(CONSTRAINTS)
+	@test -n "$(PYTHON)" || { echo "make: no Python of at least 3.11 found. Install one, or: make PYTHON=/path/to/python3" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(CONSTRAIN) $(TOOLS)
+	$(BIN)/python -m pip install --quiet $(CONSTRAIN) --no-build-isolation \
+		--editable './surogate_core[hub]' $(patsubst %,--editable ./%,$(filter-out surogate_core,$(PACKAGES)))
+	touch $@
+
+test: install
+	$(BIN)/python -m pytest -n auto
+
+test-gpu: install
+	$(BIN)/python -m pytest -m gpu
+
+lint: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	@echo "program/ + memory/: $$(cat $$(find $(CORE)/program $(CORE)/memory -name '*.py') | wc -l) lines of 2000"
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheels: install
+	rm -rf dist
+	for package in $(PACKAGES); do $(BIN)/python -m build --wheel --no-isolation --outdir dist $$package || exit 1; done
+	@ls -l dist
+
+# Not by `make test`: fresh environments and pip, some minutes.
+test-wheels: wheels
+	$(BIN)/python -m pytest tests/packaging/check_wheels.py --constraint="$(CONSTRAIN)"
+
+docs-test: install
+	$(BIN)/python -m pytest tests/docs/check_docs.py
+
+clean:
+	rm -rf $(VENV) build dist output .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""An optimizer, an op and a model for Surogate, by somebody else."""

@@ -1,0 +1,37 @@
+"""What the ops compute, in plain torch: the definition that kernels are tested against, and all a CPU needs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from surogate_core.reference.rounding import TORCH_DTYPES, store
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    """max(x, 0)^2, computed in fp32 and rounded once."""
+    return x.float().relu().square().to(x.dtype)
+
+
+def sgd(
+    clip_coef: Tensor,
+    lr: Tensor,
+    step: Tensor,
+    seed: Tensor,
+    grad: Tensor,
+    master: Tensor,
+    velocity: Tensor,
+    *,
+    momentum: float,
+    weight_decay: float,
+    stream: int,
+    work_dtype: str | None,
+) -> tuple[Tensor, ...]:
+    """New master, velocity and working copy. A bf16 master is rounded stochastically; inputs are never written to."""
+    new_master, new_velocity = master, velocity
+    if torch.isfinite(clip_coef):
+        new_velocity = momentum * velocity + clip_coef * grad.float()
+        moved = master.float() - lr * (new_velocity + weight_decay * master.float())
+        new_master = store(moved, master.dtype, seed=int(seed), stream=stream, step=int(step))
+    work = () if work_dtype is None else (new_master.to(TORCH_DTYPES[work_dtype]),)
+    return new_master, new_velocity, *work

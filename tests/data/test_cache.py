@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import surogate_core
+from surogate_core.api import DatasetFormatDef, Encoded, NoOptions
+from surogate_core.data import tokenize as module
+from surogate_core.data.cache import TokenDataset, TokenWriter, default_cache_root
+from surogate_core.data.formats import TEXT, TextOptions
+from surogate_core.data.tokenize import tokenize_dataset
+from surogate_core.data.tokenizer import Tokenizer
+from surogate_core.errors import ConfigError, PluginError, RunStopped
+
+
+@dataclass
+class Entry:
+    path: str
+    subset: str | None = None
+    split: str = "train"
+    samples: int | None = None
+
+
+def write_jsonl(path: Path, texts: list[Any]) -> Entry:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return Entry(str(path))
+
+
+def tokenized(entry: Entry, tokenizer: Tokenizer, **options: Any) -> TokenDataset:
+    return tokenize_dataset(entry, TEXT, TextOptions(**options), tokenizer)
+
+
+def documents(dataset: TokenDataset) -> list[list[int]]:
+    return [dataset.tokens[a:b].tolist() for a, b in zip(dataset.offsets[:-1], dataset.offsets[1:], strict=True)]
+
+
+def test_documents_are_the_texts_each_ended_by_eos(tmp_path: Path, tokenizer: Tokenizer, play: str) -> None:
+    texts = [play, "", "é", *(play[:i] for i in range(1, 700, 7))]
+    dataset = tokenized(write_jsonl(tmp_path / "a.jsonl", texts), tokenizer)
+    assert documents(dataset) == [[*tokenizer.encode_ids(text), 0] for text in texts if text]
+    assert dataset.n_bytes == sum(len(text.encode()) for text in texts)
+    assert dataset.trained(0, dataset.n_tokens).all()
+    assert (dataset.n_docs, dataset.max_token) == (len(texts) - 1, int(dataset.tokens.max()))
+
+
+def test_second_call_maps_the_cache_and_reads_no_row(
+    tmp_path: Path, tokenizer: Tokenizer, play: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = write_jsonl(tmp_path / "a.jsonl", [play])
+    first = tokenized(entry, tokenizer)
+    assert first.path is not None and first.path.parent == default_cache_root() == tmp_path / "cache/surogate/tokens"
+    assert isinstance(first.tokens, np.memmap)
+    monkeypatch.setattr(module, "_write", None)
+    assert documents(tokenized(entry, tokenizer)) == documents(first)
+
+
+def test_cache_follows_content_tokenizer_and_settings(tmp_path: Path, tokenizer_dir: Path, play: str) -> None:
+    entry = write_jsonl(tmp_path / "a.jsonl", [play, play])
+    paths = [tokenized(entry, Tokenizer(tokenizer_dir)).path]
+    paths.append(tokenized(Entry(entry.path, samples=1), Tokenizer(tokenizer_dir)).path)
+    paths.append(tokenized(entry, Tokenizer(tokenizer_dir), add_bos=False).path)
+    (tokenizer_dir / "tokenizer_config.json").write_text("{}")
+    paths.append(tokenized(entry, Tokenizer(tokenizer_dir)).path)
+    write_jsonl(tmp_path / "a.jsonl", [play, play + "!"])
+    paths.append(tokenized(entry, Tokenizer(tokenizer_dir)).path)
+    assert len(set(paths)) == 5
+
+
+def test_cache_does_not_know_sequence_len(tmp_path: Path, tokenizer: Tokenizer, play: str) -> None:
+    dataset = tokenized(write_jsonl(tmp_path / "a.jsonl", [play]), tokenizer)
+    assert dataset.path is not None
+    settings = json.loads((dataset.path / "manifest.json").read_text())["settings"]
+    assert sorted(settings) == ["cache_format", "content", "options", "tokenizer", "tokenizers", "type", "type_code"]
+    assert sorted(settings["options"]) == ["add_bos", "sample_by", "text_field"]
+
+
+@pytest.mark.parametrize("damage", ["tokens.bin", "mask.bin", "offsets.npy", "manifest.json", "missing"])
+def test_damaged_cache_is_named_and_built_again(
+    tmp_path: Path, tokenizer: Tokenizer, play: str, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = write_jsonl(tmp_path / "a.jsonl", [play, "hear me"])
+    whole = tokenized(entry, tokenizer)
+    expected = documents(whole)
+    assert whole.path is not None
+    if damage == "missing":
+        (whole.path / "mask.bin").unlink()
+    else:
+        content = (whole.path / damage).read_bytes()
+        (whole.path / damage).write_bytes(content[:-1])
+    again = tokenized(entry, tokenizer)
+    assert documents(again) == expected
+    notice = capsys.readouterr().err
+    assert "damaged and is built again" in notice and str(whole.path) in notice
+    tokenized(entry, tokenizer)
+    assert capsys.readouterr().err == ""
+
+
+def test_failed_write_leaves_nothing_behind(tmp_path: Path, tokenizer: Tokenizer, play: str) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": play}) + "\n{broken\n")
+    with pytest.raises(ConfigError, match=r"a\.jsonl:2"):
+        tokenized(Entry(str(tmp_path / "a.jsonl")), tokenizer)
+    assert [path for path in default_cache_root().iterdir() if path.suffix != ".lock"] == []
+
+
+def test_full_disk_stops_the_run_and_leaves_nothing_behind(
+    tmp_path: Path, tokenizer: Tokenizer, play: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def append(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(TokenWriter, "append", append)
+    with pytest.raises(RunStopped, match="disk is full"):
+        tokenized(write_jsonl(tmp_path / "a.jsonl", [play]), tokenizer)
+    assert [path for path in default_cache_root().iterdir() if path.suffix != ".lock"] == []
+
+
+def test_unwritable_cache_root_names_the_remedy(
+    tmp_path: Path, tokenizer: Tokenizer, play: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match="Set XDG_CACHE_HOME"):
+        tokenized(write_jsonl(tmp_path / "a.jsonl", [play]), tokenizer)
+
+
+def test_left_over_of_a_killed_process_is_removed(tmp_path: Path, tokenizer: Tokenizer, play: str) -> None:
+    entry = write_jsonl(tmp_path / "a.jsonl", [play])
+    path = tokenized(entry, tokenizer).path
+    assert path is not None
+    (path / "tokens.bin").unlink()
+    left_over = path.with_name(path.name + ".tmp-1")
+    left_over.mkdir()
+    (left_over / "tokens.bin").write_text("half")
+    tokenized(entry, tokenizer)
+    assert not left_over.exists()
+
+
+def test_large_vocabulary_is_stored_as_uint32(tmp_path: Path, word_tokenizer: Callable[[int], Tokenizer]) -> None:
+    entry = write_jsonl(tmp_path / "a.jsonl", ["w69999 w1", "w65536"])
+    dataset = tokenized(entry, word_tokenizer(70_000))
+    assert dataset.tokens.dtype == np.uint32
+    assert documents(dataset) == [[69_999, 1], [65_536]]
+    assert dataset.max_token == 69_999
+    assert tokenized(write_jsonl(tmp_path / "b.jsonl", ["w65535"]), word_tokenizer(65_536)).tokens.dtype == np.uint16
+
+
+def test_mask_bits_survive_any_document_lengths(tmp_path: Path, word_tokenizer: Callable[[int], Tokenizer]) -> None:
+    def encode(row: Any, tokenizer: Tokenizer, options: Any) -> Encoded:
+        tokens = tokenizer.encode_ids(row["text"])
+        return Encoded(tokens, [token % 3 == 0 for token in tokens])
+
+    masked = DatasetFormatDef(
+        name="masked", summary="", options=NoOptions, matches=lambda c: True, fields=lambda o: ("text",), encode=encode
+    )
+    texts = [" ".join(f"w{(i * 7 + j) % 97}" for j in range(i % 13 + 1)) for i in range(600)]
+    dataset = tokenize_dataset(write_jsonl(tmp_path / "a.jsonl", texts), masked, NoOptions(), word_tokenizer(97))
+    assert dataset.trained(0, dataset.n_tokens).tolist() == (np.array(dataset.tokens) % 3 == 0).tolist()
+    assert dataset.trained(11, 30).tolist() == (np.array(dataset.tokens[11:30]) % 3 == 0).tolist()
+    assert dataset.n_trained == int((np.array(dataset.tokens) % 3 == 0).sum())
+
+
+def test_format_that_returns_nonsense_is_the_plugins_fault(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    for encoded in (Encoded([1, 2], [True]), Encoded([-1], [True]), Encoded([tokenizer.vocab_size], [True])):
+        broken = DatasetFormatDef(
+            name="broken", summary="", options=NoOptions, matches=lambda c: True, fields=lambda o: (),
+            encode=lambda row, tokenizer, options, given=encoded: given,  # type: ignore[misc]
+        )  # fmt: skip
+        with pytest.raises(PluginError, match=r"a\.jsonl:1: dataset type 'broken'"):
+            tokenize_dataset(write_jsonl(tmp_path / "a.jsonl", ["a"]), broken, NoOptions(), tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["a", None], r"a\.jsonl:2: column 'text' holds null"),
+        (["a", 3], r"a\.jsonl:2: column 'text' holds a value of type int \(3\)"),
+        (["a", ["b"]], r"a\.jsonl:2: column 'text' holds a value of type list"),
+        (["\ud800"], r"a\.jsonl:1: .*surrogate"),
+        (["", ""], "every row is empty"),
+    ],
+)
+def test_rows_without_text_are_named(tmp_path: Path, tokenizer: Tokenizer, texts: list[Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tokenized(write_jsonl(tmp_path / "a.jsonl", texts), tokenizer)
+
+
+def test_bos_is_added_on_demand_and_refused_without_one(tmp_path: Path, tokenizer_dir: Path, play: str) -> None:
+    entry = write_jsonl(tmp_path / "a.jsonl", [play])
+    with pytest.raises(ConfigError, match="defines no bos"):
+        tokenized(entry, Tokenizer(tokenizer_dir), add_bos=True)
+    (tokenizer_dir / "tokenizer_config.json").write_text('{"bos_token": "!", "eos_token": "<|endoftext|>"}')
+    tokenizer = Tokenizer(tokenizer_dir)
+    assert documents(tokenized(entry, tokenizer, add_bos=True)) == [
+        [tokenizer.bos_id, *tokenizer.encode_ids(play), tokenizer.eos_id]
+    ]
+
+
+def test_progress_counts_rows_and_tokens(tmp_path: Path, tokenizer: Tokenizer, play: str) -> None:
+    seen: list[tuple[int, int]] = []
+    entry = write_jsonl(tmp_path / "a.jsonl", [play] * 1000)
+    dataset = tokenize_dataset(
+        entry, TEXT, TextOptions(), tokenizer, progress=lambda rows, tokens: seen.append((rows, tokens))
+    )
+    assert seen == sorted(seen) and len(seen) > 2 and seen[-1] == (1000, dataset.n_tokens)
+
+
+TOKENIZE = """
+import sys
+from types import SimpleNamespace
+from pathlib import Path
+sys.modules["datasets"] = None
+from surogate_core.data import loader, pack, proof, tokenize
+from surogate_core.data.formats import TEXT, TextOptions
+from surogate_core.data.tokenizer import Tokenizer
+write = tokenize._write
+def counted(*arguments):
+    print("tokenises")
+    write(*arguments)
+tokenize._write = counted
+entry = SimpleNamespace(path=sys.argv[1], subset=None, split="train", samples=None)
+dataset = tokenize.tokenize_dataset(entry, TEXT, TextOptions(), Tokenizer(Path(sys.argv[2])))
+rows = pack.pack(pack.DocumentSpans.of([dataset]), 64)
+print(dataset.n_tokens, loader.Loader(rows, 2, 2, 1).step(0).tokens > 0)
+assert not {"torch", "transformers"} & set(sys.modules), "heavy import"
+"""
+
+
+def test_listing_the_format_loads_neither_numpy_nor_tokenizers() -> None:
+    source = str(Path(surogate_core.__file__).parents[1])
+    code = "import sys, surogate_core.data.formats; assert not {'numpy', 'tokenizers', 'torch'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": source}, check=True)
+
+
+def test_two_processes_at_once_tokenise_once_without_torch_or_datasets(
+    tmp_path: Path, tokenizer_dir: Path, play: str
+) -> None:
+    entry = write_jsonl(tmp_path / "a.jsonl", [play] * 4000)
+    source = str(Path(surogate_core.__file__).parents[1])
+    env = {**os.environ, "PYTHONPATH": source}
+    command = [sys.executable, "-c", TOKENIZE, entry.path, str(tokenizer_dir)]
+    running = [subprocess.Popen(command, env=env, text=True, stdout=-1, stderr=-1) for _ in range(2)]
+    outputs = [process.communicate(timeout=60) for process in running]
+    assert [process.returncode for process in running] == [0, 0], outputs
+    lines = [line for out, _ in outputs for line in out.splitlines()]
+    assert lines.count("tokenises") == 1
+    assert len({line for line in lines if line.endswith("True")}) == 1

@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from surogate_core.data import readers
+from surogate_core.data.sources import columns_of, open_source
+from surogate_core.errors import ConfigError
+
+TEXTS = ["one, two", "three\nfour", 'five "six" é']
+
+
+@dataclass
+class Entry:
+    path: str
+    subset: str | None = None
+    split: str = "train"
+    samples: int | None = None
+
+
+def read(path: Path | str, sample_by: str = "document", column: str = "text", **keys: Any) -> list[str]:
+    source = open_source(Entry(str(path), **keys), sample_by)
+    return [row.values[column] for row in source.rows([column])]
+
+
+def write_rows(path: Path, texts: list[str]) -> Path:
+    rows = [{"id": i, "text": text} for i, text in enumerate(texts)]
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows, indent=2), encoding="utf-8")
+    elif path.suffix == ".csv":
+        quoted = (text.replace('"', '""') for text in texts)
+        path.write_text("id,text\n" + "".join(f'{i},"{text}"\n' for i, text in enumerate(quoted)), encoding="utf-8")
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet", ".JSONL"])
+def test_every_kind_of_file_yields_the_same_rows(tmp_path: Path, suffix: str) -> None:
+    assert read(write_rows(tmp_path / f"data{suffix}", TEXTS)) == TEXTS
+
+
+def test_json_may_hold_an_object_a_line(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "data.jsonl", TEXTS).rename(tmp_path / "data.json")
+    assert read(path) == TEXTS
+
+
+def test_json_array_is_read_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"{i} " * (i % 50) for i in range(200)]
+    path = write_rows(tmp_path / "data.json", texts)
+    monkeypatch.setattr(readers, "CHUNK_BYTES", 37)
+    assert read(path) == texts
+
+
+def test_byte_order_mark_is_dropped(tmp_path: Path) -> None:
+    for name, content in {"a.txt": "hello", "b.jsonl": '{"text": "hello"}', "c.csv": "text\nhello\n"}.items():
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + content.encode())
+        assert read(tmp_path / name) == ["hello"]
+
+
+def test_csv_cell_longer_than_the_modules_limit(tmp_path: Path) -> None:
+    assert read(write_rows(tmp_path / "data.csv", ["x" * 200_000])) == ["x" * 200_000]
+
+
+def test_txt_is_cut_into_documents_paragraphs_or_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("a\nb\n\n \nc\n")
+    assert read(path) == ["a\nb\n\n \nc\n"]
+    assert read(path, "paragraph") == ["a\nb", "c"]
+    assert read(path, "line") == ["a", "b", " ", "c"]
+
+
+def test_directory_is_read_in_sorted_order_without_hidden_files(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in ("b.txt", "a.txt", "sub/c.txt", ".hidden.txt", "README.md"):
+        (tmp_path / name).write_text(name)
+    assert read(tmp_path) == ["a.txt", "b.txt", "sub/c.txt"]
+    assert read(tmp_path / "*.txt") == ["a.txt", "b.txt"]
+    assert read(f"{tmp_path}/**/*.txt") == ["a.txt", "b.txt", "sub/c.txt"]
+
+
+def test_samples_takes_the_first_rows(tmp_path: Path) -> None:
+    assert read(write_rows(tmp_path / "a.jsonl", TEXTS), samples=2) == TEXTS[:2]
+
+
+def test_content_hash_follows_content_not_names(tmp_path: Path) -> None:
+    one = write_rows(tmp_path / "one.jsonl", TEXTS)
+    two = write_rows(tmp_path / "two.jsonl", TEXTS)
+    first = open_source(Entry(str(one))).content_hash()
+    assert open_source(Entry(str(two))).content_hash() == first
+    assert open_source(Entry(str(one), samples=1)).content_hash() != first
+    write_rows(two, [*TEXTS[:-1], "other"])
+    assert open_source(Entry(str(two))).content_hash() != first
+
+
+def test_columns_of_a_source(tmp_path: Path) -> None:
+    for suffix in (".jsonl", ".json", ".csv", ".parquet"):
+        assert columns_of(open_source(Entry(str(write_rows(tmp_path / f"a{suffix}", TEXTS))))) == ["id", "text"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b"", r"a\.jsonl: the file is empty"),
+        ("a.jsonl", b"\n\n", r"a\.jsonl: holds no rows"),
+        ("a.json", b"[]", r"a\.json: holds no rows"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "b"\n', r"a\.jsonl:2: not one JSON object a line"),
+        ("a.jsonl", b'{"text": "a"}\n["b"]\n', r"a\.jsonl:2: holds a list"),
+        ("a.jsonl", b'{"text": "a"}\n{"other": "b", "id": 1}\n', r"a\.jsonl:2: no column 'text'. Columns there: other"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', r"a\.jsonl:2: not UTF-8: byte 0xff"),
+        ("a.jsonl", b"[" * 100_000, r"a\.jsonl:1: not one JSON"),
+        ("a.json", b'[{"text": "a"}, {"text": ', r"a\.json: element 1 of the array"),
+        ("a.json", b'[{"text": "a"}\n, 3]', r"a\.json\[1\]: holds a int"),
+        ("a.json", b'[{"text": "\xff"}]', r"a\.json: not UTF-8"),
+        ("a.json", b'{\n"text": "a"\n}', r"a\.json:1: not one JSON"),
+        ("a.txt", b"abc\xff", r"a\.txt: not UTF-8: byte 0xff at offset 3"),
+        ("a.csv", b"id,text\n1,a\n2,b,c\n", r"a\.csv:3: 3 cells, but the header names 2"),
+        ("a.csv", b'id,text\n1,"a\n', r"a\.csv:2: not CSV"),
+        ("a.csv", b"id,words\n1,a\n", r"a\.csv:2: no column 'text'. Columns there: id, words"),
+        ("a.csv", b"id,text\n", r"a\.csv: holds no rows"),
+        ("a.parquet", b"PAR1 nothing of the kind", r"a\.parquet: not parquet"),
+        ("a.bin", b"abc", r"a\.bin is none of \.txt"),
+    ],
+)
+def test_unusable_file_is_named_with_its_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path / name)
+
+
+def test_truncated_parquet_is_named(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.parquet", TEXTS)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ConfigError, match=r"a\.parquet: not parquet, or damaged"):
+        read(path)
+    write_rows(path, TEXTS)
+    content = path.read_bytes()
+    pages = len(content) - 8 - int.from_bytes(content[-8:-4], "little") - 4
+    path.write_bytes(content[:4] + b"\0" * pages + content[4 + pages :])  # a good footer over damaged pages
+    with pytest.raises(ConfigError, match=r"a\.parquet"):
+        read(path)
+
+
+def test_parquet_without_the_column_names_the_others(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no column 'body'\. Columns there: id, text"):
+        read(write_rows(tmp_path / "a.parquet", TEXTS), column="body")
+
+
+@pytest.mark.parametrize(
+    ("path", "keys", "message"),
+    [
+        ("missing.txt", {}, "does not exist"),
+        ("some/dir/missing", {}, "does not exist"),
+        ("", {}, "does not exist"),
+        pytest.param("x" * 5000, {}, "does not exist", id="long"),
+        ("a\0b", {}, "does not exist"),
+        ("~no_such_user/a.txt", {}, "does not exist"),
+        ("missing/*.jsonl", {}, "no file matches"),
+        ("s3://bucket/a.jsonl", {}, "is a URL"),
+        ("empty", {}, "holds no .txt"),
+        ("mixed", {}, "several kinds"),
+        ("mixed/a.txt", {"split": "test"}, "split: test is for hub datasets"),
+        ("mixed/a.txt", {"subset": "x"}, "subset: x is for hub datasets"),
+        ("mixed/a.txt", {"samples": 0}, "samples: 0"),
+        ("mixed/b.jsonl", {"sample_by": "line"}, "sample_by: line is for .txt"),
+    ],
+)
+def test_unusable_entry_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, keys: dict[str, Any], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("empty", "mixed"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "mixed/a.txt").write_text("a")
+    (tmp_path / "mixed/b.jsonl").write_text('{"text": "b"}')
+    with pytest.raises(ConfigError, match=message):
+        read(path, **keys)
+
+
+def test_hub_dataset_is_read_through_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_dict({"id": list(range(3)), "text": TEXTS})
+    asked: list[Any] = []
+
+    def load_dataset(name: str, subset: str | None, *, split: str) -> Any:
+        asked.append((name, subset, split))
+        return table
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert read("owner/name", subset="small", split="test") == TEXTS
+    assert asked == [("owner/name", "small", "test")]
+    assert read("owner/name", samples=2) == TEXTS[:2]
+    with pytest.raises(ConfigError, match=r"owner/name\[train\]: no column 'body'. Columns there: id, text"):
+        read("owner/name", column="body")
+    first = open_source(Entry("owner/name")).content_hash()
+    assert open_source(Entry("owner/name")).content_hash() == first
+    limited = open_source(Entry("owner/name", samples=2)).content_hash()
+    assert limited == open_source(Entry("owner/name", samples=2)).content_hash() != first
+
+
+def test_hub_failure_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def load_dataset(*arguments: Any, **keys: Any) -> Any:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(ConfigError, match="hub cannot be reached: unset HF_HUB_OFFLINE"):
+        read("owner/name")
+
+
+def test_only_hub_datasets_need_the_datasets_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    for suffix in (".jsonl", ".json", ".csv", ".parquet"):
+        assert read(write_rows(tmp_path / f"a{suffix}", TEXTS)) == TEXTS
+    with pytest.raises(ConfigError, match="pip install datasets"):
+        read("owner/name")
+
+
+def test_parquet_without_pyarrow_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_rows(tmp_path / "a.parquet", TEXTS)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match="pip install pyarrow"):
+        read(path)

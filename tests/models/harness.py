@@ -1,0 +1,200 @@
+"""Runs our programs and transformers' model on the same weights and documents, and compares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from surogate_core.api import NoOptions, PrecisionRequest
+from surogate_core.assemble import Ingredients, assemble, op_workspace
+from surogate_core.memory.plan import plan_family
+from surogate_core.program.ops import OPS as STANDARD_OPS
+from surogate_core.program.passes.dead_code import dead_code
+from surogate_core.program.verify import verify
+from surogate_core.runtime.arena import Buffers
+from surogate_core.runtime.reference import ReferenceExecutor
+from surogate_models.ops import OPS as MODEL_OPS
+from surogate_models.qwen3 import QWEN3
+from surogate_optim_adamw.adamw import ADAMW, ADAMW_OP, AdamWOptions
+from surogate_recipes_bf16.recipe import BF16
+
+OPS = {definition.kind: definition for definition in (*STANDARD_OPS, *MODEL_OPS, ADAMW_OP)}
+NO_LABEL = -100
+
+Document = Sequence[int]
+
+
+def tiny_config(**changes: Any) -> dict[str, Any]:
+    """Four layers, two query heads a group, head_dim (16) that is not d_model / n_heads (12)."""
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": 97,
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "hidden_act": "silu",
+        "max_position_embeddings": 128,
+        "initializer_range": 0.05,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "attention_bias": False,
+        "bos_token_id": None,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+    }
+    return config | changes
+
+
+def random_hf_model(config: Mapping[str, Any], seed: int = 0) -> Qwen3ForCausalLM:
+    """transformers' model in fp32 with random weights; norms around 1 and biases around 0, so that both matter."""
+    torch.manual_seed(seed)
+    keys = {k: v for k, v in config.items() if k not in ("architectures", "model_type")}
+    model: Qwen3ForCausalLM = AutoModelForCausalLM.from_config(
+        Qwen3Config(**keys), dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.add_(0.2 * torch.randn_like(parameter))
+            elif name.endswith("bias"):
+                parameter.normal_(0, 0.1)
+    return model.train()
+
+
+def random_documents(lengths: Sequence[int], vocab_size: int, seed: int = 1) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(vocab_size, (n,), generator=generator).tolist() for n in lengths]
+
+
+def hf_loss_sum(model: PreTrainedModel, documents: Sequence[Document]) -> Tensor:
+    """Sum of cross-entropies over all predicted tokens, every document run alone."""
+    total = torch.zeros(())
+    for document in documents:
+        ids = torch.tensor(document)[None]
+        total = total + F.cross_entropy(model(input_ids=ids).logits[0, :-1], ids[0, 1:], reduction="sum")
+    return total
+
+
+def valid_tokens(documents: Sequence[Document]) -> int:
+    return sum(len(document) - 1 for document in documents)
+
+
+def relative_error(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours - theirs).norm() / theirs.norm())
+
+
+class PlannedModel:
+    """The programs of a config in planned buffers, with dead values poisoned; rows of documents go in."""
+
+    def __init__(self, config: Mapping[str, Any], batch_size: int, seq_len: int, **settings: Any) -> None:
+        """`settings` are fields of `Ingredients`; `request`, a PrecisionRequest, is fp32 unless given."""
+        request = settings.pop("request", PrecisionRequest(model_dtype="fp32"))
+        self.dims = QWEN3.dims(config)
+        self.assembly = assemble(
+            Ingredients(
+                ops=OPS,
+                model=QWEN3,
+                dims=self.dims,
+                recipe=BF16,
+                recipe_options=NoOptions(),
+                optimizer=ADAMW,
+                optimizer_options=AdamWOptions(),
+                precision=BF16.precision(request, NoOptions()),
+                batch_size=batch_size,
+                seq_len=seq_len,
+                max_documents=batch_size * seq_len,
+                **settings,
+            )
+        )
+        self.buffers = Buffers(self.assembly.memory, poison=True)
+        self.executor = ReferenceExecutor(self.assembly.programs, OPS, self.buffers, poison=True)
+        self.params = {name: self.buffers.persistent(value) for name, value in self.assembly.params.items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy checkpoint tensors into the params."""
+        for name, part in self.split(self.params).items():
+            part.copy_(tensors[name])
+
+    def split(self, by_param: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Views by checkpoint tensor name of tensors by param name."""
+        return {
+            t.name: part
+            for m in self.assembly.weights
+            for t, part in zip(m.tensors, by_param[m.param].split([t.shape[0] for t in m.tensors]), strict=True)
+        }
+
+    def write(self, rows: Sequence[Sequence[Document]], loss_scale: float) -> None:
+        """Fill the inputs: documents one after another in each row, what is left padded by an unlabelled document."""
+        seq_len = self.assembly.batch.seq_len
+        tokens: list[int] = []
+        targets: list[int] = []
+        starts = [0]
+        for row in rows:
+            padding = seq_len - sum(map(len, row))
+            for document in row:
+                tokens += document
+                targets += [*document[1:], NO_LABEL]
+                starts.append(len(tokens))
+            if padding:
+                tokens += [0] * padding
+                targets += [NO_LABEL] * padding
+                starts.append(len(tokens))
+        positions = [i for a, b in pairwise(starts) for i in range(b - a)]
+        batch = self.assembly.batch
+        inputs = {
+            batch.tokens: tokens,
+            batch.targets: targets,
+            batch.positions: positions,
+            batch.cu_seqlens: starts + [len(tokens)] * (batch.cu_seqlens.shape[0] - len(starts)),
+            batch.loss_scale: loss_scale,
+        }
+        for value, content in inputs.items():
+            view = self.buffers.persistent(value)
+            view.copy_(torch.tensor(content, dtype=view.dtype))
+
+    def micro_step(self, rows: Sequence[Sequence[Document]], loss_scale: float, *, first: bool = True) -> float:
+        """The loss of the optimizer step so far."""
+        self.write(rows, loss_scale)
+        self.executor.run("micro_first" if first else "micro_next")
+        return float(self.buffers.persistent(self.assembly.loss))
+
+    def update(self, step: int, lr: float) -> None:
+        scalars = self.assembly.scalars
+        for value, content in ((scalars.lr, lr), (scalars.step, step), (scalars.tick, step), (scalars.seed, 0)):
+            self.buffers.persistent(value).fill_(content)
+        self.executor.run("update")
+
+    @property
+    def gradients(self) -> dict[str, Tensor]:
+        """By checkpoint tensor name."""
+        values = {v.name.removeprefix("grad."): v for v in self.assembly.declared if v.role == "grad"}
+        return self.split({name: self.buffers.persistent(value) for name, value in values.items()})
+
+    def logits(self, rows: Sequence[Sequence[Document]]) -> Tensor:
+        """[T, V] from the evaluation program, cut before the loss: final norm times LM head."""
+        evaluate = self.assembly.programs["evaluate"]
+        head = next(op for op in evaluate.ops if op.kind == "lm_head_ce")
+        norm, lm_head = head.ins[:2]
+        ops = tuple(op for op in evaluate.ops if op is not head)
+        program = dead_code(replace(evaluate, name="logits", ops=ops, outputs=(norm,)), OPS)
+        verify(program, OPS)
+        memory = plan_family([program], self.assembly.declared, lambda op: op_workspace(OPS, op))
+        buffers = Buffers(memory, poison=True)
+        self.write(rows, 1.0)
+        for value in self.assembly.declared:
+            if value.role in ("param", "input"):
+                buffers.persistent(value).copy_(self.buffers.persistent(value))
+        ReferenceExecutor({"logits": program}, OPS, buffers, poison=True).run("logits")
+        return buffers.view(norm, "logits") @ buffers.persistent(lm_head).T

@@ -1,0 +1,149 @@
+"""The Qwen3 programs against transformers, float32, the same random weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from .harness import (
+    PlannedModel,
+    hf_loss_sum,
+    random_documents,
+    random_hf_model,
+    relative_error,
+    tiny_config,
+    valid_tokens,
+)
+
+TOLERANCE = 1e-5
+VARIANTS: dict[str, dict[str, Any]] = {
+    "untied": {},
+    "tied": {"tie_word_embeddings": True},
+    "biased": {"attention_bias": True},
+    "one_group": {"num_key_value_heads": 1, "head_dim": 12},
+}
+PACKINGS = {"unpacked": [[24], [24], [24]], "packed": [[7, 12, 5], [24], [2, 9, 3]]}
+
+
+def documents_in_rows(lengths: list[list[int]]) -> list[list[list[int]]]:
+    flat = iter(random_documents([n for row in lengths for n in row], tiny_config()["vocab_size"]))
+    return [[next(flat) for _ in row] for row in lengths]
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_loss_and_every_gradient_equal_transformers(variant: str, packing: str) -> None:
+    config = tiny_config(**VARIANTS[variant])
+    hf = random_hf_model(config)
+    rows = documents_in_rows(PACKINGS[packing])
+    documents = [document for row in rows for document in row]
+    scale = 1 / valid_tokens(documents)
+    expected = hf_loss_sum(hf, documents) * scale
+    expected.backward()
+
+    model = PlannedModel(config, batch_size=3, seq_len=24, lmhead_chunks=3)
+    model.load(hf.state_dict())
+    loss = model.micro_step(rows, scale)
+
+    assert loss == pytest.approx(expected.item(), rel=TOLERANCE)
+    theirs = {name: parameter.grad for name, parameter in hf.named_parameters()}
+    assert model.gradients.keys() == theirs.keys()
+    errors = {name: relative_error(grad, theirs[name]) for name, grad in model.gradients.items()}
+    assert max(errors.values()) <= TOLERANCE, {name: e for name, e in errors.items() if e > TOLERANCE}
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_equal_transformers(variant: str, packing: str) -> None:
+    config = tiny_config(**VARIANTS[variant])
+    hf = random_hf_model(config)
+    rows = documents_in_rows(PACKINGS[packing])
+    model = PlannedModel(config, batch_size=3, seq_len=24)
+    model.load(hf.state_dict())
+    logits = model.logits(rows).view(3, 24, -1)
+    for row, ours in zip(rows, logits, strict=True):
+        with torch.no_grad():
+            theirs = torch.cat([hf(input_ids=torch.tensor(document)[None]).logits[0] for document in row])
+        assert relative_error(ours[: len(theirs)], theirs) <= TOLERANCE
+
+
+def test_packed_loss_equals_sum_over_documents() -> None:
+    rows = documents_in_rows([[7, 12, 5], [24], [2, 9, 3]])
+    model = PlannedModel(tiny_config(), batch_size=3, seq_len=24)
+    model.load(random_hf_model(tiny_config()).state_dict())
+    packed = model.micro_step(rows, 1.0)
+    alone = [model.micro_step([[document], [], []], 1.0) for row in rows for document in row]
+    assert packed == pytest.approx(sum(alone), rel=1e-6)
+
+
+def test_two_micro_steps_equal_one_large_batch() -> None:
+    config = tiny_config(tie_word_embeddings=True)
+    state = random_hf_model(config).state_dict()
+    rows = documents_in_rows([[7, 12, 5], [24], [2, 9, 3], [20]])
+    whole, halves = (PlannedModel(config, batch_size=size, seq_len=24) for size in (4, 2))
+    whole.load(state)
+    halves.load(state)
+    expected = whole.micro_step(rows, 0.01)
+    halves.micro_step(rows[:2], 0.01)
+    assert halves.micro_step(rows[2:], 0.01, first=False) == pytest.approx(expected, rel=1e-6)
+    for name, grad in halves.gradients.items():
+        assert relative_error(grad, whole.gradients[name]) <= 2e-6, name
+
+
+def test_recomputing_any_part_gives_bit_identical_gradients() -> None:
+    config = tiny_config()
+    state = random_hf_model(config).state_dict()
+    rows = documents_in_rows([[7, 12, 5], [24]])
+    plain = PlannedModel(config, batch_size=2, seq_len=24)
+    plain.load(state)
+    plain.micro_step(rows, 0.02)
+    for parts in ({"rmsnorm"}, {"swiglu"}, {"qkv"}, {"att"}, {"ffn"}, {"block"}):
+        model = PlannedModel(config, batch_size=2, seq_len=24, recompute=frozenset(parts))
+        model.load(state)
+        model.micro_step(rows, 0.02)
+        assert all(torch.equal(grad, plain.gradients[name]) for name, grad in model.gradients.items()), parts
+
+
+def test_block_recomputation_keeps_one_residual_a_block() -> None:
+    config = tiny_config()
+    model = PlannedModel(config, batch_size=2, seq_len=24, recompute=frozenset({"block"}))
+    program = model.assembly.programs["micro_first"]
+    forward = {v for op in program.ops if op.phase == "forward" and op.block >= 0 for v in op.outs}
+    kept = {v for op in program.ops if op.phase != "forward" for v in op.ins if v in forward}
+    assert [v.label for v in sorted(kept, key=lambda v: v.block)] == ["residual"] * (config["num_hidden_layers"] - 1)
+
+
+def test_twenty_adamw_steps_follow_torch() -> None:
+    """Clipping bites at every step, matrices decay, each step has two micro-steps."""
+    config = tiny_config()
+    hf = random_hf_model(config)
+    model = PlannedModel(config, batch_size=2, seq_len=24, weight_decay=0.1, max_grad_norm=0.5)
+    model.load(hf.state_dict())
+    model.executor.run("load")
+    groups = [
+        {"params": [p for p in hf.parameters() if p.ndim >= 2], "weight_decay": 0.1},
+        {"params": [p for p in hf.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-8)
+    rows = documents_in_rows([[7, 12, 5], [24], [2, 9, 3], [20]])
+    documents = [document for row in rows for document in row]
+    scale = 1 / valid_tokens(documents)
+    for step in range(1, 21):
+        lr = 3e-3 * step / 20
+        model.micro_step(rows[:2], scale)
+        ours = model.micro_step(rows[2:], scale, first=False)
+        model.update(step, lr)
+
+        optimizer.zero_grad()
+        theirs = hf_loss_sum(hf, documents) * scale
+        theirs.backward()
+        norm = torch.nn.utils.clip_grad_norm_(hf.parameters(), 0.5)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+
+        assert norm > 0.5
+        assert float(model.buffers.persistent(model.assembly.grad_norm)) == pytest.approx(norm.item(), rel=1e-4)
+        assert ours == pytest.approx(theirs.item(), rel=TOLERANCE), step

@@ -1,0 +1,168 @@
+"""The wheels, as users get them: installed into fresh environments, each with the packages that the case names.
+
+Run by `make test-wheels` after `make wheels`, not by `make test`: it takes pip, an index and some minutes.
+
+Every environment is its own, made from `dist/*.whl` alone; none sees the checkout. To install torch once and not four
+times, the dependencies of `surogate-core` are installed into one environment by pip from the core wheel's own
+metadata, the core is removed again, and the cases lie on top of that. pip resolves each case against what is there, so
+a requirement that the metadata lacks or that does not fit fails here as it would for a user.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import zipfile
+from pathlib import Path
+
+import pytest
+import virtualenvs
+from virtualenvs import Environment
+
+ROOT = Path(__file__).parents[2]
+DIST = ROOT / "dist"
+CORE_AND_FIRST = ("surogate-core", "surogate-models", "surogate-recipe-bf16", "surogate-optim-adamw")
+PACKAGES = {
+    "surogate-core": ROOT / "surogate_core/src/surogate_core",
+    "surogate-models": ROOT / "surogate_models/src/surogate_models",
+    "surogate-recipe-bf16": ROOT / "surogate_recipes_bf16/src/surogate_recipes_bf16",
+    "surogate-optim-adamw": ROOT / "plugins/surogate_optim_adamw/src/surogate_optim_adamw",
+}
+EXAMPLE = ROOT / "plugins/example_third_party"
+
+TINY = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+}
+RUN = """
+model: ./tiny
+from_scratch: true
+sequence_len: 32
+per_device_train_batch_size: 2
+model_dtype: fp32
+datasets:
+  - {path: ./text.txt, type: text}
+"""
+
+
+@pytest.fixture(scope="session")
+def constrain(request: pytest.FixtureRequest) -> list[str]:
+    """`--constraint FILE` where the Makefile asks for the tested versions."""
+    return shlex.split(request.config.getoption("--constraint"))
+
+
+@pytest.fixture(scope="session")
+def dependencies(tmp_path_factory: pytest.TempPathFactory, constrain: list[str]) -> Path:
+    """site-packages with what the core wheel's metadata asks for, and no package of ours."""
+    environment = virtualenvs.create(tmp_path_factory.mktemp("dependencies") / "venv")
+    environment.pip("install", "--quiet", *constrain, *DIST.glob("surogate_core-*.whl"))
+    environment.pip("uninstall", "--quiet", "--yes", "surogate-core")
+    return environment.site_packages
+
+
+class Case:
+    """An environment with some of the wheels, and a tiny run to plan."""
+
+    def __init__(self, root: Path, dependencies: Path, constrain: list[str]) -> None:
+        self.environment: Environment = virtualenvs.create(root / "venv", on_top_of=dependencies)
+        self.constrain = constrain
+        self.work = root / "work"
+        (self.work / "tiny").mkdir(parents=True)
+        (self.work / "tiny/config.json").write_text(json.dumps(TINY))
+        (self.work / "text.txt").write_text("To be, or not to be, that is the question.\n" * 40)
+        (self.work / "run.yaml").write_text(RUN)
+
+    def install(self, *names: str | Path) -> None:
+        self.environment.pip("install", "--quiet", *self.constrain, "--find-links", DIST, *names)
+        self.environment.pip("check")
+
+    def surogate(self, *args: str, code: int = 0) -> str:
+        result = self.environment.run("surogate", *args, cwd=self.work, code=code)
+        assert "Traceback" not in result.stderr
+        return result.stdout if code == 0 else result.stderr
+
+    def plugins(self) -> dict[str, str]:
+        listed = json.loads(self.surogate("plugins", "--json"))
+        return {plugin["name"]: plugin["state"] for plugin in listed["plugins"]}
+
+    def has(self, module: str) -> bool:
+        code = f"import importlib.util as u; raise SystemExit(u.find_spec({module!r}) is None)"
+        try:
+            self.environment.run("python", "-c", code)
+        except AssertionError:
+            return False
+        return True
+
+
+@pytest.fixture
+def case(tmp_path: Path, dependencies: Path, constrain: list[str]) -> Case:
+    return Case(tmp_path, dependencies, constrain)
+
+
+def test_every_package_has_one_wheel_that_holds_every_file_of_its_source() -> None:
+    for name, source in PACKAGES.items():
+        (wheel,) = DIST.glob(f"{name.replace('-', '_')}-*.whl")
+        held = {file for file in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in file}
+        expected = {
+            path.relative_to(source.parent).as_posix()
+            for path in source.rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        }
+        assert held == expected, name
+        assert f"{source.name}/py.typed" in held
+    (meta,) = DIST.glob("surogate-0*.whl")
+    assert all(".dist-info/" in file for file in zipfile.ZipFile(meta).namelist())
+
+
+def test_the_meta_package_brings_everything(case: Case) -> None:
+    case.install("surogate")
+    assert case.plugins() == dict.fromkeys(("builtin", "adamw", "bf16", "models"), "loaded")
+    assert case.has("datasets")
+    assert case.surogate("--version").startswith("surogate 0.1")
+    assert json.loads(case.surogate("plan", "run.yaml", "--json"))["fits"] is True
+    assert "Traceback" not in case.surogate("doctor")
+
+
+def test_the_four_packages_work_without_the_meta_package(case: Case) -> None:
+    case.install(*CORE_AND_FIRST)
+    assert not case.has("datasets")
+    assert case.plugins() == dict.fromkeys(("builtin", "adamw", "bf16", "models"), "loaded")
+    assert json.loads(case.surogate("plan", "run.yaml", "--json"))["fits"] is True
+
+
+def test_a_plugin_brings_the_core(case: Case) -> None:
+    case.install("surogate-models")
+    assert case.plugins() == {"builtin": "loaded", "models": "loaded"}
+
+
+def test_without_the_recipe_the_error_names_the_package_to_install(case: Case) -> None:
+    case.install("surogate-core", "surogate-models", "surogate-optim-adamw")
+    assert "bf16" not in case.plugins()
+    told = case.surogate("plan", "run.yaml", code=2)
+    assert "no installed plugin provides it. Installed: none. Try: pip install surogate-recipe-bf16" in told
+    case.install("surogate-recipe-bf16")
+    case.surogate("plan", "run.yaml")
+    case.environment.pip("uninstall", "--quiet", "--yes", "surogate-recipe-bf16")
+    assert "pip install surogate-recipe-bf16" in case.surogate("plan", "run.yaml", code=2)
+
+
+def test_a_third_partys_plugin_comes_and_goes(case: Case, tmp_path: Path) -> None:
+    case.install(*CORE_AND_FIRST)
+    case.environment.pip("wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path / "built", EXAMPLE)
+    case.install(*(tmp_path / "built").glob("*.whl"))
+    assert case.plugins()["acme"] == "loaded"
+    case.surogate("plan", "run.yaml", "--set", "optimizer=acme_sgd")
+    case.environment.pip("uninstall", "--quiet", "--yes", "acme-surogate-sgd")
+    assert "acme" not in case.plugins()
+    assert "acme_sgd" in case.surogate("plan", "run.yaml", "--set", "optimizer=acme_sgd", code=2)
