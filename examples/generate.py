@@ -71,7 +71,7 @@ def generate(directory: Path, prompts: Sequence[str], tokens: int, seed: int) ->
             top_p=1.0,
             pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
         )
-        texts.append(tokenizer.decode(output[0], skip_special_tokens=True))
+        texts.append(str(tokenizer.decode(output[0], skip_special_tokens=True)))
     return texts
 
 

@@ -25,7 +25,7 @@ from surogate_core.config import (
     read_yaml,
     resolved,
 )
-from surogate_core.config_keys import ALIASES, DEAD, DIFFERS, LIMITS, NOT_YET, NOT_YET_NAMES, PACKAGES
+from surogate_core.config_keys import ALIASES, DEAD, DIFFERS, ELSEWHERE, LIMITS, NOT_YET, NOT_YET_NAMES, PACKAGES
 from surogate_core.errors import ConfigError, PluginError, SurogateError
 
 
@@ -238,6 +238,7 @@ def test_environment_variables_are_expanded(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_an_unknown_key_names_the_nearest() -> None:
     assert "did you mean gradient_accumulation_steps?" in message(gradient_acumulation_steps=2)
+    assert "did you mean learning_rate?" in message(lr=1e-4)
     assert "did you mean sgd_momentum?" in message(sgd_momemtum=0.5)
     assert "did you mean learning_rate?" in message(**{"Learning-Rate": 1})
     assert "datasets.0.sampels: unknown key; did you mean samples?" in message(datasets=[{"path": "x", "sampels": 2}])
@@ -302,6 +303,7 @@ def test_the_tables_speak_of_keys_that_exist_and_no_key_has_two_places() -> None
     core = TrainConfig.model_fields.keys()
     for table in (NOT_YET, DEAD, PACKAGES, ALIASES):
         assert not core & table.keys()
+    assert set(ELSEWHERE.values()) <= core and not core & ELSEWHERE.keys()
     assert all(limit.key in core for limit in LIMITS)
     assert all(entry.key in core or entry.key in NOT_YET for entry in DIFFERS)
     assert all(info.description for info in TrainConfig.model_fields.values())

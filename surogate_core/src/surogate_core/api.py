@@ -72,7 +72,7 @@ __all__ = [
 ]
 
 API = 0
-"""Version of this page. Core refuses a plugin whose `SUROGATE_API` is another. 0: may change until the first GPU work is done."""
+"""Version of this page; core refuses a plugin whose `SUROGATE_API` is another. 0: may change until GPUs are served."""
 
 T = TypeVar("T")
 
@@ -533,6 +533,3 @@ class Finding:
     subject: str
     message: str
     remedy: str = ""
-
-
-

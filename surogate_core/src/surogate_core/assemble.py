@@ -184,7 +184,9 @@ def op_workspace(ops: Mapping[str, OpDef], op: Op) -> int:
 def auto_lmhead_chunks(tokens: int, vocab_size: int, dtype: str) -> int:
     """The smallest number of equal chunks whose logits stay within LOGITS_BYTES each."""
     row = vocab_size * DTYPE_BYTES[dtype]
-    return next(c for c in range(1, tokens + 1) if tokens % c == 0 and (tokens // c * row <= LOGITS_BYTES or c == tokens))
+    return next(
+        c for c in range(1, tokens + 1) if tokens % c == 0 and (tokens // c * row <= LOGITS_BYTES or c == tokens)
+    )
 
 
 def _batch(b: Builder, given: Ingredients) -> BatchInputs:
@@ -225,7 +227,9 @@ def _adapt(b: Builder, forward: Program, loss: Value, given: Ingredients, line: 
     for adapter, options in given.adapters:
         forward = line(f"adapter {adapter.name}", forward, adapter.apply(forward, b, options))
         if len(forward.outputs) != 1:
-            raise ProgramError(f"adapter {adapter.name} returned {len(forward.outputs)} outputs; the loss is the only one")
+            raise ProgramError(
+                f"adapter {adapter.name} returned {len(forward.outputs)} outputs; the loss is the only one"
+            )
         (loss,) = forward.outputs
     return forward, loss
 
@@ -272,9 +276,7 @@ def _update(b: Builder, params: Sequence[ParamGrad], given: Ingredients, scalars
     with b.record("update"):
         coef = b.activation("clip_coef", (), "fp32")
         b.emit("global_norm", *(p.grad for p in params), outs=[norm, coef], max_norm=given.max_grad_norm)
-        given.optimizer.update(
-            b, params, coef, scalars, given.precision, given.weight_decay, given.optimizer_options
-        )
+        given.optimizer.update(b, params, coef, scalars, given.precision, given.weight_decay, given.optimizer_options)
         return b.program("update", (norm,)), norm
 
 

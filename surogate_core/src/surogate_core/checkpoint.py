@@ -16,6 +16,9 @@ _STEP = re.compile(r"step_(\d{8,})")
 _PARTIAL = ".partial"  # step_00000050.partial: being written
 _REPLACED = ".replaced"  # step_00000050.replaced: a whole older one, until the new one of that step has its name
 _REMOVED = ".removed"  # step_00000050.removed: being deleted
+SAVING = ".saving-"
+"""Prefix of the hidden directories in which files wait to be moved into their places."""
+
 _STOPPING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM})
 
 
@@ -73,11 +76,12 @@ def prune_checkpoints(directory: Path, keep: int) -> list[Path]:
 def remove_leftovers(directory: Path) -> list[Path]:
     """Clean up after a killed run, before the next begins; returns what was removed.
 
-    Half-written and half-deleted checkpoints go. A replaced one gets its name back if its successor never took it.
+    What is half-written or half-deleted goes. A replaced one gets its name back if its successor never took it.
     """
     removed = []
     for path in sorted(directory.iterdir()) if directory.is_dir() else []:
-        if not _STEP.fullmatch(path.stem) or path.suffix not in (_PARTIAL, _REPLACED, _REMOVED):
+        of_a_step = _STEP.fullmatch(path.stem) is not None and path.suffix in (_PARTIAL, _REPLACED, _REMOVED)
+        if not of_a_step and not path.name.startswith(SAVING):
             continue
         if path.suffix == _REPLACED and not path.with_name(path.stem).exists():
             path.rename(path.with_name(path.stem))

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from .api import NoOptions
 from .config_errors import Problem, fold, keys_of, nearest, problems_error, shown, shown_key, unknown_key, validate
-from .config_keys import ALIASES, DATASET_KEYS, DEAD, LIMITS, NOT_YET, NOT_YET_NAMES, PACKAGES, SECTIONS
+from .config_keys import ALIASES, DATASET_KEYS, DEAD, ELSEWHERE, LIMITS, NOT_YET, NOT_YET_NAMES, PACKAGES, SECTIONS
 from .config_schema import DatasetEntry, TrainConfig
 from .config_yaml import apply_overrides, dump_yaml, read_yaml
 from .errors import ConfigError, PluginError
@@ -190,7 +190,8 @@ class _Loading:
             self.wrong(key, f"no installed plugin has this key; pip install {PACKAGES[key]}")
         else:
             legal = {*TrainConfig.model_fields, *self.owners, *NOT_YET, *SECTIONS, *DEAD, *PACKAGES, *ALIASES}
-            self.problems.append(unknown_key(key, legal))
+            meant = ELSEWHERE.get(fold(key)) if isinstance(key, str) else None
+            self.problems.append(unknown_key(key, legal, meant=meant))
 
     def not_yet(self, key: str, value: Any) -> None:
         entry = NOT_YET[key]

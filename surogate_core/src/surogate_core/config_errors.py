@@ -97,9 +97,12 @@ def fold(word: str) -> str:
     return word.strip().lower().replace("-", "_")
 
 
-def unknown_key(key: object, legal: Iterable[str], *, within: str = "") -> Problem:
-    """The problem of a key that nothing reads. `within`: dotted place it stands in, with its trailing dot."""
-    guess = nearest(key, legal) if isinstance(key, str) else None
+def unknown_key(key: object, legal: Iterable[str], *, within: str = "", meant: str | None = None) -> Problem:
+    """The problem of a key that nothing reads. `within`: dotted place it stands in, with its trailing dot.
+
+    `meant`: the key to suggest; by default the nearest legal one.
+    """
+    guess = meant or (nearest(key, legal) if isinstance(key, str) else None)
     hint = f"did you mean {guess}?" if guess else "the config reference lists all keys"
     return Problem(within + shown_key(key), f"unknown key; {hint}")
 

@@ -285,6 +285,28 @@ ALIASES: dict[str, str] = {
 }
 """Other spellings of keys -> the key."""
 
+ELSEWHERE: dict[str, str] = {
+    "lr": "learning_rate",
+    "epochs": "num_epochs",
+    "num_train_epochs": "num_epochs",
+    "steps": "max_steps",
+    "batch_size": "per_device_train_batch_size",
+    "micro_batch_size": "per_device_train_batch_size",
+    "grad_accum_steps": "gradient_accumulation_steps",
+    "seq_len": "sequence_len",
+    "max_seq_length": "sequence_len",
+    "base_model": "model",
+    "model_name_or_path": "model",
+    "scheduler": "lr_scheduler_type",
+    "lr_scheduler": "lr_scheduler_type",
+    "max_grad_clip": "max_grad_norm",
+    "seed": "train_seed",
+    "val_set_size": "validation_split_ratio",
+    "gradient_checkpointing": "recompute_block",
+    "packing": "sample_packing",
+}
+"""What other trainers call a key -> the key to suggest. Never accepted."""
+
 DIFFERS = (
     Differs("optimizer", "adamw_8bit", "8-bit states are not built"),
     Differs("lora", "true", "LoRA is not built; `sft` keeps the default true and says so"),

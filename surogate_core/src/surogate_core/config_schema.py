@@ -128,7 +128,8 @@ GradientDtype = Annotated[Literal["fp32", "bf16", "e5m2"], BeforeValidator(_dtyp
 
 
 class Keys(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    # Validators are built on first use: the themes need none of their own, and a start of the CLI often none at all.
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), defer_build=True)
 
 
 class DatasetEntry(Keys):

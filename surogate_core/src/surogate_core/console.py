@@ -34,11 +34,11 @@ class PlainLogger:
         self._total_steps = info.total_steps
         self._every = max(1, int(info.config.get("logging_steps") or 1))
         self._times = StepTimes()
-        self._last_step: int | None = None
+        self._stepped = False
 
     def step(self, report: StepReport) -> None:
         self._times.add(report.duration_ms)
-        first, self._last_step = self._last_step is None, report.step
+        first, self._stepped = not self._stepped, True
         if first or report.skipped or report.step % self._every == 0 or report.step == self._total_steps:
             self._line(step_line(report, self._total_steps, self._times.eta_seconds(report.step, self._total_steps)))
 
@@ -46,8 +46,7 @@ class PlainLogger:
         self._line(eval_line(report))
 
     def close(self, status: str) -> None:
-        if status != "done":
-            self._line(f"{status} after step {self._last_step or 0} of {self._total_steps}")
+        return  # how a run ended is for its caller to say
 
     def _line(self, text: str) -> None:
         if self._out is None:
@@ -81,7 +80,7 @@ def step_line(report: StepReport, total_steps: int, eta_seconds: float) -> str:
     if report.skipped:
         return f"{head}  skipped: not finite"
     rate = f"{count_text(report.tokens_per_second):>5} tok/s"
-    fields = [head, f"lr {lr_text(report.lr)}", rate, f"{step_time_text(report.duration_ms):>5}"]
+    fields = [head, f"lr {lr_text(report.lr):<6}", rate, f"{step_time_text(report.duration_ms):>5}"]
     fields.append(f"eta {eta_text(eta_seconds)}")
     if len("  ".join(fields)) > LINE_WIDTH or digits > 4:
         del fields[3]
@@ -113,7 +112,8 @@ def norm_text(norm: float) -> str:
 
 
 def lr_text(lr: float) -> str:
-    return _short_exponent(f"{lr:.1e}")
+    """At most 6 characters for a rate above 1e-10: 3.0e-4; 0 for none."""
+    return _short_exponent(f"{lr:.1e}") if lr else "0"
 
 
 def _short_exponent(text: str) -> str:

@@ -28,7 +28,7 @@ class PluginError(SurogateError):
 
 
 class ProgramError(SurogateError):
-    """A program breaks its own rules: a fault of ours or of a plugin's, never of the user's. Exit 1 with a traceback."""
+    """A program breaks its own rules: a fault of ours or of a plugin's, not of the user's. Exit 1 with a traceback."""
 
     exit_code = 1
 

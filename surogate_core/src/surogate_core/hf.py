@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from .api import HFTensor, WeightMap
-from .checkpoint import stopping_when_disk_refuses, sync, sync_tree
+from .checkpoint import SAVING, stopping_when_disk_refuses, sync, sync_tree
 from .errors import ConfigError, ProgramError
 from .hub import PICKLED
 from .model_config import read_json
@@ -213,9 +213,9 @@ def save_model(
     """
     with stopping_when_disk_refuses(out_dir, safe_in=out_dir):
         out_dir.mkdir(parents=True, exist_ok=True)
-        for leftover in out_dir.glob(".saving-*"):
+        for leftover in out_dir.glob(f"{SAVING}*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        with tempfile.TemporaryDirectory(dir=out_dir, prefix=".saving-") as name:
+        with tempfile.TemporaryDirectory(dir=out_dir, prefix=SAVING) as name:
             fresh = Path(name)
             write_model(fresh, maps, params, config, source_dir, dtype, max_shard_bytes)
             sync_tree(fresh)

@@ -62,13 +62,11 @@ class LiveLogger:
     def eval(self, report: EvalReport) -> None:
         self._eval = report
         self._refresh()
-        self._print(eval_line(report))
+        self._draw(lambda: self._console.print(Text(eval_line(report)), soft_wrap=True))
 
     def close(self, status: str) -> None:
         self._refresh()
         self._draw(self._live.stop)
-        if status != "done":
-            self._print(f"{status} after step {self._report.step if self._report else 0} of {self._info.total_steps}")
 
     def display(self) -> RenderableType:
         """The two lines, as wide as the console: what does not fit is cut, never wrapped."""
@@ -91,7 +89,7 @@ class LiveLogger:
         fields = [
             ("loss", f"{loss_text(report.loss):<6}", "bold"),
             ("norm", f"{norm_text(report.norm):<4}", ""),
-            ("lr", lr_text(report.lr), ""),
+            ("lr", f"{lr_text(report.lr):<6}", ""),
             ("", f"{count_text(report.tokens_per_second):>5} tok/s", ""),
             ("", f"{step_time_text(report.duration_ms):>5}", ""),
         ]
@@ -108,9 +106,6 @@ class LiveLogger:
 
     def _refresh(self) -> None:
         self._draw(lambda: self._live.update(self.display(), refresh=True))
-
-    def _print(self, text: str) -> None:
-        self._draw(lambda: self._console.print(Text(text), soft_wrap=True))
 
     def _draw(self, action: Callable[[], object]) -> None:
         if not self._alive:

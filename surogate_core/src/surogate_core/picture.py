@@ -74,7 +74,7 @@ class PictureLogger:
         path = self._output_dir / PICTURE_FILE
         try:
             draw_loss(self._output_dir / METRICS_FILE, path)
-        except (OSError, ImportError) as error:
+        except Exception as error:  # whatever it is: a picture must not cost a run its good end
             print(f"{path} was not drawn: {error}", file=sys.stderr)
 
 
@@ -190,7 +190,7 @@ def _draw_lr(axes: Axes, curve: Curve) -> None:
     rates = [point.lr for point in curve.train]
     right.plot([point.step for point in curve.train], rates, color=LR, linewidth=1.0)
     right.set_ylim(0, max(max(rates) * 1.08, 1e-12))
-    right.yaxis.set_major_formatter(lambda lr, _: "0" if lr == 0 else lr_text(lr))
+    right.yaxis.set_major_formatter(lambda lr, _: lr_text(lr))
     right.tick_params(axis="y", colors=QUIET, labelsize=8, length=0)
     right.set_frame_on(False)
     # The learning rate goes behind the losses, whose background must then be clear.
@@ -243,6 +243,7 @@ def _dress(axes: Axes, curve: Curve) -> None:
     facts = [f"{count_text(curve.parameters)} parameters", f"{curve.train[-1].step:,} steps"]
     facts += [f"{count_text(sum(point.tokens for point in curve.train))} tokens", curve.device]
     title = curve.title if len(curve.title) <= 70 else f"{curve.title[:69]}\u2026"
-    title = title.replace("$", r"\$")  # not a formula
-    axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=INK, pad=24)
-    axes.text(0, 1.025, ", ".join(filter(None, facts)), transform=axes.transAxes, fontsize=9, color=QUIET, va="bottom")
+    # parse_math: a dollar sign in a name begins no formula
+    axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=INK, pad=24, parse_math=False)
+    line = axes.text(0, 1.025, ", ".join(filter(None, facts)), fontsize=9, color=QUIET, va="bottom", parse_math=False)
+    line.set_transform(axes.transAxes)

@@ -1,4 +1,4 @@
-"""From a validated config to a plan: which plugins serve it, which model it is, what it will hold and cost. No torch."""
+"""From a validated config to a plan: which plugins serve it, which model it is, what it holds and costs. No torch."""
 
 from __future__ import annotations
 

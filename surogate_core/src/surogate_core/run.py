@@ -1,16 +1,15 @@
 """The Python API, which the command line is written on.
 
-    from surogate_core import run
+from surogate_core import run
 
-    loaded = run.load("run.yaml", ["max_steps=100"])
-    print(run.plan(loaded, device="h200").report.device_bytes["total"])
-    result = run.train(loaded)
+loaded = run.load("run.yaml", ["max_steps=100"])
+print(run.plan(loaded, device="h200").report.device_bytes["total"])
+result = run.train(loaded)
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,6 @@ from .memory.devices import GIB, cpu
 from .memory.devices import device as known_device
 from .plugins import load_registry
 from .prepare import Prepared, prepare
-from .registry import Registry
 from .schedule import Schedule
 from .train import Job, Progress
 
@@ -68,7 +66,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), mode: Mode = "train") 
 
 
 def plan(loaded: LoadedConfig, device: str | None = None) -> Prepared:
-    """Plan a run without starting it, from the model's config.json alone. `device`: of the device table; None: this CPU."""
+    """Plan a run from the model's config.json alone. `device`: a name of the device table; None: this CPU."""
     return prepare(loaded, load_registry(), known_device(device) if device else cpu())
 
 
@@ -212,9 +210,7 @@ def _save_model(prepared: Prepared, worker: Worker, folder: Path) -> None:
     from . import hf
 
     dtype = prepared.ingredients.precision.model
-    hf.save_model(
-        folder, prepared.assembly.weights, worker.params(), prepared.model_config, prepared.model_dir, dtype
-    )
+    hf.save_model(folder, prepared.assembly.weights, worker.params(), prepared.model_config, prepared.model_dir, dtype)
 
 
 def _open_output(output: Path, checkpoints: Path, loaded: LoadedConfig, notice: Notice) -> None:

@@ -46,7 +46,8 @@ def final_summary(
     rows.append(("output", f"{output_dir}: the checkpoint, {', '.join(outputs)}"))
     lines = [f"{run_name}: done, {steps:,} steps" if run_name else f"done, {steps:,} steps"]
     lines += [_row(label, text) for label, text in rows]
-    lines.append(f"  to load it: transformers.AutoModelForCausalLM.from_pretrained({str(output_dir)!r})")
+    lines.append("  to load it in Python:")
+    lines.append(f"    transformers.AutoModelForCausalLM.from_pretrained({str(output_dir)!r})")
     return "\n".join(lines)
 
 

@@ -97,7 +97,7 @@ def _refuse_unbuilt(config: Mapping[str, Any]) -> None:
 
 def _rope_theta(config: Mapping[str, Any]) -> float:
     """transformers 5 writes rope_parameters {rope_type, rope_theta}; 4 wrote rope_theta, and rope_scaling if any."""
-    for key in ("rope_parameters", "rope_scaling"):
+    for key in ("rope_scaling", "rope_parameters"):
         rope = config.get(key)
         if rope is None:
             continue
@@ -108,8 +108,9 @@ def _rope_theta(config: Mapping[str, Any]) -> float:
             raise _error(key, "scaled RoPE is not yet built; must be of type default", dict(rope))
         if rope.get("partial_rotary_factor") not in (None, 1):
             raise _error(key, "partial RoPE is not yet built; partial_rotary_factor must be 1", dict(rope))
-        if "rope_theta" in rope:
-            return _positive(rope, "rope_theta", within=f"{key}.")
+    given = config.get("rope_parameters") or {}
+    if "rope_theta" in given:
+        return _positive(given, "rope_theta", within="rope_parameters.")
     return _positive(config, "rope_theta")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pydantic import BaseModel
+
 from surogate_core.api import DeviceInfo, Op, Precision, PrecisionRequest, Program, RecipeDef, Support, Value
 from surogate_core.errors import ConfigError
 from surogate_core.program.builder import Builder

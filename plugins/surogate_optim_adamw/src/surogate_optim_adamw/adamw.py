@@ -7,6 +7,7 @@ from typing import Any
 from zlib import crc32
 
 from pydantic import BaseModel, ConfigDict, Field
+
 from surogate_core.api import Init, Op, OpDef, OptimizerDef, OutSpec, ParamGrad, Precision, Scalars, Value
 from surogate_core.program.builder import Builder
 

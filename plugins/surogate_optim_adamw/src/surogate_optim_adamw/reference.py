@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isfinite, sqrt
 
+from torch import Tensor
+
 from surogate_core.reference.ops import up
 from surogate_core.reference.rounding import TORCH_DTYPES, store
-from torch import Tensor
 
 # Streams of the stochastic rounding: one for each of the three values that a parameter owns.
 _MASTER, _M, _V = 0, 0x9E3779B9, 0x7F4A7C15
@@ -40,7 +41,7 @@ def adamw(
     correction1, correction2 = 1 - beta1**t, sqrt(1 - beta2**t)
     for i in range(n):
         if not isfinite(coef):
-            results = (masters[i], ms[i], vs[i])
+            results: tuple[Tensor, ...] = (masters[i], ms[i], vs[i])
         else:
             g = up(grads[i]) * coef
             m = up(ms[i]) * beta1 + g * (1 - beta1)

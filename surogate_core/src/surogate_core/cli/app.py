@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
 
 from ..errors import ConfigError, SurogateError
+
+if TYPE_CHECKING:
+    from ..config import Mode
 
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
@@ -73,7 +76,6 @@ class VerbGroup(TyperGroup):
 app = typer.Typer(
     cls=VerbGroup,
     help=HELP,
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -96,13 +98,17 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def root(
+    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Options of the program itself."""
+    """Options of the program itself. Without a verb: help on stderr and exit 2."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help(), err=True)
+        raise typer.Exit(2)
 
 
 @app.command(help="Train a model as the YAML file says.")
@@ -159,7 +165,7 @@ def doctor(as_json: JsonOption = False) -> int:
     return doctor_command(as_json)
 
 
-def _train(ctx: typer.Context, path: Path | None, config: Path | None, overrides: list[str] | None, mode: str) -> int:
+def _train(ctx: typer.Context, path: Path | None, config: Path | None, overrides: list[str] | None, mode: Mode) -> int:
     config_path = _config_path(ctx, path, config)
     from .train import train_command
 

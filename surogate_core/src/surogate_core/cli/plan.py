@@ -17,7 +17,7 @@ from .render import output_width, paint, paragraph
 
 
 def plan_command(config: Path, overrides: list[str], device: str | None, as_json: bool, listing: bool) -> int:
-    """Print the plan of a run: as text, with the op lists too if `listing`, or as JSON. Returns 0 also when it does not fit."""
+    """Print the plan: as text, with the op lists too if `listing`, or as JSON. Returns 0 also when it does not fit."""
     prepared = run.plan(run.load(config, overrides), device)
     if as_json:
         print(json.dumps(to_json(prepared), indent=2))
@@ -53,7 +53,8 @@ def to_json(prepared: Prepared) -> dict[str, Any]:
 def _text(prepared: Prepared) -> Iterator[str]:
     report, given = prepared.report, prepared.ingredients
     config = prepared.loaded.config
-    yield f"{config.model}: {given.model.name}, {_count(prepared.n_params)} parameters, {_count(prepared.n_trainable)} trained"
+    parameters, trained = _count(prepared.n_params), _count(prepared.n_trainable)
+    yield f"{config.model}: {given.model.name}, {parameters} parameters, {trained} trained"
     yield (
         f"recipe {config.recipe}, model {given.precision.model}, products {given.precision.matmul}, "
         f"optimizer {config.optimizer}"
@@ -67,9 +68,11 @@ def _text(prepared: Prepared) -> Iterator[str]:
     for name, nbytes in report.device_bytes.items():
         if name != "total":
             yield f"  {name:<14}{_gib(nbytes):>9} GiB"
-    total, room = report.device_bytes["total"], report.device.memory_bytes - report.device_bytes["total"]
+    total = report.device_bytes["total"]
+    room = report.device.memory_bytes - total
     verdict = paint("fits", "green") if report.fits else paint("does not fit", "red")
-    yield f"  {'total':<14}{_gib(total):>9} GiB   {verdict}, {_gib(abs(room))} GiB {'to spare' if room >= 0 else 'too much'}"
+    rest = f"{_gib(abs(room))} GiB {'to spare' if report.fits else 'too much'}"
+    yield f"  {'total':<14}{_gib(total):>9} GiB   {verdict}, {rest}"
     yield ""
     yield f"peak at {report.peak}; live there:"
     yield from _by_label(report.activations_by_label)
@@ -90,7 +93,8 @@ def _text(prepared: Prepared) -> Iterator[str]:
         yield "cheapest ways to make room"
         for knob in cheapest_knobs(prepared):
             cost = f"{knob.costs / report.step.seconds:+.0%} time"
-            yield f"  {knob.change}\n      saves {_gib(knob.saves)} GiB, {cost}{', enough alone' if knob.enough else ''}"
+            yield f"  {knob.change}"
+        yield f"      saves {_gib(knob.saves)} GiB, {cost}{', enough alone' if knob.enough else ''}"
 
 
 def _by_label(labels: Mapping[str, int], most: int = 8) -> Iterator[str]:

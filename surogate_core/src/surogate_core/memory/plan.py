@@ -95,8 +95,6 @@ def plan_family(programs: Iterable[Program], declared: Iterable[Value], workspac
     """Plan the programs of a family: segments "param", "grad", "state" and "input", and an arena per program."""
     values = list(declared)
     return MemoryPlan(
-        segments={
-            role: lay_out(v for v in values if v.role == role) for role in ("param", "grad", "state", "input")
-        },
+        segments={role: lay_out(v for v in values if v.role == role) for role in ("param", "grad", "state", "input")},
         arenas={program.name: plan(program, workspace) for program in programs},
     )

@@ -49,7 +49,9 @@ def differentiate(
         if not seeds and (all(g is None for g in rule_outs) or not any(i in wanted for i in op.ins)):
             continue
         with builder.record("backward", op.block) as emitted:
-            results = seeds or list(zip(op.ins, _vjp(builder, op, rule_outs), strict=True))
+            results: list[tuple[Value, Value | None]] = [*seeds]
+            if not seeds:
+                results += zip(op.ins, _vjp(builder, op, rule_outs), strict=True)
             for value, gradient in results:
                 if gradient is not None and value in wanted:
                     add(value, gradient)
@@ -105,7 +107,9 @@ def _vjp(builder: Builder, op: Op, grads: tuple[Value | None, ...]) -> tuple[Val
     if rule is not None:
         results = rule(builder, op, grads)
         if len(results) != len(op.ins):
-            raise ProgramError(f"{op.where}: vjp of {op.kind} returned {len(results)} gradients for {len(op.ins)} inputs")
+            raise ProgramError(
+                f"{op.where}: vjp of {op.kind} returned {len(results)} gradients for {len(op.ins)} inputs"
+            )
         return results
     given = [i for i, g in enumerate(grads) if g is not None]
     floats = [i for i, v in enumerate(op.ins) if v.dtype in FLOAT_DTYPES]

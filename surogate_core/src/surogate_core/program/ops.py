@@ -106,7 +106,7 @@ def _linear_bgrad(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 
 
 def _product_flops(op: Op) -> int:
-    """2MNK of a product, whichever of forward, dgrad and wgrad it is: rows x columns of the first operand x the rest."""
+    """2MNK of a product: forward, dgrad or wgrad."""
     a, b = op.ins[0], op.ins[1]
     if op.kind == "linear_wgrad":
         return 2 * a.size * b.shape[1]
@@ -154,7 +154,7 @@ def _add_rmsnorm_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
 
 def _add_rmsnorm_again(b: Builder, op: Op, kept: frozenset[Value]) -> Gradients:
     """With the residual in memory the norm comes back without x; the norm is defined on the rounded residual."""
-    norm, rstd, residual = op.outs
+    norm, _, residual = op.outs
     if residual not in kept:
         return b.emit("add_rmsnorm", *op.ins, label=norm.label, **op.attrs)
     fresh_norm, fresh_rstd = b.emit("rmsnorm", residual, op.ins[2], label=norm.label, **op.attrs)
@@ -199,7 +199,8 @@ def _attention_flops(op: Op) -> int:
     """Causal and full-length documents: two products forward, five backward, half of each square masked away."""
     tokens = op.outs[0].shape[0]
     products = 2 if op.kind == "attention" else 5
-    return products * tokens * op.attrs["seq_len"] * op.attrs["n_heads"] * op.attrs["head_dim"]
+    seq_len, width = int(op.attrs["seq_len"]), int(op.attrs["n_heads"]) * int(op.attrs["head_dim"])
+    return products * tokens * seq_len * width
 
 
 # ------------------------------------------------------------------------------------------------------------ swiglu
@@ -247,7 +248,7 @@ def _lm_head_flops(op: Op) -> int:
 def _lm_head_workspace(op: Op) -> int:
     """The logits of one chunk; their gradient takes their place."""
     x, w = op.ins[0], op.ins[1]
-    return x.shape[0] // op.attrs["chunks"] * w.shape[0] * (x.nbytes // x.size)
+    return x.shape[0] // int(op.attrs["chunks"]) * w.shape[0] * (x.nbytes // x.size)
 
 
 # ------------------------------------------------------------------------------------------------------------ others

@@ -239,7 +239,7 @@ def fill(*, shape: Sequence[int], dtype: str, value: float) -> Tensor:
 
 
 def global_norm(*grads: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
-    """2-norm over all gradients, and min(1, max_norm / (norm + 1e-6)); 1 if max_norm is 0, NaN if the norm is not finite."""
+    """2-norm of all gradients; min(1, max_norm / (norm + 1e-6)), 1 if max_norm is 0, NaN if the norm is not finite."""
     norms = torch.stack([torch.linalg.vector_norm(up(g)) for g in grads])
     norm = torch.linalg.vector_norm(norms).to(torch.float32)
     coef = torch.ones_like(norm) if max_norm == 0 else (max_norm / (norm + 1e-6)).clamp(max=1.0)

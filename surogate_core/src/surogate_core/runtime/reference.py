@@ -55,7 +55,9 @@ class ReferenceExecutor:
             for i, (out, result) in enumerate(zip(call.outs, results, strict=True)):
                 if result.shape != out.shape:
                     got, want = list(result.shape), list(out.shape)
-                    raise ProgramError(f"{_place(call.op)} returned shape {got} for output {i}, the program says {want}")
+                    raise ProgramError(
+                        f"{_place(call.op)} returned shape {got} for output {i}, the program says {want}"
+                    )
                 if i in call.op.accumulate:
                     out.add_(result)
                 else:

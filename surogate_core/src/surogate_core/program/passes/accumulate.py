@@ -51,5 +51,7 @@ def _adding(op: Op, indices: list[int], builder: Builder, scalars: Scalars, orde
             target = outs[i]
             outs[i] = builder.activation(f"d_{target.label}", target.shape, "fp32")
             stream = crc32(f"{target.name}+{order[target]}".encode())
-            builder.emit("accumulate_rounded", outs[i], target, scalars.tick, scalars.seed, outs=[target], stream=stream)
+            builder.emit(
+                "accumulate_rounded", outs[i], target, scalars.tick, scalars.seed, outs=[target], stream=stream
+            )
     return [replace(op, outs=tuple(outs), accumulate=direct), *emitted]

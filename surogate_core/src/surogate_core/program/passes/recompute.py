@@ -1,7 +1,7 @@
 """Trades activations for arithmetic: drops chosen values after the forward pass and computes them again.
 
 The policy is per value, by label ("norm", "swiglu", "qkv" ...), never per op: `add_rmsnorm` yields a residual to keep
-and a norm to drop. It runs after a recipe's lowering, so that what is recomputed has the forward's numerics, to the bit.
+and a norm to drop. It runs after a recipe's lowering, so what is recomputed has the forward's numerics, to the bit.
 """
 
 from __future__ import annotations

@@ -1,0 +1,153 @@
+"""What the documents say is run, so that it stays true. Run by `make docs-test`, not by `make test`: it takes pip.
+
+A comment on the line before a fenced block says what to do with it; readers do not see it:
+
+    <!-- test: file acme/plugin.py -->    write the block to this file
+    <!-- test: run -->                    run it (`bash` or `python`); it must succeed
+    <!-- test: run, exit 2 -->            run it; it must exit with 2
+    <!-- test: output -->                 the block must be part of what the last one that ran has printed
+
+The blocks of a document share a fresh directory, in which `examples/` is the checkout's, and a fresh environment with
+everything that `make install` installs; a block may `pip install` more. Blocks without a comment are only read.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import virtualenvs
+import yaml
+
+from surogate_core import hookspecs
+from surogate_core.cli.external import CORE_VERBS
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "plugins/example_third_party"
+WRITE_A_PLUGIN = ROOT / "docs/write-a-plugin.md"
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
+
+_FENCE = re.compile(r"(?:<!-- test: (?P<todo>[^>]*?) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)#\s]+)(?:#[^)]*)?\)")
+_COMMAND = re.compile(r"(?:^|`|\$ )surogate (?P<verb>[a-z]+)(?P<rest>[^`\n]*)", re.M)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block. `todo`: "run", "file", "output" or "" when it is only to be read."""
+
+    language: str
+    text: str
+    todo: str
+    file: str
+    code: int
+    line: int
+
+
+def blocks(document: Path) -> Iterator[Block]:
+    content = document.read_text()
+    for match in _FENCE.finditer(content):
+        words = (match["todo"] or "").split()
+        line = content.count("\n", 0, match.start("language")) + 1
+        where = f"{document.name}:{line}"
+        todo = words[0].rstrip(",") if words else ""
+        assert todo in ("", "run", "file", "output"), f"{where}: unknown comment {match['todo']!r}"
+        code = int(words[2]) if words[1:2] == ["exit"] else 0
+        yield Block(match["language"], match["text"], todo, words[1] if todo == "file" else "", code, line)
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("document", [path for path in DOCUMENTS if any(b.todo for b in blocks(path))], ids=name)
+def test_the_blocks_of_a_document_run(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = virtualenvs.create(tmp_path / "venv", on_top_of=virtualenvs.current_site_packages())
+    script = environment.root / "bin/surogate"
+    script.write_text(f"#!{environment.python}\nfrom surogate_core.cli.app import main\nmain()\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "examples").symlink_to(ROOT / "examples")
+
+    printed = ""
+    for block in blocks(document):
+        if block.todo == "file":
+            path = work / block.file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+        elif block.todo == "run":
+            shell = ("bash", "-euo", "pipefail", "-c") if block.language == "bash" else ("python", "-c")
+            result = environment.run(*shell, block.text, cwd=work, code=block.code)
+            printed = result.stdout + result.stderr
+        elif block.todo == "output":
+            assert block.text.strip() in printed, f"{name(document)}:{block.line}: not printed; printed was\n{printed}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_the_links_of_a_document_lead_somewhere(document: Path) -> None:
+    targets = {match["target"] for match in _LINK.finditer(document.read_text())}
+    local = {target for target in targets if "://" not in target and not target.startswith("mailto:")}
+    missing = sorted(target for target in local if not (document.parent / target).exists())
+    assert not missing
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_the_yaml_of_a_document_is_yaml(document: Path) -> None:
+    for block in blocks(document):
+        if block.language == "yaml":
+            yaml.safe_load(block.text)
+
+
+@pytest.fixture(scope="session")
+def options() -> dict[str, set[str]]:
+    """Options of each verb, as its help lists them."""
+    found = {}
+    program = Path(sys.prefix) / "bin/surogate"
+    for verb in CORE_VERBS:
+        text = subprocess.run([program, verb, "--help"], capture_output=True, text=True, check=True).stdout
+        found[verb] = set(re.findall(r"--[a-z][a-z-]*", text))
+    return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_the_commands_of_a_document_exist(document: Path, options: dict[str, set[str]]) -> None:
+    wrong = []
+    for match in _COMMAND.finditer(document.read_text()):
+        verb = match["verb"]
+        if verb not in options:
+            wrong.append(f"surogate {verb}: no such verb")
+            continue
+        given = set(re.findall(r"(?<!\S)--[a-z][a-z-]*", match["rest"]))
+        wrong += [f"surogate {verb} {option}: no such option" for option in sorted(given - options[verb])]
+    assert not wrong
+
+
+def test_every_hook_is_in_the_authors_guide() -> None:
+    text = WRITE_A_PLUGIN.read_text()
+    hooks = {
+        f"{hook}({', '.join(inspect.signature(function).parameters)})"
+        for hook, function in vars(hookspecs).items()
+        if hook.startswith("surogate_")
+    }
+    assert hooks
+    assert not [hook for hook in sorted(hooks) if f"`{hook}`" not in text]
+
+
+def test_the_guides_plugin_is_the_example_in_the_repository() -> None:
+    written = {Path(b.file): b.text for b in blocks(WRITE_A_PLUGIN) if b.file.startswith("acme-surogate-sgd/")}
+    relative = {file.relative_to("acme-surogate-sgd"): text for file, text in written.items()}
+    ours = {
+        path.relative_to(EXAMPLE): path.read_text()
+        for path in EXAMPLE.rglob("*")
+        if path.is_file() and path.suffix in (".py", ".toml") and "__pycache__" not in path.parts
+    }
+    assert relative == ours

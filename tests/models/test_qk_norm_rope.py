@@ -1,0 +1,93 @@
+"""The op `qk_norm_rope`: what it means and its backward rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from surogate_core.errors import ProgramError
+from surogate_core.program.builder import Builder
+from surogate_models.ops import OPS
+from surogate_models.reference import qk_norm_rope, qk_norm_rope_bwd
+
+ATTRS: dict[str, Any] = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 6, "theta": 100.0, "eps": 1e-5}
+POSITIONS = torch.tensor([0, 1, 2, 0, 7], dtype=torch.int32)
+Q_WIDTH, K_WIDTH = 24, 12
+
+
+def inputs(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    qkv = torch.randn(5, 48, dtype=dtype, generator=generator)
+    q_norm, k_norm = 1 + 0.3 * torch.randn(2, 6, dtype=dtype, generator=generator)
+    return qkv, q_norm, k_norm
+
+
+def test_backward_equals_finite_differences() -> None:
+    """Central differences in fp64: the error is about h^2 = 1e-10 of the third derivative."""
+    operands = inputs(torch.float64)
+    dy = torch.randn(5, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    h = 1e-5
+    gradients = qk_norm_rope_bwd(dy, *operands, POSITIONS, **ATTRS)
+    for which, gradient in enumerate(gradients):
+        numeric = torch.empty_like(gradient)
+        for i in range(gradient.numel()):
+            values = []
+            for sign in (h, -h):
+                moved = [x.clone() for x in operands]
+                moved[which].view(-1)[i] += sign
+                values.append((qk_norm_rope(*moved, POSITIONS, **ATTRS) * dy).sum())
+            numeric.view(-1)[i] = (values[0] - values[1]) / (2 * h)
+        assert torch.allclose(gradient, numeric, rtol=1e-7, atol=1e-8)
+
+
+def test_backward_equals_autograd_through_the_reference() -> None:
+    operands = [x.requires_grad_() for x in inputs(torch.float64)]
+    dy = torch.randn(5, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    expected = torch.autograd.grad(qk_norm_rope(*operands, POSITIONS, **ATTRS), operands, dy)
+    with torch.no_grad():
+        gradients = qk_norm_rope_bwd(dy, *operands, POSITIONS, **ATTRS)
+    for gradient, autograd in zip(gradients, expected, strict=True):
+        assert torch.allclose(gradient, autograd, rtol=1e-12, atol=1e-13)
+
+
+def test_values_pass_through_and_heads_keep_their_norm() -> None:
+    qkv, _, _ = inputs(torch.float64)
+    ones = torch.ones(6, dtype=torch.float64)
+    out = qk_norm_rope(qkv, ones, ones, POSITIONS, **ATTRS)
+    assert torch.equal(out[:, Q_WIDTH + K_WIDTH :], qkv[:, Q_WIDTH + K_WIDTH :])
+    heads = out[:, : Q_WIDTH + K_WIDTH].view(5, 6, 6)
+    assert torch.allclose(heads.square().mean(-1), torch.ones(5, 6, dtype=torch.float64), atol=1e-4)
+
+
+def test_scores_depend_on_the_distance_of_positions_only() -> None:
+    """Angles are fp32, hence 1e-6."""
+    qkv, q_norm, k_norm = inputs(torch.float64)
+    near, far = (qk_norm_rope(qkv, q_norm, k_norm, POSITIONS + shift, **ATTRS) for shift in (0, 11))
+    scores = [(x[:, :6] @ x[:, Q_WIDTH : Q_WIDTH + 6].T)[:3, :3] for x in (near, far)]
+    assert torch.allclose(*scores, atol=1e-5)
+
+
+def test_bf16_rounds_the_fp32_result_once() -> None:
+    operands = [x.bfloat16() for x in inputs(torch.float32)]
+    wide = qk_norm_rope(*(x.float() for x in operands), POSITIONS, **ATTRS)
+    assert torch.equal(qk_norm_rope(*operands, POSITIONS, **ATTRS), wide.bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("shapes", "attrs", "message"),
+    [
+        ([(5, 47), (6,), (6,), (5,)], {}, "48 columns"),
+        ([(5, 48), (5,), (6,), (5,)], {}, r"shape \[6\]"),
+        ([(5, 48), (6,), (6,), (4,)], {}, r"int32 \[5\]"),
+        ([(5, 40), (5,), (5,), (5,)], {"head_dim": 5}, "even"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(shapes: list[tuple[int, ...]], attrs: dict[str, int], message: str) -> None:
+    b = Builder({definition.kind: definition for definition in OPS}, "fp32")
+    qkv, q_norm, k_norm = (b.input(f"in{i}", shape, "fp32") for i, shape in enumerate(shapes[:3]))
+    positions = b.input("positions", shapes[3], "int32")
+    with pytest.raises(ProgramError, match=message):
+        b.emit("qk_norm_rope", qkv, q_norm, k_norm, positions, **(ATTRS | attrs))

@@ -1,0 +1,84 @@
+"""What `dims` reads from config.json and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from surogate_core.errors import ConfigError
+from surogate_models.qwen3 import QWEN3, dims
+
+from .harness import tiny_config
+
+
+def without(*keys: str, **changes: Any) -> dict[str, Any]:
+    return {k: v for k, v in tiny_config(**changes).items() if k not in keys}
+
+
+def test_rope_theta_is_read_where_transformers_4_and_5_write_it() -> None:
+    assert dims(tiny_config(rope_parameters={"rope_type": "default", "rope_theta": 5e5})).rope_theta == 5e5
+    assert dims(without("rope_parameters", rope_theta=1000000, rope_scaling=None)).rope_theta == 1e6
+    assert dims(without("rope_parameters", rope_theta=7.0, rope_scaling={"type": "default"})).rope_theta == 7.0
+
+
+def test_absent_optional_keys_mean_what_they_mean_to_transformers() -> None:
+    optional = ("head_dim", "rms_norm_eps", "initializer_range", "max_position_embeddings", "tie_word_embeddings")
+    d = dims(without(*optional, num_key_value_heads=None))
+    assert (d.head_dim, d.norm_eps, d.init_std, d.max_positions, d.tied_embeddings) == (128, 1e-6, 0.02, 32768, False)
+    assert d.n_kv_heads == d.n_heads == 4
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": "48"},
+        {"hidden_size": True},
+        {"hidden_size": 0},
+        {"hidden_size": 48.0},
+        {"num_hidden_layers": 10**9},
+        {"vocab_size": 2**31},
+        {"num_key_value_heads": 3},
+        {"head_dim": 15},
+        {"head_dim": None},
+        {"hidden_act": "gelu"},
+        {"attention_bias": "yes"},
+        {"attention_dropout": 0.1},
+        {"use_sliding_window": True},
+        {"layer_types": ["full_attention", "sliding_attention"]},
+        {"layer_types": 3},
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": -1}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+        {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+        {"rope_parameters": "default"},
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rms_norm_eps": float("nan")},
+        {"rms_norm_eps": 10**400},
+        {"initializer_range": 0},
+    ],
+    ids=str,
+)
+def test_wrong_values_are_refused_by_name(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"config\.json: {next(iter(changes))}.*\(got .*\)"):
+        dims(tiny_config(**changes))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+        *("num_attention_heads", "num_key_value_heads", "rope_theta"),
+    ],
+)
+def test_missing_keys_are_named(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key}: is required"):
+        dims(without(key, *(("rope_parameters",) if key == "rope_theta" else ())))
+
+
+def test_tied_models_ignore_the_copy_of_the_embedding() -> None:
+    for tied in (True, False):
+        d = dims(tiny_config(tie_word_embeddings=tied))
+        names = {tensor.name for m in QWEN3.weights(d) for tensor in m.tensors}
+        assert ("lm_head.weight" in QWEN3.ignored_tensors(d)) is tied
+        assert ("lm_head.weight" in names) is not tied

@@ -1,0 +1,290 @@
+"""Reverse mode: which gradients there are, that they are complete, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from random_programs import VOCABULARY, Run, autograd, family
+from small_programs import INIT, draw, everything, train
+from surogate_core.api import OpDef, OutSpec, Value
+from surogate_core.errors import ProgramError
+from surogate_core.program.builder import Builder
+from surogate_core.program.differentiate import differentiate
+from surogate_core.reference.ops import rmsnorm
+from torch import Tensor
+
+T, C, V = 4, 3, 5
+
+
+def ramp(b: Builder, value: Value) -> Value:
+    """<value, direction>: a loss whose gradient is `direction`."""
+    return b.apply("toy_dot", value, b.input(f"direction{len(b.declared)}", value.shape, value.dtype))
+
+
+def direction(trained_name: str, shape: tuple[int, ...], dtype: str = "fp64") -> Tensor:
+    return draw(Value(trained_name, shape, dtype, "input"))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_gradients_of_random_programs_equal_torchs_reverse_mode(seed: int) -> None:
+    """Both in fp64, where only the order of sums differs: 1e-12 is some thousand roundings."""
+    given = family(seed, dtype="fp64", grad_dtype="fp64")
+    run = Run(given)
+    run.micro_step("micro_first")
+    for name, expected in autograd(given).items():
+        assert (run.results()[name] - expected).norm() <= 1e-12 * (expected.norm() + 1e-3), f"seed {seed}: {name}"
+
+
+def test_gradient_of_a_tied_param_is_the_sum_over_its_uses() -> None:
+    tokens = {"tokens": torch.tensor([1, 1, 0, 4]), "targets": torch.tensor([2, -100, 1, 1]), "scale": torch.tensor(0.5)}
+
+    def build(tied: bool) -> dict[str, Tensor]:
+        def record(b: Builder) -> Value:
+            w = b.param("w", (V, C), INIT)
+            head = w if tied else b.param("head", (V, C), INIT)
+            x = b.apply("embedding", b.input("tokens", (T,), "int32"), w)
+            ins = (x, head, b.input("targets", (T,), "int32"), b.input("scale", (), "fp32"))
+            return b.apply("lm_head_ce", *ins, chunks=2)
+
+        weight = direction("w", (V, C))
+        return train(record, contents={**tokens, "w": weight, "head": weight}).run()
+
+    apart = build(tied=False)
+    torch.testing.assert_close(build(tied=True)["w"], apart["w"] + apart["head"], rtol=1e-14, atol=1e-15)
+
+
+# ------------------------------------------------------------------------- one value as the gradient of several params
+
+
+@pytest.mark.parametrize("program", ["micro_first", "micro_next"])
+def test_a_sum_of_two_params_gives_each_the_gradient(program: str) -> None:
+    trained = train(lambda b: ramp(b, b.apply("add", b.param("p", (T, C), INIT), b.param("q", (T, C), INIT))))
+    trained.run()
+    gradients = trained.run(program)
+    expected = direction("direction6", (T, C)) * (1 if program == "micro_first" else 2)
+    assert torch.equal(gradients["p"], expected)
+    assert torch.equal(gradients["q"], expected)
+
+
+def test_a_param_added_to_itself_has_twice_the_gradient() -> None:
+    def build(b: Builder) -> Value:
+        p = b.param("p", (T, C), INIT)
+        return ramp(b, b.apply("add", p, p))
+
+    trained = train(build)
+    assert torch.equal(trained.run()["p"], 2 * direction("direction5", (T, C)))
+    assert torch.equal(trained.run("micro_next")["p"], 4 * direction("direction5", (T, C)))
+
+
+def test_params_that_enter_the_residual_stream_get_its_gradient() -> None:
+    def build(b: Builder) -> Value:
+        x, residual, w = b.param("x", (T, C), INIT), b.param("r", (T, C), INIT), b.param("w", (C,), INIT)
+        norm, _, total = b.emit("add_rmsnorm", x, residual, w, eps=1e-3)
+        return b.apply("add", ramp(b, norm), ramp(b, total))
+
+    gradients = train(build).run()
+    assert gradients["x"].norm() > 0
+    assert torch.equal(gradients["x"], gradients["r"])
+
+
+@pytest.mark.parametrize("program", ["micro_first", "micro_next"])
+def test_an_op_that_takes_a_param_twice_adds_both_contributions(program: str) -> None:
+    """d(p * p) = 2 p, through an op without a rule, whose two gradients are outputs of one op."""
+
+    def build(b: Builder) -> Value:
+        p = b.param("p", (T, C), INIT)
+        return ramp(b, b.apply("toy_mul", p, p))
+
+    trained = train(build)
+    trained.run()
+    expected = 2 * direction("p", (T, C)) * direction("direction5", (T, C))
+    got = trained.run(program)["p"]
+    torch.testing.assert_close(got, expected * (1 if program == "micro_first" else 2), rtol=1e-14, atol=0)
+
+
+def test_a_param_gets_a_gradient_that_other_ops_read_as_well() -> None:
+    """A position table: its gradient is that of the stream, which the embedding's gradient reads too."""
+
+    def build(b: Builder) -> Value:
+        x = b.apply("embedding", b.input("tokens", (T,), "int32"), b.param("w", (V, C), INIT))
+        return ramp(b, b.apply("add", x, b.param("positions", (T, C), INIT)))
+
+    trained = train(build)
+    expected = trained.run()
+    assert torch.equal(expected["positions"], draw(Value("direction7", (T, C), "fp64", "input")))
+    assert torch.equal(expected["w"].sum(0), expected["positions"].sum(0))
+    assert torch.equal(trained.run("micro_next")["positions"], 2 * expected["positions"])
+
+
+@pytest.mark.parametrize("grad_dtype", ["fp32", "bf16"])
+def test_a_gradient_in_the_dtype_of_activations_accumulates_in_any_dtype(grad_dtype: str) -> None:
+    """Sums of bf16 params: the gradient of the sum is bf16 and becomes that of the params, stored as asked."""
+
+    def build(b: Builder) -> Value:
+        p, q = b.param("p", (T, C), INIT), b.param("q", (T, C), INIT)
+        return ramp(b, b.apply("swiglu", b.apply("linear", b.apply("add", p, q), b.param("w", (2, C), INIT))))
+
+    trained = train(build, dtype="bf16", grad_dtype=grad_dtype)
+    first = trained.run()
+    second = trained.run("micro_next")
+    assert torch.equal(first["p"], first["q"])
+    assert torch.equal(second["p"], 2 * first["p"])  # exact in both: doubling rounds nothing
+
+
+def test_contributions_of_different_dtypes_add_up() -> None:
+    """A bf16 copy of a weight, read by a product (gradient summed in fp32) and element by element (gradient in bf16)."""
+
+    def build(b: Builder) -> Value:
+        w = b.apply("cast", b.param("w", (C, C), INIT, dtype="fp32"), dtype="bf16")
+        x = b.input("x", (T, C), "bf16")
+        return ramp(b, b.apply("linear", b.apply("linear", x, w), b.apply("toy_mul", w, w)))
+
+    x, weight = direction("x", (T, C)).bfloat16().double(), direction("w", (C, C)).bfloat16()
+    held = weight.double().requires_grad_()
+    (((x @ held.T) @ (held * held).T) * direction("direction6", (T, C)).bfloat16().double()).sum().backward()
+    assert held.grad is not None
+    got = train(build, dtype="bf16", contents={"w": weight}).run()["w"].double()
+    assert (got - held.grad).norm() <= 0.02 * held.grad.norm()  # a few bf16 roundings of 2^-8 each
+
+
+# ------------------------------------------------------------------------------------------- losses that are not fused
+
+
+def test_a_loss_of_two_heads_is_differentiated_from_one() -> None:
+    """No op yields loss and gradients together: d(loss) = 1 is written by `fill`."""
+
+    def build(b: Builder) -> Value:
+        x, w = b.param("x", (T, C), INIT), b.param("w", (V, C), INIT)
+        rest = (b.input("targets", (T,), "int32"), b.input("scale", (), "fp32"))
+        losses = [b.apply("lm_head_ce", v, w, *rest, chunks=n) for v, n in ((x, 1), (b.apply("add", x, x), 4))]
+        return b.apply("add", *losses)
+
+    targets = torch.tensor([2, -100, 1, 1])
+    trained = train(build, contents={"targets": targets, "scale": torch.tensor(0.5)})
+    assert [op.kind for op in trained.programs["micro_first"].ops].count("fill") == 1
+    x, w = (direction(n, s).requires_grad_() for n, s in (("x", (T, C)), ("w", (V, C))))
+    for factor in (1, 2):
+        (torch.nn.functional.cross_entropy(factor * x @ w.T, targets, reduction="sum") * 0.5).backward()
+    gradients = trained.run()
+    torch.testing.assert_close(gradients["x"], x.grad, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(gradients["w"], w.grad, rtol=1e-12, atol=1e-14)
+
+
+def constant_and_more(x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    return x * 2, ids.to(x.dtype)
+
+
+def test_an_output_that_depends_on_no_input_carries_no_gradient() -> None:
+    """Through its reference, torch has nothing to differentiate there: the answer is zero, not an error."""
+    kind = OpDef(
+        kind="toy_constant",
+        infer=lambda ins, attrs: [OutSpec("y", ins[0].shape, ins[0].dtype), OutSpec("z", ins[1].shape, ins[0].dtype)],
+        reference=f"{__name__}:constant_and_more",
+    )
+
+    def build(b: Builder) -> Value:
+        p = b.param("p", (T,), INIT)
+        _, z = b.emit("toy_constant", p, b.input("ids", (T,), "int32"))
+        return b.apply("add", ramp(b, z), ramp(b, p))
+
+    assert torch.equal(_train_here(build, kind)["p"], direction("direction7", (T,)))
+
+
+def _train_here(build: object, kind: OpDef) -> dict[str, Tensor]:
+    import sys
+
+    sys.modules.setdefault(__name__, sys.modules[test_an_output_that_depends_on_no_input_carries_no_gradient.__module__])
+    return train(build, ops={**VOCABULARY, kind.kind: kind}).run()  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------------------------- refused
+
+
+def _loss_of(build: object, trainable: object = everything) -> None:
+    b = Builder(VOCABULARY, "fp32")
+    with b.record("forward"):
+        loss = build(b)  # type: ignore[operator]
+        differentiate(b.program("forward", (loss,)), loss, b, trainable, "fp32")  # type: ignore[arg-type]
+
+
+def test_a_loss_that_no_trainable_param_moves_is_refused() -> None:
+    def build(b: Builder) -> Value:
+        return ramp(b, b.apply("cast", b.param("p", (C,), INIT), dtype="fp32"))
+
+    with pytest.raises(ProgramError, match=r"loss:fp32\[\] depends on no trainable param"):
+        _loss_of(build, lambda param: False)
+
+
+def test_a_trainable_param_that_only_a_dead_branch_uses_is_refused_by_name() -> None:
+    def build(b: Builder) -> Value:
+        b.apply("cast", b.param("forgotten", (C,), INIT), dtype="fp32")
+        return ramp(b, b.param("p", (C,), INIT))
+
+    with pytest.raises(ProgramError, match="not used by the loss: forgotten"):
+        _loss_of(build)
+    _loss_of(build, lambda param: param.name == "p")  # frozen, nobody misses it
+
+
+def test_a_trainable_param_that_no_op_reads_is_refused_by_name() -> None:
+    def build(b: Builder) -> Value:
+        b.param("forgotten", (C,), INIT)
+        return ramp(b, b.param("p", (C,), INIT))
+
+    with pytest.raises(ProgramError, match="not used by the loss: forgotten"):
+        _loss_of(build)
+
+
+def test_a_rule_that_returns_the_wrong_number_of_gradients_is_refused() -> None:
+    wrong = OpDef(
+        kind="wrong", infer=lambda i, a: [OutSpec("y", i[0].shape, i[0].dtype)], reference="", vjp=lambda b, op, g: ()
+    )
+    b = Builder({**VOCABULARY, "wrong": wrong}, "fp32")
+    with b.record("forward"):
+        loss = ramp(b, b.apply("wrong", b.param("p", (C,), INIT)))
+        with pytest.raises(ProgramError, match=r"test_differentiate\.py:\d+: vjp of wrong returned 0 gradients for 1"):
+            differentiate(b.program("forward", (loss,)), loss, b, everything, "fp32")
+
+
+@pytest.mark.parametrize("kind", ["rmsnorm", "add_rmsnorm", "attention"])
+def test_a_statistic_in_the_loss_gives_its_gradient_or_is_refused(kind: str) -> None:
+    """rstd and lse are outputs like any other; a rule that cannot differentiate them must say so, not drop them."""
+
+    def build(b: Builder) -> Value:
+        x = b.param("x", (T, 6), INIT)
+        if kind == "attention":
+            heads = {"n_heads": 1, "n_kv_heads": 1, "head_dim": 2}
+            out, statistic = b.emit("attention", x, b.input("cu", (2,), "int32"), seq_len=T, **heads)
+        elif kind == "rmsnorm":
+            out, statistic = b.emit("rmsnorm", x, b.param("w", (6,), INIT), eps=1e-3)
+        else:
+            out, statistic, _ = b.emit("add_rmsnorm", x, x, b.param("w", (6,), INIT), eps=1e-3)
+        return b.apply("add", ramp(b, out), ramp(b, statistic))
+
+    with pytest.raises(ProgramError, match=kind):
+        train(build)
+
+
+def test_states_carry_no_gradient_from_one_op_to_another() -> None:
+    """What outlives a program is a constant in it, whatever an op writes into it on the way."""
+    kind = OpDef(
+        kind="toy_scaled",
+        infer=lambda ins, attrs: [OutSpec("y", ins[0].shape, ins[0].dtype), OutSpec("s", (), ins[1].dtype)],
+        reference="random_programs:toy_watch",
+    )
+    assert rmsnorm.__module__.endswith("reference.ops")
+
+    def build(b: Builder) -> Value:
+        x = b.param("x", (T, C), INIT)
+        scale = b.state("scale", (), "fp64", INIT)
+        for _ in range(3):
+            y = b.activation("y", x.shape, x.dtype)
+            b.emit("toy_scaled", x, scale, outs=[y, scale])
+            x = y
+        return ramp(b, x)
+
+    b = Builder({**VOCABULARY, "toy_scaled": kind}, "fp64")
+    with b.record("forward"):
+        loss = build(b)
+        program, _ = differentiate(b.program("forward", (loss,)), loss, b, everything, "fp32")
+    added = [op for op in program.ops if op.kind == "add" and op.phase == "backward"]
+    assert not added, "gradients of the state were summed up"
