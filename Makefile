@@ -6,9 +6,13 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV := .venv
 BIN := $(VENV)/bin
 CORE := surogate_core/src/surogate_core
-STAMP := $(VENV)/.installed
+INSTALLED := $(VENV)/.installed
+TOOLS_INSTALLED := $(VENV)/.tools
 PACKAGES := surogate_core surogate_models surogate_recipes_bf16 plugins/surogate_optim_adamw .
-TOOLS := build coverage editables hatchling hypothesis mypy pytest pytest-xdist ruff types-PyYAML
+BUILD_TOOLS := editables hatchling
+TOOLS := build coverage hypothesis mypy pytest pytest-xdist ruff types-PyYAML
+# Bytecode is made when a module is first imported: compiling all of torch would double the time of an install.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
 
 # The tested versions where no GPU is visible; with a GPU, whatever pip takes for the ranges in the metadata.
 CONSTRAINTS := $(abspath constraints/cpu.txt)
@@ -16,18 +20,22 @@ CONSTRAIN := $(shell nvidia-smi -L >/dev/null 2>&1 || echo --constraint $(CONSTR
 
 .PHONY: quickstart install test test-gpu lint format wheels test-wheels docs-test clean
 
-quickstart: install
+quickstart: $(INSTALLED)
 	$(BIN)/surogate train examples/quickstart.yaml
 	$(BIN)/python examples/generate.py output/quickstart
 
-install: $(STAMP)
+install: $(INSTALLED) $(TOOLS_INSTALLED)
 
-$(STAMP): $(addsuffix /pyproject.toml,$(PACKAGES)) $(CONSTRAINTS)
+$(INSTALLED): $(addsuffix /pyproject.toml,$(PACKAGES)) $(CONSTRAINTS)
 	@test -n "$(PYTHON)" || { echo "make: no Python of at least 3.11 found. Install one, or: make PYTHON=/path/to/python3" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet $(CONSTRAIN) $(TOOLS)
-	$(BIN)/python -m pip install --quiet $(CONSTRAIN) --no-build-isolation \
+	$(PIP_INSTALL) $(CONSTRAIN) $(BUILD_TOOLS)
+	$(PIP_INSTALL) $(CONSTRAIN) --no-build-isolation \
 		--editable './surogate_core[hub]' $(patsubst %,--editable ./%,$(filter-out surogate_core,$(PACKAGES)))
+	touch $@
+
+$(TOOLS_INSTALLED): $(INSTALLED)
+	$(PIP_INSTALL) $(CONSTRAIN) $(TOOLS)
 	touch $@
 
 test: install

@@ -37,6 +37,7 @@ from surogate_core.runtime.reference import ReferenceExecutor
 # toy_gate    vjp, and a rematerialise rule that computes its first output from its second
 # toy_dot     scalar loss <x, direction>, no vjp
 # toy_mul     elementwise product, no vjp
+# toy_table   no vjp, and an output that no change of the input moves
 
 
 def toy_split(x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,6 +56,10 @@ def toy_gate(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def toy_mul(a: Tensor, b: Tensor) -> Tensor:
     return (up(a) * up(b)).to(a.dtype)
+
+
+def toy_table(x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    return (up(x) * 2).to(x.dtype), ids.to(x.dtype)
 
 
 def toy_gate_bwd(dy: Tensor, x: Tensor, gate: Tensor) -> Tensor:
@@ -94,6 +99,10 @@ def _gate_again(b: Builder, op: Op, kept: frozenset[Value]) -> Gradients:
     return b.emit("toy_gate", *op.ins)
 
 
+def _table(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
+    return [OutSpec("doubled", ins[0].shape, ins[0].dtype), OutSpec("table", ins[1].shape, ins[0].dtype)]
+
+
 def _dot(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
     return [OutSpec("loss", (), accumulator(ins[0].dtype))]
 
@@ -108,6 +117,7 @@ TOYS = (
     _toy("toy_gate", _same("gated", "gate"), vjp=_gate_vjp, rematerialise=_gate_again, workspace=lambda op: 1000),
     _toy("toy_gate_bwd", lambda ins, attrs: [OutSpec("d_gate", ins[1].shape, ins[1].dtype)]),
     _toy("toy_mul", _same("product")),
+    _toy("toy_table", _table),
     _toy("toy_dot", _dot),
 )
 VOCABULARY: dict[str, OpDef] = {definition.kind: definition for definition in (*OPS, *TOYS)}
@@ -295,6 +305,7 @@ def family(
     grad_dtype: str = "fp32",
     labels: frozenset[str] = frozenset(),
     freeze: bool = True,
+    trim: bool = True,
     ops: Mapping[str, OpDef] = VOCABULARY,
     scratch: Callable[[Op], int] = workspace,
 ) -> Family:
@@ -307,8 +318,9 @@ def family(
     total = b.state("loss_sum", source.loss.shape, source.loss.dtype, Init())
     program = write_to(program, {source.loss: total})
     verify(program, ops, "outputs")
-    program = dead_code(program, ops)
-    verify(program, ops, "dead_code")
+    if trim:
+        program = dead_code(program, ops)
+        verify(program, ops, "dead_code")
     program = recompute(program, labels, b)
     verify(program, ops, "recompute")
     first, following = accumulate(program, frozenset({total}), b, source.scalars)

@@ -41,6 +41,10 @@ class Trained:
     def run(self, program: str = "micro_first") -> dict[str, Tensor]:
         """Run a program; returns every gradient by the name of its param."""
         self.executor.run(program)
+        return self.results()
+
+    def results(self) -> dict[str, Tensor]:
+        """Every gradient by the name of its param."""
         return {p.name: self.buffers.persistent(g).clone() for p, g in self.gradients.items()}
 
     def value_of_loss(self) -> float:

@@ -60,7 +60,7 @@ def test_absent_optional_keys_mean_what_they_mean_to_transformers() -> None:
     ids=str,
 )
 def test_wrong_values_are_refused_by_name(changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=rf"config\.json: {next(iter(changes))}.*\(got .*\)"):
+    with pytest.raises(ConfigError, match=rf"^{next(iter(changes))}.*\(got .*\)"):
         dims(tiny_config(**changes))
 
 

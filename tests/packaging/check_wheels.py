@@ -66,7 +66,7 @@ def constrain(request: pytest.FixtureRequest) -> list[str]:
 def dependencies(tmp_path_factory: pytest.TempPathFactory, constrain: list[str]) -> Path:
     """site-packages with what the core wheel's metadata asks for, and no package of ours."""
     environment = virtualenvs.create(tmp_path_factory.mktemp("dependencies") / "venv")
-    environment.pip("install", "--quiet", *constrain, *DIST.glob("surogate_core-*.whl"))
+    environment.pip("install", "--quiet", "--no-compile", *constrain, *DIST.glob("surogate_core-*.whl"))
     environment.pip("uninstall", "--quiet", "--yes", "surogate-core")
     return environment.site_packages
 

@@ -82,9 +82,19 @@ def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
     loaded.require_datasets()
     files = [*CONFIG_FILES, *TOKENIZER_FILES, *(() if config.from_scratch else WEIGHT_FILES)]
     prepared = prepare(loaded, registry, cpu(), files)
+    _refuse_to_overwrite(prepared)
     _refuse_unless_it_fits(prepared)
     result: TrainResult = launcher.run(lambda comm: _train(prepared, comm, notice), Topology(devices=config.gpus or 1))
     return result
+
+
+def _refuse_to_overwrite(prepared: Prepared) -> None:
+    output = Path(prepared.loaded.config.output_dir)
+    if output.exists() and output.samefile(prepared.model_dir):
+        raise ConfigError(
+            f"{prepared.loaded.source}: output_dir: {output} is the directory of the model that is trained; its "
+            "weights would be replaced. Name another directory."
+        )
 
 
 def _refuse_unless_it_fits(prepared: Prepared) -> None:
@@ -101,7 +111,7 @@ def _refuse_unless_it_fits(prepared: Prepared) -> None:
 
 
 def _train(prepared: Prepared, comm: Comm, notice: Notice) -> TrainResult:
-    from . import checkpoint
+    from . import checkpoint, hf
     from .data.corpora import load_corpora
     from .data.loader import Loader, eval_batches
     from .runtime.worker import Worker
@@ -138,8 +148,13 @@ def _train(prepared: Prepared, comm: Comm, notice: Notice) -> TrainResult:
     _fill_weights(prepared, worker)
     _open_output(output, checkpoints, prepared.loaded, notice)
 
+    model = (
+        *(prepared.assembly.weights, worker.params(), prepared.model_config, prepared.model_dir),
+        prepared.ingredients.precision.model,
+    )
+
     def save(step: int) -> None:
-        checkpoint.save_checkpoint(checkpoints, step, lambda folder: _save_model(prepared, worker, folder))
+        checkpoint.save_checkpoint(checkpoints, step, lambda folder: hf.write_model(folder, *model))
         checkpoint.prune_checkpoints(checkpoints, config.save_total_limit)
 
     def validation(limit: int | None) -> Iterable[Any]:
@@ -163,7 +178,7 @@ def _train(prepared: Prepared, comm: Comm, notice: Notice) -> TrainResult:
         )
         progress = loop(job, interrupt)
         if not interrupt.requested:
-            _save_model(prepared, worker, output)
+            hf.save_model(output, *model)
         loggers.status = "interrupted" if interrupt.requested else "done"
     return _result(prepared, progress, total, data, interrupt)
 
@@ -206,13 +221,6 @@ def _fill_weights(prepared: Prepared, worker: Worker) -> None:
     worker.load()
 
 
-def _save_model(prepared: Prepared, worker: Worker, folder: Path) -> None:
-    from . import hf
-
-    dtype = prepared.ingredients.precision.model
-    hf.save_model(folder, prepared.assembly.weights, worker.params(), prepared.model_config, prepared.model_dir, dtype)
-
-
 def _open_output(output: Path, checkpoints: Path, loaded: LoadedConfig, notice: Notice) -> None:
     """Make the folders, clear what a killed save has left, and write run.yaml: the resolved config and versions."""
     from . import checkpoint
@@ -224,7 +232,7 @@ def _open_output(output: Path, checkpoints: Path, loaded: LoadedConfig, notice: 
         (output / "run.yaml").write_text(header + dump_yaml(resolved(loaded)), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"output_dir: cannot write to {error.filename or output}: {error.strerror}.") from None
-    for leftover in checkpoint.remove_leftovers(checkpoints):
+    for leftover in {*checkpoint.remove_leftovers(checkpoints), *checkpoint.remove_leftovers(output)}:
         notice(f"removed {leftover.name}, left by a save that was killed")
 
 

@@ -55,8 +55,8 @@ class Qwen3Dims:
 def dims(config: Mapping[str, Any]) -> Qwen3Dims:
     """Read the sizes from a parsed `config.json` of transformers 4 or 5; an absent key means what it means there.
 
-    Raises ConfigError naming key and value when a key is missing or wrong, and when the model needs something that is
-    not built: sliding windows, scaled RoPE, attention dropout, another activation.
+    Raises ConfigError, "key: what is wrong (got value)", when a key is missing or wrong, and when the model needs what
+    is not built: sliding windows, scaled RoPE, attention dropout, another activation.
     """
     _refuse_unbuilt(config)
     n_heads = _integer(config, "num_attention_heads")
@@ -116,7 +116,7 @@ def _rope_theta(config: Mapping[str, Any]) -> float:
 
 def _error(key: str, expected: str, value: object) -> ConfigError:
     text = repr(value)
-    return ConfigError(f"config.json: {key}: {expected} (got {text if len(text) <= 80 else text[:77] + '...'})")
+    return ConfigError(f"{key}: {expected} (got {text if len(text) <= 80 else text[:77] + '...'})")
 
 
 def _is_null(config: Mapping[str, Any], key: str) -> bool:
@@ -126,7 +126,7 @@ def _is_null(config: Mapping[str, Any], key: str) -> bool:
 def _integer(config: Mapping[str, Any], key: str, *, default: int | None = None, most: int = _LARGEST) -> int:
     value = config.get(key, default)
     if key not in config and default is None:
-        raise ConfigError(f"config.json: {key}: is required for a Qwen3 model")
+        raise ConfigError(f"{key}: is required for a Qwen3 model")
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise _error(key, f"must be a whole number from 1 to {most}", value)
     return value
@@ -135,7 +135,7 @@ def _integer(config: Mapping[str, Any], key: str, *, default: int | None = None,
 def _positive(config: Mapping[str, Any], key: str, *, default: float | None = None, within: str = "") -> float:
     value = config.get(key, default)
     if key not in config and default is None:
-        raise ConfigError(f"config.json: {within}{key}: is required for a Qwen3 model")
+        raise ConfigError(f"{within}{key}: is required for a Qwen3 model")
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _error(within + key, "must be a positive number", value)
     if not value < 1e300 or not isfinite(value) or value <= 0:

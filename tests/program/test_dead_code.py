@@ -1,0 +1,76 @@
+"""`dead_code` removes exactly what nobody reads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from random_programs import VOCABULARY, Run, family
+from small_programs import INIT, train
+from surogate_core.api import Value
+from surogate_core.program.builder import Builder
+from surogate_core.program.passes.dead_code import dead_code
+from surogate_core.program.verify import verify
+
+T, C = 4, 6
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_results_are_the_same_with_the_dead_ops_in_place(seed: int) -> None:
+    trimmed, whole = (Run(family(seed, trim=trim)) for trim in (True, False))
+    assert len(trimmed.family.trained.ops) <= len(whole.family.trained.ops)
+    for run in (trimmed, whole):
+        run.micro_step("micro_first")
+    for name, value in whole.results().items():
+        assert torch.equal(value, trimmed.results()[name]), f"seed {seed}: {name}"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_op_that_is_left_is_needed(seed: int) -> None:
+    """It has effects, or writes what outlives the program, or a later op reads it; nothing else is left."""
+    program = family(seed).trained
+    for index, op in enumerate(program.ops):
+        read_later = {v for later in program.ops[index + 1 :] for v in later.ins}
+        needed = any(v.role != "act" or v in read_later or v in program.outputs for v in op.outs)
+        assert needed or VOCABULARY[op.kind].effects, f"seed {seed}: op {index} {op.kind} is dead"
+
+
+def test_trimming_twice_is_trimming_once() -> None:
+    for seed in range(10):
+        program = family(seed).trained
+        assert dead_code(program, VOCABULARY).ops == program.ops, f"seed {seed}"
+
+
+def _two_layers(b: Builder) -> Value:
+    x = b.apply("linear", b.input("x", (T, C), "fp64"), b.param("first", (C, C), INIT), b.param("bias", (C,), INIT))
+    norm = b.apply("rmsnorm", x, b.param("norm", (C,), INIT), eps=1e-5)
+    y = b.apply("linear", norm, b.param("second", (C, C), INIT))
+    return b.apply("toy_dot", y, b.input("direction", (T, C), "fp64"))
+
+
+@pytest.mark.parametrize(
+    ("trains", "backward"),
+    [
+        (("first", "bias", "norm", "second"), "dot wgrad dgrad norm wgrad bgrad"),
+        (("first",), "dot dgrad norm wgrad"),
+        (("bias",), "dot dgrad norm bgrad"),
+        (("norm",), "dot dgrad norm"),
+        (("second",), "dot wgrad"),
+    ],
+)
+def test_frozen_params_leave_no_backward_ops(trains: tuple[str, ...], backward: str) -> None:
+    trained = train(_two_layers, trainable=lambda p: p.name in trains)
+    short = {"reference_vjp": "dot", "linear_wgrad": "wgrad", "linear_dgrad": "dgrad", "linear_bgrad": "bgrad"}
+    kinds = [op.kind for op in trained.programs["micro_first"].ops if op.phase == "backward"]
+    assert " ".join(short.get(kind, "norm") for kind in kinds) == backward
+
+
+def test_effects_stay_even_when_nobody_reads_them() -> None:
+    b = Builder(VOCABULARY, "fp32")
+    with b.record("forward"):
+        x = b.input("x", (T, C), "fp32")
+        seen = b.emit("toy_watch", x, b.input("zero", (), "fp32"))
+        b.apply("swiglu", x)
+        program = b.program("effects")
+    verify(program, VOCABULARY)
+    assert seen[0].role == "act"
+    assert [op.kind for op in dead_code(program, VOCABULARY).ops] == ["toy_watch"]

@@ -1,0 +1,169 @@
+"""Recomputation changes when values are computed, never what they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from random_programs import LABELS, VOCABULARY, Run, family, random_labels
+from small_programs import INIT, everything
+from surogate_core.api import Op, Program, Value
+from surogate_core.memory.lifetimes import lifetimes, live_bytes
+from surogate_core.memory.plan import plan
+from surogate_core.program.builder import Builder
+from surogate_core.program.differentiate import differentiate
+from surogate_core.program.passes.dead_code import dead_code
+from surogate_core.program.passes.recompute import recompute
+from surogate_core.program.verify import verify
+
+T, C = 64, 128
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("seed", range(30))
+def test_loss_and_gradients_are_bit_identical_whatever_is_dropped(seed: int, dtype: str) -> None:
+    kept = Run(family(seed, dtype=dtype))
+    kept.micro_step("micro_first")
+    expected = kept.results()
+    for labels in (random_labels(seed), frozenset(LABELS)):
+        dropped = Run(family(seed, dtype=dtype, labels=labels))
+        dropped.micro_step("micro_first")
+        for name, value in dropped.results().items():
+            assert torch.equal(value, expected[name]), f"seed {seed}: {name} with {sorted(labels)} dropped"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_dropped_value_is_live_into_the_backward_pass(seed: int) -> None:
+    """Backward and recomputed ops read no original of a droppable label, unless an op with effects wrote it."""
+    labels = random_labels(seed)
+    program = family(seed, labels=labels).trained
+    originals = {
+        v
+        for op in program.ops
+        if op.phase == "forward" and op.block >= 0 and not VOCABULARY[op.kind].effects
+        for v in op.outs
+        if v.role == "act" and v.label in labels
+    }
+    for op in program.ops:
+        if op.phase != "forward":
+            assert not originals & set(op.ins), f"seed {seed}: {op.kind} of block {op.block} reads a dropped value"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_op_with_effects_runs_twice(seed: int) -> None:
+    def count(labels: frozenset[str]) -> int:
+        return sum(bool(VOCABULARY[op.kind].effects) for op in family(seed, labels=labels).trained.ops)
+
+    assert count(frozenset(LABELS)) == count(frozenset())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_every_value_is_recomputed_at_most_once(seed: int) -> None:
+    """A shared ancestor of several dropped values comes back once, with all that its op yields."""
+    program = family(seed, labels=frozenset(LABELS)).trained
+    again = [(op.kind, op.ins[1:2], op.block) for op in program.ops if op.phase == "recompute" and op.kind == "linear"]
+    forward = [(op.kind, op.ins[1:2], op.block) for op in program.ops if op.phase == "forward" and op.kind == "linear"]
+    for key in again:
+        assert again.count(key) <= forward.count(key), f"seed {seed}: {key}"
+
+
+def test_nothing_to_drop_leaves_the_program_as_it_is() -> None:
+    given = family(3)
+    again = recompute(given.trained, frozenset({"no such label"}), given.source.builder)
+    assert [(op.kind, op.ins, op.outs) for op in again.ops] == [(op.kind, op.ins, op.outs) for op in given.trained.ops]
+
+
+# ------------------------------------------------------------------------------------------- a block of a transformer
+
+
+def _decoder(n_layers: int, trains: tuple[str, ...] = ()) -> tuple[Program, Builder]:
+    b = Builder(VOCABULARY, "bf16")
+    with b.record("forward"):
+        residual = b.apply("embedding", b.input("tokens", (T,), "int32"), b.param("embedding", (50, C), INIT))
+        x = residual
+        for i in range(n_layers):
+            with b.block(i):
+                norm, _, residual = b.emit("add_rmsnorm", x, residual, b.param(f"{i}.norm", (C,), INIT), eps=1e-5)
+                qkv = b.apply("linear", norm, b.param(f"{i}.qkv", (3 * C, C), INIT), label="qkv")
+                heads = {"n_heads": 4, "n_kv_heads": 4, "head_dim": C // 4, "seq_len": T}
+                attention = b.apply("attention", qkv, b.input(f"{i}.cu", (2,), "int32"), **heads)
+                x = b.apply("linear", attention, b.param(f"{i}.o", (C, C), INIT), label="attn_out")
+                norm, _, residual = b.emit("add_rmsnorm", x, residual, b.param(f"{i}.mlp", (C,), INIT), eps=1e-5)
+                gate_up = b.apply("linear", norm, b.param(f"{i}.up", (4 * C, C), INIT), label="gate_up")
+                x = b.apply("linear", b.apply("swiglu", gate_up), b.param(f"{i}.down", (C, 2 * C), INIT), label="mlp_out")
+        ins = (b.param("head", (50, C), INIT), b.input("targets", (T,), "int32"), b.input("scale", (), "fp32"))
+        loss = b.apply("lm_head_ce", b.apply("add", x, residual), *ins, chunks=4)
+        forward = b.program("decoder", (loss,))
+    program, _ = differentiate(forward, loss, b, (lambda p: p.name in trains) if trains else everything, "fp32")
+    return dead_code(program, VOCABULARY), b
+
+
+def _no_scratch(op: Op) -> int:
+    return 0
+
+
+def _lower_bound(program: Program) -> int:
+    return plan(program, _no_scratch).lower_bound
+
+
+SETS = {
+    "norms": frozenset({"norm", "rstd"}),
+    "swiglu": frozenset({"swiglu"}),
+    "qkv": frozenset({"qkv"}),
+    "attention": frozenset({"qkv", "attention", "lse", "attn_out"}),
+    "mlp": frozenset({"gate_up", "swiglu", "mlp_out"}),
+    "everything": frozenset({"norm", "rstd", "qkv", "attention", "lse", "attn_out", "gate_up", "swiglu", "mlp_out"}),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_trained_decoder_needs_less_memory_when_it_drops_values(name: str) -> None:
+    """Every input of what is dropped is kept anyway for a weight gradient, so there is nothing to lose."""
+    program, b = _decoder(6)
+    shorter = recompute(program, SETS[name], b)
+    verify(shorter, VOCABULARY)
+    assert _lower_bound(shorter) < _lower_bound(program)
+
+
+def test_dropping_costs_memory_where_the_inputs_would_not_be_kept() -> None:
+    """Recomputation is no free lunch: with the first weight frozen nobody keeps its wide input, until it is needed
+    again to recompute the narrow result. What a choice saves is read off the plan, never assumed."""
+    b = Builder(VOCABULARY, "fp32")
+    with b.record("forward"), b.block(0):
+        wide = b.apply("linear", b.input("x", (T, 4), "fp32"), b.param("frozen", (4096, 4), INIT), label="wide")
+        narrow = b.apply("linear", wide, b.param("also frozen", (4, 4096), INIT), label="narrow")
+        y = b.apply("linear", narrow, b.param("trained", (4096, 4), INIT), label="y")
+        loss = b.apply("toy_dot", y, b.input("direction", (T, 4096), "fp32"))
+        forward = b.program("m", (loss,))
+    program, _ = differentiate(forward, loss, b, lambda p: p.name == "trained", "fp32")
+    program = dead_code(program, VOCABULARY)
+
+    def kept_over_the_loss(p: Program) -> int:
+        last_forward = max(i for i, op in enumerate(p.ops) if op.phase == "forward")
+        return live_bytes(lifetimes(p, _no_scratch), len(p.ops))[last_forward]
+
+    assert kept_over_the_loss(recompute(program, frozenset({"narrow"}), b)) > kept_over_the_loss(program)
+
+
+def test_a_norm_comes_back_from_the_kept_residual_without_the_branch() -> None:
+    program, b = _decoder(2)
+    again = [op for op in recompute(program, SETS["norms"], b).ops if op.phase == "recompute"]
+    assert {op.kind for op in again} == {"rmsnorm"}
+    assert all(v.label in ("residual", "param") for op in again for v in op.ins)
+
+
+def test_a_rule_that_returns_nothing_for_a_dropped_value_keeps_the_original() -> None:
+    b = Builder({**VOCABULARY, "toy_gate": replace(VOCABULARY["toy_gate"], rematerialise=_nothing)}, "fp32")
+    with b.record("forward"), b.block(0):
+        gated = b.apply("toy_gate", b.param("p", (T, 4), INIT))
+        loss = b.apply("toy_dot", b.apply("toy_mul", gated, gated), b.input("direction", (T, 4), "fp32"))
+        forward = b.program("m", (loss,))
+    program, _ = differentiate(forward, loss, b, everything, "fp32")
+    again = recompute(program, frozenset({"gated", "gate"}), b)
+    verify(again, b.ops)
+    assert [op.kind for op in again.ops] == [op.kind for op in program.ops]
+
+
+def _nothing(b: Builder, op: Op, kept: frozenset[Value]) -> tuple[None, None]:
+    return None, None
