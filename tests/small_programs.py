@@ -8,6 +8,8 @@ from zlib import crc32
 
 import torch
 from random_programs import VOCABULARY
+from torch import Tensor
+
 from surogate_core.api import Init, OpDef, Program, Scalars, Value
 from surogate_core.memory.plan import plan_family
 from surogate_core.program.builder import Builder
@@ -17,7 +19,6 @@ from surogate_core.program.passes.dead_code import dead_code
 from surogate_core.program.verify import verify
 from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.reference import ReferenceExecutor
-from torch import Tensor
 
 INIT = Init(kind="ones")
 Build = Callable[[Builder], Value]
@@ -69,7 +70,10 @@ def train(
     """Record `build`, differentiate it, verify, plan, and fill the inputs and params."""
     b = Builder(ops, dtype)
     scalars = Scalars(
-        b.input("lr", (), "fp32"), b.input("step", (), "int32"), b.input("tick", (), "int32"), b.input("seed", (), "int64")
+        b.input("lr", (), "fp32"),
+        b.input("step", (), "int32"),
+        b.input("tick", (), "int32"),
+        b.input("seed", (), "int64"),
     )
     with b.record("forward"):
         loss = build(b)

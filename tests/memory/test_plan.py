@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from random_programs import family, live_values, random_labels
 from small_programs import INIT, everything
+
 from surogate_core.api import Op, Program, Value
 from surogate_core.memory.lifetimes import ALIGNMENT, align
 from surogate_core.memory.plan import ArenaPlan, lay_out, plan, plan_family
@@ -138,7 +139,9 @@ def transformer(n_layers: int) -> Program:
     b = Builder({definition.kind: definition for definition in OPS}, "bf16")
     tokens, width, ffn = 2048, 4096, 12288
     with b.record("forward"):
-        residual = x = b.apply("embedding", b.input("tokens", (tokens,), "int32"), b.param("embed", (1000, width), INIT))
+        residual = x = b.apply(
+            "embedding", b.input("tokens", (tokens,), "int32"), b.param("embed", (1000, width), INIT)
+        )
         cu_seqlens = b.input("cu", (9,), "int32")
         heads = {"n_heads": 32, "n_kv_heads": 8, "head_dim": 128, "seq_len": tokens}
         for i in range(n_layers):

@@ -8,9 +8,10 @@ import pytest
 import torch
 from random_programs import Family, Run, family
 from small_programs import INIT, train
+from torch import Tensor
+
 from surogate_core.api import Value
 from surogate_core.program.builder import Builder
-from torch import Tensor
 
 MICRO_STEPS = 3
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from random_programs import VOCABULARY, Run, family
 from small_programs import INIT, train
+
 from surogate_core.api import Value
 from surogate_core.program.builder import Builder
 from surogate_core.program.passes.dead_code import dead_code

@@ -8,11 +8,12 @@ import pytest
 import torch
 from random_programs import VOCABULARY, Run, autograd, family
 from small_programs import INIT, Build, draw, everything, train
+from torch import Tensor
+
 from surogate_core.api import OpDef, OutSpec, Value
 from surogate_core.errors import ProgramError
 from surogate_core.program.builder import Builder
 from surogate_core.program.differentiate import differentiate
-from torch import Tensor
 
 T, C, V = 4, 3, 5
 
@@ -37,7 +38,11 @@ def test_gradients_of_random_programs_equal_torchs_reverse_mode(seed: int) -> No
 
 
 def test_gradient_of_a_tied_param_is_the_sum_over_its_uses() -> None:
-    tokens = {"tokens": torch.tensor([1, 1, 0, 4]), "targets": torch.tensor([2, -100, 1, 1]), "scale": torch.tensor(0.5)}
+    tokens = {
+        "tokens": torch.tensor([1, 1, 0, 4]),
+        "targets": torch.tensor([2, -100, 1, 1]),
+        "scale": torch.tensor(0.5),
+    }
 
     def build(tied: bool) -> dict[str, Tensor]:
         def record(b: Builder) -> Value:

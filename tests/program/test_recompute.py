@@ -8,6 +8,7 @@ import pytest
 import torch
 from random_programs import LABELS, VOCABULARY, Run, family, random_labels
 from small_programs import INIT, everything
+
 from surogate_core.api import Op, Program, Value
 from surogate_core.memory.lifetimes import lifetimes, live_bytes
 from surogate_core.memory.plan import plan
@@ -91,7 +92,9 @@ def _decoder(n_layers: int, trains: tuple[str, ...] = ()) -> tuple[Program, Buil
                 x = b.apply("linear", attention, b.param(f"{i}.o", (C, C), INIT), label="attn_out")
                 norm, _, residual = b.emit("add_rmsnorm", x, residual, b.param(f"{i}.mlp", (C,), INIT), eps=1e-5)
                 gate_up = b.apply("linear", norm, b.param(f"{i}.up", (4 * C, C), INIT), label="gate_up")
-                x = b.apply("linear", b.apply("swiglu", gate_up), b.param(f"{i}.down", (C, 2 * C), INIT), label="mlp_out")
+                x = b.apply(
+                    "linear", b.apply("swiglu", gate_up), b.param(f"{i}.down", (C, 2 * C), INIT), label="mlp_out"
+                )
         ins = (b.param("head", (50, C), INIT), b.input("targets", (T,), "int32"), b.input("scale", (), "fp32"))
         loss = b.apply("lm_head_ce", b.apply("add", x, residual), *ins, chunks=4)
         forward = b.program("decoder", (loss,))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from random_programs import VOCABULARY
 from small_programs import INIT, Build, train
+
 from surogate_core.program.builder import Builder
 from surogate_core.program.ops import OPS
 from surogate_core.program.value import Value
@@ -24,7 +25,8 @@ INTEGERS = {
 def _dot(b: Builder, *outs: Value) -> Value:
     """A scalar that every output moves, each element differently."""
     losses = [
-        b.apply("toy_dot", out, b.input(f"direction{i}", out.shape, out.dtype), label="part") for i, out in enumerate(outs)
+        b.apply("toy_dot", out, b.input(f"direction{i}", out.shape, out.dtype), label="part")
+        for i, out in enumerate(outs)
     ]
     total = losses[0]
     for loss in losses[1:]:
@@ -98,9 +100,7 @@ def _swiglu(b: Builder) -> Value:
 def _cross_entropy(b: Builder) -> Value:
     """The loss itself: replaced by the op that yields its gradients too."""
     ins = (b.param("x", (T, C), INIT), b.param("w", (V, C), INIT))
-    return b.apply(
-        "lm_head_ce", *ins, b.input("targets", (T,), "int32"), b.input("loss_scale", (), "fp32"), chunks=2
-    )
+    return b.apply("lm_head_ce", *ins, b.input("targets", (T,), "int32"), b.input("loss_scale", (), "fp32"), chunks=2)
 
 
 def _cross_entropy_inside(b: Builder) -> Value:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from random_programs import VOCABULARY, family
 from small_programs import INIT
+
 from surogate_core.api import Op, Program, Value
 from surogate_core.errors import ProgramError
 from surogate_core.program.builder import Builder
@@ -20,7 +21,11 @@ Values = dict[str, Value]
 def sound() -> tuple[Program, Values]:
     """Three ops of block 3: h = linear(x, w); act = swiglu(h); watched, largest = toy_watch(act, largest)."""
     b = Builder(VOCABULARY, "fp32")
-    values = {"x": b.input("x", (4, 6), "fp32"), "w": b.param("w", (8, 6), INIT), "state": b.state("s", (), "fp32", INIT)}
+    values = {
+        "x": b.input("x", (4, 6), "fp32"),
+        "w": b.param("w", (8, 6), INIT),
+        "state": b.state("s", (), "fp32", INIT),
+    }
     with b.record("forward"), b.block(3):
         values["h"] = b.apply("linear", values["x"], values["w"], label="h")
         values["act"] = b.apply("swiglu", values["h"])
@@ -99,7 +104,9 @@ def test_violation_is_reported_with_op_block_and_line(name: str) -> None:
         verify(broken, VOCABULARY, "some pass")
     text = str(caught.value)
     assert re.search(message, text)
-    assert re.search(rf"sound after some pass, op \d ({kind}|toy_watch|rmsnorm) \(block 3, .*test_verify\.py:\d+\)", text)
+    assert re.search(
+        rf"sound after some pass, op \d ({kind}|toy_watch|rmsnorm) \(block 3, .*test_verify\.py:\d+\)", text
+    )
 
 
 def test_an_output_that_nobody_writes_is_reported() -> None:

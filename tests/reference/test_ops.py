@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from surogate_core.reference import ops
 from torch import Tensor
+
+from surogate_core.reference import ops
 
 ROUNDING = {torch.float64: 2**-53, torch.float32: 2**-24, torch.bfloat16: 2**-8}
 """The most by which a rounding to nearest errs, relatively."""
@@ -45,14 +46,18 @@ def one_at_a_time(qkv: Tensor, cu: list[int], heads: int, groups: int, size: int
         kh, vh = (x.repeat_interleave(heads // groups, dim=0) for x in (kh, vh))
         outs.append(F.scaled_dot_product_attention(qh, kh, vh, is_causal=True).transpose(0, 1).flatten(1))
         scores = (qh @ kh.transpose(1, 2)) / size**0.5
-        lses.append(scores.masked_fill(~torch.ones_like(scores[0], dtype=torch.bool).tril(), float("-inf")).logsumexp(-1))
+        lses.append(
+            scores.masked_fill(~torch.ones_like(scores[0], dtype=torch.bool).tril(), float("-inf")).logsumexp(-1)
+        )
     return torch.cat(outs), torch.cat(lses, dim=1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("cu", DOCUMENTS, ids=str)
 @pytest.mark.parametrize(("heads", "groups", "size"), HEADS)
-def test_attention_is_sdpa_of_each_document(heads: int, groups: int, size: int, cu: list[int], dtype: torch.dtype) -> None:
+def test_attention_is_sdpa_of_each_document(
+    heads: int, groups: int, size: int, cu: list[int], dtype: torch.dtype
+) -> None:
     """Exact: the same inputs in fp64. Sums of at most 12 weights and 6 products."""
     qkv = random(12, (heads + 2 * groups) * size, dtype=dtype)
     attrs = {"n_heads": heads, "n_kv_heads": groups, "head_dim": size, "seq_len": 12}
@@ -67,7 +72,9 @@ def test_attention_is_sdpa_of_each_document(heads: int, groups: int, size: int, 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("cu", DOCUMENTS, ids=str)
 @pytest.mark.parametrize(("heads", "groups", "size"), HEADS)
-def test_attention_backward_is_that_of_sdpa(heads: int, groups: int, size: int, cu: list[int], dtype: torch.dtype) -> None:
+def test_attention_backward_is_that_of_sdpa(
+    heads: int, groups: int, size: int, cu: list[int], dtype: torch.dtype
+) -> None:
     """`out` enters rounded, and its product with dout is taken off every score: three roundings to the dtype."""
     qkv, dout = random(12, (heads + 2 * groups) * size, dtype=dtype), random(12, heads * size, dtype=dtype, seed=1)
     attrs = {"n_heads": heads, "n_kv_heads": groups, "head_dim": size, "seq_len": 12}

@@ -8,8 +8,9 @@ from random import Random
 
 import pytest
 import torch
-from surogate_core.reference.rounding import philox4x32, random_16_bits, round_stochastic, store
 from torch import Tensor
+
+from surogate_core.reference.rounding import philox4x32, random_16_bits, round_stochastic, store
 
 ONES = 0xFFFFFFFF
 

@@ -11,13 +11,14 @@ import pytest
 import torch
 from random_programs import VOCABULARY, Run, family, random_labels, without_sharing
 from small_programs import INIT
+from torch import Tensor
+
 from surogate_core.api import OpDef, OutSpec, Program, Value
 from surogate_core.errors import ProgramError
 from surogate_core.memory.plan import MemoryPlan, plan_family
 from surogate_core.program.builder import Builder
 from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.reference import ReferenceExecutor
-from torch import Tensor
 
 T, C = 4, 6
 

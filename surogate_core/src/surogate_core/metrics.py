@@ -32,8 +32,14 @@ __all__ = ["LOGGERS", "METRICS_FILE", "JsonLinesLogger", "final_summary", "read_
 METRICS_FILE = "metrics.jsonl"
 
 
+def metrics_path(info: RunInfo) -> Path:
+    """The file that a run's reports go to: `log_file` of the config, else `output_dir/metrics.jsonl`."""
+    chosen = info.config.get("log_file")
+    return Path(chosen) if chosen else info.output_dir / METRICS_FILE
+
+
 class JsonLinesLogger:
-    """Appends each report to `output_dir/metrics.jsonl` the moment it comes.
+    """Appends each report to the metrics file (`metrics_path`) the moment it comes.
 
     A line is a single unbuffered write to a file opened for appending: whoever reads along sees whole lines, and a
     killed process loses none that it has reported. Raises ConfigError when the file cannot be opened and RunStopped
@@ -41,7 +47,7 @@ class JsonLinesLogger:
     """
 
     def __init__(self, info: RunInfo) -> None:
-        self._path = info.output_dir / METRICS_FILE
+        self._path = metrics_path(info)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             _mend_last_line(self._path)

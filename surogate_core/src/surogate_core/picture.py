@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .api import EvalReport, RunInfo, StepReport
 from .console import lr_text
-from .metrics import METRICS_FILE, read_metrics
+from .metrics import metrics_path, read_metrics
 from .summary import count_text
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class PictureLogger:
 
     def __init__(self, info: RunInfo) -> None:
         self._output_dir = info.output_dir
+        self._metrics = metrics_path(info)
         self._stepped = False
 
     def step(self, report: StepReport) -> None:
@@ -73,7 +74,7 @@ class PictureLogger:
             return
         path = self._output_dir / PICTURE_FILE
         try:
-            draw_loss(self._output_dir / METRICS_FILE, path)
+            draw_loss(self._metrics, path)
         except Exception as error:  # whatever it is: a picture must not cost a run its good end
             print(f"{path} was not drawn: {error}", file=sys.stderr)
 

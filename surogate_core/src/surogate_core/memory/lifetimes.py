@@ -19,12 +19,13 @@ def align(nbytes: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Lifetime:
-    """`value` occupies `nbytes` (aligned) while ops `first` to `last` run, both included."""
+    """`value` occupies `nbytes` (aligned) while ops `first` to `last` run, both included. scratch: of one op alone."""
 
     value: Value
     nbytes: int
     first: int
     last: int
+    scratch: bool = False
 
 
 def lifetimes(program: Program, workspace: Callable[[Op], int]) -> list[Lifetime]:
@@ -35,21 +36,21 @@ def lifetimes(program: Program, workspace: Callable[[Op], int]) -> list[Lifetime
     """
     first: dict[Value, int] = {}
     last: dict[Value, int] = {}
-    result: list[Lifetime] = []
+    scratch: set[Value] = set()
     for index, op in enumerate(program.ops):
         for value in (*op.ins, *op.outs):
             if value.role == "act":
                 first.setdefault(value, index)
                 last[value] = index
-        scratch = workspace(op)
-        if scratch:
-            value = Value(f"{index}.workspace", (scratch,), "uint8", "act", "workspace", op.block)
+        nbytes = workspace(op)
+        if nbytes:
+            value = Value(f"{index}.workspace", (nbytes,), "uint8", "act", "workspace", op.block)
+            scratch.add(value)
             first[value] = last[value] = index
     for value in program.outputs:
         if value in first:
             last[value] = len(program.ops) - 1
-    result = [Lifetime(v, align(v.nbytes), first[v], last[v]) for v in first]
-    return result
+    return [Lifetime(v, align(v.nbytes), first[v], last[v], v in scratch) for v in first]
 
 
 def live_bytes(lives: list[Lifetime], n_ops: int) -> list[int]:

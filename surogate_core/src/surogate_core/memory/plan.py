@@ -49,10 +49,9 @@ def plan(program: Program, workspace: Callable[[Op], int]) -> ArenaPlan:
         insort(placed, (at, at + life.nbytes, life.first, life.last))
     live = live_bytes(lives, len(program.ops))
     peak_op = max(range(len(live)), key=live.__getitem__, default=0)
-    scratch = [life for life in lives if life.value.label == "workspace"]
     return ArenaPlan(
-        offsets={life.value: at for life, at in offset_of.items() if life.value.label != "workspace"},
-        workspace={life.first: (offset_of[life], life.nbytes) for life in scratch},
+        offsets={life.value: at for life, at in offset_of.items() if not life.scratch},
+        workspace={life.first: (at, life.nbytes) for life, at in offset_of.items() if life.scratch},
         arena_bytes=max((at + life.nbytes for life, at in offset_of.items()), default=0),
         lower_bound=live[peak_op] if live else 0,
         peak_op=peak_op,

@@ -60,7 +60,7 @@ def report(
     """Sum up a plan. Totals are exact for the buffers of the plan; `runtime` is the device table's estimate."""
     name, arena = max(memory.arenas.items(), key=lambda item: item[1].arena_bytes)
     alive = [life for life in arena.lives if life.first <= arena.peak_op <= life.last]
-    scratch = sum(life.nbytes for life in alive if life.value.label == "workspace")
+    scratch = sum(life.nbytes for life in alive if life.scratch)
     by_label: dict[str, int] = {}
     for life in alive:
         by_label[life.value.label] = by_label.get(life.value.label, 0) + life.nbytes

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ProgramError
+from .infer import infer
 from .op import Op, Phase, Program
 from .value import Init, Role, Value
 
@@ -91,10 +92,7 @@ class Builder:
         definition = self.ops.get(kind)
         if definition is None:
             raise ProgramError(f"{_caller()}: no installed plugin defines op {kind!r}")
-        try:
-            specs = definition.infer(ins, attrs)
-        except ProgramError as error:
-            raise ProgramError(f"{_caller()}: {kind}({', '.join(map(repr, ins))}): {error}") from None
+        specs = infer(definition, ins, attrs, _caller())
         if outs is None:
             given = (label,) if isinstance(label, str) else tuple(label or ())
             labels = (*given, *(spec.label for spec in specs[len(given) :]))

@@ -6,13 +6,14 @@ removes, so frozen params cost nothing. An op without a rule is differentiated t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
 from ..errors import ProgramError
 from .builder import Builder
 from .op import Op, Program
-from .value import FLOAT_DTYPES, Value
+from .value import DTYPE_BYTES, FLOAT_DTYPES, Value
 
 
 def differentiate(
@@ -24,9 +25,7 @@ def differentiate(
     several contributions (tied embeddings) is written by several ops; `accumulate` turns all but the first into
     additions. Raises ProgramError when the loss does not depend on a trainable param, naming it.
     """
-    params = [v for v in program.values() if v.role == "param" and trainable(v)]
-    order = {value: i for i, value in enumerate(builder.declared)}
-    params.sort(key=lambda v: order[v])
+    params = [v for v in builder.declared if v.role == "param" and trainable(v)]
     wanted = _depends_on(program, params)
     if loss not in wanted:
         raise ProgramError(f"{program.name}: the loss {loss!r} depends on no trainable param")
@@ -38,7 +37,7 @@ def differentiate(
         if value.role == "param":
             contributions.setdefault(value, []).append(gradient)
         elif value in grads:
-            grads[value] = builder.apply("add", grads[value], gradient, label=f"d_{value.label}")
+            grads[value] = _sum(builder, grads[value], gradient, f"d_{value.label}")
         else:
             grads[value] = gradient
 
@@ -66,11 +65,14 @@ def differentiate(
 
 
 def _depends_on(program: Program, params: list[Value]) -> set[Value]:
-    """Floating-point values that a change of `params` changes: only these need gradients."""
+    """Floating-point values that a change of `params` changes: only these need gradients.
+
+    What outlives the program (a state that an op updates on the way) is a constant in it.
+    """
     reached = set(params)
     for op in program.ops:
         if any(v in reached for v in op.ins):
-            reached.update(v for v in op.outs if v.dtype in FLOAT_DTYPES)
+            reached.update(v for v in op.outs if v.dtype in FLOAT_DTYPES and v.role == "act")
     return reached
 
 
@@ -105,7 +107,10 @@ def _loss_grads(op: Op, loss: Value, builder: Builder) -> list[tuple[int, Value]
 def _vjp(builder: Builder, op: Op, grads: tuple[Value | None, ...]) -> tuple[Value | None, ...]:
     rule = builder.ops[op.kind].vjp
     if rule is not None:
-        results = rule(builder, op, grads)
+        try:
+            results = rule(builder, op, grads)
+        except ProgramError as error:
+            raise ProgramError(f"backward of {op.kind} (block {op.block}, {op.where}): {error}") from error
         if len(results) != len(op.ins):
             raise ProgramError(
                 f"{op.where}: vjp of {op.kind} returned {len(results)} gradients for {len(op.ins)} inputs"
@@ -128,26 +133,45 @@ def _vjp(builder: Builder, op: Op, grads: tuple[Value | None, ...]) -> tuple[Val
     return tuple(by_input.get(i) for i in range(len(op.ins)))
 
 
+def _sum(builder: Builder, a: Value, b: Value, label: str) -> Value:
+    """a + b, in the wider of their dtypes: a product's fp32 sum is not narrowed to meet a bf16 addend."""
+    wider = max(a.dtype, b.dtype, key=DTYPE_BYTES.__getitem__)
+    a, b = (v if v.dtype == wider else builder.apply("cast", v, dtype=wider) for v in (a, b))
+    return builder.apply("add", a, b, label=label)
+
+
 def _write_gradients(
     ops: list[Op], contributions: dict[Value, list[Value]], gradients: dict[Value, Value], builder: Builder
 ) -> list[Op]:
-    """Let the ops that compute a contribution write the gradient itself; copy where another op reads it too."""
+    """Let the op that computes a contribution write the gradient itself.
+
+    It cannot where somebody else needs the contribution (another op, another gradient), where it already writes the
+    same gradient, or where no op computes it at all: there the contribution is copied.
+    """
     readers = {v for op in ops for v in op.ins}
-    target: dict[Value, Value] = {}
-    copies: dict[Value, list[Value]] = {}
-    for param, values in contributions.items():
-        for value in values:
-            if value in readers or value in target or value.role != "act":
-                copies.setdefault(value, []).append(gradients[param])
-            else:
-                target[value] = gradients[param]
-    written = [replace(op, outs=tuple(target.get(v, v) for v in op.outs)) for op in ops]
+    claims = Counter(v for values in contributions.values() for v in values)
+    claimed_by = {v: gradients[p] for p, values in contributions.items() for v in values}
+    copies = {v: [gradients[p] for p, values in contributions.items() for c in values if c is v] for v in claims}
     result: list[Op] = []
-    for op in written:
-        result.append(op)
+
+    def copy(value: Value, block: int) -> None:
+        for gradient in copies.pop(value, ()):
+            with builder.record("backward", block) as emitted:
+                builder.emit("cast", value, outs=[gradient], dtype=gradient.dtype)
+            result.extend(emitted)
+
+    for op in ops:
+        outs: list[Value] = []
         for value in op.outs:
-            for gradient in copies.get(value, ()):
-                with builder.record("backward", op.block) as emitted:
-                    builder.emit("cast", value, outs=[gradient], dtype=gradient.dtype)
-                result += emitted
+            gradient = claimed_by.get(value)
+            if gradient is None or value in readers or claims[value] > 1 or gradient in outs:
+                outs.append(value)
+            else:
+                outs.append(gradient)
+                del copies[value]
+        result.append(replace(op, outs=tuple(outs)))
+        for value in op.outs:
+            copy(value, op.block)
+    for value in list(copies):
+        copy(value, value.block)
     return result

@@ -22,7 +22,7 @@ from ..api import Gradients, OpDef, OutSpec
 from ..errors import ProgramError
 from .builder import Builder
 from .op import Op
-from .value import FLOAT_DTYPES, Value
+from .value import Value
 
 _REFERENCE = "surogate_core.reference.ops"
 Attrs = Mapping[str, Any]
@@ -129,6 +129,7 @@ def _rmsnorm(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 def _rmsnorm_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
     x, w = op.ins
     dnorm = grads[0]
+    _need(grads[1] is None, "the loss reads rstd, which has no backward rule")
     if dnorm is None:
         return None, None
     dx, dw = b.emit("rmsnorm_bwd", dnorm, x, w, op.outs[1], label=f"d_{x.label}")
@@ -143,7 +144,8 @@ def _add_rmsnorm(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 
 def _add_rmsnorm_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
     """The sum passes its gradient on unchanged: x and residual receive the same value."""
-    dnorm, _, dresidual = grads
+    dnorm, drstd, dresidual = grads
+    _need(drstd is None, "the loss reads rstd, which has no backward rule")
     _, rstd, residual = op.outs
     if dnorm is None:
         return dresidual, dresidual, None
@@ -186,6 +188,7 @@ def _attention_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
     qkv, cu_seqlens = op.ins
     out, lse = op.outs
     dout = grads[0]
+    _need(grads[1] is None, "the loss reads lse, which has no backward rule")
     if dout is None:
         return None, None
     return b.apply("attention_bwd", dout, qkv, out, lse, cu_seqlens, label="d_qkv", **op.attrs), None
@@ -291,12 +294,8 @@ def _accumulate_rounded(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 
 
 def _reference_vjp(ins: Ins, attrs: Attrs) -> list[OutSpec]:
-    wrt = [ins[i] for i in attrs["wrt"]]
-    return [
-        OutSpec(f"d_{v.label}", v.shape, accumulator(v.dtype) if v.role == "param" else v.dtype)
-        for v in wrt
-        if v.dtype in FLOAT_DTYPES
-    ]
+    """Autograd's gradients have the dtypes of what they are gradients of."""
+    return [OutSpec(f"d_{ins[i].label}", ins[i].shape, ins[i].dtype) for i in attrs["wrt"]]
 
 
 def _elements(per_element: int) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..errors import ProgramError
+from .infer import infer
 from .op import Op, Program
 from .value import DTYPE_BYTES, Value
 
@@ -19,7 +20,7 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "") -> None:
     - names are unique; dtypes exist
     - an activation has one writer, which runs before every reader; inputs have none
     - only gradients and states are added to
-    - shapes and dtypes are what the op's definition infers (a gradient may be stored narrower)
+    - shapes and dtypes are what the op's definition infers (a gradient may be stored in another)
     - no op with effects is recomputed
     - every output of the program is written or outlives it
     """
@@ -47,7 +48,7 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "") -> None:
 
 
 def _check_outs(op: Op, definition: OpDef, written: set[Value], place: str) -> None:
-    specs = definition.infer(op.ins, op.attrs)
+    specs = infer(definition, op.ins, op.attrs, place)
     if len(specs) != len(op.outs):
         raise ProgramError(f"{place}: has {len(op.outs)} outputs, its definition infers {len(specs)}")
     for i, (value, spec) in enumerate(zip(op.outs, specs, strict=True)):

@@ -267,10 +267,16 @@ def reference_vjp(
     with torch.enable_grad():
         outs = load(reference)(*[leaves.get(i, x) for i, x in enumerate(ins)], **of_attrs)
         outs = outs if isinstance(outs, tuple) else (outs,)
-        results = torch.autograd.grad(
-            [outs[i] for i in given], [leaves[i] for i in wrt], list(grads), allow_unused=True, materialize_grads=True
+        reached = [(outs[i], g) for i, g in zip(given, grads, strict=True) if outs[i].requires_grad]
+        if not reached:
+            return tuple(torch.zeros_like(leaves[i]) for i in wrt)
+        return torch.autograd.grad(
+            [out for out, _ in reached],
+            [leaves[i] for i in wrt],
+            [g for _, g in reached],
+            allow_unused=True,
+            materialize_grads=True,
         )
-    return tuple(results)
 
 
 def load(reference: str) -> Callable[..., Any]:

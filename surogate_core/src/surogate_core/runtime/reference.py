@@ -53,17 +53,22 @@ class ReferenceExecutor:
             if len(results) != len(call.outs):
                 raise ProgramError(f"{_place(call.op)} returned {len(results)} results for {len(call.outs)} outputs")
             for i, (out, result) in enumerate(zip(call.outs, results, strict=True)):
-                if result.shape != out.shape:
-                    got, want = list(result.shape), list(out.shape)
-                    raise ProgramError(
-                        f"{_place(call.op)} returned shape {got} for output {i}, the program says {want}"
-                    )
+                _check(call.op, i, result, out)
                 if i in call.op.accumulate:
                     out.add_(result)
                 else:
                     out.copy_(result)
             for value in call.dies:
                 self.buffers.kill(value, program)
+
+
+def _check(op: Op, index: int, result: Tensor, out: Tensor) -> None:
+    """A gradient may be stored in another dtype than it is computed in; everything else must be what the program says."""
+    if result.shape != out.shape:
+        got, want = list(result.shape), list(out.shape)
+        raise ProgramError(f"{_place(op)} returned shape {got} for output {index}, the program says {want}")
+    if result.dtype != out.dtype and op.outs[index].role != "grad":
+        raise ProgramError(f"{_place(op)} returned {result.dtype} for output {index}, the program says {out.dtype}")
 
 
 def _place(op: Op) -> str:

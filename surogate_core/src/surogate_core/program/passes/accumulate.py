@@ -2,7 +2,7 @@
 
 The contract, once for all ops: gradients and sums over micro-steps `+=`, everything else `=`. Gradients stored in
 fp32 are added to by the op that computes them. A bf16 gradient cannot take a small addend by rounding to nearest, so
-there the op writes an fp32 contribution and `accumulate_rounded` adds it with stochastic rounding.
+there the op writes its contribution (fp32 from a product) and `accumulate_rounded` adds it, rounding stochastically.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ def _adding(op: Op, indices: list[int], builder: Builder, scalars: Scalars, orde
     if not rounded:
         return [replace(op, accumulate=direct)]
     outs = list(op.outs)
+    specs = builder.ops[op.kind].infer(op.ins, op.attrs)
     with builder.record(op.phase, op.block) as emitted:
         for i in rounded:
             target = outs[i]
-            outs[i] = builder.activation(f"d_{target.label}", target.shape, "fp32")
+            outs[i] = builder.activation(f"d_{target.label}", target.shape, specs[i].dtype)
             stream = crc32(f"{target.name}+{order[target]}".encode())
             builder.emit(
                 "accumulate_rounded", outs[i], target, scalars.tick, scalars.seed, outs=[target], stream=stream
