@@ -31,6 +31,9 @@ from surogate_core.reference.ops import load, up
 from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.reference import ReferenceExecutor
 
+# The tensors are tiny: a second thread only waits, ten times longer than the work takes where the cores are shared.
+torch.set_num_threads(1)
+
 # ------------------------------------------------------------------------------------------------ third-party ops
 # toy_split   no vjp, several outputs, an int input and an int output
 # toy_watch   no vjp, changes a state: never recomputed, never removed
@@ -122,8 +125,10 @@ TOYS = (
 )
 VOCABULARY: dict[str, OpDef] = {definition.kind: definition for definition in (*OPS, *TOYS)}
 
-LABELS = ("norm", "rstd", "residual", "qkv", "attention", "lse", "attn_out", "gate_up", "swiglu", "mlp_out", "split")
-LABELS += ("energy", "watched", "gated", "gate", "sum", "stream")
+LABELS = (
+    *("norm", "rstd", "residual", "qkv", "attention", "lse", "attn_out", "gate_up", "swiglu", "mlp_out"),
+    *("split", "energy", "watched", "gated", "gate", "sum", "stream"),
+)
 """What recomputation may be told to drop."""
 
 
@@ -226,7 +231,7 @@ class RandomForward:
         return b.apply("linear", x, *ins, label=label)
 
     def _attention(self, norm: Value) -> Value:
-        heads = {"n_heads": self.n_heads, "n_kv_heads": self.n_kv_heads, "head_dim": self.head_dim}
+        heads: dict[str, Any] = {"n_heads": self.n_heads, "n_kv_heads": self.n_kv_heads, "head_dim": self.head_dim}
         qkv = self._linear(norm, (self.n_heads + 2 * self.n_kv_heads) * self.head_dim, "qkv")
         attention = self.builder.apply("attention", qkv, self.cu_seqlens, seq_len=self.n_tokens, **heads)
         return self._linear(attention, self.width, "attn_out")
@@ -246,11 +251,16 @@ class RandomForward:
         return b.apply("toy_mul", gated, norm) if self.random.random() < 0.5 else gated
 
     def _casts(self, norm: Value) -> Value:
-        """To the wide dtype and back, and a table that is added as it is: its gradient is the stream's."""
+        """To the wide dtype and back, and a table that is added as it is, or as the sum or product of two params (or of
+        one with itself): gradients that several params share and other ops read."""
         b = self.builder
+        table = self._param(self.n_tokens, self.width)
+        kind = self.random.choice(("", "", "add", "toy_mul"))
+        if kind:
+            table = b.apply(kind, table, self._param(self.n_tokens, self.width, sharing=0.5), label="stream")
         wide = b.apply("cast", norm, dtype=accumulator(b.dtype), label="stream")
         back = b.apply("cast", wide, dtype=b.dtype, label="stream")
-        return b.apply("add", back, self._param(self.n_tokens, self.width), label="stream")
+        return b.apply("add", back, table, label="stream")
 
     def _dead_branch(self, norm: Value) -> None:
         self.builder.apply("swiglu", self._linear(norm, 6, "gate_up"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -53,7 +54,7 @@ def test_values_of_random_training_programs_never_overlap(seed: int) -> None:
     for name, program in given.programs.items():
         arena = given.memory.arenas[name]
         check(program, arena, {i: scratch(op) for i, op in enumerate(program.ops)})
-        assert arena.arena_bytes <= 1.25 * arena.lower_bound  # 1.06 is the worst of the first 150 seeds
+        assert arena.arena_bytes <= 1.25 * arena.lower_bound  # 1.2 is the worst of the first 250 seeds
 
 
 def random_lives(seed: int) -> tuple[Program, dict[int, int]]:
@@ -104,7 +105,7 @@ def test_an_empty_program_needs_nothing() -> None:
 
 def test_a_chain_of_equal_values_needs_two() -> None:
     values = [Value(str(i), (1000,), "fp32", "act") for i in range(10)]
-    ops = tuple(Op("x", (a,), (b,)) for a, b in zip(values, values[1:], strict=False))
+    ops = tuple(Op("x", (a,), (b,)) for a, b in pairwise(values))
     assert plan(Program("chain", (Op("x", (), (values[0],)), *ops)), lambda op: 0).arena_bytes == 2 * align(4000)
 
 
@@ -126,7 +127,7 @@ def test_programs_of_a_family_share_segments_and_the_largest_arena() -> None:
         assert set(segment.offsets) == {v for v in declared if v.role == role}
         ends = [(offset, offset + v.nbytes) for v, offset in segment.offsets.items()]
         assert all(offset % ALIGNMENT == 0 for offset, _ in ends)
-        assert all(end <= start for (_, end), (start, _) in zip(sorted(ends), sorted(ends)[1:], strict=False))
+        assert all(end <= start for (_, end), (start, _) in pairwise(sorted(ends)))
         assert max((end for _, end in ends), default=0) <= segment.nbytes
     assert lay_out(()).nbytes == 0
 

@@ -138,7 +138,7 @@ def test_a_gradient_in_the_dtype_of_activations_accumulates_in_any_dtype(grad_dt
 
 
 def test_contributions_of_different_dtypes_add_up() -> None:
-    """A bf16 copy of a weight, read by a product (gradient summed in fp32) and element by element (gradient in bf16)."""
+    """A bf16 copy of a weight, read by a product (its gradient a sum in fp32) and element by element (in bf16)."""
 
     def build(b: Builder) -> Value:
         w = b.apply("cast", b.param("w", (C, C), INIT, dtype="fp32"), dtype="bf16")

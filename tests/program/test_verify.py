@@ -110,7 +110,7 @@ def test_violation_is_reported_with_op_block_and_line(name: str) -> None:
 
 
 def test_an_output_that_nobody_writes_is_reported() -> None:
-    program, values = sound()
+    program, _ = sound()
     shortened = replace(program, ops=program.ops[:2])
     with pytest.raises(ProgramError, match=r"sound: output 3\.watched.* is never written"):
         verify(shortened, VOCABULARY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def one_at_a_time(qkv: Tensor, cu: list[int], heads: int, groups: int, size: int
     """torch's SDPA on each document alone, key/value heads repeated; and the log-sum-exp of the masked products."""
     q, k, v = qkv.split([heads * size, groups * size, groups * size], dim=1)
     outs, lses = [], []
-    for start, end in zip(cu, cu[1:], strict=False):
+    for start, end in pairwise(cu):
         if start == end:
             continue
         qh, kh, vh = (x[start:end].unflatten(1, (-1, size)).transpose(0, 1) for x in (q, k, v))
@@ -186,7 +187,7 @@ def test_embedding_moves_rows_and_its_backward_sums_them(dtype: torch.dtype) -> 
     assert not dw[[1, 2, 4, 5]].any()
 
 
-# ------------------------------------------------------------------------------------------------ head and cross-entropy
+# ---------------------------------------------------------------------------------------------- head and cross-entropy
 
 TARGETS = torch.tensor([2, -100, 0, -100, -100, -100, 10, 10, -100, 3, 4, -100], dtype=torch.int32)
 

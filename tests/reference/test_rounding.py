@@ -57,7 +57,7 @@ def test_philox_agrees_with_plain_integers() -> None:
 
 
 def test_random_bits_are_laid_out_as_documented() -> None:
-    """Key (seed low, high), counter (block low, high, stream, step); element e of a block: half e % 2 of word e // 2."""
+    """Key (seed low, high), counter (block low, high, stream, step); element e: half e % 2 of word e // 2 of 4."""
     seed, stream, step = 0x0123456789ABCDEF, 0xDEADBEEF, 77
     bits = random_16_bits(21, seed=seed, stream=stream, step=step).tolist()
     for element, value in enumerate(bits):

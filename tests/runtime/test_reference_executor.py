@@ -1,4 +1,4 @@
-"""The reference executor runs a plan in its planned memory, shows planning errors, and names the op that is at fault."""
+"""The reference executor runs a plan in its planned memory, shows planning errors, and names the op at fault."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """From a config to planned programs: plugins build, passes rewrite, `verify` checks after each. No torch.
 
     forward    the model's build, then the adapters
-    micro      differentiate -> dead_code -> recipe.lower -> recompute -> offload -> accumulate: micro_first, micro_next
+    micro      differentiate -> outputs -> dead_code -> recipe.lower -> recompute -> offload
+               -> accumulate: micro_first, micro_next
     evaluate   the forward program, lowered by the same recipe
     load       masters from params
     update     global norm, then the optimizer
@@ -11,9 +12,9 @@ All of them share params, gradients, states, inputs, and one arena.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -191,7 +192,8 @@ def auto_lmhead_chunks(tokens: int, vocab_size: int, dtype: str) -> int:
 
 def _batch(b: Builder, given: Ingredients) -> BatchInputs:
     tokens = given.batch_size * given.seq_len
-    chunks = given.lmhead_chunks or auto_lmhead_chunks(tokens, given.dims.vocab_size, given.precision.model)
+    wider = max(given.precision.model, given.precision.matmul, key=DTYPE_BYTES.__getitem__)
+    chunks = given.lmhead_chunks or auto_lmhead_chunks(tokens, given.dims.vocab_size, wider)
     if tokens % chunks:
         raise ConfigError(
             f"lmhead_chunks: {chunks} does not divide per_device_train_batch_size x sequence_len = {tokens} tokens. "
@@ -250,8 +252,10 @@ def _micro(
     if given.recompute:
         labels = frozenset().union(*(RECOMPUTE_LABELS[part] for part in given.recompute))
         program = line("recompute", program, recompute(program, labels, b))
-    if given.offload and given.device:
+    if given.offload:
         strategy, options = given.offload
+        if given.device is None:
+            raise ProgramError(f"offload {strategy.name}: no device, hence no bytes to stay under")
         program = line("offload", program, strategy.schedule(program, b, given.device.memory_bytes, options))
     first, following = accumulate(program, frozenset({total}), b, scalars)
     return line("accumulate", program, first), line("accumulate", program, following), gradients
@@ -264,10 +268,13 @@ def _with_master(b: Builder, param: Value, grad: Value, master_dtype: str) -> Pa
 
 
 def _load(b: Builder, params: Sequence[ParamGrad]) -> Program:
+    """Masters from params. A param wider than its master becomes what the master holds, as after every update."""
     with b.record("load"):
         for p in params:
             if p.master is not p.param:
                 b.emit("cast", p.param, outs=[p.master], dtype=p.master.dtype)
+                if DTYPE_BYTES[p.master.dtype] < DTYPE_BYTES[p.param.dtype]:
+                    b.emit("cast", p.master, outs=[p.param], dtype=p.param.dtype)
         return b.program("load")
 
 
@@ -277,24 +284,30 @@ def _update(b: Builder, params: Sequence[ParamGrad], given: Ingredients, scalars
         coef = b.activation("clip_coef", (), "fp32")
         b.emit("global_norm", *(p.grad for p in params), outs=[norm, coef], max_norm=given.max_grad_norm)
         given.optimizer.update(b, params, coef, scalars, given.precision, given.weight_decay, given.optimizer_options)
-        return b.program("update", (norm,)), norm
+        program = b.program("update", (norm,))
+    written = {v for op in program.ops for v in op.outs}
+    forgotten = [v.name for p in params for v in dict.fromkeys((p.master, p.param)) if v not in written]
+    if forgotten:
+        raise ProgramError(f"optimizer {given.optimizer.name} never writes: {', '.join(forgotten)}")
+    return program, norm
 
 
 def _checked_weights(given: Ingredients, declared: Sequence[Value]) -> tuple[WeightMap, ...]:
     """The model's weight maps; ProgramError unless they cover the model's params exactly, shapes included."""
     maps = tuple(given.model.weights(given.dims))
+    model = f"model {given.model.name}"
     params = {v.name: v for v in declared if v.role == "param"}
-    mapped = {m.param for m in maps}
-    if mapped != set(params):
-        raise ProgramError(
-            f"model {given.model.name}: weight maps and params differ: {sorted(mapped.symmetric_difference(params))}"
-        )
+    mapped = Counter(m.param for m in maps)
+    if mapped.keys() != params.keys():
+        raise ProgramError(f"{model}: weight maps and params differ: {sorted(mapped.keys() ^ params.keys())}")
+    sources = Counter(t.name for m in maps for t in m.tensors)
+    twice = [name for counts in (mapped, sources) for name, count in counts.items() if count > 1]
+    if twice:
+        raise ProgramError(f"{model}: mapped twice: {', '.join(twice)}")
     for m in maps:
-        rows = sum(t.shape[0] for t in m.tensors)
-        expected: tuple[Any, ...] = (rows, *m.tensors[0].shape[1:])
-        if params[m.param].shape != expected:
-            raise ProgramError(
-                f"model {given.model.name}: {m.param} is {list(params[m.param].shape)}, "
-                f"its checkpoint tensors make {list(expected)}"
-            )
+        shape = params[m.param].shape
+        given_shapes = [t.shape for t in m.tensors]
+        if any(s[1:] != shape[1:] for s in given_shapes) or sum(s[0] for s in given_shapes) != shape[0]:
+            parts = " + ".join(str(list(s)) for s in given_shapes) or "nothing"
+            raise ProgramError(f"{model}: {m.param} is {list(shape)}, its checkpoint tensors make {parts}")
     return maps

@@ -59,12 +59,14 @@ def list_checkpoints(directory: Path) -> list[Path]:
     return [path for _, path in sorted(found) if path.is_dir()]
 
 
-def prune_checkpoints(directory: Path, keep: int) -> list[Path]:
+def prune_checkpoints(directory: Path, keep: int, newest: int | None = None) -> list[Path]:
     """Remove all but the `keep` checkpoints of the highest steps and return the removed; 0 keeps all.
 
-    The newest is never removed. Each is renamed before it is deleted: what still has its name is whole.
+    `newest` is the step that was just saved: higher ones are of an earlier run and neither count nor go, so that
+    they cannot push it out. Each is renamed before it is deleted: what still has its name is whole.
     """
-    removed = list_checkpoints(directory)[:-keep] if keep > 0 else []
+    own = [path for path in list_checkpoints(directory) if newest is None or int(path.name[len("step_") :]) <= newest]
+    removed = own[:-keep] if keep > 0 else []
     for path in removed:
         doomed = path.with_name(path.name + _REMOVED)
         _remove(doomed)

@@ -187,7 +187,7 @@ class DataKeys(Keys):
     train_seed: Seed = Field(1234, description="Seed of initialisation, data order and stochastic rounding.")
     eval_seed: Seed = Field(1234, description="Seed of the evaluation split.")
     dataloader_num_workers: Annotated[int | Literal["auto"], BeforeValidator(_count_or_auto(0))] = Field(
-        "auto", description="Processes that tokenize; auto: by the number of cores."
+        "auto", description="Threads that tokenize; auto: one a core; 0: none besides the main one."
     )
 
 
@@ -209,7 +209,7 @@ class OptimizerKeys(Keys):
     """Optimizer and schedule"""
 
     optimizer: Text = Field("adamw", description="Optimizer, from an installed plugin.")
-    learning_rate: Number = Field(2e-4, ge=0, description="Peak learning rate.")
+    learning_rate: Number = Field(2e-4, ge=0, le=1e38, description="Peak learning rate.")
     lr_scheduler_type: Annotated[Literal["linear", "cosine", "wsd", "constant"], BeforeValidator(_word)] = Field(
         "linear", description="Decay after the warmup. wsd: flat, then decays over the last part."
     )

@@ -43,7 +43,11 @@ def _changes(prepared: Prepared) -> Iterator[tuple[str, Ingredients, int]]:
     if given.batch_size > 1 and given.batch_size % 2 == 0:
         half = given.batch_size // 2
         change = f"per_device_train_batch_size: {half}, gradient_accumulation_steps: {2 * steps}"
-        smaller = replace(given, batch_size=half, max_documents=given.max_documents // 2, lmhead_chunks=None)
+        chunks = given.lmhead_chunks
+        if chunks and half * given.seq_len % chunks:  # then it is even, and half as many leave the chunks as they are
+            chunks //= 2
+            change += f", lmhead_chunks: {chunks}"
+        smaller = replace(given, batch_size=half, max_documents=given.max_documents // 2, lmhead_chunks=chunks)
         yield change, smaller, 2 * steps
     for key in ("param_grad", "optimizer_state"):
         if getattr(given.precision, key) == "fp32":

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .api import Comm, Logger, LoggerDef, RunInfo, Topology
 from .config import LoadedConfig, Mode, apply_overrides, dump_yaml, load_config, read_yaml, resolved
-from .errors import ConfigError
+from .errors import ConfigError, RunStopped
 from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES
 from .interrupt import Interrupt
 from .memory.devices import GIB, cpu
@@ -154,8 +154,9 @@ def _train(prepared: Prepared, comm: Comm, notice: Notice) -> TrainResult:
     )
 
     def save(step: int) -> None:
+        _refuse_broken_weights(worker, step, checkpoints)
         checkpoint.save_checkpoint(checkpoints, step, lambda folder: hf.write_model(folder, *model))
-        checkpoint.prune_checkpoints(checkpoints, config.save_total_limit)
+        checkpoint.prune_checkpoints(checkpoints, config.save_total_limit, newest=step)
 
     def validation(limit: int | None) -> Iterable[Any]:
         rows, size = data.validation, config.per_device_train_batch_size
@@ -177,10 +178,12 @@ def _train(prepared: Prepared, comm: Comm, notice: Notice) -> TrainResult:
             max_nonfinite_steps=config.max_nonfinite_steps,
         )
         progress = loop(job, interrupt)
-        if not interrupt.requested:
+        signal_exit = interrupt.exit_code  # of a signal from here on there is nothing to tell: the run is done
+        if not signal_exit:
+            _refuse_broken_weights(worker, progress.step, checkpoints)
             hf.save_model(output, *model)
-        loggers.status = "interrupted" if interrupt.requested else "done"
-    return _result(prepared, progress, total, data, interrupt)
+        loggers.status = "interrupted" if signal_exit else "done"
+    return _result(prepared, progress, total, data, signal_exit)
 
 
 # ----------------------------------------------------------------------------------------------------- before and after
@@ -279,7 +282,21 @@ def _open_loggers(prepared: Prepared, loader: Any, total: int, stack: ExitStack)
     return opened
 
 
-def _result(prepared: Prepared, progress: Progress, total: int, data: Corpora, interrupt: Interrupt) -> TrainResult:
+def _refuse_broken_weights(worker: Worker, step: int, checkpoints: Path) -> None:
+    """An update can overflow although its gradient was finite; what it leaves must not replace a good checkpoint."""
+    from .checkpoint import list_checkpoints
+
+    if worker.weights_are_finite():
+        return
+    complete = list_checkpoints(checkpoints)
+    raise RunStopped(
+        f"step {step}: the weights hold numbers that are not finite: an update overflowed. They are not saved; "
+        + (f"the newest complete checkpoint is {complete[-1]}. " if complete else "no checkpoint was complete yet. ")
+        + "Lower learning_rate or weight_decay."
+    )
+
+
+def _result(prepared: Prepared, progress: Progress, total: int, data: Corpora, signal_exit: int) -> TrainResult:
     from .data.proof import bits_per_byte
 
     config = prepared.loaded.config
@@ -299,5 +316,5 @@ def _result(prepared: Prepared, progress: Progress, total: int, data: Corpora, i
         evaluations=tuple(progress.evaluations),
         unigram_loss=data.unigram_loss,
         bits_per_byte=bits,
-        signal_exit=interrupt.exit_code,
+        signal_exit=signal_exit,
     )

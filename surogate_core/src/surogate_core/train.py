@@ -68,12 +68,13 @@ def train(job: Job, interrupt: Interrupt) -> Progress:
                 )
             last = progress.step == job.total_steps
             if interrupt.requested:
-                _save(job, progress)
                 break
             if last or (job.eval_steps and progress.step % job.eval_steps == 0):
                 evaluate(job, progress, None if last else EVAL_BATCHES)
             if job.save_steps and progress.step % job.save_steps == 0:
                 _save(job, progress)
+        if interrupt.requested:  # also when it came during the last evaluation
+            _save(job, progress)
     return progress
 
 
@@ -108,8 +109,7 @@ def step_once(job: Job, batch: StepBatch, progress: Progress) -> None:
         time=time.time(),
         skipped=not math.isfinite(norm),
     )
-    for logger in job.loggers:
-        logger.step(report)
+    _tell(job, progress, lambda logger: logger.step(report))
 
 
 def evaluate(job: Job, progress: Progress, limit: int | None) -> None:
@@ -127,8 +127,7 @@ def evaluate(job: Job, progress: Progress, limit: int | None) -> None:
         time=time.time(),
     )
     progress.evaluations.append((progress.step, report.loss, labels))
-    for logger in job.loggers:
-        logger.eval(report)
+    _tell(job, progress, lambda logger: logger.eval(report))
 
 
 def _sum_losses(worker: Worker, batches: Iterator[MicroBatch]) -> tuple[float, int]:
@@ -137,6 +136,16 @@ def _sum_losses(worker: Worker, batches: Iterator[MicroBatch]) -> tuple[float, i
         total += worker.evaluate(batch)
         labels += batch.n_valid
     return total, labels
+
+
+def _tell(job: Job, progress: Progress, tell: Callable[[Logger], None]) -> None:
+    """Report to every logger. One that cannot go on, since its disk is full, ends the run after saving it."""
+    try:
+        for logger in job.loggers:
+            tell(logger)
+    except RunStopped:
+        _save(job, progress)
+        raise
 
 
 def _save(job: Job, progress: Progress) -> None:

@@ -61,29 +61,29 @@ def _text(prepared: Prepared) -> Iterator[str]:
     )
     yield (
         f"{given.batch_size} x {given.seq_len} tokens a micro-step, "
-        f"{config.gradient_accumulation_steps} micro-steps a step"
+        f"{config.gradient_accumulation_steps} micro-step{'s' * (config.gradient_accumulation_steps > 1)} a step"
     )
     yield ""
-    yield f"{report.device.title}, {_gib(report.device.memory_bytes)} GiB"
+    yield f"{report.device.title}, {_size(report.device.memory_bytes).strip()}"
     for name, nbytes in report.device_bytes.items():
         if name != "total":
-            yield f"  {name:<14}{_gib(nbytes):>9} GiB"
+            yield f"  {name:<14}{_size(nbytes)}"
     total = report.device_bytes["total"]
     room = report.device.memory_bytes - total
     verdict = paint("fits", "green") if report.fits else paint("does not fit", "red")
-    rest = f"{_gib(abs(room))} GiB {'to spare' if report.fits else 'too much'}"
-    yield f"  {'total':<14}{_gib(total):>9} GiB   {verdict}, {rest}"
+    rest = f"{_size(abs(room)).strip()} {'to spare' if report.fits else 'too much'}"
+    yield f"  {'total':<14}{_size(total)}   {verdict}, {rest}"
     yield ""
     yield f"peak at {report.peak}; live there:"
     yield from _by_label(report.activations_by_label)
     yield ""
     yield "largest values"
     for value in report.largest[:5]:
-        yield f"  {value.name:<34}{_gib(value.nbytes):>9} GiB   {value.dtype} {list(value.shape)}"
+        yield f"  {value.name:<34}{_size(value.nbytes)}   {value.dtype} {list(value.shape)}"
     yield ""
     step = report.step
     yield (
-        f"a step: {report.tokens:,} tokens, {step.flops / 1e12:,.1f} TFLOP, {step.bytes / 1e9:,.1f} GB moved, "
+        f"a step: {report.tokens:,} tokens, {_flops(step.flops)}, {step.bytes / 1e9:,.1f} GB moved, "
         f"{_duration(step.seconds)}"
     )
     yield f"speed:  {report.tokens_per_second:,.0f} tokens/s (roofline; rates: {report.device.source})"
@@ -94,15 +94,15 @@ def _text(prepared: Prepared) -> Iterator[str]:
         for knob in cheapest_knobs(prepared):
             cost = f"{knob.costs / report.step.seconds:+.0%} time"
             yield f"  {knob.change}"
-        yield f"      saves {_gib(knob.saves)} GiB, {cost}{', enough alone' if knob.enough else ''}"
+            yield f"      saves {_size(knob.saves).strip()}, {cost}{', enough alone' if knob.enough else ''}"
 
 
 def _by_label(labels: Mapping[str, int], most: int = 8) -> Iterator[str]:
     rows = list(labels.items())
     for label, nbytes in rows[:most]:
-        yield f"  {label:<14}{_gib(nbytes):>9} GiB"
+        yield f"  {label:<14}{_size(nbytes)}"
     if len(rows) > most:
-        yield f"  {'others':<14}{_gib(sum(nbytes for _, nbytes in rows[most:])):>9} GiB"
+        yield f"  {'others':<14}{_size(sum(nbytes for _, nbytes in rows[most:]))}"
 
 
 def _kernels(prepared: Prepared) -> Iterator[str]:
@@ -124,12 +124,17 @@ def _passes(prepared: Prepared) -> str:
     return "\n".join(["passes, each verified:", *rows])
 
 
-def _gib(nbytes: int) -> str:
-    return f"{nbytes / GIB:,.2f}" if nbytes >= GIB / 100 else f"{nbytes / GIB:.4f}"
+def _size(nbytes: int) -> str:
+    """Right-aligned in a column of 13: GiB, or MiB below one."""
+    return f"{nbytes / GIB:>9,.2f} GiB" if nbytes >= GIB else f"{nbytes / (GIB >> 10):>9,.2f} MiB"
 
 
 def _count(n: int) -> str:
     return f"{n / 1e9:.2f}B" if n >= 1e9 else f"{n / 1e6:.1f}M"
+
+
+def _flops(n: int) -> str:
+    return f"{n / 1e12:,.1f} TFLOP" if n >= 1e12 else f"{n / 1e9:,.1f} GFLOP"
 
 
 def _duration(seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,7 @@ def load_corpora(
     notice: Callable[[str], None],
 ) -> Corpora:
     """Tokenise (or map from the cache), split, pack and check. Raises ConfigError naming key, file and line."""
+    _set_threads(config.dataloader_num_workers)
     tokenizer = Tokenizer(model_dir, f"model: {config.model}")
     documents = _documents(config.datasets, "datasets", formats, tokenizer, notice)
     if config.validation_datasets:
@@ -63,6 +65,14 @@ def load_corpora(
         validation_labels=int(counts.sum()),
         validation_bytes=label_bytes(counts, tokenizer.token_bytes),
     )
+
+
+def _set_threads(workers: int | str) -> None:
+    """The tokenizers library reads its number of threads from the environment, when it first tokenises."""
+    if workers == 0:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    elif workers != "auto":
+        os.environ["RAYON_NUM_THREADS"] = str(workers)
 
 
 def _documents(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from ..api import DatasetFormatDef, Encoded
 from ..errors import ConfigError
@@ -15,18 +15,18 @@ if TYPE_CHECKING:  # the command line lists types without loading numpy and toke
 
 
 class TextOptions(BaseModel):
-    """Keys of a `datasets:` entry of type `text`.
-
-    text_field: the column that holds the text. sample_by: what a document of a .txt file is: the whole file, a
-    paragraph (ended by blank lines) or a line. add_bos: put the tokenizer's bos before each document; null: when the
-    tokenizer itself does.
-    """
+    """Keys of a `datasets:` entry of type `text`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    text_field: str = "text"
-    sample_by: Literal["document", "paragraph", "line"] = "document"
-    add_bos: bool | None = None
+    text_field: str = Field("text", description="Column that holds the text.")
+    sample_by: Literal["document", "paragraph", "line"] = Field(
+        "document",
+        description="What a document of a .txt file is: the file, a paragraph (between blank lines), a line.",
+    )
+    add_bos: bool | None = Field(
+        None, description="Put the tokenizer's bos before each document; null: when the tokenizer itself does."
+    )
 
 
 def encode_text(row: Mapping[str, object], tokenizer: Tokenizer, options: TextOptions) -> Encoded:

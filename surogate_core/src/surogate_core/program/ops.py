@@ -138,7 +138,7 @@ def _rmsnorm_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
 
 def _add_rmsnorm(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     x, residual, w = ins
-    _need(x.shape == residual.shape, f"x is {list(x.shape)}, residual {list(residual.shape)}")
+    _need(x.shape == residual.shape and x.dtype == residual.dtype, f"{x!r} cannot be added to {residual!r}")
     return [*_norm_specs(residual, w), OutSpec("residual", residual.shape, residual.dtype)]
 
 
@@ -195,7 +195,9 @@ def _attention_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
 
 
 def _attention_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
-    return [OutSpec("d_qkv", ins[1].shape, ins[1].dtype)]
+    dout, qkv, out = ins[:3]
+    _need(dout.shape == out.shape, f"dout is {list(dout.shape)}, out {list(out.shape)}")
+    return [OutSpec("d_qkv", qkv.shape, qkv.dtype)]
 
 
 def _attention_flops(op: Op) -> int:
@@ -222,7 +224,9 @@ def _swiglu_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
 
 
 def _swiglu_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
-    return [OutSpec("d_gate_up", ins[1].shape, ins[1].dtype)]
+    dy, gate_up = ins
+    _need(2 * dy.size == gate_up.size, f"dy is {list(dy.shape)}, gate_up {list(gate_up.shape)}")
+    return [OutSpec("d_gate_up", gate_up.shape, gate_up.dtype)]
 
 
 # ----------------------------------------------------------------------------------------- LM head and cross-entropy

@@ -51,6 +51,8 @@ def _check_outs(op: Op, definition: OpDef, written: set[Value], place: str) -> N
     specs = infer(definition, op.ins, op.attrs, place)
     if len(specs) != len(op.outs):
         raise ProgramError(f"{place}: has {len(op.outs)} outputs, its definition infers {len(specs)}")
+    if op.accumulate and max(op.accumulate) >= len(op.outs):
+        raise ProgramError(f"{place}: adds to output {max(op.accumulate)}, but has {len(op.outs)}")
     for i, (value, spec) in enumerate(zip(op.outs, specs, strict=True)):
         if value.role == "input":
             raise ProgramError(f"{place}: writes the input {value!r}")

@@ -231,7 +231,12 @@ def add(a: Tensor, b: Tensor) -> Tensor:
 
 
 def cast(x: Tensor, *, dtype: str) -> Tensor:
-    return x.to(TORCH_DTYPES[dtype])
+    """To nearest. FP8 saturates and keeps NaN; torch's own cast to E5M2 would overflow to infinity."""
+    target = TORCH_DTYPES[dtype]
+    if dtype in ("e4m3", "e5m2"):
+        largest = torch.finfo(target).max
+        x = x.clamp(-largest, largest)
+    return x.to(target)
 
 
 def fill(*, shape: Sequence[int], dtype: str, value: float) -> Tensor:

@@ -48,7 +48,7 @@ class ReferenceExecutor:
         program says.
         """
         for call in self._calls[program]:
-            results = call.function(*call.ins, **call.op.attrs)
+            results = _call(call)
             results = results if isinstance(results, tuple) else (results,)
             if len(results) != len(call.outs):
                 raise ProgramError(f"{_place(call.op)} returned {len(results)} results for {len(call.outs)} outputs")
@@ -62,8 +62,15 @@ class ReferenceExecutor:
                 self.buffers.kill(value, program)
 
 
+def _call(call: _Call) -> object:
+    try:
+        return call.function(*call.ins, **call.op.attrs)
+    except (RuntimeError, TypeError, ValueError, LookupError) as error:
+        raise ProgramError(f"{_place(call.op)} failed: {type(error).__name__}: {error}") from error
+
+
 def _check(op: Op, index: int, result: Tensor, out: Tensor) -> None:
-    """A gradient may be stored in another dtype than it is computed in; everything else must be what the program says."""
+    """A gradient may be stored in another dtype; everything else must be what the program says."""
     if result.shape != out.shape:
         got, want = list(result.shape), list(out.shape)
         raise ProgramError(f"{_place(op)} returned shape {got} for output {index}, the program says {want}")

@@ -38,6 +38,10 @@ class Worker:
         """Views of the model's weights, by name."""
         return {name: self.buffers.persistent(v) for name, v in self.assembly.params.items()}
 
+    def weights_are_finite(self) -> bool:
+        """Whether every weight is a finite number: an update can overflow although its gradient was finite."""
+        return all(bool(param.isfinite().all()) for param in self.params().values())
+
     def load(self) -> None:
         """Call once, when the weights are in place: makes the masters."""
         self.executor.run("load")

@@ -1,0 +1,15 @@
+"""Imports the packages before any test of theirs, in processes of one thread.
+
+A package's tests lie in a folder with the package's own name, beside `src/`: pytest would take that folder for it.
+Tests run side by side, one process a core, and the bits of a sum depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import surogate_core  # noqa: F401
+import surogate_models  # noqa: F401
+import surogate_recipes_bf16  # noqa: F401

@@ -1,0 +1,300 @@
+"""The report of a plan: bytes that add up and are allocated, FLOPs that can be computed by hand, a roofline per op."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from surogate_core.api import DeviceInfo, NoOptions, Op, OpDef, PrecisionRequest, Value
+from surogate_core.assemble import Assembly, Ingredients, assemble
+from surogate_core.errors import ConfigError
+from surogate_core.memory.cost import Cost, op_cost, program_cost
+from surogate_core.memory.devices import DEVICES, GIB, cpu, device
+from surogate_core.memory.report import Report
+from surogate_core.prepare import summarise
+from surogate_core.program.ops import OPS as STANDARD_OPS
+from surogate_core.runtime.arena import Buffers
+from surogate_models.ops import OPS as MODEL_OPS
+from surogate_models.qwen3 import QWEN3
+from surogate_optim_adamw.adamw import ADAMW, ADAMW_OP, AdamWOptions
+from surogate_recipes_bf16.recipe import BF16
+
+OPS = {definition.kind: definition for definition in (*STANDARD_OPS, *MODEL_OPS, ADAMW_OP)}
+H200 = device("h200")
+
+QWEN3_0_6B = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": True,
+}
+TINY = QWEN3_0_6B | {
+    "vocab_size": 311,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "tie_word_embeddings": False,
+}
+PRODUCTS = {"linear", "linear_dgrad", "linear_wgrad", "lm_head_ce", "lm_head_ce_grads"}
+
+
+def assembled(config: Mapping[str, Any], **changes: Any) -> tuple[Assembly, Ingredients]:
+    given = Ingredients(
+        ops=OPS,
+        model=QWEN3,
+        dims=QWEN3.dims(config),
+        recipe=BF16,
+        recipe_options=NoOptions(),
+        optimizer=ADAMW,
+        optimizer_options=AdamWOptions(),
+        precision=BF16.precision(changes.pop("request", PrecisionRequest()), NoOptions()),
+        batch_size=2,
+        seq_len=64,
+        max_documents=18,
+        device=H200,
+    )
+    given = replace(given, **changes)
+    return assemble(given), given
+
+
+def reported(config: Mapping[str, Any], grad_accum_steps: int = 1, **changes: Any) -> tuple[Report, Assembly]:
+    assembly, given = assembled(config, **changes)
+    return summarise(assembly, given, grad_accum_steps), assembly
+
+
+MIXTURES = [
+    {},
+    {"recompute": frozenset({"block"})},
+    {"lmhead_chunks": 32},
+    {"request": PrecisionRequest(model_dtype="fp32")},
+    {"request": PrecisionRequest(model_dtype="bf16", matmul_dtype="fp32", master_dtype="fp32")},
+    {"request": PrecisionRequest(param_grad_dtype="bf16", optimizer_state_dtype="bf16")},
+]
+
+
+# --------------------------------------------------------------------------------------------------------------- bytes
+
+
+@pytest.mark.parametrize("changes", MIXTURES, ids=range(len(MIXTURES)))
+def test_the_parts_sum_to_what_is_allocated(changes: dict[str, Any]) -> None:
+    report, assembly = reported(TINY, **changes)
+    parts = {name: nbytes for name, nbytes in report.device_bytes.items() if name != "total"}
+    assert list(parts) == ["weights", "gradients", "optimizer", "activations", "workspace", "runtime"]
+    assert report.device_bytes["total"] == sum(parts.values())
+    assert Buffers(assembly.memory).nbytes == report.device_bytes["total"] - H200.runtime_bytes
+    assert report.device_bytes["activations"] + report.device_bytes["workspace"] == report.arena_bytes
+    assert all(nbytes >= 0 for nbytes in parts.values())
+    assert report.host_bytes["total"] == sum(v for k, v in report.host_bytes.items() if k != "total") > 0
+
+
+@pytest.mark.parametrize("changes", MIXTURES, ids=range(len(MIXTURES)))
+def test_persistent_bytes_are_those_of_the_values(changes: dict[str, Any]) -> None:
+    """Up to an alignment of 256 bytes a value."""
+    report, assembly = reported(TINY, **changes)
+    for part, role in (("weights", "param"), ("gradients", "grad"), ("optimizer", "state")):
+        sizes = [v.nbytes for v in assembly.declared if v.role == role]
+        assert sum(sizes) <= report.device_bytes[part] < sum(sizes) + 256 * len(sizes)
+
+
+def test_what_is_live_at_the_peak_is_told_by_label() -> None:
+    report, assembly = reported(TINY)
+    assert sum(report.activations_by_label.values()) == report.lower_bound <= report.arena_bytes
+    assert list(report.activations_by_label.values()) == sorted(report.activations_by_label.values(), reverse=True)
+    arena = max(assembly.memory.arenas.values(), key=lambda arena: arena.arena_bytes)
+    assert report.peak.startswith("micro_") and f"op {arena.peak_op}: " in report.peak
+    sizes = [v.nbytes for v in report.largest]
+    values = [v for s in assembly.memory.segments.values() for v in s.offsets] + [life.value for life in arena.lives]
+    assert sizes == sorted((v.nbytes for v in values), reverse=True)[:10]
+
+
+@pytest.mark.parametrize(
+    ("model", "master", "state", "bytes_a_param"),
+    [
+        ("bf16", "bf16", "fp32", 8),
+        ("bf16", "fp32", "fp32", 12),
+        ("bf16", "bf16", "bf16", 4),
+        ("fp32", "fp32", "fp32", 8),
+    ],
+)
+def test_optimizer_bytes_of_qwen3_0_6b(model: str, master: str, state: str, bytes_a_param: int) -> None:
+    """Two moments, and a master where it is not the param: by hand from the number of parameters, 596,049,920."""
+    request = PrecisionRequest(model_dtype=model, master_dtype=master, optimizer_state_dtype=state)
+    report, _ = reported(QWEN3_0_6B, request=request)
+    assert report.device_bytes["optimizer"] == pytest.approx(596_049_920 * bytes_a_param, rel=1e-4)
+    assert report.device_bytes["weights"] == pytest.approx(596_049_920 * (2 if model == "bf16" else 4), rel=1e-4)
+    assert report.device_bytes["gradients"] == pytest.approx(596_049_920 * 4, rel=1e-4)
+
+
+def test_it_fits_up_to_the_last_byte() -> None:
+    report, _ = reported(TINY)
+    total = report.device_bytes["total"]
+    for memory, fits in ((total, True), (total - 1, False)):
+        assert replace(report, device=replace(H200, memory_bytes=memory)).fits is fits
+
+
+# --------------------------------------------------------------------------------------------------------------- FLOPs
+
+
+@pytest.mark.parametrize(("batch_size", "seq_len"), [(1, 4096), (8, 1024)])
+def test_flops_of_qwen3_0_6b_are_those_computed_by_hand(batch_size: int, seq_len: int) -> None:
+    """6 N T of the matrices (2 N T forward, twice that backward), the tied embedding counted as LM head; attention:
+    2 products forward and 5 backward of T x T/2 x 2048 each row, two operations a product. Norms, SwiGLU and RoPE add
+    less than a percent."""
+    tokens = batch_size * seq_len
+    qkv, o = 1024 * (16 + 2 * 8) * 128, 16 * 128 * 1024
+    mlp = 3 * 1024 * 3072
+    n_matmul = 28 * (qkv + o + mlp) + 151936 * 1024
+    assert n_matmul == 595_984_384  # all parameters but those of the norms
+    attention = 28 * 7 * tokens * seq_len * 16 * 128
+    assembly, _ = assembled(QWEN3_0_6B, batch_size=batch_size, seq_len=seq_len)
+    for name in ("micro_first", "micro_next"):
+        flops: dict[str, int] = {}
+        for op in assembly.programs[name].ops:
+            flops[op.kind] = flops.get(op.kind, 0) + OPS[op.kind].flops(op)
+        assert sum(n for kind, n in flops.items() if kind in PRODUCTS) == 6 * n_matmul * tokens
+        assert sum(n for kind, n in flops.items() if kind.startswith("attention")) == attention
+        total = program_cost(assembly.programs[name], OPS, H200).flops
+        assert 1 <= total / (6 * n_matmul * tokens + attention) < 1.01
+    evaluate = [op for op in assembly.programs["evaluate"].ops if op.kind in PRODUCTS]
+    assert sum(OPS[op.kind].flops(op) for op in evaluate) == 2 * n_matmul * tokens
+
+
+def test_recomputing_blocks_adds_a_forward_pass() -> None:
+    """Of all products inside blocks but the last of each, whose output only the forward pass reads."""
+    costs = []
+    for parts in (frozenset(), frozenset({"block"})):
+        assembly, _ = assembled(QWEN3_0_6B, recompute=parts)
+        ops = [op for op in assembly.programs["micro_first"].ops if op.kind in PRODUCTS]
+        costs.append(sum(OPS[op.kind].flops(op) for op in ops))
+    block = 1024 * (16 + 2 * 8) * 128 + 16 * 128 * 1024 + 2 * 1024 * 3072
+    assert costs[1] - costs[0] == 28 * 2 * block * 2 * 64
+
+
+def test_a_step_is_its_micro_steps_and_an_update() -> None:
+    assembly, given = assembled(TINY)
+    first, following, update = (
+        program_cost(assembly.programs[name], OPS, H200) for name in ("micro_first", "micro_next", "update")
+    )
+    for steps in (1, 2, 5):
+        report = summarise(assembly, given, steps)
+        expected = first + following.times(steps - 1) + update
+        assert (report.step.flops, report.step.bytes) == (expected.flops, expected.bytes)
+        assert report.step.seconds == pytest.approx(expected.seconds)
+        assert report.tokens == 2 * 64 * steps
+        assert report.tokens_per_second == pytest.approx(report.tokens / report.step.seconds)
+    assert following.bytes > first.bytes  # gradients are read too
+    assert following.flops == first.flops
+
+
+# ------------------------------------------------------------------------------------------------------------ roofline
+
+
+def toy(nbytes: int, dtype: str = "bf16") -> Op:
+    x = Value("x", (nbytes,), "uint8", "act")
+    w = Value("w", (), dtype, "act")
+    return Op("toy", (x, w), (Value("y", (), "uint8", "act"),))
+
+
+def toy_definition(flops: int, traffic: int | None) -> OpDef:
+    return OpDef(
+        kind="toy",
+        infer=lambda ins, attrs: (),
+        reference="",
+        flops=lambda op: flops,
+        traffic=None if traffic is None else lambda op: traffic,
+    )
+
+
+@pytest.mark.parametrize("name", list(DEVICES))
+def test_an_op_takes_the_longest_of_arithmetic_traffic_and_launch(name: str) -> None:
+    d = DEVICES[name]
+    much = 10**15
+    for flops, traffic, seconds in (
+        (much, 1, much / d.flops["bf16"]),
+        (1, 10**12, 10**12 / d.bandwidth),
+        (1, 1, d.launch_seconds),
+        (much, 10**12, max(much / d.flops["bf16"], 10**12 / d.bandwidth)),
+    ):
+        assert op_cost(toy(4), toy_definition(flops, traffic), d) == Cost(flops, traffic, seconds)
+
+
+def test_the_rate_is_that_of_the_operands() -> None:
+    for dtype in ("bf16", "fp32", "fp64"):
+        cost = op_cost(toy(4, dtype), toy_definition(10**15, 0), H200)
+        assert cost.seconds == 10**15 / H200.flops[dtype]
+
+
+def test_an_op_reads_and_writes_everything_once_and_sums_twice() -> None:
+    x, total = Value("x", (1000,), "bf16", "act"), Value("g", (500,), "fp32", "grad")
+    definition = toy_definition(0, None)
+    assert op_cost(Op("toy", (x,), (total,)), definition, H200).bytes == 2000 + 2000
+    assert op_cost(Op("toy", (x,), (total,), accumulate=frozenset({0})), definition, H200).bytes == 2000 + 4000
+
+
+# ------------------------------------------------------------------------------------------------------------- devices
+
+
+@pytest.mark.parametrize("d", [*DEVICES.values(), cpu()], ids=lambda d: d.name)
+def test_every_device_of_the_table_is_sane(d: DeviceInfo) -> None:
+    """Orders of magnitude, so that a slipped unit shows: memory 16 GiB to 300, a bf16 product 30 TFLOP/s to 2500."""
+    assert device(d.name).name == d.name and d.title and d.source
+    assert d.flops.keys() >= {"bf16", "fp32", "fp64"}
+    if d.name == "cpu":
+        assert d.sm is None and d.memory_bytes > GIB
+        assert 1e9 < d.bandwidth < 1e12 and all(1e9 < rate < 1e14 for rate in d.flops.values())
+        return
+    assert d.sm is not None and 80 <= d.sm <= 121
+    assert 16 * GIB <= d.memory_bytes <= 300 * GIB and 0 < d.runtime_bytes < d.memory_bytes / 10
+    assert 30e12 < d.flops["bf16"] < 2.5e15
+    assert d.flops["fp64"] <= d.flops["fp32"] <= d.flops["bf16"]
+    assert 0.1e12 < d.bandwidth < 10e12
+    assert 1e-6 < d.launch_seconds < 1e-5
+    assert 20 < d.flops["bf16"] / d.bandwidth < 700  # operations a byte at which products stop being bound by memory
+
+
+def test_a_device_is_found_however_it_is_written() -> None:
+    for name in ("h200", "H200", "rtx_4090", "RTX 4090", "a100-40", "RTX PRO 6000", "CPU"):
+        assert device(name).name == name.lower().replace("_", "").replace(" ", "")
+
+
+def test_an_unknown_device_lists_the_names() -> None:
+    with pytest.raises(ConfigError) as refused:
+        device("h2000")
+    assert "h2000" in str(refused.value)
+    assert all(name in str(refused.value) for name in ("cpu", *DEVICES))
+
+
+# --------------------------------------------------------------------------------------------------------------- speed
+
+
+def test_a_large_model_is_planned_in_about_a_second() -> None:
+    """Sixty-four layers of 32B; processor time, since other work may share the machine. Half a second when idle."""
+    config = QWEN3_0_6B | {
+        "hidden_size": 5120,
+        "intermediate_size": 25600,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 64,
+        "tie_word_embeddings": False,
+    }
+    before = time.process_time()
+    report, assembly = reported(config, seq_len=4096)
+    assert time.process_time() - before < 3
+    assert sum(v.size for v in assembly.params.values()) == 32_762_123_264
+    assert not report.fits
