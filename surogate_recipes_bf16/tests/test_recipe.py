@@ -218,7 +218,8 @@ def test_every_mixture_trains_a_step_close_to_fp32(mixture: tuple[str, ...]) -> 
         assert grad.dtype == (torch.bfloat16 if mixture[3] == "bf16" else torch.float32)
         assert cosine(grad, gradients[name]) > 0.99, name
 
-    model.micro_step(ROWS, SCALE, first=False)
+    once = float(model.buffers.persistent(model.assembly.loss))
+    assert model.micro_step(ROWS, SCALE, first=False) == pytest.approx(2 * once, rel=1e-6)
     for name, grad in model.gradients.items():  # the same micro-batch twice: twice the gradient
         assert cosine(grad, gradients[name]) > 0.99, name
         assert float(grad.norm() / gradients[name].norm()) == pytest.approx(2, rel=0.05), name

@@ -37,7 +37,7 @@ class Interrupt:
             return
         for again, handler in self._before.items():
             signal.signal(again, handler)  # type: ignore[arg-type]
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     @property
     def exit_code(self) -> int:

@@ -91,8 +91,7 @@ def step_once(job: Job, batch: StepBatch, progress: Progress) -> None:
     loss, norm = job.worker.loss(), job.worker.grad_norm()
     seconds = time.perf_counter() - began
 
-    finite = math.isfinite(norm) and math.isfinite(loss)
-    progress.nonfinite = 0 if finite else progress.nonfinite + 1
+    progress.nonfinite = 0 if math.isfinite(norm) and math.isfinite(loss) else progress.nonfinite + 1
     progress.loss = loss
     progress.tokens += batch.tokens
     progress.seconds += seconds
@@ -120,11 +119,7 @@ def evaluate(job: Job, progress: Progress, limit: int | None) -> None:
         return
     seconds = time.perf_counter() - began
     report = EvalReport(
-        step=progress.step,
-        loss=total / labels,
-        valid_tokens=labels,
-        duration_ms=seconds * 1000,
-        time=time.time(),
+        step=progress.step, loss=total / labels, valid_tokens=labels, duration_ms=seconds * 1000, time=time.time()
     )
     progress.evaluations.append((progress.step, report.loss, labels))
     _tell(job, progress, lambda logger: logger.eval(report))

@@ -7,9 +7,11 @@ itself; 130 and 143 interrupted; 141 the reader of our output went away.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
+TERMINATED: Final = 143
 
 HELP = """LLM training through a planned program.
 
@@ -195,5 +198,16 @@ def _print_notices() -> None:
 
 
 def main() -> None:
-    """The `surogate` script. Always leaves by SystemExit, or by an exception that is our fault."""
-    app(prog_name="surogate")
+    """The `surogate` script. Always leaves by SystemExit, or by an exception that is our fault.
+
+    SIGTERM unwinds like Ctrl-C, so that half-written files are removed.
+    """
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        app(prog_name="surogate")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(TERMINATED)

@@ -1,0 +1,147 @@
+"""What a finished run leaves: files, records, checkpoints that transformers loads and agrees with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from end_to_end.product import VOCAB_SIZE, documents, records, write_jsonl
+
+from surogate_core import run
+from surogate_core.config import resolved
+
+if TYPE_CHECKING:
+    from end_to_end.conftest import Finished
+    from end_to_end.product import Workplace
+
+CHECKPOINT_FILES = {
+    *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
+}
+STEP_KEYS = [
+    *("log", "step", "epoch", "loss", "norm", "lr", "tokens", "valid_tokens"),
+    *("tokens_per_second", "duration_ms", "time"),
+]
+
+
+def names(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+def test_a_run_leaves_these_files_and_no_others(finished: Finished) -> None:
+    steps = {"step_00000006", "step_00000008", "step_00000010"}
+    assert names(finished.out) == CHECKPOINT_FILES | steps | {"metrics.jsonl", "loss.png", "run.yaml"}
+    for step in steps:
+        assert names(finished.out / step) == CHECKPOINT_FILES
+    assert (finished.out / "loss.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_metrics_begin_with_the_run_and_have_the_contracts_keys_in_its_order(finished: Finished) -> None:
+    first, *rest = records(finished.out)
+    assert first["log"] == "run"
+    assert [record["step"] for record in rest if record["log"] == "step"] == list(range(1, 11))
+    assert [record["step"] for record in rest if record["log"] == "eval"] == [5, 10]
+    for record in rest:
+        if record["log"] == "step":
+            assert list(record) == STEP_KEYS
+        else:
+            assert list(record)[:4] == ["log", "step", "loss", "valid_tokens"]
+
+
+def test_metrics_mean_what_the_contract_says(finished: Finished) -> None:
+    steps = records(finished.out, "step")
+    assert abs(steps[0]["loss"] - math.log(VOCAB_SIZE)) < 0.1, "nats a label"
+    assert steps[-1]["loss"] < steps[0]["loss"] - 0.3
+    assert [step["lr"] for step in steps[:2]] == pytest.approx([1.5e-3, 3e-3]) and steps[-1]["lr"] == 0
+    for step in steps:
+        assert 0 < step["valid_tokens"] < step["tokens"] <= 4 * 2 * 64, "the last token of a document has no label"
+        assert step["tokens_per_second"] == pytest.approx(step["tokens"] / step["duration_ms"] * 1000)
+    assert all(a["time"] < b["time"] for a, b in zip(steps, steps[1:], strict=False))
+
+
+def test_the_saved_config_loads_to_the_same_config(finished: Finished) -> None:
+    saved = run.load(finished.out / "run.yaml")
+    given = run.load(finished.workplace.root / "run.yaml")
+    assert saved == given and resolved(saved) == resolved(given)
+    head = (finished.out / "run.yaml").read_text()
+    assert "# torch " in head and "# surogate-core " in head and "train_seed: 1234" in head
+
+
+def test_the_terminal_output_fits_80_columns_and_ends_with_the_summary(finished: Finished) -> None:
+    assert finished.stderr == ""
+    lines = finished.stdout.splitlines()
+    long = [line for line in lines if len(line) > 80 and str(finished.out) not in line]
+    assert not long
+    assert "\x1b" not in finished.stdout, "no escape codes where there is no terminal"
+    for word in ("training loss", "validation loss", "unigram model", "bits per byte", "from_pretrained"):
+        assert word in finished.stdout
+
+
+@pytest.mark.parametrize("which", ["", "step_00000010"])
+def test_transformers_loads_a_checkpoint_and_has_the_evaluations_loss(finished: Finished, which: str) -> None:
+    """The validation documents one by one, unpacked, through transformers: the mean over their labels."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = finished.out / which
+    model = AutoModelForCausalLM.from_pretrained(path, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    assert model.dtype == torch.float32
+    assert tokenizer.decode(tokenizer("What, ho!")["input_ids"]) == "What, ho!"
+    total, labels = 0.0, 0
+    with torch.no_grad():
+        for tokens in _validation_pieces(tokenizer):
+            logits = model(torch.tensor([tokens])).logits[0, :-1]
+            total += float(torch.nn.functional.cross_entropy(logits, torch.tensor(tokens[1:]), reduction="sum"))
+            labels += len(tokens) - 1
+    last = records(finished.out, "eval")[-1]
+    assert labels == last["valid_tokens"]
+    assert total / labels == pytest.approx(last["loss"], rel=1e-5)
+
+
+def _validation_pieces(tokenizer: Any) -> Iterator[list[int]]:
+    """The tokens of each document with its end, cut at the 64 positions of a row, by nothing of Surogate's."""
+    for text in documents(30, skip=300):
+        tokens = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+        yield from (tokens[at : at + 64] for at in range(0, len(tokens), 64))
+
+
+@pytest.mark.parametrize(("max_steps", "num_epochs", "expected"), [(-1, 2, 8), (0, 1, 4), (3, 2, 3), (6, 1, 6)])
+def test_max_steps_overrules_epochs_and_an_epoch_reads_every_row_once(
+    here: Workplace, max_steps: int, num_epochs: int, expected: int
+) -> None:
+    """26 rows in steps of 8: the fourth has two rows and six of padding."""
+    write_jsonl(here.root / "documents.jsonl", documents(26, longest=120))
+    config = here.write(max_steps=max_steps, num_epochs=num_epochs, validation_split_ratio=0, sample_packing=False)
+    done = run.train(run.load(config), notice=lambda line: None)
+    steps = records(here.out, "step")
+    assert len(steps) == done.steps == done.total_steps == expected
+    assert [step["epoch"] for step in steps] == [(i + 1) / 4 for i in range(expected)]
+    assert records(here.out, "run")[0]["steps_per_epoch"] == 4
+    epochs = [sum(step["tokens"] for step in steps[at : at + 4]) for at in range(0, expected - 3, 4)]
+    assert len(set(epochs)) <= 1, "every epoch has the same tokens, in another order"
+    if expected == 8:
+        assert [s["tokens"] for s in steps[:4]] != [s["tokens"] for s in steps[4:]]
+        assert steps[3]["tokens"] < steps[2]["tokens"] / 2
+    assert not records(here.out, "eval")
+
+
+def test_a_second_run_into_the_same_directory_appends_and_replaces(here: Workplace) -> None:
+    config = here.write(max_steps=2)
+    first = run.train(run.load(config), notice=lambda line: None)
+    weights = (here.out / "model.safetensors").read_bytes()
+    second = run.train(run.load(config, ["train_seed=7"]), notice=lambda line: None)
+    assert [record["log"] for record in records(here.out)] == ["run", "step", "step", "eval"] * 2
+    assert first.loss != second.loss
+    assert (here.out / "model.safetensors").read_bytes() != weights
+    assert "train_seed: 7" in (here.out / "run.yaml").read_text()
+
+
+def test_checkpoints_of_an_earlier_run_do_not_push_out_the_new_ones(here: Workplace) -> None:
+    config = here.write(save_total_limit=2)
+    run.train(run.load(config, ["max_steps=6", "save_steps=3"]), notice=lambda line: None)
+    run.train(run.load(config, ["max_steps=4", "save_steps=1"]), notice=lambda line: None)
+    saved = {path.name for path in here.out.glob("step_*")}
+    assert saved == {"step_00000003", "step_00000004", "step_00000006"}

@@ -1,0 +1,161 @@
+"""Signals: the first saves and ends after the step, the second ends at once, and none leaves half of anything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from end_to_end.product import EXAMPLES, records
+from safetensors.torch import load_file
+
+from surogate_core import run, train
+
+if TYPE_CHECKING:
+    from end_to_end.product import Workplace
+
+AT_ONCE_SECONDS = 5.0
+
+
+def start_and_wait_for(workplace: Workplace, config: Path, words: str) -> tuple[subprocess.Popen[str], str]:
+    """Start a run and read its output up to the line that has `words`; blanks of any number count as one."""
+    process = workplace.start("train", config)
+    assert process.stdout is not None
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if words in " ".join(line.split()):
+            return process, seen
+    raise AssertionError(f"the run ended before {words!r}:\n{seen}")
+
+
+def end(process: subprocess.Popen[str]) -> tuple[str, float]:
+    """The rest of the output and the seconds until the process ended; it is killed when it does not."""
+    began = time.monotonic()
+    try:
+        rest, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    return rest, time.monotonic() - began
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_finishes_the_step_saves_it_and_exits(workplace: Workplace, number: signal.Signals, code: int) -> None:
+    process, _ = start_and_wait_for(workplace, workplace.write(max_steps=100_000), "step 3/")
+    process.send_signal(number)
+    rest, _ = end(process)
+    assert process.returncode == code, rest
+    assert "Traceback" not in rest
+    last = records(workplace.out, "step")[-1]["step"]
+    (saved,) = workplace.out.glob("step_*")
+    assert saved.name == f"step_{last:08d}"
+    assert f"interrupted after step {last} of 100,000; saved: {saved}" in rest
+    assert len(load_file(saved / "model.safetensors")) == 24
+    assert {path.name for path in workplace.out.iterdir()} == {saved.name, "metrics.jsonl", "loss.png", "run.yaml"}
+    again = workplace.write(model=str(saved), from_scratch=False, max_steps=1, output_dir=str(workplace.root / "on"))
+    assert workplace.surogate("train", again).returncode == 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_second_signal_ends_at_once(workplace: Workplace, number: signal.Signals, code: int) -> None:
+    """Steps of a thousand micro-steps, more than ten seconds each: only the first line of output is waited for."""
+    config = workplace.write(gradient_accumulation_steps=2000, per_device_train_batch_size=8, max_steps=2)
+    process, _ = start_and_wait_for(workplace, config, "in all")
+    deadline = time.monotonic() + 30
+    while not (workplace.out / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.5)  # the loggers are open, then the loop takes the signals
+    process.send_signal(number)
+    time.sleep(0.5)
+    assert process.poll() is None, "the first signal lets the step go on"
+    process.send_signal(number)
+    rest, seconds = end(process)
+    assert process.returncode == code, rest
+    assert seconds < AT_ONCE_SECONDS
+    assert "Traceback" not in rest
+    assert not list(workplace.out.glob("step_*"))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_tokenising_ends_cleanly_and_leaves_no_half_cache(
+    workplace: Workplace, number: signal.Signals, code: int
+) -> None:
+    text = (EXAMPLES / "data/tinyshakespeare.txt").read_text()
+    long = workplace.root / "long.txt"
+    long.write_text(text * 40)
+    process, _ = start_and_wait_for(
+        workplace, workplace.write(datasets=[{"path": str(long), "type": "text"}]), "GiB planned"
+    )
+    cache = workplace.root / "cache"
+    deadline = time.monotonic() + 30
+    while not any(cache.rglob("*.lock")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(number)
+    rest, seconds = end(process)
+    assert process.returncode == code, rest
+    assert seconds < AT_ONCE_SECONDS
+    assert rest == ""
+    assert not workplace.out.exists()
+    left = {path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"}
+    assert not left
+
+
+@pytest.mark.parametrize("delay", [0.3, 1.0, 1.6])
+def test_a_signal_while_loading_ends_cleanly(workplace: Workplace, delay: float) -> None:
+    process = workplace.start("train", workplace.write(max_steps=100_000))
+    time.sleep(delay)
+    process.send_signal(signal.SIGINT)
+    rest, seconds = end(process)
+    assert process.returncode == 130, rest
+    assert "Traceback" not in rest
+    assert seconds < AT_ONCE_SECONDS
+
+
+def test_a_signal_in_the_last_evaluation_still_saves_the_run(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate = train.evaluate
+
+    def interrupted(job: train.Job, progress: train.Progress, limit: int | None) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        evaluate(job, progress, limit)
+
+    monkeypatch.setattr(train, "evaluate", interrupted)
+    done = run.train(run.load(here.write(max_steps=3)), notice=lambda line: None)
+    assert done.signal_exit == 143
+    assert (done.checkpoint_dir / "step_00000003/model.safetensors").exists()
+
+
+def test_a_signal_while_the_finished_model_is_saved_comes_too_late(
+    here: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from surogate_core import hf
+
+    save_model = hf.save_model
+
+    def interrupted(*args: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        save_model(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(hf, "save_model", interrupted)
+    done = run.train(run.load(here.write(max_steps=3)), notice=lambda line: None)
+    assert done.signal_exit == 0
+    assert (here.out / "model.safetensors").exists()
+
+
+def test_killed_while_it_saves_a_run_leaves_whole_checkpoints_and_the_next_cleans_up(workplace: Workplace) -> None:
+    config = workplace.write(max_steps=100_000, save_steps=1, save_total_limit=3)
+    process, _ = start_and_wait_for(workplace, config, "step 6/")
+    process.kill()
+    process.communicate()
+    whole = sorted(workplace.out.glob("step_????????"))
+    assert 2 <= len(whole) <= 4
+    for checkpoint in whole:
+        assert len(load_file(checkpoint / "model.safetensors")) == 24
+    (workplace.out / "step_00000099.partial").mkdir()
+    done = workplace.surogate("train", workplace.write(max_steps=1))
+    assert done.returncode == 0, done.stderr
+    assert "removed step_00000099.partial, left by a save that was killed" in done.stdout
+    assert not list(workplace.out.glob("*.partial"))

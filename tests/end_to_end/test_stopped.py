@@ -1,0 +1,155 @@
+"""Runs that stop themselves: divergence and full disks. Exit 3, with everything that was complete."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from end_to_end.product import records
+from safetensors.torch import load_file
+
+from surogate_core import run
+from surogate_core.errors import RunStopped
+
+if TYPE_CHECKING:
+    from end_to_end.product import Workplace
+
+
+def finite(path: Path) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in load_file(path).values())
+
+
+def test_a_run_that_diverges_stops_with_3_and_saves_finite_weights(workplace: Workplace) -> None:
+    config = workplace.write(learning_rate=1e30, lr_scheduler_type="constant", max_steps=60, max_nonfinite_steps=2)
+    done = workplace.surogate("train", config)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
+    steps = records(workplace.out, "step")
+    assert [step.get("skipped", False) for step in steps[-3:]] == [True] * 3
+    assert steps[-1]["norm"] is None, "JSON has no word for nan"
+    last = steps[-1]["step"]
+    assert f"step {last}: " in done.stderr
+    assert "max_nonfinite_steps: 2" in done.stderr and "Lower learning_rate" in done.stderr
+    assert finite(workplace.out / f"step_{last:08d}/model.safetensors")
+    assert not (workplace.out / "model.safetensors").exists()
+
+
+def test_weights_that_are_not_finite_are_never_saved(here: Workplace) -> None:
+    """A finite gradient, an update that overflows: before the next gradient tells."""
+    config = here.write(max_steps=1, warmup_steps=0, lr_scheduler_type="constant", save_steps=1)
+    good = run.train(run.load(config), notice=lambda line: None)
+    weights = (good.output_dir / "model.safetensors").read_bytes()
+    overrides = ["weight_decay=1e308", "learning_rate=1e37", "save_steps=0"]
+    with pytest.raises(RunStopped, match=r"step 1: the weights hold .* newest complete checkpoint is .*step_00000001"):
+        run.train(run.load(config, overrides), notice=lambda line: None)
+    assert (good.output_dir / "model.safetensors").read_bytes() == weights
+
+
+def test_a_single_step_without_a_finite_gradient_is_skipped_and_the_run_goes_on(
+    here: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from surogate_core.runtime.worker import Worker
+
+    micro_step = Worker.micro_step
+
+    def poisoned(self: Worker, batch: Any, *, first: bool, loss_scale: float, tick: int) -> None:
+        micro_step(self, batch, first=first, loss_scale=float("nan") if tick == 7 else loss_scale, tick=tick)
+
+    monkeypatch.setattr(Worker, "micro_step", poisoned)
+    done = run.train(run.load(here.write(max_steps=8)), notice=lambda line: None)
+    steps = records(here.out, "step")
+    assert [step["step"] for step in steps if step.get("skipped")] == [4]
+    assert steps[3]["loss"] is None and done.loss is not None and done.loss < steps[0]["loss"]
+    assert finite(here.out / "model.safetensors")
+
+
+@pytest.fixture
+def full_from_step_4(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full when a checkpoint of a step from 4 on, or the final model, is written."""
+    from surogate_core import hf
+
+    write = hf._write_safetensors
+
+    def refuse(path: Path, tensors: Any) -> None:
+        if "step_00000002" not in str(path):
+            path.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write(path, tensors)
+
+    monkeypatch.setattr(hf, "_write_safetensors", refuse)
+
+
+@pytest.mark.usefixtures("full_from_step_4")
+def test_a_full_disk_stops_the_run_and_keeps_the_checkpoints_before(here: Workplace) -> None:
+    with pytest.raises(RunStopped, match=r"No space left.*step_00000002.*Free some space"):
+        run.train(run.load(here.write(max_steps=6, save_steps=2)), notice=lambda line: None)
+    assert {path.name for path in here.out.iterdir()} == {"step_00000002", "metrics.jsonl", "run.yaml", "loss.png"}
+    assert len(records(here.out, "step")) == 4
+    assert finite(here.out / "step_00000002/model.safetensors")
+
+
+@pytest.mark.usefixtures("full_from_step_4")
+def test_a_disk_that_is_full_for_the_final_model_keeps_the_one_before(here: Workplace) -> None:
+    here.out.mkdir()
+    (here.out / "model.safetensors").write_bytes(b"an earlier model")
+    (here.out / "config.json").write_text("{}")
+    with pytest.raises(RunStopped, match="No space left"):
+        run.train(run.load(here.write(max_steps=2)), notice=lambda line: None)
+    assert (here.out / "model.safetensors").read_bytes() == b"an earlier model"
+    assert (here.out / "config.json").read_text() == "{}"
+    assert not list(here.out.glob(".saving-*"))
+
+
+def test_a_disk_that_is_full_for_the_records_stops_the_run_after_saving_it(here: Workplace) -> None:
+    """The log is on a device that is always full; the checkpoints are elsewhere."""
+    (here.root / "full.jsonl").symlink_to("/dev/full")
+    with pytest.raises((RunStopped, OSError)) as stopped:
+        run.train(run.load(here.write(max_steps=6, log_file=str(here.root / "full.jsonl"))), notice=lambda line: None)
+    assert isinstance(stopped.value, RunStopped) and "No space left" in str(stopped.value)
+
+
+def test_records_that_can_no_longer_be_written_stop_the_run_after_saving_it(
+    here: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from surogate_core.metrics import JsonLinesLogger
+
+    step = JsonLinesLogger.step
+
+    def full(self: JsonLinesLogger, report: Any) -> None:
+        if report.step == 3:
+            raise RunStopped("metrics.jsonl: cannot write: No space left on device.")
+        step(self, report)
+
+    monkeypatch.setattr(JsonLinesLogger, "step", full)
+    with pytest.raises(RunStopped, match="metrics.jsonl: cannot write"):
+        run.train(run.load(here.write(max_steps=6)), notice=lambda line: None)
+    assert finite(here.out / "step_00000003/model.safetensors")
+
+
+def test_a_full_disk_is_3_and_one_message(workplace: Workplace) -> None:
+    """A file system of 300 KiB, where the environment lets us mount one; the message otherwise comes from above."""
+    import subprocess
+    import sys
+
+    from end_to_end.product import environment
+
+    small = workplace.root / "small"
+    small.mkdir()
+    config = workplace.write(output_dir=str(small / "out"), save_steps=2)
+    script = f"mount -t tmpfs -o size=300k none {small} && exec {sys.executable} -m surogate_core.cli train {config}"
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=environment(workplace.root),
+    )
+    if "mount" in done.stderr or "unshare" in done.stderr:
+        pytest.skip(f"cannot mount a file system here: {done.stderr.strip()}")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert done.stderr.startswith("error: saving ") and "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
