@@ -53,10 +53,11 @@ def test_a_signal_finishes_the_step_saves_it_and_exits(workplace: Workplace, num
     last = records(workplace.out, "step")[-1]["step"]
     (saved,) = workplace.out.glob("step_*")
     assert saved.name == f"step_{last:08d}"
+    assert f"{number.name}: saving after this step; once more to stop at once" in rest
     assert f"interrupted after step {last} of 100,000; saved: {saved}" in rest
     assert len(load_file(saved / "model.safetensors")) == 24
     assert {path.name for path in workplace.out.iterdir()} == {saved.name, "metrics.jsonl", "loss.png", "run.yaml"}
-    again = workplace.write(model=str(saved), from_scratch=False, max_steps=1, output_dir=str(workplace.root / "on"))
+    again = workplace.write(model=str(saved), from_scratch=False, max_steps=2, output_dir=str(workplace.root / "on"))
     assert workplace.surogate("train", again).returncode == 0
 
 
@@ -155,7 +156,7 @@ def test_killed_while_it_saves_a_run_leaves_whole_checkpoints_and_the_next_clean
     for checkpoint in whole:
         assert len(load_file(checkpoint / "model.safetensors")) == 24
     (workplace.out / "step_00000099.partial").mkdir()
-    done = workplace.surogate("train", workplace.write(max_steps=1))
+    done = workplace.surogate("train", workplace.write(max_steps=2))
     assert done.returncode == 0, done.stderr
     assert "removed step_00000099.partial, left by a save that was killed" in done.stdout
     assert not list(workplace.out.glob("*.partial"))

@@ -185,9 +185,22 @@ def op_workspace(ops: Mapping[str, OpDef], op: Op) -> int:
 def auto_lmhead_chunks(tokens: int, vocab_size: int, dtype: str) -> int:
     """The smallest number of equal chunks whose logits stay within LOGITS_BYTES each."""
     row = vocab_size * DTYPE_BYTES[dtype]
-    return next(
-        c for c in range(1, tokens + 1) if tokens % c == 0 and (tokens // c * row <= LOGITS_BYTES or c == tokens)
-    )
+    return min(c for c in _divisors(tokens) if tokens // c * row <= LOGITS_BYTES or c == tokens)
+
+
+def _divisors(n: int) -> list[int]:
+    """By its prime factors: counting up to `n` would hang on a batch size that is a large prime."""
+    divisors, rest, factor = [1], n, 2
+    while rest > 1:
+        factor = factor if factor * factor <= rest else rest
+        power = 1
+        found = divisors
+        while rest % factor == 0:
+            rest //= factor
+            power *= factor
+            divisors = divisors + [d * power for d in found]
+        factor += 1
+    return divisors
 
 
 def _batch(b: Builder, given: Ingredients) -> BatchInputs:

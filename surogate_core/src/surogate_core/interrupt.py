@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import threading
 from types import FrameType, TracebackType
@@ -34,6 +36,8 @@ class Interrupt:
         first = self.requested is None
         self.requested = signal.Signals(number)
         if first:
+            with contextlib.suppress(OSError):  # os.write, since a signal may come in the middle of a print
+                os.write(2, f"\n{self.requested.name}: saving after this step; once more to stop at once\n".encode())
             return
         for again, handler in self._before.items():
             signal.signal(again, handler)  # type: ignore[arg-type]

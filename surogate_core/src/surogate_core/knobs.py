@@ -20,13 +20,17 @@ class Knob:
 
 
 def cheapest_knobs(prepared: Prepared, count: int = 3) -> list[Knob]:
-    """The `count` cheapest changes that save memory: those that suffice first, then by the time that they cost."""
+    """The `count` cheapest changes that save memory: those that suffice first, then by the time that they cost.
+
+    What saves less than a hundredth of the bytes that are missing is no help and is left out.
+    """
     before = prepared.report
+    least = max(0, before.device_bytes["total"] - before.device.memory_bytes) // 100
     knobs: list[Knob] = []
     for change, given, accumulation in _changes(prepared):
         after = summarise(assemble(given), given, accumulation)
         saved = before.device_bytes["total"] - after.device_bytes["total"]
-        if saved > 0:
+        if saved > least:
             knobs.append(Knob(change, saved, after.step.seconds - before.step.seconds, after.fits))
     return sorted(knobs, key=lambda k: (not k.enough, k.costs, -k.saves))[:count]
 

@@ -9,6 +9,7 @@ result = run.train(loaded)
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 __all__ = ["LoadedConfig", "Prepared", "TrainResult", "load", "plan", "train"]
 
 Notice = Callable[[str], None]
+
+OPENMP_SPINS = "1000"
+"""How long torch's CPU threads spin at a barrier before they sleep. Spinning without end, the default, makes a step
+10 to 70 times slower as soon as another process computes on the same cores (dev/LOG.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +81,7 @@ def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
     `notice` is called with lines for the user. Raises ConfigError for input that cannot be used, before anything is
     written; RunStopped when the run stopped itself, after saving what is complete.
     """
+    os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)  # read when torch is imported, which is below
     config = loaded.config
     registry = load_registry()
     launcher = registry.get("launcher", "local")
@@ -103,10 +109,11 @@ def _refuse_unless_it_fits(prepared: Prepared) -> None:
         return
     from .knobs import cheapest_knobs
 
-    knobs = "; ".join(f"{k.change} saves {k.saves / GIB:.1f} GiB" for k in cheapest_knobs(prepared))
+    knobs = "; ".join(f"{k.change} (saves {k.saves / GIB:.1f} GiB)" for k in cheapest_knobs(prepared))
     raise ConfigError(
-        f"{prepared.loaded.source}: the run needs {report.device_bytes['total'] / GIB:.1f} GiB, {report.device.title} "
-        f"has {report.device.memory_bytes / GIB:.1f}. {knobs or 'Use a smaller model or a shorter sequence_len'}."
+        f"{prepared.loaded.source}: the run needs {report.device_bytes['total'] / GIB:.1f} GiB, more than the "
+        f"{report.device.memory_bytes / GIB:.1f} of {report.device.title}. "
+        + (f"Cheapest changes: {knobs}." if knobs else "Use a smaller model or a shorter sequence_len.")
     )
 
 

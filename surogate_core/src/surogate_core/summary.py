@@ -44,7 +44,8 @@ def final_summary(
     if bits_per_byte is not None:
         rows.append(("bits per byte", f"{bits_per_byte:.4f}"))
     rows.append(("output", f"{output_dir}: the checkpoint, {', '.join(outputs)}"))
-    lines = [f"{run_name}: done, {steps:,} steps" if run_name else f"done, {steps:,} steps"]
+    done = f"done, {steps:,} step{'s' * (steps != 1)}"
+    lines = [f"{run_name}: {done}" if run_name else done]
     lines += [_row(label, text) for label, text in rows]
     lines.append("  to load it in Python:")
     lines.append(f"    transformers.AutoModelForCausalLM.from_pretrained({str(output_dir)!r})")

@@ -75,6 +75,7 @@ def report(
     }
     values = [v for s in memory.segments.values() for v in s.offsets] + [life.value for life in arena.lives]
     peak_op = programs[name].ops[arena.peak_op] if programs[name].ops else None
+    block = f" of block {peak_op.block}" if peak_op and peak_op.block >= 0 else ""
     costs = {key: program_cost(program, ops, device) for key, program in programs.items()}
     step = costs["micro_first"] + costs["micro_next"].times(grad_accum_steps - 1) + costs["update"]
     return Report(
@@ -83,7 +84,7 @@ def report(
         host_bytes={"total": inputs * STAGED_STEPS, "batches": inputs * STAGED_STEPS},
         activations_by_label=dict(sorted(by_label.items(), key=lambda item: -item[1])),
         largest=tuple(sorted(values, key=lambda v: -v.nbytes)[:10]),
-        peak=f"{name}, op {arena.peak_op}: {peak_op.kind} of block {peak_op.block}" if peak_op else name,
+        peak=f"{name}, op {arena.peak_op}: {peak_op.kind}{block}" if peak_op else name,
         arena_bytes=memory.arena_bytes,
         lower_bound=arena.lower_bound,
         step=step,

@@ -1,0 +1,175 @@
+"""`surogate plan`: real model sizes from config.json alone, its JSON contract, and the plan against what is allocated."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from end_to_end.product import assert_refused, environment
+
+from surogate_core import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from end_to_end.product import Workplace
+
+QWEN3: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "attention_bias": False,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 40960,
+    "initializer_range": 0.02,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000,
+    "vocab_size": 151936,
+    "torch_dtype": "bfloat16",
+}
+SIZES = {
+    "0.6B": {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": True,
+    },
+    "8B": {
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": False,
+    },
+    "32B": {
+        "hidden_size": 5120,
+        "intermediate_size": 25600,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": False,
+    },
+}
+PARAMETERS = {"0.6B": 596_049_920, "8B": 8_190_735_360, "32B": 32_762_123_264}
+"""As published; the 0.6B model's embedding is tied."""
+
+CPU_SECONDS = 5.0
+
+PARTS = ["weights", "gradients", "optimizer", "activations", "workspace", "runtime"]
+
+
+@pytest.fixture
+def run_of(tmp_path: Path) -> Any:
+    def write(size: str) -> Path:
+        model = tmp_path / size
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(QWEN3 | SIZES[size]))
+        config = tmp_path / f"{size}.yaml"
+        config.write_text(yaml.safe_dump({"model": str(model), "sequence_len": 4096, "per_device_train_batch_size": 1}))
+        return config
+
+    return write
+
+
+def surogate_plan(root: Path, *args: str | Path) -> tuple[subprocess.CompletedProcess[str], float]:
+    """`surogate plan` with torch and transformers forbidden, and the processor seconds that it took."""
+    code = (
+        "import sys\n"
+        "sys.modules['torch'] = sys.modules['transformers'] = None\n"
+        "from surogate_core.cli.app import main\n"
+        "main()\n"
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-c", code, "plan", *map(str, args)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=environment(root),
+        cwd=root,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+@pytest.mark.parametrize("size", list(SIZES))
+def test_a_real_model_is_planned_from_its_config_without_torch(size: str, run_of: Any, tmp_path: Path) -> None:
+    done, seconds = surogate_plan(tmp_path, run_of(size), "--device", "h200", "--json")
+    assert done.returncode == 0, done.stderr
+    assert seconds < CPU_SECONDS
+    plan = json.loads(done.stdout)
+    assert list(plan) == ["fits", "device", "device_bytes", "host_bytes", "step", "kernels"]
+    assert list(plan["device_bytes"]) == ["total", *PARTS]
+    assert list(plan["step"]) == ["seconds", "tokens", "tokens_per_second", "flops", "bytes"]
+    assert plan["device_bytes"]["total"] == sum(plan["device_bytes"][part] for part in PARTS)
+    assert plan["host_bytes"]["total"] == sum(value for key, value in plan["host_bytes"].items() if key != "total")
+    assert plan["fits"] == (plan["device_bytes"]["total"] <= plan["device"]["bytes"])
+    assert {"linear", "attention", "adamw"} <= set(plan["kernels"])
+    _assert_sizes(plan, size)
+
+
+def _assert_sizes(plan: dict[str, Any], size: str) -> None:
+    """Weights in bf16, fp32 gradients, masters as the weights, two fp32 moments: 14 bytes a parameter, and padding."""
+    n, measured = PARAMETERS[size], plan["device_bytes"]
+    n_values = 11 * SIZES[size]["num_hidden_layers"] + 3
+    for part, bytes_a_parameter in (("weights", 2), ("gradients", 4), ("optimizer", 8)):
+        assert bytes_a_parameter * n <= measured[part] <= bytes_a_parameter * n + 2 * 256 * n_values, part
+    assert plan["step"]["tokens"] == 4 * 4096
+    assert plan["step"]["tokens_per_second"] == pytest.approx(plan["step"]["tokens"] / plan["step"]["seconds"])
+    embedding = 0 if SIZES[size]["tie_word_embeddings"] else 151936 * SIZES[size]["hidden_size"]
+    products = 6 * (n - embedding) * plan["step"]["tokens"]
+    assert products < plan["step"]["flops"] < 1.6 * products, "and attention, and recomputed logits"
+
+
+def test_the_text_names_the_published_size_and_fits_80_columns(run_of: Any, tmp_path: Path) -> None:
+    done, _ = surogate_plan(tmp_path, run_of("8B"), "--device", "h200")
+    assert "8.19B parameters" in done.stdout
+    assert run.plan(run.load(tmp_path / "8B.yaml"), "h200").n_params == 8_190_735_360
+    long = [line for line in done.stdout.splitlines() if len(line) > 80 and str(tmp_path) not in line]
+    assert not [line for line in long if not line.startswith("no compiled kernel")], long
+
+
+@pytest.mark.parametrize("changes", [{}, {"model_dtype": "bf16", "master_dtype": "fp32"}, {"recompute_block": True}])
+def test_the_plan_is_what_a_run_allocates_to_the_byte(here: Workplace, changes: dict[str, Any]) -> None:
+    from surogate_core.runtime.worker import Worker
+
+    prepared = run.plan(run.load(here.write(**changes)))
+    parts = prepared.report.device_bytes
+    inputs = parts["runtime"] - prepared.report.device.runtime_bytes
+    worker = Worker(prepared.assembly, prepared.registry.ops, seed=0)
+    assert inputs > 0
+    assert worker.buffers.nbytes == sum(parts[part] for part in PARTS[:-1]) + inputs
+
+
+def test_a_model_that_does_not_fit_is_planned_with_the_knobs_and_not_trained(workplace: Workplace) -> None:
+    config = workplace.write(per_device_train_batch_size=2_000_000)
+    planned = workplace.surogate("plan", config, "--json")
+    assert planned.returncode == 0 and json.loads(planned.stdout)["fits"] is False
+    text = workplace.surogate("plan", config).stdout
+    knobs = text.partition("cheapest ways to make room\n")[2].splitlines()
+    assert len(knobs) == 6 and all("saves" in line for line in knobs[1::2]), text
+    refused = workplace.surogate("train", config)
+    assert_refused(refused, "GiB", *(knob.strip() for knob in knobs[::2]))
+    assert not workplace.out.exists()
+
+
+def test_a_batch_that_is_a_large_prime_is_planned_without_a_hang(workplace: Workplace) -> None:
+    done = workplace.surogate("plan", workplace.write(per_device_train_batch_size=2**31 - 1), timeout=20)
+    assert done.returncode == 0 and "does not fit" in done.stdout
+    assert "dtype: bf16" not in done.stdout, "what saves a MiB is no help where 100 TiB are missing"
+
+
+def test_the_listing_shows_every_program(workplace: Workplace) -> None:
+    done = workplace.surogate("plan", workplace.write(), "--listing")
+    assert done.returncode == 0
+    for word in ("micro_first", "micro_next", "evaluate", "update", "load", "differentiate", "qk_norm_rope", "adamw"):
+        assert word in done.stdout
