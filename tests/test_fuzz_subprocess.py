@@ -96,5 +96,5 @@ def test_the_program_plans_or_refuses_whatever_it_is_given(verb: str, share: flo
     failures = [told for _, told in results if told]
     assert not failures, "\n\n".join(failures[:5])
     assert not (tmp_path / "out").exists()
-    if count >= 50:
+    if verb == "plan" and count >= 50:
         assert {0, 2} <= {code for code, _ in results}, "the mutations reach one side only"

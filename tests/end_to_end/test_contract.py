@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,7 @@ def test_metrics_mean_what_the_contract_says(finished: Finished) -> None:
     for step in steps:
         assert 0 < step["valid_tokens"] < step["tokens"] <= 4 * 2 * 64, "the last token of a document has no label"
         assert step["tokens_per_second"] == pytest.approx(step["tokens"] / step["duration_ms"] * 1000)
-    assert all(a["time"] < b["time"] for a, b in zip(steps, steps[1:], strict=False))
+    assert all(a["time"] < b["time"] for a, b in pairwise(steps))
 
 
 def test_the_saved_config_loads_to_the_same_config(finished: Finished) -> None:

@@ -1,4 +1,4 @@
-"""`surogate plan`: real model sizes from config.json alone, its JSON contract, and the plan against what is allocated."""
+"""`surogate plan`: real models from config.json alone, its JSON contract, the plan against what is allocated."""
 
 from __future__ import annotations
 

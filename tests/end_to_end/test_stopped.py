@@ -124,7 +124,7 @@ def test_records_that_can_no_longer_be_written_stop_the_run_after_saving_it(
         step(self, report)
 
     monkeypatch.setattr(JsonLinesLogger, "step", full)
-    with pytest.raises(RunStopped, match="metrics.jsonl: cannot write"):
+    with pytest.raises(RunStopped, match=r"metrics\.jsonl: cannot write"):
         run.train(run.load(here.write(max_steps=6)), notice=lambda line: None)
     assert finite(here.out / "step_00000003/model.safetensors")
 

@@ -172,6 +172,15 @@ def test_an_output_that_is_the_models_own_directory_is_refused(spelling: str, he
     assert before == {path.name: path.read_bytes() for path in (here.root / "model").iterdir()}
 
 
+def test_a_tilde_in_a_path_is_the_home_directory(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(here.root / "home"))
+    here.write(max_steps=2, output_dir="~/out", log_file="~/log.jsonl")
+    done = CliRunner().invoke(app, ["train", str(here.root / "run.yaml")])
+    assert done.exit_code == 0, done.output
+    assert (here.root / "home/out/model.safetensors").exists() and (here.root / "home/log.jsonl").exists()
+    assert not (here.root / "~").exists()
+
+
 def test_checkpoints_in_the_models_own_directory_do_not_touch_it(here: Workplace) -> None:
     before = {path.name: path.read_bytes() for path in (here.root / "model").iterdir()}
     here.write(max_steps=2, checkpoint_dir=str(here.root / "model"), save_steps=2)

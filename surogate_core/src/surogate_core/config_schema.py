@@ -7,6 +7,7 @@ keys that nothing reads are in `config_keys.py`.
 from __future__ import annotations
 
 import math
+import os
 import unicodedata
 from collections.abc import Callable
 from pathlib import PurePath
@@ -77,6 +78,11 @@ def _text(value: Any) -> str:
     return value
 
 
+def _place(value: Any) -> str:
+    """The text of a path with `~` as the shell has it: YAML and `--set` hand it over as it is."""
+    return os.path.expanduser(_text(value))
+
+
 def _word(value: Any) -> Any:
     return fold(value) if isinstance(value, str) else value
 
@@ -119,6 +125,7 @@ Seed = Annotated[int, BeforeValidator(_whole_number), Field(ge=0, lt=2**63)]
 Number = Annotated[float, BeforeValidator(_number)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Text = Annotated[str, BeforeValidator(_text)]
+Place = Annotated[str, BeforeValidator(_place)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 StorageDtype = Annotated[Literal["fp32", "bf16"], BeforeValidator(_dtype)]
 MatmulDtype = Annotated[Literal["fp32", "bf16", "e4m3"], BeforeValidator(_dtype)]
@@ -147,11 +154,11 @@ class RunKeys(Keys):
     """Run and files"""
 
     run_name: Text | None = Field(None, description="Name of the run in logs; null: the last part of `output_dir`.")
-    output_dir: Text = Field("output", description="Folder of the trained model, metrics and the resolved config.")
-    checkpoint_dir: Text | None = Field(None, description="Folder of the `step_*` checkpoints; null: `output_dir`.")
+    output_dir: Place = Field("output", description="Folder of the trained model, metrics and the resolved config.")
+    checkpoint_dir: Place | None = Field(None, description="Folder of the `step_*` checkpoints; null: `output_dir`.")
     save_steps: Int = Field(50, ge=0, description="Save a checkpoint every so many steps; 0: only at the end.")
     save_total_limit: Int = Field(5, ge=0, description="Keep the newest so many checkpoints; 0: all.")
-    log_file: Text | None = Field(None, description="File of the metrics; null: `metrics.jsonl` in `output_dir`.")
+    log_file: Place | None = Field(None, description="File of the metrics; null: `metrics.jsonl` in `output_dir`.")
     report_to: Names = Field((), description="Loggers to report to besides console and metrics file: a name or a list.")
     logging_steps: Int = Field(1, ge=1, description="Report every so many steps.")
 

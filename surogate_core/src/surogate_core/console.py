@@ -112,8 +112,8 @@ def norm_text(norm: float) -> str:
 
 
 def lr_text(lr: float) -> str:
-    """At most 6 characters for a rate above 1e-10: 3.0e-4; 0 for none."""
-    return _short_exponent(f"{lr:.1e}") if lr else "0"
+    """At most 6 characters for a rate above 1e-10: 3.0e-4; 0 for none, or next to none (below 1e-99)."""
+    return _short_exponent(f"{lr:.1e}") if lr >= 1e-99 else "0"
 
 
 def _short_exponent(text: str) -> str:
