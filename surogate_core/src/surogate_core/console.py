@@ -130,8 +130,8 @@ def step_time_text(duration_ms: float) -> str:
 
 
 def eta_text(seconds: float) -> str:
-    """At most 5 characters, no more precise than a forecast is: 45s, 2m15s, 42m, 3h05m, 12h, 2d04h, 12d."""
-    whole = round(seconds)
+    """At most 5 characters, no more precise than a forecast is: 45s, 2m15s, 42m, 3h05m, 12h, 2d04h, 12d, 9999d."""
+    whole = round(min(seconds, 9999 * 86400))
     for unit, name, smaller, smaller_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
         if whole >= unit:
             count, rest = divmod(whole, unit)
