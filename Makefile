@@ -1,4 +1,6 @@
-# Every target works on a fresh clone: what it needs is installed first, and again only when a pyproject.toml changes.
+# Every target works on a fresh clone: what it needs is installed first, and again only when a pyproject.toml or the
+# source of a kernel changes. SUROGATE_CUDA=on|off says whether kernels are compiled; without it they are where nvcc and
+# a GPU are visible. CUDAARCHS=90a-real compiles them for one card only.
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -8,8 +10,10 @@ BIN := $(VENV)/bin
 CORE := surogate_core/src/surogate_core
 INSTALLED := $(VENV)/.installed
 TOOLS_INSTALLED := $(VENV)/.tools
+KERNELS := $(wildcard $(CORE)/cmake/* $(CORE)/include/surogate/* */CMakeLists.txt plugins/*/CMakeLists.txt \
+	*/csrc/* plugins/*/csrc/*)
 PACKAGES := surogate_core surogate_models surogate_recipes_bf16 plugins/surogate_optim_adamw .
-BUILD_TOOLS := editables hatchling
+BUILD_TOOLS := cmake editables hatchling nanobind ninja scikit-build-core
 TOOLS := build coverage hypothesis mypy pytest pytest-xdist ruff types-PyYAML
 # Bytecode is made when a module is first imported: compiling all of torch would double the time of an install.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
@@ -26,7 +30,7 @@ quickstart: $(INSTALLED)
 
 install: $(INSTALLED) $(TOOLS_INSTALLED)
 
-$(INSTALLED): $(addsuffix /pyproject.toml,$(PACKAGES)) $(CONSTRAINTS)
+$(INSTALLED): $(addsuffix /pyproject.toml,$(PACKAGES)) $(KERNELS) $(CONSTRAINTS)
 	@test -n "$(PYTHON)" || { echo "make: no Python of at least 3.11 found. Install one, or: make PYTHON=/path/to/python3" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) $(CONSTRAIN) $(BUILD_TOOLS)
@@ -67,5 +71,5 @@ docs-test: install
 	$(BIN)/python -m pytest tests/docs/check_docs.py
 
 clean:
-	rm -rf $(VENV) build dist output .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	rm -rf $(VENV) build */build plugins/*/build dist output .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

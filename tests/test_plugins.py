@@ -43,7 +43,7 @@ def op(kind):
     return OpDef(kind=kind, infer=lambda ins, attrs: [], reference="nowhere:nothing")
 def kernel(op, dtypes=("fp32", "fp32"), ok=True):
     return KernelDef(op=op, dtypes=dtypes, supports=lambda o, d: Support(ok, "" if ok else "needs SM90"),
-                     load=lambda: print, args=())
+                     bind=lambda op, context: (print, ()))
 def recipe(name):
     return RecipeDef(name=name, summary="", precision=lambda r, o: None,
                      supports=lambda d, p, o: Support(True), lower=lambda g, b, p, o: g)

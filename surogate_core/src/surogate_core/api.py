@@ -36,6 +36,8 @@ __all__ = [
     "API",
     "AdapterDef",
     "BatchInputs",
+    "BindContext",
+    "Call",
     "Comm",
     "DatasetFormatDef",
     "DeviceInfo",
@@ -173,24 +175,55 @@ class OpDef:
     effects: frozenset[str] = frozenset()
 
 
+Call = tuple[Callable[..., None], tuple[Any, ...]]
+"""A launch, ready to run: `function(*arguments)`, enqueued and not waited for."""
+
+
+class BindContext(Protocol):
+    """What a kernel sees of the run when it is bound, once, before the first step. Not for the hot path."""
+
+    @property
+    def device(self) -> DeviceInfo: ...
+    @property
+    def stream(self) -> int:
+        """The CUDA stream that everything is enqueued on, as an integer."""
+        ...
+
+    def pointer(self, value: Value) -> int:
+        """Device address of a value's buffer, aligned to 256 bytes."""
+        ...
+
+    @property
+    def workspace(self) -> int:
+        """Device address of the op's scratch, `KernelDef.workspace` bytes; 0 without any."""
+        ...
+
+    def call(self, launch: Callable[..., None], *arguments: Any) -> Call:
+        """A call of `launch` with values replaced by their pointers and the stream added as the last argument."""
+        ...
+
+    def table(self, words: Sequence[int]) -> int:
+        """Device address of an int64 array with these contents; it lives as long as the run."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class KernelDef:
     """A compiled implementation of an op.
 
-    dtypes      the dtypes of (ins..., outs...) that it serves; "*" matches any
+    dtypes      the dtypes of (ins..., outs...) that it serves; "*" matches any; a last "..." matches any number more
     supports    (op, device) -> Support; light: imports no compiled module, never raises
-    load        imports the compiled module and returns the launcher
-    args        what the launcher is called with, in order: "in:0", "out:1", "workspace", "attr:eps", "dim:in0.1",
-                "rows:in0" ..., "stream"
-    workspace   bytes of scratch for this op; replaces the OpDef's figure
+    bind        (op, context) -> the launch. Imports the compiled module, chooses algorithms, times them if need be.
+                The launch takes raw pointers and sizes, the stream last; it neither allocates nor synchronises.
+                `op.accumulate` says which outputs it must add to.
+    workspace   (op, device) -> bytes of scratch for this op; replaces the OpDef's figure
     """
 
     op: str
     dtypes: tuple[str, ...]
     supports: Callable[[Op, DeviceInfo], Support]
-    load: Callable[[], Callable[..., None]]
-    args: tuple[str, ...]
-    workspace: Callable[[Op], int] = _no_workspace
+    bind: Callable[[Op, BindContext], Call]
+    workspace: Callable[[Op, DeviceInfo], int] = lambda op, device: 0
     capturable: bool = True
 
 

@@ -64,7 +64,7 @@ def prepare(
         found = registry.kernel_for(op, device, config.recipe)
         if op.kind not in resolved or found.kernel is None:
             resolved[op.kind] = found
-        return found.kernel.workspace(op) if found.kernel else op_workspace(given.ops, op)
+        return found.kernel.workspace(op, device) if found.kernel else op_workspace(given.ops, op)
 
     given = replace(given, workspace=workspace)
     assembly = assemble(given)

@@ -334,10 +334,10 @@ def _may_provide(plugin: Plugin, name: str) -> bool:
 
 def _refusal(kernel: KernelDef, op: Op, dtypes: tuple[str, ...], device: DeviceInfo) -> str:
     """Why a kernel cannot serve an op; empty when it can."""
-    fits = len(kernel.dtypes) == len(dtypes) and all(
-        want in ("*", have) for want, have in zip(kernel.dtypes, dtypes, strict=True)
-    )
-    if not fits:
+    wanted = kernel.dtypes
+    if wanted[-1:] == ("...",):  # the dtype before it, any number of times
+        wanted = (*wanted[:-1], *wanted[-2:-1] * (len(dtypes) - len(wanted) + 1))
+    if len(wanted) != len(dtypes) or any(want not in ("*", have) for want, have in zip(wanted, dtypes, strict=True)):
         return f"serves dtypes ({', '.join(kernel.dtypes)}), the op has ({', '.join(dtypes)})"
     support = kernel.supports(op, device)
     return "" if support.ok else support.reason or "says no without a reason"

@@ -87,7 +87,9 @@ def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
     launcher = registry.get("launcher", "local")
     loaded.require_datasets()
     files = [*CONFIG_FILES, *TOKENIZER_FILES, *(() if config.from_scratch else WEIGHT_FILES)]
-    prepared = prepare(loaded, registry, cpu(), files)
+    from .runtime.device import training_device
+
+    prepared = prepare(loaded, registry, training_device(), files)
     _refuse_to_overwrite(prepared)
     _refuse_unless_it_fits(prepared)
     result: TrainResult = launcher.run(lambda comm: _train(prepared, comm, notice), Topology(devices=config.gpus or 1))
@@ -121,7 +123,6 @@ def _train(prepared: Prepared, comm: Comm, notice: Notice) -> TrainResult:
     from . import checkpoint, hf
     from .data.corpora import load_corpora
     from .data.loader import Loader, eval_batches
-    from .runtime.worker import Worker
     from .train import train as loop
 
     config = prepared.loaded.config
@@ -151,7 +152,7 @@ def _train(prepared: Prepared, comm: Comm, notice: Notice) -> TrainResult:
     notice(_data_line(data, loader, total))
     output = Path(config.output_dir)
     checkpoints = Path(config.resolved_checkpoint_dir)
-    worker = Worker(prepared.assembly, prepared.registry.ops, config.train_seed)
+    worker = _worker(prepared)
     _fill_weights(prepared, worker)
     _open_output(output, checkpoints, prepared.loaded, notice)
 
@@ -161,6 +162,7 @@ def _train(prepared: Prepared, comm: Comm, notice: Notice) -> TrainResult:
     )
 
     def save(step: int) -> None:
+        worker.settle()
         _refuse_broken_weights(worker, step, checkpoints)
         checkpoint.save_checkpoint(checkpoints, step, lambda folder: hf.write_model(folder, *model))
         checkpoint.prune_checkpoints(checkpoints, config.save_total_limit, newest=step)
@@ -187,6 +189,7 @@ def _train(prepared: Prepared, comm: Comm, notice: Notice) -> TrainResult:
         progress = loop(job, interrupt)
         signal_exit = interrupt.exit_code  # of a signal from here on there is nothing to tell: the run is done
         if not signal_exit:
+            worker.settle()
             _refuse_broken_weights(worker, progress.step, checkpoints)
             hf.save_model(output, *model)
         loggers.status = "interrupted" if signal_exit else "done"
@@ -212,6 +215,24 @@ def _data_line(data: Corpora, loader: Any, total: int) -> str:
     )
 
 
+def _worker(prepared: Prepared) -> Worker:
+    """The executor and buffers of the device that the run was planned for."""
+    from .runtime.worker import Worker
+
+    config, given, registry = prepared.loaded.config, prepared.ingredients, prepared.registry
+    device = prepared.report.device
+    if device.sm is None:
+        return Worker.on_cpu(prepared.assembly, given.ops, config.train_seed)
+    return Worker.on_gpu(
+        prepared.assembly,
+        given.ops,
+        config.train_seed,
+        kernel_for=lambda op: registry.kernel_for(op, device, config.recipe).kernel,
+        device=device,
+        allow_reference=config.kernels == "allow_reference",
+    )
+
+
 def _fill_weights(prepared: Prepared, worker: Worker) -> None:
     """Random weights or the checkpoint's, straight into the planned buffers; then masters and optimizer state."""
     from . import hf
@@ -228,7 +249,7 @@ def _fill_weights(prepared: Prepared, worker: Worker) -> None:
     if not config.from_scratch:
         ignored = prepared.ingredients.model.ignored_tensors(prepared.ingredients.dims)
         hf.load_weights(prepared.model_dir, assembly.weights, worker.params(), ignored)
-    worker.load()
+    worker.start(graphs=config.use_cuda_graphs)
 
 
 def _open_output(output: Path, checkpoints: Path, loaded: LoadedConfig, notice: Notice) -> None:

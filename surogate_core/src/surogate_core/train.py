@@ -15,7 +15,7 @@ from .interrupt import Interrupt
 from .schedule import Schedule
 
 if TYPE_CHECKING:
-    from .runtime.worker import Worker
+    from .runtime.worker import Reading, Worker
 
 EVAL_BATCHES = 100
 """A periodic evaluation looks at no more than this; the one at the end sees everything."""
@@ -39,9 +39,14 @@ class Job:
 
 @dataclass
 class Progress:
-    """Where the loop stands, and where it ended. `evaluations`: (step, mean loss in nats, labels)."""
+    """Where the loop stands, and where it ended.
+
+    step: optimizer steps done and reported; launched: those under way too. evaluations: (step, mean loss in nats,
+    labels).
+    """
 
     step: int = 0
+    launched: int = 0
     loss: float | None = None
     tokens: int = 0
     seconds: float = 0.0
@@ -53,62 +58,90 @@ class Progress:
 def train(job: Job, interrupt: Interrupt) -> Progress:
     """Train to the last step, or until an interrupt asks to end; the interrupted step is finished and saved.
 
-    Raises RunStopped, after saving, when more than `max_nonfinite_steps` steps in a row had no finite gradient.
+    A step is reported once it is done, which on a GPU is while the next one runs; before an evaluation or a save the
+    loop catches up. Raises RunStopped, after saving, when more than `max_nonfinite_steps` steps in a row had no finite
+    gradient.
     """
     progress = Progress()
+    pending: Launched | None = None
+    mark = time.perf_counter()
     with Prefetch(job.loader.step, 0, job.total_steps) as batches:
         for batch in batches:
-            step_once(job, batch, progress)
-            if progress.nonfinite > job.max_nonfinite_steps:
-                _save(job, progress)
-                raise RunStopped(
-                    f"step {progress.step}: loss or gradient was not finite in {progress.nonfinite} steps in a row "
-                    f"(max_nonfinite_steps: {job.max_nonfinite_steps}). The weights of the last good step are saved. "
-                    "Lower learning_rate, look at the data, or use a wider dtype."
-                )
-            last = progress.step == job.total_steps
+            launched = launch(job, batch, progress)
+            if pending is not None:
+                mark = finish(job, pending, progress, mark)
+            pending = launched
+            last = launched.step == job.total_steps
+            evaluates = last or bool(job.eval_steps and launched.step % job.eval_steps == 0)
+            saves = bool(job.save_steps and launched.step % job.save_steps == 0)
+            if not (launched.reading.ready or evaluates or saves or interrupt.requested):
+                continue
+            mark, pending = finish(job, pending, progress, mark), None
             if interrupt.requested:
                 break
-            if last or (job.eval_steps and progress.step % job.eval_steps == 0):
+            if evaluates:
                 evaluate(job, progress, None if last else EVAL_BATCHES)
-            if job.save_steps and progress.step % job.save_steps == 0:
+            if saves:
                 _save(job, progress)
+            mark = time.perf_counter() if evaluates or saves else mark
         if interrupt.requested:  # also when it came during the last evaluation
             _save(job, progress)
     return progress
 
 
-def step_once(job: Job, batch: StepBatch, progress: Progress) -> None:
-    """One optimizer step: every micro-batch forward and backward, then the update; reported to all loggers."""
-    began = time.perf_counter()
+@dataclass(frozen=True)
+class Launched:
+    """An optimizer step that is under way. `step` counts from 1."""
+
+    step: int
+    batch: StepBatch
+    lr: float
+    reading: Reading
+
+
+def launch(job: Job, batch: StepBatch, progress: Progress) -> Launched:
+    """One optimizer step: every micro-batch forward and backward, then the update."""
     scale = 1 / batch.valid_tokens if batch.valid_tokens else 0.0
     for index, micro in enumerate(batch.micro):
-        tick = progress.step * len(batch.micro) + index
+        tick = progress.launched * len(batch.micro) + index
         job.worker.micro_step(micro, first=index == 0, loss_scale=scale, tick=tick)
-    progress.step += 1
-    lr = job.schedule.lr(progress.step)
-    job.worker.update(lr=lr, step=progress.step)
-    loss, norm = job.worker.loss(), job.worker.grad_norm()
-    seconds = time.perf_counter() - began
+    progress.launched += 1
+    lr = job.schedule.lr(progress.launched)
+    return Launched(progress.launched, batch, lr, job.worker.update(lr=lr, step=progress.launched))
 
+
+def finish(job: Job, done: Launched, progress: Progress, mark: float) -> float:
+    """Wait for a step, report it to all loggers, and return the moment; `mark` is that of the step before."""
+    loss, norm = done.reading.values()
+    now = time.perf_counter()
+    seconds = now - mark
+    progress.step = done.step
     progress.nonfinite = 0 if math.isfinite(norm) and math.isfinite(loss) else progress.nonfinite + 1
     progress.loss = loss
-    progress.tokens += batch.tokens
+    progress.tokens += done.batch.tokens
     progress.seconds += seconds
     report = StepReport(
-        step=progress.step,
-        epoch=batch.epoch,
+        step=done.step,
+        epoch=done.batch.epoch,
         loss=loss,
         norm=norm,
-        lr=lr,
-        tokens=batch.tokens,
-        valid_tokens=batch.valid_tokens,
-        tokens_per_second=batch.tokens / seconds,
+        lr=done.lr,
+        tokens=done.batch.tokens,
+        valid_tokens=done.batch.valid_tokens,
+        tokens_per_second=done.batch.tokens / seconds,
         duration_ms=seconds * 1000,
         time=time.time(),
         skipped=not math.isfinite(norm),
     )
     _tell(job, progress, lambda logger: logger.step(report))
+    if progress.nonfinite > job.max_nonfinite_steps:
+        _save(job, progress)
+        raise RunStopped(
+            f"step {progress.step}: loss or gradient was not finite in {progress.nonfinite} steps in a row "
+            f"(max_nonfinite_steps: {job.max_nonfinite_steps}). The weights of the last good step are saved. "
+            "Lower learning_rate, look at the data, or use a wider dtype."
+        )
+    return now
 
 
 def evaluate(job: Job, progress: Progress, limit: int | None) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 import pluggy
 
-from surogate_core.api import ModelDef, OpDef
+from surogate_core.api import KernelDef, ModelDef, OpDef
 
+from .kernels import KERNELS
 from .ops import OPS
 from .qwen3 import QWEN3
 
@@ -23,3 +24,8 @@ def surogate_models() -> Iterable[ModelDef]:
 @hookimpl
 def surogate_ops() -> Iterable[OpDef]:
     return OPS
+
+
+@hookimpl
+def surogate_kernels() -> Iterable[KernelDef]:
+    return KERNELS

@@ -8,10 +8,15 @@ from torch import Tensor
 from surogate_core.reference.ops import up
 
 
+def inverse_frequencies(head_dim: int, theta: float) -> Tensor:
+    """theta^(-2i/D) [D/2] in fp32, by the operations of transformers: an angle is a position times one of these, so
+    that at position 40,000 a difference in the last place is one of 0.002 rad."""
+    return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+
+
 def angles(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, 1, D/2] of position / theta^(2i/D), in fp32 whatever the inputs, as transformers has them."""
-    inv_freq = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    angle = positions.to(torch.float32)[:, None, None] * inv_freq
+    """cos and sin [T, 1, D/2] of position * theta^(-2i/D), in fp32 whatever the inputs, as transformers has them."""
+    angle = positions.to(torch.float32)[:, None, None] * inverse_frequencies(head_dim, theta)
     return angle.cos(), angle.sin()
 
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 import pluggy
 
-from surogate_core.api import RecipeDef
+from surogate_core.api import KernelDef, RecipeDef
 
+from .kernels import KERNELS
 from .recipe import BF16
 
 SUROGATE_API = 0
@@ -17,3 +18,8 @@ hookimpl = pluggy.HookimplMarker("surogate")
 @hookimpl
 def surogate_recipes() -> Iterable[RecipeDef]:
     return [BF16]
+
+
+@hookimpl
+def surogate_kernels() -> Iterable[KernelDef]:
+    return KERNELS

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 import pluggy
 
-from surogate_core.api import OpDef, OptimizerDef
+from surogate_core.api import KernelDef, OpDef, OptimizerDef
 
 from .adamw import ADAMW, ADAMW_OP
+from .kernels import KERNELS
 
 SUROGATE_API = 0
 hookimpl = pluggy.HookimplMarker("surogate")
@@ -22,3 +23,8 @@ def surogate_ops() -> Iterable[OpDef]:
 @hookimpl
 def surogate_optimizers() -> Iterable[OptimizerDef]:
     return [ADAMW]
+
+
+@hookimpl
+def surogate_kernels() -> Iterable[KernelDef]:
+    return KERNELS

@@ -19,6 +19,9 @@ act     an activation: lives from the op that writes it to the last op that read
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "e4m3": 1, "e5m2": 1, "int64": 8, "int32": 4, "uint8": 1}
 """Every storage dtype and its bytes per element. fp64 exists for tests against finite differences."""
 
+DTYPE_CODES = {"fp32": 0, "bf16": 1, "fp64": 2, "int32": 3, "int64": 4, "e4m3": 5, "e5m2": 6, "uint8": 7}
+"""What compiled kernels call them: `enum DType` of include/surogate/dtype.h."""
+
 FLOAT_DTYPES = frozenset({"fp64", "fp32", "bf16"})
 """Dtypes in which values can carry gradients."""
 

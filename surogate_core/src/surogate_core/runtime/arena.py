@@ -12,20 +12,28 @@ from ..reference.rounding import TORCH_DTYPES
 
 
 class Buffers:
-    """Allocates a plan's segments on the CPU and hands out views.
+    """Allocates a plan's segments on one device and hands out views.
 
     `poison` fills the arena with NaN bit patterns, so that a value read outside its planned life shows.
     """
 
-    def __init__(self, plan: MemoryPlan, *, poison: bool = False) -> None:
+    def __init__(self, plan: MemoryPlan, device: str = "cpu", *, poison: bool = False) -> None:
+        self.device = torch.device(device)
         self._plan = plan
-        self._segments = {role: torch.zeros(s.nbytes, dtype=torch.uint8) for role, s in plan.segments.items()}
-        self._arena = torch.full((plan.arena_bytes,), 0xFF if poison else 0, dtype=torch.uint8)
+        self._segments = {
+            role: torch.zeros(segment.nbytes, dtype=torch.uint8, device=self.device)
+            for role, segment in plan.segments.items()
+        }
+        self._arena = torch.full((plan.arena_bytes,), 0xFF if poison else 0, dtype=torch.uint8, device=self.device)
 
     @property
     def nbytes(self) -> int:
         """Bytes allocated, all segments and the arena together."""
         return self._arena.numel() + sum(s.numel() for s in self._segments.values())
+
+    def segment(self, role: str) -> Tensor:
+        """All bytes of the params, gradients, states or inputs."""
+        return self._segments[role]
 
     def persistent(self, value: Value) -> Tensor:
         """The view of a param, gradient, state or input."""
@@ -42,6 +50,11 @@ class Buffers:
         if offset is None:
             raise ProgramError(f"{program}: {value!r} has no place in the arena plan")
         return _view(self._arena, offset, value)
+
+    def scratch(self, program: str, index: int) -> tuple[int, int]:
+        """(address, bytes) of the scratch of the op at `index` of `program`; (0, 0) without any."""
+        offset, nbytes = self._plan.arenas[program].workspace.get(index, (0, 0))
+        return (self._arena.data_ptr() + offset, nbytes) if nbytes else (0, 0)
 
     def kill(self, value: Value, program: str) -> None:
         """Overwrite an arena value with NaN bit patterns: nobody may read it again."""

@@ -48,37 +48,39 @@ class ReferenceExecutor:
         program says.
         """
         for call in self._calls[program]:
-            results = _call(call)
-            results = results if isinstance(results, tuple) else (results,)
-            if len(results) != len(call.outs):
-                raise ProgramError(f"{_place(call.op)} returned {len(results)} results for {len(call.outs)} outputs")
-            for i, (out, result) in enumerate(zip(call.outs, results, strict=True)):
-                _check(call.op, i, result, out)
-                if i in call.op.accumulate:
-                    out.add_(result)
-                else:
-                    out.copy_(result)
+            run_reference(call.op, call.function, call.ins, call.outs)
             for value in call.dies:
                 self.buffers.kill(value, program)
 
 
-def _call(call: _Call) -> object:
+def run_reference(op: Op, function: Callable[..., object], ins: tuple[Tensor, ...], outs: tuple[Tensor, ...]) -> None:
+    """Call an op's reference and store or add each result. Raises ProgramError naming op, block and line."""
     try:
-        return call.function(*call.ins, **call.op.attrs)
+        results = function(*ins, **op.attrs)
     except (RuntimeError, TypeError, ValueError, LookupError) as error:
-        raise ProgramError(f"{_place(call.op)} failed: {type(error).__name__}: {error}") from error
+        raise ProgramError(f"{place(op)} failed: {type(error).__name__}: {error}") from error
+    results = results if isinstance(results, tuple) else (results,)
+    if len(results) != len(outs):
+        raise ProgramError(f"{place(op)} returned {len(results)} results for {len(outs)} outputs")
+    for i, (out, result) in enumerate(zip(outs, results, strict=True)):
+        _check(op, i, result, out)
+        if i in op.accumulate:
+            out.add_(result)
+        else:
+            out.copy_(result)
 
 
 def _check(op: Op, index: int, result: Tensor, out: Tensor) -> None:
     """A gradient may be stored in another dtype; everything else must be what the program says."""
     if result.shape != out.shape:
         got, want = list(result.shape), list(out.shape)
-        raise ProgramError(f"{_place(op)} returned shape {got} for output {index}, the program says {want}")
+        raise ProgramError(f"{place(op)} returned shape {got} for output {index}, the program says {want}")
     if result.dtype != out.dtype and op.outs[index].role != "grad":
-        raise ProgramError(f"{_place(op)} returned {result.dtype} for output {index}, the program says {out.dtype}")
+        raise ProgramError(f"{place(op)} returned {result.dtype} for output {index}, the program says {out.dtype}")
 
 
-def _place(op: Op) -> str:
+def place(op: Op) -> str:
+    """How messages name an op."""
     return f"{op.kind} (block {op.block}, {op.phase}, emitted at {op.where})"
 
 

@@ -3,31 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ..api import OpDef
+from ..api import DeviceInfo, OpDef
 from ..assemble import Assembly
 from ..data.loader import MicroBatch
 from ..memory.plan import MemoryPlan
-from ..program.value import Value
 from .arena import Buffers
+from .bind import KernelFor
+from .cuda import CudaExecutor
+from .inputs import Inputs
 from .reference import ReferenceExecutor
 
 
-class Worker:
-    """Runs the programs of an assembly on the CPU, in the planned buffers."""
+class Reading(Protocol):
+    """Loss and gradient norm of a step that may still be running."""
 
-    def __init__(self, assembly: Assembly, ops: Mapping[str, OpDef], seed: int, *, poison: bool = False) -> None:
+    @property
+    def ready(self) -> bool:
+        """Whether `values` would return at once."""
+        ...
+
+    def values(self) -> tuple[float, float]:
+        """(mean loss in nats, 2-norm of the gradient before clipping). Waits until the step is done."""
+        ...
+
+
+class Worker:
+    """Runs the programs of an assembly in the planned buffers: on the CPU by references, on a GPU by kernels.
+
+    Life: construct, fill `params()` and the states, `start()`, then steps and evaluations.
+    """
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        buffers: Buffers,
+        executor: ReferenceExecutor | CudaExecutor,
+        inputs: Inputs,
+        seed: int,
+    ) -> None:
         self.assembly = assembly
-        self.buffers = Buffers(assembly.memory, poison=poison)
-        self.executor = ReferenceExecutor(assembly.programs, ops, self.buffers, poison=poison)
-        self._inputs = {
-            v.name: self.buffers.persistent(v) for v in (assembly.batch.__dict__ | assembly.scalars.__dict__).values()
-            if isinstance(v, Value)
-        }  # fmt: skip
-        self._write("seed", seed)
+        self.buffers = buffers
+        self.executor = executor
+        self._inputs = inputs
+        self._inputs.write("seed", seed)
+
+    @classmethod
+    def on_cpu(cls, assembly: Assembly, ops: Mapping[str, OpDef], seed: int, *, poison: bool = False) -> Worker:
+        """A worker that runs the torch references. `poison`: values are destroyed when their planned life ends."""
+        buffers = Buffers(assembly.memory, poison=poison)
+        executor = ReferenceExecutor(assembly.programs, ops, buffers, poison=poison)
+        return cls(assembly, buffers, executor, _inputs(assembly, buffers, None), seed)
+
+    @classmethod
+    def on_gpu(
+        cls,
+        assembly: Assembly,
+        ops: Mapping[str, OpDef],
+        seed: int,
+        *,
+        kernel_for: KernelFor,
+        device: DeviceInfo,
+        index: int = 0,
+        allow_reference: bool = False,
+        poison: bool = False,
+    ) -> Worker:
+        """A worker that runs compiled kernels on GPU `index`. Raises ConfigError when an op has none."""
+        torch.cuda.set_device(index)
+        stream = torch.cuda.Stream(index)
+        buffers = Buffers(assembly.memory, f"cuda:{index}", poison=poison)
+        stream.wait_stream(torch.cuda.current_stream())
+        inputs = _inputs(assembly, buffers, stream)
+        inputs.write("cu_seqlens", _one_document(assembly))
+        inputs.commit()
+        executor = CudaExecutor(
+            assembly.programs, ops, kernel_for, buffers, device, stream, allow_reference=allow_reference
+        )
+        executor.warm_up()
+        return cls(assembly, buffers, executor, inputs, seed)
 
     @property
     def memory(self) -> MemoryPlan:
@@ -42,40 +99,99 @@ class Worker:
         """Whether every weight is a finite number: an update can overflow although its gradient was finite."""
         return all(bool(param.isfinite().all()) for param in self.params().values())
 
-    def load(self) -> None:
-        """Call once, when the weights are in place: makes the masters."""
+    def start(self, *, graphs: bool = True) -> None:
+        """Call once, when the weights are in place: makes the masters; on a GPU captures the programs, if `graphs`."""
+        if isinstance(self.executor, CudaExecutor):
+            torch.cuda.synchronize()
         self.executor.run("load")
+        if graphs and isinstance(self.executor, CudaExecutor):
+            self.executor.capture()
 
     def micro_step(self, batch: MicroBatch, *, first: bool, loss_scale: float, tick: int) -> None:
         """Forward and backward of one micro-batch; gradients and loss are written if `first`, else added to."""
         self._write_batch(batch, loss_scale)
-        self._write("tick", tick)
+        self._inputs.write("tick", tick)
+        self._inputs.commit()
         self.executor.run("micro_first" if first else "micro_next")
 
-    def update(self, *, lr: float, step: int) -> None:
-        """Clip and apply the accumulated gradient. `step` is 1 at the first; a non-finite norm changes nothing."""
-        self._write("lr", lr)
-        self._write("step", step)
+    def update(self, *, lr: float, step: int) -> Reading:
+        """Clip and apply the accumulated gradient. `step` is 1 at the first; a non-finite norm changes nothing.
+
+        The reading's loss is the sum of loss_scale x (losses of the labels) over the micro-steps: the mean.
+        """
+        self._inputs.write("lr", lr)
+        self._inputs.write("step", step)
+        self._inputs.commit()
         self.executor.run("update")
-
-    def loss(self) -> float:
-        """Sum of loss_scale x (losses of the labels) over the micro-steps since the last `first`: the mean, in nats."""
-        return float(self.buffers.persistent(self.assembly.loss))
-
-    def grad_norm(self) -> float:
-        """2-norm of the gradient at the last update, before clipping."""
-        return float(self.buffers.persistent(self.assembly.grad_norm))
+        values = [self.buffers.persistent(v) for v in (self.assembly.loss, self.assembly.grad_norm)]
+        if isinstance(self.executor, CudaExecutor):
+            return _Later(values, self.executor.stream)
+        return _Now(float(values[0]), float(values[1]))
 
     def evaluate(self, batch: MicroBatch) -> float:
         """Sum of the losses of the batch's labels, in nats. Changes neither weights nor gradients."""
         self._write_batch(batch, 1.0)
+        self._inputs.commit()
         self.executor.run("evaluate")
+        if isinstance(self.executor, CudaExecutor):
+            self.executor.stream.synchronize()
         return float(self.buffers.persistent(self.assembly.eval_loss))
+
+    def settle(self) -> None:
+        """Wait until everything that was enqueued is done, before somebody reads the weights."""
+        if isinstance(self.executor, CudaExecutor):
+            self.executor.stream.synchronize()
 
     def _write_batch(self, batch: MicroBatch, loss_scale: float) -> None:
         for name in ("tokens", "targets", "positions", "cu_seqlens"):
-            self._inputs[name].copy_(torch.from_numpy(getattr(batch, name)))
-        self._write("loss_scale", loss_scale)
+            self._inputs.write(name, getattr(batch, name))
+        self._inputs.write("loss_scale", loss_scale)
 
-    def _write(self, name: str, value: float) -> None:
-        self._inputs[name].fill_(value)
+
+class _Now:
+    """A reading of a step that is done."""
+
+    ready = True
+
+    def __init__(self, loss: float, norm: float) -> None:
+        self._values = loss, norm
+
+    def values(self) -> tuple[float, float]:
+        return self._values
+
+
+class _Later:
+    """A reading that is copied to the host behind the step."""
+
+    def __init__(self, values: list[Tensor], stream: torch.cuda.Stream) -> None:
+        self._host = [torch.empty(v.shape, dtype=v.dtype, pin_memory=True) for v in values]
+        self._event = torch.cuda.Event()
+        with torch.cuda.stream(stream):
+            for host, value in zip(self._host, values, strict=True):
+                host.copy_(value, non_blocking=True)
+            self._event.record(stream)
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._event.query())
+
+    def values(self) -> tuple[float, float]:
+        self._event.synchronize()
+        return float(self._host[0]), float(self._host[1])
+
+
+def _inputs(assembly: Assembly, buffers: Buffers, stream: Any | None) -> Inputs:
+    values = [v for v in assembly.declared if v.role == "input"]
+    return Inputs(values, assembly.memory.segments["input"], buffers, stream)
+
+
+def _one_document(assembly: Assembly) -> Any:
+    """cu_seqlens for a run on nothing: every row of the batch one document."""
+    import numpy as np
+
+    batch = assembly.batch
+    tokens = batch.tokens.shape[0]
+    offsets = np.full(batch.cu_seqlens.shape, tokens, np.int32)
+    rows = np.arange(0, tokens, batch.seq_len, dtype=np.int32)
+    offsets[: len(rows)] = rows
+    return offsets

@@ -1,0 +1,75 @@
+"""The compiled `adamw`: one launch over all tensors, which a table in device memory lists."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+from surogate_core.api import BindContext, Call, DeviceInfo, KernelDef, Op, Support, Value
+
+CHUNK_SIZE = 16384
+"""Elements of one tensor that one block of threads updates; a multiple of 8."""
+
+_DTYPES = ("fp32", "bf16")
+
+
+def _bind_adamw(op: Op, ctx: BindContext) -> Call:
+    from . import _C
+
+    words, chunks = table(op, ctx.pointer)
+    attrs = op.attrs
+    return ctx.call(
+        _C.adamw,
+        ctx.table(words),
+        *op.ins[:4],
+        attrs["n"],
+        chunks,
+        CHUNK_SIZE,
+        attrs["beta1"],
+        attrs["beta2"],
+        attrs["epsilon"],
+    )
+
+
+def table(op: Op, pointer: Callable[[Value], int]) -> tuple[list[int], int]:
+    """(words, chunks): nine words a tensor, `Entry` in adamw.cu, and the number of chunks of all tensors together."""
+    n = op.attrs["n"]
+    grads, masters, ms, vs = (op.ins[4 + i * n : 4 + (i + 1) * n] for i in range(4))
+    copies = dict(zip(op.attrs["copied"], op.outs[3 * n :], strict=True))
+    words: list[int] = []
+    chunks = 0
+    for i in range(n):
+        values = (grads[i], masters[i], ms[i], vs[i], copies.get(i))
+        flags = sum(1 << bit for bit, value in enumerate(values) if value is not None and value.dtype == "bf16")
+        (weight_decay,) = struct.unpack("<q", struct.pack("<d", op.attrs["weight_decay"][i]))
+        words += [
+            *(0 if value is None else pointer(value) for value in values),
+            masters[i].size,
+            chunks,
+            weight_decay,
+            flags << 32 | op.attrs["streams"][i] & 0xFFFFFFFF,
+        ]
+        chunks += -(-masters[i].size // CHUNK_SIZE)
+    return words, chunks
+
+
+def _supports(op: Op, device: DeviceInfo) -> Support:
+    if device.sm is None or device.sm < 80:
+        return Support(False, f"needs a GPU of SM80 or newer, not {device.title}")
+    n = op.attrs["n"]
+    others = [v for v in (*op.ins[4:], *op.outs) if v.dtype not in _DTYPES]
+    if others:
+        return Support(False, f"gradients, masters, moments and copies are fp32 or bf16, {others[0]!r} is not")
+    if op.outs[: 3 * n] != op.ins[4 + n :]:
+        return Support(False, "masters and moments are updated in place; the op writes them elsewhere")
+    return Support(True)
+
+
+KERNELS: tuple[KernelDef, ...] = (
+    KernelDef(
+        op="adamw",
+        dtypes=("fp32", "fp32", "int32", "int64", "*", "..."),
+        supports=_supports,
+        bind=_bind_adamw,
+    ),
+)

@@ -1,0 +1,191 @@
+"""The compiled adamw against the reference: the same bits, for every combination of dtypes and any size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from surogate_core.api import Op, Value
+from surogate_core.reference.rounding import TORCH_DTYPES
+from surogate_core.testing.binding import bind_kernel, run_kernel
+from surogate_core.testing.kernels import same_bits
+from surogate_optim_adamw.kernels import CHUNK_SIZE, KERNELS
+from surogate_optim_adamw.reference import adamw
+
+pytestmark = pytest.mark.gpu
+
+CLIP_COEF = Value(name="clip_coef", shape=(), dtype="fp32", role="act")
+LR = Value(name="lr", shape=(), dtype="fp32", role="input")
+STEP = Value(name="step", shape=(), dtype="int32", role="input")
+SEED = Value(name="seed", shape=(), dtype="int64", role="input")
+
+SIZES = [1, 7, 8, 9, 2047, 2049, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 3 * CHUNK_SIZE + 5]
+
+
+@pytest.fixture(autouse=True)
+def exact_roots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU torch takes fp32 roots from a vector library, some of them a unit off; the kernel's are exact.
+
+    With exact ones in the reference too, all bits must agree: a root in fp64, rounded, is the exact one.
+    """
+    root = Tensor.sqrt
+    monkeypatch.setattr(Tensor, "sqrt", lambda x: root(x.double()).to(x.dtype))
+
+
+class Update:
+    """An `adamw` op over vectors, and what its inputs hold."""
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        grad: str = "fp32",
+        master: str = "fp32",
+        m: str = "fp32",
+        v: str = "fp32",
+        copy: str | None = None,
+        *,
+        clip_coef: float = 0.7,
+        lr: float = 3e-4,
+        step: int = 7,
+        seed: int = 1234567890123,
+    ) -> None:
+        n = len(sizes)
+        gen = torch.Generator().manual_seed(n)
+
+        def vectors(name: str, dtype: str, indices: Sequence[int]) -> list[Value]:
+            return [Value(name=f"{name}{i}", shape=(sizes[i],), dtype=dtype, role="state") for i in indices]
+
+        def drawn(value: Value) -> Tensor:
+            x = torch.randn(value.shape, generator=gen) * 0.1
+            return (x.square() if value.name.startswith("v") else x).to(TORCH_DTYPES[value.dtype])
+
+        # Every third tensor has no copy, every second no decay.
+        copied = tuple(i for i in range(n) if i % 3 != 2) if copy else ()
+        grads, masters, ms, vs = (
+            vectors(*column, range(n)) for column in (("g", grad), ("p", master), ("m", m), ("v", v))
+        )
+        copies = vectors("copy", copy, copied) if copy else []
+        self.attrs: dict[str, Any] = {
+            "n": n,
+            "copied": copied,
+            "copy_dtypes": tuple(c.dtype for c in copies),
+            "weight_decay": tuple(0.1 * (i % 2) for i in range(n)),
+            "streams": tuple((0x9ABCDEF1 * (i + 1)) & 0xFFFFFFFF for i in range(n)),
+            "beta1": 0.9,
+            "beta2": 0.999,
+            "epsilon": 1e-8,
+        }
+        self.op = Op(
+            "adamw",
+            (CLIP_COEF, LR, STEP, SEED, *grads, *masters, *ms, *vs),
+            (*masters, *ms, *vs, *copies),
+            self.attrs,
+        )
+        self.contents: dict[Value, Tensor] = {
+            CLIP_COEF: torch.tensor(clip_coef),
+            LR: torch.tensor(lr),
+            STEP: torch.tensor(step, dtype=torch.int32),
+            SEED: torch.tensor(seed),
+            **{value: drawn(value) for value in (*grads, *masters, *ms, *vs)},
+        }
+
+    def reference(self, **scalars: Tensor) -> tuple[Tensor, ...]:
+        ins = [scalars.get(v.name, self.contents[v]) for v in self.op.ins]
+        return adamw(*ins, **self.attrs)
+
+    def check(self, outs: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
+        """fp32 states too: every operation is the reference's, rounded by itself, so there is no tolerance."""
+        for value, a, b in zip(self.op.outs, outs, theirs, strict=True):
+            wrong = int((a.float() != b.float()).sum())
+            assert same_bits(a, b), f"{value!r}: {wrong} elements differ, by {(a.float() - b.float()).abs().max()}"
+
+
+@pytest.mark.parametrize(
+    ("grad", "master", "m", "v", "copy"),
+    [
+        *((g, p, s, s, c) for g, p, s, c in product(("fp32", "bf16"), repeat=4)),
+        *((g, p, s, s, None) for g, p, s in product(("fp32", "bf16"), repeat=3)),
+        ("fp32", "fp32", "bf16", "fp32", None),
+        ("fp32", "fp32", "fp32", "bf16", None),
+    ],
+)
+def test_a_step_gives_the_references_bits(grad: str, master: str, m: str, v: str, copy: str | None) -> None:
+    update = Update(SIZES, grad, master, m, v, copy)
+    update.check(run_kernel(KERNELS, update.op, update.contents), update.reference())
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_buffers_that_are_not_aligned(dtype: str) -> None:
+    update = Update(SIZES, dtype, dtype, dtype, dtype, "bf16")
+    update.check(run_kernel(KERNELS, update.op, update.contents, skew=1), update.reference())
+
+
+def test_more_tensors_than_a_block_has_threads() -> None:
+    update = Update([1 + 37 * i for i in range(700)], "bf16", "bf16", "bf16", "bf16")
+    update.check(run_kernel(KERNELS, update.op, update.contents), update.reference())
+
+
+@pytest.mark.parametrize("step", [1, 2, 1000, 10**6])
+@pytest.mark.parametrize("seed", [0, -1, (1 << 63) - 1])
+def test_bias_correction_and_seeds(step: int, seed: int) -> None:
+    update = Update([1000, 513], "bf16", "bf16", "bf16", "bf16", step=step, seed=seed, lr=0.02)
+    update.check(run_kernel(KERNELS, update.op, update.contents), update.reference())
+
+
+def test_large_and_tiny_gradients() -> None:
+    """Second moments that overflow, are subnormal or zero."""
+    update = Update([4096, 4096, 4096])
+    values = dict(zip(("g0", "g1", "g2", "v1", "v2"), (1e25, 1e-22, 0.0, 0.0, 0.0), strict=True))
+    for value, content in update.contents.items():
+        if value.name in values:
+            content.mul_(values[value.name])
+    update.check(run_kernel(KERNELS, update.op, update.contents), update.reference())
+
+
+@pytest.mark.parametrize("coef", [float("nan"), float("inf"), -float("inf")])
+def test_a_coefficient_that_is_not_finite_writes_nothing(coef: float) -> None:
+    update = Update(SIZES, "bf16", "bf16", "fp32", "bf16", "fp32", clip_coef=coef)
+    outs = run_kernel(KERNELS, update.op, update.contents)
+    for value, out in zip(update.op.outs, outs, strict=True):
+        if value in update.contents:
+            assert same_bits(out, update.contents[value]), value
+        else:
+            assert out.isnan().all(), f"{value!r} was written"  # as poisoned
+
+
+def test_a_captured_step_reads_its_scalars_when_it_runs() -> None:
+    update = Update([20_000, 9], "fp32", "bf16", "bf16", "bf16")
+    binding = bind_kernel(KERNELS, update.op, update.contents)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        binding.launch(torch.cuda.current_stream().cuda_stream)
+    later: Mapping[str, Tensor] = {
+        "clip_coef": torch.tensor(0.25),
+        "lr": torch.tensor(1e-2),
+        "step": torch.tensor(123, dtype=torch.int32),
+        "seed": torch.tensor(-5),
+    }
+    for value in (CLIP_COEF, LR, STEP, SEED):
+        binding.buffers[value].tensor.copy_(later[value.name])
+    graph.replay()
+    torch.cuda.synchronize()
+    outs = [binding.buffers[out].tensor.cpu() for out in update.op.outs]
+    update.check(outs, update.reference(**later))
+
+
+def test_wrong_arguments_are_named() -> None:
+    from surogate_optim_adamw import _C
+
+    x = torch.zeros(64, device="cuda", dtype=torch.int64)
+    p, stream = x.data_ptr(), torch.cuda.current_stream().cuda_stream
+    with pytest.raises(ValueError, match="adamw: lr is a null pointer"):
+        _C.adamw(p, p, 0, p, p, 1, 1, 8, 0.9, 0.999, 1e-8, stream)
+    with pytest.raises(ValueError, match="adamw: beta2 must be in"):
+        _C.adamw(p, p, p, p, p, 1, 1, 8, 0.9, 1.0, 1e-8, stream)
+    with pytest.raises(ValueError, match="adamw: chunk_size must be a multiple of 8, got 9"):
+        _C.adamw(p, p, p, p, p, 1, 1, 9, 0.9, 0.999, 1e-8, stream)

@@ -1,0 +1,107 @@
+# Builds the compiled module of a package, `_C`, from its folder csrc/:
+#
+#   cmake_minimum_required(VERSION 3.31.10)
+#   project(my_package LANGUAGES CXX)
+#   include(SurogateKernels)                      # found through `python -m surogate_core --cmake-dir`
+#   surogate_add_kernels(my_package HEADERS cublasLt.h)
+#
+# `my_package` is the import name; `_C` is installed into it. CMake is run by scikit-build-core, that is by pip.
+#
+#   csrc/*.cu, csrc/*.cpp    kernels, host launchers and what they need -> static library `my_package_kernels`.
+#                            <surogate/...> and the headers of csrc/ are found.
+#   csrc/bind_<family>.cpp   a thin binding: void bind_<family>(nanobind::module_& m), outside any namespace.
+#                            All of them are called when the module is imported.
+#   HEADERS                  headers of NVIDIA libraries that are loaded at run time: cublasLt.h, cudnn.h, nvrtc.h,
+#                            cudnn_frontend.h. See SurogateHeaders.cmake.
+#
+# Every module has `build_info()`: {"package", "version", "cuda", "architectures"}. The runtime is linked statically and
+# nothing else of CUDA is linked, so the module imports on a machine without GPU or driver.
+#
+# CUDAARCHS, an environment variable in CMake's notation, replaces the architectures: CUDAARCHS=90a-real builds for one
+# H100 or H200 in a fraction of the time.
+
+include_guard(GLOBAL)
+include("${CMAKE_CURRENT_LIST_DIR}/SurogateHeaders.cmake")
+
+# `f` targets run on their whole family: 100f on 103 too, 120f on 121 too. `a` runs on nothing else, so 90 comes as PTX
+# as well. The PTX of 90 and 120 is for cards that are not known yet.
+set(SUROGATE_DEFAULT_ARCHITECTURES 80-real 86-real 89-real 90a-real 100f-real 120f-real 90-virtual 120-virtual)
+
+if(NOT DEFINED SKBUILD)
+  message(FATAL_ERROR "Kernels are built by pip, not by cmake alone: "
+                      "SUROGATE_CUDA=on pip install --no-build-isolation ${CMAKE_CURRENT_SOURCE_DIR}")
+endif()
+
+# Set anew in every build: build folders are kept, and CMake's cache would remember the first choice.
+if(DEFINED ENV{CUDAARCHS})
+  set(CMAKE_CUDA_ARCHITECTURES "$ENV{CUDAARCHS}")
+else()
+  set(CMAKE_CUDA_ARCHITECTURES ${SUROGATE_DEFAULT_ARCHITECTURES})
+endif()
+
+# A language can only be enabled outside of functions.
+include(CheckLanguage)
+check_language(CUDA)
+if(NOT CMAKE_CUDA_COMPILER)
+  message(FATAL_ERROR "SUROGATE_CUDA=on needs nvcc of CUDA 13 or later, and none was found. Install the CUDA toolkit "
+                      "(https://developer.nvidia.com/cuda-downloads) and put its bin folder on PATH, or set CUDACXX "
+                      "to nvcc. Without kernels: SUROGATE_CUDA=off.")
+endif()
+enable_language(CUDA)
+if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13)
+  message(FATAL_ERROR "${CMAKE_CUDA_COMPILER} is CUDA ${CMAKE_CUDA_COMPILER_VERSION}; needed is 13 or later.")
+endif()
+find_package(CUDAToolkit REQUIRED)
+
+# Writes the file that defines the module: it calls every bind function that the package has.
+function(surogate_write_module output package binders)
+  set(SUROGATE_DECLARATIONS "")
+  set(SUROGATE_CALLS "")
+  foreach(binder IN LISTS binders)
+    cmake_path(GET binder STEM LAST_ONLY function)
+    string(APPEND SUROGATE_DECLARATIONS "void ${function}(nanobind::module_& m);\n")
+    string(APPEND SUROGATE_CALLS "    ${function}(m);\n")
+  endforeach()
+  set(SUROGATE_PACKAGE "${package}")
+  configure_file("${CMAKE_CURRENT_FUNCTION_LIST_DIR}/module.cpp.in" "${output}" @ONLY)
+endfunction()
+
+function(surogate_add_kernels package)
+  cmake_parse_arguments(PARSE_ARGV 1 ARG "" "" "HEADERS")
+  find_package(Python 3.11 REQUIRED COMPONENTS Interpreter Development.Module)
+  find_package(nanobind 3.1 CONFIG REQUIRED)
+  surogate_find_headers(headers ${ARG_HEADERS})
+
+  file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/csrc/*.cu" "${CMAKE_CURRENT_SOURCE_DIR}/csrc/*.cpp")
+  set(binders ${sources})
+  list(FILTER binders INCLUDE REGEX "/bind_[a-z0-9_]+\\.cpp$")
+  list(REMOVE_ITEM sources ${binders})
+  set(module "${CMAKE_CURRENT_BINARY_DIR}/module.cpp")
+  surogate_write_module("${module}" "${package}" "${binders}")
+
+  add_library(${package}_kernels STATIC ${sources})
+  target_include_directories(${package}_kernels PUBLIC
+    "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../include" "${CMAKE_CURRENT_SOURCE_DIR}/csrc")
+  # After the toolkit's own: wheels bring copies of some of its headers.
+  target_include_directories(${package}_kernels SYSTEM PUBLIC ${CUDAToolkit_INCLUDE_DIRS} ${headers})
+  target_compile_options(${package}_kernels PRIVATE
+    "$<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size;-Xcompiler=-Wall>" "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra>")
+  target_link_libraries(${package}_kernels PUBLIC CUDA::cudart_static)
+  set_target_properties(${package}_kernels PROPERTIES
+    POSITION_INDEPENDENT_CODE ON
+    CUDA_RUNTIME_LIBRARY Static
+    CXX_STANDARD 17
+    CUDA_STANDARD 17
+    CXX_VISIBILITY_PRESET hidden
+    CUDA_VISIBILITY_PRESET hidden
+    VISIBILITY_INLINES_HIDDEN ON)
+
+  # nanobind's own part comes as the package nanobind-backend: one file then serves every Python from 3.11.
+  nanobind_add_module(_C STABLE_ABI BACKEND_MODULE nanobind_backend ${binders} "${module}")
+  target_link_libraries(_C PRIVATE ${package}_kernels)
+  target_compile_features(_C PRIVATE cxx_std_17)
+  # Symbols of the static libraries stay inside.
+  target_link_options(_C PRIVATE "-Wl,--exclude-libs,ALL")
+  set_target_properties(_C PROPERTIES CUDA_RUNTIME_LIBRARY Static)
+  install(TARGETS _C LIBRARY DESTINATION ${package})
+endfunction()

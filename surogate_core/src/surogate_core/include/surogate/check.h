@@ -1,0 +1,58 @@
+// What a launcher checks: its arguments before the launch, the launch itself after. Host code only.
+//
+//   SUROGATE_REQUIRE(rows > 0, "rmsnorm", "rows must be positive, got " + std::to_string(rows));
+//   rmsnorm_kernel<<<grid, block, 0, stream>>>(...);
+//   check_launch("rmsnorm");
+//
+// The message is only built when the condition is false.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+// Throws std::invalid_argument "op: message"; `message` is anything that can be added to a std::string.
+#define SUROGATE_REQUIRE(condition, op, message)                                     \
+    do {                                                                             \
+        if (!(condition)) {                                                          \
+            throw std::invalid_argument(std::string(op) + ": " + (message));         \
+        }                                                                            \
+    } while (false)
+
+namespace surogate {
+
+inline bool is_aligned(const void* pointer, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
+
+inline void check_pointer(const void* pointer, const char* op, const char* argument, uintptr_t alignment = 1) {
+    SUROGATE_REQUIRE(pointer != nullptr, op, std::string(argument) + " is a null pointer");
+    SUROGATE_REQUIRE(is_aligned(pointer, alignment), op,
+                     std::string(argument) + " must be aligned to " + std::to_string(alignment) + " bytes");
+}
+
+inline void check_positive(int64_t value, const char* op, const char* argument) {
+    SUROGATE_REQUIRE(value > 0, op, std::string(argument) + " must be positive, got " + std::to_string(value));
+}
+
+// For extents that are handed to a library or a grid as a 32-bit int.
+inline int to_int(int64_t value, const char* op, const char* argument) {
+    SUROGATE_REQUIRE(value >= 0 && value <= std::numeric_limits<int>::max(), op,
+                     std::string(argument) + " must fit in 31 bits, got " + std::to_string(value));
+    return static_cast<int>(value);
+}
+
+// Throws std::runtime_error if a call of the runtime failed.
+inline void check_cuda(cudaError_t status, const char* op) {
+    if (status != cudaSuccess) {
+        throw std::runtime_error(std::string(op) + ": " + cudaGetErrorName(status) + ": " + cudaGetErrorString(status));
+    }
+}
+
+// After a launch. Errors of the kernel's own execution show up later, at a synchronising call.
+inline void check_launch(const char* op) { check_cuda(cudaGetLastError(), op); }
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace surogate

@@ -1,0 +1,70 @@
+// Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") and stochastic rounding to bf16,
+// to the bit as `surogate_core.reference.rounding`. Host and device.
+//
+// Element i of a value uses half i % 2 (low first) of word (i % 8) / 2 of
+//   philox4x32_10({block low, block high, stream, step}, {seed low, seed high}),  block = i / 8:
+// one call serves eight elements. Counter zeros and key zeros give 6627e8d5 e169c58d bc57ac4c 9b00dbd8.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace surogate {
+
+struct PhiloxWords {
+    uint32_t word[4];
+
+    // The 16 random bits of element 0..7.
+    __host__ __device__ __forceinline__ uint16_t half(int element) const {
+        return static_cast<uint16_t>(word[element / 2] >> (16 * (element % 2)));
+    }
+};
+
+__host__ __device__ __forceinline__ PhiloxWords philox4x32_10(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3,
+                                                              uint32_t k0, uint32_t k1) {
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+    for (int round = 0; round < 10; ++round) {
+        const uint64_t p0 = static_cast<uint64_t>(c0) * 0xD2511F53u;
+        const uint64_t p1 = static_cast<uint64_t>(c2) * 0xCD9E8D57u;
+        c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0;
+        c1 = static_cast<uint32_t>(p1);
+        c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
+        c3 = static_cast<uint32_t>(p0);
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return {{c0, c1, c2, c3}};
+}
+
+// The bits of elements 8 * block .. 8 * block + 7 of one value.
+__host__ __device__ __forceinline__ PhiloxWords random_halves(int64_t block, int64_t seed, int64_t stream,
+                                                              int64_t step) {
+    return philox4x32_10(static_cast<uint32_t>(block), static_cast<uint32_t>(static_cast<uint64_t>(block) >> 32),
+                         static_cast<uint32_t>(stream), static_cast<uint32_t>(step), static_cast<uint32_t>(seed),
+                         static_cast<uint32_t>(static_cast<uint64_t>(seed) >> 32));
+}
+
+// The 16 bits of one element, for scalar paths.
+__host__ __device__ __forceinline__ uint16_t random_half(int64_t element, int64_t seed, int64_t stream, int64_t step) {
+    return random_halves(element / 8, seed, stream, step).half(static_cast<int>(element % 8));
+}
+
+// Up with the probability that makes the mean exact: (bits of x + random) >> 16. Infinities and NaN are only narrowed;
+// the largest finite values may round to infinity.
+__host__ __device__ __forceinline__ __nv_bfloat16 stochastic_round_bf16(float x, uint16_t random) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    if ((bits & 0x7f800000u) == 0x7f800000u) {
+        return __float2bfloat16_rn(x);
+    }
+    __nv_bfloat16_raw raw;
+    raw.x = static_cast<unsigned short>((bits + random) >> 16);
+    return __nv_bfloat16(raw);
+}
+
+}  // namespace surogate

@@ -1,0 +1,98 @@
+"""For tests of a kernel on a GPU by its KernelDef: chosen, bound, launched and checked as in a run.
+
+x, y = Value(name="x", ...), Value(name="y", ...)
+(out,) = run_kernel(KERNELS, Op("silu", (x,), (y,)), {x: torch.randn(5, 64)})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..api import Call, DeviceInfo, KernelDef, Op, Value
+from ..memory.devices import DEVICES
+from ..reference.rounding import TORCH_DTYPES
+from ..registry import _refusal as refusal
+from .kernels import Guarded, eager_and_graph, guarded, guarded_copy
+
+
+@dataclass
+class Binding:
+    """An op bound to guarded buffers: the `BindContext` of its kernel, then its launch."""
+
+    buffers: Mapping[Value, Guarded]
+    scratch: Guarded | None
+    device: DeviceInfo
+    stream: int = 0
+    tables: list[Tensor] = field(default_factory=list)
+    bound: Call | None = None
+
+    def pointer(self, value: Value) -> int:
+        return self.buffers[value].pointer
+
+    @property
+    def workspace(self) -> int:
+        return self.scratch.pointer if self.scratch else 0
+
+    def call(self, launch: Callable[..., None], *arguments: Any) -> Call:
+        return launch, (*(self.pointer(a) if isinstance(a, Value) else a for a in arguments), self.stream)
+
+    def table(self, words: Sequence[int]) -> int:
+        self.tables.append(torch.tensor(words, dtype=torch.int64, device="cuda"))
+        return self.tables[-1].data_ptr()
+
+    def launch(self, stream: int) -> None:
+        """Enqueue the op on `stream`, which takes the place of the one that it was bound with."""
+        assert self.bound is not None
+        function, arguments = self.bound
+        function(*arguments[:-1], stream)
+
+    @property
+    def everything(self) -> list[Guarded]:
+        """All buffers, the workspace too: each run must leave the same bits in it."""
+        return [*self.buffers.values(), *([self.scratch] if self.scratch else [])]
+
+
+def choose(kernels: Sequence[KernelDef], op: Op, device: DeviceInfo) -> KernelDef:
+    """The first kernel that serves `op`. AssertionError with every refusal when none does."""
+    dtypes = tuple(value.dtype for value in (*op.ins, *op.outs))
+    reasons = [(kernel, refusal(kernel, op, dtypes, device)) for kernel in kernels if kernel.op == op.kind]
+    for kernel, reason in reasons:
+        if not reason:
+            return kernel
+    raise AssertionError(f"no kernel serves {op.kind}: {'; '.join(reason for _, reason in reasons)}")
+
+
+def bind_kernel(kernels: Sequence[KernelDef], op: Op, contents: Mapping[Value, Tensor], *, skew: int = 0) -> Binding:
+    """`op`, bound to the kernel that serves it.
+
+    What `contents` does not give is an output and holds NaN; what is given and no output must stay as it is. Buffers
+    begin `skew` elements past a multiple of 256 bytes, scalars excepted.
+    """
+    device = DEVICES["h200"]
+    kernel = choose(kernels, op, device)
+    buffers: dict[Value, Guarded] = {}
+    for value in dict.fromkeys((*op.ins, *op.outs)):
+        shift = skew if value.shape else 0
+        if value in contents:
+            buffers[value] = guarded_copy(contents[value], constant=value not in op.outs, skew=shift)
+        else:
+            assert value not in op.ins, f"{value!r} is read, but has no contents"
+            buffers[value] = guarded(value.shape, TORCH_DTYPES[value.dtype], skew=shift)
+    scratch_bytes = kernel.workspace(op, device)
+    binding = Binding(buffers, guarded((scratch_bytes,), torch.uint8) if scratch_bytes else None, device)
+    binding.bound = kernel.bind(op, binding)
+    return binding
+
+
+def run_kernel(
+    kernels: Sequence[KernelDef], op: Op, contents: Mapping[Value, Tensor], *, skew: int = 0
+) -> list[Tensor]:
+    """The outputs of `op`, on the CPU, after `eager_and_graph`: repeatable, capturable, within its buffers."""
+    binding = bind_kernel(kernels, op, contents, skew=skew)
+    eager_and_graph(binding.launch, binding.everything)
+    return [binding.buffers[out].tensor.cpu() for out in op.outs]

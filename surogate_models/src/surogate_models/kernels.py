@@ -1,0 +1,113 @@
+"""The compiled `qk_norm_rope` and its backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from surogate_core.api import BindContext, Call, DeviceInfo, KernelDef, Op, Support
+from surogate_core.program.value import DTYPE_CODES
+
+MAX_HEAD_DIM = 256
+_TILE_ANGLES = 256
+_MOST_BLOCKS = 512
+"""Blocks whose sums of the norms' gradients are added in the end: enough to fill any GPU, on each the same bits."""
+
+
+def _sizes(op: Op) -> tuple[Any, ...]:
+    """tokens, n_heads, n_kv_heads, head_dim, eps."""
+    attrs = op.attrs
+    return op.ins[-1].shape[0], attrs["n_heads"], attrs["n_kv_heads"], attrs["head_dim"], attrs["eps"]
+
+
+def _frequencies(op: Op, ctx: BindContext) -> int:
+    """Device address of the inverse frequencies [D/2] fp32, computed by the reference itself."""
+    import torch
+
+    from .reference import inverse_frequencies
+
+    head_dim = op.attrs["head_dim"]
+    padded = torch.zeros(-(-head_dim // 4) * 2)  # whole int64 words
+    padded[: head_dim // 2] = inverse_frequencies(head_dim, op.attrs["theta"])
+    return ctx.table(padded.view(torch.int64).tolist())
+
+
+def _bind_qk_norm_rope(op: Op, ctx: BindContext) -> Call:
+    from . import _C
+
+    return ctx.call(
+        _C.qk_norm_rope,
+        *op.ins,
+        _frequencies(op, ctx),
+        op.outs[0],
+        *_sizes(op),
+        DTYPE_CODES[op.outs[0].dtype],
+    )
+
+
+def _bind_qk_norm_rope_bwd(op: Op, ctx: BindContext) -> Call:
+    from . import _C
+
+    return ctx.call(
+        _C.qk_norm_rope_bwd,
+        *op.ins,
+        _frequencies(op, ctx),
+        *op.outs,
+        ctx.workspace,
+        _partial_blocks(op),
+        *_sizes(op),
+        1 in op.accumulate,
+        2 in op.accumulate,
+        *(DTYPE_CODES[out.dtype] for out in op.outs),
+    )
+
+
+def _partial_blocks(op: Op) -> int:
+    """A block takes a tile of tokens at a time: no more blocks than tiles."""
+    tokens, head_dim = op.ins[-1].shape[0], op.attrs["head_dim"]
+    tile = _TILE_ANGLES // (head_dim // 2)
+    return min(_MOST_BLOCKS, -(-tokens // tile))
+
+
+def _workspace(op: Op, device: DeviceInfo) -> int:
+    """Sums of d_q_norm and d_k_norm in fp32, of every block."""
+    return 2 * 4 * int(op.attrs["head_dim"]) * _partial_blocks(op)
+
+
+def _supports(op: Op, device: DeviceInfo) -> Support:
+    if device.sm is None or device.sm < 80:
+        return Support(False, f"needs a GPU of SM80 or newer, not {device.title}")
+    if op.attrs["head_dim"] > MAX_HEAD_DIM:
+        return Support(False, f"head_dim is at most {MAX_HEAD_DIM}, not {op.attrs['head_dim']}")
+    return Support(True)
+
+
+def _supports_bwd(op: Op, device: DeviceInfo) -> Support:
+    for i, out in enumerate(op.outs[1:], start=1):
+        if out.dtype not in ("fp32", "bf16"):
+            return Support(False, f"gradients of the norms are fp32 or bf16, {out!r} is not")
+        if out.dtype == "bf16" and i in op.accumulate:
+            return Support(False, f"adds to fp32 gradients only, {out!r} is bf16")
+    if 0 in op.accumulate:
+        return Support(False, "d_qkv is written, not added to")
+    return _supports(op, device)
+
+
+KERNELS: tuple[KernelDef, ...] = tuple(
+    kernel
+    for dtype in ("bf16", "fp32")
+    for kernel in (
+        KernelDef(
+            op="qk_norm_rope",
+            dtypes=(dtype, dtype, dtype, "int32", dtype),
+            supports=_supports,
+            bind=_bind_qk_norm_rope,
+        ),
+        KernelDef(
+            op="qk_norm_rope_bwd",
+            dtypes=(dtype, dtype, dtype, dtype, "int32", dtype, "*", "*"),
+            supports=_supports_bwd,
+            bind=_bind_qk_norm_rope_bwd,
+            workspace=_workspace,
+        ),
+    )
+)

@@ -1,0 +1,184 @@
+"""qk_norm_rope and its backward on the GPU against the reference in fp64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from surogate_core.api import Op, Value
+from surogate_core.reference.rounding import TORCH_DTYPES
+from surogate_core.testing.binding import run_kernel
+from surogate_core.testing.kernels import assert_close, same_bits
+from surogate_models import reference
+from surogate_models.kernels import KERNELS
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = [
+    # tokens, n_heads, n_kv_heads, head_dim
+    (1, 1, 1, 128),
+    (33, 16, 8, 128),
+    (2500, 4, 2, 128),  # more tiles than blocks backward
+    (257, 32, 8, 128),
+    (97, 6, 2, 96),  # lanes of a group without elements
+    (130, 9, 3, 64),
+    (70, 5, 1, 32),
+    (19, 2, 2, 256),
+    (45, 3, 1, 34),  # 17 pairs: one element at a time
+    (21, 3, 1, 80),
+    (9, 2, 1, 250),
+    (300, 1, 1, 2),
+]
+DTYPES = ["fp32", "bf16"]
+
+
+class Case:
+    """The values of both ops on fresh inputs. Documents restart the positions; some positions are huge."""
+
+    def __init__(self, shape: tuple[int, int, int, int], dtype: str, *, seed: int = 0, first: int = 0) -> None:
+        tokens, n_heads, n_kv_heads, head_dim = shape
+        gen = torch.Generator().manual_seed(seed)
+        width = (n_heads + 2 * n_kv_heads) * head_dim
+        self.n_qk = n_heads + n_kv_heads
+        self.attrs: dict[str, Any] = {
+            "n_heads": n_heads,
+            "n_kv_heads": n_kv_heads,
+            "head_dim": head_dim,
+            "theta": 1e6,
+            "eps": 1e-6,
+        }
+
+        def value(name: str, shape: tuple[int, ...], kind: str = dtype) -> Value:
+            return Value(name=name, shape=shape, dtype=kind, role="act")
+
+        self.dy, self.qkv = value("dy", (tokens, width)), value("qkv", (tokens, width))
+        self.q_norm, self.k_norm = value("q_norm", (head_dim,)), value("k_norm", (head_dim,))
+        self.positions = value("positions", (tokens,), "int32")
+        self.rope, self.d_qkv = value("rope", (tokens, width)), value("d_qkv", (tokens, width))
+        wide = {
+            v: torch.randn(v.shape, generator=gen, dtype=torch.float64) * scale + shift
+            for v, scale, shift in (
+                (self.dy, 1, 0),
+                (self.qkv, 3, 0),
+                (self.q_norm, 0.3, 1),
+                (self.k_norm, 0.3, 1),
+            )
+        }
+        self.contents = {v: x.to(TORCH_DTYPES[dtype]) for v, x in wide.items()}
+        self.contents[self.positions] = (first + torch.arange(tokens) % 777).to(torch.int32)
+
+    def truth(self, function: Any, *ins: Value) -> Any:
+        """The reference in fp64, from the very inputs that the kernel sees."""
+        contents = [self.contents[v] for v in ins]
+        return function(*(x.double() if x.is_floating_point() else x for x in contents), **self.attrs)
+
+    def values_columns(self, x: Tensor) -> Tensor:
+        return x[:, self.n_qk * self.attrs["head_dim"] :]
+
+
+def check_forward(case: Case, skew: int = 0) -> None:
+    """The mean of squares is a sum of head_dim terms; sine and cosine are within two units of 2^-24."""
+    ins = (case.qkv, case.q_norm, case.k_norm, case.positions)
+    op = Op("qk_norm_rope", ins, (case.rope,), case.attrs)
+    contents = {v: case.contents[v] for v in ins}
+    (out,) = run_kernel(KERNELS, op, contents, skew=skew)
+    assert_close(out, case.truth(reference.qk_norm_rope, *ins), out.dtype, case.attrs["head_dim"])
+    assert same_bits(case.values_columns(out), case.values_columns(case.contents[case.qkv]))
+
+
+def check_backward(
+    case: Case, grads: tuple[str, str] = ("fp32", "fp32"), accumulate: frozenset[int] = frozenset(), skew: int = 0
+) -> None:
+    ins = (case.dy, case.qkv, case.q_norm, case.k_norm, case.positions)
+    head_dim = case.attrs["head_dim"]
+    d_norms = [
+        Value(name=f"d_{which}_norm", shape=(head_dim,), dtype=dtype, role="grad")
+        for which, dtype in zip("qk", grads, strict=True)
+    ]
+    op = Op("qk_norm_rope_bwd", ins, (case.d_qkv, *d_norms), case.attrs, accumulate=accumulate)
+    contents = {v: case.contents[v] for v in ins}
+    before = [torch.zeros(head_dim), torch.zeros(head_dim)]
+    for i, value in enumerate(d_norms):
+        if i + 1 in accumulate:
+            before[i] = torch.randn(head_dim, generator=torch.Generator().manual_seed(i))
+            contents[value] = before[i]
+    d_qkv, d_q_norm, d_k_norm = run_kernel(KERNELS, op, contents, skew=skew)
+
+    truths = case.truth(reference.qk_norm_rope_bwd, *ins)
+    assert_close(d_qkv, truths[0], d_qkv.dtype, head_dim)
+    assert same_bits(case.values_columns(d_qkv), case.values_columns(case.contents[case.dy]))
+    sizes = term_sizes(case)
+    n_heads, n_kv_heads, tokens = case.attrs["n_heads"], case.attrs["n_kv_heads"], case.dy.shape[0]
+    for ours, truth, start, size, heads in zip(
+        (d_q_norm, d_k_norm), truths[1:], before, sizes, (n_heads, n_kv_heads), strict=True
+    ):
+        assert_close(ours, truth + start.double(), ours.dtype, tokens * heads, size + start.double().abs())
+
+
+def term_sizes(case: Case) -> tuple[Tensor, Tensor]:
+    """Sums of |d * n|, the terms of d_q_norm and d_k_norm: |d| is at most the length of a turned pair."""
+    n_heads, head_dim = case.attrs["n_heads"], case.attrs["head_dim"]
+    x, dy = (case.contents[v].double().view(-1, case.dy.shape[1] // head_dim, head_dim) for v in (case.qkv, case.dy))
+    x, dy = x[:, : case.n_qk], dy[:, : case.n_qk]
+    normed = x / x.square().mean(-1, keepdim=True).sqrt()
+    a, b = dy.chunk(2, dim=-1)
+    length = (a.square() + b.square()).sqrt().repeat(1, 1, 2)
+    terms = (normed * length).abs().sum(0)
+    return terms[:n_heads].sum(0), terms[n_heads:].sum(0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_forward(shape: tuple[int, int, int, int], dtype: str) -> None:
+    check_forward(Case(shape, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_backward(shape: tuple[int, int, int, int], dtype: str) -> None:
+    check_backward(Case(shape, dtype, seed=1))
+
+
+@pytest.mark.parametrize("first", [40_000, 131_072, 2**31 - 1000])
+def test_positions_far_out(first: int) -> None:
+    """Angles of thousands of turns: only an exact reduction of the argument is right."""
+    check_forward(Case((500, 2, 1, 128), "fp32", seed=2, first=first))
+    check_backward(Case((500, 2, 1, 128), "fp32", seed=2, first=first))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_buffers_that_are_not_aligned(dtype: str) -> None:
+    check_forward(Case((37, 4, 2, 128), dtype, seed=3), skew=1)
+    check_backward(Case((37, 4, 2, 128), dtype, seed=3), skew=1)
+
+
+@pytest.mark.parametrize(
+    ("grads", "accumulate"),
+    [
+        (("fp32", "fp32"), frozenset({1, 2})),
+        (("fp32", "fp32"), frozenset({2})),
+        (("bf16", "bf16"), frozenset()),
+        (("bf16", "fp32"), frozenset({2})),
+    ],
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_of_the_norms_are_written_or_added(
+    dtype: str, grads: tuple[str, str], accumulate: frozenset[int]
+) -> None:
+    check_backward(Case((300, 4, 2, 128), dtype, seed=4), grads, accumulate)
+
+
+def test_wrong_arguments_are_named() -> None:
+    from surogate_models import _C
+
+    x = torch.zeros(4096, device="cuda")
+    p, stream = x.data_ptr(), torch.cuda.current_stream().cuda_stream
+    with pytest.raises(ValueError, match="qk_norm_rope: head_dim must be even and from 2 to 256, got 258"):
+        _C.qk_norm_rope(p, p, p, p, p, p, 1, 1, 1, 258, 1e-6, 0, stream)
+    with pytest.raises(ValueError, match="qk_norm_rope: inv_freq is a null pointer"):
+        _C.qk_norm_rope(p, p, p, p, 0, p, 1, 1, 1, 64, 1e-6, 0, stream)
+    with pytest.raises(ValueError, match="qk_norm_rope_bwd: d_k_norm is bf16, which is only written"):
+        _C.qk_norm_rope_bwd(p, p, p, p, p, p, p, p, p, p, 1, 1, 1, 1, 64, 1e-6, False, True, 0, 0, 1, stream)

@@ -1,0 +1,401 @@
+// Attention in bf16 by cuDNN: causal inside each document, H query heads that share G key/value heads. What is computed
+// and the layouts: attention_plain.cu. Queries, keys and values are read where they lie in qkv, as strided views;
+// documents are ragged offsets in elements, which a kernel of ours computes into the workspace at each launch. fp32
+// scores and sums inside, bf16 weights (p) and score gradients (ds), one rounding per output.
+//
+// A graph is fixed to the most documents and the longest one. Its cost grows with both even where documents are empty
+// (a thread block for every (document, head, tile of the longest document), which ends at once), so the number of
+// documents should be the smallest bound that batches allow.
+//
+// The only file that includes the cuDNN frontend: it takes a minute and 2 GB to compile.
+// Plans are shared: all layers of a model have one for each direction, made when the first of them is bound.
+//
+// Source of the graph's rules: the frontend's documentation of SDPA, github.com/NVIDIA/cudnn-frontend.
+
+#include <cuda_runtime_api.h>
+#include <cudnn_frontend.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "attention.h"
+#include "library.h"
+#include "surogate/check.h"
+
+namespace fe = cudnn_frontend;
+
+namespace cudnn_frontend {
+void* cudnn_dlhandle = nullptr;  // the frontend looks its functions up here
+}
+
+namespace surogate {
+namespace {
+
+using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
+using Numbers = std::vector<int64_t>;
+
+// What the frontend calls tensors by.
+enum Id : int64_t {
+    Q = 1,
+    K,
+    V,
+    O,
+    DO,
+    STATS,
+    DQ,
+    DK,
+    DV,
+    LENGTHS,
+    QKV_OFFSETS,
+    OUT_OFFSETS,
+    STATS_OFFSETS,
+    DKV_OFFSETS
+};
+
+constexpr int64_t bf16_bytes = 2;
+
+constexpr int64_t aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+void check(fe::error_t error, const char* op, const char* step) {
+    if (error.is_bad()) {
+        throw std::runtime_error(std::string(op) + ": cuDNN " + fe::detail::get_backend_version_string() + ", " + step +
+                                 ": " + error.get_message());
+    }
+}
+
+// One handle for each device; a device is driven by one thread. They live until the process ends, for plans may too.
+cudnnHandle_t handle_of_device(const char* op) {
+    static std::mutex mutex;
+    static std::map<int, cudnnHandle_t>& handles = *new std::map<int, cudnnHandle_t>;
+    const std::lock_guard<std::mutex> lock(mutex);
+    fe::cudnn_dlhandle = cudnn();
+    int device = 0;
+    check_cuda(cudaGetDevice(&device), op);
+    const auto found = handles.find(device);
+    if (found != handles.end()) {
+        return found->second;
+    }
+    cudnnHandle_t handle = nullptr;
+    const cudnnStatus_t status = fe::detail::create_handle(&handle);
+    if (status != CUDNN_STATUS_SUCCESS) {
+        throw std::runtime_error(std::string(op) + ": cudnnCreate: " + fe::detail::get_error_string(status));
+    }
+    return handles[device] = handle;
+}
+
+void check_shape(const AttentionShape& shape, const char* op) {
+    check_positive(shape.tokens, op, "tokens");
+    check_positive(shape.documents, op, "documents");
+    check_positive(shape.heads, op, "heads");
+    check_positive(shape.kv_heads, op, "kv_heads");
+    SUROGATE_REQUIRE(shape.seq_len > 1, op, "seq_len must be at least 2, got " + std::to_string(shape.seq_len));
+    SUROGATE_REQUIRE(shape.heads % shape.kv_heads == 0, op,
+                     std::to_string(shape.heads) + " heads cannot share " + std::to_string(shape.kv_heads) +
+                         " kv_heads evenly");
+    SUROGATE_REQUIRE(shape.head_dim > 0 && shape.head_dim % 16 == 0 && shape.head_dim <= 128, op,
+                     "head_dim must be a multiple of 16 up to 128, got " + std::to_string(shape.head_dim));
+}
+
+// The plan of a shape on the current device, made by `make` unless one is in use.
+template <class Plan, class Make>
+std::shared_ptr<const Plan> shared_plan(const AttentionShape& shape, const Numbers& options, const char* op,
+                                        Make make) {
+    static std::mutex mutex;
+    static std::map<Numbers, std::weak_ptr<const Plan>> plans;
+    int device = 0;
+    check_cuda(cudaGetDevice(&device), op);
+    Numbers key{device,      shape.tokens,   shape.documents, shape.seq_len,
+                shape.heads, shape.kv_heads, shape.head_dim};
+    key.insert(key.end(), options.begin(), options.end());
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (std::shared_ptr<const Plan> plan = plans[key].lock()) {
+        return plan;
+    }
+    std::shared_ptr<const Plan> plan = make();
+    plans[key] = plan;
+    return plan;
+}
+
+// A graph, the tensors that both directions have, and what they all need at a launch.
+//
+// Workspace: lengths [documents] int32, offsets [tensors, documents + 1] int64, `extra` bytes, then cuDNN's own.
+class RaggedGraph {
+public:
+    RaggedGraph(const AttentionShape& shape, const char* op) : shape_(shape), op_(op) {
+        check_shape(shape, op);
+        handle_ = handle_of_device(op);
+        graph_.set_io_data_type(fe::DataType_t::BFLOAT16)
+            .set_intermediate_data_type(fe::DataType_t::FLOAT)
+            .set_compute_data_type(fe::DataType_t::FLOAT);
+        lengths_ = graph_.tensor(fe::graph::Tensor_attributes()
+                                     .set_name("lengths")
+                                     .set_uid(LENGTHS)
+                                     .set_dim({shape.documents, 1, 1, 1})
+                                     .set_stride({1, 1, 1, 1})
+                                     .set_data_type(fe::DataType_t::INT32));
+    }
+
+    fe::graph::Graph& graph() { return graph_; }
+    const Tensor& lengths() const { return lengths_; }
+    int64_t row() const { return (shape_.heads + 2 * shape_.kv_heads) * shape_.head_dim; }
+    float scale() const { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape_.head_dim))); }
+
+    // Offsets of the documents in tensors of which a token takes `elements` elements.
+    Tensor offsets(Id id, const char* name, int64_t elements) {
+        offset_ids_.push_back(id);
+        elements_.push_back(elements);
+        return graph_.tensor(fe::graph::Tensor_attributes()
+                                 .set_name(name)
+                                 .set_uid(id)
+                                 .set_dim({shape_.documents + 1, 1, 1, 1})
+                                 .set_stride({1, 1, 1, 1})
+                                 .set_data_type(fe::DataType_t::INT64));
+    }
+
+    // Attributes of [tokens, heads, columns] with `row` elements from token to token.
+    fe::graph::Tensor_attributes attributes(Id id, const char* name, int64_t heads, int64_t row,
+                                            const Tensor& offsets) const {
+        fe::graph::Tensor_attributes result;
+        result.set_name(name)
+            .set_uid(id)
+            .set_dim({shape_.documents, heads, shape_.seq_len, shape_.head_dim})
+            .set_stride({shape_.seq_len * row, shape_.head_dim, row, 1});
+        result.set_ragged_offset(offsets);
+        return result;
+    }
+
+    // lse [H, T]: the statistics of a head lie one behind the other, whatever document a token is of.
+    void set_statistics(fe::graph::Tensor_attributes& statistics, const Tensor& offsets) const {
+        statistics.set_uid(STATS)
+            .set_dim({shape_.documents, shape_.heads, shape_.seq_len, 1})
+            .set_stride({shape_.heads * shape_.tokens, shape_.tokens, 1, 1})
+            .set_data_type(fe::DataType_t::FLOAT);
+        statistics.set_ragged_offset(offsets);
+    }
+
+    // `extra`: bytes of the workspace for the caller's own use.
+    void build(int64_t extra) {
+        check(graph_.validate(), op_, "validate");
+        check(graph_.build_operation_graph(handle_), op_, "build_operation_graph");
+        check(graph_.create_execution_plans({fe::HeurMode_t::A}), op_, "create_execution_plans");
+        check(graph_.check_support(), op_, "check_support");
+        check(graph_.build_plans(), op_, "build_plans");
+        int64_t bytes = 0;
+        check(graph_.get_workspace_size(bytes), op_, "get_workspace_size");
+        lengths_bytes_ = aligned(shape_.documents * static_cast<int64_t>(sizeof(int32_t)));
+        offsets_bytes_ = aligned(static_cast<int64_t>(elements_.size()) * (shape_.documents + 1) *
+                                 static_cast<int64_t>(sizeof(int64_t)));
+        extra_bytes_ = aligned(extra);
+        workspace_bytes_ = lengths_bytes_ + offsets_bytes_ + extra_bytes_ + aligned(bytes);
+    }
+
+    int64_t workspace_bytes() const { return workspace_bytes_; }
+    char* extra(void* workspace) const { return static_cast<char*>(workspace) + lengths_bytes_ + offsets_bytes_; }
+
+    void run(std::unordered_map<int64_t, void*> pointers, const void* cu_seqlens, void* workspace,
+             cudaStream_t stream) const {
+        check_pointer(workspace, op_, "workspace", 256);
+        char* lengths = static_cast<char*>(workspace);
+        char* offsets = lengths + lengths_bytes_;
+        ragged_offsets(cu_seqlens, lengths, offsets, shape_.documents, elements_.data(),
+                       static_cast<int64_t>(elements_.size()), stream);
+        pointers[LENGTHS] = lengths;
+        for (size_t i = 0; i < offset_ids_.size(); ++i) {
+            pointers[offset_ids_[i]] = offsets + static_cast<int64_t>(i) * (shape_.documents + 1) * 8;
+        }
+        const cudnnStatus_t status = fe::detail::set_stream(handle_, stream);
+        if (status != CUDNN_STATUS_SUCCESS) {
+            throw std::runtime_error(std::string(op_) + ": cudnnSetStream: " + fe::detail::get_error_string(status));
+        }
+        check(graph_.execute(handle_, pointers, extra(workspace) + extra_bytes_), op_, "execute");
+    }
+
+private:
+    AttentionShape shape_;
+    const char* op_;
+    cudnnHandle_t handle_ = nullptr;
+    fe::graph::Graph graph_;
+    Tensor lengths_;
+    std::vector<int64_t> offset_ids_;
+    std::vector<int64_t> elements_;
+    int64_t lengths_bytes_ = 0;
+    int64_t offsets_bytes_ = 0;
+    int64_t extra_bytes_ = 0;
+    int64_t workspace_bytes_ = 0;
+};
+
+// An address inside a tensor of bf16, as the frontend takes it.
+void* at(const void* tensor, int64_t elements) {
+    return const_cast<char*>(static_cast<const char*>(tensor)) + elements * bf16_bytes;
+}
+
+}  // namespace
+
+size_t cudnn_version() {
+    fe::cudnn_dlhandle = cudnn();
+    return fe::detail::get_backend_version();
+}
+
+// ------------------------------------------------------------------------------------------------------------ forward
+
+struct CudnnAttention::Plan {
+    static constexpr auto op = "attention";
+
+    explicit Plan(const AttentionShape& given) : shape(given), ragged(given, op) {
+        auto& graph = ragged.graph();
+        const int64_t row = ragged.row(), out_row = shape.heads * shape.head_dim;
+        const Tensor qkv_offsets = ragged.offsets(QKV_OFFSETS, "qkv_offsets", row);
+        const Tensor out_offsets = ragged.offsets(OUT_OFFSETS, "out_offsets", out_row);
+        const Tensor stats_offsets = ragged.offsets(STATS_OFFSETS, "stats_offsets", 1);
+        const Tensor q = graph.tensor(ragged.attributes(Q, "q", shape.heads, row, qkv_offsets));
+        const Tensor k = graph.tensor(ragged.attributes(K, "k", shape.kv_heads, row, qkv_offsets));
+        const Tensor v = graph.tensor(ragged.attributes(V, "v", shape.kv_heads, row, qkv_offsets));
+
+        auto [out, statistics] = graph.sdpa(q, k, v,
+                                            fe::graph::SDPA_attributes()
+                                                .set_name(op)
+                                                .set_generate_stats(true)
+                                                .set_attn_scale(ragged.scale())
+                                                .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
+                                                .set_diagonal_band_right_bound(0)
+                                                .set_padding_mask(true)
+                                                .set_seq_len_q(ragged.lengths())
+                                                .set_seq_len_kv(ragged.lengths()));
+        *out = ragged.attributes(O, "out", shape.heads, out_row, out_offsets);
+        out->set_output(true).set_data_type(fe::DataType_t::BFLOAT16);
+        ragged.set_statistics(*statistics, stats_offsets);
+        statistics->set_output(true);
+        ragged.build(0);
+    }
+
+    AttentionShape shape;
+    RaggedGraph ragged;
+};
+
+CudnnAttention::CudnnAttention(const AttentionShape& shape)
+    : plan_(shared_plan<Plan>(shape, {}, Plan::op, [&] { return std::make_shared<Plan>(shape); })) {}
+CudnnAttention::~CudnnAttention() = default;
+
+int64_t CudnnAttention::workspace_bytes() const { return plan_->ragged.workspace_bytes(); }
+
+void CudnnAttention::run(const void* qkv, const void* cu_seqlens, void* out, void* lse, void* workspace,
+                         cudaStream_t stream) const {
+    check_pointer(qkv, Plan::op, "qkv", 16);
+    check_pointer(out, Plan::op, "out", 16);
+    check_pointer(lse, Plan::op, "lse", 16);
+    const AttentionShape& shape = plan_->shape;
+    const int64_t keys = shape.heads * shape.head_dim, values = keys + shape.kv_heads * shape.head_dim;
+    plan_->ragged.run({{Q, at(qkv, 0)}, {K, at(qkv, keys)}, {V, at(qkv, values)}, {O, out}, {STATS, lse}}, cu_seqlens,
+                      workspace, stream);
+}
+
+// ----------------------------------------------------------------------------------------------------------- backward
+
+struct CudnnAttentionBackward::Plan {
+    static constexpr auto op = "attention_bwd";
+
+    Plan(const AttentionShape& given, bool deterministic, bool pack, int64_t score_bytes_limit)
+        : shape(given), packed_dkv(pack), ragged(given, op) {
+        if (deterministic) {
+            // How the frontend asks which of its deterministic ways to take; it reads this while the graph is built.
+            setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", std::to_string(score_bytes_limit).c_str(),
+                   /*overwrite=*/0);
+        }
+        auto& graph = ragged.graph();
+        const int64_t row = ragged.row(), out_row = shape.heads * shape.head_dim;
+        kv_row = shape.kv_heads * shape.head_dim;
+        const int64_t dkv_row = packed_dkv ? kv_row : row;
+        const Tensor qkv_offsets = ragged.offsets(QKV_OFFSETS, "qkv_offsets", row);
+        const Tensor out_offsets = ragged.offsets(OUT_OFFSETS, "out_offsets", out_row);
+        const Tensor stats_offsets = ragged.offsets(STATS_OFFSETS, "stats_offsets", 1);
+        const Tensor dkv_offsets = packed_dkv ? ragged.offsets(DKV_OFFSETS, "dkv_offsets", kv_row) : qkv_offsets;
+        const Tensor q = graph.tensor(ragged.attributes(Q, "q", shape.heads, row, qkv_offsets));
+        const Tensor k = graph.tensor(ragged.attributes(K, "k", shape.kv_heads, row, qkv_offsets));
+        const Tensor v = graph.tensor(ragged.attributes(V, "v", shape.kv_heads, row, qkv_offsets));
+        const Tensor out = graph.tensor(ragged.attributes(O, "out", shape.heads, out_row, out_offsets));
+        const Tensor dout = graph.tensor(ragged.attributes(DO, "dout", shape.heads, out_row, out_offsets));
+        fe::graph::Tensor_attributes statistics;
+        statistics.set_name("lse");
+        ragged.set_statistics(statistics, stats_offsets);
+        const Tensor lse = graph.tensor(statistics);
+
+        auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, out, dout, lse,
+                                                fe::graph::SDPA_backward_attributes()
+                                                    .set_name(op)
+                                                    .set_attn_scale(ragged.scale())
+                                                    .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
+                                                    .set_diagonal_band_right_bound(0)
+                                                    .set_padding_mask(true)
+                                                    .set_seq_len_q(ragged.lengths())
+                                                    .set_seq_len_kv(ragged.lengths())
+                                                    .set_max_total_seq_len_q(shape.tokens)
+                                                    .set_max_total_seq_len_kv(shape.tokens)
+                                                    .set_deterministic_algorithm(deterministic));
+        *dq = ragged.attributes(DQ, "dq", shape.heads, row, qkv_offsets);
+        *dk = ragged.attributes(DK, "dk", shape.kv_heads, dkv_row, dkv_offsets);
+        *dv = ragged.attributes(DV, "dv", shape.kv_heads, dkv_row, dkv_offsets);
+        for (const Tensor& gradient : {dq, dk, dv}) {
+            gradient->set_output(true).set_data_type(fe::DataType_t::BFLOAT16);
+        }
+        packed_bytes = packed_dkv ? aligned(shape.tokens * kv_row * bf16_bytes) : 0;
+        ragged.build(2 * packed_bytes);
+    }
+
+    AttentionShape shape;
+    bool packed_dkv;
+    int64_t kv_row = 0;
+    int64_t packed_bytes = 0;  // of dk, and of dv
+    RaggedGraph ragged;
+};
+
+CudnnAttentionBackward::CudnnAttentionBackward(const AttentionShape& shape, bool deterministic, bool packed_dkv,
+                                               int64_t score_bytes_limit)
+    : plan_(shared_plan<Plan>(shape, {deterministic, packed_dkv, score_bytes_limit}, Plan::op, [&] {
+          return std::make_shared<Plan>(shape, deterministic, packed_dkv, score_bytes_limit);
+      })) {}
+CudnnAttentionBackward::~CudnnAttentionBackward() = default;
+
+int64_t CudnnAttentionBackward::workspace_bytes() const { return plan_->ragged.workspace_bytes(); }
+
+void CudnnAttentionBackward::run(const void* dout, const void* qkv, const void* out, const void* lse,
+                                 const void* cu_seqlens, void* dqkv, void* workspace, cudaStream_t stream) const {
+    const Plan& plan = *plan_;
+    check_pointer(dout, Plan::op, "dout", 16);
+    check_pointer(qkv, Plan::op, "qkv", 16);
+    check_pointer(out, Plan::op, "out", 16);
+    check_pointer(lse, Plan::op, "lse", 16);
+    check_pointer(dqkv, Plan::op, "dqkv", 16);
+    const int64_t keys = plan.shape.heads * plan.shape.head_dim, values = keys + plan.kv_row;
+    char* packed = plan.ragged.extra(workspace);
+    void* dk = plan.packed_dkv ? packed : at(dqkv, keys);
+    void* dv = plan.packed_dkv ? packed + plan.packed_bytes : at(dqkv, values);
+    plan.ragged.run({{Q, at(qkv, 0)},
+                     {K, at(qkv, keys)},
+                     {V, at(qkv, values)},
+                     {O, at(out, 0)},
+                     {DO, at(dout, 0)},
+                     {STATS, const_cast<void*>(lse)},
+                     {DQ, dqkv},
+                     {DK, dk},
+                     {DV, dv}},
+                    cu_seqlens, workspace, stream);
+    if (plan.packed_dkv) {
+        const size_t row = static_cast<size_t>(plan.ragged.row() * bf16_bytes);
+        const size_t width = static_cast<size_t>(plan.kv_row * bf16_bytes);
+        const size_t tokens = static_cast<size_t>(plan.shape.tokens);
+        check_cuda(cudaMemcpy2DAsync(at(dqkv, keys), row, dk, width, width, tokens, cudaMemcpyDeviceToDevice, stream),
+                   Plan::op);
+        check_cuda(cudaMemcpy2DAsync(at(dqkv, values), row, dv, width, width, tokens, cudaMemcpyDeviceToDevice, stream),
+                   Plan::op);
+    }
+}
+
+}  // namespace surogate

@@ -1,0 +1,92 @@
+// Bindings of attention.h: addresses as integers, the stream last.
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <new>
+
+#include "attention.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+void* pointer(uintptr_t address) { return reinterpret_cast<void*>(address); }
+
+cudaStream_t stream_of(uintptr_t address) { return reinterpret_cast<cudaStream_t>(address); }
+
+}  // namespace
+
+void bind_attention(nb::module_& m) {
+    using surogate::AttentionShape;
+    using surogate::CudnnAttention;
+    using surogate::CudnnAttentionBackward;
+
+    m.def(
+        "attention_plain",
+        [](uintptr_t qkv, uintptr_t cu_seqlens, uintptr_t out, uintptr_t lse, int64_t tokens, int64_t documents,
+           int64_t heads, int64_t kv_heads, int64_t head_dim, int dtype, uintptr_t stream) {
+            surogate::attention_plain(pointer(qkv), pointer(cu_seqlens), pointer(out), pointer(lse), tokens, documents,
+                                      heads, kv_heads, head_dim, dtype, stream_of(stream));
+        },
+        nb::arg("qkv"), nb::arg("cu_seqlens"), nb::arg("out"), nb::arg("lse"), nb::arg("tokens"), nb::arg("documents"),
+        nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("dtype"), nb::arg("stream"),
+        nb::call_guard<nb::gil_scoped_release>());
+    m.def(
+        "attention_plain_bwd",
+        [](uintptr_t dout, uintptr_t qkv, uintptr_t out, uintptr_t lse, uintptr_t cu_seqlens, uintptr_t dqkv,
+           uintptr_t workspace, int64_t tokens, int64_t documents, int64_t heads, int64_t kv_heads, int64_t head_dim,
+           int dtype, uintptr_t stream) {
+            surogate::attention_plain_bwd(pointer(dout), pointer(qkv), pointer(out), pointer(lse), pointer(cu_seqlens),
+                                          pointer(dqkv), pointer(workspace), tokens, documents, heads, kv_heads,
+                                          head_dim, dtype, stream_of(stream));
+        },
+        nb::arg("dout"), nb::arg("qkv"), nb::arg("out"), nb::arg("lse"), nb::arg("cu_seqlens"), nb::arg("dqkv"),
+        nb::arg("workspace"), nb::arg("tokens"), nb::arg("documents"), nb::arg("heads"), nb::arg("kv_heads"),
+        nb::arg("head_dim"), nb::arg("dtype"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>());
+    m.def("attention_plain_bwd_workspace", &surogate::attention_plain_bwd_workspace, nb::arg("tokens"),
+          nb::arg("heads"));
+
+    m.def("cudnn_version", &surogate::cudnn_version, nb::call_guard<nb::gil_scoped_release>(),
+          "major * 10000 + minor * 100 + patch of the cuDNN that is loaded.");
+    nb::class_<CudnnAttention>(m, "CudnnAttention")
+        .def(
+            "__init__",
+            [](CudnnAttention* self, int64_t tokens, int64_t documents, int64_t seq_len, int64_t heads,
+               int64_t kv_heads, int64_t head_dim) {
+                new (self) CudnnAttention(AttentionShape{tokens, documents, seq_len, heads, kv_heads, head_dim});
+            },
+            nb::arg("tokens"), nb::arg("documents"), nb::arg("seq_len"), nb::arg("heads"), nb::arg("kv_heads"),
+            nb::arg("head_dim"), nb::call_guard<nb::gil_scoped_release>())
+        .def("workspace_bytes", &CudnnAttention::workspace_bytes)
+        .def(
+            "run",
+            [](const CudnnAttention& self, uintptr_t qkv, uintptr_t cu_seqlens, uintptr_t out, uintptr_t lse,
+               uintptr_t workspace, uintptr_t stream) {
+                self.run(pointer(qkv), pointer(cu_seqlens), pointer(out), pointer(lse), pointer(workspace),
+                         stream_of(stream));
+            },
+            nb::arg("qkv"), nb::arg("cu_seqlens"), nb::arg("out"), nb::arg("lse"), nb::arg("workspace"),
+            nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>());
+    nb::class_<CudnnAttentionBackward>(m, "CudnnAttentionBackward")
+        .def(
+            "__init__",
+            [](CudnnAttentionBackward* self, int64_t tokens, int64_t documents, int64_t seq_len, int64_t heads,
+               int64_t kv_heads, int64_t head_dim, bool deterministic, bool packed_dkv, int64_t score_bytes_limit) {
+                new (self)
+                    CudnnAttentionBackward(AttentionShape{tokens, documents, seq_len, heads, kv_heads, head_dim},
+                                           deterministic, packed_dkv, score_bytes_limit);
+            },
+            nb::arg("tokens"), nb::arg("documents"), nb::arg("seq_len"), nb::arg("heads"), nb::arg("kv_heads"),
+            nb::arg("head_dim"), nb::arg("deterministic"), nb::arg("packed_dkv"), nb::arg("score_bytes_limit"),
+            nb::call_guard<nb::gil_scoped_release>())
+        .def("workspace_bytes", &CudnnAttentionBackward::workspace_bytes)
+        .def(
+            "run",
+            [](const CudnnAttentionBackward& self, uintptr_t dout, uintptr_t qkv, uintptr_t out, uintptr_t lse,
+               uintptr_t cu_seqlens, uintptr_t dqkv, uintptr_t workspace, uintptr_t stream) {
+                self.run(pointer(dout), pointer(qkv), pointer(out), pointer(lse), pointer(cu_seqlens), pointer(dqkv),
+                         pointer(workspace), stream_of(stream));
+            },
+            nb::arg("dout"), nb::arg("qkv"), nb::arg("out"), nb::arg("lse"), nb::arg("cu_seqlens"), nb::arg("dqkv"),
+            nb::arg("workspace"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>());
+}

@@ -1,0 +1,144 @@
+// linear_bgrad: dbias [N] (+)= sum over t of dy[t, n]; dy [T, N] row-major.
+//
+// dy fp32 or bf16; dbias fp32 (written or added to) or bf16 (written), one rounding. Workspace: fp32 [slabs, N], slabs
+// = min(128, ceil(T / 64)), aligned to 16 bytes. Other pointers aligned to their element; dy aligned to 16 bytes with
+// rows of a multiple of 16 bytes is read in 16-byte vectors.
+//
+// Stage 1: a block of 8 warps takes 32 vectors of columns and one slab of rows; its warps take rows w, w + 8 ... and
+// are added up in the order of w. Stage 2: 32 rows of threads take partials y, y + 32 ... and are added up in the order
+// of y. Nothing depends on the GPU or on timing. Bytes: dy once; the partials are under 2 % of it (fp32 columns against
+// 64 rows and more). 80 to 85 % of the bandwidth expected for T >= 4096.
+#include "column_sum.h"
+
+#include <surogate/reduce.cuh>
+
+#include <algorithm>
+
+#include "dispatch.cuh"
+#include "norms.h"
+
+namespace surogate {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kMaxSlabs = 128;
+constexpr int kRowsPerSlab = 64;
+
+template <class T, int N, bool Scaled>
+__global__ void __launch_bounds__(32 * kWarps)
+    partials_kernel(const T* dy, const T* x, const float* rstd, float* partials, int64_t rows, int64_t columns) {
+    using V = Vec<T, N>;
+    constexpr int tile = 32 * N;
+    __shared__ float sums[kWarps][tile];
+    const int64_t begin = blockIdx.y * rows / gridDim.y;
+    const int64_t end = (blockIdx.y + int64_t{1}) * rows / gridDim.y;
+    const int64_t first = static_cast<int64_t>(blockIdx.x) * tile;
+    const int64_t column = first + threadIdx.x * N;
+    float sum[N] = {};
+    if (column < columns) {
+#pragma unroll 4
+        for (int64_t row = begin + threadIdx.y; row < end; row += kWarps) {
+            float d[N];
+            V::load(dy + row * columns + column).to_float(d);
+            if constexpr (Scaled) {
+                float values[N];
+                V::load(x + row * columns + column).to_float(values);
+                const float r = rstd[row];
+#pragma unroll
+                for (int i = 0; i < N; ++i) {
+                    d[i] *= values[i] * r;
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < N; ++i) {
+                sum[i] += d[i];
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        sums[threadIdx.y][threadIdx.x * N + i] = sum[i];
+    }
+    __syncthreads();
+    for (int c = threadIdx.y * 32 + threadIdx.x; c < tile && first + c < columns; c += 32 * kWarps) {
+        float total = sums[0][c];
+#pragma unroll
+        for (int w = 1; w < kWarps; ++w) {
+            total += sums[w][c];
+        }
+        partials[blockIdx.y * columns + first + c] = total;
+    }
+}
+
+template <class Out>
+__global__ void __launch_bounds__(1024)
+    sum_kernel(const float* __restrict__ partials, int64_t count, int64_t columns, Out* out, bool accumulate) {
+    __shared__ float sums[32][32];
+    const int64_t column = static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x;
+    float sum = 0;
+    if (column < columns) {
+#pragma unroll 4
+        for (int64_t i = threadIdx.y; i < count; i += 32) {
+            sum += partials[i * columns + column];
+        }
+    }
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y == 0 && column < columns) {
+#pragma unroll
+        for (int y = 1; y < 32; ++y) {
+            sum += sums[y][threadIdx.x];
+        }
+        out[column] = from_float<Out>(accumulate ? to_float(out[column]) + sum : sum);
+    }
+}
+
+}  // namespace
+
+int64_t column_slabs(int64_t rows) { return std::min<int64_t>(kMaxSlabs, ceil_div(rows, kRowsPerSlab)); }
+
+void column_partials(const void* dy, const void* x, const void* rstd, float* partials, int64_t rows, int64_t columns,
+                     int dtype, const char* op, cudaStream_t stream) {
+    with_float_type(dtype, op, "dy", [&](auto type) {
+        using T = typename decltype(type)::type;
+        constexpr int n = vector_width<T>;
+        const bool wide = columns % n == 0 && all_aligned({dy, x});
+        const auto kernel = x == nullptr ? (wide ? partials_kernel<T, n, false> : partials_kernel<T, 1, false>)
+                                         : (wide ? partials_kernel<T, n, true> : partials_kernel<T, 1, true>);
+        const int tiles = to_int(ceil_div(columns, 32 * (wide ? n : 1)), op, "columns / 32");
+        const dim3 grid(tiles, static_cast<unsigned>(column_slabs(rows)));
+        kernel<<<grid, dim3(32, kWarps), 0, stream>>>(static_cast<const T*>(dy), static_cast<const T*>(x),
+                                                      static_cast<const float*>(rstd), partials, rows, columns);
+    });
+    check_launch(op);
+}
+
+void sum_partials(const float* partials, int64_t count, int64_t columns, void* out, bool accumulate, int dtype_out,
+                  const char* op, cudaStream_t stream) {
+    const int blocks = to_int(ceil_div(columns, 32), op, "columns / 32");
+    with_float_type(dtype_out, op, "the sum", [&](auto type) {
+        using Out = typename decltype(type)::type;
+        sum_kernel<Out>
+            <<<blocks, dim3(32, 32), 0, stream>>>(partials, count, columns, static_cast<Out*>(out), accumulate);
+    });
+    check_launch(op);
+}
+
+void linear_bgrad(const void* dy, void* dbias, void* workspace, int64_t workspace_bytes, int64_t rows, int64_t columns,
+                  bool accumulate, int dtype, int dtype_dbias, cudaStream_t stream) {
+    constexpr const char* op = "linear_bgrad";
+    check_positive(rows, op, "rows");
+    check_positive(columns, op, "columns");
+    check_pointer(dy, op, "dy", bytes_of(dtype));
+    check_pointer(dbias, op, "dbias", bytes_of(dtype_dbias));
+    check_pointer(workspace, op, "workspace", 16);
+    check_accumulate(accumulate, dtype_dbias, op);
+    const int64_t slabs = column_slabs(rows), needed = slabs * columns * 4;
+    SUROGATE_REQUIRE(workspace_bytes >= needed, op,
+                     "workspace needs " + std::to_string(needed) + " bytes, got " + std::to_string(workspace_bytes));
+    const auto partials = static_cast<float*>(workspace);
+    column_partials(dy, nullptr, nullptr, partials, rows, columns, dtype, op, stream);
+    sum_partials(partials, slabs, columns, dbias, accumulate, dtype_dbias, op, stream);
+}
+
+}  // namespace surogate

@@ -1,0 +1,164 @@
+#include "library.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <functional>
+#include <mutex>
+#include <stdexcept>
+
+namespace surogate {
+namespace {
+
+// libraries of CUDA 13 and later minor versions of it, which are compatible
+constexpr size_t minimum_cublaslt = 130000;  // major * 10000 + minor * 100 + patch
+constexpr size_t minimum_cudnn = 91800;      // the first with all that attention uses
+
+std::mutex directories_mutex;
+std::vector<std::string> library_directories;
+
+std::vector<std::string> split(const char* text) {
+    std::vector<std::string> parts;
+    std::string all = text ? text : "";
+    for (size_t start = 0; start < all.size();) {
+        const size_t end = std::min(all.find(':', start), all.size());
+        if (end > start) {
+            parts.push_back(all.substr(start, end - start));
+        }
+        start = end + 1;
+    }
+    return parts;
+}
+
+std::string last_error() {
+    const char* text = dlerror();
+    return text ? text : "unknown error";
+}
+
+Library load(const std::string& path, const char* package) {
+    if (Library handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+        return handle;
+    }
+    throw std::runtime_error(path + " does not load: " + last_error() + ". Reinstall it: pip install --force-reinstall " +
+                             package);
+}
+
+// The library from the first of the folders that has it, or null.
+Library load_from(const std::vector<std::string>& folders, const char* soname, const char* package) {
+    for (const std::string& folder : folders) {
+        const std::string path = folder + "/" + soname;
+        if (access(path.c_str(), F_OK) == 0) {
+            return load(path, package);
+        }
+    }
+    return nullptr;
+}
+
+std::string path_of(Library library) {
+    link_map* map = nullptr;
+    return dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 && map ? map->l_name : "unknown path";
+}
+
+std::string join(const std::vector<std::string>& parts) {
+    std::string joined;
+    for (const std::string& part : parts) {
+        joined += (joined.empty() ? "" : ", ") + part;
+    }
+    return joined.empty() ? "none" : joined;
+}
+
+std::string dotted(size_t version) {
+    return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+           std::to_string(version % 100);
+}
+
+size_t version_of(Library library, const char* function) { return symbol<size_t (*)()>(library, function)(); }
+
+Library at_least(size_t minimum, Library library, const char* function, const char* package) {
+    const size_t version = version_of(library, function);
+    if (version < minimum) {
+        throw std::runtime_error(path_of(library) + " has version " + dotted(version) + ", needed is " +
+                                 dotted(minimum) + " or later: pip install --upgrade " + package);
+    }
+    return library;
+}
+
+LibraryInfo describe(const char* name, const std::function<Library()>& load, const char* function) {
+    LibraryInfo info;
+    info.name = name;
+    try {
+        const Library library = load();
+        info.path = path_of(library);
+        info.version = dotted(version_of(library, function));
+    } catch (const std::exception& error) {
+        info.error = error.what();
+    }
+    return info;
+}
+
+}  // namespace
+
+void set_library_dirs(std::vector<std::string> directories) {
+    const std::lock_guard<std::mutex> lock(directories_mutex);
+    library_directories = std::move(directories);
+}
+
+Library library(const char* soname, const char* package) {
+    std::vector<std::string> installed;
+    {
+        const std::lock_guard<std::mutex> lock(directories_mutex);
+        installed = library_directories;
+    }
+    const std::vector<std::string> asked = split(std::getenv("SUROGATE_LIBRARY_PATH"));
+    if (Library handle = load_from(asked, soname, package)) {
+        return handle;
+    }
+    if (Library handle = dlopen(soname, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD)) {
+        return handle;
+    }
+    if (Library handle = load_from(installed, soname, package)) {
+        return handle;
+    }
+    if (Library handle = dlopen(soname, RTLD_NOW | RTLD_LOCAL)) {
+        return handle;
+    }
+    throw std::runtime_error(std::string(soname) + " was not found (" + last_error() +
+                             "). Looked in SUROGATE_LIBRARY_PATH: " + join(asked) +
+                             "; in the installed packages: " + join(installed) +
+                             "; on the loader's own path. To install it: pip install " + package);
+}
+
+void* address(Library library, const char* name) {
+    if (void* function = dlsym(library, name)) {
+        return function;
+    }
+    throw std::runtime_error(path_of(library) + " has no function " + name);
+}
+
+Library cublaslt() {
+    static const Library handle =
+        at_least(minimum_cublaslt, library("libcublasLt.so.13", "'nvidia-cublas>=13,<14'"), "cublasLtGetVersion",
+                 "'nvidia-cublas>=13,<14'");
+    return handle;
+}
+
+Library cudnn() {
+    static const Library handle = [] {
+        library("libnvrtc.so.13", "'nvidia-cuda-nvrtc>=13,<14'");
+        cublaslt();
+        const Library runtime = library("libcudart.so.13", "'nvidia-cuda-runtime>=13,<14'");
+        // Where the cuDNN frontend finds several versions of the runtime it would take the first.
+        setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", path_of(runtime).c_str(), /*overwrite=*/0);
+        return at_least(minimum_cudnn, library("libcudnn.so.9", "'nvidia-cudnn-cu13>=9.18'"), "cudnnGetVersion",
+                        "'nvidia-cudnn-cu13>=9.18'");
+    }();
+    return handle;
+}
+
+std::vector<LibraryInfo> library_info() {
+    return {describe("cublasLt", cublaslt, "cublasLtGetVersion"), describe("cudnn", cudnn, "cudnnGetVersion")};
+}
+
+}  // namespace surogate

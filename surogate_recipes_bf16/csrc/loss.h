@@ -1,0 +1,61 @@
+// LM head and cross-entropy. The kernels are described in cross_entropy.cu, the sequence in lm_head.cpp.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace surogate {
+
+void cross_entropy(const void* logits, const void* targets, void* row_loss, int64_t rows, int64_t vocab_size,
+                   int64_t ld, int dtype, cudaStream_t stream);
+
+void cross_entropy_grads(void* logits, const void* targets, const void* loss_scale, void* row_loss, int64_t rows,
+                         int64_t vocab_size, int64_t ld, int dtype, cudaStream_t stream);
+
+void sum_loss(const void* row_loss, const void* loss_scale, void* loss, int64_t rows, bool accumulate,
+              cudaStream_t stream);
+
+struct LmHeadShape {
+    int64_t tokens, d_model, vocab_size, chunks;
+    int dtype;             // of x, w, logits and dx: BF16 or FP32
+    bool has_grads;
+    int dtype_dw;          // FP32 or BF16
+    bool accumulate_loss;  // loss +=
+    bool accumulate_dw;    // dw +=, fp32 only
+    int64_t library_bytes; // scratch that cuBLASLt may use, a multiple of 256
+};
+
+struct LmHeadBuffers {
+    const void* x;           // [tokens, d_model]
+    const void* w;           // [vocab_size, d_model]
+    const void* targets;     // int32 [tokens]; negative: no label
+    const void* loss_scale;  // fp32 []
+    void* loss;              // fp32 []
+    void* dx;                // [tokens, d_model]; null without has_grads
+    void* dw;                // [vocab_size, d_model]; null without has_grads
+    void* workspace;         // LmHead::workspace_bytes(shape)
+};
+
+// Made once, when the op is bound: times its products on the buffers, which afterwards hold rubbish (dx, dw,
+// workspace); all are aligned to 256 bytes. For one thread at a time.
+class LmHead {
+public:
+    LmHead(const LmHeadShape& shape, const LmHeadBuffers& buffers, cudaStream_t stream);
+    ~LmHead();
+    LmHead(const LmHead&) = delete;
+    LmHead& operator=(const LmHead&) = delete;
+
+    void run(const LmHeadBuffers& buffers, cudaStream_t stream);
+    std::string describe() const;  // one line per product
+
+    static int64_t workspace_bytes(const LmHeadShape& shape);
+
+private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace surogate

@@ -1,0 +1,142 @@
+// gate_up [T, 2F], rows of [gate; up] halves:
+//   swiglu      out [T, F] = silu(gate) * up,  silu(g) = g * sigmoid(g)
+//   swiglu_bwd  dgate_up [T, 2F]:  dgate = dout * up * sigmoid(gate) * (1 + gate * (1 - sigmoid(gate))),
+//                                  dup   = dout * silu(gate)
+//
+// All row-major and of one dtype, fp32 or bf16; computed in fp32, each output rounded once; nothing accumulates.
+// Pointers aligned to their element; with all of them aligned to 16 bytes and F a multiple of 16 / element size,
+// accesses are of 16 bytes. A block takes a stretch of one row, a thread one vector of it.
+//
+// Bytes an element of F, bf16: 4 read + 2 written; backward 6 + 4. 85 to 90 % of the bandwidth expected. In bf16 the
+// exponential and the division are the fast ones of the hardware (2 ulp of fp32 for moderate gates, 2^-17 relative at
+// worst, against 2^-9 of the rounding); the IEEE division alone would cost a third of the time that the memory gives.
+#include "dispatch.cuh"
+#include "elementwise.h"
+
+namespace surogate {
+namespace {
+
+constexpr int kMaxThreads = 256;
+
+struct Sigmoid {
+    float of;          // sigmoid(x)
+    float complement;  // 1 - sigmoid(x), without cancellation
+};
+
+// Through exp(-|x|), which cannot overflow.
+template <bool Fast>
+__device__ __forceinline__ Sigmoid sigmoid(float x) {
+    float small, large;
+    if constexpr (Fast) {
+        const float e = __expf(-fabsf(x));
+        large = __fdividef(1.0f, 1.0f + e);
+        small = e * large;
+    } else {
+        const float e = expf(-fabsf(x));
+        large = 1.0f / (1.0f + e);
+        small = e / (1.0f + e);
+    }
+    return x >= 0 ? Sigmoid{large, small} : Sigmoid{small, large};
+}
+
+template <class T>
+constexpr bool is_fast = sizeof(T) == 2;
+
+template <class T, int N>
+__global__ void __launch_bounds__(kMaxThreads) swiglu_kernel(const T* gate_up, T* out, int64_t width) {
+    using V = Vec<T, N>;
+    const int64_t row = blockIdx.x;
+    const int64_t column = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * N;
+    if (column >= width) {
+        return;
+    }
+    const T* in = gate_up + row * 2 * width + column;
+    float gate[N], up[N];
+    V::load(in).to_float(gate);
+    V::load(in + width).to_float(up);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        up[i] *= gate[i] * sigmoid<is_fast<T>>(gate[i]).of;
+    }
+    V::from_float(up).store(out + row * width + column);
+}
+
+template <class T, int N>
+__global__ void __launch_bounds__(kMaxThreads)
+    swiglu_bwd_kernel(const T* dout, const T* gate_up, T* dgate_up, int64_t width) {
+    using V = Vec<T, N>;
+    const int64_t row = blockIdx.x;
+    const int64_t column = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * N;
+    if (column >= width) {
+        return;
+    }
+    const T* in = gate_up + row * 2 * width + column;
+    float d[N], gate[N], up[N];
+    V::load(dout + row * width + column).to_float(d);
+    V::load(in).to_float(gate);
+    V::load(in + width).to_float(up);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        const Sigmoid s = sigmoid<is_fast<T>>(gate[i]);
+        const float dgate = d[i] * up[i] * s.of * (1.0f + gate[i] * s.complement);
+        up[i] = d[i] * gate[i] * s.of;
+        gate[i] = dgate;
+    }
+    T* to = dgate_up + row * 2 * width + column;
+    V::from_float(gate).store(to);
+    V::from_float(up).store(to + width);
+}
+
+struct Launch {
+    dim3 grid;
+    unsigned threads;
+};
+
+// As few blocks a row as hold it, then as few threads a block: 384 vectors become two blocks of 192.
+Launch launch_for(int64_t rows, int64_t vectors, const char* op) {
+    const int64_t tiles = ceil_div(vectors, kMaxThreads);
+    SUROGATE_REQUIRE(tiles <= 65535, op, "width is too large, got " + std::to_string(vectors) + " vectors");
+    const int64_t threads = ceil_div(ceil_div(vectors, tiles), 32) * 32;
+    return {dim3(to_int(rows, op, "rows"), static_cast<unsigned>(tiles)), static_cast<unsigned>(threads)};
+}
+
+void check(const char* op, const void* gate_up, const char* name, const void* half, const char* half_name, int64_t rows,
+           int64_t width, int dtype) {
+    check_positive(rows, op, "rows");
+    check_positive(width, op, "width");
+    check_pointer(gate_up, op, name, bytes_of(dtype));
+    check_pointer(half, op, half_name, bytes_of(dtype));
+}
+
+}  // namespace
+
+void swiglu(const void* gate_up, void* out, int64_t rows, int64_t width, int dtype, cudaStream_t stream) {
+    with_float_type(dtype, "swiglu", "gate_up", [&](auto type) {
+        using T = typename decltype(type)::type;
+        constexpr int n = vector_width<T>;
+        check("swiglu", gate_up, "gate_up", out, "out", rows, width, dtype);
+        const bool wide = width % n == 0 && all_aligned({gate_up, out});
+        const Launch at = launch_for(rows, wide ? width / n : width, "swiglu");
+        const auto kernel = wide ? swiglu_kernel<T, n> : swiglu_kernel<T, 1>;
+        kernel<<<at.grid, at.threads, 0, stream>>>(static_cast<const T*>(gate_up), static_cast<T*>(out), width);
+    });
+    check_launch("swiglu");
+}
+
+void swiglu_bwd(const void* dout, const void* gate_up, void* dgate_up, int64_t rows, int64_t width, int dtype,
+                cudaStream_t stream) {
+    with_float_type(dtype, "swiglu_bwd", "gate_up", [&](auto type) {
+        using T = typename decltype(type)::type;
+        constexpr int n = vector_width<T>;
+        check("swiglu_bwd", gate_up, "gate_up", dout, "dout", rows, width, dtype);
+        check_pointer(dgate_up, "swiglu_bwd", "dgate_up", bytes_of(dtype));
+        const bool wide = width % n == 0 && all_aligned({dout, gate_up, dgate_up});
+        const Launch at = launch_for(rows, wide ? width / n : width, "swiglu_bwd");
+        const auto kernel = wide ? swiglu_bwd_kernel<T, n> : swiglu_bwd_kernel<T, 1>;
+        kernel<<<at.grid, at.threads, 0, stream>>>(static_cast<const T*>(dout), static_cast<const T*>(gate_up),
+                                                   static_cast<T*>(dgate_up), width);
+    });
+    check_launch("swiglu_bwd");
+}
+
+}  // namespace surogate

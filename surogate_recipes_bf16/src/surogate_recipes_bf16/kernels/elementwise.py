@@ -1,0 +1,112 @@
+"""Compiled element-wise ops and the embedding, in fp32 and bf16."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from surogate_core.api import BindContext, Call, DeviceInfo, KernelDef, Op, Support
+
+from .dtypes import DTYPE_CODES, FLOATS, adding, writing
+
+
+def _bind_add(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    (a, b), (out,) = op.ins, op.outs
+    return ctx.call(_C.add, a, b, out, a.size, 0 in op.accumulate, DTYPE_CODES[a.dtype], DTYPE_CODES[out.dtype])
+
+
+def _bind_cast(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    (x,), (y,) = op.ins, op.outs
+    return ctx.call(_C.cast, x, y, x.size, 0 in op.accumulate, DTYPE_CODES[x.dtype], DTYPE_CODES[y.dtype])
+
+
+def _cast_supports(op: Op, device: DeviceInfo) -> Support:
+    """A result that was first rounded to `dtype` and then widened would need a second rounding."""
+    if op.attrs["dtype"] != op.outs[0].dtype:
+        return Support(False, f"casts to the dtype of its output, not {op.attrs['dtype']} into {op.outs[0]!r}")
+    return adding(op, device)
+
+
+def _bind_fill(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    (out,) = op.outs
+    return ctx.call(_C.fill, out, out.size, float(op.attrs["value"]), DTYPE_CODES[out.dtype])
+
+
+def _bind_swiglu(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    (gate_up,), (out,) = op.ins, op.outs
+    return ctx.call(_C.swiglu, gate_up, out, *out.shape, DTYPE_CODES[out.dtype])
+
+
+def _bind_swiglu_bwd(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    (dout, gate_up), (dgate_up,) = op.ins, op.outs
+    return ctx.call(_C.swiglu_bwd, dout, gate_up, dgate_up, *dout.shape, DTYPE_CODES[dout.dtype])
+
+
+def _bind_embedding(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    (tokens, w), (out,) = op.ins, op.outs
+    return ctx.call(_C.embedding, tokens, w, out, tokens.size, *w.shape, DTYPE_CODES[w.dtype])
+
+
+def _bind_embedding_bwd(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    (dout, tokens), (dw,) = op.ins, op.outs
+    return ctx.call(
+        _C.embedding_bwd,
+        dout,
+        tokens,
+        dw,
+        ctx.workspace,
+        embedding_bwd_workspace(tokens.size),
+        tokens.size,
+        *dw.shape,
+        0 in op.accumulate,
+        DTYPE_CODES[dout.dtype],
+        DTYPE_CODES[dw.dtype],
+    )
+
+
+def embedding_bwd_workspace(n_tokens: int) -> int:
+    """Bytes: keys and positions before and after the sort, and what the sort takes at most (embedding_bwd.cu)."""
+    array = -(-4 * n_tokens // 256) * 256
+    return 4 * array + 9 * n_tokens + 16384
+
+
+KERNELS: tuple[KernelDef, ...] = (
+    *(
+        KernelDef(op="add", dtypes=(dtype, dtype, out), supports=adding, bind=_bind_add)
+        for dtype, out in product(FLOATS, FLOATS)
+    ),
+    *(
+        KernelDef(op="cast", dtypes=(x, y), supports=_cast_supports, bind=_bind_cast)
+        for x, y in product(FLOATS, FLOATS)
+    ),
+    *(KernelDef(op="fill", dtypes=(dtype,), supports=writing, bind=_bind_fill) for dtype in FLOATS),
+    *(KernelDef(op="swiglu", dtypes=(dtype,) * 2, supports=writing, bind=_bind_swiglu) for dtype in FLOATS),
+    *(KernelDef(op="swiglu_bwd", dtypes=(dtype,) * 3, supports=writing, bind=_bind_swiglu_bwd) for dtype in FLOATS),
+    *(
+        KernelDef(op="embedding", dtypes=("int32", dtype, dtype), supports=writing, bind=_bind_embedding)
+        for dtype in FLOATS
+    ),
+    *(
+        KernelDef(
+            op="embedding_bwd",
+            dtypes=(dtype, "int32", dw),
+            supports=adding,
+            bind=_bind_embedding_bwd,
+            workspace=lambda op, device: embedding_bwd_workspace(op.ins[1].size),
+        )
+        for dtype, dw in product(FLOATS, FLOATS)
+    ),
+)

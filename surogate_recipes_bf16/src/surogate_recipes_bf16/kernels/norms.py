@@ -1,0 +1,107 @@
+"""Compiled RMS norms and the gradient of a bias, in fp32 and bf16."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from surogate_core.api import BindContext, Call, DeviceInfo, KernelDef, Op, Support
+
+from .dtypes import DTYPE_CODES, FLOATS, adding, writing
+
+
+def _bind_rmsnorm(op: Op, ctx: BindContext) -> Call:
+    """`rmsnorm` and `add_rmsnorm`: the same arguments, in the order of ins and outs."""
+    from .. import _C
+
+    x = op.ins[0]
+    launch = getattr(_C, op.kind)
+    return ctx.call(launch, *op.ins, *op.outs, *x.shape, float(op.attrs["eps"]), DTYPE_CODES[x.dtype])
+
+
+def _bind_rmsnorm_bwd(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    dy, x, w, rstd = op.ins[:4]
+    dx, dw = op.outs
+    return ctx.call(
+        _C.rmsnorm_bwd,
+        dy,
+        x,
+        w,
+        rstd,
+        op.ins[4] if len(op.ins) == 5 else 0,
+        dx,
+        dw,
+        ctx.workspace,
+        rmsnorm_bwd_workspace(*x.shape),
+        *x.shape,
+        1 in op.accumulate,
+        DTYPE_CODES[x.dtype],
+        DTYPE_CODES[dw.dtype],
+    )
+
+
+def _rmsnorm_bwd_supports(op: Op, device: DeviceInfo) -> Support:
+    if 0 in op.accumulate:
+        return Support(False, "writes dx, does not add to it")
+    return adding(op, device)
+
+
+def rmsnorm_bwd_workspace(rows: int, columns: int) -> int:
+    """Bytes: an fp32 row of partial sums from every block (rmsnorm_bwd.cu)."""
+    return 4 * min(rows, 1024 if columns < 2048 else 512) * columns
+
+
+def _bind_linear_bgrad(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    (dy,), (dbias,) = op.ins, op.outs
+    return ctx.call(
+        _C.linear_bgrad,
+        dy,
+        dbias,
+        ctx.workspace,
+        linear_bgrad_workspace(*dy.shape),
+        *dy.shape,
+        0 in op.accumulate,
+        DTYPE_CODES[dy.dtype],
+        DTYPE_CODES[dbias.dtype],
+    )
+
+
+def linear_bgrad_workspace(rows: int, columns: int) -> int:
+    """Bytes: an fp32 row of partial sums from every slab of at least 64 rows (column_sum.cu)."""
+    return 4 * min(128, -(-rows // 64)) * columns
+
+
+KERNELS: tuple[KernelDef, ...] = (
+    *(
+        KernelDef(op="rmsnorm", dtypes=(dtype, dtype, dtype, "fp32"), supports=writing, bind=_bind_rmsnorm)
+        for dtype in FLOATS
+    ),
+    *(
+        KernelDef(op="add_rmsnorm", dtypes=(*[dtype] * 4, "fp32", dtype), supports=writing, bind=_bind_rmsnorm)
+        for dtype in FLOATS
+    ),
+    *(
+        KernelDef(
+            op="rmsnorm_bwd",
+            dtypes=(dtype, dtype, dtype, "fp32", *dresidual, dtype, dw),
+            supports=_rmsnorm_bwd_supports,
+            bind=_bind_rmsnorm_bwd,
+            workspace=lambda op, device: rmsnorm_bwd_workspace(*op.ins[1].shape),
+        )
+        for dtype, dw in product(FLOATS, FLOATS)
+        for dresidual in ((), (dtype,))
+    ),
+    *(
+        KernelDef(
+            op="linear_bgrad",
+            dtypes=(dtype, dbias),
+            supports=adding,
+            bind=_bind_linear_bgrad,
+            workspace=lambda op, device: linear_bgrad_workspace(*op.ins[0].shape),
+        )
+        for dtype, dbias in product(FLOATS, FLOATS)
+    ),
+)

@@ -1,0 +1,165 @@
+"""RMS norms and bias gradients against the references in fp64."""
+
+from __future__ import annotations
+
+from itertools import product
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from surogate_core.reference import ops as reference
+from surogate_core.testing.kernels import assert_close, eager_and_graph, guarded, guarded_copy, same_bits
+from surogate_recipes_bf16.kernels.dtypes import DTYPE_CODES
+from surogate_recipes_bf16.kernels.norms import linear_bgrad_workspace, rmsnorm_bwd_workspace
+
+pytestmark = pytest.mark.gpu
+
+FP32, BF16 = torch.float32, torch.bfloat16
+FLOATS = (FP32, BF16)
+CODES = {FP32: DTYPE_CODES["fp32"], BF16: DTYPE_CODES["bf16"]}
+EPS = 1e-6
+
+COLUMNS = (1, 5, 8, 64, 127, 256, 264, 512, 520, 1000, 1024, 2048, 2056, 2560, 4096, 5120, 8192, 8200, 16384, 16392)
+"""Around every border between kernels: of what a warp holds, of what a block holds, of whole vectors."""
+
+
+@pytest.fixture(scope="module")
+def kernels() -> ModuleType:
+    from surogate_recipes_bf16 import _C
+
+    return _C
+
+
+def normal(*shape: int, dtype: torch.dtype, mean: float = 0.0) -> Tensor:
+    return (mean + torch.randn(shape)).to(dtype)
+
+
+@pytest.mark.parametrize("columns", [*COLUMNS, 32776, 40000])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("rows", "skew"), [(1, 0), (7, 0), (6, 1)])
+def test_rmsnorm(kernels: ModuleType, rows: int, columns: int, dtype: torch.dtype, skew: int) -> None:
+    x = guarded_copy(normal(rows, columns, dtype=dtype), skew=skew)
+    w = guarded_copy(normal(columns, dtype=dtype, mean=1), skew=skew)
+    norm, rstd = guarded((rows, columns), dtype, skew=skew), guarded((rows,), FP32)
+    eager_and_graph(
+        lambda s: kernels.rmsnorm(*(b.pointer for b in (x, w, norm, rstd)), rows, columns, EPS, CODES[dtype], s),
+        [x, w, norm, rstd],
+    )
+    truth, scale = reference.rmsnorm(x.tensor.cpu().double(), w.tensor.cpu().double(), eps=EPS)
+    # Squares are positive: the error of their sum, hence of rstd and norm, is relative.
+    assert_close(rstd.tensor.cpu(), scale, FP32, columns, magnitude=scale)
+    assert_close(norm.tensor.cpu(), truth, dtype, columns, magnitude=truth.abs())
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("rows", "skew"), [(1, 0), (7, 0), (6, 1)])
+def test_add_rmsnorm_is_the_norm_of_the_rounded_sum(
+    kernels: ModuleType, rows: int, columns: int, dtype: torch.dtype, skew: int
+) -> None:
+    x, residual = (guarded_copy(normal(rows, columns, dtype=dtype), skew=skew) for _ in range(2))
+    w = guarded_copy(normal(columns, dtype=dtype, mean=1), skew=skew)
+    norm, total = (guarded((rows, columns), dtype, skew=skew) for _ in range(2))
+    rstd = guarded((rows,), FP32)
+    eager_and_graph(
+        lambda s: kernels.add_rmsnorm(
+            *(b.pointer for b in (x, residual, w, norm, rstd, total)), rows, columns, EPS, CODES[dtype], s
+        ),
+        [x, residual, w, norm, rstd, total],
+    )
+    assert same_bits(total.tensor.cpu(), reference.add(x.tensor.cpu(), residual.tensor.cpu()))
+    alone, alone_rstd = guarded((rows, columns), dtype, skew=skew), guarded((rows,), FP32)
+    stream = torch.cuda.current_stream().cuda_stream
+    kernels.rmsnorm(
+        *(b.pointer for b in (total, w, alone, alone_rstd)), rows, columns, EPS, CODES[dtype], stream
+    )  # what recomputation does
+    assert same_bits(alone.tensor, norm.tensor) and same_bits(alone_rstd.tensor, rstd.tensor)
+    truth, scale = reference.rmsnorm(total.tensor.cpu().double(), w.tensor.cpu().double(), eps=EPS)
+    assert_close(rstd.tensor.cpu(), scale, FP32, columns, magnitude=scale)
+    assert_close(norm.tensor.cpu(), truth, dtype, columns, magnitude=truth.abs())
+
+
+@pytest.mark.parametrize("shape", [*product((1, 7), COLUMNS), (1500, 256), (5000, 40), (1100, 1024), (700, 2560)])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("skew", [0, 1])
+@pytest.mark.parametrize("has_dresidual", [False, True])
+@pytest.mark.parametrize("dw_kind", ["fp32", "fp32 added", "bf16"])
+def test_rmsnorm_bwd(
+    kernels: ModuleType, shape: tuple[int, int], dtype: torch.dtype, skew: int, has_dresidual: bool, dw_kind: str
+) -> None:
+    rows, columns = shape
+    dy, x = (guarded_copy(normal(*shape, dtype=dtype), skew=skew) for _ in range(2))
+    rest = [guarded_copy(normal(*shape, dtype=dtype), skew=skew)] if has_dresidual else []
+    w = guarded_copy(normal(columns, dtype=dtype, mean=1), skew=skew)
+    rstd = guarded_copy(x.tensor.float().square().mean(1).add(EPS).rsqrt().cpu())
+    dx = guarded(shape, dtype, skew=skew)
+    dw_dtype, accumulate = BF16 if dw_kind == "bf16" else FP32, dw_kind == "fp32 added"
+    before = normal(columns, dtype=FP32) if accumulate else torch.zeros(columns)
+    dw = guarded_copy(before, constant=False) if accumulate else guarded((columns,), dw_dtype)
+    nbytes = rmsnorm_bwd_workspace(*shape)
+    workspace = guarded((nbytes,), torch.uint8)
+    eager_and_graph(
+        lambda s: kernels.rmsnorm_bwd(
+            *(b.pointer for b in (dy, x, w, rstd)),
+            rest[0].pointer if rest else 0,
+            *(b.pointer for b in (dx, dw, workspace)),
+            *(nbytes, *shape, accumulate, CODES[dtype], CODES[dw_dtype], s),
+        ),
+        [dy, x, w, rstd, *rest, dx, dw],
+        scratch=[workspace],
+    )
+    ins = [b.tensor.cpu().double() for b in (dy, x, w, rstd, *rest)]
+    truth_dx, truth_dw = reference.rmsnorm_bwd(*ins)
+    d, values, scale, r = ins[:4]
+    normed = values * r[:, None]
+    terms = (d * scale * normed).abs().mean(1, keepdim=True)
+    size = ((d * scale).abs() + normed.abs() * terms) * r[:, None] + (ins[4].abs() if rest else 0)
+    assert_close(dx.tensor.cpu(), truth_dx, dtype, columns, magnitude=size)
+    assert_close(dw.tensor.cpu(), before + truth_dw, dw_dtype, rows, magnitude=before.abs() + (d * normed).abs().sum(0))
+
+
+@pytest.mark.parametrize("rows", [1, 63, 64, 65, 1000, 9001])
+@pytest.mark.parametrize("columns", [1, 7, 64, 1000, 6144])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("skew", [0, 1])
+@pytest.mark.parametrize("kind", ["fp32", "fp32 added", "bf16"])
+def test_linear_bgrad(kernels: ModuleType, rows: int, columns: int, dtype: torch.dtype, skew: int, kind: str) -> None:
+    dy = guarded_copy(normal(rows, columns, dtype=dtype), skew=skew)
+    out_dtype, accumulate = BF16 if kind == "bf16" else FP32, kind == "fp32 added"
+    before = normal(columns, dtype=FP32) if accumulate else torch.zeros(columns)
+    dbias = guarded_copy(before, constant=False) if accumulate else guarded((columns,), out_dtype)
+    nbytes = linear_bgrad_workspace(rows, columns)
+    workspace = guarded((nbytes,), torch.uint8)
+    eager_and_graph(
+        lambda s: kernels.linear_bgrad(
+            *(b.pointer for b in (dy, dbias, workspace)),
+            *(nbytes, rows, columns, accumulate, CODES[dtype], CODES[out_dtype], s),
+        ),
+        [dy, dbias],
+        scratch=[workspace],
+    )
+    terms = dy.tensor.cpu().double()
+    size = before.abs() + terms.abs().sum(0)
+    assert_close(dbias.tensor.cpu(), before + terms.sum(0), out_dtype, rows, magnitude=size)
+
+
+def test_launchers_name_the_wrong_argument(kernels: ModuleType) -> None:
+    x = guarded((64,), FP32)
+    p = x.pointer
+    for launch, message in (
+        (lambda: kernels.rmsnorm(0, p, p, p, 1, 8, EPS, 0, 0), "rmsnorm: x is a null pointer"),
+        (lambda: kernels.rmsnorm(p, p, p, p + 2, 1, 8, EPS, 0, 0), "rmsnorm: rstd must be aligned to 4 bytes"),
+        (lambda: kernels.rmsnorm(p, p, p, p, 1, 8, EPS, 2, 0), "rmsnorm: x must be fp32 or bf16, not fp64"),
+        (lambda: kernels.add_rmsnorm(p, p, p, p, p, 0, 1, 8, EPS, 0, 0), "add_rmsnorm: residual_out is a null pointer"),
+        (
+            lambda: kernels.rmsnorm_bwd(*[p] * 8, 31, 1, 8, False, 0, 0, 0),
+            "rmsnorm_bwd: workspace needs 32 bytes, got 31",
+        ),
+        (lambda: kernels.rmsnorm_bwd(*[p] * 8, 32, 1, 8, True, 1, 1, 0), "rmsnorm_bwd: only adds to fp32 outputs"),
+        (lambda: kernels.linear_bgrad(p, p, p, 31, 1, 8, False, 0, 0, 0), "linear_bgrad: workspace needs 32 bytes"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            launch()
+    x.check()

@@ -1,0 +1,154 @@
+"""A planned Qwen3 on the GPU beside the same plan on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from surogate_core.api import DeviceInfo, Precision, PrecisionRequest
+from surogate_core.assemble import Assembly, Ingredients, assemble, op_workspace
+from surogate_core.data.loader import MicroBatch
+from surogate_core.plugins import load_registry
+from surogate_core.program.op import Op
+from surogate_core.runtime.device import training_device
+from surogate_core.runtime.initialise import initialise
+from surogate_core.runtime.worker import Worker
+
+SMALL = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "attention_bias": False,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 256,
+    "initializer_range": 0.05,
+    "intermediate_size": 512,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "vocab_size": 1024,
+}
+
+
+class Setup:
+    """One assembly, as many workers as a test wants."""
+
+    def __init__(
+        self,
+        config: dict[str, Any] | None = None,
+        *,
+        batch_size: int = 2,
+        seq_len: int = 128,
+        max_documents: int = 8,
+        recompute: frozenset[str] = frozenset(),
+        **dtypes: str,
+    ) -> None:
+        self.registry = load_registry()
+        self.device: DeviceInfo = training_device()
+        self.config = config or SMALL
+        recipe, optimizer = self.registry.get("recipe", "bf16"), self.registry.get("optimizer", "adamw")
+        model = self.registry.model_for(self.config)
+        self.precision: Precision = recipe.precision(PrecisionRequest(**dtypes), recipe.options())
+        self.given = Ingredients(
+            ops=self.registry.ops,
+            model=model,
+            dims=model.dims(self.config),
+            recipe=recipe,
+            recipe_options=recipe.options(),
+            optimizer=optimizer,
+            optimizer_options=optimizer.options(),
+            precision=self.precision,
+            batch_size=batch_size,
+            seq_len=seq_len,
+            max_documents=max_documents,
+            weight_decay=0.1,
+            max_grad_norm=1.0,
+            recompute=recompute,
+            device=self.device,
+            workspace=self._workspace,
+        )
+        self.assembly: Assembly = assemble(self.given)
+
+    def _kernel(self, op: Op) -> Any:
+        return self.registry.kernel_for(op, self.device, "bf16").kernel
+
+    def _workspace(self, op: Op) -> int:
+        kernel = self._kernel(op)
+        return kernel.workspace(op, self.device) if kernel else op_workspace(self.registry.ops, op)
+
+    def missing_kernels(self) -> set[str]:
+        """Kinds of ops that only a reference serves, with the reasons."""
+        found = set()
+        for program in self.assembly.programs.values():
+            for op in program.ops:
+                resolved = self.registry.kernel_for(op, self.device, "bf16")
+                if resolved.kernel is None:
+                    found.add(f"{op.kind}{[v.dtype for v in (*op.ins, *op.outs)][:8]}: {resolved.refusals}")
+        return found
+
+    def gpu(self, *, graphs: bool = True, allow_reference: bool = False, poison: bool = True) -> Worker:
+        worker = Worker.on_gpu(
+            self.assembly,
+            self.registry.ops,
+            1,
+            kernel_for=self._kernel,
+            device=self.device,
+            allow_reference=allow_reference,
+            poison=poison,
+        )
+        self._fill(worker)
+        worker.start(graphs=graphs)
+        return worker
+
+    def cpu(self) -> Worker:
+        worker = Worker.on_cpu(self.assembly, self.registry.ops, 1)
+        self._fill(worker)
+        worker.start()
+        return worker
+
+    def _fill(self, worker: Worker) -> None:
+        initialise((v for v in self.assembly.declared if v.init), worker.buffers.persistent, 7)
+
+    def batch(self, seed: int) -> MicroBatch:
+        """Random tokens in random documents, a tenth of them without a label."""
+        rng = np.random.default_rng(seed)
+        batch, total = self.given, self.given.batch_size * self.given.seq_len
+        tokens = rng.integers(0, self.config["vocab_size"], total, dtype=np.int32)
+        starts = {row * batch.seq_len for row in range(batch.batch_size)}
+        spare = batch.max_documents - batch.batch_size
+        starts |= set(rng.integers(1, total, spare).tolist())
+        offsets = np.array(sorted(starts), np.int32)
+        cu_seqlens = np.full(batch.max_documents + 1, total, np.int32)
+        cu_seqlens[: len(offsets)] = offsets
+        lengths = np.diff(np.append(offsets, total))
+        positions = np.arange(total) - np.repeat(offsets, lengths)
+        targets = np.roll(tokens, -1)
+        targets[np.append(offsets[1:], total) - 1] = -100
+        targets[rng.random(total) < 0.1] = -100
+        return MicroBatch(
+            tokens, targets.astype(np.int32), positions.astype(np.int32), cu_seqlens, total, int((targets >= 0).sum())
+        )
+
+    def step(
+        self, worker: Worker, seed: int, *, micro: int = 2, step: int = 1, lr: float = 1e-3
+    ) -> tuple[float, float]:
+        """One optimizer step over `micro` batches; (loss, norm)."""
+        batches = [self.batch(100 * seed + i) for i in range(micro)]
+        scale = 1 / sum(b.n_valid for b in batches)
+        for i, batch in enumerate(batches):
+            worker.micro_step(batch, first=i == 0, loss_scale=scale, tick=step * micro + i)
+        return worker.update(lr=lr, step=step).values()
+
+    def gradients(self, worker: Worker) -> dict[str, torch.Tensor]:
+        worker.settle()
+        return {v.name: worker.buffers.persistent(v).float().cpu() for v in self.assembly.declared if v.role == "grad"}
+
+    def weights(self, worker: Worker) -> dict[str, torch.Tensor]:
+        worker.settle()
+        return {name: value.clone().cpu() for name, value in worker.params().items()}

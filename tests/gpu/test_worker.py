@@ -1,0 +1,87 @@
+"""The same programs on the GPU and on the CPU, eager and captured."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from .harness import Setup
+
+pytestmark = pytest.mark.gpu
+
+FP32 = {"model_dtype": "fp32"}
+BF16: dict[str, str] = {}
+MIXED = {"model_dtype": "bf16", "master_dtype": "fp32"}
+
+
+def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-30))
+
+
+@pytest.mark.parametrize("dtypes", [FP32, BF16, MIXED], ids=["fp32", "bf16", "mixed"])
+def test_every_op_has_a_kernel(dtypes: dict[str, str]) -> None:
+    assert Setup(**dtypes).missing_kernels() == set()
+
+
+def test_fp32_gradients_equal_the_cpus() -> None:
+    """Both sum in fp32; only the order differs: 1e-5 of the norm covers sums over 256 tokens and 1,024 columns."""
+    setup = Setup(**FP32)
+    cpu, gpu = setup.cpu(), setup.gpu()
+    expected, got = setup.step(cpu, 1, lr=0.0), setup.step(gpu, 1, lr=0.0)
+    assert got == pytest.approx(expected, rel=1e-5)
+    theirs, ours = setup.gradients(cpu), setup.gradients(gpu)
+    errors = {name: relative(ours[name], theirs[name]) for name in theirs}
+    assert max(errors.values()) < 1e-5, {n: e for n, e in errors.items() if e >= 1e-5}
+
+
+@pytest.mark.parametrize("dtypes", [BF16, MIXED], ids=["bf16", "mixed"])
+def test_bf16_gradients_are_as_close_to_fp32_as_the_references(dtypes: dict[str, str]) -> None:
+    """Distance to the fp32 truth: the kernels' may not be more than 1.1 times that of the bf16 references."""
+    truth_setup, setup = Setup(**FP32), Setup(**dtypes)
+    truth_worker, cpu, gpu = truth_setup.cpu(), setup.cpu(), setup.gpu()
+    for name, weight in cpu.params().items():
+        truth_worker.params()[name].copy_(weight.float())
+    for worker, its in ((truth_worker, truth_setup), (cpu, setup), (gpu, setup)):
+        its.step(worker, 1, lr=0.0)
+    truth = truth_setup.gradients(truth_worker)
+    reference = {n: relative(g, truth[n]) for n, g in setup.gradients(cpu).items()}
+    kernels = {n: relative(g, truth[n]) for n, g in setup.gradients(gpu).items()}
+    mean = sum(kernels.values()) / len(kernels), sum(reference.values()) / len(reference)
+    assert mean[0] <= 1.1 * mean[1], mean
+    worst = max(kernels, key=lambda n: kernels[n] / reference[n])
+    assert kernels[worst] <= 1.5 * reference[worst], (worst, kernels[worst], reference[worst])
+
+
+@pytest.mark.parametrize("dtypes", [FP32, BF16, MIXED], ids=["fp32", "bf16", "mixed"])
+def test_a_captured_step_has_the_bits_of_an_eager_one(dtypes: dict[str, str]) -> None:
+    setup = Setup(**dtypes)
+    eager, captured = setup.gpu(graphs=False), setup.gpu(graphs=True)
+    for step in range(1, 6):
+        assert setup.step(eager, step, step=step) == setup.step(captured, step, step=step)
+    ours, theirs = setup.weights(captured), setup.weights(eager)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_twenty_fp32_steps_follow_the_cpu() -> None:
+    setup = Setup(**FP32)
+    cpu, gpu = setup.cpu(), setup.gpu()
+    for step in range(1, 21):
+        expected, got = setup.step(cpu, step, step=step), setup.step(gpu, step, step=step)
+        assert got[0] == pytest.approx(expected[0], rel=2e-5), step
+
+
+def test_evaluation_equals_the_cpus_and_changes_nothing() -> None:
+    setup = Setup(**FP32)
+    cpu, gpu = setup.cpu(), setup.gpu()
+    before = setup.weights(gpu)
+    batch = setup.batch(5)
+    assert gpu.evaluate(batch) == pytest.approx(cpu.evaluate(batch), rel=1e-5)
+    assert all(torch.equal(before[n], w) for n, w in setup.weights(gpu).items())
+
+
+@pytest.mark.parametrize("parts", [{"rmsnorm", "swiglu"}, {"rmsnorm", "swiglu", "qkv", "att", "ffn", "block"}])
+def test_recomputation_changes_no_bit(parts: set[str]) -> None:
+    plain, saving = Setup(**BF16), Setup(recompute=frozenset(parts), **BF16)
+    a, b = plain.gpu(), saving.gpu()
+    for step in range(1, 4):
+        assert plain.step(a, step, step=step) == saving.step(b, step, step=step)

@@ -1,0 +1,142 @@
+"""What packages that compile kernels share: the build backend, the folders that core ships, the headers."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from surogate_core.program.value import DTYPE_BYTES, DTYPE_CODES
+from surogate_core.reference.rounding import philox4x32, random_16_bits, round_stochastic
+
+ROOT = Path(__file__).parents[2]
+CORE = ROOT / "surogate_core/src/surogate_core"
+FOLDERS = sorted(path.parent for path in [*ROOT.glob("*/CMakeLists.txt"), *ROOT.glob("plugins/*/CMakeLists.txt")])
+BACKENDS = [folder / "build_backend.py" for folder in FOLDERS]
+NVCC = shutil.which("nvcc")
+
+
+def test_packages_with_kernels_have_the_same_build_backend() -> None:
+    assert len({path.read_text() for path in BACKENDS}) == 1
+
+
+def program(folder: Path, name: str, says: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\necho '{says}'\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("asked", "nvcc", "gpu", "decided"),
+    [
+        (None, True, True, "on"),
+        ("auto", True, True, "on"),
+        ("auto", True, False, "off"),
+        ("auto", False, True, "off"),
+        ("AUTO", False, False, "off"),
+        ("", True, True, "on"),
+        ("on", False, False, "on"),
+        ("off", True, True, "off"),
+    ],
+)
+def test_kernels_are_compiled_when_asked_or_when_nvcc_and_a_gpu_are_visible(
+    asked: str | None, nvcc: bool, gpu: bool, decided: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("scikit_build_core")
+    if nvcc:
+        program(tmp_path, "nvcc", "")
+    program(tmp_path, "nvidia-smi", "GPU 0: NVIDIA H200 (UUID: GPU-0)" if gpu else "No devices were found")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDACXX", raising=False)
+    monkeypatch.setenv("SUROGATE_CUDA", asked or "")
+    if asked is None:
+        monkeypatch.delenv("SUROGATE_CUDA")
+    runpy.run_path(str(BACKENDS[0]))
+    assert os.environ["SUROGATE_CUDA"] == decided
+
+
+def test_an_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("scikit_build_core")
+    monkeypatch.setenv("SUROGATE_CUDA", "perhaps")
+    with pytest.raises(SystemExit, match="SUROGATE_CUDA=perhaps: expected on, off or auto"):
+        runpy.run_path(str(BACKENDS[0]))
+
+
+def folder(option: str) -> Path:
+    told = subprocess.run([sys.executable, "-m", "surogate_core", option], capture_output=True, text=True, check=True)
+    return Path(told.stdout.strip())
+
+
+def test_core_names_its_folders() -> None:
+    assert (folder("--cmake-dir") / "SurogateKernels.cmake").is_file()
+    assert (folder("--include-dir") / "surogate/dtype.h").is_file()
+
+
+def test_dtype_codes_are_those_of_the_header() -> None:
+    assert set(DTYPE_CODES) == set(DTYPE_BYTES)
+    entries = ", ".join(f"{name.upper()} = {code}" for name, code in DTYPE_CODES.items())
+    assert f"{{ {entries} }}" in (CORE / "include/surogate/dtype.h").read_text()
+
+
+SOURCE = r"""
+#include <surogate/check.h>
+#include <surogate/dtype.h>
+#include <surogate/philox.cuh>
+#include <surogate/reduce.cuh>
+#include <surogate/vec.cuh>
+
+#include <cstdio>
+
+int main() {
+    const surogate::PhiloxWords words = surogate::philox4x32_10(0, 0, 0, 0, 0, 0);
+    std::printf("%08x %08x %08x %08x\n", words.word[0], words.word[1], words.word[2], words.word[3]);
+    unsigned bits;
+    for (long long i = 0; std::scanf("%x", &bits) == 1; ++i) {
+        float x;
+        std::memcpy(&x, &bits, 4);
+        const unsigned short random = surogate::random_half(i, SEED, 77, 12345);
+        const __nv_bfloat16_raw rounded = surogate::stochastic_round_bf16(x, random);
+        std::printf("%x %x\n", static_cast<unsigned>(random), static_cast<unsigned>(rounded.x));
+    }
+}
+"""
+
+
+@pytest.mark.skipif(NVCC is None, reason="needs nvcc")
+def test_random_numbers_and_rounding_of_the_header_are_the_references_to_the_bit(tmp_path: Path) -> None:
+    assert NVCC is not None
+    seed = 0x9123456789ABCDEF - 2**64  # both halves of the key, the sign bit as well
+    (tmp_path / "words.cu").write_text(SOURCE)
+    command = [
+        NVCC,
+        "-std=c++17",
+        f"-DSEED={seed}LL",
+        f"-I{CORE / 'include'}",
+        "-arch=sm_90a",
+        "words.cu",
+        "-o",
+        "words",
+    ]
+    subprocess.run(command, cwd=tmp_path, check=True)
+
+    generator = torch.Generator().manual_seed(int.from_bytes(os.urandom(4)))
+    anything = torch.randint(-(2**31), 2**31, (4001,), generator=generator).to(torch.int32)
+    x = torch.cat([anything.view(torch.float32), torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 3.4e38, 1e-45])])
+    x = x[~x.isnan()]  # which NaN it becomes is not said
+    given = "\n".join(f"{bits & 0xFFFFFFFF:x}" for bits in x.view(torch.int32).tolist())
+    told = subprocess.run([tmp_path / "words"], input=given, capture_output=True, text=True, check=True).stdout
+    known, *rows = told.splitlines()
+
+    zero = torch.zeros(1, dtype=torch.int64)
+    assert known == "6627e8d5 e169c58d bc57ac4c 9b00dbd8"
+    assert known == " ".join(f"{int(word):08x}" for word in philox4x32((zero, zero, zero, zero), (0, 0)))
+    bits = random_16_bits(x.numel(), seed=seed, stream=77, step=12345)
+    rounded = round_stochastic(x, bits).view(torch.int16).to(torch.int64) & 0xFFFF
+    expected = torch.stack((bits, rounded), dim=1).tolist()
+    assert [[int(word, 16) for word in row.split()] for row in rows] == expected
