@@ -145,7 +145,7 @@ def test_the_plan_is_what_a_run_allocates_to_the_byte(here: Workplace, changes: 
     prepared = run.plan(run.load(here.write(**changes)))
     parts = prepared.report.device_bytes
     inputs = parts["runtime"] - prepared.report.device.runtime_bytes
-    worker = Worker(prepared.assembly, prepared.registry.ops, seed=0)
+    worker = Worker.on_cpu(prepared.assembly, prepared.registry.ops, seed=0)
     assert inputs > 0
     assert worker.buffers.nbytes == sum(parts[part] for part in PARTS[:-1]) + inputs
 

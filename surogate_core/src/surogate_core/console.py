@@ -103,9 +103,10 @@ def loss_text(loss: float) -> str:
 
 
 def norm_text(norm: float) -> str:
-    """At most 4 characters: 0.12, 12.3, 123, 5e-3, 1e+4 as 1e4."""
-    if not math.isfinite(norm) or norm == 0:
-        return str(norm)
+    """At most 5 characters: 0.12, 12.3, 123, 5e-3, 1e+4 as 1e4; 0.0 below 1e-99, 9e99 above it."""
+    if not math.isfinite(norm) or norm < 1e-99:
+        return str(norm if norm != norm or norm > 1 else 0.0)
+    norm = min(norm, 9e99)
     if 0.01 <= norm < 999.5:
         return f"{norm:.2f}" if norm < 9.995 else f"{norm:.1f}" if norm < 99.95 else f"{norm:.0f}"
     return _short_exponent(f"{norm:.0e}")

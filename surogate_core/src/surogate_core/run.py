@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .data.corpora import Corpora
     from .runtime.worker import Worker
 
-__all__ = ["LoadedConfig", "Prepared", "TrainResult", "load", "plan", "train"]
+__all__ = ["LoadedConfig", "Prepared", "TrainResult", "fill_weights", "load", "make_worker", "plan", "train"]
 
 Notice = Callable[[str], None]
 
@@ -152,8 +152,9 @@ def _train(prepared: Prepared, comm: Comm, notice: Notice) -> TrainResult:
     notice(_data_line(data, loader, total))
     output = Path(config.output_dir)
     checkpoints = Path(config.resolved_checkpoint_dir)
-    worker = _worker(prepared)
-    _fill_weights(prepared, worker)
+    worker = make_worker(prepared)
+    fill_weights(prepared, worker)
+    worker.start(graphs=config.use_cuda_graphs)
     _open_output(output, checkpoints, prepared.loaded, notice)
 
     model = (
@@ -215,7 +216,7 @@ def _data_line(data: Corpora, loader: Any, total: int) -> str:
     )
 
 
-def _worker(prepared: Prepared) -> Worker:
+def make_worker(prepared: Prepared) -> Worker:
     """The executor and buffers of the device that the run was planned for."""
     from .runtime.worker import Worker
 
@@ -233,8 +234,8 @@ def _worker(prepared: Prepared) -> Worker:
     )
 
 
-def _fill_weights(prepared: Prepared, worker: Worker) -> None:
-    """Random weights or the checkpoint's, straight into the planned buffers; then masters and optimizer state."""
+def fill_weights(prepared: Prepared, worker: Worker) -> None:
+    """Random weights or the checkpoint's, and the optimizer's first state, straight into the planned buffers."""
     from . import hf
     from .runtime.initialise import initialise
 
@@ -249,7 +250,6 @@ def _fill_weights(prepared: Prepared, worker: Worker) -> None:
     if not config.from_scratch:
         ignored = prepared.ingredients.model.ignored_tensors(prepared.ingredients.dims)
         hf.load_weights(prepared.model_dir, assembly.weights, worker.params(), ignored)
-    worker.start(graphs=config.use_cuda_graphs)
 
 
 def _open_output(output: Path, checkpoints: Path, loaded: LoadedConfig, notice: Notice) -> None:

@@ -111,7 +111,7 @@ def _kernels(prepared: Prepared) -> Iterator[str]:
         by_provider.setdefault(provider, []).append(kind)
     for provider, kinds in by_provider.items():
         if provider != REFERENCE:
-            yield paragraph(f"kernels of {provider}: {', '.join(kinds)}", output_width())
+            yield paragraph(f"kernels of {provider}: {', '.join(kinds)}", output_width() or 80)
         elif prepared.report.device.sm is None:
             yield f"kernels: all {len(kinds)} kinds of ops run as torch references on a CPU"
         else:

@@ -98,6 +98,11 @@ def _bind_kernel(kernel: KernelDef, op: Op, context: Binding) -> Call:
         return kernel.bind(op, context)
     except SurogateError:
         raise
+    except ImportError as error:
+        raise ConfigError(
+            f"{place(op)}: the package of its kernel was installed without compiled code ({error}). Install it again "
+            "with SUROGATE_CUDA=on, which needs nvcc, or train on the CPU with CUDA_VISIBLE_DEVICES= (empty)."
+        ) from error
     except Exception as error:
         raise ConfigError(f"{place(op)}: its kernel cannot be bound: {type(error).__name__}: {error}") from error
 

@@ -1,0 +1,131 @@
+"""Time and memory of training steps on this machine's GPU, eager and captured, beside the plan.
+
+    python benchmarks/step.py --model benchmarks/models/qwen3-0.6b --seq-len 2048 --batch 2 --batch 8 --out step.jsonl
+
+Random tokens, random weights, one document a row. A line of JSON per batch size: median of the timed optimizer steps
+(one micro-step each) after a warm-up, and the bytes that the process holds on the device beyond an empty context's,
+by cudaMemGetInfo.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from surogate_core import run
+from surogate_core.config import load_config
+from surogate_core.data.loader import MicroBatch
+from surogate_core.plugins import load_registry
+from surogate_core.prepare import Prepared, prepare
+from surogate_core.runtime.device import training_device
+from surogate_core.runtime.worker import Worker
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--seq-len", type=int, default=2048)
+    parser.add_argument("--batch", type=int, action="append", required=True)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--eager", action="store_true", help="time the eager launches too")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    for batch in arguments.batch:
+        line = json.dumps(measure(arguments, batch))
+        print(line, flush=True)
+        if arguments.out:
+            with arguments.out.open("a") as file:
+                file.write(line + "\n")
+
+
+def measure(arguments: argparse.Namespace, batch_size: int) -> dict[str, Any]:
+    """One configuration: plan, run, compare."""
+    torch.cuda.init()
+    torch.zeros(1, device="cuda")
+    torch.cuda.synchronize()
+    before = torch.cuda.mem_get_info()[0]
+    prepared = plan(arguments, batch_size)
+    worker = run.make_worker(prepared)
+    run.fill_weights(prepared, worker)
+    batch = random_batch(prepared)
+    result: dict[str, Any] = {
+        "model": Path(arguments.model).name,
+        "batch": batch_size,
+        "seq_len": arguments.seq_len,
+        "settings": arguments.set,
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cudnn": torch.backends.cudnn.version(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    tokens = batch_size * arguments.seq_len
+    if arguments.eager:
+        worker.start(graphs=False)
+        result["eager_ms"] = median_ms(worker, batch, arguments.steps)
+    worker.start(graphs=True)
+    result["graph_ms"] = median_ms(worker, batch, arguments.steps)
+    result["tokens_per_second"] = round(tokens / result["graph_ms"] * 1000)
+    result["planned_ms"] = round(prepared.report.step.seconds * 1000, 2)
+    torch.cuda.synchronize()
+    held = before - torch.cuda.mem_get_info()[0]
+    planned = prepared.report.device_bytes
+    result |= {
+        "held_bytes": held,
+        "planned_buffers": planned["total"] - planned["runtime"],
+        "held_beyond_buffers": held - (planned["total"] - planned["runtime"]),
+        "captured": list(worker.executor.captured),  # type: ignore[union-attr]
+        "loss": worker.update(lr=0.0, step=1).values()[0],
+    }
+    del worker, prepared
+    gc.collect()
+    torch.cuda.empty_cache()
+    return result
+
+
+def plan(arguments: argparse.Namespace, batch_size: int) -> Prepared:
+    raw: dict[str, Any] = {
+        "model": arguments.model,
+        "from_scratch": True,
+        "sequence_len": arguments.seq_len,
+        "per_device_train_batch_size": batch_size,
+        "gradient_accumulation_steps": 1,
+        "sample_packing": False,
+    }
+    raw |= dict(item.split("=", 1) for item in arguments.set)
+    registry = load_registry()
+    return prepare(load_config(raw, registry=registry, source="benchmark"), registry, training_device())
+
+
+def random_batch(prepared: Prepared) -> MicroBatch:
+    given, assembly = prepared.ingredients, prepared.assembly
+    total = given.batch_size * given.seq_len
+    tokens = np.random.default_rng(1).integers(0, given.dims.vocab_size, total, dtype=np.int32)
+    targets = np.roll(tokens, -1)
+    targets[given.seq_len - 1 :: given.seq_len] = -100
+    offsets = np.full(assembly.batch.cu_seqlens.shape, total, np.int32)
+    offsets[: given.batch_size] = np.arange(0, total, given.seq_len)
+    positions = np.tile(np.arange(given.seq_len, dtype=np.int32), given.batch_size)
+    return MicroBatch(tokens, targets, positions, offsets, total, int((targets >= 0).sum()))
+
+
+def median_ms(worker: Worker, batch: MicroBatch, steps: int) -> float:
+    times = []
+    for step in range(1, steps + 6):
+        began = time.perf_counter()
+        worker.micro_step(batch, first=True, loss_scale=1 / batch.n_valid, tick=step)
+        worker.update(lr=1e-5, step=step).values()
+        times.append((time.perf_counter() - began) * 1000)
+    return round(statistics.median(times[5:]), 3)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""bf16 training on the GPU against transformers in bf16: both measured by their distance to transformers in fp32."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from .harness import SMALL, Setup
+
+pytestmark = pytest.mark.gpu
+
+SEEDS = range(5)
+
+
+def test_bf16_gradients_are_no_farther_from_fp32_than_those_of_transformers() -> None:
+    """Mean over tensors and five seeds: ours at most 1.05 times theirs; the worst tensor at most 1.5 times."""
+    ours: dict[str, float] = {}
+    theirs: dict[str, float] = {}
+    for seed in SEEDS:
+        for name, (mine, reference) in errors(seed).items():
+            ours[name] = ours.get(name, 0.0) + mine / len(SEEDS)
+            theirs[name] = theirs.get(name, 0.0) + reference / len(SEEDS)
+    mean = sum(ours.values()) / sum(theirs.values())
+    worst = max(ours, key=lambda name: ours[name] / theirs[name])
+    print(f"mean {mean:.3f}, worst {worst} {ours[worst] / theirs[worst]:.3f}")
+    assert mean <= 1.05, mean
+    assert ours[worst] <= 1.5 * theirs[worst], (worst, ours[worst], theirs[worst])
+
+
+def errors(seed: int) -> dict[str, tuple[float, float]]:
+    """Relative distance of each param's gradient to the fp32 truth: (ours, that of transformers in bf16)."""
+    setup = Setup()
+    worker = setup.gpu()
+    truth = hf_model(torch.float32, seed)
+    tensors = {name: p.detach() for name, p in truth.named_parameters()}
+    params = worker.params()
+    for weight in setup.assembly.weights:
+        params[weight.param].copy_(torch.cat([tensors[t.name] for t in weight.tensors]))
+    batch = setup.batch(seed)
+    worker.micro_step(batch, first=True, loss_scale=1 / batch.n_valid, tick=1)
+    mine = setup.gradients(worker)
+    full, half = hf_gradients(truth, batch), hf_gradients(hf_model(torch.bfloat16, seed), batch)
+    result = {}
+    for weight in setup.assembly.weights:
+        want = torch.cat([full[t.name] for t in weight.tensors])
+        reference = torch.cat([half[t.name] for t in weight.tensors])
+        got = mine[f"grad.{weight.param}"].to(want.device)
+        result[weight.param] = (distance(got, want), distance(reference, want))
+    return result
+
+
+def hf_model(dtype: torch.dtype, seed: int) -> Any:
+    """A random model whose weights are bf16 numbers, in `dtype`; norms around one."""
+    from transformers import AutoModelForCausalLM
+    from transformers.models.qwen3 import Qwen3Config
+
+    torch.manual_seed(seed)
+    config = Qwen3Config(**{k: v for k, v in SMALL.items() if k not in ("architectures", "model_type")})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").cuda()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+            parameter.copy_(parameter.bfloat16().float())
+    return model.to(dtype)
+
+
+def hf_gradients(model: Any, batch: Any) -> dict[str, torch.Tensor]:
+    """Each document on its own, losses summed and divided by the labels of all."""
+    starts = [*dict.fromkeys(batch.cu_seqlens.tolist())]
+    for start, stop in itertools.pairwise(starts):
+        tokens = torch.from_numpy(batch.tokens[start:stop]).long().cuda()[None]
+        labels = torch.from_numpy(batch.targets[start:stop]).long().cuda()
+        if not bool((labels >= 0).any()):
+            continue
+        logits = model(input_ids=tokens).logits[0].float()
+        loss = torch.nn.functional.cross_entropy(logits, labels, ignore_index=-100, reduction="sum")
+        (loss / batch.n_valid).backward()
+    return {name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a.double() - b.double()).norm() / b.double().norm())

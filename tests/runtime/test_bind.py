@@ -1,0 +1,75 @@
+"""Binding says what is missing, where, and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from surogate_core.api import KernelDef, Support
+from surogate_core.errors import ConfigError
+from surogate_core.memory.devices import DEVICES
+from surogate_core.memory.plan import plan_family
+from surogate_core.plugins import load_registry
+from surogate_core.program.builder import Builder
+from surogate_core.program.op import Op
+from surogate_core.runtime.arena import Buffers
+from surogate_core.runtime.bind import Bound, bind
+
+
+def bound(kernel: KernelDef | None, *, allow_reference: bool = False) -> Bound:
+    """A program of one addition, bound in CPU memory: addresses are addresses."""
+    ops = load_registry().ops
+    b = Builder(ops, "fp32")
+    with b.record("forward"):
+        total = b.apply("add", b.input("a", (4,), "fp32"), b.input("b", (4,), "fp32"))
+        program = b.program("sum", (total,))
+    memory = plan_family([program], b.declared, lambda op: 64)
+    buffers = Buffers(memory)
+    return bind(program, ops, lambda op: kernel, buffers, DEVICES["h200"], 7, allow_reference=allow_reference)
+
+
+def kernel(bind: Any) -> KernelDef:
+    return KernelDef(op="add", dtypes=("*", "..."), supports=lambda op, device: Support(True), bind=bind)
+
+
+def test_values_become_addresses_and_the_stream_comes_last() -> None:
+    def launch(*arguments: int) -> None:
+        raise AssertionError("binding must not launch")
+
+    def bind_add(op: Op, context: Any) -> Any:
+        assert context.workspace % 256 == 0
+        assert context.workspace > 0
+        return context.call(launch, *op.ins, *op.outs, 4)
+
+    result = bound(kernel(bind_add))
+    ((function, arguments),) = result.calls
+    assert function is launch
+    assert len(set(arguments[:3])) == 3
+    assert arguments[3:] == (4, 7)
+    assert result.capturable
+
+
+def test_an_op_without_a_kernel_is_an_error_that_names_it_and_the_way_out() -> None:
+    with pytest.raises(ConfigError, match=r"add .*test_bind\.py:\d+.*no compiled kernel.*kernels: allow_reference"):
+        bound(None)
+
+
+def test_a_reference_on_a_gpu_is_never_captured() -> None:
+    assert not bound(None, allow_reference=True).capturable
+
+
+def test_a_package_without_compiled_code_says_how_to_get_it() -> None:
+    def bind_add(op: Op, context: Any) -> Any:
+        raise ImportError("cannot import name '_C'")
+
+    with pytest.raises(ConfigError, match="SUROGATE_CUDA=on.*CUDA_VISIBLE_DEVICES="):
+        bound(kernel(bind_add))
+
+
+def test_a_kernel_that_fails_to_bind_is_named() -> None:
+    def bind_add(op: Op, context: Any) -> Any:
+        raise RuntimeError("no algorithm fits")
+
+    with pytest.raises(ConfigError, match=r"add .*RuntimeError: no algorithm fits"):
+        bound(kernel(bind_add))
