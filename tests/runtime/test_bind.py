@@ -38,8 +38,7 @@ def test_values_become_addresses_and_the_stream_comes_last() -> None:
         raise AssertionError("binding must not launch")
 
     def bind_add(op: Op, context: Any) -> Any:
-        assert context.workspace % 256 == 0
-        assert context.workspace > 0
+        assert context.workspace
         return context.call(launch, *op.ins, *op.outs, 4)
 
     result = bound(kernel(bind_add))
@@ -63,7 +62,7 @@ def test_a_package_without_compiled_code_says_how_to_get_it() -> None:
     def bind_add(op: Op, context: Any) -> Any:
         raise ImportError("cannot import name '_C'")
 
-    with pytest.raises(ConfigError, match="SUROGATE_CUDA=on.*CUDA_VISIBLE_DEVICES="):
+    with pytest.raises(ConfigError, match=r"SUROGATE_CUDA=on.*CUDA_VISIBLE_DEVICES="):
         bound(kernel(bind_add))
 
 
