@@ -49,12 +49,13 @@ __device__ __forceinline__ Vec<T, N> load_row(const T* x, const T* residual, T* 
     return v;
 }
 
+// Fused by name: both ops, and a norm that is computed again from its residual, must add up the same bits.
 template <class T, int N>
 __device__ __forceinline__ void add_squares(const Vec<T, N>& v, float& sum) {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
         const float value = to_float(v[i]);
-        sum += value * value;
+        sum = fmaf(value, value, sum);
     }
 }
 
