@@ -204,12 +204,16 @@ class LoopKeys(Keys):
     num_epochs: Int = Field(3, ge=1, description="Passes over the data; used when `max_steps` is not positive.")
     max_steps: Int = Field(-1, ge=-1, description="Optimizer steps; -1 or 0: by `num_epochs`.")
     per_device_train_batch_size: Int = Field(2, ge=1, description="Rows a micro-step, in evaluation too.")
-    gradient_accumulation_steps: Int = Field(4, ge=1, description="Micro-steps an optimizer step.")
+    gradient_accumulation_steps: Int = Field(4, ge=1, le=65536, description="Micro-steps an optimizer step.")
     eval_steps: Int = Field(100, ge=0, description="Evaluate every so many steps; 0: never.")
     max_nonfinite_steps: Int = Field(
         10, ge=0, description="Stop after so many steps in a row without a finite loss and gradient; 0: at once."
     )
-    deterministic: Flag = Field(True, description="Use only implementations that give the same bits every time.")
+    deterministic: Flag = Field(
+        True,
+        description="Prefer implementations that give the same bits every time; a GPU run that cannot warns "
+        "(attention's backward, where that would take more than 512 MiB of workspace).",
+    )
 
 
 class OptimizerKeys(Keys):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..api import DeviceInfo, OpDef
 
 STAGED_STEPS = 3
-"""Micro-batches that the loader keeps ready on the host."""
+"""Optimizer steps whose batches the host holds: one in use, two that the loader's thread has made ahead."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ def report(
     for life in alive:
         by_label[life.value.label] = by_label.get(life.value.label, 0) + life.nbytes
     inputs = memory.segments["input"].nbytes
+    batches = inputs * grad_accum_steps * STAGED_STEPS
     parts = {
         "weights": memory.segments["param"].nbytes,
         "gradients": memory.segments["grad"].nbytes,
@@ -81,7 +82,7 @@ def report(
     return Report(
         device=device,
         device_bytes={"total": sum(parts.values()), **parts},
-        host_bytes={"total": inputs * STAGED_STEPS, "batches": inputs * STAGED_STEPS},
+        host_bytes={"total": batches, "batches": batches},
         activations_by_label=dict(sorted(by_label.items(), key=lambda item: -item[1])),
         largest=tuple(sorted(values, key=lambda v: -v.nbytes)[:10]),
         peak=f"{name}, op {arena.peak_op}: {peak_op.kind}{block}" if peak_op else name,
