@@ -33,9 +33,9 @@ from surogate_core.console import (
     step_time_text,
 )
 from surogate_core.errors import ConfigError, RunStopped
-from surogate_core.metrics import LOGGERS, JsonLinesLogger, final_summary, read_metrics
+from surogate_core.metrics import LOGGERS, JsonLinesLogger, read_metrics
 from surogate_core.picture import PictureLogger, draw_loss, read_curve, smooth, thin_out
-from surogate_core.summary import count_text, duration_text
+from surogate_core.summary import count_text, duration_text, final_summary
 
 STEP_KEYS = {
     "log", "step", "epoch", "loss", "norm", "lr", "tokens", "valid_tokens", "tokens_per_second", "duration_ms", "time",

@@ -25,9 +25,8 @@ from typing import Any
 
 from .api import EvalReport, Logger, LoggerDef, RunInfo, StepReport
 from .errors import ConfigError, RunStopped
-from .summary import final_summary
 
-__all__ = ["LOGGERS", "METRICS_FILE", "JsonLinesLogger", "final_summary", "read_metrics"]
+__all__ = ["LOGGERS", "METRICS_FILE", "JsonLinesLogger", "read_metrics"]
 
 METRICS_FILE = "metrics.jsonl"
 

@@ -244,7 +244,7 @@ class Registry:
         for item in self.provided:
             if item.kind != "kernel" or item.name != op.kind:
                 continue
-            reason = _refusal(item.definition, op, dtypes, device)
+            reason = refusal(item.definition, op, dtypes, device)
             if reason:
                 refusals.append(f"{item.plugin.distribution}: {reason}")
                 continue
@@ -332,7 +332,7 @@ def _may_provide(plugin: Plugin, name: str) -> bool:
     return _key(name) == _key(plugin.name) or _key(plugin.distribution).endswith(f"-{_key(name)}")
 
 
-def _refusal(kernel: KernelDef, op: Op, dtypes: tuple[str, ...], device: DeviceInfo) -> str:
+def refusal(kernel: KernelDef, op: Op, dtypes: tuple[str, ...], device: DeviceInfo) -> str:
     """Why a kernel cannot serve an op; empty when it can."""
     wanted = kernel.dtypes
     if wanted[-1:] == ("...",):  # the dtype before it, any number of times

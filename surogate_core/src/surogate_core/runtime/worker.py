@@ -11,7 +11,6 @@ from torch import Tensor
 from ..api import DeviceInfo, OpDef
 from ..assemble import Assembly
 from ..data.loader import MicroBatch
-from ..memory.plan import MemoryPlan
 from .arena import Buffers
 from .bind import KernelFor
 from .cuda import CudaExecutor
@@ -85,11 +84,6 @@ class Worker:
         )
         executor.warm_up()
         return cls(assembly, buffers, executor, inputs, seed)
-
-    @property
-    def memory(self) -> MemoryPlan:
-        """The plan that the buffers follow."""
-        return self.assembly.memory
 
     def params(self) -> dict[str, Tensor]:
         """Views of the model's weights, by name."""

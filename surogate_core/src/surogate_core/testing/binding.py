@@ -16,7 +16,7 @@ from torch import Tensor
 from ..api import Call, DeviceInfo, KernelDef, Op, Value
 from ..memory.devices import DEVICES
 from ..reference.rounding import TORCH_DTYPES
-from ..registry import _refusal as refusal
+from ..registry import refusal
 from .kernels import Guarded, eager_and_graph, guarded, guarded_copy
 
 
