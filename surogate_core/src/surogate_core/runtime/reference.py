@@ -41,8 +41,8 @@ class ReferenceExecutor:
         self._calls = {name: _bind(program, ops, buffers, poison) for name, program in programs.items()}
 
     @torch.no_grad()
-    def run(self, program: str) -> None:
-        """Run every op of `program` in order.
+    def run(self, program: str, labels: int | None = None) -> None:
+        """Run every op of `program` in order. `labels` changes nothing: references look at the targets.
 
         Raises ProgramError naming op, block and source line when a result does not have the shape or dtype that the
         program says.

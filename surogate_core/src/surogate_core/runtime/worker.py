@@ -106,7 +106,7 @@ class Worker:
         self._write_batch(batch, loss_scale)
         self._inputs.write("tick", tick)
         self._inputs.commit()
-        self.executor.run("micro_first" if first else "micro_next")
+        self.executor.run("micro_first" if first else "micro_next", batch.n_valid)
 
     def update(self, *, lr: float, step: int) -> Reading:
         """Clip and apply the accumulated gradient. `step` is 1 at the first; a non-finite norm changes nothing.
@@ -126,7 +126,7 @@ class Worker:
         """Sum of the losses of the batch's labels, in nats. Changes neither weights nor gradients."""
         self._write_batch(batch, 1.0)
         self._inputs.commit()
-        self.executor.run("evaluate")
+        self.executor.run("evaluate", batch.n_valid)
         if isinstance(self.executor, CudaExecutor):
             self.executor.stream.synchronize()
         return float(self.buffers.persistent(self.assembly.eval_loss))
