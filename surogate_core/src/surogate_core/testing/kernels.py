@@ -82,7 +82,8 @@ def eager_and_graph(launch: Callable[[int], None], buffers: Sequence[Guarded], s
     """Run `launch` eagerly twice and then captured and replayed twice: the same bits each time, no guard overwritten.
 
     Before each run every buffer that is no input gets back what it holds now, so outputs that are added to can be
-    tested as well. Afterwards the buffers hold the results of one run. Of `scratch` only the guards are checked.
+    tested as well. Afterwards the buffers hold the results of one run. `scratch` is filled with NaN before each run:
+    no result may depend on what it held; of what a run leaves in it only the guards are checked.
     """
     written = [b for b in buffers if b.constant is None]
     initial = [b.tensor.clone() for b in written]
@@ -90,6 +91,8 @@ def eager_and_graph(launch: Callable[[int], None], buffers: Sequence[Guarded], s
     def restore() -> None:
         for buffer, contents in zip(written, initial, strict=True):
             buffer.tensor.copy_(contents)
+        for buffer in scratch:
+            buffer.poison()
 
     def results() -> list[Tensor]:
         torch.cuda.synchronize()
@@ -97,6 +100,7 @@ def eager_and_graph(launch: Callable[[int], None], buffers: Sequence[Guarded], s
             buffer.check()
         return [b.tensor.clone() for b in written]
 
+    restore()
     launch(torch.cuda.current_stream().cuda_stream)
     first = results()
     restore()
