@@ -11,6 +11,7 @@ A launch takes a stream as an integer. Every buffer begins at a multiple of 256 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -18,7 +19,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-GUARD_BYTES = 4096
+GUARD_BYTES = int(os.environ.get("SUROGATE_GUARD_BYTES", 4096))
+"""Before and behind every buffer. None under a tool that watches what lies outside of allocations, reads too."""
 _GUARD = 0xA5
 _POISON = 0xFF
 """A NaN in every floating-point dtype, -1 in the signed integers."""
