@@ -2,9 +2,9 @@
 
     python benchmarks/step.py --model benchmarks/models/qwen3-0.6b --seq-len 2048 --batch 2 --batch 8 --out step.jsonl
 
-Random tokens, random weights; `--documents` a row of equal length, `--labelled` of the tokens with a label. A line of JSON per batch size: median of the timed optimizer steps
-(one micro-step each) after a warm-up, and the bytes that the process holds on the device beyond an empty context's,
-by cudaMemGetInfo.
+Random tokens, random weights; `--documents` a row of equal length, `--labelled` of the tokens with a label. A line of
+JSON per batch size: median of the timed optimizer steps (one micro-step each) after a warm-up, and the bytes that the
+process holds on the device beyond an empty context's, by cudaMemGetInfo.
 """
 
 from __future__ import annotations
