@@ -62,7 +62,8 @@ def fill_quickly(prepared: Prepared, worker: Worker) -> None:
 
 def train(prepared: Prepared, worker: Worker) -> None:
     """Optimizer steps of one micro-step, every fifth of two, and an evaluation: every program runs."""
-    batch = random_batch(prepared)
+    documents = 4 if prepared.loaded.config.sample_packing else 1
+    batch = random_batch(prepared, documents=documents, labelled=1.0)
     for step in range(1, STEPS + 1):
         micro_steps = 2 if step % 5 == 0 else 1
         for i in range(micro_steps):

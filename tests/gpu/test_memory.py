@@ -35,7 +35,7 @@ BF16_STATES = {"param_grad_dtype": "bf16", "optimizer_state_dtype": "bf16"}
 
 CONFIGURATIONS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
     "Qwen3-0.6B, 2,048 x 8": ("qwen3-0.6b", 2048, 8, {}),
-    "Qwen3-0.6B, 4,096 x 8": ("qwen3-0.6b", 4096, 8, {}),
+    "Qwen3-0.6B, 4,096 x 8, packed": ("qwen3-0.6b", 4096, 8, {"sample_packing": True}),
     "Qwen3-1.7B, 2,048 x 8": ("qwen3-1.7b", 2048, 8, {}),
     "Qwen3-1.7B, 8,192 x 1": ("qwen3-1.7b", 8192, 1, {}),
     "Qwen3-8B, 2,048 x 4, bf16 gradients and moments": ("qwen3-8b", 2048, 4, BF16_STATES),
