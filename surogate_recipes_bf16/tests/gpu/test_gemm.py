@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from surogate_core.api import Call, DeviceInfo, Op, Value
+from surogate_core.api import Call, Deterministic, Op, Target, Value
 from surogate_core.program.value import DTYPE_CODES
 from surogate_core.runtime.device import training_device
 from surogate_core.testing.kernels import Guarded, assert_close, eager_and_graph, guarded, guarded_copy, same_bits
@@ -27,7 +27,7 @@ class Context:
 
     buffers: dict[Value, Guarded]
     scratch: Guarded
-    device: DeviceInfo = field(default_factory=training_device)
+    target: Target
 
     @property
     def stream(self) -> int:
@@ -45,6 +45,9 @@ class Context:
 
     def table(self, words: Sequence[int]) -> int:
         raise NotImplementedError
+
+    def notice(self, text: str) -> None:
+        raise AssertionError(text)
 
 
 @dataclass
@@ -69,7 +72,16 @@ class Product:
         return out.tensor
 
 
-def bound(kind: str, t: int, n: int, k: int, dtypes: Sequence[str], *, accumulate: bool = False) -> Product:
+def bound(
+    kind: str,
+    t: int,
+    n: int,
+    k: int,
+    dtypes: Sequence[str],
+    *,
+    accumulate: bool = False,
+    deterministic: Deterministic = "auto",
+) -> Product:
     """`kind` on fresh random inputs; dtypes of (ins..., out) as a KernelDef lists them."""
     shapes = {
         "linear": [(t, k), (n, k), (n,)],
@@ -83,10 +95,10 @@ def bound(kind: str, t: int, n: int, k: int, dtypes: Sequence[str], *, accumulat
     result = Value(name="out", shape=out_shape, dtype=dtypes[-1], role="act")
     op = Op(kind, tuple(values), (result,), {}, accumulate=frozenset({0} if accumulate else ()))
     (kernel,) = [x for x in gemm.KERNELS if x.op == kind and x.dtypes == tuple(dtypes)]
-    device = training_device()
-    assert kernel.supports(op, device).ok
-    scratch = guarded((kernel.workspace(op, device),), torch.uint8)
-    context = Context({**dict(zip(values, ins, strict=True)), result: out}, scratch)
+    target = Target(training_device(), deterministic)
+    assert kernel.supports(op, target).ok
+    scratch = guarded((kernel.workspace(op, target),), torch.uint8)
+    context = Context({**dict(zip(values, ins, strict=True)), result: out}, scratch, target)
     call = kernel.bind(op, context)
     truth, magnitude = _truth(kind, ins)
     return Product(op, context, call, truth, magnitude, {"linear": k, "linear_dgrad": n, "linear_wgrad": t}[kind])
@@ -170,6 +182,21 @@ def guarded_again(buffer: Guarded) -> Guarded:
     return Guarded(buffer.tensor, buffer.before, buffer.after, buffer.tensor.clone())
 
 
+def test_where_bits_must_repeat_no_clock_chooses() -> None:
+    def product(deterministic: Deterministic) -> Product:
+        return bound("linear_dgrad", 96, 64, 448, ("bf16", "bf16", "bf16"), deterministic=deterministic)
+
+    def described(product: Product) -> str:
+        text: str = product.call[0].__self__.describe()
+        return text
+
+    timed, first, again = product("auto"), product("true"), product("true")
+    assert "TFLOP/s" in described(timed) and "TFLOP/s" not in described(first)
+    assert described(again) == described(first)
+    assert "TFLOP/s" in described(product("auto"))
+    assert_close(first.run(), first.truth, torch.bfloat16, first.length, float(first.magnitude.max()))
+
+
 def test_exported_algorithm_is_used_after_import() -> None:
     from surogate_recipes_bf16 import _C
 
@@ -191,12 +218,12 @@ def test_planned_workspace_is_what_the_product_needs(kind: str, dtypes: Sequence
     from surogate_recipes_bf16 import _C
 
     op = bound(kind, 7, 130, 12, dtypes).op
-    device, shape = training_device(), gemm.product(op)
+    target, shape = Target(training_device()), gemm.product(op)
     bias = DTYPE_CODES[op.ins[2].dtype] if len(op.ins) == 3 else gemm.NO_BIAS
     a, out = DTYPE_CODES[op.ins[0].dtype], DTYPE_CODES[op.outs[0].dtype]
-    needed = _C.gemm_workspace_bytes(shape.m, shape.n, shape.k, a, out, bias, gemm.library_bytes(device))
+    needed = _C.gemm_workspace_bytes(shape.m, shape.n, shape.k, a, out, bias, gemm.library_bytes(target))
     (kernel,) = [x for x in gemm.KERNELS if x.op == kind and x.dtypes == tuple(dtypes)]
-    assert kernel.workspace(op, device) == needed
+    assert kernel.workspace(op, target) == needed
 
 
 def test_wrong_argument_is_named() -> None:
