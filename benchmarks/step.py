@@ -13,6 +13,7 @@ import argparse
 import gc
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def measure(arguments: argparse.Namespace, batch_size: int) -> dict[str, Any]:
     torch.cuda.synchronize()
     before = torch.cuda.mem_get_info()[0]
     prepared = plan(arguments, batch_size)
-    worker = run.make_worker(prepared)
+    worker = run.make_worker(prepared, lambda line: print(line, file=sys.stderr))
     run.fill_weights(prepared, worker)
     batch = random_batch(prepared, arguments.documents, arguments.labelled)
     result: dict[str, Any] = {

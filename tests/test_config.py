@@ -165,6 +165,9 @@ def test_numbers_and_bools_may_be_text() -> None:
         ("warmup_ratio", "ten", "number"),
         ("from_scratch", 1, "true or false"),
         ("from_scratch", "maybe", "true or false"),
+        ("deterministic", "maybe", "auto, true or false"),
+        ("deterministic", 1, "auto, true or false"),
+        ("deterministic", ["auto"], "auto, true or false"),
         ("train_seed", -1, "at least 0"),
         ("lr_scheduler_type", "polynomial", "'linear', 'cosine', 'wsd' or 'constant'"),
         ("model", "", "empty"),
@@ -188,6 +191,15 @@ def test_a_wrong_value_is_named_with_what_is_allowed(key: str, value: Any, says:
     text = message(**{key: value})
     assert text.startswith("run.yaml: ") and key in text and says in text
     assert len(text.splitlines()) == 1
+
+
+def test_deterministic_is_auto_true_or_false_as_a_bool_or_a_word() -> None:
+    assert config().deterministic == config(deterministic="Auto").deterministic == "auto"
+    assert config(deterministic=True).deterministic == config(deterministic="yes").deterministic == "true"
+    assert config(deterministic=False).deterministic == config(deterministic="off").deterministic == "false"
+    for word in ("auto", "true", "false"):
+        loaded = load(deterministic=word)
+        assert load_config(resolved(loaded), registry=FakeRegistry(), source="run.yaml") == loaded
 
 
 def test_names_fold_case_and_hyphens() -> None:

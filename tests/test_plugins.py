@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from surogate_core import plugins
-from surogate_core.api import API, DeviceInfo, Op, SystemInfo, Value
+from surogate_core.api import API, DeviceInfo, Op, SystemInfo, Target, Value
 from surogate_core.cli.app import app
 from surogate_core.errors import ConfigError, PluginError
 from surogate_core.plugins import State, load_registry
@@ -388,7 +388,7 @@ def test_kernels_resolve_recipe_first_then_the_ops_owner_then_anybody(install: I
 
     def provider(recipe: str, off: str = "") -> str:
         registry = load_registry({"SUROGATE_PLUGINS": off})
-        return registry.kernel_for(acme_op(), CPU, recipe).provider
+        return registry.kernel_for(acme_op(), Target(CPU), recipe).provider
 
     assert load_registry().op_owner("acme_op") == "acme-owner"
     assert provider("acme") == "acme-recipe"
@@ -400,7 +400,7 @@ def test_two_foreign_kernels_at_one_rank_are_a_conflict(install: Install) -> Non
     install("acme-a", "1.0", "a", KERNELS.format("kernel('acme_op')"))
     install("acme-b", "1.0", "b", KERNELS.format("kernel('acme_op')"))
     with pytest.raises(PluginError, match=r"kernel 'acme_op' is provided by acme-a 1.0 and acme-b 1.0; uninstall one"):
-        load_registry().kernel_for(acme_op(), CPU, "bf16")
+        load_registry().kernel_for(acme_op(), Target(CPU), "bf16")
 
 
 def test_an_op_without_a_fitting_kernel_falls_to_the_reference_with_the_reasons(install: Install) -> None:
@@ -410,7 +410,7 @@ def test_an_op_without_a_fitting_kernel_falls_to_the_reference_with_the_reasons(
         "owner",
         OPS + KERNELS.format("kernel('acme_op', ('bf16', '*')), kernel('acme_op', ok=False)"),
     )
-    resolved = load_registry().kernel_for(acme_op(), CPU, "bf16")
+    resolved = load_registry().kernel_for(acme_op(), Target(CPU), "bf16")
     assert (resolved.kernel, resolved.provider) == (None, "reference")
     assert resolved.refusals == (
         "acme-owner: serves dtypes (bf16, *), the op has (fp32, fp32)",

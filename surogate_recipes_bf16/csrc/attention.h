@@ -55,16 +55,22 @@ private:
     std::shared_ptr<const Plan> plan_;
 };
 
-// cuDNN's backward for bf16.
-//   deterministic  the same bits from run to run. SM90 before cuDNN 9.25 then keeps documents * heads * seq_len^2
-//                  elements of bf16 in workspace; later versions do so up to `score_bytes_limit` and go a slower way
-//                  beyond. SM8x and SM12x cannot.
-//   packed_dkv     dk and dv go to workspace [T, G, D] and are copied into dqkv. The sums over a group that cuDNN keeps
-//                  take the row width of dk and dv, times H / G: with packed rows they are a fraction.
+// How cuDNN's backward adds up dq. kernels/attention_route.py has the same codes and chooses.
+enum class BackwardRoute : int64_t {
+    any_order = 0,    // blocks add as they finish: bits may differ from run to run
+    kept_scores = 1,  // the gradients of all scores stay in workspace and dq is one product of them: the same bits.
+                      // SM90; documents * heads * seq_len^2 elements of bf16, for one group of heads at a time
+    ordered = 2,      // blocks add in a fixed order: the same bits. SM90 from cuDNN 9.25 on, SM100 and later
+};
+
+// cuDNN's backward for bf16. SM8x and SM12x have none.
+//   groups         of key/value heads with their query heads that run one after the other, by one plan and in one
+//                  workspace; divides kv_heads
+//   packed_dkv     dk and dv go to workspace [T, G / groups, D] and are copied into dqkv. The sums over a group that
+//                  cuDNN keeps take the row width of dk and dv, times H / G: with packed rows they are a fraction.
 class CudnnAttentionBackward {
 public:
-    CudnnAttentionBackward(const AttentionShape& shape, bool deterministic, bool packed_dkv,
-                           int64_t score_bytes_limit);
+    CudnnAttentionBackward(const AttentionShape& shape, BackwardRoute route, int64_t groups, bool packed_dkv);
     ~CudnnAttentionBackward();
     int64_t workspace_bytes() const;
     void run(const void* dout, const void* qkv, const void* out, const void* lse, const void* cu_seqlens, void* dqkv,

@@ -172,11 +172,11 @@ public:
         return result;
     }
 
-    // lse [H, T]: the statistics of a head lie one behind the other, whatever document a token is of.
-    void set_statistics(fe::graph::Tensor_attributes& statistics, const Tensor& offsets) const {
+    // `heads` rows of lse [H, T]: the statistics of a head lie one behind the other, whatever document a token is of.
+    void set_statistics(fe::graph::Tensor_attributes& statistics, int64_t heads, const Tensor& offsets) const {
         statistics.set_uid(STATS)
-            .set_dim({shape_.documents, shape_.heads, shape_.seq_len, 1})
-            .set_stride({shape_.heads * shape_.tokens, shape_.tokens, 1, 1})
+            .set_dim({shape_.documents, heads, shape_.seq_len, 1})
+            .set_stride({heads * shape_.tokens, shape_.tokens, 1, 1})
             .set_data_type(fe::DataType_t::FLOAT);
         statistics.set_ragged_offset(offsets);
     }
@@ -200,20 +200,24 @@ public:
     int64_t workspace_bytes() const { return workspace_bytes_; }
     char* extra(void* workspace) const { return static_cast<char*>(workspace) + lengths_bytes_ + offsets_bytes_; }
 
-    void run(std::unordered_map<int64_t, void*> pointers, const void* cu_seqlens, void* workspace,
-             cudaStream_t stream) const {
+    // Lengths and offsets of the documents into the workspace: once before `execute`.
+    void begin(const void* cu_seqlens, void* workspace, cudaStream_t stream) const {
         check_pointer(workspace, op_, "workspace", 256);
         char* lengths = static_cast<char*>(workspace);
-        char* offsets = lengths + lengths_bytes_;
-        ragged_offsets(cu_seqlens, lengths, offsets, shape_.documents, elements_.data(),
+        ragged_offsets(cu_seqlens, lengths, lengths + lengths_bytes_, shape_.documents, elements_.data(),
                        static_cast<int64_t>(elements_.size()), stream);
-        pointers[LENGTHS] = lengths;
-        for (size_t i = 0; i < offset_ids_.size(); ++i) {
-            pointers[offset_ids_[i]] = offsets + static_cast<int64_t>(i) * (shape_.documents + 1) * 8;
-        }
         const cudnnStatus_t status = fe::detail::set_stream(handle_, stream);
         if (status != CUDNN_STATUS_SUCCESS) {
             throw std::runtime_error(std::string(op_) + ": cudnnSetStream: " + fe::detail::get_error_string(status));
+        }
+    }
+
+    // On the stream of `begin`.
+    void execute(std::unordered_map<int64_t, void*> pointers, void* workspace) const {
+        char* lengths = static_cast<char*>(workspace);
+        pointers[LENGTHS] = lengths;
+        for (size_t i = 0; i < offset_ids_.size(); ++i) {
+            pointers[offset_ids_[i]] = lengths + lengths_bytes_ + static_cast<int64_t>(i) * (shape_.documents + 1) * 8;
         }
         check(graph_.execute(handle_, pointers, extra(workspace) + extra_bytes_), op_, "execute");
     }
@@ -236,6 +240,32 @@ private:
 void* at(const void* tensor, int64_t elements) {
     return const_cast<char*>(static_cast<const char*>(tensor)) + elements * bf16_bytes;
 }
+
+// The score gradients that the frontend may keep on SM90, while a graph is built: it has no other way to be asked for
+// its ordered route. -1: all; 0: none.
+class ScoreBytesLimit {
+public:
+    explicit ScoreBytesLimit(const char* bytes) {
+        const char* before = std::getenv(name);
+        had_ = before != nullptr;
+        before_ = had_ ? before : "";
+        setenv(name, bytes, /*overwrite=*/1);
+    }
+    ~ScoreBytesLimit() {
+        if (had_) {
+            setenv(name, before_.c_str(), /*overwrite=*/1);
+        } else {
+            unsetenv(name);
+        }
+    }
+    ScoreBytesLimit(const ScoreBytesLimit&) = delete;
+    ScoreBytesLimit& operator=(const ScoreBytesLimit&) = delete;
+
+private:
+    static constexpr auto name = "CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT";
+    bool had_;
+    std::string before_;
+};
 
 }  // namespace
 
@@ -271,7 +301,7 @@ struct CudnnAttention::Plan {
                                                 .set_seq_len_kv(ragged.lengths()));
         *out = ragged.attributes(O, "out", shape.heads, out_row, out_offsets);
         out->set_output(true).set_data_type(fe::DataType_t::BFLOAT16);
-        ragged.set_statistics(*statistics, stats_offsets);
+        ragged.set_statistics(*statistics, shape.heads, stats_offsets);
         statistics->set_output(true);
         ragged.build(0);
     }
@@ -293,74 +323,87 @@ void CudnnAttention::run(const void* qkv, const void* cu_seqlens, void* out, voi
     check_pointer(lse, Plan::op, "lse", 16);
     const AttentionShape& shape = plan_->shape;
     const int64_t keys = shape.heads * shape.head_dim, values = keys + shape.kv_heads * shape.head_dim;
-    plan_->ragged.run({{Q, at(qkv, 0)}, {K, at(qkv, keys)}, {V, at(qkv, values)}, {O, out}, {STATS, lse}}, cu_seqlens,
-                      workspace, stream);
+    plan_->ragged.begin(cu_seqlens, workspace, stream);
+    plan_->ragged.execute({{Q, at(qkv, 0)}, {K, at(qkv, keys)}, {V, at(qkv, values)}, {O, out}, {STATS, lse}},
+                          workspace);
 }
 
 // ----------------------------------------------------------------------------------------------------------- backward
 
+// The plan is of one group of heads: views of its columns, with the strides of whole rows. A group takes one execution,
+// four to six kernels, which read and write its heads alone: groups add launches (about 5 us a kernel), no traffic. A
+// group of one key/value head still has a thread block for every document, query head and tile of 64 or 128 keys.
 struct CudnnAttentionBackward::Plan {
     static constexpr auto op = "attention_bwd";
 
-    Plan(const AttentionShape& given, bool deterministic, bool pack, int64_t score_bytes_limit)
-        : shape(given), packed_dkv(pack), ragged(given, op) {
-        if (deterministic) {
-            // How the frontend asks which of its deterministic ways to take; it reads this while the graph is built.
-            setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", std::to_string(score_bytes_limit).c_str(),
-                   /*overwrite=*/0);
-        }
+    Plan(const AttentionShape& given, BackwardRoute route, int64_t group_count, bool pack)
+        : shape(given), groups(group_count), packed_dkv(pack), ragged(given, op) {
+        SUROGATE_REQUIRE(groups > 0 && shape.kv_heads % groups == 0, op,
+                         std::to_string(shape.kv_heads) + " kv_heads cannot be divided into " + std::to_string(groups) +
+                             " groups");
+        const ScoreBytesLimit limit(route == BackwardRoute::kept_scores ? "-1" : "0");
         auto& graph = ragged.graph();
+        const int64_t heads = shape.heads / groups, kv_heads = shape.kv_heads / groups;
         const int64_t row = ragged.row(), out_row = shape.heads * shape.head_dim;
-        kv_row = shape.kv_heads * shape.head_dim;
-        const int64_t dkv_row = packed_dkv ? kv_row : row;
+        kv_columns = kv_heads * shape.head_dim;
+        const int64_t dkv_row = packed_dkv ? kv_columns : row;
         const Tensor qkv_offsets = ragged.offsets(QKV_OFFSETS, "qkv_offsets", row);
         const Tensor out_offsets = ragged.offsets(OUT_OFFSETS, "out_offsets", out_row);
         const Tensor stats_offsets = ragged.offsets(STATS_OFFSETS, "stats_offsets", 1);
-        const Tensor dkv_offsets = packed_dkv ? ragged.offsets(DKV_OFFSETS, "dkv_offsets", kv_row) : qkv_offsets;
-        const Tensor q = graph.tensor(ragged.attributes(Q, "q", shape.heads, row, qkv_offsets));
-        const Tensor k = graph.tensor(ragged.attributes(K, "k", shape.kv_heads, row, qkv_offsets));
-        const Tensor v = graph.tensor(ragged.attributes(V, "v", shape.kv_heads, row, qkv_offsets));
-        const Tensor out = graph.tensor(ragged.attributes(O, "out", shape.heads, out_row, out_offsets));
-        const Tensor dout = graph.tensor(ragged.attributes(DO, "dout", shape.heads, out_row, out_offsets));
+        const Tensor dkv_offsets = packed_dkv ? ragged.offsets(DKV_OFFSETS, "dkv_offsets", kv_columns) : qkv_offsets;
+        const Tensor q = graph.tensor(ragged.attributes(Q, "q", heads, row, qkv_offsets));
+        const Tensor k = graph.tensor(ragged.attributes(K, "k", kv_heads, row, qkv_offsets));
+        const Tensor v = graph.tensor(ragged.attributes(V, "v", kv_heads, row, qkv_offsets));
+        const Tensor out = graph.tensor(ragged.attributes(O, "out", heads, out_row, out_offsets));
+        const Tensor dout = graph.tensor(ragged.attributes(DO, "dout", heads, out_row, out_offsets));
         fe::graph::Tensor_attributes statistics;
         statistics.set_name("lse");
-        ragged.set_statistics(statistics, stats_offsets);
+        ragged.set_statistics(statistics, heads, stats_offsets);
         const Tensor lse = graph.tensor(statistics);
 
-        auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, out, dout, lse,
-                                                fe::graph::SDPA_backward_attributes()
-                                                    .set_name(op)
-                                                    .set_attn_scale(ragged.scale())
-                                                    .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
-                                                    .set_diagonal_band_right_bound(0)
-                                                    .set_padding_mask(true)
-                                                    .set_seq_len_q(ragged.lengths())
-                                                    .set_seq_len_kv(ragged.lengths())
-                                                    .set_max_total_seq_len_q(shape.tokens)
-                                                    .set_max_total_seq_len_kv(shape.tokens)
-                                                    .set_deterministic_algorithm(deterministic));
-        *dq = ragged.attributes(DQ, "dq", shape.heads, row, qkv_offsets);
-        *dk = ragged.attributes(DK, "dk", shape.kv_heads, dkv_row, dkv_offsets);
-        *dv = ragged.attributes(DV, "dv", shape.kv_heads, dkv_row, dkv_offsets);
+        auto attributes = fe::graph::SDPA_backward_attributes()
+                              .set_name(op)
+                              .set_attn_scale(ragged.scale())
+                              .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
+                              .set_diagonal_band_right_bound(0)
+                              .set_padding_mask(true)
+                              .set_seq_len_q(ragged.lengths())
+                              .set_seq_len_kv(ragged.lengths())
+                              .set_max_total_seq_len_q(shape.tokens)
+                              .set_max_total_seq_len_kv(shape.tokens)
+                              .set_deterministic_algorithm(route != BackwardRoute::any_order);
+        auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, out, dout, lse, attributes);
+        *dq = ragged.attributes(DQ, "dq", heads, row, qkv_offsets);
+        *dk = ragged.attributes(DK, "dk", kv_heads, dkv_row, dkv_offsets);
+        *dv = ragged.attributes(DV, "dv", kv_heads, dkv_row, dkv_offsets);
         for (const Tensor& gradient : {dq, dk, dv}) {
             gradient->set_output(true).set_data_type(fe::DataType_t::BFLOAT16);
         }
-        packed_bytes = packed_dkv ? aligned(shape.tokens * kv_row * bf16_bytes) : 0;
+        packed_bytes = packed_dkv ? aligned(shape.tokens * kv_columns * bf16_bytes) : 0;
         ragged.build(2 * packed_bytes);
     }
 
+    // A group's columns of packed rows into rows of dqkv.
+    void unpack(void* columns, const void* packed, cudaStream_t stream) const {
+        const size_t row = static_cast<size_t>(ragged.row() * bf16_bytes);
+        const size_t width = static_cast<size_t>(kv_columns * bf16_bytes);
+        check_cuda(cudaMemcpy2DAsync(columns, row, packed, width, width, static_cast<size_t>(shape.tokens),
+                                     cudaMemcpyDeviceToDevice, stream),
+                   op);
+    }
+
     AttentionShape shape;
+    int64_t groups;
     bool packed_dkv;
-    int64_t kv_row = 0;
-    int64_t packed_bytes = 0;  // of dk, and of dv
+    int64_t kv_columns = 0;    // of dk, and of dv, in one group
+    int64_t packed_bytes = 0;  // of dk, and of dv, in one group
     RaggedGraph ragged;
 };
 
-CudnnAttentionBackward::CudnnAttentionBackward(const AttentionShape& shape, bool deterministic, bool packed_dkv,
-                                               int64_t score_bytes_limit)
-    : plan_(shared_plan<Plan>(shape, {deterministic, packed_dkv, score_bytes_limit}, Plan::op, [&] {
-          return std::make_shared<Plan>(shape, deterministic, packed_dkv, score_bytes_limit);
-      })) {}
+CudnnAttentionBackward::CudnnAttentionBackward(const AttentionShape& shape, BackwardRoute route, int64_t groups,
+                                               bool packed_dkv)
+    : plan_(shared_plan<Plan>(shape, {static_cast<int64_t>(route), groups, packed_dkv}, Plan::op,
+                              [&] { return std::make_shared<Plan>(shape, route, groups, packed_dkv); })) {}
 CudnnAttentionBackward::~CudnnAttentionBackward() = default;
 
 int64_t CudnnAttentionBackward::workspace_bytes() const { return plan_->ragged.workspace_bytes(); }
@@ -373,28 +416,30 @@ void CudnnAttentionBackward::run(const void* dout, const void* qkv, const void* 
     check_pointer(out, Plan::op, "out", 16);
     check_pointer(lse, Plan::op, "lse", 16);
     check_pointer(dqkv, Plan::op, "dqkv", 16);
-    const int64_t keys = plan.shape.heads * plan.shape.head_dim, values = keys + plan.kv_row;
-    char* packed = plan.ragged.extra(workspace);
-    void* dk = plan.packed_dkv ? packed : at(dqkv, keys);
-    void* dv = plan.packed_dkv ? packed + plan.packed_bytes : at(dqkv, values);
-    plan.ragged.run({{Q, at(qkv, 0)},
-                     {K, at(qkv, keys)},
-                     {V, at(qkv, values)},
-                     {O, at(out, 0)},
-                     {DO, at(dout, 0)},
-                     {STATS, const_cast<void*>(lse)},
-                     {DQ, dqkv},
-                     {DK, dk},
-                     {DV, dv}},
-                    cu_seqlens, workspace, stream);
-    if (plan.packed_dkv) {
-        const size_t row = static_cast<size_t>(plan.ragged.row() * bf16_bytes);
-        const size_t width = static_cast<size_t>(plan.kv_row * bf16_bytes);
-        const size_t tokens = static_cast<size_t>(plan.shape.tokens);
-        check_cuda(cudaMemcpy2DAsync(at(dqkv, keys), row, dk, width, width, tokens, cudaMemcpyDeviceToDevice, stream),
-                   Plan::op);
-        check_cuda(cudaMemcpy2DAsync(at(dqkv, values), row, dv, width, width, tokens, cudaMemcpyDeviceToDevice, stream),
-                   Plan::op);
+    plan.ragged.begin(cu_seqlens, workspace, stream);
+    const AttentionShape& shape = plan.shape;
+    const int64_t heads = shape.heads / plan.groups, columns = heads * shape.head_dim;
+    char* packed_dk = plan.ragged.extra(workspace);
+    char* packed_dv = packed_dk + plan.packed_bytes;
+    for (int64_t group = 0; group < plan.groups; ++group) {
+        const int64_t query = group * columns;
+        const int64_t key = shape.heads * shape.head_dim + group * plan.kv_columns;
+        const int64_t value = key + shape.kv_heads * shape.head_dim;
+        const float* statistics = static_cast<const float*>(lse) + group * heads * shape.tokens;
+        plan.ragged.execute({{Q, at(qkv, query)},
+                             {K, at(qkv, key)},
+                             {V, at(qkv, value)},
+                             {O, at(out, query)},
+                             {DO, at(dout, query)},
+                             {STATS, const_cast<float*>(statistics)},
+                             {DQ, at(dqkv, query)},
+                             {DK, plan.packed_dkv ? packed_dk : at(dqkv, key)},
+                             {DV, plan.packed_dkv ? packed_dv : at(dqkv, value)}},
+                            workspace);
+        if (plan.packed_dkv) {
+            plan.unpack(at(dqkv, key), packed_dk, stream);
+            plan.unpack(at(dqkv, value), packed_dv, stream);
+        }
     }
 }
 

@@ -71,13 +71,13 @@ void bind_attention(nb::module_& m) {
         .def(
             "__init__",
             [](CudnnAttentionBackward* self, int64_t tokens, int64_t documents, int64_t seq_len, int64_t heads,
-               int64_t kv_heads, int64_t head_dim, bool deterministic, bool packed_dkv, int64_t score_bytes_limit) {
+               int64_t kv_heads, int64_t head_dim, int64_t route, int64_t groups, bool packed_dkv) {
                 new (self)
                     CudnnAttentionBackward(AttentionShape{tokens, documents, seq_len, heads, kv_heads, head_dim},
-                                           deterministic, packed_dkv, score_bytes_limit);
+                                           static_cast<surogate::BackwardRoute>(route), groups, packed_dkv);
             },
             nb::arg("tokens"), nb::arg("documents"), nb::arg("seq_len"), nb::arg("heads"), nb::arg("kv_heads"),
-            nb::arg("head_dim"), nb::arg("deterministic"), nb::arg("packed_dkv"), nb::arg("score_bytes_limit"),
+            nb::arg("head_dim"), nb::arg("route"), nb::arg("groups"), nb::arg("packed_dkv"),
             nb::call_guard<nb::gil_scoped_release>())
         .def("workspace_bytes", &CudnnAttentionBackward::workspace_bytes)
         .def(

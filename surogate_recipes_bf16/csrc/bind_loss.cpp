@@ -48,18 +48,20 @@ void bind_loss(nb::module_& m) {
             [](LmHead* self, uintptr_t x, uintptr_t w, uintptr_t targets, uintptr_t loss_scale, uintptr_t loss,
                uintptr_t dx, uintptr_t dw, uintptr_t workspace, int64_t tokens, int64_t d_model, int64_t vocab_size,
                int64_t chunks, int dtype, int dtype_dw, bool accumulate_loss, bool accumulate_dw,
-               int64_t library_bytes, uintptr_t stream) {
-                const surogate::LmHeadShape shape = shape_of(tokens, d_model, vocab_size, chunks, dtype, dtype_dw,
-                                                             accumulate_loss, accumulate_dw, library_bytes);
+               int64_t library_bytes, bool timed, uintptr_t stream) {
+                surogate::LmHeadShape shape = shape_of(tokens, d_model, vocab_size, chunks, dtype, dtype_dw,
+                                                       accumulate_loss, accumulate_dw, library_bytes);
+                shape.timed = timed;
                 new (self) LmHead(shape, buffers_of(x, w, targets, loss_scale, loss, dx, dw, workspace),
                                   reinterpret_cast<cudaStream_t>(stream));
             },
             nb::arg("x"), nb::arg("w"), nb::arg("targets"), nb::arg("loss_scale"), nb::arg("loss"), nb::arg("dx"),
             nb::arg("dw"), nb::arg("workspace"), nb::arg("tokens"), nb::arg("d_model"), nb::arg("vocab_size"),
             nb::arg("chunks"), nb::arg("dtype"), nb::arg("dtype_dw"), nb::arg("accumulate_loss"),
-            nb::arg("accumulate_dw"), nb::arg("library_bytes"), nb::arg("stream"),
+            nb::arg("accumulate_dw"), nb::arg("library_bytes"), nb::arg("timed"), nb::arg("stream"),
             nb::call_guard<nb::gil_scoped_release>(),
-            "Choose the algorithms of the products, timed on these buffers; dx, dw and the workspace are overwritten. "
+            "Choose the algorithms of the products, timed on these buffers, where dx, dw and the workspace are then "
+            "overwritten, or the library's first ones. "
             "dtype_dw -1: no gradients.")
         .def(
             "begin",

@@ -110,6 +110,9 @@ struct Choice {
     cublasLtMatmulAlgo_t algo{};
     float ms = 0;        // 0: not timed
     int candidates = 0;  // 0: imported
+
+    bool is_timed() const { return ms > 0; }
+    bool is_imported() const { return candidates == 0; }
 };
 
 // The mutex is held while a product is timed: of two threads that want the same one, the second takes the first's
@@ -321,7 +324,8 @@ struct Gemm::Impl {
         Choices& all = choices();
         const std::lock_guard<std::mutex> lock(all.mutex);
         const auto known = all.by_description.find(description);
-        if (known != all.by_description.end()) {
+        const bool timed = buffers.a != nullptr;  // a choice of the clock is not for those that must not have one
+        if (known != all.by_description.end() && (known->second.is_imported() || known->second.is_timed() == timed)) {
             choice = known->second;
             check_known(buffers, stream);
             return;
@@ -454,11 +458,11 @@ std::string Gemm::describe() const {
                        ", split-k " + attribute(CUBLASLT_ALGO_CONFIG_SPLITK_NUM, int32_t{0}) +
                        ", reduction " + attribute(CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, uint32_t{0});
     const Choice& choice = impl_->choice;
-    if (choice.candidates == 0) {
+    if (choice.is_imported()) {
         return text + " | imported";
     }
     text += " | of " + std::to_string(choice.candidates);
-    if (choice.ms > 0) {
+    if (choice.is_timed()) {
         const GemmShape& s = impl_->shape;
         const double flops = 2.0 * static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(s.k);
         char speed[64];

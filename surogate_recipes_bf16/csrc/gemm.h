@@ -16,7 +16,7 @@
 // one small memset, no allocation, no synchronisation, capturable. The workspace belongs to one stream at a time.
 //
 // Reproducible: an algorithm gives the same bits in every run, another algorithm gives others. Products of one
-// description share one algorithm within a process; `exported_choices` and `import_choices` carry it to another.
+// description share one algorithm within a process, the timed and the untimed ones each; `exported_choices` and `import_choices` carry it to another.
 //
 // Cost: 2mnk FLOP; bf16 reaches 65-82 % of the dense peak of an H200 on the shapes of a training step (640-816
 // TFLOP/s), an accumulating product 0.4-10 % less.
@@ -45,7 +45,8 @@ struct GemmShape {
                                                     // 256 counts
 };
 
-// Where to time the algorithms. Without A, B and D (null) the library's own first choice is taken.
+// Where to time the algorithms. Without A, B and D (null) the library's own first choice is taken, which is the same in
+// every run.
 // A and B are only read; D and the workspace are overwritten with rubbish, D also when the product accumulates: so
 // plan before the first step, while no gradient is in memory. What the buffers hold does not matter.
 struct GemmBuffers {

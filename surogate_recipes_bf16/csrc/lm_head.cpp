@@ -138,8 +138,8 @@ struct LmHead::Impl {
         return product;
     }
 
-    static GemmBuffers timed_on(const LmHeadBuffers& buffers, const void* a, const void* b, void* d) {
-        return {a, b, d, nullptr, buffers.workspace};
+    GemmBuffers timed_on(const LmHeadBuffers& buffers, const void* a, const void* b, void* d) const {
+        return shape.timed ? GemmBuffers{a, b, d, nullptr, buffers.workspace} : GemmBuffers{};
     }
 
     void begin(const LmHeadBuffers& b, cudaStream_t stream) {

@@ -33,6 +33,7 @@ struct LmHeadShape {
     bool accumulate_loss;  // loss +=
     bool accumulate_dw;    // dw +=, fp32 only
     int64_t library_bytes; // scratch that cuBLASLt may use, a multiple of 256
+    bool timed;            // the clock chooses the algorithms of the products; else the library's first choices are taken
 };
 
 struct LmHeadBuffers {

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from end_to_end.product import Workplace
 
+    from surogate_core.prepare import Prepared
+
 QWEN3: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -107,7 +109,7 @@ def test_a_real_model_is_planned_from_its_config_without_torch(size: str, run_of
     assert done.returncode == 0, done.stderr
     assert seconds < CPU_SECONDS
     plan = json.loads(done.stdout)
-    assert list(plan) == ["fits", "device", "device_bytes", "host_bytes", "step", "kernels"]
+    assert list(plan) == ["fits", "device", "device_bytes", "host_bytes", "step", "kernels", "notices"]
     assert list(plan["device_bytes"]) == ["total", *PARTS]
     assert list(plan["step"]) == ["seconds", "tokens", "tokens_per_second", "flops", "bytes"]
     assert plan["device_bytes"]["total"] == sum(plan["device_bytes"][part] for part in PARTS)
@@ -128,6 +130,27 @@ def _assert_sizes(plan: dict[str, Any], size: str) -> None:
     embedding = 0 if SIZES[size]["tie_word_embeddings"] else 151936 * SIZES[size]["hidden_size"]
     products = 6 * (n - embedding) * plan["step"]["tokens"]
     assert products < plan["step"]["flops"] < 1.6 * products, "and attention, and recomputed logits"
+
+
+def test_a_plan_prices_determinism_and_tells_what_may_not_have_it(run_of: Any, tmp_path: Path) -> None:
+    config = run_of("0.6B")
+
+    def planned(*overrides: str) -> Prepared:
+        return run.plan(run.load(config, list(overrides)), "h200")
+
+    (packed,) = planned().notices
+    assert packed.startswith("deterministic: auto: with cuDNN before 9.25.0 gradients may differ")
+    (refused,) = planned("deterministic=true").notices
+    assert refused.startswith("deterministic: true: with cuDNN before 9.25.0 the run is refused")
+    short = ("sample_packing=false", "sequence_len=2048", "per_device_train_batch_size=2", "recompute_block=true")
+    assert planned(*short).notices == planned("deterministic=false").notices == ()
+    # Score gradients of 4 documents, 16 heads and 2,048 x 2,048 tokens are 512 MiB, dq in fp32 is 64.
+    paid = [
+        planned(*short, f"deterministic={word}").assembly.memory.arenas["micro_first"] for word in ("true", "false")
+    ]
+    assert paid[0].arena_bytes > paid[1].arena_bytes
+    done, _ = surogate_plan(tmp_path, config, "--device", "h200")
+    assert " ".join(done.stdout.split()).count(packed) == 1
 
 
 def test_the_text_names_the_published_size_and_fits_80_columns(run_of: Any, tmp_path: Path) -> None:

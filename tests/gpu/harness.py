@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from surogate_core.api import DeviceInfo, Precision, PrecisionRequest
+from surogate_core.api import Deterministic, Precision, PrecisionRequest, Target
 from surogate_core.assemble import Assembly, Ingredients, assemble, op_workspace
 from surogate_core.data.loader import MicroBatch
 from surogate_core.plugins import load_registry
@@ -50,10 +50,12 @@ class Setup:
         recompute: frozenset[str] = frozenset(),
         lmhead_chunks: int | None = None,
         unlabelled: float = 0.1,
+        deterministic: Deterministic = "auto",
         **dtypes: str,
     ) -> None:
         self.registry = load_registry()
-        self.device: DeviceInfo = training_device()
+        self.target = Target(training_device(), deterministic)
+        self.notices: list[str] = []
         self.config = config or SMALL
         self.unlabelled = unlabelled
         recipe, optimizer = self.registry.get("recipe", "bf16"), self.registry.get("optimizer", "adamw")
@@ -75,24 +77,24 @@ class Setup:
             weight_decay=0.1,
             max_grad_norm=1.0,
             recompute=recompute,
-            device=self.device,
+            device=self.target.device,
             workspace=self._workspace,
         )
         self.assembly: Assembly = assemble(self.given)
 
     def _kernel(self, op: Op) -> Any:
-        return self.registry.kernel_for(op, self.device, "bf16").kernel
+        return self.registry.kernel_for(op, self.target, "bf16").kernel
 
     def _workspace(self, op: Op) -> int:
         kernel = self._kernel(op)
-        return kernel.workspace(op, self.device) if kernel else op_workspace(self.registry.ops, op)
+        return kernel.workspace(op, self.target) if kernel else op_workspace(self.registry.ops, op)
 
     def missing_kernels(self) -> set[str]:
         """Kinds of ops that only a reference serves, with the reasons."""
         found = set()
         for program in self.assembly.programs.values():
             for op in program.ops:
-                resolved = self.registry.kernel_for(op, self.device, "bf16")
+                resolved = self.registry.kernel_for(op, self.target, "bf16")
                 if resolved.kernel is None:
                     found.add(f"{op.kind}{[v.dtype for v in (*op.ins, *op.outs)][:8]}: {resolved.refusals}")
         return found
@@ -111,7 +113,8 @@ class Setup:
             self.registry.ops,
             1,
             kernel_for=self._kernel,
-            device=self.device,
+            target=self.target,
+            notice=self.notices.append,
             allow_reference=allow_reference,
             poison=poison,
         )

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
 
@@ -40,6 +40,7 @@ __all__ = [
     "Call",
     "Comm",
     "DatasetFormatDef",
+    "Deterministic",
     "DeviceInfo",
     "Dims",
     "Encoded",
@@ -69,6 +70,7 @@ __all__ = [
     "StepReport",
     "Support",
     "SystemInfo",
+    "Target",
     "Topology",
     "Value",
     "WeightMap",
@@ -112,6 +114,22 @@ class DeviceInfo:
     launch_seconds: float
     runtime_bytes: int
     source: str
+
+
+Deterministic = Literal["auto", "true", "false"]
+"""Whether a run must give the same bits as the one before it.
+
+auto: where a kernel can afford it, and where not the user is told. true: always, else the run is refused before it
+begins. false: whatever is fastest.
+"""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What kernels are chosen, priced and bound for."""
+
+    device: DeviceInfo
+    deterministic: Deterministic = "auto"
 
 
 # ---------------------------------------------------------------------------------------------------------- programs
@@ -195,7 +213,7 @@ class BindContext(Protocol):
     """What a kernel sees of the run when it is bound, once, before the first step. Not for the hot path."""
 
     @property
-    def device(self) -> DeviceInfo: ...
+    def target(self) -> Target: ...
     @property
     def stream(self) -> int:
         """The CUDA stream that everything is enqueued on, as an integer."""
@@ -218,24 +236,34 @@ class BindContext(Protocol):
         """Device address of an int64 array with these contents; it lives as long as the run."""
         ...
 
+    def notice(self, text: str) -> None:
+        """Tell the user. A text is shown once a run, however many ops say it, so it should not name one of them."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class KernelDef:
     """A compiled implementation of an op.
 
     dtypes      the dtypes of (ins..., outs...) that it serves; "*" matches any; a last "..." matches any number more
-    supports    (op, device) -> Support; light: imports no compiled module, never raises
+    supports    (op, target) -> Support; light: imports no compiled module, never raises
     bind        (op, context) -> the launch, or the parts that it is made of, in order. Imports the compiled module,
                 chooses algorithms, times them if need be. A launch takes raw pointers and sizes, the stream last; it
-                neither allocates nor synchronises. `op.accumulate` says which outputs it must add to.
-    workspace   (op, device) -> bytes of scratch for this op; replaces the OpDef's figure
+                neither allocates nor synchronises. `op.accumulate` says which outputs it must add to. Where bits may
+                differ from run to run: a ConfigError if `context.target.deterministic` is "true", a `context.notice` if
+                it is "auto".
+    workspace   (op, target) -> bytes of scratch for this op; replaces the OpDef's figure. Known before anything is
+                loaded: where it depends on the version of a library, an upper bound over the versions.
+    notice      (op, target) -> what `surogate plan` tells the user of this kernel, "" for nothing; light as `supports`.
+                In a run `bind` tells what has become of it.
     """
 
     op: str
     dtypes: tuple[str, ...]
-    supports: Callable[[Op, DeviceInfo], Support]
+    supports: Callable[[Op, Target], Support]
     bind: Callable[[Op, BindContext], Call | tuple[Part, ...]]
-    workspace: Callable[[Op, DeviceInfo], int] = lambda op, device: 0
+    workspace: Callable[[Op, Target], int] = lambda op, target: 0
+    notice: Callable[[Op, Target], str] = lambda op, target: ""
     capturable: bool = True
 
 

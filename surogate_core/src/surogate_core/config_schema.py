@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from .api import PrecisionRequest
+from .api import Deterministic, PrecisionRequest
 from .config_errors import fold
 
 # ------------------------------------------------------------------------------------------------------------ values
@@ -62,6 +62,16 @@ def _flag(value: Any) -> bool:
     if isinstance(value, str) and value.strip().lower() in _WORDS:
         return _WORDS[value.strip().lower()]
     raise ValueError("must be true or false")
+
+
+def _flag_or_auto(value: Any) -> str:
+    """auto, true or false, as words."""
+    if _word(value) == "auto":
+        return "auto"
+    try:
+        return "true" if _flag(value) else "false"
+    except ValueError:
+        raise ValueError("must be auto, true or false") from None
 
 
 def _text(value: Any) -> str:
@@ -209,10 +219,11 @@ class LoopKeys(Keys):
     max_nonfinite_steps: Int = Field(
         10, ge=0, description="Stop after so many steps in a row without a finite loss and gradient; 0: at once."
     )
-    deterministic: Flag = Field(
-        True,
-        description="Prefer implementations that give the same bits every time; a GPU run that cannot warns "
-        "(attention's backward, where that would take more than 512 MiB of workspace).",
+    deterministic: Annotated[Deterministic, BeforeValidator(_flag_or_auto)] = Field(
+        "auto",
+        description="The same bits from run to run on a GPU. auto: where affordable, else the run says what is not; "
+        "products take the algorithm that is fastest when the run starts. true: always; a run that cannot is refused, "
+        "and products take the library's first choice, untimed. false: whatever is fastest.",
     )
 
 

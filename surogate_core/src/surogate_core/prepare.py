@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .api import DeviceInfo, Op
+from .api import DeviceInfo, Op, Target
 from .assemble import Assembly, Ingredients, assemble, op_workspace
 from .config import LoadedConfig
 from .data.pack import max_pieces
@@ -22,18 +22,21 @@ from .registry import REFERENCE, Registry, Resolved
 class Prepared:
     """A run that is planned and not started.
 
-    kernels: kind of op -> who serves it on the device. refusals: kind of op -> why compiled kernels do not.
+    target: the device, and whether bits must repeat. kernels: kind of op -> who serves it on the device. refusals: kind
+    of op -> why compiled kernels do not. notices: what the kernels have to tell a user who plans.
     """
 
     loaded: LoadedConfig
     registry: Registry
     model_dir: Path
     model_config: Mapping[str, Any]
+    target: Target
     ingredients: Ingredients
     assembly: Assembly
     report: Report
     kernels: Mapping[str, str]
     refusals: Mapping[str, tuple[str, ...]]
+    notices: tuple[str, ...]
 
     @property
     def n_params(self) -> int:
@@ -58,13 +61,18 @@ def prepare(
     model_dir = resolve_model_dir(config.model, patterns)
     model_config = read_config(model_dir)
     given = _ingredients(loaded, registry, model_config, device)
+    target = Target(device, config.deterministic)
     resolved: dict[str, Resolved] = {}
+    notices: dict[str, None] = {}  # in order, each once
 
     def workspace(op: Op) -> int:
-        found = registry.kernel_for(op, device, config.recipe)
+        found = registry.kernel_for(op, target, config.recipe)
         if op.kind not in resolved or found.kernel is None:
             resolved[op.kind] = found
-        return found.kernel.workspace(op, device) if found.kernel else op_workspace(given.ops, op)
+        if found.kernel is None:
+            return op_workspace(given.ops, op)
+        notices[found.kernel.notice(op, target)] = None
+        return found.kernel.workspace(op, target)
 
     given = replace(given, workspace=workspace)
     assembly = assemble(given)
@@ -73,11 +81,13 @@ def prepare(
         registry=registry,
         model_dir=model_dir,
         model_config=model_config,
+        target=target,
         ingredients=given,
         assembly=assembly,
         report=summarise(assembly, given, config.gradient_accumulation_steps),
         kernels={kind: found.provider for kind, found in sorted(resolved.items())},
         refusals={kind: found.refusals for kind, found in resolved.items() if found.provider == REFERENCE},
+        notices=tuple(filter(None, notices)),
     )
 
 

@@ -17,7 +17,6 @@ from pydantic import BaseModel
 from .api import (
     AdapterDef,
     DatasetFormatDef,
-    DeviceInfo,
     Finding,
     KernelDef,
     LauncherDef,
@@ -29,6 +28,7 @@ from .api import (
     OptimizerDef,
     RecipeDef,
     SystemInfo,
+    Target,
 )
 from .errors import ConfigError, PluginError
 
@@ -230,8 +230,8 @@ class Registry:
         """The distribution that defines this kind of op."""
         return self.source("op", kind).plugin.distribution
 
-    def kernel_for(self, op: Op, device: DeviceInfo, recipe: str) -> Resolved:
-        """Who serves `op` on `device`: the recipe's own plugin, else the one that defined the op, else any other.
+    def kernel_for(self, op: Op, target: Target, recipe: str) -> Resolved:
+        """Who serves `op` on `target`: the recipe's own plugin, else the one that defined the op, else any other.
 
         Within a plugin the first kernel that fits, in the order of its list, serves. Two plugins at one rank are a
         conflict (PluginError). Nothing fits: the torch reference, with the kernels' reasons.
@@ -244,7 +244,7 @@ class Registry:
         for item in self.provided:
             if item.kind != "kernel" or item.name != op.kind:
                 continue
-            reason = refusal(item.definition, op, dtypes, device)
+            reason = refusal(item.definition, op, dtypes, target)
             if reason:
                 refusals.append(f"{item.plugin.distribution}: {reason}")
                 continue
@@ -332,12 +332,12 @@ def _may_provide(plugin: Plugin, name: str) -> bool:
     return _key(name) == _key(plugin.name) or _key(plugin.distribution).endswith(f"-{_key(name)}")
 
 
-def refusal(kernel: KernelDef, op: Op, dtypes: tuple[str, ...], device: DeviceInfo) -> str:
+def refusal(kernel: KernelDef, op: Op, dtypes: tuple[str, ...], target: Target) -> str:
     """Why a kernel cannot serve an op; empty when it can."""
     wanted = kernel.dtypes
     if wanted[-1:] == ("...",):  # the dtype before it, any number of times
         wanted = (*wanted[:-1], *wanted[-2:-1] * (len(dtypes) - len(wanted) + 1))
     if len(wanted) != len(dtypes) or any(want not in ("*", have) for want, have in zip(wanted, dtypes, strict=True)):
         return f"serves dtypes ({', '.join(kernel.dtypes)}), the op has ({', '.join(dtypes)})"
-    support = kernel.supports(op, device)
+    support = kernel.supports(op, target)
     return "" if support.ok else support.reason or "says no without a reason"

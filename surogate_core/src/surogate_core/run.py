@@ -152,7 +152,7 @@ def _train(prepared: Prepared, comm: Comm, notice: Notice) -> TrainResult:
     notice(_data_line(data, loader, total))
     output = Path(config.output_dir)
     checkpoints = Path(config.resolved_checkpoint_dir)
-    worker = make_worker(prepared)
+    worker = make_worker(prepared, notice)
     fill_weights(prepared, worker)
     worker.start(graphs=config.use_cuda_graphs)
     _open_output(output, checkpoints, prepared.loaded, notice)
@@ -216,20 +216,21 @@ def _data_line(data: Corpora, loader: Any, total: int) -> str:
     )
 
 
-def make_worker(prepared: Prepared) -> Worker:
-    """The executor and buffers of the device that the run was planned for."""
+def make_worker(prepared: Prepared, notice: Notice = print) -> Worker:
+    """The executor and buffers of the device that the run was planned for. `notice`: as in `train`."""
     from .runtime.worker import Worker
 
     config, given, registry = prepared.loaded.config, prepared.ingredients, prepared.registry
-    device = prepared.report.device
-    if device.sm is None:
+    target = prepared.target
+    if target.device.sm is None:
         return Worker.on_cpu(prepared.assembly, given.ops, config.train_seed)
     return Worker.on_gpu(
         prepared.assembly,
         given.ops,
         config.train_seed,
-        kernel_for=lambda op: registry.kernel_for(op, device, config.recipe).kernel,
-        device=device,
+        kernel_for=lambda op: registry.kernel_for(op, target, config.recipe).kernel,
+        target=target,
+        notice=notice,
         allow_reference=config.kernels == "allow_reference",
     )
 

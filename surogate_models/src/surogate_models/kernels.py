@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from surogate_core.api import BindContext, Call, DeviceInfo, KernelDef, Op, Support
+from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
 from surogate_core.program.value import DTYPE_CODES
 
 MAX_HEAD_DIM = 256
@@ -68,20 +68,20 @@ def _partial_blocks(op: Op) -> int:
     return min(_MOST_BLOCKS, -(-tokens // tile))
 
 
-def _workspace(op: Op, device: DeviceInfo) -> int:
+def _workspace(op: Op, target: Target) -> int:
     """Sums of d_q_norm and d_k_norm in fp32, of every block."""
     return 2 * 4 * int(op.attrs["head_dim"]) * _partial_blocks(op)
 
 
-def _supports(op: Op, device: DeviceInfo) -> Support:
-    if device.sm is None or device.sm < 80:
-        return Support(False, f"needs a GPU of SM80 or newer, not {device.title}")
+def _supports(op: Op, target: Target) -> Support:
+    if (target.device.sm or 0) < 80:
+        return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
     if op.attrs["head_dim"] > MAX_HEAD_DIM:
         return Support(False, f"head_dim is at most {MAX_HEAD_DIM}, not {op.attrs['head_dim']}")
     return Support(True)
 
 
-def _supports_bwd(op: Op, device: DeviceInfo) -> Support:
+def _supports_bwd(op: Op, target: Target) -> Support:
     for i, out in enumerate(op.outs[1:], start=1):
         if out.dtype not in ("fp32", "bf16"):
             return Support(False, f"gradients of the norms are fp32 or bf16, {out!r} is not")
@@ -89,7 +89,7 @@ def _supports_bwd(op: Op, device: DeviceInfo) -> Support:
             return Support(False, f"adds to fp32 gradients only, {out!r} is bf16")
     if 0 in op.accumulate:
         return Support(False, "d_qkv is written, not added to")
-    return _supports(op, device)
+    return _supports(op, target)
 
 
 KERNELS: tuple[KernelDef, ...] = tuple(

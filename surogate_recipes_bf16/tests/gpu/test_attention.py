@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -10,13 +9,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from surogate_core.api import KernelDef, Op, Value
+from surogate_core.api import Deterministic, KernelDef, Op, Target, Value
+from surogate_core.errors import ConfigError
 from surogate_core.memory.devices import DEVICES
 from surogate_core.reference import ops as reference
 from surogate_core.testing.binding import Binding, bind_kernel, run_kernel
 from surogate_core.testing.cases import cases
-from surogate_core.testing.kernels import assert_close, eager_and_graph, relative_error
-from surogate_recipes_bf16.kernels.attention import CUDNN, PLAIN, Shape, backward_way, shape_of
+from surogate_core.testing.kernels import assert_close, eager_and_graph, guarded, relative_error
+from surogate_recipes_bf16.kernels.attention import CUDNN, PLAIN
+from surogate_recipes_bf16.kernels.attention_route import (
+    ORDERED_CUDNN,
+    SCORE_BYTES_LIMIT,
+    Route,
+    Way,
+    backward_way,
+    head_groups,
+    packs_dkv,
+    score_bytes,
+    shape_of,
+    way_bytes,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -110,12 +122,11 @@ def test_plain_backward_matches_fp64(lengths: list[int], heads: tuple[int, int, 
     assert_close(dqkv, truth, TORCH[dtype], case.length, 5 * float(truth.abs().max()))
 
 
-def run_cudnn(op: Op, given: dict[Value, Tensor], *, repeatable: bool) -> list[Tensor]:
-    """Outputs on the CPU; eager and captured, bits compared if `repeatable`."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # that bits may differ
-        binding = bind_kernel(CUDNN, op, given)
-    if repeatable:
+def run_cudnn(op: Op, given: dict[Value, Tensor], deterministic: Deterministic = "true") -> list[Tensor]:
+    """Outputs on the CPU; eager and captured, bits compared unless they may differ. cuDNN's scratch is its own."""
+    binding = bind_kernel(CUDNN, op, given, deterministic=deterministic)
+    assert not binding.notices
+    if deterministic == "true":
         eager_and_graph(binding.launch, list(binding.buffers.values()), scratch=binding.workspaces)
     else:
         _captured(binding)
@@ -152,22 +163,22 @@ def assert_documents_close(case: Case, ours: Tensor, truth: Tensor, pieces: list
 @pytest.mark.parametrize("lengths", DOCUMENTS)
 def test_cudnn_forward_matches_fp64(lengths: list[int], heads: tuple[int, int, int]) -> None:
     case = Case(lengths, heads, "bf16")
-    out, lse = run_cudnn(case.op, case.given, repeatable=True)
+    out, lse = run_cudnn(case.op, case.given)
     true_out, true_lse = case.truth()
     # p is rounded to bf16 before the second product, and out once more: two half units of 2^-8, rms about 0.6 each.
     assert_documents_close(case, out, true_out, [case.dout.shape[1]], 2.0**-8)
     assert float((lse.double() - true_lse).abs().max()) < 1e-4  # fp32 with approximate exponentials
 
 
+@pytest.mark.parametrize("deterministic", ["true", "false"])
 @pytest.mark.parametrize("heads", CUDNN_HEADS, ids=str)
 @pytest.mark.parametrize("lengths", DOCUMENTS)
-def test_cudnn_backward_matches_fp64(lengths: list[int], heads: tuple[int, int, int]) -> None:
-    from surogate_recipes_bf16 import _C
-
+def test_cudnn_backward_matches_fp64(
+    lengths: list[int], heads: tuple[int, int, int], deterministic: Deterministic
+) -> None:
     case = Case(lengths, heads, "bf16")
     given = case.backward_inputs()
-    way = backward_way(shape_of(case.op_bwd), DEVICES["h200"], _C.cudnn_version())
-    (dqkv,) = run_cudnn(case.op_bwd, given, repeatable=way.deterministic)
+    (dqkv,) = run_cudnn(case.op_bwd, given, deterministic)
     truth = case.truth_bwd(given[case.out_value], given[case.lse_value])
     # p and ds are rounded to bf16, dk and dv of each query head may be, and the result is.
     assert_documents_close(case, dqkv, truth, case.pieces, 2.0**-7)
@@ -190,9 +201,7 @@ def test_cudnn_agrees_with_the_plain_kernel_on_long_rows(unused: int) -> None:
 
 
 def _launch(kernels: Sequence[KernelDef], op: Op, given: dict[Value, Tensor]) -> tuple[list[Tensor], Binding]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        binding = bind_kernel(kernels, op, given)
+    binding = bind_kernel(kernels, op, given)
     binding.launch(torch.cuda.current_stream().cuda_stream)
     torch.cuda.synchronize()
     for buffer in binding.everything:
@@ -200,28 +209,105 @@ def _launch(kernels: Sequence[KernelDef], op: Op, given: dict[Value, Tensor]) ->
     return [binding.buffers[out].tensor.cpu() for out in op.outs], binding
 
 
-@pytest.mark.parametrize("packed_dkv", [False, True])
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_every_backward_plan_gives_the_same_gradients(deterministic: bool, packed_dkv: bool) -> None:
+# ---------------------------------------------------------------------------------------------- routes and head groups
+
+
+def ways(case: Case) -> list[Way]:
+    """Every way that the cuDNN at hand has: each route, kept scores in every number of groups of heads."""
     from surogate_recipes_bf16 import _C
 
-    case = Case([200, 1, 55], (8, 2, 64), "bf16")
-    shape: Shape = shape_of(case.op_bwd)
-    plan = _C.CudnnAttentionBackward(*shape.plan, deterministic, packed_dkv, 1 << 30)
+    kv_heads = shape_of(case.op_bwd).kv_heads
+    kept = [Way(Route.KEPT_SCORES, n) for n in range(1, kv_heads + 1) if kv_heads % n == 0]
+    ordered = [Way(Route.ORDERED)] if _C.cudnn_version() >= ORDERED_CUDNN else []
+    return [Way(Route.ANY_ORDER), *kept, *ordered]
+
+
+def gradients(case: Case, way: Way, *, packed_dkv: bool, runs: int = 1) -> list[Tensor]:
+    """dqkv of each run of a plan in workspace full of NaN; the plan keeps to its workspace and to the bound on it."""
+    from surogate_recipes_bf16 import _C
+
+    shape = shape_of(case.op_bwd)
+    plan = _C.CudnnAttentionBackward(*shape.plan, way.route, way.groups, packed_dkv)
+    size = plan.workspace_bytes()
+    if packed_dkv == packs_dkv(shape):
+        assert size <= way_bytes(shape, way)
     given = case.backward_inputs()
     tensors = [given[value].cuda() for value in case.op_bwd.ins]
-    dqkv = torch.full_like(tensors[1], float("nan"))
-    workspace = torch.empty(plan.workspace_bytes(), dtype=torch.uint8, device="cuda")
-    pointers = [t.data_ptr() for t in (*tensors, dqkv, workspace)]
-    bits = set()
-    for _ in range(3):
-        dqkv.fill_(float("nan"))
+    workspace = guarded((size,), torch.uint8)
+    dqkv = guarded(tuple(tensors[1].shape), torch.bfloat16)
+    results = []
+    for _ in range(runs):
+        dqkv.poison()
+        workspace.poison()
+        pointers = [*(t.data_ptr() for t in tensors), dqkv.pointer, workspace.pointer]
         plan.run(*pointers, torch.cuda.current_stream().cuda_stream)
         torch.cuda.synchronize()
-        bits.add(dqkv.cpu().view(torch.int16).numpy().tobytes())
-    assert len(bits) == 1 or not deterministic
+        dqkv.check()
+        workspace.check()
+        results.append(dqkv.tensor.cpu())
+    return results
+
+
+ODD = [([200, 1, 55], (8, 2, 64)), ([129, 0, 300, 2], (6, 3, 96)), ([77, 64], (5, 5, 16)), ([301], (12, 6, 128))]
+"""Odd numbers of tokens: then lse of a later group begins at no multiple of 16 bytes."""
+
+
+@pytest.mark.parametrize("packed_dkv", [False, True])
+@pytest.mark.parametrize(("lengths", "heads"), ODD, ids=str)
+def test_every_way_matches_fp64_and_the_deterministic_ones_repeat_their_bits(
+    lengths: list[int], heads: tuple[int, int, int], packed_dkv: bool
+) -> None:
+    case = Case(lengths, heads, "bf16")
+    given = case.backward_inputs()
     truth = case.truth_bwd(given[case.out_value], given[case.lse_value])
-    assert_documents_close(case, dqkv.cpu(), truth, case.pieces, 2.0**-7)
+    for way in ways(case):
+        first, second, third = gradients(case, way, packed_dkv=packed_dkv, runs=3)
+        assert_documents_close(case, first, truth, case.pieces, 2.0**-7)
+        if way.deterministic:
+            assert torch.equal(first, second) and torch.equal(first, third), way
+
+
+def test_groups_that_divide_no_heads_are_refused() -> None:
+    from surogate_recipes_bf16 import _C
+
+    with pytest.raises(ValueError, match=r"attention_bwd: 3 kv_heads cannot be divided into 2 groups"):
+        _C.CudnnAttentionBackward(64, 1, 64, 6, 3, 64, Route.KEPT_SCORES, 2, True)
+
+
+def too_large() -> Case:
+    """More documents than one group of heads may keep the scores of: nearly all empty, so that it is quick."""
+    case = Case([700, 3], (4, 2, 64), "bf16", unused=600)
+    assert head_groups(shape_of(case.op_bwd)) == 0
+    return case
+
+
+def test_auto_divides_heads_where_the_scores_of_all_are_too_large() -> None:
+    case = Case([700, 3], (8, 4, 64), "bf16", unused=150)
+    shape = shape_of(case.op_bwd)
+    assert score_bytes(shape) > SCORE_BYTES_LIMIT
+    assert 1 < head_groups(shape) <= 4
+    given = case.backward_inputs()
+    truth = case.truth_bwd(given[case.out_value], given[case.lse_value])
+    (dqkv,) = run_cudnn(case.op_bwd, given, "true")
+    assert_documents_close(case, dqkv, truth, case.pieces, 2.0**-7)
+
+
+def test_without_room_auto_tells_true_refuses_and_false_is_silent() -> None:
+    from surogate_recipes_bf16 import _C
+
+    case = too_large()
+    given = case.backward_inputs()
+    binding = bind_kernel(CUDNN, case.op_bwd, given)
+    if backward_way(shape_of(case.op_bwd), Target(DEVICES["h200"]), _C.cudnn_version()).deterministic:
+        assert not binding.notices
+        run_cudnn(case.op_bwd, given, "true")
+    else:
+        assert len(binding.notices) == 1 and "may differ in their last bits" in binding.notices[0]
+        with pytest.raises(ConfigError, match="deterministic: true cannot be kept by attention_bwd"):
+            bind_kernel(CUDNN, case.op_bwd, given, deterministic="true")
+    (dqkv,) = run_cudnn(case.op_bwd, given, "false")
+    truth = case.truth_bwd(given[case.out_value], given[case.lse_value])
+    assert_documents_close(case, dqkv, truth, case.pieces, 2.0**-7)
 
 
 def test_arguments_are_checked() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from surogate_core.api import Op, Value
+from surogate_core.api import Deterministic, Op, Target, Value
 from surogate_core.program.value import DTYPE_CODES
 from surogate_core.runtime.device import training_device
 from surogate_core.testing.binding import bind_kernel, run_kernel
@@ -58,9 +58,9 @@ def product(kind: str, t: int, n: int, k: int, dtypes: Sequence[str], *, accumul
     return Product(op, contents, truth, magnitude, {"linear": k, "linear_dgrad": n, "linear_wgrad": t}[kind])
 
 
-def algorithm(op: Op, contents: dict[Value, Tensor]) -> str:
+def algorithm(op: Op, contents: dict[Value, Tensor], deterministic: Deterministic = "auto") -> str:
     """Shape, chosen algorithm and where it came from, as the bound product tells it."""
-    (part,) = bind_kernel(gemm.KERNELS, op, contents).parts
+    (part,) = bind_kernel(gemm.KERNELS, op, contents, deterministic=deterministic).parts
     return str(part.call[0].__self__.describe())
 
 
@@ -131,6 +131,16 @@ def test_equal_shapes_share_their_algorithm() -> None:
     assert same_bits(x.run(), x.run())
 
 
+def test_where_bits_must_repeat_no_clock_chooses() -> None:
+    x = product("linear_dgrad", 96, 64, 448, ("bf16", "bf16", "bf16"))
+    timed, first, again = (algorithm(x.op, x.contents, d) for d in ("auto", "true", "true"))
+    assert "TFLOP/s" in timed and "TFLOP/s" not in first
+    assert again == first
+    assert "TFLOP/s" in algorithm(x.op, x.contents)
+    (out,) = run_kernel(gemm.KERNELS, x.op, x.contents, deterministic="true")
+    assert_close(out.cuda(), x.truth, torch.bfloat16, x.length, float(x.magnitude.max()))
+
+
 def test_exported_algorithm_is_used_after_import() -> None:
     from surogate_recipes_bf16 import _C
 
@@ -151,12 +161,12 @@ def test_planned_workspace_is_what_the_product_needs(kind: str, dtypes: Sequence
     from surogate_recipes_bf16 import _C
 
     op = product(kind, 7, 130, 12, dtypes).op
-    device, shape = training_device(), gemm.product(op)
+    target, shape = Target(training_device()), gemm.product(op)
     bias = DTYPE_CODES[op.ins[2].dtype] if len(op.ins) == 3 else gemm.NO_BIAS
     a, out = DTYPE_CODES[op.ins[0].dtype], DTYPE_CODES[op.outs[0].dtype]
-    needed = _C.gemm_workspace_bytes(shape.m, shape.n, shape.k, a, out, bias, gemm.library_bytes(device))
+    needed = _C.gemm_workspace_bytes(shape.m, shape.n, shape.k, a, out, bias, gemm.library_bytes(target))
     (kernel,) = [x for x in gemm.KERNELS if x.op == kind and x.dtypes == tuple(dtypes)]
-    assert kernel.workspace(op, device) == needed
+    assert kernel.workspace(op, target) == needed
 
 
 def test_wrong_argument_is_named() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from surogate_core.api import Op, Value
+from surogate_core.api import Op, Target, Value
 from surogate_core.program.value import DTYPE_CODES
 from surogate_core.runtime.device import training_device
 from surogate_core.testing.binding import bind_kernel, run_kernel
@@ -242,6 +242,16 @@ def test_only_as_many_chunks_run_as_there_are_labels_for(labels: int) -> None:
         assert not any(result.any() for result in results)
 
 
+def test_where_bits_must_repeat_no_clock_chooses_the_products() -> None:
+    x, w, dx = value("x", (64, 64), "bf16"), value("w", (1000, 64), "bf16"), value("dx", (64, 64), "bf16")
+    targets, scale, total = value("t", (64,), "int32"), value("s", (), "fp32"), value("loss", (), "fp32")
+    op = Op("lm_head_ce_grads", (x, w, targets, scale), (total, dx, value("dw", (1000, 64), "fp32")), {"chunks": 4})
+    contents = {v: torch.zeros(v.shape, dtype=TORCH.get(v.dtype, torch.int32)) for v in op.ins}
+    for deterministic, timed in (("auto", True), ("true", False), ("false", True)):
+        binding = bind_kernel(loss.KERNELS, op, contents, deterministic=deterministic)
+        assert ("TFLOP/s" in binding.parts[0].call[0].__self__.describe()) == timed
+
+
 def test_a_chunk_is_needed_from_its_first_label_on() -> None:
     x, w = value("x", (64, 64), "bf16"), value("w", (1000, 64), "bf16")
     targets, scale, total = value("t", (64,), "int32"), value("s", (), "fp32"), value("loss", (), "fp32")
@@ -294,7 +304,7 @@ def test_planned_workspace_is_what_the_head_needs(chunks: int, dtype: str, dw_dt
     outs = (value("loss", (), "fp32"), value("dx", (36, 40), dtype), value("dw", (777, 40), dw_dtype))
     op = Op("lm_head_ce_grads", (x, w, value("t", (36,), "int32"), scalar), outs, {"chunks": chunks})
     (kernel,) = [k for k in loss.KERNELS if k.op == op.kind and k.dtypes == tuple(v.dtype for v in (*op.ins, *op.outs))]
-    device = training_device()
+    target = Target(training_device())
     codes = (DTYPE_CODES[dtype], DTYPE_CODES[dw_dtype])
-    needed = _C.lm_head_workspace_bytes(36, 40, 777, chunks, *codes, gemm.library_bytes(device))
-    assert kernel.workspace(op, device) == needed
+    needed = _C.lm_head_workspace_bytes(36, 40, 777, chunks, *codes, gemm.library_bytes(target))
+    assert kernel.workspace(op, target) == needed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-from surogate_core.api import BindContext, Call, DeviceInfo, KernelDef, Op, Support, Value
+from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target, Value
 
 CHUNK_SIZE = 16384
 """Elements of one tensor that one block of threads updates; a multiple of 8."""
@@ -53,9 +53,9 @@ def table(op: Op, pointer: Callable[[Value], int]) -> tuple[list[int], int]:
     return words, chunks
 
 
-def _supports(op: Op, device: DeviceInfo) -> Support:
-    if device.sm is None or device.sm < 80:
-        return Support(False, f"needs a GPU of SM80 or newer, not {device.title}")
+def _supports(op: Op, target: Target) -> Support:
+    if (target.device.sm or 0) < 80:
+        return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
     n = op.attrs["n"]
     others = [v for v in (*op.ins[4:], *op.outs) if v.dtype not in _DTYPES]
     if others:

@@ -47,6 +47,7 @@ def to_json(prepared: Prepared) -> dict[str, Any]:
             "bytes": report.step.bytes,
         },
         "kernels": dict(prepared.kernels),
+        "notices": list(prepared.notices),
     }
 
 
@@ -88,6 +89,8 @@ def _text(prepared: Prepared) -> Iterator[str]:
     )
     yield f"speed:  {report.tokens_per_second:,.0f} tokens/s (roofline; rates: {report.device.source})"
     yield from _kernels(prepared)
+    for notice in prepared.notices:
+        yield paragraph(notice, output_width() or 80)
     if not report.fits:
         yield ""
         yield "cheapest ways to make room"

@@ -55,7 +55,14 @@ def table(rows: Sequence[Sequence[str]], width: int | None) -> str:
 
 
 def paragraph(text: str, width: int | None, indent: str = "") -> str:
-    """Text wrapped to `width`, each line of it indented."""
+    """Text wrapped to `width`, each line of it indented. Words are not broken: commands are there to be copied."""
     if width is None:
         return indent + text
-    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

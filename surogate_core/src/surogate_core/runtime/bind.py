@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..api import Call, DeviceInfo, KernelDef, OpDef, Part
+from ..api import Call, KernelDef, OpDef, Part, Target
 from ..errors import ConfigError, SurogateError
 from ..program.op import Op, Program
 from ..program.value import Value
@@ -25,10 +25,11 @@ KernelFor = Callable[[Op], KernelDef | None]
 class Binding:
     """A `BindContext`: the buffers of one program, one op at a time."""
 
-    device: DeviceInfo
+    target: Target
     stream: int
     buffers: Buffers
     program: str
+    notice: Callable[[str], None]
     index: int = 0
     tables: list[Tensor] = field(default_factory=list)
 
@@ -70,13 +71,17 @@ def bind(
     ops: Mapping[str, OpDef],
     kernel_for: KernelFor,
     buffers: Buffers,
-    device: DeviceInfo,
+    target: Target,
     stream: int,
+    notice: Callable[[str], None],
     *,
     allow_reference: bool,
 ) -> Bound:
-    """Bind every op of `program`. Raises ConfigError when an op has no kernel and references are not allowed."""
-    context = Binding(device, stream, buffers, program.name)
+    """Bind every op of `program`. `notice` is called with what kernels have to tell the user, again and again.
+
+    Raises ConfigError when an op has no kernel and references are not allowed, or none does what `target` asks for.
+    """
+    context = Binding(target, stream, buffers, program.name, notice)
     parts: list[tuple[Part, ...]] = []
     capturable = True
     for index, op in enumerate(program.ops):
@@ -90,8 +95,8 @@ def bind(
             parts.append((Part(_bind_reference(op, ops, context)),))
         else:
             raise ConfigError(
-                f"{place(op)}: no compiled kernel serves it on {device.title}. Install the package that has one, "
-                "or set kernels: allow_reference (slow)."
+                f"{place(op)}: no compiled kernel serves it on {target.device.title}. Install the package that has "
+                "one, or set kernels: allow_reference (slow)."
             )
     return Bound(tuple(parts), program.ops, tuple(context.tables), capturable)
 
@@ -116,6 +121,17 @@ def as_parts(bound: Call | tuple[Part, ...]) -> tuple[Part, ...]:
 
 
 def _bind_reference(op: Op, ops: Mapping[str, OpDef], context: Binding) -> Call:
+    if context.target.deterministic == "true":
+        raise ConfigError(
+            f"{place(op)}: deterministic: true, but on a GPU torch does not promise the same bits from run to run, and "
+            "this op runs as its torch reference. Install the package that has a compiled kernel, or set "
+            "deterministic: auto."
+        )
+    if context.target.deterministic == "auto":
+        context.notice(
+            "deterministic: auto: results may differ in their last bits from run to run, since some ops run as torch "
+            "references on a GPU (kernels: allow_reference)."
+        )
     function = load(ops[op.kind].reference)
     ins = tuple(context.buffers.view(v, context.program) for v in op.ins)
     outs = tuple(context.buffers.view(v, context.program) for v in op.outs)
@@ -126,3 +142,15 @@ def _bind_reference(op: Op, ops: Mapping[str, OpDef], context: Binding) -> Call:
             run_reference(op, function, ins, outs)
 
     return launch, ()
+
+
+def each_once(notice: Callable[[str], None]) -> Callable[[str], None]:
+    """`notice`, called with a text the first time only."""
+    told: set[str] = set()
+
+    def tell(text: str) -> None:
+        if text not in told:
+            told.add(text)
+            notice(text)
+
+    return tell

@@ -6,16 +6,16 @@ launch that may be left out, one graph for each of those, and one for the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
 import torch
 
-from ..api import Call, DeviceInfo, OpDef, Part
+from ..api import Call, OpDef, Part, Target
 from ..program.op import Program
 from .arena import Buffers
-from .bind import Bound, KernelFor, bind
+from .bind import Bound, KernelFor, bind, each_once
 
 
 class CudaExecutor:
@@ -31,17 +31,19 @@ class CudaExecutor:
         ops: Mapping[str, OpDef],
         kernel_for: KernelFor,
         buffers: Buffers,
-        device: DeviceInfo,
+        target: Target,
         stream: torch.cuda.Stream,
+        notice: Callable[[str], None],
         *,
         allow_reference: bool = False,
     ) -> None:
         self.buffers = buffers
         self.stream = stream
+        tell = each_once(notice)
         with torch.cuda.stream(stream):
             self._bound: dict[str, Bound] = {
                 name: bind(
-                    program, ops, kernel_for, buffers, device, stream.cuda_stream, allow_reference=allow_reference
+                    program, ops, kernel_for, buffers, target, stream.cuda_stream, tell, allow_reference=allow_reference
                 )
                 for name, program in programs.items()
             }

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..api import DeviceInfo, OpDef
+from ..api import OpDef, Target
 from ..assemble import Assembly
 from ..data.loader import MicroBatch
 from ..program.op import Program
@@ -69,12 +69,16 @@ class Worker:
         seed: int,
         *,
         kernel_for: KernelFor,
-        device: DeviceInfo,
+        target: Target,
+        notice: Callable[[str], None],
         index: int = 0,
         allow_reference: bool = False,
         poison: bool = False,
     ) -> Worker:
-        """A worker that runs compiled kernels on GPU `index`. Raises ConfigError when an op has none."""
+        """A worker that runs compiled kernels on GPU `index`. `notice` is told what they have to say, each line once.
+
+        Raises ConfigError when an op has none, or none that does what `target` asks for.
+        """
         torch.cuda.set_device(index)
         stream = torch.cuda.Stream(index)
         buffers = Buffers(assembly.memory, f"cuda:{index}", poison=poison)
@@ -83,7 +87,7 @@ class Worker:
         _write_documents(inputs, assembly, _a_document_a_row(assembly))
         inputs.commit()
         executor = CudaExecutor(
-            _all_programs(assembly), ops, kernel_for, buffers, device, stream, allow_reference=allow_reference
+            _all_programs(assembly), ops, kernel_for, buffers, target, stream, notice, allow_reference=allow_reference
         )
         executor.warm_up()
         return cls(assembly, buffers, executor, inputs, seed)

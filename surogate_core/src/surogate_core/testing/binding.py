@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..api import Call, DeviceInfo, KernelDef, Op, Part, Value
+from ..api import Call, Deterministic, KernelDef, Op, Part, Target, Value
 from ..reference.rounding import TORCH_DTYPES
 from ..registry import refusal
 from ..runtime.bind import as_parts
@@ -27,9 +27,10 @@ class Binding:
 
     buffers: Mapping[Value, Guarded]
     scratch: Guarded | None
-    device: DeviceInfo
+    target: Target
     stream: int = 0
     tables: list[Tensor] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
     parts: tuple[Part, ...] = ()
 
     def pointer(self, value: Value) -> int:
@@ -45,6 +46,9 @@ class Binding:
     def table(self, words: Sequence[int]) -> int:
         self.tables.append(torch.tensor(words, dtype=torch.int64, device="cuda"))
         return self.tables[-1].data_ptr()
+
+    def notice(self, text: str) -> None:
+        self.notices.append(text)
 
     def launch(self, stream: int, labels: int | None = None) -> None:
         """Enqueue the op on `stream`, which takes the place of the one that it was bound with.
@@ -67,24 +71,31 @@ class Binding:
         return [*self.buffers.values(), *self.workspaces]
 
 
-def choose(kernels: Sequence[KernelDef], op: Op, device: DeviceInfo) -> KernelDef:
+def choose(kernels: Sequence[KernelDef], op: Op, target: Target) -> KernelDef:
     """The first kernel that serves `op`. AssertionError with every refusal when none does."""
     dtypes = tuple(value.dtype for value in (*op.ins, *op.outs))
-    reasons = [(kernel, refusal(kernel, op, dtypes, device)) for kernel in kernels if kernel.op == op.kind]
+    reasons = [(kernel, refusal(kernel, op, dtypes, target)) for kernel in kernels if kernel.op == op.kind]
     for kernel, reason in reasons:
         if not reason:
             return kernel
     raise AssertionError(f"no kernel serves {op.kind}: {'; '.join(reason for _, reason in reasons)}")
 
 
-def bind_kernel(kernels: Sequence[KernelDef], op: Op, contents: Mapping[Value, Tensor], *, skew: int = 0) -> Binding:
+def bind_kernel(
+    kernels: Sequence[KernelDef],
+    op: Op,
+    contents: Mapping[Value, Tensor],
+    *,
+    skew: int = 0,
+    deterministic: Deterministic = "auto",
+) -> Binding:
     """`op`, bound to the kernel that serves it.
 
     What `contents` does not give is an output and holds NaN; what is given and no output must stay as it is. Buffers
     begin `skew` elements past a multiple of 256 bytes, scalars excepted.
     """
-    device = training_device()
-    kernel = choose(kernels, op, device)
+    target = Target(training_device(), deterministic)
+    kernel = choose(kernels, op, target)
     buffers: dict[Value, Guarded] = {}
     for value in dict.fromkeys((*op.ins, *op.outs)):
         shift = skew if value.shape else 0
@@ -93,8 +104,8 @@ def bind_kernel(kernels: Sequence[KernelDef], op: Op, contents: Mapping[Value, T
         else:
             assert value not in op.ins, f"{value!r} is read, but has no contents"
             buffers[value] = guarded(value.shape, TORCH_DTYPES[value.dtype], skew=shift)
-    scratch_bytes = kernel.workspace(op, device)
-    binding = Binding(buffers, guarded((scratch_bytes,), torch.uint8) if scratch_bytes else None, device)
+    scratch_bytes = kernel.workspace(op, target)
+    binding = Binding(buffers, guarded((scratch_bytes,), torch.uint8) if scratch_bytes else None, target)
     binding.parts = as_parts(kernel.bind(op, binding))
     for out in op.outs:  # a bind may time algorithms on them
         if out in contents:
@@ -111,9 +122,10 @@ def run_kernel(
     *,
     skew: int = 0,
     labels: int | None = None,
+    deterministic: Deterministic = "auto",
 ) -> list[Tensor]:
     """The outputs of `op`, on the CPU, after `eager_and_graph`: repeatable, capturable, within its buffers."""
-    binding = bind_kernel(kernels, op, contents, skew=skew)
+    binding = bind_kernel(kernels, op, contents, skew=skew, deterministic=deterministic)
     eager_and_graph(
         lambda stream: binding.launch(stream, labels), list(binding.buffers.values()), scratch=binding.workspaces
     )

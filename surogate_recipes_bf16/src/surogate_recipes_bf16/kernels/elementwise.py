@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from surogate_core.api import BindContext, Call, DeviceInfo, KernelDef, Op, Support
+from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
 
 from .dtypes import DTYPE_CODES, FLOATS, adding, writing
 
@@ -23,11 +23,11 @@ def _bind_cast(op: Op, ctx: BindContext) -> Call:
     return ctx.call(_C.cast, x, y, x.size, 0 in op.accumulate, DTYPE_CODES[x.dtype], DTYPE_CODES[y.dtype])
 
 
-def _cast_supports(op: Op, device: DeviceInfo) -> Support:
+def _cast_supports(op: Op, target: Target) -> Support:
     """A result that was first rounded to `dtype` and then widened would need a second rounding."""
     if op.attrs["dtype"] != op.outs[0].dtype:
         return Support(False, f"casts to the dtype of its output, not {op.attrs['dtype']} into {op.outs[0]!r}")
-    return adding(op, device)
+    return adding(op, target)
 
 
 def _bind_fill(op: Op, ctx: BindContext) -> Call:
@@ -105,7 +105,7 @@ KERNELS: tuple[KernelDef, ...] = (
             dtypes=(dtype, "int32", dw),
             supports=adding,
             bind=_bind_embedding_bwd,
-            workspace=lambda op, device: embedding_bwd_workspace(op.ins[1].size),
+            workspace=lambda op, target: embedding_bwd_workspace(op.ins[1].size),
         )
         for dtype, dw in product(FLOATS, FLOATS)
     ),

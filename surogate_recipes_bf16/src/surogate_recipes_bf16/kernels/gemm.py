@@ -2,7 +2,7 @@
 
 Operands and results are bf16 or fp32, sums fp32. The algorithm is chosen by timing when an op is bound and shared by
 all ops of the same shape; `_C.gemm_export()` and `_C.gemm_import(...)` carry the choices from one run to another, which
-then computes the same bits.
+then computes the same bits. `deterministic: true` takes the library's first choice, which is the same in every run.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from surogate_core.api import BindContext, Call, DeviceInfo, KernelDef, Op, Value
+from surogate_core.api import BindContext, Call, KernelDef, Op, Target, Value
 
 from .dtypes import DTYPE_CODES, FLOATS, adding
 
@@ -18,9 +18,14 @@ NO_BIAS = -1
 """What the binding takes for the dtype of a bias that is not there."""
 
 
-def library_bytes(device: DeviceInfo) -> int:
+def library_bytes(target: Target) -> int:
     """Scratch for cuBLASLt: what its fastest algorithms ask for on the generation of the device."""
-    return (64 if (device.sm or 0) >= 90 else 32) << 20
+    return (64 if (target.device.sm or 0) >= 90 else 32) << 20
+
+
+def is_timed(target: Target) -> bool:
+    """Whether the clock chooses algorithms: of two runs it may choose differently, and bits with it."""
+    return target.deterministic != "true"
 
 
 def aligned(nbytes: int) -> int:
@@ -58,25 +63,24 @@ def _product_dtype(a: str, out: str) -> str:
     return "fp32" if a == "fp32" else out
 
 
-def _workspace(op: Op, device: DeviceInfo) -> int:
+def _workspace(op: Op, target: Target) -> int:
     """The library's scratch; an fp32 product that is rounded to bf16 afterwards; a bias widened to fp32."""
     a, out, bias = op.ins[0], op.outs[0], _bias(op)
     dtype = _product_dtype(a.dtype, out.dtype)
     staged = aligned(4 * out.size) if dtype != out.dtype else 0
     widened = aligned(4 * bias.size) if bias is not None and bias.dtype != dtype else 0
-    return library_bytes(device) + staged + widened
+    return library_bytes(target) + staged + widened
 
 
 def _bind(op: Op, ctx: BindContext) -> Call:
-    """Times the algorithms on the op's own buffers: the output, not the inputs, is overwritten."""
+    """Times the algorithms on the op's own buffers: the output, not the inputs, is overwritten. Null: not timed."""
     from .. import _C
 
     a, b, bias = op.ins[0], op.ins[1], _bias(op)
     shape = product(op)
+    timed = is_timed(ctx.target)
     gemm = _C.Gemm(
-        ctx.pointer(a),
-        ctx.pointer(b),
-        ctx.pointer(op.outs[0]),
+        *((ctx.pointer(value) if timed else 0) for value in (a, b, op.outs[0])),
         0 if bias is None else ctx.pointer(bias),
         ctx.workspace,
         shape.m,
@@ -88,7 +92,7 @@ def _bind(op: Op, ctx: BindContext) -> Call:
         DTYPE_CODES[op.outs[0].dtype],
         NO_BIAS if bias is None else DTYPE_CODES[bias.dtype],
         0 in op.accumulate,
-        library_bytes(ctx.device),
+        library_bytes(ctx.target),
         ctx.stream,
     )
     return ctx.call(gemm.run, a, b, op.outs[0], 0 if bias is None else bias, ctx.workspace)

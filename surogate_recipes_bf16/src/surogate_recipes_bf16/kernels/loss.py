@@ -6,11 +6,11 @@ gradient is summed over the chunks in fp32, in the workspace, unless one bf16 pr
 
 from __future__ import annotations
 
-from surogate_core.api import BindContext, DeviceInfo, KernelDef, Op, Part, Support
+from surogate_core.api import BindContext, KernelDef, Op, Part, Support, Target
 from surogate_core.program.value import DTYPE_BYTES
 
 from .dtypes import DTYPE_CODES, FLOATS, adding
-from .gemm import aligned, library_bytes
+from .gemm import aligned, is_timed, library_bytes
 
 NO_GRADIENTS = -1
 """What the binding takes for the dtype of a weight gradient that is not there."""
@@ -25,7 +25,7 @@ def _sizes(op: Op) -> tuple[int, int, int, int]:
     return tokens, d_model, vocab_size, int(op.attrs["chunks"])
 
 
-def _workspace(op: Op, device: DeviceInfo) -> int:
+def _workspace(op: Op, target: Target) -> int:
     """What lm_head.cpp lays out: library scratch, logits, losses and rows, x and dx of a chunk, dw rounded last."""
     tokens, d_model, vocab_size, chunks = _sizes(op)
     dtype = op.ins[0].dtype
@@ -34,7 +34,7 @@ def _workspace(op: Op, device: DeviceInfo) -> int:
     x = aligned(rows * d_model * DTYPE_BYTES[dtype])
     staged = has_grads and op.outs[2].dtype == "bf16" and (chunks > 1 or dtype == "fp32")
     dw = aligned(4 * vocab_size * d_model) if staged else 0
-    return library_bytes(device) + logits + 3 * aligned(4 * tokens) + x * (2 if has_grads else 1) + dw
+    return library_bytes(target) + logits + 3 * aligned(4 * tokens) + x * (2 if has_grads else 1) + dw
 
 
 def _bind(op: Op, ctx: BindContext) -> tuple[Part, ...]:
@@ -51,7 +51,8 @@ def _bind(op: Op, ctx: BindContext) -> tuple[Part, ...]:
         DTYPE_CODES[op.outs[2].dtype] if has_grads else NO_GRADIENTS,
         0 in op.accumulate,
         2 in op.accumulate,
-        library_bytes(ctx.device),
+        library_bytes(ctx.target),
+        is_timed(ctx.target),
         ctx.stream,
     )
     tokens, _, _, chunks = _sizes(op)
@@ -63,10 +64,10 @@ def _bind(op: Op, ctx: BindContext) -> tuple[Part, ...]:
     )
 
 
-def _supports(op: Op, device: DeviceInfo) -> Support:
+def _supports(op: Op, target: Target) -> Support:
     if 1 in op.accumulate:
         return Support(False, "writes the gradient of x, does not add to it")
-    return adding(op, device)
+    return adding(op, target)
 
 
 def _kernel(kind: str, dtypes: tuple[str, ...]) -> KernelDef:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from surogate_core.api import BindContext, Call, DeviceInfo, KernelDef, Op, Support
+from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
 
 from .dtypes import DTYPE_CODES, FLOATS, adding, writing
 
@@ -41,10 +41,10 @@ def _bind_rmsnorm_bwd(op: Op, ctx: BindContext) -> Call:
     )
 
 
-def _rmsnorm_bwd_supports(op: Op, device: DeviceInfo) -> Support:
+def _rmsnorm_bwd_supports(op: Op, target: Target) -> Support:
     if 0 in op.accumulate:
         return Support(False, "writes dx, does not add to it")
-    return adding(op, device)
+    return adding(op, target)
 
 
 def rmsnorm_bwd_workspace(rows: int, columns: int) -> int:
@@ -89,7 +89,7 @@ KERNELS: tuple[KernelDef, ...] = (
             dtypes=(dtype, dtype, dtype, "fp32", *dresidual, dtype, dw),
             supports=_rmsnorm_bwd_supports,
             bind=_bind_rmsnorm_bwd,
-            workspace=lambda op, device: rmsnorm_bwd_workspace(*op.ins[1].shape),
+            workspace=lambda op, target: rmsnorm_bwd_workspace(*op.ins[1].shape),
         )
         for dtype, dw in product(FLOATS, FLOATS)
         for dresidual in ((), (dtype,))
@@ -100,7 +100,7 @@ KERNELS: tuple[KernelDef, ...] = (
             dtypes=(dtype, dbias),
             supports=adding,
             bind=_bind_linear_bgrad,
-            workspace=lambda op, device: linear_bgrad_workspace(*op.ins[0].shape),
+            workspace=lambda op, target: linear_bgrad_workspace(*op.ins[0].shape),
         )
         for dtype, dbias in product(FLOATS, FLOATS)
     ),

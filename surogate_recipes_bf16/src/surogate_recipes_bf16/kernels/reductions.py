@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from surogate_core.api import BindContext, Call, DeviceInfo, KernelDef, Op, Support, Value
+from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target, Value
 from surogate_core.program.value import DTYPE_CODES
 
 CHUNK_SIZE = 65536
@@ -43,7 +43,7 @@ def _chunks(value: Value) -> int:
     return -(-value.size // CHUNK_SIZE)
 
 
-def _norm_workspace(op: Op, device: DeviceInfo) -> int:
+def _norm_workspace(op: Op, target: Target) -> int:
     """An fp64 sum of every chunk."""
     return 8 * sum(_chunks(value) for value in op.ins)
 
@@ -65,21 +65,21 @@ def _bind_accumulate_rounded(op: Op, ctx: BindContext) -> Call:
     )
 
 
-def _supports(op: Op, device: DeviceInfo) -> Support:
-    if device.sm is None or device.sm < 80:
-        return Support(False, f"needs a GPU of SM80 or newer, not {device.title}")
+def _supports(op: Op, target: Target) -> Support:
+    if (target.device.sm or 0) < 80:
+        return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
     if op.accumulate:
         return Support(False, "writes its outputs, does not add to them")
     return Support(True)
 
 
-def _supports_norm(op: Op, device: DeviceInfo) -> Support:
+def _supports_norm(op: Op, target: Target) -> Support:
     for value in op.ins:
         if value.dtype not in ("fp32", "bf16"):
             return Support(False, f"gradients are fp32 or bf16, {value!r} is not")
     if [value.dtype for value in op.outs] != ["fp32", "fp32"]:
         return Support(False, "norm and clip coefficient are fp32")
-    return _supports(op, device)
+    return _supports(op, target)
 
 
 KERNELS: tuple[KernelDef, ...] = (
