@@ -209,6 +209,11 @@ class LoopKeys(Keys):
     max_nonfinite_steps: Int = Field(
         10, ge=0, description="Stop after so many steps in a row without a finite loss and gradient; 0: at once."
     )
+    check_finite: Flag = Field(
+        False,
+        description="Run op by op and stop at the first op that writes a number which is not finite, naming it "
+        "(`--check-finite`). Slow.",
+    )
     deterministic: Flag = Field(
         True,
         description="Prefer implementations that give the same bits every time; a GPU run that cannot warns "

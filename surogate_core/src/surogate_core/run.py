@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .api import Comm, Logger, LoggerDef, RunInfo, Topology
+from .api import Comm, Logger, LoggerDef, Op, RunInfo, Topology
 from .config import LoadedConfig, Mode, apply_overrides, dump_yaml, load_config, read_yaml, resolved
 from .errors import ConfigError, RunStopped
 from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES
@@ -154,6 +154,9 @@ def _train(prepared: Prepared, comm: Comm, notice: Notice) -> TrainResult:
     checkpoints = Path(config.resolved_checkpoint_dir)
     worker = make_worker(prepared)
     fill_weights(prepared, worker)
+    if config.check_finite:
+        check_finite(prepared, worker)
+        notice("check_finite: runs op by op and looks at everything that an op writes, which is slow")
     worker.start(graphs=config.use_cuda_graphs)
     _open_output(output, checkpoints, prepared.loaded, notice)
 
@@ -250,6 +253,29 @@ def fill_weights(prepared: Prepared, worker: Worker) -> None:
     if not config.from_scratch:
         ignored = prepared.ingredients.model.ignored_tensors(prepared.ingredients.dims)
         hf.load_weights(prepared.model_dir, assembly.weights, worker.params(), ignored)
+
+
+def check_finite(prepared: Prepared, worker: Worker) -> None:
+    """Have `worker`, whose weights are in place, stop at the first op that writes a number which is not finite.
+
+    Raises ConfigError when the weights hold one already.
+    """
+    from .runtime.finite import FiniteCheck, refuse_nonfinite_weights
+
+    refuse_nonfinite_weights(worker.params(), prepared.assembly.weights, prepared.model_dir)
+    worker.watch(FiniteCheck(prepared.assembly, worker.buffers, lambda op: _served_by(prepared, op)))
+
+
+def _served_by(prepared: Prepared, op: Op) -> str:
+    """Who runs an op on the run's device, with the version."""
+    registry, device = prepared.registry, prepared.report.device
+    if device.sm is not None:
+        found = registry.kernel_for(op, device, prepared.loaded.config.recipe)
+        if found.kernel:
+            versions = {plugin.distribution: str(plugin) for plugin in registry.plugins}
+            return f"compiled kernel of {versions[found.provider]}"
+    kind = op.attrs["of"] if op.kind == "reference_vjp" else op.kind
+    return f"torch reference of {registry.source('op', kind).plugin}"
 
 
 def _open_output(output: Path, checkpoints: Path, loaded: LoadedConfig, notice: Notice) -> None:

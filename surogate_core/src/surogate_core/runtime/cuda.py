@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -54,6 +54,17 @@ class CudaExecutor:
     def _launch(self, program: str) -> None:
         for launch, arguments in self._bound[program].calls:
             launch(*arguments)
+
+    @torch.no_grad()
+    def walk(self, program: str, after: Callable[[int], None]) -> None:
+        """Enqueue `program` op by op, never a graph, and call `after` with the op's index behind every op.
+
+        It is called on the executor's stream: torch functions see what the op has written.
+        """
+        with torch.cuda.stream(self.stream):
+            for index, (launch, arguments) in enumerate(self._bound[program].calls):
+                launch(*arguments)
+                after(index)
 
     def warm_up(self) -> None:
         """Run everything once: loads every module, which a capture must not do. Leaves garbage in all outputs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -48,6 +48,8 @@ class Worker:
         self.assembly = assembly
         self.buffers = buffers
         self.executor = executor
+        self._run: Callable[[str], None] = executor.run
+        self._watched = False
         self._inputs = inputs
         self._inputs.write("seed", seed)
 
@@ -93,12 +95,20 @@ class Worker:
         """Whether every weight is a finite number: an update can overflow although its gradient was finite."""
         return all(bool(param.isfinite().all()) for param in self.params().values())
 
+    def watch(self, watcher: Callable[[str, int], None]) -> None:
+        """From now on run op by op, never as graphs, and call `watcher(program, op's index)` behind every op."""
+
+        def run(program: str) -> None:
+            self.executor.walk(program, lambda index: watcher(program, index))
+
+        self._run, self._watched = run, True
+
     def start(self, *, graphs: bool = True) -> None:
         """Call once, when the weights are in place: makes the masters; on a GPU captures the programs, if `graphs`."""
         if isinstance(self.executor, CudaExecutor):
             torch.cuda.synchronize()
-        self.executor.run("load")
-        if graphs and isinstance(self.executor, CudaExecutor):
+        self._run("load")
+        if graphs and not self._watched and isinstance(self.executor, CudaExecutor):
             self.executor.capture()
 
     def micro_step(self, batch: MicroBatch, *, first: bool, loss_scale: float, tick: int) -> None:
@@ -106,7 +116,7 @@ class Worker:
         self._write_batch(batch, loss_scale)
         self._inputs.write("tick", tick)
         self._inputs.commit()
-        self.executor.run("micro_first" if first else "micro_next")
+        self._run("micro_first" if first else "micro_next")
 
     def update(self, *, lr: float, step: int) -> Reading:
         """Clip and apply the accumulated gradient. `step` is 1 at the first; a non-finite norm changes nothing.
@@ -116,17 +126,20 @@ class Worker:
         self._inputs.write("lr", lr)
         self._inputs.write("step", step)
         self._inputs.commit()
-        self.executor.run("update")
+        self._run("update")
         values = [self.buffers.persistent(v) for v in (self.assembly.loss, self.assembly.grad_norm)]
         if isinstance(self.executor, CudaExecutor):
-            return _Later(values, self.executor.stream)
+            reading = _Later(values, self.executor.stream)
+            if self._watched:  # the watcher may end the run: no step is then left to be reported
+                self.settle()
+            return reading
         return _Now(float(values[0]), float(values[1]))
 
     def evaluate(self, batch: MicroBatch) -> float:
         """Sum of the losses of the batch's labels, in nats. Changes neither weights nor gradients."""
         self._write_batch(batch, 1.0)
         self._inputs.commit()
-        self.executor.run("evaluate")
+        self._run("evaluate")
         if isinstance(self.executor, CudaExecutor):
             self.executor.stream.synchronize()
         return float(self.buffers.persistent(self.assembly.eval_loss))
