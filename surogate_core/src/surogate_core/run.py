@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .api import Comm, Logger, LoggerDef, Op, RunInfo, Topology
+from .api import Comm, DeviceInfo, Logger, LoggerDef, Op, RunInfo, Topology
 from .config import LoadedConfig, Mode, apply_overrides, dump_yaml, load_config, read_yaml, resolved
 from .errors import ConfigError, RunStopped
 from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES
 from .interrupt import Interrupt
-from .memory.devices import GIB, cpu
+from .local_device import local_device
+from .memory.devices import GIB
 from .memory.devices import device as known_device
 from .plugins import load_registry
 from .prepare import Prepared, prepare
@@ -70,9 +71,14 @@ def load(path: str | Path, overrides: Sequence[str] = (), mode: Mode = "train") 
     return load_config(raw, registry=load_registry(), mode=mode, source=str(path))
 
 
-def plan(loaded: LoadedConfig, device: str | None = None) -> Prepared:
-    """Plan a run from the model's config.json alone. `device`: a name of the device table; None: this CPU."""
-    return prepare(loaded, load_registry(), known_device(device) if device else cpu())
+def plan(loaded: LoadedConfig, device: str | DeviceInfo | None = None) -> Prepared:
+    """Plan a run from the model's config.json alone.
+
+    `device`: one to plan for, or its name in the device table; None: the one that a run here would train on.
+    """
+    if not isinstance(device, DeviceInfo):
+        device = known_device(device) if device else local_device()[0]
+    return prepare(loaded, load_registry(), device)
 
 
 def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:

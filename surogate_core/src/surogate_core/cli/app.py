@@ -157,7 +157,10 @@ def plan(
     config: ConfigOption = None,
     overrides: SetOption = None,
     device: Annotated[
-        str | None, typer.Option("--device", metavar="NAME", help="Plan for this device, h200 say.")
+        str | None,
+        typer.Option(
+            "--device", metavar="NAME", help="Plan for h200, say. Default: what a run here would train on, GPU or CPU."
+        ),
     ] = None,
     as_json: JsonOption = False,
     listing: Annotated[bool, typer.Option("--listing", help="Print the programs, op by op.")] = False,
