@@ -2,9 +2,9 @@
 
     python benchmarks/step.py --model benchmarks/models/qwen3-0.6b --seq-len 2048 --batch 2 --batch 8 --out step.jsonl
 
-Random tokens, random weights, one document a row. A line of JSON per batch size: median of the timed optimizer steps
-(one micro-step each) after a warm-up, and the bytes that the process holds on the device beyond an empty context's,
-by cudaMemGetInfo.
+Random tokens, random weights; `--documents` a row of equal length, `--labelled` of the tokens with a label. A line of
+JSON per batch size: median of the timed optimizer steps (one micro-step each) after a warm-up, and the bytes that the
+process holds on the device beyond an empty context's, by cudaMemGetInfo.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--seq-len", type=int, default=2048)
     parser.add_argument("--batch", type=int, action="append", required=True)
+    parser.add_argument("--documents", type=int, default=1, help="a row")
+    parser.add_argument("--labelled", type=float, default=1.0, help="share of the tokens")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--eager", action="store_true", help="time the eager launches too")
@@ -56,11 +58,13 @@ def measure(arguments: argparse.Namespace, batch_size: int) -> dict[str, Any]:
     prepared = plan(arguments, batch_size)
     worker = run.make_worker(prepared)
     run.fill_weights(prepared, worker)
-    batch = random_batch(prepared)
+    batch = random_batch(prepared, arguments.documents, arguments.labelled)
     result: dict[str, Any] = {
         "model": Path(arguments.model).name,
         "batch": batch_size,
         "seq_len": arguments.seq_len,
+        "documents": arguments.documents,
+        "labelled": arguments.labelled,
         "settings": arguments.set,
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -98,22 +102,24 @@ def plan(arguments: argparse.Namespace, batch_size: int) -> Prepared:
         "sequence_len": arguments.seq_len,
         "per_device_train_batch_size": batch_size,
         "gradient_accumulation_steps": 1,
-        "sample_packing": False,
+        "sample_packing": arguments.documents > 1,
     }
     raw |= dict(item.split("=", 1) for item in arguments.set)
     registry = load_registry()
     return prepare(load_config(raw, registry=registry, source="benchmark"), registry, training_device())
 
 
-def random_batch(prepared: Prepared) -> MicroBatch:
+def random_batch(prepared: Prepared, documents: int, labelled: float) -> MicroBatch:
+    """Rows of `documents` documents of equal length; the first `labelled` of each document's tokens have a label."""
     given, assembly = prepared.ingredients, prepared.assembly
     total = given.batch_size * given.seq_len
+    length = given.seq_len // documents
     tokens = np.random.default_rng(1).integers(0, given.dims.vocab_size, total, dtype=np.int32)
-    targets = np.roll(tokens, -1)
-    targets[given.seq_len - 1 :: given.seq_len] = -100
+    starts = np.arange(0, total, length, dtype=np.int32)
     offsets = np.full(assembly.batch.cu_seqlens.shape, total, np.int32)
-    offsets[: given.batch_size] = np.arange(0, total, given.seq_len)
-    positions = np.tile(np.arange(given.seq_len, dtype=np.int32), given.batch_size)
+    offsets[: len(starts)] = starts
+    positions = np.tile(np.arange(length, dtype=np.int32), len(starts))
+    targets = np.where(positions < int(labelled * length) - 1, np.roll(tokens, -1), -100).astype(np.int32)
     return MicroBatch(tokens, targets, positions, offsets, total, int((targets >= 0).sum()))
 
 

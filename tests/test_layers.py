@@ -27,6 +27,7 @@ OPEN_TO_PLUGINS = {"api", "compiled", "errors", "program", "reference", "run", "
 
 MAY_IMPORT: Mapping[str, set[str]] = {
     "errors": set(),
+    "cache_home": set(),
     "program": {"api", "errors"},
     "api": {"program", "errors"},
     "compiled": {"api"},
@@ -34,8 +35,8 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "reference": {"errors", "api", "program"},
     "memory": {"program", "api", "errors"},
     "assemble": {"memory", "program", "api", "errors"},
-    "runtime": {"assemble", "memory", "reference", "program", "data", "api", "errors"},
-    "data": {"api", "errors", "hub", "config_schema"},
+    "runtime": {"assemble", "memory", "reference", "program", "data", "cache_home", "api", "errors"},
+    "data": {"cache_home", "api", "errors", "hub", "config_schema"},
     "registry": {"api", "errors"},
     "plugins": {"api", "errors", "hookspecs", "registry"},
 }

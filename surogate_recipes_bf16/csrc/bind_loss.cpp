@@ -62,10 +62,28 @@ void bind_loss(nb::module_& m) {
             "Choose the algorithms of the products, timed on these buffers; dx, dw and the workspace are overwritten. "
             "dtype_dw -1: no gradients.")
         .def(
-            "run",
+            "begin",
             [](LmHead& self, uintptr_t x, uintptr_t w, uintptr_t targets, uintptr_t loss_scale, uintptr_t loss,
                uintptr_t dx, uintptr_t dw, uintptr_t workspace, uintptr_t stream) {
-                self.run(buffers_of(x, w, targets, loss_scale, loss, dx, dw, workspace),
+                self.begin(buffers_of(x, w, targets, loss_scale, loss, dx, dw, workspace),
+                         reinterpret_cast<cudaStream_t>(stream));
+            },
+            nb::arg("x"), nb::arg("w"), nb::arg("targets"), nb::arg("loss_scale"), nb::arg("loss"), nb::arg("dx"),
+            nb::arg("dw"), nb::arg("workspace"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "chunk",
+            [](LmHead& self, int64_t index, uintptr_t x, uintptr_t w, uintptr_t targets, uintptr_t loss_scale, uintptr_t loss,
+               uintptr_t dx, uintptr_t dw, uintptr_t workspace, uintptr_t stream) {
+                self.chunk(index, buffers_of(x, w, targets, loss_scale, loss, dx, dw, workspace),
+                         reinterpret_cast<cudaStream_t>(stream));
+            },
+            nb::arg("index"), nb::arg("x"), nb::arg("w"), nb::arg("targets"), nb::arg("loss_scale"), nb::arg("loss"), nb::arg("dx"),
+            nb::arg("dw"), nb::arg("workspace"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "end",
+            [](LmHead& self, uintptr_t x, uintptr_t w, uintptr_t targets, uintptr_t loss_scale, uintptr_t loss,
+               uintptr_t dx, uintptr_t dw, uintptr_t workspace, uintptr_t stream) {
+                self.end(buffers_of(x, w, targets, loss_scale, loss, dx, dw, workspace),
                          reinterpret_cast<cudaStream_t>(stream));
             },
             nb::arg("x"), nb::arg("w"), nb::arg("targets"), nb::arg("loss_scale"), nb::arg("loss"), nb::arg("dx"),
@@ -107,4 +125,28 @@ void bind_loss(nb::module_& m) {
         },
         nb::arg("row_loss"), nb::arg("loss_scale"), nb::arg("loss"), nb::arg("rows"), nb::arg("accumulate"),
         nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>());
+    m.def(
+        "labelled_rows",
+        [](uintptr_t targets, uintptr_t rows, uintptr_t labels, int64_t tokens, uintptr_t stream) {
+            surogate::labelled_rows(pointer(targets), pointer(rows), pointer(labels), tokens,
+                                    reinterpret_cast<cudaStream_t>(stream));
+        },
+        nb::arg("targets"), nb::arg("rows"), nb::arg("labels"), nb::arg("tokens"), nb::arg("stream"),
+        nb::call_guard<nb::gil_scoped_release>());
+    m.def(
+        "gather_rows",
+        [](uintptr_t x, uintptr_t rows, uintptr_t out, int64_t count, int64_t row_bytes, uintptr_t stream) {
+            surogate::gather_rows(pointer(x), pointer(rows), pointer(out), count, row_bytes,
+                                  reinterpret_cast<cudaStream_t>(stream));
+        },
+        nb::arg("x"), nb::arg("rows"), nb::arg("out"), nb::arg("count"), nb::arg("row_bytes"), nb::arg("stream"),
+        nb::call_guard<nb::gil_scoped_release>());
+    m.def(
+        "scatter_rows",
+        [](uintptr_t in, uintptr_t rows, uintptr_t x, int64_t count, int64_t row_bytes, uintptr_t stream) {
+            surogate::scatter_rows(pointer(in), pointer(rows), pointer(x), count, row_bytes,
+                                   reinterpret_cast<cudaStream_t>(stream));
+        },
+        nb::arg("in"), nb::arg("rows"), nb::arg("x"), nb::arg("count"), nb::arg("row_bytes"), nb::arg("stream"),
+        nb::call_guard<nb::gil_scoped_release>());
 }

@@ -1,21 +1,23 @@
-// LM head with cross-entropy, and its gradients: the logits of one chunk of rows at a time.
+// LM head with cross-entropy, and its gradients: over the labelled rows only, the logits of one chunk of them at a time.
 //
-//   logits  = x_c w^T                                    rounded to the dtype of x     [rows, ld]
+//   rows    = the rows that carry a label, in order; chunk i takes those from i * tokens / chunks on
+//   x_c     = x[rows of the chunk]                       0 behind the last labelled row
+//   logits  = x_c w^T                                    rounded to the dtype of x     [rows of a chunk, ld]
 //   dlogits = (softmax(logits) - onehot) * loss_scale    rounded, in place
-//   dx_c    = dlogits w                                  rounded once
+//   dx[rows] = dlogits w                                 rounded once; 0 for rows without a label
 //   dw     += dlogits^T x_c                              fp32 over all chunks; the first one writes unless it is added to
 //   loss  (+)= loss_scale * sum over labelled rows of -log softmax(logits)[target]
 //
-// The chunks are tokens / chunks rows each. Rows without a label get dlogits of zero, hence dx of zero. A bf16 dw is
-// written by the product itself if one bf16 product makes it; else it is summed in fp32 in the workspace and rounded
-// once at the end.
+// A run is begin, chunk 0, as many further chunks as there are labelled rows for, and end: the host knows how many
+// labels a micro-batch has, so rows without one cost the zeros of their dx. A bf16 dw is written by the product itself
+// if one bf16 product makes it; else it is summed in fp32 in the workspace and rounded once at the end.
 //
 // Workspace: cuBLASLt's scratch | logits of a chunk, rows padded to a multiple of 64 elements | row losses fp32 [tokens] |
-// dw fp32 [vocab_size, d_model], where it is summed there. Each part begins at a multiple of 256 bytes.
+// rows and labels int32 [tokens] | x_c | dx_c, with gradients | dw fp32 [vocab_size, d_model], where it is summed there.
+// Each part begins at a multiple of 256 bytes.
 //
-// FLOP: 6 tokens d_model vocab_size with gradients, 2 without. Launches: 4 a chunk (2 without gradients), and 1 or 2.
-
-#include <vector>
+// FLOP: 6 labels d_model vocab_size with gradients, 2 without. Launches: 2 or 3 to begin, 6 a chunk (3 without
+// gradients), 1 or 2 to end. Moving rows takes 4 to 6 bytes per element of x beside 6 * vocab_size FLOP: nothing.
 
 #include "elementwise.h"
 #include "gemm.h"
@@ -32,7 +34,7 @@ struct Layout {
     int64_t rows;  // of a chunk
     int64_t ld;    // elements of a padded row of logits
     bool is_dw_staged;
-    int64_t logits, row_loss, dw, total;  // offsets and size of the workspace in bytes
+    int64_t logits, row_loss, row_index, labels, x, dx, dw, total;  // offsets and size of the workspace in bytes
 };
 
 Layout layout_of(const LmHeadShape& s) {
@@ -56,7 +58,13 @@ Layout layout_of(const LmHeadShape& s) {
     l.is_dw_staged = s.has_grads && s.dtype_dw == BF16 && (s.chunks > 1 || s.dtype == FP32);
     l.logits = s.library_bytes;
     l.row_loss = l.logits + round_up(l.rows * l.ld * bytes_of(s.dtype), 256);
-    l.dw = l.row_loss + round_up(s.tokens * 4, 256);
+    const int64_t per_token = round_up(s.tokens * 4, 256);
+    const int64_t some_rows = round_up(l.rows * s.d_model * bytes_of(s.dtype), 256);
+    l.row_index = l.row_loss + per_token;
+    l.labels = l.row_index + per_token;
+    l.x = l.labels + per_token;
+    l.dx = l.x + some_rows;
+    l.dw = l.dx + (s.has_grads ? some_rows : 0);
     l.total = l.dw + (l.is_dw_staged ? round_up(s.vocab_size * s.d_model * 4, 256) : 0);
     return l;
 }
@@ -87,27 +95,25 @@ struct LmHead::Impl {
     Impl(const LmHeadShape& s, const LmHeadBuffers& buffers, cudaStream_t stream) : shape(s), layout(layout_of(s)) {
         check_buffers(s, buffers);
         void* logits_buffer = at(buffers.workspace, layout.logits);
-        const int64_t chunk_alignment = s.chunks == 1 ? 256 : alignment_of(static_cast<uintptr_t>(chunk_bytes()));
+        void* x = at(buffers.workspace, layout.x);
 
         GemmShape product = of(layout.rows, s.vocab_size, s.d_model, s.dtype);
         product.trans_b = true;
         product.ldd = layout.ld;
-        product.alignment_a = chunk_alignment;
-        logits = std::make_unique<Gemm>(product, timed_on(buffers, buffers.x, buffers.w, logits_buffer), stream);
+        logits = std::make_unique<Gemm>(product, timed_on(buffers, x, buffers.w, logits_buffer), stream);
         if (!s.has_grads) {
             return;
         }
         product = of(layout.rows, s.d_model, s.vocab_size, s.dtype);
         product.lda = layout.ld;
-        product.alignment_d = chunk_alignment;
-        dx = std::make_unique<Gemm>(product, timed_on(buffers, logits_buffer, buffers.w, buffers.dx), stream);
+        void* dx_rows = at(buffers.workspace, layout.dx);
+        dx = std::make_unique<Gemm>(product, timed_on(buffers, logits_buffer, buffers.w, dx_rows), stream);
 
         product = of(s.vocab_size, s.d_model, layout.rows, layout.is_dw_staged ? FP32 : s.dtype_dw);
         product.trans_a = true;
         product.lda = layout.ld;
-        product.alignment_b = chunk_alignment;
         product.accumulate = s.accumulate_dw;
-        const GemmBuffers on = timed_on(buffers, logits_buffer, buffers.x, dw_sum(buffers));
+        const GemmBuffers on = timed_on(buffers, logits_buffer, x, dw_sum(buffers));
         dw_first = std::make_unique<Gemm>(product, on, stream);
         if (s.chunks > 1) {
             product.accumulate = true;
@@ -115,7 +121,7 @@ struct LmHead::Impl {
         }
     }
 
-    int64_t chunk_bytes() const { return layout.rows * shape.d_model * bytes_of(shape.dtype); }
+    int64_t row_bytes() const { return shape.d_model * bytes_of(shape.dtype); }
 
     // Where the products for dw go.
     void* dw_sum(const LmHeadBuffers& b) const { return layout.is_dw_staged ? at(b.workspace, layout.dw) : b.dw; }
@@ -136,27 +142,42 @@ struct LmHead::Impl {
         return {a, b, d, nullptr, buffers.workspace};
     }
 
-    void run(const LmHeadBuffers& b, cudaStream_t stream) {
+    void begin(const LmHeadBuffers& b, cudaStream_t stream) {
+        check_buffers(shape, b);
+        labelled_rows(b.targets, at(b.workspace, layout.row_index), at(b.workspace, layout.labels), shape.tokens,
+                      stream);
+        check_cuda(cudaMemsetAsync(at(b.workspace, layout.row_loss), 0, shape.tokens * 4, stream), op_name);
+        if (shape.has_grads) {
+            check_cuda(cudaMemsetAsync(b.dx, 0, shape.tokens * row_bytes(), stream), op_name);
+        }
+    }
+
+    void chunk(int64_t index, const LmHeadBuffers& b, cudaStream_t stream) {
+        SUROGATE_REQUIRE(0 <= index && index < shape.chunks, op_name, "there is no chunk " + std::to_string(index));
         check_buffers(shape, b);
         void* logits_buffer = at(b.workspace, layout.logits);
-        void* row_loss = at(b.workspace, layout.row_loss);
-        for (int64_t chunk = 0; chunk < shape.chunks; ++chunk) {
-            const void* x = at(b.x, chunk * chunk_bytes());
-            const void* targets = at(b.targets, chunk * layout.rows * 4);
-            void* losses = at(row_loss, chunk * layout.rows * 4);
-            logits->run(x, b.w, logits_buffer, nullptr, b.workspace, stream);
-            if (!shape.has_grads) {
-                cross_entropy(logits_buffer, targets, losses, layout.rows, shape.vocab_size, layout.ld, shape.dtype,
-                              stream);
-                continue;
-            }
-            cross_entropy_grads(logits_buffer, targets, b.loss_scale, losses, layout.rows, shape.vocab_size, layout.ld,
-                                shape.dtype, stream);
-            dx->run(logits_buffer, b.w, at(b.dx, chunk * chunk_bytes()), nullptr, b.workspace, stream);
-            Gemm& dw = chunk == 0 ? *dw_first : *dw_next;
-            dw.run(logits_buffer, x, dw_sum(b), nullptr, b.workspace, stream);
+        void* x = at(b.workspace, layout.x);
+        const void* row_index = at(b.workspace, layout.row_index + index * layout.rows * 4);
+        const void* labels = at(b.workspace, layout.labels + index * layout.rows * 4);
+        void* losses = at(b.workspace, layout.row_loss + index * layout.rows * 4);
+        gather_rows(b.x, row_index, x, layout.rows, row_bytes(), stream);
+        logits->run(x, b.w, logits_buffer, nullptr, b.workspace, stream);
+        if (!shape.has_grads) {
+            cross_entropy(logits_buffer, labels, losses, layout.rows, shape.vocab_size, layout.ld, shape.dtype, stream);
+            return;
         }
-        sum_loss(row_loss, b.loss_scale, b.loss, shape.tokens, shape.accumulate_loss, stream);
+        cross_entropy_grads(logits_buffer, labels, b.loss_scale, losses, layout.rows, shape.vocab_size, layout.ld,
+                            shape.dtype, stream);
+        void* dx_rows = at(b.workspace, layout.dx);
+        dx->run(logits_buffer, b.w, dx_rows, nullptr, b.workspace, stream);
+        scatter_rows(dx_rows, row_index, b.dx, layout.rows, row_bytes(), stream);
+        Gemm& dw = index == 0 ? *dw_first : *dw_next;
+        dw.run(logits_buffer, x, dw_sum(b), nullptr, b.workspace, stream);
+    }
+
+    void end(const LmHeadBuffers& b, cudaStream_t stream) {
+        check_buffers(shape, b);
+        sum_loss(at(b.workspace, layout.row_loss), b.loss_scale, b.loss, shape.tokens, shape.accumulate_loss, stream);
         if (layout.is_dw_staged) {
             cast(dw_sum(b), b.dw, shape.vocab_size * shape.d_model, false, FP32, BF16, stream);
         }
@@ -168,7 +189,13 @@ LmHead::LmHead(const LmHeadShape& shape, const LmHeadBuffers& buffers, cudaStrea
 
 LmHead::~LmHead() = default;
 
-void LmHead::run(const LmHeadBuffers& buffers, cudaStream_t stream) { impl_->run(buffers, stream); }
+void LmHead::begin(const LmHeadBuffers& buffers, cudaStream_t stream) { impl_->begin(buffers, stream); }
+
+void LmHead::chunk(int64_t index, const LmHeadBuffers& buffers, cudaStream_t stream) {
+    impl_->chunk(index, buffers, stream);
+}
+
+void LmHead::end(const LmHeadBuffers& buffers, cudaStream_t stream) { impl_->end(buffers, stream); }
 
 std::string LmHead::describe() const {
     std::string text;

@@ -1,4 +1,5 @@
-// LM head and cross-entropy. The kernels are described in cross_entropy.cu, the sequence in lm_head.cpp.
+// LM head and cross-entropy. The kernels are described in cross_entropy.cu and labelled_rows.cu, the sequence in
+// lm_head.cpp.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,6 +18,12 @@ void cross_entropy_grads(void* logits, const void* targets, const void* loss_sca
 
 void sum_loss(const void* row_loss, const void* loss_scale, void* loss, int64_t rows, bool accumulate,
               cudaStream_t stream);
+
+void labelled_rows(const void* targets, void* rows, void* labels, int64_t tokens, cudaStream_t stream);
+
+void gather_rows(const void* x, const void* rows, void* out, int64_t count, int64_t row_bytes, cudaStream_t stream);
+
+void scatter_rows(const void* in, const void* rows, void* x, int64_t count, int64_t row_bytes, cudaStream_t stream);
 
 struct LmHeadShape {
     int64_t tokens, d_model, vocab_size, chunks;
@@ -48,7 +55,10 @@ public:
     LmHead(const LmHead&) = delete;
     LmHead& operator=(const LmHead&) = delete;
 
-    void run(const LmHeadBuffers& buffers, cudaStream_t stream);
+    // A run is begin, then chunks 0, 1, ... as far as there are labels (chunk 0 always), then end.
+    void begin(const LmHeadBuffers& buffers, cudaStream_t stream);
+    void chunk(int64_t index, const LmHeadBuffers& buffers, cudaStream_t stream);
+    void end(const LmHeadBuffers& buffers, cudaStream_t stream);
     std::string describe() const;  // one line per product
 
     static int64_t workspace_bytes(const LmHeadShape& shape);

@@ -47,11 +47,14 @@ class Setup:
         seq_len: int = 128,
         max_documents: int = 8,
         recompute: frozenset[str] = frozenset(),
+        lmhead_chunks: int | None = None,
+        unlabelled: float = 0.1,
         **dtypes: str,
     ) -> None:
         self.registry = load_registry()
         self.device: DeviceInfo = training_device()
         self.config = config or SMALL
+        self.unlabelled = unlabelled
         recipe, optimizer = self.registry.get("recipe", "bf16"), self.registry.get("optimizer", "adamw")
         model = self.registry.model_for(self.config)
         self.precision: Precision = recipe.precision(PrecisionRequest(**dtypes), recipe.options())
@@ -67,6 +70,7 @@ class Setup:
             batch_size=batch_size,
             seq_len=seq_len,
             max_documents=max_documents,
+            lmhead_chunks=lmhead_chunks,
             weight_decay=0.1,
             max_grad_norm=1.0,
             recompute=recompute,
@@ -116,7 +120,7 @@ class Setup:
         initialise((v for v in self.assembly.declared if v.init), worker.buffers.persistent, 7)
 
     def batch(self, seed: int) -> MicroBatch:
-        """Random tokens in random documents, a tenth of them without a label."""
+        """Random tokens in random documents, a share of them without a label."""
         rng = np.random.default_rng(seed)
         batch, total = self.given, self.given.batch_size * self.given.seq_len
         tokens = rng.integers(0, self.config["vocab_size"], total, dtype=np.int32)
@@ -130,7 +134,7 @@ class Setup:
         positions = np.arange(total) - np.repeat(offsets, lengths)
         targets = np.roll(tokens, -1)
         targets[np.append(offsets[1:], total) - 1] = -100
-        targets[rng.random(total) < 0.1] = -100
+        targets[rng.random(total) < self.unlabelled] = -100
         return MicroBatch(
             tokens, targets.astype(np.int32), positions.astype(np.int32), cu_seqlens, total, int((targets >= 0).sum())
         )

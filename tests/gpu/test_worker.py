@@ -79,6 +79,22 @@ def test_evaluation_equals_the_cpus_and_changes_nothing() -> None:
     assert all(torch.equal(before[n], w) for n, w in setup.weights(gpu).items())
 
 
+@pytest.mark.parametrize("unlabelled", [0.0, 0.7, 1.0])
+def test_the_head_runs_for_labelled_rows_only(unlabelled: float) -> None:
+    """In graphs, eagerly and on the CPU the same, with all chunks, a few, or no more than the one that always runs."""
+    setup = Setup(lmhead_chunks=8, unlabelled=unlabelled, **FP32)
+    cpu, eager, captured = setup.cpu(), setup.gpu(graphs=False), setup.gpu()
+    losses = {}
+    for name, worker in (("cpu", cpu), ("eager", eager), ("captured", captured)):
+        batches = [setup.batch(seed) for seed in (3, 4)]
+        for i, batch in enumerate(batches):
+            worker.micro_step(batch, first=i == 0, loss_scale=1 / 256, tick=i)
+        losses[name] = worker.update(lr=0.0, step=1).values()
+    assert losses["captured"] == losses["eager"] == pytest.approx(losses["cpu"], rel=1e-5)
+    theirs, ours = setup.gradients(cpu), setup.gradients(captured)
+    assert max(relative(ours[name], theirs[name]) for name in theirs) < 1e-5
+
+
 @pytest.mark.parametrize("parts", [{"rmsnorm", "swiglu"}, {"rmsnorm", "swiglu", "qkv", "att", "ffn", "block"}])
 def test_recomputation_changes_no_bit(parts: set[str]) -> None:
     plain, saving = Setup(**BF16), Setup(recompute=frozenset(parts), **BF16)

@@ -42,7 +42,9 @@ def test_values_become_addresses_and_the_stream_comes_last() -> None:
         return context.call(launch, *op.ins, *op.outs, 4)
 
     result = bound(kernel(bind_add))
-    ((function, arguments),) = result.calls
+    (((part,),),) = (result.parts,)
+    function, arguments = part.call
+    assert part.above == -1
     assert function is launch
     assert len(set(arguments[:3])) == 3
     assert arguments[3:] == (4, 7)

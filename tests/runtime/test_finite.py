@@ -79,7 +79,7 @@ class Watched:
         self.values = {value.name: value for value in program.values()}
         for role in ("input", "param", "grad", "state"):
             self.buffers.segment(role).zero_()
-        assembly: Any = SimpleNamespace(programs={name: program})
+        assembly: Any = SimpleNamespace(all_programs={name: program}, variants={})
         self.check = FiniteCheck(assembly, self.buffers, lambda op: f"acme 1.0 ({op.kind})", steps_done=6)
 
     def view(self, name: str) -> Tensor:
@@ -177,6 +177,7 @@ def test_of_many_inputs_the_largest_are_shown() -> None:
         (["load"], "before the first step"),
         (["micro_first"], "step 1, micro-step 1"),
         (["micro_first", "micro_next", "micro_next"], "step 1, micro-step 3"),
+        (["micro_first", "micro_next@8"], "step 1, micro-step 2"),
         (["micro_first", "micro_next", "update"], "step 1, update"),
         (["micro_first", "update", "evaluate"], "evaluation after step 1"),
         (["micro_first", "update", "evaluate", "micro_first"], "step 2, micro-step 1"),
@@ -184,9 +185,10 @@ def test_of_many_inputs_the_largest_are_shown() -> None:
 )
 def test_the_moment_is_told(runs: list[str], moment: str) -> None:
     given = Watched(chain)
-    names = {"load", "micro_first", "micro_next", "update", "evaluate"}
+    names = ("load", "micro_first", "micro_next", "update", "evaluate", "micro_next@8")
     programs = {name: Program(name, given.program.ops) for name in names}
-    assembly: Any = SimpleNamespace(programs=programs)
+    variants = {"micro_next": {8: programs["micro_next@8"]}}
+    assembly: Any = SimpleNamespace(all_programs=programs, variants=variants)
     value = torch.zeros(2, 3)
     buffers: Any = SimpleNamespace(view=lambda v, program: value)
     check = FiniteCheck(assembly, buffers, lambda op: "")

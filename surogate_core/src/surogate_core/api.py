@@ -59,6 +59,7 @@ __all__ = [
     "OptimizerDef",
     "OutSpec",
     "ParamGrad",
+    "Part",
     "Precision",
     "PrecisionRequest",
     "Program",
@@ -179,6 +180,17 @@ Call = tuple[Callable[..., None], tuple[Any, ...]]
 """A launch, ready to run: `function(*arguments)`, enqueued and not waited for."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """A launch that a micro-batch only needs when it has more than `above` labels; -1: always.
+
+    The host knows how many labels a batch has, so leaving a part out costs no synchronisation.
+    """
+
+    call: Call
+    above: int = -1
+
+
 class BindContext(Protocol):
     """What a kernel sees of the run when it is bound, once, before the first step. Not for the hot path."""
 
@@ -213,16 +225,16 @@ class KernelDef:
 
     dtypes      the dtypes of (ins..., outs...) that it serves; "*" matches any; a last "..." matches any number more
     supports    (op, device) -> Support; light: imports no compiled module, never raises
-    bind        (op, context) -> the launch. Imports the compiled module, chooses algorithms, times them if need be.
-                The launch takes raw pointers and sizes, the stream last; it neither allocates nor synchronises.
-                `op.accumulate` says which outputs it must add to.
+    bind        (op, context) -> the launch, or the parts that it is made of, in order. Imports the compiled module,
+                chooses algorithms, times them if need be. A launch takes raw pointers and sizes, the stream last; it
+                neither allocates nor synchronises. `op.accumulate` says which outputs it must add to.
     workspace   (op, device) -> bytes of scratch for this op; replaces the OpDef's figure
     """
 
     op: str
     dtypes: tuple[str, ...]
     supports: Callable[[Op, DeviceInfo], Support]
-    bind: Callable[[Op, BindContext], Call]
+    bind: Callable[[Op, BindContext], Call | tuple[Part, ...]]
     workspace: Callable[[Op, DeviceInfo], int] = lambda op, device: 0
     capturable: bool = True
 

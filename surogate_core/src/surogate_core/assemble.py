@@ -4,6 +4,7 @@
     micro      differentiate -> outputs -> dead_code -> recipe.lower -> recompute -> offload
                -> accumulate: micro_first, micro_next
     evaluate   the forward program, lowered by the same recipe
+               micro and evaluate also in variants for batches of few documents
     load       masters from params
     update     global norm, then the optimizer
 
@@ -41,6 +42,7 @@ from .program.differentiate import differentiate
 from .program.op import Op, Program
 from .program.passes.accumulate import accumulate
 from .program.passes.dead_code import dead_code
+from .program.passes.documents import for_fewer, name_for, smaller_bounds
 from .program.passes.outputs import write_to
 from .program.passes.recompute import recompute
 from .program.value import DTYPE_BYTES, Value
@@ -102,9 +104,14 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True)
 class Assembly:
-    """The planned programs of a run and the values that the loop reads and writes."""
+    """The planned programs of a run and the values that the loop reads and writes.
+
+    variants: of the programs that read documents, by name: {bound on the documents: program}, ascending, all below the
+    bound of the program itself.
+    """
 
     programs: Mapping[str, Program]
+    variants: Mapping[str, Mapping[int, Program]]
     declared: tuple[Value, ...]
     trainable: tuple[Value, ...]
     memory: MemoryPlan
@@ -115,6 +122,12 @@ class Assembly:
     grad_norm: Value
     weights: tuple[WeightMap, ...]
     passes: tuple[Pass, ...]
+
+    @property
+    def all_programs(self) -> dict[str, Program]:
+        """Programs and their variants, by name."""
+        fewer = (program for variants in self.variants.values() for program in variants.values())
+        return {**self.programs, **{program.name: program for program in fewer}}
 
     @property
     def params(self) -> dict[str, Value]:
@@ -162,11 +175,18 @@ def assemble(given: Ingredients) -> Assembly:
     update = line("optimizer", None, update)
 
     programs = {p.name: p for p in (load, first, following, evaluate, update)}
+    variants = _variants(b, (first, following, evaluate), batch.cu_seqlens, given, line)
     return Assembly(
         programs=programs,
+        variants=variants,
         declared=b.declared,
         trainable=tuple(gradients),
-        memory=plan_family(programs.values(), b.declared, given.workspace or (lambda op: op_workspace(given.ops, op))),
+        memory=plan_family(
+            programs.values(),
+            b.declared,
+            given.workspace or (lambda op: op_workspace(given.ops, op)),
+            {name: list(fewer.values()) for name, fewer in variants.items()},
+        ),
         batch=batch,
         scalars=scalars,
         loss=loss_state,
@@ -272,6 +292,19 @@ def _micro(
         program = line("offload", program, strategy.schedule(program, b, given.device.memory_bytes, options))
     first, following = accumulate(program, frozenset({total}), b, scalars)
     return line("accumulate", program, first), line("accumulate", program, following), gradients
+
+
+def _variants(
+    b: Builder, programs: Sequence[Program], cu_seqlens: Value, given: Ingredients, line: _Line
+) -> dict[str, dict[int, Program]]:
+    """Programs for batches of fewer documents, where that spares attention something."""
+    bounds = smaller_bounds(given.max_documents, given.batch_size)
+    shorter = {n: b.input(name_for(cu_seqlens.name, n), (n + 1,), cu_seqlens.dtype) for n in bounds}
+    return {
+        program.name: {n: line("documents", program, for_fewer(program, cu_seqlens, shorter[n])) for n in bounds}
+        for program in programs
+        if bounds and any(cu_seqlens in op.ins for op in program.ops)
+    }
 
 
 def _with_master(b: Builder, param: Value, grad: Value, master_dtype: str) -> ParamGrad:

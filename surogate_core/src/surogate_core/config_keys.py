@@ -161,7 +161,7 @@ _NOT_YET = (
         ("long_context", False, "settings for very long rows"),
         ("sequence_chunks", 1, "parts in which a row is processed"),
         ("auto_lmhead_chunks", None, "choose `lmhead_chunks` by size", True),
-        ("lmhead_drop_ignored_rows", False, "skip logits of rows without labels"),
+        ("lmhead_drop_ignored_rows", False, "skip logits of rows without labels, which is always done", True),
     ),
     *_feature(
         "mixture-of-experts and vision models", "train a dense text model",

@@ -273,7 +273,9 @@ class MemoryKeys(Keys):
     recompute_att: Flag = Field(False, description="Recompute attention; covers qkv. Alias `recompute_attention`.")
     recompute_block: Flag = Field(False, description="Recompute whole blocks; covers att, ffn and rmsnorm.")
     lmhead_chunks: Annotated[int | Literal["auto"], BeforeValidator(_count_or_auto(1))] = Field(
-        "auto", description="Parts in which the logits are computed; divides batch size x `sequence_len`."
+        "auto",
+        description="Parts in which the logits are computed; divides batch size x `sequence_len`. On a GPU only those "
+        "run that a micro-batch has labels for.",
     )
     attn_bwd_chunks: Int = Field(1, ge=1, description="Parts of the attention backward pass.")
     use_cuda_graphs: Flag = Field(True, description="Replay a step as one CUDA graph. Without effect on a CPU.")

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from surogate_core.api import Call, DeviceInfo, Op, Value
+from surogate_core.api import Op, Value
 from surogate_core.program.value import DTYPE_CODES
 from surogate_core.runtime.device import training_device
-from surogate_core.testing.kernels import Guarded, assert_close, eager_and_graph, guarded, guarded_copy, relative_error
+from surogate_core.testing.binding import bind_kernel, run_kernel
+from surogate_core.testing.kernels import (
+    assert_close,
+    eager_and_graph,
+    guarded,
+    guarded_copy,
+    relative_error,
+    same_bits,
+)
 from surogate_recipes_bf16.kernels import gemm, loss
 
 pytestmark = pytest.mark.gpu
@@ -129,30 +135,8 @@ def test_sum_of_losses(added: float | None, rows: int) -> None:
 # ------------------------------------------------------------------------------------------------------------ LM head
 
 
-@dataclass
-class Context:
-    """A bind context over guarded buffers."""
-
-    buffers: dict[Value, Guarded]
-    scratch: Guarded
-    device: DeviceInfo = field(default_factory=training_device)
-
-    @property
-    def stream(self) -> int:
-        return torch.cuda.current_stream().cuda_stream
-
-    def pointer(self, value: Value) -> int:
-        return self.buffers[value].pointer
-
-    @property
-    def workspace(self) -> int:
-        return self.scratch.pointer
-
-    def call(self, launch: Any, *arguments: Any) -> Call:
-        return launch, (*(self.pointer(a) if isinstance(a, Value) else a for a in arguments), self.stream)
-
-    def table(self, words: Sequence[int]) -> int:
-        raise NotImplementedError
+def value(name: str, shape: Sequence[int], dtype: str) -> Value:
+    return Value(name=name, shape=tuple(shape), dtype=dtype, role="act")
 
 
 def exact_inputs(tokens: int, d_model: int, vocab_size: int, dtype: str) -> tuple[Tensor, Tensor]:
@@ -186,36 +170,17 @@ def run_head(
 ) -> list[Tensor]:
     """loss, dx, dw (loss alone without `dw_dtype`), eager and captured; loss and dw add to `added` if there is one."""
     dtype = {torch.float32: "fp32", torch.bfloat16: "bf16"}[x.dtype]
-    kind = "lm_head_ce" if dw_dtype is None else "lm_head_ce_grads"
-    ins = [guarded_copy(v) for v in (x, w, targets, torch.tensor(scale, device="cuda"))]
-    outs = [guarded((), torch.float32)]
-    dtypes = [dtype, dtype, "int32", "fp32", "fp32"]
+    kind, sums = ("lm_head_ce", {0}) if dw_dtype is None else ("lm_head_ce_grads", {0, 2})
+    ins = (value("x", x.shape, dtype), value("w", w.shape, dtype), value("targets", targets.shape, "int32"))
+    ins = (*ins, value("loss_scale", (), "fp32"))
+    outs = [value("loss", (), "fp32")]
     if dw_dtype is not None:
-        outs += [guarded(x.shape, x.dtype), guarded(w.shape, TORCH[dw_dtype])]
-        dtypes += [dtype, dw_dtype]
-    buffers = [*ins, *outs]
-    values = [
-        Value(name=f"v{i}", shape=tuple(b.tensor.shape), dtype=d, role="act")
-        for i, (b, d) in enumerate(zip(buffers, dtypes, strict=True))
-    ]
-    sums = frozenset({0, 2} if dw_dtype is not None else {0})
-    op = Op(
-        kind,
-        tuple(values[:4]),
-        tuple(values[4:]),
-        {"chunks": chunks},
-        accumulate=frozenset() if added is None else sums,
-    )
-    (kernel,) = [k for k in loss.KERNELS if k.op == kind and k.dtypes == tuple(dtypes)]
-    device = training_device()
-    assert kernel.supports(op, device).ok
-    scratch = guarded((kernel.workspace(op, device),), torch.uint8)
-    launch, arguments = kernel.bind(op, Context(dict(zip(values, buffers, strict=True)), scratch))
-    for i, out in enumerate(outs):  # binding has left rubbish in them
-        out.tensor.fill_(float("nan") if added is None or i not in sums else added)
-    eager_and_graph(lambda stream: launch(*arguments[:-1], stream), buffers)
-    scratch.check()
-    return [out.tensor for out in outs]
+        outs += [value("dx", x.shape, dtype), value("dw", w.shape, dw_dtype)]
+    op = Op(kind, ins, tuple(outs), {"chunks": chunks}, accumulate=frozenset() if added is None else frozenset(sums))
+    contents = dict(zip(ins, (x, w, targets, torch.tensor(scale)), strict=True))
+    if added is not None:
+        contents |= {outs[i]: torch.full(outs[i].shape, added, dtype=TORCH[outs[i].dtype]) for i in sums}
+    return [out.cuda() for out in run_kernel(loss.KERNELS, op, contents, labels=int((targets >= 0).sum()))]
 
 
 def check(x: Tensor, w: Tensor, targets: Tensor, results: Sequence[Tensor], scale: float, added: float = 0.0) -> None:
@@ -263,14 +228,60 @@ def test_lm_head_adds_loss_and_weight_gradient(chunks: int, dtype: str) -> None:
     check(x, w, targets, [evaluated], 1 / 64, added=0.5)
 
 
-def test_chunks_without_labels_cost_nothing_but_zeros() -> None:
+@pytest.mark.parametrize("labels", [0, 1, 16, 17, 33, 64])
+def test_only_as_many_chunks_run_as_there_are_labels_for(labels: int) -> None:
+    """The last chunk that is needed may be full, begun, or none: the results are those of all chunks."""
     x, w = exact_inputs(64, 64, 1000, "bf16")
-    targets = random_targets(64, 1000)
-    targets[16:48] = -100
-    check(x, w, targets, run_head(x, w, targets, 0.25, chunks=4, dw_dtype="fp32"), 0.25)
-    targets[:] = -100
-    for result in run_head(x, w, targets, 0.25, chunks=4, dw_dtype="fp32"):
-        assert not result.any()
+    targets = torch.full((64,), -100, dtype=torch.int32)
+    targets[torch.randperm(64)[:labels]] = torch.randint(0, 1000, (labels,), dtype=torch.int32)
+    targets = targets.cuda()
+    results = run_head(x, w, targets, 0.25, chunks=4, dw_dtype="fp32")
+    if labels:
+        check(x, w, targets, results, 0.25)
+    else:
+        assert not any(result.any() for result in results)
+
+
+def test_a_chunk_is_needed_from_its_first_label_on() -> None:
+    x, w = value("x", (64, 64), "bf16"), value("w", (1000, 64), "bf16")
+    targets, scale, total = value("t", (64,), "int32"), value("s", (), "fp32"), value("loss", (), "fp32")
+    op = Op("lm_head_ce", (x, w, targets, scale), (total,), {"chunks": 4})
+    contents = {v: torch.zeros(v.shape, dtype=TORCH.get(v.dtype, torch.int32)) for v in op.ins}
+    assert [part.above for part in bind_kernel(loss.KERNELS, op, contents).parts] == [-1, -1, 16, 32, 48, -1]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("tokens", [1, 31, 1024, 1025, 10_000])
+def test_labelled_rows_come_first_and_in_order(tokens: int, share: float) -> None:
+    from surogate_recipes_bf16 import _C
+
+    labels = torch.randint(0, 1000, (tokens,), dtype=torch.int32)
+    labels[torch.rand(tokens) >= share] = -100
+    targets, rows, found = guarded_copy(labels), guarded((tokens,), torch.int32), guarded((tokens,), torch.int32)
+    eager_and_graph(
+        lambda stream: _C.labelled_rows(targets.pointer, rows.pointer, found.pointer, tokens, stream),
+        [targets, rows, found],
+    )
+    expected = (labels >= 0).nonzero().flatten()
+    assert rows.tensor[: len(expected)].cpu().tolist() == expected.tolist()
+    assert found.tensor[: len(expected)].cpu().tolist() == labels[expected].tolist()
+    assert (rows.tensor[len(expected) :] == -1).all() and (found.tensor[len(expected) :] == -1).all()
+
+
+@pytest.mark.parametrize("columns", [1, 13, 64, 2056])
+def test_moving_rows_there_and_back(columns: int) -> None:
+    from surogate_recipes_bf16 import _C
+
+    start, index = torch.randn(50, columns).bfloat16(), torch.tensor([3, 7, 8, 49, -1, -1], dtype=torch.int32)
+    x, rows, few = guarded_copy(start), guarded_copy(index), guarded((6, columns), torch.bfloat16)
+    back = guarded_copy(torch.zeros(50, columns).bfloat16(), constant=False)
+    size = (6, 2 * columns)
+    eager_and_graph(lambda s: _C.gather_rows(x.pointer, rows.pointer, few.pointer, *size, s), [x, rows, few])
+    eager_and_graph(lambda s: _C.scatter_rows(few.pointer, rows.pointer, back.pointer, *size, s), [few, rows, back])
+    assert same_bits(few.tensor[:4], start[index[:4]].cuda()) and not few.tensor[4:].any()
+    expected = torch.zeros_like(start)
+    expected[index[:4]] = start[index[:4]]
+    assert same_bits(back.tensor, expected.cuda())
 
 
 @pytest.mark.parametrize("dw_dtype", ["fp32", "bf16"])
@@ -279,12 +290,9 @@ def test_chunks_without_labels_cost_nothing_but_zeros() -> None:
 def test_planned_workspace_is_what_the_head_needs(chunks: int, dtype: str, dw_dtype: str) -> None:
     from surogate_recipes_bf16 import _C
 
-    def value(shape: tuple[int, ...], dtype: str) -> Value:
-        return Value(name="v", shape=shape, dtype=dtype, role="act")
-
-    x, w, scalar = value((36, 40), dtype), value((777, 40), dtype), value((), "fp32")
-    outs = (scalar, value((36, 40), dtype), value((777, 40), dw_dtype))
-    op = Op("lm_head_ce_grads", (x, w, value((36,), "int32"), scalar), outs, {"chunks": chunks})
+    x, w, scalar = value("x", (36, 40), dtype), value("w", (777, 40), dtype), value("s", (), "fp32")
+    outs = (value("loss", (), "fp32"), value("dx", (36, 40), dtype), value("dw", (777, 40), dw_dtype))
+    op = Op("lm_head_ce_grads", (x, w, value("t", (36,), "int32"), scalar), outs, {"chunks": chunks})
     (kernel,) = [k for k in loss.KERNELS if k.op == op.kind and k.dtypes == tuple(v.dtype for v in (*op.ins, *op.outs))]
     device = training_device()
     codes = (DTYPE_CODES[dtype], DTYPE_CODES[dw_dtype])

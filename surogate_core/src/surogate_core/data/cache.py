@@ -27,6 +27,8 @@ from typing import IO, Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from ..cache_home import cache_home
+
 CACHE_FORMAT = 1
 
 Bools = npt.NDArray[np.bool_]
@@ -35,8 +37,7 @@ Int64s = npt.NDArray[np.int64]
 
 def default_cache_root() -> Path:
     """`$XDG_CACHE_HOME/surogate/tokens`, by default below `~/.cache`."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "surogate" / "tokens"
+    return cache_home() / "tokens"
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:

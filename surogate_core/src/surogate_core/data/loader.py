@@ -40,6 +40,11 @@ class MicroBatch:
     n_tokens: int
     n_valid: int
 
+    @property
+    def n_documents(self) -> int:
+        """Documents that are not empty, padding counted as one a row."""
+        return int(np.searchsorted(self.cu_seqlens, len(self.tokens)))
+
 
 @dataclass(frozen=True)
 class StepBatch:

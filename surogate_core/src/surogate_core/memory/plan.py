@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..program.op import Op, Program
@@ -90,10 +90,24 @@ class MemoryPlan:
         return max((arena.arena_bytes for arena in self.arenas.values()), default=0)
 
 
-def plan_family(programs: Iterable[Program], declared: Iterable[Value], workspace: Callable[[Op], int]) -> MemoryPlan:
-    """Plan the programs of a family: segments "param", "grad", "state" and "input", and an arena per program."""
+def plan_family(
+    programs: Iterable[Program],
+    declared: Iterable[Value],
+    workspace: Callable[[Op], int],
+    variants: Mapping[str, Sequence[Program]] | None = None,
+) -> MemoryPlan:
+    """Plan the programs of a family: segments "param", "grad", "state" and "input", and an arena per program.
+
+    variants: by the name of a program, others that touch the same activations op for op. They share its arena plan, in
+    which every op has the scratch that the most demanding of them needs.
+    """
     values = list(declared)
+    arenas: dict[str, ArenaPlan] = {}
+    for program in programs:
+        alike = [program, *(variants or {}).get(program.name, ())]
+        scratch = {ops[0]: max(workspace(op) for op in set(ops)) for ops in zip(*(p.ops for p in alike), strict=True)}
+        arenas |= dict.fromkeys((p.name for p in alike), plan(program, scratch.__getitem__))
     return MemoryPlan(
         segments={role: lay_out(v for v in values if v.role == role) for role in ("param", "grad", "state", "input")},
-        arenas={program.name: plan(program, workspace) for program in programs},
+        arenas=arenas,
     )

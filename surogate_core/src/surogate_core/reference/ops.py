@@ -188,11 +188,9 @@ def swiglu_bwd(dy: Tensor, gate_up: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------ LM head and cross-entropy
 
 
-def _chunks(targets: Tensor, chunks: int) -> Iterator[Tensor]:
-    """Row indices of each chunk that carry a label: the others cost nothing."""
-    size = targets.shape[0] // chunks
-    for i in range(chunks):
-        yield (targets[i * size : (i + 1) * size] >= 0).nonzero().flatten() + i * size
+def _chunks(targets: Tensor, chunks: int) -> tuple[Tensor, ...]:
+    """Indices of the rows that carry a label, so many at a time as a chunk of all rows has: the others cost nothing."""
+    return (targets >= 0).nonzero().flatten().split(targets.shape[0] // chunks)
 
 
 def lm_head_ce(x: Tensor, w: Tensor, targets: Tensor, loss_scale: Tensor, *, chunks: int) -> Tensor:

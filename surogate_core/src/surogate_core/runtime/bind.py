@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..api import Call, DeviceInfo, KernelDef, OpDef
+from ..api import Call, DeviceInfo, KernelDef, OpDef, Part
 from ..errors import ConfigError, SurogateError
 from ..program.op import Op, Program
 from ..program.value import Value
@@ -54,9 +54,12 @@ class Binding:
 
 @dataclass(frozen=True)
 class Bound:
-    """A program as launches. tables: device memory that the arguments point to. capturable: fit for a CUDA graph."""
+    """A program as launches: the parts of each op, in the order of `ops`.
 
-    calls: tuple[Call, ...]
+    tables: device memory that the arguments point to. capturable: fit for CUDA graphs.
+    """
+
+    parts: tuple[tuple[Part, ...], ...]
     ops: tuple[Op, ...]
     tables: tuple[Tensor, ...]
     capturable: bool
@@ -74,28 +77,28 @@ def bind(
 ) -> Bound:
     """Bind every op of `program`. Raises ConfigError when an op has no kernel and references are not allowed."""
     context = Binding(device, stream, buffers, program.name)
-    calls: list[Call] = []
+    parts: list[tuple[Part, ...]] = []
     capturable = True
     for index, op in enumerate(program.ops):
         context.index = index
         kernel = kernel_for(op)
         if kernel is not None:
             capturable = capturable and kernel.capturable
-            calls.append(_bind_kernel(kernel, op, context))
+            parts.append(_bind_kernel(kernel, op, context))
         elif allow_reference:
             capturable = False
-            calls.append(_bind_reference(op, ops, context))
+            parts.append((Part(_bind_reference(op, ops, context)),))
         else:
             raise ConfigError(
                 f"{place(op)}: no compiled kernel serves it on {device.title}. Install the package that has one, "
                 "or set kernels: allow_reference (slow)."
             )
-    return Bound(tuple(calls), program.ops, tuple(context.tables), capturable)
+    return Bound(tuple(parts), program.ops, tuple(context.tables), capturable)
 
 
-def _bind_kernel(kernel: KernelDef, op: Op, context: Binding) -> Call:
+def _bind_kernel(kernel: KernelDef, op: Op, context: Binding) -> tuple[Part, ...]:
     try:
-        return kernel.bind(op, context)
+        return as_parts(kernel.bind(op, context))
     except SurogateError:
         raise
     except ImportError as error:
@@ -105,6 +108,11 @@ def _bind_kernel(kernel: KernelDef, op: Op, context: Binding) -> Call:
         ) from error
     except Exception as error:
         raise ConfigError(f"{place(op)}: its kernel cannot be bound: {type(error).__name__}: {error}") from error
+
+
+def as_parts(bound: Call | tuple[Part, ...]) -> tuple[Part, ...]:
+    """What a kernel's `bind` returned, as parts: a launch is one that is always needed."""
+    return tuple(bound) if all(isinstance(part, Part) for part in bound) else (Part(bound),)  # type: ignore[arg-type]
 
 
 def _bind_reference(op: Op, ops: Mapping[str, OpDef], context: Binding) -> Call:

@@ -1,12 +1,18 @@
-"""The CUDA executor: bound launches, run one by one or captured once and replayed as CUDA graphs."""
+"""The CUDA executor: bound launches, run one by one or captured once and replayed as CUDA graphs.
+
+A graph is fixed, but how many chunks of the LM head a micro-batch needs is not: a program is one graph up to the first
+launch that may be left out, one graph for each of those, and one for the rest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 
-from ..api import DeviceInfo, OpDef
+from ..api import Call, DeviceInfo, OpDef, Part
 from ..program.op import Program
 from .arena import Buffers
 from .bind import Bound, KernelFor, bind
@@ -39,31 +45,28 @@ class CudaExecutor:
                 )
                 for name, program in programs.items()
             }
-        self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
+        self._stretches = {name: stretches(part for op in b.parts for part in op) for name, b in self._bound.items()}
 
-    def run(self, program: str) -> None:
-        """Enqueue `program`: a graph's replay if it was captured, else launch by launch."""
-        graph = self._graphs.get(program)
+    def run(self, program: str, labels: int | None = None) -> None:
+        """Enqueue `program`: graphs where they were captured, else launch by launch.
+
+        labels: how many the micro-batch has; None: as many as it could.
+        """
         with torch.cuda.stream(self.stream):
-            if graph is not None:
-                graph.replay()
-            else:
-                self._launch(program)
+            for stretch in self._stretches[program]:
+                if labels is None or labels > stretch.above:
+                    stretch.run()
 
     @torch.no_grad()
-    def _launch(self, program: str) -> None:
-        for launch, arguments in self._bound[program].calls:
-            launch(*arguments)
-
-    @torch.no_grad()
-    def walk(self, program: str, after: Callable[[int], None]) -> None:
-        """Enqueue `program` op by op, never a graph, and call `after` with the op's index behind every op.
+    def walk(self, program: str, after: Callable[[int], None], labels: int | None = None) -> None:
+        """`run` op by op, never a graph, and call `after` with the op's index behind every op.
 
         It is called on the executor's stream: torch functions see what the op has written.
         """
         with torch.cuda.stream(self.stream):
-            for index, (launch, arguments) in enumerate(self._bound[program].calls):
-                launch(*arguments)
+            for index, parts in enumerate(self._bound[program].parts):
+                for launch, arguments in (p.call for p in parts if labels is None or labels > p.above):
+                    launch(*arguments)
                 after(index)
 
     def warm_up(self) -> None:
@@ -73,18 +76,40 @@ class CudaExecutor:
         self.stream.synchronize()
 
     def capture(self) -> None:
-        """Capture each program that can be as one graph. Runs nothing."""
+        """Capture each program that can be. Runs nothing."""
         for program, bound in self._bound.items():
-            if not bound.calls or not bound.capturable:
-                continue
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.stream(self.stream):
-                graph.capture_begin(capture_error_mode="thread_local")
-                self._launch(program)
-                graph.capture_end()
-            self._graphs[program] = graph
+            for stretch in self._stretches[program] if bound.capturable else ():
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.stream(self.stream):
+                    graph.capture_begin(capture_error_mode="thread_local")
+                    stretch.run()
+                    graph.capture_end()
+                stretch.graph = graph
 
     @property
     def captured(self) -> tuple[str, ...]:
         """Names of the programs that run as graphs."""
-        return tuple(self._graphs)
+        return tuple(name for name, all_of in self._stretches.items() if all_of and all(s.graph for s in all_of))
+
+
+@dataclass
+class Stretch:
+    """Launches that run together or not at all: only where there are more than `above` labels."""
+
+    calls: tuple[Call, ...]
+    above: int
+    graph: torch.cuda.CUDAGraph | None = None
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """Enqueue it on the current stream."""
+        if self.graph is not None:
+            self.graph.replay()
+            return
+        for launch, arguments in self.calls:
+            launch(*arguments)
+
+
+def stretches(parts: Iterable[Part]) -> list[Stretch]:
+    """Neighbours that are needed by the same batches, together."""
+    return [Stretch(tuple(p.call for p in run), above) for above, run in groupby(parts, lambda part: part.above)]

@@ -103,15 +103,17 @@ class FiniteCheck:
     def __init__(
         self, assembly: Assembly, buffers: Buffers, served_by: Callable[[Op], str], steps_done: int = 0
     ) -> None:
-        self._programs = assembly.programs
+        self._programs = assembly.all_programs
+        self._origins = {p.name: name for name, fewer in assembly.variants.items() for p in fewer.values()}
         self._buffers = buffers
         self._served_by = served_by
         self._step = steps_done
         self._micro = 0
 
     def __call__(self, program: str, index: int) -> None:
+        stage = self._origins.get(program, program)
         if index == 0:
-            self._count(program)
+            self._count(stage)
         ops = self._programs[program].ops
         op = ops[index]
         if all_finite(self._buffers.view(out, program) for out in op.outs):
@@ -121,23 +123,23 @@ class FiniteCheck:
         read = {v: self._buffers.view(v, program) for v in op.ins if v not in op.outs}
         inputs = {v: contents(view) for v, view in read.items() if view.is_floating_point()}
         raise NonFiniteError(
-            f"{self._moment(program)}: {op.kind} wrote NaN or inf.\n"
+            f"{self._moment(stage)}: {op.kind} wrote NaN or inf.\n"
             + "\n".join(_report(program, index, op, self._served_by(op), written, inputs)),
             weights_whole=not any(out.role == "param" for op in ops[: index + 1] for out in op.outs),
         )
 
-    def _count(self, program: str) -> None:
-        if program == "micro_first":
+    def _count(self, stage: str) -> None:
+        if stage == "micro_first":
             self._step, self._micro = self._step + 1, 1
-        elif program == "micro_next":
+        elif stage == "micro_next":
             self._micro += 1
 
-    def _moment(self, program: str) -> str:
-        if program == "load":
+    def _moment(self, stage: str) -> str:
+        if stage == "load":
             return "before the first step"
-        if program == "evaluate":
+        if stage == "evaluate":
             return f"evaluation after step {self._step}"
-        return f"step {self._step}, {'update' if program == 'update' else f'micro-step {self._micro}'}"
+        return f"step {self._step}, {'update' if stage == 'update' else f'micro-step {self._micro}'}"
 
 
 def _report(

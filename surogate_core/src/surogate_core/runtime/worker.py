@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..api import DeviceInfo, OpDef
 from ..assemble import Assembly
 from ..data.loader import MicroBatch
+from ..program.passes.documents import name_for
 from .arena import Buffers
 from .bind import KernelFor
 from .cuda import CudaExecutor
@@ -48,7 +50,7 @@ class Worker:
         self.assembly = assembly
         self.buffers = buffers
         self.executor = executor
-        self._run: Callable[[str], None] = executor.run
+        self._run: Callable[..., None] = executor.run
         self._watched = False
         self._inputs = inputs
         self._inputs.write("seed", seed)
@@ -57,7 +59,7 @@ class Worker:
     def on_cpu(cls, assembly: Assembly, ops: Mapping[str, OpDef], seed: int, *, poison: bool = False) -> Worker:
         """A worker that runs the torch references. `poison`: values are destroyed when their planned life ends."""
         buffers = Buffers(assembly.memory, poison=poison)
-        executor = ReferenceExecutor(assembly.programs, ops, buffers, poison=poison)
+        executor = ReferenceExecutor(assembly.all_programs, ops, buffers, poison=poison)
         return cls(assembly, buffers, executor, _inputs(assembly, buffers, None), seed)
 
     @classmethod
@@ -79,10 +81,10 @@ class Worker:
         buffers = Buffers(assembly.memory, f"cuda:{index}", poison=poison)
         stream.wait_stream(torch.cuda.current_stream())
         inputs = _inputs(assembly, buffers, stream)
-        inputs.write("cu_seqlens", _one_document(assembly))
+        _write_documents(inputs, assembly, _a_document_a_row(assembly))
         inputs.commit()
         executor = CudaExecutor(
-            assembly.programs, ops, kernel_for, buffers, device, stream, allow_reference=allow_reference
+            assembly.all_programs, ops, kernel_for, buffers, device, stream, allow_reference=allow_reference
         )
         executor.warm_up()
         return cls(assembly, buffers, executor, inputs, seed)
@@ -98,8 +100,8 @@ class Worker:
     def watch(self, watcher: Callable[[str, int], None]) -> None:
         """From now on run op by op, never as graphs, and call `watcher(program, op's index)` behind every op."""
 
-        def run(program: str) -> None:
-            self.executor.walk(program, lambda index: watcher(program, index))
+        def run(program: str, labels: int | None = None) -> None:
+            self.executor.walk(program, lambda index: watcher(program, index), labels)
 
         self._run, self._watched = run, True
 
@@ -116,7 +118,7 @@ class Worker:
         self._write_batch(batch, loss_scale)
         self._inputs.write("tick", tick)
         self._inputs.commit()
-        self._run("micro_first" if first else "micro_next")
+        self._run(self._program("micro_first" if first else "micro_next", batch), batch.n_valid)
 
     def update(self, *, lr: float, step: int) -> Reading:
         """Clip and apply the accumulated gradient. `step` is 1 at the first; a non-finite norm changes nothing.
@@ -139,7 +141,7 @@ class Worker:
         """Sum of the losses of the batch's labels, in nats. Changes neither weights nor gradients."""
         self._write_batch(batch, 1.0)
         self._inputs.commit()
-        self._run("evaluate")
+        self._run(self._program("evaluate", batch), batch.n_valid)
         if isinstance(self.executor, CudaExecutor):
             self.executor.stream.synchronize()
         return float(self.buffers.persistent(self.assembly.eval_loss))
@@ -149,9 +151,15 @@ class Worker:
         if isinstance(self.executor, CudaExecutor):
             self.executor.stream.synchronize()
 
+    def _program(self, name: str, batch: MicroBatch) -> str:
+        """The variant of a program for the fewest documents that the batch fits in."""
+        fewer = self.assembly.variants.get(name, {})
+        return next((program.name for bound, program in fewer.items() if batch.n_documents <= bound), name)
+
     def _write_batch(self, batch: MicroBatch, loss_scale: float) -> None:
-        for name in ("tokens", "targets", "positions", "cu_seqlens"):
+        for name in ("tokens", "targets", "positions"):
             self._inputs.write(name, getattr(batch, name))
+        _write_documents(self._inputs, self.assembly, batch.cu_seqlens)
         self._inputs.write("loss_scale", loss_scale)
 
 
@@ -192,10 +200,15 @@ def _inputs(assembly: Assembly, buffers: Buffers, stream: Any | None) -> Inputs:
     return Inputs(values, assembly.memory.segments["input"], buffers, stream)
 
 
-def _one_document(assembly: Assembly) -> Any:
-    """cu_seqlens for a run on nothing: every row of the batch one document."""
-    import numpy as np
+def _write_documents(inputs: Inputs, assembly: Assembly, cu_seqlens: np.ndarray[Any, Any]) -> None:
+    """Write the offsets for every variant. Those that they do not fit into are not run."""
+    inputs.write("cu_seqlens", cu_seqlens)
+    for bound in {n for variants in assembly.variants.values() for n in variants}:
+        inputs.write(name_for("cu_seqlens", bound), cu_seqlens[: bound + 1])
 
+
+def _a_document_a_row(assembly: Assembly) -> np.ndarray[Any, Any]:
+    """cu_seqlens for a run on nothing."""
     batch = assembly.batch
     tokens = batch.tokens.shape[0]
     offsets = np.full(batch.cu_seqlens.shape, tokens, np.int32)

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..api import Call, DeviceInfo, KernelDef, Op, Value
+from ..api import Call, DeviceInfo, KernelDef, Op, Part, Value
 from ..memory.devices import DEVICES
 from ..reference.rounding import TORCH_DTYPES
 from ..registry import refusal
+from ..runtime.bind import as_parts
 from .kernels import Guarded, eager_and_graph, guarded, guarded_copy
 
 
@@ -29,7 +30,7 @@ class Binding:
     device: DeviceInfo
     stream: int = 0
     tables: list[Tensor] = field(default_factory=list)
-    bound: Call | None = None
+    parts: tuple[Part, ...] = ()
 
     def pointer(self, value: Value) -> int:
         return self.buffers[value].pointer
@@ -45,11 +46,15 @@ class Binding:
         self.tables.append(torch.tensor(words, dtype=torch.int64, device="cuda"))
         return self.tables[-1].data_ptr()
 
-    def launch(self, stream: int) -> None:
-        """Enqueue the op on `stream`, which takes the place of the one that it was bound with."""
-        assert self.bound is not None
-        function, arguments = self.bound
-        function(*arguments[:-1], stream)
+    def launch(self, stream: int, labels: int | None = None) -> None:
+        """Enqueue the op on `stream`, which takes the place of the one that it was bound with.
+
+        labels: leave out the parts that a batch with so many does not need; None: run them all.
+        """
+        for part in self.parts:
+            if labels is None or labels > part.above:
+                function, arguments = part.call
+                function(*arguments[:-1], stream)
 
     @property
     def everything(self) -> list[Guarded]:
@@ -85,14 +90,24 @@ def bind_kernel(kernels: Sequence[KernelDef], op: Op, contents: Mapping[Value, T
             buffers[value] = guarded(value.shape, TORCH_DTYPES[value.dtype], skew=shift)
     scratch_bytes = kernel.workspace(op, device)
     binding = Binding(buffers, guarded((scratch_bytes,), torch.uint8) if scratch_bytes else None, device)
-    binding.bound = kernel.bind(op, binding)
+    binding.parts = as_parts(kernel.bind(op, binding))
+    for out in op.outs:  # a bind may time algorithms on them
+        if out in contents:
+            buffers[out].tensor.copy_(contents[out])
+        else:
+            buffers[out].poison()
     return binding
 
 
 def run_kernel(
-    kernels: Sequence[KernelDef], op: Op, contents: Mapping[Value, Tensor], *, skew: int = 0
+    kernels: Sequence[KernelDef],
+    op: Op,
+    contents: Mapping[Value, Tensor],
+    *,
+    skew: int = 0,
+    labels: int | None = None,
 ) -> list[Tensor]:
     """The outputs of `op`, on the CPU, after `eager_and_graph`: repeatable, capturable, within its buffers."""
     binding = bind_kernel(kernels, op, contents, skew=skew)
-    eager_and_graph(binding.launch, binding.everything)
+    eager_and_graph(lambda stream: binding.launch(stream, labels), binding.everything)
     return [binding.buffers[out].tensor.cpu() for out in op.outs]

@@ -38,6 +38,10 @@ class Guarded:
         """Device address of the first element."""
         return self.tensor.data_ptr()
 
+    def poison(self) -> None:
+        """Fill the tensor with NaN."""
+        self.tensor.view(-1).view(torch.uint8).fill_(_POISON)
+
     def check(self) -> None:
         """AssertionError where something wrote outside of the tensor, or changed one that is an input."""
         for name, guard in (("before", self.before), ("behind", self.after)):

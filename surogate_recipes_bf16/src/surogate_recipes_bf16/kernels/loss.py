@@ -1,12 +1,12 @@
-"""The compiled LM head with cross-entropy: the logits of one chunk of tokens at a time, in the workspace.
+"""The compiled LM head with cross-entropy, over labelled rows only: the logits of a chunk of them at a time.
 
-The gradient of the logits takes their place. A bf16 weight gradient is summed over the chunks in fp32, in the
-workspace, unless one bf16 product makes it whole.
+The gradient of the logits takes their place. Chunks for which a micro-batch has no labels are left out. A bf16 weight
+gradient is summed over the chunks in fp32, in the workspace, unless one bf16 product makes it whole.
 """
 
 from __future__ import annotations
 
-from surogate_core.api import BindContext, Call, DeviceInfo, KernelDef, Op, Support
+from surogate_core.api import BindContext, DeviceInfo, KernelDef, Op, Part, Support
 from surogate_core.program.value import DTYPE_BYTES
 
 from .dtypes import DTYPE_CODES, FLOATS, adding
@@ -26,17 +26,18 @@ def _sizes(op: Op) -> tuple[int, int, int, int]:
 
 
 def _workspace(op: Op, device: DeviceInfo) -> int:
-    """The library's scratch, the logits of a chunk, the loss of every row, and dw in fp32 where it is rounded last."""
+    """What lm_head.cpp lays out: library scratch, logits, losses and rows, x and dx of a chunk, dw rounded last."""
     tokens, d_model, vocab_size, chunks = _sizes(op)
     dtype = op.ins[0].dtype
-    row = -(-vocab_size // _ROW_MULTIPLE) * _ROW_MULTIPLE
-    logits = aligned(tokens // chunks * row * DTYPE_BYTES[dtype])
-    staged = len(op.outs) == 3 and op.outs[2].dtype == "bf16" and (chunks > 1 or dtype == "fp32")
+    rows, has_grads = tokens // chunks, len(op.outs) == 3
+    logits = aligned(rows * -(-vocab_size // _ROW_MULTIPLE) * _ROW_MULTIPLE * DTYPE_BYTES[dtype])
+    x = aligned(rows * d_model * DTYPE_BYTES[dtype])
+    staged = has_grads and op.outs[2].dtype == "bf16" and (chunks > 1 or dtype == "fp32")
     dw = aligned(4 * vocab_size * d_model) if staged else 0
-    return library_bytes(device) + logits + aligned(4 * tokens) + dw
+    return library_bytes(device) + logits + 3 * aligned(4 * tokens) + x * (2 if has_grads else 1) + dw
 
 
-def _bind(op: Op, ctx: BindContext) -> Call:
+def _bind(op: Op, ctx: BindContext) -> tuple[Part, ...]:
     """Times the algorithms of the products on the op's own buffers: dx, dw and the workspace are overwritten."""
     from .. import _C
 
@@ -53,7 +54,13 @@ def _bind(op: Op, ctx: BindContext) -> Call:
         library_bytes(ctx.device),
         ctx.stream,
     )
-    return ctx.call(head.run, *buffers)
+    tokens, _, _, chunks = _sizes(op)
+    above = [-1, *(i * tokens // chunks for i in range(1, chunks))]
+    return (
+        Part(ctx.call(head.begin, *buffers)),
+        *(Part(ctx.call(head.chunk, i, *buffers), above[i]) for i in range(chunks)),
+        Part(ctx.call(head.end, *buffers)),
+    )
 
 
 def _supports(op: Op, device: DeviceInfo) -> Support:

@@ -1,0 +1,137 @@
+// Which rows of a micro-batch carry a label, and moves of rows by such a list.
+//
+//   rows[i]    = index of the i-th t with targets[t] >= 0, ascending; -1 behind the last one
+//   labels[i]  = targets[rows[i]]; -1 behind the last one
+//   out[i, :]  = x[rows[i], :], 0 where rows[i] < 0                       gather_rows
+//   x[rows[i], :] = in[i, :] where rows[i] >= 0, other rows untouched     scatter_rows
+//
+// targets     int32 [tokens]
+// rows        int32 [tokens], or [count] for a move
+// labels      int32 [tokens]
+// x           [tokens, columns], out and in [count, columns]; rows of `row_bytes`, moved as they are. All begin at
+//             multiples of 16 bytes.
+//
+// labelled_rows is one block that reads the targets 1,024 at a time and carries the count on: a ballot tells a thread
+// how many labels its warp has before it, the warps' totals how many the warps before have. 4 bytes read and 8 written
+// a token; about 1 us per 4,096 tokens, which is nothing beside a micro-step. The moves take 16 bytes a thread where
+// rows allow it, 2 else, and run at bandwidth: 2 * count * row_bytes.
+
+#include <cuda_runtime.h>
+
+#include "loss.h"
+#include "surogate/check.h"
+
+namespace surogate {
+namespace {
+
+constexpr int scan_threads = 1024;
+constexpr int scan_warps = scan_threads / 32;
+constexpr int move_threads = 256;
+
+__global__ void __launch_bounds__(scan_threads)
+    labelled_rows_kernel(const int32_t* targets, int32_t* rows, int32_t* labels, int64_t tokens) {
+    __shared__ int warp_count[scan_warps];
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+    int64_t found = 0;
+    for (int64_t start = 0; start < tokens; start += scan_threads) {
+        const int64_t t = start + threadIdx.x;
+        const int32_t target = t < tokens ? targets[t] : -1;
+        const unsigned labelled = __ballot_sync(0xffffffffu, target >= 0);
+        if (lane == 0) {
+            warp_count[warp] = __popc(labelled);
+        }
+        __syncthreads();
+        int before = 0, all = 0;
+        for (int w = 0; w < scan_warps; ++w) {
+            before += w < warp ? warp_count[w] : 0;
+            all += warp_count[w];
+        }
+        if (target >= 0) {
+            const int64_t i = found + before + __popc(labelled & ((1u << lane) - 1));
+            rows[i] = static_cast<int32_t>(t);
+            labels[i] = target;
+        }
+        found += all;
+        __syncthreads();
+    }
+    for (int64_t i = found + threadIdx.x; i < tokens; i += scan_threads) {
+        rows[i] = -1;
+        labels[i] = -1;
+    }
+}
+
+// One block a row; a row without a source is zero.
+template <class Word>
+__global__ void __launch_bounds__(move_threads)
+    gather_rows_kernel(const Word* x, const int32_t* rows, Word* out, int64_t words) {
+    const int64_t row = rows[blockIdx.x];
+    for (int64_t i = threadIdx.x; i < words; i += move_threads) {
+        out[blockIdx.x * words + i] = row < 0 ? Word{} : x[row * words + i];
+    }
+}
+
+template <class Word>
+__global__ void __launch_bounds__(move_threads)
+    scatter_rows_kernel(const Word* in, const int32_t* rows, Word* x, int64_t words) {
+    const int64_t row = rows[blockIdx.x];
+    if (row < 0) {
+        return;
+    }
+    for (int64_t i = threadIdx.x; i < words; i += move_threads) {
+        x[row * words + i] = in[blockIdx.x * words + i];
+    }
+}
+
+unsigned check_move(const char* op, const void* from, const void* rows, const void* to, int64_t count,
+                    int64_t row_bytes) {
+    check_pointer(from, op, "source", 16);
+    check_pointer(rows, op, "rows", 4);
+    check_pointer(to, op, "destination", 16);
+    check_positive(count, op, "count");
+    check_positive(row_bytes, op, "row_bytes");
+    SUROGATE_REQUIRE(row_bytes % 2 == 0, op, "row_bytes must be even, got " + std::to_string(row_bytes));
+    return static_cast<unsigned>(to_int(count, op, "count"));
+}
+
+}  // namespace
+
+void labelled_rows(const void* targets, void* rows, void* labels, int64_t tokens, cudaStream_t stream) {
+    check_pointer(targets, "labelled_rows", "targets", 4);
+    check_pointer(rows, "labelled_rows", "rows", 4);
+    check_pointer(labels, "labelled_rows", "labels", 4);
+    check_positive(tokens, "labelled_rows", "tokens");
+    to_int(tokens, "labelled_rows", "tokens");
+    labelled_rows_kernel<<<1, scan_threads, 0, stream>>>(static_cast<const int32_t*>(targets),
+                                                         static_cast<int32_t*>(rows), static_cast<int32_t*>(labels),
+                                                         tokens);
+    check_launch("labelled_rows");
+}
+
+void gather_rows(const void* x, const void* rows, void* out, int64_t count, int64_t row_bytes, cudaStream_t stream) {
+    const unsigned blocks = check_move("gather_rows", x, rows, out, count, row_bytes);
+    const auto* index = static_cast<const int32_t*>(rows);
+    if (row_bytes % 16 == 0) {
+        gather_rows_kernel<<<blocks, move_threads, 0, stream>>>(static_cast<const uint4*>(x), index,
+                                                                static_cast<uint4*>(out), row_bytes / 16);
+    } else {
+        gather_rows_kernel<<<blocks, move_threads, 0, stream>>>(static_cast<const uint16_t*>(x), index,
+                                                                static_cast<uint16_t*>(out), row_bytes / 2);
+    }
+    check_launch("gather_rows");
+}
+
+void scatter_rows(const void* in, const void* rows, void* x, int64_t count, int64_t row_bytes, cudaStream_t stream) {
+    const unsigned blocks = check_move("scatter_rows", in, rows, x, count, row_bytes);
+    const auto* index = static_cast<const int32_t*>(rows);
+    if (row_bytes % 16 == 0) {
+        scatter_rows_kernel<<<blocks, move_threads, 0, stream>>>(static_cast<const uint4*>(in), index,
+                                                                 static_cast<uint4*>(x), row_bytes / 16);
+    } else {
+        scatter_rows_kernel<<<blocks, move_threads, 0, stream>>>(static_cast<const uint16_t*>(in), index,
+                                                                 static_cast<uint16_t*>(x), row_bytes / 2);
+    }
+    check_launch("scatter_rows");
+}
+
+}  // namespace surogate

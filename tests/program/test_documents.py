@@ -1,0 +1,100 @@
+"""Programs for batches of few documents: when there are some, what they share, and that they change no bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from models.harness import OPS, tiny_config
+
+from surogate_core.api import NoOptions, PrecisionRequest
+from surogate_core.assemble import Assembly, Ingredients, assemble
+from surogate_core.data.loader import MicroBatch
+from surogate_core.program.passes.documents import smaller_bounds
+from surogate_core.runtime.initialise import initialise
+from surogate_core.runtime.worker import Worker
+from surogate_models.qwen3 import QWEN3
+from surogate_optim_adamw.adamw import ADAMW, AdamWOptions
+from surogate_recipes_bf16.recipe import BF16
+
+CONFIG = tiny_config(vocab_size=61, hidden_size=24, intermediate_size=40, num_hidden_layers=2, head_dim=8)
+ROWS, SEQ_LEN, TOKENS = 2, 32, 64
+
+
+def ingredients(max_documents: int, **changes: Any) -> Ingredients:
+    given = Ingredients(
+        ops=OPS,
+        model=QWEN3,
+        dims=QWEN3.dims(CONFIG),
+        recipe=BF16,
+        recipe_options=NoOptions(),
+        optimizer=ADAMW,
+        optimizer_options=AdamWOptions(),
+        precision=BF16.precision(PrecisionRequest(model_dtype="fp32"), NoOptions()),
+        batch_size=ROWS,
+        seq_len=SEQ_LEN,
+        max_documents=max_documents,
+    )
+    return replace(given, **changes)
+
+
+def batch(starts: list[int], max_documents: int) -> MicroBatch:
+    cu_seqlens = np.full(max_documents + 1, TOKENS, np.int32)
+    cu_seqlens[: len(starts)] = starts
+    lengths = np.diff([*starts, TOKENS])
+    positions = np.concatenate([np.arange(n) for n in lengths]).astype(np.int32)
+    tokens = np.random.default_rng(0).integers(0, CONFIG["vocab_size"], TOKENS, dtype=np.int32)
+    return MicroBatch(tokens, np.roll(tokens, -1), positions, cu_seqlens, TOKENS, TOKENS)
+
+
+def worker(assembly: Assembly) -> Worker:
+    made = Worker.on_cpu(assembly, OPS, seed=1, poison=True)
+    initialise((v for v in assembly.declared if v.init), made.buffers.persistent, 3)
+    made.start()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("max_documents", "rows", "bounds"),
+    [(2052, 4, (32, 256)), (257, 1, (4, 32)), (64, 2, (8,)), (63, 2, ()), (2, 1, ())],
+)
+def test_bounds_shrink_by_eight_while_there_is_something_to_save(
+    max_documents: int, rows: int, bounds: tuple[int, ...]
+) -> None:
+    assert smaller_bounds(max_documents, rows) == bounds
+
+
+def test_a_batch_runs_the_variant_for_the_fewest_documents_it_fits_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = worker(assemble(ingredients(max_documents=64)))
+    ran: list[str] = []
+    run = made.executor.run
+    monkeypatch.setattr(made.executor, "run", lambda name, labels=None: (ran.append(name), run(name, labels)))
+    for starts in ([0, 32], [*range(0, 64, 8)], [*range(0, 63, 7)]):
+        made.micro_step(batch(starts, 64), first=True, loss_scale=1 / TOKENS, tick=0)
+    made.evaluate(batch([0, 32], 64))
+    assert ran == ["micro_first@8", "micro_first@8", "micro_first", "evaluate@8"]
+
+
+def test_a_variant_gives_the_bits_of_the_whole_program() -> None:
+    with_variants, without = (assemble(ingredients(max_documents=n)) for n in (64, 63))
+    assert with_variants.variants and not without.variants
+    a, b = worker(with_variants), worker(without)
+    starts = [0, 5, 32, 40]
+    for made, max_documents in ((a, 64), (b, 63)):
+        for first in (True, False):
+            made.micro_step(batch(starts, max_documents), first=first, loss_scale=1 / TOKENS, tick=0)
+        made.update(lr=1e-2, step=1)
+    assert all(torch.equal(w, b.params()[name]) for name, w in a.params().items())
+    assert a.evaluate(batch(starts, 64)) == b.evaluate(batch(starts, 63))
+
+
+def test_variants_share_one_plan_with_the_scratch_of_the_most_demanding() -> None:
+    def scratch(op: Any) -> int:
+        return 1000 * (op.ins[1].shape[0] - 1) if op.kind == "attention" else 0
+
+    memory = assemble(ingredients(max_documents=64, workspace=scratch)).memory
+    assert memory.arenas["micro_first@8"] is memory.arenas["micro_first"]
+    assert {nbytes for _, nbytes in memory.arenas["micro_first@8"].workspace.values()} == {64_000 // 256 * 256}

@@ -1,0 +1,46 @@
+"""What kernels chose is kept, the first choice wins, and a file or folder that cannot be used is told of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from surogate_core.runtime.choices import choices_path, load_choices, save_choices
+
+
+def silent(line: str) -> None:
+    raise AssertionError(line)
+
+
+def test_a_file_for_each_kind_of_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert choices_path("NVIDIA H100 80GB HBM3") == tmp_path / "surogate/choices/nvidia-h100-80gb-hbm3.json"
+
+
+def test_the_first_choice_wins_over_later_ones(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "gpu.json"
+    assert load_choices(path, silent) == {}
+    save_choices(path, {"a": "1", "b": "2"}, silent)
+    save_choices(path, {"b": "other", "c": "3"}, silent)
+    assert load_choices(path, silent) == {"a": "1", "b": "2", "c": "3"}
+    assert [p.name for p in path.parent.iterdir()] == ["gpu.json"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", json.dumps({"a": 1})])
+def test_a_damaged_file_is_named_and_replaced(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "gpu.json"
+    path.write_text(content)
+    told: list[str] = []
+    assert load_choices(path, told.append) == {}
+    assert len(told) == 1 and str(path) in told[0]
+    save_choices(path, {"a": "1"}, silent)
+    assert load_choices(path, silent) == {"a": "1"}
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    told: list[str] = []
+    save_choices(tmp_path / "file" / "gpu.json", {"a": "1"}, told.append)
+    assert len(told) == 1 and "XDG_CACHE_HOME" in told[0]
