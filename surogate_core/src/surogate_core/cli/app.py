@@ -91,7 +91,7 @@ SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file. May be repeated.")
 ]
 CheckFiniteOption = Annotated[
-    bool, typer.Option("--check-finite", help="Stop at the first op that writes NaN or inf, and name it. Slow.")
+    bool, typer.Option("--check-finite", help="Name the first op that writes NaN or inf, and stop.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
