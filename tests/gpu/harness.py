@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -96,7 +97,15 @@ class Setup:
                     found.add(f"{op.kind}{[v.dtype for v in (*op.ins, *op.outs)][:8]}: {resolved.refusals}")
         return found
 
-    def gpu(self, *, graphs: bool = True, allow_reference: bool = False, poison: bool = True) -> Worker:
+    def gpu(
+        self,
+        *,
+        graphs: bool = True,
+        allow_reference: bool = False,
+        poison: bool = True,
+        weights: Mapping[str, torch.Tensor] | None = None,
+    ) -> Worker:
+        """Random weights, or `weights` by the names of a checkpoint's tensors."""
         worker = Worker.on_gpu(
             self.assembly,
             self.registry.ops,
@@ -106,18 +115,22 @@ class Setup:
             allow_reference=allow_reference,
             poison=poison,
         )
-        self._fill(worker)
+        self._fill(worker, weights)
         worker.start(graphs=graphs)
         return worker
 
-    def cpu(self) -> Worker:
+    def cpu(self, *, weights: Mapping[str, torch.Tensor] | None = None) -> Worker:
         worker = Worker.on_cpu(self.assembly, self.registry.ops, 1)
-        self._fill(worker)
+        self._fill(worker, weights)
         worker.start()
         return worker
 
-    def _fill(self, worker: Worker) -> None:
+    def _fill(self, worker: Worker, weights: Mapping[str, torch.Tensor] | None) -> None:
         initialise((v for v in self.assembly.declared if v.init), worker.buffers.persistent, 7)
+        if weights is not None:
+            params = worker.params()
+            for weight in self.assembly.weights:
+                params[weight.param].copy_(torch.cat([weights[t.name] for t in weight.tensors]))
 
     def batch(self, seed: int) -> MicroBatch:
         """Random tokens in random documents, a share of them without a label."""

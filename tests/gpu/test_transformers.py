@@ -33,12 +33,8 @@ def test_bf16_gradients_are_no_farther_from_fp32_than_those_of_transformers() ->
 def errors(seed: int) -> dict[str, tuple[float, float]]:
     """Relative distance of each param's gradient to the fp32 truth: (ours, that of transformers in bf16)."""
     setup = Setup()
-    worker = setup.gpu()
     truth = hf_model(torch.float32, seed)
-    tensors = {name: p.detach() for name, p in truth.named_parameters()}
-    params = worker.params()
-    for weight in setup.assembly.weights:
-        params[weight.param].copy_(torch.cat([tensors[t.name] for t in weight.tensors]))
+    worker = setup.gpu(weights={name: p.detach() for name, p in truth.named_parameters()})
     batch = setup.batch(seed)
     worker.micro_step(batch, first=True, loss_scale=1 / batch.n_valid, tick=1)
     mine = setup.gradients(worker)

@@ -10,6 +10,7 @@ from surogate_core.api import Op, Value
 from surogate_core.reference import ops as reference
 from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.testing.binding import run_kernel
+from surogate_core.testing.cases import cases
 from surogate_core.testing.kernels import same_bits
 from surogate_recipes_bf16.kernels.reductions import CHUNK_SIZE, KERNELS
 
@@ -20,7 +21,8 @@ CLIP_COEF = Value(name="clip_coef", shape=(), dtype="fp32", role="act")
 TICK = Value(name="tick", shape=(), dtype="int32", role="input")
 SEED = Value(name="seed", shape=(), dtype="int64", role="input")
 
-SIZES = [1, 7, 8, 9, 2047, 2048, 2049, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 3 * CHUNK_SIZE + 5, 151_936 * 64]
+SIZES = [1, 7, 8, 9, 2047, 2048, 2049, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 3 * CHUNK_SIZE + 5]
+LARGE = 151_936 * 64
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -53,11 +55,12 @@ def check_norm(grads: list[Tensor], max_norm: float, skew: int = 0) -> None:
 
 @pytest.mark.parametrize("skew", [0, 1])
 @pytest.mark.parametrize("dtypes", [("fp32",), ("bf16",), ("fp32", "bf16")])
-def test_the_norm_of_tensors_of_any_size(dtypes: tuple[str, ...], skew: int) -> None:
+@pytest.mark.parametrize("sizes", cases({"small": SIZES}, more={"large": [*SIZES, LARGE]}))
+def test_the_norm_of_tensors_of_any_size(sizes: list[int], dtypes: tuple[str, ...], skew: int) -> None:
     gen = generator()
     grads = [
         (torch.randn(size, generator=gen) * 10.0 ** (i % 5 - 2)).to(TORCH_DTYPES[dtypes[i % len(dtypes)]])
-        for i, size in enumerate(SIZES)
+        for i, size in enumerate(sizes)
     ]
     check_norm(grads, 1.0, skew)
     for grad in grads:
@@ -91,7 +94,10 @@ def test_one_element_that_is_not_finite_makes_the_coefficient_nan(dtype: str, wr
 
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize(("size", "skew"), [*((size, 0) for size in SIZES), (1000, 1), (1001, 3)])
+@pytest.mark.parametrize(
+    ("size", "skew"),
+    [*((size, 0) for size in SIZES), (1000, 1), (1001, 3), pytest.param(LARGE, 0, marks=pytest.mark.exhaustive)],
+)
 def test_sums_are_rounded_to_the_bit_as_by_the_reference(size: int, skew: int, dtype: str, in_place: bool) -> None:
     gen = generator(size)
     addend, total = vector("addend", size, dtype), vector("total", size, "bf16")

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ..api import Call, DeviceInfo, KernelDef, Op, Part, Value
-from ..memory.devices import DEVICES
 from ..reference.rounding import TORCH_DTYPES
 from ..registry import refusal
 from ..runtime.bind import as_parts
+from ..runtime.device import training_device
 from .kernels import Guarded, eager_and_graph, guarded, guarded_copy
 
 
@@ -57,9 +57,14 @@ class Binding:
                 function(*arguments[:-1], stream)
 
     @property
+    def workspaces(self) -> list[Guarded]:
+        """The workspace, if the op has one."""
+        return [self.scratch] if self.scratch else []
+
+    @property
     def everything(self) -> list[Guarded]:
-        """All buffers, the workspace too: each run must leave the same bits in it."""
-        return [*self.buffers.values(), *([self.scratch] if self.scratch else [])]
+        """All buffers, the workspace too."""
+        return [*self.buffers.values(), *self.workspaces]
 
 
 def choose(kernels: Sequence[KernelDef], op: Op, device: DeviceInfo) -> KernelDef:
@@ -78,7 +83,7 @@ def bind_kernel(kernels: Sequence[KernelDef], op: Op, contents: Mapping[Value, T
     What `contents` does not give is an output and holds NaN; what is given and no output must stay as it is. Buffers
     begin `skew` elements past a multiple of 256 bytes, scalars excepted.
     """
-    device = DEVICES["h200"]
+    device = training_device()
     kernel = choose(kernels, op, device)
     buffers: dict[Value, Guarded] = {}
     for value in dict.fromkeys((*op.ins, *op.outs)):
@@ -109,5 +114,7 @@ def run_kernel(
 ) -> list[Tensor]:
     """The outputs of `op`, on the CPU, after `eager_and_graph`: repeatable, capturable, within its buffers."""
     binding = bind_kernel(kernels, op, contents, skew=skew)
-    eager_and_graph(lambda stream: binding.launch(stream, labels), binding.everything)
+    eager_and_graph(
+        lambda stream: binding.launch(stream, labels), list(binding.buffers.values()), scratch=binding.workspaces
+    )
     return [binding.buffers[out].tensor.cpu() for out in op.outs]

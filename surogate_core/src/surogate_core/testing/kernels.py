@@ -11,6 +11,7 @@ A launch takes a stream as an integer. Every buffer begins at a multiple of 256 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -18,7 +19,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-GUARD_BYTES = 4096
+GUARD_BYTES = int(os.environ.get("SUROGATE_GUARD_BYTES", 4096))
+"""Before and behind every buffer. None under a tool that watches what lies outside of allocations, reads too."""
 _GUARD = 0xA5
 _POISON = 0xFF
 """A NaN in every floating-point dtype, -1 in the signed integers."""
@@ -82,7 +84,8 @@ def eager_and_graph(launch: Callable[[int], None], buffers: Sequence[Guarded], s
     """Run `launch` eagerly twice and then captured and replayed twice: the same bits each time, no guard overwritten.
 
     Before each run every buffer that is no input gets back what it holds now, so outputs that are added to can be
-    tested as well. Afterwards the buffers hold the results of one run. Of `scratch` only the guards are checked.
+    tested as well. Afterwards the buffers hold the results of one run. `scratch` is filled with NaN before each run:
+    no result may depend on what it held; of what a run leaves in it only the guards are checked.
     """
     written = [b for b in buffers if b.constant is None]
     initial = [b.tensor.clone() for b in written]
@@ -90,6 +93,8 @@ def eager_and_graph(launch: Callable[[int], None], buffers: Sequence[Guarded], s
     def restore() -> None:
         for buffer, contents in zip(written, initial, strict=True):
             buffer.tensor.copy_(contents)
+        for buffer in scratch:
+            buffer.poison()
 
     def results() -> list[Tensor]:
         torch.cuda.synchronize()
@@ -97,6 +102,7 @@ def eager_and_graph(launch: Callable[[int], None], buffers: Sequence[Guarded], s
             buffer.check()
         return [b.tensor.clone() for b in written]
 
+    restore()
     launch(torch.cuda.current_stream().cuda_stream)
     first = results()
     restore()

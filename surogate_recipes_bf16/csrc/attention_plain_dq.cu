@@ -1,0 +1,157 @@
+// The plain attention backward: rowsum(dout out), dq, and the entry that runs them and attention_plain_dkdv.cu.
+//
+// With the forward's names, shapes and layouts (attention_plain.cu):
+//   p = exp(s - lse)     delta = rowsum(dout out)     ds = p (dout v^T - delta) / sqrt(D)     dq = ds k
+//
+//   dqkv    [T, (H + 2 G) D] as qkv; here its H query heads are written
+//   dout    [T, H D] as out
+//   delta   [H, T] fp32, scratch
+// qkv, dqkv, out, dout: 16-byte alignment. Everything is written, nothing added to, sums are fp32, dq is rounded once.
+//
+// Grid: delta takes a warp for each (token, head). For dq a block owns 64 queries of one query head and streams over
+// the keys from the start of the first row's document up to the last row. Scores are computed again: 3 products, bound
+// by fp32 arithmetic. 90 KB of shared memory at D = 128.
+
+#include "attention.h"
+#include "attention_tile.cuh"
+#include "surogate/reduce.cuh"
+
+namespace surogate {
+namespace {
+
+using namespace attention;
+
+constexpr int streamed = 16;  // keys of a tile that a block streams over
+
+template <int D>
+constexpr int shared_bytes = (tile_floats<2 * owned + 2 * streamed, D> + tile_floats<owned, streamed>) *
+                             static_cast<int>(sizeof(float));
+
+template <class T>
+__global__ void __launch_bounds__(threads) delta_kernel(const T* dout, const T* out, float* delta, Sizes sizes) {
+    using V = Vec<T>;
+    const int64_t index = static_cast<int64_t>(blockIdx.x) * (threads / 32) + threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    if (index >= static_cast<int64_t>(sizes.tokens) * sizes.heads) {
+        return;
+    }
+    float sum = 0.0f;
+    if (lane * V::size < sizes.head_dim) {
+        float a[V::size], b[V::size];
+        V::load(dout + index * sizes.head_dim + lane * V::size).to_float(a);
+        V::load(out + index * sizes.head_dim + lane * V::size).to_float(b);
+#pragma unroll
+        for (int i = 0; i < V::size; ++i) {
+            sum = fmaf(a[i], b[i], sum);
+        }
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) {
+        const int64_t token = index / sizes.heads, head = index % sizes.heads;
+        delta[head * sizes.tokens + token] = sum;
+    }
+}
+
+template <class T, int D>
+__global__ void __launch_bounds__(threads, 2)
+    attention_dq_kernel(const T* dout, const T* qkv, const float* lse, const float* delta, const int* cu_seqlens,
+                        T* dqkv, Sizes sizes) {
+    extern __shared__ __align__(16) float shared[];
+    float* q = shared;
+    float* d = q + tile_floats<owned, D>;
+    float* k = d + tile_floats<owned, D>;
+    float* v = k + tile_floats<streamed, D>;
+    float* ds = v + tile_floats<streamed, D>;
+    __shared__ int starts[owned];
+
+    const int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
+    const int first = (gridDim.x - 1 - blockIdx.x) * owned;  // the longest rows first
+    const int end = min(first + owned, sizes.tokens);
+    const int head = blockIdx.y, group = head / (sizes.heads / sizes.groups);
+    const auto keys = qkv_head(qkv, sizes, sizes.heads + group);
+    const auto values = qkv_head(qkv, sizes, sizes.heads + sizes.groups + group);
+
+    if (threadIdx.x < owned) {
+        starts[threadIdx.x] = document_start(cu_seqlens, sizes, first + threadIdx.x);
+    }
+    load_tile<owned, D>(q, qkv_head(qkv, sizes, head), first, end);
+    load_tile<owned, D>(d, out_head(dout, sizes, head), first, end);
+    __syncthreads();
+
+    float log_sum[rows], row_delta[rows];
+    Accumulator<D> dq;
+    dq.clear();
+#pragma unroll
+    for (int i = 0; i < rows; ++i) {
+        const int row = first + ty + 16 * i;
+        const int64_t at = static_cast<int64_t>(head) * sizes.tokens + row;
+        log_sum[i] = row < end ? lse[at] : 0.0f;
+        row_delta[i] = row < end ? delta[at] : 0.0f;
+    }
+
+    for (int key = starts[0]; key < end; key += streamed) {
+        __syncthreads();
+        load_tile<streamed, D>(k, keys, key, end);
+        load_tile<streamed, D>(v, values, key, end);
+        __syncthreads();
+
+        float s[rows][1], dp[rows][1];
+        multiply_rows<1, D>(q, k, s);
+        multiply_rows<1, D>(d, v, dp);
+        const int column = key + tx;
+#pragma unroll
+        for (int i = 0; i < rows; ++i) {
+            const int row = ty + 16 * i;
+            const bool seen = starts[row] <= column && column <= first + row;
+            const float p = seen ? expf(s[i][0] * sizes.scale - log_sum[i]) : 0.0f;
+            ds[row * (streamed + padding) + tx] = seen ? p * (dp[i][0] - row_delta[i]) * sizes.scale : 0.0f;
+        }
+        __syncwarp();  // a row of ds is written and read by the same half of a warp
+        dq.template add_product<streamed>(ds, k);
+    }
+    dq.store(qkv_head(dqkv, sizes, head), first, end);
+}
+
+template <class T, int D>
+void launch(const void* dout, const void* qkv, const void* out, const void* lse, const void* cu_seqlens, void* dqkv,
+            void* delta, const Sizes& sizes, const char* op, cudaStream_t stream) {
+    const auto* d = static_cast<const T*>(dout);
+    auto* row_sums = static_cast<float*>(delta);
+    const int64_t pairs = static_cast<int64_t>(sizes.tokens) * sizes.heads;
+    const int delta_blocks = to_int(ceil_div(pairs, threads / 32), op, "tokens * heads / 8");
+
+    delta_kernel<T><<<delta_blocks, threads, 0, stream>>>(d, static_cast<const T*>(out), row_sums, sizes);
+    check_launch(op);
+    allow_shared(attention_dq_kernel<T, D>, shared_bytes<D>, op);
+    attention_dq_kernel<T, D><<<dim3(tiles(sizes), sizes.heads), threads, shared_bytes<D>, stream>>>(
+        d, static_cast<const T*>(qkv), static_cast<const float*>(lse), row_sums, static_cast<const int*>(cu_seqlens),
+        static_cast<T*>(dqkv), sizes);
+    check_launch(op);
+}
+
+}  // namespace
+
+int64_t attention_plain_bwd_workspace(int64_t tokens, int64_t heads) {
+    return tokens * heads * static_cast<int64_t>(sizeof(float));
+}
+
+void attention_plain_bwd(const void* dout, const void* qkv, const void* out, const void* lse, const void* cu_seqlens,
+                         void* dqkv, void* workspace, int64_t tokens, int64_t documents, int64_t heads,
+                         int64_t kv_heads, int64_t head_dim, int dtype, cudaStream_t stream) {
+    constexpr auto op = "attention_plain_bwd";
+    check_pointer(dout, op, "dout", 16);
+    check_pointer(qkv, op, "qkv", 16);
+    check_pointer(out, op, "out", 16);
+    check_pointer(lse, op, "lse", 4);
+    check_pointer(cu_seqlens, op, "cu_seqlens", 4);
+    check_pointer(dqkv, op, "dqkv", 16);
+    check_pointer(workspace, op, "workspace", 4);
+    const Sizes sizes = checked_sizes(tokens, documents, heads, kv_heads, head_dim, op);
+    dispatch(sizes, dtype, op, [&](auto d, auto element) {
+        launch<decltype(element), decltype(d)::value>(dout, qkv, out, lse, cu_seqlens, dqkv, workspace, sizes, op,
+                                                      stream);
+    });
+    attention_dkdv(dout, qkv, lse, workspace, cu_seqlens, dqkv, sizes, dtype, op, stream);
+}
+
+}  // namespace surogate

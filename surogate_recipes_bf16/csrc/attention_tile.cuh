@@ -1,0 +1,291 @@
+// Tiles of the plain attention kernels (attention_plain.cu tells what they compute): a block owns 64 consecutive rows
+// of [0, T] and streams over the rows that they need.
+//
+// Both lie in shared memory as fp32 [rows, D + padding]. D is head_dim rounded up to a multiple of 32, the columns
+// behind head_dim are zeros. 256 threads are 16 x 16: thread (ty, tx) has rows ty + 16 i of the owned tile; its 16
+// neighbours tx share these rows and sit in one half of a warp. Sums are fp32, in a fixed order.
+//
+// Which documents the rows belong to does not matter to a tile: a block streams over everything that any of its rows
+// needs, and each pass masks what a row does not see. So the work is the causal triangle of every document rounded up
+// to tiles, and the number of documents does not matter, empty ones included.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <climits>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include "surogate/check.h"
+#include "surogate/dtype.h"
+#include "surogate/vec.cuh"
+
+namespace surogate::attention {
+
+constexpr int threads = 256;
+constexpr int owned = 64;         // rows of the tile that a block owns
+constexpr int rows = owned / 16;  // of them, rows a thread
+constexpr int padding = 4;        // floats behind each row in shared memory: 16-byte reads of 8 rows then hit all banks
+
+struct Sizes {
+    int tokens;
+    int documents;
+    int heads;
+    int groups;
+    int head_dim;
+    float scale;
+};
+
+// Floats of a tile of `Rows` rows of `Width` elements in shared memory.
+template <int Rows, int Width>
+constexpr int tile_floats = Rows * (Width + padding);
+
+// --------------------------------------------------------------------------------------------------------- documents
+
+// The document of a token: the last one that starts at or before it. Empty ones before it start there too.
+__device__ inline int document_of(const int* cu_seqlens, int documents, int token) {
+    int low = 0, high = documents;
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (cu_seqlens[middle] <= token) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+// First token of the token's document; above every token for a row that does not exist.
+__device__ inline int document_start(const int* cu_seqlens, const Sizes& sizes, int token) {
+    return token < sizes.tokens ? cu_seqlens[document_of(cu_seqlens, sizes.documents, token)] : INT_MAX;
+}
+
+// The token behind the last of the token's document; 0 for a row that does not exist.
+__device__ inline int document_end(const int* cu_seqlens, const Sizes& sizes, int token) {
+    if (token >= sizes.tokens) {
+        return 0;
+    }
+    return min(cu_seqlens[document_of(cu_seqlens, sizes.documents, token) + 1], sizes.tokens);
+}
+
+// ------------------------------------------------------------------------------------------------------------- tiles
+
+// The columns of one head in a row-major tensor: row t begins at data + t * stride.
+template <class T>
+struct Head {
+    T* data;
+    int64_t stride;
+    int columns;
+};
+
+// In qkv and dqkv [T, (H + 2 G) D]: query head h is index h, key head g index H + g, value head g index H + G + g.
+template <class T>
+__device__ Head<T> qkv_head(T* qkv, const Sizes& sizes, int index) {
+    return {qkv + static_cast<int64_t>(index) * sizes.head_dim,
+            static_cast<int64_t>(sizes.heads + 2 * sizes.groups) * sizes.head_dim, sizes.head_dim};
+}
+
+// In out and dout [T, H D].
+template <class T>
+__device__ Head<T> out_head(T* out, const Sizes& sizes, int head) {
+    return {out + static_cast<int64_t>(head) * sizes.head_dim, static_cast<int64_t>(sizes.heads) * sizes.head_dim,
+            sizes.head_dim};
+}
+
+// Rows first .. first + Rows - 1 of a head into shared memory as fp32; zeros from row `end` and from column
+// head.columns on, up to D. The block synchronises before and after.
+template <int Rows, int D, class T>
+__device__ void load_tile(float* tile, const Head<const T>& head, int first, int end) {
+    using V = Vec<T>;
+    constexpr int vectors = D / V::size;
+    for (int i = threadIdx.x; i < Rows * vectors; i += threads) {
+        const int row = i / vectors, column = i % vectors * V::size;
+        float values[V::size] = {};
+        if (first + row < end && column < head.columns) {
+            V::load(head.data + (first + row) * head.stride + column).to_float(values);
+        }
+        float* target = tile + row * (D + padding) + column;
+#pragma unroll
+        for (int k = 0; k < V::size; k += 4) {
+            *reinterpret_cast<float4*>(target + k) =
+                make_float4(values[k], values[k + 1], values[k + 2], values[k + 3]);
+        }
+    }
+}
+
+// products[i][j] = row (ty + 16 i) of a times row (tx + 16 j) of b.
+template <int Columns, int D>
+__device__ void multiply_rows(const float* a, const float* b, float (&products)[rows][Columns]) {
+    const int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
+#pragma unroll
+    for (int i = 0; i < rows; ++i) {
+#pragma unroll
+        for (int j = 0; j < Columns; ++j) {
+            products[i][j] = 0.0f;
+        }
+    }
+#pragma unroll 2
+    for (int d = 0; d < D; d += 4) {
+        float4 right[Columns];
+#pragma unroll
+        for (int j = 0; j < Columns; ++j) {
+            right[j] = *reinterpret_cast<const float4*>(b + (tx + 16 * j) * (D + padding) + d);
+        }
+#pragma unroll
+        for (int i = 0; i < rows; ++i) {
+            const float4 left = *reinterpret_cast<const float4*>(a + (ty + 16 * i) * (D + padding) + d);
+#pragma unroll
+            for (int j = 0; j < Columns; ++j) {
+                float& sum = products[i][j];
+                sum = fmaf(left.x, right[j].x, sum);
+                sum = fmaf(left.y, right[j].y, sum);
+                sum = fmaf(left.z, right[j].z, sum);
+                sum = fmaf(left.w, right[j].w, sum);
+            }
+        }
+    }
+}
+
+// A thread's part of a [64, D] result: rows ty + 16 i, columns 2 tx + 32 c and the one behind.
+template <int D>
+struct Accumulator {
+    static constexpr int pairs = D / 32;
+    float2 sums[rows][pairs];
+
+    __device__ void clear() {
+#pragma unroll
+        for (int i = 0; i < rows; ++i) {
+#pragma unroll
+            for (int c = 0; c < pairs; ++c) {
+                sums[i][c] = make_float2(0.0f, 0.0f);
+            }
+        }
+    }
+
+    __device__ void scale_row(int i, float factor) {
+#pragma unroll
+        for (int c = 0; c < pairs; ++c) {
+            sums[i][c].x *= factor;
+            sums[i][c].y *= factor;
+        }
+    }
+
+    // += weights [64, Streamed] times values [Streamed, D], both in shared memory.
+    template <int Streamed>
+    __device__ void add_product(const float* weights, const float* values) {
+        const int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
+#pragma unroll 1  // unrolled it wants more registers than two blocks on an SM leave
+        for (int k = 0; k < Streamed; k += 4) {
+            float weight[rows][4];
+#pragma unroll
+            for (int i = 0; i < rows; ++i) {
+                const float4 four =
+                    *reinterpret_cast<const float4*>(weights + (ty + 16 * i) * (Streamed + padding) + k);
+                weight[i][0] = four.x;
+                weight[i][1] = four.y;
+                weight[i][2] = four.z;
+                weight[i][3] = four.w;
+            }
+#pragma unroll
+            for (int m = 0; m < 4; ++m) {
+#pragma unroll
+                for (int c = 0; c < pairs; ++c) {
+                    const float2 value =
+                        *reinterpret_cast<const float2*>(values + (k + m) * (D + padding) + 2 * tx + 32 * c);
+#pragma unroll
+                    for (int i = 0; i < rows; ++i) {
+                        sums[i][c].x = fmaf(weight[i][m], value.x, sums[i][c].x);
+                        sums[i][c].y = fmaf(weight[i][m], value.y, sums[i][c].y);
+                    }
+                }
+            }
+        }
+    }
+
+    // Into rows first .. first + 63 of a head, as far as they lie below `end`.
+    template <class T>
+    __device__ void store(const Head<T>& head, int first, int end) const {
+        const int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
+#pragma unroll
+        for (int i = 0; i < rows; ++i) {
+            const int row = first + ty + 16 * i;
+            if (row < end) {
+#pragma unroll
+                for (int c = 0; c < pairs; ++c) {
+                    const float pair[2] = {sums[i][c].x, sums[i][c].y};
+                    const int column = 2 * tx + 32 * c;
+                    if (column < head.columns) {
+                        Vec<T, 2>::from_float(pair).store(head.data + row * head.stride + column);
+                    }
+                }
+            }
+        }
+    }
+};
+
+// -------------------------------------------------------------------------------------------------------- host code
+
+// More shared memory than a launch gets unasked. Not a stream operation: allowed while a graph is captured.
+template <class Kernel>
+void allow_shared(Kernel kernel, int bytes, const char* op) {
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), op);
+}
+
+inline Sizes checked_sizes(int64_t tokens, int64_t documents, int64_t heads, int64_t kv_heads,
+                           int64_t head_dim, const char* op) {
+    check_positive(tokens, op, "tokens");
+    check_positive(documents, op, "documents");
+    check_positive(heads, op, "heads");
+    check_positive(kv_heads, op, "kv_heads");
+    SUROGATE_REQUIRE(heads % kv_heads == 0, op,
+                     std::to_string(heads) + " heads cannot share " + std::to_string(kv_heads) + " kv_heads evenly");
+    SUROGATE_REQUIRE(heads <= 65535, op, "heads must be at most 65535, got " + std::to_string(heads));
+    // A tile may reach beyond the last token, and its row numbers must not wrap.
+    SUROGATE_REQUIRE(tokens <= INT_MAX - owned, op, "tokens must fit in 31 bits, got " + std::to_string(tokens));
+    SUROGATE_REQUIRE(head_dim > 0 && head_dim % 8 == 0 && head_dim <= 128, op,
+                     "head_dim must be a multiple of 8 up to 128, got " + std::to_string(head_dim));
+    return {static_cast<int>(tokens),
+            to_int(documents, op, "documents"),
+            static_cast<int>(heads),
+            static_cast<int>(kv_heads),
+            static_cast<int>(head_dim),
+            static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)))};
+}
+
+// Blocks along the rows.
+inline unsigned tiles(const Sizes& sizes) { return static_cast<unsigned>(ceil_div(sizes.tokens, owned)); }
+
+// launch(integral constant D, an object of the element type).
+template <class Launch>
+void dispatch(const Sizes& sizes, int dtype, const char* op, Launch launch) {
+    const auto by_head_dim = [&](auto element) {
+        switch ((sizes.head_dim + 31) / 32) {
+            case 1:
+                return launch(std::integral_constant<int, 32>{}, element);
+            case 2:
+                return launch(std::integral_constant<int, 64>{}, element);
+            case 3:
+                return launch(std::integral_constant<int, 96>{}, element);
+            default:
+                return launch(std::integral_constant<int, 128>{}, element);
+        }
+    };
+    switch (dtype) {
+        case FP32:
+            return by_head_dim(float{});
+        case BF16:
+            return by_head_dim(__nv_bfloat16{});
+        default:
+            SUROGATE_REQUIRE(false, op, std::string("dtype must be fp32 or bf16, got ") + name_of(dtype));
+    }
+}
+
+// dk and dv of attention_plain_bwd, whose arguments have been checked: attention_plain_dkdv.cu.
+void attention_dkdv(const void* dout, const void* qkv, const void* lse, const void* delta, const void* cu_seqlens,
+                    void* dqkv, const Sizes& sizes, int dtype, const char* op, cudaStream_t stream);
+
+}  // namespace surogate::attention

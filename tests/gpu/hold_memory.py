@@ -1,0 +1,77 @@
+"""A training run that says what it is about to do, for somebody who watches how much of the GPU it holds.
+
+    PYTHONPATH=benchmarks python tests/gpu/hold_memory.py '{"model": "benchmarks/models/qwen3-0.6b", ...}'
+
+The argument is a config as JSON. Prints `plan <bytes>`, then `phase construction`, `loading`, `capture`, `steps` and
+`done` as each begins.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+from step import random_batch  # benchmarks/step.py
+
+from surogate_core import run
+from surogate_core.config import load_config
+from surogate_core.plugins import load_registry
+from surogate_core.prepare import Prepared, prepare
+from surogate_core.runtime.device import training_device
+from surogate_core.runtime.initialise import initialise
+from surogate_core.runtime.worker import Worker
+
+STEPS = 20
+
+
+def main() -> None:
+    registry = load_registry()
+    config = load_config(json.loads(sys.argv[1]), registry=registry, source="hold_memory.py")
+    prepared = prepare(config, registry, training_device())
+    print("plan", prepared.report.device_bytes["total"], flush=True)
+    begin("construction")
+    worker = run.make_worker(prepared)
+    begin("loading")
+    if prepared.loaded.config.from_scratch:
+        fill_quickly(prepared, worker)
+    else:
+        run.fill_weights(prepared, worker)
+    begin("capture")
+    worker.start()
+    worker.settle()
+    begin("steps")
+    train(prepared, worker)
+    begin("done")
+
+
+def begin(phase: str) -> None:
+    print("phase", phase, flush=True)
+
+
+def fill_quickly(prepared: Prepared, worker: Worker) -> None:
+    """As `run.fill_weights`, but the matrices share 16M random numbers: billions of them would take minutes."""
+    noise = (0.02 * torch.randn(1 << 24)).to(next(iter(worker.params().values())).dtype)
+    matrices = {v for v in prepared.assembly.declared if v.role == "param" and v.init and v.init.kind == "normal"}
+    view = worker.buffers.persistent
+    initialise((v for v in prepared.assembly.declared if v.init and v not in matrices), view, seed=1)
+    for value in matrices:
+        for part in view(value).view(-1).split(noise.numel()):
+            part.copy_(noise[: part.numel()])
+
+
+def train(prepared: Prepared, worker: Worker) -> None:
+    """Optimizer steps of one micro-step, every fifth of two, and an evaluation: every program runs."""
+    documents = 4 if prepared.loaded.config.sample_packing else 1
+    batch = random_batch(prepared, documents=documents, labelled=1.0)
+    for step in range(1, STEPS + 1):
+        micro_steps = 2 if step % 5 == 0 else 1
+        for i in range(micro_steps):
+            worker.micro_step(batch, first=i == 0, loss_scale=1 / (micro_steps * batch.n_valid), tick=2 * step + i)
+        loss, _ = worker.update(lr=1e-5, step=step).values()
+        assert loss == loss, f"step {step}: the loss is not a number"
+    worker.evaluate(batch)
+
+
+if __name__ == "__main__":
+    main()

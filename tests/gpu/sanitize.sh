@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# The kernels' tests under compute-sanitizer, with a few cases each.
+#
+#   tests/gpu/sanitize.sh memcheck             all parts
+#   tests/gpu/sanitize.sh racecheck norms rope
+#
+# Environment: PYTHON (python), OUT (output/sanitizer: a log a part and summary.txt), LIMIT (480 seconds a part).
+# Exits with 1 if a part has an error, a hazard, a failed test or runs out of time.
+#
+# Only kernels of the namespace surogate are instrumented: torch's and the libraries' would take all the time. The part
+# `control` shows that this filter finds them: a kernel with a planted error must be reported.
+#
+# memcheck sees what lies outside an allocation. So buffers get no guard bytes around them, and torch allocates each
+# tensor by itself: a read one byte behind a buffer shows.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+tool=${1:?which tool? memcheck or racecheck}
+shift
+PYTHON=${PYTHON:-python} OUT=${OUT:-output/sanitizer} LIMIT=${LIMIT:-480}
+kernels=surogate_recipes_bf16/tests/gpu
+declare -A tests=(
+    [attention]="$kernels/test_attention.py"
+    [elementwise]="$kernels/test_elementwise.py"
+    [gemm]="$kernels/test_gemm.py"
+    [loss]="$kernels/test_loss.py -k not(151936)" # the names of tests over a real vocabulary hold its size
+    [norms]="$kernels/test_norms.py"
+    [reductions]="$kernels/test_reductions.py"
+    [rope]="surogate_models/tests/gpu/test_rope.py"
+    [adamw]="plugins/surogate_optim_adamw/tests/gpu/test_adamw_kernel.py"
+)
+parts=("$@")
+[ $# -gt 0 ] || parts=(control rope adamw reductions elementwise loss gemm norms attention)
+
+sanitize=(compute-sanitizer --tool "$tool" --target-processes all --kernel-regex kns=surogate
+    --print-limit 20 --error-exitcode 9)
+case $tool in
+memcheck)
+    # Libraries try calls that fail; our launchers check their own.
+    sanitize+=(--report-api-errors no)
+    export PYTORCH_NO_CUDA_MEMORY_CACHING=1 SUROGATE_GUARD_BYTES=0
+    ;;
+racecheck) ;;
+*) echo "sanitize.sh: $tool: the tools are memcheck and racecheck" >&2 && exit 2 ;;
+esac
+mkdir -p "$OUT"
+failed=0
+
+control() {
+    local status log="$OUT/$tool-control.log"
+    nvcc -arch=native -o "$OUT/planted" tests/gpu/planted.cu || return
+    "${sanitize[@]}" "$OUT/planted" "$tool" >"$log" 2>&1
+    status=$?
+    verdict=FAILED
+    [ $status -eq 9 ] && verdict=ok
+    found="planted error, found: $(grep SUMMARY "$log" | tail -1)"
+}
+
+run_tests() { # of the part $1
+    local status log="$OUT/$tool-$1.log" selected passed
+    read -ra selected <<<"${tests[$1]:?no such part}"
+    timeout "$LIMIT" "${sanitize[@]}" \
+        "$PYTHON" -m pytest -q -p no:cacheprovider -m "gpu and not exhaustive" "${selected[@]}" >"$log" 2>&1
+    status=$?
+    passed=$(grep -E '[0-9]+ (passed|failed|skipped|error).* in ' "$log" | tail -1)
+    found="$passed; $(grep SUMMARY "$log" | tail -1)"
+    verdict=FAILED
+    [ $status -eq 124 ] && verdict=TIME
+    [ $status -eq 0 ] && [[ $passed == *passed* ]] && grep -qE 'SUMMARY: 0 (errors|hazards)' "$log" && verdict=ok
+}
+
+for part in "${parts[@]}"; do
+    began=$SECONDS verdict=FAILED found=
+    if [ "$part" = control ]; then control; else run_tests "$part"; fi
+    printf '%-10s %-12s %-6s %5ss  %s\n' "$tool" "$part" "$verdict" $((SECONDS - began)) "${found//=========/}" |
+        tee -a "$OUT/summary.txt"
+    [ $verdict = ok ] || failed=1
+done
+exit $failed
