@@ -22,7 +22,7 @@ PLUGINS = [
     if path.name != "surogate_core" and path.is_dir() and (path / "plugin.py").exists()
 ]
 
-OPEN_TO_PLUGINS = {"api", "errors", "program", "reference", "run", "testing"}
+OPEN_TO_PLUGINS = {"api", "compiled", "errors", "program", "reference", "run", "testing"}
 """Parts of core that a plugin may import. `reference` holds the torch functions that reference ops are made of."""
 
 MAY_IMPORT: Mapping[str, set[str]] = {
@@ -30,6 +30,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "cache_home": set(),
     "program": {"api", "errors"},
     "api": {"program", "errors"},
+    "compiled": {"api"},
     "hookspecs": {"api"},
     "reference": {"errors", "api", "program"},
     "memory": {"program", "api", "errors"},

@@ -325,7 +325,8 @@ struct Gemm::Impl {
         const std::lock_guard<std::mutex> lock(all.mutex);
         const auto known = all.by_description.find(description);
         const bool timed = buffers.a != nullptr;  // a choice of the clock is not for those that must not have one
-        if (known != all.by_description.end() && (known->second.is_imported() || known->second.is_timed() == timed)) {
+        if (known != all.by_description.end() &&
+            (known->second.is_imported() || known->second.is_timed()) == timed) {
             choice = known->second;
             check_known(buffers, stream);
             return;
@@ -340,10 +341,12 @@ struct Gemm::Impl {
         cublasLtMatmulHeuristicResult_t result{};
         const cublasStatus_t status = lt().MatmulAlgoCheck(handle, desc.get(), b.get(), a.get(), d.get(), d.get(),
                                                            &choice.algo, &result);
-        check_status(status, "the algorithm remembered for " + description + " is refused; forget it to choose anew");
+        check_status(status, "the algorithm remembered for " + description + " is refused. To choose anew, delete "
+                             "surogate/choices in $XDG_CACHE_HOME or ~/.cache");
         if (static_cast<int64_t>(result.workspaceSize) > shape.library_bytes) {
             throw std::runtime_error("gemm: the algorithm remembered for " + description + " needs " +
-                                     std::to_string(result.workspaceSize) + " bytes of workspace; forget it");
+                                     std::to_string(result.workspaceSize) + " bytes of workspace. To choose anew, delete surogate/choices in $XDG_CACHE_HOME or "
+                                     "~/.cache");
         }
         if (buffers.a != nullptr) {
             check_status(multiply(choice.algo, buffers.a, buffers.b, buffers.d, buffers.bias, buffers.workspace, stream),
@@ -477,7 +480,9 @@ std::vector<std::pair<std::string, std::string>> exported_choices() {
     const std::lock_guard<std::mutex> lock(all.mutex);
     std::vector<std::pair<std::string, std::string>> list;
     for (const auto& [description, choice] : all.by_description) {
-        list.emplace_back(description, to_hex(choice.algo));
+        if (choice.is_timed() || choice.is_imported()) {
+            list.emplace_back(description, to_hex(choice.algo));
+        }
     }
     return list;
 }

@@ -16,7 +16,8 @@
 // one small memset, no allocation, no synchronisation, capturable. The workspace belongs to one stream at a time.
 //
 // Reproducible: an algorithm gives the same bits in every run, another algorithm gives others. Products of one
-// description share one algorithm within a process, the timed and the untimed ones each; `exported_choices` and `import_choices` carry it to another.
+// description share one algorithm within a process, the timed and the untimed ones each; `exported_choices` and
+// `import_choices` carry the timed ones to another.
 //
 // Cost: 2mnk FLOP; bf16 reaches 65-82 % of the dense peak of an H200 on the shapes of a training step (640-816
 // TFLOP/s), an accumulating product 0.4-10 % less.

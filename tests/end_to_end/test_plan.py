@@ -165,7 +165,7 @@ def test_the_text_names_the_published_size_and_fits_80_columns(run_of: Any, tmp_
 def test_the_plan_is_what_a_run_allocates_to_the_byte(here: Workplace, changes: dict[str, Any]) -> None:
     from surogate_core.runtime.worker import Worker
 
-    prepared = run.plan(run.load(here.write(**changes)))
+    prepared = run.plan(run.load(here.write(**changes)), "cpu")
     parts = prepared.report.device_bytes
     inputs = parts["runtime"] - prepared.report.device.runtime_bytes
     worker = Worker.on_cpu(prepared.assembly, prepared.registry.ops, seed=0)

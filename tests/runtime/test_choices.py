@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from surogate_core.runtime.choices import choices_path, load_choices, save_choices
+from surogate_core.runtime.choices import KeptChoices, choices_path, load_choices, save_choices
 
 
 def silent(line: str) -> None:
@@ -16,7 +17,19 @@ def silent(line: str) -> None:
 
 def test_a_file_for_each_kind_of_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert choices_path("NVIDIA H100 80GB HBM3") == tmp_path / "surogate/choices/nvidia-h100-80gb-hbm3.json"
+    path = tmp_path / "surogate/choices/lib/nvidia-h100-80gb-hbm3.json"
+    assert choices_path("lib", "NVIDIA H100 80GB HBM3") == path
+
+
+def test_a_run_recalls_once_what_the_one_before_chose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    recalled: list[Mapping[str, str]] = []
+    for chosen in ({"a": "1"}, {"a": "other", "b": "2"}, {}):
+        run = KeptChoices("GPU", silent)
+        run.keep("lib", recalled.append, lambda chosen=chosen: chosen)  # type: ignore[misc]
+        run.keep("lib", recalled.append, lambda: {"never": "asked"})
+        run.save()
+    assert recalled == [{}, {"a": "1"}, {"a": "1", "b": "2"}]
 
 
 def test_the_first_choice_wins_over_later_ones(tmp_path: Path) -> None:

@@ -240,6 +240,16 @@ class BindContext(Protocol):
         """Tell the user. A text is shown once a run, however many ops say it, so it should not name one of them."""
         ...
 
+    def keep_choices(
+        self, name: str, recall: Callable[[Mapping[str, str]], None], tell: Callable[[], Mapping[str, str]]
+    ) -> None:
+        """Keep what kernels choose by timing, so that later runs on such a GPU choose the same and give the same bits.
+
+        `recall` is called once a run, now, with what earlier ones have chosen; `tell` when everything is bound, for all
+        that is known then. Keys must name whatever a choice depends on, a library's version too. `name`: whose choices.
+        """
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class KernelDef:

@@ -124,6 +124,12 @@ class Assembly:
     passes: tuple[Pass, ...]
 
     @property
+    def all_programs(self) -> dict[str, Program]:
+        """Programs and their variants, by name."""
+        fewer = (program for variants in self.variants.values() for program in variants.values())
+        return {**self.programs, **{program.name: program for program in fewer}}
+
+    @property
     def params(self) -> dict[str, Value]:
         """Params by name."""
         return {v.name: v for v in self.declared if v.role == "param"}

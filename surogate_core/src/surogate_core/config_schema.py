@@ -219,11 +219,16 @@ class LoopKeys(Keys):
     max_nonfinite_steps: Int = Field(
         10, ge=0, description="Stop after so many steps in a row without a finite loss and gradient; 0: at once."
     )
+    check_finite: Flag = Field(
+        False,
+        description="Run op by op and stop at the first op that writes a number which is not finite, naming it "
+        "(`--check-finite`). Slow.",
+    )
     deterministic: Annotated[Deterministic, BeforeValidator(_flag_or_auto)] = Field(
         "auto",
         description="The same bits from run to run on a GPU. auto: where affordable, else the run says what is not; "
-        "products take the algorithm that is fastest when the run starts. true: always; a run that cannot is refused, "
-        "and products take the library's first choice, untimed. false: whatever is fastest.",
+        "products keep the algorithm that was fastest when this machine first ran them. true: always; a run that "
+        "cannot is refused, and products take the library's first choice, untimed. false: whatever is fastest.",
     )
 
 

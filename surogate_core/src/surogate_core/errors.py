@@ -37,3 +37,11 @@ class RunStopped(SurogateError):
     """The run stopped itself (non-finite limit, disk full, lost device); everything complete is saved. Exit 3."""
 
     exit_code = 3
+
+
+class NonFiniteError(RunStopped):
+    """An op of a checked run wrote NaN or inf. weights_whole: no op had begun to change the weights."""
+
+    def __init__(self, message: str, *, weights_whole: bool) -> None:
+        super().__init__(message)
+        self.weights_whole = weights_whole

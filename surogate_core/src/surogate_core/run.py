@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .api import Comm, Logger, LoggerDef, RunInfo, Topology
+from .api import Comm, DeviceInfo, Logger, LoggerDef, Op, RunInfo, Topology
 from .config import LoadedConfig, Mode, apply_overrides, dump_yaml, load_config, read_yaml, resolved
 from .errors import ConfigError, RunStopped
 from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES
 from .interrupt import Interrupt
-from .memory.devices import GIB, cpu
+from .local_device import local_device
+from .memory.devices import GIB
 from .memory.devices import device as known_device
 from .plugins import load_registry
 from .prepare import Prepared, prepare
@@ -70,9 +71,14 @@ def load(path: str | Path, overrides: Sequence[str] = (), mode: Mode = "train") 
     return load_config(raw, registry=load_registry(), mode=mode, source=str(path))
 
 
-def plan(loaded: LoadedConfig, device: str | None = None) -> Prepared:
-    """Plan a run from the model's config.json alone. `device`: a name of the device table; None: this CPU."""
-    return prepare(loaded, load_registry(), known_device(device) if device else cpu())
+def plan(loaded: LoadedConfig, device: str | DeviceInfo | None = None) -> Prepared:
+    """Plan a run from the model's config.json alone.
+
+    `device`: one to plan for, or its name in the device table; None: the one that a run here would train on.
+    """
+    if not isinstance(device, DeviceInfo):
+        device = known_device(device) if device else local_device()[0]
+    return prepare(loaded, load_registry(), device)
 
 
 def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
@@ -154,6 +160,9 @@ def _train(prepared: Prepared, comm: Comm, notice: Notice) -> TrainResult:
     checkpoints = Path(config.resolved_checkpoint_dir)
     worker = make_worker(prepared, notice)
     fill_weights(prepared, worker)
+    if config.check_finite:
+        check_finite(prepared, worker)
+        notice("check_finite: runs op by op and looks at everything that an op writes, which is slow")
     worker.start(graphs=config.use_cuda_graphs)
     _open_output(output, checkpoints, prepared.loaded, notice)
 
@@ -218,21 +227,26 @@ def _data_line(data: Corpora, loader: Any, total: int) -> str:
 
 def make_worker(prepared: Prepared, notice: Notice = print) -> Worker:
     """The executor and buffers of the device that the run was planned for. `notice`: as in `train`."""
+    from .runtime.choices import KeptChoices
     from .runtime.worker import Worker
 
     config, given, registry = prepared.loaded.config, prepared.ingredients, prepared.registry
     target = prepared.target
     if target.device.sm is None:
         return Worker.on_cpu(prepared.assembly, given.ops, config.train_seed)
-    return Worker.on_gpu(
+    choices = KeptChoices(target.device.title, notice)
+    worker = Worker.on_gpu(
         prepared.assembly,
         given.ops,
         config.train_seed,
         kernel_for=lambda op: registry.kernel_for(op, target, config.recipe).kernel,
         target=target,
         notice=notice,
+        keep_choices=choices.keep,
         allow_reference=config.kernels == "allow_reference",
     )
+    choices.save()
+    return worker
 
 
 def fill_weights(prepared: Prepared, worker: Worker) -> None:
@@ -251,6 +265,29 @@ def fill_weights(prepared: Prepared, worker: Worker) -> None:
     if not config.from_scratch:
         ignored = prepared.ingredients.model.ignored_tensors(prepared.ingredients.dims)
         hf.load_weights(prepared.model_dir, assembly.weights, worker.params(), ignored)
+
+
+def check_finite(prepared: Prepared, worker: Worker) -> None:
+    """Have `worker`, whose weights are in place, stop at the first op that writes a number which is not finite.
+
+    Raises ConfigError when the weights hold one already.
+    """
+    from .runtime.finite import FiniteCheck, refuse_nonfinite_weights
+
+    refuse_nonfinite_weights(worker.params(), prepared.assembly.weights, prepared.model_dir)
+    worker.watch(FiniteCheck(prepared.assembly, worker.buffers, lambda op: _served_by(prepared, op)))
+
+
+def _served_by(prepared: Prepared, op: Op) -> str:
+    """Who runs an op on the run's device, with the version."""
+    registry, target = prepared.registry, prepared.target
+    if target.device.sm is not None:
+        found = registry.kernel_for(op, target, prepared.loaded.config.recipe)
+        if found.kernel:
+            versions = {plugin.distribution: str(plugin) for plugin in registry.plugins}
+            return f"compiled kernel of {versions[found.provider]}"
+    kind = op.attrs["of"] if op.kind == "reference_vjp" else op.kind
+    return f"torch reference of {registry.source('op', kind).plugin}"
 
 
 def _open_output(output: Path, checkpoints: Path, loaded: LoadedConfig, notice: Notice) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .api import Finding, SystemInfo
+from .local_device import torch_has_cuda
 
 PACKAGES: Final = (
     "surogate-core",
@@ -179,6 +180,10 @@ def _check_gpus(system: SystemInfo) -> Iterator[Finding]:
         yield Finding("warning", "gpu", error, "check the NVIDIA driver: runs will use the CPU until it answers")
     if not system.gpus:
         yield Finding("ok", "gpu", "none found: runs use the CPU")
+    if len(errors) < len(system.gpus) and not torch_has_cuda():
+        installed = system.versions.get("torch", "")
+        remedy = "install a torch for CUDA 13: https://pytorch.org/get-started/locally"
+        yield Finding("warning", "torch", f"{installed} is built without CUDA: runs will use the CPU", remedy)
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None and system.gpus and not errors:
         yield Finding("ok", "gpu", f"CUDA_VISIBLE_DEVICES={hidden} limits which of them a run sees")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from .api import EvalReport, Logger, StepReport
 from .data.loader import Loader, MicroBatch, Prefetch, StepBatch
-from .errors import RunStopped
+from .errors import NonFiniteError, RunStopped
 from .interrupt import Interrupt
 from .schedule import Schedule
 
@@ -60,9 +60,22 @@ def train(job: Job, interrupt: Interrupt) -> Progress:
 
     A step is reported once it is done, which on a GPU is while the next one runs; before an evaluation or a save the
     loop catches up. Raises RunStopped, after saving, when more than `max_nonfinite_steps` steps in a row had no finite
-    gradient.
+    gradient. What a checked run's NonFiniteError leaves whole, the weights of the step before, is saved too.
     """
     progress = Progress()
+    try:
+        _take_steps(job, interrupt, progress)
+    except NonFiniteError as error:
+        if not error.weights_whole or not progress.step:
+            raise
+        _save(job, progress)
+        raise NonFiniteError(
+            f"{error}\nThe weights after step {progress.step} are saved.", weights_whole=True
+        ) from None
+    return progress
+
+
+def _take_steps(job: Job, interrupt: Interrupt, progress: Progress) -> None:
     pending: Launched | None = None
     mark = time.perf_counter()
     with Prefetch(job.loader.step, 0, job.total_steps) as batches:
@@ -86,7 +99,6 @@ def train(job: Job, interrupt: Interrupt) -> Progress:
             mark = time.perf_counter() if evaluates or saves else mark
         if interrupt.requested:  # also when it came during the last evaluation
             _save(job, progress)
-    return progress
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 import pluggy
 
-from surogate_core.api import KernelDef, ModelDef, OpDef
+from surogate_core.api import Finding, KernelDef, ModelDef, OpDef, SystemInfo
+from surogate_core.compiled import diagnose
 
 from .kernels import KERNELS
 from .ops import OPS
@@ -29,3 +30,8 @@ def surogate_ops() -> Iterable[OpDef]:
 @hookimpl
 def surogate_kernels() -> Iterable[KernelDef]:
     return KERNELS
+
+
+@hookimpl
+def surogate_diagnose(system: SystemInfo) -> Iterable[Finding]:
+    return diagnose("surogate_models", system)

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 
 import pluggy
 
-from surogate_core.api import KernelDef, RecipeDef
+from surogate_core.api import Finding, KernelDef, RecipeDef, SystemInfo
+from surogate_core.compiled import diagnose
 
+from . import libraries
 from .kernels import KERNELS
 from .recipe import BF16
 
@@ -23,3 +25,8 @@ def surogate_recipes() -> Iterable[RecipeDef]:
 @hookimpl
 def surogate_kernels() -> Iterable[KernelDef]:
     return KERNELS
+
+
+@hookimpl
+def surogate_diagnose(system: SystemInfo) -> Iterable[Finding]:
+    return [*diagnose("surogate_recipes_bf16", system), *libraries.diagnose(system)]

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 import pluggy
 
-from surogate_core.api import KernelDef, OpDef, OptimizerDef
+from surogate_core.api import Finding, KernelDef, OpDef, OptimizerDef, SystemInfo
+from surogate_core.compiled import diagnose
 
 from .adamw import ADAMW, ADAMW_OP
 from .kernels import KERNELS
@@ -28,3 +29,8 @@ def surogate_optimizers() -> Iterable[OptimizerDef]:
 @hookimpl
 def surogate_kernels() -> Iterable[KernelDef]:
     return KERNELS
+
+
+@hookimpl
+def surogate_diagnose(system: SystemInfo) -> Iterable[Finding]:
+    return diagnose("surogate_optim_adamw", system)

@@ -90,6 +90,9 @@ ConfigOption = Annotated[Path | None, typer.Option("--config", metavar="PATH", h
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file. May be repeated.")
 ]
+CheckFiniteOption = Annotated[
+    bool, typer.Option("--check-finite", help="Name the first op that writes NaN or inf, and stop.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -116,23 +119,35 @@ def root(
 
 @app.command(help="Train a model as the YAML file says.")
 def train(
-    ctx: typer.Context, path: ConfigArgument = None, config: ConfigOption = None, overrides: SetOption = None
+    ctx: typer.Context,
+    path: ConfigArgument = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    check_finite: CheckFiniteOption = False,
 ) -> int:
-    return _train(ctx, path, config, overrides, "train")
+    return _train(ctx, path, config, overrides, check_finite, "train")
 
 
 @app.command(help="Train with the defaults for pre-training on plain text.")
 def pt(
-    ctx: typer.Context, path: ConfigArgument = None, config: ConfigOption = None, overrides: SetOption = None
+    ctx: typer.Context,
+    path: ConfigArgument = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    check_finite: CheckFiniteOption = False,
 ) -> int:
-    return _train(ctx, path, config, overrides, "pt")
+    return _train(ctx, path, config, overrides, check_finite, "pt")
 
 
 @app.command(help="Train with the defaults for supervised fine-tuning.")
 def sft(
-    ctx: typer.Context, path: ConfigArgument = None, config: ConfigOption = None, overrides: SetOption = None
+    ctx: typer.Context,
+    path: ConfigArgument = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    check_finite: CheckFiniteOption = False,
 ) -> int:
-    return _train(ctx, path, config, overrides, "sft")
+    return _train(ctx, path, config, overrides, check_finite, "sft")
 
 
 @app.command(help="Tell memory and time of a run before it starts.")
@@ -142,7 +157,10 @@ def plan(
     config: ConfigOption = None,
     overrides: SetOption = None,
     device: Annotated[
-        str | None, typer.Option("--device", metavar="NAME", help="Plan for this device, h200 say.")
+        str | None,
+        typer.Option(
+            "--device", metavar="NAME", help="Plan for h200, say. Default: what a run here would train on, GPU or CPU."
+        ),
     ] = None,
     as_json: JsonOption = False,
     listing: Annotated[bool, typer.Option("--listing", help="Print the programs, op by op.")] = False,
@@ -168,12 +186,19 @@ def doctor(as_json: JsonOption = False) -> int:
     return doctor_command(as_json)
 
 
-def _train(ctx: typer.Context, path: Path | None, config: Path | None, overrides: list[str] | None, mode: Mode) -> int:
+def _train(
+    ctx: typer.Context,
+    path: Path | None,
+    config: Path | None,
+    overrides: list[str] | None,
+    check_finite: bool,
+    mode: Mode,
+) -> int:
     config_path = _config_path(ctx, path, config)
     from .train import train_command
 
     _print_notices()
-    return train_command(config_path, overrides or [], mode)
+    return train_command(config_path, [*(overrides or []), *(["check_finite=true"] if check_finite else [])], mode)
 
 
 def _config_path(ctx: typer.Context, path: Path | None, option: Path | None) -> Path:

@@ -58,7 +58,8 @@ def _print_report(system: SystemInfo, findings: list[tuple[Plugin, Finding]]) ->
     print()
     for plugin, finding in findings:
         by = "" if plugin.distribution == "surogate-core" else f" (says {plugin.name})"
-        print(f"{paint(finding.level, _COLOUR[finding.level])}: {finding.subject}: {finding.message}{by}")
+        told = paragraph(f"{finding.level}: {finding.subject}: {finding.message}{by}", width)
+        print(paint(finding.level, _COLOUR[finding.level]) + told.removeprefix(finding.level))
         if finding.remedy:
             print(paragraph(f"-> {finding.remedy}", width, "    "))
     if all(finding.level == "ok" for _, finding in findings):

@@ -9,7 +9,9 @@ from typing import Any
 
 from .. import run
 from ..knobs import cheapest_knobs
+from ..local_device import local_device
 from ..memory.devices import GIB
+from ..memory.devices import device as known_device
 from ..prepare import Prepared
 from ..program.show import listing as program_listing
 from ..registry import REFERENCE
@@ -18,25 +20,28 @@ from .render import output_width, paint, paragraph
 
 def plan_command(config: Path, overrides: list[str], device: str | None, as_json: bool, listing: bool) -> int:
     """Print the plan: as text, with the op lists too if `listing`, or as JSON. Returns 0 also when it does not fit."""
-    prepared = run.plan(run.load(config, overrides), device)
+    loaded = run.load(config, overrides)
+    given, chosen = (known_device(device), f"--device {device}") if device else local_device()
+    prepared = run.plan(loaded, given)
     if as_json:
-        print(json.dumps(to_json(prepared), indent=2))
+        print(json.dumps(to_json(prepared, chosen), indent=2))
         return 0
     if listing:
         print(_passes(prepared))
         for program in prepared.assembly.programs.values():
             print(f"\n{program_listing(program)}")
         print()
-    print("\n".join(_text(prepared)))
+    print("\n".join(_text(prepared, chosen)))
     return 0
 
 
-def to_json(prepared: Prepared) -> dict[str, Any]:
-    """The plan as data: the contract of `surogate plan --json`."""
+def to_json(prepared: Prepared, chosen: str) -> dict[str, Any]:
+    """The plan as data: the contract of `surogate plan --json`. chosen: why this device."""
     report = prepared.report
+    device = report.device
     return {
         "fits": report.fits,
-        "device": {"name": report.device.name, "title": report.device.title, "bytes": report.device.memory_bytes},
+        "device": {"name": device.name, "title": device.title, "bytes": device.memory_bytes, "chosen": chosen},
         "device_bytes": dict(report.device_bytes),
         "host_bytes": dict(report.host_bytes),
         "step": {
@@ -51,7 +56,7 @@ def to_json(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def _text(prepared: Prepared) -> Iterator[str]:
+def _text(prepared: Prepared, chosen: str) -> Iterator[str]:
     report, given = prepared.report, prepared.ingredients
     config = prepared.loaded.config
     parameters, trained = _count(prepared.n_params), _count(prepared.n_trainable)
@@ -65,7 +70,8 @@ def _text(prepared: Prepared) -> Iterator[str]:
         f"{config.gradient_accumulation_steps} micro-step{'s' * (config.gradient_accumulation_steps > 1)} a step"
     )
     yield ""
-    yield f"{report.device.title}, {_size(report.device.memory_bytes).strip()}"
+    device = f"{report.device.title}, {_size(report.device.memory_bytes).strip()}"
+    yield paragraph(f"{device} ({chosen})", output_width() or 80)
     for name, nbytes in report.device_bytes.items():
         if name != "total":
             yield f"  {name:<14}{_size(nbytes)}"

@@ -9,6 +9,7 @@ reads and writes). For other devices they are the vendor's dense peak times 0.67
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from ..api import DeviceInfo
 from ..errors import ConfigError
@@ -87,6 +88,23 @@ def cpu() -> DeviceInfo:
         runtime_bytes=700 << 20,
         source="rule of thumb",
     )
+
+
+def gpu(title: str, sm: int, memory_bytes: int) -> DeviceInfo:
+    """A GPU by name, compute capability and memory: the entry of the device table, with the memory that it really has.
+
+    A GPU that the table does not know takes the rates of the smallest one of its generation or the one before.
+    """
+    words = set(title.lower().replace("-", " ").split())
+    named = [d for d in DEVICES.values() if set(d.title.lower().replace("-", " ").split()) <= words]
+    if named:
+        best = max(named, key=lambda d: len(d.title))
+        return replace(best, title=title, sm=sm, memory_bytes=memory_bytes)
+    older = [d for d in DEVICES.values() if d.sm is not None and d.sm <= sm] or list(DEVICES.values())
+    generation = max(d.sm or 0 for d in older)
+    slowest = min((d for d in older if d.sm == generation), key=lambda d: d.flops["bf16"])
+    source = f"rates of {slowest.title}, the nearest known"
+    return replace(slowest, name="gpu", title=title, sm=sm, memory_bytes=memory_bytes, source=source)
 
 
 def device(name: str) -> DeviceInfo:

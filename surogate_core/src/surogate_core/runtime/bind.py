@@ -20,6 +20,13 @@ from .reference import place, run_reference
 KernelFor = Callable[[Op], KernelDef | None]
 """Which kernel serves an op; None: its torch reference."""
 
+KeepChoices = Callable[[str, Callable[[Mapping[str, str]], None], Callable[[], Mapping[str, str]]], None]
+"""`BindContext.keep_choices`."""
+
+
+def keep_nothing(name: str, recall: Callable[[Mapping[str, str]], None], tell: Callable[[], Mapping[str, str]]) -> None:
+    """For runs that neither know of earlier ones nor leave anything to later ones."""
+
 
 @dataclass
 class Binding:
@@ -30,6 +37,7 @@ class Binding:
     buffers: Buffers
     program: str
     notice: Callable[[str], None]
+    keep_choices: KeepChoices
     index: int = 0
     tables: list[Tensor] = field(default_factory=list)
 
@@ -74,6 +82,7 @@ def bind(
     target: Target,
     stream: int,
     notice: Callable[[str], None],
+    keep_choices: KeepChoices = keep_nothing,
     *,
     allow_reference: bool,
 ) -> Bound:
@@ -81,7 +90,7 @@ def bind(
 
     Raises ConfigError when an op has no kernel and references are not allowed, or none does what `target` asks for.
     """
-    context = Binding(target, stream, buffers, program.name, notice)
+    context = Binding(target, stream, buffers, program.name, notice, keep_choices)
     parts: list[tuple[Part, ...]] = []
     capturable = True
     for index, op in enumerate(program.ops):

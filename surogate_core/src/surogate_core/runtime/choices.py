@@ -2,7 +2,7 @@
 
 Two algorithms of a product add in different orders, and which one is faster by a hair may change from day to day. So
 the first run on a kind of GPU decides, and its choices stay in a file: {description: choice}. Descriptions are the
-kernels' own and name whatever a choice depends on, the library's version too; one that nothing asks for does no harm.
+kernels' own; one that nothing asks for does no harm.
 """
 
 from __future__ import annotations
@@ -18,9 +18,32 @@ from pathlib import Path
 from ..cache_home import cache_home
 
 
-def choices_path(device: str) -> Path:
-    """The file for GPUs of this name: `$XDG_CACHE_HOME/surogate/choices/<name>.json`, by default below `~/.cache`."""
-    return cache_home() / "choices" / f"{re.sub(r'[^a-z0-9]+', '-', device.lower()).strip('-')}.json"
+class KeptChoices:
+    """The choices of a run: `keep` is what a `BindContext` offers, `save` writes what was chosen."""
+
+    def __init__(self, device: str, notice: Callable[[str], None]) -> None:
+        """device: the GPU's name, since choices are for a kind of GPU."""
+        self._device = device
+        self._notice = notice
+        self._tellers: dict[str, Callable[[], Mapping[str, str]]] = {}
+
+    def keep(
+        self, name: str, recall: Callable[[Mapping[str, str]], None], tell: Callable[[], Mapping[str, str]]
+    ) -> None:
+        """See `BindContext.keep_choices`."""
+        if name not in self._tellers:
+            self._tellers[name] = tell
+            recall(load_choices(choices_path(name, self._device), self._notice))
+
+    def save(self) -> None:
+        """Write what is new. Call it when everything is bound."""
+        for name, tell in self._tellers.items():
+            save_choices(choices_path(name, self._device), tell(), self._notice)
+
+
+def choices_path(name: str, device: str) -> Path:
+    """The file for GPUs of this name: `$XDG_CACHE_HOME/surogate/choices/<name>/<device>.json`, else in `~/.cache`."""
+    return cache_home() / "choices" / name / f"{re.sub(r'[^a-z0-9]+', '-', device.lower()).strip('-')}.json"
 
 
 def load_choices(path: Path, notice: Callable[[str], None]) -> dict[str, str]:

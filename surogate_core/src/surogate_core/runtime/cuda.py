@@ -15,7 +15,7 @@ import torch
 from ..api import Call, OpDef, Part, Target
 from ..program.op import Program
 from .arena import Buffers
-from .bind import Bound, KernelFor, bind, each_once
+from .bind import Bound, KeepChoices, KernelFor, bind, each_once
 
 
 class CudaExecutor:
@@ -34,6 +34,7 @@ class CudaExecutor:
         target: Target,
         stream: torch.cuda.Stream,
         notice: Callable[[str], None],
+        keep_choices: KeepChoices,
         *,
         allow_reference: bool = False,
     ) -> None:
@@ -43,7 +44,8 @@ class CudaExecutor:
         with torch.cuda.stream(stream):
             self._bound: dict[str, Bound] = {
                 name: bind(
-                    program, ops, kernel_for, buffers, target, stream.cuda_stream, tell, allow_reference=allow_reference
+                    *(program, ops, kernel_for, buffers, target, stream.cuda_stream, tell, keep_choices),
+                    allow_reference=allow_reference,
                 )
                 for name, program in programs.items()
             }
@@ -58,6 +60,18 @@ class CudaExecutor:
             for stretch in self._stretches[program]:
                 if labels is None or labels > stretch.above:
                     stretch.run()
+
+    @torch.no_grad()
+    def walk(self, program: str, after: Callable[[int], None], labels: int | None = None) -> None:
+        """`run` op by op, never a graph, and call `after` with the op's index behind every op.
+
+        It is called on the executor's stream: torch functions see what the op has written.
+        """
+        with torch.cuda.stream(self.stream):
+            for index, parts in enumerate(self._bound[program].parts):
+                for launch, arguments in (p.call for p in parts if labels is None or labels > p.above):
+                    launch(*arguments)
+                after(index)
 
     def warm_up(self) -> None:
         """Run everything once: loads every module, which a capture must not do. Leaves garbage in all outputs."""

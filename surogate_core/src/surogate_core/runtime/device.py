@@ -1,13 +1,11 @@
-"""Which device a run trains on."""
+"""Which device a run trains on. `local_device.py` tells the same without torch."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import torch
 
 from ..api import DeviceInfo
-from ..memory.devices import DEVICES, cpu
+from ..memory.devices import cpu, gpu
 
 
 def training_device() -> DeviceInfo:
@@ -15,21 +13,4 @@ def training_device() -> DeviceInfo:
     if not torch.cuda.is_available():
         return cpu()
     found = torch.cuda.get_device_properties(0)
-    return described(found.name, found.major * 10 + found.minor, found.total_memory)
-
-
-def described(title: str, sm: int, memory_bytes: int) -> DeviceInfo:
-    """A GPU by name, compute capability and memory: the entry of the device table, with the memory that it really has.
-
-    A GPU that the table does not know takes the rates of the smallest one of its generation or the one before.
-    """
-    words = set(title.lower().replace("-", " ").split())
-    named = [d for d in DEVICES.values() if set(d.title.lower().replace("-", " ").split()) <= words]
-    if named:
-        best = max(named, key=lambda d: len(d.title))
-        return replace(best, title=title, sm=sm, memory_bytes=memory_bytes)
-    older = [d for d in DEVICES.values() if d.sm is not None and d.sm <= sm] or list(DEVICES.values())
-    generation = max(d.sm or 0 for d in older)
-    slowest = min((d for d in older if d.sm == generation), key=lambda d: d.flops["bf16"])
-    source = f"rates of {slowest.title}, the nearest known"
-    return replace(slowest, name="gpu", title=title, sm=sm, memory_bytes=memory_bytes, source=source)
+    return gpu(found.name, found.major * 10 + found.minor, found.total_memory)

@@ -40,15 +40,20 @@ class ReferenceExecutor:
         self.buffers = buffers
         self._calls = {name: _bind(program, ops, buffers, poison) for name, program in programs.items()}
 
-    @torch.no_grad()
     def run(self, program: str, labels: int | None = None) -> None:
         """Run every op of `program` in order. `labels` changes nothing: references look at the targets.
 
         Raises ProgramError naming op, block and source line when a result does not have the shape or dtype that the
         program says.
         """
-        for call in self._calls[program]:
+        self.walk(program, lambda index: None, labels)
+
+    @torch.no_grad()
+    def walk(self, program: str, after: Callable[[int], None], labels: int | None = None) -> None:
+        """`run`, and call `after` with the op's index behind every op, before any value dies."""
+        for index, call in enumerate(self._calls[program]):
             run_reference(call.op, call.function, call.ins, call.outs)
+            after(index)
             for value in call.dies:
                 self.buffers.kill(value, program)
 

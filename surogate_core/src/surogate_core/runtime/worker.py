@@ -12,10 +12,9 @@ from torch import Tensor
 from ..api import OpDef, Target
 from ..assemble import Assembly
 from ..data.loader import MicroBatch
-from ..program.op import Program
 from ..program.passes.documents import name_for
 from .arena import Buffers
-from .bind import KernelFor
+from .bind import KeepChoices, KernelFor, keep_nothing
 from .cuda import CudaExecutor
 from .inputs import Inputs
 from .reference import ReferenceExecutor
@@ -51,6 +50,8 @@ class Worker:
         self.assembly = assembly
         self.buffers = buffers
         self.executor = executor
+        self._run: Callable[..., None] = executor.run
+        self._watched = False
         self._inputs = inputs
         self._inputs.write("seed", seed)
 
@@ -58,7 +59,7 @@ class Worker:
     def on_cpu(cls, assembly: Assembly, ops: Mapping[str, OpDef], seed: int, *, poison: bool = False) -> Worker:
         """A worker that runs the torch references. `poison`: values are destroyed when their planned life ends."""
         buffers = Buffers(assembly.memory, poison=poison)
-        executor = ReferenceExecutor(_all_programs(assembly), ops, buffers, poison=poison)
+        executor = ReferenceExecutor(assembly.all_programs, ops, buffers, poison=poison)
         return cls(assembly, buffers, executor, _inputs(assembly, buffers, None), seed)
 
     @classmethod
@@ -71,11 +72,14 @@ class Worker:
         kernel_for: KernelFor,
         target: Target,
         notice: Callable[[str], None],
+        keep_choices: KeepChoices = keep_nothing,
         index: int = 0,
         allow_reference: bool = False,
         poison: bool = False,
     ) -> Worker:
-        """A worker that runs compiled kernels on GPU `index`. `notice` is told what they have to say, each line once.
+        """A worker that runs compiled kernels on GPU `index`.
+
+        `notice` is told what they have to say, each line once; `keep_choices` is what a `BindContext` offers.
 
         Raises ConfigError when an op has none, or none that does what `target` asks for.
         """
@@ -87,7 +91,8 @@ class Worker:
         _write_documents(inputs, assembly, _a_document_a_row(assembly))
         inputs.commit()
         executor = CudaExecutor(
-            _all_programs(assembly), ops, kernel_for, buffers, target, stream, notice, allow_reference=allow_reference
+            *(assembly.all_programs, ops, kernel_for, buffers, target, stream, notice, keep_choices),
+            allow_reference=allow_reference,
         )
         executor.warm_up()
         return cls(assembly, buffers, executor, inputs, seed)
@@ -100,12 +105,20 @@ class Worker:
         """Whether every weight is a finite number: an update can overflow although its gradient was finite."""
         return all(bool(param.isfinite().all()) for param in self.params().values())
 
+    def watch(self, watcher: Callable[[str, int], None]) -> None:
+        """From now on run op by op, never as graphs, and call `watcher(program, op's index)` behind every op."""
+
+        def run(program: str, labels: int | None = None) -> None:
+            self.executor.walk(program, lambda index: watcher(program, index), labels)
+
+        self._run, self._watched = run, True
+
     def start(self, *, graphs: bool = True) -> None:
         """Call once, when the weights are in place: makes the masters; on a GPU captures the programs, if `graphs`."""
         if isinstance(self.executor, CudaExecutor):
             torch.cuda.synchronize()
-        self.executor.run("load")
-        if graphs and isinstance(self.executor, CudaExecutor):
+        self._run("load")
+        if graphs and not self._watched and isinstance(self.executor, CudaExecutor):
             self.executor.capture()
 
     def micro_step(self, batch: MicroBatch, *, first: bool, loss_scale: float, tick: int) -> None:
@@ -113,7 +126,7 @@ class Worker:
         self._write_batch(batch, loss_scale)
         self._inputs.write("tick", tick)
         self._inputs.commit()
-        self.executor.run(self._program("micro_first" if first else "micro_next", batch), batch.n_valid)
+        self._run(self._program("micro_first" if first else "micro_next", batch), batch.n_valid)
 
     def update(self, *, lr: float, step: int) -> Reading:
         """Clip and apply the accumulated gradient. `step` is 1 at the first; a non-finite norm changes nothing.
@@ -123,17 +136,20 @@ class Worker:
         self._inputs.write("lr", lr)
         self._inputs.write("step", step)
         self._inputs.commit()
-        self.executor.run("update")
+        self._run("update")
         values = [self.buffers.persistent(v) for v in (self.assembly.loss, self.assembly.grad_norm)]
         if isinstance(self.executor, CudaExecutor):
-            return _Later(values, self.executor.stream)
+            reading = _Later(values, self.executor.stream)
+            if self._watched:  # the watcher may end the run: no step is then left to be reported
+                self.settle()
+            return reading
         return _Now(float(values[0]), float(values[1]))
 
     def evaluate(self, batch: MicroBatch) -> float:
         """Sum of the losses of the batch's labels, in nats. Changes neither weights nor gradients."""
         self._write_batch(batch, 1.0)
         self._inputs.commit()
-        self.executor.run(self._program("evaluate", batch), batch.n_valid)
+        self._run(self._program("evaluate", batch), batch.n_valid)
         if isinstance(self.executor, CudaExecutor):
             self.executor.stream.synchronize()
         return float(self.buffers.persistent(self.assembly.eval_loss))
@@ -190,11 +206,6 @@ class _Later:
 def _inputs(assembly: Assembly, buffers: Buffers, stream: Any | None) -> Inputs:
     values = [v for v in assembly.declared if v.role == "input"]
     return Inputs(values, assembly.memory.segments["input"], buffers, stream)
-
-
-def _all_programs(assembly: Assembly) -> dict[str, Program]:
-    fewer = (program for variants in assembly.variants.values() for program in variants.values())
-    return {**assembly.programs, **{program.name: program for program in fewer}}
 
 
 def _write_documents(inputs: Inputs, assembly: Assembly, cu_seqlens: np.ndarray[Any, Any]) -> None:

@@ -50,6 +50,9 @@ class Binding:
     def notice(self, text: str) -> None:
         self.notices.append(text)
 
+    def keep_choices(self, name: str, recall: Callable[..., None], tell: Callable[..., Any]) -> None:
+        """Tests neither know of earlier runs nor leave anything to later ones."""
+
     def launch(self, stream: int, labels: int | None = None) -> None:
         """Enqueue the op on `stream`, which takes the place of the one that it was bound with.
 

@@ -1,8 +1,8 @@
 """Compiled products of a linear layer: forward, dgrad and wgrad, by cuBLASLt.
 
-Operands and results are bf16 or fp32, sums fp32. The algorithm is chosen by timing when an op is bound and shared by
-all ops of the same shape; `_C.gemm_export()` and `_C.gemm_import(...)` carry the choices from one run to another, which
-then computes the same bits. `deterministic: true` takes the library's first choice, which is the same in every run.
+Operands and results are bf16 or fp32, sums fp32. The algorithm is chosen by timing when an op is bound, shared by all
+ops of the same shape, and kept for later runs, which then compute the same bits. Under `deterministic: true` the clock
+has no say: the library's first choice is taken.
 """
 
 from __future__ import annotations
@@ -26,6 +26,14 @@ def library_bytes(target: Target) -> int:
 def is_timed(target: Target) -> bool:
     """Whether the clock chooses algorithms: of two runs it may choose differently, and bits with it."""
     return target.deterministic != "true"
+
+
+def keep_choices(ctx: BindContext) -> None:
+    """Have the clock's choices kept from run to run."""
+    from .. import _C
+
+    if is_timed(ctx.target):
+        ctx.keep_choices("cublaslt", lambda known: _C.gemm_import(list(known.items())), lambda: dict(_C.gemm_export()))
 
 
 def aligned(nbytes: int) -> int:
@@ -76,6 +84,7 @@ def _bind(op: Op, ctx: BindContext) -> Call:
     """Times the algorithms on the op's own buffers: the output, not the inputs, is overwritten. Null: not timed."""
     from .. import _C
 
+    keep_choices(ctx)
     a, b, bias = op.ins[0], op.ins[1], _bias(op)
     shape = product(op)
     timed = is_timed(ctx.target)

@@ -10,7 +10,7 @@ from surogate_core.api import BindContext, KernelDef, Op, Part, Support, Target
 from surogate_core.program.value import DTYPE_BYTES
 
 from .dtypes import DTYPE_CODES, FLOATS, adding
-from .gemm import aligned, is_timed, library_bytes
+from .gemm import aligned, is_timed, keep_choices, library_bytes
 
 NO_GRADIENTS = -1
 """What the binding takes for the dtype of a weight gradient that is not there."""
@@ -41,6 +41,7 @@ def _bind(op: Op, ctx: BindContext) -> tuple[Part, ...]:
     """Times the algorithms of the products on the op's own buffers: dx, dw and the workspace are overwritten."""
     from .. import _C
 
+    keep_choices(ctx)
     has_grads = op.kind == "lm_head_ce_grads"
     gradients = [ctx.pointer(value) for value in op.outs[1:]] if has_grads else [0, 0]
     buffers = [*(ctx.pointer(value) for value in (*op.ins, op.outs[0])), *gradients, ctx.workspace]

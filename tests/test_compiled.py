@@ -1,0 +1,104 @@
+"""What doctor says of compiled modules, on packages made up for each test."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surogate_core.api import Finding, SystemInfo
+from surogate_core.compiled import diagnose, serves
+from surogate_core.plugins import load_registry
+
+H200 = {"index": 0, "name": "NVIDIA H200", "sm": 90}
+BROKEN_DRIVER = {"error": "nvidia-smi: no driver"}
+DEFAULT = ["80-real", "86-real", "89-real", "90a-real", "100f-real", "120f-real", "90-virtual", "120-virtual"]
+
+
+def machine(*gpus: dict[str, Any]) -> SystemInfo:
+    return SystemInfo(python="3.11", platform="x", cpu_count=1, memory_bytes=2**34, gpus=gpus)
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """package(source of its `_C`, None for a package without): the name of an importable one."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(source: str | None) -> str:
+        (tmp_path / "acme_kernels").mkdir()
+        (tmp_path / "acme_kernels/__init__.py").touch()
+        if source is not None:
+            (tmp_path / "acme_kernels/_C.py").write_text(source)
+        return "acme_kernels"
+
+    yield write
+    for name in [name for name in sys.modules if name.startswith("acme_kernels")]:
+        del sys.modules[name]
+
+
+def compiled(*targets: str) -> str:
+    return f"def build_info():\n    return {{'cuda': '13.0.88', 'architectures': {list(targets)!r}}}\n"
+
+
+@pytest.mark.parametrize(("gpus", "level"), [((), "ok"), ((BROKEN_DRIVER,), "ok"), ((H200,), "warning")])
+def test_a_package_without_kernels_matters_where_there_is_a_gpu(
+    package: Any, gpus: tuple[dict[str, Any], ...], level: str
+) -> None:
+    (finding,) = diagnose(package(None), machine(*gpus))
+    assert (finding.level, finding.subject) == (level, "acme_kernels")
+    assert "not compiled in" in finding.message and ("SUROGATE_CUDA=on" in finding.remedy) == (level != "ok")
+
+
+@pytest.mark.parametrize(("gpus", "level"), [((), "warning"), ((H200,), "error")])
+def test_a_module_that_does_not_load_is_named(package: Any, gpus: tuple[dict[str, Any], ...], level: str) -> None:
+    (finding,) = diagnose(package("raise ImportError('undefined symbol: cuLaunch')"), machine(*gpus))
+    assert (finding.level, finding.message) == (
+        level,
+        "compiled kernels do not load: ImportError: undefined symbol: cuLaunch",
+    )
+    assert "SUROGATE_CUDA=on" in finding.remedy
+
+
+def test_targets_are_listed_and_a_gpu_that_is_served_is_nothing_more(package: Any) -> None:
+    told = "kernels compiled by CUDA 13.0.88 for SM80, SM86, SM89, SM90a, SM100f, SM120f, PTX 90, PTX 120"
+    assert diagnose(package(compiled(*DEFAULT)), machine(H200)) == [Finding("ok", "acme_kernels", told)]
+
+
+@pytest.mark.parametrize(
+    ("present", "level", "names"),
+    [([75], "error", "SM75"), ([75, 90], "warning", "SM75"), ([75, 70], "error", "SM70, SM75")],
+)
+def test_a_gpu_that_is_not_served_is_named(package: Any, present: list[int], level: str, names: str) -> None:
+    gpus = [{"index": i, "sm": sm} for i, sm in enumerate(present)]
+    _, finding = diagnose(package(compiled(*DEFAULT)), machine(*gpus, {"index": 9, "sm": None}))
+    assert (finding.level, finding.message) == (level, f"no kernel runs on the {names} here")
+    assert f"CUDAARCHS='{names.replace('SM', '').replace(', ', '-real;')}-real'" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("target", "yes", "no"),
+    [
+        ("80-real", [80, 86, 89], [75, 90, 100]),
+        ("86-real", [86, 89], [80, 90]),
+        ("90a-real", [90], [80, 100]),
+        ("90a-virtual", [90], [100]),
+        ("100f-real", [100, 103], [90, 110, 120]),
+        ("120f-real", [120, 121], [100, 103]),
+        ("90-virtual", [90, 100, 120, 121], [80, 89]),
+        ("80", [80, 86, 90, 120], [75]),
+        ("native", [75, 90], []),
+    ],
+)
+def test_a_target_serves_what_cuda_says(target: str, yes: list[int], no: list[int]) -> None:
+    """CUDA C++ Programming Guide, "Binary Compatibility", "PTX Compatibility" and "Family-Specific Targets"."""
+    assert [sm for sm in yes + no if serves(target, sm)] == yes
+
+
+def test_every_plugin_with_kernels_says_whether_they_are_there() -> None:
+    registry = load_registry()
+    packages = {item.plugin.module.split(".")[0] for item in registry.provided if item.kind == "kernel"}
+    assert len(packages) >= 3
+    assert packages <= {finding.subject for _, finding in registry.diagnose(machine())}

@@ -1,0 +1,142 @@
+"""What `surogate plan` plans for by itself, with a driver made up for each test."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from surogate_core import local_device as module
+from surogate_core.cli.app import app
+from surogate_core.local_device import NoGpuError, first_visible_gpu, local_device, torch_has_cuda
+from surogate_core.memory.devices import DEVICES
+
+PLAN = ["plan", str(Path(__file__).parents[1] / "examples/qwen3-8b.yaml")]
+
+
+class Driver:
+    """libcuda with one GPU; `fails` maps a function to the code that it returns."""
+
+    def __init__(self, title: str = "NVIDIA H200", sm: int = 90, total: int = 150_000_000_000, **fails: int) -> None:
+        self.title, self.sm, self.total, self.fails = title, sm, total, fails
+
+    def __getattr__(self, function: str) -> Any:
+        def call(*arguments: Any) -> int:
+            if function in self.fails:
+                return self.fails[function]
+            getattr(self, f"_{function}")(*arguments)
+            return 0
+
+        return call
+
+    def _cuInit(self, flags: int) -> None:
+        assert flags == 0
+
+    def _cuDeviceGet(self, device: Any, number: int) -> None:
+        assert number == 0
+        device._obj.value = 5
+
+    def _cuDeviceGetName(self, name: Any, size: int, device: ctypes.c_int) -> None:
+        assert device.value == 5 and len(self.title) < size
+        name.value = self.title.encode()
+
+    def _cuDeviceTotalMem_v2(self, total: Any, device: ctypes.c_int) -> None:
+        total._obj.value = self.total
+
+    def _cuDeviceGetAttribute(self, value: Any, number: int, device: ctypes.c_int) -> None:
+        value._obj.value = {75: self.sm // 10, 76: self.sm % 10}[number]
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """driver(**of `Driver`): install it, for a torch that can use it and without CUDA_VISIBLE_DEVICES."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(module, "torch_has_cuda", lambda: True)
+
+    def install(*args: Any, **options: Any) -> None:
+        loaded = Driver(*args, **options)
+        monkeypatch.setattr(module, "ctypes", SimpleNamespace(**(vars(ctypes) | {"CDLL": lambda name: loaded})))
+
+    return install
+
+
+def test_the_gpu_is_known_with_the_memory_that_it_really_has(driver: Any) -> None:
+    driver()
+    found, why = local_device()
+    assert (found.name, found.title, found.sm, found.memory_bytes) == ("h200", "NVIDIA H200", 90, 150_000_000_000)
+    assert (found.flops, why) == (DEVICES["h200"].flops, "this machine's first GPU")
+
+
+def test_the_choice_names_what_the_user_set(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    assert local_device()[1] == "first of CUDA_VISIBLE_DEVICES=3,1"
+
+
+def test_a_gpu_that_the_table_does_not_know_takes_the_rates_of_its_generation(driver: Any) -> None:
+    driver("NVIDIA Z9", 103, 1 << 36)
+    found = first_visible_gpu()
+    assert (found.name, found.title, found.sm, found.memory_bytes) == ("gpu", "NVIDIA Z9", 103, 1 << 36)
+    assert found.source == "rates of NVIDIA B300, the nearest known"
+
+
+@pytest.mark.parametrize(
+    ("fails", "visible", "why"),
+    [
+        ({"cuInit": 100}, None, "no GPU here"),
+        ({"cuInit": 100}, "", "no GPU in CUDA_VISIBLE_DEVICES="),
+        ({"cuInit": 100}, "9", "no GPU in CUDA_VISIBLE_DEVICES=9"),
+        ({"cuInit": 803}, None, "no GPU: the CUDA driver's cuInit fails with 803"),
+        ({"cuDeviceTotalMem_v2": 201}, None, "no GPU: the CUDA driver's cuDeviceTotalMem_v2 fails with 201"),
+    ],
+)
+def test_without_a_gpu_it_is_the_cpu_and_the_reason(
+    driver: Any, monkeypatch: pytest.MonkeyPatch, fails: dict[str, int], visible: str | None, why: str
+) -> None:
+    driver(**fails)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found, told = local_device()
+    assert (found.name, told) == ("cpu", why)
+
+
+def test_without_a_driver_it_is_the_cpu(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DRIVER", "libno_such_driver.so.1")
+    with pytest.raises(NoGpuError, match="no NVIDIA driver here"):
+        first_visible_gpu()
+    assert local_device()[0].name == "cpu"
+
+
+def test_a_torch_without_cuda_trains_on_the_cpu(driver: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    spec = SimpleNamespace(origin=str(tmp_path / "torch/__init__.py"))
+    monkeypatch.setattr(module, "find_spec", lambda name: spec)
+    monkeypatch.setattr(module, "torch_has_cuda", torch_has_cuda)
+    driver()
+    assert local_device()[1] == "torch is built without CUDA, so NVIDIA H200 stays idle"
+    (tmp_path / "torch/lib").mkdir(parents=True)
+    (tmp_path / "torch/lib/libtorch_cuda.so").touch()
+    assert local_device()[0].name == "h200"
+
+
+def test_the_installed_torch_is_judged_as_it_judges_itself() -> None:
+    import torch
+
+    assert torch_has_cuda() == torch.backends.cuda.is_built()
+
+
+def test_plan_says_for_which_device_and_why(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(total=70 << 30)
+    ours, asked = CliRunner().invoke(app, PLAN), CliRunner().invoke(app, [*PLAN, "--device", "h100"])
+    assert "\nNVIDIA H200, 70.00 GiB (this machine's first GPU)\n" in ours.output
+    assert "\nNVIDIA H100 SXM, 79.20 GiB (--device h100)\n" in asked.output
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    driver(cuInit=100)
+    none = CliRunner().invoke(app, PLAN)
+    assert " GiB (no GPU in CUDA_VISIBLE_DEVICES=)\n" in none.output
+    as_json = json.loads(CliRunner().invoke(app, [*PLAN, "--json"]).output)
+    assert (as_json["device"]["name"], as_json["device"]["chosen"]) == ("cpu", "no GPU in CUDA_VISIBLE_DEVICES=")
