@@ -14,7 +14,7 @@ KERNELS := $(wildcard $(CORE)/cmake/* $(CORE)/include/surogate/* */CMakeLists.tx
 	*/csrc/* plugins/*/csrc/*)
 PACKAGES := surogate_core surogate_models surogate_recipes_bf16 plugins/surogate_optim_adamw .
 BUILD_TOOLS := cmake editables hatchling nanobind ninja scikit-build-core
-TOOLS := build coverage hypothesis mypy pytest pytest-xdist ruff types-PyYAML
+TOOLS := build coverage hypothesis mypy nvidia-cuda-cuobjdump pytest pytest-xdist ruff types-PyYAML
 # Bytecode is made when a module is first imported: compiling all of torch would double the time of an install.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
 
@@ -61,11 +61,11 @@ format: install
 wheels: install
 	rm -rf dist
 	for package in $(PACKAGES); do $(BIN)/python -m build --wheel --no-isolation --outdir dist $$package || exit 1; done
-	@ls -l dist
+	@du --apparent-size --block-size=KiB dist/*.whl
 
 # Not by `make test`: fresh environments and pip, some minutes.
 test-wheels: wheels
-	$(BIN)/python -m pytest tests/packaging/check_wheels.py --constraint="$(CONSTRAIN)"
+	$(BIN)/python -m pytest tests/packaging/check_wheels.py tests/packaging/check_kernels.py --constraint="$(CONSTRAIN)"
 
 docs-test: install
 	$(BIN)/python -m pytest tests/docs/check_docs.py

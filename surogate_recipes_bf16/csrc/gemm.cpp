@@ -345,8 +345,8 @@ struct Gemm::Impl {
                              "surogate/choices in $XDG_CACHE_HOME or ~/.cache");
         if (static_cast<int64_t>(result.workspaceSize) > shape.library_bytes) {
             throw std::runtime_error("gemm: the algorithm remembered for " + description + " needs " +
-                                     std::to_string(result.workspaceSize) + " bytes of workspace. To choose anew, delete surogate/choices in $XDG_CACHE_HOME or "
-                                     "~/.cache");
+                                     std::to_string(result.workspaceSize) + " bytes of workspace. To choose anew, delete "
+                                     "surogate/choices in $XDG_CACHE_HOME or ~/.cache");
         }
         if (buffers.a != nullptr) {
             check_status(multiply(choice.algo, buffers.a, buffers.b, buffers.d, buffers.bias, buffers.workspace, stream),
@@ -360,9 +360,12 @@ struct Gemm::Impl {
         check_status(lt().MatmulPreferenceCreate(&made), "cublasLtMatmulPreferenceCreate");
         const Preference preference(made);
         set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<size_t>(shape.library_bytes));
-        // Parts of a product in bf16 would be rounded before they are added.
-        const uint32_t schemes =
-            product_dtype(shape) == BF16 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_MASK;
+        // Parts of a product in bf16 would be rounded before they are added. With a bias even fp32 parts are summed into a
+        // rounded D, to which the bias is added afterwards: no parts then.
+        uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_MASK;
+        if (product_dtype(shape) == BF16) {
+            schemes = shape.has_bias ? CUBLASLT_REDUCTION_SCHEME_NONE : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+        }
         set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes);
         const int64_t alignment_d = is_staged(shape) ? 256 : shape.alignment_d;
         set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(shape.alignment_b));

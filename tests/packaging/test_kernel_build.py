@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import runpy
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,45 @@ def folder(option: str) -> Path:
 def test_core_names_its_folders() -> None:
     assert (folder("--cmake-dir") / "SurogateKernels.cmake").is_file()
     assert (folder("--include-dir") / "surogate/dtype.h").is_file()
+
+
+def headers_of_wheel(files: dict[str, str], cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that a build is given when the wheel of `a-library` has these files."""
+    spec = importlib.util.spec_from_file_location("fetch_headers", CORE / "cmake/fetch_headers.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def download(package: str, into: Path) -> Path:
+        with zipfile.ZipFile(into / "a_library.whl", "w") as wheel:
+            for name, text in files.items():
+                wheel.writestr(name, text)
+        return into / "a_library.whl"
+
+    monkeypatch.setattr(module, "download", download)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    return module.folder("a-library==1.0")
+
+
+def test_headers_are_kept_in_a_folder_include_for_they_ask_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"nvidia/a/include/a.h": '#include "../include/b.h"', "nvidia/a/include/b.h": "", "nvidia/a/lib/a.so": ""}
+    folder = headers_of_wheel(files, tmp_path, monkeypatch)
+    assert {path.name for path in folder.iterdir()} == {"a.h", "b.h"}
+    assert (folder / "../include/b.h").is_file()
+    assert [path.name for path in folder.parent.parent.iterdir()] == ["a-library-1.0"]
+
+
+def test_a_wheel_cannot_write_beside_the_folder_of_its_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = headers_of_wheel({"include/../../a.h": "", "include/b.h": ""}, tmp_path, monkeypatch)
+    assert {path.name for path in tmp_path.rglob("*.h")} == {"b.h"}
+    assert (folder / "b.h").is_file()
+
+
+def test_one_file_alone_includes_the_cudnn_frontend_for_it_is_slow_to_compile() -> None:
+    sources = [path for folder in FOLDERS for path in (folder / "csrc").iterdir()]
+    assert [path.name for path in sources if "#include <cudnn_frontend" in path.read_text()] == ["attention_cudnn.cpp"]
 
 
 def test_dtype_codes_are_those_of_the_header() -> None:

@@ -24,7 +24,8 @@ include_guard(GLOBAL)
 include("${CMAKE_CURRENT_LIST_DIR}/SurogateHeaders.cmake")
 
 # `f` targets run on their whole family: 100f on 103 too, 120f on 121 too. `a` runs on nothing else, so 90 comes as PTX
-# as well. The PTX of 90 and 120 is for cards that are not known yet.
+# as well. The PTX of 90 and 120 is for cards that are not known yet. docs/building.md tells which cards these are,
+# tests/packaging/check_kernels.py looks for all of them in the wheels.
 set(SUROGATE_DEFAULT_ARCHITECTURES 80-real 86-real 89-real 90a-real 100f-real 120f-real 90-virtual 120-virtual)
 
 if(NOT DEFINED SKBUILD)

@@ -53,8 +53,11 @@ def extract(wheel: Path, into: Path) -> None:
 
 
 def folder(package: str) -> Path:
-    """The folder appears whole or not at all: builds may run side by side."""
-    final = cache() / package.replace("==", "-")
+    """The folder appears whole or not at all: builds may run side by side.
+
+    It is named `include`, as in the wheel: a header of the cuDNN frontend asks for "../include/...".
+    """
+    final = cache() / package.replace("==", "-") / "include"
     if not final.is_dir():
         final.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=final.parent) as scratch:
