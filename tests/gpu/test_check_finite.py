@@ -20,7 +20,7 @@ def watched(setup: Setup) -> Worker:
     worker = setup.gpu(graphs=False, poison=True)
 
     def served_by(op: Op) -> str:
-        return setup.registry.kernel_for(op, setup.device, "bf16").provider
+        return setup.registry.kernel_for(op, setup.target, "bf16").provider
 
     worker.watch(FiniteCheck(setup.assembly, worker.buffers, served_by))
     return worker
