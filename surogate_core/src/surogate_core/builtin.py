@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import pluggy
 
-from .api import API, DatasetFormatDef, Finding, LauncherDef, LoggerDef, OpDef, SystemInfo
+from .api import API, DatasetFormatDef, Finding, KernelDef, LauncherDef, LoggerDef, OpDef, SystemInfo
 
 SUROGATE_API = API
 hookimpl = pluggy.HookimplMarker("surogate")
@@ -41,6 +41,13 @@ def surogate_launchers() -> Iterable[LauncherDef]:
     from .runtime.launch import LAUNCHERS
 
     return LAUNCHERS
+
+
+@hookimpl
+def surogate_kernels() -> Iterable[KernelDef]:
+    from .runtime.collectives import KERNELS
+
+    return KERNELS
 
 
 @hookimpl

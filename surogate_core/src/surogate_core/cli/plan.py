@@ -39,8 +39,11 @@ def to_json(prepared: Prepared) -> dict[str, Any]:
         "device": {"name": report.device.name, "title": report.device.title, "bytes": report.device.memory_bytes},
         "device_bytes": dict(report.device_bytes),
         "host_bytes": dict(report.host_bytes),
+        "devices": report.world_size,
         "step": {
             "seconds": report.step.seconds,
+            "collective_seconds": report.step.comm_seconds,
+            "waiting_seconds": report.step.waiting_seconds,
             "tokens": report.tokens,
             "tokens_per_second": report.tokens_per_second,
             "flops": report.step.flops,
@@ -62,9 +65,11 @@ def _text(prepared: Prepared) -> Iterator[str]:
     yield (
         f"{given.batch_size} x {given.seq_len} tokens a micro-step, "
         f"{config.gradient_accumulation_steps} micro-step{'s' * (config.gradient_accumulation_steps > 1)} a step"
+        + (f", on each of {report.world_size} GPUs" if report.world_size > 1 else "")
     )
     yield ""
-    yield f"{report.device.title}, {_size(report.device.memory_bytes).strip()}"
+    each = ", on each" if report.world_size > 1 else ""
+    yield f"{run.devices_text(report)}, {_size(report.device.memory_bytes).strip()}{each}"
     for name, nbytes in report.device_bytes.items():
         if name != "total":
             yield f"  {name:<14}{_size(nbytes)}"
@@ -86,6 +91,12 @@ def _text(prepared: Prepared) -> Iterator[str]:
         f"a step: {report.tokens:,} tokens, {_flops(step.flops)}, {step.bytes / 1e9:,.1f} GB moved, "
         f"{_duration(step.seconds)}"
     )
+    if step.comm_seconds:
+        sent = sum(given.ops[op.kind].link(op) for p in prepared.assembly.programs.values() for op in p.ops)
+        yield (
+            f"        on each of {report.world_size} GPUs; it sends {sent / 1e9:,.2f} GB of gradients in "
+            f"{_duration(step.comm_seconds)}, {_duration(step.waiting_seconds)} of it with nothing else left to do"
+        )
     yield f"speed:  {report.tokens_per_second:,.0f} tokens/s (roofline; rates: {report.device.source})"
     yield from _kernels(prepared)
     if not report.fits:

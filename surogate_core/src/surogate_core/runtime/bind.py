@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..api import Call, DeviceInfo, KernelDef, OpDef
+from ..api import Call, Comm, DeviceInfo, KernelDef, OpDef
 from ..errors import ConfigError, SurogateError
 from ..program.op import Op, Program
 from ..program.value import Value
 from ..reference.ops import load
 from .arena import Buffers
+from .launch import Alone
 from .reference import place, run_reference
 
 KernelFor = Callable[[Op], KernelDef | None]
@@ -31,6 +32,7 @@ class Binding:
     program: str
     index: int = 0
     tables: list[Tensor] = field(default_factory=list)
+    comm: Comm = field(default_factory=Alone)
 
     def pointer(self, value: Value) -> int:
         """Device address of the value's planned place."""
@@ -71,13 +73,19 @@ def bind(
     stream: int,
     *,
     allow_reference: bool,
+    comm: Comm | None = None,
+    comm_stream: int = 0,
 ) -> Bound:
-    """Bind every op of `program`. Raises ConfigError when an op has no kernel and references are not allowed."""
-    context = Binding(device, stream, buffers, program.name)
+    """Bind every op of `program`, those of the lane "comm" to `comm_stream`.
+
+    Raises ConfigError when an op has no kernel and references are not allowed.
+    """
+    context = Binding(device, stream, buffers, program.name, comm=comm or Alone())
     calls: list[Call] = []
     capturable = True
     for index, op in enumerate(program.ops):
         context.index = index
+        context.stream = stream if op.lane == "compute" else comm_stream
         kernel = kernel_for(op)
         if kernel is not None:
             capturable = capturable and kernel.capturable

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 
 import torch
 
-from ..api import DeviceInfo, OpDef
+from ..api import Comm, DeviceInfo, OpDef
 from ..program.op import Program
 from .arena import Buffers
 from .bind import Bound, KernelFor, bind
+from .streams import in_lanes
 
 
 class CudaExecutor:
-    """Runs the programs of an assembly on one stream of one device.
+    """Runs the programs of an assembly on one device: on one stream, and on another one the ops of the lane "comm".
 
-    Life: construct (binds, times algorithms), `warm_up` once while buffers hold nothing of value, fill the weights,
-    `capture`, then `run` as often as needed. Everything is enqueued; nothing waits.
+    Life: construct (binds, times algorithms), `warm_up` and with other workers `connect` once, while buffers hold
+    nothing of value, fill the weights, `capture`, then `run` as often as needed. Everything is enqueued; nothing waits.
     """
 
     def __init__(
@@ -28,17 +31,22 @@ class CudaExecutor:
         device: DeviceInfo,
         stream: torch.cuda.Stream,
         *,
+        comm: Comm | None = None,
         allow_reference: bool = False,
     ) -> None:
         self.buffers = buffers
         self.stream = stream
+        side = torch.cuda.Stream(stream.device, priority=-1)  # its few blocks go first, or they would start too late
+        self._bound: dict[str, Bound] = {}
         with torch.cuda.stream(stream):
-            self._bound: dict[str, Bound] = {
-                name: bind(
-                    program, ops, kernel_for, buffers, device, stream.cuda_stream, allow_reference=allow_reference
+            for name, program in programs.items():
+                bound = bind(
+                    *(program, ops, kernel_for, buffers, device, stream.cuda_stream),
+                    allow_reference=allow_reference,
+                    comm=comm,
+                    comm_stream=side.cuda_stream,
                 )
-                for name, program in programs.items()
-            }
+                self._bound[name] = replace(bound, calls=in_lanes(bound.ops, bound.calls, stream, side))
         self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
 
     def run(self, program: str) -> None:
@@ -55,11 +63,25 @@ class CudaExecutor:
         for launch, arguments in self._bound[program].calls:
             launch(*arguments)
 
+    @torch.no_grad()
     def warm_up(self) -> None:
-        """Run everything once: loads every module, which a capture must not do. Leaves garbage in all outputs."""
-        for program in self._bound:
-            self.run(program)
-        self.stream.synchronize()
+        """Run everything but collectives once: loads every module, which a capture must not do, nor anybody while a
+        collective waits. Leaves garbage in all outputs."""
+        with torch.cuda.stream(self.stream):
+            for bound in self._bound.values():
+                for op, (launch, arguments) in zip(bound.ops, bound.calls, strict=True):
+                    if op.lane == "compute":
+                        launch(*arguments)
+        torch.cuda.synchronize(self.stream.device)
+
+    def connect(self) -> None:
+        """Run every collective once, on garbage, at the same time as all other workers: ways between devices are made
+        on first use. Each is awaited, so that none waits for a peer while the next one is prepared."""
+        for bound in self._bound.values():
+            for op, (launch, arguments) in zip(bound.ops, bound.calls, strict=True):
+                if op.lane == "comm":
+                    launch(*arguments)
+                    torch.cuda.synchronize(self.stream.device)
 
     def capture(self) -> None:
         """Capture each program that can be as one graph. Runs nothing."""
@@ -72,6 +94,12 @@ class CudaExecutor:
                 self._launch(program)
                 graph.capture_end()
             self._graphs[program] = graph
+
+    def release(self) -> None:
+        """Drop the graphs, once they are done: a communicator cannot end while one refers to it."""
+        with suppress(RuntimeError):  # a device in error: whoever met the error first has told it
+            self.stream.synchronize()
+        self._graphs.clear()
 
     @property
     def captured(self) -> tuple[str, ...]:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import cycle
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ..api import DeviceInfo, OpDef
+from ..api import Comm, DeviceInfo, OpDef
 from ..assemble import Assembly
 from ..data.loader import MicroBatch
+from ..program.passes.reduce import micro_step_name
 from .arena import Buffers
 from .bind import KernelFor
 from .cuda import CudaExecutor
 from .inputs import Inputs
+from .launch import Alone
 from .reference import ReferenceExecutor
+
+READINGS = 4
+"""Steps whose loss and norm have a place on the host: made before the first step, since later nothing is allocated."""
 
 
 class Reading(Protocol):
-    """Loss and gradient norm of a step that may still be running."""
+    """Loss and gradient norm of a step that may still be running. Good until three more steps have begun."""
 
     @property
     def ready(self) -> bool:
@@ -34,8 +40,12 @@ class Reading(Protocol):
 class Worker:
     """Runs the programs of an assembly in the planned buffers: on the CPU by references, on a GPU by kernels.
 
-    Life: construct, fill `params()` and the states, `start()`, then steps and evaluations.
+    Life: construct, fill `params()` and the states, `start()`, then steps and evaluations, then `close()`. With other
+    workers (`Team`), whose assembly is the same: `connect()` before `start()`. All of it on one thread.
     """
+
+    width = 1
+    """Micro-batches that it takes at once."""
 
     def __init__(
         self,
@@ -50,12 +60,26 @@ class Worker:
         self.executor = executor
         self._inputs = inputs
         self._inputs.write("seed", seed)
+        self._outcome = [buffers.persistent(v) for v in (assembly.loss, assembly.grad_norm)]
+        if isinstance(executor, CudaExecutor):
+            self._readings = cycle([_Later(self._outcome, executor.stream) for _ in range(READINGS)])
 
     @classmethod
-    def on_cpu(cls, assembly: Assembly, ops: Mapping[str, OpDef], seed: int, *, poison: bool = False) -> Worker:
-        """A worker that runs the torch references. `poison`: values are destroyed when their planned life ends."""
+    def on_cpu(
+        cls,
+        assembly: Assembly,
+        ops: Mapping[str, OpDef],
+        seed: int,
+        *,
+        poison: bool = False,
+        instead: Mapping[str, Callable[..., object]] | None = None,
+    ) -> Worker:
+        """A worker that runs the torch references, but for these kinds the functions `instead`.
+
+        `poison`: values are destroyed when their planned life ends.
+        """
         buffers = Buffers(assembly.memory, poison=poison)
-        executor = ReferenceExecutor(assembly.programs, ops, buffers, poison=poison)
+        executor = ReferenceExecutor(assembly.programs, ops, buffers, poison=poison, instead=instead)
         return cls(assembly, buffers, executor, _inputs(assembly, buffers, None), seed)
 
     @classmethod
@@ -67,11 +91,13 @@ class Worker:
         *,
         kernel_for: KernelFor,
         device: DeviceInfo,
-        index: int = 0,
+        comm: Comm | None = None,
         allow_reference: bool = False,
         poison: bool = False,
     ) -> Worker:
-        """A worker that runs compiled kernels on GPU `index`. Raises ConfigError when an op has none."""
+        """A worker that runs compiled kernels on the GPU of `comm`. Raises ConfigError when an op has none."""
+        comm = comm or Alone()
+        index = comm.device
         torch.cuda.set_device(index)
         stream = torch.cuda.Stream(index)
         buffers = Buffers(assembly.memory, f"cuda:{index}", poison=poison)
@@ -80,7 +106,9 @@ class Worker:
         inputs.write("cu_seqlens", _one_document(assembly))
         inputs.commit()
         executor = CudaExecutor(
-            assembly.programs, ops, kernel_for, buffers, device, stream, allow_reference=allow_reference
+            *(assembly.programs, ops, kernel_for, buffers, device, stream),
+            comm=comm,
+            allow_reference=allow_reference,
         )
         executor.warm_up()
         return cls(assembly, buffers, executor, inputs, seed)
@@ -93,6 +121,18 @@ class Worker:
         """Whether every weight is a finite number: an update can overflow although its gradient was finite."""
         return all(bool(param.isfinite().all()) for param in self.params().values())
 
+    def copy_from(self, other: Worker) -> None:
+        """Take over the weights and states of another worker of the same assembly, on whatever device."""
+        for role in ("param", "state"):
+            self.buffers.segment(role).copy_(other.buffers.segment(role))
+        if isinstance(self.executor, CudaExecutor):
+            torch.cuda.synchronize()
+
+    def connect(self) -> None:
+        """Call once, while the other workers do: makes the ways between the devices."""
+        if isinstance(self.executor, CudaExecutor):
+            self.executor.connect()
+
     def start(self, *, graphs: bool = True) -> None:
         """Call once, when the weights are in place: makes the masters; on a GPU captures the programs, if `graphs`."""
         if isinstance(self.executor, CudaExecutor):
@@ -101,12 +141,16 @@ class Worker:
         if graphs and isinstance(self.executor, CudaExecutor):
             self.executor.capture()
 
-    def micro_step(self, batch: MicroBatch, *, first: bool, loss_scale: float, tick: int) -> None:
-        """Forward and backward of one micro-batch; gradients and loss are written if `first`, else added to."""
+    def micro_step(self, *batches: MicroBatch, first: bool, last: bool = False, loss_scale: float, tick: int) -> None:
+        """Forward and backward of one micro-batch; gradients and loss are written if `first`, else added to.
+
+        In the `last` micro-step of an optimizer step they are then summed over all workers.
+        """
+        (batch,) = batches
         self._write_batch(batch, loss_scale)
         self._inputs.write("tick", tick)
         self._inputs.commit()
-        self.executor.run("micro_first" if first else "micro_next")
+        self.executor.run(micro_step_name(first=first, last=last, world_size=self.assembly.world_size))
 
     def update(self, *, lr: float, step: int) -> Reading:
         """Clip and apply the accumulated gradient. `step` is 1 at the first; a non-finite norm changes nothing.
@@ -117,13 +161,15 @@ class Worker:
         self._inputs.write("step", step)
         self._inputs.commit()
         self.executor.run("update")
-        values = [self.buffers.persistent(v) for v in (self.assembly.loss, self.assembly.grad_norm)]
         if isinstance(self.executor, CudaExecutor):
-            return _Later(values, self.executor.stream)
-        return _Now(float(values[0]), float(values[1]))
+            reading = next(self._readings)
+            reading.enqueue()
+            return reading
+        return _Now(float(self._outcome[0]), float(self._outcome[1]))
 
-    def evaluate(self, batch: MicroBatch) -> float:
-        """Sum of the losses of the batch's labels, in nats. Changes neither weights nor gradients."""
+    def evaluate(self, *batches: MicroBatch) -> float:
+        """Sum of the losses of the one batch's labels, in nats. Changes neither weights nor gradients."""
+        (batch,) = batches
         self._write_batch(batch, 1.0)
         self._inputs.commit()
         self.executor.run("evaluate")
@@ -135,6 +181,11 @@ class Worker:
         """Wait until everything that was enqueued is done, before somebody reads the weights."""
         if isinstance(self.executor, CudaExecutor):
             self.executor.stream.synchronize()
+
+    def close(self) -> None:
+        """Free what collectives hold on to. Nothing can run afterwards."""
+        if isinstance(self.executor, CudaExecutor):
+            self.executor.release()
 
     def _write_batch(self, batch: MicroBatch, loss_scale: float) -> None:
         for name in ("tokens", "targets", "positions", "cu_seqlens"):
@@ -155,15 +206,21 @@ class _Now:
 
 
 class _Later:
-    """A reading that is copied to the host behind the step."""
+    """A place on the host to which the reading of a step is copied behind it."""
 
     def __init__(self, values: list[Tensor], stream: torch.cuda.Stream) -> None:
+        self._values = values
+        self._stream = stream
         self._host = [torch.empty(v.shape, dtype=v.dtype, pin_memory=True) for v in values]
         self._event = torch.cuda.Event()
-        with torch.cuda.stream(stream):
-            for host, value in zip(self._host, values, strict=True):
+        self.enqueue()  # makes the event
+
+    def enqueue(self) -> None:
+        """Take the values as they are once everything that is enqueued so far is done."""
+        with torch.cuda.stream(self._stream):
+            for host, value in zip(self._host, self._values, strict=True):
                 host.copy_(value, non_blocking=True)
-            self._event.record(stream)
+            self._event.record(self._stream)
 
     @property
     def ready(self) -> bool:

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..api import Call, DeviceInfo, KernelDef, Op, Value
+from ..api import Call, Comm, DeviceInfo, KernelDef, Op, Value
 from ..memory.devices import DEVICES
 from ..reference.rounding import TORCH_DTYPES
 from ..registry import refusal
+from ..runtime.launch import Alone
 from .kernels import Guarded, eager_and_graph, guarded, guarded_copy
 
 
@@ -30,6 +31,7 @@ class Binding:
     stream: int = 0
     tables: list[Tensor] = field(default_factory=list)
     bound: Call | None = None
+    comm: Comm = field(default_factory=Alone)
 
     def pointer(self, value: Value) -> int:
         return self.buffers[value].pointer
