@@ -59,11 +59,12 @@ def prepare(
     Raises ConfigError or PluginError when config, model, recipe and device do not go together.
     """
     config = loaded.config
-    world_size = max(config.gpus, 1) if world_size is None else world_size
-    if world_size > 1 and device.sm is None:
-        raise ConfigError(
-            f"gpus: {world_size}: a CPU trains alone. Use gpus: 1, or name the GPU to plan for: --device h200."
-        )
+    if world_size is None:
+        world_size = max(config.gpus, 1)
+        if world_size > 1 and device.sm is None:
+            raise ConfigError(
+                f"gpus: {world_size}: a CPU trains alone. Use gpus: 1, or name the GPU to plan for: --device h200."
+            )
     model_dir = resolve_model_dir(config.model, patterns)
     model_config = read_config(model_dir)
     given = replace(_ingredients(loaded, registry, model_config, device), world_size=world_size)

@@ -36,18 +36,22 @@ def to_json(prepared: Prepared) -> dict[str, Any]:
     report = prepared.report
     return {
         "fits": report.fits,
-        "device": {"name": report.device.name, "title": report.device.title, "bytes": report.device.memory_bytes},
+        "device": {
+            "name": report.device.name,
+            "title": report.device.title,
+            "bytes": report.device.memory_bytes,
+            "count": report.world_size,
+        },
         "device_bytes": dict(report.device_bytes),
         "host_bytes": dict(report.host_bytes),
-        "devices": report.world_size,
         "step": {
             "seconds": report.step.seconds,
-            "collective_seconds": report.step.comm_seconds,
-            "waiting_seconds": report.step.waiting_seconds,
             "tokens": report.tokens,
             "tokens_per_second": report.tokens_per_second,
             "flops": report.step.flops,
             "bytes": report.step.bytes,
+            "collective_seconds": report.step.comm_seconds,
+            "waiting_seconds": report.step.waiting_seconds,
         },
         "kernels": dict(prepared.kernels),
     }
@@ -94,8 +98,8 @@ def _text(prepared: Prepared) -> Iterator[str]:
     if step.comm_seconds:
         sent = sum(given.ops[op.kind].link(op) for p in prepared.assembly.programs.values() for op in p.ops)
         yield (
-            f"        on each of {report.world_size} GPUs; it sends {sent / 1e9:,.2f} GB of gradients in "
-            f"{_duration(step.comm_seconds)}, {_duration(step.waiting_seconds)} of it with nothing else left to do"
+            f"gpus:   each sends {sent / 1e9:,.2f} GB of gradients in {_duration(step.comm_seconds)}, "
+            f"{_duration(step.waiting_seconds)} not hidden"
         )
     yield f"speed:  {report.tokens_per_second:,.0f} tokens/s (roofline; rates: {report.device.source})"
     yield from _kernels(prepared)

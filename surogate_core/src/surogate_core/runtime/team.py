@@ -172,7 +172,8 @@ class _TeamReading:
     @property
     def ready(self) -> bool:
         self._team.notice()
-        return all(future.done() and self._is_ready(rank, future) for rank, future in enumerate(self._readings))
+        asked = [future.done() and self._is_ready(rank, future) for rank, future in enumerate(self._readings)]
+        return all(asked)  # every rank is asked, since one that has failed is why another is not ready
 
     def _is_ready(self, rank: int, future: Future[Reading]) -> bool:
         try:

@@ -75,6 +75,7 @@ class RankThread(threading.Thread):
     def _do(self, job: _Job) -> None:
         if self.failure is not None or self._closed:
             job.future.cancel()
+            job.future.set_running_or_notify_cancel()  # which tells those who wait
             return
         try:
             result = job.work()
