@@ -149,16 +149,16 @@ def thousand_steps(graphs: bool) -> None:
                 print(number, loss, team.evaluate(setup.batch(1)), flush=True)
 
 
-def python(script: str, *arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
-    environ = environment(TESTS, PYTHONPATH=str(TESTS))
-    return subprocess.run(
-        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=timeout, env=environ
-    )
-
-
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
-def test_a_thousand_steps_do_not_hang(graphs: bool) -> None:
-    done = python(f"from gpu.test_team import thousand_steps; thousand_steps({graphs})", timeout=300)
+def test_a_thousand_steps_do_not_hang(graphs: bool, tmp_path: Path) -> None:
+    script = f"from gpu.test_team import thousand_steps; thousand_steps({graphs})"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment(tmp_path, PYTHONPATH=str(TESTS)),
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith("1000 ")
 

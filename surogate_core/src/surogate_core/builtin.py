@@ -1,4 +1,4 @@
-"""The core's own plugin: the standard ops, dataset formats, loggers and launcher come by the same hooks as others'.
+"""The core's own plugin: standard ops, collectives, formats, loggers and launcher come by the same hooks as others'.
 
 Imports inside the hooks: listing plugins must not cost more than it needs.
 """
