@@ -152,7 +152,8 @@ def documented_passes() -> list[str]:
 
 
 def test_passes_run_in_the_documented_order() -> None:
-    assembly = assemble(ingredients(**ADAPTED, **offload(copies_for_backward), recompute=frozenset({"block"})))
+    rewritten = {**ADAPTED, **offload(copies_for_backward), "recompute": frozenset({"block"}), "world_size": 2}
+    assembly = assemble(ingredients(**rewritten))
     ran = [p for p in assembly.passes if p.program not in ("evaluate", "load")]
     names = ["adapters" if p.name.startswith("adapter ") else p.name for p in ran]
     assert list(dict.fromkeys(names)) == documented_passes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -106,6 +107,31 @@ def test_giving_up_does_not_wait_and_happens_once() -> None:
     while not stand.calls:
         time.sleep(0.01)
     assert stand.calls == [("ncclCommAbort", 77)]
+    with pytest.raises(nccl.NcclError, match="rank 1: its communicator was given up"):
+        way.all_reduce(((4096, 10, "fp32"),), 5)
+
+
+def test_giving_up_waits_for_a_call_under_way_but_not_for_one_that_waits_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nccl, "_ENQUEUE_SECONDS", 0.5)
+    for seconds, order in ((0.1, ["enqueued", "ncclCommAbort"]), (1.5, ["ncclCommAbort", "enqueued"])):
+        stand, entered = Stand(), threading.Event()
+        way = comm(stand)
+
+        def enqueue(*arguments: Any, stand: Stand = stand, seconds: float = seconds, entered: Any = entered) -> int:
+            entered.set()
+            time.sleep(seconds)
+            stand.calls.append(("enqueued",))
+            return 0
+
+        stand.functions.ncclAllReduce = enqueue
+        thread = threading.Thread(target=way.all_reduce, args=(((0, 1, "fp32"),), 0))
+        thread.start()
+        assert entered.wait(5)
+        nccl.disconnect([way])
+        thread.join()
+        assert stand.names == order
 
 
 def test_disconnecting_ends_all_communicators() -> None:

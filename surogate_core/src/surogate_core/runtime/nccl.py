@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +27,7 @@ DTYPES = {"int32": 2, "int64": 4, "fp32": 7, "fp64": 8, "bf16": 9}
 _SUCCESS, _IN_PROGRESS = 0, 7
 _SUM = 0
 _ABORT_SECONDS = 5.0
+_ENQUEUE_SECONDS = 1.0
 
 _POINTER, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
@@ -84,15 +86,19 @@ class NcclComm:
         self._nccl = library
         self._handle = handle
         self.aborting: RankThread | None = None
+        self._enqueuing = threading.Lock()
 
     def all_reduce(self, ranges: Sequence[tuple[int, int, str]], stream: int) -> None:
-        """See `api.Comm`. Several ranges go as one group: one launch."""
-        if len(ranges) > 1:
-            self._nccl("ncclGroupStart")
-        for address, elements, dtype in ranges:
-            self._nccl("ncclAllReduce", address, address, elements, DTYPES[dtype], _SUM, self._handle, stream)
-        if len(ranges) > 1:
-            self._nccl("ncclGroupEnd")
+        """See `api.Comm`. Several ranges go as one group: one launch. Raises NcclError once it has been given up."""
+        with self._enqueuing:
+            if self.aborting is not None:
+                raise NcclError(f"rank {self.rank}: its communicator was given up")
+            if len(ranges) > 1:
+                self._nccl("ncclGroupStart")
+            for address, elements, dtype in ranges:
+                self._nccl("ncclAllReduce", address, address, elements, DTYPES[dtype], _SUM, self._handle, stream)
+            if len(ranges) > 1:
+                self._nccl("ncclGroupEnd")
 
     def check(self) -> None:
         """See `api.Comm`: errors of links and peers, which come while kernels run."""
@@ -109,7 +115,13 @@ class NcclComm:
         """
         if self.aborting is None:
             self.aborting = RankThread(f"surogate-nccl-abort-{self.rank}")
-            self.aborting.close(last=lambda: self._nccl("ncclCommAbort", self._handle))
+            self.aborting.close(last=self._abort)
+
+    def _abort(self) -> None:
+        """Not in the middle of `all_reduce`, whose memory this frees, unless that waits for a peer itself."""
+        if self._enqueuing.acquire(timeout=_ENQUEUE_SECONDS):
+            self._enqueuing.release()
+        self._nccl("ncclCommAbort", self._handle)
 
 
 def connect(devices: Sequence[int], library: Library | None = None) -> tuple[NcclComm, ...]:
