@@ -131,15 +131,7 @@ Gradients = tuple[Value | None, ...]
 """One gradient per input or output of an op, None where there is none."""
 
 
-def _no_workspace(op: Op) -> int:
-    return 0
-
-
-def _no_flops(op: Op) -> int:
-    return 0
-
-
-def _no_link(op: Op) -> int:
+def _none(op: Op) -> int:
     return 0
 
 
@@ -176,10 +168,10 @@ class OpDef:
     loss_with_grads: str | None = None
     loss_grad_ins: tuple[int, ...] = ()
     rematerialise: Callable[[Builder, Op, frozenset[Value]], Gradients] | None = None
-    flops: Callable[[Op], int] = _no_flops
+    flops: Callable[[Op], int] = _none
     traffic: Callable[[Op], int] | None = None
-    link: Callable[[Op], int] = _no_link
-    workspace: Callable[[Op], int] = _no_workspace
+    link: Callable[[Op], int] = _none
+    workspace: Callable[[Op], int] = _none
     effects: frozenset[str] = frozenset()
 
 
