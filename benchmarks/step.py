@@ -4,7 +4,8 @@
 
 Random tokens, random weights; `--documents` a row of equal length, `--labelled` of the tokens with a label. A line of
 JSON per batch size: median of the timed optimizer steps (one micro-step each) after a warm-up, and the bytes that the
-process holds on the device beyond an empty context's, by cudaMemGetInfo.
+process holds on the first device beyond an empty context's, by cudaMemGetInfo. `--gpus 2` trains on two, each with the
+batch size given.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,14 @@ import numpy as np
 import torch
 
 from surogate_core import run
+from surogate_core.api import Comm, Topology
 from surogate_core.config import load_config
 from surogate_core.data.loader import MicroBatch
 from surogate_core.plugins import load_registry
 from surogate_core.prepare import Prepared, prepare
 from surogate_core.runtime.device import training_device
+from surogate_core.runtime.launch import run_local
+from surogate_core.runtime.team import Team
 from surogate_core.runtime.worker import Worker
 
 
@@ -37,6 +42,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, action="append", required=True)
     parser.add_argument("--documents", type=int, default=1, help="a row")
     parser.add_argument("--labelled", type=float, default=1.0, help="share of the tokens")
+    parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--eager", action="store_true", help="time the eager launches too")
@@ -57,9 +63,21 @@ def measure(arguments: argparse.Namespace, batch_size: int) -> dict[str, Any]:
     torch.cuda.synchronize()
     before = torch.cuda.mem_get_info()[0]
     prepared = plan(arguments, batch_size)
-    worker = run.make_worker(prepared, lambda line: print(line, file=sys.stderr))
+    topology = Topology(devices=arguments.gpus)
+    result = run_local(lambda comms: measure_worker(arguments, prepared, comms, before), topology)
+    gc.collect()
+    torch.cuda.empty_cache()
+    return result
+
+
+def measure_worker(
+    arguments: argparse.Namespace, prepared: Prepared, comms: Sequence[Comm], before: int
+) -> dict[str, Any]:
+    """Times and bytes of a worker, or of a team; `before`: bytes free on the first device in an empty process."""
+    worker = run.make_worker(prepared, comms, lambda line: print(line, file=sys.stderr))
     run.fill_weights(prepared, worker)
     batch = random_batch(prepared, arguments.documents, arguments.labelled)
+    batch_size = prepared.ingredients.batch_size
     result: dict[str, Any] = {
         "model": Path(arguments.model).name,
         "batch": batch_size,
@@ -67,12 +85,13 @@ def measure(arguments: argparse.Namespace, batch_size: int) -> dict[str, Any]:
         "documents": arguments.documents,
         "labelled": arguments.labelled,
         "settings": arguments.set,
+        "gpus": worker.width,
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),
         "date": time.strftime("%Y-%m-%d"),
     }
-    tokens = batch_size * arguments.seq_len
+    tokens = batch_size * arguments.seq_len * worker.width
     if arguments.eager:
         worker.start(graphs=False)
         result["eager_ms"] = median_ms(worker, batch, arguments.steps)
@@ -83,16 +102,15 @@ def measure(arguments: argparse.Namespace, batch_size: int) -> dict[str, Any]:
     torch.cuda.synchronize()
     held = before - torch.cuda.mem_get_info()[0]
     planned = prepared.report.device_bytes
+    first = worker._workers[0] if isinstance(worker, Team) else worker
     result |= {
         "held_bytes": held,
         "planned_buffers": planned["total"] - planned["runtime"],
         "held_beyond_buffers": held - (planned["total"] - planned["runtime"]),
-        "captured": list(worker.executor.captured),  # type: ignore[union-attr]
+        "captured": list(first.executor.captured),  # type: ignore[union-attr]
         "loss": worker.update(lr=0.0, step=1).values()[0],
     }
-    del worker, prepared
-    gc.collect()
-    torch.cuda.empty_cache()
+    worker.close()
     return result
 
 
@@ -107,7 +125,8 @@ def plan(arguments: argparse.Namespace, batch_size: int) -> Prepared:
     }
     raw |= dict(item.split("=", 1) for item in arguments.set)
     registry = load_registry()
-    return prepare(load_config(raw, registry=registry, source="benchmark"), registry, training_device())
+    loaded = load_config(raw, registry=registry, source="benchmark")
+    return prepare(loaded, registry, training_device(), world_size=arguments.gpus)
 
 
 def random_batch(prepared: Prepared, documents: int, labelled: float) -> MicroBatch:
@@ -124,11 +143,12 @@ def random_batch(prepared: Prepared, documents: int, labelled: float) -> MicroBa
     return MicroBatch(tokens, targets, positions, offsets, total, int((targets >= 0).sum()))
 
 
-def median_ms(worker: Worker, batch: MicroBatch, steps: int) -> float:
+def median_ms(worker: Worker | Team, batch: MicroBatch, steps: int) -> float:
     times = []
     for step in range(1, steps + 6):
         began = time.perf_counter()
-        worker.micro_step(batch, first=True, loss_scale=1 / batch.n_valid, tick=step)
+        scale = 1 / batch.n_valid / worker.width
+        worker.micro_step(*[batch] * worker.width, first=True, last=True, loss_scale=scale, tick=step * worker.width)
         worker.update(lr=1e-5, step=step).values()
         times.append((time.perf_counter() - began) * 1000)
     return round(statistics.median(times[5:]), 3)

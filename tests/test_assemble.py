@@ -152,8 +152,8 @@ def documented_passes() -> list[str]:
 
 
 def test_passes_run_in_the_documented_order() -> None:
-    everything = {**ADAPTED, **offload(copies_for_backward), "recompute": frozenset({"block"}), "max_documents": 64}
-    assembly = assemble(ingredients(**everything))
+    everything = {**ADAPTED, **offload(copies_for_backward), "recompute": frozenset({"block"}), "world_size": 2}
+    assembly = assemble(ingredients(**everything, max_documents=64))
     ran = [p for p in assembly.passes if p.program not in ("evaluate", "load")]
     names = ["adapters" if p.name.startswith("adapter ") else p.name for p in ran]
     assert list(dict.fromkeys(names)) == documented_passes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import yaml
 from end_to_end.product import assert_refused, environment
 
 from surogate_core import run
+from surogate_core.memory.devices import COLLECTIVE_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,7 +113,8 @@ def test_a_real_model_is_planned_from_its_config_without_torch(size: str, run_of
     plan = json.loads(done.stdout)
     assert list(plan) == ["fits", "device", "device_bytes", "host_bytes", "step", "kernels", "notices"]
     assert list(plan["device_bytes"]) == ["total", *PARTS]
-    assert list(plan["step"]) == ["seconds", "tokens", "tokens_per_second", "flops", "bytes"]
+    step = ["seconds", "tokens", "tokens_per_second", "flops", "bytes", "collective_seconds", "waiting_seconds"]
+    assert list(plan["step"]) == step
     assert plan["device_bytes"]["total"] == sum(plan["device_bytes"][part] for part in PARTS)
     assert plan["host_bytes"]["total"] == sum(value for key, value in plan["host_bytes"].items() if key != "total")
     assert plan["fits"] == (plan["device_bytes"]["total"] <= plan["device"]["bytes"])
@@ -196,3 +199,30 @@ def test_the_listing_shows_every_program(workplace: Workplace) -> None:
     assert done.returncode == 0
     for word in ("micro_first", "micro_next", "evaluate", "update", "load", "differentiate", "qk_norm_rope", "adamw"):
         assert word in done.stdout
+
+
+def test_several_gpus_are_planned_with_what_they_send_each_other(workplace: Workplace) -> None:
+    """Two ranks send each gradient once: half to be summed, half to be known."""
+    one, two = (
+        json.loads(workplace.surogate("plan", workplace.write(gpus=gpus), "--device", "h200", "--json").stdout)
+        for gpus in (1, 2)
+    )
+    assert (one["device"]["count"], two["device"]["count"]) == (1, 2)
+    assert two["step"]["tokens"] == 2 * one["step"]["tokens"]
+    assert two["step"]["flops"] == one["step"]["flops"], "on each"
+    assert one["step"]["collective_seconds"] == 0 < two["step"]["waiting_seconds"]
+    assert two["device_bytes"]["runtime"] - one["device_bytes"]["runtime"] == COLLECTIVE_BYTES
+    assert two["kernels"]["all_reduce"] == "surogate-core" and "all_reduce" not in one["kernels"]
+    text = workplace.surogate("plan", workplace.write(gpus=2), "--device", "h200", "--listing").stdout
+    assert "2 x NVIDIA H200" in text and "on each of 2 GPUs" in text and "micro_last" in text
+    sent = sum(math.prod(shape) for shape in gradients(workplace)) * 4 / 1e9
+    assert f"each sends {sent:,.2f} GB of gradients" in text
+    assert not [line for line in text.partition("recipe ")[2].splitlines() if "gpus:" in line and len(line) > 80]
+
+
+def gradients(workplace: Workplace) -> list[tuple[int, ...]]:
+    return [v.shape for v in run.plan(run.load(workplace.write())).assembly.trainable]
+
+
+def test_a_cpu_has_no_plan_for_several(workplace: Workplace) -> None:
+    assert_refused(workplace.surogate("plan", workplace.write(gpus=2)), "gpus: 2", "--device h200")

@@ -55,8 +55,8 @@ def test_a_single_step_without_a_finite_gradient_is_skipped_and_the_run_goes_on(
 
     micro_step = Worker.micro_step
 
-    def poisoned(self: Worker, batch: Any, *, first: bool, loss_scale: float, tick: int) -> None:
-        micro_step(self, batch, first=first, loss_scale=float("nan") if tick == 7 else loss_scale, tick=tick)
+    def poisoned(self: Worker, batch: Any, *, loss_scale: float, tick: int, **which: bool) -> None:
+        micro_step(self, batch, loss_scale=float("nan") if tick == 7 else loss_scale, tick=tick, **which)
 
     monkeypatch.setattr(Worker, "micro_step", poisoned)
     done = run.train(run.load(here.write(max_steps=8)), notice=lambda line: None)

@@ -118,7 +118,7 @@ def test_data_that_cannot_be_read_is_refused(spoil: Callable[[Path], None], told
         ({"lmhead_chunks": 7}, ["lmhead_chunks", "7", "256"]),
         ({"recipe": "fp8"}, ["recipe", "fp8"]),
         ({"optimizer": "adamw_8bit"}, ["optimizer", "adamw_8bit"]),
-        ({"gpus": 2}, ["gpus"]),
+        ({"gpus": 64}, ["gpus: 64", "visible here", "Use gpus: "]),
         ({"output_dir": ""}, ["output_dir"]),
         ({"matmul_dtype": "bf16", "gradient_dtype": "fp32"}, ["gradient_dtype"]),
     ],

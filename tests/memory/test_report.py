@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from surogate_core.api import DeviceInfo, NoOptions, Op, OpDef, PrecisionRequest, Value
+from surogate_core.api import DeviceInfo, NoOptions, Op, OpDef, PrecisionRequest, Program, Value
 from surogate_core.assemble import Assembly, Ingredients, assemble
 from surogate_core.errors import ConfigError
 from surogate_core.memory.cost import Cost, op_cost, program_cost
@@ -201,6 +201,56 @@ def test_a_step_is_its_micro_steps_and_an_update() -> None:
         assert report.tokens_per_second == pytest.approx(report.tokens / report.step.seconds)
     assert following.bytes > first.bytes  # gradients are read too
     assert following.flops == first.flops
+
+
+# ------------------------------------------------------------------------------------------------------ several devices
+
+
+def summed(*values: Value, world_size: int = 2) -> Op:
+    return Op("all_reduce", values, values, {"world_size": world_size}, lane="comm")
+
+
+def test_a_ring_sends_every_byte_twice_but_for_the_part_that_is_a_ranks_own() -> None:
+    value = Value("grad", (1 << 30,), "bf16", "grad")
+    for n in (1, 2, 4, 8):
+        assert OPS["all_reduce"].link(summed(value, world_size=n)) == 2 * (n - 1) * value.nbytes // n
+    assert op_cost(summed(value), OPS["all_reduce"], H200).seconds == value.nbytes / H200.link_bandwidth
+
+
+def test_a_sum_is_hidden_by_what_follows_it_and_waited_for_by_what_reads_it() -> None:
+    """A toy op of a second; a sum of 1.5 seconds, and of 0.5."""
+    second = int(H200.bandwidth)
+    ops = {"all_reduce": OPS["all_reduce"], "work": replace(toy_definition(0, second), kind="work")}
+    long, short = (Value(f"g{s}", (int(s * H200.link_bandwidth),), "uint8", "grad") for s in (1.5, 0.5))
+
+    def work(*values: Value) -> Op:
+        return Op("work", values, ())
+
+    def seconds(*program: Op) -> tuple[float, float, float]:
+        cost = program_cost(Program("p", program), ops, H200)
+        return cost.seconds, cost.comm_seconds, cost.waiting_seconds
+
+    for program, expected in (
+        ((work(), summed(short), work()), (2, 0.5, 0)),
+        ((work(), summed(long), work()), (2.5, 1.5, 0.5)),
+        ((work(), summed(long)), (2.5, 1.5, 1.5)),
+        ((work(), summed(short), summed(long), work(), work()), (3, 2, 0)),
+        ((work(), summed(short), work(short), work()), (3.5, 0.5, 0.5)),
+        ((summed(long), work(), summed(short), work(short)), (3, 2, 1)),
+    ):
+        assert seconds(*program) == pytest.approx(expected, rel=1e-6)
+
+
+def test_several_devices_hold_what_one_holds_and_share_a_larger_step() -> None:
+    one, _ = reported(TINY, 2)
+    assembly, given = assembled(TINY, world_size=4)
+    four = summarise(assembly, given, 2)
+    assert four.tokens == 4 * one.tokens
+    differing = {part for part in one.device_bytes if one.device_bytes[part] != four.device_bytes[part]}
+    assert differing == {"runtime", "total"}
+    assert four.host_bytes["batches"] == 4 * one.host_bytes["batches"]
+    assert four.step.flops == one.step.flops and four.step.seconds > one.step.seconds
+    assert one.step.comm_seconds == one.step.waiting_seconds == 0
 
 
 # ------------------------------------------------------------------------------------------------------------ roofline

@@ -85,6 +85,8 @@ VIOLATIONS: dict[str, tuple[str, str, Callable[[Program, Values], Program]]] = {
     "inputs that do not fit": ("linear", "x has 8 columns, w has 6", edited(0, ins=("h2", "w"))),
     "too few inputs": ("linear", "", edited(0, ins=("x",))),
     "too many inputs": ("swiglu", "", edited(2, kind="rmsnorm", ins=("act", "w", "x"))),
+    "an activation on another lane": ("linear", "on lane comm it cannot use x", edited(0, lane="comm")),
+    "no such lane": ("linear", "lane 'copy' is not one of compute, comm", edited(0, lane="copy")),
     "attribute missing": ("rmsnorm_bwd|attention", "", edited(1, kind="attention", ins=("h", "x"))),
 }
 

@@ -102,7 +102,8 @@ class DeviceInfo:
 
     sm: compute capability as one number (90 for Hopper); None for a CPU. `flops`: sustained matrix-product FLOP/s by
     operand dtype. `bandwidth`: bytes/s of reads and writes together. `launch_seconds`: floor of any op.
-    `runtime_bytes`: what the process holds on the device besides the plan's buffers.
+    `runtime_bytes`: what the process holds on the device besides the plan's buffers. `link_bandwidth`: bytes/s that it
+    sends to another device of its machine while it receives as many.
     """
 
     name: str
@@ -114,6 +115,7 @@ class DeviceInfo:
     launch_seconds: float
     runtime_bytes: int
     source: str
+    link_bandwidth: float = 25e9
 
 
 Deterministic = Literal["auto", "true", "false"]
@@ -148,11 +150,7 @@ Gradients = tuple[Value | None, ...]
 """One gradient per input or output of an op, None where there is none."""
 
 
-def _no_workspace(op: Op) -> int:
-    return 0
-
-
-def _no_flops(op: Op) -> int:
+def _none(op: Op) -> int:
     return 0
 
 
@@ -176,6 +174,7 @@ class OpDef:
                 output to drop compute the second from the first.
     flops       floating-point operations of a run of the op
     traffic     bytes read and written; None: all inputs and outputs once, outputs that accumulate twice
+    link        bytes that a device sends to others
     workspace   bytes of scratch that every implementation needs while the op runs
     effects     names of state that a run changes besides its outputs ("amax_history"): such an op may not be
                 recomputed nor removed
@@ -188,9 +187,10 @@ class OpDef:
     loss_with_grads: str | None = None
     loss_grad_ins: tuple[int, ...] = ()
     rematerialise: Callable[[Builder, Op, frozenset[Value]], Gradients] | None = None
-    flops: Callable[[Op], int] = _no_flops
+    flops: Callable[[Op], int] = _none
     traffic: Callable[[Op], int] | None = None
-    workspace: Callable[[Op], int] = _no_workspace
+    link: Callable[[Op], int] = _none
+    workspace: Callable[[Op], int] = _none
     effects: frozenset[str] = frozenset()
 
 
@@ -216,7 +216,12 @@ class BindContext(Protocol):
     def target(self) -> Target: ...
     @property
     def stream(self) -> int:
-        """The CUDA stream that everything is enqueued on, as an integer."""
+        """The CUDA stream that the op is enqueued on, as an integer: that of its lane."""
+        ...
+
+    @property
+    def comm(self) -> Comm:
+        """The way to the other workers of the run."""
         ...
 
     def pointer(self, value: Value) -> int:
@@ -503,28 +508,49 @@ class DatasetFormatDef:
 
 
 class Comm(Protocol):
-    """What a worker knows of the others. Collectives join it with multi-GPU training."""
+    """What a worker knows of the others, and its way to reach them. A rank is one device, driven by one thread."""
 
     @property
     def rank(self) -> int: ...
     @property
     def world_size(self) -> int: ...
+    @property
+    def device(self) -> int:
+        """Index of the rank's device among those visible to its process."""
+        ...
+
+    def all_reduce(self, ranges: Sequence[tuple[int, int, str]], stream: int) -> None:
+        """Enqueue the sum over all ranks, in place, of each (device address, elements, dtype)."""
+        ...
+
+    def check(self) -> None:
+        """Raise what went wrong on the way to the others since the start. From any thread, without waiting."""
+        ...
+
+    def abort(self) -> None:
+        """Give up: what is enqueued ends instead of waiting for the others. From any thread, without waiting."""
+        ...
 
 
 @dataclass(frozen=True)
 class Topology:
-    """What a launcher is asked for."""
+    """What a launcher is asked for: devices of this machine."""
 
     devices: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherDef:
-    """Runs a function once per worker and returns the result of rank 0."""
+    """Brings up the processes of a run and the ways between their devices.
+
+    run     (work, topology) -> what `work` returns in the process of rank 0. In every process it calls `work` once,
+            with a Comm for each device that the process drives, in order of rank, and takes the Comms down after it.
+            A process that fails must end the others.
+    """
 
     name: str
     summary: str
-    run: Callable[[Callable[[Comm], Any], Topology], Any]
+    run: Callable[[Callable[[Sequence[Comm]], Any], Topology], Any]
 
 
 @dataclass(frozen=True, kw_only=True)

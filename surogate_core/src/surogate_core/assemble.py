@@ -3,6 +3,7 @@
     forward    the model's build, then the adapters
     micro      differentiate -> outputs -> dead_code -> recipe.lower -> recompute -> offload
                -> accumulate: micro_first, micro_next
+               -> reduce, with several workers: micro_last, or micro_only where it is also the first
     evaluate   the forward program, lowered by the same recipe
                micro and evaluate also in variants for batches of few documents
     load       masters from params
@@ -45,6 +46,7 @@ from .program.passes.dead_code import dead_code
 from .program.passes.documents import for_fewer, name_for, smaller_bounds
 from .program.passes.outputs import write_to
 from .program.passes.recompute import recompute
+from .program.passes.reduce import micro_step_counts, micro_step_name, reduce
 from .program.value import DTYPE_BYTES, Value
 from .program.verify import verify
 
@@ -69,7 +71,11 @@ RECOMPUTE_LABELS: Mapping[str, frozenset[str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Ingredients:
-    """What a run is made of: definitions from plugins, each with its validated options, and the sizes."""
+    """What a run is made of: definitions from plugins, each with its validated options, and the sizes.
+
+    batch_size: rows of a worker's micro-step. grad_accum_steps: micro-steps of an optimizer step; which programs there
+    are depends on whether it is 1, 2 or more. world_size: workers, a device each.
+    """
 
     ops: Mapping[str, OpDef]
     model: ModelDef
@@ -82,6 +88,8 @@ class Ingredients:
     batch_size: int
     seq_len: int
     max_documents: int
+    grad_accum_steps: int = 2
+    world_size: int = 1
     lmhead_chunks: int | None = None
     weight_decay: float = 0.0
     max_grad_norm: float = 0.0
@@ -122,6 +130,7 @@ class Assembly:
     grad_norm: Value
     weights: tuple[WeightMap, ...]
     passes: tuple[Pass, ...]
+    world_size: int
 
     @property
     def all_programs(self) -> dict[str, Program]:
@@ -168,14 +177,14 @@ def assemble(given: Ingredients) -> Assembly:
     evaluate = line("outputs", forward, write_to(evaluate, {loss: eval_state}))
     evaluate = line("lower", evaluate, given.recipe.lower(evaluate, b, given.precision, given.recipe_options))
 
-    first, following, gradients = _micro(b, forward, loss, loss_state, given, scalars, line)
+    micro, gradients = _micro(b, forward, loss, loss_state, given, scalars, line)
     params = [_with_master(b, param, grad, given.precision.master) for param, grad in gradients.items()]
     load = line("load", None, _load(b, params))
     update, grad_norm = _update(b, params, given, scalars)
     update = line("optimizer", None, update)
 
-    programs = {p.name: p for p in (load, first, following, evaluate, update)}
-    variants = _variants(b, (first, following, evaluate), batch.cu_seqlens, given, line)
+    programs = {p.name: p for p in (load, *micro, evaluate, update)}
+    variants = _variants(b, (*micro, evaluate), batch.cu_seqlens, given, line)
     return Assembly(
         programs=programs,
         variants=variants,
@@ -194,6 +203,7 @@ def assemble(given: Ingredients) -> Assembly:
         grad_norm=grad_norm,
         weights=weights,
         passes=tuple(line.passes),
+        world_size=given.world_size,
     )
 
 
@@ -271,7 +281,9 @@ def _adapt(b: Builder, forward: Program, loss: Value, given: Ingredients, line: 
 
 def _micro(
     b: Builder, forward: Program, loss: Value, total: Value, given: Ingredients, scalars: Scalars, line: _Line
-) -> tuple[Program, Program, dict[Value, Value]]:
+) -> tuple[list[Program], dict[Value, Value]]:
+    """The micro-step's variants that an optimizer step runs, and {param: gradient}."""
+
     def trainable(param: Value) -> bool:
         return not given.adapters or any(adapter.trainable(param, options) for adapter, options in given.adapters)
 
@@ -291,7 +303,13 @@ def _micro(
             raise ProgramError(f"offload {strategy.name}: no device, hence no bytes to stay under")
         program = line("offload", program, strategy.schedule(program, b, given.device.memory_bytes, options))
     first, following = accumulate(program, frozenset({total}), b, scalars)
-    return line("accumulate", program, first), line("accumulate", program, following), gradients
+    variants = {p.name: line("accumulate", program, p) for p in (first, following)[: given.grad_accum_steps]}
+    if given.world_size == 1:
+        return list(variants.values()), gradients
+    *_, before = variants.values()
+    name = micro_step_name(first=before is first, last=True, world_size=given.world_size)
+    variants[name] = line("reduce", before, reduce(before, gradients, (total,), b, given.world_size, name))
+    return [variants[name] for name in micro_step_counts(given.grad_accum_steps, given.world_size)], gradients
 
 
 def _variants(

@@ -1,4 +1,4 @@
-"""The core's own plugin: the standard ops, dataset formats, loggers and launcher come by the same hooks as others'.
+"""The core's own plugin: standard ops, collectives, formats, loggers and launcher come by the same hooks as others'.
 
 Imports inside the hooks: listing plugins must not cost more than it needs.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import pluggy
 
-from .api import API, DatasetFormatDef, Finding, LauncherDef, LoggerDef, OpDef, SystemInfo
+from .api import API, DatasetFormatDef, Finding, KernelDef, LauncherDef, LoggerDef, OpDef, SystemInfo
 
 SUROGATE_API = API
 hookimpl = pluggy.HookimplMarker("surogate")
@@ -41,6 +41,13 @@ def surogate_launchers() -> Iterable[LauncherDef]:
     from .runtime.launch import LAUNCHERS
 
     return LAUNCHERS
+
+
+@hookimpl
+def surogate_kernels() -> Iterable[KernelDef]:
+    from .runtime.collectives import KERNELS
+
+    return KERNELS
 
 
 @hookimpl

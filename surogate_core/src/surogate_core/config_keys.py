@@ -124,13 +124,19 @@ _NOT_YET = (
         ("cpu_training", False, "stream the weights from the host"),
     ),
     *_feature(
-        "training on several GPUs", "train on one with gpus: 1",
+        "sharding over GPUs", "remove the key: every GPU holds weights, gradients and states whole",
         ("shard_weights", False, "shard weights over GPUs"),
         ("shard_gradients", False, "shard gradients over GPUs"),
+    ),
+    *_feature(
+        "another way of summing over GPUs", "remove the key: gradients are summed by NCCL",
         ("use_all_to_all_reduce", False, "reduce gradients by all-to-all"),
         ("memcpy_all_gather", False, "gather by copies between GPUs"),
         ("memcpy_send_recv", False, "send by copies between GPUs"),
-        ("parallelism", None, "ddp or dispatch_pp"),
+        ("parallelism", None, "ddp or dispatch_pp", "ddp"),
+    ),
+    *_feature(
+        "training on several machines", "train on the GPUs of one machine with gpus",
         ("distributed.ray_address", "auto", "address of a Ray cluster", "local"),
         ("distributed.num_nodes", 1, "machines"),
         ("distributed.gpus_per_node", 0, "GPUs of each machine; 0: all", 1),
@@ -255,9 +261,8 @@ DATASET_KEYS: dict[str, str] = {
 """Keys of a dataset entry that belong to a type which is not built -> the type."""
 
 LIMITS = (
-    Limit("gpus", (0, 1), "training on several GPUs is not built; set gpus: 1"),
     Limit("attn_bwd_chunks", (1,), "the attention backward pass runs whole; set attn_bwd_chunks: 1"),
-    Limit("zero_level", (1,), "sharding needs several GPUs; set zero_level: 1"),
+    Limit("zero_level", (1,), "sharding over GPUs is not built; set zero_level: 1"),
     Limit("lora", (False,), "LoRA (the default of sft) is not built; set lora: false to train all weights"),
 )
 
@@ -316,6 +321,7 @@ DIFFERS = (
         Differs(f"recompute_{part}", "true", "nothing is recomputed unless asked")
         for part in ("swiglu", "rmsnorm", "ffn", "qkv", "att", "block")
     ),
+    Differs("zero_level", "1, the optimizer's states sharded", "every GPU holds the optimizer's states whole"),
     Differs("run_name", "a random name", "runs are named after their folder"),
     Differs("log_file", "log-{run_name}-{time}.json", "metrics are lines of JSON in `metrics.jsonl`"),
     Differs("log_gpu_util", "100", "GPU telemetry is not built; the value is accepted"),

@@ -295,8 +295,10 @@ class MemoryKeys(Keys):
 class DistributionKeys(Keys):
     """Distribution"""
 
-    gpus: Int = Field(1, ge=0, description="GPUs to train on; 0: all that are visible. Without one, the CPU trains.")
-    zero_level: Int = Field(1, ge=1, le=3, description="What is sharded over GPUs: optimizer, gradients, weights.")
+    gpus: Int = Field(
+        1, ge=0, description="GPUs of this machine to train on; 0: all that are visible. Without any, the CPU trains."
+    )
+    zero_level: Int = Field(1, ge=1, le=3, description="What is sharded over GPUs; 1 is all that is built: nothing.")
 
 
 THEMES: tuple[type[Keys], ...] = (

@@ -27,23 +27,23 @@ def cheapest_knobs(prepared: Prepared, count: int = 3) -> list[Knob]:
     before = prepared.report
     least = max(0, before.device_bytes["total"] - before.device.memory_bytes) // 100
     knobs: list[Knob] = []
-    for change, given, accumulation in _changes(prepared):
-        after = summarise(assemble(given), given, accumulation)
+    for change, given in _changes(prepared):
+        after = summarise(assemble(given), given, given.grad_accum_steps)
         saved = before.device_bytes["total"] - after.device_bytes["total"]
         if saved > least:
             knobs.append(Knob(change, saved, after.step.seconds - before.step.seconds, after.fits))
     return sorted(knobs, key=lambda k: (not k.enough, k.costs, -k.saves))[:count]
 
 
-def _changes(prepared: Prepared) -> Iterator[tuple[str, Ingredients, int]]:
-    """(what to write in the config, the changed ingredients, gradient accumulation steps)."""
+def _changes(prepared: Prepared) -> Iterator[tuple[str, Ingredients]]:
+    """(what to write in the config, the changed ingredients)."""
     given = prepared.ingredients
-    steps = prepared.loaded.config.gradient_accumulation_steps
+    steps = given.grad_accum_steps
     for part in ("rmsnorm", "swiglu", "ffn", "att", "block"):
         if not {part, "block"} & given.recompute:
             covered = {"block": {"att", "ffn", "rmsnorm", "qkv", "swiglu"}, "att": {"qkv"}, "ffn": {"swiglu"}}
             parts = given.recompute | {part} | covered.get(part, set())
-            yield f"recompute_{part}: true", replace(given, recompute=frozenset(parts)), steps
+            yield f"recompute_{part}: true", replace(given, recompute=frozenset(parts))
     if given.batch_size > 1 and given.batch_size % 2 == 0:
         half = given.batch_size // 2
         change = f"per_device_train_batch_size: {half}, gradient_accumulation_steps: {2 * steps}"
@@ -51,8 +51,14 @@ def _changes(prepared: Prepared) -> Iterator[tuple[str, Ingredients, int]]:
         if chunks and half * given.seq_len % chunks:  # then it is even, and half as many leave the chunks as they are
             chunks //= 2
             change += f", lmhead_chunks: {chunks}"
-        smaller = replace(given, batch_size=half, max_documents=given.max_documents // 2, lmhead_chunks=chunks)
-        yield change, smaller, 2 * steps
+        smaller = replace(
+            given,
+            batch_size=half,
+            grad_accum_steps=2 * steps,
+            max_documents=given.max_documents // 2,
+            lmhead_chunks=chunks,
+        )
+        yield change, smaller
     for key in ("param_grad", "optimizer_state"):
         if getattr(given.precision, key) == "fp32":
-            yield f"{key}_dtype: bf16", replace(given, precision=replace(given.precision, **{key: "bf16"})), steps
+            yield f"{key}_dtype: bf16", replace(given, precision=replace(given.precision, **{key: "bf16"}))

@@ -50,17 +50,27 @@ class Prepared:
 
 
 def prepare(
-    loaded: LoadedConfig, registry: Registry, device: DeviceInfo, patterns: Sequence[str] = CONFIG_FILES
+    loaded: LoadedConfig,
+    registry: Registry,
+    device: DeviceInfo,
+    patterns: Sequence[str] = CONFIG_FILES,
+    world_size: int | None = None,
 ) -> Prepared:
-    """Plan a run on `device`.
+    """Plan a run on `device`, and on `world_size` - 1 others like it; None: as many as the config's `gpus` names.
 
     `patterns` are the files of the model to have at hand: its config to plan, its tokenizer and weights to train.
     Raises ConfigError or PluginError when config, model, recipe and device do not go together.
     """
     config = loaded.config
+    if world_size is None:
+        world_size = max(config.gpus, 1)
+        if world_size > 1 and device.sm is None:
+            raise ConfigError(
+                f"gpus: {world_size}: a CPU trains alone. Use gpus: 1, or name the GPU to plan for: --device h200."
+            )
     model_dir = resolve_model_dir(config.model, patterns)
     model_config = read_config(model_dir)
-    given = _ingredients(loaded, registry, model_config, device)
+    given = replace(_ingredients(loaded, registry, model_config, device), world_size=world_size)
     target = Target(device, config.deterministic)
     resolved: dict[str, Resolved] = {}
     notices: dict[str, None] = {}  # in order, each once
@@ -84,7 +94,7 @@ def prepare(
         target=target,
         ingredients=given,
         assembly=assembly,
-        report=summarise(assembly, given, config.gradient_accumulation_steps),
+        report=summarise(assembly, given, given.grad_accum_steps),
         kernels={kind: found.provider for kind, found in sorted(resolved.items())},
         refusals={kind: found.refusals for kind, found in resolved.items() if found.provider == REFERENCE},
         notices=tuple(filter(None, notices)),
@@ -102,6 +112,7 @@ def summarise(assembly: Assembly, given: Ingredients, grad_accum_steps: int) -> 
         given.device,
         grad_accum_steps=grad_accum_steps,
         tokens_per_micro_step=given.batch_size * given.seq_len,
+        world_size=given.world_size,
     )
 
 
@@ -137,6 +148,7 @@ def _ingredients(
         precision=precision,
         batch_size=config.per_device_train_batch_size,
         seq_len=config.sequence_len,
+        grad_accum_steps=config.gradient_accumulation_steps,
         max_documents=documents * config.per_device_train_batch_size,
         lmhead_chunks=config.lmhead_chunks if isinstance(config.lmhead_chunks, int) else None,
         weight_decay=config.weight_decay,

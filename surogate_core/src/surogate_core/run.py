@@ -24,6 +24,7 @@ from .interrupt import Interrupt
 from .local_device import local_device
 from .memory.devices import GIB
 from .memory.devices import device as known_device
+from .memory.report import Report
 from .plugins import load_registry
 from .prepare import Prepared, prepare
 from .schedule import Schedule
@@ -31,6 +32,7 @@ from .train import Job, Progress
 
 if TYPE_CHECKING:
     from .data.corpora import Corpora
+    from .runtime.team import Team
     from .runtime.worker import Worker
 
 __all__ = ["LoadedConfig", "Prepared", "TrainResult", "fill_weights", "load", "make_worker", "plan", "train"]
@@ -93,12 +95,13 @@ def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
     launcher = registry.get("launcher", "local")
     loaded.require_datasets()
     files = [*CONFIG_FILES, *TOKENIZER_FILES, *(() if config.from_scratch else WEIGHT_FILES)]
-    from .runtime.device import training_device
+    from .runtime.device import devices_to_use, training_device
 
-    prepared = prepare(loaded, registry, training_device(), files)
+    devices = devices_to_use(config.gpus)
+    prepared = prepare(loaded, registry, training_device(), files, devices)
     _refuse_to_overwrite(prepared)
     _refuse_unless_it_fits(prepared)
-    result: TrainResult = launcher.run(lambda comm: _train(prepared, comm, notice), Topology(devices=config.gpus or 1))
+    result: TrainResult = launcher.run(lambda comms: _train(prepared, comms, notice), Topology(devices=devices))
     return result
 
 
@@ -125,7 +128,7 @@ def _refuse_unless_it_fits(prepared: Prepared) -> None:
     )
 
 
-def _train(prepared: Prepared, comm: Comm, notice: Notice) -> TrainResult:
+def _train(prepared: Prepared, comms: Sequence[Comm], notice: Notice) -> TrainResult:
     from . import checkpoint, hf
     from .data.corpora import load_corpora
     from .data.loader import Loader, eval_batches
@@ -140,7 +143,7 @@ def _train(prepared: Prepared, comm: Comm, notice: Notice) -> TrainResult:
     loader = Loader(
         data.train,
         config.per_device_train_batch_size,
-        config.gradient_accumulation_steps,
+        config.gradient_accumulation_steps * prepared.report.world_size,
         config.train_seed,
         data.tokenizer.padding_id,
     )
@@ -158,30 +161,32 @@ def _train(prepared: Prepared, comm: Comm, notice: Notice) -> TrainResult:
     notice(_data_line(data, loader, total))
     output = Path(config.output_dir)
     checkpoints = Path(config.resolved_checkpoint_dir)
-    worker = make_worker(prepared, notice)
-    fill_weights(prepared, worker)
-    if config.check_finite:
-        check_finite(prepared, worker)
-        notice("check_finite: runs op by op and looks at everything that an op writes, which is slow")
-    worker.start(graphs=config.use_cuda_graphs)
-    _open_output(output, checkpoints, prepared.loaded, notice)
-
-    model = (
-        *(prepared.assembly.weights, worker.params(), prepared.model_config, prepared.model_dir),
-        prepared.ingredients.precision.model,
-    )
-
-    def save(step: int) -> None:
-        worker.settle()
-        _refuse_broken_weights(worker, step, checkpoints)
-        checkpoint.save_checkpoint(checkpoints, step, lambda folder: hf.write_model(folder, *model))
-        checkpoint.prune_checkpoints(checkpoints, config.save_total_limit, newest=step)
-
-    def validation(limit: int | None) -> Iterable[Any]:
-        rows, size = data.validation, config.per_device_train_batch_size
-        return () if rows is None else eval_batches(rows, size, limit, pad_id=data.tokenizer.padding_id)
-
     with ExitStack() as stack:
+        worker = make_worker(prepared, comms, notice)
+        stack.callback(worker.close)
+        fill_weights(prepared, worker)
+        if config.check_finite:
+            check_finite(prepared, worker)
+            notice("check_finite: runs op by op and looks at everything that an op writes, which is slow")
+        worker.start(graphs=config.use_cuda_graphs)
+        _open_output(output, checkpoints, prepared.loaded, notice)
+
+        model = (
+            *(prepared.assembly.weights, worker.params(), prepared.model_config, prepared.model_dir),
+            prepared.ingredients.precision.model,
+        )
+
+        def save(step: int) -> None:
+            worker.settle()
+            _refuse_broken_weights(worker, step, checkpoints)
+            checkpoint.save_checkpoint(checkpoints, step, lambda folder: hf.write_model(folder, *model))
+            checkpoint.prune_checkpoints(checkpoints, config.save_total_limit, newest=step)
+
+        def validation(limit: int | None) -> Iterable[Any]:
+            rows, size = data.validation, config.per_device_train_batch_size
+            most = None if limit is None else limit * worker.width
+            return () if rows is None else eval_batches(rows, size, most, pad_id=data.tokenizer.padding_id)
+
         loggers = _open_loggers(prepared, loader, total, stack)
         interrupt = stack.enter_context(Interrupt())
         job = Job(
@@ -213,8 +218,14 @@ def _headline(prepared: Prepared) -> str:
     given, report = prepared.ingredients, prepared.report
     return (
         f"{given.model.name}, {prepared.n_params / 1e6:.1f}M parameters, {prepared.n_trainable / 1e6:.1f}M trained, "
-        f"{given.precision.model}, on {report.device.title}: {report.device_bytes['total'] / GIB:.2f} GiB planned"
+        f"{given.precision.model}, on {devices_text(report)}: {report.device_bytes['total'] / GIB:.2f} GiB planned"
+        + (" on each" if report.world_size > 1 else "")
     )
+
+
+def devices_text(report: Report) -> str:
+    """The device of a run, and how many there are of several."""
+    return f"{report.world_size} x {report.device.title}" if report.world_size > 1 else report.device.title
 
 
 def _data_line(data: Corpora, loader: Any, total: int) -> str:
@@ -225,9 +236,13 @@ def _data_line(data: Corpora, loader: Any, total: int) -> str:
     )
 
 
-def make_worker(prepared: Prepared, notice: Notice = print) -> Worker:
-    """The executor and buffers of the device that the run was planned for. `notice`: as in `train`."""
+def make_worker(prepared: Prepared, comms: Sequence[Comm] = (), notice: Notice = print) -> Worker | Team:
+    """The executor and buffers of the device that the run was planned for; of all that `comms` connects, as a team.
+
+    `notice`: as in `train`.
+    """
     from .runtime.choices import KeptChoices
+    from .runtime.team import Team
     from .runtime.worker import Worker
 
     config, given, registry = prepared.loaded.config, prepared.ingredients, prepared.registry
@@ -235,21 +250,30 @@ def make_worker(prepared: Prepared, notice: Notice = print) -> Worker:
     if target.device.sm is None:
         return Worker.on_cpu(prepared.assembly, given.ops, config.train_seed)
     choices = KeptChoices(target.device.title, notice)
-    worker = Worker.on_gpu(
-        prepared.assembly,
-        given.ops,
-        config.train_seed,
-        kernel_for=lambda op: registry.kernel_for(op, target, config.recipe).kernel,
-        target=target,
-        notice=notice,
-        keep_choices=choices.keep,
-        allow_reference=config.kernels == "allow_reference",
-    )
+
+    def on_gpu(comm: Comm | None) -> Worker:
+        return Worker.on_gpu(
+            prepared.assembly,
+            given.ops,
+            config.train_seed,
+            kernel_for=lambda op: registry.kernel_for(op, target, config.recipe).kernel,
+            target=target,
+            notice=notice if comm is None or comm.rank == 0 else _unheard,
+            keep_choices=choices.keep,
+            comm=comm,
+            allow_reference=config.kernels == "allow_reference",
+        )
+
+    worker = Team(comms, on_gpu) if prepared.report.world_size > 1 else on_gpu(None)
     choices.save()
     return worker
 
 
-def fill_weights(prepared: Prepared, worker: Worker) -> None:
+def _unheard(line: str) -> None:
+    """What the first rank has said already."""
+
+
+def fill_weights(prepared: Prepared, worker: Worker | Team) -> None:
     """Random weights or the checkpoint's, and the optimizer's first state, straight into the planned buffers."""
     from . import hf
     from .runtime.initialise import initialise
@@ -267,7 +291,7 @@ def fill_weights(prepared: Prepared, worker: Worker) -> None:
         hf.load_weights(prepared.model_dir, assembly.weights, worker.params(), ignored)
 
 
-def check_finite(prepared: Prepared, worker: Worker) -> None:
+def check_finite(prepared: Prepared, worker: Worker | Team) -> None:
     """Have `worker`, whose weights are in place, stop at the first op that writes a number which is not finite.
 
     Raises ConfigError when the weights hold one already.
@@ -275,7 +299,7 @@ def check_finite(prepared: Prepared, worker: Worker) -> None:
     from .runtime.finite import FiniteCheck, refuse_nonfinite_weights
 
     refuse_nonfinite_weights(worker.params(), prepared.assembly.weights, prepared.model_dir)
-    worker.watch(FiniteCheck(prepared.assembly, worker.buffers, lambda op: _served_by(prepared, op)))
+    worker.watch(lambda buffers: FiniteCheck(prepared.assembly, buffers, lambda op: _served_by(prepared, op)))
 
 
 def _served_by(prepared: Prepared, op: Op) -> str:
@@ -337,7 +361,7 @@ def _open_loggers(prepared: Prepared, loader: Any, total: int, stack: ExitStack)
         tokens_per_step=loader.tokens_per_step,
         config=resolved(prepared.loaded),
         versions=versions(),
-        device=prepared.report.device.title,
+        device=devices_text(prepared.report),
         parameters=prepared.n_params,
         trainable_parameters=prepared.n_trainable,
     )
@@ -348,7 +372,7 @@ def _open_loggers(prepared: Prepared, loader: Any, total: int, stack: ExitStack)
     return opened
 
 
-def _refuse_broken_weights(worker: Worker, step: int, checkpoints: Path) -> None:
+def _refuse_broken_weights(worker: Worker | Team, step: int, checkpoints: Path) -> None:
     """An update can overflow although its gradient was finite; what it leaves must not replace a good checkpoint."""
     from .checkpoint import list_checkpoints
 

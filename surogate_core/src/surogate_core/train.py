@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from .api import EvalReport, Logger, StepReport
@@ -15,6 +16,7 @@ from .interrupt import Interrupt
 from .schedule import Schedule
 
 if TYPE_CHECKING:
+    from .runtime.team import Team
     from .runtime.worker import Reading, Worker
 
 EVAL_BATCHES = 100
@@ -25,7 +27,7 @@ EVAL_BATCHES = 100
 class Job:
     """What the loop runs on. `eval_batches(limit)` starts over at every call; `save(step)` writes a checkpoint."""
 
-    worker: Worker
+    worker: Worker | Team
     loader: Loader
     schedule: Schedule
     loggers: Sequence[Logger]
@@ -114,9 +116,10 @@ class Launched:
 def launch(job: Job, batch: StepBatch, progress: Progress) -> Launched:
     """One optimizer step: every micro-batch forward and backward, then the update."""
     scale = 1 / batch.valid_tokens if batch.valid_tokens else 0.0
-    for index, micro in enumerate(batch.micro):
-        tick = progress.launched * len(batch.micro) + index
-        job.worker.micro_step(micro, first=index == 0, loss_scale=scale, tick=tick)
+    width, count = job.worker.width, len(batch.micro)
+    for at in range(0, count, width):
+        first, last, tick = at == 0, at + width == count, progress.launched * count + at
+        job.worker.micro_step(*batch.micro[at : at + width], first=first, last=last, loss_scale=scale, tick=tick)
     progress.launched += 1
     lr = job.schedule.lr(progress.launched)
     return Launched(progress.launched, batch, lr, job.worker.update(lr=lr, step=progress.launched))
@@ -170,11 +173,11 @@ def evaluate(job: Job, progress: Progress, limit: int | None) -> None:
     _tell(job, progress, lambda logger: logger.eval(report))
 
 
-def _sum_losses(worker: Worker, batches: Iterator[MicroBatch]) -> tuple[float, int]:
+def _sum_losses(worker: Worker | Team, batches: Iterator[MicroBatch]) -> tuple[float, int]:
     total, labels = 0.0, 0
-    for batch in batches:
-        total += worker.evaluate(batch)
-        labels += batch.n_valid
+    while together := tuple(islice(batches, worker.width)):
+        total += worker.evaluate(*together)
+        labels += sum(batch.n_valid for batch in together)
     return total, labels
 
 

@@ -230,6 +230,12 @@ def main() -> None:
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         app(prog_name="surogate")
+    except BaseException as error:
+        if "surogate_core.runtime.threads" in sys.modules:
+            from ..runtime.threads import leave_if_stuck
+
+            leave_if_stuck(error)
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
 

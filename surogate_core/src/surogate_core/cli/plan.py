@@ -41,7 +41,13 @@ def to_json(prepared: Prepared, chosen: str) -> dict[str, Any]:
     device = report.device
     return {
         "fits": report.fits,
-        "device": {"name": device.name, "title": device.title, "bytes": device.memory_bytes, "chosen": chosen},
+        "device": {
+            "name": device.name,
+            "title": device.title,
+            "bytes": device.memory_bytes,
+            "count": report.world_size,
+            "chosen": chosen,
+        },
         "device_bytes": dict(report.device_bytes),
         "host_bytes": dict(report.host_bytes),
         "step": {
@@ -50,6 +56,8 @@ def to_json(prepared: Prepared, chosen: str) -> dict[str, Any]:
             "tokens_per_second": report.tokens_per_second,
             "flops": report.step.flops,
             "bytes": report.step.bytes,
+            "collective_seconds": report.step.comm_seconds,
+            "waiting_seconds": report.step.waiting_seconds,
         },
         "kernels": dict(prepared.kernels),
         "notices": list(prepared.notices),
@@ -68,9 +76,11 @@ def _text(prepared: Prepared, chosen: str) -> Iterator[str]:
     yield (
         f"{given.batch_size} x {given.seq_len} tokens a micro-step, "
         f"{config.gradient_accumulation_steps} micro-step{'s' * (config.gradient_accumulation_steps > 1)} a step"
+        + (f", on each of {report.world_size} GPUs" if report.world_size > 1 else "")
     )
     yield ""
-    device = f"{report.device.title}, {_size(report.device.memory_bytes).strip()}"
+    each = ", on each" if report.world_size > 1 else ""
+    device = f"{run.devices_text(report)}, {_size(report.device.memory_bytes).strip()}{each}"
     yield paragraph(f"{device} ({chosen})", output_width() or 80)
     for name, nbytes in report.device_bytes.items():
         if name != "total":
@@ -93,6 +103,12 @@ def _text(prepared: Prepared, chosen: str) -> Iterator[str]:
         f"a step: {report.tokens:,} tokens, {_flops(step.flops)}, {step.bytes / 1e9:,.1f} GB moved, "
         f"{_duration(step.seconds)}"
     )
+    if step.comm_seconds:
+        sent = sum(given.ops[op.kind].link(op) for p in prepared.assembly.programs.values() for op in p.ops)
+        yield (
+            f"gpus:   each sends {sent / 1e9:,.2f} GB of gradients in {_duration(step.comm_seconds)}, "
+            f"{_duration(step.waiting_seconds)} not hidden"
+        )
     yield f"speed:  {report.tokens_per_second:,.0f} tokens/s (roofline; rates: {report.device.source})"
     yield from _kernels(prepared)
     for notice in prepared.notices:

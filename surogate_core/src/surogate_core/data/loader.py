@@ -48,7 +48,10 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class StepBatch:
-    """What an optimizer step reads. tokens: positions that are not padding. epoch: epochs done after the step."""
+    """What an optimizer step reads. tokens: positions that are not padding. epoch: epochs done after the step.
+
+    micro: what several devices take at once lies next to one another.
+    """
 
     micro: list[MicroBatch]
     tokens: int
@@ -59,15 +62,16 @@ class StepBatch:
 class Loader:
     """Training batches. Rows are shuffled for each epoch by (seed, epoch); `step(i)` may be asked in any order.
 
-    steps_per_epoch = ceil(rows / (batch_size * accumulation)); the last step of an epoch is filled with rows of
-    padding, which weigh nothing, since the loss is the mean over the labels of the step.
+    A step has `micro_batches` of `batch_size` rows: as many as gradients accumulate, on every device. Which rows a step
+    has depends on the product alone. steps_per_epoch = ceil(rows / (batch_size * micro_batches)); the last step of an
+    epoch is filled with rows of padding, which weigh nothing, since the loss is the mean over the labels of the step.
     """
 
-    def __init__(self, rows: PackedRows, batch_size: int, accumulation: int, seed: int, pad_id: int = 0) -> None:
-        if batch_size < 1 or accumulation < 1:
+    def __init__(self, rows: PackedRows, batch_size: int, micro_batches: int, seed: int, pad_id: int = 0) -> None:
+        if batch_size < 1 or micro_batches < 1:
             raise ConfigError(
-                f"per_device_train_batch_size ({batch_size}) and gradient_accumulation_steps ({accumulation}) "
-                "must be 1 or more."
+                f"per_device_train_batch_size ({batch_size}) and the micro-batches of a step ({micro_batches}: "
+                "gradient_accumulation_steps x GPUs) must be 1 or more."
             )
         if rows.n_rows == 0:
             raise ConfigError(
@@ -75,21 +79,21 @@ class Loader:
             )
         self.rows = rows
         self.batch_size = batch_size
-        self.accumulation = accumulation
+        self.micro_batches = micro_batches
         self.seed = seed
         self.pad_id = pad_id
-        self.steps_per_epoch = -(-rows.n_rows // (batch_size * accumulation))
+        self.steps_per_epoch = -(-rows.n_rows // (batch_size * micro_batches))
         self._order: tuple[int, Int64s] = (-1, np.zeros(0, np.int64))
 
     @property
     def tokens_per_step(self) -> int:
         """Positions of a step, padding included."""
-        return self.batch_size * self.accumulation * self.rows.sequence_len
+        return self.batch_size * self.micro_batches * self.rows.sequence_len
 
     def step(self, index: int) -> StepBatch:
         """The batch of optimizer step `index`, counted from 0 over the whole run."""
         epoch, within = divmod(index, self.steps_per_epoch)
-        per_step = self.batch_size * self.accumulation
+        per_step = self.batch_size * self.micro_batches
         chosen = self._epoch_order(epoch)[within * per_step : (within + 1) * per_step]
         micro = [
             micro_batch(self.rows, chosen[at : at + self.batch_size], self.batch_size, self.pad_id)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from ..program.op import Op, Program
+from ..program.value import Value
 
 if TYPE_CHECKING:
     from ..api import DeviceInfo, OpDef
@@ -14,35 +15,56 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cost:
-    """Work of a run of ops: floating-point operations, bytes read and written, seconds."""
+    """Work of a run of ops: floating-point operations, bytes read and written, seconds.
+
+    comm_seconds: what collectives take, side by side with the rest. waiting_seconds: the part of `seconds` in which
+    nothing else is left to do.
+    """
 
     flops: int = 0
     bytes: int = 0
     seconds: float = 0.0
+    comm_seconds: float = 0.0
+    waiting_seconds: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(self.flops + other.flops, self.bytes + other.bytes, self.seconds + other.seconds)
+        return Cost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def times(self, count: int) -> Cost:
         """The same work `count` times."""
-        return Cost(self.flops * count, self.bytes * count, self.seconds * count)
+        return Cost(*(getattr(self, f.name) * count for f in fields(self)))
 
 
 def op_cost(op: Op, definition: OpDef, device: DeviceInfo) -> Cost:
-    """An op takes the longest of its arithmetic, its traffic and the floor of a launch."""
+    """An op takes the longest of its arithmetic, its traffic, what it sends to others, and the floor of a launch."""
     flops = definition.flops(op)
     traffic = definition.traffic(op) if definition.traffic else _traffic(op)
     operand = next((v.dtype for v in op.ins if v.dtype in device.flops), "fp32")
     rate = device.flops.get(operand, device.flops["fp32"])
-    return Cost(flops, traffic, max(flops / rate, traffic / device.bandwidth, device.launch_seconds))
+    sent = definition.link(op) / device.link_bandwidth
+    return Cost(flops, traffic, max(flops / rate, traffic / device.bandwidth, sent, device.launch_seconds))
 
 
 def program_cost(program: Program, ops: Mapping[str, OpDef], device: DeviceInfo) -> Cost:
-    """The sum over the ops of a program."""
+    """The ops of a program one after another, those of the lane "comm" beside the others.
+
+    A collective begins when the ops before it are done; ops that touch its values, and the program's end, wait for it.
+    That it takes bandwidth and processors from what runs beside it is not counted.
+    """
     total = Cost()
+    done: dict[Value, float] = {}
+    free = clock = 0.0
     for op in program.ops:
-        total = total + op_cost(op, ops[op.kind], device)
-    return total
+        cost = op_cost(op, ops[op.kind], device)
+        if op.lane == "compute":
+            clock = max([clock, *(done[v] for v in (*op.ins, *op.outs) if v in done)]) + cost.seconds
+            total = total + cost
+        else:
+            free = max(free, clock) + cost.seconds
+            done.update(dict.fromkeys((*op.ins, *op.outs), free))
+            total = total + Cost(cost.flops, cost.bytes, comm_seconds=cost.seconds)
+    waiting = max(clock, free) - total.seconds
+    return total + Cost(seconds=waiting, waiting_seconds=waiting)
 
 
 def _traffic(op: Op) -> int:

@@ -3,7 +3,8 @@
 FLOP/s are sustained dense matrix-product rates by operand dtype. For the H200 they were measured (one H200, 700 W,
 CUDA 13.0, torch 2.11+cu130, cuBLASLt 13.1, 2026-11-20: bf16 640-690 TFLOP/s over the shapes of a step, 4.2 TB/s of
 reads and writes). For other devices they are the vendor's dense peak times 0.67, the ratio measured on the H200, and
-0.87 of the vendor's bandwidth.
+0.87 of the vendor's bandwidth. Links between devices are 0.8 of the vendor's figure for one direction, an estimate:
+NVLink where the boards of a machine have it, else PCIe.
 """
 
 from __future__ import annotations
@@ -18,13 +19,20 @@ GIB = 1 << 30
 
 _SUSTAINED = 0.67
 _BANDWIDTH = 0.87
+_LINK = 0.8
 _CUDA_RUNTIME_BYTES = 720 << 20
 """What a process holds besides planned buffers. Measured on an H200 (driver 580, torch 2.11+cu130, cuDNN 9.19): 620 MiB
 of context, and up to 97 MiB of modules, graphs and library handles over the configurations of benchmarks/h200.md."""
 
 
-def _gpu(name: str, title: str, sm: int, gib: float, bf16: float, fp32: float, bandwidth: float) -> DeviceInfo:
-    """bf16, fp32: dense peak in TFLOP/s; bandwidth in TB/s; all from the vendor's data sheet."""
+COLLECTIVE_BYTES = 512 << 20
+"""What NCCL's channels and buffers take on each of several GPUs. An estimate, not measured."""
+
+
+def _gpu(
+    name: str, title: str, sm: int, gib: float, bf16: float, fp32: float, bandwidth: float, link: float
+) -> DeviceInfo:
+    """bf16, fp32: dense peak in TFLOP/s; bandwidth in TB/s; link in GB/s, one way; all from the vendor's data sheet."""
     flops = {"bf16": bf16 * _SUSTAINED * 1e12, "fp32": fp32 * _SUSTAINED * 1e12, "fp64": fp32 * _SUSTAINED / 2 * 1e12}
     return DeviceInfo(
         name=name,
@@ -36,6 +44,7 @@ def _gpu(name: str, title: str, sm: int, gib: float, bf16: float, fp32: float, b
         launch_seconds=3e-6,
         runtime_bytes=_CUDA_RUNTIME_BYTES,
         source="vendor data sheet, scaled",
+        link_bandwidth=link * _LINK * 1e9,
     )
 
 
@@ -49,26 +58,27 @@ _H200 = DeviceInfo(
     launch_seconds=3e-6,
     runtime_bytes=_CUDA_RUNTIME_BYTES,
     source="measured 2026-11-20",
+    link_bandwidth=450 * _LINK * 1e9,
 )
 
 DEVICES: dict[str, DeviceInfo] = {
     d.name: d
     for d in (
-        _gpu("a100-40", "NVIDIA A100 40GB", 80, 39.4, 312, 19.5, 1.555),
-        _gpu("a100", "NVIDIA A100 80GB", 80, 79.2, 312, 19.5, 2.039),
-        _gpu("a10", "NVIDIA A10", 86, 22.5, 125, 31.2, 0.600),
-        _gpu("rtx3090", "NVIDIA GeForce RTX 3090", 86, 23.6, 71, 35.6, 0.936),
-        _gpu("a6000", "NVIDIA RTX A6000", 86, 47.4, 155, 38.7, 0.768),
-        _gpu("l4", "NVIDIA L4", 89, 22.5, 121, 30.3, 0.300),
-        _gpu("l40s", "NVIDIA L40S", 89, 44.4, 362, 91.6, 0.864),
-        _gpu("rtx4090", "NVIDIA GeForce RTX 4090", 89, 23.5, 165, 82.6, 1.008),
-        _gpu("h100", "NVIDIA H100 SXM", 90, 79.2, 989, 67, 3.35),
+        _gpu("a100-40", "NVIDIA A100 40GB", 80, 39.4, 312, 19.5, 1.555, 300),
+        _gpu("a100", "NVIDIA A100 80GB", 80, 79.2, 312, 19.5, 2.039, 300),
+        _gpu("a10", "NVIDIA A10", 86, 22.5, 125, 31.2, 0.600, 32),
+        _gpu("rtx3090", "NVIDIA GeForce RTX 3090", 86, 23.6, 71, 35.6, 0.936, 32),
+        _gpu("a6000", "NVIDIA RTX A6000", 86, 47.4, 155, 38.7, 0.768, 32),
+        _gpu("l4", "NVIDIA L4", 89, 22.5, 121, 30.3, 0.300, 32),
+        _gpu("l40s", "NVIDIA L40S", 89, 44.4, 362, 91.6, 0.864, 32),
+        _gpu("rtx4090", "NVIDIA GeForce RTX 4090", 89, 23.5, 165, 82.6, 1.008, 32),
+        _gpu("h100", "NVIDIA H100 SXM", 90, 79.2, 989, 67, 3.35, 450),
         _H200,
-        _gpu("b200", "NVIDIA B200", 100, 178.3, 2250, 75, 8.0),
-        _gpu("b300", "NVIDIA B300", 103, 267.0, 2250, 75, 8.0),
-        _gpu("rtx5090", "NVIDIA GeForce RTX 5090", 120, 31.4, 210, 104.8, 1.792),
-        _gpu("rtxpro6000", "NVIDIA RTX PRO 6000 Blackwell", 120, 94.9, 503, 125, 1.792),
-        _gpu("spark", "NVIDIA DGX Spark (GB10)", 121, 119.0, 125, 31, 0.273),
+        _gpu("b200", "NVIDIA B200", 100, 178.3, 2250, 75, 8.0, 900),
+        _gpu("b300", "NVIDIA B300", 103, 267.0, 2250, 75, 8.0, 900),
+        _gpu("rtx5090", "NVIDIA GeForce RTX 5090", 120, 31.4, 210, 104.8, 1.792, 64),
+        _gpu("rtxpro6000", "NVIDIA RTX PRO 6000 Blackwell", 120, 94.9, 503, 125, 1.792, 64),
+        _gpu("spark", "NVIDIA DGX Spark (GB10)", 121, 119.0, 125, 31, 0.273, 25),
     )
 }
 """Every device that `surogate plan --device` knows, by name."""
@@ -87,6 +97,7 @@ def cpu() -> DeviceInfo:
         launch_seconds=2e-5,
         runtime_bytes=700 << 20,
         source="rule of thumb",
+        link_bandwidth=10e9,
     )
 
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..program.op import Program
+from ..program.passes.reduce import micro_step_counts
 from ..program.value import Value
 from .cost import Cost, program_cost
+from .devices import COLLECTIVE_BYTES
 from .plan import MemoryPlan
 
 if TYPE_CHECKING:
@@ -20,10 +22,10 @@ STAGED_STEPS = 3
 
 @dataclass(frozen=True)
 class Report:
-    """Bytes on the device by segment, bytes on the host, and the work of an optimizer step.
+    """Bytes on each device by segment, bytes on the host, and the work of an optimizer step on each.
 
     activations_by_label: bytes of arena values that are live at the moment of the peak. largest: the largest values
-    of the whole plan. `fits`: total <= the device's memory.
+    of the whole plan. tokens: positions of a step, on all devices. `fits`: total <= the device's memory.
     """
 
     device: DeviceInfo
@@ -36,6 +38,7 @@ class Report:
     lower_bound: int
     step: Cost
     tokens: int
+    world_size: int
 
     @property
     def fits(self) -> bool:
@@ -44,7 +47,7 @@ class Report:
 
     @property
     def tokens_per_second(self) -> float:
-        """Positions per second at the planned speed."""
+        """Positions per second at the planned speed, on all devices."""
         return self.tokens / self.step.seconds if self.step.seconds else 0.0
 
 
@@ -56,8 +59,12 @@ def report(
     *,
     grad_accum_steps: int,
     tokens_per_micro_step: int,
+    world_size: int = 1,
 ) -> Report:
-    """Sum up a plan. Totals are exact for the buffers of the plan; `runtime` is the device table's estimate."""
+    """Sum up a plan for each of `world_size` equal devices.
+
+    Totals are exact for the buffers of the plan; `runtime` is the device table's estimate.
+    """
     name, arena = max(memory.arenas.items(), key=lambda item: item[1].arena_bytes)
     alive = [life for life in arena.lives if life.first <= arena.peak_op <= life.last]
     scratch = sum(life.nbytes for life in alive if life.scratch)
@@ -65,20 +72,22 @@ def report(
     for life in alive:
         by_label[life.value.label] = by_label.get(life.value.label, 0) + life.nbytes
     inputs = memory.segments["input"].nbytes
-    batches = inputs * grad_accum_steps * STAGED_STEPS
+    batches = inputs * grad_accum_steps * STAGED_STEPS * world_size
     parts = {
         "weights": memory.segments["param"].nbytes,
         "gradients": memory.segments["grad"].nbytes,
         "optimizer": memory.segments["state"].nbytes,
         "activations": memory.arena_bytes - scratch,
         "workspace": scratch,
-        "runtime": device.runtime_bytes + inputs,
+        "runtime": device.runtime_bytes + inputs + (COLLECTIVE_BYTES if world_size > 1 else 0),
     }
     values = [v for s in memory.segments.values() for v in s.offsets] + [life.value for life in arena.lives]
     peak_op = programs[name].ops[arena.peak_op] if programs[name].ops else None
     block = f" of block {peak_op.block}" if peak_op and peak_op.block >= 0 else ""
     costs = {key: program_cost(program, ops, device) for key, program in programs.items()}
-    step = costs["micro_first"] + costs["micro_next"].times(grad_accum_steps - 1) + costs["update"]
+    step = costs["update"]
+    for micro, count in micro_step_counts(grad_accum_steps, world_size).items():
+        step = step + costs[micro].times(count)
     return Report(
         device=device,
         device_bytes={"total": sum(parts.values()), **parts},
@@ -89,5 +98,6 @@ def report(
         arena_bytes=memory.arena_bytes,
         lower_bound=arena.lower_bound,
         step=step,
-        tokens=tokens_per_micro_step * grad_accum_steps,
+        tokens=tokens_per_micro_step * grad_accum_steps * world_size,
+        world_size=world_size,
     )

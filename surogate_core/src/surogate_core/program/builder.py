@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ProgramError
 from .infer import infer
-from .op import Op, Phase, Program
+from .op import Lane, Op, Phase, Program
 from .value import Init, Role, Value
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ class Builder:
         label: str | Sequence[str] | None = None,
         outs: Sequence[Value] | None = None,
         accumulate: frozenset[int] = frozenset(),
+        lane: Lane = "compute",
         **attrs: Any,
     ) -> tuple[Value, ...]:
         """Append an op and return its outputs.
@@ -97,7 +98,7 @@ class Builder:
             given = (label,) if isinstance(label, str) else tuple(label or ())
             labels = (*given, *(spec.label for spec in specs[len(given) :]))
             outs = [self.activation(name, s.shape, s.dtype) for name, s in zip(labels, specs, strict=True)]
-        op = Op(kind, ins, tuple(outs), attrs, self._block, self._phase, accumulate, _caller())
+        op = Op(kind, ins, tuple(outs), attrs, self._block, self._phase, accumulate, _caller(), lane)
         self._recording.append(op)
         return op.outs
 

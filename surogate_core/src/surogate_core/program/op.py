@@ -10,6 +10,10 @@ from .value import Value
 
 Phase = Literal["forward", "backward", "recompute", "update", "load"]
 
+Lane = Literal["compute", "comm"]
+"""Where an op runs: "compute" is in order; "comm" runs beside it, in an order of its own, from the moment when what
+comes before it in the program is done. What an op of one lane leaves, an op of the other waits for."""
+
 
 @dataclass(frozen=True, eq=False)
 class Op:
@@ -19,6 +23,7 @@ class Op:
     accumulate  indices of `outs` that are added to (`+=`) instead of written
     block       transformer block, -1 outside
     where       "file:line" of the emit, for error messages
+    lane        whether it runs in order with the rest or beside it
     """
 
     kind: str
@@ -29,6 +34,7 @@ class Op:
     phase: Phase = "forward"
     accumulate: frozenset[int] = frozenset()
     where: str = ""
+    lane: Lane = "compute"
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ D head size, F feed-forward width, V vocabulary, N and K rows and columns of a w
     attention      (qkv [T, (H+2G)D], cu_seqlens; n_heads, n_kv_heads, head_dim, seq_len) -> out [T, HD], lse [H, T]
     swiglu         (gate_up [T, 2F], halves [gate; up])        -> [T, F]
     lm_head_ce     (x [T, C], w [V, C], targets [T], loss_scale []; chunks) -> loss []
+    all_reduce     (values; world_size)                        -> the same values, summed over the workers of a run
 """
 
 from __future__ import annotations
@@ -297,6 +298,17 @@ def _accumulate_rounded(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [OutSpec("sum", total.shape, total.dtype)]
 
 
+def _all_reduce(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    _need(len(ins) > 0 and attrs["world_size"] > 0, "needs values, and workers to sum them over")
+    return [OutSpec(v.label, v.shape, v.dtype) for v in ins]
+
+
+def _ring_bytes(op: Op) -> int:
+    """What a worker sends: in a ring each value passes n - 1 links to be summed and n - 1 to be known, in n parts."""
+    n = int(op.attrs["world_size"])
+    return 2 * (n - 1) * sum(v.nbytes for v in op.ins) // n
+
+
 def _reference_vjp(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     """Autograd's gradients have the dtypes of what they are gradients of."""
     return [OutSpec(f"d_{ins[i].label}", ins[i].shape, ins[i].dtype) for i in attrs["wrt"]]
@@ -344,5 +356,6 @@ OPS: tuple[OpDef, ...] = (
     _op("fill", _fill),
     _op("global_norm", _global_norm, flops=lambda op: 2 * sum(v.size for v in op.ins)),
     _op("accumulate_rounded", _accumulate_rounded, flops=_elements(1)),
+    _op("all_reduce", _all_reduce, link=_ring_bytes),
     _op("reference_vjp", _reference_vjp),
 )

@@ -8,7 +8,7 @@ from .op import Op, Program
 
 
 def listing(program: Program) -> str:
-    """Every op with block, phase, kind, inputs, outputs (`+=` where it adds) and plain attributes."""
+    """Every op with block, phase or another lane's name, kind, inputs, outputs (`+=` where it adds), attributes."""
     width = len(str(max(len(program.ops) - 1, 0)))
     lines = [f"{program.name}: {len(program.ops)} ops"]
     lines += [f"{i:>{width}}  {_line(op)}" for i, op in enumerate(program.ops)]
@@ -20,7 +20,8 @@ def _line(op: Op) -> str:
     outs = ", ".join(f"{'+= ' if i in op.accumulate else ''}{v!r}" for i, v in enumerate(_shorten(op.outs)))
     ins = ", ".join(map(repr, _shorten(op.ins)))
     attrs = "".join(f" {k}={v}" for k, v in op.attrs.items() if isinstance(v, (int, float, str, bool)))
-    return f"{block:<4} {op.phase:<9} {outs or '-'} = {op.kind}({ins}){attrs}"
+    phase = op.phase if op.lane == "compute" else op.lane
+    return f"{block:<4} {phase:<9} {outs or '-'} = {op.kind}({ins}){attrs}"
 
 
 class _Elided:

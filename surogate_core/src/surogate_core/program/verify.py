@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from ..errors import ProgramError
 from .infer import infer
-from .op import Op, Program
+from .op import Lane, Op, Program
 from .value import DTYPE_BYTES, Value
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "") -> None:
     - only gradients and states are added to
     - shapes and dtypes are what the op's definition infers (a gradient may be stored in another)
     - no op with effects is recomputed
+    - an op off the compute lane touches only what outlives the program: an activation's memory is another's once the
+      op has had its turn in the list, which is not when it is done
     - every output of the program is written or outlives it
     """
     context = f"{program.name}{f' after {after}' if after else ''}"
@@ -39,12 +41,24 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "") -> None:
         for value in op.ins:
             if value.role == "act" and value not in written:
                 raise ProgramError(f"{place}: reads {value!r} before any op writes it")
+        if op.lane != "compute":
+            _check_lane(op, place)
         if ops[op.kind].effects and op.phase == "recompute":
             raise ProgramError(f"{place}: recomputed, but it changes {', '.join(sorted(ops[op.kind].effects))}")
         _check_outs(op, ops[op.kind], written, place)
     for value in program.outputs:
         if value.role == "act" and value not in written:
             raise ProgramError(f"{context}: output {value!r} is never written")
+
+
+def _check_lane(op: Op, place: str) -> None:
+    if op.lane not in get_args(Lane):
+        raise ProgramError(f"{place}: lane {op.lane!r} is not one of {', '.join(get_args(Lane))}")
+    for value in (*op.ins, *op.outs):
+        if value.role in ("act", "input"):
+            raise ProgramError(
+                f"{place}: on lane {op.lane} it cannot use {value!r}, which does not outlive the program"
+            )
 
 
 def _check_outs(op: Op, definition: OpDef, written: set[Value], place: str) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..api import Call, KernelDef, OpDef, Part, Target
+from ..api import Call, Comm, KernelDef, OpDef, Part, Target
 from ..errors import ConfigError, SurogateError
 from ..program.op import Op, Program
 from ..program.value import Value
 from ..reference.ops import load
 from .arena import Buffers
+from .launch import Alone
 from .reference import place, run_reference
 
 KernelFor = Callable[[Op], KernelDef | None]
@@ -40,6 +41,7 @@ class Binding:
     keep_choices: KeepChoices
     index: int = 0
     tables: list[Tensor] = field(default_factory=list)
+    comm: Comm = field(default_factory=Alone)
 
     def pointer(self, value: Value) -> int:
         """Device address of the value's planned place."""
@@ -85,16 +87,20 @@ def bind(
     keep_choices: KeepChoices = keep_nothing,
     *,
     allow_reference: bool,
+    comm: Comm | None = None,
+    comm_stream: int = 0,
 ) -> Bound:
-    """Bind every op of `program`. `notice` is called with what kernels have to tell the user, again and again.
+    """Bind every op of `program`, those of the lane "comm" to `comm_stream`.
 
-    Raises ConfigError when an op has no kernel and references are not allowed, or none does what `target` asks for.
+    `notice` is called with what kernels have to tell the user, again and again. Raises ConfigError when an op has no
+    kernel and references are not allowed, or none does what `target` asks for.
     """
-    context = Binding(target, stream, buffers, program.name, notice, keep_choices)
+    context = Binding(target, stream, buffers, program.name, notice, keep_choices, comm=comm or Alone())
     parts: list[tuple[Part, ...]] = []
     capturable = True
     for index, op in enumerate(program.ops):
         context.index = index
+        context.stream = stream if op.lane == "compute" else comm_stream
         kernel = kernel_for(op)
         if kernel is not None:
             capturable = capturable and kernel.capturable

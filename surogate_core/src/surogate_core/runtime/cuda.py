@@ -6,23 +6,25 @@ launch that may be left out, one graph for each of those, and one for the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
 
-from ..api import Call, OpDef, Part, Target
+from ..api import Call, Comm, OpDef, Part, Target
 from ..program.op import Program
 from .arena import Buffers
 from .bind import Bound, KeepChoices, KernelFor, bind, each_once
+from .streams import in_lanes
 
 
 class CudaExecutor:
-    """Runs the programs of an assembly on one stream of one device.
+    """Runs the programs of an assembly on one device: on one stream, and on another one the ops of the lane "comm".
 
-    Life: construct (binds, times algorithms), `warm_up` once while buffers hold nothing of value, fill the weights,
-    `capture`, then `run` as often as needed. Everything is enqueued; nothing waits.
+    Life: construct (binds, times algorithms), `warm_up` and with other workers `connect` once, while buffers hold
+    nothing of value, fill the weights, `capture`, then `run` as often as needed. Everything is enqueued; nothing waits.
     """
 
     def __init__(
@@ -36,19 +38,23 @@ class CudaExecutor:
         notice: Callable[[str], None],
         keep_choices: KeepChoices,
         *,
+        comm: Comm | None = None,
         allow_reference: bool = False,
     ) -> None:
         self.buffers = buffers
         self.stream = stream
+        self._side = torch.cuda.Stream(stream.device, priority=-1)  # its few blocks go first, or would start too late
+        self._bound: dict[str, Bound] = {}
         tell = each_once(notice)
         with torch.cuda.stream(stream):
-            self._bound: dict[str, Bound] = {
-                name: bind(
+            for name, program in programs.items():
+                bound = bind(
                     *(program, ops, kernel_for, buffers, target, stream.cuda_stream, tell, keep_choices),
                     allow_reference=allow_reference,
+                    comm=comm,
+                    comm_stream=self._side.cuda_stream,
                 )
-                for name, program in programs.items()
-            }
+                self._bound[name] = replace(bound, parts=in_lanes(bound.ops, bound.parts, stream, self._side))
         self._stretches = {name: stretches(part for op in b.parts for part in op) for name, b in self._bound.items()}
 
     def run(self, program: str, labels: int | None = None) -> None:
@@ -68,16 +74,31 @@ class CudaExecutor:
         It is called on the executor's stream: torch functions see what the op has written.
         """
         with torch.cuda.stream(self.stream):
-            for index, parts in enumerate(self._bound[program].parts):
+            bound = self._bound[program]
+            for index, (op, parts) in enumerate(zip(bound.ops, bound.parts, strict=True)):
                 for launch, arguments in (p.call for p in parts if labels is None or labels > p.above):
                     launch(*arguments)
+                if op.lane == "comm":
+                    self.stream.wait_stream(self._side)
                 after(index)
 
+    @torch.no_grad()
     def warm_up(self) -> None:
-        """Run everything once: loads every module, which a capture must not do. Leaves garbage in all outputs."""
-        for program in self._bound:
-            self.run(program)
-        self.stream.synchronize()
+        """Run everything but collectives once: loads every module, which a capture must not do, nor anybody while a
+        collective waits. Leaves garbage in all outputs."""
+        with torch.cuda.stream(self.stream):
+            for bound in self._bound.values():
+                for launch, arguments in _calls(bound, "compute"):
+                    launch(*arguments)
+        torch.cuda.synchronize(self.stream.device)
+
+    def connect(self) -> None:
+        """Run every collective once, on garbage, at the same time as all other workers: ways between devices are made
+        on first use. Each is awaited, so that none waits for a peer while the next one is prepared."""
+        for bound in self._bound.values():
+            for launch, arguments in _calls(bound, "comm"):
+                launch(*arguments)
+                torch.cuda.synchronize(self.stream.device)
 
     def capture(self) -> None:
         """Capture each program that can be. Runs nothing."""
@@ -90,10 +111,22 @@ class CudaExecutor:
                     graph.capture_end()
                 stretch.graph = graph
 
+    def release(self) -> None:
+        """Drop the graphs, once they are done: a communicator cannot end while one refers to it."""
+        with suppress(RuntimeError):  # a device in error: whoever met the error first has told it
+            self.stream.synchronize()
+        for stretch in (s for all_of in self._stretches.values() for s in all_of):
+            stretch.graph = None
+
     @property
     def captured(self) -> tuple[str, ...]:
         """Names of the programs that run as graphs."""
         return tuple(name for name, all_of in self._stretches.items() if all_of and all(s.graph for s in all_of))
+
+
+def _calls(bound: Bound, lane: str) -> Iterator[Call]:
+    """The launches of the ops on a lane."""
+    return (part.call for op, parts in zip(bound.ops, bound.parts, strict=True) if op.lane == lane for part in parts)
 
 
 @dataclass

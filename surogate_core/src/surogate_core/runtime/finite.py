@@ -1,6 +1,6 @@
 """Finds the op that first wrote a number that is not finite, and says all that is known of it.
 
-    worker.watch(FiniteCheck(worker.assembly, worker.buffers, served_by))
+    worker.watch(lambda buffers: FiniteCheck(assembly, buffers, served_by))
 
 has every program run op by op. Behind each op everything floating that it has written is looked at, the gradients that
 it added to included, so that whatever an op reads was finite when it was written. No op of a healthy step writes an
@@ -129,9 +129,9 @@ class FiniteCheck:
         )
 
     def _count(self, stage: str) -> None:
-        if stage == "micro_first":
+        if stage in ("micro_first", "micro_only"):
             self._step, self._micro = self._step + 1, 1
-        elif stage == "micro_next":
+        elif stage in ("micro_next", "micro_last"):
             self._micro += 1
 
     def _moment(self, stage: str) -> str:

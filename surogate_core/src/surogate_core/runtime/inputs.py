@@ -37,6 +37,8 @@ class Inputs:
         else:
             self._mirrors = [torch.zeros(segment.nbytes, dtype=torch.uint8, pin_memory=True) for _ in range(MIRRORS)]
             self._done = [torch.cuda.Event() for _ in self._mirrors]
+            for event in self._done:
+                event.record(stream)  # which makes it
 
     def write(self, name: str, value: np.ndarray[Any, Any] | float) -> None:
         """Set an input: an array of its shape, or a number for a scalar."""

@@ -1,28 +1,43 @@
-"""The built-in launcher: one worker, in this process. Threads per GPU and other machines join at this seam."""
+"""The built-in launcher: this process, with a thread for each GPU. Other processes and machines join at this seam."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..api import Comm, LauncherDef, Topology
-from ..errors import ConfigError
 
 
 @dataclass(frozen=True)
 class Alone:
-    """The only worker of a run."""
+    """The `Comm` of the only worker of a run: sums over one are what they are."""
 
     rank: int = 0
     world_size: int = 1
+    device: int = 0
+
+    def all_reduce(self, ranges: Sequence[tuple[int, int, str]], stream: int) -> None:
+        """Nothing to add."""
+
+    def check(self) -> None:
+        """Nobody to lose."""
+
+    def abort(self) -> None:
+        """Nothing waits."""
 
 
-def run_local(work: Callable[[Comm], Any], topology: Topology) -> Any:
-    """Call `work` here. Raises ConfigError for more than one device: not built yet."""
-    if topology.devices != 1:
-        raise ConfigError(f"gpus: {topology.devices}: training on several GPUs is not built yet. Use gpus: 1.")
-    return work(Alone())
+def run_local(work: Callable[[Sequence[Comm]], Any], topology: Topology) -> Any:
+    """Call `work` here, with a way between the first `topology.devices` GPUs, which it may not outlive."""
+    if topology.devices == 1:
+        return work((Alone(),))
+    from . import nccl
+
+    comms = nccl.connect(range(topology.devices))
+    try:
+        return work(comms)
+    finally:
+        nccl.disconnect(comms)
 
 
-LAUNCHERS = (LauncherDef(name="local", summary="One worker in this process", run=run_local),)
+LAUNCHERS = (LauncherDef(name="local", summary="This process, with a thread for each GPU", run=run_local),)

@@ -35,10 +35,17 @@ class ReferenceExecutor:
     """Binds programs to buffers once and runs them by name."""
 
     def __init__(
-        self, programs: Mapping[str, Program], ops: Mapping[str, OpDef], buffers: Buffers, *, poison: bool = False
+        self,
+        programs: Mapping[str, Program],
+        ops: Mapping[str, OpDef],
+        buffers: Buffers,
+        *,
+        poison: bool = False,
+        instead: Mapping[str, Callable[..., object]] | None = None,
     ) -> None:
+        """`instead`: functions in place of the references of these kinds, such as sums over several workers."""
         self.buffers = buffers
-        self._calls = {name: _bind(program, ops, buffers, poison) for name, program in programs.items()}
+        self._calls = {name: _bind(program, ops, buffers, poison, instead or {}) for name, program in programs.items()}
 
     def run(self, program: str, labels: int | None = None) -> None:
         """Run every op of `program` in order. `labels` changes nothing: references look at the targets.
@@ -89,7 +96,13 @@ def place(op: Op) -> str:
     return f"{op.kind} (block {op.block}, {op.phase}, emitted at {op.where})"
 
 
-def _bind(program: Program, ops: Mapping[str, OpDef], buffers: Buffers, poison: bool) -> list[_Call]:
+def _bind(
+    program: Program,
+    ops: Mapping[str, OpDef],
+    buffers: Buffers,
+    poison: bool,
+    instead: Mapping[str, Callable[..., object]],
+) -> list[_Call]:
     last: dict[Value, int] = {}
     for index, op in enumerate(program.ops):
         for value in (*op.ins, *op.outs):
@@ -101,7 +114,7 @@ def _bind(program: Program, ops: Mapping[str, OpDef], buffers: Buffers, poison: 
     return [
         _Call(
             op,
-            load(ops[op.kind].reference),
+            instead.get(op.kind) or load(ops[op.kind].reference),
             tuple(buffers.view(v, program.name) for v in op.ins),
             tuple(buffers.view(v, program.name) for v in op.outs),
             tuple(ends.get(index, ())),

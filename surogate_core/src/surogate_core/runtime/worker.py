@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import cycle
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..api import OpDef, Target
+from ..api import Comm, OpDef, Target
 from ..assemble import Assembly
 from ..data.loader import MicroBatch
 from ..program.passes.documents import name_for
+from ..program.passes.reduce import micro_step_name
 from .arena import Buffers
 from .bind import KeepChoices, KernelFor, keep_nothing
 from .cuda import CudaExecutor
 from .inputs import Inputs
+from .launch import Alone
 from .reference import ReferenceExecutor
+
+READINGS = 4
+"""Steps whose loss and norm have a place on the host: made before the first step, since later nothing is allocated."""
 
 
 class Reading(Protocol):
-    """Loss and gradient norm of a step that may still be running."""
+    """Loss and gradient norm of a step that may still be running. Good until three more steps have begun."""
 
     @property
     def ready(self) -> bool:
@@ -36,8 +42,12 @@ class Reading(Protocol):
 class Worker:
     """Runs the programs of an assembly in the planned buffers: on the CPU by references, on a GPU by kernels.
 
-    Life: construct, fill `params()` and the states, `start()`, then steps and evaluations.
+    Life: construct, fill `params()` and the states, `start()`, then steps and evaluations, then `close()`. With other
+    workers (`Team`), whose assembly is the same: `connect()` before `start()`. All of it on one thread.
     """
+
+    width = 1
+    """Micro-batches that it takes at once."""
 
     def __init__(
         self,
@@ -54,12 +64,26 @@ class Worker:
         self._watched = False
         self._inputs = inputs
         self._inputs.write("seed", seed)
+        self._outcome = [buffers.persistent(v) for v in (assembly.loss, assembly.grad_norm)]
+        if isinstance(executor, CudaExecutor):
+            self._readings = cycle([_Later(self._outcome, executor.stream) for _ in range(READINGS)])
 
     @classmethod
-    def on_cpu(cls, assembly: Assembly, ops: Mapping[str, OpDef], seed: int, *, poison: bool = False) -> Worker:
-        """A worker that runs the torch references. `poison`: values are destroyed when their planned life ends."""
+    def on_cpu(
+        cls,
+        assembly: Assembly,
+        ops: Mapping[str, OpDef],
+        seed: int,
+        *,
+        poison: bool = False,
+        instead: Mapping[str, Callable[..., object]] | None = None,
+    ) -> Worker:
+        """A worker that runs the torch references, but for these kinds the functions `instead`.
+
+        `poison`: values are destroyed when their planned life ends.
+        """
         buffers = Buffers(assembly.memory, poison=poison)
-        executor = ReferenceExecutor(assembly.all_programs, ops, buffers, poison=poison)
+        executor = ReferenceExecutor(assembly.all_programs, ops, buffers, poison=poison, instead=instead)
         return cls(assembly, buffers, executor, _inputs(assembly, buffers, None), seed)
 
     @classmethod
@@ -73,16 +97,18 @@ class Worker:
         target: Target,
         notice: Callable[[str], None],
         keep_choices: KeepChoices = keep_nothing,
-        index: int = 0,
+        comm: Comm | None = None,
         allow_reference: bool = False,
         poison: bool = False,
     ) -> Worker:
-        """A worker that runs compiled kernels on GPU `index`.
+        """A worker that runs compiled kernels on the GPU of `comm`.
 
         `notice` is told what they have to say, each line once; `keep_choices` is what a `BindContext` offers.
 
         Raises ConfigError when an op has none, or none that does what `target` asks for.
         """
+        comm = comm or Alone()
+        index = comm.device
         torch.cuda.set_device(index)
         stream = torch.cuda.Stream(index)
         buffers = Buffers(assembly.memory, f"cuda:{index}", poison=poison)
@@ -92,6 +118,7 @@ class Worker:
         inputs.commit()
         executor = CudaExecutor(
             *(assembly.all_programs, ops, kernel_for, buffers, target, stream, notice, keep_choices),
+            comm=comm,
             allow_reference=allow_reference,
         )
         executor.warm_up()
@@ -105,13 +132,29 @@ class Worker:
         """Whether every weight is a finite number: an update can overflow although its gradient was finite."""
         return all(bool(param.isfinite().all()) for param in self.params().values())
 
-    def watch(self, watcher: Callable[[str, int], None]) -> None:
-        """From now on run op by op, never as graphs, and call `watcher(program, op's index)` behind every op."""
+    def watch(self, make: Callable[[Buffers], Callable[[str, int], None]]) -> None:
+        """From now on run op by op, never as graphs, and call the watcher that `make` returns behind every op.
+
+        It is called as `watcher(program, op's index)`.
+        """
+        watcher = make(self.buffers)
 
         def run(program: str, labels: int | None = None) -> None:
             self.executor.walk(program, lambda index: watcher(program, index), labels)
 
         self._run, self._watched = run, True
+
+    def copy_from(self, other: Worker) -> None:
+        """Take over the weights and states of another worker of the same assembly, on whatever device."""
+        for role in ("param", "state"):
+            self.buffers.segment(role).copy_(other.buffers.segment(role))
+        if isinstance(self.executor, CudaExecutor):
+            torch.cuda.synchronize()
+
+    def connect(self) -> None:
+        """Call once, while the other workers do: makes the ways between the devices."""
+        if isinstance(self.executor, CudaExecutor):
+            self.executor.connect()
 
     def start(self, *, graphs: bool = True) -> None:
         """Call once, when the weights are in place: makes the masters; on a GPU captures the programs, if `graphs`."""
@@ -121,12 +164,17 @@ class Worker:
         if graphs and not self._watched and isinstance(self.executor, CudaExecutor):
             self.executor.capture()
 
-    def micro_step(self, batch: MicroBatch, *, first: bool, loss_scale: float, tick: int) -> None:
-        """Forward and backward of one micro-batch; gradients and loss are written if `first`, else added to."""
+    def micro_step(self, *batches: MicroBatch, first: bool, last: bool = False, loss_scale: float, tick: int) -> None:
+        """Forward and backward of one micro-batch; gradients and loss are written if `first`, else added to.
+
+        In the `last` micro-step of an optimizer step they are then summed over all workers.
+        """
+        (batch,) = batches
         self._write_batch(batch, loss_scale)
         self._inputs.write("tick", tick)
         self._inputs.commit()
-        self._run(self._program("micro_first" if first else "micro_next", batch), batch.n_valid)
+        name = micro_step_name(first=first, last=last, world_size=self.assembly.world_size)
+        self._run(self._program(name, batch), batch.n_valid)
 
     def update(self, *, lr: float, step: int) -> Reading:
         """Clip and apply the accumulated gradient. `step` is 1 at the first; a non-finite norm changes nothing.
@@ -137,16 +185,17 @@ class Worker:
         self._inputs.write("step", step)
         self._inputs.commit()
         self._run("update")
-        values = [self.buffers.persistent(v) for v in (self.assembly.loss, self.assembly.grad_norm)]
         if isinstance(self.executor, CudaExecutor):
-            reading = _Later(values, self.executor.stream)
+            reading = next(self._readings)
+            reading.enqueue()
             if self._watched:  # the watcher may end the run: no step is then left to be reported
                 self.settle()
             return reading
-        return _Now(float(values[0]), float(values[1]))
+        return _Now(float(self._outcome[0]), float(self._outcome[1]))
 
-    def evaluate(self, batch: MicroBatch) -> float:
-        """Sum of the losses of the batch's labels, in nats. Changes neither weights nor gradients."""
+    def evaluate(self, *batches: MicroBatch) -> float:
+        """Sum of the losses of the one batch's labels, in nats. Changes neither weights nor gradients."""
+        (batch,) = batches
         self._write_batch(batch, 1.0)
         self._inputs.commit()
         self._run(self._program("evaluate", batch), batch.n_valid)
@@ -163,6 +212,11 @@ class Worker:
         """The variant of a program for the fewest documents that the batch fits in."""
         fewer = self.assembly.variants.get(name, {})
         return next((program.name for bound, program in fewer.items() if batch.n_documents <= bound), name)
+
+    def close(self) -> None:
+        """Free what collectives hold on to. Nothing can run afterwards."""
+        if isinstance(self.executor, CudaExecutor):
+            self.executor.release()
 
     def _write_batch(self, batch: MicroBatch, loss_scale: float) -> None:
         for name in ("tokens", "targets", "positions"):
@@ -184,15 +238,21 @@ class _Now:
 
 
 class _Later:
-    """A reading that is copied to the host behind the step."""
+    """A place on the host to which the reading of a step is copied behind it."""
 
     def __init__(self, values: list[Tensor], stream: torch.cuda.Stream) -> None:
+        self._values = values
+        self._stream = stream
         self._host = [torch.empty(v.shape, dtype=v.dtype, pin_memory=True) for v in values]
         self._event = torch.cuda.Event()
-        with torch.cuda.stream(stream):
-            for host, value in zip(self._host, values, strict=True):
+        self.enqueue()  # makes the event
+
+    def enqueue(self) -> None:
+        """Take the values as they are once everything that is enqueued so far is done."""
+        with torch.cuda.stream(self._stream):
+            for host, value in zip(self._host, self._values, strict=True):
                 host.copy_(value, non_blocking=True)
-            self._event.record(stream)
+            self._event.record(self._stream)
 
     @property
     def ready(self) -> bool:

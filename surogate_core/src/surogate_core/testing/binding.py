@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..api import Call, Deterministic, KernelDef, Op, Part, Target, Value
+from ..api import Call, Comm, Deterministic, KernelDef, Op, Part, Target, Value
 from ..reference.rounding import TORCH_DTYPES
 from ..registry import refusal
 from ..runtime.bind import as_parts
 from ..runtime.device import training_device
+from ..runtime.launch import Alone
 from .kernels import Guarded, eager_and_graph, guarded, guarded_copy
 
 
@@ -32,6 +33,7 @@ class Binding:
     tables: list[Tensor] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     parts: tuple[Part, ...] = ()
+    comm: Comm = field(default_factory=Alone)
 
     def pointer(self, value: Value) -> int:
         return self.buffers[value].pointer

@@ -1,0 +1,49 @@
+"""Core's own kernels: collectives, which are a call of the run's `Comm`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..api import BindContext, Call, KernelDef, Op, Support, Target, Value
+from ..memory.lifetimes import align
+from ..program.value import DTYPE_BYTES
+
+SUMMABLE = frozenset({"fp32", "bf16", "fp64", "int32", "int64"})
+"""Dtypes that can be summed on the way."""
+
+
+def _supports(op: Op, target: Target) -> Support:
+    if target.device.sm is None:
+        return Support(False, f"needs GPUs, not {target.device.title}")
+    wrong = [v for v in op.ins if v.dtype not in SUMMABLE]
+    if wrong or op.ins != op.outs or op.accumulate:
+        return Support(
+            False, f"sums {', '.join(sorted(SUMMABLE))} in place, not {', '.join(map(repr, wrong or op.ins))}"
+        )
+    return Support(True)
+
+
+def _bind(op: Op, ctx: BindContext) -> Call:
+    return ctx.comm.all_reduce, (ranges([(ctx.pointer(v), v) for v in op.ins]), ctx.stream)
+
+
+def ranges(values: Sequence[tuple[int, Value]]) -> tuple[tuple[int, int, str], ...]:
+    """(address, elements, dtype) of the fewest ranges that cover values at these addresses.
+
+    Neighbours of one dtype are one range: the gap between them, up to the alignment, belongs to nobody and is zero.
+    """
+    found: list[tuple[int, int, str]] = []
+    for address, value in values:
+        if found and found[-1][2] == value.dtype and align(found[-1][0] + _nbytes(found[-1])) == address:
+            start = found.pop()[0]
+        else:
+            start = address
+        found.append((start, (address - start) // DTYPE_BYTES[value.dtype] + value.size, value.dtype))
+    return tuple(found)
+
+
+def _nbytes(span: tuple[int, int, str]) -> int:
+    return span[1] * DTYPE_BYTES[span[2]]
+
+
+KERNELS = (KernelDef(op="all_reduce", dtypes=("*", "..."), supports=_supports, bind=_bind),)

@@ -1,0 +1,184 @@
+"""NCCL by ctypes: communicators for several GPUs of one process, a thread each.
+
+torch.distributed wants a process for each rank, so the few calls that are needed are bound here. `ctypes.CDLL` lets go
+of the interpreter's lock while a call runs, which it must: a call may wait for the same call on another thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from .threads import RankThread, join
+
+SONAME = "libnccl.so.2"
+OLDEST = 21800
+"""2.18, of 2023; older ones are not tested."""
+
+DTYPES = {"int32": 2, "int64": 4, "fp32": 7, "fp64": 8, "bf16": 9}
+"""`ncclDataType_t` of what can be summed."""
+
+_SUCCESS, _IN_PROGRESS = 0, 7
+_SUM = 0
+_ABORT_SECONDS = 5.0
+_ENQUEUE_SECONDS = 1.0
+
+_POINTER, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "ncclGetVersion": (_POINTER,),
+    "ncclCommInitAll": (_POINTER, _INT, _POINTER),
+    "ncclAllReduce": (_POINTER, _POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER),
+    "ncclGroupStart": (),
+    "ncclGroupEnd": (),
+    "ncclCommAbort": (_POINTER,),
+    "ncclCommGetAsyncError": (_POINTER, _POINTER),
+}
+_TEXTS = {"ncclGetErrorString": (_INT,), "ncclGetLastError": (_POINTER,)}
+
+
+class NcclError(RuntimeError):
+    """A call of NCCL failed; the message has NCCL's own words."""
+
+
+class Library:
+    """NCCL's functions; a call raises NcclError unless it succeeds."""
+
+    def __init__(self, functions: Any) -> None:
+        """`functions`: a loaded library, or what has functions of the same names."""
+        for name, argtypes in (_SIGNATURES | _TEXTS).items():
+            getattr(functions, name).argtypes = argtypes
+            getattr(functions, name).restype = ctypes.c_char_p if name in _TEXTS else _INT
+        self._functions = functions
+
+    @property
+    def version(self) -> int:
+        """2.27.3 is 22703."""
+        number = _INT()
+        self("ncclGetVersion", ctypes.byref(number))
+        return number.value
+
+    def __call__(self, name: str, *arguments: Any) -> None:
+        """Call a function of `_SIGNATURES`."""
+        self.check(getattr(self._functions, name)(*arguments), name)
+
+    def check(self, result: int, what: str) -> None:
+        """Raise NcclError unless `result` says that `what` succeeded or goes on."""
+        if result in (_SUCCESS, _IN_PROGRESS):
+            return
+        words = [self._functions.ncclGetErrorString(result), self._functions.ncclGetLastError(None)]
+        told = ". ".join(w.decode(errors="replace").strip().rstrip(".") for w in words if w and w.strip())
+        raise NcclError(f"{what}: NCCL error {result}: {told}. NCCL_DEBUG=WARN in the environment tells more.")
+
+
+class NcclComm:
+    """A rank's `api.Comm`."""
+
+    def __init__(self, library: Library, handle: int, rank: int, world_size: int, device: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.device = device
+        self._nccl = library
+        self._handle = handle
+        self.aborting: RankThread | None = None
+        self._enqueuing = threading.Lock()
+
+    def all_reduce(self, ranges: Sequence[tuple[int, int, str]], stream: int) -> None:
+        """See `api.Comm`. Several ranges go as one group: one launch. Raises NcclError once it has been given up."""
+        with self._enqueuing:
+            if self.aborting is not None:
+                raise NcclError(f"rank {self.rank}: its communicator was given up")
+            if len(ranges) > 1:
+                self._nccl("ncclGroupStart")
+            for address, elements, dtype in ranges:
+                self._nccl("ncclAllReduce", address, address, elements, DTYPES[dtype], _SUM, self._handle, stream)
+            if len(ranges) > 1:
+                self._nccl("ncclGroupEnd")
+
+    def check(self) -> None:
+        """See `api.Comm`: errors of links and peers, which come while kernels run."""
+        if self.aborting is None:
+            result = _INT()
+            self._nccl("ncclCommGetAsyncError", self._handle, ctypes.byref(result))
+            self._nccl.check(result.value, f"rank {self.rank}")
+
+    def abort(self) -> None:
+        """See `api.Comm`. Also how a communicator ends that is no longer used.
+
+        A thread of its own makes the call: it raises the flag that ends waiting kernels at once, but returns only when
+        every CUDA graph that holds a collective of this communicator is gone.
+        """
+        if self.aborting is None:
+            self.aborting = RankThread(f"surogate-nccl-abort-{self.rank}")
+            self.aborting.close(last=self._abort)
+
+    def _abort(self) -> None:
+        """Not in the middle of `all_reduce`, whose memory this frees, unless that waits for a peer itself."""
+        if self._enqueuing.acquire(timeout=_ENQUEUE_SECONDS):
+            self._enqueuing.release()
+        self._nccl("ncclCommAbort", self._handle)
+
+
+def connect(devices: Sequence[int], library: Library | None = None) -> tuple[NcclComm, ...]:
+    """A communicator for each GPU of `devices`, rank by rank. Raises ConfigError when there is no way between them."""
+    nccl = library or load()
+    handles = (_POINTER * len(devices))()
+    try:
+        nccl("ncclCommInitAll", handles, len(devices), (_INT * len(devices))(*devices))
+    except NcclError as error:
+        raise ConfigError(f"gpus: {len(devices)}: the GPUs cannot be connected: {error} Or use gpus: 1.") from error
+    return tuple(
+        NcclComm(nccl, handle or 0, rank, len(devices), device)
+        for rank, (handle, device) in enumerate(zip(handles, devices, strict=True))
+    )
+
+
+def disconnect(comms: Sequence[NcclComm]) -> None:
+    """End communicators, all at once since they wait for one another. Returns within seconds, done or not."""
+    for comm in comms:
+        comm.abort()
+    join([comm.aborting for comm in comms if comm.aborting], _ABORT_SECONDS)
+
+
+def load(candidates: Iterator[tuple[str, int]] | None = None) -> Library:
+    """The NCCL that this process has loaded already, else torch's wheel's, else the system's.
+
+    Raises ConfigError when there is none, or only one that is too old.
+    """
+    tried = []
+    for path, mode in candidates or _candidates():
+        try:
+            library = Library(ctypes.CDLL(path, mode=mode))
+        except (OSError, AttributeError) as error:
+            tried.append(f"{path}: {error}")
+            continue
+        if library.version < OLDEST:
+            raise ConfigError(
+                f"gpus: NCCL {_dotted(library.version)} ({path}) is older than {_dotted(OLDEST)}. "
+                "Install a newer torch, which brings its own, or use gpus: 1."
+            )
+        return library
+    raise ConfigError(
+        f"gpus: training on several GPUs needs NCCL, which was not found ({'; '.join(dict.fromkeys(tried))}). Install "
+        "torch with CUDA from its wheels, which bring NCCL along, or use gpus: 1."
+    )
+
+
+def _candidates() -> Iterator[tuple[str, int]]:
+    yield SONAME, os.RTLD_NOW | os.RTLD_NOLOAD
+    try:
+        spec = find_spec("nvidia.nccl")
+    except ModuleNotFoundError:
+        spec = None
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        yield str(Path(folder, "lib", SONAME)), os.RTLD_NOW
+    yield SONAME, os.RTLD_NOW
+
+
+def _dotted(version: int) -> str:
+    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"

@@ -1,0 +1,96 @@
+"""Sums over workers: every gradient once, right after it is complete, in the last micro-step, and nowhere for one."""
+
+from __future__ import annotations
+
+import pytest
+from models.harness import PlannedModel, tiny_config
+
+from surogate_core.api import PrecisionRequest, Program, Value
+from surogate_core.errors import ProgramError
+from surogate_core.program.op import Op
+from surogate_core.program.passes.reduce import micro_step_counts, micro_step_name, reduce
+from surogate_core.runtime.collectives import ranges
+
+DTYPES = {"fp32": PrecisionRequest(model_dtype="fp32"), "bf16": PrecisionRequest(param_grad_dtype="bf16")}
+
+
+def model(world_size: int, steps: int, dtypes: str = "fp32", **changes: object) -> PlannedModel:
+    settings = {"request": DTYPES[dtypes], "world_size": world_size, "grad_accum_steps": steps}
+    return PlannedModel(tiny_config(**changes), 1, 16, **settings)
+
+
+def reduces(program: Program) -> list[tuple[int, Op]]:
+    return [(index, op) for index, op in enumerate(program.ops) if op.kind == "all_reduce"]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 7])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_every_program_that_is_built_is_run(steps: int, world_size: int) -> None:
+    counts = micro_step_counts(steps, world_size)
+    built = model(world_size, steps).assembly.programs.keys()
+    assert {name for name in built if name.startswith("micro_")} == counts.keys()
+    runs = [micro_step_name(first=i == 0, last=i == steps - 1, world_size=world_size) for i in range(steps)]
+    assert counts == {name: runs.count(name) for name in dict.fromkeys(runs)}
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_with_one_worker_nothing_is_summed(steps: int) -> None:
+    programs = model(1, steps).assembly.programs.values()
+    assert not [op for program in programs for op in program.ops if op.lane != "compute" or op.kind == "all_reduce"]
+
+
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_each_gradient_and_the_loss_are_summed_once_in_the_last_micro_step(steps: int, tied: bool, dtypes: str) -> None:
+    assembly = model(4, steps, dtypes, tie_word_embeddings=tied).assembly
+    *before, last = [assembly.programs[name] for name in micro_step_counts(steps, 4)]
+    assert not [op for program in (*before, assembly.programs["evaluate"]) for _, op in reduces(program)]
+    summed = [v for _, op in reduces(last) for v in op.ins]
+    assert len(set(summed)) == len(summed)
+    assert set(summed) == {v for v in assembly.declared if v.role == "grad"} | {assembly.loss}
+    assert all(op.lane == "comm" and op.ins == op.outs and op.attrs["world_size"] == 4 for _, op in reduces(last))
+
+
+@pytest.mark.parametrize("dtypes", DTYPES)
+def test_a_sum_follows_the_last_write_of_its_values_at_once(dtypes: str) -> None:
+    program = model(2, 2, dtypes).assembly.programs["micro_last"]
+    for index, op in reduces(program):
+        writers = [i for i, other in enumerate(program.ops) for v in op.ins if v in other.outs and other is not op]
+        between = program.ops[max(writers) + 1 : index]
+        assert max(writers) < index and all(other.kind == "all_reduce" for other in between)
+
+
+def test_a_block_is_one_sum_over_one_range_of_memory() -> None:
+    """What lies between its gradients is alignment."""
+    assembly = model(2, 1).assembly
+    offsets = assembly.memory.segments["grad"].offsets
+    found = {op.block: op for _, op in reduces(assembly.programs["micro_only"]) if op.block >= 0}
+    assert sorted(found) == [0, 1, 2, 3]
+    for op in found.values():
+        ((start, elements, dtype),) = ranges([(offsets[v], v) for v in op.ins])
+        assert start == offsets[op.ins[0]] and dtype == "fp32"
+        last = op.ins[-1]
+        assert start + 4 * elements == offsets[last] + last.nbytes
+
+
+def test_ranges_part_at_gaps_dtypes_and_order() -> None:
+    a, b, c = Value("a", (3,), "fp32", "grad"), Value("b", (64,), "fp32", "grad"), Value("c", (5,), "bf16", "grad")
+    assert ranges([(0, a), (256, b)]) == ((0, 128, "fp32"),)
+    assert ranges([(256, b), (0, a)]) == ((256, 64, "fp32"), (0, 3, "fp32"))
+    assert ranges([(0, a), (512, b)]) == ((0, 3, "fp32"), (512, 64, "fp32"))
+    assert ranges([(0, a), (256, c), (512, b)]) == ((0, 3, "fp32"), (256, 5, "bf16"), (512, 64, "fp32"))
+
+
+def test_a_value_that_nobody_writes_cannot_be_summed() -> None:
+    planned = model(1, 1)
+    orphan = Value("orphan", (3,), "fp32", "grad")
+    with pytest.raises(ProgramError, match=r"micro_first: never written.*orphan"):
+        reduce(planned.assembly.programs["micro_first"], {orphan: orphan}, (), None, 2, "micro_only")  # type: ignore[arg-type]
+
+
+def test_a_worker_alone_refuses_the_programs_of_several() -> None:
+    planned = model(2, 1)
+    planned.write([[list(range(8))]], 1.0)
+    with pytest.raises(ProgramError, match="it sums over 2 workers, and this one has no way to the others"):
+        planned.executor.run("micro_only")

@@ -1,0 +1,251 @@
+"""A team of fake workers: what it asks of each rank, and how it ends when one of them does not go on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import wait
+from typing import Any
+
+import pytest
+
+from surogate_core.errors import ConfigError, RunStopped
+from surogate_core.runtime import team as team_module
+from surogate_core.runtime.launch import Alone
+from surogate_core.runtime.team import Team
+from surogate_core.runtime.threads import RankThread
+
+
+class Way(Alone):
+    """A `Comm` that remembers being given up, and may lose its peers."""
+
+    lost: Exception | None = None
+
+    def __init__(self, rank: int, freed: threading.Event) -> None:
+        super().__init__(rank=rank, world_size=2, device=rank)
+        object.__setattr__(self, "freed", freed)
+
+    def check(self) -> None:
+        if Way.lost:
+            raise Way.lost
+
+    def abort(self) -> None:
+        self.freed.set()  # type: ignore[attr-defined]
+
+
+class Reading:
+    def __init__(self, values: tuple[float, float], ready: Callable[[], bool]) -> None:
+        self._values, self._ready = values, ready
+
+    @property
+    def ready(self) -> bool:
+        return self._ready()
+
+    def values(self) -> tuple[float, float]:
+        return self._values
+
+
+class Fake:
+    """A rank's worker: remembers its calls and the threads that made them; behaves as a test says."""
+
+    behave: dict[str, Callable[[Fake], Any]]
+
+    def __init__(self, way: Way, behave: dict[str, Callable[[Fake], Any]]) -> None:
+        self.rank, self.behave = way.rank, behave
+        self.freed = way.freed  # type: ignore[attr-defined]
+        self.calls: list[tuple[str, Any]] = []
+        self.threads: set[str] = set()
+        self._do("make", None)
+
+    def _do(self, name: str, given: Any) -> Any:
+        self.calls.append((name, given))
+        self.threads.add(threading.current_thread().name)
+        return self.behave[name](self) if name in self.behave else None
+
+    def micro_step(self, batch: Any, **named: Any) -> None:
+        self._do("micro_step", (batch, named))
+
+    def update(self, **named: Any) -> Reading:
+        return self._do("update", named) or Reading((1.0, 2.0), lambda: True)
+
+    def evaluate(self, batch: Any) -> float:
+        self._do("evaluate", batch)
+        return float(batch)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("copy_from", "connect", "start", "settle", "close"):
+            raise AttributeError(name)
+        return lambda *given, **named: self._do(name, (given, named))
+
+
+Make = Callable[..., Team]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    freed = threading.Event()
+    teams: list[Team] = []
+
+    def build(**behave: Callable[[Fake], Any]) -> Team:
+        teams.append(Team([Way(0, freed), Way(1, freed)], lambda way: Fake(way, behave)))  # type: ignore[arg-type, return-value]
+        return teams[-1]
+
+    yield build
+    Way.lost = None
+    freed.set()
+    for team in teams:
+        team.close()
+
+
+def names(fake: Any) -> list[str]:
+    return [name for name, _ in fake.calls]
+
+
+def step(team: Team, tick: int = 10) -> Any:
+    team.micro_step("a", "b", first=True, last=True, loss_scale=0.5, tick=tick)  # type: ignore[arg-type]
+    return team.update(lr=0.1, step=1)
+
+
+def blocks_until_freed(fake: Fake) -> None:
+    assert fake.freed.wait(30), "nobody freed this rank"
+
+
+def raises(error: Exception) -> Callable[[Fake], Any]:
+    def behave(fake: Fake) -> None:
+        raise error
+
+    return behave
+
+
+def of_rank(rank: int, behave: Callable[[Fake], Any], other: Callable[[Fake], Any] | None = None) -> Any:
+    return lambda fake: behave(fake) if fake.rank == rank else other(fake) if other else None
+
+
+def test_each_rank_gets_its_batch_and_its_tick_on_a_thread_of_its_own(make: Make) -> None:
+    team = make()
+    team.start(graphs=False)
+    assert step(team).values() == (1.0, 2.0)
+    team.settle()
+    first, second = team._workers
+    assert first.threads.isdisjoint(second.threads) and len(first.threads) == len(second.threads) == 1
+    given = {fake.rank: next(g for name, g in fake.calls if name == "micro_step") for fake in (first, second)}
+    assert [given[rank][0] for rank in (0, 1)] == ["a", "b"]
+    assert [given[rank][1]["tick"] for rank in (0, 1)] == [10, 11]
+    assert names(first) == ["make", "connect", "start", "micro_step", "update", "settle"]
+    assert names(second) == ["make", "copy_from", "connect", "start", "micro_step", "update", "settle"]
+
+
+def test_no_rank_goes_on_to_a_stage_of_the_start_before_all_have_done_the_one_before(make: Make) -> None:
+    order: list[str] = []
+
+    def slow(name: str) -> Callable[[Fake], None]:
+        def behave(fake: Fake) -> None:
+            time.sleep(0.05 * fake.rank)
+            order.append(name)
+
+        return behave
+
+    make(**{name: slow(name) for name in ("copy_from", "connect", "start")}).start()
+    assert order == ["copy_from", "connect", "connect", "start", "start"]
+
+
+def test_fewer_batches_than_ranks_are_evaluated_by_the_first_ranks(make: Make) -> None:
+    team = make()
+    assert team.evaluate(3.0, 4.0) == 7.0  # type: ignore[arg-type]
+    assert team.evaluate(5.0) == 5.0  # type: ignore[arg-type]
+    assert names(team._workers[1]).count("evaluate") == 1
+
+
+def test_a_step_is_not_waited_for_until_it_is_read(make: Make) -> None:
+    gate = threading.Event()
+    team = make(micro_step=lambda fake: gate.wait(30))
+    reading = step(team)
+    assert not reading.ready
+    gate.set()
+    assert reading.values() == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("stage", ["make", "connect", "start", "micro_step", "update", "settle", "evaluate"])
+def test_a_rank_that_raises_while_the_other_waits_for_it_ends_the_run_within_seconds(make: Make, stage: str) -> None:
+    """Noticed at the next call or while waiting; the first to fail is named, whatever its failure does to others."""
+    began = time.monotonic()
+
+    def fails_later(fake: Fake) -> None:
+        blocks_until_freed(fake)
+        raise RuntimeError("only because it was freed")
+
+    with pytest.raises(RunStopped, match=r"rank 1 of 2 \(GPU 1\) failed: ValueError: broken\. .*nothing of the step"):
+        team = make(**{stage: of_rank(1, raises(ValueError("broken")), fails_later)})
+        team.start()
+        step(team).values()
+        team.evaluate(1.0, 2.0)  # type: ignore[arg-type]
+        team.settle()
+    assert time.monotonic() - began < 5
+
+
+def test_a_failed_device_is_found_through_its_reading(make: Make) -> None:
+    """A kernel's fault shows when its device is asked, and only the reading asks: rank 0's would never be ready."""
+    never = Reading((0.0, 0.0), lambda: False)
+
+    def fault() -> bool:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    team = make(update=lambda fake: (never, Reading((0.0, 0.0), fault))[fake.rank])
+    with pytest.raises(RunStopped, match=r"rank 1 .*illegal memory access"):
+        for reading in (step(team), step(team)):
+            while not reading.ready:
+                time.sleep(0.01)
+
+
+def test_a_lost_way_to_the_others_ends_the_run_while_a_reading_is_waited_for(make: Make) -> None:
+    team = make(update=lambda fake: Reading((0.0, 0.0), lambda: False))
+    reading = step(team)
+    Way.lost = RuntimeError("remote process exited")
+    with pytest.raises(RunStopped, match="remote process exited"):
+        reading.values()
+
+
+def test_an_error_that_says_who_must_act_stays_what_it_is(make: Make) -> None:
+    with pytest.raises(ConfigError, match="no compiled kernel"):
+        make(make=raises(ConfigError("no compiled kernel serves it")))
+
+
+def test_ranks_that_disagree_on_a_step_stop_the_run_and_two_nans_agree(make: Make) -> None:
+    drift = make(update=lambda fake: Reading((1.0, 2.0 + fake.rank * 1e-7), lambda: True))
+    with pytest.raises(RunStopped, match=r"the ranks disagree .*rank 1: loss 1\.0, norm 2\.0000001"):
+        step(drift).values()
+    nan = make(update=lambda fake: Reading((float("nan"), float("inf")), lambda: True))
+    assert repr(step(nan).values()) == "(nan, inf)"
+
+
+def test_closing_cancels_what_waits_frees_every_rank_and_is_bounded(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(team_module, "CLOSE_SECONDS", 0.5)
+    stuck = threading.Event()
+    team = make(micro_step=of_rank(0, lambda fake: stuck.wait(30)))
+    step(team)
+    while not team._threads[0].busy:
+        time.sleep(0.01)
+    began = time.monotonic()
+    team.close()
+    assert time.monotonic() - began < 5
+    first, second = team._workers
+    assert "close" in names(second) and "close" not in names(first) and "update" not in names(first)
+    assert team._threads[0].busy and not team._threads[1].is_alive()
+    stuck.set()
+    team._threads[0].join(5)
+    assert names(first)[-2:] == ["micro_step", "close"]
+
+
+def test_a_thread_runs_nothing_after_an_error_but_its_last_job() -> None:
+    done: list[str] = []
+    thread = RankThread("test")
+    failed = thread.submit(raises(ValueError("broken")), None)  # type: ignore[arg-type]
+    later = thread.submit(done.append, "later")
+    wait([failed, later], timeout=5)
+    thread.close(last=lambda: done.append("last"))
+    thread.join(5)
+    assert isinstance(failed.exception(), ValueError) and later.cancelled() and done == ["last"]
+    assert thread.failure is not None and thread.failure.error is failed.exception()
