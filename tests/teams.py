@@ -68,7 +68,7 @@ def comms(world_size: int) -> tuple[MeetingComm, ...]:
     return tuple(MeetingComm(rank, meeting, rank) for rank in range(world_size))
 
 
-def cpu_team(prepared: Prepared, ways: Sequence[Comm]) -> Team:
+def cpu_team(prepared: Prepared, ways: Sequence[Comm], notice: Callable[[str], None] = print) -> Team:
     """Workers of a run that was planned for as many, each by references."""
 
     def make(comm: Any) -> Worker:

@@ -100,5 +100,6 @@ def test_a_target_serves_what_cuda_says(target: str, yes: list[int], no: list[in
 def test_every_plugin_with_kernels_says_whether_they_are_there() -> None:
     registry = load_registry()
     packages = {item.plugin.module.split(".")[0] for item in registry.provided if item.kind == "kernel"}
+    packages.remove("surogate_core")  # whose kernels are calls of libraries
     assert len(packages) >= 3
     assert packages <= {finding.subject for _, finding in registry.diagnose(machine())}

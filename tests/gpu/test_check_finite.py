@@ -22,7 +22,7 @@ def watched(setup: Setup) -> Worker:
     def served_by(op: Op) -> str:
         return setup.registry.kernel_for(op, setup.target, "bf16").provider
 
-    worker.watch(FiniteCheck(setup.assembly, worker.buffers, served_by))
+    worker.watch(lambda buffers: FiniteCheck(setup.assembly, buffers, served_by))
     return worker
 
 

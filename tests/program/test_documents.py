@@ -70,8 +70,8 @@ def test_bounds_shrink_by_eight_while_there_is_something_to_save(
 def test_a_batch_runs_the_variant_for_the_fewest_documents_it_fits_in(monkeypatch: pytest.MonkeyPatch) -> None:
     made = worker(assemble(ingredients(max_documents=64)))
     ran: list[str] = []
-    run = made.executor.run
-    monkeypatch.setattr(made.executor, "run", lambda name, labels=None: (ran.append(name), run(name, labels)))
+    run = made._run
+    monkeypatch.setattr(made, "_run", lambda name, labels=None: (ran.append(name), run(name, labels)))
     for starts in ([0, 32], [*range(0, 64, 8)], [*range(0, 63, 7)]):
         made.micro_step(batch(starts, 64), first=True, loss_scale=1 / TOKENS, tick=0)
     made.evaluate(batch([0, 32], 64))
