@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -51,7 +52,8 @@ def team_of(setup: Setup, *, graphs: bool = True) -> Iterator[Team]:
         return Worker.on_gpu(
             *(setup.assembly, setup.registry.ops, 1),
             kernel_for=setup._kernel,
-            device=setup.device,
+            target=setup.target,
+            notice=print,
             comm=comm,
             poison=True,
         )
@@ -157,7 +159,7 @@ def test_a_thousand_steps_do_not_hang(graphs: bool, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         timeout=300,
-        env=environment(tmp_path, PYTHONPATH=str(TESTS)),
+        env=environment(tmp_path, PYTHONPATH=os.pathsep.join([str(TESTS), *sys.path])),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith("1000 ")
