@@ -15,6 +15,7 @@ from surogate_core.plugins import load_registry
 from surogate_core.program.op import Op
 from surogate_core.runtime.device import training_device
 from surogate_core.runtime.initialise import initialise
+from surogate_core.runtime.team import Team
 from surogate_core.runtime.worker import Worker
 
 SMALL = {
@@ -128,7 +129,7 @@ class Setup:
         worker.start()
         return worker
 
-    def _fill(self, worker: Worker, weights: Mapping[str, torch.Tensor] | None) -> None:
+    def _fill(self, worker: Worker | Team, weights: Mapping[str, torch.Tensor] | None = None) -> None:
         initialise((v for v in self.assembly.declared if v.init), worker.buffers.persistent, 7)
         if weights is not None:
             params = worker.params()

@@ -60,7 +60,7 @@ def team_of(setup: Setup, *, graphs: bool = True) -> Iterator[Team]:
 
     team = Team(comms, make)
     try:
-        setup._fill(team)  # type: ignore[arg-type]
+        setup._fill(team)
         team.start(graphs=graphs)
         yield team
     finally:
