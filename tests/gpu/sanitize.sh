@@ -23,15 +23,18 @@ declare -A tests=(
     [attention]="$kernels/test_attention.py"
     [elementwise]="$kernels/test_elementwise.py"
     [gemm]="$kernels/test_gemm.py"
-    [loss]="$kernels/test_loss.py -k not(151936)" # the names of tests over a real vocabulary hold its size
+    [head]="$kernels/test_lm_head.py"
+    [loss]="$kernels/test_loss.py"
     [norms]="$kernels/test_norms.py"
     [reductions]="$kernels/test_reductions.py"
     [rope]="surogate_models/tests/gpu/test_rope.py"
     [adamw]="plugins/surogate_optim_adamw/tests/gpu/test_adamw_kernel.py"
 )
 parts=("$@")
-[ $# -gt 0 ] || parts=(control rope adamw reductions elementwise loss gemm norms attention)
-
+[ $# -gt 0 ] || parts=(control rope adamw reductions elementwise loss norms attention)
+# Beside racecheck 2025.3.1 kernels of cuBLASLt end in an illegal address ("failed to handle a hardware exception"),
+# though natively and under memcheck they do not. Of our kernels, products launch none that other parts lack.
+[ $# -gt 0 ] || [ "$tool" = racecheck ] || parts+=(head gemm)
 sanitize=(compute-sanitizer --tool "$tool" --target-processes all --kernel-regex kns=surogate
     --print-limit 20 --error-exitcode 9)
 case $tool in

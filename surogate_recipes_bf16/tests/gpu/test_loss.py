@@ -1,32 +1,24 @@
-"""Cross-entropy kernels, and the LM head through its kernels' own binding, against fp64."""
+"""Cross-entropy kernels against fp64, and lists of labelled rows."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
-from surogate_core.api import Op, Target, Value
 from surogate_core.program.value import DTYPE_CODES
-from surogate_core.runtime.device import training_device
-from surogate_core.testing.binding import bind_kernel, run_kernel
+from surogate_core.testing.cases import cases
 from surogate_core.testing.kernels import (
     assert_close,
     eager_and_graph,
     guarded,
     guarded_copy,
-    relative_error,
     same_bits,
 )
-from surogate_recipes_bf16.kernels import gemm, loss
 
 pytestmark = pytest.mark.gpu
 
 TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-# ------------------------------------------------------------------------------------------------------------ kernels
 
 
 def random_targets(rows: int, vocab_size: int) -> Tensor:
@@ -59,7 +51,7 @@ def cross_entropy_truth(logits: Tensor, targets: Tensor, scale: float) -> tuple[
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("spread", [1.0, 30.0])
-@pytest.mark.parametrize("shape", [(5, 1), (3, 7), (9, 64), (4, 777), (3, 4099), (6, 151936)], ids=str)
+@pytest.mark.parametrize("shape", cases([(5, 1), (3, 7), (9, 64), (4, 777), (3, 4099)], more=[(6, 151936)]), ids=str)
 def test_cross_entropy_matches_fp64(shape: tuple[int, int], spread: float, dtype: str) -> None:
     from surogate_recipes_bf16 import _C
 
@@ -132,134 +124,6 @@ def test_sum_of_losses(added: float | None, rows: int) -> None:
     assert_close(total.tensor, truth, torch.float32, length=1)  # summed in fp64
 
 
-# ------------------------------------------------------------------------------------------------------------ LM head
-
-
-def value(name: str, shape: Sequence[int], dtype: str) -> Value:
-    return Value(name=name, shape=tuple(shape), dtype=dtype, role="act")
-
-
-def exact_inputs(tokens: int, d_model: int, vocab_size: int, dtype: str) -> tuple[Tensor, Tensor]:
-    """x of {-1, 0, 1} and w of {-1, 0, 1} / 16: for d_model <= 256 every logit is exact, in bf16 too.
-
-    A logit at the border of two bf16 numbers would round either way, depending on the order of its sum.
-    """
-    assert d_model <= 256
-    x = torch.randint(-1, 2, (tokens, d_model), device="cuda").to(TORCH[dtype])
-    w = (torch.randint(-1, 2, (vocab_size, d_model), device="cuda") / 16).to(TORCH[dtype])
-    return x, w
-
-
-def truth(x: Tensor, w: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss, dx and dw in fp64, with logits and dlogits rounded to the dtype of x."""
-    logits = (x.double() @ w.double().T).to(x.dtype)
-    row_loss, gradient = cross_entropy_truth(logits, targets, scale)
-    gradient = gradient.to(x.dtype).double()
-    return row_loss.sum() * scale, gradient @ w.double(), gradient.T @ x.double()
-
-
-def run_head(
-    x: Tensor,
-    w: Tensor,
-    targets: Tensor,
-    scale: float,
-    *,
-    chunks: int,
-    dw_dtype: str | None,
-    added: float | None = None,
-) -> list[Tensor]:
-    """loss, dx, dw (loss alone without `dw_dtype`), eager and captured; loss and dw add to `added` if there is one."""
-    dtype = {torch.float32: "fp32", torch.bfloat16: "bf16"}[x.dtype]
-    kind, sums = ("lm_head_ce", {0}) if dw_dtype is None else ("lm_head_ce_grads", {0, 2})
-    ins = (value("x", x.shape, dtype), value("w", w.shape, dtype), value("targets", targets.shape, "int32"))
-    ins = (*ins, value("loss_scale", (), "fp32"))
-    outs = [value("loss", (), "fp32")]
-    if dw_dtype is not None:
-        outs += [value("dx", x.shape, dtype), value("dw", w.shape, dw_dtype)]
-    op = Op(kind, ins, tuple(outs), {"chunks": chunks}, accumulate=frozenset() if added is None else frozenset(sums))
-    contents = dict(zip(ins, (x, w, targets, torch.tensor(scale)), strict=True))
-    if added is not None:
-        contents |= {outs[i]: torch.full(outs[i].shape, added, dtype=TORCH[outs[i].dtype]) for i in sums}
-    return [out.cuda() for out in run_kernel(loss.KERNELS, op, contents, labels=int((targets >= 0).sum()))]
-
-
-def check(x: Tensor, w: Tensor, targets: Tensor, results: Sequence[Tensor], scale: float, added: float = 0.0) -> None:
-    expected = truth(x, w, targets, scale)
-    # The loss: fp32 products and logarithms, summed in fp64.
-    assert float(results[0]) == pytest.approx(float(expected[0]) + added, rel=1e-5)
-    if len(results) == 1:
-        return
-    # A dlogit is rounded from an fp32 number that is off by about 1e-6, so about 1e-6 / 2^-9 = 5e-4 of them take the
-    # other bf16 neighbour, 2^-8 away: 2^-8 * sqrt(5e-4) = 1e-4 of the norm. In fp32 the error itself counts.
-    # Beside it the rounding of the result: 2^-9 at most, a bit more than half of that in the norm.
-    own = 2e-4 if x.dtype == torch.bfloat16 else 5e-6
-    assert relative_error(results[1], expected[1]) < own + (2.0**-9 if x.dtype == torch.bfloat16 else 0)
-    rounding = 2.0**-9 if results[2].dtype == torch.bfloat16 else 0
-    assert relative_error(results[2], expected[2] + added) < own + rounding
-    assert not results[1][targets < 0].any(), "a row without a label has a gradient"
-
-
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("dw_dtype", [None, "fp32", "bf16"])
-@pytest.mark.parametrize(
-    ("tokens", "d_model", "vocab_size", "chunks"),
-    [(64, 64, 1000, 1), (64, 64, 1000, 4), (36, 40, 777, 3), (15, 13, 101, 5), (512, 256, 151_936, 2)],
-)
-def test_lm_head_matches_fp64(
-    tokens: int, d_model: int, vocab_size: int, chunks: int, dw_dtype: str | None, dtype: str
-) -> None:
-    x, w = exact_inputs(tokens, d_model, vocab_size, dtype)
-    targets, scale = random_targets(tokens, vocab_size), 1 / 64
-    check(x, w, targets, run_head(x, w, targets, scale, chunks=chunks, dw_dtype=dw_dtype), scale)
-
-
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("chunks", [1, 4])
-def test_lm_head_adds_loss_and_weight_gradient(chunks: int, dtype: str) -> None:
-    x, w = exact_inputs(64, 64, 1000, dtype)
-    targets = random_targets(64, 1000)
-    results = run_head(x, w, targets, 1 / 64, chunks=chunks, dw_dtype="fp32", added=0.5)
-    check(x, w, targets, results, 1 / 64, added=0.5)
-    # Relative to dw itself, which is small beside the 0.5 that it was added to: each addition keeps it to 2^-25.
-    gradient = truth(x, w, targets, 1 / 64)[2]
-    typical = float(gradient.square().mean().sqrt())
-    assert relative_error(results[2].double() - 0.5, gradient) < 2e-4 + chunks * 2.0**-24 / typical
-    (evaluated,) = run_head(x, w, targets, 1 / 64, chunks=chunks, dw_dtype=None, added=0.5)
-    check(x, w, targets, [evaluated], 1 / 64, added=0.5)
-
-
-@pytest.mark.parametrize("labels", [0, 1, 16, 17, 33, 64])
-def test_only_as_many_chunks_run_as_there_are_labels_for(labels: int) -> None:
-    """The last chunk that is needed may be full, begun, or none: the results are those of all chunks."""
-    x, w = exact_inputs(64, 64, 1000, "bf16")
-    targets = torch.full((64,), -100, dtype=torch.int32)
-    targets[torch.randperm(64)[:labels]] = torch.randint(0, 1000, (labels,), dtype=torch.int32)
-    targets = targets.cuda()
-    results = run_head(x, w, targets, 0.25, chunks=4, dw_dtype="fp32")
-    if labels:
-        check(x, w, targets, results, 0.25)
-    else:
-        assert not any(result.any() for result in results)
-
-
-def test_where_bits_must_repeat_no_clock_chooses_the_products() -> None:
-    x, w, dx = value("x", (64, 64), "bf16"), value("w", (1000, 64), "bf16"), value("dx", (64, 64), "bf16")
-    targets, scale, total = value("t", (64,), "int32"), value("s", (), "fp32"), value("loss", (), "fp32")
-    op = Op("lm_head_ce_grads", (x, w, targets, scale), (total, dx, value("dw", (1000, 64), "fp32")), {"chunks": 4})
-    contents = {v: torch.zeros(v.shape, dtype=TORCH.get(v.dtype, torch.int32)) for v in op.ins}
-    for deterministic, timed in (("auto", True), ("true", False), ("false", True)):
-        binding = bind_kernel(loss.KERNELS, op, contents, deterministic=deterministic)
-        assert ("TFLOP/s" in binding.parts[0].call[0].__self__.describe()) == timed
-
-
-def test_a_chunk_is_needed_from_its_first_label_on() -> None:
-    x, w = value("x", (64, 64), "bf16"), value("w", (1000, 64), "bf16")
-    targets, scale, total = value("t", (64,), "int32"), value("s", (), "fp32"), value("loss", (), "fp32")
-    op = Op("lm_head_ce", (x, w, targets, scale), (total,), {"chunks": 4})
-    contents = {v: torch.zeros(v.shape, dtype=TORCH.get(v.dtype, torch.int32)) for v in op.ins}
-    assert [part.above for part in bind_kernel(loss.KERNELS, op, contents).parts] == [-1, -1, 16, 32, 48, -1]
-
-
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("tokens", [1, 31, 1024, 1025, 10_000])
 def test_labelled_rows_come_first_and_in_order(tokens: int, share: float) -> None:
@@ -292,19 +156,3 @@ def test_moving_rows_there_and_back(columns: int) -> None:
     expected = torch.zeros_like(start)
     expected[index[:4]] = start[index[:4]]
     assert same_bits(back.tensor, expected.cuda())
-
-
-@pytest.mark.parametrize("dw_dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("chunks", [1, 3])
-def test_planned_workspace_is_what_the_head_needs(chunks: int, dtype: str, dw_dtype: str) -> None:
-    from surogate_recipes_bf16 import _C
-
-    x, w, scalar = value("x", (36, 40), dtype), value("w", (777, 40), dtype), value("s", (), "fp32")
-    outs = (value("loss", (), "fp32"), value("dx", (36, 40), dtype), value("dw", (777, 40), dw_dtype))
-    op = Op("lm_head_ce_grads", (x, w, value("t", (36,), "int32"), scalar), outs, {"chunks": chunks})
-    (kernel,) = [k for k in loss.KERNELS if k.op == op.kind and k.dtypes == tuple(v.dtype for v in (*op.ins, *op.outs))]
-    target = Target(training_device())
-    codes = (DTYPE_CODES[dtype], DTYPE_CODES[dw_dtype])
-    needed = _C.lm_head_workspace_bytes(36, 40, 777, chunks, *codes, gemm.library_bytes(target))
-    assert kernel.workspace(op, target) == needed
