@@ -13,17 +13,19 @@ from typer.testing import CliRunner
 
 from surogate_core import local_device as module
 from surogate_core.cli.app import app
-from surogate_core.local_device import NoGpuError, first_visible_gpu, local_device, torch_has_cuda
+from surogate_core.local_device import NoGpuError, local_device, torch_has_cuda, visible_gpus
 from surogate_core.memory.devices import DEVICES
 
 PLAN = ["plan", str(Path(__file__).parents[1] / "examples/qwen3-8b.yaml")]
 
 
 class Driver:
-    """libcuda with one GPU; `fails` maps a function to the code that it returns."""
+    """libcuda with equal GPUs; `fails` maps a function to the code that it returns."""
 
-    def __init__(self, title: str = "NVIDIA H200", sm: int = 90, total: int = 150_000_000_000, **fails: int) -> None:
-        self.title, self.sm, self.total, self.fails = title, sm, total, fails
+    def __init__(
+        self, title: str = "NVIDIA H200", sm: int = 90, total: int = 150_000_000_000, count: int = 1, **fails: int
+    ) -> None:
+        self.title, self.sm, self.total, self.count, self.fails = title, sm, total, count, fails
 
     def __getattr__(self, function: str) -> Any:
         def call(*arguments: Any) -> int:
@@ -36,6 +38,9 @@ class Driver:
 
     def _cuInit(self, flags: int) -> None:
         assert flags == 0
+
+    def _cuDeviceGetCount(self, count: Any) -> None:
+        count._obj.value = self.count
 
     def _cuDeviceGet(self, device: Any, number: int) -> None:
         assert number == 0
@@ -67,20 +72,21 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_the_gpu_is_known_with_the_memory_that_it_really_has(driver: Any) -> None:
     driver()
-    found, why = local_device()
+    here = local_device()
+    found, why = here.device, here.chosen
     assert (found.name, found.title, found.sm, found.memory_bytes) == ("h200", "NVIDIA H200", 90, 150_000_000_000)
-    assert (found.flops, why) == (DEVICES["h200"].flops, "this machine's first GPU")
+    assert (found.flops, why) == (DEVICES["h200"].flops, "this machine's GPU")
 
 
 def test_the_choice_names_what_the_user_set(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     driver()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    assert local_device()[1] == "first of CUDA_VISIBLE_DEVICES=3,1"
+    assert local_device().chosen == "first of CUDA_VISIBLE_DEVICES=3,1"
 
 
 def test_a_gpu_that_the_table_does_not_know_takes_the_rates_of_its_generation(driver: Any) -> None:
     driver("NVIDIA Z9", 103, 1 << 36)
-    found = first_visible_gpu()
+    found, _ = visible_gpus()
     assert (found.name, found.title, found.sm, found.memory_bytes) == ("gpu", "NVIDIA Z9", 103, 1 << 36)
     assert found.source == "rates of NVIDIA B300, the nearest known"
 
@@ -101,15 +107,15 @@ def test_without_a_gpu_it_is_the_cpu_and_the_reason(
     driver(**fails)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    found, told = local_device()
-    assert (found.name, told) == ("cpu", why)
+    here = local_device()
+    assert (here.device.name, here.count, here.chosen) == ("cpu", 1, why)
 
 
 def test_without_a_driver_it_is_the_cpu(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DRIVER", "libno_such_driver.so.1")
     with pytest.raises(NoGpuError, match="no NVIDIA driver here"):
-        first_visible_gpu()
-    assert local_device()[0].name == "cpu"
+        visible_gpus()
+    assert local_device().device.name == "cpu"
 
 
 def test_a_torch_without_cuda_trains_on_the_cpu(driver: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -117,10 +123,10 @@ def test_a_torch_without_cuda_trains_on_the_cpu(driver: Any, monkeypatch: pytest
     monkeypatch.setattr(module, "find_spec", lambda name: spec)
     monkeypatch.setattr(module, "torch_has_cuda", torch_has_cuda)
     driver()
-    assert local_device()[1] == "torch is built without CUDA, so NVIDIA H200 stays idle"
+    assert local_device().chosen == "torch is built without CUDA, so NVIDIA H200 stays idle"
     (tmp_path / "torch/lib").mkdir(parents=True)
     (tmp_path / "torch/lib/libtorch_cuda.so").touch()
-    assert local_device()[0].name == "h200"
+    assert local_device().device.name == "h200"
 
 
 def test_the_installed_torch_is_judged_as_it_judges_itself() -> None:
@@ -132,7 +138,7 @@ def test_the_installed_torch_is_judged_as_it_judges_itself() -> None:
 def test_plan_says_for_which_device_and_why(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     driver(total=70 << 30)
     ours, asked = CliRunner().invoke(app, PLAN), CliRunner().invoke(app, [*PLAN, "--device", "h100"])
-    assert "\nNVIDIA H200, 70.00 GiB (this machine's first GPU)\n" in ours.output
+    assert "\nNVIDIA H200, 70.00 GiB (this machine's GPU)\n" in ours.output
     assert "\nNVIDIA H100 SXM, 79.20 GiB (--device h100)\n" in asked.output
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     driver(cuInit=100)
@@ -140,3 +146,11 @@ def test_plan_says_for_which_device_and_why(driver: Any, monkeypatch: pytest.Mon
     assert " GiB (no GPU in CUDA_VISIBLE_DEVICES=)\n" in none.output
     as_json = json.loads(CliRunner().invoke(app, [*PLAN, "--json"]).output)
     assert (as_json["device"]["name"], as_json["device"]["chosen"]) == ("cpu", "no GPU in CUDA_VISIBLE_DEVICES=")
+
+
+@pytest.mark.parametrize(("gpus", "planned"), [(0, "4 x NVIDIA H200"), (2, "2 x NVIDIA H200"), (1, "NVIDIA H200")])
+def test_gpus_0_plans_for_all_that_this_machine_has(driver: Any, gpus: int, planned: str) -> None:
+    driver(count=4, total=70 << 30)
+    each = ", on each" if gpus != 1 else ""
+    told = " ".join(CliRunner().invoke(app, [*PLAN, "--set", f"gpus={gpus}"]).output.split())
+    assert f" {planned}, 70.00 GiB{each} (first of this machine's 4 GPUs) " in told

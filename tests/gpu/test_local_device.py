@@ -13,10 +13,10 @@ pytestmark = pytest.mark.gpu
 BOTH = """
 import sys
 from surogate_core.local_device import local_device
-planned, why = local_device()
+here = local_device()
 assert "torch" not in sys.modules
 from surogate_core.runtime.device import training_device
-print(why, planned, training_device(), sep="\\n")
+print(here.chosen, here.device, training_device(), sep="\\n")
 """
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -24,33 +25,48 @@ class NoGpuError(Exception):
     """Why a run would not use a GPU, in a few words."""
 
 
-def local_device() -> tuple[DeviceInfo, str]:
-    """The first visible GPU, else this machine's processors; and in a few words why that one."""
+@dataclass(frozen=True)
+class LocalDevice:
+    """What a run here trains on. count: GPUs that are visible, 1 for a CPU. chosen: in a few words why this device."""
+
+    device: DeviceInfo
+    count: int
+    chosen: str
+
+
+def local_device() -> LocalDevice:
+    """The first visible GPU, else this machine's processors."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
-        found = first_visible_gpu()
+        found, count = visible_gpus()
         if not torch_has_cuda():
             raise NoGpuError(f"torch is built without CUDA, so {found.title} stays idle")
     except NoGpuError as why:
-        return cpu(), str(why)
-    return found, "this machine's first GPU" if visible is None else f"first of CUDA_VISIBLE_DEVICES={visible}"
+        return LocalDevice(cpu(), 1, str(why))
+    if visible is not None:
+        return LocalDevice(found, count, f"first of CUDA_VISIBLE_DEVICES={visible}")
+    return LocalDevice(found, count, "this machine's GPU" if count == 1 else f"first of this machine's {count} GPUs")
 
 
-def first_visible_gpu() -> DeviceInfo:
-    """The GPU that CUDA numbers 0 for this process, with the memory that it has. Raises NoGpuError."""
+def visible_gpus() -> tuple[DeviceInfo, int]:
+    """The GPU that CUDA numbers 0 for this process, with the memory that it has, and how many there are.
+
+    Raises NoGpuError.
+    """
     try:
         driver = ctypes.CDLL(DRIVER)
     except OSError:
         raise NoGpuError("no NVIDIA driver here") from None
     _call(driver, "cuInit", 0)
-    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    device, count, major, minor = (ctypes.c_int() for _ in range(4))
     total, name = ctypes.c_size_t(), ctypes.create_string_buffer(256)
+    _call(driver, "cuDeviceGetCount", ctypes.byref(count))
     _call(driver, "cuDeviceGet", ctypes.byref(device), 0)
     _call(driver, "cuDeviceGetName", name, len(name), device)
     _call(driver, "cuDeviceTotalMem_v2", ctypes.byref(total), device)
     for number, value in ((_MAJOR, major), (_MINOR, minor)):
         _call(driver, "cuDeviceGetAttribute", ctypes.byref(value), number, device)
-    return gpu(name.value.decode(), major.value * 10 + minor.value, total.value)
+    return gpu(name.value.decode(), major.value * 10 + minor.value, total.value), count.value
 
 
 def _call(driver: Any, function: str, *arguments: Any) -> None:

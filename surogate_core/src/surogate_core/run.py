@@ -21,7 +21,7 @@ from .config import LoadedConfig, Mode, apply_overrides, dump_yaml, load_config,
 from .errors import ConfigError, RunStopped
 from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES
 from .interrupt import Interrupt
-from .local_device import local_device
+from .local_device import LocalDevice, local_device
 from .memory.devices import GIB
 from .memory.devices import device as known_device
 from .memory.report import Report
@@ -73,14 +73,17 @@ def load(path: str | Path, overrides: Sequence[str] = (), mode: Mode = "train") 
     return load_config(raw, registry=load_registry(), mode=mode, source=str(path))
 
 
-def plan(loaded: LoadedConfig, device: str | DeviceInfo | None = None) -> Prepared:
+def plan(loaded: LoadedConfig, device: str | DeviceInfo | LocalDevice | None = None) -> Prepared:
     """Plan a run from the model's config.json alone.
 
-    `device`: one to plan for, or its name in the device table; None: the one that a run here would train on.
+    `device`: one to plan for, or its name in the device table; None: what a run here would train on, all visible GPUs
+    where the config has `gpus: 0`.
     """
-    if not isinstance(device, DeviceInfo):
-        device = known_device(device) if device else local_device()[0]
-    return prepare(loaded, load_registry(), device)
+    given = local_device() if device is None else device
+    if isinstance(given, LocalDevice):
+        count = loaded.config.gpus or given.count
+        return prepare(loaded, load_registry(), given.device, world_size=count if given.device.sm else None)
+    return prepare(loaded, load_registry(), known_device(given) if isinstance(given, str) else given)
 
 
 def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:

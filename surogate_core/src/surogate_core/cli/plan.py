@@ -11,7 +11,6 @@ from .. import run
 from ..knobs import cheapest_knobs
 from ..local_device import local_device
 from ..memory.devices import GIB
-from ..memory.devices import device as known_device
 from ..prepare import Prepared
 from ..program.show import listing as program_listing
 from ..registry import REFERENCE
@@ -21,8 +20,9 @@ from .render import output_width, paint, paragraph
 def plan_command(config: Path, overrides: list[str], device: str | None, as_json: bool, listing: bool) -> int:
     """Print the plan: as text, with the op lists too if `listing`, or as JSON. Returns 0 also when it does not fit."""
     loaded = run.load(config, overrides)
-    given, chosen = (known_device(device), f"--device {device}") if device else local_device()
-    prepared = run.plan(loaded, given)
+    here = None if device else local_device()
+    prepared = run.plan(loaded, here or device)
+    chosen = here.chosen if here else f"--device {device}"
     if as_json:
         print(json.dumps(to_json(prepared, chosen), indent=2))
         return 0
