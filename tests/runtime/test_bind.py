@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from surogate_core.memory.devices import DEVICES
 from surogate_core.memory.plan import plan_family
 from surogate_core.plugins import load_registry
 from surogate_core.program.builder import Builder
-from surogate_core.program.op import Op, Program
+from surogate_core.program.op import Op
 from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.bind import Bound, bind, each_once
 
@@ -36,33 +35,6 @@ def bound(
     target = Target(DEVICES["h200"], deterministic)
     notice = ([] if notices is None else notices).append
     return bind(program, ops, lambda op: kernel, buffers, target, 7, notice, allow_reference=allow_reference)
-
-
-def test_a_variant_shares_what_is_bound_already() -> None:
-    ops = load_registry().ops
-    b = Builder(ops, "fp32")
-    x = [b.input(name, (4,), "fp32") for name in "abc"]
-    with b.record("forward"):
-        total = b.apply("add", x[0], x[1])
-        b.apply("add", total, x[2])
-        program = b.program("sum", ())
-    same, other = program.ops
-    variant = Program("sum@1", (same, replace(other, ins=(total, x[0]))))
-    buffers = Buffers(plan_family([program], b.declared, lambda op: 0, {"sum": [variant]}))
-    assert buffers.share_a_plan("sum@1", "sum")
-    made: list[Op] = []
-
-    def bind_add(op: Op, context: Any) -> Any:
-        made.append(op)
-        return context.call(print, *op.ins, *op.outs)
-
-    target = Target(DEVICES["h200"])
-    first = bind(program, ops, lambda op: kernel(bind_add), buffers, target, 7, print, allow_reference=False)
-    second = bind(
-        variant, ops, lambda op: kernel(bind_add), buffers, target, 7, print, like=first, allow_reference=False
-    )
-    assert made == [same, other, variant.ops[1]]
-    assert second.parts[0] is first.parts[0] and second.parts[1] != first.parts[1]
 
 
 def kernel(bind: Any) -> KernelDef:

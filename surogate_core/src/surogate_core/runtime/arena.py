@@ -51,10 +51,6 @@ class Buffers:
             raise ProgramError(f"{program}: {value!r} has no place in the arena plan")
         return _view(self._arena, offset, value)
 
-    def share_a_plan(self, program: str, other: str) -> bool:
-        """Whether two programs are variants of one: what both touch lies at the same place."""
-        return self._plan.arenas[program] is self._plan.arenas[other]
-
     def scratch(self, program: str, index: int) -> tuple[int, int]:
         """(address, bytes) of the scratch of the op at `index` of `program`; (0, 0) without any."""
         offset, nbytes = self._plan.arenas[program].workspace.get(index, (0, 0))

@@ -86,24 +86,19 @@ def bind(
     notice: Callable[[str], None],
     keep_choices: KeepChoices = keep_nothing,
     *,
-    like: Bound | None = None,
     allow_reference: bool,
     comm: Comm | None = None,
     comm_stream: int = 0,
 ) -> Bound:
     """Bind every op of `program`, those of the lane "comm" to `comm_stream`.
 
-    `notice` is called with what kernels have to tell the user, again and again. `like` is a program that shares the
-    arena plan: ops that it has at the same index are not bound once more. Raises ConfigError when an op has no kernel
-    and references are not allowed, or none does what `target` asks for.
+    `notice` is called with what kernels have to tell the user, again and again. Raises ConfigError when an op has no
+    kernel and references are not allowed, or none does what `target` asks for.
     """
     context = Binding(target, stream, buffers, program.name, notice, keep_choices, comm=comm or Alone())
     parts: list[tuple[Part, ...]] = []
-    capturable = like is None or like.capturable
+    capturable = True
     for index, op in enumerate(program.ops):
-        if like is not None and like.ops[index] is op:
-            parts.append(like.parts[index])
-            continue
         context.index = index
         context.stream = stream if op.lane == "compute" else comm_stream
         kernel = kernel_for(op)

@@ -44,20 +44,17 @@ class CudaExecutor:
         self.buffers = buffers
         self.stream = stream
         self._side = torch.cuda.Stream(stream.device, priority=-1)  # its few blocks go first, or would start too late
-        bound: dict[str, Bound] = {}
+        self._bound: dict[str, Bound] = {}
         tell = each_once(notice)
         with torch.cuda.stream(stream):
             for name, program in programs.items():
-                bound[name] = bind(
+                bound = bind(
                     *(program, ops, kernel_for, buffers, target, stream.cuda_stream, tell, keep_choices),
-                    like=next((bound[other] for other in bound if buffers.share_a_plan(name, other)), None),
                     allow_reference=allow_reference,
                     comm=comm,
                     comm_stream=self._side.cuda_stream,
                 )
-        self._bound = {
-            name: replace(b, parts=in_lanes(b.ops, b.parts, stream, self._side)) for name, b in bound.items()
-        }
+                self._bound[name] = replace(bound, parts=in_lanes(bound.ops, bound.parts, stream, self._side))
         self._stretches = {name: stretches(part for op in b.parts for part in op) for name, b in self._bound.items()}
 
     def run(self, program: str, labels: int | None = None) -> None:
