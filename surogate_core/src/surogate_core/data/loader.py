@@ -22,6 +22,8 @@ from .permute import EVALUATION, SHUFFLE, permutation
 
 NO_LABEL = -100
 
+CLOSE_SECONDS = 1.0
+
 Int32s = npt.NDArray[np.int32]
 
 
@@ -206,9 +208,10 @@ class Prefetch(Generic[Item]):
         return item
 
     def close(self) -> None:
-        """End the thread and wait for it."""
+        """End the thread and wait for it, though not for long: it may be in the middle of a step of thousands of rows,
+        which touches nothing that others use."""
         self._closed.set()
-        self._thread.join()
+        self._thread.join(CLOSE_SECONDS)
 
     def _work(self, make: Callable[[int], Item], start: int, stop: int) -> None:
         try:
