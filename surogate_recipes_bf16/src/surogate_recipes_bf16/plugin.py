@@ -9,7 +9,7 @@ import pluggy
 from surogate_core.api import Finding, KernelDef, RecipeDef, SystemInfo
 from surogate_core.compiled import diagnose
 
-from . import libraries
+from . import diagnosis
 from .kernels import KERNELS
 from .recipe import BF16
 
@@ -29,4 +29,4 @@ def surogate_kernels() -> Iterable[KernelDef]:
 
 @hookimpl
 def surogate_diagnose(system: SystemInfo) -> Iterable[Finding]:
-    return [*diagnose("surogate_recipes_bf16", system), *libraries.diagnose(system)]
+    return [*diagnose("surogate_recipes_bf16", system), *diagnosis.diagnose(system)]

@@ -10,7 +10,7 @@ import pytest
 
 import surogate_recipes_bf16
 from surogate_core.api import Finding, SystemInfo
-from surogate_recipes_bf16.libraries import diagnose
+from surogate_recipes_bf16.diagnosis import diagnose
 
 GPU = {"index": 0, "name": "NVIDIA H200", "sm": 90}
 CUBLAS = {"name": "cublasLt", "path": "/lib/libcublasLt.so.13", "version": "13.1.0", "error": ""}
