@@ -21,9 +21,8 @@ from surogate_core import hf
 from surogate_core.errors import ConfigError, ProgramError, RunStopped
 from surogate_core.hf import INDEX, WEIGHTS, load_weights, save_model
 from surogate_core.model_config import read_config
-from surogate_models.qwen3 import QWEN3
 
-from .models.harness import random_hf_model, tiny_config
+from .models.harness import MODELS, random_hf_model, tiny_config
 
 EXAMPLE = Path(__file__).parents[1] / "examples/tiny-qwen3"
 SMALL_SHARDS = 40_000
@@ -34,15 +33,16 @@ class Model:
 
     def __init__(self, dtype: torch.dtype = torch.float32, **changes: Any) -> None:
         self.config = tiny_config(**changes)
-        self.dims = QWEN3.dims(self.config)
-        self.maps = QWEN3.weights(self.dims)
+        self.definition = MODELS[self.config["model_type"]]
+        self.dims = self.definition.dims(self.config)
+        self.maps = self.definition.weights(self.dims)
         self.params = {
             m.param: torch.full((sum(t.shape[0] for t in m.tensors), *m.tensors[0].shape[1:]), 7.0, dtype=dtype)
             for m in self.maps
         }
 
     def load(self, directory: Path) -> dict[str, Tensor]:
-        load_weights(directory, self.maps, self.params, QWEN3.ignored_tensors(self.dims))
+        load_weights(directory, self.maps, self.params, self.definition.ignored_tensors(self.dims))
         return self.by_tensor()
 
     def by_tensor(self) -> dict[str, Tensor]:
@@ -65,6 +65,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "untied": {},
     "tied": {"tie_word_embeddings": True},
     "biased": {"attention_bias": True},
+    "qwen2": {"model_type": "qwen2"},
+    "llama": {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    "scaled": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 4.0}},
 }
 
 
@@ -78,7 +81,7 @@ def test_import_of_save_pretrained_is_identical(variant: str, shard: str, tmp_pa
     theirs = random_hf_model(model.config)
     theirs.save_pretrained(tmp_path, max_shard_size=shard)
     assert (tmp_path / INDEX).exists() is (shard == "40KB")
-    assert QWEN3.dims(read_config(tmp_path)) == model.dims
+    assert model.definition.dims(read_config(tmp_path)) == model.dims
     loaded = model.load(tmp_path)
     expected = dict(theirs.named_parameters())
     assert loaded.keys() == expected.keys()

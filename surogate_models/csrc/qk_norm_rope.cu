@@ -3,15 +3,20 @@
 //   n = x * rstd, rstd = 1 / sqrt(mean(x^2) + eps), u = n * w     of each head of D elements
 //   y[i] = u[i] cos - u[i + D/2] sin,  y[i + D/2] = u[i + D/2] cos + u[i] sin,   angle = position * inv_freq[i]
 //
+// where cos and sin stand for attention_factor times the cosine and sine of the angle.
+//
 // qk_norm_rope_bwd: d turned back, then the backward of the norm; the norm is computed again from qkv.
 //
 //   d[i] = dy[i] cos + dy[i + D/2] sin,  d[i + D/2] = dy[i + D/2] cos - dy[i] sin
 //   dx = rstd * (g - n * mean(g * n)), g = d * w;   dw = sum over tokens and heads of d * n
 //
+// rope: the same without the norm, u = x. rope_bwd: dy turned back, which is rope by the opposite angles.
+//
 //   qkv, out, dy, d_qkv  [tokens, (H + 2G) D] rows [q; k; v], fp32 or bf16; D even, 2 to 256
 //   q_norm, k_norm       [D] in the dtype of qkv
 //   positions            [tokens] int32
-//   inv_freq             [D / 2] fp32, theta^(-2i/D): from the caller, who computes it as the checkpoint's authors do
+//   inv_freq             [D / 2] fp32, theta^(-2i/D), scaled or not: from the caller, who computes it as the
+//                        checkpoint's authors do
 //   d_q_norm, d_k_norm   [D] fp32 or bf16; written, or (fp32 only) added to
 //   partials             [2, partial_blocks, D] fp32, scratch. The caller chooses the number of blocks and with it the
 //                        order of the sums: it must depend on nothing but shapes. 512 keep the largest GPUs busy.
@@ -23,8 +28,8 @@
 // their partners of the second, so that a pair is turned within a lane. Backward, half of the blocks take the queries,
 // half the keys and values, and they stride over the tiles: a lane sums dw in registers over what it sees, the block
 // over its groups, a second kernel over the blocks, always in the same order.
-// Moves 4 bytes an element of qkv forward, 6 of q and k and 4 of v backward (bf16), twice that in fp32; expected at
-// 80-85 % of bandwidth.
+// Moves 4 bytes an element of qkv forward and in rope_bwd, 6 of q and k and 4 of v in qk_norm_rope_bwd (bf16), twice
+// that in fp32; expected at 80-85 % of bandwidth.
 #include <cuda_bf16.h>
 
 #include <cstdint>
@@ -52,6 +57,8 @@ struct Shape {
     int tile;      // tokens of a tile
     int group;     // lanes that share a head
     float eps;
+    float cos_scale;  // what cosines and sines are multiplied by
+    float sin_scale;
 };
 
 // A lane holds P runs of N neighbouring elements of each half of a head: lane l the runs l, l + group, ...
@@ -119,7 +126,10 @@ struct Angles {
             const int64_t token = first_token + i / half;
             if (token < s.tokens) {
                 const float angle = __fmul_rn(static_cast<float>(positions[token]), inv_freq[i % half]);
-                sincosf(angle, &sines[i], &cosines[i]);
+                float sine, cosine;
+                sincosf(angle, &sine, &cosine);
+                sines[i] = sine * s.sin_scale;
+                cosines[i] = cosine * s.cos_scale;
             }
         }
     }
@@ -162,7 +172,8 @@ __device__ __forceinline__ float reciprocal_std(float sum_of_squares, const Shap
     return __frsqrt_rn(sum_of_squares / static_cast<float>(s.head_dim) + s.eps);
 }
 
-template <class T, int N, int P>
+// q_norm and k_norm are read only `with_norm`.
+template <class T, int N, int P, bool with_norm>
 __global__ void __launch_bounds__(threads)
     forward_kernel(const T* __restrict__ qkv, const T* __restrict__ q_norm, const T* __restrict__ k_norm,
                    const int32_t* __restrict__ positions, const float* __restrict__ inv_freq, T* __restrict__ out,
@@ -186,20 +197,25 @@ __global__ void __launch_bounds__(threads)
         const int64_t offset = ((first_token + row) * total + head) * s.head_dim;
         float a[E], b[E];
         load_halves<T, N, P>(qkv + offset, lane, s, a, b);
-        float squares = 0;
+        float rstd = 0;
+        if constexpr (with_norm) {
+            float squares = 0;
 #pragma unroll
-        for (int i = 0; i < E; ++i) {
-            squares += a[i] * a[i] + b[i] * b[i];
+            for (int i = 0; i < E; ++i) {
+                squares += a[i] * a[i] + b[i] * b[i];
+            }
+            rstd = reciprocal_std(group_sum(squares, s), s);
         }
-        const float rstd = reciprocal_std(group_sum(squares, s), s);
         if (head < s.heads + s.kv_heads) {
             float wa[E], wb[E], c[E], z[E];
-            load_halves<T, N, P>(head < s.heads ? q_norm : k_norm, lane, s, wa, wb);
+            if constexpr (with_norm) {
+                load_halves<T, N, P>(head < s.heads ? q_norm : k_norm, lane, s, wa, wb);
+            }
             angles.load<N, P>(row, lane, s, c, z);
 #pragma unroll
             for (int i = 0; i < E; ++i) {
-                const float ua = a[i] * rstd * wa[i];
-                const float ub = b[i] * rstd * wb[i];
+                const float ua = with_norm ? a[i] * rstd * wa[i] : a[i];
+                const float ub = with_norm ? b[i] * rstd * wb[i] : b[i];
                 a[i] = ua * c[i] - ub * z[i];
                 b[i] = ub * c[i] + ua * z[i];
             }
@@ -340,7 +356,7 @@ __global__ void __launch_bounds__(1024)
 // ------------------------------------------------------------------------------------------------------------ host
 
 Shape checked_shape(const char* op, int64_t tokens, int64_t n_heads, int64_t n_kv_heads, int64_t head_dim, double eps,
-                    int dtype) {
+                    double attention_factor, int dtype) {
     SUROGATE_REQUIRE(dtype == FP32 || dtype == BF16, op,
                      std::string("dtype must be fp32 or bf16, got ") + name_of(dtype));
     check_positive(tokens, op, "tokens");
@@ -352,13 +368,17 @@ Shape checked_shape(const char* op, int64_t tokens, int64_t n_heads, int64_t n_k
     SUROGATE_REQUIRE(head_dim >= 2 && head_dim <= max_head_dim && head_dim % 2 == 0, op,
                      "head_dim must be even and from 2 to 256, got " + std::to_string(head_dim));
     SUROGATE_REQUIRE(eps >= 0, op, "eps must not be negative, got " + std::to_string(eps));
+    SUROGATE_REQUIRE(attention_factor > 0, op,
+                     "attention_factor must be positive, got " + std::to_string(attention_factor));
     return {tokens,
             static_cast<int>(n_heads),
             static_cast<int>(n_kv_heads),
             static_cast<int>(head_dim),
             static_cast<int>(tile_angles / (head_dim / 2)),
             32,
-            static_cast<float>(eps)};
+            static_cast<float>(eps),
+            static_cast<float>(attention_factor),
+            static_cast<float>(attention_factor)};
 }
 
 // Runs of 16 bytes where every buffer and D/2 allow it, single elements otherwise.
@@ -380,14 +400,14 @@ int group_of(const Shape& s, int n) {
     return group;
 }
 
-template <class T>
-void launch_forward(const void* qkv, const void* q_norm, const void* k_norm, const void* positions,
+template <class T, bool with_norm>
+void launch_forward(const char* op, const void* qkv, const void* q_norm, const void* k_norm, const void* positions,
                     const void* inv_freq, void* out, Shape s, cudaStream_t stream) {
     constexpr int N = Vec<T>::size;
     const bool vectors = use_vectors<T>(s, {qkv, q_norm, k_norm, out});
     s.group = vectors ? group_of(s, N) : 32;
-    const auto kernel = vectors ? forward_kernel<T, N, 1> : forward_kernel<T, 1, 4>;
-    kernel<<<to_int(ceil_div(s.tokens, s.tile), "qk_norm_rope", "tokens"), threads, 0, stream>>>(
+    const auto kernel = vectors ? forward_kernel<T, N, 1, with_norm> : forward_kernel<T, 1, 4, with_norm>;
+    kernel<<<to_int(ceil_div(s.tokens, s.tile), op, "tokens"), threads, 0, stream>>>(
         static_cast<const T*>(qkv), static_cast<const T*>(q_norm), static_cast<const T*>(k_norm),
         static_cast<const int32_t*>(positions), static_cast<const float*>(inv_freq), static_cast<T*>(out), s);
 }
@@ -413,13 +433,37 @@ void check_target(const char* op, const char* argument, const Target& target) {
     check_pointer(target.address, op, argument, bytes_of(target.dtype));
 }
 
+void turn(const char* op, const void* in, const void* positions, const void* inv_freq, void* out, const Shape& s,
+          int dtype, cudaStream_t stream) {
+    check_pointer(in, op, "in", bytes_of(dtype));
+    check_pointer(positions, op, "positions", 4);
+    check_pointer(inv_freq, op, "inv_freq", 4);
+    check_pointer(out, op, "out", bytes_of(dtype));
+    const auto launch = dtype == FP32 ? launch_forward<float, false> : launch_forward<__nv_bfloat16, false>;
+    launch(op, in, nullptr, nullptr, positions, inv_freq, out, s, stream);
+    check_launch(op);
+}
+
 }  // namespace
+
+void rope(const void* qkv, const void* positions, const void* inv_freq, void* out, int64_t tokens, int64_t n_heads,
+          int64_t n_kv_heads, int64_t head_dim, double attention_factor, int dtype, cudaStream_t stream) {
+    const Shape s = checked_shape("rope", tokens, n_heads, n_kv_heads, head_dim, 0, attention_factor, dtype);
+    turn("rope", qkv, positions, inv_freq, out, s, dtype, stream);
+}
+
+void rope_bwd(const void* dy, const void* positions, const void* inv_freq, void* d_qkv, int64_t tokens, int64_t n_heads,
+              int64_t n_kv_heads, int64_t head_dim, double attention_factor, int dtype, cudaStream_t stream) {
+    Shape s = checked_shape("rope_bwd", tokens, n_heads, n_kv_heads, head_dim, 0, attention_factor, dtype);
+    s.sin_scale = -s.sin_scale;
+    turn("rope_bwd", dy, positions, inv_freq, d_qkv, s, dtype, stream);
+}
 
 void qk_norm_rope(const void* qkv, const void* q_norm, const void* k_norm, const void* positions, const void* inv_freq,
                   void* out, int64_t tokens, int64_t n_heads, int64_t n_kv_heads, int64_t head_dim, double eps,
-                  int dtype, cudaStream_t stream) {
+                  double attention_factor, int dtype, cudaStream_t stream) {
     constexpr const char* op = "qk_norm_rope";
-    const Shape s = checked_shape(op, tokens, n_heads, n_kv_heads, head_dim, eps, dtype);
+    const Shape s = checked_shape(op, tokens, n_heads, n_kv_heads, head_dim, eps, attention_factor, dtype);
     const uintptr_t element = bytes_of(dtype);
     check_pointer(qkv, op, "qkv", element);
     check_pointer(q_norm, op, "q_norm", element);
@@ -427,18 +471,18 @@ void qk_norm_rope(const void* qkv, const void* q_norm, const void* k_norm, const
     check_pointer(positions, op, "positions", 4);
     check_pointer(inv_freq, op, "inv_freq", 4);
     check_pointer(out, op, "out", element);
-    const auto launch = dtype == FP32 ? launch_forward<float> : launch_forward<__nv_bfloat16>;
-    launch(qkv, q_norm, k_norm, positions, inv_freq, out, s, stream);
+    const auto launch = dtype == FP32 ? launch_forward<float, true> : launch_forward<__nv_bfloat16, true>;
+    launch(op, qkv, q_norm, k_norm, positions, inv_freq, out, s, stream);
     check_launch(op);
 }
 
 void qk_norm_rope_bwd(const void* dy, const void* qkv, const void* q_norm, const void* k_norm, const void* positions,
                       const void* inv_freq, void* d_qkv, void* d_q_norm, void* d_k_norm, void* partials,
                       int64_t partial_blocks, int64_t tokens, int64_t n_heads, int64_t n_kv_heads, int64_t head_dim,
-                      double eps, bool accumulate_q, bool accumulate_k, int dtype, int d_q_norm_dtype,
-                      int d_k_norm_dtype, cudaStream_t stream) {
+                      double eps, double attention_factor, bool accumulate_q, bool accumulate_k, int dtype,
+                      int d_q_norm_dtype, int d_k_norm_dtype, cudaStream_t stream) {
     constexpr const char* op = "qk_norm_rope_bwd";
-    const Shape s = checked_shape(op, tokens, n_heads, n_kv_heads, head_dim, eps, dtype);
+    const Shape s = checked_shape(op, tokens, n_heads, n_kv_heads, head_dim, eps, attention_factor, dtype);
     const Target q_target{d_q_norm, d_q_norm_dtype, accumulate_q};
     const Target k_target{d_k_norm, d_k_norm_dtype, accumulate_k};
     const uintptr_t element = bytes_of(dtype);

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from end_to_end.product import VOCAB_SIZE, documents, records, write_jsonl
+from end_to_end.product import VOCAB_SIZE, documents, losses, records, write_jsonl, write_model
 
 from surogate_core import run
 from surogate_core.config import resolved
@@ -82,11 +82,33 @@ def test_the_terminal_output_fits_80_columns_and_ends_with_the_summary(finished:
 
 @pytest.mark.parametrize("which", ["", "step_00000010"])
 def test_transformers_loads_a_checkpoint_and_has_the_evaluations_loss(finished: Finished, which: str) -> None:
+    check_by_transformers(finished.out / which, records(finished.out, "eval")[-1])
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Qwen2": {"tie_word_embeddings": False, "use_sliding_window": False, "sliding_window": 32},
+    "Llama": {"rope_parameters": {**LLAMA3, "rope_theta": 10000.0, "original_max_position_embeddings": 32}},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_trains_and_transformers_has_its_loss(family: str, here: Workplace) -> None:
+    write_model(
+        here.root / "model", architectures=[f"{family}ForCausalLM"], model_type=family.lower(), **FAMILIES[family]
+    )
+    held_out = write_jsonl(here.root / "held_out.jsonl", documents(30, skip=300))
+    config = here.write(validation_datasets=[{"path": str(held_out), "type": "text"}], validation_split_ratio=None)
+    run.train(run.load(config, []), notice=lambda line: None)
+    assert losses(here.out)[-1] < losses(here.out)[0]
+    check_by_transformers(here.out, records(here.out, "eval")[-1])
+
+
+def check_by_transformers(path: Path, evaluation: dict[str, Any]) -> None:
     """The validation documents one by one, unpacked, through transformers: the mean over their labels."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    path = finished.out / which
     model = AutoModelForCausalLM.from_pretrained(path, local_files_only=True)
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     assert model.dtype == torch.float32
@@ -97,9 +119,8 @@ def test_transformers_loads_a_checkpoint_and_has_the_evaluations_loss(finished: 
             logits = model(torch.tensor([tokens])).logits[0, :-1]
             total += float(torch.nn.functional.cross_entropy(logits, torch.tensor(tokens[1:]), reduction="sum"))
             labels += len(tokens) - 1
-    last = records(finished.out, "eval")[-1]
-    assert labels == last["valid_tokens"]
-    assert total / labels == pytest.approx(last["loss"], rel=1e-5)
+    assert labels == evaluation["valid_tokens"]
+    assert total / labels == pytest.approx(evaluation["loss"], rel=1e-5)
 
 
 def _validation_pieces(tokenizer: Any) -> Iterator[list[int]]:

@@ -1,4 +1,4 @@
-"""A planned Qwen3 on the GPU beside the same plan on the CPU."""
+"""A planned model, a Qwen3 unless told otherwise, on the GPU beside the same plan on the CPU."""
 
 from __future__ import annotations
 
@@ -36,6 +36,28 @@ SMALL = {
     "tie_word_embeddings": True,
     "vocab_size": 1024,
 }
+_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3": SMALL,
+    "qwen2": SMALL | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
+    "llama": SMALL
+    | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "rope_scaling": _LLAMA3 | {"original_max_position_embeddings": 64},
+    },
+    "llama with yarn and biases": SMALL
+    | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "attention_bias": True,
+        "mlp_bias": True,
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024},
+    },
+    "qwen3 with yarn": SMALL
+    | {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}},
+}
+"""Small models of every family; between them every op, bias and scaling."""
 
 
 class Setup:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import itertools
+from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
 
-from .harness import SMALL, Setup
+from .harness import FAMILIES, Setup
 
 pytestmark = pytest.mark.gpu
 
 SEEDS = range(5)
 
 
-def test_bf16_gradients_are_no_farther_from_fp32_than_those_of_transformers() -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bf16_gradients_are_no_farther_from_fp32_than_those_of_transformers(family: str) -> None:
     """Mean over tensors and five seeds: ours at most 1.05 times theirs; the worst tensor at most 1.5 times."""
     ours: dict[str, float] = {}
     theirs: dict[str, float] = {}
     for seed in SEEDS:
-        for name, (mine, reference) in errors(seed).items():
+        for name, (mine, reference) in errors(family, seed).items():
             ours[name] = ours.get(name, 0.0) + mine / len(SEEDS)
             theirs[name] = theirs.get(name, 0.0) + reference / len(SEEDS)
     mean = sum(ours.values()) / sum(theirs.values())
@@ -30,15 +32,15 @@ def test_bf16_gradients_are_no_farther_from_fp32_than_those_of_transformers() ->
     assert ours[worst] <= 1.5 * theirs[worst], (worst, ours[worst], theirs[worst])
 
 
-def errors(seed: int) -> dict[str, tuple[float, float]]:
+def errors(family: str, seed: int) -> dict[str, tuple[float, float]]:
     """Relative distance of each param's gradient to the fp32 truth: (ours, that of transformers in bf16)."""
-    setup = Setup()
-    truth = hf_model(torch.float32, seed)
+    setup = Setup(FAMILIES[family])
+    truth = hf_model(family, torch.float32, seed)
     worker = setup.gpu(weights={name: p.detach() for name, p in truth.named_parameters()})
     batch = setup.batch(seed)
     worker.micro_step(batch, first=True, loss_scale=1 / batch.n_valid, tick=1)
     mine = setup.gradients(worker)
-    full, half = hf_gradients(truth, batch), hf_gradients(hf_model(torch.bfloat16, seed), batch)
+    full, half = hf_gradients(truth, batch), hf_gradients(hf_model(family, torch.bfloat16, seed), batch)
     result = {}
     for weight in setup.assembly.weights:
         want = torch.cat([full[t.name] for t in weight.tensors])
@@ -48,18 +50,19 @@ def errors(seed: int) -> dict[str, tuple[float, float]]:
     return result
 
 
-def hf_model(dtype: torch.dtype, seed: int) -> Any:
-    """A random model whose weights are bf16 numbers, in `dtype`; norms around one."""
-    from transformers import AutoModelForCausalLM
-    from transformers.models.qwen3 import Qwen3Config
+def hf_model(family: str, dtype: torch.dtype, seed: int) -> Any:
+    """A random model whose weights are bf16 numbers, in `dtype`; norms around one, biases around zero."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    config = Qwen3Config(**{k: v for k, v in SMALL.items() if k not in ("architectures", "model_type")})
+    config = AutoConfig.for_model(**deepcopy(FAMILIES[family]))
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").cuda()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 parameter.add_(0.1 * torch.randn_like(parameter))
+            elif name.endswith("bias"):
+                parameter.normal_(0, 0.1)
             parameter.copy_(parameter.bfloat16().float())
     return model.to(dtype)
 

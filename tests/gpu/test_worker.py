@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .harness import Setup
+from .harness import FAMILIES, Setup
 
 pytestmark = pytest.mark.gpu
 
@@ -19,13 +19,15 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("dtypes", [FP32, BF16, MIXED], ids=["fp32", "bf16", "mixed"])
-def test_every_op_has_a_kernel(dtypes: dict[str, str]) -> None:
-    assert Setup(**dtypes).missing_kernels() == set()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_op_has_a_kernel(family: str, dtypes: dict[str, str]) -> None:
+    assert Setup(FAMILIES[family], **dtypes).missing_kernels() == set()
 
 
-def test_fp32_gradients_equal_the_cpus() -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fp32_gradients_equal_the_cpus(family: str) -> None:
     """Both sum in fp32; only the order differs: 1e-5 of the norm covers sums over 256 tokens and 1,024 columns."""
-    setup = Setup(**FP32)
+    setup = Setup(FAMILIES[family], **FP32)
     cpu, gpu = setup.cpu(), setup.gpu()
     expected, got = setup.step(cpu, 1, lr=0.0), setup.step(gpu, 1, lr=0.0)
     assert got == pytest.approx(expected, rel=1e-5)

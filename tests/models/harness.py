@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from surogate_core.api import NoOptions, PrecisionRequest
 from surogate_core.assemble import Ingredients, assemble, op_workspace
@@ -20,21 +21,25 @@ from surogate_core.program.passes.dead_code import dead_code
 from surogate_core.program.verify import verify
 from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.reference import ReferenceExecutor
+from surogate_models.llama import LLAMA
 from surogate_models.ops import OPS as MODEL_OPS
+from surogate_models.qwen2 import QWEN2
 from surogate_models.qwen3 import QWEN3
 from surogate_optim_adamw.adamw import ADAMW, ADAMW_OP, AdamWOptions
 from surogate_recipes_bf16.recipe import BF16
 
 OPS = {definition.kind: definition for definition in (*STANDARD_OPS, *MODEL_OPS, ADAMW_OP)}
+MODELS = {model.model_types[0]: model for model in (LLAMA, QWEN2, QWEN3)}
 NO_LABEL = -100
 
 Document = Sequence[int]
 
 
 def tiny_config(**changes: Any) -> dict[str, Any]:
-    """Four layers, two query heads a group, head_dim (16) that is not d_model / n_heads (12)."""
+    """A Qwen3 unless `model_type` says otherwise: four layers, two query heads a group, head_dim (16) that is not
+    d_model / n_heads (12)."""
     config = {
-        "architectures": ["Qwen3ForCausalLM"],
+        "architectures": [MODELS[changes.get("model_type", "qwen3")].architectures[0]],
         "model_type": "qwen3",
         "vocab_size": 97,
         "hidden_size": 48,
@@ -57,12 +62,11 @@ def tiny_config(**changes: Any) -> dict[str, Any]:
     return config | changes
 
 
-def random_hf_model(config: Mapping[str, Any], seed: int = 0) -> Qwen3ForCausalLM:
+def random_hf_model(config: Mapping[str, Any], seed: int = 0) -> PreTrainedModel:
     """transformers' model in fp32 with random weights; norms around 1 and biases around 0, so that both matter."""
     torch.manual_seed(seed)
-    keys = {k: v for k, v in config.items() if k not in ("architectures", "model_type")}
-    model: Qwen3ForCausalLM = AutoModelForCausalLM.from_config(
-        Qwen3Config(**keys), dtype=torch.float32, attn_implementation="eager"
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**deepcopy(config)), dtype=torch.float32, attn_implementation="eager"
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -101,11 +105,12 @@ class PlannedModel:
     def __init__(self, config: Mapping[str, Any], batch_size: int, seq_len: int, **settings: Any) -> None:
         """`settings` are fields of `Ingredients`; `request`, a PrecisionRequest, is fp32 unless given."""
         request = settings.pop("request", PrecisionRequest(model_dtype="fp32"))
-        self.dims = QWEN3.dims(config)
+        definition = MODELS[config["model_type"]]
+        self.dims = definition.dims(config)
         self.assembly = assemble(
             Ingredients(
                 ops=OPS,
-                model=QWEN3,
+                model=definition,
                 dims=self.dims,
                 recipe=BF16,
                 recipe_options=NoOptions(),

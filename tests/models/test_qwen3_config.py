@@ -17,9 +17,9 @@ def without(*keys: str, **changes: Any) -> dict[str, Any]:
 
 
 def test_rope_theta_is_read_where_transformers_4_and_5_write_it() -> None:
-    assert dims(tiny_config(rope_parameters={"rope_type": "default", "rope_theta": 5e5})).rope_theta == 5e5
-    assert dims(without("rope_parameters", rope_theta=1000000, rope_scaling=None)).rope_theta == 1e6
-    assert dims(without("rope_parameters", rope_theta=7.0, rope_scaling={"type": "default"})).rope_theta == 7.0
+    assert dims(tiny_config(rope_parameters={"rope_type": "default", "rope_theta": 5e5})).rope.theta == 5e5
+    assert dims(without("rope_parameters", rope_theta=1000000, rope_scaling=None)).rope.theta == 1e6
+    assert dims(without("rope_parameters", rope_theta=7.0, rope_scaling={"type": "default"})).rope.theta == 7.0
 
 
 def test_absent_optional_keys_mean_what_they_mean_to_transformers() -> None:
@@ -44,15 +44,19 @@ def test_absent_optional_keys_mean_what_they_mean_to_transformers() -> None:
         {"hidden_act": "gelu"},
         {"attention_bias": "yes"},
         {"attention_dropout": 0.1},
-        {"use_sliding_window": True},
+        {"use_sliding_window": True, "max_window_layers": 3},
+        {"use_sliding_window": True, "max_window_layers": None},
+        {"use_sliding_window": 1},
         {"layer_types": ["full_attention", "sliding_attention"]},
         {"layer_types": 3},
-        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}},
+        {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0}},
         {"rope_parameters": {"rope_type": "default", "rope_theta": -1}},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
         {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
         {"rope_parameters": "default"},
-        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}},
+        {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}},
+        {"partial_rotary_factor": 0.5},
         {"rms_norm_eps": float("nan")},
         {"rms_norm_eps": 10**400},
         {"initializer_range": 0},
@@ -62,6 +66,11 @@ def test_absent_optional_keys_mean_what_they_mean_to_transformers() -> None:
 def test_wrong_values_are_refused_by_name(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"^{next(iter(changes))}.*\(got .*\)"):
         dims(tiny_config(**changes))
+
+
+def test_windows_that_no_layer_has_are_no_obstacle() -> None:
+    assert dims(tiny_config(use_sliding_window=True, max_window_layers=4)) == dims(tiny_config())
+    assert dims(tiny_config(use_sliding_window=True, layer_types=["full_attention"] * 4)) == dims(tiny_config())
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
-"""The compiled `qk_norm_rope` and its backward."""
+"""The compiled `qk_norm_rope` and `rope`, and their backwards."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
 from surogate_core.program.value import DTYPE_CODES
@@ -13,10 +13,13 @@ _MOST_BLOCKS = 512
 """Blocks whose sums of the norms' gradients are added in the end: enough to fill any GPU, on each the same bits."""
 
 
-def _sizes(op: Op) -> tuple[Any, ...]:
-    """tokens, n_heads, n_kv_heads, head_dim, eps."""
-    attrs = op.attrs
-    return op.ins[-1].shape[0], attrs["n_heads"], attrs["n_kv_heads"], attrs["head_dim"], attrs["eps"]
+def _sizes(op: Op) -> tuple[int, ...]:
+    """tokens, n_heads, n_kv_heads, head_dim."""
+    return op.ins[-1].shape[0], *(int(op.attrs[key]) for key in ("n_heads", "n_kv_heads", "head_dim"))
+
+
+def _attention_factor(op: Op) -> float:
+    return float(op.attrs.get("attention_factor", 1.0))
 
 
 def _frequencies(op: Op, ctx: BindContext) -> int:
@@ -27,8 +30,27 @@ def _frequencies(op: Op, ctx: BindContext) -> int:
 
     head_dim = op.attrs["head_dim"]
     padded = torch.zeros(-(-head_dim // 4) * 2)  # whole int64 words
-    padded[: head_dim // 2] = inverse_frequencies(head_dim, op.attrs["theta"])
+    padded[: head_dim // 2] = inverse_frequencies(head_dim, op.attrs["theta"], op.attrs.get("scaling"))
     return ctx.table(padded.view(torch.int64).tolist())
+
+
+def _bind_rope(op: Op, ctx: BindContext) -> Call:
+    from . import _C
+
+    return _turn(_C.rope, op, ctx)
+
+
+def _bind_rope_bwd(op: Op, ctx: BindContext) -> Call:
+    from . import _C
+
+    return _turn(_C.rope_bwd, op, ctx)
+
+
+def _turn(launch: Callable[..., None], op: Op, ctx: BindContext) -> Call:
+    (out,) = op.outs
+    return ctx.call(
+        launch, *op.ins, _frequencies(op, ctx), out, *_sizes(op), _attention_factor(op), DTYPE_CODES[out.dtype]
+    )
 
 
 def _bind_qk_norm_rope(op: Op, ctx: BindContext) -> Call:
@@ -40,6 +62,8 @@ def _bind_qk_norm_rope(op: Op, ctx: BindContext) -> Call:
         _frequencies(op, ctx),
         op.outs[0],
         *_sizes(op),
+        op.attrs["eps"],
+        _attention_factor(op),
         DTYPE_CODES[op.outs[0].dtype],
     )
 
@@ -55,6 +79,8 @@ def _bind_qk_norm_rope_bwd(op: Op, ctx: BindContext) -> Call:
         ctx.workspace,
         _partial_blocks(op),
         *_sizes(op),
+        op.attrs["eps"],
+        _attention_factor(op),
         1 in op.accumulate,
         2 in op.accumulate,
         *(DTYPE_CODES[out.dtype] for out in op.outs),
@@ -81,6 +107,12 @@ def _supports(op: Op, target: Target) -> Support:
     return Support(True)
 
 
+def _supports_rope(op: Op, target: Target) -> Support:
+    if op.accumulate:
+        return Support(False, f"{op.outs[0]!r} is written, not added to")
+    return _supports(op, target)
+
+
 def _supports_bwd(op: Op, target: Target) -> Support:
     for i, out in enumerate(op.outs[1:], start=1):
         if out.dtype not in ("fp32", "bf16"):
@@ -96,6 +128,8 @@ KERNELS: tuple[KernelDef, ...] = tuple(
     kernel
     for dtype in ("bf16", "fp32")
     for kernel in (
+        KernelDef(op="rope", dtypes=(dtype, "int32", dtype), supports=_supports_rope, bind=_bind_rope),
+        KernelDef(op="rope_bwd", dtypes=(dtype, "int32", dtype), supports=_supports_rope, bind=_bind_rope_bwd),
         KernelDef(
             op="qk_norm_rope",
             dtypes=(dtype, dtype, dtype, "int32", dtype),

@@ -1,9 +1,13 @@
-"""The op that these models add to the vocabulary: RMS norm of every query and key head, then RoPE.
+"""The ops that these models add to the vocabulary: RoPE of every query and key head, alone or behind an RMS norm.
 
+    rope         (qkv [T, (H+2G)D], positions int32 [T];
+                  n_heads H, n_kv_heads G, head_dim D, theta, scaling, attention_factor) -> [T, (H+2G)D]
     qk_norm_rope (qkv [T, (H+2G)D], q_norm [D], k_norm [D], positions int32 [T];
-                  n_heads H, n_kv_heads G, head_dim D, theta, eps) -> [T, (H+2G)D]
+                  the same attributes, and eps) -> [T, (H+2G)D]
 
-Rows are [q; k; v] as in `attention`; the values pass through. RoPE turns the pairs (i, i + D/2), the half layout.
+Rows are [q; k; v] as in `attention`; the values pass through. RoPE turns the pairs (i, i + D/2), the half layout, by
+position * theta^(-2i/D), which `scaling`, a value of rope.py or None, changes; what is turned is multiplied by
+`attention_factor`. Both attributes may be left out: None and 1.
 """
 
 from __future__ import annotations
@@ -21,16 +25,32 @@ _REFERENCE = "surogate_models.reference"
 
 def _infer(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
     qkv, q_norm, k_norm, positions = ins
+    if q_norm.shape != (attrs["head_dim"],) or k_norm.shape != (attrs["head_dim"],):
+        raise ProgramError(f"q_norm and k_norm must have shape [{attrs['head_dim']}]")
+    return _infer_rope((qkv, positions), attrs)
+
+
+def _infer_rope(ins: Sequence[Value], attrs: Mapping[str, Any], label: str = "rope") -> list[OutSpec]:
+    qkv, positions = ins
     width = (attrs["n_heads"] + 2 * attrs["n_kv_heads"]) * attrs["head_dim"]
     if len(qkv.shape) != 2 or qkv.shape[1] != width:
         raise ProgramError(f"qkv must have two dimensions and {width} columns")
-    if q_norm.shape != (attrs["head_dim"],) or k_norm.shape != (attrs["head_dim"],):
-        raise ProgramError(f"q_norm and k_norm must have shape [{attrs['head_dim']}]")
     if attrs["head_dim"] % 2:
         raise ProgramError(f"head_dim must be even, got {attrs['head_dim']}")
     if positions.dtype != "int32" or positions.shape != qkv.shape[:1]:
         raise ProgramError(f"positions must be int32 [{qkv.shape[0]}]")
-    return [OutSpec("rope", qkv.shape, qkv.dtype)]
+    return [OutSpec(label, qkv.shape, qkv.dtype)]
+
+
+def _vjp_rope(b: Builder, op: Op, grads: Gradients) -> Gradients:
+    """A turn is undone by the turn back: nothing needs to be kept."""
+    (dy,) = grads
+    assert dy is not None
+    return b.apply("rope_bwd", dy, op.ins[1], **op.attrs), None
+
+
+def _infer_rope_bwd(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
+    return _infer_rope(ins, attrs, "d_qkv")
 
 
 def _vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
@@ -55,6 +75,19 @@ def _infer_bwd(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
 
 
 OPS: tuple[OpDef, ...] = (
+    OpDef(
+        kind="rope",
+        infer=_infer_rope,
+        reference=f"{_REFERENCE}:rope",
+        vjp=_vjp_rope,
+        flops=lambda op: 3 * op.ins[0].size,
+    ),
+    OpDef(
+        kind="rope_bwd",
+        infer=_infer_rope_bwd,
+        reference=f"{_REFERENCE}:rope_bwd",
+        flops=lambda op: 3 * op.ins[0].size,
+    ),
     OpDef(
         kind="qk_norm_rope",
         infer=_infer,

@@ -10,7 +10,9 @@ from surogate_core.api import Finding, KernelDef, ModelDef, OpDef, SystemInfo
 from surogate_core.compiled import diagnose
 
 from .kernels import KERNELS
+from .llama import LLAMA
 from .ops import OPS
+from .qwen2 import QWEN2
 from .qwen3 import QWEN3
 
 SUROGATE_API = 0
@@ -19,7 +21,7 @@ hookimpl = pluggy.HookimplMarker("surogate")
 
 @hookimpl
 def surogate_models() -> Iterable[ModelDef]:
-    return [QWEN3]
+    return [LLAMA, QWEN2, QWEN3]
 
 
 @hookimpl

@@ -2,28 +2,92 @@
 
 from __future__ import annotations
 
+from math import pi
+
 import torch
 from torch import Tensor
 
 from surogate_core.reference.ops import up
 
-
-def inverse_frequencies(head_dim: int, theta: float) -> Tensor:
-    """theta^(-2i/D) [D/2] in fp32, by the operations of transformers: an angle is a position times one of these, so
-    that at position 40,000 a difference in the last place is one of 0.002 rad."""
-    return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+from .rope import Linear, Llama3, Scaling
 
 
-def angles(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, 1, D/2] of position * theta^(-2i/D), in fp32 whatever the inputs, as transformers has them."""
-    angle = positions.to(torch.float32)[:, None, None] * inverse_frequencies(head_dim, theta)
-    return angle.cos(), angle.sin()
+def inverse_frequencies(head_dim: int, theta: float, scaling: Scaling | None = None) -> Tensor:
+    """theta^(-2i/D) [D/2] in fp32, scaled, by the operations of transformers: an angle is a position times one of
+    these, so that at position 40,000 a difference in the last place is one of 0.002 rad."""
+    powers = theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    plain = 1.0 / powers
+    if scaling is None:
+        return plain
+    if isinstance(scaling, Linear):
+        return plain / scaling.factor
+    if isinstance(scaling, Llama3):
+        return _llama3_frequencies(plain, scaling)
+    pairs = torch.arange(head_dim // 2, dtype=torch.float32)
+    kept = 1 - ((pairs - scaling.first) / (scaling.last - scaling.first)).clamp(0, 1)
+    return 1.0 / (scaling.factor * powers) * (1 - kept) + plain * kept
+
+
+def _llama3_frequencies(plain: Tensor, scaling: Llama3) -> Tensor:
+    original, low, high = scaling.original_positions, scaling.low_freq_factor, scaling.high_freq_factor
+    wavelengths = 2 * pi / plain
+    kept = (original / wavelengths - low) / (high - low)
+    between = (1 - kept) * plain / scaling.factor + kept * plain
+    stretched = torch.where(wavelengths > original / low, plain / scaling.factor, between)
+    return torch.where(wavelengths < original / high, plain, stretched)
+
+
+def angles(
+    positions: Tensor, head_dim: int, theta: float, scaling: Scaling | None, attention_factor: float
+) -> tuple[Tensor, Tensor]:
+    """cos and sin [T, 1, D/2] of position * inverse frequency, times the factor, in fp32 whatever the inputs, as
+    transformers has them."""
+    angle = positions.to(torch.float32)[:, None, None] * inverse_frequencies(head_dim, theta, scaling)
+    return angle.cos() * attention_factor, angle.sin() * attention_factor
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn the pairs (i, i + D/2) of [T, heads, D]."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def rope(
+    qkv: Tensor,
+    positions: Tensor,
+    *,
+    n_heads: int,
+    n_kv_heads: int,
+    head_dim: int,
+    theta: float,
+    scaling: Scaling | None = None,
+    attention_factor: float = 1.0,
+) -> Tensor:
+    """Every head of q and k turned; the values as they are."""
+    return _turn(qkv, n_heads + n_kv_heads, angles(positions, head_dim, theta, scaling, attention_factor))
+
+
+def rope_bwd(
+    dy: Tensor,
+    positions: Tensor,
+    *,
+    n_heads: int,
+    n_kv_heads: int,
+    head_dim: int,
+    theta: float,
+    scaling: Scaling | None = None,
+    attention_factor: float = 1.0,
+) -> Tensor:
+    """dy turned back."""
+    cos, sin = angles(positions, head_dim, theta, scaling, attention_factor)
+    return _turn(dy, n_heads + n_kv_heads, (cos, -sin))
+
+
+def _turn(qkv: Tensor, n_qk: int, cos_sin: tuple[Tensor, Tensor]) -> Tensor:
+    cos, sin = cos_sin
+    x = qkv.view(qkv.shape[0], -1, 2 * cos.shape[-1])
+    turned = _rotate(up(x[:, :n_qk]), cos, sin)
+    return torch.cat((turned.to(qkv.dtype), x[:, n_qk:]), dim=1).view_as(qkv)
 
 
 def _norm_weights(q_norm: Tensor, k_norm: Tensor, n_heads: int, n_kv_heads: int) -> Tensor:
@@ -42,13 +106,15 @@ def qk_norm_rope(
     head_dim: int,
     theta: float,
     eps: float,
+    scaling: Scaling | None = None,
+    attention_factor: float = 1.0,
 ) -> Tensor:
     """For every head of q and k: rope(x * rstd * w), rstd = 1 / sqrt(mean(x^2) + eps)."""
     x = qkv.view(qkv.shape[0], -1, head_dim)
     qk, v = up(x[:, : n_heads + n_kv_heads]), x[:, n_heads + n_kv_heads :]
     rstd = torch.rsqrt(qk.square().mean(-1, keepdim=True) + eps)
     normed = qk * rstd * _norm_weights(q_norm, k_norm, n_heads, n_kv_heads)
-    turned = _rotate(normed, *angles(positions, head_dim, theta))
+    turned = _rotate(normed, *angles(positions, head_dim, theta, scaling, attention_factor))
     return torch.cat((turned.to(qkv.dtype), v), dim=1).view_as(qkv)
 
 
@@ -64,13 +130,15 @@ def qk_norm_rope_bwd(
     head_dim: int,
     theta: float,
     eps: float,
+    scaling: Scaling | None = None,
+    attention_factor: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """d turned back, then the backward of the norm: dx = rstd * (g - n * mean(g * n)), n = x * rstd, g = d * w;
     dw = sum over tokens and heads of d * n."""
     shape = (qkv.shape[0], -1, head_dim)
     n_qk = n_heads + n_kv_heads
     x, dy = qkv.view(shape)[:, :n_qk], dy.view(shape)
-    cos, sin = angles(positions, head_dim, theta)
+    cos, sin = angles(positions, head_dim, theta, scaling, attention_factor)
     d = _rotate(up(dy[:, :n_qk]), cos, -sin)
     rstd = torch.rsqrt(up(x).square().mean(-1, keepdim=True) + eps)
     normed = up(x) * rstd

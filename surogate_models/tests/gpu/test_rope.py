@@ -1,4 +1,4 @@
-"""qk_norm_rope and its backward on the GPU against the reference in fp64."""
+"""qk_norm_rope, rope and their backwards on the GPU against the references in fp64."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from surogate_core.testing.binding import run_kernel
 from surogate_core.testing.kernels import assert_close, same_bits
 from surogate_models import reference
 from surogate_models.kernels import KERNELS
+from surogate_models.rope import Linear, Llama3, Yarn
 
 pytestmark = pytest.mark.gpu
 
@@ -33,12 +34,19 @@ SHAPES = [
     (300, 1, 1, 2),
 ]
 DTYPES = ["fp32", "bf16"]
+SCALINGS: dict[str, dict[str, Any]] = {
+    "llama3": {"scaling": Llama3(8.0, 1.0, 4.0, 8192)},
+    "linear": {"scaling": Linear(4.0)},
+    "yarn": {"scaling": Yarn(4.0, 20.0, 46.0), "attention_factor": 1.1386294361119891},
+}
 
 
 class Case:
     """The values of both ops on fresh inputs. Documents restart the positions; some positions are huge."""
 
-    def __init__(self, shape: tuple[int, int, int, int], dtype: str, *, seed: int = 0, first: int = 0) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int, int], dtype: str, *, seed: int = 0, first: int = 0, **scaled: Any
+    ) -> None:
         tokens, n_heads, n_kv_heads, head_dim = shape
         gen = torch.Generator().manual_seed(seed)
         width = (n_heads + 2 * n_kv_heads) * head_dim
@@ -49,6 +57,7 @@ class Case:
             "head_dim": head_dim,
             "theta": 1e6,
             "eps": 1e-6,
+            **scaled,
         }
 
         def value(name: str, shape: tuple[int, ...], kind: str = dtype) -> Value:
@@ -74,6 +83,10 @@ class Case:
         """The reference in fp64, from the very inputs that the kernel sees."""
         contents = [self.contents[v] for v in ins]
         return function(*(x.double() if x.is_floating_point() else x for x in contents), **self.attrs)
+
+    def without_norm(self) -> dict[str, Any]:
+        """The attributes of `rope`."""
+        return {key: value for key, value in self.attrs.items() if key != "eps"}
 
     def values_columns(self, x: Tensor) -> Tensor:
         return x[:, self.n_qk * self.attrs["head_dim"] :]
@@ -125,7 +138,7 @@ def term_sizes(case: Case) -> tuple[Tensor, Tensor]:
     x, dy = x[:, : case.n_qk], dy[:, : case.n_qk]
     normed = x / x.square().mean(-1, keepdim=True).sqrt()
     a, b = dy.chunk(2, dim=-1)
-    length = (a.square() + b.square()).sqrt().repeat(1, 1, 2)
+    length = (a.square() + b.square()).sqrt().repeat(1, 1, 2) * case.attrs.get("attention_factor", 1.0)
     terms = (normed * length).abs().sum(0)
     return terms[:n_heads].sum(0), terms[n_heads:].sum(0)
 
@@ -171,14 +184,58 @@ def test_gradients_of_the_norms_are_written_or_added(
     check_backward(Case((300, 4, 2, 128), dtype, seed=4), grads, accumulate)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_scaled_frequencies(scaling: str, dtype: str) -> None:
+    """Far out, where the frequencies' last places count."""
+    case = Case((200, 4, 2, 128), dtype, seed=5, first=100_000, **SCALINGS[scaling])
+    check_forward(case)
+    check_backward(case)
+    check_rope(case)
+
+
+def check_rope(case: Case, skew: int = 0) -> None:
+    """Two products and a sum. What the opposite angles turn back is dy, by the very same kernel."""
+    attrs = case.without_norm()
+    for kind, function, x in (("rope", reference.rope, case.qkv), ("rope_bwd", reference.rope_bwd, case.dy)):
+        ins = (x, case.positions)
+        op = Op(kind, ins, (case.rope,), attrs)
+        (out,) = run_kernel(KERNELS, op, {v: case.contents[v] for v in ins}, skew=skew)
+        truth = function(case.contents[x].double(), case.contents[case.positions], **attrs)
+        a, b = case.contents[x].double().view(x.shape[0], -1, 2, attrs["head_dim"] // 2).unbind(2)
+        length = (a.square() + b.square()).sqrt()[:, :, None].expand(-1, -1, 2, -1).reshape(x.shape)
+        assert_close(out, truth, out.dtype, 2, length * attrs.get("attention_factor", 1.0))
+        assert same_bits(case.values_columns(out), case.values_columns(case.contents[x]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rope(shape: tuple[int, int, int, int], dtype: str) -> None:
+    check_rope(Case(shape, dtype, seed=6))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rope_of_buffers_that_are_not_aligned(dtype: str) -> None:
+    check_rope(Case((37, 4, 2, 128), dtype, seed=7), skew=1)
+
+
+@pytest.mark.parametrize("first", [40_000, 131_072, 2**31 - 1000])
+def test_rope_of_positions_far_out(first: int) -> None:
+    check_rope(Case((500, 2, 1, 128), "fp32", seed=8, first=first))
+
+
 def test_wrong_arguments_are_named() -> None:
     from surogate_models import _C
 
     x = torch.zeros(4096, device="cuda")
     p, stream = x.data_ptr(), torch.cuda.current_stream().cuda_stream
     with pytest.raises(ValueError, match="qk_norm_rope: head_dim must be even and from 2 to 256, got 258"):
-        _C.qk_norm_rope(p, p, p, p, p, p, 1, 1, 1, 258, 1e-6, 0, stream)
+        _C.qk_norm_rope(p, p, p, p, p, p, 1, 1, 1, 258, 1e-6, 1.0, 0, stream)
     with pytest.raises(ValueError, match="qk_norm_rope: inv_freq is a null pointer"):
-        _C.qk_norm_rope(p, p, p, p, 0, p, 1, 1, 1, 64, 1e-6, 0, stream)
+        _C.qk_norm_rope(p, p, p, p, 0, p, 1, 1, 1, 64, 1e-6, 1.0, 0, stream)
+    with pytest.raises(ValueError, match="rope: attention_factor must be positive, got 0"):
+        _C.rope(p, p, p, p, 1, 1, 1, 64, 0.0, 0, stream)
+    with pytest.raises(ValueError, match="rope_bwd: positions is a null pointer"):
+        _C.rope_bwd(p, 0, p, p, 1, 1, 1, 64, 1.0, 0, stream)
     with pytest.raises(ValueError, match="qk_norm_rope_bwd: d_k_norm is bf16, which is only written"):
-        _C.qk_norm_rope_bwd(p, p, p, p, p, p, p, p, p, p, 1, 1, 1, 1, 64, 1e-6, False, True, 0, 0, 1, stream)
+        _C.qk_norm_rope_bwd(p, p, p, p, p, p, p, p, p, p, 1, 1, 1, 1, 64, 1e-6, 1.0, False, True, 0, 0, 1, stream)

@@ -1,4 +1,4 @@
-"""The op `qk_norm_rope`: what it means and its backward rule."""
+"""The ops `qk_norm_rope` and `rope`: what they mean and their backward rules."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from torch import Tensor
 from surogate_core.errors import ProgramError
 from surogate_core.program.builder import Builder
 from surogate_models.ops import OPS
-from surogate_models.reference import qk_norm_rope, qk_norm_rope_bwd
+from surogate_models.reference import qk_norm_rope, qk_norm_rope_bwd, rope, rope_bwd
+from surogate_models.rope import Linear
 
 ATTRS: dict[str, Any] = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 6, "theta": 100.0, "eps": 1e-5}
+ROPE_ATTRS = {k: v for k, v in ATTRS.items() if k != "eps"} | {"scaling": Linear(3.0), "attention_factor": 1.25}
 POSITIONS = torch.tensor([0, 1, 2, 0, 7], dtype=torch.int32)
 Q_WIDTH, K_WIDTH = 24, 12
 
@@ -76,6 +78,29 @@ def test_bf16_rounds_the_fp32_result_once() -> None:
     assert torch.equal(qk_norm_rope(*operands, POSITIONS, **ATTRS), wide.bfloat16())
 
 
+def test_rope_is_qk_norm_rope_without_the_norm() -> None:
+    """Heads of norm 1 and weights of 1 leave the norm nothing to do."""
+    x = inputs(torch.float64)[0].view(5, 8, 6)
+    qkv = (x / x.square().mean(-1, keepdim=True).sqrt()).view(5, 48)
+    ones = torch.ones(6, dtype=torch.float64)
+    normed = qk_norm_rope(qkv, ones, ones, POSITIONS, **ROPE_ATTRS, eps=0.0)
+    assert torch.allclose(rope(qkv, POSITIONS, **ROPE_ATTRS), normed, rtol=1e-12, atol=1e-13)
+
+
+def test_backward_of_rope_equals_autograd_through_the_reference() -> None:
+    qkv = inputs(torch.float64)[0].requires_grad_()
+    dy = torch.randn(5, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    (expected,) = torch.autograd.grad(rope(qkv, POSITIONS, **ROPE_ATTRS), qkv, dy)
+    assert torch.allclose(rope_bwd(dy, POSITIONS, **ROPE_ATTRS), expected, rtol=1e-12, atol=1e-13)
+
+
+def test_the_attention_factor_multiplies_queries_and_keys_only() -> None:
+    qkv = inputs(torch.float64)[0]
+    once, twice = (rope(qkv, POSITIONS, **ROPE_ATTRS | {"attention_factor": f}) for f in (1.0, 2.0))
+    assert torch.equal(twice[:, : Q_WIDTH + K_WIDTH], 2 * once[:, : Q_WIDTH + K_WIDTH])
+    assert torch.equal(twice[:, Q_WIDTH + K_WIDTH :], qkv[:, Q_WIDTH + K_WIDTH :])
+
+
 @pytest.mark.parametrize(
     ("shapes", "attrs", "message"),
     [
@@ -91,3 +116,20 @@ def test_shapes_that_do_not_fit_are_refused(shapes: list[tuple[int, ...]], attrs
     positions = b.input("positions", shapes[3], "int32")
     with pytest.raises(ProgramError, match=message):
         b.emit("qk_norm_rope", qkv, q_norm, k_norm, positions, **(ATTRS | attrs))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "attrs", "message"),
+    [
+        ([(5, 47), (5,)], {}, "48 columns"),
+        ([(5, 48), (4,)], {}, r"int32 \[5\]"),
+        ([(5, 40), (5,)], {"head_dim": 5}, "even"),
+    ],
+)
+def test_shapes_that_do_not_fit_rope_are_refused(
+    shapes: list[tuple[int, ...]], attrs: dict[str, int], message: str
+) -> None:
+    b = Builder({definition.kind: definition for definition in OPS}, "fp32")
+    qkv, positions = b.input("qkv", shapes[0], "fp32"), b.input("positions", shapes[1], "int32")
+    with pytest.raises(ProgramError, match=message):
+        b.emit("rope", qkv, positions, **(ROPE_ATTRS | attrs))

@@ -1,4 +1,4 @@
-"""The Qwen3 programs against transformers, float32, the same random weights."""
+"""The programs of every family against transformers, float32, the same random weights."""
 
 from __future__ import annotations
 
@@ -18,12 +18,34 @@ from .harness import (
 )
 
 TOLERANCE = 1e-5
+
+
+def scaled(kind: str, **more: Any) -> dict[str, Any]:
+    """Scaling that changes the angles of the 24 positions used here: some pairs kept, some stretched, some between."""
+    rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0}
+    original = {"original_max_position_embeddings": 32} if kind in ("llama3", "yarn") else {}
+    return {"rope_parameters": rope | original | more}
+
+
+QWEN2: dict[str, Any] = {"model_type": "qwen2"}
+LLAMA: dict[str, Any] = {"model_type": "llama"}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "untied": {},
-    "tied": {"tie_word_embeddings": True},
-    "biased": {"attention_bias": True},
-    "one_group": {"num_key_value_heads": 1, "head_dim": 12},
+    "qwen3": {},
+    "qwen3_tied": {"tie_word_embeddings": True},
+    "qwen3_biased": {"attention_bias": True},
+    "qwen3_one_group": {"num_key_value_heads": 1, "head_dim": 12},
+    "qwen2": QWEN2,
+    "qwen2_tied": QWEN2 | {"tie_word_embeddings": True},
+    "llama": LLAMA,
+    "llama_tied": LLAMA | {"tie_word_embeddings": True, "rms_norm_eps": 1e-5},
+    "llama_biased": LLAMA | {"attention_bias": True, "mlp_bias": True},
+    "llama_llama3": LLAMA | scaled("llama3", low_freq_factor=1.0, high_freq_factor=4.0),
+    "llama_linear": LLAMA | scaled("linear"),
+    "llama_dynamic": LLAMA | scaled("dynamic"),
+    "qwen2_yarn": QWEN2 | scaled("yarn", beta_fast=4.0),
+    "qwen3_yarn": scaled("yarn", beta_fast=4.0, attention_factor=1.5),
 }
+FAMILIES = ("qwen3", "qwen2", "llama")
 PACKINGS = {"unpacked": [[24], [24], [24]], "packed": [[7, 12, 5], [24], [2, 9, 3]]}
 
 
@@ -69,10 +91,12 @@ def test_logits_equal_transformers(variant: str, packing: str) -> None:
         assert relative_error(ours[: len(theirs)], theirs) <= TOLERANCE
 
 
-def test_packed_loss_equals_sum_over_documents() -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_loss_equals_sum_over_documents(family: str) -> None:
+    config = tiny_config(model_type=family)
     rows = documents_in_rows([[7, 12, 5], [24], [2, 9, 3]])
-    model = PlannedModel(tiny_config(), batch_size=3, seq_len=24)
-    model.load(random_hf_model(tiny_config()).state_dict())
+    model = PlannedModel(config, batch_size=3, seq_len=24)
+    model.load(random_hf_model(config).state_dict())
     packed = model.micro_step(rows, 1.0)
     alone = [model.micro_step([[document], [], []], 1.0) for row in rows for document in row]
     assert packed == pytest.approx(sum(alone), rel=1e-6)
@@ -92,8 +116,9 @@ def test_two_micro_steps_equal_one_large_batch() -> None:
         assert relative_error(grad, whole.gradients[name]) <= 2e-6, name
 
 
-def test_recomputing_any_part_gives_bit_identical_gradients() -> None:
-    config = tiny_config()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recomputing_any_part_gives_bit_identical_gradients(family: str) -> None:
+    config = tiny_config(model_type=family)
     state = random_hf_model(config).state_dict()
     rows = documents_in_rows([[7, 12, 5], [24]])
     plain = PlannedModel(config, batch_size=2, seq_len=24)
@@ -106,8 +131,9 @@ def test_recomputing_any_part_gives_bit_identical_gradients() -> None:
         assert all(torch.equal(grad, plain.gradients[name]) for name, grad in model.gradients.items()), parts
 
 
-def test_block_recomputation_keeps_one_residual_a_block() -> None:
-    config = tiny_config()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_block_recomputation_keeps_one_residual_a_block(family: str) -> None:
+    config = tiny_config(model_type=family)
     model = PlannedModel(config, batch_size=2, seq_len=24, recompute=frozenset({"block"}))
     program = model.assembly.programs["micro_first"]
     forward = {v for op in program.ops if op.phase == "forward" and op.block >= 0 for v in op.outs}
@@ -115,9 +141,10 @@ def test_block_recomputation_keeps_one_residual_a_block() -> None:
     assert [v.label for v in sorted(kept, key=lambda v: v.block)] == ["residual"] * (config["num_hidden_layers"] - 1)
 
 
-def test_twenty_adamw_steps_follow_torch() -> None:
+@pytest.mark.parametrize("variant", ["qwen3", "qwen2_tied", "llama_biased"])
+def test_twenty_adamw_steps_follow_torch(variant: str) -> None:
     """Clipping bites at every step, matrices decay, each step has two micro-steps."""
-    config = tiny_config()
+    config = tiny_config(**VARIANTS[variant])
     hf = random_hf_model(config)
     model = PlannedModel(config, batch_size=2, seq_len=24, weight_decay=0.1, max_grad_norm=0.5)
     model.load(hf.state_dict())

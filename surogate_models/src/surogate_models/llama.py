@@ -1,0 +1,46 @@
+"""Llama 1 to 3: no QK-norm; biases only where `attention_bias` and `mlp_bias` ask for them, then on every product."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from surogate_core.api import ModelDef
+
+from .config_json import boolean, integer, is_given
+from .decoder import DecoderDims, build, head_dim_of, ignored_tensors, n_kv_heads_of, read_dims, weights
+from .rope import read_rope
+
+
+def dims(config: Mapping[str, Any]) -> DecoderDims:
+    """Read the sizes from a parsed `config.json` of transformers 4 or 5; an absent key means what it means there, which
+    for the first Llamas is one key head for each query head and a `rope_theta` of 10,000.
+
+    Raises ConfigError, "key: what is wrong (got value)", when a key is missing or wrong, and when the model needs what
+    is not built: attention dropout, another activation.
+    """
+    attention_bias = boolean(config, "attention_bias")
+    head_dim = head_dim_of(config)
+    grouped = is_given(config, "num_key_value_heads")
+    return read_dims(
+        config,
+        n_kv_heads=n_kv_heads_of(config) if grouped else integer(config, "num_attention_heads"),
+        head_dim=head_dim,
+        rope=read_rope(config, head_dim, default_theta=10_000.0),
+        max_positions=integer(config, "max_position_embeddings", default=2048),
+        qkv_bias=attention_bias,
+        o_bias=attention_bias,
+        mlp_bias=boolean(config, "mlp_bias"),
+    )
+
+
+LLAMA = ModelDef(
+    name="llama",
+    summary="Llama 1 to 3 dense: grouped-query attention, scaled RoPE, tied or untied embeddings",
+    architectures=("LlamaForCausalLM",),
+    model_types=("llama",),
+    dims=dims,
+    build=build,
+    weights=weights,
+    ignored_tensors=ignored_tensors,
+)

@@ -1,0 +1,177 @@
+"""RoPE as a `config.json` describes it: the base, and how its frequencies are scaled to reach beyond the pre-training.
+
+transformers 5 writes `rope_parameters: {rope_type, rope_theta, ...}`; 4 wrote `rope_theta`, and `rope_scaling: {type
+or rope_type, ...}` where there is any. A scaling is part of an op's attributes; `reference.inverse_frequencies` says
+what it does to the frequencies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, floor, log, pi
+from typing import Any
+
+from .config_json import boolean, integer, is_given, positive, wrong
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Every frequency divided by `factor`."""
+
+    factor: float
+
+
+@dataclass(frozen=True)
+class Llama3:
+    """Wavelengths above original_positions / low_freq_factor are stretched by `factor`, those below
+    original_positions / high_freq_factor are kept, those between are interpolated."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_positions: int
+
+
+@dataclass(frozen=True)
+class Yarn:
+    """The frequencies of pairs up to `first` are kept, those from `last` on divided by `factor`, those between are
+    interpolated (Peng et al. 2023, arXiv:2309.00071). `first` and `last` need not be whole."""
+
+    factor: float
+    first: float
+    last: float
+
+
+Scaling = Linear | Llama3 | Yarn
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Angles are positions times inverse frequencies; their sines and cosines are multiplied by `attention_factor`.
+
+    max_positions: positions that the scaling is made for, where that is more than the config's own figure; else 0.
+    """
+
+    theta: float
+    scaling: Scaling | None = None
+    attention_factor: float = 1.0
+    max_positions: int = 0
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """The attributes of the ops that turn queries and keys."""
+        return {"theta": self.theta, "scaling": self.scaling, "attention_factor": self.attention_factor}
+
+
+def read_rope(config: Mapping[str, Any], head_dim: int, *, default_theta: float | None = None) -> Rope:
+    """What a parsed `config.json` says of RoPE, with the precedence of transformers: a `rope_scaling` that is not empty
+    replaces `rope_parameters`. `default_theta`: where neither that nor the config has a `rope_theta`.
+
+    Raises ConfigError for another type than default, linear, dynamic, yarn and llama3, for angles that depend on more
+    than the token's position, for a part of the head, and for values that make no sense.
+    """
+    _refuse_unbuilt(config)
+    key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    given: Mapping[str, Any] = config.get(key) or {}
+    within = f"{key}."
+    if "rope_theta" in given:
+        theta = positive(given, "rope_theta", within=within)
+    else:
+        theta = positive(config, "rope_theta", default=default_theta)
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind == "linear":
+        return Rope(theta, Linear(_factor(given, within)))
+    if kind == "yarn":
+        return _yarn(config, given, within, theta, head_dim)
+    if kind == "llama3":
+        return Rope(theta, _llama3(config, given, within))
+    if kind == "dynamic":  # scales only sequences longer than max_position_embeddings, which no run has
+        _factor(given, within)
+    elif kind != "default":
+        raise wrong(f"{within}rope_type", "must be default, linear, dynamic, yarn or llama3", kind)
+    return Rope(theta)
+
+
+def _refuse_unbuilt(config: Mapping[str, Any]) -> None:
+    for key in ("rope_scaling", "rope_parameters"):
+        given = config.get(key)
+        if given is None:
+            continue
+        if not isinstance(given, Mapping):
+            raise wrong(key, "must be a mapping", given)
+        if any(isinstance(value, Mapping) for value in given.values()):
+            raise wrong(key, "RoPE of its own for each kind of layer is not yet built", dict(given))
+        if is_given(given, "mrope_section"):
+            raise wrong(f"{key}.mrope_section", "multimodal RoPE is not yet built", given["mrope_section"])
+        _refuse_partial(given, f"{key}.")
+    _refuse_partial(config, "")
+
+
+def _refuse_partial(given: Mapping[str, Any], within: str) -> None:
+    if given.get("partial_rotary_factor") not in (None, 1):
+        key = f"{within}partial_rotary_factor"
+        raise wrong(key, "partial RoPE is not yet built; must be 1", given["partial_rotary_factor"])
+
+
+def _factor(given: Mapping[str, Any], within: str) -> float:
+    factor = positive(given, "factor", within=within)
+    if factor < 1:
+        raise wrong(f"{within}factor", "must be at least 1", given["factor"])
+    return factor
+
+
+def _original_positions(config: Mapping[str, Any], given: Mapping[str, Any], within: str) -> int:
+    """Of the pre-training: beside the mapping (which wins) or in it, else the config's only figure."""
+    if is_given(config, "original_max_position_embeddings"):
+        return integer(config, "original_max_position_embeddings")
+    if is_given(given, "original_max_position_embeddings"):
+        return integer(given, "original_max_position_embeddings", within=within)
+    return integer(config, "max_position_embeddings")
+
+
+def _llama3(config: Mapping[str, Any], given: Mapping[str, Any], within: str) -> Llama3:
+    low = positive(given, "low_freq_factor", within=within)
+    high = positive(given, "high_freq_factor", within=within)
+    if high <= low:
+        raise wrong(f"{within}high_freq_factor", f"must be greater than low_freq_factor {low}", high)
+    return Llama3(_factor(given, within), low, high, _original_positions(config, given, within))
+
+
+def _yarn(config: Mapping[str, Any], given: Mapping[str, Any], within: str, theta: float, head_dim: int) -> Rope:
+    """A pair is kept if it turns at least `beta_fast` times over the original positions, and stretched if it turns at
+    most `beta_slow` times. Queries and keys grow with the factor, which sharpens attention."""
+    factor = _factor(given, within)
+    original = _original_positions(config, given, within)
+    fast, slow = (
+        positive(given, key, within=within) if given.get(key) else default
+        for key, default in (("beta_fast", 32.0), ("beta_slow", 1.0))
+    )
+    if fast < slow:
+        raise wrong(f"{within}beta_fast", f"must not be less than beta_slow {slow}", fast)
+    if theta <= 1:
+        raise wrong("rope_theta", "must be greater than 1 with yarn", theta)
+
+    def pair_that_turns(times: float) -> float:
+        return head_dim * log(original / (times * 2 * pi)) / (2 * log(theta))
+
+    first, last = pair_that_turns(fast), pair_that_turns(slow)
+    if boolean(given, "truncate", default=True, within=within):
+        first, last = floor(first), ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    if first == last:
+        last += 0.001  # as transformers does; a step between two pairs
+    return Rope(theta, Yarn(factor, first, last), _attention_factor(given, within, factor), int(factor * original))
+
+
+def _attention_factor(given: Mapping[str, Any], within: str, factor: float) -> float:
+    if is_given(given, "attention_factor"):
+        return positive(given, "attention_factor", within=within)
+
+    def grown(weight: float) -> float:
+        return 0.1 * weight * log(factor) + 1.0 if factor > 1 else 1.0
+
+    if given.get("mscale") and given.get("mscale_all_dim"):
+        over, under = (positive(given, key, within=within) for key in ("mscale", "mscale_all_dim"))
+        return grown(over) / grown(under)
+    return grown(1.0)

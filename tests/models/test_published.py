@@ -1,0 +1,123 @@
+"""The published models of the families: their config.json gives their published number of parameters."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import pytest
+
+from surogate_core.api import BatchInputs
+from surogate_core.errors import ConfigError
+from surogate_core.program.builder import Builder
+
+from .harness import MODELS, OPS, tiny_config
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+QWEN: dict[str, Any] = {"rope_theta": 1000000.0, "use_sliding_window": False, "rms_norm_eps": 1e-6}
+LLAMA: dict[str, Any] = {"model_type": "llama", "rope_theta": 500000.0, "vocab_size": 128256, "rms_norm_eps": 1e-5}
+LLAMA |= {"attention_bias": False, "mlp_bias": False, "max_position_embeddings": 131072}
+PUBLISHED: dict[str, tuple[dict[str, Any], tuple[int, int, int, int, int], bool, int]] = {
+    # what the family has in common; hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads,
+    # intermediate_size; tied; parameters, each counted once, as the model's files on the hub say
+    "Qwen2.5-0.5B": (QWEN | {"vocab_size": 151936}, (896, 24, 14, 2, 4864), True, 494_032_768),
+    "Qwen2.5-1.5B": (QWEN | {"vocab_size": 151936}, (1536, 28, 12, 2, 8960), True, 1_543_714_304),
+    "Qwen2.5-3B": (QWEN | {"vocab_size": 151936}, (2048, 36, 16, 2, 11008), True, 3_085_938_688),
+    "Qwen2.5-7B": (QWEN | {"vocab_size": 152064}, (3584, 28, 28, 4, 18944), False, 7_615_616_512),
+    "Qwen2.5-14B": (QWEN | {"vocab_size": 152064}, (5120, 48, 40, 8, 13824), False, 14_770_033_664),
+    "Qwen2.5-32B": (QWEN | {"vocab_size": 152064}, (5120, 64, 40, 8, 27648), False, 32_763_876_352),
+    "Qwen2.5-72B": (QWEN | {"vocab_size": 152064}, (8192, 80, 64, 8, 29568), False, 72_706_203_648),
+    "Llama-3.1-8B": (LLAMA | {"rope_scaling": LLAMA3}, (4096, 32, 32, 8, 14336), False, 8_030_261_248),
+    "Llama-3.1-70B": (LLAMA | {"rope_scaling": LLAMA3}, (8192, 80, 64, 8, 28672), False, 70_553_706_496),
+    "Llama-3.2-1B": (
+        LLAMA | {"rope_scaling": LLAMA3 | {"factor": 32.0}, "head_dim": 64},
+        (2048, 16, 32, 8, 8192),
+        True,
+        1_235_814_400,
+    ),
+    "Llama-3.2-3B": (
+        LLAMA | {"rope_scaling": LLAMA3 | {"factor": 32.0}, "head_dim": 128},
+        (3072, 28, 24, 8, 8192),
+        True,
+        3_212_749_824,
+    ),
+    "Qwen3-0.6B": (
+        QWEN | {"model_type": "qwen3", "vocab_size": 151936, "head_dim": 128},
+        (1024, 28, 16, 8, 3072),
+        True,
+        596_049_920,
+    ),
+}
+KEYS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+
+
+def config_of(name: str) -> dict[str, Any]:
+    common, sizes, tied, _ = PUBLISHED[name]
+    defaults = {"model_type": "qwen2", "hidden_act": "silu", "max_position_embeddings": 32768}
+    return defaults | common | dict(zip(KEYS, sizes, strict=True)) | {"tie_word_embeddings": tied}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_sizes_have_their_published_number_of_parameters(name: str) -> None:
+    config = config_of(name)
+    model = MODELS[config["model_type"]]
+    dims = model.dims(config)
+    b = Builder(OPS, "bf16")
+    batch = BatchInputs(
+        tokens=b.input("tokens", (16,), "int32"),
+        targets=b.input("targets", (16,), "int32"),
+        positions=b.input("positions", (16,), "int32"),
+        cu_seqlens=b.input("cu_seqlens", (3,), "int32"),
+        loss_scale=b.input("loss_scale", (), "fp32"),
+        seq_len=8,
+    )
+    with b.record("forward"):
+        model.build(b, dims, batch)
+    params = [value for value in b.declared if value.role == "param"]
+    assert sum(prod(param.shape) for param in params) == PUBLISHED[name][-1]
+    tensors = [tensor for weight in model.weights(dims) for tensor in weight.tensors]
+    assert sum(prod(tensor.shape) for tensor in tensors) == PUBLISHED[name][-1]
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+def test_heads_divide_the_width_unless_their_size_is_given(family: str) -> None:
+    dims = MODELS[family].dims
+    without = {k: v for k, v in tiny_config(model_type=family).items() if k != "head_dim"}
+    assert dims(without).q_rows == 48
+    assert dims(without | {"head_dim": 16}).q_rows == 64
+    with pytest.raises(ConfigError, match=r"^hidden_size: must be a multiple of num_attention_heads 4 .*\(got 50\)"):
+        dims(without | {"hidden_size": 50})
+
+
+def test_the_first_llamas_say_less() -> None:
+    config = tiny_config(model_type="llama", rope_parameters=None)
+    del config["num_key_value_heads"], config["max_position_embeddings"]
+    d = MODELS["llama"].dims(config)
+    assert (d.n_kv_heads, d.rope.theta, d.max_positions) == (4, 10000.0, 2048)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 2}),
+        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}),
+        ("qwen2", {"hidden_act": "gelu"}),
+        ("qwen2", {"attention_dropout": 0.1}),
+        ("llama", {"hidden_act": "gelu"}),
+        ("llama", {"attention_dropout": 0.1}),
+        ("llama", {"attention_bias": "yes"}),
+        ("llama", {"mlp_bias": 1}),
+        ("llama", {"head_dim": 15}),
+        ("llama", {"num_key_value_heads": 3}),
+    ],
+    ids=str,
+)
+def test_wrong_values_are_refused_by_name(family: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"^{next(iter(changes))}.*\(got .*\)"):
+        MODELS[family].dims(tiny_config(model_type=family, **changes))

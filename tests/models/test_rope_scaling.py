@@ -1,0 +1,106 @@
+"""`rope_scaling` and `rope_parameters`: the frequencies of transformers to the bit, and what is refused."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from surogate_core.errors import ConfigError
+from surogate_models.reference import inverse_frequencies
+from surogate_models.rope import Linear, read_rope
+
+from .harness import MODELS, tiny_config
+
+LLAMA_31 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+SCALINGS: dict[str, tuple[float, int, dict[str, Any]]] = {
+    # rope_theta, head_dim, rope_scaling
+    "Llama-3.1": (500000.0, 128, LLAMA_31),
+    "Llama-3.2-1B": (500000.0, 64, LLAMA_31 | {"factor": 32.0}),
+    "Qwen2.5 with yarn": (1000000.0, 128, YARN),
+    "Qwen2.5-0.5B with yarn": (1000000.0, 64, YARN),
+    "yarn, sharp": (10000.0, 64, YARN | {"beta_fast": 8, "beta_slow": 8}),
+    "yarn, not truncated": (150000.0, 64, YARN | {"factor": 32.0, "truncate": False}),
+    "yarn, attention factor": (1000000.0, 128, YARN | {"attention_factor": 0.75}),
+    "yarn, mscale": (10000.0, 64, YARN | {"factor": 40, "mscale": 0.707, "mscale_all_dim": 0.5}),
+    "linear": (100000.0, 128, {"type": "linear", "factor": 4.0}),
+    "linear, odd factor": (10000.0, 96, {"rope_type": "linear", "factor": 3.7}),
+    "dynamic": (10000.0, 128, {"type": "dynamic", "factor": 2.0}),
+}
+
+
+@pytest.mark.parametrize("style", ["transformers 4", "transformers 5"])
+@pytest.mark.parametrize("case", SCALINGS)
+def test_frequencies_have_the_bits_of_transformers(case: str, style: str) -> None:
+    theta, head_dim, scaling = SCALINGS[case]
+    sizes = {"hidden_size": 2 * head_dim, "num_attention_heads": 2, "max_position_embeddings": 131072}
+    if style == "transformers 4":
+        config = {**sizes, "rope_theta": theta, "rope_scaling": scaling}
+    else:
+        kind = scaling.get("rope_type", scaling.get("type"))
+        config = {**sizes, "rope_parameters": {**scaling, "rope_type": kind, "rope_theta": theta}}
+    rope = read_rope(config, head_dim)
+    theirs = AutoConfig.for_model("llama", **deepcopy(config))
+    expected, factor = ROPE_INIT_FUNCTIONS[theirs.rope_parameters["rope_type"]](theirs)
+    assert torch.equal(inverse_frequencies(head_dim, rope.theta, rope.scaling), expected)
+    assert rope.attention_factor == factor
+    assert torch.equal(expected, inverse_frequencies(head_dim, theta)) is (case == "dynamic")
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_every_family_reads_every_scaling(family: str) -> None:
+    for theta, _, scaling in SCALINGS.values():
+        config = tiny_config(model_type=family, rope_parameters=None, rope_theta=theta, rope_scaling=scaling)
+        assert MODELS[family].dims(config).rope == read_rope(config, 16)
+
+
+def test_rope_scaling_replaces_rope_parameters_as_in_transformers() -> None:
+    config = {"rope_theta": 5.0, "rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}
+    assert read_rope(config, 16).theta == 7.0
+    both = read_rope(config | {"rope_scaling": {"type": "linear", "factor": 2}}, 16)
+    assert (both.theta, both.scaling) == (5.0, Linear(2.0))
+    assert read_rope(config | {"rope_scaling": {}}, 16).theta == 7.0
+
+
+def test_original_positions_beside_the_mapping_win() -> None:
+    config = tiny_config(rope_parameters=YARN | {"rope_theta": 1e4}, max_position_embeddings=64)
+    assert MODELS["qwen3"].dims(config).max_positions == 4 * 32768
+    assert MODELS["qwen3"].dims(config | {"original_max_position_embeddings": 100}).max_positions == 400
+
+
+@pytest.mark.parametrize(
+    ("scaling", "told"),
+    [
+        ({"type": "linear"}, "rope_scaling.factor: is required"),
+        ({"type": "linear", "factor": 0.5}, r"rope_scaling.factor: must be at least 1 \(got 0.5\)"),
+        ({"type": "linear", "factor": "2"}, r"rope_scaling.factor: must be a positive number \(got '2'\)"),
+        ({"type": "dynamic", "factor": None}, r"rope_scaling.factor: must be a positive number \(got None\)"),
+        ({"type": "su", "factor": 2.0}, r"rope_scaling.rope_type: must be default, linear, .* \(got 'su'\)"),
+        ({"type": ["yarn"]}, r"rope_scaling.rope_type: must be default"),
+        ({**LLAMA_31, "high_freq_factor": 1.0}, "rope_scaling.high_freq_factor: must be greater than low_freq_factor"),
+        ({**LLAMA_31, "low_freq_factor": 0}, "rope_scaling.low_freq_factor: must be a positive number"),
+        ({"rope_type": "llama3", "factor": 8.0}, "rope_scaling.low_freq_factor: is required"),
+        ({**YARN, "original_max_position_embeddings": 1.5}, "rope_scaling.original_max_position_embeddings: must be"),
+        ({**YARN, "beta_fast": 0.5}, "rope_scaling.beta_fast: must not be less than beta_slow"),
+        ({**YARN, "truncate": "no"}, "rope_scaling.truncate: must be true or false"),
+        ({**YARN, "attention_factor": -1.0}, "rope_scaling.attention_factor: must be a positive number"),
+        ({**YARN, "partial_rotary_factor": 0.5}, "rope_scaling.partial_rotary_factor: partial RoPE is not yet built"),
+        ({"type": "mrope", "mrope_section": [16, 24, 24]}, "rope_scaling.mrope_section: multimodal RoPE"),
+    ],
+    ids=str,
+)
+def test_wrong_scalings_are_refused_by_name(scaling: dict[str, Any], told: str) -> None:
+    config = {"rope_theta": 1e4, "max_position_embeddings": 4096, "rope_scaling": scaling}
+    with pytest.raises(ConfigError, match=f"^{told}"):
+        read_rope(config, 64)
