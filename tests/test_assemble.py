@@ -122,6 +122,7 @@ LOW_RANK = AdapterDef(
     save=lambda tensors, path, base_model, options: None,
     load=lambda path, options: {},
     merge=lambda path: Merge("", {}),
+    config_file="adapter.json",
 )
 ADAPTED: Mapping[str, Any] = {"adapters": [(LOW_RANK, NoOptions())]}
 

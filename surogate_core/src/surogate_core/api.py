@@ -421,6 +421,7 @@ class AdapterDef:
     load        (folder, options) -> tensors by the params' names. Raises ConfigError, naming file and key, where the
                 folder holds no such adapter or one of other options.
     merge       folder -> what it changes in which model. Raises ConfigError as `load` does.
+    config_file the file of `save` without which a folder is no adapter: it is put in its place last
     """
 
     name: str
@@ -431,6 +432,7 @@ class AdapterDef:
     save: Callable[[Mapping[str, Any], Path, str, Any], None]
     load: Callable[[Path, Any], Mapping[str, Any]]
     merge: Callable[[Path], Merge]
+    config_file: str
 
 
 @dataclass(frozen=True)
