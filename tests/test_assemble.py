@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -25,10 +25,12 @@ from surogate_core.api import (
     AdapterDef,
     HFTensor,
     Init,
+    Merge,
     NoOptions,
     OffloadDef,
     Op,
     OptimizerDef,
+    Precision,
     PrecisionRequest,
     Program,
     Value,
@@ -87,7 +89,9 @@ def persistent_bits(model: PlannedModel, *roles: str) -> dict[str, Tensor]:
 # ------------------------------------------------------------------------------------------------- adapters, offloading
 
 
-def low_rank(forward: Program, b: Builder, options: NoOptions) -> Program:
+def low_rank(
+    forward: Program, b: Builder, precision: Precision, weights: Sequence[WeightMap], options: NoOptions
+) -> Program:
     """y = W x + B (A x) for every linear op."""
     ops: list[Op] = []
     for op in forward.ops:
@@ -96,8 +100,8 @@ def low_rank(forward: Program, b: Builder, options: NoOptions) -> Program:
             continue
         x, w, y = op.ins[0], op.ins[1], op.outs[0]
         with b.record("forward", op.block) as emitted:
-            down = b.param(f"{w.name}.A", (RANK, x.shape[1]), Init(kind="normal", std=0.2))
-            up = b.param(f"{w.name}.B", (w.shape[0], RANK), Init(kind="zeros"))
+            down = b.param(f"{w.name}.A", (RANK, x.shape[1]), Init(kind="normal", std=0.2), precision.lora)
+            up = b.param(f"{w.name}.B", (w.shape[0], RANK), Init(kind="zeros"), precision.lora)
             base = b.apply("linear", *op.ins, label=y.label, **op.attrs)
             branch = b.apply("linear", b.apply("linear", x, down, label=y.label), up, label=y.label)
             b.emit("add", base, branch, outs=[y])
@@ -113,11 +117,12 @@ LOW_RANK = AdapterDef(
     name="low_rank",
     summary="A low-rank branch beside every linear op",
     options=NoOptions,
-    apply=low_rank,  # type: ignore[arg-type]
-    trainable=is_low_rank,  # type: ignore[arg-type]
-    save=lambda tensors, path, options: None,
+    apply=low_rank,
+    trainable=is_low_rank,
+    save=lambda tensors, path, base_model, options: None,
     load=lambda path, options: {},
-    merge=lambda tensors, options: tensors,
+    merge=lambda path: Merge("", {}),
+    config_file="adapter.json",
 )
 ADAPTED: Mapping[str, Any] = {"adapters": [(LOW_RANK, NoOptions())]}
 
@@ -181,7 +186,7 @@ def test_every_pass_is_verified_and_every_program_is_the_verified_one(monkeypatc
 @pytest.mark.parametrize(
     ("change", "pass_name"),
     [
-        ({"adapters": [(replace(LOW_RANK, apply=lambda p, b, o: replace(p, ops=p.ops[1:])), NoOptions())]}, "adapter"),
+        ({"adapters": [(replace(LOW_RANK, apply=lambda p, b, *_: replace(p, ops=p.ops[1:])), NoOptions())]}, "adapter"),
         ({"recipe": replace(BF16, lower=lambda p, b, precision, o: replace(p, ops=p.ops[1:]))}, "lower"),
         (offload(lambda p, b, budget, o: replace(p, ops=p.ops[1:])), "offload"),
     ],
@@ -301,6 +306,26 @@ def test_frozen_params_cost_nothing_but_their_bytes() -> None:
     assert not {v.name for op in assembly.programs["update"].ops for v in (*op.ins, *op.outs)} & frozen
 
 
+@pytest.mark.parametrize(
+    ("model", "master", "lora", "adapter_master"),
+    [
+        ("bf16", "bf16", "fp32", None),
+        ("bf16", "fp32", "fp32", None),
+        ("fp32", "bf16", "fp32", None),
+        ("bf16", "fp32", "bf16", "fp32"),
+        ("bf16", "bf16", "bf16", None),
+    ],
+)
+def test_an_adapter_has_masters_only_where_they_are_wider(
+    model: str, master: str, lora: str, adapter_master: str | None
+) -> None:
+    request = PrecisionRequest(model_dtype=model, master_dtype=master, lora_dtype=lora)
+    assembly = assemble(ingredients(request=request, **ADAPTED))
+    assert {v.dtype for v in assembly.trainable} == {lora}
+    masters = {v.dtype for v in assembly.declared if v.name.startswith("master.")}
+    assert masters == ({adapter_master} if adapter_master else set())
+
+
 def test_an_adapter_that_starts_at_zero_starts_at_the_base_model() -> None:
     adapted, base = planned(**ADAPTED), planned()
     expected = base.micro_step(ROWS, SCALE)
@@ -364,7 +389,7 @@ def test_recomputing_an_adapted_block_is_bit_identical() -> None:
 
 
 def test_an_adapter_must_leave_the_loss_alone() -> None:
-    wrong = replace(LOW_RANK, apply=lambda p, b, o: replace(p, outputs=()))
+    wrong = replace(LOW_RANK, apply=lambda p, b, *_: replace(p, outputs=()))
     with pytest.raises(ProgramError, match="adapter low_rank returned 0 outputs"):
         assemble(ingredients(adapters=[(wrong, NoOptions())]))
 

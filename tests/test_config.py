@@ -27,6 +27,7 @@ from surogate_core.config import (
 )
 from surogate_core.config_keys import ALIASES, DEAD, DIFFERS, ELSEWHERE, LIMITS, NOT_YET, NOT_YET_NAMES, PACKAGES
 from surogate_core.errors import ConfigError, PluginError, SurogateError
+from surogate_lora.options import LoraOptions
 
 
 class SgdOptions(BaseModel):
@@ -76,6 +77,7 @@ class FakeRegistry:
             "optimizer": list(self.optimizers),
             "logger": ["console", "my-board"],
             "format": ["text"],
+            "adapter": [],
         }[kind]
 
     def refuse_core_keys(self, keys: Collection[str]) -> None:
@@ -85,6 +87,16 @@ class FakeRegistry:
 
     def missing(self, kind: str, name: str) -> PluginError:
         return PluginError(f"{kind}: {name} — no installed plugin provides it", distribution="d")
+
+
+class WithAdapter(FakeRegistry):
+    """The same with LoRA installed."""
+
+    def options_models(self) -> Mapping[tuple[str, str], type[BaseModel]]:
+        return {**super().options_models(), ("adapter", "lora"): LoraOptions}
+
+    def names(self, kind: str) -> list[str]:
+        return ["lora"] if kind == "adapter" else super().names(kind)
 
 
 MINIMAL: dict[str, Any] = {"model": "Qwen/Qwen3-0.6B", "datasets": [{"path": "data.txt"}]}
@@ -130,10 +142,27 @@ def test_pretraining_trains_all_weights_by_default(mode: Mode) -> None:
     assert load(mode).config.lora is False
 
 
-def test_sft_asks_for_lora_false_until_lora_is_built() -> None:
+def test_sft_trains_an_adapter_by_default_and_says_how_to_do_without_its_package() -> None:
     text = message("sft")
-    assert text.startswith("run.yaml: lora: not yet") and "lora: false" in text
+    assert text.startswith("run.yaml: lora: no installed plugin") and "surogate-lora" in text and "lora: false" in text
     assert load("sft", lora=False).config.lora is False
+    loaded = load("sft", WithAdapter(), lora_rank=8)
+    assert loaded.config.lora is True
+    assert loaded.adapters == {"lora": LoraOptions(lora_rank=8)}
+    assert load_config(resolved(loaded), registry=WithAdapter(), mode="sft", source="again") == loaded
+
+
+def test_keys_of_adapters_need_an_adapter() -> None:
+    assert "lora_rank: no installed plugin has this key; pip install surogate-lora" in message(lora_rank=8)
+    assert "adapter_path: " in message(adapter_path="out/adapter")
+    told = load(registry=WithAdapter(), lora_rank=8, merge_adapter=True).notices
+    assert any("lora_rank: has no effect" in line for line in told)
+    assert any("merge_adapter: has no effect" in line for line in told)
+
+
+def test_an_adapter_needs_a_base_that_can_be_loaded_again() -> None:
+    with pytest.raises(ConfigError, match=r"lora: .*from_scratch"):
+        load(registry=WithAdapter(), lora=True, from_scratch=True)
 
 
 def test_explicit_null_means_the_default() -> None:
@@ -274,10 +303,10 @@ def test_a_census_key_set_to_its_default_is_accepted_and_to_another_value_is_not
             assert load(**nested(key, value)) == load(), key
         text = message(**nested(key, "something else"))
         assert text.startswith(f"run.yaml: {key}: not yet: ") and "'something else'" in text and entry.instead in text
-    assert load(fp8_amax_history="1024", qlora_bnb="false", lora_target_modules="all-linear") == load()
+    assert load(fp8_amax_history="1024", qlora_bnb="false") == load()
 
 
-@pytest.mark.parametrize(("key", "value"), [("attn_bwd_chunks", 2), ("zero_level", 3), ("lora", True)])
+@pytest.mark.parametrize(("key", "value"), [("attn_bwd_chunks", 2), ("zero_level", 3)])
 def test_a_value_whose_feature_is_not_built_is_not_yet(key: str, value: Any) -> None:
     assert f"{key}: not yet: " in message(**{key: value})
 
@@ -315,7 +344,7 @@ def test_the_tables_speak_of_keys_that_exist_and_no_key_has_two_places() -> None
     core = TrainConfig.model_fields.keys()
     for table in (NOT_YET, DEAD, PACKAGES, ALIASES):
         assert not core & table.keys()
-    assert set(ELSEWHERE.values()) <= core and not core & ELSEWHERE.keys()
+    assert set(ELSEWHERE.values()) <= {*core, *PACKAGES} and not core & ELSEWHERE.keys()
     assert all(limit.key in core for limit in LIMITS)
     assert all(entry.key in core or entry.key in NOT_YET for entry in DIFFERS)
     assert all(info.description for info in TrainConfig.model_fields.values())

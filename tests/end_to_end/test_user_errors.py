@@ -38,8 +38,8 @@ def test_the_modes_train_on_text(workplace: Workplace, verb: str) -> None:
     assert "mine: done, 2 steps" in done.stdout
 
 
-def test_sft_wants_lora_which_is_not_built(workplace: Workplace) -> None:
-    assert_refused(workplace.surogate("sft", workplace.write()), "lora: not yet", "lora: false")
+def test_sft_trains_an_adapter_which_needs_a_base(workplace: Workplace) -> None:
+    assert_refused(workplace.surogate("sft", workplace.write()), "lora: ", "from_scratch: true", "lora: false")
     assert not workplace.out.exists()
 
 

@@ -21,6 +21,7 @@ from surogate_core.program.passes.dead_code import dead_code
 from surogate_core.program.verify import verify
 from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.reference import ReferenceExecutor
+from surogate_lora.ops import OPS as LORA_OPS
 from surogate_models.llama import LLAMA
 from surogate_models.ops import OPS as MODEL_OPS
 from surogate_models.qwen2 import QWEN2
@@ -28,7 +29,7 @@ from surogate_models.qwen3 import QWEN3
 from surogate_optim_adamw.adamw import ADAMW, ADAMW_OP, AdamWOptions
 from surogate_recipes_bf16.recipe import BF16
 
-OPS = {definition.kind: definition for definition in (*STANDARD_OPS, *MODEL_OPS, ADAMW_OP)}
+OPS = {definition.kind: definition for definition in (*STANDARD_OPS, *MODEL_OPS, *LORA_OPS, ADAMW_OP)}
 MODELS = {model.model_types[0]: model for model in (LLAMA, QWEN2, QWEN3)}
 NO_LABEL = -100
 

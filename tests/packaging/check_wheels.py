@@ -21,12 +21,13 @@ from virtualenvs import Environment
 
 ROOT = Path(__file__).parents[2]
 DIST = ROOT / "dist"
-CORE_AND_FIRST = ("surogate-core", "surogate-models", "surogate-recipe-bf16", "surogate-optim-adamw")
+CORE_AND_FIRST = ("surogate-core", "surogate-models", "surogate-recipe-bf16", "surogate-optim-adamw", "surogate-lora")
 PACKAGES = {
     "surogate-core": ROOT / "surogate_core/src/surogate_core",
     "surogate-models": ROOT / "surogate_models/src/surogate_models",
     "surogate-recipe-bf16": ROOT / "surogate_recipes_bf16/src/surogate_recipes_bf16",
     "surogate-optim-adamw": ROOT / "plugins/surogate_optim_adamw/src/surogate_optim_adamw",
+    "surogate-lora": ROOT / "plugins/surogate_lora/src/surogate_lora",
 }
 EXAMPLE = ROOT / "plugins/example_third_party"
 
@@ -133,17 +134,17 @@ def test_every_package_has_one_wheel_that_holds_every_file_of_its_source() -> No
 
 def test_the_meta_package_brings_everything(case: Case) -> None:
     case.install("surogate")
-    assert case.plugins() == dict.fromkeys(("builtin", "adamw", "bf16", "models"), "loaded")
+    assert case.plugins() == dict.fromkeys(("builtin", "adamw", "bf16", "lora", "models"), "loaded")
     assert case.has("datasets")
     assert case.surogate("--version").startswith("surogate 0.1")
     assert json.loads(case.surogate("plan", "run.yaml", "--json"))["fits"] is True
     assert "Traceback" not in case.surogate("doctor")
 
 
-def test_the_four_packages_work_without_the_meta_package(case: Case) -> None:
+def test_the_packages_work_without_the_meta_package(case: Case) -> None:
     case.install(*CORE_AND_FIRST)
     assert not case.has("datasets")
-    assert case.plugins() == dict.fromkeys(("builtin", "adamw", "bf16", "models"), "loaded")
+    assert case.plugins() == dict.fromkeys(("builtin", "adamw", "bf16", "lora", "models"), "loaded")
     assert json.loads(case.surogate("plan", "run.yaml", "--json"))["fits"] is True
 
 

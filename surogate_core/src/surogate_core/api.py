@@ -52,6 +52,7 @@ __all__ = [
     "LauncherDef",
     "Logger",
     "LoggerDef",
+    "Merge",
     "ModelDef",
     "NoOptions",
     "OffloadDef",
@@ -411,16 +412,39 @@ class RecipeDef:
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterDef:
-    """Trains something beside or instead of the weights: a rewrite of the forward program before differentiation."""
+    """Trains something beside or instead of the weights: a rewrite of the forward program before differentiation.
+
+    apply       (program, builder, precision, the model's weight maps, options) -> the rewritten program, whose one
+                output is the loss. Raises ConfigError for options that do not fit the model.
+    trainable   (param, options) -> whether it is trained; the others are frozen
+    save        (trained params by name, empty folder, the base model's name, options): writes the ecosystem's files
+    load        (folder, options) -> tensors by the params' names. Raises ConfigError, naming file and key, where the
+                folder holds no such adapter or one of other options.
+    merge       folder -> what it changes in which model. Raises ConfigError as `load` does.
+    config_file the file of `save` without which a folder is no adapter: it is put in its place last
+    """
 
     name: str
     summary: str
     options: type[BaseModel]
-    apply: Callable[[Program, Builder, BaseModel], Program]
-    trainable: Callable[[Value, BaseModel], bool]
-    save: Callable[[Mapping[str, Any], Path, BaseModel], None]
-    load: Callable[[Path, BaseModel], Mapping[str, Any]]
-    merge: Callable[[Mapping[str, Any], BaseModel], Mapping[str, Any]]
+    apply: Callable[[Program, Builder, Precision, Sequence[WeightMap], Any], Program]
+    trainable: Callable[[Value, Any], bool]
+    save: Callable[[Mapping[str, Any], Path, str, Any], None]
+    load: Callable[[Path, Any], Mapping[str, Any]]
+    merge: Callable[[Path], Merge]
+    config_file: str
+
+
+@dataclass(frozen=True)
+class Merge:
+    """A saved adapter that is to be added to its base.
+
+    base_model  name of the base model, as the adapter's files have it
+    changes     name of a checkpoint tensor of the base -> function from that tensor to the merged one, of its dtype
+    """
+
+    base_model: str
+    changes: Mapping[str, Callable[[Any], Any]]
 
 
 # -------------------------------------------------------------------------------------------------------- optimizers

@@ -15,7 +15,7 @@ All of them share params, gradients, states, inputs, and one arena.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import BaseModel
@@ -169,7 +169,7 @@ def assemble(given: Ingredients) -> Assembly:
     scalars = _scalars(b)
     forward, loss = _build(b, batch, given, line)
     weights = _checked_weights(given, b.declared)
-    forward, loss = _adapt(b, forward, loss, given, line)
+    forward, loss = _adapt(b, forward, loss, weights, given, line)
     loss_state = b.state("step_loss", loss.shape, loss.dtype, Init(kind="zeros"))
     eval_state = b.state("eval_loss", loss.shape, loss.dtype, Init(kind="zeros"))
 
@@ -178,7 +178,11 @@ def assemble(given: Ingredients) -> Assembly:
     evaluate = line("lower", evaluate, given.recipe.lower(evaluate, b, given.precision, given.recipe_options))
 
     micro, gradients = _micro(b, forward, loss, loss_state, given, scalars, line)
-    params = [_with_master(b, param, grad, given.precision.master) for param, grad in gradients.items()]
+    of_model = {m.param for m in weights}
+    params = [
+        _with_master(b, param, grad, _master_dtype(param, given.precision.master, of_model))
+        for param, grad in gradients.items()
+    ]
     load = line("load", None, _load(b, params))
     update, grad_norm = _update(b, params, given, scalars)
     update = line("optimizer", None, update)
@@ -268,9 +272,12 @@ def _build(b: Builder, batch: BatchInputs, given: Ingredients, line: _Line) -> t
         return line("build", None, b.program("forward", (loss,))), loss
 
 
-def _adapt(b: Builder, forward: Program, loss: Value, given: Ingredients, line: _Line) -> tuple[Program, Value]:
+def _adapt(
+    b: Builder, forward: Program, loss: Value, weights: Sequence[WeightMap], given: Ingredients, line: _Line
+) -> tuple[Program, Value]:
     for adapter, options in given.adapters:
-        forward = line(f"adapter {adapter.name}", forward, adapter.apply(forward, b, options))
+        adapted = adapter.apply(forward, b, given.precision, weights, options)
+        forward = line(f"adapter {adapter.name}", forward, adapted)
         if len(forward.outputs) != 1:
             raise ProgramError(
                 f"adapter {adapter.name} returned {len(forward.outputs)} outputs; the loss is the only one"
@@ -323,6 +330,12 @@ def _variants(
         for program in programs
         if bounds and any(cu_seqlens in op.ins for op in program.ops)
     }
+
+
+def _master_dtype(param: Value, asked: str, of_model: Collection[str]) -> str:
+    """`master_dtype` is of the model's own weights. An adapter's are stored as wide as they are asked to be trained,
+    so only a wider master gains anything: a narrower one would lose what their dtype was chosen for."""
+    return asked if param.name in of_model else max(param.dtype, asked, key=DTYPE_BYTES.__getitem__)
 
 
 def _with_master(b: Builder, param: Value, grad: Value, master_dtype: str) -> ParamGrad:

@@ -16,7 +16,18 @@ from pydantic import BaseModel
 
 from .api import NoOptions
 from .config_errors import Problem, fold, keys_of, nearest, problems_error, shown, shown_key, unknown_key, validate
-from .config_keys import ALIASES, DATASET_KEYS, DEAD, ELSEWHERE, LIMITS, NOT_YET, NOT_YET_NAMES, PACKAGES, SECTIONS
+from .config_keys import (
+    ADAPTER_PACKAGE,
+    ALIASES,
+    DATASET_KEYS,
+    DEAD,
+    ELSEWHERE,
+    LIMITS,
+    NOT_YET,
+    NOT_YET_NAMES,
+    PACKAGES,
+    SECTIONS,
+)
 from .config_schema import DatasetEntry, TrainConfig
 from .config_yaml import apply_overrides, dump_yaml, read_yaml
 from .errors import ConfigError, PluginError
@@ -42,6 +53,9 @@ Mode = Literal["train", "pt", "sft"]
 
 _SELECTED = ("recipe", "optimizer")
 """Kinds of plugins that a key of the same name selects, and whose options are mounted for the run."""
+
+ADAPTER = "lora"
+"""The adapter that the key of this name switches on."""
 
 _MAX_DEPTH = 32
 _VARIABLE = re.compile(r"\$(?:(\$)|\{([^{}]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
@@ -73,8 +87,8 @@ class Registry(Protocol):
 class LoadedConfig:
     """A validated run. Two are equal when they describe the same run, wherever they were read from.
 
-    options: (kind, name) -> the options of the selected recipe and optimizer. notices: lines to show the user once.
-    source: where the config was read, for later errors about it.
+    options: (kind, name) -> the options of the selected recipe, optimizer and adapter. notices: lines to show the user
+    once. source: where the config was read, for later errors about it.
     """
 
     config: TrainConfig
@@ -90,6 +104,11 @@ class LoadedConfig:
     @property
     def optimizer_options(self) -> BaseModel:
         return self.options["optimizer", self.config.optimizer]
+
+    @property
+    def adapters(self) -> dict[str, BaseModel]:
+        """Names of the adapters that are trained -> their options."""
+        return {name: options for (kind, name), options in self.options.items() if kind == "adapter"}
 
     def require_datasets(self) -> tuple[DatasetEntry, ...]:
         """What to train on. Raises ConfigError when there is nothing: planning needs no data, training does."""
@@ -122,7 +141,7 @@ def load_config(raw: Mapping[str, Any], *, registry: Registry, mode: Mode = "tra
     loading.problems += [problem for problem in problems if problem.key not in loading.failed]
     if config is not None:
         config = loading.settle(config)
-    options = loading.options(core, plugin)
+    options = loading.options(core, plugin, lora=config is not None and config.lora)
     if config is None or loading.problems:
         raise problems_error(source, loading.problems)
     return LoadedConfig(config, options, mode, tuple(loading.notices), source)
@@ -350,14 +369,37 @@ class _Loading:
             )
         if config.validation_datasets:
             changes["validation_split_ratio"] = 0.0
+        self.adapter(config)
         if config.init_projections_to_zero and not config.from_scratch:
             self.notices.append("init_projections_to_zero: has no effect without from_scratch: true")
         return config.model_copy(update=changes)
 
-    def options(self, core: Mapping[str, Any], plugin: Mapping[str, Any]) -> dict[tuple[str, str], BaseModel]:
+    def adapter(self, config: TrainConfig) -> None:
+        """The rules of the keys of adapters."""
+        if config.lora and ADAPTER not in self.registry.names("adapter"):
+            self.wrong(
+                ADAPTER,
+                f"no installed plugin provides it: pip install {ADAPTER_PACKAGE}, "
+                "or set lora: false to train all weights",
+            )
+        if config.lora and config.from_scratch:
+            self.wrong(
+                ADAPTER,
+                "an adapter is of a model that can be loaded again, but from_scratch: true draws new weights; "
+                "set lora: false, or from_scratch: false",
+            )
+        if not config.lora and config.adapter_path is not None:
+            self.wrong("adapter_path", "continues an adapter, but lora is false; set lora: true, or remove the key")
+        if not config.lora and config.merge_adapter:
+            self.notices.append("merge_adapter: has no effect without lora: true")
+
+    def options(
+        self, core: Mapping[str, Any], plugin: Mapping[str, Any], lora: bool
+    ) -> dict[tuple[str, str], BaseModel]:
         """The options of what is selected. Keys of what is not are validated and told to have no effect."""
         options: dict[tuple[str, str], BaseModel] = {}
         selected = [(kind, core[kind]) for kind in _SELECTED if kind in core]
+        selected += [("adapter", ADAPTER)] if lora else []
         for owner in selected:
             model = self.models.get(owner, NoOptions)
             instance, problems = validate(model, {key: plugin[key] for key in keys_of(model) if key in plugin})

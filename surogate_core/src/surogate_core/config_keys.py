@@ -88,14 +88,11 @@ _NOT_YET = (
         ("normuon_cautious_wd", True, "weight decay only where it agrees with the update"),
     ),
     *_feature(
-        "LoRA", "set lora: false to train all weights, and remove the key",
-        ("lora_rank", 16, "rank r of the update"),
-        ("lora_alpha", 32, "the update is scaled by alpha / r"),
-        ("lora_dropout", 0, "dropout before the adapter", 0.05),
-        ("lora_target_modules", ["all-linear"], "projections that get an adapter", ["all"]),
-        ("merge_adapter", False, "also write the merged model"),
-        ("adapter_path", None, "start from a saved adapter"),
-        ("adapter_init_mode", "merge", "what to do with `adapter_path`: merge or trainable", "trainable"),
+        "merging a saved adapter before training", "surogate merge it, and train on the result",
+        ("adapter_init_mode", "trainable", "what to do with `adapter_path`: merge or trainable"),
+    ),
+    *_feature(
+        "the recompute switch of LoRA", "remove the key: adapters are recomputed with their projection",
         ("recompute_lora", True, "recompute the adapters' activations", False),
     ),
     *_feature(
@@ -237,10 +234,15 @@ NOT_YET_NAMES: dict[tuple[str, str], str] = {
 }
 """Names of the original that no package has yet: (kind, folded name) -> what to use. An installed plugin overrules."""
 
+ADAPTER_PACKAGE = "surogate-lora"
+
 PACKAGES: dict[str, str] = {
     "adamw_beta1": "surogate-optim-adamw",
     "adamw_beta2": "surogate-optim-adamw",
     "adamw_epsilon": "surogate-optim-adamw",
+    **dict.fromkeys(
+        ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_use_rslora"), ADAPTER_PACKAGE
+    ),
 }
 """Keys of built packages that may not be installed -> the package."""
 
@@ -263,7 +265,6 @@ DATASET_KEYS: dict[str, str] = {
 LIMITS = (
     Limit("attn_bwd_chunks", (1,), "the attention backward pass runs whole; set attn_bwd_chunks: 1"),
     Limit("zero_level", (1,), "sharding over GPUs is not built; set zero_level: 1"),
-    Limit("lora", (False,), "LoRA (the default of sft) is not built; set lora: false to train all weights"),
 )
 
 _CHAT = "chat keys of the original; text is trained as it is"
@@ -309,12 +310,16 @@ ELSEWHERE: dict[str, str] = {
     "val_set_size": "validation_split_ratio",
     "gradient_checkpointing": "recompute_block",
     "packing": "sample_packing",
+    "lora_r": "lora_rank",
+    "use_rslora": "lora_use_rslora",
+    "target_modules": "lora_target_modules",
 }
 """What other trainers call a key -> the key to suggest. Never accepted."""
 
 DIFFERS = (
     Differs("optimizer", "adamw_8bit", "8-bit states are not built"),
-    Differs("lora", "true", "LoRA is not built; `sft` keeps the default true and says so"),
+    Differs("lora", "true", "pre-training trains all weights; `sft` keeps the default"),
+    Differs("adapter_init_mode", "merge", "a saved adapter is trained further"),
     Differs("sequence_len", "the model's maximum", "a length that fits most machines"),
     Differs("lmhead_chunks", "1", "chosen so that the logits stay small"),
     *(
@@ -331,7 +336,6 @@ DIFFERS = (
 DECIDED = {
     "max_grad_norm": "1.0 in the documents, 0 or 1.0 in the code",
     "weight_decay": "0.1, or 0 in later code; ours spares vectors (norms, biases)",
-    "lora_dropout": "0.05 in the documents, 0 in later code",
     "fp8_amax_history": "1024 or 16",
     "resume_from_checkpoint": "false, or true in later code",
 }

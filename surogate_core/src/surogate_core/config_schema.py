@@ -188,6 +188,10 @@ class ModelKeys(Keys):
     lora: Flag = Field(
         False, description="Train LoRA adapters instead of all weights. Default: true for `sft`, false for `pt`."
     )
+    adapter_path: Text | None = Field(
+        None, description="Folder of a saved adapter to go on training, of the same rank, alpha and targets."
+    )
+    merge_adapter: Flag = Field(False, description="At the end also write base + adapter, as `output_dir`/merged.")
 
 
 class DataKeys(Keys):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from .api import HFTensor, WeightMap
@@ -26,6 +27,7 @@ from .errors import ConfigError, ProgramError
 from .hub import PICKLED
 from .model_config import read_json
 
+CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_SHARD_BYTES = 5_000_000_000
@@ -193,7 +195,7 @@ def write_model(
         raise ProgramError(f"a checkpoint cannot be stored in {dtype}; fp32 and bf16 can")
     _write_weights(directory, list(_export(maps, params, dtype)), max_shard_bytes)
     _write_companions(directory, config, source_dir)
-    _write_json(directory / "config.json", _saved_config(config, dtype))
+    _write_json(directory / CONFIG, _saved_config(config, dtype))
 
 
 def save_model(
@@ -211,15 +213,22 @@ def save_model(
     model goes, the files move in, older weights that are left go, and the new config.json comes last: killed at any
     moment, a directory with a config.json holds one whole model. Raises RunStopped when the disk is full or refuses.
     """
+    save_files(
+        out_dir, lambda fresh: write_model(fresh, maps, params, config, source_dir, dtype, max_shard_bytes), CONFIG
+    )
+
+
+def save_files(out_dir: Path, write: Callable[[Path], None], last: str) -> None:
+    """Let `write` fill a folder and move its files into `out_dir`, as `save_model` tells of config.json and `last`."""
     with stopping_when_disk_refuses(out_dir, safe_in=out_dir):
         out_dir.mkdir(parents=True, exist_ok=True)
         for leftover in out_dir.glob(f"{SAVING}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=out_dir, prefix=SAVING) as name:
             fresh = Path(name)
-            write_model(fresh, maps, params, config, source_dir, dtype, max_shard_bytes)
+            write(fresh)
             sync_tree(fresh)
-            _move_in(fresh, out_dir)
+            _move_in(fresh, out_dir, last)
 
 
 @dataclass(frozen=True)
@@ -291,10 +300,10 @@ def _saved_config(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
 
 
 def _write_companions(directory: Path, config: Mapping[str, Any], source_dir: Path | None) -> None:
-    names = (*TOKENIZER_FILES, "generation_config.json")
-    for name in names if source_dir is not None else ():
-        if source_dir is not None and (source_dir / name).is_file():
-            shutil.copyfile(source_dir / name, directory / name)
+    if source_dir is not None:
+        copy_tokenizer(source_dir, directory)
+        if (source_dir / "generation_config.json").is_file():
+            shutil.copyfile(source_dir / "generation_config.json", directory / "generation_config.json")
     if not (directory / "generation_config.json").exists():
         ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in config}
         _write_json(directory / "generation_config.json", {"_from_model_config": True, **ids})
@@ -304,16 +313,55 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _move_in(fresh: Path, out_dir: Path) -> None:
+def _move_in(fresh: Path, out_dir: Path, last: str) -> None:
     """The order is told in `save_model`. Synced between the steps, since renames may reach the disk in any order."""
     new = {path.name for path in fresh.iterdir()}
-    (out_dir / "config.json").unlink(missing_ok=True)
+    (out_dir / last).unlink(missing_ok=True)
     sync(out_dir)
-    for name in sorted(new - {"config.json"}):
+    for name in sorted(new - {last}):
         (fresh / name).replace(out_dir / name)
     for path in (*out_dir.glob("model*.safetensors"), out_dir / INDEX):
         if path.name not in new:
             path.unlink(missing_ok=True)
     sync(out_dir)
-    (fresh / "config.json").replace(out_dir / "config.json")
+    (fresh / last).replace(out_dir / last)
     sync(out_dir)
+
+
+# --------------------------------------------------------------------------------------------------------------- merge
+
+
+def write_merged(directory: Path, base_dir: Path, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> None:
+    """Write the checkpoint in `base_dir` with some of its tensors changed: same files, names, order and dtypes.
+
+    One file at a time is in memory. Raises ConfigError for a change of a tensor that the base does not have, or that
+    is quantised. For use inside `save_files`.
+    """
+    files = _locate(base_dir)
+    absent = sorted(changes.keys() - {name for names in files.values() for name in names})
+    if absent:
+        raise ConfigError(
+            f"{base_dir}: has no {_some(absent)}, which the adapter changes. Name the adapter's own base."
+        )
+    for path, names in files.items():
+        with _open(path) as file:
+            tensors = {}
+            for name in sorted(names):
+                stored_as = file.get_slice(name).get_dtype()
+                if name in changes and stored_as not in _LOADABLE:
+                    raise ConfigError(f"{path}: {name} is stored as {stored_as}; merge into the unquantised base.")
+                tensor = file.get_tensor(name)
+                tensors[name] = changes[name](tensor) if name in changes else tensor
+        save_file(tensors, directory / path.name, metadata={"format": "pt"})
+    if (base_dir / INDEX).is_file() and not (base_dir / WEIGHTS).exists():
+        shutil.copyfile(base_dir / INDEX, directory / INDEX)
+    config = read_json(base_dir / CONFIG, _AGAIN)
+    _write_companions(directory, config, base_dir)
+    _write_json(directory / CONFIG, {key: value for key, value in config.items() if key != "auto_map"})
+
+
+def copy_tokenizer(source_dir: Path, directory: Path) -> None:
+    """Copy the tokenizer and its chat template, as far as the source has them."""
+    for name in TOKENIZER_FILES:
+        if (source_dir / name).is_file():
+            shutil.copyfile(source_dir / name, directory / name)

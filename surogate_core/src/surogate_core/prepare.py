@@ -154,5 +154,6 @@ def _ingredients(
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
         recompute=config.recompute,
+        adapters=[(registry.get("adapter", name), options) for name, options in loaded.adapters.items()],
         device=device,
     )

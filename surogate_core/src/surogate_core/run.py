@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .adapted import ADAPTER_FOLDER, MERGED_FOLDER, adapter_of, load_adapter, merge_adapter, write_adapter
 from .api import Comm, DeviceInfo, Logger, LoggerDef, Op, RunInfo, Topology
-from .config import LoadedConfig, Mode, apply_overrides, dump_yaml, load_config, read_yaml, resolved
+from .config import ADAPTER, LoadedConfig, Mode, apply_overrides, dump_yaml, load_config, read_yaml, resolved
 from .errors import ConfigError, RunStopped
 from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES
 from .interrupt import Interrupt
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from .runtime.team import Team
     from .runtime.worker import Worker
 
-__all__ = ["LoadedConfig", "Prepared", "TrainResult", "fill_weights", "load", "make_worker", "plan", "train"]
+__all__ = ["LoadedConfig", "Prepared", "TrainResult", "fill_weights", "load", "make_worker", "merge", "plan", "train"]
 
 Notice = Callable[[str], None]
 
@@ -50,7 +51,7 @@ class TrainResult:
 
     loss: of the last step. evaluations: (step, loss, labels), in order. unigram_loss: of a model that knows only how
     often each token occurs, on the validation set. bits_per_byte: of the last evaluation, if it saw the whole set.
-    signal_exit: 0, or 130 or 143 when a signal ended the run.
+    signal_exit: 0, or 130 or 143 when a signal ended the run. adapter_dir, merged_dir: None where there is none.
     """
 
     run_name: str
@@ -65,6 +66,8 @@ class TrainResult:
     unigram_loss: float | None
     bits_per_byte: float | None
     signal_exit: int
+    adapter_dir: Path | None = None
+    merged_dir: Path | None = None
 
 
 def load(path: str | Path, overrides: Sequence[str] = (), mode: Mode = "train") -> LoadedConfig:
@@ -87,7 +90,7 @@ def plan(loaded: LoadedConfig, device: str | DeviceInfo | LocalDevice | None = N
 
 
 def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
-    """Train as the config says and leave a Hugging Face checkpoint in `output_dir`.
+    """Train as the config says and leave a Hugging Face checkpoint in `output_dir`; of an adapter, in its `adapter`.
 
     `notice` is called with lines for the user. Raises ConfigError for input that cannot be used, before anything is
     written; RunStopped when the run stopped itself, after saving what is complete.
@@ -108,8 +111,19 @@ def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
     return result
 
 
+def merge(folder: str | Path, output: str | Path, base: str | None = None) -> Path:
+    """Write the model that the adapter in `folder` makes of its base into `output`; returns the base's folder.
+
+    `base`: directory or hub id, if not what the adapter's files name. Raises ConfigError for files that cannot be used.
+    """
+    return merge_adapter(load_registry().get("adapter", ADAPTER), Path(folder), Path(output), base)
+
+
 def _refuse_to_overwrite(prepared: Prepared) -> None:
-    output = Path(prepared.loaded.config.output_dir)
+    config = prepared.loaded.config
+    output = Path(config.output_dir)
+    if config.merge_adapter and config.lora:
+        output = output / MERGED_FOLDER
     if output.exists() and output.samefile(prepared.model_dir):
         raise ConfigError(
             f"{prepared.loaded.source}: output_dir: {output} is the directory of the model that is trained; its "
@@ -174,15 +188,22 @@ def _train(prepared: Prepared, comms: Sequence[Comm], notice: Notice) -> TrainRe
         worker.start(graphs=config.use_cuda_graphs)
         _open_output(output, checkpoints, prepared.loaded, notice)
 
+        adapter = adapter_of(prepared)
         model = (
             *(prepared.assembly.weights, worker.params(), prepared.model_config, prepared.model_dir),
             prepared.ingredients.precision.model,
         )
 
+        def write(folder: Path) -> None:
+            if adapter is None:
+                hf.write_model(folder, *model)
+            else:
+                write_adapter(folder, prepared, worker.params())
+
         def save(step: int) -> None:
             worker.settle()
             _refuse_broken_weights(worker, step, checkpoints)
-            checkpoint.save_checkpoint(checkpoints, step, lambda folder: hf.write_model(folder, *model))
+            checkpoint.save_checkpoint(checkpoints, step, write)
             checkpoint.prune_checkpoints(checkpoints, config.save_total_limit, newest=step)
 
         def validation(limit: int | None) -> Iterable[Any]:
@@ -209,7 +230,12 @@ def _train(prepared: Prepared, comms: Sequence[Comm], notice: Notice) -> TrainRe
         if not signal_exit:
             worker.settle()
             _refuse_broken_weights(worker, progress.step, checkpoints)
-            hf.save_model(output, *model)
+            if adapter is None:
+                hf.save_model(output, *model)
+            else:
+                hf.save_files(output / ADAPTER_FOLDER, write, adapter[0].config_file)
+                if config.merge_adapter:
+                    merge_adapter(adapter[0], output / ADAPTER_FOLDER, output / MERGED_FOLDER, config.model)
         loggers.status = "interrupted" if signal_exit else "done"
     return _result(prepared, progress, total, data, signal_exit)
 
@@ -283,8 +309,9 @@ def fill_weights(prepared: Prepared, worker: Worker | Team) -> None:
 
     config, assembly = prepared.loaded.config, prepared.assembly
     view = worker.buffers.persistent
+    stored = {weight.param for weight in assembly.weights}
     initialise(
-        (v for v in assembly.declared if v.init and (config.from_scratch or v.role != "param")),
+        (v for v in assembly.declared if v.init and (config.from_scratch or v.name not in stored)),
         view,
         config.train_seed,
         config.init_projections_to_zero,
@@ -292,6 +319,7 @@ def fill_weights(prepared: Prepared, worker: Worker | Team) -> None:
     if not config.from_scratch:
         ignored = prepared.ingredients.model.ignored_tensors(prepared.ingredients.dims)
         hf.load_weights(prepared.model_dir, assembly.weights, worker.params(), ignored)
+    load_adapter(prepared, worker.params())
 
 
 def check_finite(prepared: Prepared, worker: Worker | Team) -> None:
@@ -410,4 +438,6 @@ def _result(prepared: Prepared, progress: Progress, total: int, data: Corpora, s
         unigram_loss=data.unigram_loss,
         bits_per_byte=bits,
         signal_exit=signal_exit,
+        adapter_dir=Path(config.output_dir) / ADAPTER_FOLDER if config.lora else None,
+        merged_dir=Path(config.output_dir) / MERGED_FOLDER if config.lora and config.merge_adapter else None,
     )

@@ -22,13 +22,15 @@ def final_summary(
     best_validation_loss: float | None = None,
     unigram_loss: float | None = None,
     bits_per_byte: float | None = None,
+    weights: str = "the checkpoint",
     outputs: Sequence[str] = ("metrics.jsonl", "loss.png", "run.yaml"),
+    load: str | None = None,
 ) -> str:
     """The end of a finished run as a block of plain text of 80 columns; only a path longer than that sticks out.
 
     tokens: trained on, in `seconds`. Losses in nats a token; unigram_loss is that of a model that knows only how
-    often each token occurs. output_dir: where the checkpoint is, and beside it `outputs`. A line whose value is None
-    is left out.
+    often each token occurs. output_dir: where the trained `weights` are, and beside them `outputs`. load: the line of
+    Python that loads them; None: that of a checkpoint. A line whose value is None is left out.
     """
     rate = f", {count_text(tokens / seconds)} tokens/s" if seconds > 0 else ""
     rows = [("trained", f"{count_text(tokens)} tokens in {duration_text(seconds)}{rate}")]
@@ -43,12 +45,12 @@ def final_summary(
         rows.append(("unigram model", f"{unigram_loss:.4f}" + _compared(validation_loss, unigram_loss)))
     if bits_per_byte is not None:
         rows.append(("bits per byte", f"{bits_per_byte:.4f}"))
-    rows.append(("output", f"{output_dir}: the checkpoint, {', '.join(outputs)}"))
+    rows.append(("output", f"{output_dir}: {weights}, {', '.join(outputs)}"))
     done = f"done, {steps:,} step{'s' * (steps != 1)}"
     lines = [f"{run_name}: {done}" if run_name else done]
     lines += [_row(label, text) for label, text in rows]
     lines.append("  to load it in Python:")
-    lines.append(f"    transformers.AutoModelForCausalLM.from_pretrained({str(output_dir)!r})")
+    lines.append(f"    {load or f'transformers.AutoModelForCausalLM.from_pretrained({str(output_dir)!r})'}")
     return "\n".join(lines)
 
 

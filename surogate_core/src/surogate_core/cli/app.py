@@ -172,6 +172,21 @@ def plan(
     return plan_command(config_path, overrides or [], device, as_json, listing)
 
 
+@app.command(help="Write the model that a trained adapter makes of its base.")
+def merge(
+    adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="Folder of the adapter.")],
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Folder to write the model to.")],
+    base: Annotated[
+        str | None,
+        typer.Option("--base", metavar="MODEL", help="Directory or hub id. Default: what the adapter names."),
+    ] = None,
+) -> int:
+    from .merge import merge_command
+
+    _print_notices()
+    return merge_command(adapter, output, base)
+
+
 @app.command(help="List installed plugins and what each provides.")
 def plugins(as_json: JsonOption = False) -> int:
     from .plugins import plugins_command

@@ -71,7 +71,7 @@ def _text(prepared: Prepared, chosen: str) -> Iterator[str]:
     yield f"{config.model}: {given.model.name}, {parameters} parameters, {trained} trained"
     yield (
         f"recipe {config.recipe}, model {given.precision.model}, products {given.precision.matmul}, "
-        f"optimizer {config.optimizer}"
+        f"optimizer {config.optimizer}" + "".join(f", adapter {adapter.name}" for adapter, _ in given.adapters)
     )
     yield (
         f"{given.batch_size} x {given.seq_len} tokens a micro-step, "

@@ -33,7 +33,19 @@ def _summary(result: run.TrainResult) -> str:
         unigram_loss=result.unigram_loss if losses else None,
         bits_per_byte=result.bits_per_byte,
         output_dir=result.output_dir,
+        **_where(result),
     )
+
+
+def _where(result: run.TrainResult) -> dict[str, str]:
+    """What is said of an adapter: a full model is where the summary expects it."""
+    if result.adapter_dir is None:
+        return {}
+    parts = [f"the adapter in {result.adapter_dir.name}"]
+    if result.merged_dir is not None:
+        parts.append(f"base and adapter in {result.merged_dir.name}")
+    loader = "peft.AutoPeftModelForCausalLM"
+    return {"weights": ", ".join(parts), "load": f"{loader}.from_pretrained({str(result.adapter_dir)!r})"}
 
 
 def _say(line: str) -> None:

@@ -30,13 +30,15 @@ FLOAT_DTYPES = frozenset({"fp64", "fp32", "bf16"})
 class Init:
     """How a param or state starts when it is not loaded.
 
-    kind: "zeros", "ones", "normal" (mean 0, standard deviation `std`), "constant" (`value`).
+    kind: "zeros", "ones", "normal" (mean 0, standard deviation `std`), "uniform" (in [-`bound`, `bound`)), "constant"
+    (`value`).
     `residual_projection` marks the two matrices a block that write to the residual stream; the config key
     `init_projections_to_zero` zeroes exactly those.
     """
 
-    kind: Literal["zeros", "ones", "normal", "constant"] = "zeros"
+    kind: Literal["zeros", "ones", "normal", "uniform", "constant"] = "zeros"
     std: float = 0.0
+    bound: float = 0.0
     value: float = 0.0
     residual_projection: bool = False
 

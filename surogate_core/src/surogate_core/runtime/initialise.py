@@ -19,7 +19,7 @@ def initialise(
 ) -> None:
     """Write every value's initial content into `view(value)`; values without an `init` are left as they are.
 
-    A normal draw is made in fp32 by a generator of its own, seeded from (seed, name), then cast: a param starts the
+    A random draw is made in fp32 by a generator of its own, seeded from (seed, name), then cast: a param starts the
     same whatever else the model has. `zero_projections` zeroes the matrices that write to the residual stream.
     Raises ProgramError for a param without an `init`.
     """
@@ -33,9 +33,14 @@ def initialise(
 def _fill(target: Tensor, init: Init, seed: int, zero_projections: bool) -> None:
     if init.kind == "zeros" or (zero_projections and init.residual_projection):
         target.zero_()
-    elif init.kind == "normal":
+    elif init.kind in ("normal", "uniform"):
         generator = torch.Generator().manual_seed(seed)
         for part in torch.split(target.view(-1), _CHUNK):
-            part.copy_(torch.empty(part.numel(), dtype=torch.float32).normal_(0.0, init.std, generator=generator))
+            drawn = torch.empty(part.numel(), dtype=torch.float32)
+            if init.kind == "normal":
+                drawn.normal_(0.0, init.std, generator=generator)
+            else:
+                drawn.uniform_(-init.bound, init.bound, generator=generator)
+            part.copy_(drawn)
     else:
         target.fill_(1.0 if init.kind == "ones" else init.value)

@@ -1,0 +1,312 @@
+"""LoRA against PEFT, float32, the same random weights; its format; its options."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models.harness import (
+    OPS,
+    PlannedModel,
+    hf_loss_sum,
+    random_documents,
+    random_hf_model,
+    relative_error,
+    tiny_config,
+    valid_tokens,
+)
+from pydantic import ValidationError
+from torch import Tensor
+
+from surogate_core.api import PrecisionRequest
+from surogate_core.errors import ConfigError
+from surogate_core.program.builder import Builder
+from surogate_core.program.value import Value
+from surogate_core.reference.ops import up
+from surogate_core.runtime.initialise import initialise
+from surogate_lora.adapter import LORA
+from surogate_lora.files import load, merge, save
+from surogate_lora.options import LoraOptions
+from surogate_lora.reference import lora_add, lora_slice
+
+peft = pytest.importorskip("peft", reason="PEFT is what LoRA is compared with: pip install peft")
+
+TOLERANCE = 1e-5
+ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+CASES: dict[str, dict[str, Any]] = {
+    "all-linear": {"lora_rank": 4, "lora_alpha": 8},
+    "rslora": {"lora_rank": 4, "lora_alpha": 3, "lora_use_rslora": True},
+    "some": {"lora_rank": 3, "lora_target_modules": ["v_proj", "up_proj", "layers.1.self_attn.q_proj"]},
+    "one": {"lora_rank": 1, "lora_target_modules": "k_proj"},
+}
+LENGTHS = [[7, 12, 5], [24], [2, 9, 3]]
+
+
+def rows() -> list[list[list[int]]]:
+    flat = iter(random_documents([n for row in LENGTHS for n in row], tiny_config()["vocab_size"]))
+    return [[next(flat) for _ in row] for row in LENGTHS]
+
+
+def planned(options: LoraOptions, **settings: Any) -> PlannedModel:
+    return PlannedModel(tiny_config(), 3, 24, lmhead_chunks=3, adapters=[(LORA, options)], **settings)
+
+
+def peft_model(options: LoraOptions) -> Any:
+    """PEFT's wrapper of the random model, with B drawn so that A has a gradient."""
+    targets = options.lora_target_modules
+    config = peft.LoraConfig(
+        r=options.lora_rank,
+        lora_alpha=options.lora_alpha,
+        use_rslora=options.lora_use_rslora,
+        target_modules=ALL if targets == ("all-linear",) else list(targets),
+        task_type="CAUSAL_LM",
+    )
+    model = peft.get_peft_model(random_hf_model(tiny_config()), config)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.1)
+    return model
+
+
+def adapter_of(model: Any, grads: bool = False) -> dict[str, Tensor]:
+    """PEFT's matrices, or their gradients, under our param names."""
+    return {
+        name.removeprefix("base_model.model.").removesuffix(".default.weight"): p.grad if grads else p.detach()
+        for name, p in model.named_parameters()
+        if ".lora_" in name
+    }
+
+
+def filled(model: PlannedModel, theirs: Any) -> PlannedModel:
+    model.load(random_hf_model(tiny_config()).state_dict())
+    adapter = adapter_of(theirs)
+    assert {v.name for v in model.assembly.trainable} == adapter.keys()
+    for name, tensor in adapter.items():
+        model.params[name].copy_(tensor)
+    return model
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_losses_and_adapter_gradients_equal_pefts(case: str) -> None:
+    options = LoraOptions(**CASES[case])
+    theirs = peft_model(options)
+    documents = [document for row in rows() for document in row]
+    scale = 1 / valid_tokens(documents)
+    expected = hf_loss_sum(theirs, documents) * scale
+    expected.backward()
+    model = filled(planned(options), theirs)
+    assert model.micro_step(rows(), scale) == pytest.approx(expected.item(), rel=TOLERANCE)
+    grads = {v.name.removeprefix("grad."): v for v in model.assembly.declared if v.role == "grad"}
+    wanted = adapter_of(theirs, grads=True)
+    assert grads.keys() == wanted.keys()
+    errors = {name: relative_error(model.buffers.persistent(grads[name]), g) for name, g in wanted.items()}
+    assert max(errors.values()) <= TOLERANCE, {name: e for name, e in errors.items() if e > TOLERANCE}
+
+
+def test_training_is_pefts_and_leaves_every_bit_of_the_base() -> None:
+    options = LoraOptions(**CASES["all-linear"])
+    theirs = peft_model(options)
+    model = filled(planned(options, weight_decay=0.1), theirs)
+    model.executor.run("load")
+    documents = [document for row in rows() for document in row]
+    scale = 1 / valid_tokens(documents)
+    trained = [p for p in theirs.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0.1)
+    frozen = model.params.keys() - {v.name for v in model.assembly.trainable}
+    before = {name: model.params[name].clone() for name in frozen}
+    for step in range(1, 6):
+        optimizer.zero_grad()
+        expected = hf_loss_sum(theirs, documents) * scale
+        expected.backward()
+        optimizer.step()
+        assert model.micro_step(rows(), scale) == pytest.approx(expected.item(), rel=1e-4)
+        model.update(step, lr=1e-2)
+    assert all(torch.equal(model.params[name], before[name]) for name in frozen)
+    states = {v.name for v in model.assembly.declared if v.role in ("state", "grad")}
+    assert not [name for name in states if any(name.endswith(f".{f}") for f in frozen)]
+
+
+def test_a_bf16_model_trains_an_fp32_adapter_near_the_fp32_one() -> None:
+    """Activations and products are rounded to bf16, 2^-9 each, over the 4 layers' few products in a row."""
+    options = LoraOptions(**CASES["all-linear"])
+    theirs = peft_model(options)
+    exact, rounded = (
+        filled(planned(options), theirs),
+        filled(planned(options, request=PrecisionRequest(model_dtype="bf16")), theirs),
+    )
+    assert {v.dtype for v in rounded.assembly.trainable} == {"fp32"}
+    assert rounded.micro_step(rows(), 1e-2) == pytest.approx(exact.micro_step(rows(), 1e-2), rel=2e-2)
+
+
+def test_a_starts_as_peft_draws_it_and_b_at_zero() -> None:
+    """Uniform in +-1/sqrt(in): the variance of n draws is within 5 standard errors, sqrt(4/5/n) of it, of bound^2/3."""
+    model = planned(LoraOptions(lora_rank=64))
+    initialise((v for v in model.assembly.trainable), model.buffers.persistent, seed=3)
+    for value in model.assembly.trainable:
+        tensor = model.params[value.name]
+        if value.name.endswith("lora_B"):
+            assert not tensor.any()
+            continue
+        bound = value.shape[1] ** -0.5
+        assert float(tensor.abs().max()) <= bound
+        spread = float(tensor.var()) / (bound**2 / 3)
+        assert abs(spread - 1) <= 5 * (0.8 / tensor.numel()) ** 0.5, value.name
+    first, second = (model.params[f"model.layers.{i}.mlp.up_proj.lora_A"] for i in (0, 1))
+    assert not torch.equal(first, second)
+
+
+# ------------------------------------------------------------------------------------------------------------- targets
+
+
+def test_unknown_targets_are_refused_with_the_names_that_exist() -> None:
+    with pytest.raises(ConfigError, match=r"lora_target_modules: 'query' is no linear .* q_proj, k_proj, .* down_proj"):
+        planned(LoraOptions(lora_target_modules=("q_proj", "query")))
+    with pytest.raises(ConfigError, match="'lm_head'"):
+        planned(LoraOptions(lora_target_modules=("lm_head",)))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"lora_rank": 0},
+        {"lora_alpha": 0},
+        {"lora_alpha": float("nan")},
+        {"lora_dropout": 0.1},
+        {"lora_target_modules": []},
+        {"lora_target_modules": [" "]},
+        {"lora_target_modules": 3},
+        {"lora_r": 3},
+    ],
+)
+def test_options_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        LoraOptions(**wrong)
+
+
+# ----------------------------------------------------------------------------------------------------------------- ops
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_branch_is_added_to_its_columns_only_and_taken_from_them(dtype: str) -> None:
+    b = Builder(OPS, dtype)
+    with b.record("forward"):
+        base, branch = b.activation("base", (4, 10), dtype), b.activation("branch", (4, 3), dtype)
+        y = b.apply("lora_add", base, branch, columns=(5,), scale=0.5)
+        assert (y.shape, y.dtype) == (base.shape, dtype)
+    torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    x, u = torch.randn(4, 10).to(torch_dtype), torch.randn(4, 3).to(torch_dtype)
+    out = lora_add(x, u, columns=(5,), scale=0.5)
+    assert torch.equal(out[:, :5], x[:, :5]) and torch.equal(out[:, 8:], x[:, 8:])
+    assert torch.equal(out[:, 5:8], (up(x[:, 5:8]) + 0.5 * up(u)).to(torch_dtype))
+    taken = lora_slice(x, column=5, width=3, scale=2.0, dtype="fp32")
+    assert taken.dtype == torch.float32 and torch.equal(taken, 2 * up(x[:, 5:8]))
+
+
+@pytest.mark.parametrize("columns", [(8,), (-1,), (0, 1), (5, 0), (0,) * 3])
+def test_branches_that_overlap_or_stick_out_are_refused(columns: tuple[int, ...]) -> None:
+    b = Builder(OPS, "fp32")
+    branches: list[Value] = [b.activation("branch", (4, 3), "fp32") for _ in columns]
+    with pytest.raises(Exception, match="lora_add"), b.record("forward"):
+        b.apply("lora_add", b.activation("base", (4, 10), "fp32"), *branches, columns=columns, scale=1.0)
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+def saved(tmp_path: Path, case: str) -> tuple[PlannedModel, LoraOptions, Path]:
+    """A model of a random adapter, its base beside it, and the adapter's folder."""
+    options = LoraOptions(**CASES[case])
+    model = filled(planned(options), peft_model(options))
+    random_hf_model(tiny_config()).save_pretrained(tmp_path / "base")
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    save({v.name: model.params[v.name] for v in model.assembly.trainable}, folder, str(tmp_path / "base"), options)
+    return model, options, folder
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_peft_loads_what_is_saved_with_equal_logits(tmp_path: Path, case: str) -> None:
+    model, _, folder = saved(tmp_path, case)
+    theirs = peft.AutoPeftModelForCausalLM.from_pretrained(folder)
+    ours = model.logits(rows()).view(3, 24, -1)
+    for row, logits in zip(rows(), ours, strict=True):
+        with torch.no_grad():
+            expected = torch.cat([theirs(input_ids=torch.tensor(document)[None]).logits[0] for document in row])
+        assert relative_error(logits[: len(expected)], expected) <= TOLERANCE
+
+
+def test_pefts_own_files_are_read_back_to_the_bit(tmp_path: Path) -> None:
+    options = LoraOptions(**CASES["rslora"])
+    theirs = peft_model(options)
+    theirs.save_pretrained(tmp_path / "adapter")
+    ours = load(tmp_path / "adapter", options)
+    assert ours.keys() == adapter_of(theirs).keys()
+    assert all(torch.equal(ours[name], tensor) for name, tensor in adapter_of(theirs).items())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_merged_weights_are_pefts(tmp_path: Path, case: str) -> None:
+    _, options, folder = saved(tmp_path, case)
+    found = merge(folder)
+    assert found.base_model == str(tmp_path / "base")
+    base = random_hf_model(tiny_config()).state_dict()
+    expected = peft_model(options).merge_and_unload().state_dict()
+    changed = {name for name in base if not torch.equal(base[name], expected[name])}
+    assert found.changes.keys() == changed
+    for name in changed:
+        assert relative_error(found.changes[name](base[name]), expected[name]) <= 1e-6, name
+        assert found.changes[name](base[name].bfloat16()).dtype == torch.bfloat16
+
+
+def test_the_config_has_what_vllm_asks_for(tmp_path: Path) -> None:
+    _, _, folder = saved(tmp_path, "all-linear")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["bias"]) == (4, 8, "none")
+    assert config["target_modules"] == sorted(ALL)
+    assert config["task_type"] == "CAUSAL_LM" and config["modules_to_save"] is None and config["use_dora"] is False
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"r": 8}, "r is 8, but lora_rank is 4"),
+        ({"lora_alpha": 16}, "lora_alpha is 16, but lora_alpha is 8"),
+        ({"use_rslora": True}, "use_rslora is True, but lora_use_rslora is False"),
+        ({"use_dora": True}, "use_dora is True"),
+        ({"bias": "all"}, "bias is 'all'"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
+        ({"r": True}, "r must be a whole number"),
+        ({"lora_alpha": "x"}, "lora_alpha must be a number"),
+        ({"peft_type": "IA3"}, "peft_type must be LORA"),
+    ],
+)
+def test_an_adapter_of_another_kind_is_refused_by_its_key(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+    _, options, folder = saved(tmp_path, "all-linear")
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ConfigError, match=f"adapter_config.json: .*{told}"):
+        load(folder, options)
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    _, options, folder = saved(tmp_path, "one")
+    tensors, config = folder / "adapter_model.safetensors", folder / "adapter_config.json"
+    whole = tensors.read_bytes()
+    tensors.write_bytes(whole[:-5])
+    with pytest.raises(ConfigError, match=r"adapter_model\.safetensors: is truncated or corrupt"):
+        load(folder, options)
+    tensors.unlink()
+    with pytest.raises(ConfigError, match=r"holds no adapter_model.safetensors"):
+        merge(folder)
+    config.write_text("{")
+    with pytest.raises(ConfigError, match=r"adapter_config\.json: is not JSON"):
+        merge(folder)
+    config.unlink()
+    with pytest.raises(ConfigError, match=r"holds no adapter_config.json"):
+        merge(folder)

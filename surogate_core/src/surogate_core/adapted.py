@@ -1,0 +1,80 @@
+"""What becomes of a run's adapter outside of its programs: loaded, saved, merged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .api import AdapterDef
+from .errors import ConfigError
+from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
+from .prepare import Prepared
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ADAPTER_FOLDER = "adapter"
+MERGED_FOLDER = "merged"
+
+
+def adapter_of(prepared: Prepared) -> tuple[AdapterDef, Any] | None:
+    """The adapter that is trained, and its options; None where all weights are."""
+    return next(iter(prepared.ingredients.adapters), None)
+
+
+def load_adapter(prepared: Prepared, params: Mapping[str, Tensor]) -> None:
+    """Copy the adapter of `adapter_path`, if there is one, into `params`. ConfigError unless it has just these."""
+    path, chosen = prepared.loaded.config.adapter_path, adapter_of(prepared)
+    if path is None or chosen is None:
+        return
+    adapter, options = chosen
+    wanted = {v.name: v.shape for v in prepared.assembly.trainable}
+    tensors = adapter.load(Path(path), options)
+    differing = sorted(wanted.keys() ^ tensors.keys())
+    if differing:
+        name = differing[0]
+        raise ConfigError(
+            f"adapter_path: {path} "
+            + (f"lacks {name}" if name in wanted else f"holds {name}, which this run does not")
+            + f" ({len(differing)} such tensors). It must be of the same model and targets."
+        )
+    for name, tensor in tensors.items():
+        if tuple(tensor.shape) != wanted[name]:
+            raise ConfigError(
+                f"adapter_path: {path}: {name} is {list(tensor.shape)}, expected {list(wanted[name])}. "
+                "It must be of the same model and targets."
+            )
+    for name, tensor in tensors.items():
+        params[name].copy_(tensor)
+
+
+def write_adapter(folder: Path, prepared: Prepared, params: Mapping[str, Tensor]) -> None:
+    """Fill an empty folder with the adapter, and with the tokenizer that goes with it."""
+    from .hf import copy_tokenizer
+
+    chosen = adapter_of(prepared)
+    assert chosen is not None
+    adapter, options = chosen
+    trained = {v.name: params[v.name] for v in prepared.assembly.trainable}
+    adapter.save(trained, folder, prepared.loaded.config.model, options)
+    copy_tokenizer(prepared.model_dir, folder)
+
+
+def merge_adapter(adapter: AdapterDef, folder: Path, output: Path, base: str | None) -> Path:
+    """Write the model that a saved adapter makes of its base, or of `base`, into `output`; returns the base's folder.
+
+    Raises ConfigError where the files cannot be used, or would be replaced.
+    """
+    from .hf import CONFIG, save_files, write_merged
+
+    merge = adapter.merge(folder)
+    model = base or merge.base_model
+    if not model:
+        raise ConfigError(f"{folder / adapter.config_file}: names no base model. Name it: --base MODEL.")
+    base_dir = resolve_model_dir(model, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES])
+    for source in (base_dir, folder):
+        if output.exists() and output.samefile(source):
+            raise ConfigError(f"{output}: is read to merge, and would be replaced. Name another folder.")
+    save_files(output, lambda fresh: write_merged(fresh, base_dir, merge.changes), CONFIG)
+    return base_dir

@@ -1,0 +1,14 @@
+"""`surogate merge`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .. import run
+
+
+def merge_command(adapter: Path, output: Path, base: str | None) -> int:
+    """Write base and adapter as one model, and tell where."""
+    base_dir = run.merge(adapter, output, base)
+    print(f"merged {adapter} into {base_dir}: {output}")
+    return 0

@@ -1,0 +1,151 @@
+"""`surogate sft` trains an adapter; what it leaves loads in PEFT, goes on, and merges into the model that it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from end_to_end.product import Workplace, assert_refused, losses, make_workplace
+from safetensors.torch import load_file
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from subprocess import CompletedProcess
+
+ADAPTER_FILES = {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+
+
+def names(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def based(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    """A workplace whose model has weights, those that transformers draws."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    workplace = make_workplace(
+        tmp_path_factory.mktemp("lora"), from_scratch=None, max_steps=4, save_steps=2, lora_rank=4, learning_rate=1e-2
+    )
+    torch.manual_seed(0)
+    model = workplace.root / "model"
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model), dtype=torch.float32).save_pretrained(
+        model, max_shard_size="300KB"
+    )
+    return workplace
+
+
+@pytest.fixture(scope="module")
+def trained(based: Workplace) -> Iterator[tuple[Workplace, CompletedProcess[str]]]:
+    done = based.surogate("sft", based.write(merge_adapter=True))
+    assert done.returncode == 0, done.stdout + done.stderr
+    yield based, done
+
+
+def test_an_adapter_run_leaves_these_files_and_says_so(trained: tuple[Workplace, CompletedProcess[str]]) -> None:
+    workplace, done = trained
+    out = workplace.out
+    steps = {"step_00000002", "step_00000004"}
+    assert names(out) == steps | {"adapter", "merged", "metrics.jsonl", "loss.png", "run.yaml"}
+    for folder in ("adapter", *steps):
+        assert names(out / folder) == ADAPTER_FILES
+    last = [(out / folder / "adapter_model.safetensors").read_bytes() for folder in ("adapter", "step_00000004")]
+    assert last[0] == last[1]
+    assert "0.0M trained" in done.stdout and "the adapter in adapter" in done.stdout.replace("\n" + " " * 19, " ")
+    assert "from_scratch" not in done.stdout and "peft.AutoPeftModelForCausalLM" in done.stdout
+    assert losses(out)[-1] < losses(out)[0]
+
+
+def test_peft_and_the_merged_model_give_the_same_logits(trained: tuple[Workplace, CompletedProcess[str]]) -> None:
+    """The merged weights are rounded once to fp32; the adapter's path sums in another order."""
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    workplace, _ = trained
+    ids = torch.arange(3, 40)[None]
+    with torch.no_grad():
+        merged = AutoModelForCausalLM.from_pretrained(workplace.out / "merged")(ids).logits
+        base = AutoModelForCausalLM.from_pretrained(workplace.root / "model")(ids).logits
+        for folder in ("adapter", "step_00000004"):
+            unmerged = peft.AutoPeftModelForCausalLM.from_pretrained(workplace.out / folder)(ids).logits
+            assert (unmerged - merged).norm() <= 1e-5 * merged.norm()
+    assert (merged - base).norm() > 1e-2 * base.norm()
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return {name: tensor for path in folder.glob("model*.safetensors") for name, tensor in load_file(path).items()}
+
+
+def test_merging_keeps_the_bases_files_and_frozen_tensors(trained: tuple[Workplace, CompletedProcess[str]]) -> None:
+    workplace, _ = trained
+    base, merged = workplace.root / "model", workplace.out / "merged"
+    shards = {path.name for path in base.glob("model*")}
+    assert len(shards) > 2 and shards == {path.name for path in merged.glob("model*")}
+    before, after = weights(base), weights(merged)
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name in before if "_proj" in name}
+    config = json.loads((merged / "config.json").read_text())
+    assert config == json.loads((base / "config.json").read_text())
+
+
+def test_surogate_merge_writes_the_same_model(trained: tuple[Workplace, CompletedProcess[str]], tmp_path: Path) -> None:
+    workplace, _ = trained
+    done = workplace.surogate("merge", workplace.out / "adapter", tmp_path / "model")
+    assert done.returncode == 0, done.stderr
+    assert str(tmp_path / "model") in done.stdout
+    ours, theirs = weights(tmp_path / "model"), weights(workplace.out / "merged")
+    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+    refused = workplace.surogate("merge", workplace.out / "adapter", workplace.root / "model")
+    assert_refused(refused, "is read to merge")
+    assert_refused(workplace.surogate("merge", workplace.out, tmp_path / "x"), "adapter_config.json", "Name the folder")
+    other = workplace.surogate("merge", workplace.out / "adapter", tmp_path / "y", "--base", tmp_path / "none")
+    assert_refused(other, "none")
+    assert not (tmp_path / "x").exists() and not (tmp_path / "y").exists()
+
+
+def test_an_adapter_is_continued_from_where_it_was(
+    trained: tuple[Workplace, CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """Without a learning rate the adapter that comes out is the one that went in, and so is the loss."""
+    workplace, _ = trained
+    start: dict[str, Any] = {"adapter_path": str(workplace.out / "adapter"), "output_dir": str(tmp_path / "more")}
+    start |= {"warmup_steps": 0, "max_steps": 1, "learning_rate": 0.0}
+    done = workplace.surogate("sft", workplace.write(**start))
+    assert done.returncode == 0, done.stderr
+    files = [folder / "adapter_model.safetensors" for folder in (workplace.out / "adapter", tmp_path / "more/adapter")]
+    before, after = map(load_file, files)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert losses(tmp_path / "more")[0] < losses(workplace.out)[0] - 0.05
+    for change, told in (
+        ({"lora_rank": 8}, "lora_rank"),
+        ({"lora_target_modules": ["q_proj"]}, "of the same model and targets"),
+        ({"adapter_path": str(workplace.out)}, "adapter_config.json"),
+    ):
+        assert_refused(workplace.surogate("sft", workplace.write(**(start | change))), told)
+
+
+def test_wrong_targets_are_refused_by_the_plan_too(based: Workplace) -> None:
+    told = based.surogate("plan", based.write(lora=True, lora_target_modules=["query"]))
+    assert_refused(told, "lora_target_modules", "q_proj", "all-linear")
+    assert_refused(based.surogate("sft", based.write(from_scratch=True)), "from_scratch")
+
+
+def test_the_plan_tells_what_is_trained_and_holds_nothing_for_the_rest(based: Workplace) -> None:
+    """r (in + out) of each projection, fp32; a gradient and two moments each, and no masters."""
+    model = based.root / "model/config.json"
+    c = json.loads(model.read_text())
+    d, ff, q, kv = c["hidden_size"], c["intermediate_size"], 4 * 16, 2 * 16
+    sizes = [(d, q), (d, kv), (d, kv), (q, d), (d, ff), (d, ff), (ff, d)]
+    trained = 2 * 4 * sum(rows + columns for rows, columns in sizes)
+    done = based.surogate("plan", based.write(lora=True))
+    assert done.returncode == 0, done.stderr
+    assert "0.0M trained" in done.stdout and "optimizer adamw, adapter lora" in done.stdout
+    planned = json.loads(based.surogate("plan", based.write(lora=True), "--json").stdout)["device_bytes"]
+    slack = 2 * 2 * 7 * 256  # every buffer begins at a multiple of 256 bytes
+    assert 4 * trained <= planned["gradients"] <= 4 * trained + slack
+    assert 8 * trained <= planned["optimizer"] <= 8 * trained + 2 * slack + 1024
