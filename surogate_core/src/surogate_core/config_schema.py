@@ -200,6 +200,14 @@ class DataKeys(Keys):
     validation_split_ratio: Number = Field(
         0.1, ge=0, lt=1, description="Part of `datasets` kept for evaluation; 0 when `validation_datasets` is given."
     )
+    loss_scale: Annotated[Literal["default", "last_round", "all"], BeforeValidator(_word)] = Field(
+        "default", description="What chat data trains, where the entry does not say: as the key of the type below."
+    )
+    truncation_strategy: Annotated[Literal["delete", "left", "right", "split"], BeforeValidator(_word)] | None = Field(
+        None,
+        description="Documents longer than a row: delete and count; cut off the left or the right end; split. "
+        "null: split text, delete conversations.",
+    )
     sample_packing: Flag = Field(True, description="Pack several documents into a row; none attends to another.")
     train_seed: Seed = Field(1234, description="Seed of initialisation, data order and stochastic rounding.")
     eval_seed: Seed = Field(1234, description="Seed of the evaluation split.")
