@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import tokenizers
+from chat_formats import GENERATION, LLAMA3, LLAMA_TOKENS, QWEN3, QWEN25, chat_tokenizer
 
 from surogate_core.data.chat_mask import encode_chat
 from surogate_core.data.conversation import ConversationOptions, encode_conversation
 from surogate_core.data.tokenizer import Tokenizer
 from surogate_core.errors import ConfigError
-
-from .chat_formats import GENERATION, LLAMA3, LLAMA_TOKENS, QWEN3, QWEN25, chat_tokenizer
 
 Messages = list[dict[str, Any]]
 Pieces = list[tuple[str, bool]]

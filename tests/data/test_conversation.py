@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_formats import QWEN25, chat_tokenizer
 
 from surogate_core.builtin import surogate_dataset_formats
 from surogate_core.config_schema import DatasetEntry, TrainConfig
@@ -12,8 +13,6 @@ from surogate_core.data.conversation import ConversationOptions, encode_conversa
 from surogate_core.data.corpora import Corpora, load_corpora
 from surogate_core.data.tokenizer import Tokenizer
 from surogate_core.errors import ConfigError
-
-from .chat_formats import QWEN25, chat_tokenizer
 
 FORMATS = {definition.name: definition for definition in surogate_dataset_formats()}
 HELLO = [{"role": "user", "content": "Who goes there?"}, {"role": "assistant", "content": "A friend."}]

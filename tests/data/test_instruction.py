@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_formats import GENERATION, chat_tokenizer
 from pydantic import ValidationError
 
 from surogate_core.data.instruction import InstructionOptions, encode_instruction
 from surogate_core.data.tokenizer import Tokenizer
 from surogate_core.errors import ConfigError
-
-from .chat_formats import GENERATION, chat_tokenizer
 
 ROW = {"instruction": "Greet.", "input": "Tom", "output": "Hello, Tom.", "sys": "Be brief."}
 

@@ -19,7 +19,7 @@ from ..errors import PluginError
 from ..plugins import switched_off
 
 GROUP: Final = "surogate.commands"
-CORE_VERBS: Final = ("train", "pt", "sft", "plan", "plugins", "doctor")
+CORE_VERBS: Final = ("train", "pt", "sft", "plan", "tokenize", "plugins", "doctor")
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ GENERATION = """
 CHATML_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 LLAMA_TOKENS = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-TEXT = Path(__file__).parents[2] / "examples/data/tinyshakespeare.txt"
+TEXT = Path(__file__).parents[1] / "examples/data/tinyshakespeare.txt"
 
 
 def chat_tokenizer(directory: Path, template: str | None, special: tuple[str, ...] = CHATML_TOKENS) -> Tokenizer:
