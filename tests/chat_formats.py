@@ -1,6 +1,7 @@
 """Chat templates of three public formats, and a small tokenizer with their special tokens.
 
-The templates are written anew: they produce the texts that the models' own do for the conversations of these tests.
+The templates are written anew after the public formats: headers, ends of turn, think blocks, tool calls and responses
+are those of the models' own; the fixed sentences around tools are shortened.
 """
 
 from __future__ import annotations

@@ -78,6 +78,7 @@ def test_system_prompt_completion_and_tools_come_from_their_columns(chat: Tokeni
         ([{"role": "narrator", "content": "x"}], "message 0 has role 'narrator'. Known: human, gpt"),
         ([{"speaker": "user", "text": "x"}], "message 0 has role None.*Keys there: speaker, text"),
         ([HELLO[0], {"role": "assistant", "content": None}], "message 1 has content null, not text"),
+        ([HELLO[0], {"role": "assistant", "content": " "}], "message 1 is the assistant's and says nothing"),
         ([HELLO[0], {"role": "assistant", "content": [{"type": "image"}]}], "message 1 has content .*only text"),
         ([{**HELLO[0], "tool_calls": [{"name": "f"}]}], "message 0 calls tools, but its role is user"),
         ([HELLO[0], {"role": "assistant", "tool_calls": [{"f": 1}]}], "tool call without the name"),

@@ -120,6 +120,8 @@ def _message(value: object, where: str, names: MessageProperties | None) -> dict
     if said in _CALLS and calls is None:
         content, calls = None, content
     message: dict[str, Any] = {"role": role, "content": _content(content, calls, where, names.content), **given}
+    if role == "assistant" and not calls and not (message["content"].strip() or given.get("reasoning_content")):
+        raise ConfigError(f"{where} is the assistant's and says nothing. Remove such rows, or the message.")
     if calls:
         if role != "assistant":
             raise ConfigError(f"{where} calls tools, but its role is {said}. Correct such rows.")
