@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from surogate_core.builtin import surogate_dataset_formats
 from surogate_core.config_schema import DatasetEntry, TrainConfig
 from surogate_core.data.conversation import ConversationOptions, encode_conversation
 from surogate_core.data.corpora import Corpora, load_corpora
+from surogate_core.data.mixture import weigh
+from surogate_core.data.pack import DocumentSpans
 from surogate_core.data.tokenizer import Tokenizer
 from surogate_core.errors import ConfigError
 
@@ -192,3 +195,87 @@ def test_auto_finds_the_type_and_the_columns(tmp_path: Path, chat: Tokenizer) ->
     assert len(texts) == 1
     with pytest.raises(ConfigError, match=r"columns question fit these types: none. Set type to one of text, instr"):
         corpora(tmp_path, chat, [{"question": "x"}], type="auto")
+
+
+def test_weights_repeat_documents_and_take_random_parts(tmp_path: Path, chat: Tokenizer) -> None:
+    data, _ = corpora(tmp_path, chat, [long(n % 5 + 1) for n in range(40)])
+    one = data.train.corpus.datasets[0]
+    documents = DocumentSpans.of([one, one])
+    start = weigh(documents, [2.5, 0.25], seed=1).start.tolist()
+    first = [at for at in start if at < one.n_tokens]
+    assert (len(first), len(set(first)), len(start) - len(first)) == (100, 40, 10)
+    assert weigh(documents, [2.5, 0.25], seed=1).start.tolist() == start
+    assert weigh(documents, [2.5, 0.25], seed=2).start.tolist() != start
+    assert weigh(documents, [1, 1], seed=1) is documents
+    with pytest.raises(ConfigError, match=r"datasets.1: weight: 0.001 of 40 documents is none"):
+        weigh(documents, [1, 0.001], seed=1)
+
+
+def test_an_entry_with_a_weight_is_trained_so_often_and_validated_once(tmp_path: Path, chat: Tokenizer) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(long(n % 5 + 1)) + "\n" for n in range(40)))
+    entry = DatasetEntry(path=str(tmp_path / "rows.jsonl"), type="conversation", weight=2)
+    config = TrainConfig(model="model", datasets=(entry,), validation_split_ratio=0.25)
+    data = load_corpora(config, FORMATS, chat.directory, chat.vocab_size, print)
+    assert data.validation is not None
+    held_out = set(data.validation.start.tolist())
+    assert len(data.train.start) == 2 * (40 - len(held_out)) and not held_out & set(data.train.start.tolist())
+    only = TrainConfig(model="model", datasets=(entry,), validation_datasets=(entry,), validation_split_ratio=0)
+    with pytest.raises(ConfigError, match=r"validation_datasets.0: weight is for training"):
+        load_corpora(only, FORMATS, chat.directory, chat.vocab_size, print)
+
+
+def test_whatever_stands_in_a_row_is_a_document_or_a_message(chat: Tokenizer) -> None:
+    """Random JSON in the shape of messages, mutated; anything but ConfigError is a fault of ours."""
+    chance = random.Random(7)
+    leaves: list[Any] = [
+        None,
+        "",
+        " ",
+        "x",
+        "user",
+        "assistant",
+        "tool",
+        "system",
+        "[",
+        "{",
+        '{"name": 3}',
+        1,
+        True,
+        0.5,
+    ]
+    leaves += [
+        "<|im_end|>",
+        "<|im_start|>assistant\n",
+        "\udfff",
+        "\x00",
+        "{% generation %}",
+        "{{ 1 / 0 }}",
+        float("nan"),
+    ]
+    keys = ["role", "content", "from", "value", "tool_calls", "function", "name", "arguments", "type", "text"]
+
+    def value(depth: int) -> Any:
+        kind = chance.random()
+        if depth == 0 or kind < 0.4:
+            return chance.choice(leaves)
+        if kind < 0.6:
+            return [value(depth - 1) for _ in range(chance.randrange(3))]
+        return {chance.choice(keys): value(depth - 1) for _ in range(chance.randrange(4))}
+
+    outcomes = [0, 0]
+    for _ in range(1500):
+        messages: Any = [*HELLO, *HELLO] if chance.random() < 0.9 else value(3)
+        if isinstance(messages, list):
+            messages = [dict(message) if isinstance(message, dict) else message for message in messages]
+            target = chance.choice(messages) if messages else None
+            if isinstance(target, dict):
+                target[chance.choice(keys)] = value(2)
+        try:
+            encoded = encode_conversation(
+                {"messages": messages, "t": value(2)}, chat, ConversationOptions(tools_field="t")
+            )
+            assert any(encoded.trained) and not all(encoded.trained)
+            outcomes[0] += 1
+        except ConfigError:
+            outcomes[1] += 1
+    assert min(outcomes) > 100

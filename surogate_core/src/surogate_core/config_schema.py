@@ -157,6 +157,9 @@ class DatasetEntry(Keys):
     subset: Text | None = Field(None, description="Subset (configuration) of a hub dataset.")
     split: Text = Field("train", description="Split of a hub dataset.")
     samples: Annotated[Int, Field(ge=1)] | None = Field(None, description="Use the first so many rows; null: all.")
+    weight: Annotated[Number, Field(gt=0, le=1000)] | None = Field(
+        None, description="How often an epoch trains each document: 2 is twice, 0.5 a random half; null: once."
+    )
     options: dict[str, Any] = Field({}, description="The keys of the type, validated by it.", exclude=True)
 
 

@@ -88,7 +88,9 @@ def encode_conversation(row: Mapping[str, object], tokenizer: Tokenizer, options
             )
         messages.insert(0, {"role": "system", "content": system})
     tools = _tools(row[options.tools_field], options.tools_field) if options.tools_field else None
-    _refuse_surrogates(messages)
+    for index, message in enumerate(messages):
+        _check_text(message, f"message {index} ({message['role']})")
+    _check_text(tools, f"column {options.tools_field!r}")
     return encode_chat(messages, tools, tokenizer, options.loss_scale)
 
 
@@ -179,16 +181,14 @@ def _from_json(value: object) -> object:
     return value
 
 
-def _refuse_surrogates(messages: Sequence[Mapping[str, Any]]) -> None:
-    for index, message in enumerate(messages):
-        try:
-            json.dumps(message, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            raise ConfigError(
-                f"message {index} ({message['role']}) holds half a surrogate pair, which is no text. Correct the row."
-            ) from error
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"message {index} ({message['role']}) is no JSON: {error}. Correct the row.") from error
+def _check_text(value: object, where: str) -> None:
+    """Raises ConfigError for what is no JSON, and for text that UTF-8 cannot hold."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{where} holds half a surrogate pair, which is no text. Correct the row.") from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where} is no JSON: {error}. Correct the row.") from error
 
 
 def _kind(value: object) -> str:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from ..api import DatasetFormatDef
 from ..config_schema import DatasetEntry, TrainConfig
 from ..errors import ConfigError
+from .mixture import weigh
 from .pack import DocumentSpans, PackedRows, pack, split_validation
 from .proof import check_rows, label_bytes, label_counts, unigram_loss
 from .sources import columns_of, open_source
@@ -49,10 +50,14 @@ def load_corpora(
     tokenizer = Tokenizer(model_dir, f"model: {config.model}")
     documents = _documents(config, "datasets", formats, tokenizer, notice)
     if config.validation_datasets:
+        for index, entry in enumerate(config.validation_datasets):
+            if entry.weight is not None:
+                raise ConfigError(f"validation_datasets.{index}: weight is for training. Use samples, or remove it.")
         held_out = _documents(config, "validation_datasets", formats, tokenizer, notice)
     else:
         documents, held_out = split_validation(documents, config.validation_split_ratio, config.eval_seed)
-    train = pack(documents, config.sequence_len, config.sample_packing)
+    weights = [1.0 if entry.weight is None else entry.weight for entry in config.datasets]
+    train = pack(weigh(documents, weights, config.train_seed), config.sequence_len, config.sample_packing)
     check_rows(train, vocab_size, "datasets")
     validation = pack(held_out, config.sequence_len, config.sample_packing)
     if validation.n_rows == 0:
