@@ -323,8 +323,8 @@ def test_what_is_not_built_in_sections_and_datasets_is_named_in_place() -> None:
     assert "distributed.num_nodes: not yet" in message(distributed={"num_nodes": 2})
     assert "distributed.nodes: unknown key; did you mean num_nodes?" in message(distributed={"nodes": 2})
     assert "distributed: must be a section" in message(distributed=3)
-    entry = {"path": "x", "messages_field": "messages"}
-    assert "datasets.0.messages_field: not yet" in message(datasets=[entry])
+    entry = {"path": "x", "chosen": "good"}
+    assert "datasets.0.chosen: not yet" in message(datasets=[entry])
 
 
 def test_each_dead_key_gives_one_notice_and_changes_nothing() -> None:

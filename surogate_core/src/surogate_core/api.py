@@ -518,6 +518,8 @@ class DatasetFormatDef:
     encode      (row, tokenizer, options) -> Encoded. The tokenizer is a `tokenizers.Tokenizer`-backed object with
                 `encode_ids(text) -> list[int]`, `bos_id`, `eos_id` (None when the tokenizer has none).
     fields      (options) -> names of the columns that `encode` reads
+    guess       column names -> the keys that `type: auto` sets where the entry does not
+    truncation  what becomes of a document longer than a row: "split", or "delete" where its parts mean nothing alone
     """
 
     name: str
@@ -526,6 +528,8 @@ class DatasetFormatDef:
     matches: Callable[[Sequence[str]], bool]
     fields: Callable[[Any], Sequence[str]]
     encode: Callable[[Mapping[str, Any], Any, Any], Encoded]
+    guess: Callable[[Sequence[str]], Mapping[str, Any]] = field(default=lambda columns: {})
+    truncation: Literal["split", "delete"] = "split"
 
 
 # ----------------------------------------------------------------------------------------------- running and reporting

@@ -24,9 +24,11 @@ def surogate_ops() -> Iterable[OpDef]:
 
 @hookimpl
 def surogate_dataset_formats() -> Iterable[DatasetFormatDef]:
+    from .data.conversation import CONVERSATION
     from .data.formats import TEXT
+    from .data.instruction import INSTRUCTION
 
-    return [TEXT]
+    return [TEXT, INSTRUCTION, CONVERSATION]
 
 
 @hookimpl

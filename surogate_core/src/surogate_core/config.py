@@ -331,7 +331,8 @@ class _Loading:
         for key in unknown:
             if key in DATASET_KEYS:
                 self.wrong(
-                    f"{within}{key}", f"not yet: datasets of type {DATASET_KEYS[key]} are not built; use type: text"
+                    f"{within}{key}",
+                    f"not yet: datasets of type {DATASET_KEYS[key]} are not built; use type: conversation",
                 )
             else:
                 words = {*legal, *DatasetEntry.model_fields} - {"options"}

@@ -228,9 +228,7 @@ NOT_YET_NAMES: dict[tuple[str, str], str] = {
     ("optimizer", "normuon"): "use optimizer: adamw",
     ("logger", "wandb"): "read metrics.jsonl in output_dir",
     ("logger", "aim"): "read metrics.jsonl in output_dir",
-    ("format", "instruction"): "use type: text with one column of text",
-    ("format", "conversation"): "use type: text with one column of text",
-    ("format", "preference"): "use type: text with one column of text",
+    ("format", "preference"): "use type: conversation with the chosen answers",
 }
 """Names of the original that no package has yet: (kind, folded name) -> what to use. An installed plugin overrules."""
 
@@ -246,20 +244,7 @@ PACKAGES: dict[str, str] = {
 }
 """Keys of built packages that may not be installed -> the package."""
 
-DATASET_KEYS: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            "instruction_field", "output_field", "input_field", "system_prompt_type", "system_prompt_field",
-            "system_prompt", "prompt_format", "prompt_format_no_input",
-        ),
-        "instruction",
-    ),
-    **dict.fromkeys(
-        ("messages_field", "system_field", "tools_field", "message_property_mappings", "completion_field"),
-        "conversation",
-    ),
-    **dict.fromkeys(("prompt", "chosen", "rejected", "enable_thinking"), "preference"),
-}  # fmt: skip
+DATASET_KEYS: dict[str, str] = dict.fromkeys(("prompt", "chosen", "rejected", "enable_thinking"), "preference")
 """Keys of a dataset entry that belong to a type which is not built -> the type."""
 
 LIMITS = (
@@ -267,7 +252,7 @@ LIMITS = (
     Limit("zero_level", (1,), "sharding over GPUs is not built; set zero_level: 1"),
 )
 
-_CHAT = "chat keys of the original; text is trained as it is"
+_CHAT = "a chat key of the original; type conversation uses the model's own chat template"
 
 DEAD: dict[str, str] = {
     "model_type": "the architecture is read from the model's config.json",
@@ -276,9 +261,8 @@ DEAD: dict[str, str] = {
     "dataset": "use datasets",
     **dict.fromkeys(
         (
-            "use_chat_template", "template", "system", "max_length", "truncation_strategy", "padding_side",
-            "padding_free", "loss_scale", "sequence_parallel_size", "response_prefix", "max_pixels", "norm_bbox",
-            "agent_template",
+            "use_chat_template", "template", "system", "max_length", "padding_side", "padding_free",
+            "sequence_parallel_size", "response_prefix", "max_pixels", "norm_bbox", "agent_template",
         ),
         _CHAT,
     ),

@@ -152,7 +152,9 @@ def _default(value: Any) -> str:
         return "none"
     if isinstance(value, tuple):
         value = list(value)
-    text = yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("\n...\n").strip()
+    style = '"' if isinstance(value, str) and "\n" in value else None  # a line break would end the row of the table
+    text = yaml.safe_dump(value, default_flow_style=True, default_style=style, width=1000)
+    text = text.removesuffix("\n...\n").strip()
     return f"{value:g}" if isinstance(value, float) else text
 
 

@@ -157,6 +157,9 @@ class DatasetEntry(Keys):
     subset: Text | None = Field(None, description="Subset (configuration) of a hub dataset.")
     split: Text = Field("train", description="Split of a hub dataset.")
     samples: Annotated[Int, Field(ge=1)] | None = Field(None, description="Use the first so many rows; null: all.")
+    weight: Annotated[Number, Field(gt=0, le=1000)] | None = Field(
+        None, description="How often an epoch trains each document: 2 is twice, 0.5 a random half; null: once."
+    )
     options: dict[str, Any] = Field({}, description="The keys of the type, validated by it.", exclude=True)
 
 
@@ -203,6 +206,14 @@ class DataKeys(Keys):
     )
     validation_split_ratio: Number = Field(
         0.1, ge=0, lt=1, description="Part of `datasets` kept for evaluation; 0 when `validation_datasets` is given."
+    )
+    loss_scale: Annotated[Literal["default", "last_round", "all"], BeforeValidator(_word)] = Field(
+        "default", description="What chat data trains, where the entry does not say: as the key of the type below."
+    )
+    truncation_strategy: Annotated[Literal["delete", "left", "right", "split"], BeforeValidator(_word)] | None = Field(
+        None,
+        description="Documents longer than a row: delete and count; cut off the left or the right end; split. "
+        "null: split text, delete conversations.",
     )
     sample_packing: Flag = Field(True, description="Pack several documents into a row; none attends to another.")
     train_seed: Seed = Field(1234, description="Seed of initialisation, data order and stochastic rounding.")

@@ -20,12 +20,13 @@ from .adapted import ADAPTER_FOLDER, MERGED_FOLDER, adapter_of, load_adapter, me
 from .api import Comm, DeviceInfo, Logger, LoggerDef, Op, RunInfo, Topology
 from .config import ADAPTER, LoadedConfig, Mode, apply_overrides, dump_yaml, load_config, read_yaml, resolved
 from .errors import ConfigError, RunStopped
-from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES
+from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
 from .interrupt import Interrupt
 from .local_device import LocalDevice, local_device
 from .memory.devices import GIB
 from .memory.devices import device as known_device
 from .memory.report import Report
+from .model_config import read_config
 from .plugins import load_registry
 from .prepare import Prepared, prepare
 from .schedule import Schedule
@@ -36,7 +37,18 @@ if TYPE_CHECKING:
     from .runtime.team import Team
     from .runtime.worker import Worker
 
-__all__ = ["LoadedConfig", "Prepared", "TrainResult", "fill_weights", "load", "make_worker", "merge", "plan", "train"]
+__all__ = [
+    "LoadedConfig",
+    "Prepared",
+    "TrainResult",
+    "fill_weights",
+    "load",
+    "make_worker",
+    "merge",
+    "plan",
+    "tokenize",
+    "train",
+]
 
 Notice = Callable[[str], None]
 
@@ -87,6 +99,23 @@ def plan(loaded: LoadedConfig, device: str | DeviceInfo | LocalDevice | None = N
         count = loaded.config.gpus or given.count
         return prepare(loaded, load_registry(), given.device, world_size=count if given.device.sm else None)
     return prepare(loaded, load_registry(), known_device(given) if isinstance(given, str) else given)
+
+
+def tokenize(loaded: LoadedConfig, notice: Notice = print) -> Corpora:
+    """Tokenise the data of a run into the cache, pack and check it, as `train` begins; without torch or a device.
+
+    Raises ConfigError naming key, file and line for data that cannot be trained on.
+    """
+    from .data.corpora import load_corpora
+
+    loaded.require_datasets()
+    model_dir = resolve_model_dir(loaded.config.model, TOKENIZER_FILES)
+    vocab_size = read_config(model_dir).get("vocab_size")
+    if not isinstance(vocab_size, int):
+        raise ConfigError(f"model: {model_dir / 'config.json'}: vocab_size is {vocab_size!r}, not a number. Fetch it.")
+    for line in loaded.notices:
+        notice(line)
+    return load_corpora(loaded.config, load_registry().dataset_formats(), model_dir, vocab_size, notice)
 
 
 def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:

@@ -187,6 +187,22 @@ def merge(
     return merge_command(adapter, output, base)
 
 
+@app.command(help="Tokenize and check the data of a run, into the cache that training reads.")
+def tokenize(
+    ctx: typer.Context,
+    path: ConfigArgument = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the first rows: trained, masked, padding.")] = False,
+    rows: Annotated[int, typer.Option("--rows", min=1, metavar="N", help="With --debug: how many rows.")] = 3,
+) -> int:
+    config_path = _config_path(ctx, path, config)
+    from .tokenize import tokenize_command
+
+    _print_notices()
+    return tokenize_command(config_path, overrides or [], rows if debug else 0)
+
+
 @app.command(help="List installed plugins and what each provides.")
 def plugins(as_json: JsonOption = False) -> int:
     from .plugins import plugins_command

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
 from ..api import DatasetFormatDef
 from ..config_schema import DatasetEntry, TrainConfig
 from ..errors import ConfigError
+from .mixture import weigh
 from .pack import DocumentSpans, PackedRows, pack, split_validation
 from .proof import check_rows, label_bytes, label_counts, unigram_loss
 from .sources import columns_of, open_source
 from .tokenize import tokenize_dataset
 from .tokenizer import Tokenizer
+from .truncate import truncate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +48,16 @@ def load_corpora(
     """Tokenise (or map from the cache), split, pack and check. Raises ConfigError naming key, file and line."""
     _set_threads(config.dataloader_num_workers)
     tokenizer = Tokenizer(model_dir, f"model: {config.model}")
-    documents = _documents(config.datasets, "datasets", formats, tokenizer, notice)
+    documents = _documents(config, "datasets", formats, tokenizer, notice)
     if config.validation_datasets:
-        held_out = _documents(config.validation_datasets, "validation_datasets", formats, tokenizer, notice)
+        for index, entry in enumerate(config.validation_datasets):
+            if entry.weight is not None:
+                raise ConfigError(f"validation_datasets.{index}: weight is for training. Use samples, or remove it.")
+        held_out = _documents(config, "validation_datasets", formats, tokenizer, notice)
     else:
         documents, held_out = split_validation(documents, config.validation_split_ratio, config.eval_seed)
-    train = pack(documents, config.sequence_len, config.sample_packing)
+    weights = [1.0 if entry.weight is None else entry.weight for entry in config.datasets]
+    train = pack(weigh(documents, weights, config.train_seed), config.sequence_len, config.sample_packing)
     check_rows(train, vocab_size, "datasets")
     validation = pack(held_out, config.sequence_len, config.sample_packing)
     if validation.n_rows == 0:
@@ -76,25 +83,34 @@ def _set_threads(workers: int | str) -> None:
 
 
 def _documents(
-    entries: Sequence[DatasetEntry],
-    key: str,
+    config: TrainConfig,
+    key: Literal["datasets", "validation_datasets"],
     formats: Mapping[str, DatasetFormatDef],
     tokenizer: Tokenizer,
     notice: Callable[[str], None],
 ) -> DocumentSpans:
-    datasets = []
-    for index, entry in enumerate(entries):
+    parts = []
+    for index, entry in enumerate(getattr(config, key)):
         where = f"{key}.{index}"
-        chosen = _format(entry, formats, where)
-        options = _options(entry, chosen, where)
-        datasets.append(tokenize_dataset(entry, chosen, options, tokenizer, where=where, notice=notice))
-    return DocumentSpans.of(datasets)
+        chosen, options = _format(entry, formats, config.loss_scale, where)
+        dataset = tokenize_dataset(entry, chosen, options, tokenizer, where=where, notice=notice)
+        strategy = config.truncation_strategy or chosen.truncation
+        spans = truncate(DocumentSpans.of([dataset]), config.sequence_len, strategy, where, notice)
+        if len(spans) == 0:
+            raise ConfigError(
+                f"{where}: path: {entry.path}: no document is left with truncation_strategy: {strategy} and "
+                f"sequence_len: {config.sequence_len}. Raise sequence_len."
+            )
+        parts.append(spans)
+    return DocumentSpans.joined(parts)
 
 
-def _format(entry: DatasetEntry, formats: Mapping[str, DatasetFormatDef], where: str) -> DatasetFormatDef:
-    """The named type, or for `auto` the one that fits the columns of the first row."""
+def _format(
+    entry: DatasetEntry, formats: Mapping[str, DatasetFormatDef], loss_scale: str, where: str
+) -> tuple[DatasetFormatDef, BaseModel]:
+    """The named type, or for `auto` the one that fits the columns of the first row; and its keys."""
     if entry.type != "auto":
-        return formats[entry.type]
+        return formats[entry.type], _options(entry, formats[entry.type], {}, loss_scale, where)
     columns = columns_of(open_source(entry, where=where))
     fitting = [f for f in formats.values() if f.matches(columns)]
     if len(fitting) != 1:
@@ -103,12 +119,15 @@ def _format(entry: DatasetEntry, formats: Mapping[str, DatasetFormatDef], where:
             f"{where}: type: auto: columns {', '.join(columns)} fit these types: {told}. "
             f"Set type to one of {', '.join(formats)}."
         )
-    return fitting[0]
+    return fitting[0], _options(entry, fitting[0], fitting[0].guess(columns), loss_scale, where)
 
 
-def _options(entry: DatasetEntry, chosen: DatasetFormatDef, where: str) -> BaseModel:
+def _options(
+    entry: DatasetEntry, chosen: DatasetFormatDef, guessed: Mapping[str, Any], loss_scale: str, where: str
+) -> BaseModel:
+    general = {"loss_scale": loss_scale} if "loss_scale" in chosen.options.model_fields else {}
     try:
-        return chosen.options(**entry.options)
+        return chosen.options(**{**general, **guessed, **entry.options})
     except ValidationError as error:
         problem = error.errors()[0]
         name = ".".join(map(str, problem["loc"]))

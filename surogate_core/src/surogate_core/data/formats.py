@@ -1,4 +1,4 @@
-"""The dataset type that core brings: `text`, for plain language modelling."""
+"""The dataset type `text`, for plain language modelling."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -53,11 +53,19 @@ class Corpus:
 
 @dataclass(frozen=True)
 class DocumentSpans:
-    """Documents, or parts of them, as positions of a corpus: int64 start and stop [n], ascending; nothing is copied."""
+    """Documents, or parts of them, as positions of a corpus: int64 start and stop [n], ascending; nothing is copied.
+
+    whole: bool [n], those whose parts mean nothing alone.
+    """
 
     corpus: Corpus
     start: Int64s
     stop: Int64s
+    whole: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
+
+    def __post_init__(self) -> None:
+        if len(self.whole) != len(self.start):
+            object.__setattr__(self, "whole", np.zeros(len(self.start), np.bool_))
 
     @classmethod
     def of(cls, datasets: Sequence[TokenDataset]) -> DocumentSpans:
@@ -67,6 +75,19 @@ class DocumentSpans:
         stops = [dataset.offsets[1:] + base for dataset, base in zip(datasets, corpus.bases, strict=False)]
         none = np.zeros(0, np.int64)
         return cls(corpus, np.concatenate([none, *starts]), np.concatenate([none, *stops]))
+
+    @classmethod
+    def joined(cls, parts: Sequence[DocumentSpans]) -> DocumentSpans:
+        """The documents of all parts, each of corpora of its own, in order."""
+        corpus = Corpus(tuple(dataset for part in parts for dataset in part.corpus.datasets))
+        bases = np.cumsum([0, *(part.corpus.bases[-1] for part in parts)])[:-1]
+        none = np.zeros(0, np.int64)
+        return cls(
+            corpus,
+            np.concatenate([none, *(part.start + base for part, base in zip(parts, bases, strict=True))]),
+            np.concatenate([none, *(part.stop + base for part, base in zip(parts, bases, strict=True))]),
+            np.concatenate([np.zeros(0, np.bool_), *(part.whole for part in parts)]),
+        )
 
     def __len__(self) -> int:
         return len(self.start)
@@ -80,25 +101,26 @@ def split_validation(documents: DocumentSpans, ratio: float, seed: int) -> tuple
     """(training, validation): the validation part has round(ratio * tokens) tokens.
 
     Documents are put in a random order, a function of `seed`; the last ones are for validation. The document at the
-    boundary is cut, its head trained and its tail held out: of a single document, validation is the tail.
+    boundary is cut, its head trained and its tail held out: of a single document, validation is the tail. One that
+    must stay whole goes where the larger part of it would.
     """
     if not 0 <= ratio < 1:
         raise ConfigError(f"validation_split_ratio: {ratio} is no share of the data. Give at least 0 and less than 1.")
     held_out = round(ratio * documents.n_tokens)
     order = permutation(len(documents), seed, purpose=VALIDATION)
-    start, stop = documents.start[order], documents.stop[order]
+    start, stop, whole = documents.start[order], documents.stop[order], documents.whole[order]
     ends = np.cumsum(stop - start)
     first_held_out = documents.n_tokens - held_out
     # of each document, the tokens before the boundary
     cut = stop - np.clip(ends - first_held_out, 0, stop - start)
-    return _spans(documents.corpus, start, cut), _spans(documents.corpus, cut, stop)
+    cut = np.where(whole, np.where(cut - start >= stop - cut, stop, start), cut)
+    return _spans(documents.corpus, start, cut, whole), _spans(documents.corpus, cut, stop, whole)
 
 
-def _spans(corpus: Corpus, start: Int64s, stop: Int64s) -> DocumentSpans:
-    keep = stop > start
-    start, stop = start[keep], stop[keep]
-    order = np.argsort(start, kind="stable")
-    return DocumentSpans(corpus, start[order], stop[order])
+def _spans(corpus: Corpus, start: Int64s, stop: Int64s, whole: Bools) -> DocumentSpans:
+    keep = np.flatnonzero(stop > start)
+    order = keep[np.argsort(start[keep], kind="stable")]
+    return DocumentSpans(corpus, start[order], stop[order], whole[order])
 
 
 @dataclass(frozen=True)

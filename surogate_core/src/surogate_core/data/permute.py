@@ -10,6 +10,7 @@ import numpy.typing as npt
 SHUFFLE: Final = 0
 VALIDATION: Final = 1
 EVALUATION: Final = 2
+WEIGHTS: Final = 3
 
 
 def permutation(n: int, seed: int, index: int = 0, purpose: int = SHUFFLE) -> npt.NDArray[np.int64]:

@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import filelock
@@ -109,10 +110,26 @@ def _settings(
 
 
 def _code_hash(function: Callable[..., Any]) -> str:
-    """sha256 of the file that defines `function`: a new version of a format makes new tokens."""
+    """sha256 of the files of `function` and what its module imports of its own package: new code makes new tokens."""
     module = sys.modules.get(getattr(function, "__module__", None) or type(function).__module__)
-    file = getattr(module, "__file__", None)
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
+    if module is None or not getattr(module, "__file__", None):
+        return ""
+    digest = hashlib.sha256()
+    for _, path in sorted(_own_files(module, {}).items()):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _own_files(module: ModuleType, found: dict[str, Path]) -> dict[str, Path]:
+    """Files by module: of `module`, and of those in its package that its names come from."""
+    if module.__file__ is None or module.__name__ in found:
+        return found
+    found[module.__name__] = Path(module.__file__)
+    for value in list(vars(module).values()):
+        origin = sys.modules.get(getattr(value, "__module__", None) or "")
+        if origin is not None and module.__package__ and origin.__package__ == module.__package__:
+            _own_files(origin, found)
+    return found
 
 
 @contextmanager

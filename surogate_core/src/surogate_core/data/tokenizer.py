@@ -15,6 +15,7 @@ import numpy.typing as npt
 import tokenizers
 
 from ..errors import ConfigError
+from .chat_template import ChatTemplate, read_chat_template
 
 PIECE_CHARS = 1 << 20
 """Byte-level tokenizers read longer texts in pieces of about this length, at once and in less memory."""
@@ -55,6 +56,27 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode_ids` of each text, on all cores and without the interpreter's lock."""
         return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of `tokens`, special ones written out."""
+        return str(self._backend.decode(list(tokens), skip_special_tokens=False))
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's chat template; None when it has none."""
+        return read_chat_template(self.directory, _read_json(self.directory / "tokenizer_config.json", "model") or {})
+
+    @cached_property
+    def special_texts(self) -> tuple[str, ...]:
+        """The special tokens as they are written."""
+        return tuple(token.content for token in self._backend.get_added_tokens_decoder().values() if token.special)
+
+    @cached_property
+    def reads_pieces_as_parts(self) -> bool:
+        """Whether a text's pieces, tokenised one by one, give its bytes: nothing is put before a text or swallowed."""
+        added = self._backend.get_added_tokens_decoder().values()
+        prefixed = '"add_prefix_space": true' in json.dumps(self._spec.get("pre_tokenizer"))
+        return self._is_byte_level and not prefixed and not any(token.lstrip or token.rstrip for token in added)
 
     @property
     def padding_id(self) -> int:

@@ -1,0 +1,221 @@
+"""The dataset type `conversation`: messages, rendered by the model's own chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ..api import DatasetFormatDef, Encoded
+from ..errors import ConfigError
+from .chat_mask import LossScale, encode_chat
+
+if TYPE_CHECKING:  # the command line lists types without loading numpy and tokenizers
+    from .tokenizer import Tokenizer
+
+ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "function_call": "assistant",
+    "tool_call": "assistant",
+    "observation": "tool",
+    "function_response": "tool",
+    "tool_response": "tool",
+    **{role: role for role in ("system", "developer", "user", "assistant", "tool")},
+}
+"""What data sets call the speakers -> the role of chat templates."""
+
+_CALLS = ("function_call", "tool_call")
+_COLUMNS = ("messages", "conversations", "conversation")
+
+LOSS_SCALE = "What is trained: default: every answer; last_round: those behind the user's last message; all: all text."
+
+
+class MessageProperties(BaseModel):
+    """Where a message says what."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    role: str = "role"
+    content: str = "content"
+    tool_calls: str = "tool_calls"
+
+
+class ConversationOptions(BaseModel):
+    """Keys of a `datasets:` entry of type `conversation`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    messages_field: str = Field("messages", description="Column that holds the list of messages.")
+    completion_field: str | None = Field(
+        None, description="Column with the messages, or the text, that answer those of `messages_field`."
+    )
+    system_field: str | None = Field(None, description="Column with the system prompt; empty: none.")
+    tools_field: str | None = Field(
+        None, description="Column with the tools: a list of JSON schemas, or the same as text."
+    )
+    message_property_mappings: MessageProperties | None = Field(
+        None,
+        description="Names that messages use for `role`, `content`, `tool_calls`; "
+        "null: these, or `from` and `value` where a message has those.",
+    )
+    loss_scale: LossScale = Field("default", description=LOSS_SCALE)
+
+
+def encode_conversation(row: Mapping[str, object], tokenizer: Tokenizer, options: ConversationOptions) -> Encoded:
+    """The rendered messages; answers are trained, each with its end-of-turn token."""
+    names = options.message_property_mappings
+    messages = _messages(row[options.messages_field], options.messages_field, names)
+    if options.completion_field is not None:
+        given = row[options.completion_field]
+        if isinstance(given, str) and not given.lstrip().startswith("["):
+            given = [{"role": "assistant", "content": given}]
+            messages += _messages(given, options.completion_field, None)
+        else:
+            messages += _messages(given, options.completion_field, names)
+    system = row[options.system_field] if options.system_field else None
+    if system:
+        if not isinstance(system, str):
+            raise ConfigError(f"column {options.system_field!r} holds {_kind(system)}, not text. Correct such rows.")
+        if messages[0]["role"] == "system":
+            raise ConfigError(
+                f"column {options.system_field!r} holds a system prompt, and the messages begin with another. Remove "
+                "one, or system_field."
+            )
+        messages.insert(0, {"role": "system", "content": system})
+    tools = _tools(row[options.tools_field], options.tools_field) if options.tools_field else None
+    for index, message in enumerate(messages):
+        _check_text(message, f"message {index} ({message['role']})")
+    _check_text(tools, f"column {options.tools_field!r}")
+    return encode_chat(messages, tools, tokenizer, options.loss_scale)
+
+
+def _messages(value: object, column: str, names: MessageProperties | None) -> list[dict[str, Any]]:
+    """Messages with the keys that chat templates read."""
+    value = _from_json(value)
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"column {column!r} holds {_kind(value)}, not a list of messages. Set messages_field.")
+    if not value:
+        raise ConfigError(f"column {column!r} holds no message. Remove such rows.")
+    return [_message(message, f"column {column!r}, message {index}", names) for index, message in enumerate(value)]
+
+
+def _message(value: object, where: str, names: MessageProperties | None) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where} is {_kind(value)}, not an object with role and content. Correct such rows.")
+    given = {str(key): item for key, item in value.items() if item is not None}  # tables fill missing keys with null
+    if names is None:
+        is_share = "role" not in given and "from" in given
+        names = MessageProperties(role="from", content="value") if is_share else MessageProperties()
+    said = given.pop(names.role, None)
+    role = ROLES.get(said) if isinstance(said, str) else None
+    if role is None:
+        raise ConfigError(
+            f"{where} has {names.role} {said!r}. Known: {', '.join(ROLES)}. Keys there: "
+            f"{', '.join(given) or 'none'}. Correct the row, or set message_property_mappings."
+        )
+    content, calls = given.pop(names.content, None), given.pop(names.tool_calls, None)
+    if said in _CALLS and calls is None:
+        content, calls = None, content
+    message: dict[str, Any] = {"role": role, "content": _content(content, calls, where, names.content), **given}
+    if role == "assistant" and not calls and not (message["content"].strip() or given.get("reasoning_content")):
+        raise ConfigError(f"{where} is the assistant's and says nothing. Remove such rows, or the message.")
+    if calls:
+        if role != "assistant":
+            raise ConfigError(f"{where} calls tools, but its role is {said}. Correct such rows.")
+        message["tool_calls"] = _tool_calls(calls, where)
+    return message
+
+
+def _content(content: object, calls: object, where: str, name: str) -> str:
+    """Text, or the text parts of a list of parts; empty only beside tool calls."""
+    if isinstance(content, list | tuple) and all(
+        isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        for part in content
+    ):
+        content = "".join(part["text"] for part in content)
+    if content is None and calls:
+        return ""
+    if not isinstance(content, str):
+        raise ConfigError(f"{where} has {name} {_kind(content)}, not text. Correct such rows: only text is trained.")
+    return content
+
+
+def _tool_calls(value: object, where: str) -> list[dict[str, Any]]:
+    """Calls as templates read them: {"type", "function": {"name", "arguments"}}, the arguments an object."""
+    value = _from_json(value)
+    calls = [value] if isinstance(value, Mapping) else value
+    if not isinstance(calls, list | tuple):
+        raise ConfigError(f"{where} has tool_calls {_kind(value)}, not a list of calls. Correct such rows.")
+    found = []
+    for call in calls:
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise ConfigError(f"{where} has a tool call without the name of a function: {_kind(call)}. Correct it.")
+        arguments = _from_json(function.get("arguments", {}))
+        own = {key: item for key, item in call.items() if "function" in call and item is not None}
+        found.append({"type": "function", **own, "function": {"name": function["name"], "arguments": arguments}})
+    return found
+
+
+def _tools(value: object, column: str) -> list[Any] | None:
+    value = _from_json(value)
+    if value is None or value in ("", []):
+        return None
+    if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
+        raise ConfigError(f"column {column!r} holds {_kind(value)}, not a list of tools (JSON schemas). Correct it.")
+    return value
+
+
+def _from_json(value: object) -> object:
+    """What a text of JSON (an object or a list) holds; anything else as it is."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def _check_text(value: object, where: str) -> None:
+    """Raises ConfigError for what is no JSON, and for text that UTF-8 cannot hold."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{where} holds half a surrogate pair, which is no text. Correct the row.") from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where} is no JSON: {error}. Correct the row.") from error
+
+
+def _kind(value: object) -> str:
+    return "null" if value is None else f"a value of type {type(value).__name__} ({str(value)[:40]})"
+
+
+def _is_conversation(columns: Sequence[str]) -> bool:
+    return any(name in columns for name in _COLUMNS)
+
+
+def _guess(columns: Sequence[str]) -> Mapping[str, Any]:
+    found = {"messages_field": next((name for name in _COLUMNS if name in columns), "messages")}
+    return found | ({"tools_field": "tools"} if "tools" in columns else {})
+
+
+def _fields(options: ConversationOptions) -> Sequence[str]:
+    named = (options.messages_field, options.completion_field, options.system_field, options.tools_field)
+    return [name for name in named if name is not None]
+
+
+CONVERSATION = DatasetFormatDef(
+    name="conversation",
+    summary="messages in the model's chat template, the assistant's answers trained",
+    options=ConversationOptions,
+    matches=_is_conversation,
+    fields=_fields,
+    encode=encode_conversation,
+    guess=_guess,
+    truncation="delete",
+)

@@ -1,0 +1,50 @@
+"""What becomes of documents longer than a row, and of those that then have nothing to train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from .pack import DocumentSpans
+
+Strategy = Literal["delete", "left", "right", "split"]
+
+
+def truncate(
+    documents: DocumentSpans, sequence_len: int, strategy: Strategy, where: str, notice: Callable[[str], None]
+) -> DocumentSpans:
+    """Documents of at most `sequence_len` tokens that may not be cut any further; with "split", as they are.
+
+    "delete" leaves longer ones out, "left" and "right" cut tokens off that end. Documents in which no label is left
+    are left out. What is lost is told to `notice`.
+    """
+    if strategy == "split":
+        return documents
+    length = documents.stop - documents.start
+    too_long = length > sequence_len
+    start, stop = documents.start, documents.stop
+    if strategy == "left":
+        start = np.where(too_long, stop - sequence_len, start)
+    elif strategy == "right":
+        stop = np.where(too_long, start + sequence_len, stop)
+    keep = ~too_long if strategy == "delete" else np.ones(len(start), np.bool_)
+    unlabelled = np.zeros(len(start), np.bool_)
+    for at in np.flatnonzero(too_long & keep):
+        unlabelled[at] = not documents.corpus.read(np.arange(start[at] + 1, stop[at]))[1].any()
+    keep &= ~unlabelled
+    if too_long.any():
+        notice(
+            f"{where}: {_told(too_long, documents)} longer than sequence_len ({sequence_len}; the longest has "
+            f"{length.max():,} tokens): "
+            + ("left out" if strategy == "delete" else f"cut at the {strategy}")
+            + (f", {int(unlabelled.sum()):,} of them left out with nothing to train" if unlabelled.any() else "")
+        )
+    return replace(documents, start=start[keep], stop=stop[keep], whole=np.ones(int(keep.sum()), np.bool_))
+
+
+def _told(chosen: np.ndarray[tuple[int], np.dtype[np.bool_]], documents: DocumentSpans) -> str:
+    count = int(chosen.sum())
+    return f"{count:,} of {len(documents):,} documents ({count / len(documents):.1%}) {'is' if count == 1 else 'are'}"

@@ -1,0 +1,117 @@
+"""`surogate tokenize`: the data of a run as tokens, without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_formats import QWEN25, chat_tokenizer
+
+SUROGATE = [sys.executable, "-m", "surogate_core.cli"]
+ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The YAML file of a run on ten conversations."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    chat_tokenizer(tmp_path / "model", QWEN25)
+    (tmp_path / "model/config.json").write_text(json.dumps({"model_type": "qwen3", "vocab_size": 600}))
+    write(tmp_path, [{"messages": conversation("A friend. " * (n + 1))} for n in range(10)])
+    yaml = tmp_path / "run.yaml"
+    yaml.write_text(
+        f"model: {tmp_path}/model\nfrom_scratch: true\nsequence_len: 256\nvalidation_split_ratio: 0\n"
+        f"datasets:\n  - path: {tmp_path}/rows.jsonl\n    type: conversation\n"
+    )
+    return yaml
+
+
+def conversation(answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": "Who goes there?"}, {"role": "assistant", "content": answer}]
+
+
+def write(folder: Path, rows: list[dict[str, Any]]) -> None:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def tokenize(run: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*SUROGATE, "tokenize", str(run), *args], capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_counts_lengths_and_the_trained_share_are_printed(run: Path) -> None:
+    result = tokenize(run)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert re.search(r"documents +10\n +tokens +[\d,]+\n +trained +[\d,]+ +\d+\.\d% of the tokens", result.stdout)
+    assert re.search(r"lengths +\d+ to \d+ tokens, median \d+", result.stdout)
+    assert re.search(r"train +[\d,]+ tokens in \d+ rows of 256, \d+\.\d% padding", result.stdout)
+    assert tokenize(run).stdout == result.stdout  # from the cache
+
+
+def test_neither_torch_nor_a_model_is_loaded(run: Path) -> None:
+    code = (
+        "import sys\nfrom surogate_core.cli.app import main\n"
+        f"sys.argv = ['surogate', 'tokenize', {str(run)!r}, '--debug']\n"
+        "try:\n    main()\nfinally:\n    print('HEAVY', [m for m in ('torch', 'datasets') if m in sys.modules])\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert "HEAVY []" in result.stdout, result.stdout + result.stderr
+
+
+def test_debug_shows_what_is_trained_in_brackets(run: Path) -> None:
+    out = tokenize(run, "--debug", "--rows", "1").stdout
+    assert "row 0" in out and "row 1" not in out and "\x1b" not in out
+    assert "<|im_start|>assistant⏎\n[[A friend. A friend." in out and "<|im_end|>]]⏎" in out
+    assert re.search(r"\d+ of 256 positions are padding", out)
+
+
+def test_debug_fits_a_terminal_of_80_columns_and_colours_it(run: Path) -> None:
+    lines = in_terminal([*SUROGATE, "tokenize", str(run), "--debug"]).splitlines()
+    assert max(len(ESCAPE.sub("", line)) for line in lines if str(run.parent) not in line) <= 80
+    assert any("\x1b[32mA friend." in line for line in lines)
+    assert any("\x1b[2mWho goes there?" in line for line in lines)
+    assert any("\x1b[33m" in line and "padding" in line for line in lines)
+
+
+def in_terminal(command: list[str]) -> str:
+    """What a command writes to a terminal of 80 columns."""
+    master, slave = pty.openpty()
+    environ = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    environ.pop("NO_COLOR", None)
+    with subprocess.Popen(command, stdout=slave, stderr=slave, env=environ) as process:
+        os.close(slave)
+        output = b""
+        try:
+            while chunk := os.read(master, 65536):
+                output += chunk
+        except OSError:  # the other end is closed
+            pass
+        process.wait(60)
+    os.close(master)
+    return output.decode()
+
+
+def test_data_does_not_steer_the_terminal(run: Path) -> None:
+    write(run.parent, [{"messages": conversation("\x1b[31mred\x07")}])
+    assert r"\x1b[31mred\x07" in tokenize(run, "--debug").stdout
+
+
+def test_bad_data_is_one_message_with_file_and_line(run: Path) -> None:
+    write(run.parent, [{"messages": conversation("Yes.")}, {"messages": [{"role": "narrator", "content": "x"}]}])
+    result = tokenize(run)
+    assert result.returncode == 2 and result.stderr.count("\n") == 1
+    assert "rows.jsonl:2: column 'messages', message 0 has role 'narrator'" in result.stderr
+
+
+def test_tokens_past_the_models_vocabulary_are_refused(run: Path) -> None:
+    (run.parent / "model/config.json").write_text(json.dumps({"vocab_size": 300}))
+    result = tokenize(run)
+    assert result.returncode == 2 and "is past the model's vocab_size of 300" in result.stderr
