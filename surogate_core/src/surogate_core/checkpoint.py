@@ -71,9 +71,10 @@ def prune_checkpoints(directory: Path, keep: int, newest: int | None = None) -> 
     removed = own[:-keep] if keep > 0 else []
     for path in removed:
         doomed = path.with_name(path.name + _REMOVED)
-        _remove(doomed)
-        path.rename(doomed)
-        _remove(doomed)
+        with stopping_when_disk_refuses(path, safe_in=directory, doing="removing"):
+            _remove(doomed)
+            path.rename(doomed)
+            _remove(doomed)
     return removed
 
 
@@ -116,8 +117,8 @@ def set_aside(directory: Path, after: int) -> list[Path]:
 
 
 @contextmanager
-def stopping_when_disk_refuses(target: Path, *, safe_in: Path) -> Iterator[None]:
-    """Turn a full, read-only or failing disk into RunStopped that says what could not be saved and what is safe."""
+def stopping_when_disk_refuses(target: Path, *, safe_in: Path, doing: str = "saving") -> Iterator[None]:
+    """Turn a full, read-only or failing disk into RunStopped that says what could not be done and what is safe."""
     try:
         yield
     except OSError as error:
@@ -126,7 +127,7 @@ def stopping_when_disk_refuses(target: Path, *, safe_in: Path) -> Iterator[None]
         complete = list_checkpoints(safe_in)
         safe = f"The newest complete checkpoint is {complete[-1]}." if complete else "No checkpoint was complete yet."
         free = "" if error.errno not in (errno.ENOSPC, errno.EDQUOT) else " Free some space or lower save_total_limit."
-        raise RunStopped(f"saving {target} failed: {error.strerror}. {safe}{free}") from error
+        raise RunStopped(f"{doing} {target} failed: {error.strerror}. {safe}{free}") from error
 
 
 def sync(path: Path) -> None:
