@@ -74,16 +74,11 @@ def _verified(directory: Path, source: str) -> Resumed:
         manifest = read_manifest(directory)
         verify_files(directory, manifest)
     except DamagedCheckpoint as damage:
-        raise damaged(damage, source) from None
+        raise ConfigError(
+            f"{source}: resume_from_checkpoint: the checkpoint is damaged: {damage}. "
+            f"resume_from_checkpoint: {LAST_GOOD} goes on from the newest one that is whole."
+        ) from None
     return Resumed(directory, manifest)
-
-
-def damaged(damage: DamagedCheckpoint, source: str) -> ConfigError:
-    """What a user is told of a checkpoint that cannot be used."""
-    return ConfigError(
-        f"{source}: resume_from_checkpoint: the checkpoint is damaged: {damage}. resume_from_checkpoint: {LAST_GOOD} "
-        "goes on from the newest one that is whole."
-    )
 
 
 def _last_good(complete: list[Path], source: str, notice: Callable[[str], None]) -> Resumed:

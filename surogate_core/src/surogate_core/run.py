@@ -190,9 +190,10 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
         worker.start(graphs=config.use_cuda_graphs)
         _open_output(output, checkpoints, prepared.loaded, notice)
         if resumed:
-            cut_metrics(output / METRICS_FILE if config.log_file is None else Path(config.log_file), resumed.step)
+            # Before the records are cut: killed in between, they reach beyond the newest checkpoint, never the reverse.
             for path in checkpoint.set_aside(checkpoints, after=resumed.step):
                 notice(f"{path.name}: set aside, since the run goes on from step {resumed.step:,}")
+            cut_metrics(output / METRICS_FILE if config.log_file is None else Path(config.log_file), resumed.step)
 
         model = (
             *(prepared.assembly.weights, worker.params(), prepared.model_config, prepared.model_dir),

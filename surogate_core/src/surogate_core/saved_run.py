@@ -14,9 +14,9 @@ from . import hf
 from .config import resolved
 from .data.loader import Loader
 from .data.pack import PackedRows
-from .manifest import DamagedCheckpoint, Manifest, list_files, write_manifest
+from .manifest import Manifest, list_files, write_manifest
 from .prepare import Prepared
-from .resume import Resumed, damaged, differences, refuse_another_run
+from .resume import Resumed, differences, refuse_another_run
 from .train import Progress
 from .training_state import kept_values, load_state, write_state
 
@@ -67,10 +67,7 @@ class SavedRun:
         """Fill the worker's params and states; returns where the loop stood. Before `worker.start()`."""
         assembly, precision = self.prepared.assembly, self.prepared.ingredients.precision
         hf.load_weights(resumed.directory, assembly.weights, worker.params())
-        try:
-            load_state(resumed.directory, kept_values(assembly, precision.model), worker.buffers.persistent)
-        except DamagedCheckpoint as damage:
-            raise damaged(damage, self.prepared.loaded.source) from None
+        load_state(resumed.directory, kept_values(assembly, precision.model), worker.buffers.persistent)
         worker.restored()
         position = resumed.manifest.position
         step = resumed.step

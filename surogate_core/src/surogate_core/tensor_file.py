@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .manifest import HashedFile
 
-_STORED_AS = {
+STORED_AS = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -23,6 +23,7 @@ _STORED_AS = {
     torch.int32: "I32",
     torch.uint8: "U8",
 }
+"""What a safetensors header calls each dtype."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def write_safetensors(path: Path, tensors: Iterable[Stored]) -> str:
     ordered = sorted(tensors, key=lambda t: t.name)
     for t in ordered:
         offsets = [at, at + t.nbytes]
-        header[t.name] = {"dtype": _STORED_AS[t.dtype], "shape": list(t.rows.shape), "data_offsets": offsets}
+        header[t.name] = {"dtype": STORED_AS[t.dtype], "shape": list(t.rows.shape), "data_offsets": offsets}
         at += t.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

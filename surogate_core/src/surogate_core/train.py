@@ -72,6 +72,7 @@ def train(job: Job, interrupt: Interrupt, progress: Progress) -> Progress:
     except NonFiniteError as error:
         if not error.weights_whole or not progress.step:
             raise
+        progress.launched = progress.step  # the step that failed has changed nothing
         _save(job, progress)
         raise NonFiniteError(
             f"{error}\nThe weights after step {progress.step} are saved.", weights_whole=True

@@ -13,10 +13,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from .assemble import Assembly
-from .manifest import DamagedCheckpoint
+from .errors import ConfigError
 from .program.value import Value
 from .reference.rounding import TORCH_DTYPES
-from .tensor_file import Stored, write_safetensors
+from .tensor_file import STORED_AS, Stored, write_safetensors
 
 FOLDER = "training_state"
 MAX_SHARD_BYTES = 5_000_000_000
@@ -63,35 +63,34 @@ def write_state(
 def load_state(directory: Path, values: Sequence[Value], view: Callable[[Value], Tensor]) -> None:
     """Copy what `write_state` has written below `directory` into `view(value)`, by name.
 
-    All names, shapes and dtypes are checked before anything is written. Raises DamagedCheckpoint.
+    All names, shapes and dtypes are checked before anything is written. Raises ConfigError when they are not those of
+    `values`, or a file cannot be read.
     """
     wanted = {v.name: v for v in values}
     paths = sorted((directory / FOLDER).glob("*.safetensors"))
     held: set[str] = set()
     for path in paths:
         with _open(path) as file:
-            for name in file.keys():  # noqa: SIM118 (it is no mapping)
-                tensor = file.get_slice(name)
-                if name in wanted and tuple(tensor.get_shape()) != wanted[name].shape:
-                    expected = list(wanted[name].shape)
-                    raise DamagedCheckpoint(f"{path}: {name} is {list(tensor.get_shape())}, this run has {expected}")
-                held.add(name)
+            held.update(file.keys())
+            for name in sorted(wanted.keys() & set(file.keys())):
+                tensor, value = file.get_slice(name), wanted[name]
+                shape, dtype = list(tensor.get_shape()), tensor.get_dtype()
+                if shape != list(value.shape) or dtype != STORED_AS[TORCH_DTYPES[value.dtype]]:
+                    raise ConfigError(f"{path}: {name} is {dtype} {shape}, this run has {value!r}. {_AS_IT_WAS}")
     if held != set(wanted):
         differing = ", ".join(sorted(held ^ set(wanted))[:3])
-        raise DamagedCheckpoint(
-            f"{directory / FOLDER}: its states are not those of this run; they differ in {differing}"
-        )
+        raise ConfigError(f"{directory / FOLDER}: not the states of this run: they differ in {differing}. {_AS_IT_WAS}")
     for path in paths:
         with _open(path) as file:
-            for name in file.keys():  # noqa: SIM118
-                tensor = file.get_tensor(name)
-                if tensor.dtype != TORCH_DTYPES[wanted[name].dtype]:
-                    raise DamagedCheckpoint(f"{path}: {name} is {tensor.dtype}, this run has {wanted[name].dtype}")
-                view(wanted[name]).copy_(tensor)
+            for name in file.keys():  # noqa: SIM118 (it is no mapping)
+                view(wanted[name]).copy_(file.get_tensor(name))
+
+
+_AS_IT_WAS = "Resume with the optimizer, the recipe, their options and their packages as they were."
 
 
 def _open(path: Path) -> safe_open:
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise DamagedCheckpoint(f"{path}: cannot be read ({error})") from None
+        raise ConfigError(f"{path}: cannot be read ({error}).") from None
