@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from surogate_core import hf
+from surogate_core import tensor_file
 from surogate_core.errors import ConfigError, ProgramError, RunStopped
 from surogate_core.hf import INDEX, WEIGHTS, load_weights, save_model
 from surogate_core.model_config import read_config
@@ -331,7 +331,7 @@ def test_a_full_disk_leaves_the_older_model(saved: Model, tmp_path: Path, monkey
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(hf._Export, "write", full)
+    monkeypatch.setattr(tensor_file.Stored, "write", full)
     with pytest.raises(RunStopped, match="No space left"):
         Model().save(tmp_path)
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before

@@ -43,7 +43,17 @@ MAY_IMPORT: Mapping[str, set[str]] = {
 """cli -> train -> runtime -> memory -> program. Parts that are not listed may import anything but `cli`."""
 
 HEAVY = {"torch", "transformers", "datasets", "safetensors", "pyarrow", "tokenizers", "matplotlib", "pandas"}
-MAY_IMPORT_TORCH = {"runtime", "reference", "data", "testing", "checkpoint", "hf"}
+MAY_IMPORT_TORCH = {
+    "runtime",
+    "reference",
+    "data",
+    "testing",
+    "checkpoint",
+    "hf",
+    "saved_run",
+    "tensor_file",
+    "training_state",
+}
 NEVER_TORCH = {"program", "memory"}
 
 FOREIGN_NAMES = re.compile(

@@ -33,7 +33,7 @@ from surogate_core.console import (
     step_time_text,
 )
 from surogate_core.errors import ConfigError, RunStopped
-from surogate_core.metrics import LOGGERS, JsonLinesLogger, read_metrics
+from surogate_core.metrics import LOGGERS, JsonLinesLogger, cut_metrics, read_metrics
 from surogate_core.picture import PictureLogger, draw_loss, read_curve, smooth, thin_out
 from surogate_core.summary import count_text, duration_text, final_summary
 
@@ -503,3 +503,20 @@ def test_summary_leaves_out_what_is_not_known() -> None:
 def test_summary_is_loud_about_a_model_worse_than_unigram() -> None:
     text = final_summary(steps=1, tokens=10, seconds=1, output_dir="out", validation_loss=7.0, unigram_loss=6.0)
     assert "this model is 1.0000 ABOVE" in text
+
+
+def test_records_beyond_the_checkpoint_and_records_told_twice_are_cut(tmp_path: Path) -> None:
+    """A run to step 3, one that began again and came to step 2, a torn line, and one that goes on from 2."""
+    path = tmp_path / "metrics.jsonl"
+    first = ["run a", "step 1", "eval 1", "step 2", "step 3", "eval 3"]
+    again = ["run b", "step 1", "eval 1", "step 2", "gpu 2", "step 3"]
+    lines = []
+    for log, at in (record.split() for record in first + again):
+        lines.append(json.dumps({"log": log, "run": at} if log == "run" else {"log": log, "step": int(at)}))
+    path.write_text("\n".join(lines) + '\n{"log": "step", "st')
+    cut_metrics(path, 2)
+    left = [f"{record['log']} {record.get('step', record.get('run'))}" for record in read_metrics(path)]
+    assert left == ["run a", "run b", "step 1", "eval 1", "step 2", "gpu 2"]
+    assert path.read_bytes().endswith(b"}\n")
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
+    cut_metrics(tmp_path / "absent", 2)

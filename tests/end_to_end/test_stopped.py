@@ -71,7 +71,7 @@ def full_from_step_4(monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is full when a checkpoint of a step from 4 on, or the final model, is written."""
     from surogate_core import hf
 
-    write = hf._write_safetensors
+    write = hf.write_safetensors
 
     def refuse(path: Path, tensors: Any) -> None:
         if "step_00000002" not in str(path):
@@ -79,7 +79,7 @@ def full_from_step_4(monkeypatch: pytest.MonkeyPatch) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         write(path, tensors)
 
-    monkeypatch.setattr(hf, "_write_safetensors", refuse)
+    monkeypatch.setattr(hf, "write_safetensors", refuse)
 
 
 @pytest.mark.usefixtures("full_from_step_4")

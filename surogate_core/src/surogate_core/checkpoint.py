@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 from .errors import RunStopped
@@ -16,6 +17,7 @@ _STEP = re.compile(r"step_(\d{8,})")
 _PARTIAL = ".partial"  # step_00000050.partial: being written
 _REPLACED = ".replaced"  # step_00000050.replaced: a whole older one, until the new one of that step has its name
 _REMOVED = ".removed"  # step_00000050.removed: being deleted
+_ASIDE = ".set_aside"  # step_00000050.set_aside: a whole one that the run went back behind
 SAVING = ".saving-"
 """Prefix of the hidden directories in which files wait to be moved into their places."""
 
@@ -69,9 +71,10 @@ def prune_checkpoints(directory: Path, keep: int, newest: int | None = None) -> 
     removed = own[:-keep] if keep > 0 else []
     for path in removed:
         doomed = path.with_name(path.name + _REMOVED)
-        _remove(doomed)
-        path.rename(doomed)
-        _remove(doomed)
+        with stopping_when_disk_refuses(path, safe_in=directory, doing="removing"):
+            _remove(doomed)
+            path.rename(doomed)
+            _remove(doomed)
     return removed
 
 
@@ -80,25 +83,42 @@ def remove_leftovers(directory: Path) -> list[Path]:
 
     What is half-written or half-deleted goes. A replaced one gets its name back if its successor never took it.
     """
+    give_back_replaced(directory)
     removed = []
     for path in sorted(directory.iterdir()) if directory.is_dir() else []:
         of_a_step = _STEP.fullmatch(path.stem) is not None and path.suffix in (_PARTIAL, _REPLACED, _REMOVED)
-        if not of_a_step and not path.name.startswith(SAVING):
-            continue
-        if path.suffix == _REPLACED and not path.with_name(path.stem).exists():
-            path.rename(path.with_name(path.stem))
-        else:
+        if of_a_step or path.name.startswith(SAVING):
             _remove(path)
             removed.append(path)
     return removed
+
+
+def give_back_replaced(directory: Path) -> None:
+    """Give a checkpoint that was being replaced its name back, if its successor never took it."""
+    for path in directory.glob(f"step_*{_REPLACED}"):
+        if _STEP.fullmatch(path.stem) and not path.with_name(path.stem).exists():
+            path.rename(path.with_name(path.stem))
+
+
+def set_aside(directory: Path, after: int) -> list[Path]:
+    """Rename the checkpoints of later steps than `after`, where a run goes back to; returns their new paths.
+
+    Nothing is deleted, but no later resume takes them for its newest.
+    """
+    moved = []
+    for path in list_checkpoints(directory):
+        if int(path.name[len("step_") :]) > after:
+            names = (path.with_name(f"{path.name}{_ASIDE}{n or ''}") for n in count())
+            moved.append(path.rename(next(name for name in names if not name.exists())))
+    return moved
 
 
 # ------------------------------------------------------------------------------------------------------ durable writes
 
 
 @contextmanager
-def stopping_when_disk_refuses(target: Path, *, safe_in: Path) -> Iterator[None]:
-    """Turn a full, read-only or failing disk into RunStopped that says what could not be saved and what is safe."""
+def stopping_when_disk_refuses(target: Path, *, safe_in: Path, doing: str = "saving") -> Iterator[None]:
+    """Turn a full, read-only or failing disk into RunStopped that says what could not be done and what is safe."""
     try:
         yield
     except OSError as error:
@@ -107,7 +127,7 @@ def stopping_when_disk_refuses(target: Path, *, safe_in: Path) -> Iterator[None]
         complete = list_checkpoints(safe_in)
         safe = f"The newest complete checkpoint is {complete[-1]}." if complete else "No checkpoint was complete yet."
         free = "" if error.errno not in (errno.ENOSPC, errno.EDQUOT) else " Free some space or lower save_total_limit."
-        raise RunStopped(f"saving {target} failed: {error.strerror}. {safe}{free}") from error
+        raise RunStopped(f"{doing} {target} failed: {error.strerror}. {safe}{free}") from error
 
 
 def sync(path: Path) -> None:

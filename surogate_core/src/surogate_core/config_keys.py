@@ -140,10 +140,6 @@ _NOT_YET = (
         ("distributed.worker_output_dir", None, "output folder on the workers"),
     ),
     *_feature(
-        "resuming a run", "start a new run with resume_from_checkpoint: false",
-        ("resume_from_checkpoint", False, "continue from the newest `step_*` checkpoint"),
-    ),
-    *_feature(
         "the single recompute switch", "set recompute_block: true, which covers the whole block",
         ("recompute", False, "recompute blocks", "none"),
     ),

@@ -93,6 +93,25 @@ def _place(value: Any) -> str:
     return os.path.expanduser(_text(value))
 
 
+def _resume(value: Any) -> bool | int | str:
+    """true or false, a step, `last-good`, or a path."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lower() in _WORDS:
+        return _WORDS[value.strip().lower()]
+    if isinstance(value, str) and fold(value) == fold("last-good"):
+        return "last-good"
+    if isinstance(value, str) and not value.strip().isdecimal():
+        return _place(value)
+    try:
+        step = _whole_number(value)
+    except ValueError:
+        raise ValueError("must be true, false, a step, the folder of a checkpoint, or last-good") from None
+    if not 1 <= step <= _LARGEST_COUNT:
+        raise ValueError(f"a step is at least 1 and at most {_LARGEST_COUNT}")
+    return step
+
+
 def _word(value: Any) -> Any:
     return fold(value) if isinstance(value, str) else value
 
@@ -171,6 +190,11 @@ class RunKeys(Keys):
     checkpoint_dir: Place | None = Field(None, description="Folder of the `step_*` checkpoints; null: `output_dir`.")
     save_steps: Int = Field(50, ge=0, description="Save a checkpoint every so many steps; 0: only at the end.")
     save_total_limit: Int = Field(5, ge=0, description="Keep the newest so many checkpoints; 0: all.")
+    resume_from_checkpoint: Annotated[bool | int | str, BeforeValidator(_resume)] = Field(
+        False,
+        description="Go on from a checkpoint: true (the newest in `checkpoint_dir`; without any, a fresh start), "
+        "a step, a checkpoint's folder, or last-good (the newest one that is not damaged).",
+    )
     log_file: Place | None = Field(None, description="File of the metrics; null: `metrics.jsonl` in `output_dir`.")
     report_to: Names = Field((), description="Loggers to report to besides console and metrics file: a name or a list.")
     logging_steps: Int = Field(1, ge=1, description="Report every so many steps.")

@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,6 +25,7 @@ from .checkpoint import SAVING, stopping_when_disk_refuses, sync, sync_tree
 from .errors import ConfigError, ProgramError
 from .hub import PICKLED
 from .model_config import read_json
+from .tensor_file import Stored, write_safetensors
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -39,7 +39,7 @@ TOKENIZER_FILES = (
 """What is copied beside saved weights, where the source has it."""
 
 _LOADABLE = {"F64", "F32", "F16", "BF16"}
-_SAVED = {"fp32": ("F32", torch.float32, "float32"), "bf16": ("BF16", torch.bfloat16, "bfloat16")}
+_SAVED = {"fp32": (torch.float32, "float32"), "bf16": (torch.bfloat16, "bfloat16")}
 _MOST_NAMES = 3  # names that an error spells out
 
 
@@ -183,19 +183,20 @@ def write_model(
     source_dir: Path | None,
     dtype: str,
     max_shard_bytes: int = MAX_SHARD_BYTES,
-) -> None:
+) -> dict[str, str]:
     """Write into an empty directory what `AutoModelForCausalLM.from_pretrained` loads: the inverse of `load_weights`.
 
     `config` is the model's parsed config.json; `dtype`, fp32 or bf16, is what the weights are stored in. Tokenizer,
     chat template and generation config are copied from `source_dir`. Weights go to one file, or to several of at most
-    `max_shard_bytes` (a larger tensor stands alone) with an index. For use inside `save_checkpoint`: neither atomic
-    nor forced to the disk.
+    `max_shard_bytes` (a larger tensor stands alone) with an index; their hashes are returned, {file's name:
+    hash}. For use inside `save_checkpoint`: neither atomic nor forced to the disk.
     """
     if dtype not in _SAVED:
         raise ProgramError(f"a checkpoint cannot be stored in {dtype}; fp32 and bf16 can")
-    _write_weights(directory, list(_export(maps, params, dtype)), max_shard_bytes)
+    hashes = _write_weights(directory, list(_export(maps, params, dtype)), max_shard_bytes)
     _write_companions(directory, config, source_dir)
     _write_json(directory / CONFIG, _saved_config(config, dtype))
+    return hashes
 
 
 def save_model(
@@ -218,7 +219,7 @@ def save_model(
     )
 
 
-def save_files(out_dir: Path, write: Callable[[Path], None], last: str) -> None:
+def save_files(out_dir: Path, write: Callable[[Path], object], last: str) -> None:
     """Let `write` fill a folder and move its files into `out_dir`, as `save_model` tells of config.json and `last`."""
     with stopping_when_disk_refuses(out_dir, safe_in=out_dir):
         out_dir.mkdir(parents=True, exist_ok=True)
@@ -231,33 +232,16 @@ def save_files(out_dir: Path, write: Callable[[Path], None], last: str) -> None:
             _move_in(fresh, out_dir, last)
 
 
-@dataclass(frozen=True)
-class _Export:
-    """A checkpoint tensor: rows of a param, in the dtype in which it is saved."""
-
-    name: str
-    rows: Tensor
-    stored_as: str
-    dtype: torch.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return self.rows.numel() * self.dtype.itemsize
-
-    def write(self, file: BinaryIO) -> None:
-        raw = self.rows.to("cpu", self.dtype).contiguous().view(-1).view(torch.uint8)
-        file.write(raw.numpy().data)
-
-
-def _export(maps: Sequence[WeightMap], params: Mapping[str, Tensor], dtype: str) -> Iterator[_Export]:
-    stored_as, torch_dtype, _ = _SAVED[dtype]
+def _export(maps: Sequence[WeightMap], params: Mapping[str, Tensor], dtype: str) -> Iterator[Stored]:
+    torch_dtype, _ = _SAVED[dtype]
     for m in maps:
         for tensor, row in _rows(m):
-            yield _Export(tensor.name, params[m.param].detach().narrow(0, row, tensor.shape[0]), stored_as, torch_dtype)
+            yield Stored(tensor.name, params[m.param].detach().narrow(0, row, tensor.shape[0]), torch_dtype)
 
 
-def _write_weights(directory: Path, tensors: Sequence[_Export], max_shard_bytes: int) -> None:
-    shards: list[list[_Export]] = [[]]
+def _write_weights(directory: Path, tensors: Sequence[Stored], max_shard_bytes: int) -> dict[str, str]:
+    """Returns {file's name: hash} of the weight files."""
+    shards: list[list[Stored]] = [[]]
     size = 0
     for tensor in tensors:
         if shards[-1] and size + tensor.nbytes > max_shard_bytes:
@@ -266,37 +250,22 @@ def _write_weights(directory: Path, tensors: Sequence[_Export], max_shard_bytes:
         shards[-1].append(tensor)
         size += tensor.nbytes
     if len(shards) == 1:
-        _write_safetensors(directory / WEIGHTS, shards[0])
-        return
+        return {WEIGHTS: write_safetensors(directory / WEIGHTS, shards[0])}
+    hashes: dict[str, str] = {}
     weight_map: dict[str, str] = {}
     for i, shard in enumerate(shards, start=1):
         file_name = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
-        _write_safetensors(directory / file_name, shard)
+        hashes[file_name] = write_safetensors(directory / file_name, shard)
         weight_map |= {tensor.name: file_name for tensor in shard}
     total = {"total_parameters": sum(t.rows.numel() for t in tensors), "total_size": sum(t.nbytes for t in tensors)}
     _write_json(directory / INDEX, {"metadata": total, "weight_map": dict(sorted(weight_map.items()))})
-
-
-def _write_safetensors(path: Path, tensors: Iterable[_Export]) -> None:
-    """The format: length of the header in 8 bytes, little-endian; the header, JSON padded to 8 bytes; the data."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    ordered = sorted(tensors, key=lambda t: t.name)
-    for t in ordered:
-        header[t.name] = {"dtype": t.stored_as, "shape": list(t.rows.shape), "data_offsets": [at, at + t.nbytes]}
-        at += t.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for t in ordered:
-            t.write(file)
+    return hashes
 
 
 def _saved_config(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     """The config of the saved weights: their dtype under both names that readers know, and no code beside them."""
     kept = {key: value for key, value in config.items() if key not in ("auto_map", "_name_or_path")}
-    return {**kept, "dtype": _SAVED[dtype][2], "torch_dtype": _SAVED[dtype][2]}
+    return {**kept, "dtype": _SAVED[dtype][1], "torch_dtype": _SAVED[dtype][1]}
 
 
 def _write_companions(directory: Path, config: Mapping[str, Any], source_dir: Path | None) -> None:

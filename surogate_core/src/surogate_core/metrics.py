@@ -106,6 +106,50 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
                 yield record
 
 
+def cut_metrics(path: Path, step: int) -> None:
+    """Leave of a metrics file what a run counts that goes on after `step`: no later step, and none twice.
+
+    Of what was recorded twice, since an earlier run began again in the same folder, the later record stays. The file
+    is replaced at once, or not at all. Raises ConfigError when that cannot be done.
+    """
+    if not path.is_file():
+        return
+    kept: list[tuple[int | None, bytes]] = []
+    highest = 0
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        for line in path.read_bytes().splitlines():
+            record = _parsed(line)
+            at = record.get("step") if record else None
+            if record is None or (at is not None and at > step):
+                continue
+            if record.get("log") == "step" and at is not None:
+                if at <= highest:
+                    kept = [(other, text) for other, text in kept if other is None or other < at]
+                highest = at
+            kept.append((at, line))
+        try:
+            with fresh.open("wb") as file:
+                file.writelines(text + b"\n" for _, text in kept)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(fresh, path)
+        finally:
+            fresh.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"output_dir: cannot rewrite {path}: {error.strerror or error}.") from error
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """The record of a line; None for what is none."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    whole = isinstance(record, dict) and isinstance(record.get("step", 0), int)
+    return record if whole else None
+
+
 def _finite(value: Any) -> Any:
     """`value` with every float that JSON cannot say replaced by None."""
     if isinstance(value, float):

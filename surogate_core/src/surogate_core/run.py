@@ -18,7 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 from .adapted import ADAPTER_FOLDER, MERGED_FOLDER, adapter_of, load_adapter, merge_adapter, write_adapter
 from .api import Comm, DeviceInfo, Logger, LoggerDef, Op, RunInfo, Topology
-from .config import ADAPTER, LoadedConfig, Mode, apply_overrides, dump_yaml, load_config, read_yaml, resolved
+from .config import (
+    ADAPTER,
+    LoadedConfig,
+    Mode,
+    TrainConfig,
+    apply_overrides,
+    dump_yaml,
+    load_config,
+    read_yaml,
+    resolved,
+)
 from .errors import ConfigError, RunStopped
 from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
 from .interrupt import Interrupt
@@ -26,9 +36,11 @@ from .local_device import LocalDevice, local_device
 from .memory.devices import GIB
 from .memory.devices import device as known_device
 from .memory.report import Report
+from .metrics import METRICS_FILE, cut_metrics
 from .model_config import read_config
 from .plugins import load_registry
 from .prepare import Prepared, prepare
+from .resume import Resumed, choose
 from .schedule import Schedule
 from .train import Job, Progress
 
@@ -129,14 +141,17 @@ def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
     registry = load_registry()
     launcher = registry.get("launcher", "local")
     loaded.require_datasets()
-    files = [*CONFIG_FILES, *TOKENIZER_FILES, *(() if config.from_scratch else WEIGHT_FILES)]
+    resumed = choose(Path(config.resolved_checkpoint_dir), config.resume_from_checkpoint, loaded.source, notice)
+    files = [*CONFIG_FILES, *TOKENIZER_FILES, *(WEIGHT_FILES if _reads_weights(config, resumed) else ())]
     from .runtime.device import devices_to_use, training_device
 
     devices = devices_to_use(config.gpus)
     prepared = prepare(loaded, registry, training_device(), files, devices)
     _refuse_to_overwrite(prepared)
     _refuse_unless_it_fits(prepared)
-    result: TrainResult = launcher.run(lambda comms: _train(prepared, comms, notice), Topology(devices=devices))
+    result: TrainResult = launcher.run(
+        lambda comms: _train(prepared, resumed, comms, notice), Topology(devices=devices)
+    )
     return result
 
 
@@ -146,6 +161,11 @@ def merge(folder: str | Path, output: str | Path, base: str | None = None) -> Pa
     `base`: directory or hub id, if not what the adapter's files name. Raises ConfigError for files that cannot be used.
     """
     return merge_adapter(load_registry().get("adapter", ADAPTER), Path(folder), Path(output), base)
+
+
+def _reads_weights(config: TrainConfig, resumed: Resumed | None) -> bool:
+    """Whether the model's own weights are needed: a checkpoint has them, but for those that an adapter leaves alone."""
+    return config.lora if resumed else not config.from_scratch
 
 
 def _refuse_to_overwrite(prepared: Prepared) -> None:
@@ -174,10 +194,11 @@ def _refuse_unless_it_fits(prepared: Prepared) -> None:
     )
 
 
-def _train(prepared: Prepared, comms: Sequence[Comm], notice: Notice) -> TrainResult:
+def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], notice: Notice) -> TrainResult:
     from . import checkpoint, hf
     from .data.corpora import load_corpora
     from .data.loader import Loader, eval_batches
+    from .saved_run import SavedRun, facts
     from .train import train as loop
 
     config = prepared.loaded.config
@@ -205,17 +226,32 @@ def _train(prepared: Prepared, comms: Sequence[Comm], notice: Notice) -> TrainRe
         config.wsd_decay_steps_fraction,
     )
     notice(_data_line(data, loader, total))
+    made_by = versions() | {"device": devices_text(prepared.report)}
+    saved_run = SavedRun(prepared=prepared, facts=facts(prepared, loader, total), versions=made_by)
+    if resumed:
+        changes = saved_run.check(resumed)
+        for line in (f"goes on from {resumed.directory}, after step {resumed.step:,} of {total:,}", *changes):
+            notice(line)
     output = Path(config.output_dir)
     checkpoints = Path(config.resolved_checkpoint_dir)
     with ExitStack() as stack:
         worker = make_worker(prepared, comms, notice)
         stack.callback(worker.close)
-        fill_weights(prepared, worker)
+        if resumed:
+            progress = saved_run.restore(resumed, worker)
+        else:
+            progress = Progress()
+            fill_weights(prepared, worker)
         if config.check_finite:
             check_finite(prepared, worker)
             notice("check_finite: runs op by op and looks at everything that an op writes, which is slow")
         worker.start(graphs=config.use_cuda_graphs)
         _open_output(output, checkpoints, prepared.loaded, notice)
+        if resumed:
+            # Before the records are cut: killed in between, they reach beyond the newest checkpoint, never the reverse.
+            for path in checkpoint.set_aside(checkpoints, after=resumed.step):
+                notice(f"{path.name}: set aside, since the run goes on from step {resumed.step:,}")
+            cut_metrics(output / METRICS_FILE if config.log_file is None else Path(config.log_file), resumed.step)
 
         adapter = adapter_of(prepared)
         model = (
@@ -223,16 +259,12 @@ def _train(prepared: Prepared, comms: Sequence[Comm], notice: Notice) -> TrainRe
             prepared.ingredients.precision.model,
         )
 
-        def write(folder: Path) -> None:
-            if adapter is None:
-                hf.write_model(folder, *model)
-            else:
-                write_adapter(folder, prepared, worker.params())
-
-        def save(step: int) -> None:
+        def save(step: int, progress: Progress) -> None:
             worker.settle()
             _refuse_broken_weights(worker, step, checkpoints)
-            checkpoint.save_checkpoint(checkpoints, step, write)
+            checkpoint.save_checkpoint(
+                checkpoints, step, lambda folder: saved_run.write(folder, worker, step, progress)
+            )
             checkpoint.prune_checkpoints(checkpoints, config.save_total_limit, newest=step)
 
         def validation(limit: int | None) -> Iterable[Any]:
@@ -254,7 +286,7 @@ def _train(prepared: Prepared, comms: Sequence[Comm], notice: Notice) -> TrainRe
             save_steps=config.save_steps,
             max_nonfinite_steps=config.max_nonfinite_steps,
         )
-        progress = loop(job, interrupt)
+        loop(job, interrupt, progress)
         signal_exit = interrupt.exit_code  # of a signal from here on there is nothing to tell: the run is done
         if not signal_exit:
             worker.settle()
@@ -262,7 +294,11 @@ def _train(prepared: Prepared, comms: Sequence[Comm], notice: Notice) -> TrainRe
             if adapter is None:
                 hf.save_model(output, *model)
             else:
-                hf.save_files(output / ADAPTER_FOLDER, write, adapter[0].config_file)
+                hf.save_files(
+                    output / ADAPTER_FOLDER,
+                    lambda folder: write_adapter(folder, prepared, worker.params()),
+                    adapter[0].config_file,
+                )
                 if config.merge_adapter:
                     merge_adapter(adapter[0], output / ADAPTER_FOLDER, output / MERGED_FOLDER, config.model)
         loggers.status = "interrupted" if signal_exit else "done"

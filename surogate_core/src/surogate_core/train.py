@@ -25,7 +25,8 @@ EVAL_BATCHES = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the loop runs on. `eval_batches(limit)` starts over at every call; `save(step)` writes a checkpoint."""
+    """What the loop runs on. `eval_batches(limit)` starts over at every call; `save(step, progress)` writes a
+    checkpoint of the weights after that many steps."""
 
     worker: Worker | Team
     loader: Loader
@@ -34,7 +35,7 @@ class Job:
     total_steps: int
     eval_batches: Callable[[int | None], Iterable[MicroBatch]]
     eval_steps: int
-    save: Callable[[int], None]
+    save: Callable[[int, Progress], None]
     save_steps: int
     max_nonfinite_steps: int
 
@@ -43,8 +44,9 @@ class Job:
 class Progress:
     """Where the loop stands, and where it ended.
 
-    step: optimizer steps done and reported; launched: those under way too. evaluations: (step, mean loss in nats,
-    labels).
+    step: optimizer steps done and reported; launched: those under way too. nonfinite: steps in a row without a finite
+    loss and gradient. evaluations: (step, mean loss in nats, labels). All of it counts from the run's first step,
+    resumed or not.
     """
 
     step: int = 0
@@ -57,19 +59,20 @@ class Progress:
     evaluations: list[tuple[int, float, int]] = field(default_factory=list)
 
 
-def train(job: Job, interrupt: Interrupt) -> Progress:
+def train(job: Job, interrupt: Interrupt, progress: Progress) -> Progress:
     """Train to the last step, or until an interrupt asks to end; the interrupted step is finished and saved.
 
+    `progress` is where to begin: that of the checkpoint when the worker holds one; it is brought up to date.
     A step is reported once it is done, which on a GPU is while the next one runs; before an evaluation or a save the
     loop catches up. Raises RunStopped, after saving, when more than `max_nonfinite_steps` steps in a row had no finite
     gradient. What a checked run's NonFiniteError leaves whole, the weights of the step before, is saved too.
     """
-    progress = Progress()
     try:
         _take_steps(job, interrupt, progress)
     except NonFiniteError as error:
         if not error.weights_whole or not progress.step:
             raise
+        progress.launched = progress.step  # the step that failed has changed nothing
         _save(job, progress)
         raise NonFiniteError(
             f"{error}\nThe weights after step {progress.step} are saved.", weights_whole=True
@@ -79,28 +82,38 @@ def train(job: Job, interrupt: Interrupt) -> Progress:
 
 def _take_steps(job: Job, interrupt: Interrupt, progress: Progress) -> None:
     pending: Launched | None = None
+    done = progress.step  # an interrupt saves before the evaluation that was due
+    if done and _evaluates(job, done) and done not in [step for step, _, _ in progress.evaluations]:
+        evaluate(job, progress, _limit(job, done))
     mark = time.perf_counter()
-    with Prefetch(job.loader.step, 0, job.total_steps) as batches:
+    with Prefetch(job.loader.step, done, job.total_steps) as batches:
         for batch in batches:
             launched = launch(job, batch, progress)
             if pending is not None:
                 mark = finish(job, pending, progress, mark)
             pending = launched
-            last = launched.step == job.total_steps
-            evaluates = last or bool(job.eval_steps and launched.step % job.eval_steps == 0)
-            saves = bool(job.save_steps and launched.step % job.save_steps == 0)
+            evaluates = _evaluates(job, launched.step)
+            saves = interrupt.take_save_request() or bool(job.save_steps and launched.step % job.save_steps == 0)
             if not (launched.reading.ready or evaluates or saves or interrupt.requested):
                 continue
             mark, pending = finish(job, pending, progress, mark), None
             if interrupt.requested:
                 break
             if evaluates:
-                evaluate(job, progress, None if last else EVAL_BATCHES)
+                evaluate(job, progress, _limit(job, launched.step))
             if saves:
                 _save(job, progress)
             mark = time.perf_counter() if evaluates or saves else mark
         if interrupt.requested:  # also when it came during the last evaluation
             _save(job, progress)
+
+
+def _evaluates(job: Job, step: int) -> bool:
+    return step == job.total_steps or bool(job.eval_steps and step % job.eval_steps == 0)
+
+
+def _limit(job: Job, step: int) -> int | None:
+    return None if step == job.total_steps else EVAL_BATCHES
 
 
 @dataclass(frozen=True)
@@ -192,6 +205,7 @@ def _tell(job: Job, progress: Progress, tell: Callable[[Logger], None]) -> None:
 
 
 def _save(job: Job, progress: Progress) -> None:
-    if progress.saved != progress.step:
-        job.save(progress.step)
-        progress.saved = progress.step
+    """Of the weights as they are: after the last launched step, which may not be reported yet when a run stops."""
+    if progress.saved != progress.launched:
+        job.save(progress.launched, progress)
+        progress.saved = progress.launched

@@ -80,6 +80,10 @@ class Team:
         """Every rank with a watcher of its own, called from the rank's thread."""
         self._on_all(lambda worker: worker.watch(make))
 
+    def restored(self) -> None:
+        """The first rank's states hold what a checkpoint had."""
+        self._on_all(lambda worker: worker.restored())
+
     def start(self, *, graphs: bool = True) -> None:
         """Give all ranks the weights and states of the first, and start them.
 

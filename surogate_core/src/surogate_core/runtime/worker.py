@@ -62,6 +62,7 @@ class Worker:
         self.executor = executor
         self._run: Callable[..., None] = executor.run
         self._watched = False
+        self._restored = False
         self._inputs = inputs
         self._inputs.write("seed", seed)
         self._outcome = [buffers.persistent(v) for v in (assembly.loss, assembly.grad_norm)]
@@ -151,16 +152,22 @@ class Worker:
         if isinstance(self.executor, CudaExecutor):
             torch.cuda.synchronize()
 
+    def restored(self) -> None:
+        """The states hold what a checkpoint had: `start` makes none of them from the params."""
+        self._restored = True
+
     def connect(self) -> None:
         """Call once, while the other workers do: makes the ways between the devices."""
         if isinstance(self.executor, CudaExecutor):
             self.executor.connect()
 
     def start(self, *, graphs: bool = True) -> None:
-        """Call once, when the weights are in place: makes the masters; on a GPU captures the programs, if `graphs`."""
+        """Call once, when the weights are in place: makes the masters, unless `restored`; on a GPU captures the
+        programs, if `graphs`."""
         if isinstance(self.executor, CudaExecutor):
             torch.cuda.synchronize()
-        self._run("load")
+        if not self._restored:
+            self._run("load")
         if graphs and not self._watched and isinstance(self.executor, CudaExecutor):
             self.executor.capture()
 

@@ -1,0 +1,117 @@
+"""A run in a checkpoint: the model for others, and for the run itself what it needs to go on with the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from xxhash import xxh3_128
+
+from . import hf
+from .adapted import adapter_of, write_adapter
+from .config import resolved
+from .data.loader import Loader
+from .data.pack import PackedRows
+from .manifest import Manifest, list_files, write_manifest
+from .prepare import Prepared
+from .resume import Resumed, differences, refuse_another_run
+from .train import Progress
+from .training_state import kept_values, load_state, write_state
+
+if TYPE_CHECKING:
+    from .runtime.team import Team
+    from .runtime.worker import Worker
+
+_POSITION = ("tokens", "seconds", "nonfinite", "loss")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedRun:
+    """Writes and restores the checkpoints of one run. versions: of what decides its bits, the device included."""
+
+    prepared: Prepared
+    facts: Mapping[str, Any]
+    versions: Mapping[str, str]
+
+    def write(self, directory: Path, worker: Worker | Team, step: int, progress: Progress) -> None:
+        """Fill an empty directory with what the worker's buffers hold after `step`; the manifest comes last."""
+        given, assembly = self.prepared.ingredients, self.prepared.assembly
+        model_dtype = given.precision.model
+        if adapter_of(self.prepared):
+            write_adapter(directory, self.prepared, worker.params())
+            hashes = {}
+        else:
+            hashes = hf.write_model(
+                *(directory, assembly.weights, worker.params(), self.prepared.model_config, self.prepared.model_dir),
+                model_dtype,
+            )
+        kept = kept_values(assembly, model_dtype)
+        hashes |= write_state(directory, ((v.name, worker.buffers.persistent(v)) for v in kept))
+        position = {name: getattr(progress, name) for name in _POSITION}
+        write_manifest(
+            directory,
+            Manifest(
+                step=step,
+                position=position | {"evaluations": progress.evaluations},
+                facts=self.facts,
+                config=resolved(self.prepared.loaded),
+                versions=self.versions,
+                files=list_files(directory, hashes),
+            ),
+        )
+
+    def check(self, resumed: Resumed) -> list[str]:
+        """Raise ConfigError unless the checkpoint is one of this run; else what is different, in lines for the user."""
+        refuse_another_run(resumed, self.facts, self.prepared.loaded.source)
+        return list(differences(resumed, resolved(self.prepared.loaded), self.versions))
+
+    def restore(self, resumed: Resumed, worker: Worker | Team) -> Progress:
+        """Fill the worker's params and states; returns where the loop stood. Before `worker.start()`."""
+        assembly, precision = self.prepared.assembly, self.prepared.ingredients.precision
+        if adapter_of(self.prepared):  # whose base is where it was
+            ignored = self.prepared.ingredients.model.ignored_tensors(self.prepared.ingredients.dims)
+            hf.load_weights(self.prepared.model_dir, assembly.weights, worker.params(), ignored)
+        else:
+            hf.load_weights(resumed.directory, assembly.weights, worker.params())
+        load_state(resumed.directory, kept_values(assembly, precision.model), worker.buffers.persistent)
+        worker.restored()
+        position = resumed.manifest.position
+        step = resumed.step
+        progress = Progress(step=step, launched=step, saved=step, **{name: position[name] for name in _POSITION})
+        progress.evaluations += [(at, loss, labels) for at, loss, labels in position["evaluations"]]
+        return progress
+
+
+def facts(prepared: Prepared, loader: Loader, total_steps: int) -> dict[str, Any]:
+    """What decides samples, schedule and buffers, hence what a run that goes on must have the same; as it is told."""
+    config = prepared.loaded.config
+    adapter = adapter_of(prepared)
+    ignored = {"dtype", "torch_dtype", "_name_or_path", "transformers_version", "auto_map"}
+    return {
+        "model": prepared.ingredients.model.name,
+        **{f"config.json {key}": value for key, value in prepared.model_config.items() if key not in ignored},
+        "recipe": config.recipe,
+        "optimizer": config.optimizer,
+        **({"adapter": adapter[0].name, **adapter[1].model_dump(mode="json")} if adapter else {}),
+        **{f"{name}_dtype": dtype for name, dtype in asdict(prepared.ingredients.precision).items()},
+        "rows in an optimizer step (per_device_train_batch_size x gradient_accumulation_steps x GPUs)": (
+            loader.batch_size * loader.micro_batches
+        ),
+        "sequence_len": config.sequence_len,
+        "train_seed": config.train_seed,
+        "steps in all (max_steps or num_epochs)": total_steps,
+        "training data": f"{loader.rows.n_rows:,} rows, {loader.rows.n_tokens:,} tokens, {_identity(loader.rows)}",
+    }
+
+
+def _identity(rows: PackedRows) -> str:
+    """A hash of which tokens of which data lie in which row."""
+    digest = xxh3_128()
+    for dataset in rows.corpus.datasets:  # a cache directory is named after the hash of what is in it
+        digest.update(f"{dataset.path.name if dataset.path else ''} {dataset.n_tokens}\n".encode())
+    for part in (rows.start, rows.stop, rows.row_offsets):
+        digest.update(np.ascontiguousarray(part).data)
+    return digest.hexdigest()[:16]

@@ -1,0 +1,332 @@
+"""A run that stopped goes on with the bits that it would have had."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from end_to_end.product import environment, records, write_model
+from safetensors.torch import load_file
+from teams import pretend
+
+from surogate_core import run, train
+from surogate_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from end_to_end.product import Workplace
+
+TIMES = {"time", "duration_ms", "tokens_per_second"}
+NARROW = {
+    "model_dtype": "bf16",
+    "master_dtype": "fp32",
+    "optimizer_state_dtype": "bf16",
+    "param_grad_dtype": "bf16",
+}
+
+
+def go(config: Path, *overrides: str) -> list[str]:
+    """Run to the end; what the user was told."""
+    told: list[str] = []
+    run.train(run.load(config, overrides), notice=told.append)
+    return told
+
+
+def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next runs of this process get SIGTERM in step `step`."""
+    finish = train.finish
+
+    def interrupted(job: Any, done: Any, progress: Any, mark: float) -> float:
+        if done.step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return finish(job, done, progress, mark)
+
+    monkeypatch.setattr(train, "finish", interrupted)
+
+
+def told_steps(output: Path) -> list[dict[str, Any]]:
+    """Steps and evaluations as they were recorded, without what the clock decides."""
+    wanted = [record for record in records(output) if record["log"] != "run"]
+    return [{key: value for key, value in record.items() if key not in TIMES} for record in wanted]
+
+
+def same_bits(one: Path, other: Path) -> None:
+    """All tensors of two checkpoints, states included, and what was recorded on the way there."""
+    files = sorted(path.relative_to(one) for path in one.rglob("*.safetensors"))
+    assert len(files) == 2
+    for file in files:
+        left, right = load_file(one / file), load_file(other / file)
+        assert left.keys() == right.keys() and left
+        different = [name for name in left if not left[name].view(-1).equal(right[name].view(-1))]
+        assert not different, (file, different)
+    assert told_steps(one.parent) == told_steps(other.parent)
+
+
+def straight_and_resumed(
+    here: Workplace, monkeypatch: pytest.MonkeyPatch, after: int = 10, split: Sequence[str] = (), **changes: Any
+) -> tuple[Path, Path]:
+    """The last checkpoints of a run of 20 steps and of one that was interrupted, the second part with `split`."""
+    config = here.write(max_steps=20, save_steps=20, eval_steps=5, **changes)
+    go(config, "output_dir=straight")
+    with monkeypatch.context() as patch:
+        stop_after(after, patch)
+        go(config, "output_dir=resumed")
+    (saved,) = (here.root / "resumed").glob("step_*")  # of a team, one more step may be under way
+    assert saved.name in (f"step_{after:08d}", f"step_{after + 1:08d}")
+    told = go(config, "output_dir=resumed", "resume_from_checkpoint=true", *split)
+    assert any(saved.name in line and "of 20" in line for line in told), told
+    return here.root / "straight/step_00000020", here.root / "resumed/step_00000020"
+
+
+@pytest.mark.parametrize("dtypes", [{}, NARROW, {"model_dtype": "bf16"}], ids=["fp32", "masters", "bf16"])
+def test_ten_steps_and_ten_more_are_twenty(
+    here: Workplace, monkeypatch: pytest.MonkeyPatch, dtypes: dict[str, str]
+) -> None:
+    straight, resumed = straight_and_resumed(here, monkeypatch, **dtypes)
+    same_bits(straight, resumed)
+    for name in ("model.safetensors", "config.json"):
+        assert (straight.parent / name).read_bytes() == (resumed.parent / name).read_bytes()
+    assert [record["step"] for record in records(resumed.parent, "step")] == list(range(1, 21))
+    assert len(records(resumed.parent, "run")) == 2
+    assert (resumed.parent / "loss.png").exists()
+
+
+def test_masters_and_moments_are_in_the_checkpoint_and_readings_are_not(here: Workplace) -> None:
+    go(here.write(max_steps=2, save_steps=2, **NARROW))
+    (saved,) = (here.out).glob("step_*")
+    ((name, tensors),) = [(path.name, load_file(path)) for path in (saved / "training_state").iterdir()]
+    assert name == "state-00001-of-00001.safetensors"
+    assert any(key.startswith("master.") for key in tensors)
+    assert not {"step_loss", "eval_loss", "grad_norm"} & tensors.keys()
+    assert len(tensors) == 3 * sum(key.startswith("master.") for key in tensors)
+
+
+def test_a_team_goes_on_with_the_same_bits(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(2, monkeypatch.setattr)
+    same_bits(*straight_and_resumed(here, monkeypatch, after=7, gpus=2, **NARROW))
+
+
+def test_another_split_of_the_same_rows_goes_on_with_the_same_samples(
+    here: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split = ["per_device_train_batch_size=2", "gradient_accumulation_steps=4"]
+    straight, resumed = straight_and_resumed(here, monkeypatch, split=split)
+    for one, other in zip(records(straight.parent, "step"), records(resumed.parent, "step"), strict=True):
+        assert (one["tokens"], one["valid_tokens"], one["epoch"]) == (
+            other["tokens"],
+            other["valid_tokens"],
+            other["epoch"],
+        )
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-4)  # sums in another order, 10 steps long
+
+
+def test_a_run_that_was_killed_between_checkpoints_repeats_no_step_in_its_records(here: Workplace) -> None:
+    """Killed at step 8, saved at 6: steps 7 and 8 are recorded once, by the run that goes on."""
+    config = here.write(max_steps=10, save_steps=3, eval_steps=4)
+    go(config, "output_dir=straight")
+    go(config)
+    for late in ("step_00000009", "model.safetensors"):
+        (here.out / late).rename(here.root / late)
+    go(config, "resume_from_checkpoint=true")
+    same_bits(here.root / "straight/step_00000009", here.out / "step_00000009")
+
+
+def test_going_back_to_an_earlier_step_sets_later_checkpoints_aside(here: Workplace) -> None:
+    config = here.write(max_steps=8, save_steps=2)
+    go(config)
+    before = (here.out / "model.safetensors").read_bytes()
+    told = go(config, "resume_from_checkpoint=4")
+    assert (here.out / "model.safetensors").read_bytes() == before
+    aside = sorted(path.name for path in here.out.glob("*.set_aside"))
+    assert aside == ["step_00000006.set_aside", "step_00000008.set_aside"]
+    assert sum("set aside" in line for line in told) == 2
+    assert [record["step"] for record in records(here.out, "step")] == list(range(1, 9))
+
+
+def test_a_finished_run_has_nothing_left_to_do(here: Workplace) -> None:
+    config = here.write(max_steps=3, save_steps=3)
+    go(config)
+    recorded, weights = told_steps(here.out), (here.out / "model.safetensors").read_bytes()
+    go(config, "resume_from_checkpoint=true")
+    assert told_steps(here.out) == recorded
+    assert (here.out / "model.safetensors").read_bytes() == weights
+
+
+def test_without_a_checkpoint_true_starts_fresh_and_says_so(here: Workplace) -> None:
+    told = go(here.write(max_steps=2), "resume_from_checkpoint=true")
+    assert any("a fresh start" in line for line in told)
+    assert [record["step"] for record in records(here.out, "step")] == [1, 2]
+
+
+@pytest.fixture
+def saved(here: Workplace) -> Path:
+    """The config of a run with checkpoints after steps 2 and 4 of 4."""
+    config = here.write(max_steps=4, save_steps=2)
+    go(config)
+    return config
+
+
+def refusal(config: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as refused:
+        go(config, "resume_from_checkpoint=true", *overrides)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "was", "is_"),
+    [
+        ("per_device_train_batch_size=8", "GPUs): 8", "this run: 16"),
+        ("sequence_len=32", "sequence_len: 64", "this run: 32"),
+        ("train_seed=7", "train_seed: 1234", "this run: 7"),
+        ("model_dtype=bf16", "model_dtype: fp32", "this run: bf16"),
+        ("max_steps=9", "max_steps or num_epochs): 4", "this run: 9"),
+        ("datasets.0.samples=100", "training data: 107 rows", "this run: "),
+    ],
+)
+def test_another_run_is_refused_with_both_values(saved: Path, here: Workplace, change: str, was: str, is_: str) -> None:
+    before = (here.out / "metrics.jsonl").read_bytes()
+    told = refusal(saved, change)
+    assert was in told and is_ in told
+    assert "step_00000004" in told
+    assert (here.out / "metrics.jsonl").read_bytes() == before
+
+
+def test_another_model_is_refused_with_both_values(saved: Path, here: Workplace) -> None:
+    other = write_model(here.root / "other", intermediate_size=96)
+    assert "config.json intermediate_size: 128 (this run: 96)" in refusal(saved, f"model={other}")
+
+
+def test_another_learning_rate_is_told(saved: Path) -> None:
+    told = go(saved, "resume_from_checkpoint=2", "learning_rate=1e-3")
+    assert any("learning_rate: 0.001 (saved: 0.003)" in line for line in told)
+
+
+def _truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def _gone(path: Path) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("damage", [_truncated, _flipped, _gone])
+@pytest.mark.parametrize(
+    "file",
+    ["model.safetensors", "training_state/state-00001-of-00001.safetensors", "config.json", "manifest.json"],
+)
+def test_damage_is_named_and_last_good_goes_on_from_the_one_before(
+    file: str, damage: Any, saved: Path, here: Workplace
+) -> None:
+    path = here.out / "step_00000004" / file
+    if (file, damage) == ("manifest.json", _flipped):
+        damage = _truncated
+    damage(path)
+    if (file, damage) == ("manifest.json", _truncated):
+        damage(path)  # the last byte of it is a line break
+    told = refusal(saved)
+    assert str(path) in told and "last-good" in told
+    lines = go(saved, "resume_from_checkpoint=last-good")
+    assert any("step_00000002 is the newest checkpoint that is whole" in line for line in lines)
+    assert [record["step"] for record in records(here.out, "step")] == [1, 2, 3, 4]
+
+
+def test_last_good_of_nothing_good_is_refused(saved: Path, here: Workplace) -> None:
+    for checkpoint in here.out.glob("step_*"):
+        _flipped(checkpoint / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"every checkpoint in .* is damaged"):
+        go(saved, "resume_from_checkpoint=last-good")
+
+
+@pytest.mark.parametrize(("choice", "told"), [("7", "In .*: step_00000002, step_00000004"), ("out", "Name one: ")])
+def test_a_checkpoint_that_is_not_there_is_refused(saved: Path, choice: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        go(saved, f"resume_from_checkpoint={choice}")
+
+
+def test_a_path_is_a_checkpoint_of_whatever_folder(saved: Path, here: Workplace) -> None:
+    go(saved, "resume_from_checkpoint=out/step_00000002", "output_dir=elsewhere")
+    final = [(folder / "model.safetensors").read_bytes() for folder in (here.out, here.root / "elsewhere")]
+    assert final[0] == final[1]
+
+
+def test_sigusr1_saves_now_and_goes_on(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = train.launch
+
+    def asked(job: Any, batch: Any, progress: Any) -> Any:
+        if progress.launched == 2:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return launch(job, batch, progress)
+
+    monkeypatch.setattr(train, "launch", asked)
+    go(here.write(max_steps=5, save_steps=0))
+    assert [path.name for path in here.out.glob("step_*")] == ["step_00000003"]
+    manifest = json.loads((here.out / "step_00000003/manifest.json").read_text())
+    assert manifest["step"] == 3 and len(records(here.out, "step")) == 5
+
+
+KILLED = """
+import os, random, signal, sys, time
+from pathlib import Path
+from surogate_core import run
+
+def begin(*overrides):
+    child = os.fork()
+    if child == 0:
+        run.train(run.load("run.yaml", overrides), notice=lambda line: None)
+        os._exit(0)
+    return child
+
+def recorded():
+    file = Path("killed/metrics.jsonl")
+    return file.read_bytes().count(b'"log": "step"') if file.exists() else 0
+
+assert os.waitpid(begin("output_dir=straight"), 0)[1] == 0
+rng, killed = random.Random(1234), 0
+for kill in range(int(sys.argv[1])):
+    before, more = recorded(), rng.randrange(4)
+    child = begin("output_dir=killed", "resume_from_checkpoint=true")
+    deadline = time.monotonic() + rng.uniform(0, 1)
+    while recorded() < before + more if more else time.monotonic() < deadline:
+        time.sleep(0.002)
+        if recorded() < before:  # it cut off what it will do again
+            before = recorded()
+    time.sleep(rng.uniform(0, 0.1))
+    os.kill(child, signal.SIGKILL)
+    killed += os.WIFSIGNALED(os.waitpid(child, 0)[1])
+print("killed", killed)
+assert os.waitpid(begin("output_dir=killed", "resume_from_checkpoint=true"), 0)[1] == 0
+"""
+
+
+@pytest.mark.parametrize(("kills", "steps"), [(3, 12), pytest.param(20, 70, marks=pytest.mark.slow)])
+def test_a_run_that_is_killed_again_and_again_ends_with_the_same_weights(
+    workplace: Workplace, kills: int, steps: int
+) -> None:
+    """While it loads, trains and saves: some of the kills come before its first step, most after a step or three."""
+    small = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1}
+    workplace.write(max_steps=steps, save_steps=1, save_total_limit=2, eval_steps=5, **small, **NARROW)
+    done = subprocess.run(
+        [sys.executable, "-c", "import torch, matplotlib.figure\n" + KILLED, str(kills)],
+        cwd=workplace.root,
+        env=environment(workplace.root),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"killed {kills}\n" in done.stdout
+    last = f"step_{steps:08d}"
+    same_bits(workplace.root / "straight" / last, workplace.root / "killed" / last)

@@ -1,0 +1,42 @@
+"""A run on GPUs that goes on from a checkpoint has the bits of one that never stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from end_to_end.product import make_workplace, records, write_model
+from safetensors.torch import load_file
+
+pytestmark = pytest.mark.gpu
+
+MASTERS = {"model_dtype": "bf16", "master_dtype": "fp32", "optimizer_state_dtype": "bf16", "param_grad_dtype": "bf16"}
+
+
+def steps(output: Path) -> list[tuple[int, float, float]]:
+    return [(record["step"], record["loss"], record["norm"]) for record in records(output, "step")]
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize("dtypes", [{"model_dtype": "fp32"}, MASTERS], ids=["fp32", "masters"])
+def test_ten_steps_and_ten_more_are_twenty(tmp_path: Path, gpus: int, dtypes: dict[str, str]) -> None:
+    if torch.cuda.device_count() < gpus:
+        pytest.skip(f"{gpus} GPUs are not visible")
+    changes = {"deterministic": "true", "max_steps": 20, "save_steps": 10, "eval_steps": 5, "gpus": gpus}
+    place = make_workplace(tmp_path, **changes, **dtypes)
+    write_model(tmp_path / "model", hidden_size=256, head_dim=64)
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    for output, checkpoint in ((straight, "false"), (resumed, str(straight / "step_00000010"))):
+        done = place.surogate(
+            "train", place.write(output_dir=str(output)), "--set", f"resume_from_checkpoint={checkpoint}"
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert steps(resumed) == steps(straight)[10:]
+    files = sorted(path.relative_to(straight) for path in (straight / "step_00000020").rglob("*.safetensors"))
+    assert len(files) == 2
+    for file in files:
+        one, other = load_file(straight / file), load_file(resumed / file)
+        assert one.keys() == other.keys()
+        different = [name for name in one if not torch.equal(one[name], other[name])]
+        assert not different, (file, different)

@@ -1,0 +1,188 @@
+"""A save that is killed, or refused by the disk, at any write, fsync, rename or removal: what was complete stays."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from surogate_core import checkpoint
+from surogate_core.checkpoint import list_checkpoints, prune_checkpoints, remove_leftovers, save_checkpoint
+from surogate_core.errors import RunStopped
+from surogate_core.manifest import Manifest, list_files, read_manifest, verify_files, write_manifest
+from surogate_core.training_state import write_state
+
+CALLS = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir")
+
+
+class Faults:
+    """Counts what a save asks of the file system and calls `fault` in place of the `at`-th of it."""
+
+    def __init__(self, at: int, fault: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.at, self.fault, self.seen = at, fault, 0
+        for name in CALLS:
+            monkeypatch.setattr(os, name, self._counted(getattr(os, name)))
+        opened = io.open
+
+        def open_(*args: Any, **kwargs: Any) -> Any:
+            file = opened(*args, **kwargs)
+            return Written(file, self) if file.writable() else file
+
+        monkeypatch.setattr(io, "open", open_)
+
+    def event(self) -> None:
+        self.seen += 1
+        if self.seen == self.at:
+            self.fault()
+
+    def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.event()
+            return call(*args, **kwargs)
+
+        return counted
+
+
+class Written:
+    """A file whose every write is counted; half of it is on the disk when it fails."""
+
+    def __init__(self, file: Any, faults: Faults) -> None:
+        self._file, self._faults = file, faults
+
+    def write(self, data: Any) -> Any:
+        half = len(data) // 2
+        self._file.write(data[:half])
+        self._file.flush()
+        self._faults.event()
+        return self._file.write(data[half:])
+
+    def __enter__(self) -> Written:
+        return self
+
+    def __exit__(self, *exit_: object) -> None:
+        self._file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def fill(step: int) -> Callable[[Path], None]:
+    """The content of a small checkpoint of that step."""
+
+    def save(directory: Path) -> None:
+        (directory / "config.json").write_text(f'{{"step": {step}}}')
+        hashes = write_state(directory, [("a", torch.full((64,), step)), ("b", torch.ones(8))], max_shard_bytes=300)
+        assert len(hashes) == 2
+        files = list_files(directory, hashes)
+        write_manifest(directory, Manifest(step=step, position={}, facts={}, config={}, versions={}, files=files))
+
+    return save
+
+
+def save_and_prune(directory: Path, step: int, keep: int = 2) -> None:
+    save_checkpoint(directory, step, fill(step))
+    prune_checkpoints(directory, keep, newest=step)
+
+
+def complete(directory: Path) -> Iterator[int]:
+    """The steps whose checkpoints have their names, each verified to the bit."""
+    for path in list_checkpoints(directory):
+        manifest = read_manifest(path)
+        verify_files(path, manifest)
+        assert path.name == f"step_{manifest.step:08d}"
+        yield manifest.step
+
+
+def before(directory: Path) -> None:
+    for step in (10, 20):
+        save_and_prune(directory, step)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """Checkpoints of steps 10 and 20, to be copied for every fault."""
+    before(tmp_path / "made")
+    return tmp_path / "made"
+
+
+def count_events(directory: Path, step: int) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        faults = Faults(0, lambda: None, patch)
+        save_and_prune(directory, step)
+        return faults.seen
+
+
+@pytest.mark.parametrize("step", [30, 20], ids=["a new step", "a step that is there"])
+def test_killed_at_any_moment_of_a_save_the_newest_complete_checkpoint_is_whole(
+    made: Path, tmp_path: Path, step: int
+) -> None:
+    """SIGKILL, in a process of its own. Two are kept: whatever is killed, never is there less than one of them."""
+    events = count_events(Path(shutil.copytree(made, tmp_path / "counted")), step)
+    assert events > 20
+    for at in range(1, events + 1):
+        directory = Path(shutil.copytree(made, tmp_path / f"killed-{at}"))
+        child = os.fork()
+        if child == 0:
+            Faults(at, lambda: os.kill(os.getpid(), signal.SIGKILL), pytest.MonkeyPatch())
+            save_and_prune(directory, step)
+            os._exit(1)
+        _, status = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(status), at
+        remove_leftovers(directory)
+        steps = list(complete(directory))
+        assert 20 in steps, (at, steps)
+        assert {path.name for path in directory.iterdir()} == {f"step_{s:08d}" for s in steps}
+        save_and_prune(directory, 40)
+        assert list(complete(directory))[-1] == 40
+        shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize("step", [30, 20], ids=["a new step", "a step that is there"])
+def test_a_disk_that_is_full_at_any_moment_ends_the_run_and_loses_nothing(
+    made: Path, tmp_path: Path, step: int
+) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    events = count_events(Path(shutil.copytree(made, tmp_path / "counted")), step)
+    stopped = 0
+    for at in range(1, events + 1):
+        directory = Path(shutil.copytree(made, tmp_path / f"full-{at}"))
+        with pytest.MonkeyPatch.context() as patch:
+            Faults(at, full, patch)
+            try:
+                save_and_prune(directory, step)
+            except RunStopped as told:
+                stopped += 1
+                assert told.exit_code == 3 and "No space left" in str(told)
+                assert "The newest complete checkpoint is" in str(told)
+        assert 20 in complete(directory), at
+        remove_leftovers(directory)
+        assert 20 in complete(directory), at
+        shutil.rmtree(directory)
+    assert stopped > 15
+
+
+def test_nothing_is_named_before_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file and folder of a checkpoint is forced to the disk before the rename, the folder around it after."""
+    synced: list[Path] = []
+    sync = checkpoint.sync
+    monkeypatch.setattr(checkpoint, "sync", lambda path: (synced.append(path), sync(path)))
+    order: list[tuple[str, int]] = []
+    rename = os.rename
+    monkeypatch.setattr(os, "rename", lambda *a, **k: (order.append((str(a[1]), len(synced))), rename(*a, **k)))
+    path = save_checkpoint(tmp_path, 10, fill(10))
+    ((name, at),) = order
+    assert name == str(path)
+    partial = path.with_name(path.name + ".partial")
+    inside = {partial / file.relative_to(path) for file in path.rglob("*")} | {partial}
+    assert set(synced[:at]) == inside
+    assert synced[at:] == [tmp_path]
