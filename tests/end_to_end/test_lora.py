@@ -13,6 +13,11 @@ from end_to_end.product import Workplace, assert_refused, losses, make_workplace
 from safetensors.torch import load_file
 from torch import Tensor
 
+from surogate_core import run
+from surogate_core.errors import ConfigError
+
+from .test_resume import stop_after
+
 if TYPE_CHECKING:
     from subprocess import CompletedProcess
 
@@ -51,13 +56,35 @@ def test_an_adapter_run_leaves_these_files_and_says_so(trained: tuple[Workplace,
     out = workplace.out
     steps = {"step_00000002", "step_00000004"}
     assert names(out) == steps | {"adapter", "merged", "metrics.jsonl", "loss.png", "run.yaml"}
-    for folder in ("adapter", *steps):
-        assert names(out / folder) == ADAPTER_FILES
+    assert names(out / "adapter") == ADAPTER_FILES
+    for step in steps:
+        assert names(out / step) == ADAPTER_FILES | {"manifest.json", "training_state"}
     last = [(out / folder / "adapter_model.safetensors").read_bytes() for folder in ("adapter", "step_00000004")]
     assert last[0] == last[1]
     assert "0.0M trained" in done.stdout and "the adapter in adapter" in done.stdout.replace("\n" + " " * 19, " ")
     assert "from_scratch" not in done.stdout and "peft.AutoPeftModelForCausalLM" in done.stdout
     assert losses(out)[-1] < losses(out)[0]
+
+
+def test_a_run_that_stopped_goes_on_with_the_same_bits(based: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sft(name: str, *overrides: str) -> Path:
+        config = based.write(output_dir=str(based.root / name))
+        run.train(run.load(config, overrides, "sft"), notice=lambda line: None)
+        return based.root / name / "step_00000004"
+
+    straight = sft("straight")
+    with monkeypatch.context() as patch:
+        stop_after(2, patch)
+        stopped = sft("stopped")
+    assert not stopped.exists()
+    with pytest.raises(ConfigError, match="lora_rank"):
+        sft("stopped", "resume_from_checkpoint=true", "lora_rank=8")
+    assert sft("stopped", "resume_from_checkpoint=true") == stopped
+    files = sorted(path.relative_to(straight) for path in straight.rglob("*.safetensors"))
+    assert [file.name for file in files] == ["adapter_model.safetensors", "state-00001-of-00001.safetensors"]
+    for file in files:
+        left, right = load_file(straight / file), load_file(stopped / file)
+        assert left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
 def test_peft_and_the_merged_model_give_the_same_logits(trained: tuple[Workplace, CompletedProcess[str]]) -> None:
