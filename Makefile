@@ -22,7 +22,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-v
 CONSTRAINTS := $(abspath constraints/cpu.txt)
 CONSTRAIN := $(shell nvidia-smi -L >/dev/null 2>&1 || echo --constraint $(CONSTRAINTS))
 
-.PHONY: quickstart install test test-gpu lint format wheels test-wheels docs-test clean
+.PHONY: quickstart install test test-slow test-gpu lint format wheels test-wheels docs-test clean
 
 quickstart: $(INSTALLED)
 	$(BIN)/surogate train examples/quickstart.yaml
@@ -44,6 +44,10 @@ $(TOOLS_INSTALLED): $(INSTALLED)
 
 test: install
 	$(BIN)/python -m pytest -n auto
+
+# Whole runs, stopped, killed, resumed and compared: minutes.
+test-slow: install
+	$(BIN)/python -m pytest -n auto -m "slow and not gpu"
 
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu

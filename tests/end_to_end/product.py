@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -106,6 +107,8 @@ class Workplace:
             text=True,
             cwd=self.root,
             env=environment(self.root),
+            # As from a terminal: a shell without job control has what runs behind it ignore Ctrl-C.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from end_to_end.conftest import Finished
     from end_to_end.product import Workplace
 
+pytestmark = pytest.mark.slow
+
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 
 

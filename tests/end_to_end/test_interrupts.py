@@ -18,6 +18,8 @@ from surogate_core import run, train
 if TYPE_CHECKING:
     from end_to_end.product import Workplace
 
+pytestmark = pytest.mark.slow
+
 AT_ONCE_SECONDS = 5.0
 
 

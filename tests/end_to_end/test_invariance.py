@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from end_to_end.conftest import Finished
     from end_to_end.product import Workplace
 
+pytestmark = pytest.mark.slow
+
 PARTS = ("block", "att", "ffn", "rmsnorm", "qkv", "swiglu")
 
 

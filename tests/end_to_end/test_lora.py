@@ -21,6 +21,8 @@ from .test_resume import stop_after
 if TYPE_CHECKING:
     from subprocess import CompletedProcess
 
+pytestmark = pytest.mark.slow
+
 ADAPTER_FILES = {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 
 

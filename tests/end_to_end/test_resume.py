@@ -22,6 +22,8 @@ from surogate_core.errors import ConfigError
 if TYPE_CHECKING:
     from end_to_end.product import Workplace
 
+pytestmark = pytest.mark.slow
+
 TIMES = {"time", "duration_ms", "tokens_per_second"}
 NARROW = {
     "model_dtype": "bf16",
