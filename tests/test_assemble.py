@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from models import harness
 from models.harness import (
     OPS,
     PlannedModel,
@@ -54,23 +55,9 @@ SCALE = 1 / valid_tokens([document for row in ROWS for document in row])
 RANK = 3
 
 
-def ingredients(config: Mapping[str, Any] = CONFIG, **changes: Any) -> Ingredients:
-    """Enough to assemble; `request` is the precision asked for."""
-    request = changes.pop("request", PrecisionRequest(model_dtype="fp32"))
-    given = Ingredients(
-        ops=OPS,
-        model=QWEN3,
-        dims=QWEN3.dims(config),
-        recipe=BF16,
-        recipe_options=NoOptions(),
-        optimizer=ADAMW,
-        optimizer_options=AdamWOptions(),
-        precision=BF16.precision(request, NoOptions()),
-        batch_size=2,
-        seq_len=16,
-        max_documents=4,
-    )
-    return replace(given, **changes)
+def ingredients(**changes: Any) -> Ingredients:
+    """Enough to assemble the tiny model; `request` is the precision asked for."""
+    return harness.ingredients(CONFIG, **changes)
 
 
 def planned(**settings: Any) -> PlannedModel:
@@ -211,7 +198,7 @@ def test_auto_lmhead_chunks_is_the_fewest_that_stay_small() -> None:
 @pytest.mark.parametrize(("model", "matmul"), list(product(("fp32", "bf16"), repeat=2)))
 def test_the_logits_that_are_planned_stay_small(model: str, matmul: str) -> None:
     """In the dtype that they have after lowering: fp32 products of a bf16 model make fp32 logits."""
-    given = ingredients(
+    given = harness.ingredients(
         CONFIG | {"vocab_size": 151_936, "max_position_embeddings": 4096},
         request=PrecisionRequest(model_dtype=model, matmul_dtype=matmul),
         seq_len=4096,

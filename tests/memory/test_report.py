@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from models.harness import ingredients
 
-from surogate_core.api import DeviceInfo, NoOptions, Op, OpDef, PrecisionRequest, Program, Value
+from surogate_core.api import DeviceInfo, Op, OpDef, PrecisionRequest, Program, Value
 from surogate_core.assemble import Assembly, Ingredients, assemble
 from surogate_core.errors import ConfigError
 from surogate_core.memory.cost import Cost, op_cost, program_cost
@@ -19,9 +20,7 @@ from surogate_core.prepare import summarise
 from surogate_core.program.ops import OPS as STANDARD_OPS
 from surogate_core.runtime.arena import Buffers
 from surogate_models.ops import OPS as MODEL_OPS
-from surogate_models.qwen3 import QWEN3
-from surogate_optim_adamw.adamw import ADAMW, ADAMW_OP, AdamWOptions
-from surogate_recipes_bf16.recipe import BF16
+from surogate_optim_adamw.adamw import ADAMW_OP
 
 OPS = {definition.kind: definition for definition in (*STANDARD_OPS, *MODEL_OPS, ADAMW_OP)}
 H200 = device("h200")
@@ -56,21 +55,8 @@ PRODUCTS = {"linear", "linear_dgrad", "linear_wgrad", "lm_head_ce", "lm_head_ce_
 
 
 def assembled(config: Mapping[str, Any], **changes: Any) -> tuple[Assembly, Ingredients]:
-    given = Ingredients(
-        ops=OPS,
-        model=QWEN3,
-        dims=QWEN3.dims(config),
-        recipe=BF16,
-        recipe_options=NoOptions(),
-        optimizer=ADAMW,
-        optimizer_options=AdamWOptions(),
-        precision=BF16.precision(changes.pop("request", PrecisionRequest()), NoOptions()),
-        batch_size=2,
-        seq_len=64,
-        max_documents=18,
-        device=H200,
-    )
-    given = replace(given, **changes)
+    sizes = {"batch_size": 2, "seq_len": 64, "max_documents": 18, "request": PrecisionRequest(), "device": H200}
+    given = ingredients(config, **{**sizes, **changes})
     return assemble(given), given
 
 

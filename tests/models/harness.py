@@ -100,30 +100,38 @@ def relative_error(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).norm() / theirs.norm())
 
 
+def ingredients(config: Mapping[str, Any], **changes: Any) -> Ingredients:
+    """Enough to assemble a config: 2 rows of 16 tokens in 4 documents unless `changes`, fields of it, say otherwise.
+
+    `request`, a PrecisionRequest, is fp32 unless given.
+    """
+    request = changes.pop("request", PrecisionRequest(model_dtype="fp32"))
+    definition = MODELS[config["model_type"]]
+    given = Ingredients(
+        ops=OPS,
+        model=definition,
+        dims=definition.dims(config),
+        recipe=BF16,
+        recipe_options=NoOptions(),
+        optimizer=ADAMW,
+        optimizer_options=AdamWOptions(),
+        precision=BF16.precision(request, NoOptions()),
+        batch_size=2,
+        seq_len=16,
+        max_documents=4,
+    )
+    return replace(given, **changes)
+
+
 class PlannedModel:
     """The programs of a config in planned buffers, with dead values poisoned; rows of documents go in."""
 
     def __init__(self, config: Mapping[str, Any], batch_size: int, seq_len: int, **settings: Any) -> None:
-        """`settings` are fields of `Ingredients`; `request`, a PrecisionRequest, is fp32 unless given."""
-        request = settings.pop("request", PrecisionRequest(model_dtype="fp32"))
-        definition = MODELS[config["model_type"]]
-        self.dims = definition.dims(config)
-        self.assembly = assemble(
-            Ingredients(
-                ops=OPS,
-                model=definition,
-                dims=self.dims,
-                recipe=BF16,
-                recipe_options=NoOptions(),
-                optimizer=ADAMW,
-                optimizer_options=AdamWOptions(),
-                precision=BF16.precision(request, NoOptions()),
-                batch_size=batch_size,
-                seq_len=seq_len,
-                max_documents=batch_size * seq_len,
-                **settings,
-            )
-        )
+        """`settings` are those of `ingredients`; as many documents as tokens fit in."""
+        sizes = {"batch_size": batch_size, "seq_len": seq_len, "max_documents": batch_size * seq_len}
+        given = ingredients(config, **sizes, **settings)
+        self.dims = given.dims
+        self.assembly = assemble(given)
         self.buffers = Buffers(self.assembly.memory, poison=True)
         self.executor = ReferenceExecutor(self.assembly.programs, OPS, self.buffers, poison=True)
         self.params = {name: self.buffers.persistent(value) for name, value in self.assembly.params.items()}

@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from models.harness import OPS, tiny_config
+from models.harness import OPS, ingredients, tiny_config
 
-from surogate_core.api import NoOptions, PrecisionRequest
-from surogate_core.assemble import Assembly, Ingredients, assemble
+from surogate_core.assemble import Assembly, assemble
 from surogate_core.data.loader import MicroBatch
 from surogate_core.program.passes.documents import smaller_bounds
 from surogate_core.runtime.initialise import initialise
 from surogate_core.runtime.worker import Worker
-from surogate_models.qwen3 import QWEN3
-from surogate_optim_adamw.adamw import ADAMW, AdamWOptions
-from surogate_recipes_bf16.recipe import BF16
 
 CONFIG = tiny_config(vocab_size=61, hidden_size=24, intermediate_size=40, num_hidden_layers=2, head_dim=8)
 ROWS, SEQ_LEN, TOKENS = 2, 32, 64
 
 
-def ingredients(max_documents: int, **changes: Any) -> Ingredients:
-    given = Ingredients(
-        ops=OPS,
-        model=QWEN3,
-        dims=QWEN3.dims(CONFIG),
-        recipe=BF16,
-        recipe_options=NoOptions(),
-        optimizer=ADAMW,
-        optimizer_options=AdamWOptions(),
-        precision=BF16.precision(PrecisionRequest(model_dtype="fp32"), NoOptions()),
-        batch_size=ROWS,
-        seq_len=SEQ_LEN,
-        max_documents=max_documents,
-    )
-    return replace(given, **changes)
+def assembled(max_documents: int, **changes: Any) -> Assembly:
+    return assemble(ingredients(CONFIG, batch_size=ROWS, seq_len=SEQ_LEN, max_documents=max_documents, **changes))
 
 
 def batch(starts: list[int], max_documents: int) -> MicroBatch:
@@ -68,7 +50,7 @@ def test_bounds_shrink_by_eight_while_there_is_something_to_save(
 
 
 def test_a_batch_runs_the_variant_for_the_fewest_documents_it_fits_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = worker(assemble(ingredients(max_documents=64)))
+    made = worker(assembled(64))
     ran: list[str] = []
     run = made._run
     monkeypatch.setattr(made, "_run", lambda name, labels=None: (ran.append(name), run(name, labels)))
@@ -79,7 +61,7 @@ def test_a_batch_runs_the_variant_for_the_fewest_documents_it_fits_in(monkeypatc
 
 
 def test_a_variant_gives_the_bits_of_the_whole_program() -> None:
-    with_variants, without = (assemble(ingredients(max_documents=n)) for n in (64, 63))
+    with_variants, without = (assembled(n) for n in (64, 63))
     assert with_variants.variants and not without.variants
     a, b = worker(with_variants), worker(without)
     starts = [0, 5, 32, 40]
@@ -95,6 +77,6 @@ def test_variants_share_one_plan_with_the_scratch_of_the_most_demanding() -> Non
     def scratch(op: Any) -> int:
         return 1000 * (op.ins[1].shape[0] - 1) if op.kind == "attention" else 0
 
-    memory = assemble(ingredients(max_documents=64, workspace=scratch)).memory
+    memory = assembled(64, workspace=scratch).memory
     assert memory.arenas["micro_first@8"] is memory.arenas["micro_first"]
     assert {nbytes for _, nbytes in memory.arenas["micro_first@8"].workspace.values()} == {64_000 // 256 * 256}

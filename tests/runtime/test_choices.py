@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -39,6 +41,24 @@ def test_the_first_choice_wins_over_later_ones(tmp_path: Path) -> None:
     save_choices(path, {"b": "other", "c": "3"}, silent)
     assert load_choices(path, silent) == {"a": "1", "b": "2", "c": "3"}
     assert [p.name for p in path.parent.iterdir()] == ["gpu.json"]
+
+
+def test_no_thread_goes_on_before_the_choices_are_recalled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    run, recalling, proceed, recalled = KeptChoices("GPU", silent), Event(), Event(), Event()
+
+    def slow_recall(known: Mapping[str, str]) -> None:
+        recalling.set()
+        assert proceed.wait(10)
+        recalled.set()
+
+    with ThreadPoolExecutor(2) as ranks:
+        first = ranks.submit(run.keep, "lib", slow_recall, dict)
+        assert recalling.wait(10)
+        second = ranks.submit(lambda: (run.keep("lib", slow_recall, dict), recalled.is_set())[1])
+        assert not wait([second], timeout=0.2).done
+        proceed.set()
+        assert second.result(10) and first.result(10) is None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", json.dumps({"a": 1})])

@@ -1,4 +1,4 @@
-"""What becomes of a run's adapter outside of its programs: loaded, saved, merged."""
+"""What becomes of a run's adapter, and of the model beneath it, outside of programs: loaded, saved, merged."""
 
 from __future__ import annotations
 
@@ -21,6 +21,14 @@ MERGED_FOLDER = "merged"
 def adapter_of(prepared: Prepared) -> tuple[AdapterDef, Any] | None:
     """The adapter that is trained, and its options; None where all weights are."""
     return next(iter(prepared.ingredients.adapters), None)
+
+
+def load_base(prepared: Prepared, params: Mapping[str, Tensor]) -> None:
+    """Copy the weights of the config's model, which is trained or adapted, into `params`."""
+    from .hf import load_weights
+
+    given = prepared.ingredients
+    load_weights(prepared.model_dir, prepared.assembly.weights, params, given.model.ignored_tensors(given.dims))
 
 
 def load_adapter(prepared: Prepared, params: Mapping[str, Tensor]) -> None:

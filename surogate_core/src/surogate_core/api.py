@@ -78,7 +78,7 @@ __all__ = [
 ]
 
 API = 0
-"""Version of this page; core refuses a plugin whose `SUROGATE_API` is another. 0: may change until GPUs are served."""
+"""Version of this page; core refuses a plugin whose `SUROGATE_API` is another. 0: any release may change it."""
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .adapted import ADAPTER_FOLDER, MERGED_FOLDER, adapter_of, load_adapter, merge_adapter, write_adapter
+from .adapted import ADAPTER_FOLDER, MERGED_FOLDER, adapter_of, load_adapter, load_base, merge_adapter, write_adapter
 from .api import Comm, DeviceInfo, Logger, LoggerDef, Op, RunInfo, Topology
 from .config import (
     ADAPTER,
@@ -369,7 +369,6 @@ def _unheard(line: str) -> None:
 
 def fill_weights(prepared: Prepared, worker: Worker | Team) -> None:
     """Random weights or the checkpoint's, and the optimizer's first state, straight into the planned buffers."""
-    from . import hf
     from .runtime.initialise import initialise
 
     config, assembly = prepared.loaded.config, prepared.assembly
@@ -382,8 +381,7 @@ def fill_weights(prepared: Prepared, worker: Worker | Team) -> None:
         config.init_projections_to_zero,
     )
     if not config.from_scratch:
-        ignored = prepared.ingredients.model.ignored_tensors(prepared.ingredients.dims)
-        hf.load_weights(prepared.model_dir, assembly.weights, worker.params(), ignored)
+        load_base(prepared, worker.params())
     load_adapter(prepared, worker.params())
 
 

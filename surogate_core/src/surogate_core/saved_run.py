@@ -11,7 +11,7 @@ import numpy as np
 from xxhash import xxh3_128
 
 from . import hf
-from .adapted import adapter_of, write_adapter
+from .adapted import adapter_of, load_base, write_adapter
 from .config import resolved
 from .data.loader import Loader
 from .data.pack import PackedRows
@@ -72,8 +72,7 @@ class SavedRun:
         """Fill the worker's params and states; returns where the loop stood. Before `worker.start()`."""
         assembly, precision = self.prepared.assembly, self.prepared.ingredients.precision
         if adapter_of(self.prepared):  # whose base is where it was
-            ignored = self.prepared.ingredients.model.ignored_tensors(self.prepared.ingredients.dims)
-            hf.load_weights(self.prepared.model_dir, assembly.weights, worker.params(), ignored)
+            load_base(self.prepared, worker.params())
         else:
             hf.load_weights(resumed.directory, assembly.weights, worker.params())
         load_state(resumed.directory, kept_values(assembly, precision.model), worker.buffers.persistent)

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -19,21 +20,26 @@ from ..cache_home import cache_home
 
 
 class KeptChoices:
-    """The choices of a run: `keep` is what a `BindContext` offers, `save` writes what was chosen."""
+    """The choices of a run: `keep` is what a `BindContext` offers, `save` writes what was chosen.
+
+    The threads of a team share one: none goes on to choose before what was chosen earlier is recalled.
+    """
 
     def __init__(self, device: str, notice: Callable[[str], None]) -> None:
         """device: the GPU's name, since choices are for a kind of GPU."""
         self._device = device
         self._notice = notice
         self._tellers: dict[str, Callable[[], Mapping[str, str]]] = {}
+        self._recalling = threading.Lock()
 
     def keep(
         self, name: str, recall: Callable[[Mapping[str, str]], None], tell: Callable[[], Mapping[str, str]]
     ) -> None:
         """See `BindContext.keep_choices`."""
-        if name not in self._tellers:
-            self._tellers[name] = tell
-            recall(load_choices(choices_path(name, self._device), self._notice))
+        with self._recalling:
+            if name not in self._tellers:
+                recall(load_choices(choices_path(name, self._device), self._notice))
+                self._tellers[name] = tell
 
     def save(self) -> None:
         """Write what is new. Call it when everything is bound."""

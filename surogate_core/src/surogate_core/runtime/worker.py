@@ -217,8 +217,8 @@ class Worker:
 
     def _program(self, name: str, batch: MicroBatch) -> str:
         """The variant of a program for the fewest documents that the batch fits in."""
-        fewer = self.assembly.variants.get(name, {})
-        return next((program.name for bound, program in fewer.items() if batch.n_documents <= bound), name)
+        fewer, documents = self.assembly.variants.get(name, {}), batch.n_documents
+        return next((program.name for bound, program in fewer.items() if documents <= bound), name)
 
     def close(self) -> None:
         """Free what collectives hold on to. Nothing can run afterwards."""
