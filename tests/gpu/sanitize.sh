@@ -29,7 +29,7 @@ declare -A tests=(
     [reductions]="$kernels/test_reductions.py"
     [rope]="surogate_models/tests/gpu/test_rope.py"
     [adamw]="plugins/surogate_optim_adamw/tests/gpu/test_adamw_kernel.py"
-    [lora]="plugins/surogate_lora/tests/gpu/test_lora_kernels.py"
+    [lora]="plugins/surogate_lora/tests/gpu"
 )
 parts=("$@")
 [ $# -gt 0 ] || parts=(control rope adamw lora reductions elementwise loss norms attention)

@@ -22,7 +22,8 @@ SOME: dict[str, Any] = {
 }
 """Columns between branches that no adapter touches, and a rank that is not a multiple of 8."""
 DTYPES = {"fp32": FP32, "bf16": BF16, "mixed": MIXED, "bf16 adapter": {"model_dtype": "bf16", "lora_dtype": "bf16"}}
-TARGETS = {"all": ALL, "some": SOME}
+DROPPING = SOME | {"lora_dropout": 0.2}
+TARGETS = {"all": ALL, "some": SOME, "dropout": DROPPING}
 
 
 def drawn(worker: Worker, setup: Setup) -> Worker:
@@ -80,7 +81,7 @@ def test_bf16_gradients_are_as_close_to_fp32_as_the_references(targets: dict[str
 
 @pytest.mark.parametrize("dtypes", DTYPES.values(), ids=DTYPES)
 def test_a_captured_step_has_the_bits_of_an_eager_one_and_the_base_keeps_its_own(dtypes: dict[str, str]) -> None:
-    setup = Setup(adapter=SOME, **dtypes)
+    setup = Setup(adapter=DROPPING, **dtypes)
     eager, captured = setup.gpu(graphs=False), setup.gpu(graphs=True)
     before, start = frozen(setup, captured), setup.weights(captured)
     for step in range(1, 6):
@@ -99,16 +100,21 @@ def test_twenty_fp32_steps_follow_the_cpu() -> None:
         assert got[0] == pytest.approx(expected[0], rel=2e-5), step
 
 
-def test_evaluation_equals_the_cpus() -> None:
-    setup = Setup(adapter=ALL, **FP32)
+def test_evaluation_equals_the_cpus_without_dropout() -> None:
+    setup = Setup(adapter=ALL | {"lora_dropout": 0.5}, **FP32)
     cpu, gpu = drawn(setup.cpu(), setup), drawn(setup.gpu(), setup)
     batch = setup.batch(5)
-    assert gpu.evaluate(batch) == pytest.approx(cpu.evaluate(batch), rel=1e-5)
+    without = Setup(adapter=ALL, **FP32)
+    expected = drawn(without.cpu(), without).evaluate(batch)
+    assert cpu.evaluate(batch) == expected
+    assert gpu.evaluate(batch) == pytest.approx(expected, rel=1e-5)
 
 
-def test_recomputation_changes_no_bit() -> None:
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_recomputation_changes_no_bit(dropout: float) -> None:
+    adapter = ALL | {"lora_dropout": dropout}
     parts = frozenset({"rmsnorm", "swiglu", "qkv", "att", "ffn", "block"})
-    plain, saving = Setup(adapter=ALL, **BF16), Setup(adapter=ALL, recompute=parts, **BF16)
+    plain, saving = Setup(adapter=adapter, **BF16), Setup(adapter=adapter, recompute=parts, **BF16)
     a, b = drawn(plain.gpu(), plain), drawn(saving.gpu(), saving)
     for step in range(1, 4):
         assert plain.step(a, step, step=step) == saving.step(b, step, step=step)

@@ -1,4 +1,4 @@
-"""The compiled `lora_add` and `lora_slice`."""
+"""The compiled `lora_add`, `lora_slice` and `lora_dropout`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from itertools import product
 
 from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
 from surogate_core.program.value import DTYPE_CODES
+
+from .ops import dropped_draws, kept_scale
 
 _FLOATS = ("fp32", "bf16")
 
@@ -38,6 +40,18 @@ def _bind_slice(op: Op, ctx: BindContext) -> Call:
         float(op.attrs["scale"]),
         DTYPE_CODES[x.dtype],
         DTYPE_CODES[out.dtype],
+    )
+
+
+def _bind_dropout(op: Op, ctx: BindContext) -> Call:
+    from . import _C
+
+    (x, tick, seed), (y,) = op.ins, op.outs
+    rate = op.attrs["rate"]
+    return ctx.call(
+        _C.lora_dropout,
+        *(x, tick, seed, y, x.size, op.attrs["stream"]),
+        *(dropped_draws(rate), kept_scale(rate), DTYPE_CODES[x.dtype]),
     )
 
 
@@ -74,5 +88,9 @@ KERNELS: tuple[KernelDef, ...] = (
     *(
         KernelDef(op="lora_slice", dtypes=(x, out), supports=_slice_supports, bind=_bind_slice)
         for x, out in product(_FLOATS, _FLOATS)
+    ),
+    *(
+        KernelDef(op="lora_dropout", dtypes=(dtype, "int32", "int64", dtype), supports=_writes, bind=_bind_dropout)
+        for dtype in _FLOATS
     ),
 )
