@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
+from zlib import crc32
 
-from surogate_core.api import AdapterDef, Init, Op, Precision, Program, Value, WeightMap
+from surogate_core.api import AdapterDef, Init, Op, Precision, Program, Scalars, Value, WeightMap
 from surogate_core.errors import ConfigError
 from surogate_core.program.builder import Builder
 
@@ -30,7 +31,12 @@ class _Projection:
 
 
 def apply(
-    forward: Program, b: Builder, precision: Precision, weights: Sequence[WeightMap], options: LoraOptions
+    forward: Program,
+    b: Builder,
+    precision: Precision,
+    weights: Sequence[WeightMap],
+    scalars: Scalars,
+    options: LoraOptions,
 ) -> Program:
     """Give every target its A [r, K], drawn as PEFT draws it, and its B [N, r], zero: the model starts as its base.
 
@@ -45,7 +51,7 @@ def apply(
             ops.append(op)
             continue
         with b.record("forward", op.block) as emitted:
-            _add_branches(b, op, projections, precision.lora, options, made)
+            _add_branches(b, op, projections, precision.lora, scalars, options, made)
         ops += emitted
     return replace(forward, ops=tuple(ops))
 
@@ -55,6 +61,7 @@ def _add_branches(
     op: Op,
     projections: Sequence[_Projection],
     dtype: str,
+    scalars: Scalars,
     options: LoraOptions,
     made: dict[str, tuple[Value, Value]],
 ) -> None:
@@ -66,8 +73,17 @@ def _add_branches(
         if p.module not in made:
             made[p.module] = _matrices(b, p, x.shape[1], dtype, options.lora_rank)
         down, up = made[p.module]
-        branches.append(b.apply("linear", b.apply("linear", x, down, label=y.label), up, label=y.label))
+        seen = _with_dropout(b, x, p.module, y.label, scalars, options.lora_dropout)
+        branches.append(b.apply("linear", b.apply("linear", seen, down, label=y.label), up, label=y.label))
     b.emit("lora_add", base, *branches, outs=[y], columns=tuple(p.column for p in projections), scale=options.scale)
+
+
+def _with_dropout(b: Builder, x: Value, module: str, label: str, scalars: Scalars, rate: float) -> Value:
+    """What a branch sees of `x`: of every projection other elements, and other ones in every micro-step."""
+    if not rate:
+        return x
+    stream = crc32(f"{module}.lora_dropout".encode())
+    return b.apply("lora_dropout", x, scalars.tick, scalars.seed, label=label, rate=rate, stream=stream)
 
 
 def _matrices(b: Builder, p: _Projection, width: int, dtype: str, rank: int) -> tuple[Value, Value]:

@@ -23,19 +23,12 @@ class LoraOptions(BaseModel):
     lora_rank: int = Field(16, ge=1, le=65536, description="Rank r of the update.")
     lora_alpha: float = Field(32.0, gt=0, le=1e6, description="The update is scaled by alpha / r.")
     lora_use_rslora: bool = Field(False, description="Scale by alpha / sqrt(r) instead (Kalajdzievski 2023).")
-    lora_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before the adapter; 0 is all that is built.")
+    lora_dropout: float = Field(0.0, ge=0, lt=1, description="Share of its input that each adapter does not see.")
     lora_target_modules: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
         ("all-linear",),
         description="Projections that get an adapter, by the end of their name (q_proj, layers.0.mlp.up_proj); "
         "all-linear: every one in the blocks.",
     )
-
-    @field_validator("lora_dropout")
-    @classmethod
-    def _without_dropout(cls, value: float) -> float:
-        if value:
-            raise ValueError("dropout before the adapter is not built yet; must be 0")
-        return value
 
     @field_validator("lora_target_modules")
     @classmethod
