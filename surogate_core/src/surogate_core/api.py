@@ -167,8 +167,8 @@ class OpDef:
                 input that is not floating point, say). None: core differentiates the reference itself, slow but right.
     loss_with_grads
                 for an op whose first output is the loss: the kind that replaces it when a program is differentiated
-                with respect to that loss; same inputs and attrs; its outputs are the loss, then the gradient of each
-                input in `loss_grad_ins`.
+                with respect to that loss; same inputs and attrs, and the attr `wrt`: those of `loss_grad_ins` that
+                something trainable reaches. Its outputs are the loss, then the gradient of each input in `wrt`.
     rematerialise
                 (builder, op, kept) -> one Value per output, None where the original is kept. `kept` are the outputs
                 that stay in memory. None: the op is emitted once more. Lets an op with an output to keep and an
