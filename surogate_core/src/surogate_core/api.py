@@ -416,9 +416,12 @@ class AdapterDef:
 
     apply       (program, builder, precision, the model's weight maps, options) -> the rewritten program, whose one
                 output is the loss. Raises ConfigError for options that do not fit the model.
-    trainable   (param, options) -> whether it is trained; the others are frozen
-    save        (trained params by name, empty folder, the base model's name, options): writes the ecosystem's files
-    load        (folder, options) -> tensors by the params' names. Raises ConfigError, naming file and key, where the
+    trainable   (param, its weight map or None where the adapter made it, options) -> whether it is trained; the others
+                are frozen
+    save        (trained tensors by name, empty folder, the base model's name, options): writes the ecosystem's files.
+                Weights of the model have the names of their checkpoint's tensors, the adapter's own those of their
+                params.
+    load        (folder, options) -> tensors by the same names. Raises ConfigError, naming file and key, where the
                 folder holds no such adapter or one of other options.
     merge       folder -> what it changes in which model. Raises ConfigError as `load` does.
     config_file the file of `save` without which a folder is no adapter: it is put in its place last
@@ -428,7 +431,7 @@ class AdapterDef:
     summary: str
     options: type[BaseModel]
     apply: Callable[[Program, Builder, Precision, Sequence[WeightMap], Any], Program]
-    trainable: Callable[[Value, Any], bool]
+    trainable: Callable[[Value, WeightMap | None, Any], bool]
     save: Callable[[Mapping[str, Any], Path, str, Any], None]
     load: Callable[[Path, Any], Mapping[str, Any]]
     merge: Callable[[Path], Merge]
@@ -441,10 +444,14 @@ class Merge:
 
     base_model  name of the base model, as the adapter's files have it
     changes     name of a checkpoint tensor of the base -> function from that tensor to the merged one, of its dtype
+    may_lack    those of them that a base need not have: copies of tied weights
+    check       (the base's parsed config.json): raises ConfigError where the two cannot become one model
     """
 
     base_model: str
     changes: Mapping[str, Callable[[Any], Any]]
+    may_lack: Sequence[str] = ()
+    check: Callable[[Mapping[str, Any]], None] = lambda base: None
 
 
 # -------------------------------------------------------------------------------------------------------- optimizers
