@@ -102,7 +102,7 @@ def low_rank(
     return replace(forward, ops=tuple(ops))
 
 
-def is_low_rank(param: Value, options: NoOptions) -> bool:
+def is_low_rank(param: Value, stored: WeightMap | None, options: NoOptions) -> bool:
     return param.name.endswith((".A", ".B"))
 
 
@@ -280,7 +280,7 @@ def adapter_loss(model: PlannedModel) -> float:
 
 def test_frozen_params_cost_nothing_but_their_bytes() -> None:
     assembly = planned(**ADAPTED).assembly
-    adapters = {v.name for v in assembly.params.values() if is_low_rank(v, NoOptions())}
+    adapters = {v.name for v in assembly.params.values() if is_low_rank(v, None, NoOptions())}
     frozen = assembly.params.keys() - adapters
     assert len(adapters) == 2 * 4 * 2  # A and B of four linears in two blocks
     assert {v.name for v in assembly.trainable} == adapters
@@ -388,7 +388,7 @@ def test_an_adapter_must_leave_the_loss_alone() -> None:
 
 
 def test_an_adapter_that_trains_nothing_is_refused() -> None:
-    wrong = replace(LOW_RANK, trainable=lambda param, options: False)
+    wrong = replace(LOW_RANK, trainable=lambda param, stored, options: False)
     with pytest.raises(ProgramError, match="depends on no trainable param"):
         assemble(ingredients(adapters=[(wrong, NoOptions())]))
 

@@ -11,15 +11,18 @@ namespace nb = nanobind;
 
 namespace {
 
+// dtype_dw -1: no dw.
 surogate::LmHeadShape shape_of(int64_t tokens, int64_t d_model, int64_t vocab_size, int64_t chunks, int dtype,
-                               int dtype_dw, bool accumulate_loss, bool accumulate_dw, int64_t library_bytes) {
+                               bool has_dx, int dtype_dw, bool accumulate_loss, bool accumulate_dw,
+                               int64_t library_bytes) {
     surogate::LmHeadShape shape{};
     shape.tokens = tokens;
     shape.d_model = d_model;
     shape.vocab_size = vocab_size;
     shape.chunks = chunks;
     shape.dtype = dtype;
-    shape.has_grads = dtype_dw >= 0;
+    shape.has_dx = has_dx;
+    shape.has_dw = dtype_dw >= 0;
     shape.dtype_dw = dtype_dw;
     shape.accumulate_loss = accumulate_loss;
     shape.accumulate_dw = accumulate_dw;
@@ -47,9 +50,9 @@ void bind_loss(nb::module_& m) {
             "__init__",
             [](LmHead* self, uintptr_t x, uintptr_t w, uintptr_t targets, uintptr_t loss_scale, uintptr_t loss,
                uintptr_t dx, uintptr_t dw, uintptr_t workspace, int64_t tokens, int64_t d_model, int64_t vocab_size,
-               int64_t chunks, int dtype, int dtype_dw, bool accumulate_loss, bool accumulate_dw,
+               int64_t chunks, int dtype, bool has_dx, int dtype_dw, bool accumulate_loss, bool accumulate_dw,
                int64_t library_bytes, bool timed, uintptr_t stream) {
-                surogate::LmHeadShape shape = shape_of(tokens, d_model, vocab_size, chunks, dtype, dtype_dw,
+                surogate::LmHeadShape shape = shape_of(tokens, d_model, vocab_size, chunks, dtype, has_dx, dtype_dw,
                                                        accumulate_loss, accumulate_dw, library_bytes);
                 shape.timed = timed;
                 new (self) LmHead(shape, buffers_of(x, w, targets, loss_scale, loss, dx, dw, workspace),
@@ -57,49 +60,33 @@ void bind_loss(nb::module_& m) {
             },
             nb::arg("x"), nb::arg("w"), nb::arg("targets"), nb::arg("loss_scale"), nb::arg("loss"), nb::arg("dx"),
             nb::arg("dw"), nb::arg("workspace"), nb::arg("tokens"), nb::arg("d_model"), nb::arg("vocab_size"),
-            nb::arg("chunks"), nb::arg("dtype"), nb::arg("dtype_dw"), nb::arg("accumulate_loss"),
+            nb::arg("chunks"), nb::arg("dtype"), nb::arg("has_dx"), nb::arg("dtype_dw"), nb::arg("accumulate_loss"),
             nb::arg("accumulate_dw"), nb::arg("library_bytes"), nb::arg("timed"), nb::arg("stream"),
             nb::call_guard<nb::gil_scoped_release>(),
-            "Choose the algorithms of the products, timed on these buffers, where dx, dw and the workspace are then "
-            "overwritten, or the library's first ones. "
-            "dtype_dw -1: no gradients.")
+            "For these buffers. Choose the algorithms of the products, timed on them, where dx, dw and the workspace "
+            "are then overwritten, or the library's first ones. dtype_dw -1: no dw.")
         .def(
-            "begin",
-            [](LmHead& self, uintptr_t x, uintptr_t w, uintptr_t targets, uintptr_t loss_scale, uintptr_t loss,
-               uintptr_t dx, uintptr_t dw, uintptr_t workspace, uintptr_t stream) {
-                self.begin(buffers_of(x, w, targets, loss_scale, loss, dx, dw, workspace),
-                         reinterpret_cast<cudaStream_t>(stream));
-            },
-            nb::arg("x"), nb::arg("w"), nb::arg("targets"), nb::arg("loss_scale"), nb::arg("loss"), nb::arg("dx"),
-            nb::arg("dw"), nb::arg("workspace"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>())
+            "begin", [](LmHead& self, uintptr_t stream) { self.begin(reinterpret_cast<cudaStream_t>(stream)); },
+            nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>())
         .def(
             "chunk",
-            [](LmHead& self, int64_t index, uintptr_t x, uintptr_t w, uintptr_t targets, uintptr_t loss_scale, uintptr_t loss,
-               uintptr_t dx, uintptr_t dw, uintptr_t workspace, uintptr_t stream) {
-                self.chunk(index, buffers_of(x, w, targets, loss_scale, loss, dx, dw, workspace),
-                         reinterpret_cast<cudaStream_t>(stream));
+            [](LmHead& self, int64_t index, uintptr_t stream) {
+                self.chunk(index, reinterpret_cast<cudaStream_t>(stream));
             },
-            nb::arg("index"), nb::arg("x"), nb::arg("w"), nb::arg("targets"), nb::arg("loss_scale"), nb::arg("loss"), nb::arg("dx"),
-            nb::arg("dw"), nb::arg("workspace"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>())
+            nb::arg("index"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>())
         .def(
-            "end",
-            [](LmHead& self, uintptr_t x, uintptr_t w, uintptr_t targets, uintptr_t loss_scale, uintptr_t loss,
-               uintptr_t dx, uintptr_t dw, uintptr_t workspace, uintptr_t stream) {
-                self.end(buffers_of(x, w, targets, loss_scale, loss, dx, dw, workspace),
-                         reinterpret_cast<cudaStream_t>(stream));
-            },
-            nb::arg("x"), nb::arg("w"), nb::arg("targets"), nb::arg("loss_scale"), nb::arg("loss"), nb::arg("dx"),
-            nb::arg("dw"), nb::arg("workspace"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>())
+            "end", [](LmHead& self, uintptr_t stream) { self.end(reinterpret_cast<cudaStream_t>(stream)); },
+            nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>())
         .def("describe", &LmHead::describe);
     m.def(
         "lm_head_workspace_bytes",
-        [](int64_t tokens, int64_t d_model, int64_t vocab_size, int64_t chunks, int dtype, int dtype_dw,
+        [](int64_t tokens, int64_t d_model, int64_t vocab_size, int64_t chunks, int dtype, bool has_dx, int dtype_dw,
            int64_t library_bytes) {
             return LmHead::workspace_bytes(
-                shape_of(tokens, d_model, vocab_size, chunks, dtype, dtype_dw, false, false, library_bytes));
+                shape_of(tokens, d_model, vocab_size, chunks, dtype, has_dx, dtype_dw, false, false, library_bytes));
         },
         nb::arg("tokens"), nb::arg("d_model"), nb::arg("vocab_size"), nb::arg("chunks"), nb::arg("dtype"),
-        nb::arg("dtype_dw"), nb::arg("library_bytes"));
+        nb::arg("has_dx"), nb::arg("dtype_dw"), nb::arg("library_bytes"));
     m.def(
         "cross_entropy",
         [](uintptr_t logits, uintptr_t targets, uintptr_t row_loss, int64_t rows, int64_t vocab_size, int64_t ld,

@@ -3,9 +3,10 @@
 //   rows    = the rows that carry a label, in order; chunk i takes those from i * tokens / chunks on
 //   x_c     = x[rows of the chunk]                       0 behind the last labelled row
 //   logits  = x_c w^T                                    rounded to the dtype of x     [rows of a chunk, ld]
-//   dlogits = (softmax(logits) - onehot) * loss_scale    rounded, in place
+//   dlogits = (softmax(logits) - onehot) * loss_scale    rounded, in place; with dx
 //   dx[rows] = dlogits w                                 rounded once; 0 for rows without a label
-//   dw     += dlogits^T x_c                              fp32 over all chunks; the first one writes unless it is added to
+//   dw     += dlogits^T x_c                              fp32 over all chunks; the first one writes unless it is added to;
+//                                                        left out where w is frozen
 //   loss  (+)= loss_scale * sum over labelled rows of -log softmax(logits)[target]
 //
 // A run is begin, chunk 0, as many further chunks as there are labelled rows for, and end: the host knows how many
@@ -13,11 +14,11 @@
 // if one bf16 product makes it; else it is summed in fp32 in the workspace and rounded once at the end.
 //
 // Workspace: cuBLASLt's scratch | logits of a chunk, rows padded to a multiple of 64 elements | row losses fp32 [tokens] |
-// rows and labels int32 [tokens] | x_c | dx_c, with gradients | dw fp32 [vocab_size, d_model], where it is summed there.
+// rows and labels int32 [tokens] | x_c | dx_c, with dx | dw fp32 [vocab_size, d_model], where it is summed there.
 // Each part begins at a multiple of 256 bytes.
 //
-// FLOP: 6 labels d_model vocab_size with gradients, 2 without. Launches: 2 or 3 to begin, 6 a chunk (3 without
-// gradients), 1 or 2 to end. Moving rows takes 4 to 6 bytes per element of x beside 6 * vocab_size FLOP: nothing.
+// FLOP: 2 labels d_model vocab_size for each of logits, dx and dw. Launches: 2 or 3 to begin, 3 a chunk, 5 with dx and 6
+// with dw, 1 or 2 to end. Moving rows takes 4 to 6 bytes per element of x beside 6 * vocab_size FLOP: nothing.
 
 #include "elementwise.h"
 #include "gemm.h"
@@ -47,7 +48,8 @@ Layout layout_of(const LmHeadShape& s) {
     SUROGATE_REQUIRE(s.dtype == BF16 || s.dtype == FP32, op_name, std::string("dtype cannot be ") + name_of(s.dtype));
     SUROGATE_REQUIRE(s.library_bytes >= 0 && s.library_bytes % 256 == 0, op_name,
                      "library_bytes must be a multiple of 256");
-    if (s.has_grads) {
+    SUROGATE_REQUIRE(s.has_dx || !s.has_dw, op_name, "dw is computed beside dx, not alone");
+    if (s.has_dw) {
         SUROGATE_REQUIRE(s.dtype_dw == BF16 || s.dtype_dw == FP32, op_name,
                          std::string("dtype_dw cannot be ") + name_of(s.dtype_dw));
         SUROGATE_REQUIRE(!s.accumulate_dw || s.dtype_dw == FP32, op_name, "adding to dw needs fp32");
@@ -55,7 +57,7 @@ Layout layout_of(const LmHeadShape& s) {
     Layout l{};
     l.rows = s.tokens / s.chunks;
     l.ld = round_up(s.vocab_size, 64);
-    l.is_dw_staged = s.has_grads && s.dtype_dw == BF16 && (s.chunks > 1 || s.dtype == FP32);
+    l.is_dw_staged = s.has_dw && s.dtype_dw == BF16 && (s.chunks > 1 || s.dtype == FP32);
     l.logits = s.library_bytes;
     l.row_loss = l.logits + round_up(l.rows * l.ld * bytes_of(s.dtype), 256);
     const int64_t per_token = round_up(s.tokens * 4, 256);
@@ -64,12 +66,11 @@ Layout layout_of(const LmHeadShape& s) {
     l.labels = l.row_index + per_token;
     l.x = l.labels + per_token;
     l.dx = l.x + some_rows;
-    l.dw = l.dx + (s.has_grads ? some_rows : 0);
+    l.dw = l.dx + (s.has_dx ? some_rows : 0);
     l.total = l.dw + (l.is_dw_staged ? round_up(s.vocab_size * s.d_model * 4, 256) : 0);
     return l;
 }
 
-const void* at(const void* base, int64_t bytes) { return static_cast<const char*>(base) + bytes; }
 void* at(void* base, int64_t bytes) { return static_cast<char*>(base) + bytes; }
 
 void check_buffers(const LmHeadShape& s, const LmHeadBuffers& b) {
@@ -79,8 +80,10 @@ void check_buffers(const LmHeadShape& s, const LmHeadBuffers& b) {
     check_pointer(b.loss_scale, op_name, "loss_scale", 4);
     check_pointer(b.loss, op_name, "loss", 4);
     check_pointer(b.workspace, op_name, "workspace", 256);
-    if (s.has_grads) {
+    if (s.has_dx) {
         check_pointer(b.dx, op_name, "dx", 256);
+    }
+    if (s.has_dw) {
         check_pointer(b.dw, op_name, "dw", 256);
     }
 }
@@ -89,31 +92,35 @@ void check_buffers(const LmHeadShape& s, const LmHeadBuffers& b) {
 
 struct LmHead::Impl {
     LmHeadShape shape;
+    LmHeadBuffers b;
     Layout layout;
     std::unique_ptr<Gemm> logits, dx, dw_first, dw_next;  // null where not needed
 
-    Impl(const LmHeadShape& s, const LmHeadBuffers& buffers, cudaStream_t stream) : shape(s), layout(layout_of(s)) {
-        check_buffers(s, buffers);
-        void* logits_buffer = at(buffers.workspace, layout.logits);
-        void* x = at(buffers.workspace, layout.x);
+    Impl(const LmHeadShape& s, const LmHeadBuffers& buffers, cudaStream_t stream)
+        : shape(s), b(buffers), layout(layout_of(s)) {
+        check_buffers(s, b);
+        void* logits_buffer = at(b.workspace, layout.logits);
+        void* x = at(b.workspace, layout.x);
 
         GemmShape product = of(layout.rows, s.vocab_size, s.d_model, s.dtype);
         product.trans_b = true;
         product.ldd = layout.ld;
-        logits = std::make_unique<Gemm>(product, timed_on(buffers, x, buffers.w, logits_buffer), stream);
-        if (!s.has_grads) {
+        logits = std::make_unique<Gemm>(product, timed_on(x, b.w, logits_buffer), stream);
+        if (!s.has_dx) {
             return;
         }
         product = of(layout.rows, s.d_model, s.vocab_size, s.dtype);
         product.lda = layout.ld;
-        void* dx_rows = at(buffers.workspace, layout.dx);
-        dx = std::make_unique<Gemm>(product, timed_on(buffers, logits_buffer, buffers.w, dx_rows), stream);
-
+        void* dx_rows = at(b.workspace, layout.dx);
+        dx = std::make_unique<Gemm>(product, timed_on(logits_buffer, b.w, dx_rows), stream);
+        if (!s.has_dw) {
+            return;
+        }
         product = of(s.vocab_size, s.d_model, layout.rows, layout.is_dw_staged ? FP32 : s.dtype_dw);
         product.trans_a = true;
         product.lda = layout.ld;
         product.accumulate = s.accumulate_dw;
-        const GemmBuffers on = timed_on(buffers, logits_buffer, x, dw_sum(buffers));
+        const GemmBuffers on = timed_on(logits_buffer, x, dw_sum());
         dw_first = std::make_unique<Gemm>(product, on, stream);
         if (s.chunks > 1) {
             product.accumulate = true;
@@ -124,7 +131,7 @@ struct LmHead::Impl {
     int64_t row_bytes() const { return shape.d_model * bytes_of(shape.dtype); }
 
     // Where the products for dw go.
-    void* dw_sum(const LmHeadBuffers& b) const { return layout.is_dw_staged ? at(b.workspace, layout.dw) : b.dw; }
+    void* dw_sum() const { return layout.is_dw_staged ? at(b.workspace, layout.dw) : b.dw; }
 
     GemmShape of(int64_t m, int64_t n, int64_t k, int dtype_d) const {
         GemmShape product{};
@@ -138,31 +145,29 @@ struct LmHead::Impl {
         return product;
     }
 
-    GemmBuffers timed_on(const LmHeadBuffers& buffers, const void* a, const void* b, void* d) const {
-        return shape.timed ? GemmBuffers{a, b, d, nullptr, buffers.workspace} : GemmBuffers{};
+    GemmBuffers timed_on(const void* left, const void* right, void* result) const {
+        return shape.timed ? GemmBuffers{left, right, result, nullptr, b.workspace} : GemmBuffers{};
     }
 
-    void begin(const LmHeadBuffers& b, cudaStream_t stream) {
-        check_buffers(shape, b);
+    void begin(cudaStream_t stream) {
         labelled_rows(b.targets, at(b.workspace, layout.row_index), at(b.workspace, layout.labels), shape.tokens,
                       stream);
         check_cuda(cudaMemsetAsync(at(b.workspace, layout.row_loss), 0, shape.tokens * 4, stream), op_name);
-        if (shape.has_grads) {
+        if (shape.has_dx) {
             check_cuda(cudaMemsetAsync(b.dx, 0, shape.tokens * row_bytes(), stream), op_name);
         }
     }
 
-    void chunk(int64_t index, const LmHeadBuffers& b, cudaStream_t stream) {
+    void chunk(int64_t index, cudaStream_t stream) {
         SUROGATE_REQUIRE(0 <= index && index < shape.chunks, op_name, "there is no chunk " + std::to_string(index));
-        check_buffers(shape, b);
         void* logits_buffer = at(b.workspace, layout.logits);
         void* x = at(b.workspace, layout.x);
-        const void* row_index = at(b.workspace, layout.row_index + index * layout.rows * 4);
-        const void* labels = at(b.workspace, layout.labels + index * layout.rows * 4);
+        void* row_index = at(b.workspace, layout.row_index + index * layout.rows * 4);
+        void* labels = at(b.workspace, layout.labels + index * layout.rows * 4);
         void* losses = at(b.workspace, layout.row_loss + index * layout.rows * 4);
         gather_rows(b.x, row_index, x, layout.rows, row_bytes(), stream);
         logits->run(x, b.w, logits_buffer, nullptr, b.workspace, stream);
-        if (!shape.has_grads) {
+        if (!shape.has_dx) {
             cross_entropy(logits_buffer, labels, losses, layout.rows, shape.vocab_size, layout.ld, shape.dtype, stream);
             return;
         }
@@ -171,15 +176,16 @@ struct LmHead::Impl {
         void* dx_rows = at(b.workspace, layout.dx);
         dx->run(logits_buffer, b.w, dx_rows, nullptr, b.workspace, stream);
         scatter_rows(dx_rows, row_index, b.dx, layout.rows, row_bytes(), stream);
-        Gemm& dw = index == 0 ? *dw_first : *dw_next;
-        dw.run(logits_buffer, x, dw_sum(b), nullptr, b.workspace, stream);
+        if (shape.has_dw) {
+            Gemm& dw = index == 0 ? *dw_first : *dw_next;
+            dw.run(logits_buffer, x, dw_sum(), nullptr, b.workspace, stream);
+        }
     }
 
-    void end(const LmHeadBuffers& b, cudaStream_t stream) {
-        check_buffers(shape, b);
+    void end(cudaStream_t stream) {
         sum_loss(at(b.workspace, layout.row_loss), b.loss_scale, b.loss, shape.tokens, shape.accumulate_loss, stream);
         if (layout.is_dw_staged) {
-            cast(dw_sum(b), b.dw, shape.vocab_size * shape.d_model, false, FP32, BF16, stream);
+            cast(dw_sum(), b.dw, shape.vocab_size * shape.d_model, false, FP32, BF16, stream);
         }
     }
 };
@@ -189,13 +195,11 @@ LmHead::LmHead(const LmHeadShape& shape, const LmHeadBuffers& buffers, cudaStrea
 
 LmHead::~LmHead() = default;
 
-void LmHead::begin(const LmHeadBuffers& buffers, cudaStream_t stream) { impl_->begin(buffers, stream); }
+void LmHead::begin(cudaStream_t stream) { impl_->begin(stream); }
 
-void LmHead::chunk(int64_t index, const LmHeadBuffers& buffers, cudaStream_t stream) {
-    impl_->chunk(index, buffers, stream);
-}
+void LmHead::chunk(int64_t index, cudaStream_t stream) { impl_->chunk(index, stream); }
 
-void LmHead::end(const LmHeadBuffers& buffers, cudaStream_t stream) { impl_->end(buffers, stream); }
+void LmHead::end(cudaStream_t stream) { impl_->end(stream); }
 
 std::string LmHead::describe() const {
     std::string text;

@@ -28,8 +28,9 @@ void scatter_rows(const void* in, const void* rows, void* x, int64_t count, int6
 struct LmHeadShape {
     int64_t tokens, d_model, vocab_size, chunks;
     int dtype;             // of x, w, logits and dx: BF16 or FP32
-    bool has_grads;
-    int dtype_dw;          // FP32 or BF16
+    bool has_dx;
+    bool has_dw;           // not without dx
+    int dtype_dw;          // FP32 or BF16, where there is a dw
     bool accumulate_loss;  // loss +=
     bool accumulate_dw;    // dw +=, fp32 only
     int64_t library_bytes; // scratch that cuBLASLt may use, a multiple of 256
@@ -42,13 +43,13 @@ struct LmHeadBuffers {
     const void* targets;     // int32 [tokens]; negative: no label
     const void* loss_scale;  // fp32 []
     void* loss;              // fp32 []
-    void* dx;                // [tokens, d_model]; null without has_grads
-    void* dw;                // [vocab_size, d_model]; null without has_grads
+    void* dx;                // [tokens, d_model]; null without has_dx
+    void* dw;                // [vocab_size, d_model]; null without has_dw
     void* workspace;         // LmHead::workspace_bytes(shape)
 };
 
-// Made once, when the op is bound: times its products on the buffers, which afterwards hold rubbish (dx, dw,
-// workspace); all are aligned to 256 bytes. For one thread at a time.
+// Made once, when the op is bound, for these buffers: times its products on them, after which dx, dw and the workspace
+// hold rubbish. x, w, dx, dw and the workspace are aligned to 256 bytes. For one thread at a time.
 class LmHead {
 public:
     LmHead(const LmHeadShape& shape, const LmHeadBuffers& buffers, cudaStream_t stream);
@@ -57,9 +58,9 @@ public:
     LmHead& operator=(const LmHead&) = delete;
 
     // A run is begin, then chunks 0, 1, ... as far as there are labels (chunk 0 always), then end.
-    void begin(const LmHeadBuffers& buffers, cudaStream_t stream);
-    void chunk(int64_t index, const LmHeadBuffers& buffers, cudaStream_t stream);
-    void end(const LmHeadBuffers& buffers, cudaStream_t stream);
+    void begin(cudaStream_t stream);
+    void chunk(int64_t index, cudaStream_t stream);
+    void end(cudaStream_t stream);
     std::string describe() const;  // one line per product
 
     static int64_t workspace_bytes(const LmHeadShape& shape);

@@ -189,6 +189,7 @@ def test_embedding_moves_rows_and_its_backward_sums_them(dtype: torch.dtype) -> 
 
 # ---------------------------------------------------------------------------------------------- head and cross-entropy
 
+BOTH = (0, 1)
 TARGETS = torch.tensor([2, -100, 0, -100, -100, -100, 10, 10, -100, 3, 4, -100], dtype=torch.int32)
 
 
@@ -205,7 +206,7 @@ def head(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def test_cross_entropy_and_its_gradients_are_torchs_in_any_number_of_chunks(dtype: torch.dtype, chunks: int) -> None:
     x, w = head(dtype)
     scale = torch.tensor(0.25)
-    loss, dx, dw = ops.lm_head_ce_grads(x, w, TARGETS, scale, chunks=chunks)
+    loss, dx, dw = ops.lm_head_ce_grads(x, w, TARGETS, scale, chunks=chunks, wrt=BOTH)
     exact = backward(exact_loss, torch.ones(()), x, w)
     close(loss, exact_loss(x.double(), w.double()), terms=50)
     close(ops.lm_head_ce(x, w, TARGETS, scale, chunks=chunks), exact_loss(x.double(), w.double()), terms=50)
@@ -218,7 +219,7 @@ def test_cross_entropy_in_bf16_rounds_logits_and_their_gradient(chunks: int) -> 
     """Logits of size 4 are rounded to 2^-7: the loss errs by that much a row, at most; gradients relatively by as much
     and two roundings more."""
     x, w = head(torch.bfloat16)
-    loss, dx, dw = ops.lm_head_ce_grads(x, w, TARGETS, torch.tensor(0.25), chunks=chunks)
+    loss, dx, dw = ops.lm_head_ce_grads(x, w, TARGETS, torch.tensor(0.25), chunks=chunks, wrt=BOTH)
     assert (loss.dtype, dx.dtype, dw.dtype) == (torch.float32, torch.bfloat16, torch.float32)
     exact = backward(exact_loss, torch.ones(()), x, w)
     assert abs(float(loss) - float(exact_loss(x.double(), w.double()))) < 6 * 0.25 * 2**-6
@@ -232,7 +233,7 @@ def test_rows_without_a_label_count_for_exactly_nothing(chunks: int) -> None:
     poisoned = x.clone()
     poisoned[TARGETS < 0] = float("nan")
     scale = torch.tensor(0.25)
-    clean, dirty = (ops.lm_head_ce_grads(v, w, TARGETS, scale, chunks=chunks) for v in (x, poisoned))
+    clean, dirty = (ops.lm_head_ce_grads(v, w, TARGETS, scale, chunks=chunks, wrt=BOTH) for v in (x, poisoned))
     for a, b in zip(clean, dirty, strict=True):
         assert torch.equal(a, b)
     assert not clean[1][TARGETS < 0].any()
@@ -245,12 +246,21 @@ def test_without_any_label_loss_and_gradients_are_zero() -> None:
     x, w = head(torch.bfloat16)
     none = torch.full((12,), -100, dtype=torch.int32)
     assert ops.lm_head_ce(x, w, none, torch.tensor(1.0), chunks=3) == 0
-    assert not any(result.any() for result in ops.lm_head_ce_grads(x, w, none, torch.tensor(1.0), chunks=3))
+    assert not any(result.any() for result in ops.lm_head_ce_grads(x, w, none, torch.tensor(1.0), chunks=3, wrt=BOTH))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_gradient_left_out_changes_no_bit_of_the_others(dtype: torch.dtype) -> None:
+    x, w = head(dtype)
+    whole = ops.lm_head_ce_grads(x, w, TARGETS, torch.tensor(0.25), chunks=3, wrt=BOTH)
+    for i in BOTH:
+        loss, gradient = ops.lm_head_ce_grads(x, w, TARGETS, torch.tensor(0.25), chunks=3, wrt=(i,))
+        assert torch.equal(loss, whole[0]) and torch.equal(gradient, whole[1 + i])
 
 
 def test_large_logits_do_not_overflow() -> None:
     x, w = head(torch.float32)
-    results = ops.lm_head_ce_grads(1e4 * x, w, TARGETS, torch.tensor(1.0), chunks=1)
+    results = ops.lm_head_ce_grads(1e4 * x, w, TARGETS, torch.tensor(1.0), chunks=1, wrt=BOTH)
     assert all(result.isfinite().all() for result in results)
 
 
@@ -310,7 +320,7 @@ def test_no_reference_writes_to_its_inputs() -> None:
         (ops.swiglu, (x,), {}),
         (ops.swiglu_bwd, (random(12, 8), x), {}),
         (ops.lm_head_ce, (x, w, TARGETS, scale), {"chunks": 3}),
-        (ops.lm_head_ce_grads, (x, w, TARGETS, scale), {"chunks": 3}),
+        (ops.lm_head_ce_grads, (x, w, TARGETS, scale), {"chunks": 3, "wrt": BOTH}),
         (ops.embedding_bwd, (x, TARGETS.clamp(min=0)), {"vocab_size": 11}),
         (ops.add, (x, x), {}),
         (ops.global_norm, (x, w), {"max_norm": 1.0}),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .api import AdapterDef
 from .errors import ConfigError
 from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
+from .model_config import read_config
 from .prepare import Prepared
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ def load_adapter(prepared: Prepared, params: Mapping[str, Tensor]) -> None:
     if path is None or chosen is None:
         return
     adapter, options = chosen
-    wanted = {v.name: v.shape for v in prepared.assembly.trainable}
+    trained = trained_tensors(prepared, params)
+    wanted = {name: tuple(tensor.shape) for name, tensor in trained.items()}
     tensors = adapter.load(Path(path), options)
     differing = sorted(wanted.keys() ^ tensors.keys())
     if differing:
@@ -45,16 +47,31 @@ def load_adapter(prepared: Prepared, params: Mapping[str, Tensor]) -> None:
         raise ConfigError(
             f"adapter_path: {path} "
             + (f"lacks {name}" if name in wanted else f"holds {name}, which this run does not")
-            + f" ({len(differing)} such tensors). It must be of the same model and targets."
+            + f" ({len(differing)} such tensors). It must be of the same model, targets and modules."
         )
     for name, tensor in tensors.items():
         if tuple(tensor.shape) != wanted[name]:
             raise ConfigError(
                 f"adapter_path: {path}: {name} is {list(tensor.shape)}, expected {list(wanted[name])}. "
-                "It must be of the same model and targets."
+                "It must be of the same model, targets and modules."
             )
     for name, tensor in tensors.items():
-        params[name].copy_(tensor)
+        trained[name].copy_(tensor)
+
+
+def trained_tensors(prepared: Prepared, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What is trained, as an adapter stores it: weights of the model by checkpoint tensor, the rest by param. Views."""
+    from .hf import rows_of
+
+    maps = {m.param: m for m in prepared.assembly.weights}
+    tensors: dict[str, Tensor] = {}
+    for value in prepared.assembly.trainable:
+        whole = params[value.name]
+        if value.name in maps:
+            tensors |= {t.name: whole.narrow(0, row, t.shape[0]) for t, row in rows_of(maps[value.name])}
+        else:
+            tensors[value.name] = whole
+    return tensors
 
 
 def write_adapter(folder: Path, prepared: Prepared, params: Mapping[str, Tensor]) -> None:
@@ -64,8 +81,7 @@ def write_adapter(folder: Path, prepared: Prepared, params: Mapping[str, Tensor]
     chosen = adapter_of(prepared)
     assert chosen is not None
     adapter, options = chosen
-    trained = {v.name: params[v.name] for v in prepared.assembly.trainable}
-    adapter.save(trained, folder, prepared.loaded.config.model, options)
+    adapter.save(trained_tensors(prepared, params), folder, prepared.loaded.config.model, options)
     copy_tokenizer(prepared.model_dir, folder)
 
 
@@ -84,5 +100,6 @@ def merge_adapter(adapter: AdapterDef, folder: Path, output: Path, base: str | N
     for source in (base_dir, folder):
         if output.exists() and output.samefile(source):
             raise ConfigError(f"{output}: is read to merge, and would be replaced. Name another folder.")
-    save_files(output, lambda fresh: write_merged(fresh, base_dir, merge.changes), CONFIG)
+    merge.check(read_config(base_dir))
+    save_files(output, lambda fresh: write_merged(fresh, base_dir, merge.changes, merge.may_lack), CONFIG)
     return base_dir

@@ -167,8 +167,8 @@ class OpDef:
                 input that is not floating point, say). None: core differentiates the reference itself, slow but right.
     loss_with_grads
                 for an op whose first output is the loss: the kind that replaces it when a program is differentiated
-                with respect to that loss; same inputs and attrs; its outputs are the loss, then the gradient of each
-                input in `loss_grad_ins`.
+                with respect to that loss; same inputs and attrs, and the attr `wrt`: those of `loss_grad_ins` that
+                something trainable reaches. Its outputs are the loss, then the gradient of each input in `wrt`.
     rematerialise
                 (builder, op, kept) -> one Value per output, None where the original is kept. `kept` are the outputs
                 that stay in memory. None: the op is emitted once more. Lets an op with an output to keep and an
@@ -424,9 +424,12 @@ class AdapterDef:
     apply       (program, builder, precision, the model's weight maps, scalars, options) -> the rewritten program, whose
                 one output is the loss. Raises ConfigError for options that do not fit the model. Of the scalars, a
                 micro-step has tick and seed; lr and step are those of the last update.
-    trainable   (param, options) -> whether it is trained; the others are frozen
-    save        (trained params by name, empty folder, the base model's name, options): writes the ecosystem's files
-    load        (folder, options) -> tensors by the params' names. Raises ConfigError, naming file and key, where the
+    trainable   (param, its weight map or None where the adapter made it, options) -> whether it is trained; the others
+                are frozen
+    save        (trained tensors by name, empty folder, the base model's name, options): writes the ecosystem's files.
+                Weights of the model have the names of their checkpoint's tensors, the adapter's own those of their
+                params.
+    load        (folder, options) -> tensors by the same names. Raises ConfigError, naming file and key, where the
                 folder holds no such adapter or one of other options.
     merge       folder -> what it changes in which model. Raises ConfigError as `load` does.
     config_file the file of `save` without which a folder is no adapter: it is put in its place last
@@ -436,7 +439,7 @@ class AdapterDef:
     summary: str
     options: type[BaseModel]
     apply: Callable[[Program, Builder, Precision, Sequence[WeightMap], Scalars, Any], Program]
-    trainable: Callable[[Value, Any], bool]
+    trainable: Callable[[Value, WeightMap | None, Any], bool]
     save: Callable[[Mapping[str, Any], Path, str, Any], None]
     load: Callable[[Path, Any], Mapping[str, Any]]
     merge: Callable[[Path], Merge]
@@ -449,10 +452,14 @@ class Merge:
 
     base_model  name of the base model, as the adapter's files have it
     changes     name of a checkpoint tensor of the base -> function from that tensor to the merged one, of its dtype
+    may_lack    those of them that a base need not have: copies of tied weights
+    check       (the base's parsed config.json): raises ConfigError where the two cannot become one model
     """
 
     base_model: str
     changes: Mapping[str, Callable[[Any], Any]]
+    may_lack: Sequence[str] = ()
+    check: Callable[[Mapping[str, Any]], None] = lambda base: None
 
 
 # -------------------------------------------------------------------------------------------------------- optimizers

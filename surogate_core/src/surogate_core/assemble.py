@@ -178,8 +178,13 @@ def assemble(given: Ingredients) -> Assembly:
     evaluate = line("outputs", evaluate, write_to(evaluate, dict.fromkeys(evaluate.outputs, eval_state)))
     evaluate = line("lower", evaluate, given.recipe.lower(evaluate, b, given.precision, given.recipe_options))
 
-    micro, gradients = _micro(b, forward, loss, loss_state, given, scalars, line)
-    of_model = {m.param for m in weights}
+    of_model = {m.param: m for m in weights}
+
+    def trainable(param: Value) -> bool:
+        stored = of_model.get(param.name)
+        return not given.adapters or any(adapter.trainable(param, stored, o) for adapter, o in given.adapters)
+
+    micro, gradients = _micro(b, forward, loss, loss_state, trainable, given, scalars, line)
     params = [
         _with_master(b, param, grad, _master_dtype(param, given.precision.master, of_model))
         for param, grad in gradients.items()
@@ -294,13 +299,16 @@ def _adapt(
 
 
 def _micro(
-    b: Builder, forward: Program, loss: Value, total: Value, given: Ingredients, scalars: Scalars, line: _Line
+    b: Builder,
+    forward: Program,
+    loss: Value,
+    total: Value,
+    trainable: Callable[[Value], bool],
+    given: Ingredients,
+    scalars: Scalars,
+    line: _Line,
 ) -> tuple[list[Program], dict[Value, Value]]:
     """The micro-step's variants that an optimizer step runs, and {param: gradient}."""
-
-    def trainable(param: Value) -> bool:
-        return not given.adapters or any(adapter.trainable(param, options) for adapter, options in given.adapters)
-
     program, gradients = differentiate(
         Program("micro", forward.ops, forward.outputs), loss, b, trainable, given.precision.param_grad
     )

@@ -235,7 +235,17 @@ PACKAGES: dict[str, str] = {
     "adamw_beta2": "surogate-optim-adamw",
     "adamw_epsilon": "surogate-optim-adamw",
     **dict.fromkeys(
-        ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_use_rslora"), ADAPTER_PACKAGE
+        (
+            "lora_rank",
+            "lora_alpha",
+            "lora_rank_pattern",
+            "lora_alpha_pattern",
+            "lora_dropout",
+            "lora_target_modules",
+            "lora_modules_to_save",
+            "lora_use_rslora",
+        ),
+        ADAPTER_PACKAGE,
     ),
 }
 """Keys of built packages that may not be installed -> the package."""
@@ -293,6 +303,9 @@ ELSEWHERE: dict[str, str] = {
     "lora_r": "lora_rank",
     "use_rslora": "lora_use_rslora",
     "target_modules": "lora_target_modules",
+    "modules_to_save": "lora_modules_to_save",
+    "rank_pattern": "lora_rank_pattern",
+    "alpha_pattern": "lora_alpha_pattern",
 }
 """What other trainers call a key -> the key to suggest. Never accepted."""
 

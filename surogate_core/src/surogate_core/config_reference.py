@@ -174,6 +174,8 @@ def _annotation(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         return " or ".join("null" if arg is type(None) else _annotation(arg) for arg in args)
     if origin is tuple:
         return "list of entries" if args[0] is DatasetEntry else "name or list"
+    if origin is dict:
+        return f"mapping to {_annotation(args[1])}"
     names = {int: "int", float: "number", bool: "bool", str: "text"}
     return " ".join([names.get(annotation, getattr(annotation, "__name__", str(annotation))), *_bounds(metadata)])
 

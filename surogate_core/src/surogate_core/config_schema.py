@@ -216,7 +216,7 @@ class ModelKeys(Keys):
         False, description="Train LoRA adapters instead of all weights. Default: true for `sft`, false for `pt`."
     )
     adapter_path: Text | None = Field(
-        None, description="Folder of a saved adapter to go on training, of the same rank, alpha and targets."
+        None, description="Folder of a saved adapter to go on training, of the same rank, alpha, targets and modules."
     )
     merge_adapter: Flag = Field(False, description="At the end also write base + adapter, as `output_dir`/merged.")
 

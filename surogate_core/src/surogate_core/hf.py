@@ -55,7 +55,7 @@ def load_weights(
     for a missing, unexpected (unless a pattern of `ignored` matches it), wrongly shaped or quantised tensor, for a
     missing, truncated or corrupt file, and where there are only pickled weights.
     """
-    places = {tensor.name: (tensor, params[m.param], row) for m in maps for tensor, row in _rows(m)}
+    places = {tensor.name: (tensor, params[m.param], row) for m in maps for tensor, row in rows_of(m)}
     files = _locate(model_dir)
     found = {name for names in files.values() for name in names}
     _check_names(model_dir, set(places), found, ignored)
@@ -70,7 +70,7 @@ def load_weights(
                 param.narrow(0, row, tensor.shape[0]).copy_(file.get_tensor(name))
 
 
-def _rows(m: WeightMap) -> Iterator[tuple[HFTensor, int]]:
+def rows_of(m: WeightMap) -> Iterator[tuple[HFTensor, int]]:
     """The tensors of a param, each with the first row that it fills."""
     row = 0
     for tensor in m.tensors:
@@ -235,7 +235,7 @@ def save_files(out_dir: Path, write: Callable[[Path], object], last: str) -> Non
 def _export(maps: Sequence[WeightMap], params: Mapping[str, Tensor], dtype: str) -> Iterator[Stored]:
     torch_dtype, _ = _SAVED[dtype]
     for m in maps:
-        for tensor, row in _rows(m):
+        for tensor, row in rows_of(m):
             yield Stored(tensor.name, params[m.param].detach().narrow(0, row, tensor.shape[0]), torch_dtype)
 
 
@@ -300,14 +300,19 @@ def _move_in(fresh: Path, out_dir: Path, last: str) -> None:
 # --------------------------------------------------------------------------------------------------------------- merge
 
 
-def write_merged(directory: Path, base_dir: Path, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> None:
+def write_merged(
+    directory: Path,
+    base_dir: Path,
+    changes: Mapping[str, Callable[[Tensor], Tensor]],
+    may_lack: Sequence[str] = (),
+) -> None:
     """Write the checkpoint in `base_dir` with some of its tensors changed: same files, names, order and dtypes.
 
-    One file at a time is in memory. Raises ConfigError for a change of a tensor that the base does not have, or that
-    is quantised. For use inside `save_files`.
+    One file at a time is in memory. Raises ConfigError for a change of a tensor that the base does not have, but for
+    those that it `may_lack`, or that is quantised. For use inside `save_files`.
     """
     files = _locate(base_dir)
-    absent = sorted(changes.keys() - {name for names in files.values() for name in names})
+    absent = sorted(changes.keys() - {name for names in files.values() for name in names} - set(may_lack))
     if absent:
         raise ConfigError(
             f"{base_dir}: has no {_some(absent)}, which the adapter changes. Name the adapter's own base."

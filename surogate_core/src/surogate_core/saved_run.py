@@ -17,6 +17,7 @@ from .data.loader import Loader
 from .data.pack import PackedRows
 from .manifest import Manifest, list_files, write_manifest
 from .prepare import Prepared
+from .program.value import Value
 from .resume import Resumed, differences, refuse_another_run
 from .train import Progress
 from .training_state import kept_values, load_state, write_state
@@ -48,7 +49,7 @@ class SavedRun:
                 *(directory, assembly.weights, worker.params(), self.prepared.model_config, self.prepared.model_dir),
                 model_dtype,
             )
-        kept = kept_values(assembly, model_dtype)
+        kept = self._kept()
         hashes |= write_state(directory, ((v.name, worker.buffers.persistent(v)) for v in kept))
         position = {name: getattr(progress, name) for name in _POSITION}
         write_manifest(
@@ -70,18 +71,25 @@ class SavedRun:
 
     def restore(self, resumed: Resumed, worker: Worker | Team) -> Progress:
         """Fill the worker's params and states; returns where the loop stood. Before `worker.start()`."""
-        assembly, precision = self.prepared.assembly, self.prepared.ingredients.precision
         if adapter_of(self.prepared):  # whose base is where it was
             load_base(self.prepared, worker.params())
         else:
-            hf.load_weights(resumed.directory, assembly.weights, worker.params())
-        load_state(resumed.directory, kept_values(assembly, precision.model), worker.buffers.persistent)
+            hf.load_weights(resumed.directory, self.prepared.assembly.weights, worker.params())
+        load_state(resumed.directory, self._kept(), worker.buffers.persistent)
         worker.restored()
         position = resumed.manifest.position
         step = resumed.step
         progress = Progress(step=step, launched=step, saved=step, **{name: position[name] for name in _POSITION})
         progress.evaluations += [(at, loss, labels) for at, loss, labels in position["evaluations"]]
         return progress
+
+    def _kept(self) -> list[Value]:
+        """What a checkpoint holds beside the model's files; those of an adapter's base have nothing that is trained."""
+        assembly = self.prepared.assembly
+        stored = {m.param for m in assembly.weights}
+        if adapter_of(self.prepared):
+            stored -= {v.name for v in assembly.trainable}
+        return kept_values(assembly, stored, self.prepared.ingredients.precision.model)
 
 
 def facts(prepared: Prepared, loader: Loader, total_steps: int) -> dict[str, Any]:

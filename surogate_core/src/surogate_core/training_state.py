@@ -6,7 +6,7 @@ config.json.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -22,19 +22,18 @@ FOLDER = "training_state"
 MAX_SHARD_BYTES = 5_000_000_000
 
 
-def kept_values(assembly: Assembly, stored_dtype: str) -> list[Value]:
-    """The values that a checkpoint holds beside a model whose weights are stored in `stored_dtype`.
+def kept_values(assembly: Assembly, stored: Collection[str], stored_dtype: str) -> list[Value]:
+    """The values that a checkpoint holds beside a model whose files have the params `stored`, in `stored_dtype`.
 
     All states but those that every step and evaluation writes anew, and the params that the model's files do not hold
     to the bit.
     """
     readings = (assembly.loss, assembly.eval_loss, assembly.grad_norm)
-    exported = {m.param for m in assembly.weights}
     return [
         v
         for v in assembly.declared
         if (v.role == "state" and v not in readings)
-        or (v.role == "param" and (v.name not in exported or v.dtype != stored_dtype))
+        or (v.role == "param" and (v.name not in stored or v.dtype != stored_dtype))
     ]
 
 

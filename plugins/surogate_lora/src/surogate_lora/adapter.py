@@ -6,7 +6,7 @@ projections, so that an adapter is the same whatever is fused. Param names: `mod
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from zlib import crc32
@@ -15,7 +15,9 @@ from surogate_core.api import AdapterDef, Init, Op, Precision, Program, Scalars,
 from surogate_core.errors import ConfigError
 from surogate_core.program.builder import Builder
 
+from . import saved_modules
 from .files import CONFIG_FILE, load, merge, save
+from .matching import is_target, pattern_of
 from .options import ALL_LINEAR, LoraOptions
 
 _WEIGHT = ".weight"
@@ -40,9 +42,11 @@ def apply(
 ) -> Program:
     """Give every target its A [r, K], drawn as PEFT draws it, and its B [N, r], zero: the model starts as its base.
 
-    Raises ConfigError for a target that the model does not have, naming what it has.
+    Raises ConfigError for a target, pattern or module that the model does not have, naming what it has.
     """
+    saved_modules.check(forward, weights, options.lora_modules_to_save)
     chosen = _chosen(forward, weights, options.lora_target_modules)
+    _check_patterns(options, [p.module for projections in chosen.values() for p in projections])
     made: dict[str, tuple[Value, Value]] = {}
     ops: list[Op] = []
     for op in forward.ops:
@@ -65,17 +69,26 @@ def _add_branches(
     options: LoraOptions,
     made: dict[str, tuple[Value, Value]],
 ) -> None:
-    """Emit the linear op and its branches. All have the label of its output, so that they are recomputed together."""
+    """Emit the linear op and its branches. All have the label of its output, so that they are recomputed together.
+
+    Branches of one scale are added by one op.
+    """
     x, y = op.ins[0], op.outs[0]
-    base = b.apply("linear", *op.ins, label=y.label, **op.attrs)
-    branches = []
+    total = b.apply("linear", *op.ins, label=y.label, **op.attrs)
+    added: dict[float, list[tuple[int, Value]]] = {}
     for p in projections:
         if p.module not in made:
-            made[p.module] = _matrices(b, p, x.shape[1], dtype, options.lora_rank)
+            made[p.module] = _matrices(b, p, x.shape[1], dtype, options.rank_of(p.module))
         down, up = made[p.module]
         seen = _with_dropout(b, x, p.module, y.label, scalars, options.lora_dropout)
-        branches.append(b.apply("linear", b.apply("linear", seen, down, label=y.label), up, label=y.label))
-    b.emit("lora_add", base, *branches, outs=[y], columns=tuple(p.column for p in projections), scale=options.scale)
+        branch = b.apply("linear", b.apply("linear", seen, down, label=y.label), up, label=y.label)
+        added.setdefault(options.scale_of(p.module), []).append((p.column, branch))
+    *others, last = added
+    for scale in others:
+        columns, branches = zip(*added[scale], strict=True)
+        total = b.apply("lora_add", total, *branches, label=y.label, columns=columns, scale=scale)
+    columns, branches = zip(*added[last], strict=True)
+    b.emit("lora_add", total, *branches, outs=[y], columns=columns, scale=last)
 
 
 def _with_dropout(b: Builder, x: Value, module: str, label: str, scalars: Scalars, rate: float) -> Value:
@@ -100,7 +113,7 @@ def _chosen(
     found = {m.param: _projections(m) for m in weights if m.param in linear}
     modules = [p.module for projections in found.values() for p in projections]
     for target in targets:
-        if target.lower() not in ALL_LINEAR and not any(_matches(module, target) for module in modules):
+        if target.lower() not in ALL_LINEAR and not any(is_target(module, target) for module in modules):
             names = dict.fromkeys(module.rpartition(".")[2] for module in modules)
             raise ConfigError(
                 f"lora_target_modules: {target!r} is no linear projection of this model's blocks. "
@@ -109,7 +122,7 @@ def _chosen(
     if any(target.lower() in ALL_LINEAR for target in targets):
         return found
     return {
-        param: tuple(p for p in projections if any(_matches(p.module, target) for target in targets))
+        param: tuple(p for p in projections if any(is_target(p.module, target) for target in targets))
         for param, projections in found.items()
     }
 
@@ -122,13 +135,21 @@ def _projections(m: WeightMap) -> tuple[_Projection, ...]:
     return tuple(projections)
 
 
-def _matches(module: str, target: str) -> bool:
-    """As PEFT matches: the whole name, or its end from a dot on."""
-    return module == target or module.endswith(f".{target}")
+def _check_patterns(options: LoraOptions, modules: Collection[str]) -> None:
+    for key in ("lora_rank_pattern", "lora_alpha_pattern"):
+        patterns = getattr(options, key)
+        unused = patterns.keys() - {pattern_of(patterns, module) for module in modules}
+        if unused:
+            names = ", ".join(dict.fromkeys(module.rpartition(".")[2] for module in modules))
+            raise ConfigError(
+                f"{key}: {min(unused)!r} is the first pattern to fit no projection that has an adapter. Those are "
+                f"{names} of every block (layers.0.mlp.up_proj). Remove it, or set it before the pattern that hides it."
+            )
 
 
-def trainable(param: Value, options: LoraOptions) -> bool:
-    return param.name.endswith((".lora_A", ".lora_B"))
+def trainable(param: Value, stored: WeightMap | None, options: LoraOptions) -> bool:
+    """The adapter's own matrices, and the modules that are trained in full."""
+    return stored is None or saved_modules.is_trained(stored, options.lora_modules_to_save)
 
 
 LORA = AdapterDef(

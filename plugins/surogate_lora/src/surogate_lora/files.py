@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from surogate_core.api import Merge
 from surogate_core.errors import ConfigError
 
-from .options import ALL_LINEAR, LoraOptions, scale
+from .matching import is_saved
+from .options import ALL_LINEAR, LoraOptions
+from .saved_modules import EMBEDDING, HEAD, module_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,14 +26,21 @@ TENSORS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # PEFT's: the wrapper, and the model in it
 _SUFFIX = ".weight"
 _KINDS = (".lora_A", ".lora_B")
+_HEAD = f"{HEAD}{_SUFFIX}"
+
+_KEYS = {
+    "r": "lora_rank",
+    "lora_alpha": "lora_alpha",
+    "use_rslora": "lora_use_rslora",
+    "rank_pattern": "lora_rank_pattern",
+    "alpha_pattern": "lora_alpha_pattern",
+}
+"""Keys of PEFT that decide what matrices compute -> ours."""
 
 _MUST_BE: Mapping[str, tuple[Any, ...]] = {
     "bias": ("none", None),
     "fan_in_fan_out": (False, None),
     "use_dora": (False, None),
-    "modules_to_save": (None, []),
-    "rank_pattern": ({}, None),
-    "alpha_pattern": ({}, None),
 }
 """Keys of PEFT that change what an adapter computes -> the values that are built."""
 
@@ -36,21 +48,32 @@ _MUST_BE: Mapping[str, tuple[Any, ...]] = {
 # --------------------------------------------------------------------------------------------------------------- write
 
 
-def save(params: Mapping[str, Tensor], folder: Path, base_model: str, options: LoraOptions) -> None:
-    """Write an adapter that PEFT and vLLM load."""
+def save(trained: Mapping[str, Tensor], folder: Path, base_model: str, options: LoraOptions) -> None:
+    """Write an adapter that PEFT loads, and vLLM unless whole modules are in it.
+
+    A weight that is tied is written under both names, as PEFT does where it is told to keep it tied.
+    """
     from safetensors.torch import save_file
 
-    tensors = {f"{_PREFIX}{name}{_SUFFIX}": t.detach().cpu().contiguous() for name, t in params.items()}
-    save_file(tensors, folder / TENSORS_FILE, metadata={"format": "pt"})
-    config = _config(params, base_model, options)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in trained.items()}
+    tied = _names_head(options) and _HEAD not in tensors
+    if tied:
+        (embedding,) = (name for name in tensors if module_of(name).endswith(EMBEDDING))
+        tensors[_HEAD] = tensors[embedding].clone()
+    config = _config(tensors, tied, base_model, options)
+    stored = {f"{_PREFIX}{name}{_SUFFIX if name.endswith(_KINDS) else ''}": t for name, t in tensors.items()}
+    save_file(stored, folder / TENSORS_FILE, metadata={"format": "pt"})
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _config(params: Mapping[str, Tensor], base_model: str, options: LoraOptions) -> dict[str, Any]:
+def _names_head(options: LoraOptions) -> bool:
+    return any(is_saved(HEAD, name) for name in options.lora_modules_to_save)
+
+
+def _config(tensors: Mapping[str, Tensor], tied: bool, base_model: str, options: LoraOptions) -> dict[str, Any]:
     targets: list[str] = list(options.lora_target_modules)
     if any(target.lower() in ALL_LINEAR for target in targets):
-        targets = list(dict.fromkeys(name.rsplit(".", 2)[-2] for name in params))
-    alpha = options.lora_alpha
+        targets = list(dict.fromkeys(name.rsplit(".", 2)[-2] for name in tensors if name.endswith(_KINDS)))
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -58,55 +81,89 @@ def _config(params: Mapping[str, Tensor], base_model: str, options: LoraOptions)
         "revision": None,
         "inference_mode": True,
         "r": options.lora_rank,
-        "lora_alpha": int(alpha) if alpha.is_integer() else alpha,
+        "lora_alpha": _plain(options.lora_alpha),
         "lora_dropout": options.lora_dropout,
         "use_rslora": options.lora_use_rslora,
         "target_modules": sorted(targets),
         "bias": "none",
         "fan_in_fan_out": False,
         "init_lora_weights": True,
-        "modules_to_save": None,
+        "modules_to_save": list(options.lora_modules_to_save) or None,
+        **({"ensure_weight_tying": True} if tied else {}),
         "use_dora": False,
-        "rank_pattern": {},
-        "alpha_pattern": {},
+        "rank_pattern": options.lora_rank_pattern,
+        "alpha_pattern": _plain(options.lora_alpha_pattern),
         "layers_to_transform": None,
         "layers_pattern": None,
         "auto_mapping": None,
     }
 
 
+def _plain(value: Any) -> Any:
+    """Whole numbers as PEFT's users write them."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 # ---------------------------------------------------------------------------------------------------------------- read
 
 
+@dataclass(frozen=True)
+class _Config:
+    """What an `adapter_config.json` says, all of it right. options: its keys, as ours."""
+
+    options: LoraOptions
+    base_model: str
+    is_tied: bool
+
+
 def load(folder: Path, options: LoraOptions) -> dict[str, Tensor]:
-    """The matrices of a saved adapter, by param name, to go on training them under the same options."""
-    path = folder / CONFIG_FILE
+    """The tensors of a saved adapter, by name, to go on training them under the same options."""
     config = _read_config(folder)
-    given = {
-        "r": ("lora_rank", options.lora_rank),
-        "lora_alpha": ("lora_alpha", options.lora_alpha),
-        "use_rslora": ("lora_use_rslora", options.lora_use_rslora),
-    }
-    for theirs, (ours, value) in given.items():
-        if config[theirs] != value:
-            raise ConfigError(f"{path}: {theirs} is {config[theirs]}, but {ours} is {value}. Set {ours} to the first.")
-    return _read_tensors(folder)
+    for theirs, ours in _KEYS.items():
+        saved, given = _plain(getattr(config.options, ours)), _plain(getattr(options, ours))
+        if saved != given:
+            raise ConfigError(
+                f"{folder / CONFIG_FILE}: {theirs} is {saved}, but {ours} is {given}. Set {ours} to the first."
+            )
+    tensors = _read_tensors(folder, config)
+    if _names_head(options) and _HEAD not in tensors:
+        raise ConfigError(
+            f"{folder / TENSORS_FILE}: lacks {_HEAD}, which lora_modules_to_save names. Set that key to the adapter's "
+            "modules_to_save."
+        )
+    if config.is_tied:
+        tensors.pop(_HEAD, None)
+    return tensors
 
 
 def merge(folder: Path) -> Merge:
-    """For each projection of a saved adapter: W + scale * B A, summed in fp32, in the dtype of W."""
+    """For each projection of a saved adapter: W + scale * B A, summed in fp32, in the dtype of W; whole modules as
+    they are, in that dtype."""
     config = _read_config(folder)
-    tensors = _read_tensors(folder)
-    factor = scale(config["lora_alpha"], config["r"], config["use_rslora"])
-    modules = {name.rpartition(".")[0] for name in tensors}
+    tensors = _read_tensors(folder, config)
+    path = folder / TENSORS_FILE
     changes: dict[str, Callable[[Tensor], Tensor]] = {}
-    for module in sorted(modules):
+    for module in sorted({module_of(name) for name in tensors if name.endswith(_KINDS)}):
         pair = [tensors.get(module + kind) for kind in _KINDS]
         down, up = pair
-        if down is None or up is None or down.shape[0] != up.shape[1]:
-            raise ConfigError(f"{folder / TENSORS_FILE}: {module} has no lora_A [r, in] with a lora_B [out, r].")
-        changes[f"{module}{_SUFFIX}"] = _change(f"{folder / TENSORS_FILE}: {module}", down, up, factor)
-    return Merge(config["base_model_name_or_path"], changes)
+        rank = config.options.rank_of(module)
+        if down is None or up is None or not down.shape[0] == up.shape[1] == rank:
+            raise ConfigError(f"{path}: {module} has no lora_A [r, in] with a lora_B [out, r] of rank {rank}.")
+        changes[f"{module}{_SUFFIX}"] = _change(f"{path}: {module}", down, up, config.options.scale_of(module))
+    whole = {name: tensor for name, tensor in tensors.items() if not name.endswith(_KINDS)}
+    changes |= {name: _replacement(f"{path}: {name}", tensor) for name, tensor in whole.items()}
+    apart = [name for name in whole if module_of(name).endswith((EMBEDDING, HEAD)) and not config.is_tied]
+
+    def check(base: Mapping[str, Any]) -> None:
+        if apart and base.get("tie_word_embeddings"):
+            raise ConfigError(
+                f"{path}: {apart[0]} was trained apart from its other end, and the base ties the two: one model cannot "
+                "hold both. Use the adapter unmerged, or train it with both in lora_modules_to_save."
+            )
+
+    return Merge(config.base_model, changes, may_lack=(_HEAD,) if config.is_tied else (), check=check)
 
 
 def _change(place: str, down: Tensor, up: Tensor, factor: float) -> Callable[[Tensor], Tensor]:
@@ -119,8 +176,18 @@ def _change(place: str, down: Tensor, up: Tensor, factor: float) -> Callable[[Te
     return merged
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    """The parsed config with the keys that decide what an adapter computes, all of them right."""
+def _replacement(place: str, trained: Tensor) -> Callable[[Tensor], Tensor]:
+    def replaced(weight: Tensor) -> Tensor:
+        if weight.shape != trained.shape:
+            raise ConfigError(
+                f"{place} is {list(trained.shape)}; the base's is {list(weight.shape)}. Name its own base."
+            )
+        return trained.to(weight.dtype)
+
+    return replaced
+
+
+def _read_config(folder: Path) -> _Config:
     path = folder / CONFIG_FILE
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -142,16 +209,21 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: r must be a whole number of at least 1 (got {rank!r}).")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float):
         raise ConfigError(f"{path}: lora_alpha must be a number (got {alpha!r}).")
-    base = config.get("base_model_name_or_path")
-    return {
-        "r": rank,
-        "lora_alpha": alpha,
-        "use_rslora": bool(config.get("use_rslora")),
-        "base_model_name_or_path": base if isinstance(base, str) else "",
+    given = {ours: config.get(theirs) for theirs, ours in _KEYS.items()} | {
+        "lora_modules_to_save": config.get("modules_to_save")
     }
+    try:
+        options = LoraOptions(**{key: value for key, value in given.items() if value is not None})
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        theirs = next((theirs for theirs, ours in _KEYS.items() if ours == wrong["loc"][0]), "modules_to_save")
+        raise ConfigError(f"{path}: {theirs} is {config[theirs]!r}: {wrong['msg']}.") from None
+    base = config.get("base_model_name_or_path")
+    return _Config(options, base if isinstance(base, str) else "", bool(config.get("ensure_weight_tying")))
 
 
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
+def _read_tensors(folder: Path, config: _Config) -> dict[str, Tensor]:
+    """By name: matrices as `module.lora_A`, whole weights as in a checkpoint."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -164,8 +236,18 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
         raise ConfigError(f"{path}: is truncated or corrupt ({error}). Save the adapter again.") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}.") from None
-    tensors = {name.removeprefix(_PREFIX).removesuffix(_SUFFIX): tensor for name, tensor in stored.items()}
-    unknown = [name for name, tensor in tensors.items() if not name.endswith(_KINDS) or tensor.dim() != 2]
-    if unknown:
-        raise ConfigError(f"{path}: {unknown[0]} is not a matrix of a LoRA adapter of linear projections.")
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in stored.items():
+        name = name.removeprefix(_PREFIX)
+        module = name.removesuffix(_SUFFIX)
+        if module.endswith(_KINDS) and tensor.dim() == 2:
+            tensors[module] = tensor
+        elif any(is_saved(module_of(name), saved) for saved in config.options.lora_modules_to_save) or (
+            config.is_tied and name == _HEAD
+        ):
+            tensors[name] = tensor
+        else:
+            raise ConfigError(
+                f"{path}: {name} is neither a matrix of a LoRA adapter of linear projections nor of modules_to_save."
+            )
     return tensors

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from math import sqrt
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+from .matching import of_pattern
 
 ALL_LINEAR = ("all-linear", "all")
 """What `lora_target_modules` may hold for every linear projection of the blocks."""
@@ -15,19 +18,36 @@ def _names(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+_Rank = Annotated[int, Field(ge=1, le=65536)]
+_Alpha = Annotated[float, Field(gt=0, le=1e6)]
+
+
 class LoraOptions(BaseModel):
     """The keys of LoRA, those of the YAML file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    lora_rank: int = Field(16, ge=1, le=65536, description="Rank r of the update.")
-    lora_alpha: float = Field(32.0, gt=0, le=1e6, description="The update is scaled by alpha / r.")
+    lora_rank: _Rank = Field(16, description="Rank r of the update.")
+    lora_alpha: _Alpha = Field(32.0, description="The update is scaled by alpha / r.")
+    lora_rank_pattern: dict[str, _Rank] = Field(
+        {},
+        description="Other ranks for some projections, as {pattern: rank}: a regular expression for a projection's "
+        "name, or the end of it from a dot on. The first that fits counts.",
+    )
+    lora_alpha_pattern: dict[str, _Alpha] = Field(
+        {}, description="Other alphas for some projections, as in `lora_rank_pattern`."
+    )
     lora_use_rslora: bool = Field(False, description="Scale by alpha / sqrt(r) instead (Kalajdzievski 2023).")
     lora_dropout: float = Field(0.0, ge=0, lt=1, description="Share of its input that each adapter does not see.")
     lora_target_modules: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
         ("all-linear",),
         description="Projections that get an adapter, by the end of their name (q_proj, layers.0.mlp.up_proj); "
         "all-linear: every one in the blocks.",
+    )
+    lora_modules_to_save: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
+        (),
+        description="Modules that are trained in full beside the adapter and stored in it, by the end of their name: "
+        "embed_tokens, lm_head, norms. vLLM loads no such adapter.",
     )
 
     @field_validator("lora_target_modules")
@@ -38,10 +58,32 @@ class LoraOptions(BaseModel):
             raise ValueError("must name projections, or all-linear")
         return names
 
-    @property
-    def scale(self) -> float:
-        """What B A x is multiplied by."""
-        return scale(self.lora_alpha, self.lora_rank, self.lora_use_rslora)
+    @field_validator("lora_modules_to_save")
+    @classmethod
+    def _named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        names = tuple(dict.fromkeys(name.strip() for name in value))
+        if not all(names):
+            raise ValueError("must name modules: embed_tokens, lm_head, norm ...")
+        return names
+
+    @field_validator("lora_rank_pattern", "lora_alpha_pattern")
+    @classmethod
+    def _compiling(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for pattern in value:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        return value
+
+    def rank_of(self, module: str) -> int:
+        """The rank r of a projection's update."""
+        return of_pattern(self.lora_rank_pattern, module, self.lora_rank)
+
+    def scale_of(self, module: str) -> float:
+        """What B A x of a projection is multiplied by."""
+        alpha = of_pattern(self.lora_alpha_pattern, module, self.lora_alpha)
+        return scale(alpha, self.rank_of(module), self.lora_use_rslora)
 
 
 def scale(alpha: float, rank: int, rslora: bool) -> float:

@@ -30,7 +30,7 @@ def differentiate(
     if loss not in wanted:
         raise ProgramError(f"{program.name}: the loss {loss!r} depends on no trainable param")
 
-    forward, grads = _seed(program, loss, builder)
+    forward, grads = _seed(program, loss, wanted, builder)
     contributions: dict[Value, list[Value]] = {}
 
     def add(value: Value, gradient: Value) -> None:
@@ -50,7 +50,7 @@ def differentiate(
         with builder.record("backward", op.block) as emitted:
             results: list[tuple[Value, Value | None]] = [*seeds]
             if not seeds:
-                results += zip(op.ins, _vjp(builder, op, rule_outs), strict=True)
+                results += zip(op.ins, _vjp(builder, op, rule_outs, wanted), strict=True)
             for value, gradient in results:
                 if gradient is not None and value in wanted:
                     add(value, gradient)
@@ -76,35 +76,34 @@ def _depends_on(program: Program, params: list[Value]) -> set[Value]:
     return reached
 
 
-def _seed(program: Program, loss: Value, builder: Builder) -> tuple[list[Op], dict[Value, Value]]:
-    """The forward ops, with the loss op replaced by the kind that also yields gradients, or d(loss) = 1."""
+def _seed(program: Program, loss: Value, wanted: set[Value], builder: Builder) -> tuple[list[Op], dict[Value, Value]]:
+    """The forward ops, with the loss op replaced by the kind that yields the wanted gradients too, or d(loss) = 1."""
     forward = list(program.ops)
     index = next((i for i, op in enumerate(forward) if loss in op.outs), None)
     if index is None:
         raise ProgramError(f"{program.name}: no op writes the loss {loss!r}")
     op = forward[index]
-    fused = builder.ops[op.kind].loss_with_grads
-    if fused is None:
+    definition = builder.ops[op.kind]
+    if definition.loss_with_grads is None:
         with builder.record("forward") as ops:
             one = builder.apply("fill", label="d_loss", shape=loss.shape, dtype=loss.dtype, value=1.0)
         return [*forward, *ops], {loss: one}
+    attrs = {**op.attrs, "wrt": tuple(i for i in definition.loss_grad_ins if op.ins[i] in wanted)}
     with builder.record("forward", op.block):
-        outs = builder.emit(fused, *op.ins, **op.attrs)
-    forward[index] = replace(op, kind=fused, outs=(loss, *outs[1:]))
+        outs = builder.emit(definition.loss_with_grads, *op.ins, **attrs)
+    forward[index] = replace(op, kind=definition.loss_with_grads, outs=(loss, *outs[1:]), attrs=attrs)
     return forward, {}
 
 
 def _loss_grads(op: Op, loss: Value, builder: Builder) -> list[tuple[int, Value]]:
     """(input index, gradient) pairs that a fused loss op has written; empty for every other op."""
-    if loss not in op.outs:
+    if loss not in op.outs or op.kind not in {definition.loss_with_grads for definition in builder.ops.values()}:
         return []
-    for definition in builder.ops.values():
-        if definition.loss_with_grads == op.kind:
-            return list(zip(definition.loss_grad_ins, op.outs[1:], strict=True))
-    return []
+    return list(zip(op.attrs["wrt"], op.outs[1:], strict=True))
 
 
-def _vjp(builder: Builder, op: Op, grads: tuple[Value | None, ...]) -> tuple[Value | None, ...]:
+def _vjp(builder: Builder, op: Op, grads: tuple[Value | None, ...], wanted: set[Value]) -> tuple[Value | None, ...]:
+    """Gradients of the op's inputs by its rule, of the wanted ones by autograd through its reference."""
     rule = builder.ops[op.kind].vjp
     if rule is not None:
         try:
@@ -117,7 +116,7 @@ def _vjp(builder: Builder, op: Op, grads: tuple[Value | None, ...]) -> tuple[Val
             )
         return results
     given = [i for i, g in enumerate(grads) if g is not None]
-    floats = [i for i, v in enumerate(op.ins) if v.dtype in FLOAT_DTYPES]
+    wrt = tuple(i for i, v in enumerate(op.ins) if v in wanted and v.dtype in FLOAT_DTYPES)
     outs = builder.emit(
         "reference_vjp",
         *op.ins,
@@ -127,9 +126,9 @@ def _vjp(builder: Builder, op: Op, grads: tuple[Value | None, ...]) -> tuple[Val
         of_attrs=dict(op.attrs),
         n_ins=len(op.ins),
         given=tuple(given),
-        wrt=tuple(floats),
+        wrt=wrt,
     )
-    by_input = dict(zip(floats, outs, strict=True))
+    by_input = dict(zip(wrt, outs, strict=True))
     return tuple(by_input.get(i) for i in range(len(op.ins)))
 
 

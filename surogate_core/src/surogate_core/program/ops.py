@@ -245,12 +245,14 @@ def _lm_head_ce(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 
 def _lm_head_ce_grads(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     x, w = ins[0], ins[1]
-    loss = _lm_head_ce(ins, attrs)
-    return [*loss, OutSpec("d_norm", x.shape, x.dtype), OutSpec("d_weight", w.shape, accumulator(x.dtype))]
+    grads = (OutSpec("d_norm", x.shape, x.dtype), OutSpec("d_weight", w.shape, accumulator(x.dtype)))
+    _need(attrs["wrt"] in ((0,), (1,), (0, 1)), f"wrt must name x (0), w (1) or both in this order, not {attrs['wrt']}")
+    return [*_lm_head_ce(ins, attrs), *(grads[i] for i in attrs["wrt"])]
 
 
 def _lm_head_flops(op: Op) -> int:
-    return (2 if op.kind == "lm_head_ce" else 6) * op.ins[0].size * op.ins[1].shape[0]
+    """A product for the logits, and one for each gradient."""
+    return 2 * len(op.outs) * op.ins[0].size * op.ins[1].shape[0]
 
 
 def _lm_head_workspace(op: Op) -> int:

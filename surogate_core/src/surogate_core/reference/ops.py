@@ -203,12 +203,15 @@ def lm_head_ce(x: Tensor, w: Tensor, targets: Tensor, loss_scale: Tensor, *, chu
 
 
 def lm_head_ce_grads(
-    x: Tensor, w: Tensor, targets: Tensor, loss_scale: Tensor, *, chunks: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss, dx [T, C] and dw [V, C]: dlogits = (softmax - onehot) * loss_scale, rounded to the dtype of x."""
+    x: Tensor, w: Tensor, targets: Tensor, loss_scale: Tensor, *, chunks: int, wrt: Sequence[int]
+) -> tuple[Tensor, ...]:
+    """The loss and, of x and w, the gradients of those in `wrt`: dx [T, C] by 0, dw [V, C] by 1.
+
+    dlogits = (softmax - onehot) * loss_scale, rounded to the dtype of x.
+    """
     loss = torch.zeros((), dtype=accumulator(x.dtype))
-    dx = torch.zeros_like(x)
-    dw = torch.zeros(w.shape, dtype=accumulator(x.dtype))
+    dx = torch.zeros_like(x) if 0 in wrt else None
+    dw = torch.zeros(w.shape, dtype=accumulator(x.dtype)) if 1 in wrt else None
     for rows in _chunks(targets, chunks):
         labels = targets[rows].long()
         log_probs = up(linear(x[rows], w)).log_softmax(-1)
@@ -216,9 +219,11 @@ def lm_head_ce_grads(
         dlogits = log_probs.exp_()
         dlogits[torch.arange(len(rows)), labels] -= 1
         dlogits = up((dlogits * loss_scale).to(x.dtype))
-        dx[rows] = (dlogits @ up(w)).to(x.dtype)
-        dw.addmm_(dlogits.T, up(x[rows]))
-    return loss * loss_scale, dx, dw
+        if dx is not None:
+            dx[rows] = (dlogits @ up(w)).to(x.dtype)
+        if dw is not None:
+            dw.addmm_(dlogits.T, up(x[rows]))
+    return loss * loss_scale, *(gradient for gradient in (dx, dw) if gradient is not None)
 
 
 # ------------------------------------------------------------------------------------------------------------- others
