@@ -34,6 +34,7 @@ from surogate_core.api import (
     Precision,
     PrecisionRequest,
     Program,
+    Scalars,
     Value,
     WeightMap,
 )
@@ -77,7 +78,12 @@ def persistent_bits(model: PlannedModel, *roles: str) -> dict[str, Tensor]:
 
 
 def low_rank(
-    forward: Program, b: Builder, precision: Precision, weights: Sequence[WeightMap], options: NoOptions
+    forward: Program,
+    b: Builder,
+    precision: Precision,
+    weights: Sequence[WeightMap],
+    scalars: Scalars,
+    options: NoOptions,
 ) -> Program:
     """y = W x + B (A x) for every linear op."""
     ops: list[Op] = []
@@ -149,7 +155,7 @@ def test_passes_run_in_the_documented_order() -> None:
     ran = [p for p in assembly.passes if p.program not in ("evaluate", "load")]
     names = ["adapters" if p.name.startswith("adapter ") else p.name for p in ran]
     assert list(dict.fromkeys(names)) == documented_passes()
-    assert [p.name for p in assembly.passes if p.program == "evaluate"] == ["outputs", "lower"]
+    assert [p.name for p in assembly.passes if p.program == "evaluate"] == ["evaluation", "outputs", "lower"]
     assert {"micro_first", "micro_next"} == {p.program for p in assembly.passes if p.name == "accumulate"}
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from end_to_end.product import Workplace, assert_refused, losses, make_workplace
 from safetensors.torch import load_file
+from teams import pretend
 from torch import Tensor
 
 from surogate_core import run
@@ -68,11 +69,14 @@ def test_an_adapter_run_leaves_these_files_and_says_so(trained: tuple[Workplace,
     assert losses(out)[-1] < losses(out)[0]
 
 
-def test_a_run_that_stopped_goes_on_with_the_same_bits(based: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_a_run_that_stopped_goes_on_with_the_same_bits(
+    dropout: float, based: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def sft(name: str, *overrides: str) -> Path:
-        config = based.write(output_dir=str(based.root / name))
+        config = based.write(output_dir=str(tmp_path / name), lora_dropout=dropout)
         run.train(run.load(config, overrides, "sft"), notice=lambda line: None)
-        return based.root / name / "step_00000004"
+        return tmp_path / name / "step_00000004"
 
     straight = sft("straight")
     with monkeypatch.context() as patch:
@@ -87,6 +91,23 @@ def test_a_run_that_stopped_goes_on_with_the_same_bits(based: Workplace, monkeyp
     for file in files:
         left, right = load_file(straight / file), load_file(stopped / file)
         assert left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_two_devices_drop_what_one_does_in_as_many_micro_steps(
+    based: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each drops other elements. fp32: the gradients' sums differ in their order only."""
+
+    def sft(name: str, **changes: Any) -> list[float]:
+        settings = {"lora_dropout": 0.25, "per_device_train_batch_size": 2, **changes}
+        config = based.write(output_dir=str(tmp_path / name), **settings)
+        run.train(run.load(config, (), "sft"), notice=lambda line: None)
+        return losses(tmp_path / name)
+
+    alone = sft("alone", gradient_accumulation_steps=2)
+    assert sft("without", gradient_accumulation_steps=2, lora_dropout=0.0) != pytest.approx(alone, rel=1e-4)
+    pretend(2, monkeypatch.setattr)
+    assert sft("together", gradient_accumulation_steps=1) == pytest.approx(alone, rel=1e-5)
 
 
 def test_peft_and_the_merged_model_give_the_same_logits(trained: tuple[Workplace, CompletedProcess[str]]) -> None:

@@ -61,7 +61,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 class Setup:
-    """One assembly, as many workers as a test wants."""
+    """One assembly, as many workers as a test wants. `adapter`: options of a LoRA adapter, None to train everything."""
 
     def __init__(
         self,
@@ -74,6 +74,7 @@ class Setup:
         lmhead_chunks: int | None = None,
         unlabelled: float = 0.1,
         deterministic: Deterministic = "auto",
+        adapter: Mapping[str, Any] | None = None,
         **dtypes: str,
     ) -> None:
         self.registry = load_registry()
@@ -83,6 +84,7 @@ class Setup:
         self.unlabelled = unlabelled
         recipe, optimizer = self.registry.get("recipe", "bf16"), self.registry.get("optimizer", "adamw")
         model = self.registry.model_for(self.config)
+        lora = self.registry.get("adapter", "lora")
         self.precision: Precision = recipe.precision(PrecisionRequest(**dtypes), recipe.options())
         self.given = Ingredients(
             ops=self.registry.ops,
@@ -100,6 +102,7 @@ class Setup:
             weight_decay=0.1,
             max_grad_norm=1.0,
             recompute=recompute,
+            adapters=() if adapter is None else [(lora, lora.options(**adapter))],
             device=self.target.device,
             workspace=self._workspace,
         )

@@ -29,9 +29,10 @@ declare -A tests=(
     [reductions]="$kernels/test_reductions.py"
     [rope]="surogate_models/tests/gpu/test_rope.py"
     [adamw]="plugins/surogate_optim_adamw/tests/gpu/test_adamw_kernel.py"
+    [lora]="plugins/surogate_lora/tests/gpu"
 )
 parts=("$@")
-[ $# -gt 0 ] || parts=(control rope adamw reductions elementwise loss norms attention)
+[ $# -gt 0 ] || parts=(control rope adamw lora reductions elementwise loss norms attention)
 # Beside racecheck 2025.3.1 kernels of cuBLASLt end in an illegal address ("failed to handle a hardware exception"),
 # though natively and under memcheck they do not. Of our kernels, products launch none that other parts lack.
 [ $# -gt 0 ] || [ "$tool" = racecheck ] || parts+=(head gemm)

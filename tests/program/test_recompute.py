@@ -75,6 +75,22 @@ def test_nothing_to_drop_leaves_the_program_as_it_is() -> None:
     assert [(op.kind, op.ins, op.outs) for op in again.ops] == [(op.kind, op.ins, op.outs) for op in given.trained.ops]
 
 
+def test_what_is_always_recomputed_needs_no_label() -> None:
+    """Its output is used up in the forward pass; its inputs wait, and it runs again before the backward reads."""
+    b = Builder({**VOCABULARY, "swiglu": replace(VOCABULARY["swiglu"], always_recomputed=True)}, "fp32")
+    with b.record("forward"), b.block(0):
+        x = b.apply("linear", b.param("x", (T, 4), INIT), b.param("w", (8, 4), INIT))
+        y = b.apply("linear", b.apply("swiglu", x), b.param("v", (4, 4), INIT))
+        loss = b.apply("toy_dot", y, b.input("direction", (T, 4), "fp32"))
+        forward = b.program("m", (loss,))
+    program, _ = differentiate(forward, loss, b, everything, "fp32")
+    again = recompute(program, frozenset(), b)
+    verify(again, b.ops)
+    assert [op.kind for op in again.ops if op.phase == "recompute"] == ["swiglu"]
+    (original,) = next(op.outs for op in again.ops if op.kind == "swiglu")
+    assert {op.phase for op in again.ops if original in op.ins} == {"forward"}
+
+
 # ------------------------------------------------------------------------------------------- a block of a transformer
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +23,17 @@ from models.harness import (
 from pydantic import ValidationError
 from torch import Tensor
 
-from surogate_core.api import PrecisionRequest
+from surogate_core.api import PrecisionRequest, Target
 from surogate_core.errors import ConfigError
+from surogate_core.memory.devices import device
 from surogate_core.program.builder import Builder
 from surogate_core.program.value import Value
 from surogate_core.reference.ops import up
 from surogate_core.runtime.initialise import initialise
+from surogate_core.testing.binding import choose
 from surogate_lora.adapter import LORA
 from surogate_lora.files import load, merge, save
+from surogate_lora.kernels import KERNELS
 from surogate_lora.options import LoraOptions
 from surogate_lora.reference import lora_add, lora_slice
 
@@ -176,7 +181,8 @@ def test_unknown_targets_are_refused_with_the_names_that_exist() -> None:
         {"lora_rank": 0},
         {"lora_alpha": 0},
         {"lora_alpha": float("nan")},
-        {"lora_dropout": 0.1},
+        {"lora_dropout": 1.0},
+        {"lora_dropout": -0.1},
         {"lora_target_modules": []},
         {"lora_target_modules": [" "]},
         {"lora_target_modules": 3},
@@ -213,6 +219,30 @@ def test_branches_that_overlap_or_stick_out_are_refused(columns: tuple[int, ...]
     branches: list[Value] = [b.activation("branch", (4, 3), "fp32") for _ in columns]
     with pytest.raises(Exception, match="lora_add"), b.record("forward"):
         b.apply("lora_add", b.activation("base", (4, 10), "fp32"), *branches, columns=columns, scale=1.0)
+
+
+@pytest.mark.parametrize(("dtype", "other"), list(product(("fp32", "bf16"), repeat=2)))
+def test_every_pair_of_dtypes_has_a_kernel_on_a_gpu(dtype: str, other: str) -> None:
+    b = Builder(OPS, dtype)
+    with b.record("forward") as ops:
+        base, branch = b.activation("base", (4, 10), dtype), b.activation("branch", (4, 3), other)
+        b.apply("lora_add", base, branch, branch, columns=(0, 3), scale=0.5)
+        b.apply("lora_slice", base, column=0, width=3, scale=0.5, dtype=other)
+    for op in ops:
+        assert choose(KERNELS, op, Target(device("a100"))).op == op.kind
+        with pytest.raises(AssertionError, match="SM80"):
+            choose(KERNELS, op, Target(replace(device("a100"), sm=75)))
+        with pytest.raises(AssertionError, match="does not add"):
+            choose(KERNELS, replace(op, accumulate=frozenset({0})), Target(device("a100")))
+
+
+def test_doubles_are_left_to_the_references() -> None:
+    b = Builder(OPS, "fp64")
+    with b.record("forward") as ops:
+        base, branch = b.activation("base", (4, 10), "fp32"), b.activation("branch", (4, 3), "fp64")
+        b.apply("lora_add", base, branch, columns=(0,), scale=0.5)
+    with pytest.raises(AssertionError, match="branches are fp32 or bf16"):
+        choose(KERNELS, ops[0], Target(device("a100")))
 
 
 # --------------------------------------------------------------------------------------------------------------- files

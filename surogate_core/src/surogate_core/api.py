@@ -177,6 +177,11 @@ class OpDef:
     traffic     bytes read and written; None: all inputs and outputs once, outputs that accumulate twice
     link        bytes that a device sends to others
     workspace   bytes of scratch that every implementation needs while the op runs
+    training_only
+                the op is for training alone: an evaluation leaves it out, and its one output is its first input
+    always_recomputed
+                its outputs do not wait for the backward pass but are computed again there, as if the user had asked
+                for it: for what costs less time than memory
     effects     names of state that a run changes besides its outputs ("amax_history"): such an op may not be
                 recomputed nor removed
     """
@@ -192,6 +197,8 @@ class OpDef:
     traffic: Callable[[Op], int] | None = None
     link: Callable[[Op], int] = _none
     workspace: Callable[[Op], int] = _none
+    training_only: bool = False
+    always_recomputed: bool = False
     effects: frozenset[str] = frozenset()
 
 
@@ -414,8 +421,9 @@ class RecipeDef:
 class AdapterDef:
     """Trains something beside or instead of the weights: a rewrite of the forward program before differentiation.
 
-    apply       (program, builder, precision, the model's weight maps, options) -> the rewritten program, whose one
-                output is the loss. Raises ConfigError for options that do not fit the model.
+    apply       (program, builder, precision, the model's weight maps, scalars, options) -> the rewritten program, whose
+                one output is the loss. Raises ConfigError for options that do not fit the model. Of the scalars, a
+                micro-step has tick and seed; lr and step are those of the last update.
     trainable   (param, its weight map or None where the adapter made it, options) -> whether it is trained; the others
                 are frozen
     save        (trained tensors by name, empty folder, the base model's name, options): writes the ecosystem's files.
@@ -430,7 +438,7 @@ class AdapterDef:
     name: str
     summary: str
     options: type[BaseModel]
-    apply: Callable[[Program, Builder, Precision, Sequence[WeightMap], Any], Program]
+    apply: Callable[[Program, Builder, Precision, Sequence[WeightMap], Scalars, Any], Program]
     trainable: Callable[[Value, WeightMap | None, Any], bool]
     save: Callable[[Mapping[str, Any], Path, str, Any], None]
     load: Callable[[Path, Any], Mapping[str, Any]]

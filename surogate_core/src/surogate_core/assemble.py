@@ -4,7 +4,7 @@
     micro      differentiate -> outputs -> dead_code -> recipe.lower -> recompute -> offload
                -> accumulate: micro_first, micro_next
                -> reduce, with several workers: micro_last, or micro_only where it is also the first
-    evaluate   the forward program, lowered by the same recipe
+    evaluate   the forward program without what is for training alone, lowered by the same recipe
                micro and evaluate also in variants for batches of few documents
     load       masters from params
     update     global norm, then the optimizer
@@ -44,6 +44,7 @@ from .program.op import Op, Program
 from .program.passes.accumulate import accumulate
 from .program.passes.dead_code import dead_code
 from .program.passes.documents import for_fewer, name_for, smaller_bounds
+from .program.passes.evaluation import for_evaluation
 from .program.passes.outputs import write_to
 from .program.passes.recompute import recompute
 from .program.passes.reduce import micro_step_counts, micro_step_name, reduce
@@ -169,12 +170,12 @@ def assemble(given: Ingredients) -> Assembly:
     scalars = _scalars(b)
     forward, loss = _build(b, batch, given, line)
     weights = _checked_weights(given, b.declared)
-    forward, loss = _adapt(b, forward, loss, weights, given, line)
+    forward, loss = _adapt(b, forward, loss, weights, scalars, given, line)
     loss_state = b.state("step_loss", loss.shape, loss.dtype, Init(kind="zeros"))
     eval_state = b.state("eval_loss", loss.shape, loss.dtype, Init(kind="zeros"))
 
-    evaluate = Program("evaluate", forward.ops, (eval_state,))
-    evaluate = line("outputs", forward, write_to(evaluate, {loss: eval_state}))
+    evaluate = line("evaluation", forward, for_evaluation(forward, given.ops))
+    evaluate = line("outputs", evaluate, write_to(evaluate, dict.fromkeys(evaluate.outputs, eval_state)))
     evaluate = line("lower", evaluate, given.recipe.lower(evaluate, b, given.precision, given.recipe_options))
 
     of_model = {m.param: m for m in weights}
@@ -278,10 +279,16 @@ def _build(b: Builder, batch: BatchInputs, given: Ingredients, line: _Line) -> t
 
 
 def _adapt(
-    b: Builder, forward: Program, loss: Value, weights: Sequence[WeightMap], given: Ingredients, line: _Line
+    b: Builder,
+    forward: Program,
+    loss: Value,
+    weights: Sequence[WeightMap],
+    scalars: Scalars,
+    given: Ingredients,
+    line: _Line,
 ) -> tuple[Program, Value]:
     for adapter, options in given.adapters:
-        adapted = adapter.apply(forward, b, given.precision, weights, options)
+        adapted = adapter.apply(forward, b, given.precision, weights, scalars, options)
         forward = line(f"adapter {adapter.name}", forward, adapted)
         if len(forward.outputs) != 1:
             raise ProgramError(
@@ -309,7 +316,7 @@ def _micro(
     program = line("outputs", program, write_to(program, {loss: total}))
     program = line("dead_code", program, dead_code(program, given.ops))
     program = line("lower", program, given.recipe.lower(program, b, given.precision, given.recipe_options))
-    if given.recompute:
+    if given.recompute or any(given.ops[op.kind].always_recomputed for op in program.ops):
         labels = frozenset().union(*(RECOMPUTE_LABELS[part] for part in given.recompute))
         program = line("recompute", program, recompute(program, labels, b))
     if given.offload:

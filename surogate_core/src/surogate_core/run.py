@@ -199,6 +199,7 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
     from . import checkpoint, hf
     from .data.corpora import load_corpora
     from .data.loader import Loader, eval_batches
+    from .packing_proof import prove_packing
     from .saved_run import SavedRun, facts
     from .train import train as loop
 
@@ -247,6 +248,13 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
             check_finite(prepared, worker)
             notice("check_finite: runs op by op and looks at everything that an op writes, which is slow")
         worker.start(graphs=config.use_cuda_graphs)
+        precision = prepared.ingredients.precision
+        proof = prove_packing(
+            *(worker, data.train, config.per_device_train_batch_size, data.tokenizer.padding_id),
+            (precision.model, precision.matmul),
+        )
+        if proof:
+            notice(str(proof))
         _open_output(output, checkpoints, prepared.loaded, notice)
         if resumed:
             # Before the records are cut: killed in between, they reach beyond the newest checkpoint, never the reverse.

@@ -175,7 +175,7 @@ def finish(job: Job, done: Launched, progress: Progress, mark: float) -> float:
 def evaluate(job: Job, progress: Progress, limit: int | None) -> None:
     """Mean loss over the labels of the validation rows; touches neither weights nor the order of training data."""
     began = time.perf_counter()
-    total, labels = _sum_losses(job.worker, iter(job.eval_batches(limit)))
+    total, labels = sum_losses(job.worker, iter(job.eval_batches(limit)))
     if not labels:
         return
     seconds = time.perf_counter() - began
@@ -186,7 +186,8 @@ def evaluate(job: Job, progress: Progress, limit: int | None) -> None:
     _tell(job, progress, lambda logger: logger.eval(report))
 
 
-def _sum_losses(worker: Worker | Team, batches: Iterator[MicroBatch]) -> tuple[float, int]:
+def sum_losses(worker: Worker | Team, batches: Iterator[MicroBatch]) -> tuple[float, int]:
+    """(sum over the labels of all batches in nats, labels)."""
     total, labels = 0.0, 0
     while together := tuple(islice(batches, worker.width)):
         total += worker.evaluate(*together)

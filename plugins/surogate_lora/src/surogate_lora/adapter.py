@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
+from zlib import crc32
 
-from surogate_core.api import AdapterDef, Init, Op, Precision, Program, Value, WeightMap
+from surogate_core.api import AdapterDef, Init, Op, Precision, Program, Scalars, Value, WeightMap
 from surogate_core.errors import ConfigError
 from surogate_core.program.builder import Builder
 
@@ -32,7 +33,12 @@ class _Projection:
 
 
 def apply(
-    forward: Program, b: Builder, precision: Precision, weights: Sequence[WeightMap], options: LoraOptions
+    forward: Program,
+    b: Builder,
+    precision: Precision,
+    weights: Sequence[WeightMap],
+    scalars: Scalars,
+    options: LoraOptions,
 ) -> Program:
     """Give every target its A [r, K], drawn as PEFT draws it, and its B [N, r], zero: the model starts as its base.
 
@@ -49,7 +55,7 @@ def apply(
             ops.append(op)
             continue
         with b.record("forward", op.block) as emitted:
-            _add_branches(b, op, projections, precision.lora, options, made)
+            _add_branches(b, op, projections, precision.lora, scalars, options, made)
         ops += emitted
     return replace(forward, ops=tuple(ops))
 
@@ -59,6 +65,7 @@ def _add_branches(
     op: Op,
     projections: Sequence[_Projection],
     dtype: str,
+    scalars: Scalars,
     options: LoraOptions,
     made: dict[str, tuple[Value, Value]],
 ) -> None:
@@ -73,7 +80,8 @@ def _add_branches(
         if p.module not in made:
             made[p.module] = _matrices(b, p, x.shape[1], dtype, options.rank_of(p.module))
         down, up = made[p.module]
-        branch = b.apply("linear", b.apply("linear", x, down, label=y.label), up, label=y.label)
+        seen = _with_dropout(b, x, p.module, y.label, scalars, options.lora_dropout)
+        branch = b.apply("linear", b.apply("linear", seen, down, label=y.label), up, label=y.label)
         added.setdefault(options.scale_of(p.module), []).append((p.column, branch))
     *others, last = added
     for scale in others:
@@ -81,6 +89,14 @@ def _add_branches(
         total = b.apply("lora_add", total, *branches, label=y.label, columns=columns, scale=scale)
     columns, branches = zip(*added[last], strict=True)
     b.emit("lora_add", total, *branches, outs=[y], columns=columns, scale=last)
+
+
+def _with_dropout(b: Builder, x: Value, module: str, label: str, scalars: Scalars, rate: float) -> Value:
+    """What a branch sees of `x`: of every projection other elements, and other ones in every micro-step."""
+    if not rate:
+        return x
+    stream = crc32(f"{module}.lora_dropout".encode())
+    return b.apply("lora_dropout", x, scalars.tick, scalars.seed, label=label, rate=rate, stream=stream)
 
 
 def _matrices(b: Builder, p: _Projection, width: int, dtype: str, rank: int) -> tuple[Value, Value]:

@@ -2,8 +2,12 @@
 
 T tokens, N columns of a projection that may be several stored as one, n columns of a branch.
 
-    lora_add    (base [T, N], branches [T, n]...; columns, scale)   -> y [T, N]: base + scale * branch at its columns
-    lora_slice  (x [T, N]; column, width, scale, dtype)             -> scale * x[:, column : column + width]
+    lora_add      (base [T, N], branches [T, n]...; columns, scale)   -> y [T, N]: base + scale * branch at its columns
+    lora_slice    (x [T, N]; column, width, scale, dtype)           -> scale * x[:, column : column + width]
+
+And what a branch sees of its input, in training alone:
+
+    lora_dropout  (x [T, K], tick, seed; rate, stream)              -> x / (1 - rate), or 0 where an element is dropped
 """
 
 from __future__ import annotations
@@ -48,6 +52,36 @@ def _lora_add_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
     return dy, *taken
 
 
+DRAWS = 1 << 16
+"""Each element is dropped by 16 random bits, so a rate is a multiple of 1 / DRAWS."""
+
+
+def dropped_draws(rate: float) -> int:
+    """How many of DRAWS equally likely draws drop an element: what is nearest to `rate`, neither none nor all."""
+    return min(max(round(rate * DRAWS), 1), DRAWS - 1)
+
+
+def kept_scale(rate: float) -> float:
+    """What elements that are kept are multiplied by: the mean stays exactly what it was."""
+    return DRAWS / (DRAWS - dropped_draws(rate))
+
+
+def _lora_dropout(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
+    x, tick, seed = ins
+    if not 0 < attrs["rate"] < 1:
+        raise ProgramError(f"drops a share between 0 and 1, not {attrs['rate']}")
+    if (tick.shape, tick.dtype, seed.shape, seed.dtype) != ((), "int32", (), "int64"):
+        raise ProgramError(f"tick is an int32 and seed an int64 scalar, not {tick!r} and {seed!r}")
+    return [OutSpec(x.label, x.shape, x.dtype)]
+
+
+def _lora_dropout_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
+    """The same elements: the random bits are a function of tick, seed, stream and place."""
+    (dy,) = grads
+    assert dy is not None
+    return b.apply("lora_dropout", dy, *op.ins[1:], label=f"d_{op.ins[0].label}", **op.attrs), None, None
+
+
 def _lora_slice(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
     (x,) = ins
     column, width = attrs["column"], attrs["width"]
@@ -74,5 +108,14 @@ OPS: tuple[OpDef, ...] = (
         reference="surogate_lora.reference:lora_slice",
         flops=_branch_elements,
         traffic=lambda op: op.outs[0].nbytes + op.outs[0].size * (op.ins[0].nbytes // op.ins[0].size),
+    ),
+    OpDef(
+        kind="lora_dropout",
+        infer=_lora_dropout,
+        vjp=_lora_dropout_vjp,
+        reference="surogate_lora.reference:lora_dropout",
+        flops=lambda op: op.outs[0].size,
+        training_only=True,
+        always_recomputed=True,
     ),
 )

@@ -38,7 +38,7 @@ class LoraOptions(BaseModel):
         {}, description="Other alphas for some projections, as in `lora_rank_pattern`."
     )
     lora_use_rslora: bool = Field(False, description="Scale by alpha / sqrt(r) instead (Kalajdzievski 2023).")
-    lora_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before the adapter; 0 is all that is built.")
+    lora_dropout: float = Field(0.0, ge=0, lt=1, description="Share of its input that each adapter does not see.")
     lora_target_modules: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
         ("all-linear",),
         description="Projections that get an adapter, by the end of their name (q_proj, layers.0.mlp.up_proj); "
@@ -49,13 +49,6 @@ class LoraOptions(BaseModel):
         description="Modules that are trained in full beside the adapter and stored in it, by the end of their name: "
         "embed_tokens, lm_head, norms. vLLM loads no such adapter.",
     )
-
-    @field_validator("lora_dropout")
-    @classmethod
-    def _without_dropout(cls, value: float) -> float:
-        if value:
-            raise ValueError("dropout before the adapter is not built yet; must be 0")
-        return value
 
     @field_validator("lora_target_modules")
     @classmethod

@@ -6,9 +6,11 @@ from collections.abc import Iterable
 
 import pluggy
 
-from surogate_core.api import AdapterDef, OpDef
+from surogate_core.api import AdapterDef, Finding, KernelDef, OpDef, SystemInfo
+from surogate_core.compiled import diagnose
 
 from .adapter import LORA
+from .kernels import KERNELS
 from .ops import OPS
 
 SUROGATE_API = 0
@@ -23,3 +25,13 @@ def surogate_ops() -> Iterable[OpDef]:
 @hookimpl
 def surogate_adapters() -> Iterable[AdapterDef]:
     return [LORA]
+
+
+@hookimpl
+def surogate_kernels() -> Iterable[KernelDef]:
+    return KERNELS
+
+
+@hookimpl
+def surogate_diagnose(system: SystemInfo) -> Iterable[Finding]:
+    return diagnose("surogate_lora", system)

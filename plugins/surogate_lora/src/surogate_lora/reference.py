@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from surogate_core.reference.ops import up
-from surogate_core.reference.rounding import TORCH_DTYPES
+from surogate_core.reference.rounding import TORCH_DTYPES, random_16_bits
+
+from .ops import dropped_draws, kept_scale
 
 
 def lora_add(base: Tensor, *branches: Tensor, columns: Sequence[int], scale: float) -> Tensor:
@@ -22,3 +25,10 @@ def lora_add(base: Tensor, *branches: Tensor, columns: Sequence[int], scale: flo
 def lora_slice(x: Tensor, *, column: int, width: int, scale: float, dtype: str) -> Tensor:
     """scale * x[:, column : column + width]."""
     return (scale * up(x[:, column : column + width])).to(TORCH_DTYPES[dtype])
+
+
+def lora_dropout(x: Tensor, tick: Tensor, seed: Tensor, *, rate: float, stream: int) -> Tensor:
+    """x with elements set to zero where their 16 random bits are below `dropped_draws(rate)`, the others scaled."""
+    bits = random_16_bits(x.numel(), seed=int(seed), stream=stream, step=int(tick)).reshape(x.shape)
+    kept = kept_scale(rate) * up(x)
+    return torch.where(bits >= dropped_draws(rate), kept, torch.zeros_like(kept)).to(x.dtype)

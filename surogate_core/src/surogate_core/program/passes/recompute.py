@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 def recompute(program: Program, labels: frozenset[str], builder: Builder) -> Program:
     """Re-emit the producers of dropped values just before the first backward op that reads them.
 
-    A value is dropped if its label is in `labels`, a forward op inside a block writes it, and that op has no
-    effects. How a dropped value comes back is the op's business (`OpDef.rematerialise`); by default the op runs again.
+    A value is dropped if its label is in `labels` or its op `always_recomputed`, a forward op inside a block writes it,
+    and that op has no effects. How a dropped value comes back is the op's business (`OpDef.rematerialise`); by default
+    the op runs again.
     """
     producer = _producers(program, builder.ops)
-    dropped = {v for v in producer if v.label in labels}
+    dropped = {v for v, op in producer.items() if v.label in labels or builder.ops[op.kind].always_recomputed}
     back: dict[Value, Value] = {}
     ops: list[Op] = []
 

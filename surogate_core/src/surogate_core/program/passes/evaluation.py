@@ -1,0 +1,27 @@
+"""The forward program of an evaluation: without what is for training alone, such as dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..op import Op, Program
+from ..value import Value
+
+if TYPE_CHECKING:
+    from ...api import OpDef
+
+
+def for_evaluation(program: Program, ops: Mapping[str, OpDef]) -> Program:
+    """Leave out the ops that are `OpDef.training_only`; whoever reads such an output reads the op's first input."""
+    instead: dict[Value, Value] = {}
+    kept: list[Op] = []
+    for op in program.ops:
+        ins = tuple(instead.get(v, v) for v in op.ins)
+        if ops[op.kind].training_only:
+            (out,) = op.outs
+            instead[out] = ins[0]
+        else:
+            kept.append(op if ins == op.ins else replace(op, ins=ins))
+    return Program("evaluate", tuple(kept), tuple(instead.get(v, v) for v in program.outputs))

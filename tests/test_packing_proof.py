@@ -1,0 +1,81 @@
+"""Documents of a packed row that see each other are found before step one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from models.harness import OPS, ingredients, tiny_config
+from torch import Tensor
+
+from surogate_core.api import PrecisionRequest
+from surogate_core.assemble import assemble
+from surogate_core.data.cache import TokenDataset
+from surogate_core.data.pack import DocumentSpans, PackedRows, pack
+from surogate_core.errors import ProgramError
+from surogate_core.packing_proof import PackingProof, prove_packing
+from surogate_core.reference.ops import attention
+from surogate_core.runtime.initialise import initialise
+from surogate_core.runtime.worker import Worker
+
+SEQ_LEN, ROWS, VOCAB = 64, 2, 61
+CONFIG = tiny_config(vocab_size=VOCAB, hidden_size=24, intermediate_size=40, num_hidden_layers=2, head_dim=8)
+
+
+def rows_of(lengths: list[int]) -> PackedRows:
+    n = sum(lengths)
+    tokens = np.random.default_rng(0).integers(0, VOCAB, n, dtype=np.uint16)
+    dataset = TokenDataset(
+        tokens=tokens,
+        mask=np.full(-(-n // 8), 255, np.uint8),
+        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        n_bytes=n,
+        max_token=VOCAB - 1,
+        n_trained=n,
+    )
+    return pack(DocumentSpans.of([dataset]), SEQ_LEN)
+
+
+def prove(rows: PackedRows, dtype: str, instead: dict[str, Callable[..., Any]] | None = None) -> PackingProof | None:
+    given = ingredients(
+        CONFIG,
+        batch_size=ROWS,
+        seq_len=SEQ_LEN,
+        max_documents=ROWS * rows.max_documents,
+        request=PrecisionRequest(model_dtype=dtype),
+    )
+    assembly = assemble(given)
+    worker = Worker.on_cpu(assembly, OPS, seed=1, instead=instead)
+    initialise((v for v in assembly.declared if v.init), worker.buffers.persistent, 3)
+    worker.start()
+    return prove_packing(worker, rows, ROWS, 0, (dtype,))
+
+
+def across(qkv: Tensor, cu_seqlens: Tensor, **attrs: Any) -> tuple[Tensor, Tensor]:
+    """Attention that takes every row for one document."""
+    rows = torch.arange(0, qkv.shape[0] + 1, SEQ_LEN, dtype=cu_seqlens.dtype)
+    return attention(qkv, rows, **attrs)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_documents_that_keep_to_themselves_have_the_same_loss_alone(dtype: str) -> None:
+    proof = prove(rows_of([20, 30, 9, 40, 22, 64, 13, 5]), dtype)
+    assert proof and (proof.documents, proof.rows, proof.labels) == (7, 3, 139 - 7)
+    assert abs(proof.packed - proof.alone) < proof.tolerance / 2
+
+
+def test_attention_across_documents_is_refused() -> None:
+    with pytest.raises(ProgramError, match=r"packing: 7 documents .* sample_packing: false"):
+        prove(rows_of([20, 30, 9, 40, 22, 64, 13, 5]), "fp32", {"attention": across})
+
+
+def test_rows_of_one_document_prove_nothing() -> None:
+    assert prove(rows_of([64, 64, 50]), "fp32") is None
+
+
+def test_of_many_documents_only_some_are_looked_at() -> None:
+    proof = prove(rows_of([7] * 400), "fp32")
+    assert proof and proof.documents <= 25
