@@ -35,7 +35,7 @@ from surogate_core.console import (
 from surogate_core.errors import ConfigError, RunStopped
 from surogate_core.metrics import LOGGERS, JsonLinesLogger, cut_metrics, read_metrics
 from surogate_core.picture import PictureLogger, draw_loss, read_curve, smooth, thin_out
-from surogate_core.summary import count_text, duration_text, final_summary
+from surogate_core.summary import count_text, duration_text, final_summary, parameters_text
 
 STEP_KEYS = {
     "log", "step", "epoch", "loss", "norm", "lr", "tokens", "valid_tokens", "tokens_per_second", "duration_ms", "time",
@@ -258,6 +258,12 @@ def test_eta_is_the_median_step_time_so_that_a_slow_first_step_does_not_count() 
         times.add(ms)
     assert times.eta_seconds(5, 105) == pytest.approx(10.0)
     assert times.eta_seconds(105, 105) == 0
+
+
+def test_parameters_are_counted_as_models_are_named() -> None:
+    told = {0: "0", 999: "999", 1000: "1.0K", 8192: "8.2K", 999_949: "999.9K", 999_951: "1.0M", 596_049_920: "596.0M"}
+    told |= {999_949_000: "999.9M", 999_951_000: "1.00B", 8_190_735_360: "8.19B"}
+    assert {n: parameters_text(n) for n in told} == told
 
 
 def test_number_formats() -> None:

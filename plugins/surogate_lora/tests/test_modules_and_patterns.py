@@ -301,6 +301,7 @@ def test_what_cannot_be_trained_as_peft_would_is_refused(
         {"lora_rank_pattern": {"q_proj": 0}},
         {"lora_rank_pattern": ["q_proj"]},
         {"lora_rank_pattern": {"(": 3}},
+        {"lora_rank_pattern": {"(?i)Q_proj": 3}},
         {"lora_alpha_pattern": {"q_proj": -1}},
         {"lora_alpha_pattern": {"q_proj": "much"}},
     ],

@@ -42,6 +42,7 @@ from .plugins import load_registry
 from .prepare import Prepared, prepare
 from .resume import Resumed, choose
 from .schedule import Schedule
+from .summary import parameters_text
 from .train import Job, Progress
 
 if TYPE_CHECKING:
@@ -319,7 +320,8 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
 def _headline(prepared: Prepared) -> str:
     given, report = prepared.ingredients, prepared.report
     return (
-        f"{given.model.name}, {prepared.n_params / 1e6:.1f}M parameters, {prepared.n_trainable / 1e6:.1f}M trained, "
+        f"{given.model.name}, {parameters_text(prepared.n_params)} parameters, "
+        f"{parameters_text(prepared.n_trainable)} trained, "
         f"{given.precision.model}, on {devices_text(report)}: {report.device_bytes['total'] / GIB:.2f} GiB planned"
         + (" on each" if report.world_size > 1 else "")
     )

@@ -85,6 +85,16 @@ def count_text(count: float) -> str:
     return f"{count / 1e12:.3g}T"
 
 
+def parameters_text(count: int) -> str:
+    """8.19B, 596.0M, 9.2K, 512: parameters as models are named after them."""
+    if count < 1000:
+        return str(count)
+    for unit, suffix in ((1e3, "K"), (1e6, "M")):
+        if round(count / unit, 1) < 1000:
+            return f"{count / unit:.1f}{suffix}"
+    return f"{count / 1e9:.2f}B"
+
+
 def duration_text(seconds: float) -> str:
     """4.2 s, 2 min 15 s, 3 h 05 min."""
     if seconds < 59.95:

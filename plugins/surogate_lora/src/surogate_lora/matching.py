@@ -21,7 +21,12 @@ def is_saved(module: str, name: str) -> bool:
 
 def pattern_of(patterns: Iterable[str], module: str) -> str | None:
     """`rank_pattern`, `alpha_pattern`: the first regular expression for the whole name or its end from a dot on."""
-    return next((pattern for pattern in patterns if re.match(rf"(.*\.)?({pattern})$", module)), None)
+    return next((pattern for pattern in patterns if compiled(pattern).match(module)), None)
+
+
+def compiled(pattern: str) -> re.Pattern[str]:
+    """The expression that PEFT makes of a pattern. Raises re.error where there is none."""
+    return re.compile(rf"(.*\.)?({pattern})$")
 
 
 def of_pattern(patterns: Mapping[str, T], module: str, default: T) -> T:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-from .matching import of_pattern
+from .matching import compiled, of_pattern
 
 ALL_LINEAR = ("all-linear", "all")
 """What `lora_target_modules` may hold for every linear projection of the blocks."""
@@ -71,7 +71,7 @@ class LoraOptions(BaseModel):
     def _compiling(cls, value: dict[str, Any]) -> dict[str, Any]:
         for pattern in value:
             try:
-                re.compile(pattern)
+                compiled(pattern)
             except re.error as error:
                 raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
         return value

@@ -14,6 +14,7 @@ from ..memory.devices import GIB
 from ..prepare import Prepared
 from ..program.show import listing as program_listing
 from ..registry import REFERENCE
+from ..summary import parameters_text
 from .render import output_width, paint, paragraph
 
 
@@ -67,7 +68,7 @@ def to_json(prepared: Prepared, chosen: str) -> dict[str, Any]:
 def _text(prepared: Prepared, chosen: str) -> Iterator[str]:
     report, given = prepared.report, prepared.ingredients
     config = prepared.loaded.config
-    parameters, trained = _count(prepared.n_params), _count(prepared.n_trainable)
+    parameters, trained = parameters_text(prepared.n_params), parameters_text(prepared.n_trainable)
     yield f"{config.model}: {given.model.name}, {parameters} parameters, {trained} trained"
     yield (
         f"recipe {config.recipe}, model {given.precision.model}, products {given.precision.matmul}, "
@@ -152,10 +153,6 @@ def _passes(prepared: Prepared) -> str:
 def _size(nbytes: int) -> str:
     """Right-aligned in a column of 13: GiB, or MiB below one."""
     return f"{nbytes / GIB:>9,.2f} GiB" if nbytes >= GIB else f"{nbytes / (GIB >> 10):>9,.2f} MiB"
-
-
-def _count(n: int) -> str:
-    return f"{n / 1e9:.2f}B" if n >= 1e9 else f"{n / 1e6:.1f}M"
 
 
 def _flops(n: int) -> str:
