@@ -212,7 +212,7 @@ def verify(
     rows: Annotated[int, typer.Option("--rows", min=1, max=64, metavar="N", help="Rows to compare.")] = 2,
     length: Annotated[
         int | None,
-        typer.Option("--length", min=2, metavar="N", help="Tokens of a row. Default: sequence_len, at most 512."),
+        typer.Option("--length", min=16, metavar="N", help="Tokens of a row. Default: sequence_len, at most 512."),
     ] = None,
     layers: Annotated[
         int | None, typer.Option("--layers", min=1, metavar="N", help="Only the model's first N layers.")

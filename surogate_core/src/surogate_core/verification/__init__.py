@@ -114,7 +114,7 @@ def _compare(
     model, dims = prepared.ingredients.model, prepared.ingredients.dims
     skipped = _names(model.weights(model.dims(whole))) - _names(model.weights(dims))
     mine = ours.observe(prepared, chosen, scratch, sorted(skipped), notice)
-    truth = theirs.observe(prepared, chosen, prepared.model_dir, scratch, torch.float32)
+    truth = theirs.observe(prepared, chosen, scratch, torch.float32)
     layers = _layers(prepared)
     for missing in (mine.gradients.keys() ^ truth.gradients.keys(), layers.keys() ^ truth.gradients.keys()):
         if missing:
@@ -122,7 +122,7 @@ def _compare(
     precision = prepared.ingredients.precision
     half = None
     if {precision.model, precision.matmul, precision.gradient} != {"fp32"}:
-        half = theirs.observe(prepared, chosen, prepared.model_dir, scratch, torch.bfloat16)
+        half = theirs.observe(prepared, chosen, scratch, torch.bfloat16)
     return compare(mine, truth, half, layers, len(truth.states) - 2)
 
 

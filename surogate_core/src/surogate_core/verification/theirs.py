@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import warnings
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from .tokens import Chosen
 STORED = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def observe(prepared: Prepared, chosen: Chosen, model_dir: Path, scratch: Path, compute: torch.dtype) -> Observed:
+def observe(prepared: Prepared, chosen: Chosen, scratch: Path, compute: torch.dtype) -> Observed:
     """Forward and backward of every document on its own, computed in `compute`.
 
     In fp32 the weights are rounded to what ours are stored in: then only the arithmetic differs. `scratch`: where our
@@ -33,7 +34,7 @@ def observe(prepared: Prepared, chosen: Chosen, model_dir: Path, scratch: Path, 
     device = "cpu" if prepared.target.device.sm is None else "cuda:0"
     stored = STORED[prepared.ingredients.precision.model] if compute == torch.float32 else compute
     with _quiet():
-        model = _load(scratch / "model" if (scratch / "model").exists() else model_dir, stored).to(compute).to(device)
+        model = _load(prepared, scratch, stored).to(compute).to(device)
         wrapped, parameters = _adapted(prepared, model, scratch)
     model.get_input_embeddings().padding_idx = None  # else the gradient of that row is left out
     observed = Observed()
@@ -58,12 +59,19 @@ def observe(prepared: Prepared, chosen: Chosen, model_dir: Path, scratch: Path, 
     return observed
 
 
-def _load(model_dir: Path, dtype: torch.dtype) -> Any:
+def _load(prepared: Prepared, scratch: Path, dtype: torch.dtype) -> Any:
+    """The weights of the checkpoint, or those that our side has drawn, under the config that the run would save."""
     from transformers import AutoModelForCausalLM
     from transformers import __version__ as version
 
+    model_dir = scratch / "model" if (scratch / "model").exists() else prepared.model_dir
+    config = scratch / "config"
+    config.mkdir(exist_ok=True)
+    (config / "config.json").write_text(json.dumps(prepared.model_config), encoding="utf-8")
     try:
-        return AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, attn_implementation="eager").eval()
+        return AutoModelForCausalLM.from_pretrained(
+            model_dir, config=str(config), dtype=dtype, attn_implementation="eager"
+        ).eval()
     except Exception as error:  # a config, a file or a version can fail in any of its layers
         told = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ConfigError(f"{model_dir}: transformers {version} does not load this model: {told}") from error
