@@ -93,11 +93,10 @@ def test_what_does_not_go_together_is_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "scaling",
     [
-        {"rope_type": "linear", "factor": 2.0},
-        {"rope_type": "yarn", "factor": 2.0},
-        {"rope_type": "llama3", "factor": 8.0, **LLAMA3},
+        pytest.param({"rope_type": "linear", "factor": 2.0}, marks=pytest.mark.slow, id="linear"),
+        pytest.param({"rope_type": "yarn", "factor": 2.0}, id="yarn"),
+        pytest.param({"rope_type": "llama3", "factor": 8.0, **LLAMA3}, marks=pytest.mark.slow, id="llama3"),
     ],
-    ids=lambda scaling: str(scaling["rope_type"]),
 )
 def test_a_run_trains_saves_and_verifies_what_it_was_told(here: Workplace, scaling: dict[str, Any]) -> None:
     length = 64 if scaling["rope_type"] == "llama3" else 128

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from end_to_end.product import Workplace, assert_refused, make_workplace, write_model
+from end_to_end.product import Workplace, write_model
 
 import surogate_models.decoder as decoder
 import surogate_models.reference as reference
@@ -64,7 +63,7 @@ def test_a_checkpoint_passes_in_bf16_beside_transformers_in_bf16(based: Workplac
     assert result.weights == "of the checkpoint"
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_an_adapter_passes_beside_that_of_peft(based: Workplace, dtype: str) -> None:
     pytest.importorskip("peft")
     result = verified(based, "lora=true", "lora_rank=4", f"model_dtype={dtype}")
@@ -80,7 +79,7 @@ def test_the_first_layers_of_a_checkpoint_are_verified_alone(based: Workplace) -
     assert "1 rows of 32 random tokens" in result.tokens and "its first 2 layers" in result.model
 
 
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
+@pytest.mark.parametrize("family", [pytest.param("qwen2", marks=pytest.mark.slow), "llama"])
 def test_other_families_pass_without_data(here: Workplace, family: str) -> None:
     architecture = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}[family]
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -116,7 +115,7 @@ def test_a_weight_map_that_swaps_two_tensors_is_found_in_its_layer(
         return [replace(m, tensors=m.tensors[::-1]) if m.param.endswith("gate_up") else m for m in maps]
 
     monkeypatch.setattr(decoder, "_block_weights", swapped)
-    for overrides in ([], ["model_dtype=fp32"], ["model_dtype=fp32", "from_scratch=true"]):
+    for overrides in ([], ["model_dtype=fp32", "from_scratch=true"]):
         assert first_wrong(verified(based, *overrides)) == "block 1"
 
 
@@ -168,8 +167,3 @@ def test_what_cannot_be_verified_is_refused_by_name(here: Workplace, monkeypatch
     monkeypatch.setattr(verification.needs, "memory_bytes", lambda: 1 << 20)
     with pytest.raises(ConfigError, match=r"needs about 0.* GiB of host memory; there are 0.0 .*--layers 4"):
         verified(here)
-
-
-def test_the_program_fails_with_one_message(tmp_path: Path) -> None:
-    workplace = make_workplace(tmp_path)
-    assert_refused(workplace.surogate("verify", workplace.write(), "--layers", "9"), "--layers: 9", "num_hidden_layers")

@@ -7,6 +7,7 @@ same truth: ours may be no farther away.
 
 from __future__ import annotations
 
+import gc
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -114,6 +115,7 @@ def _compare(
     model, dims = prepared.ingredients.model, prepared.ingredients.dims
     skipped = _names(model.weights(model.dims(whole))) - _names(model.weights(dims))
     mine = ours.observe(prepared, chosen, scratch, sorted(skipped), notice)
+    gc.collect()  # a watched worker refers to itself: its buffers would stay
     truth = theirs.observe(prepared, chosen, scratch, torch.float32)
     layers = _layers(prepared)
     for missing in (mine.gradients.keys() ^ truth.gradients.keys(), layers.keys() ^ truth.gradients.keys()):
