@@ -3,8 +3,9 @@
     python benchmarks/lora_step.py --model benchmarks/models/qwen3-0.6b --seq-len 2048 --batch 8
 
 Random weights are written to a temporary folder once, since an adapter is of a model that can be loaded. Both train
-rank 16 beside every linear projection, bf16 with adapters in fp32, AdamW, clipping, no recomputation, random tokens. PEFT
-runs on transformers' SDPA attention under autocast. Each runs in a process of its own; medians of 12 steps behind 4.
+rank 16 beside every linear projection, bf16 with adapters in fp32, AdamW, clipping, no recomputation, random tokens.
+PEFT runs on transformers' SDPA attention under autocast. Each runs in a process of its own; medians of 12 steps behind
+4.
 """
 
 from __future__ import annotations

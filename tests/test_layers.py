@@ -53,6 +53,7 @@ MAY_IMPORT_TORCH = {
     "saved_run",
     "tensor_file",
     "training_state",
+    "verification",
 }
 NEVER_TORCH = {"program", "memory"}
 

@@ -3,8 +3,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,11 +142,73 @@ def test_left_over_of_a_killed_process_is_removed(tmp_path: Path, tokenizer: Tok
     path = tokenized(entry, tokenizer).path
     assert path is not None
     (path / "tokens.bin").unlink()
-    left_over = path.with_name(path.name + ".tmp-1")
-    left_over.mkdir()
-    (left_over / "tokens.bin").write_text("half")
-    tokenized(entry, tokenizer)
-    assert not left_over.exists()
+    left_over = path.with_name(path.name + ".partial")
+    for journal in (None, "", "{broken", '{"n_tokens": 10000}\n', "[1]\n", '{"rows": 1, "n_docs": 1, "bits": "1"}\n'):
+        shutil.rmtree(path)
+        left_over.mkdir()
+        (left_over / "tokens.bin").write_text("half")
+        if journal is not None:
+            for name in ("mask.bin", "lengths.bin"):
+                (left_over / name).write_text("other half")
+            (left_over / "shards.jsonl").write_text(journal)
+        assert documents(tokenized(entry, tokenizer)) == [[*tokenizer.encode_ids(play), 0]]
+        assert not left_over.exists()
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from surogate_core.config_schema import DatasetEntry
+from surogate_core.data import tokenize
+from surogate_core.data.formats import TEXT, TextOptions
+from surogate_core.data.tokenizer import Tokenizer
+tokenize.SHARD_TOKENS, tokenize.CHUNK_ROWS = 500, 8
+entry = DatasetEntry(path=sys.argv[1], type="text")
+slowly = lambda rows, tokens: time.sleep(0.005)
+tokenize.tokenize_dataset(entry, TEXT, TextOptions(), Tokenizer(Path(sys.argv[2])), Path(sys.argv[3]), slowly)
+"""
+
+
+@pytest.mark.parametrize("shards", [1, 7])
+def test_a_killed_process_leaves_its_shards_to_the_next_and_the_same_bytes_come_out(
+    shards: int, tmp_path: Path, tokenizer: Tokenizer, play: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL at a random moment behind the first shards; the next process encodes only what lies behind them."""
+    choice = random.Random()
+    entry = write_jsonl(
+        tmp_path / "a.jsonl", [(3 * play)[i % 99 : i % 99 + choice.randrange(200)] for i in range(5000)]
+    )
+    straight = tokenize_dataset(entry, TEXT, TextOptions(), tokenizer, tmp_path / "straight")
+    assert straight.path is not None
+    cache = tmp_path / "cache"
+    partial = cache / f"{straight.path.name}.partial"
+    command = [sys.executable, "-c", KILLED, entry.path, str(tokenizer.directory), str(cache)]
+    with subprocess.Popen(command) as process:
+        while process.poll() is None and lines(partial / "shards.jsonl") < shards:
+            time.sleep(0.001)
+        time.sleep(choice.random() * 0.02)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL, "it was done before it could be killed"
+    journal = (partial / "shards.jsonl").read_text().splitlines(keepends=True)
+    whole = [json.loads(line) for line in journal if line.endswith("\n")]
+    assert len(whole) >= shards
+
+    encoded: list[int] = []
+    encode = module._encode
+    monkeypatch.setattr(module, "_encode", lambda rows, *rest: (encoded.append(len(rows)), encode(rows, *rest))[1])
+    told: list[str] = []
+    resumed = tokenize_dataset(entry, TEXT, TextOptions(), tokenizer, cache, notice=told.append)
+    assert resumed.path is not None
+    assert sum(encoded) == 5000 - whole[-1]["rows"] and whole[-1]["rows"] > 0
+    assert f"{len(whole)} shards of it, {whole[-1]['n_tokens']:,} tokens, are kept" in told[0]
+    files = sorted(path.name for path in straight.path.iterdir())
+    assert files == sorted(path.name for path in resumed.path.iterdir())
+    for name in files:
+        assert (straight.path / name).read_bytes() == (resumed.path / name).read_bytes(), name
+
+
+def lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def test_large_vocabulary_is_stored_as_uint32(tmp_path: Path, word_tokenizer: Callable[[int], Tokenizer]) -> None:

@@ -14,6 +14,7 @@ from surogate_core.data.conversation import ConversationOptions, encode_conversa
 from surogate_core.data.corpora import Corpora, load_corpora
 from surogate_core.data.mixture import weigh
 from surogate_core.data.pack import DocumentSpans
+from surogate_core.data.readers import read_file
 from surogate_core.data.tokenizer import Tokenizer
 from surogate_core.errors import ConfigError
 
@@ -279,3 +280,26 @@ def test_whatever_stands_in_a_row_is_a_document_or_a_message(chat: Tokenizer) ->
         except ConfigError:
             outcomes[1] += 1
     assert min(outcomes) > 100
+
+
+def test_a_parquet_file_gives_the_tokens_of_the_same_rows_in_jsonl(chat: Tokenizer, tmp_path: Path) -> None:
+    """A table's structs have every key that any row has: what a row lacks must not reach the template as null."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+
+    def row(name: str, **arguments: Any) -> dict[str, Any]:
+        call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+        schema = {"type": "object", "properties": {key: {"type": "string"} for key in arguments}}
+        said = {"role": "assistant", "content": "", "tool_calls": [call]}
+        tool = {"type": "function", "function": {"name": name, "parameters": schema}}
+        return {"messages": [HELLO[0], said, {"role": "tool", "content": "3"}, HELLO[1]], "tools": [tool]}
+
+    rows = [row("add", a="1", b="2"), row("find", where="here")]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    options = ConversationOptions(tools_field="tools")
+    read = {
+        name: [encode_conversation(r.values, chat, options) for r in read_file(tmp_path / name, ["messages", "tools"])]
+        for name in ("a.jsonl", "a.parquet")
+    }
+    assert read["a.parquet"] == read["a.jsonl"]
+    assert "null" not in chat.decode(read["a.parquet"][1].tokens)

@@ -389,6 +389,11 @@ class _Loading:
                 "an adapter is of a model that can be loaded again, but from_scratch: true draws new weights; "
                 "set lora: false, or from_scratch: false",
             )
+        if config.lora and config.rope_scaling is not None:
+            self.wrong(
+                "rope_scaling",
+                "an adapter is loaded on its base, whose own config.json would not have it; put it there instead",
+            )
         if not config.lora and config.adapter_path is not None:
             self.wrong("adapter_path", "continues an adapter, but lora is false; set lora: true, or remove the key")
         if not config.lora and config.merge_adapter:

@@ -148,10 +148,6 @@ _NOT_YET = (
         ("apply_recommended_values", False, "take over the model's training hints"),
     ),
     *_feature(
-        "RoPE scaling from the config", "use a model whose config.json has it",
-        ("rope_scaling", None, "linear, dynamic, yarn or a mapping"),
-    ),
-    *_feature(
         "fused RoPE", "remove the key",
         ("use_fused_rope", False, "compute cosines and sines on the fly"),
     ),

@@ -17,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from .api import Deterministic, PrecisionRequest
 from .config_errors import fold
+from .rope_scaling import parse_rope_scaling
 
 # ------------------------------------------------------------------------------------------------------------ values
 
@@ -211,6 +212,11 @@ class ModelKeys(Keys):
     sequence_len: Int = Field(1024, ge=2, description="Tokens a row.")
     max_model_len: Annotated[Int, Field(ge=2)] | None = Field(
         None, description="Longest sequence the model may see; null: what its configuration allows."
+    )
+    rope_scaling: Annotated[dict[str, Any] | None, BeforeValidator(parse_rope_scaling)] = Field(
+        None,
+        description="RoPE scaling in place of that in `config.json`, saved with the weights: linear, dynamic, yarn or "
+        "llama3, or a mapping of `rope_type` and its settings. Without a `factor`: `max_model_len` / the model's own.",
     )
     lora: Flag = Field(
         False, description="Train LoRA adapters instead of all weights. Default: true for `sft`, false for `pt`."

@@ -91,7 +91,7 @@ def read_manifest(directory: Path) -> Manifest:
         if content.get("format") != FORMAT:
             raise DamagedCheckpoint(f"{path}: format {content.get('format')!r}, this version reads {FORMAT}")
         manifest = Manifest(**content)
-        manifest = Manifest(**{**content, "step": int(manifest.step), "files": dict(manifest.files)})
+        _check(manifest)
     except FileNotFoundError:
         raise DamagedCheckpoint(f"{path}: missing") from None
     except OSError as error:
@@ -101,14 +101,31 @@ def read_manifest(directory: Path) -> Manifest:
     return manifest
 
 
+def _check(manifest: Manifest) -> None:
+    """ValueError unless everything is of the type that `Manifest` says."""
+    for field in ("position", "facts", "config", "versions", "files"):
+        if not isinstance(getattr(manifest, field), dict):
+            raise ValueError(f"{field} is no object")
+    if isinstance(manifest.step, bool) or not isinstance(manifest.step, int) or manifest.step < 0:
+        raise ValueError(f"step is {manifest.step!r}")
+    for name, entry in manifest.files.items():
+        if not isinstance(entry, dict) or not isinstance(entry.get("bytes"), int):
+            raise ValueError(f"files: {name!r} has no size")
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ValueError(f"files: {name!r} is not in the checkpoint")
+
+
 def verify_files(directory: Path, manifest: Manifest) -> None:
     """Read every file once. Raises DamagedCheckpoint naming the first that has another size or another hash."""
     paths = {directory / name: expected for name, expected in manifest.files.items()}
     for path, expected in paths.items():  # sizes first: that takes no time
-        found = os.stat(path).st_size if path.is_file() else -1
-        if found != expected.get("bytes"):
+        try:
+            found = os.stat(path).st_size if path.is_file() else -1
+        except OSError as error:
+            raise DamagedCheckpoint(f"{path}: {error.strerror or error}") from None
+        if found != expected["bytes"]:
             told = "missing" if found < 0 else f"{found:,} bytes"
-            raise DamagedCheckpoint(f"{path}: {told}, {expected.get('bytes'):,} bytes were written")
+            raise DamagedCheckpoint(f"{path}: {told}, {expected['bytes']:,} bytes were written")
     for path, expected in paths.items():
         try:
             found_hash = hash_file(path)

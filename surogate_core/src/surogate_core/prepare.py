@@ -16,6 +16,7 @@ from .hub import CONFIG_FILES, resolve_model_dir
 from .memory.report import Report, report
 from .model_config import read_config
 from .registry import REFERENCE, Registry, Resolved
+from .rope_scaling import with_rope_scaling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ def prepare(
                 f"gpus: {world_size}: a CPU trains alone. Use gpus: 1, or name the GPU to plan for: --device h200."
             )
     model_dir = resolve_model_dir(config.model, patterns)
-    model_config = read_config(model_dir)
+    model_config = with_rope_scaling(read_config(model_dir), config.rope_scaling, config.max_model_len)
     given = replace(_ingredients(loaded, registry, model_config, device), world_size=world_size)
     target = Target(device, config.deterministic)
     resolved: dict[str, Resolved] = {}
@@ -124,7 +125,8 @@ def _ingredients(
     try:
         dims = model.dims(model_config)
     except SurogateError as error:
-        raise ConfigError(f"{config.model}/config.json: {error}") from None
+        scaled = "" if config.rope_scaling is None else f", with the rope_scaling of {loaded.source}"
+        raise ConfigError(f"{config.model}/config.json{scaled}: {error}") from None
     longest = min(config.max_model_len or dims.max_positions, dims.max_positions)
     if config.sequence_len > longest:
         raise ConfigError(

@@ -183,7 +183,8 @@ class Registry:
 
         Raises ConfigError with what the file says and what is supported.
         """
-        architectures = [str(name) for name in config_json.get("architectures") or ()]
+        named = config_json.get("architectures")
+        architectures = [str(name) for name in named] if isinstance(named, list) else []
         model_type = config_json.get("model_type")
         models: list[ModelDef] = [item.definition for item in self._by_name["model"].values()]
         for architecture in architectures:

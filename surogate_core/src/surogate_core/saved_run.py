@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import BaseModel, ValidationError
 from xxhash import xxh3_128
 
 from . import hf
@@ -15,7 +16,8 @@ from .adapted import adapter_of, load_base, write_adapter
 from .config import resolved
 from .data.loader import Loader
 from .data.pack import PackedRows
-from .manifest import Manifest, list_files, write_manifest
+from .errors import ConfigError
+from .manifest import MANIFEST, Manifest, list_files, write_manifest
 from .prepare import Prepared
 from .program.value import Value
 from .resume import Resumed, differences, refuse_another_run
@@ -27,6 +29,16 @@ if TYPE_CHECKING:
     from .runtime.worker import Worker
 
 _POSITION = ("tokens", "seconds", "nonfinite", "loss")
+
+
+class _Position(BaseModel):
+    """`Manifest.position` as it is written."""
+
+    tokens: int
+    seconds: float
+    nonfinite: int
+    loss: float | None
+    evaluations: list[tuple[int, float, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,16 +83,18 @@ class SavedRun:
 
     def restore(self, resumed: Resumed, worker: Worker | Team) -> Progress:
         """Fill the worker's params and states; returns where the loop stood. Before `worker.start()`."""
+        position = _position(resumed)
         if adapter_of(self.prepared):  # whose base is where it was
             load_base(self.prepared, worker.params())
         else:
             hf.load_weights(resumed.directory, self.prepared.assembly.weights, worker.params())
         load_state(resumed.directory, self._kept(), worker.buffers.persistent)
         worker.restored()
-        position = resumed.manifest.position
         step = resumed.step
-        progress = Progress(step=step, launched=step, saved=step, **{name: position[name] for name in _POSITION})
-        progress.evaluations += [(at, loss, labels) for at, loss, labels in position["evaluations"]]
+        progress = Progress(
+            step=step, launched=step, saved=step, **{name: getattr(position, name) for name in _POSITION}
+        )
+        progress.evaluations += position.evaluations
         return progress
 
     def _kept(self) -> list[Value]:
@@ -90,6 +104,18 @@ class SavedRun:
         if adapter_of(self.prepared):
             stored -= {v.name for v in assembly.trainable}
         return kept_values(assembly, stored, self.prepared.ingredients.precision.model)
+
+
+def _position(resumed: Resumed) -> _Position:
+    try:
+        return _Position.model_validate(resumed.manifest.position)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        where = ".".join(map(str, wrong["loc"]))
+        raise ConfigError(
+            f"{resumed.directory / MANIFEST}: position.{where}: {wrong['msg']}. The checkpoint is damaged: resume from "
+            "another one."
+        ) from None
 
 
 def facts(prepared: Prepared, loader: Loader, total_steps: int) -> dict[str, Any]:

@@ -203,6 +203,32 @@ def tokenize(
     return tokenize_command(config_path, overrides or [], rows if debug else 0)
 
 
+@app.command(help="Compare the run's model and recipe with transformers, layer by layer.")
+def verify(
+    ctx: typer.Context,
+    path: ConfigArgument = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    rows: Annotated[int, typer.Option("--rows", min=1, max=64, metavar="N", help="Rows to compare.")] = 2,
+    length: Annotated[
+        int | None,
+        typer.Option("--length", min=16, metavar="N", help="Tokens of a row. Default: sequence_len, at most 512."),
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option("--layers", min=1, metavar="N", help="Only the model's first N layers.")
+    ] = None,
+    random_tokens: Annotated[
+        bool, typer.Option("--random-tokens", help="Not the run's data, which is the default where there is any.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> int:
+    config_path = _config_path(ctx, path, config)
+    from .verify import verify_command
+
+    _print_notices()
+    return verify_command(config_path, overrides or [], rows, length, layers, random_tokens, as_json)
+
+
 @app.command(help="List installed plugins and what each provides.")
 def plugins(as_json: JsonOption = False) -> int:
     from .plugins import plugins_command

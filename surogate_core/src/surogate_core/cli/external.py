@@ -19,7 +19,7 @@ from ..errors import PluginError
 from ..plugins import switched_off
 
 GROUP: Final = "surogate.commands"
-CORE_VERBS: Final = ("train", "pt", "sft", "plan", "merge", "tokenize", "plugins", "doctor")
+CORE_VERBS: Final = ("train", "pt", "sft", "plan", "merge", "tokenize", "verify", "plugins", "doctor")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ A dataset is a directory `<cache root>/<hash>/`:
     offsets.npy     int64 [n_docs + 1]: document d is tokens offsets[d] to offsets[d + 1]
     manifest.json   counts, settings and hashes
 
-It is written to a directory beside it, synced and renamed: a directory of that name is whole, or was damaged later.
+It is written to a directory beside it, `<hash>.partial`, synced and renamed: a directory of that name is whole, or was
+damaged later. While it is written, lengths.bin and a line of shards.jsonl for each finished shard are there too.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ import dataclasses
 import json
 import os
 import shutil
-from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any, BinaryIO, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -129,35 +129,68 @@ def open_cache(directory: Path) -> TokenDataset:
     )
 
 
+@dataclass(frozen=True)
+class _Counts:
+    """What has been written so far. bits: of the mask, those that wait for their byte to be full, "0" or "1" each."""
+
+    rows: int = 0
+    n_docs: int = 0
+    n_tokens: int = 0
+    n_trained: int = 0
+    n_bytes: int = 0
+    empty_rows: int = 0
+    max_token: int = -1
+    bits: str = ""
+
+
 class TokenWriter:
     """Writes a cache directory: documents are appended in order, `publish` makes them visible at once.
 
-    A context manager; leaving it without `publish` leaves nothing behind.
+    A context manager, for whoever holds the directory's lock. `finish_shard` keeps what was appended: when the process
+    is killed or interrupted, the next writer of the same directory has `rows` of the data done in `shards` and goes on
+    behind them, to the same bytes. Leaving it by another error, or without `publish`, leaves nothing behind.
     """
 
     def __init__(self, directory: Path, dtype: np.dtype[Any]) -> None:
         self._final = directory
-        self._temporary = directory.with_name(f"{directory.name}.tmp-{os.getpid()}")
+        self._partial = directory.with_name(f"{directory.name}.partial")
         self._dtype = dtype
-        self._lengths = array("q")
         self._bits = np.zeros(0, np.bool_)  # fewer than 8 that wait for their byte
-        self.n_tokens = self.n_trained = self.n_bytes = self.empty_rows = 0
+        self.rows = self.n_docs = self.n_tokens = self.n_trained = self.n_bytes = self.empty_rows = 0
         self.max_token = -1
+        self.shards = 0
 
     def __enter__(self) -> Self:
-        for left_over in self._final.parent.glob(f"{self._final.name}.tmp-*"):
-            shutil.rmtree(left_over, ignore_errors=True)
-        self._temporary.mkdir()
-        self._tokens = (self._temporary / "tokens.bin").open("wb")
-        self._mask = (self._temporary / "mask.bin").open("wb")
+        self._partial.mkdir(exist_ok=True)
+        found = list(_finished_shards(self._partial, self._dtype.itemsize))
+        kept = found[-1] if found else _Counts()
+        self.shards = len(found)
+        for name, count in dataclasses.asdict(kept).items():
+            if name != "bits":
+                setattr(self, name, count)
+        self._bits = np.array([bit == "1" for bit in kept.bits], np.bool_)
+        sizes = _sizes(kept, self._dtype.itemsize)
+        self._tokens, self._mask, self._lengths = (_cut(self._partial / name, size) for name, size in sizes.items())
+        self._journal = (self._partial / _JOURNAL).open("a" if found else "w", encoding="utf-8")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
-            self._tokens.close()
-            self._mask.close()
+            for file in (self._tokens, self._mask, self._lengths, self._journal):
+                file.close()
         finally:  # closing writes, and fails, when the disk is full
-            shutil.rmtree(self._temporary, ignore_errors=True)
+            if error is None or isinstance(error, Exception) or not self.shards:
+                shutil.rmtree(self._partial, ignore_errors=True)
+
+    def finish_shard(self) -> None:
+        """Force what was appended to the disk, with a line that says how far it reaches."""
+        for file in (self._tokens, self._mask, self._lengths):
+            _sync(file)
+        counts = {name: getattr(self, name) for name in _Counts.__annotations__ if name != "bits"}
+        bits = "".join("01"[int(bit)] for bit in self._bits)
+        self._journal.write(json.dumps({**counts, "bits": bits}) + "\n")
+        _sync(self._journal)
+        self.shards += 1
 
     def append(self, tokens: npt.NDArray[Any], trained: Bools, lengths: Int64s) -> None:
         """Add documents, given one behind the other; `lengths` says where each ends."""
@@ -168,20 +201,18 @@ class TokenWriter:
         whole = len(bits) - len(bits) % 8
         self._mask.write(np.packbits(bits[:whole], bitorder="little").tobytes())
         self._bits = bits[whole:]
-        self._lengths.frombytes(lengths.astype(np.int64).tobytes())
+        self._lengths.write(lengths.astype("<i8").tobytes())
+        self.n_docs += len(lengths)
         self.n_tokens += len(tokens)
         self.n_trained += int(np.count_nonzero(trained))
         self.max_token = max(self.max_token, int(tokens.max()))
 
-    @property
-    def n_docs(self) -> int:
-        return len(self._lengths)
-
     def publish(self, settings: Mapping[str, Any]) -> None:
         """Write offsets and manifest, sync all to disk and give the directory its name."""
         self._mask.write(np.packbits(self._bits, bitorder="little").tobytes())
-        lengths = np.frombuffer(self._lengths, np.int64)
-        with (self._temporary / "offsets.npy").open("wb") as file:
+        self._lengths.flush()
+        lengths = np.fromfile(self._partial / _LENGTHS, "<i8")
+        with (self._partial / "offsets.npy").open("wb") as file:
             np.save(file, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
             _sync(file)
         manifest = Manifest(
@@ -195,19 +226,61 @@ class TokenWriter:
             empty_rows=self.empty_rows,
             settings=settings,
         )
-        with (self._temporary / "manifest.json").open("w", encoding="utf-8") as text:
+        with (self._partial / "manifest.json").open("w", encoding="utf-8") as text:
             json.dump(dataclasses.asdict(manifest), text, indent=1)
             _sync(text)
-        for file in (self._tokens, self._mask):
-            _sync(file)
+        for written in (self._tokens, self._mask):
+            _sync(written)
+        for name in (_LENGTHS, _JOURNAL):
+            (self._partial / name).unlink()
         if self._final.exists():  # damaged: its owner has found that out under the lock
             shutil.rmtree(self._final)
-        self._temporary.rename(self._final)
+        self._partial.rename(self._final)
         parent = os.open(self._final.parent, os.O_RDONLY)
         try:
             os.fsync(parent)
         finally:
             os.close(parent)
+
+
+_LENGTHS = "lengths.bin"
+_JOURNAL = "shards.jsonl"
+
+
+def _sizes(counts: _Counts, itemsize: int) -> dict[str, int]:
+    """Bytes of each file when so much is written."""
+    return {
+        "tokens.bin": counts.n_tokens * itemsize,
+        "mask.bin": counts.n_tokens // 8,
+        _LENGTHS: counts.n_docs * 8,
+    }
+
+
+def _finished_shards(directory: Path, itemsize: int) -> Iterator[_Counts]:
+    """What was written at the end of each shard, as far as the files have it; nothing of a damaged directory."""
+    try:
+        lines = (directory / _JOURNAL).read_text(encoding="utf-8").splitlines()
+        there = {name: (directory / name).stat().st_size for name in _sizes(_Counts(), itemsize)}
+    except (OSError, ValueError):
+        return
+    for line in lines:
+        try:
+            counts = _Counts(**json.loads(line))
+            if len(counts.bits) != counts.n_tokens % 8 or any(
+                there[name] < size for name, size in _sizes(counts, itemsize).items()
+            ):
+                return
+        except (ValueError, TypeError):  # the last line, of a process that was killed while it wrote it
+            return
+        yield counts
+
+
+def _cut(path: Path, size: int) -> BinaryIO:
+    """The file opened to go on behind its first `size` bytes, which it has; a new one where there is none."""
+    file: BinaryIO = path.open("r+b" if path.exists() else "w+b")
+    file.truncate(size)
+    file.seek(size)
+    return file
 
 
 def _sync(file: IO[Any]) -> None:

@@ -203,10 +203,19 @@ def _read_parquet(path: Path, columns: Sequence[str] | None, sample_by: str) -> 
             number = 0
             for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=list(columns) if columns else None):
                 for values in batch.to_pylist():
-                    yield Row(f"{path} row {number}", values)
+                    yield Row(f"{path} row {number}", {name: without_nulls(cell) for name, cell in values.items()})
                     number += 1
-    except (pyarrow.ArrowException, OSError) as error:  # a cut file raises one or the other
+    # Damage raises any of these: text that is not UTF-8 and dates out of range only when a cell is read.
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise ConfigError(f"{path}: not parquet, or damaged: {error}. Write or fetch it again.") from error
+
+
+def without_nulls(cell: Any) -> Any:
+    """A table's cell without the keys that are null, at any depth: a struct has every key that any row has, and what a
+    row does not have is null there. The cell itself may be."""
+    if isinstance(cell, dict):
+        return {key: without_nulls(value) for key, value in cell.items() if value is not None}
+    return [without_nulls(value) for value in cell] if isinstance(cell, list) else cell
 
 
 _Reader = Callable[[Path, Sequence[str] | None, str], Iterator[Row]]

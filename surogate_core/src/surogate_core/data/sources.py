@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ..errors import ConfigError
 from ..hub import find_local, hub_remedy, looks_like_repo
-from .readers import SUFFIXES, Row, missing_column, read_file
+from .readers import SUFFIXES, Row, missing_column, read_file, without_nulls
 
 HUB_ROWS = 1024
 
@@ -183,5 +183,6 @@ class HubSource:
         for batch in table.iter(batch_size=HUB_ROWS):
             names = list(batch)
             for cells in zip(*batch.values(), strict=True):
-                yield Row(f"{self._name} row {number}", dict(zip(names, cells, strict=True)))
+                values = {name: without_nulls(cell) for name, cell in zip(names, cells, strict=True)}
+                yield Row(f"{self._name} row {number}", values)
                 number += 1

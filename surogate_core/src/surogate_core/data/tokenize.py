@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,6 +32,8 @@ from .tokenizer import Tokenizer
 
 CHUNK_ROWS = 256
 CHUNK_CHARS = 1 << 20
+SHARD_TOKENS = 1 << 22
+"""Tokens after which what is done is kept for a process that comes after a killed one: every few seconds."""
 
 Progress = Callable[[int, int], None]
 """Called with the rows and the tokens done so far."""
@@ -55,8 +58,9 @@ def tokenize_dataset(
     """The documents of `entry` as tokens, memory-mapped from the cache below `cache_root`.
 
     The cache's key is a hash over the data's content, the tokenizer and the settings; not over sequence_len. When it
-    is missing or damaged (told by `notice`) the rows are read as a stream and tokenised in threads. Memory is bounded
-    by a few chunks of rows and the longest row. A second process that asks for the same waits and then maps it too.
+    is missing or damaged (told by `notice`) the rows are read as a stream and tokenised in threads, behind what a
+    process that was stopped has finished. Memory is bounded by a few chunks of rows and the longest row. A second
+    process that asks for the same waits and then maps it too.
     Raises ConfigError, naming file and line, for data that cannot be used, and RunStopped when the disk is full.
     """
     source = open_source(entry, getattr(options, "sample_by", "document"), where)
@@ -73,6 +77,11 @@ def tokenize_dataset(
             if cached is not None:
                 return cached
             with TokenWriter(directory, token_dtype(tokenizer.vocab_size)) as writer:
+                if writer.shards:
+                    notice(
+                        f"{where}: an earlier process was stopped while it tokenised this: {writer.shards:,} shards of "
+                        f"it, {writer.n_tokens:,} tokens, are kept"
+                    )
                 _write(writer, source, format_def, options, tokenizer, progress)
                 if writer.n_docs == 0:
                     raise ConfigError(f"{where}: path: {entry.path}: every row is empty. Name other data.")
@@ -176,23 +185,27 @@ def _write(
     """Tokenise in threads and append in the order of the rows."""
     columns = list(format_def.fields(options))
     workers = len(os.sched_getaffinity(0))
-    rows_done = 0
+    kept = writer.n_tokens
     pending: deque[Future[_Chunk]] = deque()
 
     def drain(limit: int) -> None:
-        nonlocal rows_done
+        nonlocal kept
         while len(pending) > limit:
             chunk = pending.popleft().result()
             writer.append(chunk.tokens, chunk.trained, chunk.lengths)
             writer.n_bytes += chunk.n_bytes
             writer.empty_rows += chunk.rows - len(chunk.lengths)
-            rows_done += chunk.rows
+            writer.rows += chunk.rows
+            if writer.n_tokens - kept >= SHARD_TOKENS:
+                writer.finish_shard()
+                kept = writer.n_tokens
             if progress is not None:
-                progress(rows_done, writer.n_tokens)
+                progress(writer.rows, writer.n_tokens)
 
     with ThreadPoolExecutor(workers) as pool:
         try:
-            for rows in _chunks(source.rows(columns), columns):
+            left = islice(source.rows(columns), writer.rows, None)
+            for rows in _chunks(left, columns):
                 pending.append(pool.submit(_encode, rows, columns, format_def, options, tokenizer))
                 drain(2 * workers)
             drain(0)

@@ -110,7 +110,8 @@ class Tokenizer:
             text = token.get("content") if isinstance(token, dict) else token
             if text is None:
                 return None
-            found = self._backend.token_to_id(str(text))
+            writable = isinstance(text, str) and not any(0xD800 <= ord(char) < 0xE000 for char in text)  # as UTF-8
+            found = self._backend.token_to_id(text) if writable else None
             if found is None:
                 raise ConfigError(
                     f"{where}: {self.directory / 'tokenizer_config.json'}: {name}_token {text!r} is not in "

@@ -1,0 +1,140 @@
+"""`surogate verify`: the run's model and recipe beside transformers', layer by layer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import groupby
+from math import isfinite
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from ..verification import Row, Verification, verify
+from .render import paint, print_warning
+
+FAILED: Final = 1
+_WIDTH: Final = 80
+
+
+def verify_command(
+    config: Path, overrides: list[str], rows: int, length: int | None, layers: int | None, random: bool, as_json: bool
+) -> int:
+    """Print the comparison; 0 when everything is within its bound, else 1."""
+    result = verify(
+        config, overrides, rows=rows, length=length, layers=layers, random_tokens=random, notice=print_warning
+    )
+    if as_json:
+        print(json.dumps(to_json(result), indent=2))
+    else:
+        _print(result)
+    return 0 if result.verdict.passed else FAILED
+
+
+def to_json(result: Verification) -> dict[str, Any]:
+    """The comparison as data: the contract of `surogate verify --json`. What is not finite is null."""
+    verdict = result.verdict
+    wrong = verdict.first_wrong
+    return {
+        "passed": verdict.passed,
+        "first_wrong": wrong.name if wrong else None,
+        "model": result.model,
+        "recipe": result.recipe,
+        "dtypes": result.dtypes,
+        "device": result.device,
+        "weights": result.weights,
+        "tokens": result.tokens,
+        "needs_bytes": {"device": result.needs.device, "host": result.needs.host},
+        "loss": _number(verdict.loss),
+        "transformers_loss": _number(verdict.true_loss),
+        "rows": [
+            {
+                "name": row.name,
+                "kind": row.kind,
+                "layer": row.layer if row.layer >= 0 else None,
+                "error": _number(row.error),
+                "transformers_error": _number(row.theirs),
+                "allowed": row.allowed,
+                "cosine": _number(row.cosine),
+                "ok": row.ok,
+            }
+            for row in verdict.rows
+        ],
+    }
+
+
+def _number(value: float | None) -> float | None:
+    return value if value is not None and isfinite(value) else None
+
+
+def _print(result: Verification) -> None:
+    verdict = result.verdict
+    console = Console(width=_WIDTH, highlight=False)
+    for name in ("model", "recipe", "dtypes", "device", "weights", "tokens"):
+        console.print(f"{name:<10}{getattr(result, name)}", markup=False)
+    console.print(f"{'memory':<10}about {result.needs}\n", markup=False)
+    forward = [row for row in verdict.rows if row.kind in ("output", "loss")]
+    console.print(_table("forward", forward, cosine=False))
+    console.print(f"loss {verdict.loss:.6f}, transformers in fp32 {verdict.true_loss:.6f}\n", markup=False)
+    gradients = [row for row in verdict.rows if row.kind in ("gradient", "average")]
+    console.print(_table("gradients", gradients, cosine=True))
+    console.print()
+    console.print("\n".join(_conclusion(result)), markup=False, soft_wrap=True)
+
+
+def _table(title: str, rows: list[Row], *, cosine: bool) -> Table:
+    """Errors are relative distances to transformers in fp32."""
+    compared = any(row.theirs is not None for row in rows)
+    table = Table(box=None, width=_WIDTH, pad_edge=False)
+    table.add_column(title, no_wrap=True, ratio=1)
+    heads = ["ours", *(["bf16"] if compared else []), "allowed", *(["cosine"] if cosine else []), ""]
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    for section, group in groupby(rows, _section):
+        members = list(group)
+        if section:
+            table.add_row(section)
+        prefix = _shared([row.name for row in members]) if members[0].kind == "gradient" else ""
+        for row in members:
+            cells = [f"{row.error:.1e}"]
+            cells += [f"{row.theirs:.1e}"] if row.theirs is not None else []
+            cells += [f"{row.allowed:.1e}"]
+            cells += [f"{row.cosine:.6f}" if row.cosine is not None else ""] if cosine else []
+            name = ("  " if section else "") + row.name.removeprefix(prefix)
+            table.add_row(name, *cells, "" if row.ok else "wrong", style="" if row.ok else "red")
+    return table
+
+
+def _section(row: Row) -> str:
+    if row.kind != "gradient":
+        return ""
+    return f"layer {row.layer}" if row.layer >= 0 else "outside of layers"
+
+
+def _shared(names: list[str]) -> str:
+    """What all names begin with, up to a dot: the layer's own name."""
+    first, last = min(names).split("."), max(names).split(".")
+    same = 0
+    while same < min(len(first), len(last)) - 1 and first[same] == last[same]:
+        same += 1
+    return ".".join(first[:same]) + "." if same else ""
+
+
+def _conclusion(result: Verification) -> Iterator[str]:
+    verdict = result.verdict
+    wrong = verdict.first_wrong
+    if wrong is None:
+        yield f"{paint('pass', 'green')}: all {len(verdict.rows)} within what is allowed"
+        return
+    count = sum(not row.ok for row in verdict.rows)
+    told = {
+        "output": f"forward pass: the first wrong output is that of {wrong.name}",
+        "loss": "forward pass: every layer is right, the loss is wrong",
+        "gradient": "forward pass right; backward pass: the first wrong gradient, counted from the loss, is that of\n"
+        f"      {wrong.name}",
+        "average": "each is within its own bound, but not their average: more is rounded than need be",
+    }[wrong.kind]
+    yield f"{paint('fail', 'red')}: {count} of {len(verdict.rows)} are farther from transformers in fp32 than allowed"
+    yield f"      {told}"

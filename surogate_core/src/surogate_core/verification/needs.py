@@ -1,0 +1,63 @@
+"""What a comparison holds at most, before it begins. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigError
+from ..memory.devices import GIB
+from ..prepare import Prepared
+from ..system import memory_bytes
+
+if TYPE_CHECKING:
+    from .tokens import Chosen
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes at the peak. device: of the GPU, 0 where the CPU computes. host: of the machine's own memory."""
+
+    device: int
+    host: int
+
+    def __str__(self) -> str:
+        parts = [f"{self.device / GIB:.1f} GiB of the GPU"] if self.device else []
+        return " and ".join([*parts, f"{self.host / GIB:.1f} GiB of host memory"])
+
+
+def estimate(prepared: Prepared, chosen: Chosen) -> Needs:
+    """Ours is planned to the byte; transformers' fp32 model is estimated, the larger of the two counts.
+
+    An estimate: fp32 weights and gradients, every activation of our forward pass in fp32 twice (inputs and results of
+    modules that we run as one), logits four times, attention's scores of the longest document three times a layer.
+    """
+    assembly, plan = prepared.assembly, prepared.report.device_bytes["total"]
+    of_model = {weight.param for weight in assembly.weights}
+    weights = sum(v.size for v in assembly.declared if v.role == "param" and v.name in of_model)
+    trained = prepared.n_trainable
+    forward = {v for op in assembly.programs["evaluate"].ops for v in op.outs if v.role == "act"}
+    longest = max(b - a for a, b in chosen.documents)
+    share = longest / len(chosen.batch.tokens)
+    heads = prepared.model_config.get("num_attention_heads")
+    scores = 3 * (heads if isinstance(heads, int) else 0) * _n_layers(prepared) * longest**2
+    logits = 4 * longest * prepared.ingredients.dims.vocab_size
+    theirs = 4 * (weights + trained + scores + logits) + int(8 * share * sum(v.size for v in forward))
+    kept = 2 * 4 * trained + 8 * sum(v.size for v in forward if v.label == "residual")
+    if prepared.target.device.sm is None:
+        return Needs(0, kept + max(plan, theirs))
+    return Needs(max(plan, theirs + prepared.report.device.runtime_bytes), kept + 4 * weights)
+
+
+def refuse_unless_it_fits(prepared: Prepared, needed: Needs) -> None:
+    """ConfigError with what to do, when this machine has not that much."""
+    have = Needs(prepared.report.device.memory_bytes if needed.device else 0, memory_bytes())
+    if needed.device > have.device or needed.host > have.host:
+        raise ConfigError(
+            f"{prepared.loaded.source}: to verify needs about {needed}; there are {have}. "
+            "Verify its first layers (--layers 4), or fewer tokens (--rows 1 --length 128)."
+        )
+
+
+def _n_layers(prepared: Prepared) -> int:
+    return len({op.block for op in prepared.assembly.programs["evaluate"].ops if op.block >= 0})

@@ -1,0 +1,132 @@
+"""Our side: the run's programs, run op by op by the executor of the device, looked at between the ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .. import hf, run
+from ..adapted import adapter_of, load_adapter
+from ..prepare import Prepared
+from ..runtime.arena import Buffers
+from ..runtime.initialise import initialise
+from ..runtime.team import Team
+from ..runtime.worker import Worker
+from .observed import EMBEDDING, LOGIT_POSITIONS, LOGITS, Observed, block_name
+from .tokens import Chosen
+
+_ADAPTER_STD = 0.02
+
+
+def observe(
+    prepared: Prepared,
+    chosen: Chosen,
+    scratch: Path,
+    skipped: Sequence[str],
+    notice: Callable[[str], None],
+) -> Observed:
+    """Run a micro-step. Weights that are drawn, and the adapter, are written to "model" and "adapter" in `scratch`.
+
+    `skipped`: the checkpoint's tensors that belong to layers which were cut off.
+    """
+    worker = run.make_worker(prepared, notice=notice)
+    try:
+        _fill(prepared, worker, skipped)
+        _write(prepared, worker, scratch)
+        observed = Observed()
+        positions = torch.cat([torch.arange(a, b) for a, b in chosen.documents])
+        worker.watch(lambda buffers: _Watcher(prepared, buffers, positions, observed))
+        worker.start(graphs=False)
+        worker.micro_step(chosen.batch, first=True, last=True, loss_scale=1 / chosen.batch.n_valid, tick=1)
+        worker.settle()
+        view = worker.buffers.persistent
+        observed.loss = float(view(prepared.assembly.loss))
+        observed.gradients = _gradients(prepared, view)
+    finally:
+        worker.close()
+    return observed
+
+
+class _Watcher:
+    """Copies the residual stream as each block leaves it, and the logits, when the forward pass has written them."""
+
+    def __init__(self, prepared: Prepared, buffers: Buffers, positions: Tensor, observed: Observed) -> None:
+        self._programs = prepared.assembly.all_programs
+        self._buffers = buffers
+        self._positions = positions
+        self._observed = observed
+        self._blocks = 0
+
+    def __call__(self, program: str, index: int) -> None:
+        op = self._programs[program].ops[index]
+        if op.phase != "forward":
+            return
+        if op.kind == "embedding":
+            self._keep(EMBEDDING, self._buffers.view(op.outs[0], program))
+        for out in op.outs:
+            if out.label == "residual":
+                self._keep(block_name(self._blocks), self._buffers.view(out, program))
+                self._blocks += 1
+        if op.kind in ("lm_head_ce", "lm_head_ce_grads"):  # neither writes logits: made from what they read
+            x, head = (self._buffers.view(value, program) for value in op.ins[:2])
+            rows = x[self._positions[:LOGIT_POSITIONS].to(x.device)]
+            self._observed.states[LOGITS] = (rows @ head.T).float().cpu()
+
+    def _keep(self, name: str, value: Tensor) -> None:
+        self._observed.states[name] = value[self._positions.to(value.device)].float().cpu()
+
+
+def _fill(prepared: Prepared, worker: Worker | Team, skipped: Sequence[str]) -> None:
+    """As a run begins, but that an adapter's zero matrices are drawn: they would hide their partners' gradients."""
+    config, assembly, given = prepared.loaded.config, prepared.assembly, prepared.ingredients
+    params = worker.params()
+    if skipped:
+        initialise((v for v in assembly.declared if v.init), worker.buffers.persistent, config.train_seed)
+        ignored = [*given.model.ignored_tensors(given.dims), *skipped]
+        hf.load_weights(prepared.model_dir, assembly.weights, params, ignored)
+        load_adapter(prepared, params)
+    else:
+        run.fill_weights(prepared, worker)
+    if adapter_of(prepared) is not None and config.adapter_path is None:
+        drawn = [
+            replace(v, init=replace(v.init, kind="normal", std=_ADAPTER_STD)) for v in assembly.trainable if v.init
+        ]
+        place = {v.name: v for v in assembly.trainable}
+        zero = [v for v in drawn if not params[v.name].any()]
+        initialise(zero, lambda v: worker.buffers.persistent(place[v.name]), config.train_seed)
+
+
+def _write(prepared: Prepared, worker: Worker | Team, scratch: Path) -> None:
+    """What transformers cannot read from the user's files."""
+    config, params = prepared.loaded.config, worker.params()
+    worker.settle()
+    if config.from_scratch:
+        dtype = prepared.ingredients.precision.model
+        model = (prepared.assembly.weights, params, prepared.model_config, prepared.model_dir, dtype)
+        hf.save_model(scratch / "model", *model)
+    chosen = adapter_of(prepared)
+    if chosen is not None:
+        adapter, options = chosen
+        (scratch / "adapter").mkdir()
+        trained = {v.name: params[v.name] for v in prepared.assembly.trainable}
+        adapter.save(trained, scratch / "adapter", str(prepared.model_dir), options)
+
+
+def _gradients(prepared: Prepared, view: Callable[..., Tensor]) -> dict[str, Tensor]:
+    """By the names of the checkpoint's tensors, or of the adapter's params."""
+    assembly = prepared.assembly
+    trained = {v.name for v in assembly.trainable}
+    values = {v.name.removeprefix("grad."): v for v in assembly.declared if v.role == "grad"}
+    grads = {name: view(value).float().cpu().clone() for name, value in values.items() if name in trained}
+    stored: Mapping[str, Sequence[tuple[str, int]]] = {
+        weight.param: [(tensor.name, tensor.shape[0]) for tensor in weight.tensors] for weight in assembly.weights
+    }
+    found: dict[str, Tensor] = {}
+    for name, grad in grads.items():
+        parts = stored.get(name, [(name, grad.shape[0])])
+        found |= dict(zip((n for n, _ in parts), grad.split([rows for _, rows in parts]), strict=True))
+    return found

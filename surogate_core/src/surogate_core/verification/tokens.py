@@ -1,0 +1,111 @@
+"""The rows that are compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from ..data.corpora import Corpora
+from ..data.loader import NO_LABEL, MicroBatch, micro_batch
+from ..data.permute import SHUFFLE, permutation
+from ..errors import ConfigError
+from ..prepare import Prepared
+
+_TRIED_ROWS = 256
+"""Rows that are looked at for labels."""
+
+_DOCUMENTS_A_ROW = 4
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A micro-batch, and in words where its tokens are from."""
+
+    batch: MicroBatch
+    told: str
+
+    @property
+    def documents(self) -> list[tuple[int, int]]:
+        """(start, stop) of the documents that have a label; the rest, padding too, has no part in loss or gradient."""
+        bounds = pairwise(dict.fromkeys(self.batch.cu_seqlens.tolist()))
+        return [(a, b) for a, b in bounds if bool((self.batch.targets[a:b] != NO_LABEL).any())]
+
+
+def from_data(data: Corpora, prepared: Prepared, seed: int) -> Chosen:
+    """Rows of the training data, at random, cut to the length that is compared; those without a label passed over."""
+    n_rows, length = _shape(prepared)
+    found: list[MicroBatch] = []
+    order = permutation(data.train.n_rows, seed, purpose=SHUFFLE)[:_TRIED_ROWS]
+    for row in order:
+        whole = micro_batch(data.train, np.array([row]), 1, data.tokenizer.padding_id)
+        cut = _cut(whole, length, _documents_a_row(prepared), data.tokenizer.padding_id)
+        found += [cut] * bool(cut.n_valid)
+        if len(found) == n_rows:
+            break
+    if not found:
+        raise ConfigError(
+            f"datasets: none of {len(order)} rows has a label in its first {length} tokens. Raise --length, "
+            "or use --random-tokens."
+        )
+    while len(found) < n_rows:  # a small set: the same rows again
+        found.append(found[len(found) % len(order)])
+    batch = _joined(found, length, prepared)
+    return Chosen(batch, f"{n_rows} rows of {length} from the run's data, {batch.n_valid:,} labels")
+
+
+def random_batch(prepared: Prepared, seed: int) -> Chosen:
+    """Random tokens in documents of random lengths, all of them labelled."""
+    n_rows, length = _shape(prepared)
+    rng = np.random.default_rng(seed)
+    documents = min(_DOCUMENTS_A_ROW, _documents_a_row(prepared) - 1, max(1, length // 8))
+    rows = []
+    for _ in range(n_rows):
+        inner = sorted(rng.choice(np.arange(2, length - 1), documents - 1, replace=False).tolist())
+        starts = np.array([0, *inner], np.int32)
+        tokens = rng.integers(0, prepared.ingredients.dims.vocab_size, length, dtype=np.int32)
+        targets = np.append(tokens[1:], NO_LABEL).astype(np.int32)
+        targets[starts[1:] - 1] = NO_LABEL
+        positions = np.arange(length) - np.repeat(starts, np.diff(np.append(starts, length)))
+        labels = int((targets != NO_LABEL).sum())
+        rows.append(MicroBatch(tokens, targets, positions.astype(np.int32), starts, length, labels))
+    batch = _joined(rows, length, prepared)
+    return Chosen(batch, f"{n_rows} rows of {length} random tokens in documents, {batch.n_valid:,} labels")
+
+
+def _shape(prepared: Prepared) -> tuple[int, int]:
+    return prepared.ingredients.batch_size, prepared.ingredients.seq_len
+
+
+def _documents_a_row(prepared: Prepared) -> int:
+    """The most that the programs allow, padding counted as one."""
+    return prepared.ingredients.max_documents // prepared.ingredients.batch_size
+
+
+def _cut(row: MicroBatch, length: int, most: int, pad_id: int) -> MicroBatch:
+    """The first `length` positions of a row of one; beyond `most` - 1 documents it is padding."""
+    starts = row.cu_seqlens[: row.n_documents]
+    starts = starts[starts < length]
+    tokens, targets, positions = (a[:length].copy() for a in (row.tokens, row.targets, row.positions))
+    if len(starts) > most:
+        starts = starts[:most]
+        end = starts[-1]
+        tokens[end:], targets[end:], positions[end:] = pad_id, NO_LABEL, np.arange(length - end)
+    return MicroBatch(tokens, targets, positions, starts, length, int((targets != NO_LABEL).sum()))
+
+
+def _joined(rows: list[MicroBatch], length: int, prepared: Prepared) -> MicroBatch:
+    """Rows, whose `cu_seqlens` are but the starts of their documents, as one batch."""
+    total = length * len(rows)
+    starts = np.concatenate([row.cu_seqlens + n * length for n, row in enumerate(rows)])
+    cu_seqlens = np.full(prepared.ingredients.max_documents + 1, total, np.int32)
+    cu_seqlens[: len(starts)] = starts
+    return MicroBatch(
+        np.concatenate([row.tokens for row in rows]),
+        np.concatenate([row.targets for row in rows]),
+        np.concatenate([row.positions for row in rows]),
+        cu_seqlens,
+        total,
+        sum(row.n_valid for row in rows),
+    )

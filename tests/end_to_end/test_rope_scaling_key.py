@@ -1,0 +1,109 @@
+"""The key `rope_scaling`: what it may hold, what it makes of a model's config.json, what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from end_to_end.product import Workplace, make_workplace
+from transformers import AutoConfig
+
+from surogate_core import run
+from surogate_core.errors import ConfigError
+from surogate_core.memory.devices import cpu
+from surogate_core.rope_scaling import parse_rope_scaling, with_rope_scaling
+from surogate_core.verification import verify
+
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+LEGAL: list[tuple[Any, dict[str, Any] | None]] = [
+    ("auto", None),
+    ("Linear", {"rope_type": "linear"}),
+    ('{"type": "yarn", "factor": "4"}', {"rope_type": "yarn", "factor": 4.0}),
+    ({"rope_type": "dynamic", "factor": 2, "truncate": None}, {"rope_type": "dynamic", "factor": 2.0}),
+    ({"type": "llama3", "factor": 8, **LLAMA3}, {"rope_type": "llama3", "factor": 8.0, **LLAMA3}),
+]
+ILLEGAL: list[tuple[Any, str]] = [
+    (7, "a type or a mapping"),
+    ([], "a type or a mapping"),
+    ("{", "is not JSON"),
+    ({}, "one rope_type"),
+    ({"factor": 2}, "one rope_type"),
+    ({"rope_type": "yarn", "type": "linear"}, "one rope_type"),
+    ({"rope_type": [1]}, "one rope_type"),
+    ({"rope_type": "yarn", "facter": 2}, "did you mean factor"),
+    ({"rope_type": "yarn", 5: 2}, "5 is no setting"),
+    ({"rope_type": "yarn", "factor": True}, "factor must be a number"),
+    ({"rope_type": "yarn", "factor": "nan"}, "factor must be a number"),
+    ({"rope_type": "yarn", "factor": 10**400}, "factor must be a number"),
+    ({"rope_type": "yarn", "factor": {}}, "factor must be a number"),
+    ({"rope_type": "yarn", "original_max_position_embeddings": 1.5}, "whole number"),
+    ({"rope_type": "yarn", "truncate": 1}, "truncate must be true or false"),
+]
+
+
+@pytest.mark.parametrize(("value", "parsed"), LEGAL)
+def test_a_type_a_mapping_and_json_are_read(value: Any, parsed: dict[str, Any] | None) -> None:
+    assert parse_rope_scaling(value) == parsed
+
+
+@pytest.mark.parametrize(("value", "told"), ILLEGAL)
+def test_anything_else_is_told(value: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        parse_rope_scaling(value)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"rope_theta": 7.0},
+        {"rope_theta": 7.0, "rope_scaling": {"type": "linear", "factor": 3.0}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}},
+        {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 7.0}, "rope_scaling": None},
+    ],
+)
+def test_the_base_stays_and_transformers_reads_what_is_written(own: dict[str, Any]) -> None:
+    config = {"max_position_embeddings": 64, "original_max_position_embeddings": 8, **own}
+    made = with_rope_scaling(config, {"rope_type": "yarn", "original_max_position_embeddings": 32}, 100)
+    theirs = AutoConfig.for_model("llama", **json.loads(json.dumps(made))).rope_parameters
+    wanted = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 7.0}
+    assert theirs == theirs | wanted
+    assert "original_max_position_embeddings" not in made and with_rope_scaling(config, None, 100) == config
+
+
+def told(workplace: Workplace, **changes: Any) -> str:
+    with pytest.raises(ConfigError) as error:
+        run.plan(run.load(workplace.write(**changes)), cpu())
+    return str(error.value)
+
+
+def test_what_does_not_go_together_is_refused_by_name(tmp_path: Path) -> None:
+    workplace = make_workplace(tmp_path)
+    assert "rope_scaling" in told(workplace, rope_scaling="yarn") and "factor" in told(workplace, rope_scaling="yarn")
+    assert "linear, dynamic, yarn or llama3" in told(workplace, rope_scaling="longrope")
+    assert "low_freq_factor" in told(workplace, rope_scaling={"rope_type": "llama3", "factor": 8})
+    assert "factor: must be at least 1" in told(workplace, rope_scaling={"rope_type": "linear", "factor": 0.5})
+    assert "rope_scaling: an adapter" in told(
+        workplace, rope_scaling={"rope_type": "yarn", "factor": 2}, lora=True, from_scratch=False
+    )
+    assert "sequence_len: 256" in told(workplace, rope_scaling={"rope_type": "linear", "factor": 2}, sequence_len=256)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        pytest.param({"rope_type": "linear", "factor": 2.0}, marks=pytest.mark.slow, id="linear"),
+        pytest.param({"rope_type": "yarn", "factor": 2.0}, id="yarn"),
+        pytest.param({"rope_type": "llama3", "factor": 8.0, **LLAMA3}, marks=pytest.mark.slow, id="llama3"),
+    ],
+)
+def test_a_run_trains_saves_and_verifies_what_it_was_told(here: Workplace, scaling: dict[str, Any]) -> None:
+    length = 64 if scaling["rope_type"] == "llama3" else 128
+    config = here.write(rope_scaling=scaling, sequence_len=length, max_steps=1, warmup_steps=0, eval_steps=0)
+    run.train(run.load(config), notice=lambda line: None)
+    assert json.loads((here.out / "config.json").read_text())["rope_scaling"] == scaling
+    saved = AutoConfig.from_pretrained(here.out).rope_parameters
+    assert saved == saved | scaling | {"rope_theta": 10000.0}
+    result = verify(config, notice=lambda line: None)
+    assert result.verdict.passed, result.verdict.first_wrong

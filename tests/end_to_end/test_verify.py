@@ -1,0 +1,169 @@
+"""`surogate verify`: a right model passes in fp32, bf16 and with an adapter; of a wrong one the place is named."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from end_to_end.product import Workplace, write_model
+
+import surogate_models.decoder as decoder
+import surogate_models.reference as reference
+from surogate_core import run, verification
+from surogate_core.cli.verify import verify_command
+from surogate_core.errors import ConfigError
+from surogate_core.verification import Verification, verify
+from surogate_models.rope import Rope
+
+
+def silent(line: str) -> None:
+    """A notice that nobody reads."""
+
+
+def verified(workplace: Workplace, *overrides: str, **options: Any) -> Verification:
+    return verify(workplace.write(), list(overrides), notice=silent, **options)
+
+
+@pytest.fixture
+def based(here: Workplace) -> Workplace:
+    """A bf16 checkpoint of three layers, saved after one step, as the base of other runs."""
+    write_model(here.root / "model", num_hidden_layers=3, tie_word_embeddings=False, initializer_range=0.05)
+    run.train(run.load(here.write(max_steps=1, warmup_steps=0, eval_steps=0), ["model_dtype=bf16"]), notice=silent)
+    changes = {"model": str(here.out), "from_scratch": False, "model_dtype": None, "output_dir": str(here.root / "x")}
+    return replace(here, config={**here.config, **changes})
+
+
+# ------------------------------------------------------------------------------------------------------ a right model
+
+
+def test_random_weights_pass_in_fp32_on_the_runs_own_data(here: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify_command(here.write(), [], 2, None, None, False, False) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80, out
+    for words in (
+        "2 rows of 64 from the run's data",
+        "\nblock 1 ",
+        "\nlayer 1\n",
+        "  mlp.down_proj.weight ",
+        "\npass:",
+    ):
+        assert words in "\n".join(line.rstrip() if "layer" in line else line for line in out.splitlines()), out
+    assert not here.out.exists()
+
+
+def test_a_checkpoint_passes_in_bf16_beside_transformers_in_bf16(based: Workplace) -> None:
+    result = verified(based)
+    assert result.verdict.passed, result.verdict.first_wrong
+    outputs = [row for row in result.verdict.rows if row.kind == "output"]
+    assert [row.name for row in outputs] == ["embedding", "block 0", "block 1", "block 2", "logits"]
+    assert all(row.theirs is not None for row in result.verdict.rows)
+    assert result.weights == "of the checkpoint"
+
+
+@pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
+def test_an_adapter_passes_beside_that_of_peft(based: Workplace, dtype: str) -> None:
+    pytest.importorskip("peft")
+    result = verified(based, "lora=true", "lora_rank=4", f"model_dtype={dtype}")
+    assert result.verdict.passed, result.verdict.first_wrong
+    gradients = [row for row in result.verdict.rows if row.kind == "gradient"]
+    assert len(gradients) == 3 * 7 * 2 and all(row.cosine is not None and row.cosine > 0.99 for row in gradients)
+
+
+def test_the_first_layers_of_a_checkpoint_are_verified_alone(based: Workplace) -> None:
+    result = verified(based, layers=2, random_tokens=True, rows=1, length=32)
+    assert result.verdict.passed, result.verdict.first_wrong
+    assert max(row.layer for row in result.verdict.rows) == 1
+    assert "1 rows of 32 random tokens" in result.tokens and "its first 2 layers" in result.model
+
+
+@pytest.mark.parametrize("family", [pytest.param("qwen2", marks=pytest.mark.slow), "llama"])
+def test_other_families_pass_without_data(here: Workplace, family: str) -> None:
+    architecture = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}[family]
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    write_model(
+        here.root / "model",
+        architectures=[architecture],
+        model_type=family,
+        rope_parameters={**scaling, "rope_theta": 10000.0, "original_max_position_embeddings": 32},
+    )
+    result = verified(replace(here, config={**here.config, "datasets": None}))
+    assert result.verdict.passed, result.verdict.first_wrong
+    assert "random tokens" in result.tokens
+
+
+# ------------------------------------------------------------------------------------------------------ a wrong model
+
+
+def first_wrong(result: Verification) -> str:
+    wrong = result.verdict.first_wrong
+    assert wrong is not None, [(row.name, row.error) for row in result.verdict.rows]
+    return wrong.name
+
+
+def test_a_weight_map_that_swaps_two_tensors_is_found_in_its_layer(
+    based: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = decoder._block_weights
+
+    def swapped(d: Any, name: str, source: str) -> list[Any]:
+        maps = right(d, name, source)
+        if name != "layers.1":
+            return maps
+        return [replace(m, tensors=m.tensors[::-1]) if m.param.endswith("gate_up") else m for m in maps]
+
+    monkeypatch.setattr(decoder, "_block_weights", swapped)
+    for overrides in ([], ["model_dtype=fp32", "from_scratch=true"]):
+        assert first_wrong(verified(based, *overrides)) == "block 1"
+
+
+def test_a_wrong_rope_theta_is_found_in_the_first_block(
+    based: Workplace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """11,000 instead of 10,000: less than what rounding to bf16 would excuse in a single number."""
+    right = Rope.attrs.fget
+    assert right is not None
+    monkeypatch.setattr(Rope, "attrs", property(lambda rope: right(rope) | {"theta": 1.1 * rope.theta}))
+    assert first_wrong(verified(based, "model_dtype=fp32")) == "block 0"
+    assert verify_command(based.write(), [], 2, None, None, False, True) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["passed"], told["first_wrong"]) == (False, "block 0")
+    assert next(row for row in told["rows"] if row["name"] == "embedding")["ok"]
+
+
+def test_a_wrong_backward_op_is_found_where_it_first_ran(
+    here: Workplace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The queries' and keys' backward pass, a thousandth off: forward is right, and so is what comes before it."""
+    right = reference.qk_norm_rope_bwd
+
+    def off(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        first, *rest = right(*args, **kwargs)
+        return (first * 1.001, *rest)
+
+    monkeypatch.setattr(reference, "qk_norm_rope_bwd", off)
+    assert verify_command(here.write(), [], 2, None, None, False, False) == 1
+    out = capsys.readouterr().out
+    assert "fail: " in out and "forward pass right" in out and "model.layers.1.self_attn" in out
+
+
+def test_a_wrong_scale_of_the_adapter_is_found(based: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("peft")
+    from surogate_lora.options import LoraOptions
+
+    monkeypatch.setattr(LoraOptions, "scale", property(lambda options: 1.01 * options.lora_alpha / options.lora_rank))
+    assert first_wrong(verified(based, "lora=true", "model_dtype=fp32")) == "block 0"
+
+
+# ---------------------------------------------------------------------------------------------------- what is refused
+
+
+def test_what_cannot_be_verified_is_refused_by_name(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    for options, words in (({"layers": 3}, "--layers: 3"), ({"length": 65}, "--length: 65")):
+        with pytest.raises(ConfigError, match=words):
+            verified(here, **options)
+    monkeypatch.setattr(verification.needs, "memory_bytes", lambda: 1 << 20)
+    with pytest.raises(ConfigError, match=r"needs about 0.* GiB of host memory; there are 0.0 .*--layers 4"):
+        verified(here)

@@ -1,0 +1,66 @@
+"""Damaged adapters: continued and merged, or refused with a message."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from end_to_end.product import Workplace
+from fuzzing.mutate import both_sides, of_file, refused, seeds
+
+from surogate_core import hf, run
+from surogate_core.adapted import load_adapter
+from surogate_core.memory.devices import cpu
+from surogate_core.prepare import Prepared
+
+
+@pytest.fixture
+def adapted(here: Workplace) -> tuple[Prepared, Path]:
+    """A run that goes on with an adapter, and the adapter."""
+    folder, base = here.root / "adapter", here.root / "model"
+    folder.mkdir()
+    config = here.write(from_scratch=False, lora=True, lora_rank=2, adapter_path=str(folder))
+    prepared = run.plan(run.load(config), cpu())
+    params = {name: torch.ones(value.shape) for name, value in prepared.assembly.params.items()}
+    weights = {m.param for m in prepared.assembly.weights}
+    made = here.root / "made"
+    made.mkdir()
+    hf.write_model(
+        *(made, prepared.assembly.weights, {n: p for n, p in params.items() if n in weights}),
+        *(prepared.model_config, base, "fp32"),
+    )
+    shutil.rmtree(base)
+    made.rename(base)
+    (adapter, options) = prepared.ingredients.adapters[0]
+    adapter.save({v.name: params[v.name] for v in prepared.assembly.trainable}, folder, str(base), options)
+    return prepared, folder
+
+
+def refusals(prepared: Prepared, folder: Path, cases: range) -> list[bool]:
+    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
+    params = {name: torch.zeros(value.shape) for name, value in prepared.assembly.params.items()}
+    outcomes = []
+
+    def use() -> None:
+        load_adapter(prepared, params)
+        run.merge(folder, folder.parent / "merged")
+
+    for seed in cases:
+        choice = random.Random(seed)
+        name = choice.choice(sorted(whole))
+        (folder / name).write_bytes(of_file(folder / name, choice))
+        outcomes.append(refused(seed, use))
+        (folder / name).write_bytes(whole[name])
+    return outcomes
+
+
+def test_a_damaged_adapter_is_continued_and_merged_or_refused(adapted: tuple[Prepared, Path]) -> None:
+    both_sides(refusals(*adapted, seeds(150)))
+
+
+@pytest.mark.slow
+def test_a_much_damaged_adapter_is_continued_and_merged_or_refused(adapted: tuple[Prepared, Path]) -> None:
+    both_sides(refusals(*adapted, seeds(3000)))

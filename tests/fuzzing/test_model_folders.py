@@ -1,0 +1,75 @@
+"""Damaged model folders: planned, tokenised and loaded, or refused with a message."""
+
+from __future__ import annotations
+
+import random
+import shutil
+
+import pytest
+import torch
+from end_to_end.product import Workplace
+from fuzzing.mutate import both_sides, of_file, refused, seeds
+from fuzzing.test_data import ROWS, TEMPLATE
+
+from surogate_core import hf, run
+from surogate_core.data.tokenizer import Tokenizer
+from surogate_core.memory.devices import cpu
+from surogate_core.plugins import load_registry
+
+FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+SHARD_BYTES = 100_000
+
+
+@pytest.fixture
+def model(here: Workplace) -> Workplace:
+    """A workplace whose model has sharded weights and a chat template."""
+    folder = here.root / "model"
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    prepared = run.plan(run.load(here.write()), cpu())
+    params = {name: torch.zeros(value.shape) for name, value in prepared.assembly.params.items()}
+    made = here.root / "made"
+    made.mkdir()
+    hf.write_model(made, prepared.assembly.weights, params, prepared.model_config, folder, "fp32", SHARD_BYTES)
+    shutil.rmtree(folder)
+    made.rename(folder)
+    assert len(list(folder.glob("*.safetensors"))) > 2 and (folder / "chat_template.jinja").exists()
+    return here
+
+
+def refusals(workplace: Workplace, cases: range) -> list[bool]:
+    folder = workplace.root / "model"
+    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
+    loaded = run.load(workplace.write(from_scratch=False))
+    conversation = load_registry().dataset_formats()["conversation"]
+    outcomes = []
+
+    def use() -> None:
+        prepared = run.plan(loaded, cpu())
+        given = prepared.ingredients
+        params = {name: torch.empty(value.shape, device="meta") for name, value in prepared.assembly.params.items()}
+        hf.load_weights(folder, prepared.assembly.weights, params, given.model.ignored_tensors(given.dims))
+        tokenizer = Tokenizer(folder)
+        assert tokenizer.decode(tokenizer.encode_ids("To be")) is not None and tokenizer.padding_id >= 0
+        assert len(tokenizer.token_bytes) == tokenizer.vocab_size
+        for row in ROWS["conversation"][:2]:
+            conversation.encode(row, tokenizer, conversation.options(tools_field="tools"))
+
+    for seed in cases:
+        choice = random.Random(seed)
+        name = choice.choice((*FILES, "config.json", choice.choice(sorted(whole))))
+        if choice.random() < 0.03:
+            (folder / name).unlink()
+        else:
+            (folder / name).write_bytes(of_file(folder / name, choice))
+        outcomes.append(refused(seed, use))
+        (folder / name).write_bytes(whole[name])
+    return outcomes
+
+
+def test_a_damaged_model_is_used_or_refused(model: Workplace) -> None:
+    both_sides(refusals(model, seeds(100)))
+
+
+@pytest.mark.slow
+def test_a_much_damaged_model_is_used_or_refused(model: Workplace) -> None:
+    both_sides(refusals(model, seeds(4000)))

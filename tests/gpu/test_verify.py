@@ -1,0 +1,47 @@
+"""`surogate verify` on the GPU: the compiled kernels beside transformers on the same device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from end_to_end.product import environment, make_workplace, write_model
+
+from surogate_core.verification import Verification, verify
+from surogate_models.rope import Rope
+
+from .harness import FAMILIES
+
+pytestmark = pytest.mark.gpu
+
+
+def verified(root: Path, family: str, monkeypatch: pytest.MonkeyPatch, *overrides: str, **options: Any) -> Verification:
+    workplace = make_workplace(root, datasets=None)
+    write_model(root / "model", **{**FAMILIES[family], "vocab_size": 2048, "rope_parameters": None})
+    for name, value in environment(root).items():
+        monkeypatch.setenv(name, value)
+    config = workplace.write(sequence_len=512)
+    return verify(config, overrides, notice=lambda line: None, **options)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_passes(family: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = verified(tmp_path, family, monkeypatch, f"model_dtype={dtype}")
+    print("\n".join(f"{row.name} {row.error:.2e} {row.theirs} {row.allowed:.2e}" for row in result.verdict.rows))
+    assert result.needs.device > 0 and "CPU" not in result.device
+    assert result.verdict.passed, result.verdict.first_wrong
+
+
+def test_whole_block_recomputation_and_chunks_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = verified(tmp_path, "qwen3", monkeypatch, "model_dtype=bf16", "recompute_block=true", rows=3, length=96)
+    assert result.verdict.passed, result.verdict.first_wrong
+
+
+def test_a_wrong_rope_theta_fails_in_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Rope.attrs.fget
+    assert right is not None
+    monkeypatch.setattr(Rope, "attrs", property(lambda rope: right(rope) | {"theta": 1.1 * rope.theta}))
+    wrong = verified(tmp_path, "qwen3", monkeypatch, "model_dtype=bf16").verdict.first_wrong
+    assert wrong is not None and wrong.name == "block 0"
