@@ -187,12 +187,7 @@ _NOT_YET = (
         ("distillation.teacher_api_timeout", 1200, "seconds a request may take"),
     ),
     *_feature(
-        "reporting to Weights & Biases", "read metrics.jsonl in output_dir",
-        ("wandb_project", "Surogate", "project"),
-        ("wandb_name", None, "run name; null: `run_name`"),
-    ),
-    *_feature(
-        "reporting to Aim", "read metrics.jsonl in output_dir",
+        "reporting to Aim", "use report_to: tensorboard or wandb",
         ("aim_experiment", "Surogate", "experiment"),
         ("aim_repo", None, "repository"),
         ("aim_name", None, "run name; null: `run_name`"),
@@ -222,8 +217,7 @@ NOT_YET_NAMES: dict[tuple[str, str], str] = {
     ("recipe", "nvfp4"): "use recipe: bf16",
     ("optimizer", "adamw_8bit"): "use optimizer: adamw; optimizer_state_dtype: bf16 halves its memory",
     ("optimizer", "normuon"): "use optimizer: adamw",
-    ("logger", "wandb"): "read metrics.jsonl in output_dir",
-    ("logger", "aim"): "read metrics.jsonl in output_dir",
+    ("logger", "aim"): "use tensorboard or wandb",
     ("format", "preference"): "use type: conversation with the chosen answers",
 }
 """Names of the original that no package has yet: (kind, folded name) -> what to use. An installed plugin overrules."""
@@ -237,6 +231,8 @@ PACKAGES: dict[str, str] = {
     **dict.fromkeys(
         ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_use_rslora"), ADAPTER_PACKAGE
     ),
+    "wandb_project": "surogate-log-wandb",
+    "wandb_name": "surogate-log-wandb",
 }
 """Keys of built packages that may not be installed -> the package."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,13 +110,18 @@ def refuse_another_run(resumed: Resumed, facts: Mapping[str, Any], source: str) 
         )
 
 
-def differences(resumed: Resumed, config: Mapping[str, Any], versions: Mapping[str, str]) -> Iterator[str]:
-    """Lines that tell why the run will not have the bits that it would have had without the stop."""
+def differences(
+    resumed: Resumed, config: Mapping[str, Any], versions: Mapping[str, str], without_effect: Collection[str] = ()
+) -> Iterator[str]:
+    """Lines that tell why the run will not have the bits that it would have had without the stop.
+
+    `without_effect`: keys of plugins that decide no bit.
+    """
     now = json.loads(json.dumps(config))
     changed = [
         f"{name}: {_shown(is_)} (saved: {_shown(was)})"
         for name, was, is_ in _differing(resumed.manifest.config, now)
-        if name not in _WITHOUT_EFFECT
+        if name not in _WITHOUT_EFFECT and name not in without_effect
     ]
     changed += [
         f"{name} {is_ or 'absent'} (saved: {was or 'absent'})"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .adapted import ADAPTER_FOLDER, MERGED_FOLDER, adapter_of, load_adapter, load_base, merge_adapter, write_adapter
-from .api import Comm, DeviceInfo, Logger, LoggerDef, Op, RunInfo, Topology
+from .api import Comm, DeviceInfo, Op, RunInfo, Topology
 from .config import (
     ADAPTER,
     LoadedConfig,
@@ -33,6 +33,7 @@ from .errors import ConfigError, RunStopped
 from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
 from .interrupt import Interrupt
 from .local_device import LocalDevice, local_device
+from .loggers import Loggers, open_loggers
 from .memory.devices import GIB
 from .memory.devices import device as known_device
 from .memory.report import Report
@@ -272,13 +273,17 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
             most = None if limit is None else limit * worker.width
             return () if rows is None else eval_batches(rows, size, most, pad_id=data.tokenizer.padding_id)
 
-        loggers = _open_loggers(prepared, loader, total, stack)
+        loggers = Loggers()
+        stack.callback(loggers.close)
+        info = _run_info(prepared, loader, total, resumed)
+        for logger in open_loggers(prepared.loaded, prepared.registry, info, notice):
+            loggers.opened.append(logger)
         interrupt = stack.enter_context(Interrupt())
         job = Job(
             worker=worker,
             loader=loader,
             schedule=schedule,
-            loggers=loggers.loggers,
+            loggers=loggers.opened,
             total_steps=total,
             eval_batches=validation,
             eval_steps=config.eval_steps,
@@ -433,21 +438,9 @@ def versions() -> dict[str, str]:
     return found | {"python": platform.python_version()}
 
 
-class _Loggers:
-    """The run's loggers; `status` is what they are closed with."""
-
-    def __init__(self, loggers: Sequence[Logger]) -> None:
-        self.loggers = loggers
-        self.status = "failed"
-
-    def close(self) -> None:
-        for logger in self.loggers:
-            logger.close(self.status)
-
-
-def _open_loggers(prepared: Prepared, loader: Any, total: int, stack: ExitStack) -> _Loggers:
-    config, registry = prepared.loaded.config, prepared.registry
-    info = RunInfo(
+def _run_info(prepared: Prepared, loader: Any, total: int, resumed: Resumed | None) -> RunInfo:
+    config = prepared.loaded.config
+    return RunInfo(
         run_name=config.resolved_run_name,
         output_dir=Path(config.output_dir),
         total_steps=total,
@@ -458,12 +451,8 @@ def _open_loggers(prepared: Prepared, loader: Any, total: int, stack: ExitStack)
         device=devices_text(prepared.report),
         parameters=prepared.n_params,
         trainable_parameters=prepared.n_trainable,
+        done_steps=resumed.step if resumed else 0,
     )
-    chosen: list[LoggerDef] = [registry.get("logger", name) for name in registry.names("logger")]
-    chosen = [logger for logger in chosen if logger.always or logger.name in config.report_to]
-    opened = _Loggers([logger.open(info) for logger in chosen])
-    stack.callback(opened.close)
-    return opened
 
 
 def _refuse_broken_weights(worker: Worker | Team, step: int, checkpoints: Path) -> None:
