@@ -36,7 +36,7 @@ $(INSTALLED): $(addsuffix /pyproject.toml,$(PACKAGES)) $(KERNELS) $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) $(CONSTRAIN) $(BUILD_TOOLS)
 	$(PIP_INSTALL) $(CONSTRAIN) --no-build-isolation \
-		--editable './surogate_core[hub]' $(patsubst %,--editable ./%,$(filter-out surogate_core,$(PACKAGES)))
+		--editable './surogate_core[hub,telemetry]' $(patsubst %,--editable ./%,$(filter-out surogate_core,$(PACKAGES)))
 	touch $@
 
 $(TOOLS_INSTALLED): $(INSTALLED)

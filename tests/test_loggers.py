@@ -68,7 +68,8 @@ def test_core_s_own_and_those_asked_for_are_opened(tmp_path: Path) -> None:
     loggers = opened(tmp_path, define(own, "own", always=True), define(asked), define(idle, "idle"))
     loggers.step(step(1))
     loggers.eval(evaluation(1))
-    loggers.close("done")
+    loggers.status = "done"
+    loggers.close()
     assert own.told == asked.told == ["step 1", "eval 1", "done"] and idle.told == []
 
 
@@ -77,7 +78,8 @@ def test_a_tracker_that_fails_is_told_of_and_left_out_and_the_run_goes_on(tmp_pa
     loggers = opened(tmp_path, define(own, "own", always=True), define(broken), notices=notices)
     for number in (1, 2, 3):
         loggers.step(step(number))
-    loggers.close("done")
+    loggers.status = "done"
+    loggers.close()
     assert broken.told == ["step 1"] and own.told == ["step 1", "step 2", "step 3", "done"]
     (told,) = notices
     assert "board" in told and "no route" in told and "metrics.jsonl" in told

@@ -193,8 +193,7 @@ _NOT_YET = (
         ("aim_name", None, "run name; null: `run_name`"),
     ),
     *_feature(
-        "GPU telemetry and debug reports", "use surogate plan for memory, metrics.jsonl for time",
-        ("log_gpu_util", 100, "report GPU load every so many steps", 0),
+        "debug reports", "use surogate plan for memory, metrics.jsonl for time",
         ("surogate_metrics_path", None, "file of internal metrics"),
         ("debug_time_breakdown", False, "report the time of each phase. Alias `debug_timing_breakdown`"),
         ("debug_memory_breakdown", False, "report memory by segment"),
@@ -305,7 +304,6 @@ DIFFERS = (
     Differs("zero_level", "1, the optimizer's states sharded", "every GPU holds the optimizer's states whole"),
     Differs("run_name", "a random name", "runs are named after their folder"),
     Differs("log_file", "log-{run_name}-{time}.json", "metrics are lines of JSON in `metrics.jsonl`"),
-    Differs("log_gpu_util", "100", "GPU telemetry is not built; the value is accepted"),
     Differs("use_cuda_graphs", "true", "accepted; steps run on the CPU so far"),
 )
 

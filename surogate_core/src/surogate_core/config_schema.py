@@ -198,6 +198,11 @@ class RunKeys(Keys):
     log_file: Place | None = Field(None, description="File of the metrics; null: `metrics.jsonl` in `output_dir`.")
     report_to: Names = Field((), description="Loggers to report to besides console and metrics file: a name or a list.")
     logging_steps: Int = Field(1, ge=1, description="Report every so many steps.")
+    log_gpu_util: Int = Field(
+        100,
+        ge=0,
+        description="Record load, memory, power, temperature and clocks of the GPUs every so many steps; 0: never.",
+    )
 
 
 class ModelKeys(Keys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 from .api import EvalReport, GpuReport, Logger, LoggerDef, RunInfo, StepReport
 from .config import LoadedConfig
@@ -13,7 +14,7 @@ Notice = Callable[[str], None]
 
 
 class Loggers:
-    """The open loggers of a run, told as one. `status` is what they are closed with."""
+    """The open loggers of a run, told as one: "done", "interrupted" or "failed" is what they are closed with."""
 
     def __init__(self) -> None:
         self.opened: list[Logger] = []
@@ -31,9 +32,11 @@ class Loggers:
         for logger in self.opened:
             logger.gpu(report)
 
-    def close(self, status: str = "") -> None:
-        for logger in self.opened:
-            logger.close(status or self.status)
+    def close(self) -> None:
+        """Close all of them with `status`, also when one raises."""
+        with ExitStack() as stack:
+            for logger in reversed(self.opened):
+                stack.callback(logger.close, self.status)
 
 
 def open_loggers(loaded: LoadedConfig, registry: Registry, info: RunInfo, notice: Notice) -> Iterator[Logger]:

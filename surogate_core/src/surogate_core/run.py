@@ -30,6 +30,7 @@ from .config import (
     resolved,
 )
 from .errors import ConfigError, RunStopped
+from .gpu_telemetry import open_telemetry
 from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
 from .interrupt import Interrupt
 from .local_device import LocalDevice, local_device
@@ -199,6 +200,7 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
     from . import checkpoint, hf
     from .data.corpora import load_corpora
     from .data.loader import Loader, eval_batches
+    from .runtime.device import gpu_uuids
     from .saved_run import SavedRun, facts
     from .train import train as loop
 
@@ -278,6 +280,9 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
         info = _run_info(prepared, loader, total, resumed)
         for logger in open_loggers(prepared.loaded, prepared.registry, info, notice):
             loggers.opened.append(logger)
+        if prepared.target.device.sm is not None and config.log_gpu_util:
+            uuids = gpu_uuids([comm.device for comm in comms] or [0])
+            loggers.opened[:0] = open_telemetry(uuids, config.log_gpu_util, loggers.gpu, notice)
         interrupt = stack.enter_context(Interrupt())
         job = Job(
             worker=worker,

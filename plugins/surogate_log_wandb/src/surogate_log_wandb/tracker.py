@@ -51,8 +51,6 @@ class WandbLogger:
             ) from error
         except OSError as error:
             raise ConfigError(f"output_dir: cannot write to {error.filename or kept}: {error.strerror}.") from error
-        self._run.define_metric("train/loss", summary="last")
-        self._run.define_metric("eval/loss", summary="min")
         self._step = info.done_steps
 
     def step(self, report: StepReport) -> None:
