@@ -15,7 +15,7 @@ KERNELS := $(wildcard $(CORE)/cmake/* $(CORE)/include/surogate/* */CMakeLists.tx
 PACKAGES := surogate_core surogate_models surogate_recipes_bf16 plugins/surogate_optim_adamw plugins/surogate_lora \
 	plugins/surogate_log_tensorboard plugins/surogate_log_wandb .
 BUILD_TOOLS := cmake editables hatchling nanobind ninja scikit-build-core
-TOOLS := build coverage hypothesis mypy nvidia-cuda-cuobjdump peft pytest pytest-xdist ruff types-PyYAML
+TOOLS := build coverage hypothesis mypy nvidia-cuda-cuobjdump pytest pytest-xdist ruff types-PyYAML
 # Bytecode is made when a module is first imported: compiling all of torch would double the time of an install.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
 

@@ -48,7 +48,7 @@ def based(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
 
 @pytest.fixture(scope="module")
 def trained(based: Workplace) -> Iterator[tuple[Workplace, CompletedProcess[str]]]:
-    done = based.surogate("sft", based.write(merge_adapter=True))
+    done = based.surogate("sft", based.write(merge_adapter=True, verify_outputs=True))
     assert done.returncode == 0, done.stdout + done.stderr
     yield based, done
 

@@ -423,6 +423,9 @@ class AdapterDef:
                 folder holds no such adapter or one of other options.
     merge       folder -> what it changes in which model. Raises ConfigError as `load` does.
     config_file the file of `save` without which a folder is no adapter: it is put in its place last
+    library     the library that loads such a folder, by its name on the hub ("peft")
+    check       (folder, the base model's folder): loads it once, as others will; raises, with the reason, if it fails
+    commands    (folder, the base model's name, options) -> (program, the line to copy that loads it there)
     """
 
     name: str
@@ -434,6 +437,9 @@ class AdapterDef:
     load: Callable[[Path, Any], Mapping[str, Any]]
     merge: Callable[[Path], Merge]
     config_file: str
+    library: str
+    check: Callable[[Path, Path], None]
+    commands: Callable[[Path, str, Any], Sequence[tuple[str, str]]]
 
 
 @dataclass(frozen=True)

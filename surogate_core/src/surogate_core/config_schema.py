@@ -195,6 +195,9 @@ class RunKeys(Keys):
         description="Go on from a checkpoint: true (the newest in `checkpoint_dir`; without any, a fresh start), "
         "a step, a checkpoint's folder, or last-good (the newest one that is not damaged).",
     )
+    verify_outputs: Flag = Field(
+        True, description="Load every output once, in transformers or PEFT, before the run says that it is done."
+    )
     log_file: Place | None = Field(None, description="File of the metrics; null: `metrics.jsonl` in `output_dir`.")
     report_to: Names = Field((), description="Loggers to report to besides console and metrics file: a name or a list.")
     logging_steps: Int = Field(1, ge=1, description="Report every so many steps.")

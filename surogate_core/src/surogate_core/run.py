@@ -40,6 +40,7 @@ from .memory.devices import device as known_device
 from .memory.report import Report
 from .metrics import METRICS_FILE, cut_metrics
 from .model_config import read_config
+from .output_check import check_outputs
 from .plugins import load_registry
 from .prepare import Prepared, prepare
 from .resume import Resumed, choose
@@ -311,6 +312,8 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
                 )
                 if config.merge_adapter:
                     merge_adapter(adapter[0], output / ADAPTER_FOLDER, output / MERGED_FOLDER, config.model)
+            if config.verify_outputs:
+                check_outputs(prepared)
         loggers.status = "interrupted" if signal_exit else "done"
     return _result(prepared, progress, total, data, signal_exit)
 

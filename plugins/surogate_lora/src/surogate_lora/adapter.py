@@ -16,6 +16,7 @@ from surogate_core.program.builder import Builder
 
 from .files import CONFIG_FILE, load, merge, save
 from .options import ALL_LINEAR, LoraOptions
+from .use import check, commands
 
 _WEIGHT = ".weight"
 
@@ -125,4 +126,7 @@ LORA = AdapterDef(
     save=save,
     load=load,
     merge=merge,
+    library="peft",
+    check=check,
+    commands=commands,
 )
