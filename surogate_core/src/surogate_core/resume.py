@@ -23,7 +23,7 @@ _WITHOUT_EFFECT = frozenset(
         *("validation_split_ratio", "output_dir", "checkpoint_dir", "run_name", "log_file", "report_to"),
         *("logging_steps", "save_steps", "save_total_limit", "eval_steps", "resume_from_checkpoint", "num_epochs"),
         *("max_steps", "dataloader_num_workers", "check_finite", "use_cuda_graphs", "log_gpu_util"),
-        *("verify_outputs",),
+        *("verify_outputs", "push_to_hub", "hub_model_id", "hub_private"),
     }
 )
 """Keys that decide no bit of a run that goes on, or that a fact stands for."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,13 +32,16 @@ from .config import (
 from .errors import ConfigError, RunStopped
 from .gpu_telemetry import open_telemetry
 from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
+from .hub_push import Pushed, push, reserve
 from .interrupt import Interrupt
+from .load_commands import load_commands
 from .local_device import LocalDevice, local_device
 from .loggers import Loggers, open_loggers
 from .memory.devices import GIB
 from .memory.devices import device as known_device
 from .memory.report import Report
 from .metrics import METRICS_FILE, cut_metrics
+from .model_card import write_card
 from .model_config import read_config
 from .output_check import check_outputs
 from .plugins import load_registry
@@ -79,6 +82,7 @@ class TrainResult:
     loss: of the last step. evaluations: (step, loss, labels), in order. unigram_loss: of a model that knows only how
     often each token occurs, on the validation set. bits_per_byte: of the last evaluation, if it saw the whole set.
     signal_exit: 0, or 130 or 143 when a signal ended the run. adapter_dir, merged_dir: None where there is none.
+    commands: (program, the line that loads the result there). pushed: None where nothing was to be pushed.
     """
 
     run_name: str
@@ -95,6 +99,8 @@ class TrainResult:
     signal_exit: int
     adapter_dir: Path | None = None
     merged_dir: Path | None = None
+    commands: tuple[tuple[str, str], ...] = ()
+    pushed: Pushed | None = None
 
 
 def load(path: str | Path, overrides: Sequence[str] = (), mode: Mode = "train") -> LoadedConfig:
@@ -238,6 +244,7 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
             notice(line)
     output = Path(config.output_dir)
     checkpoints = Path(config.resolved_checkpoint_dir)
+    repo = reserve(config) if config.push_to_hub else ""
     with ExitStack() as stack:
         worker = make_worker(prepared, comms, notice)
         stack.callback(worker.close)
@@ -314,8 +321,12 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
                     merge_adapter(adapter[0], output / ADAPTER_FOLDER, output / MERGED_FOLDER, config.model)
             if config.verify_outputs:
                 check_outputs(prepared)
+            write_card(prepared, repo, progress, made_by)
         loggers.status = "interrupted" if signal_exit else "done"
-    return _result(prepared, progress, total, data, signal_exit)
+    done = _result(prepared, progress, total, data, signal_exit)
+    if not repo or signal_exit:
+        return done
+    return replace(done, pushed=push(done.adapter_dir or output, repo, notice))
 
 
 # ----------------------------------------------------------------------------------------------------- before and after
@@ -500,4 +511,5 @@ def _result(prepared: Prepared, progress: Progress, total: int, data: Corpora, s
         signal_exit=signal_exit,
         adapter_dir=Path(config.output_dir) / ADAPTER_FOLDER if config.lora else None,
         merged_dir=Path(config.output_dir) / MERGED_FOLDER if config.lora and config.merge_adapter else None,
+        commands=load_commands(prepared),
     )
