@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,8 @@ from surogate_core import hub_push, run
 from surogate_core.cli.train import train_command
 from surogate_core.errors import ConfigError
 from surogate_core.hub_push import push, reserve
-from surogate_core.model_card import MARK
+from surogate_core.model_card import MARK, model_card
+from surogate_core.train import Progress
 
 if TYPE_CHECKING:
     from end_to_end.product import Workplace
@@ -112,6 +114,25 @@ def test_the_folder_of_an_adapter_is_pushed_whole(tmp_path: Path, hub: FakeHub) 
         (tmp_path / name).write_text("x")
     assert push(tmp_path, "ada/a", lambda line: None).url
     assert hub.uploaded == {"adapter_config.json", "adapter_model.safetensors", "README.md"}
+
+
+def test_the_card_of_an_adapter_names_base_and_data_that_are_on_the_hub(here: Workplace) -> None:
+    loaded = run.load(here.write(from_scratch=None, lora_rank=32), mode="sft")
+    prepared = run.plan(loaded, device="h200")
+    (local,) = loaded.config.datasets
+    data = (local, local.model_copy(update={"path": "OpenLLM-Ro/ro_gsm8k"}))
+    config = loaded.config.model_copy(update={"model": "Qwen/Qwen3-0.6B", "datasets": data})
+    there = replace(prepared, loaded=replace(loaded, config=config))
+    progress = Progress(step=9, tokens=1000, loss=2.5, evaluations=[(5, 2.0, 10), (9, 2.25, 10)])
+    card = ModelCard(model_card(there, "ada/m", progress, {"torch": "2.13"}))
+    assert card.data.to_dict() == {
+        "base_model": "Qwen/Qwen3-0.6B", "base_model_relation": "adapter", "datasets": ["OpenLLM-Ro/ro_gsm8k"],
+        "library_name": "peft", "pipeline_tag": "text-generation", "tags": ["surogate", "lora"],
+    }  # fmt: skip
+    for line in ("| validation loss | 2.2500 |", "| best validation loss | 2.0000 |", "| lora_rank | 32 |"):
+        assert line in card.text
+    assert "vllm serve Qwen/Qwen3-0.6B --enable-lora --max-lora-rank 32" in card.text
+    assert str(here.root) not in model_card(prepared, "ada/m", progress, {})
 
 
 def test_a_card_that_the_user_wrote_stays(here: Workplace) -> None:
