@@ -34,7 +34,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         eval_steps=5,
         save_steps=2,
         save_total_limit=3,
-        verify_outputs=True,
     )
     done = workplace.surogate("train", workplace.write())
     assert done.returncode == 0, done.stdout + done.stderr

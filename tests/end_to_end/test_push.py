@@ -13,9 +13,9 @@ import pytest
 import yaml
 from huggingface_hub import HfApi, ModelCard
 
-from surogate_core import hub_push, run
+from surogate_core import hub_push, output_check, run
 from surogate_core.cli.train import train_command
-from surogate_core.errors import ConfigError
+from surogate_core.errors import ConfigError, RunStopped
 from surogate_core.hub_push import push, reserve
 from surogate_core.model_card import MARK, model_card
 from surogate_core.train import Progress
@@ -68,7 +68,8 @@ def go(config: Path) -> tuple[run.TrainResult, list[str]]:
 
 
 def test_a_model_is_pushed_with_its_card_and_nothing_that_tells_of_the_user(here: Workplace, hub: FakeHub) -> None:
-    result, _ = go(here.write(max_steps=2, save_steps=1, push_to_hub=True, hub_private=True, run_name="my run"))
+    keys = {"push_to_hub": True, "hub_private": True, "run_name": "my run", "verify_outputs": True}
+    result, _ = go(here.write(max_steps=2, save_steps=1, **keys))
     assert result.pushed is not None and result.pushed.url == "https://huggingface.co/ada/my-run"
     assert hub.calls == ["whoami", "create_repo", "auth_check", "upload_folder"]
     files = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
@@ -79,6 +80,18 @@ def test_a_model_is_pushed_with_its_card_and_nothing_that_tells_of_the_user(here
     }  # fmt: skip
     assert "| optimizer steps | 2 |" in card.text and "| learning_rate | 0.003 |" in card.text
     assert "vllm serve ada/my-run" in card.text and str(here.root) not in card.text
+
+
+def test_what_does_not_load_ends_the_run_and_is_neither_pushed_nor_deleted(
+    here: Workplace, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(folder: Path) -> None:
+        raise ValueError("missing keys: model.norm.weight")
+
+    monkeypatch.setattr(output_check, "check_model", broken)
+    with pytest.raises(RunStopped, match=f"{here.out} is written, but does not load in transformers: missing keys"):
+        go(here.write(max_steps=2, verify_outputs=True, push_to_hub=True))
+    assert (here.out / "model.safetensors").is_file() and "upload_folder" not in hub.calls
 
 
 def test_a_failed_upload_leaves_a_finished_run_a_command_and_exit_code_3(
