@@ -12,9 +12,10 @@ INSTALLED := $(VENV)/.installed
 TOOLS_INSTALLED := $(VENV)/.tools
 KERNELS := $(wildcard $(CORE)/cmake/* $(CORE)/include/surogate/* */CMakeLists.txt plugins/*/CMakeLists.txt \
 	*/csrc/* plugins/*/csrc/*)
-PACKAGES := surogate_core surogate_models surogate_recipes_bf16 plugins/surogate_optim_adamw plugins/surogate_lora .
+PACKAGES := surogate_core surogate_models surogate_recipes_bf16 plugins/surogate_optim_adamw plugins/surogate_lora \
+	plugins/surogate_log_tensorboard plugins/surogate_log_wandb .
 BUILD_TOOLS := cmake editables hatchling nanobind ninja scikit-build-core
-TOOLS := build coverage hypothesis mypy nvidia-cuda-cuobjdump peft pytest pytest-xdist ruff types-PyYAML
+TOOLS := build coverage hypothesis mypy nvidia-cuda-cuobjdump pytest pytest-xdist ruff types-PyYAML
 # Bytecode is made when a module is first imported: compiling all of torch would double the time of an install.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
 
@@ -35,7 +36,7 @@ $(INSTALLED): $(addsuffix /pyproject.toml,$(PACKAGES)) $(KERNELS) $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) $(CONSTRAIN) $(BUILD_TOOLS)
 	$(PIP_INSTALL) $(CONSTRAIN) --no-build-isolation \
-		--editable './surogate_core[hub]' $(patsubst %,--editable ./%,$(filter-out surogate_core,$(PACKAGES)))
+		--editable './surogate_core[hub,telemetry]' $(patsubst %,--editable ./%,$(filter-out surogate_core,$(PACKAGES)))
 	touch $@
 
 $(TOOLS_INSTALLED): $(INSTALLED)

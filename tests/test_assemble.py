@@ -116,6 +116,9 @@ LOW_RANK = AdapterDef(
     load=lambda path, options: {},
     merge=lambda path: Merge("", {}),
     config_file="adapter.json",
+    library="none",
+    check=lambda folder, base_dir: None,
+    commands=lambda folder, base_model, options: [],
 )
 ADAPTED: Mapping[str, Any] = {"adapters": [(LOW_RANK, NoOptions())]}
 

@@ -240,6 +240,27 @@ def test_names_fold_case_and_hyphens() -> None:
     assert config(datasets=[{"path": "x", "type": "TEXT"}]).datasets[0].type == "text"
 
 
+class WithBoard(FakeRegistry):
+    """The same with a logger that has an option."""
+
+    class Options(BaseModel):
+        model_config = ConfigDict(extra="forbid", frozen=True)
+        board_project: str = "Surogate"
+
+    def options_models(self) -> Mapping[tuple[str, str], type[BaseModel]]:
+        return {**super().options_models(), ("logger", "my-board"): self.Options}
+
+
+def test_a_logger_has_its_keys_when_it_is_reported_to() -> None:
+    loaded = load(registry=WithBoard(), report_to="my_board", board_project="p")
+    assert loaded.options["logger", "my-board"] == WithBoard.Options(board_project="p")
+    assert resolved(loaded)["board_project"] == "p"
+    assert load_config(resolved(loaded), registry=WithBoard(), source="again") == loaded
+    (told,) = load(registry=WithBoard(), board_project="p").notices
+    assert told == "board_project: has no effect, since logger my-board is not used by this run"
+    assert "pip install surogate-log-wandb" in message(wandb_project="p")
+
+
 def test_report_to_takes_a_name_a_list_or_none() -> None:
     assert config(report_to=["console", "my-board", "console"]).report_to == ("console", "my-board")
     assert config(report_to="none").report_to == config(report_to=[]).report_to == ()

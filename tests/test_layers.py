@@ -42,7 +42,10 @@ MAY_IMPORT: Mapping[str, set[str]] = {
 }
 """cli -> train -> runtime -> memory -> program. Parts that are not listed may import anything but `cli`."""
 
-HEAVY = {"torch", "transformers", "datasets", "safetensors", "pyarrow", "tokenizers", "matplotlib", "pandas"}
+HEAVY = {
+    *("torch", "transformers", "datasets", "safetensors", "pyarrow", "tokenizers", "matplotlib", "pandas"),
+    *("tensorboard", "wandb", "pynvml"),
+}
 MAY_IMPORT_TORCH = {
     "runtime",
     "reference",

@@ -52,7 +52,7 @@ def model(name, architecture):
                     dims=lambda c: None, build=lambda b, d, i: None, weights=lambda d: ())
 """
 
-FIRST_PARTY = ("builtin", "models", "bf16", "adamw", "lora")
+FIRST_PARTY = ("builtin", "models", "bf16", "adamw", "lora", "tensorboard", "wandb")
 
 Install = Callable[..., None]
 

@@ -49,7 +49,7 @@ def based(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
 
 @pytest.fixture(scope="module")
 def trained(based: Workplace) -> Iterator[tuple[Workplace, CompletedProcess[str]]]:
-    done = based.surogate("sft", based.write(merge_adapter=True))
+    done = based.surogate("sft", based.write(merge_adapter=True, verify_outputs=True))
     assert done.returncode == 0, done.stdout + done.stderr
     yield based, done
 
@@ -59,7 +59,7 @@ def test_an_adapter_run_leaves_these_files_and_says_so(trained: tuple[Workplace,
     out = workplace.out
     steps = {"step_00000002", "step_00000004"}
     assert names(out) == steps | {"adapter", "merged", "metrics.jsonl", "loss.png", "run.yaml"}
-    assert names(out / "adapter") == ADAPTER_FILES
+    assert names(out / "adapter") == ADAPTER_FILES | {"README.md"}
     for step in steps:
         assert names(out / step) == ADAPTER_FILES | {"manifest.json", "training_state"}
     last = [(out / folder / "adapter_model.safetensors").read_bytes() for folder in ("adapter", "step_00000004")]

@@ -28,6 +28,8 @@ PACKAGES = {
     "surogate-recipe-bf16": ROOT / "surogate_recipes_bf16/src/surogate_recipes_bf16",
     "surogate-optim-adamw": ROOT / "plugins/surogate_optim_adamw/src/surogate_optim_adamw",
     "surogate-lora": ROOT / "plugins/surogate_lora/src/surogate_lora",
+    "surogate-log-tensorboard": ROOT / "plugins/surogate_log_tensorboard/src/surogate_log_tensorboard",
+    "surogate-log-wandb": ROOT / "plugins/surogate_log_wandb/src/surogate_log_wandb",
 }
 EXAMPLE = ROOT / "plugins/example_third_party"
 

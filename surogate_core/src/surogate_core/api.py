@@ -46,6 +46,7 @@ __all__ = [
     "Encoded",
     "EvalReport",
     "Finding",
+    "GpuReport",
     "HFTensor",
     "Init",
     "KernelDef",
@@ -433,6 +434,9 @@ class AdapterDef:
                 folder holds no such adapter or one of other options.
     merge       folder -> what it changes in which model. Raises ConfigError as `load` does.
     config_file the file of `save` without which a folder is no adapter: it is put in its place last
+    library     the library that loads such a folder, by its name on the hub ("peft")
+    check       (folder, the base model's folder): loads it once, as others will; raises, with the reason, if it fails
+    commands    (folder, the base model's name, options) -> (program, the line to copy that loads it there)
     """
 
     name: str
@@ -444,6 +448,9 @@ class AdapterDef:
     load: Callable[[Path, Any], Mapping[str, Any]]
     merge: Callable[[Path], Merge]
     config_file: str
+    library: str
+    check: Callable[[Path, Path], None]
+    commands: Callable[[Path, str, Any], Sequence[tuple[str, str]]]
 
 
 @dataclass(frozen=True)
@@ -598,7 +605,11 @@ class LauncherDef:
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """What a logger is told when a run begins. `config` is the resolved config, ready for JSON."""
+    """What a logger is told when a run begins. `config` is the resolved config, ready for JSON.
+
+    done_steps: optimizer steps of the checkpoint that the run goes on from, 0 at a fresh start. Reports of later steps
+    that an earlier run may have left in `output_dir` do not count any more.
+    """
 
     run_name: str
     output_dir: Path
@@ -610,6 +621,7 @@ class RunInfo:
     device: str
     parameters: int
     trainable_parameters: int
+    done_steps: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -644,12 +656,39 @@ class EvalReport:
     time: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class GpuReport:
+    """A look at one GPU of the run after `step` optimizer steps. What the driver does not tell of it is None.
+
+    gpu: its number in the run. utilization: part of the driver's last sampling period (up to a second) in which a
+    kernel ran, 0 to 1; memory_utilization: in which its memory was read or written. memory_used_bytes: by all
+    processes.
+    """
+
+    step: int
+    gpu: int
+    utilization: float | None
+    memory_utilization: float | None
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    power_watts: float | None
+    power_limit_watts: float | None
+    temperature_celsius: int | None
+    sm_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    time: float
+
+
 @runtime_checkable
 class Logger(Protocol):
-    """Receives reports, in order, from the loop's thread."""
+    """Receives reports, in order, from the loop's thread. A GPU's report comes when it is there: its step may be past.
+
+    One that the user asked for and that raises is told of and left out from then on; RunStopped ends the run, saved.
+    """
 
     def step(self, report: StepReport) -> None: ...
     def eval(self, report: EvalReport) -> None: ...
+    def gpu(self, report: GpuReport) -> None: ...
     def close(self, status: str) -> None:
         """status: "done", "interrupted" or "failed"."""
         ...
@@ -657,11 +696,15 @@ class Logger(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LoggerDef:
-    """A place where reports go. Opened only when `report_to` names it (`always`: in every run)."""
+    """A place where reports go. Opened only when `report_to` names it (`always`: in every run).
+
+    open    (info, options) -> Logger, before the first step. Raises ConfigError for what the user has to change.
+    """
 
     name: str
     summary: str
-    open: Callable[[RunInfo], Logger]
+    options: type[BaseModel] = NoOptions
+    open: Callable[[RunInfo, Any], Logger]
     always: bool = False
 
 

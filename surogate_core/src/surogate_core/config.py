@@ -87,8 +87,8 @@ class Registry(Protocol):
 class LoadedConfig:
     """A validated run. Two are equal when they describe the same run, wherever they were read from.
 
-    options: (kind, name) -> the options of the selected recipe, optimizer and adapter. notices: lines to show the user
-    once. source: where the config was read, for later errors about it.
+    options: (kind, name) -> the options of the selected recipe, optimizer, adapter and loggers. notices: lines to show
+    the user once. source: where the config was read, for later errors about it.
     """
 
     config: TrainConfig
@@ -406,6 +406,7 @@ class _Loading:
         options: dict[tuple[str, str], BaseModel] = {}
         selected = [(kind, core[kind]) for kind in _SELECTED if kind in core]
         selected += [("adapter", ADAPTER)] if lora else []
+        selected += [("logger", name) for name in core.get("report_to", ())]
         for owner in selected:
             model = self.models.get(owner, NoOptions)
             instance, problems = validate(model, {key: plugin[key] for key in keys_of(model) if key in plugin})

@@ -183,19 +183,13 @@ _NOT_YET = (
         ("distillation.teacher_api_timeout", 1200, "seconds a request may take"),
     ),
     *_feature(
-        "reporting to Weights & Biases", "read metrics.jsonl in output_dir",
-        ("wandb_project", "Surogate", "project"),
-        ("wandb_name", None, "run name; null: `run_name`"),
-    ),
-    *_feature(
-        "reporting to Aim", "read metrics.jsonl in output_dir",
+        "reporting to Aim", "use report_to: tensorboard or wandb",
         ("aim_experiment", "Surogate", "experiment"),
         ("aim_repo", None, "repository"),
         ("aim_name", None, "run name; null: `run_name`"),
     ),
     *_feature(
-        "GPU telemetry and debug reports", "use surogate plan for memory, metrics.jsonl for time",
-        ("log_gpu_util", 100, "report GPU load every so many steps", 0),
+        "debug reports", "use surogate plan for memory, metrics.jsonl for time",
         ("surogate_metrics_path", None, "file of internal metrics"),
         ("debug_time_breakdown", False, "report the time of each phase. Alias `debug_timing_breakdown`"),
         ("debug_memory_breakdown", False, "report memory by segment"),
@@ -218,8 +212,7 @@ NOT_YET_NAMES: dict[tuple[str, str], str] = {
     ("recipe", "nvfp4"): "use recipe: bf16",
     ("optimizer", "adamw_8bit"): "use optimizer: adamw; optimizer_state_dtype: bf16 halves its memory",
     ("optimizer", "normuon"): "use optimizer: adamw",
-    ("logger", "wandb"): "read metrics.jsonl in output_dir",
-    ("logger", "aim"): "read metrics.jsonl in output_dir",
+    ("logger", "aim"): "use tensorboard or wandb",
     ("format", "preference"): "use type: conversation with the chosen answers",
 }
 """Names of the original that no package has yet: (kind, folded name) -> what to use. An installed plugin overrules."""
@@ -243,6 +236,8 @@ PACKAGES: dict[str, str] = {
         ),
         ADAPTER_PACKAGE,
     ),
+    "wandb_project": "surogate-log-wandb",
+    "wandb_name": "surogate-log-wandb",
 }
 """Keys of built packages that may not be installed -> the package."""
 
@@ -318,7 +313,6 @@ DIFFERS = (
     Differs("zero_level", "1, the optimizer's states sharded", "every GPU holds the optimizer's states whole"),
     Differs("run_name", "a random name", "runs are named after their folder"),
     Differs("log_file", "log-{run_name}-{time}.json", "metrics are lines of JSON in `metrics.jsonl`"),
-    Differs("log_gpu_util", "100", "GPU telemetry is not built; the value is accepted"),
     Differs("use_cuda_graphs", "true", "accepted; steps run on the CPU so far"),
 )
 

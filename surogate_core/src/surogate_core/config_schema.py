@@ -196,9 +196,26 @@ class RunKeys(Keys):
         description="Go on from a checkpoint: true (the newest in `checkpoint_dir`; without any, a fresh start), "
         "a step, a checkpoint's folder, or last-good (the newest one that is not damaged).",
     )
+    verify_outputs: Flag = Field(
+        True, description="Load every output once, in transformers or PEFT, before the run says that it is done."
+    )
+    push_to_hub: Flag = Field(
+        False, description="At the end upload the model, or the adapter, with its card to the Hugging Face hub."
+    )
+    hub_model_id: Text | None = Field(
+        None, description="Repository to push to, `name` or `owner/name`; null: `run_name`, of whoever is logged in."
+    )
+    hub_private: Flag | None = Field(
+        None, description="Whether a repository that is made is private; null: the account's default."
+    )
     log_file: Place | None = Field(None, description="File of the metrics; null: `metrics.jsonl` in `output_dir`.")
     report_to: Names = Field((), description="Loggers to report to besides console and metrics file: a name or a list.")
     logging_steps: Int = Field(1, ge=1, description="Report every so many steps.")
+    log_gpu_util: Int = Field(
+        100,
+        ge=0,
+        description="Record load, memory, power, temperature and clocks of the GPUs every so many steps; 0: never.",
+    )
 
 
 class ModelKeys(Keys):

@@ -9,7 +9,7 @@ import sys
 from collections import deque
 from typing import TextIO
 
-from .api import EvalReport, Logger, RunInfo, StepReport
+from .api import EvalReport, GpuReport, Logger, RunInfo, StepReport
 from .summary import LINE_WIDTH, count_text
 
 
@@ -44,6 +44,9 @@ class PlainLogger:
 
     def eval(self, report: EvalReport) -> None:
         self._line(eval_line(report))
+
+    def gpu(self, report: GpuReport) -> None:
+        return  # for the record, not for the eye
 
     def close(self, status: str) -> None:
         return  # how a run ended is for its caller to say

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from .api import EvalReport, RunInfo, StepReport
+from .api import EvalReport, GpuReport, RunInfo, StepReport
 from .console import StepTimes, eta_text, eval_line, loss_text, lr_text, norm_text, silence, step_time_text
 from .summary import count_text
 
@@ -63,6 +63,9 @@ class LiveLogger:
         self._eval = report
         self._refresh()
         self._draw(lambda: self._console.print(Text(eval_line(report)), soft_wrap=True))
+
+    def gpu(self, report: GpuReport) -> None:
+        return  # for the record, not for the eye
 
     def close(self, status: str) -> None:
         self._refresh()

@@ -7,6 +7,8 @@ One JSON object a line, told apart by "log":
     {"log": "step", "step", "epoch", "loss", "norm", "lr", "tokens", "valid_tokens", "tokens_per_second",
      "duration_ms", "time"}                                                 and "skipped": true if it was not applied
     {"log": "eval", "step", "loss", "valid_tokens", "duration_ms", "time"}
+    {"log": "gpu", "step", "gpu", "utilization", "memory_utilization", "memory_used_bytes", "memory_total_bytes",
+     "power_watts", "power_limit_watts", "temperature_celsius", "sm_clock_mhz", "memory_clock_mhz", "time"}
 
 Losses are in nats, times in seconds since 1970. A number that is not finite is null, since JSON has no other word.
 """
@@ -23,7 +25,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from .api import EvalReport, Logger, LoggerDef, RunInfo, StepReport
+from .api import EvalReport, GpuReport, Logger, LoggerDef, RunInfo, StepReport
 from .errors import ConfigError, RunStopped
 
 __all__ = ["LOGGERS", "METRICS_FILE", "JsonLinesLogger", "read_metrics"]
@@ -79,6 +81,9 @@ class JsonLinesLogger:
 
     def eval(self, report: EvalReport) -> None:
         self._write({"log": "eval", **asdict(report)})
+
+    def gpu(self, report: GpuReport) -> None:
+        self._write({"log": "gpu", **asdict(report)})
 
     def close(self, status: str) -> None:
         self._file.close()
@@ -189,13 +194,17 @@ def _mend_last_line(path: Path) -> None:
             file.write(b"\n")
 
 
-def _open_console(info: RunInfo) -> Logger:
+def _open_metrics(info: RunInfo, options: Any) -> Logger:
+    return JsonLinesLogger(info)
+
+
+def _open_console(info: RunInfo, options: Any) -> Logger:
     from .console import open_console
 
     return open_console(info)
 
 
-def _open_picture(info: RunInfo) -> Logger:
+def _open_picture(info: RunInfo, options: Any) -> Logger:
     from .picture import PictureLogger
 
     return PictureLogger(info)
@@ -203,7 +212,7 @@ def _open_picture(info: RunInfo) -> Logger:
 
 LOGGERS: tuple[LoggerDef, ...] = (
     LoggerDef(
-        name="jsonl", summary="every report as a line of output_dir/metrics.jsonl", open=JsonLinesLogger, always=True
+        name="jsonl", summary="every report as a line of output_dir/metrics.jsonl", open=_open_metrics, always=True
     ),
     LoggerDef(
         name="console", summary="live progress, plain lines when not a terminal", open=_open_console, always=True

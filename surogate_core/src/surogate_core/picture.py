@@ -9,7 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from .api import EvalReport, RunInfo, StepReport
+from .api import EvalReport, GpuReport, RunInfo, StepReport
 from .console import lr_text
 from .metrics import metrics_path, read_metrics
 from .summary import count_text
@@ -67,6 +67,9 @@ class PictureLogger:
         self._stepped = True
 
     def eval(self, report: EvalReport) -> None:
+        return
+
+    def gpu(self, report: GpuReport) -> None:
         return
 
     def close(self, status: str) -> None:

@@ -58,7 +58,7 @@ PIP_PREFIXES: Final[Mapping[str, str]] = {
 }
 """How distributions are named by kind; the guess in "Try: pip install"."""
 
-FLAT_OPTIONS: Final = ("recipe", "adapter", "optimizer", "offload")
+FLAT_OPTIONS: Final = ("recipe", "adapter", "optimizer", "offload", "logger")
 """Kinds whose options are keys at the top level of the YAML file. A format's are keys of its dataset's entry."""
 
 REFERENCE: Final = "reference"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ _WITHOUT_EFFECT = frozenset(
         *("validation_split_ratio", "output_dir", "checkpoint_dir", "run_name", "log_file", "report_to"),
         *("logging_steps", "save_steps", "save_total_limit", "eval_steps", "resume_from_checkpoint", "num_epochs"),
         *("max_steps", "dataloader_num_workers", "check_finite", "use_cuda_graphs", "log_gpu_util"),
+        *("verify_outputs", "push_to_hub", "hub_model_id", "hub_private"),
     }
 )
 """Keys that decide no bit of a run that goes on, or that a fact stands for."""
@@ -110,13 +111,18 @@ def refuse_another_run(resumed: Resumed, facts: Mapping[str, Any], source: str) 
         )
 
 
-def differences(resumed: Resumed, config: Mapping[str, Any], versions: Mapping[str, str]) -> Iterator[str]:
-    """Lines that tell why the run will not have the bits that it would have had without the stop."""
+def differences(
+    resumed: Resumed, config: Mapping[str, Any], versions: Mapping[str, str], without_effect: Collection[str] = ()
+) -> Iterator[str]:
+    """Lines that tell why the run will not have the bits that it would have had without the stop.
+
+    `without_effect`: keys of plugins that decide no bit.
+    """
     now = json.loads(json.dumps(config))
     changed = [
         f"{name}: {_shown(is_)} (saved: {_shown(was)})"
         for name, was, is_ in _differing(resumed.manifest.config, now)
-        if name not in _WITHOUT_EFFECT
+        if name not in _WITHOUT_EFFECT and name not in without_effect
     ]
     changed += [
         f"{name} {is_ or 'absent'} (saved: {was or 'absent'})"

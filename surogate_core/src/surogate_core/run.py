@@ -12,12 +12,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .adapted import ADAPTER_FOLDER, MERGED_FOLDER, adapter_of, load_adapter, load_base, merge_adapter, write_adapter
-from .api import Comm, DeviceInfo, Logger, LoggerDef, Op, RunInfo, Topology
+from .api import Comm, DeviceInfo, Op, RunInfo, Topology
 from .config import (
     ADAPTER,
     LoadedConfig,
@@ -30,14 +30,20 @@ from .config import (
     resolved,
 )
 from .errors import ConfigError, RunStopped
+from .gpu_telemetry import open_telemetry
 from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
+from .hub_push import Pushed, push, reserve
 from .interrupt import Interrupt
+from .load_commands import load_commands
 from .local_device import LocalDevice, local_device
+from .loggers import Loggers, open_loggers
 from .memory.devices import GIB
 from .memory.devices import device as known_device
 from .memory.report import Report
 from .metrics import METRICS_FILE, cut_metrics
+from .model_card import write_card
 from .model_config import read_config
+from .output_check import check_outputs
 from .plugins import load_registry
 from .prepare import Prepared, prepare
 from .resume import Resumed, choose
@@ -77,6 +83,7 @@ class TrainResult:
     loss: of the last step. evaluations: (step, loss, labels), in order. unigram_loss: of a model that knows only how
     often each token occurs, on the validation set. bits_per_byte: of the last evaluation, if it saw the whole set.
     signal_exit: 0, or 130 or 143 when a signal ended the run. adapter_dir, merged_dir: None where there is none.
+    commands: (program, the line that loads the result there). pushed: None where nothing was to be pushed.
     """
 
     run_name: str
@@ -93,6 +100,8 @@ class TrainResult:
     signal_exit: int
     adapter_dir: Path | None = None
     merged_dir: Path | None = None
+    commands: tuple[tuple[str, str], ...] = ()
+    pushed: Pushed | None = None
 
 
 def load(path: str | Path, overrides: Sequence[str] = (), mode: Mode = "train") -> LoadedConfig:
@@ -200,6 +209,7 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
     from .data.corpora import load_corpora
     from .data.loader import Loader, eval_batches
     from .packing_proof import prove_packing
+    from .runtime.device import gpu_uuids
     from .saved_run import SavedRun, facts
     from .train import train as loop
 
@@ -236,6 +246,7 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
             notice(line)
     output = Path(config.output_dir)
     checkpoints = Path(config.resolved_checkpoint_dir)
+    repo = reserve(config) if config.push_to_hub else ""
     with ExitStack() as stack:
         worker = make_worker(prepared, comms, notice)
         stack.callback(worker.close)
@@ -281,13 +292,20 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
             most = None if limit is None else limit * worker.width
             return () if rows is None else eval_batches(rows, size, most, pad_id=data.tokenizer.padding_id)
 
-        loggers = _open_loggers(prepared, loader, total, stack)
+        loggers = Loggers()
+        stack.callback(loggers.close)
+        info = _run_info(prepared, loader, total, resumed)
+        for logger in open_loggers(prepared.loaded, prepared.registry, info, notice):
+            loggers.opened.append(logger)
+        if prepared.target.device.sm is not None and config.log_gpu_util:
+            uuids = gpu_uuids([comm.device for comm in comms] or [0])
+            loggers.opened[:0] = open_telemetry(uuids, config.log_gpu_util, loggers.gpu, notice)
         interrupt = stack.enter_context(Interrupt())
         job = Job(
             worker=worker,
             loader=loader,
             schedule=schedule,
-            loggers=loggers.loggers,
+            loggers=loggers.opened,
             total_steps=total,
             eval_batches=validation,
             eval_steps=config.eval_steps,
@@ -310,8 +328,14 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
                 )
                 if config.merge_adapter:
                     merge_adapter(adapter[0], output / ADAPTER_FOLDER, output / MERGED_FOLDER, config.model)
+            if config.verify_outputs:
+                check_outputs(prepared)
+            write_card(prepared, repo, progress, made_by)
         loggers.status = "interrupted" if signal_exit else "done"
-    return _result(prepared, progress, total, data, signal_exit)
+    done = _result(prepared, progress, total, data, signal_exit)
+    if not repo or signal_exit:
+        return done
+    return replace(done, pushed=push(done.adapter_dir or output, repo, notice))
 
 
 # ----------------------------------------------------------------------------------------------------- before and after
@@ -443,21 +467,9 @@ def versions() -> dict[str, str]:
     return found | {"python": platform.python_version()}
 
 
-class _Loggers:
-    """The run's loggers; `status` is what they are closed with."""
-
-    def __init__(self, loggers: Sequence[Logger]) -> None:
-        self.loggers = loggers
-        self.status = "failed"
-
-    def close(self) -> None:
-        for logger in self.loggers:
-            logger.close(self.status)
-
-
-def _open_loggers(prepared: Prepared, loader: Any, total: int, stack: ExitStack) -> _Loggers:
-    config, registry = prepared.loaded.config, prepared.registry
-    info = RunInfo(
+def _run_info(prepared: Prepared, loader: Any, total: int, resumed: Resumed | None) -> RunInfo:
+    config = prepared.loaded.config
+    return RunInfo(
         run_name=config.resolved_run_name,
         output_dir=Path(config.output_dir),
         total_steps=total,
@@ -468,12 +480,8 @@ def _open_loggers(prepared: Prepared, loader: Any, total: int, stack: ExitStack)
         device=devices_text(prepared.report),
         parameters=prepared.n_params,
         trainable_parameters=prepared.n_trainable,
+        done_steps=resumed.step if resumed else 0,
     )
-    chosen: list[LoggerDef] = [registry.get("logger", name) for name in registry.names("logger")]
-    chosen = [logger for logger in chosen if logger.always or logger.name in config.report_to]
-    opened = _Loggers([logger.open(info) for logger in chosen])
-    stack.callback(opened.close)
-    return opened
 
 
 def _refuse_broken_weights(worker: Worker | Team, step: int, checkpoints: Path) -> None:
@@ -513,4 +521,5 @@ def _result(prepared: Prepared, progress: Progress, total: int, data: Corpora, s
         signal_exit=signal_exit,
         adapter_dir=Path(config.output_dir) / ADAPTER_FOLDER if config.lora else None,
         merged_dir=Path(config.output_dir) / MERGED_FOLDER if config.lora and config.merge_adapter else None,
+        commands=load_commands(prepared),
     )

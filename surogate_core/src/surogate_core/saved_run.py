@@ -14,6 +14,7 @@ from xxhash import xxh3_128
 from . import hf
 from .adapted import adapter_of, load_base, write_adapter
 from .config import resolved
+from .config_errors import keys_of
 from .data.loader import Loader
 from .data.pack import PackedRows
 from .errors import ConfigError
@@ -79,7 +80,9 @@ class SavedRun:
     def check(self, resumed: Resumed) -> list[str]:
         """Raise ConfigError unless the checkpoint is one of this run; else what is different, in lines for the user."""
         refuse_another_run(resumed, self.facts, self.prepared.loaded.source)
-        return list(differences(resumed, resolved(self.prepared.loaded), self.versions))
+        models = self.prepared.registry.options_models()
+        of_loggers = {key for (kind, _), model in models.items() if kind == "logger" for key in keys_of(model)}
+        return list(differences(resumed, resolved(self.prepared.loaded), self.versions, without_effect=of_loggers))
 
     def restore(self, resumed: Resumed, worker: Worker | Team) -> Progress:
         """Fill the worker's params and states; returns where the loop stood. Before `worker.start()`."""

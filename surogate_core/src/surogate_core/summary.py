@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 LINE_WIDTH = 80
-LABEL_WIDTH = 17
 
 
-def final_summary(
+def print_summary(
+    out: TextIO,
     *,
     steps: int,
     tokens: int,
@@ -22,16 +22,22 @@ def final_summary(
     best_validation_loss: float | None = None,
     unigram_loss: float | None = None,
     bits_per_byte: float | None = None,
-    weights: str = "the checkpoint",
+    weights: str = "the model",
     outputs: Sequence[str] = ("metrics.jsonl", "loss.png", "run.yaml"),
-    load: str | None = None,
-) -> str:
-    """The end of a finished run as a block of plain text of 80 columns; only a path longer than that sticks out.
+    commands: Sequence[tuple[str, str]] = (),
+) -> None:
+    """The end of a finished run as a table of 80 columns; only a path or a command longer than that sticks out.
 
     tokens: trained on, in `seconds`. Losses in nats a token; unigram_loss is that of a model that knows only how
-    often each token occurs. output_dir: where the trained `weights` are, and beside them `outputs`. load: the line of
-    Python that loads them; None: that of a checkpoint. A line whose value is None is left out.
+    often each token occurs. output_dir: where the trained `weights` are, and beside them `outputs`. commands: (program,
+    the line that loads the result there). A row whose value is None is left out.
     """
+    from rich.box import HORIZONTALS
+    from rich.table import Table
+    from rich.text import Text
+
+    from .live import TerminalConsole
+
     rate = f", {count_text(tokens / seconds)} tokens/s" if seconds > 0 else ""
     rows = [("trained", f"{count_text(tokens)} tokens in {duration_text(seconds)}{rate}")]
     if training_loss is not None:
@@ -45,13 +51,19 @@ def final_summary(
         rows.append(("unigram model", f"{unigram_loss:.4f}" + _compared(validation_loss, unigram_loss)))
     if bits_per_byte is not None:
         rows.append(("bits per byte", f"{bits_per_byte:.4f}"))
-    rows.append(("output", f"{output_dir}: {weights}, {', '.join(outputs)}"))
+    rows += [("output", f"{output_dir}"), ("", f"{weights}, {', '.join(outputs)}")]
+
+    console = TerminalConsole(file=out, width=LINE_WIDTH, highlight=False)
     done = f"done, {steps:,} step{'s' * (steps != 1)}"
-    lines = [f"{run_name}: {done}" if run_name else done]
-    lines += [_row(label, text) for label, text in rows]
-    lines.append("  to load it in Python:")
-    lines.append(f"    {load or f'transformers.AutoModelForCausalLM.from_pretrained({str(output_dir)!r})'}")
-    return "\n".join(lines)
+    console.print(Text(f"{run_name}: {done}" if run_name else done, style="bold green"), soft_wrap=True)
+    table = Table(box=HORIZONTALS, show_header=False, width=LINE_WIDTH, border_style="dim")
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(ratio=1, overflow="fold")
+    for label, text in rows:
+        table.add_row(label, Text(text, style="bold" if label == "validation loss" else ""))
+    console.print(table)
+    for program, line in commands:  # whole, beyond the margin if need be: they are there to be copied
+        console.print(Text(f"  {program}", style="dim"), Text(f"    {line}"), sep="\n", soft_wrap=True)
 
 
 def _compared(validation_loss: float | None, unigram_loss: float) -> str:
@@ -59,18 +71,6 @@ def _compared(validation_loss: float | None, unigram_loss: float) -> str:
         return ""
     gap = unigram_loss - validation_loss
     return f"; this model is {abs(gap):.4f} {'below' if gap >= 0 else 'ABOVE'}"
-
-
-def _row(label: str, text: str) -> str:
-    """`label` and `text` in two columns. Words, and so paths, are not broken: they are there to be copied."""
-    return textwrap.fill(
-        text,
-        LINE_WIDTH,
-        initial_indent=f"  {label:<{LABEL_WIDTH}}",
-        subsequent_indent=" " * (LABEL_WIDTH + 2),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def count_text(count: float) -> str:

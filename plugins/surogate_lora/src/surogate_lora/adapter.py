@@ -19,6 +19,7 @@ from . import saved_modules
 from .files import CONFIG_FILE, load, merge, save
 from .matching import is_target, pattern_of
 from .options import ALL_LINEAR, LoraOptions
+from .use import check, commands
 
 _WEIGHT = ".weight"
 
@@ -162,4 +163,7 @@ LORA = AdapterDef(
     save=save,
     load=load,
     merge=merge,
+    library="peft",
+    check=check,
+    commands=commands,
 )

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from .. import run
 from ..config import Mode
-from ..summary import final_summary
+from ..errors import RunStopped
+from ..summary import print_summary
+from .render import print_error
 
 
 def train_command(config: Path, overrides: list[str], mode: Mode) -> int:
-    """Train as the YAML file says; 130 or 143 when a signal ended the run after saving."""
+    """Train as the YAML file says; 130 or 143 when a signal ended the run after saving, 3 when a push failed."""
     result = run.train(run.load(config, overrides, mode), _say)
     if result.signal_exit:
         saved = result.checkpoint_dir / f"step_{result.steps:08d}"
         _say(f"interrupted after step {result.steps:,} of {result.total_steps:,}; saved: {saved}")
     else:
-        _say(_summary(result))
+        _print_summary(result)
+        if result.pushed and result.pushed.url:
+            _say(f"pushed to {result.pushed.url}")
+        elif result.pushed:
+            print_error(result.pushed.error)
+            return RunStopped.exit_code
     return result.signal_exit
 
 
-def _summary(result: run.TrainResult) -> str:
+def _print_summary(result: run.TrainResult) -> None:
     losses = [loss for _, loss, _ in result.evaluations]
-    return final_summary(
+    print_summary(
+        sys.stdout,
         run_name=result.run_name,
         steps=result.steps,
         tokens=result.tokens,
@@ -33,19 +42,19 @@ def _summary(result: run.TrainResult) -> str:
         unigram_loss=result.unigram_loss if losses else None,
         bits_per_byte=result.bits_per_byte,
         output_dir=result.output_dir,
-        **_where(result),
+        weights=_weights(result),
+        commands=result.commands,
     )
 
 
-def _where(result: run.TrainResult) -> dict[str, str]:
-    """What is said of an adapter: a full model is where the summary expects it."""
+def _weights(result: run.TrainResult) -> str:
+    """What was trained, and in which folder of the output it is."""
     if result.adapter_dir is None:
-        return {}
+        return "the model"
     parts = [f"the adapter in {result.adapter_dir.name}"]
     if result.merged_dir is not None:
         parts.append(f"base and adapter in {result.merged_dir.name}")
-    loader = "peft.AutoPeftModelForCausalLM"
-    return {"weights": ", ".join(parts), "load": f"{loader}.from_pretrained({str(result.adapter_dir)!r})"}
+    return ", ".join(parts)
 
 
 def _say(line: str) -> None:

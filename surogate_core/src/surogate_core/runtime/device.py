@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ..api import DeviceInfo
@@ -15,6 +17,11 @@ def training_device() -> DeviceInfo:
         return cpu()
     found = torch.cuda.get_device_properties(0)
     return gpu(found.name, found.major * 10 + found.minor, found.total_memory)
+
+
+def gpu_uuids(indices: Sequence[int]) -> list[str]:
+    """The driver's names of GPUs, by their index among the visible ones."""
+    return [f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in indices]
 
 
 def devices_to_use(gpus: int) -> int:

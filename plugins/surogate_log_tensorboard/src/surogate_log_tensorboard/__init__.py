@@ -1,0 +1,1 @@
+"""TensorBoard for Surogate."""

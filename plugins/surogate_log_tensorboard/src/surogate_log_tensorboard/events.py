@@ -1,0 +1,80 @@
+"""Reports as TensorBoard event files. Imports torch's writer, and with it the package `tensorboard`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from torch.utils.tensorboard import SummaryWriter
+
+from surogate_core.api import EvalReport, GpuReport, RunInfo, StepReport
+from surogate_core.errors import ConfigError
+
+FOLDER = "tensorboard"
+FLUSH_SECONDS = 10
+GIB = 2**30
+
+
+class EventLogger:
+    """Writes events from a thread of the writer, so that a step does not wait for a disk.
+
+    Every file begins with the mark of a start at the next step: readers drop what earlier files of the folder hold of
+    that step and of later ones, which an earlier run wrote and this one writes again.
+    """
+
+    def __init__(self, info: RunInfo, directory: str | None) -> None:
+        folder = Path(directory) if directory else info.output_dir / FOLDER
+        try:
+            self._writer = SummaryWriter(str(folder), purge_step=info.done_steps + 1, flush_secs=FLUSH_SECONDS)
+        except OSError as error:
+            raise ConfigError(
+                f"tensorboard_dir: cannot write to {error.filename or folder}: {error.strerror}. Name another folder."
+            ) from error
+        facts = {
+            "run_name": info.run_name,
+            "device": info.device,
+            "parameters": info.parameters,
+            "trainable_parameters": info.trainable_parameters,
+            "tokens_per_step": info.tokens_per_step,
+            "total_steps": info.total_steps,
+            "versions": dict(info.versions),
+        }
+        self._text("config", info.config, info.done_steps)
+        self._text("run", facts, info.done_steps)
+
+    def _text(self, tag: str, content: object, step: int) -> None:
+        indented = json.dumps(content, indent=2, default=str).replace("\n", "\n    ")
+        self._writer.add_text(tag, f"    {indented}", step)  # four spaces: Markdown shows it as it is
+
+    def step(self, report: StepReport) -> None:
+        figures = {
+            "loss": report.loss,
+            "norm": report.norm,
+            "lr": report.lr,
+            "tokens_per_second": report.tokens_per_second,
+            "epoch": report.epoch,
+        }
+        for name, value in figures.items():
+            self._writer.add_scalar(f"train/{name}", value, report.step, walltime=report.time)
+
+    def eval(self, report: EvalReport) -> None:
+        self._writer.add_scalar("eval/loss", report.loss, report.step, walltime=report.time)
+
+    def gpu(self, report: GpuReport) -> None:
+        used = report.memory_used_bytes
+        figures = {
+            "utilization": report.utilization,
+            "memory_utilization": report.memory_utilization,
+            "memory_used_gib": None if used is None else used / GIB,
+            "power_watts": report.power_watts,
+            "temperature_celsius": report.temperature_celsius,
+            "sm_clock_mhz": report.sm_clock_mhz,
+            "memory_clock_mhz": report.memory_clock_mhz,
+        }
+        for name, value in figures.items():
+            if value is not None:
+                self._writer.add_scalar(f"gpu{report.gpu}/{name}", value, report.step, walltime=report.time)
+
+    def close(self, status: str) -> None:
+        self._writer.add_text("status", status)
+        self._writer.close()

@@ -1,0 +1,41 @@
+"""Hooks of `surogate-log-tensorboard`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pluggy
+from pydantic import BaseModel, ConfigDict, Field
+
+from surogate_core.api import Logger, LoggerDef, RunInfo
+
+SUROGATE_API = 0
+hookimpl = pluggy.HookimplMarker("surogate")
+
+
+class TensorBoardOptions(BaseModel):
+    """The keys of the YAML file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tensorboard_dir: str | None = Field(
+        None, min_length=1, description="Folder of the event files; null: `tensorboard` in `output_dir`."
+    )
+
+
+def _open(info: RunInfo, options: TensorBoardOptions) -> Logger:
+    from .events import EventLogger
+
+    return EventLogger(info, options.tensorboard_dir)
+
+
+@hookimpl
+def surogate_loggers() -> Iterable[LoggerDef]:
+    return [
+        LoggerDef(
+            name="tensorboard",
+            summary="every report in TensorBoard's event files, in output_dir/tensorboard",
+            options=TensorBoardOptions,
+            open=_open,
+        )
+    ]

@@ -1,0 +1,1 @@
+"""Weights & Biases for Surogate."""

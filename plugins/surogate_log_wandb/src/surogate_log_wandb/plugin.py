@@ -1,0 +1,42 @@
+"""Hooks of `surogate-log-wandb`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pluggy
+from pydantic import BaseModel, ConfigDict, Field
+
+from surogate_core.api import Logger, LoggerDef, RunInfo
+
+SUROGATE_API = 0
+hookimpl = pluggy.HookimplMarker("surogate")
+
+
+class WandbOptions(BaseModel):
+    """The keys of the YAML file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    wandb_project: str | None = Field(
+        None, min_length=1, description="Project; null: the variable `WANDB_PROJECT`, else Surogate."
+    )
+    wandb_name: str | None = Field(None, min_length=1, description="Name of the run; null: `run_name`.")
+
+
+def _open(info: RunInfo, options: WandbOptions) -> Logger:
+    from .tracker import WandbLogger
+
+    return WandbLogger(info, options.wandb_project, options.wandb_name)
+
+
+@hookimpl
+def surogate_loggers() -> Iterable[LoggerDef]:
+    return [
+        LoggerDef(
+            name="wandb",
+            summary="every report to Weights & Biases; WANDB_MODE=offline keeps it in output_dir/wandb",
+            options=WandbOptions,
+            open=_open,
+        )
+    ]

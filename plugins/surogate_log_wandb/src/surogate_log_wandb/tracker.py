@@ -1,0 +1,88 @@
+"""Reports to Weights & Biases. Imports `wandb`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import wandb
+
+from surogate_core.api import EvalReport, GpuReport, RunInfo, StepReport
+from surogate_core.errors import ConfigError
+
+PROJECT = "Surogate"
+RUN_ID = "wandb/run_id"
+GIB = 2**30
+
+
+class WandbLogger:
+    """One W&B run for a run and all that resume it. W&B's own process sends what is logged; a step does not wait."""
+
+    def __init__(self, info: RunInfo, project: str | None, name: str | None) -> None:
+        kept = info.output_dir / RUN_ID
+        run_id = os.environ.get("WANDB_RUN_ID") or (_kept_id(kept) if info.done_steps else None)
+        try:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            self._run = wandb.init(
+                project=project or os.environ.get("WANDB_PROJECT") or PROJECT,
+                name=name or os.environ.get("WANDB_NAME") or info.run_name,
+                dir=str(info.output_dir),
+                id=run_id,
+                resume="allow" if run_id else None,
+                config={
+                    **info.config,
+                    "versions": dict(info.versions),
+                    "device": info.device,
+                    "parameters": info.parameters,
+                    "trainable_parameters": info.trainable_parameters,
+                    "tokens_per_step": info.tokens_per_step,
+                    "total_steps": info.total_steps,
+                },
+                allow_val_change=True,
+                # Output stays as it is: W&B would read the live display's cursor movements too.
+                settings=wandb.Settings(console="off"),
+            )
+            kept.write_text(f"{self._run.id}\n", encoding="utf-8")
+        except wandb.Error as error:
+            raise ConfigError(
+                f"report_to: wandb: {str(error).strip() or type(error).__name__}. Log in with `wandb login`, or set "
+                "WANDB_MODE=offline (to upload later) or take wandb out of report_to."
+            ) from error
+        except OSError as error:
+            raise ConfigError(f"output_dir: cannot write to {error.filename or kept}: {error.strerror}.") from error
+        self._step = info.done_steps
+
+    def step(self, report: StepReport) -> None:
+        names = ("loss", "norm", "lr", "tokens_per_second", "epoch")
+        self._log(report.step, {f"train/{name}": getattr(report, name) for name in names})
+
+    def eval(self, report: EvalReport) -> None:
+        self._log(report.step, {"eval/loss": report.loss})
+
+    def gpu(self, report: GpuReport) -> None:
+        used = report.memory_used_bytes
+        figures = {
+            "utilization": report.utilization,
+            "memory_utilization": report.memory_utilization,
+            "memory_used_gib": None if used is None else used / GIB,
+            "power_watts": report.power_watts,
+            "temperature_celsius": report.temperature_celsius,
+            "sm_clock_mhz": report.sm_clock_mhz,
+            "memory_clock_mhz": report.memory_clock_mhz,
+        }
+        told = {f"gpu/{report.gpu}/{name}": value for name, value in figures.items() if value is not None}
+        self._log(report.step, told)
+
+    def close(self, status: str) -> None:
+        self._run.summary["status"] = status
+        self._run.finish(exit_code={"done": 0, "interrupted": 130}.get(status, 1))
+
+    def _log(self, step: int, figures: Mapping[str, float]) -> None:
+        self._step = max(self._step, step)  # W&B drops what belongs to a step behind the latest
+        self._run.log(dict(figures), step=self._step)
+
+
+def _kept_id(path: Path) -> str | None:
+    """The id that the run had before it stopped; None where W&B was not reported to."""
+    return path.read_text(encoding="utf-8").strip() or None if path.is_file() else None

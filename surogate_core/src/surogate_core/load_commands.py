@@ -1,0 +1,28 @@
+"""The lines that load what a run has left, to be copied by its user: at the end of a run, and in the model card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .adapted import ADAPTER_FOLDER, MERGED_FOLDER, adapter_of
+from .prepare import Prepared
+
+
+def load_commands(prepared: Prepared) -> tuple[tuple[str, str], ...]:
+    """(program, line) for the model, or for the adapter and, if there is one, the merged model."""
+    config, chosen = prepared.loaded.config, adapter_of(prepared)
+    output = Path(config.output_dir)
+    if chosen is None:
+        return model_commands(str(output))
+    adapter, options = chosen
+    found = tuple(adapter.commands(output / ADAPTER_FOLDER, config.model, options))
+    return (*found, *(model_commands(str(output / MERGED_FOLDER))[:1] if config.merge_adapter else ()))
+
+
+def model_commands(model: str) -> tuple[tuple[str, str], ...]:
+    """(program, line) for a model: a folder, or a name on the hub."""
+    return (
+        ("transformers", f"transformers.AutoModelForCausalLM.from_pretrained({model!r})"),
+        ("vLLM", f"vllm serve {model}"),
+        ("lm-eval", f"lm_eval --model hf --model_args pretrained={model} --tasks hellaswag"),
+    )

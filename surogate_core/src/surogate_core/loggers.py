@@ -1,0 +1,107 @@
+"""The loggers of a run: which are opened, and what becomes of one that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+from .api import EvalReport, GpuReport, Logger, LoggerDef, RunInfo, StepReport
+from .config import LoadedConfig
+from .errors import PluginError, RunStopped, SurogateError
+from .registry import Provided, Registry
+
+Notice = Callable[[str], None]
+
+
+class Loggers:
+    """The open loggers of a run, told as one: "done", "interrupted" or "failed" is what they are closed with."""
+
+    def __init__(self) -> None:
+        self.opened: list[Logger] = []
+        self.status = "failed"
+
+    def step(self, report: StepReport) -> None:
+        for logger in self.opened:
+            logger.step(report)
+
+    def eval(self, report: EvalReport) -> None:
+        for logger in self.opened:
+            logger.eval(report)
+
+    def gpu(self, report: GpuReport) -> None:
+        for logger in self.opened:
+            logger.gpu(report)
+
+    def close(self) -> None:
+        """Close all of them with `status`, also when one raises."""
+        with ExitStack() as stack:
+            for logger in reversed(self.opened):
+                stack.callback(logger.close, self.status)
+
+
+def open_loggers(loaded: LoadedConfig, registry: Registry, info: RunInfo, notice: Notice) -> Iterator[Logger]:
+    """Open, one by one, core's own loggers and those that `report_to` names.
+
+    Raises ConfigError for what the user has to change, PluginError for a logger that fails otherwise.
+    """
+    for name in registry.names("logger"):
+        source = registry.source("logger", name)
+        definition: LoggerDef = source.definition
+        if definition.always:
+            yield definition.open(info, loaded.options.get(("logger", name), definition.options()))
+        elif name in loaded.config.report_to:
+            yield ToldLogger(name, _open(source, loaded, info), notice)
+
+
+def _open(source: Provided, loaded: LoadedConfig, info: RunInfo) -> Logger:
+    definition: LoggerDef = source.definition
+    try:
+        return definition.open(info, loaded.options["logger", source.name])
+    except SurogateError:
+        raise
+    except Exception as error:
+        raise PluginError(
+            f"report_to: {source.name} ({source.plugin}) cannot start: {type(error).__name__}: {error}. "
+            f"Take it out of report_to to train without it.",
+            distribution=source.plugin.distribution,
+            version=source.plugin.version,
+            hook="surogate_loggers",
+        ) from error
+
+
+class ToldLogger:
+    """A logger that the user asked for. If it fails later, the user is told and the run goes on without it.
+
+    A tracker's network, or its process, is no reason to end a run of days: metrics.jsonl has every report.
+    """
+
+    def __init__(self, name: str, logger: Logger, notice: Notice) -> None:
+        self._name = name
+        self._logger: Logger | None = logger
+        self._notice = notice
+
+    def step(self, report: StepReport) -> None:
+        self._tell(lambda logger: logger.step(report))
+
+    def eval(self, report: EvalReport) -> None:
+        self._tell(lambda logger: logger.eval(report))
+
+    def gpu(self, report: GpuReport) -> None:
+        self._tell(lambda logger: logger.gpu(report))
+
+    def close(self, status: str) -> None:
+        self._tell(lambda logger: logger.close(status))
+
+    def _tell(self, tell: Callable[[Logger], None]) -> None:
+        if self._logger is None:
+            return
+        try:
+            tell(self._logger)
+        except RunStopped:
+            raise
+        except Exception as error:
+            self._logger = None
+            self._notice(
+                f"report_to: {self._name} failed and is told nothing more: {type(error).__name__}: {error}. "
+                "The run goes on; metrics.jsonl has all of it."
+            )

@@ -1,0 +1,44 @@
+"""A run that reports to TensorBoard and Weights & Biases, and goes back to a checkpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from end_to_end.product import losses
+
+from surogate_core import run
+from surogate_core.errors import PluginError, SurogateError
+
+if TYPE_CHECKING:
+    from end_to_end.product import Workplace
+
+
+@pytest.mark.slow
+def test_a_resumed_run_goes_on_in_the_same_curve_and_the_same_tracked_run(
+    here: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="it is read back")
+    pytest.importorskip("wandb", reason="it is reported to")
+    for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(here.root)}.items():
+        monkeypatch.setenv(name, value)
+    told: list[str] = []
+    config = here.write(max_steps=4, save_steps=2, report_to=["tensorboard", "wandb"], wandb_project="p")
+    run.train(run.load(config), told.append)
+    first = (here.out / "wandb/run_id").read_text()
+    run.train(run.load(config, ["resume_from_checkpoint=2", "wandb_project=q"]), told.append)
+
+    events = reader.EventAccumulator(str(here.out / "tensorboard"))
+    events.Reload()
+    curve = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    assert [step for step, _ in curve] == [1, 2, 3, 4]
+    assert [loss for _, loss in curve] == pytest.approx(losses(here.out), rel=1e-6)  # events are fp32
+    assert [event.step for event in events.Scalars("eval/loss")] == [4]
+    assert (here.out / "wandb/run_id").read_text() == first
+    assert not any("not the bits" in line for line in told), "where a run reports to decides no bit"
+
+
+def test_a_tracker_that_is_not_installed_is_an_error_with_the_line_for_pip(here: Workplace) -> None:
+    with pytest.raises(SurogateError) as caught:
+        run.load(here.write(report_to="mlflow"))
+    assert isinstance(caught.value, PluginError) and "pip install surogate-log-mlflow" in str(caught.value)

@@ -1,0 +1,29 @@
+"""NVML knows the GPUs of a run by the names that torch has for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from surogate_core.gpu_telemetry import look
+
+pytestmark = pytest.mark.gpu
+
+nvml = pytest.importorskip("pynvml", reason="telemetry asks by it: pip install nvidia-ml-py")
+
+
+def test_every_visible_gpu_is_found_and_tells_what_torch_tells() -> None:
+    import torch
+
+    from surogate_core.runtime.device import gpu_uuids
+
+    nvml.nvmlInit()
+    indices = range(torch.cuda.device_count())
+    held = [torch.ones(2**28, dtype=torch.uint8, device=index) for index in indices]
+    torch.cuda.synchronize()
+    for index, uuid in zip(indices, gpu_uuids(list(indices)), strict=True):
+        report = look(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid), step=1, gpu=index)
+        total = torch.cuda.get_device_properties(index).total_memory
+        assert report.memory_total_bytes == pytest.approx(total, rel=0.05)
+        assert report.memory_used_bytes >= held[index].nbytes
+        assert 0 <= report.utilization <= 1 and report.temperature_celsius > 0 and report.power_watts > 0
+        assert report.sm_clock_mhz > 0 and report.memory_clock_mhz > 0

@@ -1,0 +1,101 @@
+"""Which loggers a run opens, and what becomes of one that fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_metrics import evaluation, info, step
+
+from surogate_core.api import Logger, LoggerDef
+from surogate_core.config import LoadedConfig, load_config
+from surogate_core.errors import ConfigError, PluginError, RunStopped
+from surogate_core.loggers import Loggers, open_loggers
+from surogate_core.plugins import load_registry
+from surogate_core.registry import Plugin, Provided, Registry
+
+
+class Recorder:
+    """Keeps what it is told; raises `fails` at the second step."""
+
+    def __init__(self, fails: Exception | None = None) -> None:
+        self.told: list[str] = []
+        self._fails = fails
+
+    def step(self, report: Any) -> None:
+        if self._fails and self.told:
+            raise self._fails
+        self.told.append(f"step {report.step}")
+
+    def eval(self, report: Any) -> None:
+        self.told.append(f"eval {report.step}")
+
+    def gpu(self, report: Any) -> None:
+        self.told.append(f"gpu {report.step}")
+
+    def close(self, status: str) -> None:
+        self.told.append(status)
+
+
+def opened(tmp_path: Path, *definitions: LoggerDef, notices: list[str] | None = None) -> Loggers:
+    plugin = Plugin("p", "acme-board", "1.0", "acme")
+    registry = Registry([plugin], [Provided("logger", d.name, d, plugin) for d in definitions], lambda system: [])
+    loggers = Loggers()
+    for logger in open_loggers(loaded(), registry, info(tmp_path), (notices if notices is not None else []).append):
+        loggers.opened.append(logger)
+    return loggers
+
+
+def loaded() -> LoadedConfig:
+    """A config that reports to `board`."""
+
+    class WithBoard(Registry):
+        def names(self, kind: str) -> list[str]:
+            return [*super().names(kind), *(["board"] if kind == "logger" else [])]
+
+    real = load_registry()
+    registry = WithBoard(real.plugins, real.provided, real.diagnose)
+    return load_config({"model": "m", "report_to": "board"}, registry=registry, source="run.yaml")
+
+
+def define(logger: Logger, name: str = "board", always: bool = False) -> LoggerDef:
+    return LoggerDef(name=name, summary="", open=lambda info, options: logger, always=always)
+
+
+def test_core_s_own_and_those_asked_for_are_opened(tmp_path: Path) -> None:
+    own, asked, idle = Recorder(), Recorder(), Recorder()
+    loggers = opened(tmp_path, define(own, "own", always=True), define(asked), define(idle, "idle"))
+    loggers.step(step(1))
+    loggers.eval(evaluation(1))
+    loggers.status = "done"
+    loggers.close()
+    assert own.told == asked.told == ["step 1", "eval 1", "done"] and idle.told == []
+
+
+def test_a_tracker_that_fails_is_told_of_and_left_out_and_the_run_goes_on(tmp_path: Path) -> None:
+    own, broken, notices = Recorder(), Recorder(OSError("no route")), list[str]()
+    loggers = opened(tmp_path, define(own, "own", always=True), define(broken), notices=notices)
+    for number in (1, 2, 3):
+        loggers.step(step(number))
+    loggers.status = "done"
+    loggers.close()
+    assert broken.told == ["step 1"] and own.told == ["step 1", "step 2", "step 3", "done"]
+    (told,) = notices
+    assert "board" in told and "no route" in told and "metrics.jsonl" in told
+
+
+def test_a_tracker_may_end_the_run(tmp_path: Path) -> None:
+    loggers = opened(tmp_path, define(Recorder(RunStopped("disk full"))))
+    loggers.step(step(1))
+    with pytest.raises(RunStopped, match="disk full"):
+        loggers.step(step(2))
+
+
+@pytest.mark.parametrize(("raised", "expected"), [(ConfigError, ConfigError), (ImportError, PluginError)])
+def test_a_tracker_that_cannot_start_is_an_error_that_names_it(tmp_path: Path, raised: Any, expected: Any) -> None:
+    def fail(info: Any, options: Any) -> Logger:
+        raise raised("board: needs a key")
+
+    with pytest.raises(expected, match="board: needs a key"):
+        opened(tmp_path, LoggerDef(name="board", summary="", open=fail))

@@ -1,0 +1,80 @@
+"""What a run leaves is loaded by transformers; what does not load is named, and stays."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from end_to_end.product import write_model
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from surogate_core import output_check
+from surogate_core.errors import RunStopped
+from surogate_core.output_check import check_loads, check_model
+
+WEIGHTS = "model.safetensors"
+NORM = "model.norm.weight"
+
+
+@pytest.fixture(params=[True, False], ids=["loaded", "without data"])
+def saved(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tiny model that transformers has saved; it fits into memory or it does not."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    monkeypatch.setattr(output_check, "free_memory_bytes", lambda: 2**33 if request.param else 1)
+    model = write_model(tmp_path / "model")
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).save_pretrained(model)
+    return model
+
+
+def change(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    edit(tensors)
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def refusal(folder: Path) -> str:
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(RunStopped) as caught:
+        check_loads(folder, "transformers", check_model)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before, "nothing is deleted"
+    text = str(caught.value)
+    assert str(folder) in text and "transformers" in text and "Nothing was deleted" in text
+    return text
+
+
+def test_a_whole_model_loads_and_nothing_is_printed(saved: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    check_loads(saved, "transformers", check_model)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_weight_that_lacks_is_named(saved: Path) -> None:
+    change(saved, lambda tensors: tensors.pop(NORM))
+    assert f"missing keys: {NORM}" in refusal(saved)
+
+
+def test_a_weight_too_many_is_named(saved: Path) -> None:
+    change(saved, lambda tensors: tensors.update(extra=torch.ones(2)))
+    assert "unexpected keys: extra" in refusal(saved)
+
+
+def test_a_weight_of_another_shape_is_named(saved: Path) -> None:
+    change(saved, lambda tensors: tensors.update({NORM: torch.ones(3)}))
+    assert NORM in refusal(saved)
+
+
+def test_a_truncated_file_is_found(saved: Path) -> None:
+    os.truncate(saved / WEIGHTS, 5000)
+    assert "safetensors" in refusal(saved).lower() or "header" in refusal(saved).lower()
+
+
+def test_a_tokenizer_larger_than_the_model_is_found(saved: Path) -> None:
+    config = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps(config | {"vocab_size": 100}))
+    change(saved, lambda t: t.update({k: v[:100].clone() for k, v in t.items() if "embed" in k or "lm_head" in k}))
+    assert "the tokenizer has" in refusal(saved)
