@@ -87,7 +87,7 @@ def test_a_full_disk_stops_the_run_and_keeps_the_checkpoints_before(here: Workpl
     with pytest.raises(RunStopped, match=r"No space left.*step_00000002.*Free some space"):
         run.train(run.load(here.write(max_steps=6, save_steps=2)), notice=lambda line: None)
     assert {path.name for path in here.out.iterdir()} == {"step_00000002", "metrics.jsonl", "run.yaml", "loss.png"}
-    assert len(records(here.out, "step")) == 4
+    assert 4 <= len(records(here.out, "step")) <= 6, "it is written while training goes on, to the next save at most"
     assert finite(here.out / "step_00000002/model.safetensors")
 
 

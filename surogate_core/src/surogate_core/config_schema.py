@@ -190,6 +190,11 @@ class RunKeys(Keys):
     checkpoint_dir: Place | None = Field(None, description="Folder of the `step_*` checkpoints; null: `output_dir`.")
     save_steps: Int = Field(50, ge=0, description="Save a checkpoint every so many steps; 0: only at the end.")
     save_total_limit: Int = Field(5, ge=0, description="Keep the newest so many checkpoints; 0: all.")
+    save_in_background: Flag = Field(
+        True,
+        description="Write the checkpoints of `save_steps` from copies in host memory while training goes on. Where "
+        "these do not fit, or with false, training waits.",
+    )
     resume_from_checkpoint: Annotated[bool | int | str, BeforeValidator(_resume)] = Field(
         False,
         description="Go on from a checkpoint: true (the newest in `checkpoint_dir`; without any, a fresh start), "

@@ -21,7 +21,15 @@ _WITHOUT_EFFECT = frozenset(
     {
         *("model", "from_scratch", "init_projections_to_zero", "datasets", "validation_datasets"),
         *("validation_split_ratio", "output_dir", "checkpoint_dir", "run_name", "log_file", "report_to"),
-        *("logging_steps", "save_steps", "save_total_limit", "eval_steps", "resume_from_checkpoint", "num_epochs"),
+        *(
+            "logging_steps",
+            "save_steps",
+            "save_total_limit",
+            "save_in_background",
+            "eval_steps",
+            "resume_from_checkpoint",
+            "num_epochs",
+        ),
         *("max_steps", "dataloader_num_workers", "check_finite", "use_cuda_graphs", "log_gpu_util"),
     }
 )

@@ -45,9 +45,12 @@ from .schedule import Schedule
 from .train import Job, Progress
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from .data.corpora import Corpora
     from .runtime.team import Team
     from .runtime.worker import Worker
+    from .saving import View
 
 __all__ = [
     "LoadedConfig",
@@ -199,6 +202,7 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
     from .data.corpora import load_corpora
     from .data.loader import Loader, eval_batches
     from .saved_run import SavedRun, facts
+    from .saving import open_saves
     from .train import train as loop
 
     config = prepared.loaded.config
@@ -227,13 +231,23 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
     )
     notice(_data_line(data, loader, total))
     made_by = versions() | {"device": devices_text(prepared.report)}
-    saved_run = SavedRun(prepared=prepared, facts=facts(prepared, loader, total), versions=made_by)
+    output = Path(config.output_dir)
+    checkpoints = Path(config.resolved_checkpoint_dir)
+    records = output / METRICS_FILE if config.log_file is None else Path(config.log_file)
+    saved_run = SavedRun(prepared=prepared, facts=facts(prepared, loader, total), versions=made_by, records=records)
     if resumed:
         changes = saved_run.check(resumed)
         for line in (f"goes on from {resumed.directory}, after step {resumed.step:,} of {total:,}", *changes):
             notice(line)
-    output = Path(config.output_dir)
-    checkpoints = Path(config.resolved_checkpoint_dir)
+
+    def write(step: int, progress: Progress, view: View) -> Path:
+        _refuse_broken_weights((view(v) for v in saved_run.weights), step, checkpoints)
+        path = checkpoint.save_checkpoint(
+            checkpoints, step, lambda folder: saved_run.write(folder, view, step, progress)
+        )
+        checkpoint.prune_checkpoints(checkpoints, config.save_total_limit, newest=step)
+        return path
+
     with ExitStack() as stack:
         worker = make_worker(prepared, comms, notice)
         stack.callback(worker.close)
@@ -245,27 +259,22 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
         if config.check_finite:
             check_finite(prepared, worker)
             notice("check_finite: runs op by op and looks at everything that an op writes, which is slow")
+        periodic = 0 < config.save_steps < total
+        saves = open_saves(worker, saved_run.values, write, notice, wanted=periodic and config.save_in_background)
+        stack.callback(saves.close)
         worker.start(graphs=config.use_cuda_graphs)
         _open_output(output, checkpoints, prepared.loaded, notice)
         if resumed:
             # Before the records are cut: killed in between, they reach beyond the newest checkpoint, never the reverse.
             for path in checkpoint.set_aside(checkpoints, after=resumed.step):
                 notice(f"{path.name}: set aside, since the run goes on from step {resumed.step:,}")
-            cut_metrics(output / METRICS_FILE if config.log_file is None else Path(config.log_file), resumed.step)
+            cut_metrics(records, resumed.step)
 
         adapter = adapter_of(prepared)
         model = (
             *(prepared.assembly.weights, worker.params(), prepared.model_config, prepared.model_dir),
             prepared.ingredients.precision.model,
         )
-
-        def save(step: int, progress: Progress) -> None:
-            worker.settle()
-            _refuse_broken_weights(worker, step, checkpoints)
-            checkpoint.save_checkpoint(
-                checkpoints, step, lambda folder: saved_run.write(folder, worker, step, progress)
-            )
-            checkpoint.prune_checkpoints(checkpoints, config.save_total_limit, newest=step)
 
         def validation(limit: int | None) -> Iterable[Any]:
             rows, size = data.validation, config.per_device_train_batch_size
@@ -282,7 +291,7 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
             total_steps=total,
             eval_batches=validation,
             eval_steps=config.eval_steps,
-            save=save,
+            saves=saves,
             save_steps=config.save_steps,
             max_nonfinite_steps=config.max_nonfinite_steps,
         )
@@ -290,7 +299,7 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
         signal_exit = interrupt.exit_code  # of a signal from here on there is nothing to tell: the run is done
         if not signal_exit:
             worker.settle()
-            _refuse_broken_weights(worker, progress.step, checkpoints)
+            _refuse_broken_weights(worker.params().values(), progress.step, checkpoints)
             if adapter is None:
                 hf.save_model(output, *model)
             else:
@@ -466,11 +475,12 @@ def _open_loggers(prepared: Prepared, loader: Any, total: int, stack: ExitStack)
     return opened
 
 
-def _refuse_broken_weights(worker: Worker | Team, step: int, checkpoints: Path) -> None:
+def _refuse_broken_weights(weights: Iterable[Tensor], step: int, checkpoints: Path) -> None:
     """An update can overflow although its gradient was finite; what it leaves must not replace a good checkpoint."""
     from .checkpoint import list_checkpoints
+    from .runtime.finite import all_finite
 
-    if worker.weights_are_finite():
+    if all_finite(weights):
         return
     complete = list_checkpoints(checkpoints)
     raise RunStopped(

@@ -18,6 +18,7 @@ from .schedule import Schedule
 if TYPE_CHECKING:
     from .runtime.team import Team
     from .runtime.worker import Reading, Worker
+    from .saving import Saves
 
 EVAL_BATCHES = 100
 """A periodic evaluation looks at no more than this; the one at the end sees everything."""
@@ -25,8 +26,7 @@ EVAL_BATCHES = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the loop runs on. `eval_batches(limit)` starts over at every call; `save(step, progress)` writes a
-    checkpoint of the weights after that many steps."""
+    """What the loop runs on. `eval_batches(limit)` starts over at every call."""
 
     worker: Worker | Team
     loader: Loader
@@ -35,7 +35,7 @@ class Job:
     total_steps: int
     eval_batches: Callable[[int | None], Iterable[MicroBatch]]
     eval_steps: int
-    save: Callable[[int, Progress], None]
+    saves: Saves
     save_steps: int
     max_nonfinite_steps: int
 
@@ -65,18 +65,25 @@ def train(job: Job, interrupt: Interrupt, progress: Progress) -> Progress:
     `progress` is where to begin: that of the checkpoint when the worker holds one; it is brought up to date.
     A step is reported once it is done, which on a GPU is while the next one runs; before an evaluation or a save the
     loop catches up. Raises RunStopped, after saving, when more than `max_nonfinite_steps` steps in a row had no finite
-    gradient. What a checked run's NonFiniteError leaves whole, the weights of the step before, is saved too.
+    gradient. What a checked run's NonFiniteError leaves whole, the weights of the step before, is saved too. However it
+    ends, but for a second interrupt, every save that was begun is whole then, or its error is raised.
     """
     try:
         _take_steps(job, interrupt, progress)
     except NonFiniteError as error:
         if not error.weights_whole or not progress.step:
+            job.saves.wait()
             raise
         progress.launched = progress.step  # the step that failed has changed nothing
         _save(job, progress)
+        job.saves.wait()
         raise NonFiniteError(
             f"{error}\nThe weights after step {progress.step} are saved.", weights_whole=True
         ) from None
+    except Exception:
+        job.saves.wait()
+        raise
+    job.saves.wait()
     return progress
 
 
@@ -88,6 +95,7 @@ def _take_steps(job: Job, interrupt: Interrupt, progress: Progress) -> None:
     mark = time.perf_counter()
     with Prefetch(job.loader.step, done, job.total_steps) as batches:
         for batch in batches:
+            job.saves.look()
             launched = launch(job, batch, progress)
             if pending is not None:
                 mark = finish(job, pending, progress, mark)
@@ -207,5 +215,5 @@ def _tell(job: Job, progress: Progress, tell: Callable[[Logger], None]) -> None:
 def _save(job: Job, progress: Progress) -> None:
     """Of the weights as they are: after the last launched step, which may not be reported yet when a run stops."""
     if progress.saved != progress.launched:
-        job.save(progress.launched, progress)
+        job.saves.save(progress.launched, progress)
         progress.saved = progress.launched
