@@ -5,8 +5,8 @@
         --save-steps 20 --set model_dtype=bf16 --set sequence_len=2048 --set per_device_train_batch_size=8
 
 `--model`: a config.json to train from random weights, with the tokenizer of the example. A line of JSON for each way:
-seconds from the report of the fifth step to the end of the last save, and what a save adds to the run without any. Run
-where the disk is the one in question; TMPDIR says where.
+how long the loop was held by each save, seconds from the report of the fifth step to the end of the last save, and what
+a save adds to the run without any. TMPDIR says on which disk.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from surogate_core import run
+from surogate_core import run, saving
 from surogate_core.metrics import read_metrics
 
 WARM_UP_STEPS = 5
@@ -65,6 +65,9 @@ def measure(arguments: argparse.Namespace, keys: list[str]) -> dict[str, Any]:
             *(f"output_dir={folder / 'out'}", f"max_steps={arguments.steps + 1}", "eval_steps=0"),
             *(f"logging_steps={arguments.steps}", "validation_split_ratio=0", "save_total_limit=2", *arguments.set),
         ]
+        held = list[float]()
+        timed(saving.BackgroundSaves, held)
+        timed(saving.ForegroundSaves, held)
         run.train(run.load(arguments.config, keys), lambda line: told.append((time.time(), line)))
         steps = [record for record in read_metrics(folder / "out/metrics.jsonl") if record["log"] == "step"]
         saves = [(at, line) for at, line in told if line.startswith("saved step_")]
@@ -74,9 +77,23 @@ def measure(arguments: argparse.Namespace, keys: list[str]) -> dict[str, Any]:
         "step_median_s": round(sorted(s["duration_ms"] for s in steps)[len(steps) // 2] / 1000, 4),
         "steps_s": round(max([steps[-1]["time"], *(at for at, _ in saves)]) - steps[WARM_UP_STEPS - 1]["time"], 4),
         "saves": len(saves),
+        "held_s": [round(seconds, 4) for seconds in held],
         "checkpoint_bytes": nbytes,
         "said": [line for _, line in told if "sav" in line],
     }
+
+
+def timed(saves: Any, held: list[float]) -> None:
+    """Have `saves.save` tell how long it took."""
+    save = getattr(saves.save, "untimed", saves.save)
+
+    def measured(self: Any, step: int, progress: Any) -> None:
+        began = time.perf_counter()
+        save(self, step, progress)
+        held.append(time.perf_counter() - began)
+
+    measured.untimed = save  # type: ignore[attr-defined]
+    saves.save = measured
 
 
 if __name__ == "__main__":

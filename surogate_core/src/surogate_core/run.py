@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .data.corpora import Corpora
+    from .runtime.arena import Buffers
     from .runtime.team import Team
     from .runtime.worker import Worker
     from .saving import View
@@ -257,7 +258,7 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
             progress = Progress()
             fill_weights(prepared, worker)
         if config.check_finite:
-            check_finite(prepared, worker)
+            check_finite(prepared, worker, resumed.step if resumed else 0)
             notice("check_finite: runs op by op and looks at everything that an op writes, which is slow")
         periodic = 0 < config.save_steps < total
         saves = open_saves(worker, saved_run.values, write, notice, wanted=periodic and config.save_in_background)
@@ -294,6 +295,7 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
             saves=saves,
             save_steps=config.save_steps,
             max_nonfinite_steps=config.max_nonfinite_steps,
+            watch=lambda steps_done: watch_finite(prepared, worker, steps_done),
         )
         loop(job, interrupt, progress)
         signal_exit = interrupt.exit_code  # of a signal from here on there is nothing to tell: the run is done
@@ -394,15 +396,25 @@ def fill_weights(prepared: Prepared, worker: Worker | Team) -> None:
     load_adapter(prepared, worker.params())
 
 
-def check_finite(prepared: Prepared, worker: Worker | Team) -> None:
+def check_finite(prepared: Prepared, worker: Worker | Team, steps_done: int = 0) -> None:
     """Have `worker`, whose weights are in place, stop at the first op that writes a number which is not finite.
 
     Raises ConfigError when the weights hold one already.
     """
-    from .runtime.finite import FiniteCheck, refuse_nonfinite_weights
+    from .runtime.finite import refuse_nonfinite_weights
 
     refuse_nonfinite_weights(worker.params(), prepared.assembly.weights, prepared.model_dir)
-    worker.watch(lambda buffers: FiniteCheck(prepared.assembly, buffers, lambda op: _served_by(prepared, op)))
+    watch_finite(prepared, worker, steps_done)
+
+
+def watch_finite(prepared: Prepared, worker: Worker | Team, steps_done: int) -> None:
+    """Have `worker` raise NonFiniteError at such an op from now on, `steps_done` optimizer steps into the run."""
+    from .runtime.finite import FiniteCheck
+
+    def make(buffers: Buffers) -> FiniteCheck:
+        return FiniteCheck(prepared.assembly, buffers, lambda op: _served_by(prepared, op), steps_done)
+
+    worker.watch(make)
 
 
 def _served_by(prepared: Prepared, op: Op) -> str:
