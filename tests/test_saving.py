@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from surogate_core import saving
+from surogate_core import console, saving
 from surogate_core.errors import RunStopped
 from surogate_core.runtime.host_copy import NoHostMemory
 from surogate_core.saving import BackgroundSaves, ForegroundSaves, open_saves
@@ -155,6 +155,22 @@ def test_too_little_host_memory_is_told_and_training_waits(monkeypatch: pytest.M
     values.keep_copy = refused
     assert isinstance(open_saves(values, [value], Writer(), told.append, wanted=True), ForegroundSaves)
     assert "cannot be pinned" in told.pop()
+
+
+def test_a_reader_who_went_away_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`surogate train run.yaml | head`: the pipe may be found closed by the word that a checkpoint is saved."""
+    silenced: list[Any] = []
+    monkeypatch.setattr(console, "silence", silenced.append)
+
+    def broken(line: str) -> None:
+        raise BrokenPipeError
+
+    values, writer = Values(), Writer()
+    writer.may.set()
+    for saves in (ForegroundSaves(values, writer, broken), BackgroundSaves(values, values, writer, broken)):  # type: ignore[arg-type]
+        saves.save(50, Progress())
+        saves.wait()
+    assert len(writer.wrote) == len(silenced) == 2
 
 
 def test_after_an_error_nothing_more_is_written() -> None:

@@ -42,15 +42,27 @@ def test_a_run_that_diverges_stops_with_3_and_saves_finite_weights(workplace: Wo
     assert not (workplace.out / "model.safetensors").exists()
 
 
-def test_weights_that_are_not_finite_are_never_saved(here: Workplace) -> None:
-    """A finite gradient, an update that overflows: before the next gradient tells."""
-    config = here.write(max_steps=1, warmup_steps=0, lr_scheduler_type="constant", save_steps=1)
-    good = run.train(run.load(config), notice=lambda line: None)
-    weights = (good.output_dir / "model.safetensors").read_bytes()
-    overrides = ["weight_decay=1e308", "learning_rate=1e37", "save_steps=0"]
-    with pytest.raises(RunStopped, match=r"step 1: the weights hold .* newest complete checkpoint is .*step_00000001"):
-        run.train(run.load(config, overrides), notice=lambda line: None)
-    assert (good.output_dir / "model.safetensors").read_bytes() == weights
+@pytest.mark.parametrize(("save_steps", "complete"), [(1, "newest complete .*step_00000001"), (0, "no checkpoint was")])
+def test_weights_that_are_not_finite_are_never_saved(
+    here: Workplace, monkeypatch: pytest.MonkeyPatch, save_steps: int, complete: str
+) -> None:
+    """A finite gradient, an update that overflows: before the next gradient tells. Neither the checkpoint of the step
+    nor the model at the end is written."""
+    from surogate_core.runtime.worker import Worker
+
+    here.out.mkdir()
+    (here.out / "model.safetensors").write_bytes(b"an earlier model")
+    update = Worker.update
+
+    def overflows(self: Worker, *, lr: float, step: int) -> Any:
+        return update(self, lr=1e38 if step == 2 else lr, step=step)
+
+    monkeypatch.setattr(Worker, "update", overflows)
+    config = here.write(max_steps=2, save_steps=save_steps, weight_decay=1e308)
+    with pytest.raises(RunStopped, match=rf"step 2: the weights hold .* {complete}"):
+        run.train(run.load(config, ["warmup_steps=0", "learning_rate=1e-310"]), notice=lambda line: None)
+    assert [path.name for path in here.out.glob("step_*")] == ["step_00000001"] * bool(save_steps)
+    assert (here.out / "model.safetensors").read_bytes() == b"an earlier model"
 
 
 @pytest.mark.parametrize("gpus", [1, 2])

@@ -40,9 +40,10 @@ from .metrics import METRICS_FILE, cut_metrics
 from .model_config import read_config
 from .plugins import load_registry
 from .prepare import Prepared, prepare
-from .resume import Resumed, choose
+from .resume import Resumed, choose, is_of, refuse_to_mix
 from .schedule import Schedule
 from .train import Job, Progress
+from .used_plugins import plugin_versions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -145,7 +146,10 @@ def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
     registry = load_registry()
     launcher = registry.get("launcher", "local")
     loaded.require_datasets()
-    resumed = choose(Path(config.resolved_checkpoint_dir), config.resume_from_checkpoint, loaded.source, notice)
+    checkpoints = Path(config.resolved_checkpoint_dir)
+    resumed = choose(checkpoints, config.resume_from_checkpoint, loaded.source, notice)
+    if not config.overwrite_output_dir:
+        refuse_to_mix(checkpoints, resumed, "checkpoint_dir" if config.checkpoint_dir else "output_dir", loaded.source)
     files = [*CONFIG_FILES, *TOKENIZER_FILES, *(WEIGHT_FILES if _reads_weights(config, resumed) else ())]
     from .runtime.device import devices_to_use, training_device
 
@@ -231,7 +235,7 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
         config.wsd_decay_steps_fraction,
     )
     notice(_data_line(data, loader, total))
-    made_by = versions() | {"device": devices_text(prepared.report)}
+    made_by = versions() | plugin_versions(prepared) | {"device": devices_text(prepared.report)}
     output = Path(config.output_dir)
     checkpoints = Path(config.resolved_checkpoint_dir)
     records = output / METRICS_FILE if config.log_file is None else Path(config.log_file)
@@ -265,11 +269,7 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
         stack.callback(saves.close)
         worker.start(graphs=config.use_cuda_graphs)
         _open_output(output, checkpoints, prepared.loaded, notice)
-        if resumed:
-            # Before the records are cut: killed in between, they reach beyond the newest checkpoint, never the reverse.
-            for path in checkpoint.set_aside(checkpoints, after=resumed.step):
-                notice(f"{path.name}: set aside, since the run goes on from step {resumed.step:,}")
-            cut_metrics(records, resumed.step)
+        _set_aside(resumed, checkpoints, records, notice, anew=config.overwrite_output_dir)
 
         adapter = adapter_of(prepared)
         model = (
@@ -444,6 +444,22 @@ def _open_output(output: Path, checkpoints: Path, loaded: LoadedConfig, notice: 
         notice(f"removed {leftover.name}, left by a save that was killed")
 
 
+def _set_aside(resumed: Resumed | None, checkpoints: Path, records: Path, notice: Notice, *, anew: bool) -> None:
+    """Leave of an earlier run what this one goes on from, and rename the rest."""
+    from . import checkpoint
+
+    here = resumed if is_of(resumed, checkpoints) else None
+    why = f"the run goes on from step {here.step:,}" if here else "a new run begins"
+    # Before the records are cut: killed in between, they reach beyond the newest checkpoint, never the reverse.
+    moved = checkpoint.set_aside(checkpoints, after=here.step if here else -1)
+    if anew and here is None and records.is_file():
+        moved.append(checkpoint.aside(records))
+    for path in moved:
+        notice(f"{path.name}: set aside, since {why}")
+    if resumed:
+        cut_metrics(records, resumed.step)
+
+
 def versions() -> dict[str, str]:
     """Versions of what decides a run's numbers, for run.yaml and metrics.jsonl."""
     import platform
@@ -475,7 +491,7 @@ def _open_loggers(prepared: Prepared, loader: Any, total: int, stack: ExitStack)
         steps_per_epoch=loader.steps_per_epoch,
         tokens_per_step=loader.tokens_per_step,
         config=resolved(prepared.loaded),
-        versions=versions(),
+        versions=versions() | plugin_versions(prepared),
         device=devices_text(prepared.report),
         parameters=prepared.n_params,
         trainable_parameters=prepared.n_trainable,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from .console import step_time_text
+from .console import step_time_text, unbroken
 from .memory.devices import GIB
 from .system import available_memory_bytes
 
@@ -59,7 +59,7 @@ class ForegroundSaves:
     """Training waits until a checkpoint is whole."""
 
     def __init__(self, worker: Worker | Team, write: Write, notice: Callable[[str], None]) -> None:
-        self._worker, self._write, self._notice = worker, write, notice
+        self._worker, self._write, self._notice = worker, write, unbroken(notice)
 
     def save(self, step: int, progress: Progress) -> None:
         began = time.perf_counter()
@@ -90,7 +90,8 @@ class BackgroundSaves:
     def __init__(self, worker: Worker | Team, copied: HostCopy, write: Write, notice: Callable[[str], None]) -> None:
         from .runtime.threads import RankThread
 
-        self._worker, self._copied, self._write, self._notice = worker, copied, write, notice
+        self._worker, self._copied, self._write = worker, copied, write
+        self._notice = unbroken(notice)
         self._thread = RankThread("surogate-saves")
         self._under_way: _UnderWay | None = None
 

@@ -72,22 +72,25 @@ def train(job: Job, interrupt: Interrupt, progress: Progress) -> Progress:
     interrupt, every save that was begun is whole then, or its error is raised.
     """
     try:
-        _take_steps(job, interrupt, progress)
-    except NonFiniteError as error:
-        if not error.weights_whole or not progress.step:
-            job.saves.wait()
-            raise
-        progress.launched = progress.step  # the step that failed has changed nothing
-        _save(job, progress)
-        job.saves.wait()
-        raise NonFiniteError(
-            f"{error}\nThe weights after step {progress.step} are saved.", weights_whole=True
-        ) from None
+        _train(job, interrupt, progress)
     except Exception:
         job.saves.wait()
         raise
     job.saves.wait()
     return progress
+
+
+def _train(job: Job, interrupt: Interrupt, progress: Progress) -> None:
+    try:
+        _take_steps(job, interrupt, progress)
+    except NonFiniteError as error:
+        if not error.weights_whole or not progress.step:
+            raise
+        progress.launched = progress.step  # the step that failed has changed nothing
+        _save(job, progress)
+        raise NonFiniteError(
+            f"{error}\nThe weights after step {progress.step} are saved.", weights_whole=True
+        ) from None
 
 
 def _take_steps(job: Job, interrupt: Interrupt, progress: Progress) -> None:
