@@ -39,7 +39,7 @@ def at_step(step: int, what: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "finish", finished)
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize("gpus", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_steps_go_on_while_the_writer_writes_and_the_checkpoint_has_the_bits_of_its_step(
     here: Workplace, monkeypatch: pytest.MonkeyPatch, gpus: int
 ) -> None:
@@ -158,6 +158,7 @@ def test_a_second_signal_ends_at_once_although_a_save_is_under_way(
     assert time.monotonic() - began < 20 and "Traceback" not in out
 
 
+@pytest.mark.slow
 def test_a_signal_waits_for_the_save_under_way_and_then_saves(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     at_step(3, lambda: os.kill(os.getpid(), signal.SIGTERM), monkeypatch)
     done = run.train(run.load(here.write(max_steps=60, save_steps=2)), notice=lambda line: None)

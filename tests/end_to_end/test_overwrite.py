@@ -51,6 +51,7 @@ def test_the_key_sets_aside_checkpoints_and_records_and_deletes_nothing(here: Wo
     assert sorted(path.name for path in here.out.glob("step_*")) == ["step_00000002", "step_00000003.set_aside"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_elsewhere_does_not_begin_a_run_among_others(here: Workplace) -> None:
     go(here.write(max_steps=2, save_steps=1, output_dir="first"))
     config = here.write(max_steps=2, save_steps=1, resume_from_checkpoint="first/step_00000001")

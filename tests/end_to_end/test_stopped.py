@@ -65,7 +65,7 @@ def test_weights_that_are_not_finite_are_never_saved(
     assert (here.out / "model.safetensors").read_bytes() == b"an earlier model"
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize("gpus", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_op_that_goes_wrong_first_is_named_with_its_block_and_values(
     here: Workplace, monkeypatch: pytest.MonkeyPatch, gpus: int
 ) -> None:
