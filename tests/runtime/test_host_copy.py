@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from models import harness
@@ -14,6 +16,7 @@ from surogate_core.program.ops import OPS
 from surogate_core.program.value import DTYPE_BYTES
 from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.host_copy import HostCopy, NoHostMemory, _allocate
+from surogate_core.runtime.worker import Worker
 
 
 def filled() -> Buffers:
@@ -53,6 +56,23 @@ def test_only_programs_that_write_what_is_copied_have_to_wait() -> None:
     assert {"micro_first", "micro_next", "evaluate"} < assembly.all_programs.keys()
     assert "update" in HostCopy(buffers, params, assembly.all_programs).writers
     assert HostCopy(buffers, [*params, *states], assembly.all_programs).writers <= {"load", "update"}
+
+
+def test_the_device_waits_once_before_the_first_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    assembly = assemble(harness.ingredients(harness.tiny_config(num_hidden_layers=1)))
+    worker = Worker.on_cpu(assembly, harness.OPS, 1)
+    copied = worker.keep_copy(assembly.params.values())
+    waits: list[str] = []
+    stream = SimpleNamespace(wait_event=waits.append)
+    monkeypatch.setattr(copied, "_main", stream)
+    monkeypatch.setattr(copied, "_done", "the copy", raising=False)
+    monkeypatch.setattr(copied, "_under_way", True)
+    for program in ("micro_first", "micro_next", "evaluate"):
+        copied.before(program)
+    assert not waits
+    worker.update(lr=1e-3, step=1)
+    worker.update(lr=1e-3, step=2)
+    assert waits == ["the copy"]
 
 
 def test_memory_that_the_system_refuses_is_told() -> None:
