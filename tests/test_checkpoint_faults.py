@@ -9,6 +9,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from surogate_core import checkpoint
 from surogate_core.checkpoint import list_checkpoints, prune_checkpoints, remove_leftovers, save_checkpoint
 from surogate_core.errors import RunStopped
 from surogate_core.manifest import Manifest, list_files, read_manifest, verify_files, write_manifest
+from surogate_core.saving import BackgroundSaves
+from surogate_core.train import Progress
 from surogate_core.training_state import write_state
 
 CALLS = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir")
@@ -92,6 +95,26 @@ def save_and_prune(directory: Path, step: int, keep: int = 2) -> None:
     prune_checkpoints(directory, keep, newest=step)
 
 
+def in_background(directory: Path, step: int) -> None:
+    """`save_and_prune` as a run does it: by a thread, whose error is raised when it is waited for."""
+
+    def write(step: int, progress: Progress, view: Any) -> Path:
+        save_and_prune(directory, step)
+        return directory
+
+    nothing: Any = SimpleNamespace(take_copy=lambda: None, wait=lambda: None, view=None)
+    saves = BackgroundSaves(nothing, nothing, write, lambda line: None)
+    try:
+        saves.save(step, Progress())
+        saves.wait()
+    finally:
+        saves.close()
+
+
+Save = Callable[[Path, int], None]
+BY = pytest.mark.parametrize("by", [save_and_prune, in_background])
+
+
 def complete(directory: Path) -> Iterator[int]:
     """The steps whose checkpoints have their names, each verified to the bit."""
     for path in list_checkpoints(directory):
@@ -120,9 +143,10 @@ def count_events(directory: Path, step: int) -> int:
         return faults.seen
 
 
+@BY
 @pytest.mark.parametrize("step", [30, 20], ids=["a new step", "a step that is there"])
 def test_killed_at_any_moment_of_a_save_the_newest_complete_checkpoint_is_whole(
-    made: Path, tmp_path: Path, step: int
+    made: Path, tmp_path: Path, step: int, by: Save
 ) -> None:
     """SIGKILL, in a process of its own. Two are kept: whatever is killed, never is there less than one of them."""
     events = count_events(Path(shutil.copytree(made, tmp_path / "counted")), step)
@@ -132,7 +156,7 @@ def test_killed_at_any_moment_of_a_save_the_newest_complete_checkpoint_is_whole(
         child = os.fork()
         if child == 0:
             Faults(at, lambda: os.kill(os.getpid(), signal.SIGKILL), pytest.MonkeyPatch())
-            save_and_prune(directory, step)
+            by(directory, step)
             os._exit(1)
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status), at
@@ -145,9 +169,10 @@ def test_killed_at_any_moment_of_a_save_the_newest_complete_checkpoint_is_whole(
         shutil.rmtree(directory)
 
 
+@BY
 @pytest.mark.parametrize("step", [30, 20], ids=["a new step", "a step that is there"])
 def test_a_disk_that_is_full_at_any_moment_ends_the_run_and_loses_nothing(
-    made: Path, tmp_path: Path, step: int
+    made: Path, tmp_path: Path, step: int, by: Save
 ) -> None:
     def full() -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -159,7 +184,7 @@ def test_a_disk_that_is_full_at_any_moment_ends_the_run_and_loses_nothing(
         with pytest.MonkeyPatch.context() as patch:
             Faults(at, full, patch)
             try:
-                save_and_prune(directory, step)
+                by(directory, step)
             except RunStopped as told:
                 stopped += 1
                 assert told.exit_code == 3 and "No space left" in str(told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,3 +28,18 @@ def test_a_torch_without_cuda_is_a_warning_beside_a_gpu_only(built: bool, monkey
     assert told == ([] if built else ["2.13.0+cpu is built without CUDA: runs will use the CPU"])
     assert [finding.message for finding in gpu_findings()] == ["none found: runs use the CPU"]
     assert [finding.message for finding in gpu_findings({"error": "no driver"})] == ["no driver"]
+
+
+def test_available_memory_is_what_the_system_and_the_container_leave(tmp_path: Path) -> None:
+    assert 0 < system.available_memory_bytes() <= system.memory_bytes()
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal:  9000000 kB\nMemFree:  1 kB\nMemAvailable:   600000 kB\n")
+    assert system.available_memory_bytes(tmp_path) == 600_000 * 1024
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.current").write_text("500000\n")
+    (group / "memory.stat").write_text("anon 200000\ninactive_file 300000\n")
+    (group / "memory.max").write_text("max\n")
+    assert system.available_memory_bytes(tmp_path) == 600_000 * 1024
+    (group / "memory.max").write_text("1000000\n")
+    assert system.available_memory_bytes(tmp_path) == 1_000_000 - 500_000 + 300_000, "cached files can be dropped"

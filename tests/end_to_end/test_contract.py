@@ -164,6 +164,7 @@ def test_a_second_run_into_the_same_directory_appends_and_replaces(here: Workpla
 def test_checkpoints_of_an_earlier_run_do_not_push_out_the_new_ones(here: Workplace) -> None:
     config = here.write(save_total_limit=2)
     run.train(run.load(config, ["max_steps=6", "save_steps=3"]), notice=lambda line: None)
-    run.train(run.load(config, ["max_steps=4", "save_steps=1"]), notice=lambda line: None)
+    overrides = ["max_steps=4", "save_steps=1", "overwrite_output_dir=true"]
+    run.train(run.load(config, overrides), notice=lambda line: None)
     saved = {path.name for path in here.out.glob("step_*")}
-    assert saved == {"step_00000003", "step_00000004", "step_00000006"}
+    assert saved == {"step_00000003", "step_00000004", "step_00000003.set_aside", "step_00000006.set_aside"}

@@ -107,20 +107,39 @@ def test_a_signal_while_tokenising_ends_cleanly_and_leaves_no_half_cache(
     assert not left
 
 
-@pytest.mark.parametrize(("loaded", "delay"), [("_pydantic_core", 0.0), ("libtorch", 0.0), ("libtorch", 0.6)])
-def test_a_signal_while_loading_ends_cleanly(workplace: Workplace, loaded: str, delay: float) -> None:
-    """From the first library on that our own code loads; before that the signal is the interpreter's."""
-    process = workplace.start("train", workplace.write(max_steps=100_000))
+def start_and_load(workplace: Workplace, config: Path, library: str) -> subprocess.Popen[str]:
+    """Start a run and wait until it has loaded a library."""
+    process = workplace.start("train", config)
     maps = Path(f"/proc/{process.pid}/maps")
     deadline = time.monotonic() + 30
-    while loaded not in maps.read_text() and time.monotonic() < deadline:
+    while library not in maps.read_text() and time.monotonic() < deadline:
         time.sleep(0.01)
+    return process
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("loaded", "delay"), [("_pydantic_core", 0.0), ("libtorch", 0.0), ("libtorch", 0.6)])
+def test_a_signal_while_loading_ends_cleanly(
+    workplace: Workplace, loaded: str, delay: float, number: signal.Signals, code: int
+) -> None:
+    """From the first library on that our own code loads; before that the signal is the interpreter's."""
+    process = start_and_load(workplace, workplace.write(max_steps=100_000), loaded)
     time.sleep(delay)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     rest, seconds = end(process)
-    assert process.returncode == 130, rest
+    assert process.returncode == code, rest
     assert "Traceback" not in rest
     assert seconds < AT_ONCE_SECONDS
+
+
+@pytest.mark.parametrize("loaded", ["_pydantic_core", "libtorch"])
+def test_sigusr1_while_loading_says_that_there_is_nothing_to_save(workplace: Workplace, loaded: str) -> None:
+    process = start_and_load(workplace, workplace.write(max_steps=2), loaded)
+    process.send_signal(signal.SIGUSR1)
+    rest, _ = end(process)
+    assert process.returncode == 0, rest
+    assert "SIGUSR1: no steps are being taken, so there is nothing to save" in rest
+    assert not list(workplace.out.glob("step_*")) and len(records(workplace.out, "step")) == 2
 
 
 def test_a_signal_in_the_last_evaluation_still_saves_the_run(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +182,7 @@ def test_killed_while_it_saves_a_run_leaves_whole_checkpoints_and_the_next_clean
     for checkpoint in whole:
         assert len(load_file(checkpoint / "model.safetensors")) == 24
     (workplace.out / "step_00000099.partial").mkdir()
-    done = workplace.surogate("train", workplace.write(max_steps=2))
+    done = workplace.surogate("train", workplace.write(max_steps=2, overwrite_output_dir=True))
     assert done.returncode == 0, done.stderr
     assert "removed step_00000099.partial, left by a save that was killed" in done.stdout
     assert not list(workplace.out.glob("*.partial"))

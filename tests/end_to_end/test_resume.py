@@ -209,6 +209,17 @@ def test_another_learning_rate_is_told(saved: Path) -> None:
     assert any("learning_rate: 0.001 (saved: 0.003)" in line for line in told)
 
 
+def test_another_version_of_a_plugin_is_told_and_the_run_goes_on(saved: Path, here: Workplace) -> None:
+    path = here.out / "step_00000002/manifest.json"
+    manifest = json.loads(path.read_text())
+    used = {"surogate-core", "surogate-models", "surogate-recipe-bf16", "surogate-optim-adamw"}
+    assert used < manifest["versions"].keys() and "surogate-lora" not in manifest["versions"]
+    installed, manifest["versions"]["surogate-models"] = manifest["versions"]["surogate-models"], "0.0.1"
+    path.write_text(json.dumps(manifest))
+    told = go(saved, "resume_from_checkpoint=2")
+    assert any(f"surogate-models {installed} (saved: 0.0.1)" in line for line in told)
+
+
 def _truncated(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
@@ -282,6 +293,9 @@ KILLED = """
 import os, random, signal, sys, time
 from pathlib import Path
 from surogate_core import run
+from surogate_core.checkpoint import list_checkpoints
+from surogate_core.manifest import read_manifest, verify_files
+from surogate_core.metrics import read_metrics
 
 def begin(*overrides):
     child = os.fork()
@@ -294,8 +308,18 @@ def recorded():
     file = Path("killed/metrics.jsonl")
     return file.read_bytes().count(b'"log": "step"') if file.exists() else 0
 
+def newest_of_what_is_whole():
+    # Everything that has its name is whole, and the steps up to it are recorded, once each.
+    complete = [read_manifest(path).step for path in list_checkpoints(Path("killed"))]
+    for path in list_checkpoints(Path("killed")):
+        verify_files(path, read_manifest(path))
+    if complete:
+        steps = [record["step"] for record in read_metrics(Path("killed/metrics.jsonl")) if record["log"] == "step"]
+        assert steps == list(range(1, len(steps) + 1)) and len(steps) >= complete[-1], (steps, complete)
+    return max(complete, default=0)
+
 assert os.waitpid(begin("output_dir=straight"), 0)[1] == 0
-rng, killed = random.Random(1234), 0
+rng, killed, newest = random.Random(1234), 0, 0
 for kill in range(int(sys.argv[1])):
     before, more = recorded(), rng.randrange(4)
     child = begin("output_dir=killed", "resume_from_checkpoint=true")
@@ -307,6 +331,8 @@ for kill in range(int(sys.argv[1])):
     time.sleep(rng.uniform(0, 0.1))
     os.kill(child, signal.SIGKILL)
     killed += os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    before, newest = newest, newest_of_what_is_whole()
+    assert newest >= before, "a checkpoint that was complete is gone"
 print("killed", killed)
 assert os.waitpid(begin("output_dir=killed", "resume_from_checkpoint=true"), 0)[1] == 0
 """

@@ -190,7 +190,7 @@ def test_the_moment_is_told(runs: list[str], moment: str) -> None:
     variants = {"micro_next": {8: programs["micro_next@8"]}}
     assembly: Any = SimpleNamespace(all_programs=programs, variants=variants)
     value = torch.zeros(2, 3)
-    buffers: Any = SimpleNamespace(view=lambda v, program: value)
+    buffers: Any = SimpleNamespace(view=lambda v, program: value, device="cpu")
     check = FiniteCheck(assembly, buffers, lambda op: "")
     for name in runs[:-1]:
         check(name, 0)

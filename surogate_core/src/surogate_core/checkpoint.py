@@ -101,16 +101,18 @@ def give_back_replaced(directory: Path) -> None:
 
 
 def set_aside(directory: Path, after: int) -> list[Path]:
-    """Rename the checkpoints of later steps than `after`, where a run goes back to; returns their new paths.
+    """Rename the checkpoints of later steps than `after`, where a run goes back to, or begins (-1); returns their new
+    paths.
 
     Nothing is deleted, but no later resume takes them for its newest.
     """
-    moved = []
-    for path in list_checkpoints(directory):
-        if int(path.name[len("step_") :]) > after:
-            names = (path.with_name(f"{path.name}{_ASIDE}{n or ''}") for n in count())
-            moved.append(path.rename(next(name for name in names if not name.exists())))
-    return moved
+    return [aside(path) for path in list_checkpoints(directory) if int(path.name[len("step_") :]) > after]
+
+
+def aside(path: Path) -> Path:
+    """Rename a file or folder to a free name that says that it was set aside; returns it."""
+    names = (path.with_name(f"{path.name}{_ASIDE}{n or ''}") for n in count())
+    return path.rename(next(name for name in names if not name.exists()))
 
 
 # ------------------------------------------------------------------------------------------------------ durable writes

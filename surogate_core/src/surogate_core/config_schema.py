@@ -189,8 +189,18 @@ class RunKeys(Keys):
     run_name: Text | None = Field(None, description="Name of the run in logs; null: the last part of `output_dir`.")
     output_dir: Place = Field("output", description="Folder of the trained model, metrics and the resolved config.")
     checkpoint_dir: Place | None = Field(None, description="Folder of the `step_*` checkpoints; null: `output_dir`.")
+    overwrite_output_dir: Flag = Field(
+        False,
+        description="Begin a new run where an earlier one has left checkpoints: these and its metrics are renamed to "
+        "`*.set_aside`. With false the run is refused.",
+    )
     save_steps: Int = Field(50, ge=0, description="Save a checkpoint every so many steps; 0: only at the end.")
     save_total_limit: Int = Field(5, ge=0, description="Keep the newest so many checkpoints; 0: all.")
+    save_in_background: Flag = Field(
+        True,
+        description="Write the checkpoints of `save_steps` from copies in host memory while training goes on. Where "
+        "these do not fit, or with false, training waits.",
+    )
     resume_from_checkpoint: Annotated[bool | int | str, BeforeValidator(_resume)] = Field(
         False,
         description="Go on from a checkpoint: true (the newest in `checkpoint_dir`; without any, a fresh start), "

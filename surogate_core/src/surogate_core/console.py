@@ -7,6 +7,7 @@ import os
 import statistics
 import sys
 from collections import deque
+from collections.abc import Callable
 from typing import TextIO
 
 from .api import EvalReport, GpuReport, Logger, RunInfo, StepReport
@@ -141,6 +142,18 @@ def eta_text(seconds: float) -> str:
             count, rest = divmod(whole, unit)
             return f"{count}{name}" if count >= 10 else f"{count}{name}{rest // smaller:02d}{smaller_name}"
     return f"{whole}s"
+
+
+def unbroken(notice: Callable[[str], None]) -> Callable[[str], None]:
+    """`notice` while a run trains: when the reader of a pipe goes away, lines are lost and the run goes on."""
+
+    def tell(line: str) -> None:
+        try:
+            notice(line)
+        except (OSError, ValueError):  # a closed pipe, a terminal that hung up, a closed file
+            silence(sys.stdout)
+
+    return tell
 
 
 def silence(out: TextIO) -> None:

@@ -20,8 +20,24 @@ Choice = bool | int | str
 _WITHOUT_EFFECT = frozenset(
     {
         *("model", "from_scratch", "init_projections_to_zero", "datasets", "validation_datasets"),
-        *("validation_split_ratio", "output_dir", "checkpoint_dir", "run_name", "log_file", "report_to"),
-        *("logging_steps", "save_steps", "save_total_limit", "eval_steps", "resume_from_checkpoint", "num_epochs"),
+        *(
+            "validation_split_ratio",
+            "output_dir",
+            "checkpoint_dir",
+            "overwrite_output_dir",
+            "run_name",
+            "log_file",
+            "report_to",
+        ),
+        *(
+            "logging_steps",
+            "save_steps",
+            "save_total_limit",
+            "save_in_background",
+            "eval_steps",
+            "resume_from_checkpoint",
+            "num_epochs",
+        ),
         *("max_steps", "dataloader_num_workers", "check_finite", "use_cuda_graphs", "log_gpu_util"),
         *("verify_outputs", "push_to_hub", "hub_model_id", "hub_private"),
     }
@@ -97,6 +113,29 @@ def _last_good(complete: list[Path], source: str, notice: Callable[[str], None])
         f"{source}: resume_from_checkpoint: {LAST_GOOD}: every checkpoint in {complete[-1].parent} is damaged. "
         "resume_from_checkpoint: false starts a new run."
     )
+
+
+def is_of(resumed: Resumed | None, checkpoints: Path) -> bool:
+    """Whether a run goes on where it was saved, in `checkpoints`."""
+    return resumed is not None and resumed.directory.resolve().parent == checkpoints.resolve()
+
+
+def refuse_to_mix(checkpoints: Path, resumed: Resumed | None, key: str, source: str) -> None:
+    """Raise ConfigError when a run that begins, or goes on from elsewhere, finds checkpoints of another in its folder.
+
+    `key` is what names the folder. Old and new would be told apart by nothing: the next resume, and the limit on their
+    number, would take the ones for the others.
+    """
+    if is_of(resumed, checkpoints):
+        return
+    give_back_replaced(checkpoints)
+    if there := list_checkpoints(checkpoints):
+        named = there[0].name if len(there) == 1 else f"{there[0].name} to {there[-1].name}"
+        raise ConfigError(
+            f"{source}: {key}: {checkpoints} holds checkpoints of an earlier run ({named}). To go on with that run: "
+            f"resume_from_checkpoint: true. To begin anew: another {key}, or overwrite_output_dir: true, which sets "
+            "them aside and deletes nothing."
+        )
 
 
 def refuse_another_run(resumed: Resumed, facts: Mapping[str, Any], source: str) -> None:

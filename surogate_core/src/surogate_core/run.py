@@ -46,15 +46,20 @@ from .model_config import read_config
 from .output_check import check_outputs
 from .plugins import load_registry
 from .prepare import Prepared, prepare
-from .resume import Resumed, choose
+from .resume import Resumed, choose, is_of, refuse_to_mix
 from .schedule import Schedule
 from .summary import parameters_text
 from .train import Job, Progress
+from .used_plugins import plugin_versions
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from .data.corpora import Corpora
+    from .runtime.arena import Buffers
     from .runtime.team import Team
     from .runtime.worker import Worker
+    from .saving import View
 
 __all__ = [
     "LoadedConfig",
@@ -151,7 +156,10 @@ def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
     registry = load_registry()
     launcher = registry.get("launcher", "local")
     loaded.require_datasets()
-    resumed = choose(Path(config.resolved_checkpoint_dir), config.resume_from_checkpoint, loaded.source, notice)
+    checkpoints = Path(config.resolved_checkpoint_dir)
+    resumed = choose(checkpoints, config.resume_from_checkpoint, loaded.source, notice)
+    if not config.overwrite_output_dir:
+        refuse_to_mix(checkpoints, resumed, "checkpoint_dir" if config.checkpoint_dir else "output_dir", loaded.source)
     files = [*CONFIG_FILES, *TOKENIZER_FILES, *(WEIGHT_FILES if _reads_weights(config, resumed) else ())]
     from .runtime.device import devices_to_use, training_device
 
@@ -211,6 +219,7 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
     from .packing_proof import prove_packing
     from .runtime.device import gpu_uuids
     from .saved_run import SavedRun, facts
+    from .saving import open_saves
     from .train import train as loop
 
     config = prepared.loaded.config
@@ -238,15 +247,25 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
         config.wsd_decay_steps_fraction,
     )
     notice(_data_line(data, loader, total))
-    made_by = versions() | {"device": devices_text(prepared.report)}
-    saved_run = SavedRun(prepared=prepared, facts=facts(prepared, loader, total), versions=made_by)
+    made_by = versions() | plugin_versions(prepared) | {"device": devices_text(prepared.report)}
+    output = Path(config.output_dir)
+    checkpoints = Path(config.resolved_checkpoint_dir)
+    records = output / METRICS_FILE if config.log_file is None else Path(config.log_file)
+    saved_run = SavedRun(prepared=prepared, facts=facts(prepared, loader, total), versions=made_by, records=records)
     if resumed:
         changes = saved_run.check(resumed)
         for line in (f"goes on from {resumed.directory}, after step {resumed.step:,} of {total:,}", *changes):
             notice(line)
-    output = Path(config.output_dir)
-    checkpoints = Path(config.resolved_checkpoint_dir)
     repo = reserve(config) if config.push_to_hub else ""
+
+    def write(step: int, progress: Progress, view: View) -> Path:
+        _refuse_broken_weights((view(v) for v in saved_run.weights), step, checkpoints)
+        path = checkpoint.save_checkpoint(
+            checkpoints, step, lambda folder: saved_run.write(folder, view, step, progress)
+        )
+        checkpoint.prune_checkpoints(checkpoints, config.save_total_limit, newest=step)
+        return path
+
     with ExitStack() as stack:
         worker = make_worker(prepared, comms, notice)
         stack.callback(worker.close)
@@ -256,8 +275,11 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
             progress = Progress()
             fill_weights(prepared, worker)
         if config.check_finite:
-            check_finite(prepared, worker)
+            check_finite(prepared, worker, resumed.step if resumed else 0)
             notice("check_finite: runs op by op and looks at everything that an op writes, which is slow")
+        periodic = 0 < config.save_steps < total
+        saves = open_saves(worker, saved_run.values, write, notice, wanted=periodic and config.save_in_background)
+        stack.callback(saves.close)
         worker.start(graphs=config.use_cuda_graphs)
         precision = prepared.ingredients.precision
         proof = prove_packing(
@@ -267,25 +289,13 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
         if proof:
             notice(str(proof))
         _open_output(output, checkpoints, prepared.loaded, notice)
-        if resumed:
-            # Before the records are cut: killed in between, they reach beyond the newest checkpoint, never the reverse.
-            for path in checkpoint.set_aside(checkpoints, after=resumed.step):
-                notice(f"{path.name}: set aside, since the run goes on from step {resumed.step:,}")
-            cut_metrics(output / METRICS_FILE if config.log_file is None else Path(config.log_file), resumed.step)
+        _set_aside(resumed, checkpoints, records, notice, anew=config.overwrite_output_dir)
 
         adapter = adapter_of(prepared)
         model = (
             *(prepared.assembly.weights, worker.params(), prepared.model_config, prepared.model_dir),
             prepared.ingredients.precision.model,
         )
-
-        def save(step: int, progress: Progress) -> None:
-            worker.settle()
-            _refuse_broken_weights(worker, step, checkpoints)
-            checkpoint.save_checkpoint(
-                checkpoints, step, lambda folder: saved_run.write(folder, worker, step, progress)
-            )
-            checkpoint.prune_checkpoints(checkpoints, config.save_total_limit, newest=step)
 
         def validation(limit: int | None) -> Iterable[Any]:
             rows, size = data.validation, config.per_device_train_batch_size
@@ -309,15 +319,16 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
             total_steps=total,
             eval_batches=validation,
             eval_steps=config.eval_steps,
-            save=save,
+            saves=saves,
             save_steps=config.save_steps,
             max_nonfinite_steps=config.max_nonfinite_steps,
+            watch=lambda steps_done: watch_finite(prepared, worker, steps_done),
         )
         loop(job, interrupt, progress)
         signal_exit = interrupt.exit_code  # of a signal from here on there is nothing to tell: the run is done
         if not signal_exit:
             worker.settle()
-            _refuse_broken_weights(worker, progress.step, checkpoints)
+            _refuse_broken_weights(worker.params().values(), progress.step, checkpoints)
             if adapter is None:
                 hf.save_model(output, *model)
             else:
@@ -419,15 +430,25 @@ def fill_weights(prepared: Prepared, worker: Worker | Team) -> None:
     load_adapter(prepared, worker.params())
 
 
-def check_finite(prepared: Prepared, worker: Worker | Team) -> None:
+def check_finite(prepared: Prepared, worker: Worker | Team, steps_done: int = 0) -> None:
     """Have `worker`, whose weights are in place, stop at the first op that writes a number which is not finite.
 
     Raises ConfigError when the weights hold one already.
     """
-    from .runtime.finite import FiniteCheck, refuse_nonfinite_weights
+    from .runtime.finite import refuse_nonfinite_weights
 
     refuse_nonfinite_weights(worker.params(), prepared.assembly.weights, prepared.model_dir)
-    worker.watch(lambda buffers: FiniteCheck(prepared.assembly, buffers, lambda op: _served_by(prepared, op)))
+    watch_finite(prepared, worker, steps_done)
+
+
+def watch_finite(prepared: Prepared, worker: Worker | Team, steps_done: int) -> None:
+    """Have `worker` raise NonFiniteError at such an op from now on, `steps_done` optimizer steps into the run."""
+    from .runtime.finite import FiniteCheck
+
+    def make(buffers: Buffers) -> FiniteCheck:
+        return FiniteCheck(prepared.assembly, buffers, lambda op: _served_by(prepared, op), steps_done)
+
+    worker.watch(make)
 
 
 def _served_by(prepared: Prepared, op: Op) -> str:
@@ -457,6 +478,22 @@ def _open_output(output: Path, checkpoints: Path, loaded: LoadedConfig, notice: 
         notice(f"removed {leftover.name}, left by a save that was killed")
 
 
+def _set_aside(resumed: Resumed | None, checkpoints: Path, records: Path, notice: Notice, *, anew: bool) -> None:
+    """Leave of an earlier run what this one goes on from, and rename the rest."""
+    from . import checkpoint
+
+    here = resumed if is_of(resumed, checkpoints) else None
+    why = f"the run goes on from step {here.step:,}" if here else "a new run begins"
+    # Before the records are cut: killed in between, they reach beyond the newest checkpoint, never the reverse.
+    moved = checkpoint.set_aside(checkpoints, after=here.step if here else -1)
+    if anew and here is None and records.is_file():
+        moved.append(checkpoint.aside(records))
+    for path in moved:
+        notice(f"{path.name}: set aside, since {why}")
+    if resumed:
+        cut_metrics(records, resumed.step)
+
+
 def versions() -> dict[str, str]:
     """Versions of what decides a run's numbers, for run.yaml and metrics.jsonl."""
     import platform
@@ -476,7 +513,7 @@ def _run_info(prepared: Prepared, loader: Any, total: int, resumed: Resumed | No
         steps_per_epoch=loader.steps_per_epoch,
         tokens_per_step=loader.tokens_per_step,
         config=resolved(prepared.loaded),
-        versions=versions(),
+        versions=versions() | plugin_versions(prepared),
         device=devices_text(prepared.report),
         parameters=prepared.n_params,
         trainable_parameters=prepared.n_trainable,
@@ -484,11 +521,12 @@ def _run_info(prepared: Prepared, loader: Any, total: int, resumed: Resumed | No
     )
 
 
-def _refuse_broken_weights(worker: Worker | Team, step: int, checkpoints: Path) -> None:
+def _refuse_broken_weights(weights: Iterable[Tensor], step: int, checkpoints: Path) -> None:
     """An update can overflow although its gradient was finite; what it leaves must not replace a good checkpoint."""
     from .checkpoint import list_checkpoints
+    from .runtime.finite import all_finite
 
-    if worker.weights_are_finite():
+    if all_finite(weights):
         return
     complete = list_checkpoints(checkpoints)
     raise RunStopped(

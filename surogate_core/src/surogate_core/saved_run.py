@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from xxhash import xxh3_128
 
 from . import hf
 from .adapted import adapter_of, load_base, write_adapter
+from .checkpoint import sync
 from .config import resolved
 from .config_errors import keys_of
 from .data.loader import Loader
@@ -26,6 +27,8 @@ from .train import Progress
 from .training_state import kept_values, load_state, write_state
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from .runtime.team import Team
     from .runtime.worker import Worker
 
@@ -44,26 +47,49 @@ class _Position(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class SavedRun:
-    """Writes and restores the checkpoints of one run. versions: of what decides its bits, the device included."""
+    """Writes and restores the checkpoints of one run.
+
+    versions: of what decides its bits, the device included. records: its metrics file.
+    """
 
     prepared: Prepared
     facts: Mapping[str, Any]
     versions: Mapping[str, str]
+    records: Path
 
-    def write(self, directory: Path, worker: Worker | Team, step: int, progress: Progress) -> None:
-        """Fill an empty directory with what the worker's buffers hold after `step`; the manifest comes last."""
+    @property
+    def weights(self) -> list[Value]:
+        """The params that are saved as a model or an adapter."""
+        assembly = self.prepared.assembly
+        if adapter_of(self.prepared):
+            return list(assembly.trainable)
+        return [assembly.params[weight.param] for weight in assembly.weights]
+
+    @property
+    def values(self) -> list[Value]:
+        """All that is saved, each once."""
+        return list(dict.fromkeys([*self.weights, *self._kept()]))
+
+    def write(self, directory: Path, view: Callable[[Value], Tensor], step: int, progress: Progress) -> None:
+        """Fill an empty directory with `values` as they are after `step`, by their `view`s; the manifest comes last.
+
+        The records that led there are forced to the disk before it: whoever finds the checkpoint finds them too.
+        """
         given, assembly = self.prepared.ingredients, self.prepared.assembly
         model_dtype = given.precision.model
+        params = {v.name: view(v) for v in self.weights}
         if adapter_of(self.prepared):
-            write_adapter(directory, self.prepared, worker.params())
+            write_adapter(directory, self.prepared, params)
             hashes = {}
         else:
             hashes = hf.write_model(
-                *(directory, assembly.weights, worker.params(), self.prepared.model_config, self.prepared.model_dir),
+                *(directory, assembly.weights, params, self.prepared.model_config, self.prepared.model_dir),
                 model_dtype,
             )
-        kept = self._kept()
-        hashes |= write_state(directory, ((v.name, worker.buffers.persistent(v)) for v in kept))
+        hashes |= write_state(directory, ((v.name, view(v)) for v in self._kept()))
+        if self.records.is_file():
+            for path in (self.records, self.records.parent):  # a file that is new has its name there
+                sync(path)
         position = {name: getattr(progress, name) for name in _POSITION}
         write_manifest(
             directory,

@@ -75,6 +75,23 @@ def memory_bytes() -> int:
     return physical
 
 
+def available_memory_bytes(root: Path = Path("/")) -> int:
+    """Memory that can be taken without swapping, by the system's estimate and within the container's limit."""
+    free = memory_bytes()
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        free = min([free, *(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))])
+    except OSError:
+        pass
+    group = root / "sys/fs/cgroup"
+    try:
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["inactive_file"]
+    except (OSError, ValueError, KeyError):  # no such controller here, or the word "max"
+        return free
+    return min(free, limit - used + int(cached))
+
+
 def package_versions() -> dict[str, str]:
     """Installed versions of the packages that matter, from metadata alone; absent ones are left out."""
     found = {}

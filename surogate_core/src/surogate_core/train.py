@@ -18,6 +18,7 @@ from .schedule import Schedule
 if TYPE_CHECKING:
     from .runtime.team import Team
     from .runtime.worker import Reading, Worker
+    from .saving import Saves
 
 EVAL_BATCHES = 100
 """A periodic evaluation looks at no more than this; the one at the end sees everything."""
@@ -25,8 +26,8 @@ EVAL_BATCHES = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the loop runs on. `eval_batches(limit)` starts over at every call; `save(step, progress)` writes a
-    checkpoint of the weights after that many steps."""
+    """What the loop runs on. `eval_batches(limit)` starts over at every call. `watch(steps_done)` has the worker run
+    op by op from now on, and raise NonFiniteError at the first that writes a number which is not finite."""
 
     worker: Worker | Team
     loader: Loader
@@ -35,9 +36,10 @@ class Job:
     total_steps: int
     eval_batches: Callable[[int | None], Iterable[MicroBatch]]
     eval_steps: int
-    save: Callable[[int, Progress], None]
+    saves: Saves
     save_steps: int
     max_nonfinite_steps: int
+    watch: Callable[[int], None]
 
 
 @dataclass
@@ -65,8 +67,20 @@ def train(job: Job, interrupt: Interrupt, progress: Progress) -> Progress:
     `progress` is where to begin: that of the checkpoint when the worker holds one; it is brought up to date.
     A step is reported once it is done, which on a GPU is while the next one runs; before an evaluation or a save the
     loop catches up. Raises RunStopped, after saving, when more than `max_nonfinite_steps` steps in a row had no finite
-    gradient. What a checked run's NonFiniteError leaves whole, the weights of the step before, is saved too.
+    gradient; it names the op that went wrong first when the last of them is taken once more. What a checked run's
+    NonFiniteError leaves whole, the weights of the step before, is saved too. However it ends, but for a second
+    interrupt, every save that was begun is whole then, or its error is raised.
     """
+    try:
+        _train(job, interrupt, progress)
+    except Exception:
+        job.saves.wait()
+        raise
+    job.saves.wait()
+    return progress
+
+
+def _train(job: Job, interrupt: Interrupt, progress: Progress) -> None:
     try:
         _take_steps(job, interrupt, progress)
     except NonFiniteError as error:
@@ -77,7 +91,6 @@ def train(job: Job, interrupt: Interrupt, progress: Progress) -> Progress:
         raise NonFiniteError(
             f"{error}\nThe weights after step {progress.step} are saved.", weights_whole=True
         ) from None
-    return progress
 
 
 def _take_steps(job: Job, interrupt: Interrupt, progress: Progress) -> None:
@@ -88,6 +101,7 @@ def _take_steps(job: Job, interrupt: Interrupt, progress: Progress) -> None:
     mark = time.perf_counter()
     with Prefetch(job.loader.step, done, job.total_steps) as batches:
         for batch in batches:
+            job.saves.look()
             launched = launch(job, batch, progress)
             if pending is not None:
                 mark = finish(job, pending, progress, mark)
@@ -128,14 +142,18 @@ class Launched:
 
 def launch(job: Job, batch: StepBatch, progress: Progress) -> Launched:
     """One optimizer step: every micro-batch forward and backward, then the update."""
-    scale = 1 / batch.valid_tokens if batch.valid_tokens else 0.0
-    width, count = job.worker.width, len(batch.micro)
-    for at in range(0, count, width):
-        first, last, tick = at == 0, at + width == count, progress.launched * count + at
-        job.worker.micro_step(*batch.micro[at : at + width], first=first, last=last, loss_scale=scale, tick=tick)
     progress.launched += 1
     lr = job.schedule.lr(progress.launched)
-    return Launched(progress.launched, batch, lr, job.worker.update(lr=lr, step=progress.launched))
+    return Launched(progress.launched, batch, lr, _take(job.worker, batch, progress.launched, lr))
+
+
+def _take(worker: Worker | Team, batch: StepBatch, step: int, lr: float) -> Reading:
+    scale = 1 / batch.valid_tokens if batch.valid_tokens else 0.0
+    width, count = worker.width, len(batch.micro)
+    for at in range(0, count, width):
+        first, last, tick = at == 0, at + width == count, (step - 1) * count + at
+        worker.micro_step(*batch.micro[at : at + width], first=first, last=last, loss_scale=scale, tick=tick)
+    return worker.update(lr=lr, step=step)
 
 
 def finish(job: Job, done: Launched, progress: Progress, mark: float) -> float:
@@ -164,12 +182,29 @@ def finish(job: Job, done: Launched, progress: Progress, mark: float) -> float:
     _tell(job, progress, lambda logger: logger.step(report))
     if progress.nonfinite > job.max_nonfinite_steps:
         _save(job, progress)
+        job.saves.wait()
         raise RunStopped(
             f"step {progress.step}: loss or gradient was not finite in {progress.nonfinite} steps in a row "
             f"(max_nonfinite_steps: {job.max_nonfinite_steps}). The weights of the last good step are saved. "
-            "Lower learning_rate, look at the data, or use a wider dtype."
+            f"Lower learning_rate, look at the data, or use a wider dtype.\n{_first_fault(job, done)}"
         )
     return now
+
+
+def _first_fault(job: Job, done: Launched) -> str:
+    """What is found when a step that changed nothing is taken once more, op by op. Only for a run that ends then."""
+    try:
+        job.worker.settle()
+        job.watch(done.step - 1)
+        _take(job.worker, done.batch, done.step, done.lr).values()
+    except NonFiniteError as error:
+        return f"The same step once more, op by op: {error}"
+    except Exception as error:  # the run stops for another reason, which this must not hide
+        return f"The op that went wrong first was not found: the step failed when it was taken once more ({error})."
+    return (
+        "The op that went wrong first was not found: taken once more, op by op, the step was finite. The weights have "
+        "changed since (on a GPU one more step was under way), or a kernel gives other bits each time."
+    )
 
 
 def evaluate(job: Job, progress: Progress, limit: int | None) -> None:
@@ -208,5 +243,5 @@ def _tell(job: Job, progress: Progress, tell: Callable[[Logger], None]) -> None:
 def _save(job: Job, progress: Progress) -> None:
     """Of the weights as they are: after the last launched step, which may not be reported yet when a run stops."""
     if progress.saved != progress.launched:
-        job.save(progress.launched, progress)
+        job.saves.save(progress.launched, progress)
         progress.saved = progress.launched

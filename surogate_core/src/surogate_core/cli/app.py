@@ -6,6 +6,7 @@ itself; 130 and 143 interrupted; 141 the reader of our output went away.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -282,9 +283,13 @@ def _print_notices() -> None:
 def main() -> None:
     """The `surogate` script. Always leaves by SystemExit, or by an exception that is our fault.
 
-    SIGTERM unwinds like Ctrl-C, so that half-written files are removed.
+    SIGTERM unwinds like Ctrl-C, so that half-written files are removed. SIGUSR1, which asks a run to save, ends nothing
+    before its first step and after its last.
     """
-    before = signal.signal(signal.SIGTERM, _terminate)
+    before = {
+        signal.SIGTERM: signal.signal(signal.SIGTERM, _terminate),
+        signal.SIGUSR1: signal.signal(signal.SIGUSR1, _nothing_to_save),
+    }
     try:
         app(prog_name="surogate")
     except BaseException as error:
@@ -294,8 +299,14 @@ def main() -> None:
             leave_if_stuck(error)
         raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(TERMINATED)
+
+
+def _nothing_to_save(number: int, frame: FrameType | None) -> None:
+    with contextlib.suppress(OSError):  # os.write, since a signal may come in the middle of a print
+        os.write(2, b"\nSIGUSR1: no steps are being taken, so there is nothing to save\n")

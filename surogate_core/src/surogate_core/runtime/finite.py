@@ -21,6 +21,7 @@ from ..assemble import Assembly
 from ..errors import ConfigError, NonFiniteError
 from ..program.op import Op
 from ..program.value import Value
+from ..reference.rounding import TORCH_DTYPES
 from .arena import Buffers
 
 _CHUNK = 1 << 22  # elements looked at together: what is computed beside the planned buffers stays within 32 MiB
@@ -109,6 +110,7 @@ class FiniteCheck:
         self._served_by = served_by
         self._step = steps_done
         self._micro = 0
+        self._rehearse()
 
     def __call__(self, program: str, index: int) -> None:
         stage = self._origins.get(program, program)
@@ -127,6 +129,15 @@ class FiniteCheck:
             + "\n".join(_report(program, index, op, self._served_by(op), written, inputs)),
             weights_whole=not any(out.role == "param" for op in ops[: index + 1] for out in op.outs),
         )
+
+    def _rehearse(self) -> None:
+        """Look at something broken in every dtype: what looking loads and allocates it does here, and not later, while
+        a collective on another device waits for this one."""
+        written = {out.dtype for program in self._programs.values() for op in program.ops for out in op.outs}
+        for dtype in sorted(written):
+            found = torch.full((_CHUNK,), torch.nan, device=self._buffers.device).to(TORCH_DTYPES[dtype])
+            all_finite([found])
+            contents(found)
 
     def _count(self, stage: str) -> None:
         if stage in ("micro_first", "micro_only"):

@@ -21,7 +21,9 @@ from torch import Tensor
 from ..api import Comm
 from ..data.loader import MicroBatch
 from ..errors import RunStopped, SurogateError
+from ..program.value import Value
 from .arena import Buffers
+from .host_copy import HostCopy
 from .threads import RankThread, join
 from .worker import Reading, Worker
 
@@ -72,10 +74,6 @@ class Team:
         """The first rank's weights; after every step all ranks have the same bits."""
         return self._workers[0].params()
 
-    def weights_are_finite(self) -> bool:
-        """Whether every weight is a finite number."""
-        return self._workers[0].weights_are_finite()
-
     def watch(self, make: Callable[[Buffers], Callable[[str, int], None]]) -> None:
         """Every rank with a watcher of its own, called from the rank's thread."""
         self._on_all(lambda worker: worker.watch(make))
@@ -117,6 +115,14 @@ class Team:
     def settle(self) -> None:
         """Wait until everything that was asked for is done on all ranks."""
         self._on_all(lambda worker: worker.settle())
+
+    def keep_copy(self, values: Iterable[Value]) -> HostCopy:
+        """Of the first rank's."""
+        return self._workers[0].keep_copy(values)
+
+    def take_copy(self) -> None:
+        """Begin to copy the first rank's params and states, behind what was asked for before."""
+        self._results([self._threads[0].submit(self._workers[0].take_copy)])
 
     def close(self) -> None:
         """End the threads and free what collectives hold on to. Returns within seconds, whatever they are in.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import cycle
 from typing import Any, Protocol
 
@@ -15,9 +15,11 @@ from ..assemble import Assembly
 from ..data.loader import MicroBatch
 from ..program.passes.documents import name_for
 from ..program.passes.reduce import micro_step_name
+from ..program.value import Value
 from .arena import Buffers
 from .bind import KeepChoices, KernelFor, keep_nothing
 from .cuda import CudaExecutor
+from .host_copy import HostCopy
 from .inputs import Inputs
 from .launch import Alone
 from .reference import ReferenceExecutor
@@ -60,8 +62,9 @@ class Worker:
         self.assembly = assembly
         self.buffers = buffers
         self.executor = executor
-        self._run: Callable[..., None] = executor.run
+        self._execute: Callable[..., None] = executor.run
         self._watched = False
+        self._copy: HostCopy | None = None
         self._restored = False
         self._inputs = inputs
         self._inputs.write("seed", seed)
@@ -129,10 +132,6 @@ class Worker:
         """Views of the model's weights, by name."""
         return {name: self.buffers.persistent(v) for name, v in self.assembly.params.items()}
 
-    def weights_are_finite(self) -> bool:
-        """Whether every weight is a finite number: an update can overflow although its gradient was finite."""
-        return all(bool(param.isfinite().all()) for param in self.params().values())
-
     def watch(self, make: Callable[[Buffers], Callable[[str, int], None]]) -> None:
         """From now on run op by op, never as graphs, and call the watcher that `make` returns behind every op.
 
@@ -140,10 +139,10 @@ class Worker:
         """
         watcher = make(self.buffers)
 
-        def run(program: str, labels: int | None = None) -> None:
+        def walk(program: str, labels: int | None = None) -> None:
             self.executor.walk(program, lambda index: watcher(program, index), labels)
 
-        self._run, self._watched = run, True
+        self._execute, self._watched = walk, True
 
     def copy_from(self, other: Worker) -> None:
         """Take over the weights and states of another worker of the same assembly, on whatever device."""
@@ -215,13 +214,34 @@ class Worker:
         if isinstance(self.executor, CudaExecutor):
             self.executor.stream.synchronize()
 
+    def keep_copy(self, values: Iterable[Value]) -> HostCopy:
+        """Host memory into which `take_copy` copies params and states. Call once, before `start`.
+
+        Raises NoHostMemory when it cannot be had.
+        """
+        stream = self.executor.stream if isinstance(self.executor, CudaExecutor) else None
+        self._copy = HostCopy(self.buffers, values, self.assembly.all_programs, stream)
+        return self._copy
+
+    def take_copy(self) -> None:
+        """Begin to copy what `keep_copy` was given, as it is after everything that was asked for before."""
+        assert self._copy is not None
+        self._copy.take()
+
+    def _run(self, program: str, labels: int | None = None) -> None:
+        if self._copy is not None:
+            self._copy.before(program)
+        self._execute(program, labels)
+
     def _program(self, name: str, batch: MicroBatch) -> str:
         """The variant of a program for the fewest documents that the batch fits in."""
         fewer, documents = self.assembly.variants.get(name, {}), batch.n_documents
         return next((program.name for bound, program in fewer.items() if documents <= bound), name)
 
     def close(self) -> None:
-        """Free what collectives hold on to. Nothing can run afterwards."""
+        """Free what collectives hold on to, and unpin. Nothing can run afterwards."""
+        if self._copy is not None:
+            self._copy.close()
         if isinstance(self.executor, CudaExecutor):
             self.executor.release()
 

@@ -1,0 +1,25 @@
+"""Which installed distributions have a part in a run's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .prepare import Prepared
+from .registry import Plugin
+
+
+def plugin_versions(prepared: Prepared) -> dict[str, str]:
+    """{distribution: version} of the plugins behind a run's model, recipe, optimizer, adapter, ops and kernels."""
+    return {plugin.distribution: plugin.version for plugin in sorted(_used(prepared), key=lambda p: p.distribution)}
+
+
+def _used(prepared: Prepared) -> Iterator[Plugin]:
+    registry, given, config = prepared.registry, prepared.ingredients, prepared.loaded.config
+    named = [("model", given.model.name), ("recipe", config.recipe), ("optimizer", config.optimizer)]
+    named += [("adapter", adapter.name) for adapter, _ in given.adapters]
+    ops = (op for program in prepared.assembly.all_programs.values() for op in program.ops)
+    named += [("op", kind) for kind in {op.attrs["of"] if op.kind == "reference_vjp" else op.kind for op in ops}]
+    for kind, name in named:
+        yield registry.source(kind, name).plugin
+    serving = set(prepared.kernels.values())
+    yield from (plugin for plugin in registry.plugins if plugin.distribution in serving)

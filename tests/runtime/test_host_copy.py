@@ -1,0 +1,80 @@
+"""Copies of weights and states in host memory have the bits of their moment. Here on the CPU; streams: tests/gpu."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from models import harness
+from small_programs import INIT
+
+from surogate_core.assemble import assemble
+from surogate_core.memory.plan import plan_family
+from surogate_core.program.builder import Builder
+from surogate_core.program.ops import OPS
+from surogate_core.program.value import DTYPE_BYTES
+from surogate_core.runtime.arena import Buffers
+from surogate_core.runtime.host_copy import HostCopy, NoHostMemory, _allocate
+from surogate_core.runtime.worker import Worker
+
+
+def filled() -> Buffers:
+    """States of every dtype and of odd sizes, which hold random bytes."""
+    b = Builder({op.kind: op for op in OPS}, "fp32")
+    for n, dtype in enumerate(DTYPE_BYTES):
+        b.state(f"state.{dtype}", (n + 1, 5), dtype, INIT)
+        b.state(f"hole.{dtype}", (3000,), dtype, INIT)
+    buffers = Buffers(plan_family((b.program("load"),), b.declared, lambda op: 0))
+    buffers.segment("state").random_()
+    return buffers
+
+
+def test_a_copy_stays_as_it_was_when_the_values_change() -> None:
+    buffers = filled()
+    values = [v for v in buffers._plan.segments["state"].offsets if v.name.startswith("state.")]
+    copied = HostCopy(buffers, values, {})
+    for _ in range(2):  # the memory is used again
+        buffers.segment("state").random_()
+        before = {v: buffers.persistent(v).clone() for v in values}
+        copied.take()
+        copied.wait()
+        buffers.segment("state").zero_()
+        for value, tensor in before.items():
+            ours = copied.view(value)
+            assert (ours.shape, ours.dtype) == (tensor.shape, tensor.dtype)
+            assert torch.equal(ours.view(-1).view(torch.uint8), tensor.view(-1).view(torch.uint8)), value
+
+
+def test_only_programs_that_write_what_is_copied_have_to_wait() -> None:
+    """All else, the steps' long part, goes on beside a copy; frozen values are nobody's."""
+    config = harness.tiny_config(num_hidden_layers=1)
+    assembly = assemble(harness.ingredients(config))
+    buffers = Buffers(assembly.memory)
+    states = [v for v in assembly.declared if v.role == "state" and v.name.startswith(("master.", "adamw"))]
+    params = list(assembly.params.values())
+    assert {"micro_first", "micro_next", "evaluate"} < assembly.all_programs.keys()
+    assert "update" in HostCopy(buffers, params, assembly.all_programs).writers
+    assert HostCopy(buffers, [*params, *states], assembly.all_programs).writers <= {"load", "update"}
+
+
+def test_the_device_waits_once_before_the_first_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    assembly = assemble(harness.ingredients(harness.tiny_config(num_hidden_layers=1)))
+    worker = Worker.on_cpu(assembly, harness.OPS, 1)
+    copied = worker.keep_copy(assembly.params.values())
+    waits: list[str] = []
+    stream = SimpleNamespace(wait_event=waits.append)
+    monkeypatch.setattr(copied, "_main", stream)
+    monkeypatch.setattr(copied, "_done", "the copy", raising=False)
+    monkeypatch.setattr(copied, "_under_way", True)
+    for program in ("micro_first", "micro_next", "evaluate"):
+        copied.before(program)
+    assert not waits
+    worker.update(lr=1e-3, step=1)
+    worker.update(lr=1e-3, step=2)
+    assert waits == ["the copy"]
+
+
+def test_memory_that_the_system_refuses_is_told() -> None:
+    with pytest.raises(NoHostMemory, match="the system refuses"):
+        _allocate(1 << 60)
