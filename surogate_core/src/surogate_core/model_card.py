@@ -97,9 +97,9 @@ def _what(prepared: Prepared, base: str | None) -> str:
     chosen, size = adapter_of(prepared), f"{prepared.n_params / 1e6:,.1f}M parameters"
     if chosen:
         trained = f"{prepared.n_trainable / 1e6:,.1f}M of {size} trained"
-        return f"A {chosen[0].name} adapter of {base} ({trained}), by [Surogate](https://pypi.org/project/surogate/)."
+        return f"A {chosen[0].name} adapter of {base} ({trained}), by Surogate."
     begun = f"{base}, trained further" if base else f"{prepared.ingredients.model.name}, trained from random weights"
-    return f"{begun} ({size}), by [Surogate](https://pypi.org/project/surogate/)."
+    return f"{begun} ({size}), by Surogate."
 
 
 def _hyperparameters(prepared: Prepared) -> Iterator[tuple[str, str]]:
