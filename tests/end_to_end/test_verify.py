@@ -77,6 +77,7 @@ def test_the_first_layers_of_a_checkpoint_are_verified_alone(based: Workplace) -
     assert result.verdict.passed, result.verdict.first_wrong
     assert max(row.layer for row in result.verdict.rows) == 1
     assert "1 rows of 32 random tokens" in result.tokens and "its first 2 layers" in result.model
+    assert verified(based, "from_scratch=true", layers=1).verdict.passed
 
 
 @pytest.mark.parametrize("family", [pytest.param("qwen2", marks=pytest.mark.slow), "llama"])

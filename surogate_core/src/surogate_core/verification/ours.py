@@ -84,7 +84,7 @@ def _fill(prepared: Prepared, worker: Worker | Team, skipped: Sequence[str]) -> 
     """As a run begins, but that an adapter's zero matrices are drawn: they would hide their partners' gradients."""
     config, assembly, given = prepared.loaded.config, prepared.assembly, prepared.ingredients
     params = worker.params()
-    if skipped:
+    if skipped and not config.from_scratch:
         initialise((v for v in assembly.declared if v.init), worker.buffers.persistent, config.train_seed)
         ignored = [*given.model.ignored_tensors(given.dims), *skipped]
         hf.load_weights(prepared.model_dir, assembly.weights, params, ignored)
