@@ -154,7 +154,8 @@ def test_a_wrong_scale_of_the_adapter_is_found(based: Workplace, monkeypatch: py
     pytest.importorskip("peft")
     from surogate_lora.options import LoraOptions
 
-    monkeypatch.setattr(LoraOptions, "scale", property(lambda options: 1.01 * options.lora_alpha / options.lora_rank))
+    right = LoraOptions.scale_of
+    monkeypatch.setattr(LoraOptions, "scale_of", lambda options, module: 1.01 * right(options, module))
     assert first_wrong(verified(based, "lora=true", "model_dtype=fp32")) == "block 0"
 
 

@@ -28,7 +28,8 @@ def saved(here: Workplace) -> Iterator[tuple[SavedRun, Path]]:
     whole = here.out / "step_00000001"
     manifest = json.loads((whole / MANIFEST).read_text())
     prepared = run.plan(run.load(config), cpu())
-    yield SavedRun(prepared=prepared, facts=manifest["facts"], versions=manifest["versions"]), whole
+    records = here.out / "metrics.jsonl"
+    yield SavedRun(prepared=prepared, facts=manifest["facts"], versions=manifest["versions"], records=records), whole
 
 
 def damage(folder: Path, choice: random.Random) -> None:

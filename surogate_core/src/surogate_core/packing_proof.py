@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 DOCUMENTS = 16
 """About as many are looked at: as many forward passes of a row, at most."""
 
-LABEL_ERROR = 2
+LABEL_ERROR = 1
 """Rounding error of one label's loss, in eps of the loss: its document lies elsewhere in the tiles of the same sums."""
 
 SUM_ERROR = 8

@@ -281,13 +281,14 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
         saves = open_saves(worker, saved_run.values, write, notice, wanted=periodic and config.save_in_background)
         stack.callback(saves.close)
         worker.start(graphs=config.use_cuda_graphs)
-        precision = prepared.ingredients.precision
-        proof = prove_packing(
-            *(worker, data.train, config.per_device_train_batch_size, data.tokenizer.padding_id),
-            (precision.model, precision.matmul),
-        )
-        if proof:
-            notice(str(proof))
+        if not config.check_finite:  # whose first batch is to be that of step one
+            precision = prepared.ingredients.precision
+            proof = prove_packing(
+                *(worker, data.train, config.per_device_train_batch_size, data.tokenizer.padding_id),
+                (precision.model, precision.matmul),
+            )
+            if proof:
+                notice(str(proof))
         _open_output(output, checkpoints, prepared.loaded, notice)
         _set_aside(resumed, checkpoints, records, notice, anew=config.overwrite_output_dir)
 
@@ -354,10 +355,11 @@ def _train(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], n
 
 def _headline(prepared: Prepared) -> str:
     given, report = prepared.ingredients, prepared.report
+    some = prepared.n_trainable < prepared.n_params
     return (
         f"{given.model.name}, {parameters_text(prepared.n_params)} parameters, "
-        f"{parameters_text(prepared.n_trainable)} trained, "
-        f"{given.precision.model}, on {devices_text(report)}: {report.device_bytes['total'] / GIB:.2f} GiB planned"
+        + (f"{parameters_text(prepared.n_trainable)} trained, " if some else "")
+        + f"{given.precision.model}, on {devices_text(report)}: {report.device_bytes['total'] / GIB:.2f} GiB planned"
         + (" on each" if report.world_size > 1 else "")
     )
 
