@@ -1,10 +1,13 @@
-"""What a person reads when a run has ended."""
+"""What a person reads of a run: figures in few characters, and the table at the end."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from .memory.report import Report
 
 LINE_WIDTH = 80
 
@@ -101,3 +104,8 @@ def duration_text(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def devices_text(report: Report) -> str:
+    """The device of a run, and how many there are of several."""
+    return f"{report.world_size} x {report.device.title}" if report.world_size > 1 else report.device.title

@@ -1,4 +1,4 @@
-"""The loop: batches in, optimizer steps out. Everything that it needs is made by `run.py`."""
+"""The loop: batches in, optimizer steps out. Everything that it needs is made by `training_run.py`."""
 
 from __future__ import annotations
 

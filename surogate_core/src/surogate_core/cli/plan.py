@@ -14,7 +14,7 @@ from ..memory.devices import GIB
 from ..prepare import Prepared
 from ..program.show import listing as program_listing
 from ..registry import REFERENCE
-from ..summary import parameters_text
+from ..summary import devices_text, parameters_text
 from .render import output_width, paint, paragraph
 
 
@@ -81,7 +81,7 @@ def _text(prepared: Prepared, chosen: str) -> Iterator[str]:
     )
     yield ""
     each = ", on each" if report.world_size > 1 else ""
-    device = f"{run.devices_text(report)}, {_size(report.device.memory_bytes).strip()}{each}"
+    device = f"{devices_text(report)}, {_size(report.device.memory_bytes).strip()}{each}"
     yield paragraph(f"{device} ({chosen})", output_width() or 80)
     for name, nbytes in report.device_bytes.items():
         if name != "total":

@@ -1,11 +1,19 @@
-"""Which installed distributions have a part in a run's numbers."""
+"""Versions of what has a part in a run's numbers."""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
+from importlib import metadata
 
 from .prepare import Prepared
 from .registry import Plugin
+
+
+def library_versions() -> dict[str, str]:
+    """Of core and of the libraries that every run stands on."""
+    wanted = ("surogate-core", "torch", "transformers", "tokenizers", "safetensors", "numpy")
+    return {name: metadata.version(name) for name in wanted} | {"python": platform.python_version()}
 
 
 def plugin_versions(prepared: Prepared) -> dict[str, str]:
