@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surogate_core import run
+from surogate_core import training_run
 from surogate_core.api import Comm
 from surogate_core.prepare import Prepared
 from surogate_core.runtime import device, nccl
@@ -86,4 +86,4 @@ def pretend(world_size: int, replace: Callable[[Any, str, Any], None] = setattr)
     replace(device, "devices_to_use", lambda gpus: world_size)
     replace(nccl, "connect", lambda devices: comms(len(devices)))
     replace(nccl, "disconnect", lambda ways: [way.abort() for way in ways])
-    replace(run, "make_worker", cpu_team)
+    replace(training_run, "make_worker", cpu_team)

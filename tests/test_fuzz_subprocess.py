@@ -85,6 +85,7 @@ def outcome(seed: int, root: Path, verb: str) -> tuple[int, str | None]:
     return done.returncode, told if wrong else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("verb", "share"), [("plan", 0.7), ("train", 0.3)])
 def test_the_program_plans_or_refuses_whatever_it_is_given(verb: str, share: float, tmp_path: Path) -> None:
     first = int(os.environ.get("SUROGATE_FUZZ_SEED", random.SystemRandom().randrange(10**9)))
