@@ -97,7 +97,7 @@ def _what(prepared: Prepared, base: str | None) -> str:
     chosen, size = adapter_of(prepared), f"{prepared.n_params / 1e6:,.1f}M parameters"
     if chosen:
         trained = f"{prepared.n_trainable / 1e6:,.1f}M of {size} trained"
-        return f"A {chosen[0].name} adapter of {base} ({trained}), by Surogate."
+        return f"An adapter ({chosen[0].name}) of {base}, {trained}, by Surogate."
     begun = f"{base}, trained further" if base else f"{prepared.ingredients.model.name}, trained from random weights"
     return f"{begun} ({size}), by Surogate."
 
