@@ -1,4 +1,4 @@
-"""Every hook that a plugin can implement. Each returns a list; what a thing is, its *Def in `api.py` says."""
+"""Every hook that a plugin can implement. Each returns a list; what a thing is, its *Def in `api/` says."""
 
 from __future__ import annotations
 

@@ -1,0 +1,86 @@
+"""Models: sizes, inputs, weights, and the function that records the forward program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from ..program.value import Value
+
+if TYPE_CHECKING:
+    from ..program.builder import Builder
+
+
+@runtime_checkable
+class Dims(Protocol):
+    """A model's sizes, as its plugin derives them from `config.json`. Core reads only these."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def n_layers(self) -> int: ...
+    @property
+    def max_positions(self) -> int:
+        """Longest sequence that the checkpoint's configuration allows, in tokens."""
+        ...
+
+
+@dataclass(frozen=True)
+class BatchInputs:
+    """The input values of a micro-step of T tokens: rows of `seq_len`, flattened.
+
+    tokens      int32 [T]
+    targets     int32 [T]: the label of each position, already shifted; -100 where there is none
+    positions   int32 [T]: restart at every document
+    cu_seqlens  int32 [max_documents + 1]: offsets of the documents in [0, T], ascending; unused entries repeat T.
+                Documents tile [0, T]: padding is a document without labels.
+    loss_scale  fp32 []: 1 / valid tokens of the whole optimizer step
+    seq_len     tokens a row: no document is longer
+    lmhead_chunks  into how many pieces `lm_head_ce` divides the T rows, to keep its logits small
+    """
+
+    tokens: Value
+    targets: Value
+    positions: Value
+    cu_seqlens: Value
+    loss_scale: Value
+    seq_len: int
+    lmhead_chunks: int = 1
+
+
+@dataclass(frozen=True)
+class HFTensor:
+    """A tensor of a Hugging Face checkpoint."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class WeightMap:
+    """A param is the concatenation of `tensors` along their first dimension. Export splits it again."""
+
+    param: str
+    tensors: tuple[HFTensor, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelDef:
+    """An architecture.
+
+    architectures   names of `config.json["architectures"]`; `model_types` of `config.json["model_type"]`
+    dims            parsed config.json -> Dims; raises ConfigError naming key and value
+    build           emits the forward program and returns the scalar loss
+    weights         one WeightMap per param of the program, in file order
+    ignored_tensors fnmatch patterns of checkpoint tensors that carry nothing (buffers, tied copies)
+    """
+
+    name: str
+    summary: str
+    architectures: tuple[str, ...]
+    model_types: tuple[str, ...]
+    dims: Callable[[Mapping[str, Any]], Dims]
+    build: Callable[[Builder, Any, BatchInputs], Value]
+    weights: Callable[[Any], Sequence[WeightMap]]
+    ignored_tensors: Callable[[Any], Sequence[str]] = lambda dims: ()
