@@ -75,7 +75,8 @@ def plan(loaded: LoadedConfig, device: str | DeviceInfo | LocalDevice | None = N
 def tokenize(loaded: LoadedConfig, notice: Notice = print) -> Corpora:
     """Tokenise the data of a run into the cache, pack and check it, as `train` begins; without torch or a device.
 
-    Raises ConfigError naming key, file and line for data that cannot be trained on.
+    What the config says of anything else is not told: some of it depends on which verb will train. Raises ConfigError
+    naming key, file and line for data that cannot be trained on.
     """
     from .data.corpora import load_corpora
 
@@ -84,8 +85,6 @@ def tokenize(loaded: LoadedConfig, notice: Notice = print) -> Corpora:
     vocab_size = read_config(model_dir).get("vocab_size")
     if not isinstance(vocab_size, int):
         raise ConfigError(f"model: {model_dir / 'config.json'}: vocab_size is {vocab_size!r}, not a number. Fetch it.")
-    for line in loaded.notices:
-        notice(line)
     return load_corpora(loaded.config, load_registry().dataset_formats(), model_dir, vocab_size, notice)
 
 
