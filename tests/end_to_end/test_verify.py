@@ -44,7 +44,7 @@ def test_random_weights_pass_in_fp32_on_the_runs_own_data(here: Workplace, capsy
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80, out
     for words in (
-        "2 rows of 64 from the run's data",
+        "2 x 64 from the run's data",
         "\nblock 1 ",
         "\nlayer 1\n",
         "  mlp.down_proj.weight ",
@@ -76,7 +76,7 @@ def test_the_first_layers_of_a_checkpoint_are_verified_alone(based: Workplace) -
     result = verified(based, layers=2, random_tokens=True, rows=1, length=32)
     assert result.verdict.passed, result.verdict.first_wrong
     assert max(row.layer for row in result.verdict.rows) == 1
-    assert "1 rows of 32 random tokens" in result.tokens and "its first 2 layers" in result.model
+    assert "1 x 32 random tokens" in result.tokens and "its first 2 layers" in result.model
     assert verified(based, "from_scratch=true", layers=1).verdict.passed
 
 

@@ -52,7 +52,7 @@ def from_data(data: Corpora, prepared: Prepared, seed: int) -> Chosen:
     while len(found) < n_rows:  # a small set: the same rows again
         found.append(found[len(found) % len(order)])
     batch = _joined(found, length, prepared)
-    return Chosen(batch, f"{n_rows} rows of {length} from the run's data, {batch.n_valid:,} labels")
+    return Chosen(batch, f"{n_rows} x {length} from the run's data, {batch.n_valid:,} labels")
 
 
 def random_batch(prepared: Prepared, seed: int) -> Chosen:
@@ -71,7 +71,7 @@ def random_batch(prepared: Prepared, seed: int) -> Chosen:
         labels = int((targets != NO_LABEL).sum())
         rows.append(MicroBatch(tokens, targets, positions.astype(np.int32), starts, length, labels))
     batch = _joined(rows, length, prepared)
-    return Chosen(batch, f"{n_rows} rows of {length} random tokens in documents, {batch.n_valid:,} labels")
+    return Chosen(batch, f"{n_rows} x {length} random tokens in documents, {batch.n_valid:,} labels")
 
 
 def _shape(prepared: Prepared) -> tuple[int, int]:
