@@ -69,9 +69,9 @@ def test_what_is_reported_is_what_tensorboard_reads(tmp_path: Path) -> None:
     assert curve(folder, "train/loss") == [(1, 2.0), (2, 1.0)]
     assert curve(folder, "train/lr") == [(1, 3e-4), (2, 3e-4)]
     assert curve(folder, "eval/loss") == [(2, 1.5)]
-    assert curve(folder, "gpu1/memory_used_gib") == [(2, 3.0)]
+    assert curve(folder, "gpu/1/memory_used_gib") == [(2, 3.0)]
     events = read(folder)
-    assert "gpu1/memory_clock_mhz" not in events.Tags()["scalars"]  # the driver did not tell it
+    assert "gpu/1/memory_clock_mhz" not in events.Tags()["scalars"]  # the driver did not tell it
     (config,) = events.Tensors("config/text_summary")
     assert b'"learning_rate": 0.0003' in config.tensor_proto.string_val[0]
     assert events.Scalars("train/loss")[0].wall_time == 1e9 + 1

@@ -12,7 +12,6 @@ from surogate_core.errors import ConfigError
 
 FOLDER = "tensorboard"
 FLUSH_SECONDS = 10
-GIB = 2**30
 
 
 class EventLogger:
@@ -61,19 +60,8 @@ class EventLogger:
         self._writer.add_scalar("eval/loss", report.loss, report.step, walltime=report.time)
 
     def gpu(self, report: GpuReport) -> None:
-        used = report.memory_used_bytes
-        figures = {
-            "utilization": report.utilization,
-            "memory_utilization": report.memory_utilization,
-            "memory_used_gib": None if used is None else used / GIB,
-            "power_watts": report.power_watts,
-            "temperature_celsius": report.temperature_celsius,
-            "sm_clock_mhz": report.sm_clock_mhz,
-            "memory_clock_mhz": report.memory_clock_mhz,
-        }
-        for name, value in figures.items():
-            if value is not None:
-                self._writer.add_scalar(f"gpu{report.gpu}/{name}", value, report.step, walltime=report.time)
+        for name, value in report.figures().items():
+            self._writer.add_scalar(f"gpu/{report.gpu}/{name}", value, report.step, walltime=report.time)
 
     def close(self, status: str) -> None:
         self._writer.add_text("status", status)

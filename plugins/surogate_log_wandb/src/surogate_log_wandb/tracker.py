@@ -13,7 +13,6 @@ from surogate_core.errors import ConfigError
 
 PROJECT = "Surogate"
 RUN_ID = "wandb/run_id"
-GIB = 2**30
 
 
 class WandbLogger:
@@ -61,18 +60,7 @@ class WandbLogger:
         self._log(report.step, {"eval/loss": report.loss})
 
     def gpu(self, report: GpuReport) -> None:
-        used = report.memory_used_bytes
-        figures = {
-            "utilization": report.utilization,
-            "memory_utilization": report.memory_utilization,
-            "memory_used_gib": None if used is None else used / GIB,
-            "power_watts": report.power_watts,
-            "temperature_celsius": report.temperature_celsius,
-            "sm_clock_mhz": report.sm_clock_mhz,
-            "memory_clock_mhz": report.memory_clock_mhz,
-        }
-        told = {f"gpu/{report.gpu}/{name}": value for name, value in figures.items() if value is not None}
-        self._log(report.step, told)
+        self._log(report.step, {f"gpu/{report.gpu}/{name}": value for name, value in report.figures().items()})
 
     def close(self, status: str) -> None:
         self._run.summary["status"] = status

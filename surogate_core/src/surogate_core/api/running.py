@@ -133,6 +133,20 @@ class GpuReport:
     memory_clock_mhz: int | None
     time: float
 
+    def figures(self) -> dict[str, float]:
+        """What changes and was told, by name, memory in GiB: the curves of a tracker."""
+        used = self.memory_used_bytes
+        figures = {
+            "utilization": self.utilization,
+            "memory_utilization": self.memory_utilization,
+            "memory_used_gib": None if used is None else used / 2**30,
+            "power_watts": self.power_watts,
+            "temperature_celsius": self.temperature_celsius,
+            "sm_clock_mhz": self.sm_clock_mhz,
+            "memory_clock_mhz": self.memory_clock_mhz,
+        }
+        return {name: value for name, value in figures.items() if value is not None}
+
 
 @runtime_checkable
 class Logger(Protocol):
