@@ -26,7 +26,7 @@ def saved(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     """A tiny model that transformers has saved; it fits into memory or it does not."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    monkeypatch.setattr(output_check, "free_memory_bytes", lambda: 2**33 if request.param else 1)
+    monkeypatch.setattr(output_check, "available_memory_bytes", lambda: 2**33 if request.param else 1)
     model = write_model(tmp_path / "model")
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).save_pretrained(model)
     return model

@@ -12,7 +12,7 @@ from .adapted import ADAPTER_FOLDER, MERGED_FOLDER, adapter_of
 from .errors import RunStopped
 from .hub import WEIGHT_FILES
 from .prepare import Prepared
-from .system import memory_bytes
+from .system import available_memory_bytes
 
 MEMORY_SHARE = 4
 """A model is loaded with its data if that takes less than this part of the free memory; a larger one without."""
@@ -58,7 +58,7 @@ def check_model(folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     size = sum(path.stat().st_size for pattern in WEIGHT_FILES for path in folder.glob(pattern))
-    device = None if size * MEMORY_SHARE < free_memory_bytes() else "meta"
+    device = None if size * MEMORY_SHARE < available_memory_bytes() else "meta"
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder,
         local_files_only=True,
@@ -82,16 +82,6 @@ def refuse_incomplete(report: Any) -> None:
         if found:
             more = f" and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
             raise ValueError(f"{kind.replace('_', ' ')}: {', '.join(found[:_MOST_NAMES])}{more}")
-
-
-def free_memory_bytes() -> int:
-    """Host memory that can be had without swapping, within the container's limit."""
-    total = memory_bytes()
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return min(total, next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")))
-    except (OSError, StopIteration):
-        return total // 2
 
 
 @contextmanager
