@@ -1,6 +1,6 @@
 """Whatever a config holds, loading it succeeds or says what is wrong: no traceback, no hang, no endless message.
 
-SUROGATE_FUZZ_SEED=<seed> and SUROGATE_FUZZ_CASES=<n> repeat and lengthen the run; a failure prints the case's seed.
+SUROGATE_FUZZ_SEED=<seed> looks at other cases, SUROGATE_FUZZ_CASES=<n> at more; a failure prints the case's seed.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _outcome(config: Any, registry: Registry, seed: int) -> bool:
 
 
 def test_mutated_configs_load_or_say_what_is_wrong(registry: Registry) -> None:
-    first = int(os.environ.get("SUROGATE_FUZZ_SEED", random.SystemRandom().randrange(10**9)))
+    first = int(os.environ.get("SUROGATE_FUZZ_SEED", 1))
     print(f"seeds {first} to {first + CASES - 1}")
     assert _outcome(copy.deepcopy(GOOD), registry, 0), "the config that is mutated is a good one"
     accepted = sum(_outcome(_mutated(seed), registry, seed) for seed in range(first, first + CASES))
@@ -181,7 +181,7 @@ def test_mutated_configs_load_or_say_what_is_wrong(registry: Registry) -> None:
 def test_mutated_files_are_read_or_say_what_is_wrong(tmp_path: Path) -> None:
     text = yaml.safe_dump(GOOD).encode()
     path = tmp_path / "run.yaml"
-    first = int(os.environ.get("SUROGATE_FUZZ_SEED", random.SystemRandom().randrange(10**9)))
+    first = int(os.environ.get("SUROGATE_FUZZ_SEED", 1))
     for seed in range(first, first + CASES // 10):
         choice = random.Random(seed)
         data = bytearray(text)

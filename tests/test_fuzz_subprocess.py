@@ -88,7 +88,7 @@ def outcome(seed: int, root: Path, verb: str) -> tuple[int, str | None]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("verb", "share"), [("plan", 0.7), ("train", 0.3)])
 def test_the_program_plans_or_refuses_whatever_it_is_given(verb: str, share: float, tmp_path: Path) -> None:
-    first = int(os.environ.get("SUROGATE_FUZZ_SEED", random.SystemRandom().randrange(10**9)))
+    first = int(os.environ.get("SUROGATE_FUZZ_SEED", 1))
     count = max(1, round(PROCESSES * share))
     print(f"seeds {first} to {first + count - 1}")
     write_model(tmp_path / "model", max_position_embeddings=4096)

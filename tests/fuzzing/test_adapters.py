@@ -63,4 +63,4 @@ def test_a_damaged_adapter_is_continued_and_merged_or_refused(adapted: tuple[Pre
 
 @pytest.mark.slow
 def test_a_much_damaged_adapter_is_continued_and_merged_or_refused(adapted: tuple[Prepared, Path]) -> None:
-    both_sides(refusals(*adapted, seeds(3000)))
+    both_sides(refusals(*adapted, seeds(1000)))

@@ -78,4 +78,4 @@ def test_a_damaged_checkpoint_is_gone_on_from_or_refused(saved: tuple[SavedRun, 
 
 @pytest.mark.slow
 def test_a_much_damaged_checkpoint_is_gone_on_from_or_refused(saved: tuple[SavedRun, Path], tmp_path: Path) -> None:
-    both_sides(refusals(*saved, tmp_path, seeds(4000)))
+    both_sides(refusals(*saved, tmp_path, seeds(1500)))

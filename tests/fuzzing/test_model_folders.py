@@ -72,4 +72,4 @@ def test_a_damaged_model_is_used_or_refused(model: Workplace) -> None:
 
 @pytest.mark.slow
 def test_a_much_damaged_model_is_used_or_refused(model: Workplace) -> None:
-    both_sides(refusals(model, seeds(4000)))
+    both_sides(refusals(model, seeds(1000)))
