@@ -73,7 +73,7 @@ test-wheels: wheels
 	$(BIN)/python -m pytest tests/packaging/check_wheels.py tests/packaging/check_kernels.py --constraint="$(CONSTRAIN)"
 
 docs-test: install
-	$(BIN)/python -m pytest tests/docs/check_docs.py
+	$(BIN)/python -m pytest -n auto tests/docs/check_docs.py
 
 clean:
 	rm -rf $(VENV) build */build plugins/*/build dist output .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

@@ -15,6 +15,7 @@ import surogate_models.reference as reference
 from surogate_core import run, verification
 from surogate_core.cli.verify import verify_command
 from surogate_core.errors import ConfigError
+from surogate_core.prepare import Prepared
 from surogate_core.verification import Verification, verify
 from surogate_models.rope import Rope
 
@@ -168,4 +169,17 @@ def test_what_cannot_be_verified_is_refused_by_name(here: Workplace, monkeypatch
             verified(here, **options)
     monkeypatch.setattr(verification.needs, "memory_bytes", lambda: 1 << 20)
     with pytest.raises(ConfigError, match=r"needs about 0.* GiB of host memory; there are 0.0 .*--layers 4"):
+        verified(here)
+
+
+def test_a_model_that_transformers_does_not_have_is_refused(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = verification.prepare
+
+    def of_a_foreign_model(*args: Any) -> Prepared:
+        prepared = prepare(*args)
+        model = replace(prepared.ingredients.model, in_transformers=False)
+        return replace(prepared, ingredients=replace(prepared.ingredients, model=model))
+
+    monkeypatch.setattr(verification, "prepare", of_a_foreign_model)
+    with pytest.raises(ConfigError, match="transformers has no qwen3"):
         verified(here)

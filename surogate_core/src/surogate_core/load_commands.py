@@ -9,7 +9,10 @@ from .prepare import Prepared
 
 
 def load_commands(prepared: Prepared) -> tuple[tuple[str, str], ...]:
-    """(program, line) for the model, or for the adapter and, if there is one, the merged model."""
+    """(program, line) for the model, or for the adapter and, if there is one, the merged model; none where transformers
+    has no such model."""
+    if not prepared.ingredients.model.in_transformers:
+        return ()
     config, chosen = prepared.loaded.config, adapter_of(prepared)
     output = Path(config.output_dir)
     if chosen is None:

@@ -52,13 +52,14 @@ def model_card(prepared: Prepared, name: str, progress: Progress, versions: Mapp
     from huggingface_hub import ModelCardData
 
     config, chosen = prepared.loaded.config, adapter_of(prepared)
+    known = prepared.ingredients.model.in_transformers
     base = None if config.from_scratch or not _on_hub(config.model) else config.model
     data = [entry.path for entry in config.datasets if _on_hub(entry.path)]
     front = ModelCardData(
         base_model=base,
         base_model_relation=None if base is None else "adapter" if chosen else "finetune",
         datasets=list(dict.fromkeys(data)) or None,
-        library_name=chosen[0].library if chosen else "transformers",
+        library_name=chosen[0].library if chosen else "transformers" if known else None,
         pipeline_tag="text-generation",
         tags=["surogate", *([chosen[0].name] if chosen else [])],
     )
@@ -70,7 +71,7 @@ def model_card(prepared: Prepared, name: str, progress: Progress, versions: Mapp
         _what(prepared, None if config.from_scratch else shown),
         _table("Results", _results(progress)),
         _table("Hyperparameters", _hyperparameters(prepared)),
-        "## Use\n\n" + "\n".join(f"- {program}: `{line}`" for program, line in commands),
+        *(["## Use\n\n" + "\n".join(f"- {program}: `{line}`" for program, line in commands)] if known else []),
         "## Versions\n\n" + ", ".join(f"{package} {version}" for package, version in versions.items()),
     ]
     return "\n\n".join(parts) + "\n"

@@ -267,7 +267,8 @@ def _refuse_broken_weights(weights: Iterable[Tensor], step: int, checkpoints: Pa
 
 
 def _write_outputs(prepared: Prepared, worker: Worker | Team, progress: Progress) -> None:
-    """The trained model, or the adapter and perhaps the merged model; each is then loaded once, unless told not to."""
+    """The trained model, or the adapter and perhaps the merged model; each is then loaded once, unless told not to, or
+    transformers has no such model."""
     config, chosen = prepared.loaded.config, adapter_of(prepared)
     output = Path(config.output_dir)
     worker.settle()
@@ -284,7 +285,7 @@ def _write_outputs(prepared: Prepared, worker: Worker | Team, progress: Progress
         hf.save_files(folder, lambda fresh: write_adapter(fresh, prepared, params), adapter.config_file)
         if config.merge_adapter:
             merge_adapter(adapter, folder, output / MERGED_FOLDER, config.model)
-    if config.verify_outputs:
+    if config.verify_outputs and prepared.ingredients.model.in_transformers:
         check_outputs(prepared)
 
 

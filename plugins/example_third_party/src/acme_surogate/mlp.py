@@ -69,4 +69,5 @@ MLP = ModelDef(
     dims=dims,
     build=build,
     weights=weights,
+    in_transformers=False,
 )

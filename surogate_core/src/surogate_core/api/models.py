@@ -74,6 +74,8 @@ class ModelDef:
     build           emits the forward program and returns the scalar loss
     weights         one WeightMap per param of the program, in file order
     ignored_tensors fnmatch patterns of checkpoint tensors that carry nothing (buffers, tied copies)
+    in_transformers whether transformers, and what stands on it, has the architecture: a run's outputs are then loaded
+                    with it once, and `surogate verify` can compare
     """
 
     name: str
@@ -84,3 +86,4 @@ class ModelDef:
     build: Callable[[Builder, Any, BatchInputs], Value]
     weights: Callable[[Any], Sequence[WeightMap]]
     ignored_tensors: Callable[[Any], Sequence[str]] = lambda dims: ()
+    in_transformers: bool = True

@@ -83,6 +83,9 @@ def verify(
         from ..runtime.device import training_device
 
         prepared = prepare(smaller, load_registry(), training_device(), files, 1)
+        model = prepared.ingredients.model
+        if not model.in_transformers:
+            raise ConfigError(f"model: transformers has no {model.name}, as its plugin says: nothing to compare with.")
         if config.datasets and not random_tokens:
             chosen = from_data(run.tokenize(loaded, notice), prepared, config.train_seed)
         else:
