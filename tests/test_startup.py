@@ -117,6 +117,8 @@ def _run_raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
 
     monkeypatch.setattr("surogate_core.cli.plugins.plugins_command", fail)
     monkeypatch.setattr(sys, "argv", ["surogate", "plugins"])
+    # As in a process that has run nothing: past a thread that another test has left, the program would end this one.
+    monkeypatch.delitem(sys.modules, "surogate_core.runtime.threads", raising=False)
     with pytest.raises(SystemExit) as exit_:
         cli.main()
     assert isinstance(exit_.value.code, int)
