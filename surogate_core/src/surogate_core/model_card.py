@@ -13,6 +13,7 @@ from .config import TrainConfig
 from .hub import find_local, looks_like_repo
 from .load_commands import model_commands
 from .prepare import Prepared
+from .summary import parameters_text
 from .train import Progress
 
 CARD = "README.md"
@@ -95,9 +96,9 @@ def _on_hub(path: str) -> bool:
 
 
 def _what(prepared: Prepared, base: str | None) -> str:
-    chosen, size = adapter_of(prepared), f"{prepared.n_params / 1e6:,.1f}M parameters"
+    chosen, size = adapter_of(prepared), f"{parameters_text(prepared.n_params)} parameters"
     if chosen:
-        trained = f"{prepared.n_trainable / 1e6:,.1f}M of {size} trained"
+        trained = f"{parameters_text(prepared.n_trainable)} of {size} trained"
         return f"An adapter ({chosen[0].name}) of {base}, {trained}, by Surogate."
     begun = f"{base}, trained further" if base else f"{prepared.ingredients.model.name}, trained from random weights"
     return f"{begun} ({size}), by Surogate."

@@ -34,7 +34,7 @@ from .summary import devices_text, parameters_text
 from .train import Job, Progress
 from .train import train as loop
 from .train_result import TrainResult
-from .versions import library_versions, plugin_versions
+from .versions import run_versions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,7 +96,7 @@ def train_prepared(prepared: Prepared, resumed: Resumed | None, comms: Sequence[
     saved_run = SavedRun(
         prepared=prepared,
         facts=facts(prepared, course.loader, course.total),
-        versions=library_versions() | plugin_versions(prepared) | {"device": devices_text(prepared.report)},
+        versions=run_versions(prepared) | {"device": devices_text(prepared.report)},
         records=records_file(prepared.loaded),
     )
     if resumed:
@@ -240,7 +240,7 @@ def _run_info(prepared: Prepared, course: _Course, progress: Progress) -> RunInf
         steps_per_epoch=course.loader.steps_per_epoch,
         tokens_per_step=course.loader.tokens_per_step,
         config=resolved(prepared.loaded),
-        versions=library_versions() | plugin_versions(prepared),
+        versions=run_versions(prepared),
         device=devices_text(prepared.report),
         parameters=prepared.n_params,
         trainable_parameters=prepared.n_trainable,

@@ -16,6 +16,11 @@ def library_versions() -> dict[str, str]:
     return {name: metadata.version(name) for name in wanted} | {"python": platform.python_version()}
 
 
+def run_versions(prepared: Prepared) -> dict[str, str]:
+    """Of all that has a part in a run's numbers."""
+    return library_versions() | plugin_versions(prepared)
+
+
 def plugin_versions(prepared: Prepared) -> dict[str, str]:
     """{distribution: version} of the plugins behind a run's model, recipe, optimizer, adapter, ops and kernels."""
     return {plugin.distribution: plugin.version for plugin in sorted(_used(prepared), key=lambda p: p.distribution)}
