@@ -53,7 +53,7 @@ def test_a_batch_runs_the_variant_for_the_fewest_documents_it_fits_in(monkeypatc
     made = worker(assembled(64))
     ran: list[str] = []
     run = made._run
-    monkeypatch.setattr(made, "_run", lambda name, labels=None: (ran.append(name), run(name, labels)))
+    monkeypatch.setattr(made, "_run", lambda program, labels=None: (ran.append(program.name), run(program, labels)))
     for starts in ([0, 32], [*range(0, 64, 8)], [*range(0, 63, 7)]):
         made.micro_step(batch(starts, 64), first=True, loss_scale=1 / TOKENS, tick=0)
     made.evaluate(batch([0, 32], 64))

@@ -8,7 +8,7 @@ from models.harness import PlannedModel, tiny_config
 from surogate_core.api import PrecisionRequest, Program, Value
 from surogate_core.errors import ProgramError
 from surogate_core.program.op import Op
-from surogate_core.program.passes.reduce import micro_step_counts, micro_step_name, reduce
+from surogate_core.program.passes.reduce import MicroStep, micro_step_counts, reduce
 from surogate_core.runtime.collectives import ranges
 
 DTYPES = {"fp32": PrecisionRequest(model_dtype="fp32"), "bf16": PrecisionRequest(param_grad_dtype="bf16")}
@@ -27,10 +27,11 @@ def reduces(program: Program) -> list[tuple[int, Op]]:
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_every_program_that_is_built_is_run(steps: int, world_size: int) -> None:
     counts = micro_step_counts(steps, world_size)
-    built = model(world_size, steps).assembly.programs.keys()
-    assert {name for name in built if name.startswith("micro_")} == counts.keys()
-    runs = [micro_step_name(first=i == 0, last=i == steps - 1, world_size=world_size) for i in range(steps)]
-    assert counts == {name: runs.count(name) for name in dict.fromkeys(runs)}
+    assembly = model(world_size, steps).assembly
+    built = [p for p in assembly.programs.values() if p.stage == "micro"]
+    assert [MicroStep(p.first, p.last) for p in built] == list(counts)
+    runs = [assembly.micro_step(first=i == 0, last=i == steps - 1) for i in range(steps)]
+    assert [runs.count(program) for program in built] == list(counts.values())
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -44,7 +45,7 @@ def test_with_one_worker_nothing_is_summed(steps: int) -> None:
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_each_gradient_and_the_loss_are_summed_once_in_the_last_micro_step(steps: int, tied: bool, dtypes: str) -> None:
     assembly = model(4, steps, dtypes, tie_word_embeddings=tied).assembly
-    *before, last = [assembly.programs[name] for name in micro_step_counts(steps, 4)]
+    *before, last = [p for p in assembly.programs.values() if p.stage == "micro"]
     assert not [op for program in (*before, assembly.programs["evaluate"]) for _, op in reduces(program)]
     summed = [v for _, op in reduces(last) for v in op.ins]
     assert len(set(summed)) == len(summed)
@@ -86,7 +87,7 @@ def test_a_value_that_nobody_writes_cannot_be_summed() -> None:
     planned = model(1, 1)
     orphan = Value("orphan", (3,), "fp32", "grad")
     with pytest.raises(ProgramError, match=r"micro_first: never written.*orphan"):
-        reduce(planned.assembly.programs["micro_first"], {orphan: orphan}, (), None, 2, "micro_only")  # type: ignore[arg-type]
+        reduce(planned.assembly.programs["micro_first"], {orphan: orphan}, (), None, 2)  # type: ignore[arg-type]
 
 
 def test_a_worker_alone_refuses_the_programs_of_several() -> None:

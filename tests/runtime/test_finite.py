@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from surogate_core.api import HFTensor, WeightMap
 from surogate_core.errors import ConfigError, NonFiniteError
 from surogate_core.memory.plan import plan_family
 from surogate_core.program.builder import Builder
-from surogate_core.program.op import Program
+from surogate_core.program.op import Program, Stage
 from surogate_core.runtime import finite
 from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.finite import FiniteCheck, all_finite, contents, refuse_nonfinite_weights
@@ -67,11 +68,11 @@ def test_fp8_is_looked_at_and_integers_are_not() -> None:
 class Watched:
     """A program run op by op with a check behind every op; `fault(index)` may change a buffer after that."""
 
-    def __init__(self, emit: Callable[[Builder], Any], name: str = "micro_first") -> None:
+    def __init__(self, emit: Callable[[Builder], Any], name: str = "micro_first", stage: Stage = "micro") -> None:
         b = Builder(VOCABULARY, "fp32")
         with b.record("forward"), b.block(3):
             emit(b)
-            program = b.program(name)
+            program = replace(b.program(name, stage=stage), first=stage == "micro")
         memory = plan_family((program,), b.declared, lambda op: 0)
         self.buffers = Buffers(memory, poison=True)
         self.program = program
@@ -79,7 +80,7 @@ class Watched:
         self.values = {value.name: value for value in program.values()}
         for role in ("input", "param", "grad", "state"):
             self.buffers.segment(role).zero_()
-        assembly: Any = SimpleNamespace(all_programs={name: program}, variants={})
+        assembly: Any = SimpleNamespace(all_programs={name: program})
         self.check = FiniteCheck(assembly, self.buffers, lambda op: f"acme 1.0 ({op.kind})", steps_done=6)
 
     def view(self, name: str) -> Tensor:
@@ -87,7 +88,7 @@ class Watched:
 
     def run(self, fault: Callable[[int], Any] = lambda index: None) -> None:
         def after(index: int) -> None:
-            self.check(self.program.name, index)
+            self.check(self.program, index)
             fault(index)
 
         self.executor.walk(self.program.name, after)
@@ -153,7 +154,7 @@ def test_weights_that_an_op_has_begun_to_change_are_not_whole() -> None:
         b.emit("add", x, x, outs=[w])
         b.apply("add", w, w, label="next")
 
-    run = Watched(emit, "update")
+    run = Watched(emit, "update", "update")
     run.view("x").fill_(1e38)
     assert run.stopped().startswith("step 6, update: add wrote") and not run.error.weights_whole
 
@@ -164,7 +165,7 @@ def test_of_many_inputs_the_largest_are_shown() -> None:
         outs = [b.state(name, (), "fp32", INIT) for name in ("norm", "clip_coef")]
         b.emit("global_norm", *grads, outs=outs, max_norm=1.0)
 
-    run = Watched(emit, "update")
+    run = Watched(emit, "update", "update")
     run.view("grad.w31").fill_(3e38)
     told = run.stopped()
     assert told.count("finite, largest") == 6 and "  read     grad.w31:fp32[3]" in told and "and 34 more" in told
@@ -185,19 +186,23 @@ def test_of_many_inputs_the_largest_are_shown() -> None:
 )
 def test_the_moment_is_told(runs: list[str], moment: str) -> None:
     given = Watched(chain)
-    names = ("load", "micro_first", "micro_next", "update", "evaluate", "micro_next@8")
-    programs = {name: Program(name, given.program.ops) for name in names}
-    variants = {"micro_next": {8: programs["micro_next@8"]}}
-    assembly: Any = SimpleNamespace(all_programs=programs, variants=variants)
+    ops = given.program.ops
+    programs = {
+        "micro_first": Program("micro_first", ops, stage="micro", first=True),
+        "micro_next": Program("micro_next", ops, stage="micro"),
+        "micro_next@8": Program("micro_next@8", ops, stage="micro", documents=8),
+        **{stage: Program(stage, ops, stage=stage) for stage in ("load", "update", "evaluate")},
+    }
+    assembly: Any = SimpleNamespace(all_programs=programs)
     value = torch.zeros(2, 3)
     buffers: Any = SimpleNamespace(view=lambda v, program: value, device="cpu")
     check = FiniteCheck(assembly, buffers, lambda op: "")
     for name in runs[:-1]:
-        check(name, 0)
-        check(name, 1)
+        check(programs[name], 0)
+        check(programs[name], 1)
     value[0, 0] = NAN
     with pytest.raises(NonFiniteError, match=f"^{moment}: add"):
-        check(runs[-1], 0)
+        check(programs[runs[-1]], 0)
 
 
 def test_a_broken_weight_is_named_as_its_checkpoint_has_it() -> None:

@@ -40,14 +40,14 @@ from .errors import ConfigError, ProgramError
 from .memory.plan import MemoryPlan, plan_family
 from .program.builder import Builder
 from .program.differentiate import differentiate
-from .program.op import Op, Program
+from .program.op import Op, Program, Stage
 from .program.passes.accumulate import accumulate
 from .program.passes.dead_code import dead_code
-from .program.passes.documents import for_fewer, name_for, smaller_bounds
+from .program.passes.documents import for_fewer, smaller_bounds
 from .program.passes.evaluation import for_evaluation
 from .program.passes.outputs import write_to
 from .program.passes.recompute import recompute
-from .program.passes.reduce import micro_step_counts, micro_step_name, reduce
+from .program.passes.reduce import MicroStep, micro_step_counts, reduce
 from .program.value import DTYPE_BYTES, Value
 from .program.verify import verify
 
@@ -115,12 +115,13 @@ class Pass:
 class Assembly:
     """The planned programs of a run and the values that the loop reads and writes.
 
-    variants: of the programs that read documents, by name: {bound on the documents: program}, ascending, all below the
-    bound of the program itself.
+    variants: by the name of a program that reads documents, the same program for batches of fewer documents, in
+    ascending order of `Program.documents`. cu_seqlens: {`Program.documents`: the input that those variants read}.
     """
 
     programs: Mapping[str, Program]
-    variants: Mapping[str, Mapping[int, Program]]
+    variants: Mapping[str, tuple[Program, ...]]
+    cu_seqlens: Mapping[int, Value]
     declared: tuple[Value, ...]
     trainable: tuple[Value, ...]
     memory: MemoryPlan
@@ -136,8 +137,23 @@ class Assembly:
     @property
     def all_programs(self) -> dict[str, Program]:
         """Programs and their variants, by name."""
-        fewer = (program for variants in self.variants.values() for program in variants.values())
+        fewer = (program for variants in self.variants.values() for program in variants)
         return {**self.programs, **{program.name: program for program in fewer}}
+
+    def micro_step(self, *, first: bool, last: bool) -> Program:
+        """The program of a micro-step of an optimizer step; see `Program.first` and `Program.last`."""
+        kind = MicroStep(first, last and self.world_size > 1)
+        return next(p for p in self.programs.values() if p.stage == "micro" and MicroStep(p.first, p.last) == kind)
+
+    def only(self, stage: Stage) -> Program:
+        """The one program of a stage that has one: "evaluate", "update" or "load"."""
+        (program,) = (p for p in self.programs.values() if p.stage == stage)
+        return program
+
+    def for_documents(self, program: Program, documents: int) -> Program:
+        """The variant of `program` for the fewest documents that still serves a batch of `documents`."""
+        fewer = self.variants.get(program.name, ())
+        return next((p for p in fewer if p.documents is not None and documents <= p.documents), program)
 
     @property
     def params(self) -> dict[str, Value]:
@@ -194,17 +210,20 @@ def assemble(given: Ingredients) -> Assembly:
     update = line("optimizer", None, update)
 
     programs = {p.name: p for p in (load, *micro, evaluate, update)}
-    variants = _variants(b, (*micro, evaluate), batch.cu_seqlens, given, line)
+    bounds = smaller_bounds(given.max_documents, given.batch_size)
+    offsets = {n: b.input(f"{batch.cu_seqlens.name}@{n}", (n + 1,), batch.cu_seqlens.dtype) for n in bounds}
+    variants = _variants((*micro, evaluate), batch.cu_seqlens, offsets, line)
     return Assembly(
         programs=programs,
         variants=variants,
+        cu_seqlens=offsets,
         declared=b.declared,
         trainable=tuple(gradients),
         memory=plan_family(
             programs.values(),
             b.declared,
             given.workspace or (lambda op: op_workspace(given.ops, op)),
-            {name: list(fewer.values()) for name, fewer in variants.items()},
+            variants,
         ),
         batch=batch,
         scalars=scalars,
@@ -310,7 +329,7 @@ def _micro(
 ) -> tuple[list[Program], dict[Value, Value]]:
     """The micro-step's variants that an optimizer step runs, and {param: gradient}."""
     program, gradients = differentiate(
-        Program("micro", forward.ops, forward.outputs), loss, b, trainable, given.precision.param_grad
+        Program("micro", forward.ops, forward.outputs, stage="micro"), loss, b, trainable, given.precision.param_grad
     )
     program = line("differentiate", forward, program)
     program = line("outputs", program, write_to(program, {loss: total}))
@@ -325,25 +344,25 @@ def _micro(
             raise ProgramError(f"offload {strategy.name}: no device, hence no bytes to stay under")
         program = line("offload", program, strategy.schedule(program, b, given.device.memory_bytes, options))
     first, following = accumulate(program, frozenset({total}), b, scalars)
-    variants = {p.name: line("accumulate", program, p) for p in (first, following)[: given.grad_accum_steps]}
+    variants = [line("accumulate", program, p) for p in (first, following)[: given.grad_accum_steps]]
     if given.world_size == 1:
-        return list(variants.values()), gradients
-    *_, before = variants.values()
-    name = micro_step_name(first=before is first, last=True, world_size=given.world_size)
-    variants[name] = line("reduce", before, reduce(before, gradients, (total,), b, given.world_size, name))
-    return [variants[name] for name in micro_step_counts(given.grad_accum_steps, given.world_size)], gradients
+        return variants, gradients
+    *_, before = variants
+    variants.append(line("reduce", before, reduce(before, gradients, (total,), b, given.world_size)))
+    by_kind = {MicroStep(p.first, p.last): p for p in variants}
+    return [by_kind[kind] for kind in micro_step_counts(given.grad_accum_steps, given.world_size)], gradients
 
 
 def _variants(
-    b: Builder, programs: Sequence[Program], cu_seqlens: Value, given: Ingredients, line: _Line
-) -> dict[str, dict[int, Program]]:
-    """Programs for batches of fewer documents, where that spares attention something."""
-    bounds = smaller_bounds(given.max_documents, given.batch_size)
-    shorter = {n: b.input(name_for(cu_seqlens.name, n), (n + 1,), cu_seqlens.dtype) for n in bounds}
+    programs: Sequence[Program], cu_seqlens: Value, offsets: Mapping[int, Value], line: _Line
+) -> dict[str, tuple[Program, ...]]:
+    """For each program that reads documents, one for each of `offsets` in place of `cu_seqlens`."""
     return {
-        program.name: {n: line("documents", program, for_fewer(program, cu_seqlens, shorter[n])) for n in bounds}
+        program.name: tuple(
+            line("documents", program, for_fewer(program, cu_seqlens, shorter)) for shorter in offsets.values()
+        )
         for program in programs
-        if bounds and any(cu_seqlens in op.ins for op in program.ops)
+        if offsets and any(cu_seqlens in op.ins for op in program.ops)
     }
 
 
@@ -367,7 +386,7 @@ def _load(b: Builder, params: Sequence[ParamGrad]) -> Program:
                 b.emit("cast", p.param, outs=[p.master], dtype=p.master.dtype)
                 if DTYPE_BYTES[p.master.dtype] < DTYPE_BYTES[p.param.dtype]:
                     b.emit("cast", p.master, outs=[p.param], dtype=p.param.dtype)
-        return b.program("load")
+        return b.program("load", stage="load")
 
 
 def _update(b: Builder, params: Sequence[ParamGrad], given: Ingredients, scalars: Scalars) -> tuple[Program, Value]:
@@ -376,7 +395,7 @@ def _update(b: Builder, params: Sequence[ParamGrad], given: Ingredients, scalars
         coef = b.activation("clip_coef", (), "fp32")
         b.emit("global_norm", *(p.grad for p in params), outs=[norm, coef], max_norm=given.max_grad_norm)
         given.optimizer.update(b, params, coef, scalars, given.precision, given.weight_decay, given.optimizer_options)
-        program = b.program("update", (norm,))
+        program = b.program("update", (norm,), stage="update")
     written = {v for op in program.ops for v in op.outs}
     forgotten = [v.name for p in params for v in dict.fromkeys((p.master, p.param)) if v not in written]
     if forgotten:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..program.op import Program
-from ..program.passes.reduce import micro_step_counts
+from ..program.passes.reduce import MicroStep, micro_step_counts
 from ..program.value import Value
 from .cost import Cost, program_cost
 from .devices import COLLECTIVE_BYTES
@@ -86,8 +86,9 @@ def report(
     block = f" of block {peak_op.block}" if peak_op and peak_op.block >= 0 else ""
     costs = {key: program_cost(program, ops, device) for key, program in programs.items()}
     step = costs["update"]
-    for micro, count in micro_step_counts(grad_accum_steps, world_size).items():
-        step = step + costs[micro].times(count)
+    name_of = {MicroStep(p.first, p.last): name for name, p in programs.items() if p.stage == "micro"}
+    for micro_step, count in micro_step_counts(grad_accum_steps, world_size).items():
+        step = step + costs[name_of[micro_step]].times(count)
     return Report(
         device=device,
         device_bytes={"total": sum(parts.values()), **parts},

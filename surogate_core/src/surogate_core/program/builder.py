@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ProgramError
 from .infer import infer
-from .op import Lane, Op, Phase, Program
+from .op import Lane, Op, Phase, Program, Stage
 from .value import Init, Role, Value
 
 if TYPE_CHECKING:
@@ -131,9 +131,9 @@ class Builder:
         finally:
             self._recording, self._phase, self._block = before
 
-    def program(self, name: str, outputs: Sequence[Value] = ()) -> Program:
+    def program(self, name: str, outputs: Sequence[Value] = (), stage: Stage = "forward") -> Program:
         """A program of everything emitted since the recording began."""
-        return Program(name, tuple(self._recording), tuple(outputs))
+        return Program(name, tuple(self._recording), tuple(outputs), stage)
 
 
 def _caller() -> str:

@@ -61,7 +61,7 @@ def differentiate(
         raise ProgramError(f"{program.name}: trainable but not used by the loss: {', '.join(missing)}")
     gradients = {p: builder.grad(p, "fp64" if p.dtype == "fp64" else grad_dtype) for p in params}
     ops = _write_gradients([*forward, *backward], contributions, gradients, builder)
-    return Program(program.name, tuple(ops), program.outputs), gradients
+    return replace(program, ops=tuple(ops)), gradients
 
 
 def _depends_on(program: Program, params: list[Value]) -> set[Value]:

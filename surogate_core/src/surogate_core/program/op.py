@@ -10,6 +10,9 @@ from .value import Value
 
 Phase = Literal["forward", "backward", "recompute", "update", "load"]
 
+Stage = Literal["forward", "micro", "evaluate", "update", "load"]
+"""What a program is for. "forward" is the recorded model, before passes make "micro" and "evaluate" of it."""
+
 Lane = Literal["compute", "comm"]
 """Where an op runs: "compute" is in order; "comm" runs beside it, in an order of its own, from the moment when what
 comes before it in the program is done. What an op of one lane leaves, an op of the other waits for."""
@@ -39,11 +42,22 @@ class Op:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A list of ops and the values that a caller reads afterwards (they keep their producers alive)."""
+    """A list of ops and the values that a caller reads afterwards (they keep their producers alive).
+
+    name        unique within a family of programs
+    stage       what the program is for
+    first       micro-step only: writes the gradients; the others add to them
+    last        micro-step only: sums the gradients over the workers; False where there is one worker
+    documents   the most documents that a batch may have; None: as many as the run was planned for
+    """
 
     name: str
     ops: tuple[Op, ...]
     outputs: tuple[Value, ...] = ()
+    stage: Stage = "forward"
+    first: bool = False
+    last: bool = False
+    documents: int | None = None
 
     def values(self) -> list[Value]:
         """Every value that the program touches, each once, in order of first appearance."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..api import WeightMap
 from ..assemble import Assembly
 from ..errors import ConfigError, NonFiniteError
-from ..program.op import Op
+from ..program.op import Op, Program, Stage
 from ..program.value import Value
 from ..reference.rounding import TORCH_DTYPES
 from .arena import Buffers
@@ -104,48 +104,39 @@ class FiniteCheck:
     def __init__(
         self, assembly: Assembly, buffers: Buffers, served_by: Callable[[Op], str], steps_done: int = 0
     ) -> None:
-        self._programs = assembly.all_programs
-        self._origins = {p.name: name for name, fewer in assembly.variants.items() for p in fewer.values()}
         self._buffers = buffers
         self._served_by = served_by
         self._step = steps_done
         self._micro = 0
-        self._rehearse()
+        self._rehearse(assembly.all_programs.values())
 
-    def __call__(self, program: str, index: int) -> None:
-        stage = self._origins.get(program, program)
-        if index == 0:
-            self._count(stage)
-        ops = self._programs[program].ops
+    def __call__(self, program: Program, index: int) -> None:
+        if index == 0 and program.stage == "micro":
+            self._step, self._micro = (self._step + 1, 1) if program.first else (self._step, self._micro + 1)
+        name, ops = program.name, program.ops
         op = ops[index]
-        if all_finite(self._buffers.view(out, program) for out in op.outs):
+        if all_finite(self._buffers.view(out, name) for out in op.outs):
             return
-        found = {out: contents(self._buffers.view(out, program)) for out in op.outs}
+        found = {out: contents(self._buffers.view(out, name)) for out in op.outs}
         written = {out: held for out, held in found.items() if not held.finite}
-        read = {v: self._buffers.view(v, program) for v in op.ins if v not in op.outs}
+        read = {v: self._buffers.view(v, name) for v in op.ins if v not in op.outs}
         inputs = {v: contents(view) for v, view in read.items() if view.is_floating_point()}
         raise NonFiniteError(
-            f"{self._moment(stage)}: {op.kind} wrote NaN or inf.\n"
-            + "\n".join(_report(program, index, op, self._served_by(op), written, inputs)),
+            f"{self._moment(program.stage)}: {op.kind} wrote NaN or inf.\n"
+            + "\n".join(_report(name, index, op, self._served_by(op), written, inputs)),
             weights_whole=not any(out.role == "param" for op in ops[: index + 1] for out in op.outs),
         )
 
-    def _rehearse(self) -> None:
+    def _rehearse(self, programs: Iterable[Program]) -> None:
         """Look at something broken in every dtype: what looking loads and allocates it does here, and not later, while
         a collective on another device waits for this one."""
-        written = {out.dtype for program in self._programs.values() for op in program.ops for out in op.outs}
+        written = {out.dtype for program in programs for op in program.ops for out in op.outs}
         for dtype in sorted(written):
             found = torch.full((_CHUNK,), torch.nan, device=self._buffers.device).to(TORCH_DTYPES[dtype])
             all_finite([found])
             contents(found)
 
-    def _count(self, stage: str) -> None:
-        if stage in ("micro_first", "micro_only"):
-            self._step, self._micro = self._step + 1, 1
-        elif stage in ("micro_next", "micro_last"):
-            self._micro += 1
-
-    def _moment(self, stage: str) -> str:
+    def _moment(self, stage: Stage) -> str:
         if stage == "load":
             return "before the first step"
         if stage == "evaluate":

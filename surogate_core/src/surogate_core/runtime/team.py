@@ -21,6 +21,7 @@ from torch import Tensor
 from ..api import Comm
 from ..data.loader import MicroBatch
 from ..errors import RunStopped, SurogateError
+from ..program.op import Program
 from ..program.value import Value
 from .arena import Buffers
 from .host_copy import HostCopy
@@ -74,7 +75,7 @@ class Team:
         """The first rank's weights; after every step all ranks have the same bits."""
         return self._workers[0].params()
 
-    def watch(self, make: Callable[[Buffers], Callable[[str, int], None]]) -> None:
+    def watch(self, make: Callable[[Buffers], Callable[[Program, int], None]]) -> None:
         """Every rank with a watcher of its own, called from the rank's thread."""
         self._on_all(lambda worker: worker.watch(make))
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from ..api import Comm, OpDef, Target
 from ..assemble import Assembly
 from ..data.loader import MicroBatch
-from ..program.passes.documents import name_for
-from ..program.passes.reduce import micro_step_name
+from ..program.op import Program
 from ..program.value import Value
 from .arena import Buffers
 from .bind import KeepChoices, KernelFor, keep_nothing
@@ -62,7 +61,7 @@ class Worker:
         self.assembly = assembly
         self.buffers = buffers
         self.executor = executor
-        self._execute: Callable[..., None] = executor.run
+        self._execute: Callable[[str, int | None], None] = executor.run
         self._watched = False
         self._copy: HostCopy | None = None
         self._restored = False
@@ -132,15 +131,17 @@ class Worker:
         """Views of the model's weights, by name."""
         return {name: self.buffers.persistent(v) for name, v in self.assembly.params.items()}
 
-    def watch(self, make: Callable[[Buffers], Callable[[str, int], None]]) -> None:
+    def watch(self, make: Callable[[Buffers], Callable[[Program, int], None]]) -> None:
         """From now on run op by op, never as graphs, and call the watcher that `make` returns behind every op.
 
         It is called as `watcher(program, op's index)`.
         """
         watcher = make(self.buffers)
 
-        def walk(program: str, labels: int | None = None) -> None:
-            self.executor.walk(program, lambda index: watcher(program, index), labels)
+        programs = self.assembly.all_programs
+
+        def walk(name: str, labels: int | None) -> None:
+            self.executor.walk(name, lambda index: watcher(programs[name], index), labels)
 
         self._execute, self._watched = walk, True
 
@@ -166,7 +167,7 @@ class Worker:
         if isinstance(self.executor, CudaExecutor):
             torch.cuda.synchronize()
         if not self._restored:
-            self._run("load")
+            self._run(self.assembly.only("load"))
         if graphs and not self._watched and isinstance(self.executor, CudaExecutor):
             self.executor.capture()
 
@@ -179,8 +180,8 @@ class Worker:
         self._write_batch(batch, loss_scale)
         self._inputs.write("tick", tick)
         self._inputs.commit()
-        name = micro_step_name(first=first, last=last, world_size=self.assembly.world_size)
-        self._run(self._program(name, batch), batch.n_valid)
+        program = self.assembly.micro_step(first=first, last=last)
+        self._run(self.assembly.for_documents(program, batch.n_documents), batch.n_valid)
 
     def update(self, *, lr: float, step: int) -> Reading:
         """Clip and apply the accumulated gradient. `step` is 1 at the first; a non-finite norm changes nothing.
@@ -190,7 +191,7 @@ class Worker:
         self._inputs.write("lr", lr)
         self._inputs.write("step", step)
         self._inputs.commit()
-        self._run("update")
+        self._run(self.assembly.only("update"))
         if isinstance(self.executor, CudaExecutor):
             reading = next(self._readings)
             reading.enqueue()
@@ -204,7 +205,7 @@ class Worker:
         (batch,) = batches
         self._write_batch(batch, 1.0)
         self._inputs.commit()
-        self._run(self._program("evaluate", batch), batch.n_valid)
+        self._run(self.assembly.for_documents(self.assembly.only("evaluate"), batch.n_documents), batch.n_valid)
         if isinstance(self.executor, CudaExecutor):
             self.executor.stream.synchronize()
         return float(self.buffers.persistent(self.assembly.eval_loss))
@@ -228,15 +229,10 @@ class Worker:
         assert self._copy is not None
         self._copy.take()
 
-    def _run(self, program: str, labels: int | None = None) -> None:
+    def _run(self, program: Program, labels: int | None = None) -> None:
         if self._copy is not None:
-            self._copy.before(program)
-        self._execute(program, labels)
-
-    def _program(self, name: str, batch: MicroBatch) -> str:
-        """The variant of a program for the fewest documents that the batch fits in."""
-        fewer, documents = self.assembly.variants.get(name, {}), batch.n_documents
-        return next((program.name for bound, program in fewer.items() if documents <= bound), name)
+            self._copy.before(program.name)
+        self._execute(program.name, labels)
 
     def close(self) -> None:
         """Free what collectives hold on to, and unpin. Nothing can run afterwards."""
@@ -297,9 +293,9 @@ def _inputs(assembly: Assembly, buffers: Buffers, stream: Any | None) -> Inputs:
 
 def _write_documents(inputs: Inputs, assembly: Assembly, cu_seqlens: np.ndarray[Any, Any]) -> None:
     """Write the offsets for every variant. Those that they do not fit into are not run."""
-    inputs.write("cu_seqlens", cu_seqlens)
-    for bound in {n for variants in assembly.variants.values() for n in variants}:
-        inputs.write(name_for("cu_seqlens", bound), cu_seqlens[: bound + 1])
+    inputs.write(assembly.batch.cu_seqlens.name, cu_seqlens)
+    for documents, offsets in assembly.cu_seqlens.items():
+        inputs.write(offsets.name, cu_seqlens[: documents + 1])
 
 
 def _a_document_a_row(assembly: Assembly) -> np.ndarray[Any, Any]:

@@ -36,7 +36,7 @@ def estimate(prepared: Prepared, chosen: Chosen) -> Needs:
     of_model = {weight.param for weight in assembly.weights}
     weights = sum(v.size for v in assembly.declared if v.role == "param" and v.name in of_model)
     trained = prepared.n_trainable
-    forward = {v for op in assembly.programs["evaluate"].ops for v in op.outs if v.role == "act"}
+    forward = {v for op in assembly.only("evaluate").ops for v in op.outs if v.role == "act"}
     longest = max(b - a for a, b in chosen.documents)
     share = longest / len(chosen.batch.tokens)
     heads = prepared.model_config.get("num_attention_heads")
@@ -60,4 +60,4 @@ def refuse_unless_it_fits(prepared: Prepared, needed: Needs) -> None:
 
 
 def _n_layers(prepared: Prepared) -> int:
-    return len({op.block for op in prepared.assembly.programs["evaluate"].ops if op.block >= 0})
+    return len({op.block for op in prepared.assembly.only("evaluate").ops if op.block >= 0})

@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import hf, run
 from ..adapted import adapter_of, load_adapter
 from ..prepare import Prepared
+from ..program.op import Program
 from ..runtime.arena import Buffers
 from ..runtime.initialise import initialise
 from ..runtime.team import Team
@@ -55,24 +56,23 @@ class _Watcher:
     """Copies the residual stream as each block leaves it, and the logits, when the forward pass has written them."""
 
     def __init__(self, prepared: Prepared, buffers: Buffers, positions: Tensor, observed: Observed) -> None:
-        self._programs = prepared.assembly.all_programs
         self._buffers = buffers
         self._positions = positions
         self._observed = observed
         self._blocks = 0
 
-    def __call__(self, program: str, index: int) -> None:
-        op = self._programs[program].ops[index]
+    def __call__(self, program: Program, index: int) -> None:
+        op, name = program.ops[index], program.name
         if op.phase != "forward":
             return
         if op.kind == "embedding":
-            self._keep(EMBEDDING, self._buffers.view(op.outs[0], program))
+            self._keep(EMBEDDING, self._buffers.view(op.outs[0], name))
         for out in op.outs:
             if out.label == "residual":
-                self._keep(block_name(self._blocks), self._buffers.view(out, program))
+                self._keep(block_name(self._blocks), self._buffers.view(out, name))
                 self._blocks += 1
         if op.kind in ("lm_head_ce", "lm_head_ce_grads"):  # neither writes logits: made from what they read
-            x, head = (self._buffers.view(value, program) for value in op.ins[:2])
+            x, head = (self._buffers.view(value, name) for value in op.ins[:2])
             rows = x[self._positions[:LOGIT_POSITIONS].to(x.device)]
             self._observed.states[LOGITS] = (rows @ head.T).float().cpu()
 

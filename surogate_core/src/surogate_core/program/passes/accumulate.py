@@ -34,7 +34,7 @@ def accumulate(program: Program, sums: frozenset[Value], builder: Builder, scala
         first += _adding(op, again, builder, scalars, order)
         later += _adding(op, targets, builder, scalars, order)
     return (
-        replace(program, name="micro_first", ops=tuple(first)),
+        replace(program, name="micro_first", ops=tuple(first), first=True),
         replace(program, name="micro_next", ops=tuple(later)),
     )
 

@@ -28,15 +28,11 @@ def smaller_bounds(max_documents: int, rows: int) -> tuple[int, ...]:
     return tuple(bounds)
 
 
-def name_for(name: str, documents: int) -> str:
-    """Name of the variant of a program, or of its `cu_seqlens`, for at most so many documents."""
-    return f"{name}@{documents}"
-
-
 def for_fewer(program: Program, cu_seqlens: Value, shorter: Value) -> Program:
     """The program for batches whose offsets fit into `shorter`. Ops that do not read `cu_seqlens` are the same ones."""
     ops = tuple(
         replace(op, ins=tuple(shorter if v is cu_seqlens else v for v in op.ins)) if cu_seqlens in op.ins else op
         for op in program.ops
     )
-    return replace(program, name=name_for(program.name, shorter.shape[0] - 1), ops=ops)
+    documents = shorter.shape[0] - 1
+    return replace(program, name=f"{program.name}@{documents}", ops=ops, documents=documents)

@@ -24,4 +24,5 @@ def for_evaluation(program: Program, ops: Mapping[str, OpDef]) -> Program:
             instead[out] = ins[0]
         else:
             kept.append(op if ins == op.ins else replace(op, ins=ins))
-    return Program("evaluate", tuple(kept), tuple(instead.get(v, v) for v in program.outputs))
+    outputs = tuple(instead.get(v, v) for v in program.outputs)
+    return Program("evaluate", tuple(kept), outputs, stage="evaluate")

@@ -9,8 +9,9 @@ A sum is taken in the dtype of the values: of bf16 gradients it is rounded to ne
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ...errors import ProgramError
 from ..builder import Builder
@@ -18,21 +19,22 @@ from ..op import Op, Program
 from ..value import Value
 
 
-def micro_step_name(*, first: bool, last: bool, world_size: int) -> str:
-    """The program of a micro-step. first: it writes gradients, others add. last: it sums them over the workers."""
-    if world_size == 1 or not last:
-        return "micro_first" if first else "micro_next"
-    return "micro_only" if first else "micro_last"
+@dataclass(frozen=True)
+class MicroStep:
+    """A kind of micro-step. first: it writes gradients, the others add. last: it sums them over the workers."""
+
+    first: bool
+    last: bool
 
 
-def micro_step_counts(grad_accum_steps: int, world_size: int) -> dict[str, int]:
-    """How often an optimizer step runs each of its micro-step programs, in order of their first run."""
-    steps = range(grad_accum_steps)
-    edges = [i for i in (0, 1, grad_accum_steps - 1) if i in steps]
-    names = [micro_step_name(first=i == 0, last=i == steps[-1], world_size=world_size) for i in dict.fromkeys(edges)]
-    counts = {name: names.count(name) for name in names}
-    counts[names[1 % len(names)]] += grad_accum_steps - len(names)  # those in the middle are like the second
-    return counts
+def micro_step_counts(grad_accum_steps: int, world_size: int) -> dict[MicroStep, int]:
+    """How often an optimizer step runs each kind of micro-step, in order of their first run.
+
+    One worker has nothing to sum, so none of its micro-steps is `last`.
+    """
+    final = grad_accum_steps - 1
+    kinds = (MicroStep(first=i == 0, last=world_size > 1 and i == final) for i in range(grad_accum_steps))
+    return dict(Counter(kinds))
 
 
 def reduce(
@@ -41,9 +43,8 @@ def reduce(
     sums: Sequence[Value],
     builder: Builder,
     world_size: int,
-    name: str,
 ) -> Program:
-    """`program` under another name, with an all_reduce on the lane "comm" for all `gradients` (of params) and `sums`.
+    """`program` as the last micro-step: with an all_reduce on lane "comm" for all `gradients` (of params) and `sums`.
 
     Values of one all_reduce are in the order of `gradients`, which is that of their memory. Raises ProgramError for a
     value that no op writes.
@@ -66,4 +67,4 @@ def reduce(
             with builder.record("backward", block) as emitted:
                 builder.emit("all_reduce", *values, outs=values, lane="comm", world_size=world_size)
             ops += emitted
-    return replace(program, name=name, ops=tuple(ops))
+    return replace(program, name="micro_only" if program.first else "micro_last", ops=tuple(ops), last=True)
