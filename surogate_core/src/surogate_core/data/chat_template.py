@@ -18,13 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from ..hub import TEMPLATE_DIRECTORY
 
 Message = Mapping[str, Any]
 Span = tuple[int, int]
 """Characters from the first to after the last."""
-
-TEMPLATE_DIRECTORY = "additional_chat_templates"
-"""Folder of a model that holds its named templates as `NAME.jinja`; the default one is chat_template.jinja."""
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _CUT_TAG = re.compile(r"<[^<>\s]*\Z")
@@ -64,6 +62,8 @@ _CALLED = {
         {"id": "abcdefghi", "type": "function", "function": {"name": _WORDS[0], "arguments": {_WORDS[1]: _WORDS[2]}}}
     ],
 }
+_RESULT = {"role": "tool", "content": "b", "tool_call_id": "abcdefghi", "name": _WORDS[0]}
+_ANSWER = {"role": "assistant", "content": "c"}
 
 
 class ChatTemplate:
@@ -109,13 +109,16 @@ class ChatTemplate:
             return [dict(message) for message in messages]
         source = self._source(tools)
         if source not in self._forms:
-            self._forms[source] = next((form for form in _CALL_FORMS if self._writes(form, tools)), _CALL_FORMS[1])
+            written = [form for form in _CALL_FORMS if self._writes(form, [_ASKED, _CALLED], tools)]
+            # Some templates read a call differently when it is not the last message.
+            answered = [form for form in written if self._writes(form, [_ASKED, _CALLED, _RESULT, _ANSWER], tools)]
+            self._forms[source] = next(iter(answered or written), _CALL_FORMS[1])
         return [self._forms[source].of(message) for message in messages]
 
-    def _writes(self, form: _CallForm, tools: Sequence[Any] | None) -> bool:
-        """Whether the template writes a call in this form, and no "None" for content that is none."""
+    def _writes(self, form: _CallForm, messages: Sequence[Message], tools: Sequence[Any] | None) -> bool:
+        """Whether the template writes the call of `messages` in this form, and no "None" for content that is none."""
         try:
-            text = self._render([_ASKED, form.of(_CALLED)], tools)[0]
+            text = self._render([form.of(message) for message in messages], tools)[0]
         except ConfigError:
             return False
         return all(word in text for word in _WORDS) and "None" not in text

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import tokenizers
 
 from ..errors import ConfigError
-from .chat_template import TEMPLATE_DIRECTORY, ChatTemplate, read_chat_template
+from ..hub import TEMPLATE_DIRECTORY
+from .chat_template import ChatTemplate, read_chat_template
 
 PIECE_CHARS = 1 << 20
 """Byte-level tokenizers read longer texts in pieces of about this length, at once and in less memory."""
