@@ -1,7 +1,7 @@
-"""Chat templates of three public formats, published templates, and small tokenizers with their special tokens.
+"""Chat templates, written anew and published, and small tokenizers with their special tokens.
 
-The templates in this file are written anew after the public formats: headers, ends of turn, think blocks, tool calls and responses
-are those of the models' own; the fixed sentences around tools are shortened.
+The templates in this file are written anew after three public formats: headers, ends of turn, think blocks, tool calls
+and responses are those of the models' own; the fixed sentences around tools are shortened.
 """
 
 # ruff: noqa: RUF001  (the tokens of DeepSeek models are written with other characters)
@@ -175,7 +175,7 @@ def chat_tokenizer(directory: Path, template: str | None, special: tuple[str, ..
     return Tokenizer(directory)
 
 
-# --------------------------------------------------------------------------------------------------- published templates
+# --------------------------------------------------------------------------------------------------- published models
 
 TEMPLATES = Path(__file__).parent / "data/templates"
 

@@ -14,8 +14,8 @@ class Omission:
     """Something in a row that is not in its tokens, or not trained as the row says.
 
     `count` of `of` things of the kind `unit` ("answers", "rows"): their part `what` ("the reasoning") is missing, for
-    the reason `why`. Omissions that differ only in their counts are added up over a dataset and printed before training, so
-    none of the texts may quote the row.
+    the reason `why`. Omissions that differ only in their counts are added up over a dataset and printed before
+    training, so none of the texts may quote the row.
     """
 
     what: str

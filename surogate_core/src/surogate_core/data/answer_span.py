@@ -136,7 +136,10 @@ class RenderedChat:
     def _after_what_it_says(self, index: int, start: int, before: str, behind: str) -> int:
         """Where in the text what the answer says is over; `before` and `behind` it in the rendering with the marker."""
         after = len(self.text) - len(behind)
-        if not self.text.endswith(behind) or after < start or not before.startswith(self.text[:start]):
+        shared = min(
+            start, len(before)
+        )  # a prompt that opens a think block holds the beginning of what some answers say
+        if not self.text.endswith(behind) or after < start or before[:shared] != self.text[:shared]:
             raise ConfigError(f"{self._name(index)}: the text around it depends on what it says. {MARK_ANSWERS}")
         return after
 

@@ -1,9 +1,9 @@
 """What of a rendered conversation is trained: the answers, each with the token that ends its turn.
 
 A template that marks `{% generation %}` blocks says it itself. For others, `answer_span` finds each answer: all that
-the model has to produce after the prompt that inference gives it, reasoning and tool calls as the template writes them, and
-an empty think block where it writes one. Nothing is assumed of the format; where an answer's place cannot be told the
-row is refused, and where the template drops an answer, or a part of it, the row is left out.
+the model has to produce after the prompt that inference gives it, reasoning and tool calls as the template writes them,
+and an empty think block where it writes one. Nothing is assumed of the format; where an answer's place cannot be told
+the row is refused, and where the template drops an answer, or a part of it, the row is left out.
 
 An answer whose reasoning the template drops, while it writes that of another answer of the same conversation, is not
 trained: the template removes the thoughts of earlier rounds, and the model is shown such answers but never writes them.

@@ -68,7 +68,7 @@ def appears(value: str, text: str) -> bool:
 
 
 def omissions(chat: RenderedChat, trained: Sequence[int]) -> list[Omission]:
-    """What of the conversation is not in its rendering; of the answers `trained`, only keys, since others are checked."""
+    """What of the conversation is not in its rendering; of the answers `trained`, whose text was checked, only keys."""
     skeleton = _skeleton(chat)
     found = _missing_texts(chat, trained, skeleton)
     if chat.tools:
