@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_formats import QWEN25, chat_tokenizer, published_tokenizer
+from chat_formats import GENERATION, QWEN25, chat_tokenizer, published_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -146,6 +146,14 @@ def test_what_is_left_out_is_told_with_counts_also_from_the_cache(tmp_path: Path
         data = load(tmp_path, tokenizer, [{"messages": messages} for messages in rows], notices)
         assert notices == expected
         assert data.train.corpus.datasets[0].n_docs == 3
+
+
+def test_a_marked_template_that_drops_calls_leaves_the_row_out(tmp_path: Path) -> None:
+    tokenizer = chat_tokenizer(tmp_path / "model", GENERATION)
+    assert encode(tokenizer, CALLED).left_out == "the chat template leaves an answer empty"
+    block = {"role": "assistant", "content": "<think>A test.</think>A friend.", "weight": 1}
+    messages = [HELLO[0], block, HELLO[0], {**HELLO[1], "weight": 0}]
+    assert trained_text(encode(tokenizer, messages), tokenizer) == "<think>A test.</think>A friend.<|im_end|>"
 
 
 def test_a_dataset_of_which_every_row_is_left_out_is_refused(tmp_path: Path) -> None:

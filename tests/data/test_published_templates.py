@@ -326,7 +326,9 @@ def test_named_templates_in_their_folder_are_used_and_exported(tmp_path: Path) -
     from transformers import PreTrainedTokenizerFast
 
     from surogate_core.hf import copy_tokenizer
+    from surogate_core.hub import TOKENIZER_FILES
 
+    assert "additional_chat_templates/*.jinja" in TOKENIZER_FILES  # what is fetched from the hub, and pushed to it
     made = published_tokenizer(tmp_path / "made", "openhermes")
     backend = str(made.directory / "tokenizer.json")
     theirs = PreTrainedTokenizerFast(tokenizer_file=backend, eos_token="<|im_end|>", bos_token="<s>")
