@@ -23,7 +23,7 @@ from torch import Tensor
 from .api import HFTensor, WeightMap
 from .checkpoint import SAVING, stopping_when_disk_refuses, sync, sync_tree
 from .errors import ConfigError, ProgramError
-from .hub import PICKLED
+from .hub import PICKLED, TEMPLATE_DIRECTORY
 from .model_config import read_json
 from .tensor_file import Stored, write_safetensors
 
@@ -339,3 +339,8 @@ def copy_tokenizer(source_dir: Path, directory: Path) -> None:
     for name in TOKENIZER_FILES:
         if (source_dir / name).is_file():
             shutil.copyfile(source_dir / name, directory / name)
+    templates = sorted((source_dir / TEMPLATE_DIRECTORY).glob("*.jinja"))
+    if templates:
+        (directory / TEMPLATE_DIRECTORY).mkdir(exist_ok=True)
+    for path in templates:
+        shutil.copyfile(path, directory / TEMPLATE_DIRECTORY / path.name)

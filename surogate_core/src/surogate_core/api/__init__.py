@@ -23,7 +23,7 @@ from ..program.op import Op, Program
 from ..program.value import Init, Value
 from .adapters import AdapterDef, Merge
 from .base import Deterministic, DeviceInfo, NoOptions, Support, Target
-from .data import DatasetFormatDef, Encoded
+from .data import DatasetFormatDef, Encoded, Omission
 from .models import BatchInputs, Dims, HFTensor, ModelDef, WeightMap
 from .optimizers import OffloadDef, OptimizerDef, ParamGrad, Scalars
 from .programs import BindContext, Call, Gradients, KernelDef, OpDef, OutSpec, Part
@@ -68,6 +68,7 @@ __all__ = [
     "ModelDef",
     "NoOptions",
     "OffloadDef",
+    "Omission",
     "Op",
     "OpDef",
     "OptimizerDef",

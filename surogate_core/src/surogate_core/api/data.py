@@ -10,11 +10,33 @@ from pydantic import BaseModel
 
 
 @dataclass(frozen=True)
+class Omission:
+    """Something in a row that is not in its tokens, or not trained as the row says.
+
+    `count` of `of` things of the kind `unit` ("answers", "rows"): their part `what` ("the reasoning") is missing, for
+    the reason `why`. Omissions that differ only in their counts are added up over a dataset and printed before
+    training, so none of the texts may quote the row.
+    """
+
+    what: str
+    unit: str
+    why: str
+    count: int = 1
+    of: int = 1
+
+
+@dataclass(frozen=True)
 class Encoded:
-    """One document: token ids, and for each whether the model is trained to produce it."""
+    """One document: token ids, and for each whether the model is trained to produce it.
+
+    omissions   what of the row is not in the tokens
+    left_out    why a row has no tokens though it is not empty: such rows are counted and printed before training
+    """
 
     tokens: Sequence[int]
     trained: Sequence[bool]
+    omissions: Sequence[Omission] = ()
+    left_out: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

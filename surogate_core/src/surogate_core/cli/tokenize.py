@@ -15,9 +15,9 @@ from .. import run
 from ..api import Encoded
 from ..config import LoadedConfig
 from ..data.cache import TokenDataset
-from ..data.chat_mask import runs
 from ..data.corpora import Corpora
 from ..data.pack import PackedRows
+from ..data.token_spans import runs
 from ..data.tokenize import print_notice
 from .render import output_width, paint
 

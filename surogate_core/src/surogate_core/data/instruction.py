@@ -10,8 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..api import DatasetFormatDef, Encoded
 from ..errors import ConfigError
-from .chat_mask import LossScale, encode_chat, encode_spans
+from .chat_mask import LossScale, encode_chat
 from .conversation import LOSS_SCALE
+from .token_spans import encode_spans
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -23,9 +23,18 @@ import numpy.typing as npt
 import tokenizers
 from pydantic import BaseModel
 
-from ..api import DatasetFormatDef
+from ..api import DatasetFormatDef, Encoded, Omission
 from ..errors import ConfigError, PluginError, RunStopped
-from .cache import CACHE_FORMAT, DamagedCache, TokenDataset, TokenWriter, default_cache_root, open_cache, token_dtype
+from .cache import (
+    CACHE_FORMAT,
+    DamagedCache,
+    FoundOmission,
+    TokenDataset,
+    TokenWriter,
+    default_cache_root,
+    open_cache,
+    token_dtype,
+)
 from .readers import Row
 from .sources import DatasetEntry, Source, open_source
 from .tokenizer import Tokenizer
@@ -60,9 +69,36 @@ def tokenize_dataset(
     The cache's key is a hash over the data's content, the tokenizer and the settings; not over sequence_len. When it
     is missing or damaged (told by `notice`) the rows are read as a stream and tokenised in threads, behind what a
     process that was stopped has finished. Memory is bounded by a few chunks of rows and the longest row. A second
-    process that asks for the same waits and then maps it too.
+    process that asks for the same waits and then maps it too. What of the rows is not in the tokens is told by `notice`
+    every time, also when the tokens come from the cache.
     Raises ConfigError, naming file and line, for data that cannot be used, and RunStopped when the disk is full.
     """
+    dataset = _tokenised(entry, format_def, options, tokenizer, cache_root, progress, where, notice)
+    for line in told_omissions(dataset.omissions):
+        notice(f"{where}: left out: {line}")
+    return dataset
+
+
+def told_omissions(found: Sequence[FoundOmission]) -> Iterator[str]:
+    """A line for each kind of omission: "the reasoning of 2 of 3 answers: why (first: rows.jsonl:7)"."""
+    for one in found:
+        omission = one.omission
+        if omission.count:
+            what = f"{omission.what} of " if omission.what else ""
+            yield f"{what}{omission.count:,} of {omission.of:,} {omission.unit}: {omission.why} (first: {one.first})"
+
+
+def _tokenised(
+    entry: DatasetEntry,
+    format_def: DatasetFormatDef,
+    options: BaseModel,
+    tokenizer: Tokenizer,
+    cache_root: Path | None,
+    progress: Progress | None,
+    where: str,
+    notice: Callable[[str], None],
+) -> TokenDataset:
+    """The dataset, from the cache or tokenised into it."""
     source = open_source(entry, getattr(options, "sample_by", "document"), where)
     settings = _settings(source, format_def, options, tokenizer)
     root = cache_root or default_cache_root()
@@ -84,11 +120,19 @@ def tokenize_dataset(
                     )
                 _write(writer, source, format_def, options, tokenizer, progress)
                 if writer.n_docs == 0:
-                    raise ConfigError(f"{where}: path: {entry.path}: every row is empty. Name other data.")
+                    raise ConfigError(f"{where}: path: {entry.path}: {_no_documents(writer)}")
                 writer.publish(settings)
     except OSError as error:
         raise _cache_error(error, root) from error
     return open_cache(directory)
+
+
+def _no_documents(writer: TokenWriter) -> str:
+    reasons = [why for what, _, why, count, *_ in writer.omissions if not what and count]
+    if not reasons:
+        return "every row is empty. Name other data."
+    told = "; ".join(reasons)
+    return f"every row is left out: {told}. Use a chat template that writes what the rows hold, or other data."
 
 
 def _open(directory: Path, notice: Callable[[str], None] | None) -> TokenDataset | None:
@@ -172,6 +216,7 @@ class _Chunk:
     lengths: npt.NDArray[np.int64]
     rows: int
     n_bytes: int
+    omissions: list[tuple[Omission, str]]
 
 
 def _write(
@@ -193,6 +238,8 @@ def _write(
         while len(pending) > limit:
             chunk = pending.popleft().result()
             writer.append(chunk.tokens, chunk.trained, chunk.lengths)
+            for omission, at in chunk.omissions:
+                writer.omit(omission, at)
             writer.n_bytes += chunk.n_bytes
             writer.empty_rows += chunk.rows - len(chunk.lengths)
             writer.rows += chunk.rows
@@ -242,12 +289,18 @@ def _encode(
 ) -> _Chunk:
     tokens: list[npt.NDArray[np.uint32]] = []
     trained: list[npt.NDArray[np.bool_]] = []
+    omitted: dict[Omission, tuple[int, int, str]] = {}
     n_bytes = 0
     for row in rows:
         try:
             encoded = format_def.encode(row.values, tokenizer, options)
         except ConfigError as error:
             raise ConfigError(f"{row.where}: {error}") from error
+        for omission in _omissions(encoded):
+            kind = replace(omission, count=0, of=0)
+            count, of, first = omitted.get(kind, (0, 0, ""))
+            first = first or (row.where if omission.count else "")
+            omitted[kind] = (count + omission.count, of + omission.of, first)
         if len(encoded.tokens) == 0:
             continue
         ids = np.asarray(encoded.tokens, np.int64)
@@ -267,4 +320,13 @@ def _encode(
         lengths=np.fromiter(map(len, tokens), np.int64, len(tokens)),
         rows=len(rows),
         n_bytes=n_bytes,
+        omissions=[(replace(kind, count=count, of=of), first) for kind, (count, of, first) in omitted.items()],
     )
+
+
+def _omissions(encoded: Encoded) -> Iterator[Omission]:
+    """What of a row is not in its tokens; of a row that is left out, only that."""
+    if encoded.left_out:
+        yield Omission("", "rows", encoded.left_out)
+    else:
+        yield from encoded.omissions

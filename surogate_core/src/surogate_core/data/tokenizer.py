@@ -15,6 +15,7 @@ import numpy.typing as npt
 import tokenizers
 
 from ..errors import ConfigError
+from ..hub import TEMPLATE_DIRECTORY
 from .chat_template import ChatTemplate, read_chat_template
 
 PIECE_CHARS = 1 << 20
@@ -49,13 +50,18 @@ class Tokenizer:
 
     def encode_ids(self, text: str) -> list[int]:
         """Tokens of `text`, without bos or eos. Special tokens written out in the text are recognised."""
-        if len(text) > PIECE_CHARS and self._is_byte_level:
+        if len(text) > PIECE_CHARS and self.is_byte_level:
             return [token for ids in self.encode_batch(list(_pieces(text, PIECE_CHARS))) for token in ids]
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode_ids` of each text, on all cores and without the interpreter's lock."""
         return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """`encode_ids` of a text, and for each token its characters there: from the first to after the last."""
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of `tokens`, special ones written out."""
@@ -67,16 +73,21 @@ class Tokenizer:
         return read_chat_template(self.directory, _read_json(self.directory / "tokenizer_config.json", "model") or {})
 
     @cached_property
-    def special_texts(self) -> tuple[str, ...]:
-        """The special tokens as they are written."""
-        return tuple(token.content for token in self._backend.get_added_tokens_decoder().values() if token.special)
+    def added_texts(self) -> tuple[str, ...]:
+        """The added tokens as they are written, special or not: the tokenizer reads each of them as one token."""
+        return tuple(token.content for token in self._backend.get_added_tokens_decoder().values())
 
     @cached_property
     def reads_pieces_as_parts(self) -> bool:
         """Whether a text's pieces, tokenised one by one, give its bytes: nothing is put before a text or swallowed."""
         added = self._backend.get_added_tokens_decoder().values()
-        prefixed = '"add_prefix_space": true' in json.dumps(self._spec.get("pre_tokenizer"))
-        return self._is_byte_level and not prefixed and not any(token.lstrip or token.rstrip for token in added)
+        swallows = any(token.lstrip or token.rstrip for token in added)
+        return self.is_byte_level and not self.puts_space_first and not swallows
+
+    @property
+    def puts_space_first(self) -> bool:
+        """Whether a byte-level tokenizer reads a text as if it began with a space."""
+        return '"add_prefix_space": true' in json.dumps(self._spec.get("pre_tokenizer"))
 
     @property
     def padding_id(self) -> int:
@@ -91,7 +102,7 @@ class Tokenizer:
         for text, token in self._backend.get_vocab(with_added_tokens=True).items():
             if token in added:
                 sizes[token] = 0 if added[token].special else len(text.encode())
-            elif self._is_byte_level:
+            elif self.is_byte_level:
                 sizes[token] = len(text)  # each character of the vocabulary stands for a byte
             elif _BYTE_TOKEN.fullmatch(text):
                 sizes[token] = 1
@@ -100,7 +111,8 @@ class Tokenizer:
         return sizes
 
     @property
-    def _is_byte_level(self) -> bool:
+    def is_byte_level(self) -> bool:
+        """Whether tokens are made of bytes of the text, so that every text has tokens that give it back."""
         return '"ByteLevel"' in json.dumps(self._spec.get("pre_tokenizer"))
 
     def _special(self, name: str, settings: Mapping[str, Any] | None, where: str) -> int | None:
@@ -134,7 +146,9 @@ class Tokenizer:
 
     def _fingerprint(self) -> str:
         digest = hashlib.sha256()
-        for name in _FINGERPRINTED:
+        templates = sorted((self.directory / TEMPLATE_DIRECTORY).glob("*.jinja"))
+        named = [f"{TEMPLATE_DIRECTORY}/{path.name}" for path in templates]
+        for name in (*_FINGERPRINTED, *named):
             path = self.directory / name
             content = path.read_bytes() if path.is_file() else b""
             digest.update(f"{name} {len(content)}\n".encode() + content)
