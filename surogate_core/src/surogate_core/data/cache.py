@@ -71,7 +71,8 @@ class DamagedCache(Exception):
 class TokenDataset:
     """Documents of a dataset as token ids. Arrays are memory maps when it was opened from disk.
 
-    tokens uint16 or uint32 [n_tokens]; mask uint8 [ceil(n_tokens / 8)]; offsets int64 [n_docs + 1].
+    tokens uint16 or uint32 [n_tokens]; mask uint8 [ceil(n_tokens / 8)]; offsets int64 [n_docs + 1]. empty_rows: rows
+    without a token, left out.
     """
 
     tokens: npt.NDArray[Any]
@@ -81,6 +82,7 @@ class TokenDataset:
     max_token: int
     n_trained: int
     path: Path | None = None
+    empty_rows: int = 0
 
     @property
     def n_docs(self) -> int:
@@ -126,6 +128,7 @@ def open_cache(directory: Path) -> TokenDataset:
         max_token=manifest.max_token,
         n_trained=manifest.n_trained,
         path=directory,
+        empty_rows=manifest.empty_rows,
     )
 
 

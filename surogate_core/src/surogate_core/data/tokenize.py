@@ -54,8 +54,10 @@ def tokenize_dataset(
     *,
     where: str = "datasets",
     notice: Callable[[str], None] = print_notice,
+    source: Source | None = None,
 ) -> TokenDataset:
-    """The documents of `entry` as tokens, memory-mapped from the cache below `cache_root`.
+    """The documents of `entry` as tokens, memory-mapped from the cache below `cache_root`. source: its rows, if they
+    are open already.
 
     The cache's key is a hash over the data's content, the tokenizer and the settings; not over sequence_len. When it
     is missing or damaged (told by `notice`) the rows are read as a stream and tokenised in threads, behind what a
@@ -63,7 +65,7 @@ def tokenize_dataset(
     process that asks for the same waits and then maps it too.
     Raises ConfigError, naming file and line, for data that cannot be used, and RunStopped when the disk is full.
     """
-    source = open_source(entry, getattr(options, "sample_by", "document"), where)
+    source = source or open_source(entry, getattr(options, "sample_by", "document"), where)
     settings = _settings(source, format_def, options, tokenizer)
     root = cache_root or default_cache_root()
     directory = root / hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
@@ -87,7 +89,7 @@ def tokenize_dataset(
                     raise ConfigError(f"{where}: path: {entry.path}: every row is empty. Name other data.")
                 writer.publish(settings)
     except OSError as error:
-        raise _cache_error(error, root) from error
+        raise cache_error(error, root) from error
     return open_cache(directory)
 
 
@@ -155,7 +157,8 @@ def _lock(path: Path, notice: Callable[[str], None]) -> Iterator[None]:
         lock.release()
 
 
-def _cache_error(error: OSError, root: Path) -> ConfigError | RunStopped:
+def cache_error(error: OSError, root: Path) -> ConfigError | RunStopped:
+    """The error to raise when a file below `root` cannot be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return RunStopped(f"token cache {root}: the disk is full. Free space, or set XDG_CACHE_HOME to another disk.")
     return ConfigError(
@@ -204,7 +207,7 @@ def _write(
 
     with ThreadPoolExecutor(workers) as pool:
         try:
-            left = islice(source.rows(columns), writer.rows, None)
+            left = islice(source.rows(columns, format_def.optional(options)), writer.rows, None)
             for rows in _chunks(left, columns):
                 pending.append(pool.submit(_encode, rows, columns, format_def, options, tokenizer))
                 drain(2 * workers)
