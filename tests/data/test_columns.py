@@ -168,6 +168,25 @@ def test_null_in_a_required_column_names_its_row(tmp_path: Path, chat: Tokenizer
             train_on(path, chat)
 
 
+def test_a_tokenizer_that_transformers_makes_larger_than_the_model_is_told_before_training(
+    tmp_path: Path, chat: Tokenizer
+) -> None:
+    (chat.directory / "added_tokens.json").write_text('{"<late>": 5000}')
+    config = TrainConfig(
+        model="m",
+        datasets=[DatasetEntry(path=str(write([{"text": "a"}], tmp_path / "a.jsonl")), type="text")],
+        validation_split_ratio=0,
+        sequence_len=8,
+    )
+    notices: list[str] = []
+    load_corpora(config, FORMATS, chat.directory, chat.vocab_size, notices.append)
+    (told,) = notices
+    assert f"{chat.vocab_size + 1:,} tokens in transformers, the model only {chat.vocab_size:,}" in told
+    assert "<late>" in told and "tokenizer.json lacks" in told
+    load_corpora(config, FORMATS, chat.directory, chat.vocab_size + 1, notices.append)
+    assert len(notices) == 1
+
+
 # ------------------------------------------------------------------------------------------------------- counting
 
 

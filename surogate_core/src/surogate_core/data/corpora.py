@@ -24,6 +24,8 @@ from .tokenize import cache_error, tokenize_dataset
 from .tokenizer import Tokenizer
 from .truncate import truncate
 
+_MOST_NAMES = 5  # tokens that a notice spells out
+
 
 @dataclass(frozen=True, kw_only=True)
 class Corpora:
@@ -51,6 +53,7 @@ def load_corpora(
     """Tokenise (or map from the cache), split, pack and check. Raises ConfigError naming key, file and line."""
     _set_threads(config.dataloader_num_workers)
     tokenizer = Tokenizer(model_dir, f"model: {config.model}")
+    _tell_of_tokens_past_the_model(tokenizer, vocab_size, notice)
     documents = _documents(config, "datasets", formats, tokenizer, notice)
     if config.validation_datasets:
         for index, entry in enumerate(config.validation_datasets):
@@ -75,6 +78,20 @@ def load_corpora(
         validation_labels=int(counts.sum()),
         validation_bytes=label_bytes(counts, tokenizer.token_bytes),
     )
+
+
+def _tell_of_tokens_past_the_model(tokenizer: Tokenizer, vocab_size: int, notice: Callable[[str], None]) -> None:
+    """No text is tokenised to them here, but the tokenizer that is saved with the model has them for its users."""
+    size, added = tokenizer.size_in_transformers, tokenizer.added_by_transformers
+    if size > vocab_size and added:
+        named = ", ".join(added[:_MOST_NAMES]) + (
+            f" and {len(added) - _MOST_NAMES} more" if added[_MOST_NAMES:] else ""
+        )
+        notice(
+            f"model: the tokenizer has {size:,} tokens in transformers, the model only {vocab_size:,}: "
+            f"{tokenizer.directory} names {named}, which tokenizer.json lacks. Training never uses them; a prompt with "
+            "one of them fails in the base and in the model that is saved. Remove them from the tokenizer's files."
+        )
 
 
 def _set_threads(workers: int | str) -> None:
