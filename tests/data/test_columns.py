@@ -140,6 +140,11 @@ def test_a_table_of_many_columns_is_told_in_one_short_line() -> None:
     columns.add_row(Row("a", {"text": "x", **{f"c{i}": i for i in range(1000)}}))
     told = unused_columns(columns, ["text"], {})
     assert told is not None and told.endswith("and 990 more") and len(told) < 300
+    columns = Columns()
+    columns.add_row(Row("a", {"": 1, "\x1b[2J\n": 1, "\ud800": 1, "x" * 1000: 1}))
+    told = unused_columns(columns, [], {})
+    assert told is not None and told.isprintable() and len(told) < 300
+    assert "'' (in 1 row)" in told and "'\\x1b[2J\\n' (in 1 row)" in told and "'\\ud800' (in 1 row)" in told
 
 
 def test_an_optional_column_that_no_row_has_is_a_mistaken_key(tmp_path: Path, chat: Tokenizer) -> None:

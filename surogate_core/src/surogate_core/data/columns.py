@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _VERSION = 1
 _MOST_NAMES = 10
+_LONGEST_NAME = 60
 
 
 @dataclass
@@ -83,9 +84,15 @@ def unused_columns(columns: Columns, used: Sequence[str], keys: Mapping[str, Any
     told = []
     for count, name in left[:_MOST_NAMES]:
         remedy = f"; {readers[name]}: {name} reads it" if name in readers else ""
-        told.append(f"{name or repr(name)} (in {-count:,} {'row' if count == -1 else 'rows'}{remedy})")
+        told.append(f"{_shown(name)} (in {-count:,} {'row' if count == -1 else 'rows'}{remedy})")
     more = f" and {len(left) - _MOST_NAMES:,} more" if len(left) > _MOST_NAMES else ""
     return f"columns not used: {', '.join(told)}{more}"
+
+
+def _shown(name: str) -> str:
+    """A column's name on one line: control characters escaped, a long one cut."""
+    text = name if name and name.isprintable() else repr(name)
+    return text if len(text) <= _LONGEST_NAME else f"{text[:_LONGEST_NAME]}..."
 
 
 def _count(column: Any) -> int:
@@ -94,7 +101,7 @@ def _count(column: Any) -> int:
     import pyarrow.compute as pc
 
     kind = column.type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return pc.sum(pc.not_equal(column, ""), min_count=0).as_py()
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pc.sum(pc.greater(pc.list_value_length(column), 0), min_count=0).as_py()
