@@ -5,11 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import transformers
 
+from surogate_core.api import ModelDef
 from surogate_core.errors import ConfigError
+from surogate_models.llama import LLAMA
+from surogate_models.qwen2 import QWEN2
 from surogate_models.qwen3 import QWEN3, dims
 
 from .harness import tiny_config
+
+CONFIGS = {
+    "qwen2": transformers.Qwen2Config,
+    "qwen3": transformers.Qwen3Config,
+    "llama": transformers.LlamaConfig,
+}
 
 
 def without(*keys: str, **changes: Any) -> dict[str, Any]:
@@ -77,17 +87,56 @@ def test_windows_that_no_layer_has_are_no_obstacle() -> None:
     "key",
     [
         *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
-        *("num_attention_heads", "num_key_value_heads", "rope_theta"),
+        "num_attention_heads",
     ],
 )
 def test_missing_keys_are_named(key: str) -> None:
     with pytest.raises(ConfigError, match=f"{key}: is required"):
-        dims(without(key, *(("rope_parameters",) if key == "rope_theta" else ())))
+        dims(without(key))
+
+
+@pytest.mark.parametrize("family", [QWEN2, QWEN3, LLAMA], ids=lambda family: str(family.name))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_key_value_heads": None},
+        {"num_key_value_heads": 16},
+        {"rope_theta": 5e5},
+        {"rope_theta": None},
+        {"rope_parameters": None},
+        {"rope_scaling": None, "rope_theta": 2e4},
+        {"num_attention_heads": 64},
+        {"head_dim": None},
+        {"rms_norm_eps": None},
+        {"max_position_embeddings": None},
+        {"tie_word_embeddings": True},
+    ],
+    ids=str,
+)
+def test_absent_and_null_keys_mean_what_transformers_takes_them_for(family: ModelDef, changes: dict[str, Any]) -> None:
+    """Against transformers' own config classes; what it refuses, or takes with a value that computes nothing, we do."""
+    sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 2}
+    given = {**sizes, "vocab_size": 99, "intermediate_size": 64, **changes}
+    try:
+        theirs: Any = CONFIGS[family.name](**given)
+    except Exception:  # its validation raises classes of huggingface_hub
+        theirs = None
+    if theirs is None or theirs.rope_parameters["rope_theta"] is None:
+        with pytest.raises(ConfigError, match=next(iter(changes))):
+            family.dims(given)
+        return
+    ours: Any = family.dims(given)
+    assert (ours.n_kv_heads, ours.rope.theta) == (theirs.num_key_value_heads, theirs.rope_parameters["rope_theta"])
+    assert (ours.norm_eps, ours.max_positions) == (theirs.rms_norm_eps, theirs.max_position_embeddings)
+    assert ours.tied_embeddings == theirs.tie_word_embeddings and ours.init_std == theirs.initializer_range
+    head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
+    assert ours.head_dim == head_dim
 
 
 def test_tied_models_ignore_the_copy_of_the_embedding() -> None:
     for tied in (True, False):
         d = dims(tiny_config(tie_word_embeddings=tied))
         names = {tensor.name for m in QWEN3.weights(d) for tensor in m.tensors}
-        assert ("lm_head.weight" in QWEN3.ignored_tensors(d)) is tied
+        assert ("lm_head.weight" in QWEN3.tied_copies(d)) is tied
         assert ("lm_head.weight" in names) is not tied

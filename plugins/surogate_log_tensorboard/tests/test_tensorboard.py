@@ -9,14 +9,16 @@ import pytest
 
 from surogate_core.api import EvalReport, GpuReport, RunInfo, StepReport
 from surogate_core.errors import ConfigError
-from surogate_log_tensorboard.plugin import TensorBoardOptions, surogate_loggers
 
 reader = pytest.importorskip(
     "tensorboard.backend.event_processing.event_accumulator",
-    reason="what is tested writes by it: pip install surogate-log-tensorboard",
+    reason="TensorBoard is not installed: pip install surogate-log-tensorboard",
+)
+plugin = pytest.importorskip(
+    "surogate_log_tensorboard.plugin", reason="the plugin is not installed: pip install surogate-log-tensorboard"
 )
 
-(DEFINITION,) = surogate_loggers()
+(DEFINITION,) = plugin.surogate_loggers()
 
 
 def info(output_dir: Path, done_steps: int = 0) -> RunInfo:
@@ -59,7 +61,7 @@ def curve(folder: Path, tag: str) -> list[tuple[int, float]]:
 
 
 def test_what_is_reported_is_what_tensorboard_reads(tmp_path: Path) -> None:
-    logger = DEFINITION.open(info(tmp_path), TensorBoardOptions())
+    logger = DEFINITION.open(info(tmp_path), plugin.TensorBoardOptions())
     for number in (1, 2):
         logger.step(step(number, 3.0 - number))
     logger.eval(EvalReport(step=2, loss=1.5, valid_tokens=60, duration_ms=3.0, time=1e9))
@@ -79,7 +81,7 @@ def test_what_is_reported_is_what_tensorboard_reads(tmp_path: Path) -> None:
 
 def test_a_resumed_run_replaces_what_lies_beyond_its_checkpoint(tmp_path: Path) -> None:
     for done, first, loss in ((0, 1, 9.0), (3, 4, 5.0)):
-        logger = DEFINITION.open(info(tmp_path, done), TensorBoardOptions())
+        logger = DEFINITION.open(info(tmp_path, done), plugin.TensorBoardOptions())
         for number in range(first, 7 if done == 0 else 6):
             logger.step(step(number, loss))
         logger.close("interrupted")
@@ -87,7 +89,7 @@ def test_a_resumed_run_replaces_what_lies_beyond_its_checkpoint(tmp_path: Path) 
 
 
 def test_a_fresh_start_in_an_old_folder_shows_the_new_run_alone(tmp_path: Path) -> None:
-    options = TensorBoardOptions(tensorboard_dir=str(tmp_path / "board"))
+    options = plugin.TensorBoardOptions(tensorboard_dir=str(tmp_path / "board"))
     for loss, last in ((9.0, 5), (4.0, 2)):
         logger = DEFINITION.open(info(tmp_path), options)
         for number in range(1, last + 1):
@@ -99,4 +101,4 @@ def test_a_fresh_start_in_an_old_folder_shows_the_new_run_alone(tmp_path: Path) 
 def test_a_folder_that_cannot_be_written_is_the_users_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"tensorboard_dir: cannot write to .*file"):
-        DEFINITION.open(info(tmp_path), TensorBoardOptions(tensorboard_dir=str(tmp_path / "file")))
+        DEFINITION.open(info(tmp_path), plugin.TensorBoardOptions(tensorboard_dir=str(tmp_path / "file")))

@@ -14,11 +14,13 @@ import pytest
 
 from surogate_core.api import EvalReport, GpuReport, RunInfo, StepReport
 from surogate_core.errors import ConfigError
-from surogate_log_wandb.plugin import WandbOptions, surogate_loggers
 
-wandb = pytest.importorskip("wandb", reason="what is tested reports to it: pip install surogate-log-wandb")
+wandb = pytest.importorskip("wandb", reason="Weights & Biases is not installed: pip install surogate-log-wandb")
+plugin = pytest.importorskip(
+    "surogate_log_wandb.plugin", reason="the plugin is not installed: pip install surogate-log-wandb"
+)
 
-(DEFINITION,) = surogate_loggers()
+(DEFINITION,) = plugin.surogate_loggers()
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +97,7 @@ def history(output_dir: Path) -> tuple[str, dict[int, dict[str, float]], dict[st
 
 
 def report(output_dir: Path, done_steps: int, last: int) -> None:
-    logger = DEFINITION.open(info(output_dir, done_steps), WandbOptions(wandb_project="p"))
+    logger = DEFINITION.open(info(output_dir, done_steps), plugin.WandbOptions(wandb_project="p"))
     for number in range(done_steps + 1, last + 1):
         logger.step(step(number))
     logger.eval(EvalReport(step=last, loss=1.5, valid_tokens=60, duration_ms=3.0, time=1e9))
@@ -130,4 +132,4 @@ def test_disabled_writes_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_not_logged_in_is_told_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "online")
     with pytest.raises(ConfigError, match=r"report_to: wandb: .*WANDB_MODE=offline"):
-        DEFINITION.open(info(tmp_path), WandbOptions())
+        DEFINITION.open(info(tmp_path), plugin.WandbOptions())

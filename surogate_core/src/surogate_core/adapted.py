@@ -29,7 +29,11 @@ def load_base(prepared: Prepared, params: Mapping[str, Tensor]) -> None:
     from .hf import load_weights
 
     given = prepared.ingredients
-    load_weights(prepared.model_dir, prepared.assembly.weights, params, given.model.ignored_tensors(given.dims))
+    load_weights(
+        *(prepared.model_dir, prepared.assembly.weights, params),
+        given.model.ignored_tensors(given.dims),
+        given.model.tied_copies(given.dims),
+    )
 
 
 def load_adapter(prepared: Prepared, params: Mapping[str, Tensor]) -> None:

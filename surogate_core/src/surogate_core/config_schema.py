@@ -287,7 +287,12 @@ class LoopKeys(Keys):
     max_steps: Int = Field(-1, ge=-1, description="Optimizer steps; -1 or 0: by `num_epochs`.")
     per_device_train_batch_size: Int = Field(2, ge=1, description="Rows a micro-step, in evaluation too.")
     gradient_accumulation_steps: Int = Field(4, ge=1, le=65536, description="Micro-steps an optimizer step.")
-    eval_steps: Int = Field(100, ge=0, description="Evaluate every so many steps; 0: never.")
+    eval_steps: Int = Field(
+        100,
+        ge=0,
+        description="Evaluate every so many steps; 0: not between steps. The whole validation set, if there is one, is "
+        "always evaluated after the last step.",
+    )
     max_nonfinite_steps: Int = Field(
         10, ge=0, description="Stop after so many steps in a row without a finite loss and gradient; 0: at once."
     )
@@ -360,7 +365,9 @@ class MemoryKeys(Keys):
         description="Parts in which the logits are computed; divides batch size x `sequence_len`. On a GPU only those "
         "run that a micro-batch has labels for.",
     )
-    attn_bwd_chunks: Int = Field(1, ge=1, description="Parts of the attention backward pass.")
+    attn_bwd_chunks: Int = Field(
+        1, ge=1, description="Parts of the attention backward pass; 1 is all that is built: it runs whole."
+    )
     use_cuda_graphs: Flag = Field(True, description="Replay a step as one CUDA graph. Without effect on a CPU.")
 
 

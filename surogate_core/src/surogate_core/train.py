@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 EVAL_BATCHES = 100
 """A periodic evaluation looks at no more than this; the one at the end sees everything."""
 
+SHORTEST_SECONDS = 1e-6
+"""Of a step: keeps tokens per second finite where the clocks of host and device disagree."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -157,10 +160,14 @@ def _take(worker: Worker | Team, batch: StepBatch, step: int, lr: float) -> Read
 
 
 def finish(job: Job, done: Launched, progress: Progress, mark: float) -> float:
-    """Wait for a step, report it to all loggers, and return the moment; `mark` is that of the step before."""
+    """Wait for a step, report it to all loggers, and return when it was done on the device.
+
+    `mark`: when the step before was done, or when the loop went on after an evaluation or a save. A reading may be read
+    long after its step was done, while the next step is queued: the time of reading says nothing about the step.
+    """
     loss, norm = done.reading.values()
-    now = time.perf_counter()
-    seconds = now - mark
+    finished = done.reading.finished_at
+    seconds = max(finished - mark, SHORTEST_SECONDS)
     progress.step = done.step
     progress.nonfinite = 0 if math.isfinite(norm) and math.isfinite(loss) else progress.nonfinite + 1
     progress.loss = loss
@@ -188,7 +195,7 @@ def finish(job: Job, done: Launched, progress: Progress, mark: float) -> float:
             f"(max_nonfinite_steps: {job.max_nonfinite_steps}). The weights of the last good step are saved. "
             f"Lower learning_rate, look at the data, or use a wider dtype.\n{_first_fault(job, done)}"
         )
-    return now
+    return finished
 
 
 def _first_fault(job: Job, done: Launched) -> str:

@@ -115,10 +115,12 @@ def head_dim_of(config: Mapping[str, Any]) -> int:
     return d_model // n_heads
 
 
-def n_kv_heads_of(config: Mapping[str, Any]) -> int:
-    """`num_key_value_heads`, which must be there; null means one for each query head."""
+def n_kv_heads_of(config: Mapping[str, Any], *, absent: int) -> int:
+    """`num_key_value_heads`: `absent` where the key is not there; null means one for each query head."""
     key = "num_key_value_heads"
-    return integer(config, key if key not in config or is_given(config, key) else "num_attention_heads")
+    if key in config and not is_given(config, key):
+        return integer(config, "num_attention_heads")
+    return integer(config, key, default=absent)
 
 
 def refuse_sliding_windows(config: Mapping[str, Any]) -> None:
@@ -248,5 +250,10 @@ def _map(param: str, *tensors: tuple[str, *tuple[int, ...]]) -> WeightMap:
 
 
 def ignored_tensors(d: DecoderDims) -> tuple[str, ...]:
-    """The RoPE frequencies that old checkpoints carry, and the copy of tied embeddings."""
-    return ("model.layers.*.rotary_emb.inv_freq", *(("lm_head.weight",) if d.tied_embeddings else ()))
+    """The RoPE frequencies that old checkpoints carry."""
+    return ("model.layers.*.rotary_emb.inv_freq",)
+
+
+def tied_copies(d: DecoderDims) -> dict[str, str]:
+    """The head of tied embeddings, which some checkpoints store a second time."""
+    return {"lm_head.weight": "model.embed_tokens.weight"} if d.tied_embeddings else {}

@@ -7,8 +7,8 @@ from typing import Any
 
 from surogate_core.api import ModelDef
 
-from .config_json import boolean, integer, is_given
-from .decoder import DecoderDims, build, head_dim_of, ignored_tensors, n_kv_heads_of, read_dims, weights
+from .config_json import boolean, integer
+from .decoder import DecoderDims, build, head_dim_of, ignored_tensors, n_kv_heads_of, read_dims, tied_copies, weights
 from .rope import read_rope
 
 
@@ -21,10 +21,9 @@ def dims(config: Mapping[str, Any]) -> DecoderDims:
     """
     attention_bias = boolean(config, "attention_bias")
     head_dim = head_dim_of(config)
-    grouped = is_given(config, "num_key_value_heads")
     return read_dims(
         config,
-        n_kv_heads=n_kv_heads_of(config) if grouped else integer(config, "num_attention_heads"),
+        n_kv_heads=n_kv_heads_of(config, absent=integer(config, "num_attention_heads")),
         head_dim=head_dim,
         rope=read_rope(config, head_dim, default_theta=10_000.0),
         max_positions=integer(config, "max_position_embeddings", default=2048),
@@ -43,4 +42,5 @@ LLAMA = ModelDef(
     build=build,
     weights=weights,
     ignored_tensors=ignored_tensors,
+    tied_copies=tied_copies,
 )

@@ -16,13 +16,15 @@ from .decoder import (
     n_kv_heads_of,
     read_dims,
     refuse_sliding_windows,
+    tied_copies,
     weights,
 )
 from .rope import read_rope
 
 
 def dims(config: Mapping[str, Any]) -> DecoderDims:
-    """Read the sizes from a parsed `config.json` of transformers 4 or 5; an absent key means what it means there.
+    """Read the sizes from a parsed `config.json` of transformers 4 or 5; an absent key means what it means there, which
+    is 32 key heads and a `rope_theta` of 10,000. A key of null is the same only where transformers allows null.
 
     Raises ConfigError, "key: what is wrong (got value)", when a key is missing or wrong, and when the model needs what
     is not built: sliding windows, attention dropout, another activation.
@@ -31,9 +33,9 @@ def dims(config: Mapping[str, Any]) -> DecoderDims:
     head_dim = head_dim_of(config)
     return read_dims(
         config,
-        n_kv_heads=n_kv_heads_of(config),
+        n_kv_heads=n_kv_heads_of(config, absent=32),
         head_dim=head_dim,
-        rope=read_rope(config, head_dim),
+        rope=read_rope(config, head_dim, default_theta=10_000.0),
         max_positions=integer(config, "max_position_embeddings", default=32768),
         qkv_bias=True,
     )
@@ -48,4 +50,5 @@ QWEN2 = ModelDef(
     build=build,
     weights=weights,
     ignored_tensors=ignored_tensors,
+    tied_copies=tied_copies,
 )

@@ -44,11 +44,12 @@ class DatasetFormatDef:
     """How a row of a dataset becomes a document.
 
     options     pydantic model of this type's keys inside a `datasets:` entry ("text_field" ...)
-    matches     column names -> whether `type: auto` should take this format
+    matches     names of the columns that hold something in any row -> whether `type: auto` should take this format
     encode      (row, tokenizer, options) -> Encoded. The tokenizer is a `tokenizers.Tokenizer`-backed object with
                 `encode_ids(text) -> list[int]`, `bos_id`, `eos_id` (None when the tokenizer has none).
     fields      (options) -> names of the columns that `encode` reads
-    guess       column names -> the keys that `type: auto` sets where the entry does not
+    optional    (options) -> those of `fields` that a row may lack; `encode` then finds None
+    guess       the same names -> the keys that `type: auto` sets where the entry does not
     truncation  what becomes of a document longer than a row: "split", or "delete" where its parts mean nothing alone
     """
 
@@ -60,3 +61,4 @@ class DatasetFormatDef:
     encode: Callable[[Mapping[str, Any], Any, Any], Encoded]
     guess: Callable[[Sequence[str]], Mapping[str, Any]] = field(default=lambda columns: {})
     truncation: Literal["split", "delete"] = "split"
+    optional: Callable[[Any], Sequence[str]] = field(default=lambda options: ())

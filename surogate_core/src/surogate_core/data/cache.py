@@ -82,7 +82,8 @@ class FoundOmission:
 class TokenDataset:
     """Documents of a dataset as token ids. Arrays are memory maps when it was opened from disk.
 
-    tokens uint16 or uint32 [n_tokens]; mask uint8 [ceil(n_tokens / 8)]; offsets int64 [n_docs + 1].
+    tokens uint16 or uint32 [n_tokens]; mask uint8 [ceil(n_tokens / 8)]; offsets int64 [n_docs + 1]. empty_rows: rows
+    without a token, left out.
     """
 
     tokens: npt.NDArray[Any]
@@ -93,6 +94,7 @@ class TokenDataset:
     n_trained: int
     path: Path | None = None
     omissions: Sequence[FoundOmission] = ()
+    empty_rows: int = 0
 
     @property
     def n_docs(self) -> int:
@@ -139,6 +141,7 @@ def open_cache(directory: Path) -> TokenDataset:
         n_trained=manifest.n_trained,
         path=directory,
         omissions=[FoundOmission(Omission(*fields), first) for *fields, first in manifest.omissions],
+        empty_rows=manifest.empty_rows,
     )
 
 

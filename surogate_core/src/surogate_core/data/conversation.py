@@ -284,12 +284,17 @@ def _fields(options: ConversationOptions) -> Sequence[str]:
     return [name for name in named if name is not None]
 
 
+def _optional(options: ConversationOptions) -> Sequence[str]:
+    return [name for name in (options.system_field, options.tools_field) if name is not None]
+
+
 CONVERSATION = DatasetFormatDef(
     name="conversation",
     summary="messages in the model's chat template, the assistant's answers trained",
     options=ConversationOptions,
     matches=_is_conversation,
     fields=_fields,
+    optional=_optional,
     encode=encode_conversation,
     guess=_guess,
     truncation="delete",

@@ -63,8 +63,10 @@ def tokenize_dataset(
     *,
     where: str = "datasets",
     notice: Callable[[str], None] = print_notice,
+    source: Source | None = None,
 ) -> TokenDataset:
-    """The documents of `entry` as tokens, memory-mapped from the cache below `cache_root`.
+    """The documents of `entry` as tokens, memory-mapped from the cache below `cache_root`. source: its rows, if they
+    are open already.
 
     The cache's key is a hash over the data's content, the tokenizer and the settings; not over sequence_len. When it
     is missing or damaged (told by `notice`) the rows are read as a stream and tokenised in threads, behind what a
@@ -73,7 +75,7 @@ def tokenize_dataset(
     every time, also when the tokens come from the cache.
     Raises ConfigError, naming file and line, for data that cannot be used, and RunStopped when the disk is full.
     """
-    dataset = _tokenised(entry, format_def, options, tokenizer, cache_root, progress, where, notice)
+    dataset = _tokenised(entry, format_def, options, tokenizer, cache_root, progress, where, notice, source)
     for line in told_omissions(dataset.omissions):
         notice(f"{where}: left out: {line}")
     return dataset
@@ -97,9 +99,10 @@ def _tokenised(
     progress: Progress | None,
     where: str,
     notice: Callable[[str], None],
+    source: Source | None,
 ) -> TokenDataset:
     """The dataset, from the cache or tokenised into it."""
-    source = open_source(entry, getattr(options, "sample_by", "document"), where)
+    source = source or open_source(entry, getattr(options, "sample_by", "document"), where)
     settings = _settings(source, format_def, options, tokenizer)
     root = cache_root or default_cache_root()
     directory = root / hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
@@ -123,7 +126,7 @@ def _tokenised(
                     raise ConfigError(f"{where}: path: {entry.path}: {_no_documents(writer)}")
                 writer.publish(settings)
     except OSError as error:
-        raise _cache_error(error, root) from error
+        raise cache_error(error, root) from error
     return open_cache(directory)
 
 
@@ -199,7 +202,8 @@ def _lock(path: Path, notice: Callable[[str], None]) -> Iterator[None]:
         lock.release()
 
 
-def _cache_error(error: OSError, root: Path) -> ConfigError | RunStopped:
+def cache_error(error: OSError, root: Path) -> ConfigError | RunStopped:
+    """The error to raise when a file below `root` cannot be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return RunStopped(f"token cache {root}: the disk is full. Free space, or set XDG_CACHE_HOME to another disk.")
     return ConfigError(
@@ -251,7 +255,7 @@ def _write(
 
     with ThreadPoolExecutor(workers) as pool:
         try:
-            left = islice(source.rows(columns), writer.rows, None)
+            left = islice(source.rows(columns, format_def.optional(options)), writer.rows, None)
             for rows in _chunks(left, columns):
                 pending.append(pool.submit(_encode, rows, columns, format_def, options, tokenizer))
                 drain(2 * workers)

@@ -195,6 +195,11 @@ class _TeamReading:
         except Exception as error:  # what a kernel did wrong is told to whoever asks its device next
             self._team.fail(rank, error)
 
+    @property
+    def finished_at(self) -> float:
+        """When the last rank had finished the step."""
+        return max(future.result().finished_at for future in self._readings)
+
     def values(self) -> tuple[float, float]:
         while not self.ready:
             time.sleep(POLL_SECONDS)

@@ -87,7 +87,8 @@ def _fill(prepared: Prepared, worker: Worker | Team, skipped: Sequence[str]) -> 
     if skipped and not config.from_scratch:
         initialise((v for v in assembly.declared if v.init), worker.buffers.persistent, config.train_seed)
         ignored = [*given.model.ignored_tensors(given.dims), *skipped]
-        hf.load_weights(prepared.model_dir, assembly.weights, params, ignored)
+        copies = given.model.tied_copies(given.dims)
+        hf.load_weights(prepared.model_dir, assembly.weights, params, ignored, copies)
         load_adapter(prepared, params)
     else:
         run.fill_weights(prepared, worker)
