@@ -213,12 +213,13 @@ def cache_error(error: OSError, root: Path) -> ConfigError | RunStopped:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Tokenised rows: documents one behind the other."""
+    """Tokenised rows, one document after another. empty: rows without tokens that no omission names."""
 
     tokens: npt.NDArray[np.uint32]
     trained: npt.NDArray[np.bool_]
     lengths: npt.NDArray[np.int64]
     rows: int
+    empty: int
     n_bytes: int
     omissions: list[tuple[Omission, str]]
 
@@ -245,7 +246,7 @@ def _write(
             for omission, at in chunk.omissions:
                 writer.omit(omission, at)
             writer.n_bytes += chunk.n_bytes
-            writer.empty_rows += chunk.rows - len(chunk.lengths)
+            writer.empty_rows += chunk.empty
             writer.rows += chunk.rows
             if writer.n_tokens - kept >= SHARD_TOKENS:
                 writer.finish_shard()
@@ -294,7 +295,7 @@ def _encode(
     tokens: list[npt.NDArray[np.uint32]] = []
     trained: list[npt.NDArray[np.bool_]] = []
     omitted: dict[Omission, tuple[int, int, str]] = {}
-    n_bytes = 0
+    n_bytes = empty = 0
     for row in rows:
         try:
             encoded = format_def.encode(row.values, tokenizer, options)
@@ -306,6 +307,7 @@ def _encode(
             first = first or (row.where if omission.count else "")
             omitted[kind] = (count + omission.count, of + omission.of, first)
         if len(encoded.tokens) == 0:
+            empty += not encoded.left_out
             continue
         ids = np.asarray(encoded.tokens, np.int64)
         mask = np.asarray(encoded.trained, np.bool_)
@@ -323,6 +325,7 @@ def _encode(
         trained=np.concatenate(trained) if trained else np.zeros(0, np.bool_),
         lengths=np.fromiter(map(len, tokens), np.int64, len(tokens)),
         rows=len(rows),
+        empty=empty,
         n_bytes=n_bytes,
         omissions=[(replace(kind, count=count, of=of), first) for kind, (count, of, first) in omitted.items()],
     )
