@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .api import AdapterDef
 from .errors import ConfigError
-from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
+from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, find_local, resolve_model_dir
 from .model_config import read_config
 from .prepare import Prepared
 
@@ -96,6 +96,12 @@ def merge_adapter(adapter: AdapterDef, folder: Path, output: Path, base: str | N
     model = base or merge.base_model
     if not model:
         raise ConfigError(f"{folder / adapter.config_file}: names no base model. Name it: --base MODEL.")
+    if not base and merge.base_revision and find_local(model) is None:
+        raise ConfigError(
+            f"{folder / adapter.config_file}: revision is {merge.base_revision!r}, and models are fetched at their main "
+            f"revision. Fetch it (hf download {model} --revision {merge.base_revision} --local-dir base) and name it: "
+            "--base base."
+        )
     base_dir = resolve_model_dir(model, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES])
     for source in (base_dir, folder):
         if output.exists() and output.samefile(source):
