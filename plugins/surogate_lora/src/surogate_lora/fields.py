@@ -23,7 +23,7 @@ INITIAL = (True, False, "gaussian", "eva", "orthogonal", "mica")
 _FROZEN_B = "mica"
 
 _CONVERT = (
-    "It changes the base's weights, and the adapter's tensors are of the changed base. Convert it in PEFT: "
+    "The adapter's tensors are of a base whose weights it has changed. Convert it in PEFT: "
     "model.save_pretrained(folder, path_initial_model_for_weight_conversion=initial_adapter), or merge it there"
 )
 _LOFTQ = "It replaces the base's weights by quantised ones. Merge it in PEFT"
@@ -102,8 +102,8 @@ def check_fields(config: Mapping[str, Any], path: Path) -> None:
         field = FIELDS.get(name)
         if field is None and value not in OFF:
             raise ConfigError(
-                f"{path}: {name} is {brief(value)}: a key that is not known, of a newer PEFT perhaps. If it has no effect "
-                "on this adapter, remove it from the file."
+                f"{path}: {name} is {brief(value)}: a key that is not known, of a newer PEFT perhaps. If it has no "
+                "effect on this adapter, remove it from the file."
             )
         if field is not None and not field.is_known(value):
             remedy = _LOFTQ if value == "loftq" else field.remedy
@@ -115,6 +115,6 @@ def check_trainable(config: Mapping[str, Any], path: Path) -> None:
     value = config.get("init_lora_weights")
     if value == _FROZEN_B:
         raise ConfigError(
-            f"{path}: init_lora_weights is {brief(value)}: PEFT trains lora_A alone, and this run would train lora_B too. "
-            "Merge the adapter, and train a new one on the merged model."
+            f"{path}: init_lora_weights is {brief(value)}: PEFT trains lora_A alone, and this run would train lora_B "
+            "too. Merge the adapter, and train a new one on the merged model."
         )
