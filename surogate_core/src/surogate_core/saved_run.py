@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .runtime.team import Team
     from .runtime.worker import Worker
 
-_POSITION = ("tokens", "seconds", "nonfinite", "loss")
+_POSITION = ("tokens", "seconds", "nonfinite", "loss", "lr")
 
 
 class _Position(BaseModel):
@@ -42,6 +42,7 @@ class _Position(BaseModel):
     seconds: float
     nonfinite: int
     loss: float | None
+    lr: float = 0.0  # a checkpoint of before has none
     evaluations: list[tuple[int, float, int]]
 
 
@@ -118,8 +119,8 @@ class SavedRun:
         else:
             hf.load_weights(resumed.directory, self.prepared.assembly.weights, worker.params())
         load_state(resumed.directory, self._kept(), worker.buffers.persistent)
-        worker.restored()
         step = resumed.step
+        worker.restored(lr=position.lr, step=step)
         progress = Progress(
             step=step, launched=step, saved=step, **{name: getattr(position, name) for name in _POSITION}
         )
