@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from xxhash import xxh3_128
 
 from . import hf
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from .runtime.team import Team
     from .runtime.worker import Worker
 
+MAX_STEP = 2**31 - 1
+MAX_FP32 = 3.4e38
+"""What the inputs `step` (int32) and `lr` (fp32) can hold."""
+
 _POSITION = ("tokens", "seconds", "nonfinite", "loss", "lr")
 
 
@@ -42,7 +46,7 @@ class _Position(BaseModel):
     seconds: float
     nonfinite: int
     loss: float | None
-    lr: float = 0.0  # a checkpoint of before has none
+    lr: float = Field(0.0, ge=0, le=MAX_FP32)  # a checkpoint of before has none
     evaluations: list[tuple[int, float, int]]
 
 
@@ -137,6 +141,11 @@ class SavedRun:
 
 
 def _position(resumed: Resumed) -> _Position:
+    if not 0 <= resumed.step <= MAX_STEP:
+        raise ConfigError(
+            f"{resumed.directory / MANIFEST}: step is {str(resumed.step)[:20]}. The checkpoint is damaged: resume from "
+            "another one."
+        )
     try:
         return _Position.model_validate(resumed.manifest.position)
     except ValidationError as error:
