@@ -36,6 +36,21 @@ void bind_elementwise(nb::module_& m) {
         nb::arg("out"), nb::arg("size"), nb::arg("value"), nb::arg("dtype"), nb::arg("stream"),
         nb::call_guard<nb::gil_scoped_release>());
     m.def(
+        "copy",
+        [](uintptr_t x, uintptr_t y, int64_t n_bytes, uintptr_t stream) {
+            surogate::copy(reinterpret_cast<const void*>(x), reinterpret_cast<void*>(y), n_bytes,
+                           reinterpret_cast<cudaStream_t>(stream));
+        },
+        nb::arg("x"), nb::arg("y"), nb::arg("n_bytes"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>());
+    m.def(
+        "commit",
+        [](uintptr_t clip_coef, uintptr_t x, uintptr_t y, int64_t n_bytes, uintptr_t stream) {
+            surogate::commit(reinterpret_cast<const void*>(clip_coef), reinterpret_cast<const void*>(x),
+                             reinterpret_cast<void*>(y), n_bytes, reinterpret_cast<cudaStream_t>(stream));
+        },
+        nb::arg("clip_coef"), nb::arg("x"), nb::arg("y"), nb::arg("n_bytes"), nb::arg("stream"),
+        nb::call_guard<nb::gil_scoped_release>());
+    m.def(
         "swiglu",
         [](uintptr_t gate_up, uintptr_t out, int64_t rows, int64_t width, int dtype, uintptr_t stream) {
             surogate::swiglu(reinterpret_cast<const void*>(gate_up), reinterpret_cast<void*>(out), rows, width,

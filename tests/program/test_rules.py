@@ -149,7 +149,7 @@ CASES: dict[str, tuple[str, Build]] = {
 
 NOT_DIFFERENTIATED = {
     *("embedding_bwd", "linear_dgrad", "linear_wgrad", "linear_bgrad", "rmsnorm_bwd", "attention_bwd", "swiglu_bwd"),
-    *("lm_head_ce_grads", "fill", "global_norm", "accumulate_rounded", "all_reduce"),
+    *("lm_head_ce_grads", "fill", "global_norm", "accumulate_rounded", "all_reduce", "copy", "commit"),
 }
 
 

@@ -5,9 +5,10 @@
                -> accumulate: micro_first, micro_next
                -> reduce, with several workers: micro_last, or micro_only where it is also the first
     evaluate   the forward program without what is for training alone, lowered by the same recipe
+               -> pending, of micro and evaluate: copies of the states that micro-steps write, if there are any
                micro and evaluate also in variants for batches of few documents
     load       masters from params
-    update     global norm, then the optimizer
+    update     global norm, then the optimizer; commits what is pending
 
 All of them share params, gradients, states, inputs, and one arena.
 """
@@ -46,6 +47,7 @@ from .program.passes.dead_code import dead_code
 from .program.passes.documents import for_fewer, name_for, smaller_bounds
 from .program.passes.evaluation import for_evaluation
 from .program.passes.outputs import write_to
+from .program.passes.pending import carried_states, on_copies
 from .program.passes.recompute import recompute
 from .program.passes.reduce import micro_step_counts, micro_step_name, reduce
 from .program.value import DTYPE_BYTES, Value
@@ -116,7 +118,7 @@ class Assembly:
     """The planned programs of a run and the values that the loop reads and writes.
 
     variants: of the programs that read documents, by name: {bound on the documents: program}, ascending, all below the
-    bound of the program itself.
+    bound of the program itself. pending: copies of states, each of which a step takes anew: checkpoints need none.
     """
 
     programs: Mapping[str, Program]
@@ -130,6 +132,7 @@ class Assembly:
     eval_loss: Value
     grad_norm: Value
     weights: tuple[WeightMap, ...]
+    pending: tuple[Value, ...]
     passes: tuple[Pass, ...]
     world_size: int
 
@@ -190,7 +193,12 @@ def assemble(given: Ingredients) -> Assembly:
         for param, grad in gradients.items()
     ]
     load = line("load", None, _load(b, params))
-    update, grad_norm = _update(b, params, given, scalars)
+    copies = _pending(b, micro, evaluate, frozenset({loss_state, eval_state}), given)
+    if copies:
+        steps = [on_copies(p, copies, b, begins=i == 0) for i, p in enumerate(micro)]
+        micro = [line("pending", before, after) for before, after in zip(micro, steps, strict=True)]
+        evaluate = line("pending", evaluate, on_copies(evaluate, copies, b, begins=True))
+    update, grad_norm = _update(b, params, copies, given, scalars)
     update = line("optimizer", None, update)
 
     programs = {p.name: p for p in (load, *micro, evaluate, update)}
@@ -212,6 +220,7 @@ def assemble(given: Ingredients) -> Assembly:
         eval_loss=eval_state,
         grad_norm=grad_norm,
         weights=weights,
+        pending=tuple(copies.values()),
         passes=tuple(line.passes),
         world_size=given.world_size,
     )
@@ -370,12 +379,24 @@ def _load(b: Builder, params: Sequence[ParamGrad]) -> Program:
         return b.program("load")
 
 
-def _update(b: Builder, params: Sequence[ParamGrad], given: Ingredients, scalars: Scalars) -> tuple[Program, Value]:
+def _pending(
+    b: Builder, micro: Sequence[Program], evaluate: Program, sums: frozenset[Value], given: Ingredients
+) -> dict[Value, Value]:
+    """A pending copy for every state that a skipped step must leave as it was."""
+    states = carried_states(micro, evaluate, given.ops, sums)
+    return {v: b.state(f"pending.{v.name}", v.shape, v.dtype, None) for v in states}
+
+
+def _update(
+    b: Builder, params: Sequence[ParamGrad], copies: Mapping[Value, Value], given: Ingredients, scalars: Scalars
+) -> tuple[Program, Value]:
     norm = b.state("grad_norm", (), "fp32", Init(kind="zeros"))
     with b.record("update"):
         coef = b.activation("clip_coef", (), "fp32")
         b.emit("global_norm", *(p.grad for p in params), outs=[norm, coef], max_norm=given.max_grad_norm)
         given.optimizer.update(b, params, coef, scalars, given.precision, given.weight_decay, given.optimizer_options)
+        for state, copy in copies.items():
+            b.emit("commit", coef, copy, state, outs=[state])
         program = b.program("update", (norm,))
     written = {v for op in program.ops for v in op.outs}
     forgotten = [v.name for p in params for v in dict.fromkeys((p.master, p.param)) if v not in written]

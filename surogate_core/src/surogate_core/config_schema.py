@@ -191,8 +191,8 @@ class RunKeys(Keys):
     checkpoint_dir: Place | None = Field(None, description="Folder of the `step_*` checkpoints; null: `output_dir`.")
     overwrite_output_dir: Flag = Field(
         False,
-        description="Begin a new run where an earlier one has left checkpoints: these and its metrics are renamed to "
-        "`*.set_aside`. With false the run is refused.",
+        description="Begin a new run in folders that hold an earlier run or another model: what is there is renamed to "
+        "`*.set_aside`, nothing is deleted. With false the run is refused.",
     )
     save_steps: Int = Field(50, ge=0, description="Save a checkpoint every so many steps; 0: only at the end.")
     save_total_limit: Int = Field(5, ge=0, description="Keep the newest so many checkpoints; 0: all.")

@@ -14,20 +14,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .adapted import merge_adapter
+from .adapted import open_merge
 from .api import DeviceInfo, Topology
 from .config import ADAPTER, LoadedConfig, Mode, TrainConfig, apply_overrides, load_config, read_yaml
+from .earlier_work import refuse_nonempty, set_aside_outputs
 from .errors import ConfigError
 from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
 from .local_device import LocalDevice, local_device
 from .memory.devices import GIB
 from .memory.devices import device as known_device
 from .model_config import read_config
-from .output_folder import refuse_to_overwrite
+from .output_folder import refuse_earlier_work, refuse_to_overwrite
 from .plugins import load_registry
 from .prepare import Prepared, prepare
 from .prepared_worker import fill_weights, make_worker
-from .resume import Resumed, choose, refuse_to_mix
+from .resume import Resumed, choose
 from .train_result import TrainResult
 
 if TYPE_CHECKING:
@@ -101,8 +102,7 @@ def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
     loaded.require_datasets()
     checkpoints = Path(config.resolved_checkpoint_dir)
     resumed = choose(checkpoints, config.resume_from_checkpoint, loaded.source, notice)
-    if not config.overwrite_output_dir:
-        refuse_to_mix(checkpoints, resumed, "checkpoint_dir" if config.checkpoint_dir else "output_dir", loaded.source)
+    refuse_earlier_work(loaded, resumed)
     files = [*CONFIG_FILES, *TOKENIZER_FILES, *(WEIGHT_FILES if _reads_weights(config, resumed) else ())]
     from .runtime.device import devices_to_use, training_device
     from .training_run import train_prepared
@@ -117,12 +117,19 @@ def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
     return result
 
 
-def merge(folder: str | Path, output: str | Path, base: str | None = None) -> Path:
+def merge(folder: str | Path, output: str | Path, base: str | None = None, overwrite: bool = False) -> Path:
     """Write the model that the adapter in `folder` makes of its base into `output`; returns the base's folder.
 
-    `base`: directory or hub id, if not what the adapter's files name. Raises ConfigError for files that cannot be used.
+    `base`: directory or hub id, if not what the adapter's files name. `output` must be empty, or `overwrite` set, which
+    moves the model that is there into `outputs.set_aside`. Raises ConfigError for files that cannot be used.
     """
-    return merge_adapter(load_registry().get("adapter", ADAPTER), Path(folder), Path(output), base)
+    if not (overwrite and Path(output).is_dir()):
+        refuse_nonempty(Path(output))
+    merging = open_merge(load_registry().get("adapter", ADAPTER), Path(folder), base)
+    if overwrite:
+        set_aside_outputs(Path(output), read=(merging.base_dir, Path(folder)))
+    merging.write(Path(output))
+    return merging.base_dir
 
 
 def _reads_weights(config: TrainConfig, resumed: Resumed | None) -> bool:

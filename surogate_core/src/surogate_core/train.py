@@ -49,9 +49,9 @@ class Job:
 class Progress:
     """Where the loop stands, and where it ended.
 
-    step: optimizer steps done and reported; launched: those under way too. nonfinite: steps in a row without a finite
-    loss and gradient. evaluations: (step, mean loss in nats, labels). All of it counts from the run's first step,
-    resumed or not.
+    step: optimizer steps done and reported; launched: those under way too; lr: that of the last launched. nonfinite:
+    steps in a row without a finite loss and gradient. evaluations: (step, mean loss in nats, labels). All of it counts
+    from the run's first step, resumed or not.
     """
 
     step: int = 0
@@ -61,6 +61,7 @@ class Progress:
     seconds: float = 0.0
     saved: int = 0
     nonfinite: int = 0
+    lr: float = 0.0
     evaluations: list[tuple[int, float, int]] = field(default_factory=list)
 
 
@@ -90,6 +91,7 @@ def _train(job: Job, interrupt: Interrupt, progress: Progress) -> None:
         if not error.weights_whole or not progress.step:
             raise
         progress.launched = progress.step  # the step that failed has changed nothing
+        progress.lr = job.schedule.lr(progress.step)
         _save(job, progress)
         raise NonFiniteError(
             f"{error}\nThe weights after step {progress.step} are saved.", weights_whole=True
@@ -146,7 +148,7 @@ class Launched:
 def launch(job: Job, batch: StepBatch, progress: Progress) -> Launched:
     """One optimizer step: every micro-batch forward and backward, then the update."""
     progress.launched += 1
-    lr = job.schedule.lr(progress.launched)
+    lr = progress.lr = job.schedule.lr(progress.launched)
     return Launched(progress.launched, batch, lr, _take(job.worker, batch, progress.launched, lr))
 
 

@@ -96,6 +96,30 @@ def test_fill_writes_the_rounded_value(
     assert same_bits(out.tensor.cpu(), torch.full((size,), value, dtype=dtype))
 
 
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", [torch.uint8, BF16, FP32])
+@pytest.mark.parametrize("skew", [0, 1])
+def test_copy_moves_every_byte(kernels: ModuleType, dtype: torch.dtype, skew: int, size: int) -> None:
+    x = guarded_copy(normal(size, dtype=FP32, scale=50).to(dtype), skew=skew)
+    y = guarded((size,), dtype, skew=skew)
+    eager_and_graph(lambda s: kernels.copy(x.pointer, y.pointer, size * dtype.itemsize, s), [x, y])
+    assert same_bits(y.tensor.cpu(), x.tensor.cpu())
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("coef", [1.0, 0.0, float("nan"), float("inf")])
+def test_commit_writes_unless_the_step_is_skipped(kernels: ModuleType, coef: float, size: int) -> None:
+    condition = guarded_copy(torch.tensor(coef))
+    pending, before = guarded_copy(normal(size, dtype=FP32)), normal(size, dtype=FP32)
+    state = guarded_copy(before, constant=False)
+    eager_and_graph(
+        lambda s: kernels.commit(condition.pointer, pending.pointer, state.pointer, 4 * size, s),
+        [condition, pending, state],
+    )
+    expected = reference.commit(condition.tensor.cpu(), pending.tensor.cpu(), before)
+    assert same_bits(state.tensor.cpu(), expected)
+
+
 # ------------------------------------------------------------------------------------------------------------- swiglu
 
 
@@ -239,6 +263,8 @@ def test_launchers_name_the_wrong_argument(kernels: ModuleType) -> None:
         (lambda: kernels.add(p, p, p, 8, True, 1, 1, 0), "add: only adds to fp32"),
         (lambda: kernels.cast(p, p, 8, False, 3, 0, 0), "cast: x must be fp32 or bf16, not int32"),
         (lambda: kernels.fill(0, 8, 1.0, 0, 0), "fill: out is a null pointer"),
+        (lambda: kernels.copy(p, 0, 8, 0), "copy: y is a null pointer"),
+        (lambda: kernels.commit(0, p, p, 8, 0), "commit: clip_coef is a null pointer"),
         (lambda: kernels.swiglu(p, p, 1, 0, 0, 0), "swiglu: width must be positive"),
         (lambda: kernels.swiglu_bwd(p, p, 0, 1, 4, 0, 0), "swiglu_bwd: dgate_up is a null pointer"),
         (lambda: kernels.embedding(p, p, p, 1, 0, 4, 0, 0), "embedding: vocab_size must be positive"),

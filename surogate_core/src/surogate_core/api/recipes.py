@@ -52,6 +52,8 @@ class RecipeDef:
     precision   decides the dtypes; raises ConfigError naming the legal combinations
     supports    (device, precision, options) -> Support; imports no compiled module, never raises
     lower       rewrites a differentiated program; called on the training and on the evaluation program
+                A state that it lets micro-steps write changes when the step is applied: they work on a copy, which the
+                update commits if the gradient norm is finite (`program/passes/pending.py`).
     """
 
     name: str

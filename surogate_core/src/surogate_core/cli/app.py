@@ -176,16 +176,19 @@ def plan(
 @app.command(help="Write the model that a trained adapter makes of its base.")
 def merge(
     adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="Folder of the adapter.")],
-    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Folder to write the model to.")],
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Folder to write the model to, empty or new.")],
     base: Annotated[
         str | None,
         typer.Option("--base", metavar="MODEL", help="Directory or hub id. Default: what the adapter names."),
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Set aside a model that OUTPUT holds; without this it must be empty.")
+    ] = False,
 ) -> int:
     from .merge import merge_command
 
     _print_notices()
-    return merge_command(adapter, output, base)
+    return merge_command(adapter, output, base, overwrite)
 
 
 @app.command(help="Tokenize and check the data of a run, into the cache that training reads.")

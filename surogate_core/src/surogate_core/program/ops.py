@@ -300,6 +300,16 @@ def _accumulate_rounded(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [OutSpec("sum", total.shape, total.dtype)]
 
 
+def _copy(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    return [OutSpec(ins[0].label, ins[0].shape, ins[0].dtype)]
+
+
+def _commit(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    pending, state = ins[1], ins[2]
+    _need(pending.shape == state.shape and pending.dtype == state.dtype, f"{pending!r} is no copy of {state!r}")
+    return [OutSpec(state.label, state.shape, state.dtype)]
+
+
 def _all_reduce(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     _need(len(ins) > 0 and attrs["world_size"] > 0, "needs values, and workers to sum them over")
     return [OutSpec(v.label, v.shape, v.dtype) for v in ins]
@@ -358,6 +368,8 @@ OPS: tuple[OpDef, ...] = (
     _op("fill", _fill),
     _op("global_norm", _global_norm, flops=lambda op: 2 * sum(v.size for v in op.ins)),
     _op("accumulate_rounded", _accumulate_rounded, flops=_elements(1)),
+    _op("copy", _copy),
+    _op("commit", _commit),
     _op("all_reduce", _all_reduce, link=_ring_bytes),
     _op("reference_vjp", _reference_vjp),
 )

@@ -260,6 +260,15 @@ def accumulate_rounded(addend: Tensor, total: Tensor, tick: Tensor, seed: Tensor
     return round_stochastic(up(total) + addend, bits)
 
 
+def copy(x: Tensor) -> Tensor:
+    return x
+
+
+def commit(clip_coef: Tensor, pending: Tensor, state: Tensor) -> Tensor:
+    """`pending`, or `state` as it was where `clip_coef` is not finite: that step is skipped."""
+    return pending if bool(torch.isfinite(clip_coef)) else state
+
+
 def all_reduce(*values: Tensor, world_size: int) -> tuple[Tensor, ...]:
     """The sum over one worker: the values. Over several an executor needs a way to the others in place of this."""
     if world_size != 1:

@@ -78,9 +78,9 @@ class Team:
         """Every rank with a watcher of its own, called from the rank's thread."""
         self._on_all(lambda worker: worker.watch(make))
 
-    def restored(self) -> None:
-        """The first rank's states hold what a checkpoint had."""
-        self._on_all(lambda worker: worker.restored())
+    def restored(self, *, lr: float, step: int) -> None:
+        """The first rank's states hold what a checkpoint had, saved after an update with `lr` and `step`."""
+        self._on_all(lambda worker: worker.restored(lr=lr, step=step))
 
     def start(self, *, graphs: bool = True) -> None:
         """Give all ranks the weights and states of the first, and start them.

@@ -163,9 +163,15 @@ class Worker:
         if isinstance(self.executor, CudaExecutor):
             torch.cuda.synchronize()
 
-    def restored(self) -> None:
-        """The states hold what a checkpoint had: `start` makes none of them from the params."""
+    def restored(self, *, lr: float, step: int) -> None:
+        """The states hold what a checkpoint had: `start` makes none of them from the params.
+
+        `lr` and `step` are those of the last update before it, which micro-steps read until the next one.
+        """
         self._restored = True
+        self._inputs.write("lr", lr)
+        self._inputs.write("step", step)
+        self._inputs.commit()
 
     def connect(self) -> None:
         """Call once, while the other workers do: makes the ways between the devices."""

@@ -37,6 +37,28 @@ def _bind_fill(op: Op, ctx: BindContext) -> Call:
     return ctx.call(_C.fill, out, out.size, float(op.attrs["value"]), DTYPE_CODES[out.dtype])
 
 
+def _bind_copy(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    (x,), (y,) = op.ins, op.outs
+    return ctx.call(_C.copy, x, y, x.nbytes)
+
+
+def _bind_commit(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    coef, pending, _ = op.ins
+    (out,) = op.outs
+    return ctx.call(_C.commit, coef, pending, out, pending.nbytes)
+
+
+def _commit_supports(op: Op, target: Target) -> Support:
+    """A skipped step leaves the output as it is, which must therefore be the state itself."""
+    if op.outs[0] is not op.ins[2]:
+        return Support(False, f"writes the state that it reads in place, not {op.ins[2]!r} into {op.outs[0]!r}")
+    return writing(op, target)
+
+
 def _bind_swiglu(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
@@ -93,6 +115,8 @@ KERNELS: tuple[KernelDef, ...] = (
         for x, y in product(FLOATS, FLOATS)
     ),
     *(KernelDef(op="fill", dtypes=(dtype,), supports=writing, bind=_bind_fill) for dtype in FLOATS),
+    KernelDef(op="copy", dtypes=("*", "*"), supports=writing, bind=_bind_copy),
+    KernelDef(op="commit", dtypes=("fp32", "*", "*", "*"), supports=_commit_supports, bind=_bind_commit),
     *(KernelDef(op="swiglu", dtypes=(dtype,) * 2, supports=writing, bind=_bind_swiglu) for dtype in FLOATS),
     *(KernelDef(op="swiglu_bwd", dtypes=(dtype,) * 3, supports=writing, bind=_bind_swiglu_bwd) for dtype in FLOATS),
     *(
