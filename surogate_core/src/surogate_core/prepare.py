@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from .api import DeviceInfo, Op, Target
 from .assemble import Assembly, Ingredients, assemble, op_workspace
 from .config import LoadedConfig
-from .data.pack import max_pieces
+from .data.pieces import max_pieces
 from .errors import ConfigError, SurogateError
 from .hub import CONFIG_FILES, resolve_model_dir
 from .memory.report import Report, report
@@ -76,6 +77,7 @@ def prepare(
     resolved: dict[str, Resolved] = {}
     notices: dict[str, None] = {}  # in order, each once
 
+    @cache
     def workspace(op: Op) -> int:
         found = registry.kernel_for(op, target, config.recipe)
         if op.kind not in resolved or found.kernel is None:

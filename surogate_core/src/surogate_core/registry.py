@@ -137,6 +137,10 @@ class Registry:
         for item in self.provided:
             if item.kind != "kernel":
                 self._by_name[item.kind].setdefault(_key(item.name), item)
+        self._kernels: dict[str, list[Provided]] = {}
+        for item in self.provided:
+            if item.kind == "kernel":
+                self._kernels.setdefault(item.name, []).append(item)
         self.ops: Mapping[str, OpDef] = {item.name: item.definition for item in self._by_name["op"].values()}
 
     # ------------------------------------------------------------------------------------------------------- by name
@@ -242,9 +246,7 @@ class Registry:
         dtypes = tuple(value.dtype for value in (*op.ins, *op.outs))
         refusals: list[str] = []
         fitting: dict[int, dict[str, Provided]] = {}
-        for item in self.provided:
-            if item.kind != "kernel" or item.name != op.kind:
-                continue
+        for item in self._kernels.get(op.kind, ()):
             reason = refusal(item.definition, op, dtypes, target)
             if reason:
                 refusals.append(f"{item.plugin.distribution}: {reason}")
