@@ -104,6 +104,11 @@ def prepare(
     )
 
 
+def max_documents(sample_packing: bool, seq_len: int, rows: int) -> int:
+    """Most documents that a micro-step of `rows` rows can hold, the padding at the end of a row counted as one."""
+    return ((max_pieces(seq_len) if sample_packing else 1) + 1) * rows
+
+
 def summarise(assembly: Assembly, given: Ingredients, grad_accum_steps: int) -> Report:
     """The report of an assembled run."""
     if given.device is None:
@@ -140,7 +145,6 @@ def _ingredients(
     support = recipe.supports(device, precision, loaded.recipe_options)
     if not support.ok:
         raise ConfigError(f"recipe: {config.recipe} cannot run on {device.title}: {support.reason}.")
-    documents = (max_pieces(config.sequence_len) if config.sample_packing else 1) + 1
     return Ingredients(
         ops=registry.ops,
         model=model,
@@ -153,7 +157,9 @@ def _ingredients(
         batch_size=config.per_device_train_batch_size,
         seq_len=config.sequence_len,
         grad_accum_steps=config.gradient_accumulation_steps,
-        max_documents=documents * config.per_device_train_batch_size,
+        max_documents=max_documents(
+            config.sample_packing, config.sequence_len, config.per_device_train_batch_size
+        ),
         lmhead_chunks=config.lmhead_chunks if isinstance(config.lmhead_chunks, int) else None,
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,

@@ -39,7 +39,9 @@ class Occupied:
     def claim(self, nbytes: int, first: int, last: int) -> int:
         """Take `nbytes` from op `first` to op `last`, at the lowest offset that is free there. Returns the offset."""
         nodes, above = self._nodes(first, last)
-        at = self._lowest_gap(nbytes, [s for s in (*(self._any[n] for n in nodes), *(self._whole[n] for n in above)) if s])
+        at = self._lowest_gap(
+            nbytes, [s for s in (*(self._any[n] for n in nodes), *(self._whole[n] for n in above)) if s]
+        )
         if nbytes:
             for node in nodes:
                 _add(self._whole[node], at, at + nbytes)
