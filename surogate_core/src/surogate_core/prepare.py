@@ -157,9 +157,7 @@ def _ingredients(
         batch_size=config.per_device_train_batch_size,
         seq_len=config.sequence_len,
         grad_accum_steps=config.gradient_accumulation_steps,
-        max_documents=max_documents(
-            config.sample_packing, config.sequence_len, config.per_device_train_batch_size
-        ),
+        max_documents=max_documents(config.sample_packing, config.sequence_len, config.per_device_train_batch_size),
         lmhead_chunks=config.lmhead_chunks if isinstance(config.lmhead_chunks, int) else None,
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,

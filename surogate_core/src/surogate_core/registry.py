@@ -46,17 +46,18 @@ KINDS: Final[Mapping[str, type]] = {
 }
 """Every kind of thing that a plugin provides, and the class of its definitions."""
 
-PIP_PREFIXES: Final[Mapping[str, str]] = {
-    "model": "surogate-model",
-    "recipe": "surogate-recipe",
-    "adapter": "surogate",
-    "optimizer": "surogate-optim",
-    "offload": "surogate-offload",
-    "format": "surogate-format",
-    "launcher": "surogate-launch",
-    "logger": "surogate-log",
+PACKAGES: Final[Mapping[tuple[str, str], str]] = {
+    ("model", "qwen3"): "surogate-models",
+    ("model", "qwen2"): "surogate-models",
+    ("model", "llama"): "surogate-models",
+    ("recipe", "bf16"): "surogate-recipe-bf16",
+    ("optimizer", "adamw"): "surogate-optim-adamw",
+    ("adapter", "lora"): "surogate-lora",
+    ("logger", "tensorboard"): "surogate-log-tensorboard",
+    ("logger", "wandb"): "surogate-log-wandb",
 }
-"""How distributions are named by kind; the guess in "Try: pip install"."""
+"""(kind, name) -> the distribution of this project that provides it. Nothing else may be suggested to install: anybody
+can register a name that follows a pattern."""
 
 FLAT_OPTIONS: Final = ("recipe", "adapter", "optimizer", "offload", "logger")
 """Kinds whose options are keys at the top level of the YAML file. A format's are keys of its dataset's entry."""
@@ -169,8 +170,8 @@ class Registry:
         named = [plugin for plugin in self._unloaded() if _may_provide(plugin, name)]
         if named:
             return PluginError(text, distribution=named[0].distribution, version=named[0].version)
-        if kind in PIP_PREFIXES:
-            text += f" Try: pip install {PIP_PREFIXES[kind]}-{_key(name)}"
+        if (kind, _key(name)) in PACKAGES:
+            text += f" Try: pip install {PACKAGES[kind, _key(name)]}"
         return PluginError(text)
 
     def _unloaded(self) -> list[Plugin]:

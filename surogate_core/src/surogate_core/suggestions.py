@@ -89,7 +89,7 @@ def one_line(suggestion: Suggestion) -> str:
 
 
 def _combined(prepared: Prepared, candidates: list[_Candidate], hopeful: list[_Candidate]) -> Iterator[Suggestion]:
-    """The first of `hopeful` that fits when it is planned; before it, if it has shorter rows, what saves most without."""
+    """The first of `hopeful` that fits when it is planned. If it has shorter rows, first what saves most without."""
     whole = [c for c in candidates if not c.halvings]
     if whole and not (hopeful and not hopeful[0].halvings):
         most = _planned(prepared, min(whole, key=lambda c: c.total))
@@ -116,7 +116,7 @@ def _adapter(prepared: Prepared) -> Iterator[Suggestion]:
     except SurogateError:  # no adapter is installed, or this run cannot have one
         return
     own = _suggestion(prepared, (f"{ADAPTER}: true",), after.report)
-    further = next((s for s in suggest(after) if not s.missing), None)
+    further = next((s for s in suggest(after, 1) if not s.missing), None)
     if further:
         yield Suggestion((*own.changes, *further.changes), own.saves + further.saves, own.costs + further.costs, 0)
     elif own.saves > 0:
@@ -232,4 +232,3 @@ def _without(prepared: Prepared, parts: tuple[str, ...]) -> tuple[float, float]:
     peak = max(live_bytes(lives, len(program.ops)), default=0)
     rest = max(arenas[other].arena_bytes for other in assembly.programs if other not in micro)
     return max(peak * arena.arena_bytes / max(arena.lower_bound, 1), rest), seconds * given.grad_accum_steps
-

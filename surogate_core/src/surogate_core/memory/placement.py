@@ -50,7 +50,7 @@ class Occupied:
         return at
 
     def _lowest_gap(self, nbytes: int, taken: Sequence[list[int]]) -> int:
-        """The lowest offset at which `nbytes` overlap no part of any set: what overlaps is skipped until nothing does."""
+        """The lowest offset at which `nbytes` overlap no part of any set: skips overlaps until there is none."""
         at, clear, i = 0, 0, 0
         while clear < len(taken):
             boundaries = taken[i]
