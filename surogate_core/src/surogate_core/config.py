@@ -418,7 +418,10 @@ class _Loading:
         if not config.lora and config.adapter_path is not None:
             self.wrong("adapter_path", "continues an adapter, but lora is false; set lora: true, or remove the key")
         if not config.lora and config.merge_adapter:
-            self.wrong("merge_adapter", "writes base + adapter, but lora is false; set lora: true, or remove the key")
+            self.wrong(
+                "merge_adapter",
+                "writes base + adapter, but lora is false; set lora: true (the default of surogate sft)",
+            )
 
     def options(
         self, core: Mapping[str, Any], plugin: Mapping[str, Any], lora: bool

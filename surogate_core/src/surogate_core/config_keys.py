@@ -232,7 +232,20 @@ NOT_YET_NAMES: dict[tuple[str, str], str] = {
 }
 """Names of the original that no package has yet: (kind, folded name) -> what to use. An installed plugin overrules."""
 
-ADAPTER_PACKAGE = "surogate-lora"
+DISTRIBUTIONS: dict[tuple[str, str], str] = {
+    ("model", "qwen3"): "surogate-models",
+    ("model", "qwen2"): "surogate-models",
+    ("model", "llama"): "surogate-models",
+    ("recipe", "bf16"): "surogate-recipe-bf16",
+    ("optimizer", "adamw"): "surogate-optim-adamw",
+    ("adapter", "lora"): "surogate-lora",
+    ("logger", "tensorboard"): "surogate-log-tensorboard",
+    ("logger", "wandb"): "surogate-log-wandb",
+}
+"""(kind, name) -> the package of this project that provides it. No other package may be suggested: anybody can
+register a name that follows a pattern."""
+
+ADAPTER_PACKAGE = DISTRIBUTIONS["adapter", "lora"]
 
 PACKAGES: dict[str, str] = {
     "adamw_beta1": "surogate-optim-adamw",

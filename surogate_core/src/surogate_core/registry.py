@@ -30,6 +30,7 @@ from .api import (
     SystemInfo,
     Target,
 )
+from .config_keys import DISTRIBUTIONS
 from .errors import ConfigError, PluginError
 
 KINDS: Final[Mapping[str, type]] = {
@@ -45,19 +46,6 @@ KINDS: Final[Mapping[str, type]] = {
     "logger": LoggerDef,
 }
 """Every kind of thing that a plugin provides, and the class of its definitions."""
-
-PACKAGES: Final[Mapping[tuple[str, str], str]] = {
-    ("model", "qwen3"): "surogate-models",
-    ("model", "qwen2"): "surogate-models",
-    ("model", "llama"): "surogate-models",
-    ("recipe", "bf16"): "surogate-recipe-bf16",
-    ("optimizer", "adamw"): "surogate-optim-adamw",
-    ("adapter", "lora"): "surogate-lora",
-    ("logger", "tensorboard"): "surogate-log-tensorboard",
-    ("logger", "wandb"): "surogate-log-wandb",
-}
-"""(kind, name) -> the distribution of this project that provides it. Nothing else may be suggested to install: anybody
-can register a name that follows a pattern."""
 
 FLAT_OPTIONS: Final = ("recipe", "adapter", "optimizer", "offload", "logger")
 """Kinds whose options are keys at the top level of the YAML file. A format's are keys of its dataset's entry."""
@@ -170,8 +158,8 @@ class Registry:
         named = [plugin for plugin in self._unloaded() if _may_provide(plugin, name)]
         if named:
             return PluginError(text, distribution=named[0].distribution, version=named[0].version)
-        if (kind, _key(name)) in PACKAGES:
-            text += f" Try: pip install {PACKAGES[kind, _key(name)]}"
+        if (kind, _key(name)) in DISTRIBUTIONS:
+            text += f" Try: pip install {DISTRIBUTIONS[kind, _key(name)]}"
         return PluginError(text)
 
     def _unloaded(self) -> list[Plugin]:

@@ -37,16 +37,17 @@ class Occupied:
         self.probes = 0
 
     def claim(self, nbytes: int, first: int, last: int) -> int:
-        """Take `nbytes` from op `first` to op `last`, at the lowest offset that is free there. Returns the offset."""
+        """Take `nbytes` from op `first` to op `last`, at the lowest offset that is free there; nothing is at 0."""
+        if not nbytes:
+            return 0
         nodes, above = self._nodes(first, last)
         at = self._lowest_gap(
             nbytes, [s for s in (*(self._any[n] for n in nodes), *(self._whole[n] for n in above)) if s]
         )
-        if nbytes:
-            for node in nodes:
-                _add(self._whole[node], at, at + nbytes)
-                while node and _add(self._any[node], at, at + nbytes):  # what a node has, those above it have
-                    node //= 2
+        for node in nodes:
+            _add(self._whole[node], at, at + nbytes)
+            while node and _add(self._any[node], at, at + nbytes):  # what a node has, those above it have
+                node //= 2
         return at
 
     def _lowest_gap(self, nbytes: int, taken: Sequence[list[int]]) -> int:

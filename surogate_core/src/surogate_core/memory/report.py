@@ -128,7 +128,4 @@ def _largest(memory: MemoryPlan, arena: ArenaPlan, program: Program) -> tuple[Sa
 
 def _kind(value: Value) -> str:
     """The name of a param, gradient or state, with * for the number of its block."""
-    block = str(value.block)
-    return (
-        ".".join("*" if part == block else part for part in value.name.split(".")) if value.block >= 0 else value.name
-    )
+    return ".".join("*" if part.isdigit() else part for part in value.name.split("."))
