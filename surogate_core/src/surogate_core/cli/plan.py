@@ -165,16 +165,15 @@ def _text(prepared: Prepared, chosen: str, defaults: str) -> Iterator[str]:
 
 def _suggestions(prepared: Prepared) -> Iterator[str]:
     suggestions = suggest(prepared)
-    fit = [s for s in suggestions if not s.missing]
-    alone = all(len(s.changes) == 1 for s in fit)
-    yield "cheapest ways to make room" if fit and alone else "ways to make room; no single change is enough"
+    if suggestions:
+        yield "cheapest ways to make room"
     for suggestion in suggestions:
         cost = f"{suggestion.costs / prepared.report.step.seconds:+.0%} time"
         enough = "enough alone" if len(suggestion.changes) == 1 else "enough together"
         missing = f"still {_size(suggestion.missing).strip()} too much"
         yield from (f"  {change}" for change in suggestion.changes)
         yield f"      saves {_size(suggestion.saves).strip()}, {cost}, {missing if suggestion.missing else enough}"
-    if not fit:
+    if all(suggestion.missing for suggestion in suggestions):
         yield "Nothing makes it fit: use a smaller model, or a GPU with more memory."
 
 
