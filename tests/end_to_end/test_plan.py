@@ -161,7 +161,7 @@ def test_the_text_names_the_published_size_and_fits_80_columns(run_of: Any, tmp_
     assert run.plan(run.load(tmp_path / "8B.yaml"), "h200").n_params == 8_190_735_360
     long = [line for line in done.stdout.splitlines() if len(line) > 80 and str(tmp_path) not in line]
     assert not long
-    assert ".workspace" not in done.stdout and "with the defaults of surogate train" in done.stdout
+    assert ".workspace" not in done.stdout and "defaults of surogate train" in done.stdout
 
 
 @pytest.mark.parametrize("changes", [{}, {"model_dtype": "bf16", "master_dtype": "fp32"}, {"recompute_block": True}])
@@ -240,7 +240,7 @@ def test_what_sft_would_train_is_planned_with_its_defaults(workplace: Workplace)
     assert sft["device_bytes"] == run.plan(run.load(config, mode="sft"), "cpu").report.device_bytes
     assert sft["device_bytes"]["weights"] > plain["device_bytes"]["weights"]
     assert "adapter lora" in workplace.surogate("plan", config, "--sft").stdout
-    assert "surogate sft: LoRA" in workplace.surogate("plan", config).stdout
+    assert "--sft: those of surogate sft, LoRA" in workplace.surogate("plan", config).stdout
     assert "defaults of" not in workplace.surogate("plan", workplace.write(from_scratch=False, lora=True)).stdout
 
 

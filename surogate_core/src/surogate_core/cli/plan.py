@@ -71,8 +71,9 @@ def _defaults(loaded: LoadedConfig, config: Path, overrides: list[str]) -> str:
         return ""
     if not differs:
         return ""
-    verbs = {"train": "surogate train: all weights", "pt": "surogate pt: all weights", "sft": "surogate sft: LoRA"}
-    return f"with the defaults of {verbs[loaded.mode]} ({'--sft' if other == 'sft' else '--pt'} plans {verbs[other]})"
+    if loaded.mode == "sft":
+        return "defaults of surogate sft: LoRA (--pt: those of surogate pt, all weights)"
+    return f"defaults of surogate {loaded.mode}: all weights (--sft: those of surogate sft, LoRA)"
 
 
 def to_json(prepared: Prepared, chosen: str) -> dict[str, Any]:
