@@ -176,8 +176,8 @@ def test_every_pass_is_verified_and_every_program_is_the_verified_one(monkeypatc
     verified: list[tuple[str, Program]] = []
     real = surogate_core.assemble.verify
 
-    def recording(program: Program, ops: Any, after: str = "") -> None:
-        real(program, ops, after)
+    def recording(program: Program, ops: Any, after: str, checked: set[Op]) -> None:
+        real(program, ops, after, checked)
         verified.append((after, program))
 
     monkeypatch.setattr(surogate_core.assemble, "verify", recording)

@@ -37,7 +37,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "assemble": {"memory", "program", "api", "errors"},
     "runtime": {"assemble", "memory", "reference", "program", "data", "cache_home", "api", "errors"},
     "data": {"cache_home", "api", "errors", "hub", "config_schema"},
-    "registry": {"api", "errors"},
+    "registry": {"api", "errors", "config_keys"},
     "plugins": {"api", "errors", "hookspecs", "registry"},
 }
 """cli -> train -> runtime -> memory -> program. Parts that are not listed may import anything but `cli`."""
@@ -67,7 +67,7 @@ FOREIGN_NAMES = re.compile(
 EXAMPLE = "Qwen/Qwen3-0.6B"
 """What messages give as an example of a checkpoint's name on the hub."""
 
-MAY_NAME = {"config_keys.py", "config_schema.py"}
+MAY_NAME = {"config_foreign.py", "config_keys.py", "config_schema.py"}
 """The product's YAML keys and defaults (`optimizer: adamw`, the original's key names): data, read by `config.py`."""
 
 LINE_BUDGET = 2000

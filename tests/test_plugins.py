@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from surogate_core import plugins
 from surogate_core.api import API, DeviceInfo, Op, SystemInfo, Target, Value
 from surogate_core.cli.app import app
+from surogate_core.config_keys import DISTRIBUTIONS, PACKAGES
 from surogate_core.errors import ConfigError, PluginError
 from surogate_core.plugins import State, load_registry
 from surogate_core.registry import Plugin, Registry
@@ -331,13 +333,20 @@ def test_a_plugin_cannot_claim_a_key_of_the_core(install: Install) -> None:
 # ------------------------------------------------------------------------------------------------------------- missing
 
 
-def test_a_missing_recipe_names_the_package_to_install() -> None:
+def test_only_a_package_of_this_project_is_suggested_to_install() -> None:
+    """Nobody owns the names that a pattern gives to any word that a user types."""
     registry = load_registry()
-    with pytest.raises(PluginError) as missing:
-        registry.get("recipe", "nvfp4")
-    assert str(missing.value) == (
-        "recipe: nvfp4 — no installed plugin provides it. Installed: bf16. Try: pip install surogate-recipe-nvfp4"
-    )
+    assert str(registry.missing("logger", "wandb")).endswith(" Try: pip install surogate-log-wandb")
+    for kind, name in (("recipe", "fp6"), ("recipe", "nvfp4"), ("optimizer", "lion"), ("logger", "mlflow")):
+        text = str(registry.missing(kind, name))
+        assert text.startswith(f"{kind}: {name} — no installed plugin provides it. ") and "pip" not in text
+
+
+def test_every_package_that_is_suggested_is_one_of_this_repository() -> None:
+    root = Path(__file__).parents[1]
+    projects = [*root.glob("*/pyproject.toml"), *root.glob("plugins/*/pyproject.toml")]
+    ours = {tomllib.loads(path.read_text())["project"]["name"] for path in projects}
+    assert {*DISTRIBUTIONS.values(), *PACKAGES.values()} <= ours
 
 
 def test_a_missing_recipe_mentions_the_broken_plugin_that_might_provide_it(install: Install) -> None:

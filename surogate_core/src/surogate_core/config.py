@@ -16,12 +16,13 @@ from pydantic import BaseModel
 
 from .api import NoOptions
 from .config_errors import Problem, fold, keys_of, nearest, problems_error, shown, shown_key, unknown_key, validate
+from .config_foreign import ELSEWHERE, HINTS
 from .config_keys import (
     ADAPTER_PACKAGE,
     ALIASES,
     DATASET_KEYS,
     DEAD,
-    ELSEWHERE,
+    IGNORED,
     LIMITS,
     NOT_YET,
     NOT_YET_NAMES,
@@ -169,6 +170,7 @@ class _Loading:
         self.problems: list[Problem] = []
         self.failed: set[str] = set()  # keys of core whose problem is already told
         self.notices: list[str] = []
+        self.given: set[Any] = set()
         self.models = registry.options_models()
         self.owners: dict[str, list[tuple[str, str]]] = {}
         for owner, model in self.models.items():
@@ -183,10 +185,13 @@ class _Loading:
 
     def sort(self, raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """(core's keys, plugins' keys) with variables expanded and nulls dropped; the other keys are dealt with."""
+        self.given = {key for key, value in raw.items() if value is not None}
         core: dict[str, Any] = {}
         plugin: dict[str, Any] = {}
         for written, value in raw.items():
             key = ALIASES.get(written, written) if isinstance(written, str) else written
+            if written == "recompute" and value in ("none", "None"):  # the original's word for false
+                value = False
             if key != written and raw.get(key) not in (None, value):
                 self.wrong(key, f"is given twice, as {written} too; keep one")
             elif key in self.owners or key in TrainConfig.model_fields:
@@ -203,18 +208,32 @@ class _Loading:
         elif key in SECTIONS:
             self.section(key, value)
         elif key in DEAD:
+            self.dead(key, value)
+        elif key in IGNORED:
             if value is not None:
-                self.notices.append(f"{key}: ignored, nothing reads this key; {DEAD[key]}")
+                self.notices.append(f"{key}: ignored, nothing reads this key; {IGNORED[key]}")
         elif key in PACKAGES:
             self.wrong(key, f"no installed plugin has this key; pip install {PACKAGES[key]}")
         else:
-            legal = {*TrainConfig.model_fields, *self.owners, *NOT_YET, *SECTIONS, *DEAD, *PACKAGES, *ALIASES}
-            meant = ELSEWHERE.get(fold(key)) if isinstance(key, str) else None
-            self.problems.append(unknown_key(key, legal, meant=meant))
+            self.problems.append(self.unknown(key))
+
+    def unknown(self, key: Any) -> Problem:
+        """A key that nobody knows: the key that another trainer's name means, a hint, or the nearest one."""
+        name = fold(key) if isinstance(key, str) else ""
+        if name in HINTS:
+            return Problem(shown_key(key), f"unknown key; {HINTS[name]}")
+        legal = {*TrainConfig.model_fields, *self.owners, *NOT_YET, *SECTIONS, *DEAD, *PACKAGES, *ALIASES}
+        return unknown_key(key, legal, meant=ELSEWHERE.get(name))
+
+    def dead(self, key: str, value: Any) -> None:
+        entry = DEAD[key]
+        if not entry.accepts(value):
+            accepted = f" (accepted: {', '.join(map(shown, entry.accepted))})" if entry.accepted else ""
+            self.wrong(key, f"nothing reads this key (got {shown(value)}); {entry.instead}{accepted}")
 
     def not_yet(self, key: str, value: Any) -> None:
         entry = NOT_YET[key]
-        if not entry.accepts(value):
+        if not entry.accepts(value, self.given):
             self.wrong(
                 key,
                 f"not yet: {entry.feature} is not built (got {shown(value)}); {entry.instead} "
@@ -372,7 +391,9 @@ class _Loading:
             changes["validation_split_ratio"] = 0.0
         self.adapter(config)
         if config.init_projections_to_zero and not config.from_scratch:
-            self.notices.append("init_projections_to_zero: has no effect without from_scratch: true")
+            self.wrong(
+                "init_projections_to_zero", "sets new weights, but from_scratch is false; set it, or remove the key"
+            )
         return config.model_copy(update=changes)
 
     def adapter(self, config: TrainConfig) -> None:
@@ -397,7 +418,10 @@ class _Loading:
         if not config.lora and config.adapter_path is not None:
             self.wrong("adapter_path", "continues an adapter, but lora is false; set lora: true, or remove the key")
         if not config.lora and config.merge_adapter:
-            self.notices.append("merge_adapter: has no effect without lora: true")
+            self.wrong(
+                "merge_adapter",
+                "writes base + adapter, but lora is false; set lora: true (the default of surogate sft)",
+            )
 
     def options(
         self, core: Mapping[str, Any], plugin: Mapping[str, Any], lora: bool

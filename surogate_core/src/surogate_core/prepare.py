@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from .api import DeviceInfo, Op, Target
 from .assemble import Assembly, Ingredients, assemble, op_workspace
 from .config import LoadedConfig
-from .data.pack import max_pieces
+from .data.pieces import max_pieces
 from .errors import ConfigError, SurogateError
 from .hub import CONFIG_FILES, resolve_model_dir
 from .memory.report import Report, report
@@ -76,6 +77,7 @@ def prepare(
     resolved: dict[str, Resolved] = {}
     notices: dict[str, None] = {}  # in order, each once
 
+    @cache
     def workspace(op: Op) -> int:
         found = registry.kernel_for(op, target, config.recipe)
         if op.kind not in resolved or found.kernel is None:
@@ -100,6 +102,11 @@ def prepare(
         refusals={kind: found.refusals for kind, found in resolved.items() if found.provider == REFERENCE},
         notices=tuple(filter(None, notices)),
     )
+
+
+def max_documents(sample_packing: bool, seq_len: int, rows: int) -> int:
+    """Most documents that a micro-step of `rows` rows can hold, the padding at the end of a row counted as one."""
+    return ((max_pieces(seq_len) if sample_packing else 1) + 1) * rows
 
 
 def summarise(assembly: Assembly, given: Ingredients, grad_accum_steps: int) -> Report:
@@ -138,7 +145,6 @@ def _ingredients(
     support = recipe.supports(device, precision, loaded.recipe_options)
     if not support.ok:
         raise ConfigError(f"recipe: {config.recipe} cannot run on {device.title}: {support.reason}.")
-    documents = (max_pieces(config.sequence_len) if config.sample_packing else 1) + 1
     return Ingredients(
         ops=registry.ops,
         model=model,
@@ -151,7 +157,7 @@ def _ingredients(
         batch_size=config.per_device_train_batch_size,
         seq_len=config.sequence_len,
         grad_accum_steps=config.gradient_accumulation_steps,
-        max_documents=documents * config.per_device_train_batch_size,
+        max_documents=max_documents(config.sample_packing, config.sequence_len, config.per_device_train_batch_size),
         lmhead_chunks=config.lmhead_chunks if isinstance(config.lmhead_chunks, int) else None,
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,

@@ -30,6 +30,7 @@ from .api import (
     SystemInfo,
     Target,
 )
+from .config_keys import DISTRIBUTIONS
 from .errors import ConfigError, PluginError
 
 KINDS: Final[Mapping[str, type]] = {
@@ -45,18 +46,6 @@ KINDS: Final[Mapping[str, type]] = {
     "logger": LoggerDef,
 }
 """Every kind of thing that a plugin provides, and the class of its definitions."""
-
-PIP_PREFIXES: Final[Mapping[str, str]] = {
-    "model": "surogate-model",
-    "recipe": "surogate-recipe",
-    "adapter": "surogate",
-    "optimizer": "surogate-optim",
-    "offload": "surogate-offload",
-    "format": "surogate-format",
-    "launcher": "surogate-launch",
-    "logger": "surogate-log",
-}
-"""How distributions are named by kind; the guess in "Try: pip install"."""
 
 FLAT_OPTIONS: Final = ("recipe", "adapter", "optimizer", "offload", "logger")
 """Kinds whose options are keys at the top level of the YAML file. A format's are keys of its dataset's entry."""
@@ -137,6 +126,10 @@ class Registry:
         for item in self.provided:
             if item.kind != "kernel":
                 self._by_name[item.kind].setdefault(_key(item.name), item)
+        self._kernels: dict[str, list[Provided]] = {}
+        for item in self.provided:
+            if item.kind == "kernel":
+                self._kernels.setdefault(item.name, []).append(item)
         self.ops: Mapping[str, OpDef] = {item.name: item.definition for item in self._by_name["op"].values()}
 
     # ------------------------------------------------------------------------------------------------------- by name
@@ -165,8 +158,8 @@ class Registry:
         named = [plugin for plugin in self._unloaded() if _may_provide(plugin, name)]
         if named:
             return PluginError(text, distribution=named[0].distribution, version=named[0].version)
-        if kind in PIP_PREFIXES:
-            text += f" Try: pip install {PIP_PREFIXES[kind]}-{_key(name)}"
+        if (kind, _key(name)) in DISTRIBUTIONS:
+            text += f" Try: pip install {DISTRIBUTIONS[kind, _key(name)]}"
         return PluginError(text)
 
     def _unloaded(self) -> list[Plugin]:
@@ -242,9 +235,7 @@ class Registry:
         dtypes = tuple(value.dtype for value in (*op.ins, *op.outs))
         refusals: list[str] = []
         fitting: dict[int, dict[str, Provided]] = {}
-        for item in self.provided:
-            if item.kind != "kernel" or item.name != op.kind:
-                continue
+        for item in self._kernels.get(op.kind, ()):
             reason = refusal(item.definition, op, dtypes, target)
             if reason:
                 refusals.append(f"{item.plugin.distribution}: {reason}")

@@ -141,11 +141,11 @@ def _refuse_unless_it_fits(prepared: Prepared) -> None:
     report = prepared.report
     if report.fits:
         return
-    from .knobs import cheapest_knobs
+    from .suggestions import one_line, suggest
 
-    knobs = "; ".join(f"{k.change} (saves {k.saves / GIB:.1f} GiB)" for k in cheapest_knobs(prepared))
+    suggestions = "; or ".join(map(one_line, suggest(prepared)))
     raise ConfigError(
         f"{prepared.loaded.source}: the run needs {report.device_bytes['total'] / GIB:.1f} GiB, more than the "
         f"{report.device.memory_bytes / GIB:.1f} of {report.device.title}. "
-        + (f"Cheapest changes: {knobs}." if knobs else "Use a smaller model or a shorter sequence_len.")
+        + (f"Change {suggestions}." if suggestions else "Use a smaller model or a shorter sequence_len.")
     )

@@ -95,6 +95,8 @@ CheckFiniteOption = Annotated[
     bool, typer.Option("--check-finite", help="Name the first op that writes NaN or inf, and stop.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+SftOption = Annotated[bool, typer.Option("--sft", help="Take the defaults of `surogate sft`: LoRA.")]
+PtOption = Annotated[bool, typer.Option("--pt", help="Take the defaults of `surogate pt`.")]
 
 
 def _show_version(wanted: bool) -> None:
@@ -157,6 +159,8 @@ def plan(
     path: ConfigArgument = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
+    sft: SftOption = False,
+    pt: PtOption = False,
     device: Annotated[
         str | None,
         typer.Option(
@@ -166,11 +170,11 @@ def plan(
     as_json: JsonOption = False,
     listing: Annotated[bool, typer.Option("--listing", help="Print the programs, op by op.")] = False,
 ) -> int:
-    config_path = _config_path(ctx, path, config)
+    config_path, mode = _config_path(ctx, path, config), _mode(sft, pt)
     from .plan import plan_command
 
     _print_notices()
-    return plan_command(config_path, overrides or [], device, as_json, listing)
+    return plan_command(config_path, overrides or [], device, as_json, listing, mode=mode)
 
 
 @app.command(help="Write the model that a trained adapter makes of its base.")
@@ -197,14 +201,16 @@ def tokenize(
     path: ConfigArgument = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
+    sft: SftOption = False,
+    pt: PtOption = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the first rows: trained, masked, padding.")] = False,
     rows: Annotated[int, typer.Option("--rows", min=1, metavar="N", help="With --debug: how many rows.")] = 3,
 ) -> int:
-    config_path = _config_path(ctx, path, config)
+    config_path, mode = _config_path(ctx, path, config), _mode(sft, pt)
     from .tokenize import tokenize_command
 
     _print_notices()
-    return tokenize_command(config_path, overrides or [], rows if debug else 0)
+    return tokenize_command(config_path, overrides or [], rows if debug else 0, mode=mode)
 
 
 @app.command(help="Compare the run's model and recipe with transformers, layer by layer.")
@@ -213,6 +219,8 @@ def verify(
     path: ConfigArgument = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
+    sft: SftOption = False,
+    pt: PtOption = False,
     rows: Annotated[int, typer.Option("--rows", min=1, max=64, metavar="N", help="Rows to compare.")] = 2,
     length: Annotated[
         int | None,
@@ -226,11 +234,11 @@ def verify(
     ] = False,
     as_json: JsonOption = False,
 ) -> int:
-    config_path = _config_path(ctx, path, config)
+    config_path, mode = _config_path(ctx, path, config), _mode(sft, pt)
     from .verify import verify_command
 
     _print_notices()
-    return verify_command(config_path, overrides or [], rows, length, layers, random_tokens, as_json)
+    return verify_command(config_path, overrides or [], rows, length, layers, random_tokens, as_json, mode=mode)
 
 
 @app.command(help="List installed plugins and what each provides.")
@@ -272,6 +280,13 @@ def _config_path(ctx: typer.Context, path: Path | None, option: Path | None) -> 
         typer.echo(f"\nNo config file. Give one: surogate {ctx.info_name} run.yaml", err=True)
         raise typer.Exit(2)
     return chosen
+
+
+def _mode(sft: bool, pt: bool) -> Mode:
+    """The verb whose defaults a run is looked at with."""
+    if sft and pt:
+        raise ConfigError("--sft and --pt: the defaults of one verb at a time. Give one")
+    return "sft" if sft else "pt" if pt else "train"
 
 
 def _print_notices() -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from ..config import Mode
 from ..verification import Row, Verification, verify
 from .render import paint, print_warning
 
@@ -20,11 +21,25 @@ _WIDTH: Final = 80
 
 
 def verify_command(
-    config: Path, overrides: list[str], rows: int, length: int | None, layers: int | None, random: bool, as_json: bool
+    config: Path,
+    overrides: list[str],
+    rows: int,
+    length: int | None,
+    layers: int | None,
+    random: bool,
+    as_json: bool,
+    mode: Mode = "train",
 ) -> int:
     """Print the comparison; 0 when everything is within its bound, else 1."""
     result = verify(
-        config, overrides, rows=rows, length=length, layers=layers, random_tokens=random, notice=print_warning
+        config,
+        overrides,
+        rows=rows,
+        length=length,
+        layers=layers,
+        random_tokens=random,
+        mode=mode,
+        notice=print_warning,
     )
     if as_json:
         print(json.dumps(to_json(result), indent=2))

@@ -6,7 +6,6 @@ removes, so frozen params cost nothing. An op without a rule is differentiated t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -148,9 +147,11 @@ def _write_gradients(
     same gradient, or where no op computes it at all: there the contribution is copied.
     """
     readers = {v for op in ops for v in op.ins}
-    claims = Counter(v for values in contributions.values() for v in values)
-    claimed_by = {v: gradients[p] for p, values in contributions.items() for v in values}
-    copies = {v: [gradients[p] for p, values in contributions.items() for c in values if c is v] for v in claims}
+    copies: dict[Value, list[Value]] = {}
+    for param, values in contributions.items():
+        for contribution in values:
+            copies.setdefault(contribution, []).append(gradients[param])
+    claimed_by = {v: claims[-1] for v, claims in copies.items() if len(claims) == 1}
     result: list[Op] = []
 
     def copy(value: Value, block: int) -> None:
@@ -163,12 +164,12 @@ def _write_gradients(
         outs: list[Value] = []
         for value in op.outs:
             gradient = claimed_by.get(value)
-            if gradient is None or value in readers or claims[value] > 1 or gradient in outs:
+            if gradient is None or value in readers or gradient in outs:
                 outs.append(value)
             else:
                 outs.append(gradient)
                 del copies[value]
-        result.append(replace(op, outs=tuple(outs)))
+        result.append(op if tuple(outs) == op.outs else replace(op, outs=tuple(outs)))
         for value in op.outs:
             copy(value, op.block)
     for value in list(copies):

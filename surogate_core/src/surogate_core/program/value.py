@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Literal
 
@@ -59,12 +60,12 @@ class Value:
     block: int = -1
     init: Init | None = None
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of elements; a scalar has one."""
         return prod(self.shape)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of the buffer, without alignment."""
         return self.size * DTYPE_BYTES[self.dtype]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from .. import run
 from ..api import WeightMap
+from ..config import Mode
 from ..errors import ConfigError
 from ..hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
 from ..model_config import read_config
@@ -53,6 +54,7 @@ def verify(
     length: int | None = None,
     layers: int | None = None,
     random_tokens: bool = False,
+    mode: Mode = "train",
     notice: Callable[[str], None] = print,
 ) -> Verification:
     """Compare the model and recipe of a YAML file with transformers on this machine. Writes nothing.
@@ -61,7 +63,7 @@ def verify(
     names none or `random_tokens` says so; of a model cut to its first `layers`, if that is given. Raises ConfigError
     for what cannot be compared, or does not fit.
     """
-    loaded = run.load(path, overrides)
+    loaded = run.load(path, overrides, mode)
     config = loaded.config
     length = length or min(config.sequence_len, DEFAULT_LENGTH)
     if not 2 <= length <= config.sequence_len:
@@ -79,7 +81,8 @@ def verify(
         model_dir = resolve_model_dir(config.model, files)
         if layers is not None:
             changes["model"] = str(_cut(model_dir, layers, scratch / "cut"))
-        smaller = run.load(path, [*overrides, *(f"{key}={json.dumps(value)}" for key, value in changes.items())])
+        settings = (f"{key}={json.dumps(value)}" for key, value in changes.items())
+        smaller = run.load(path, [*overrides, *settings], mode)
         from ..runtime.device import training_device
 
         prepared = prepare(smaller, load_registry(), training_device(), files, 1)

@@ -14,6 +14,7 @@ from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
 from surogate_core.errors import ConfigError, ProgramError
 
 from .attention_route import (
+    MAY_DIFFER,
     Way,
     backward_bytes,
     backward_way,
@@ -100,13 +101,13 @@ def tell_or_refuse(op: Op, way: Way, cudnn_version: int, ctx: BindContext) -> No
     """Where bits may differ from run to run and should not: the user is told, or the run refused."""
     if way.deterministic or ctx.target.deterministic == "false":
         return
-    why = cost_of_repeating(f"cuDNN {dotted(cudnn_version)}")
+    cudnn = f"cuDNN {dotted(cudnn_version)}"
     if ctx.target.deterministic == "true":
         raise ConfigError(
-            f"deterministic: true cannot be kept by {op.kind}. {why} Or deterministic: auto. "
+            f"deterministic: true cannot be kept by {op.kind}. {cost_of_repeating(cudnn)} Or deterministic: auto. "
             f"({score_figures(shape_of(op))})"
         )
-    ctx.notice(f"deterministic: auto: gradients may differ in their last bits from run to run. {why}")
+    ctx.notice(f"deterministic: auto: with {cudnn} {MAY_DIFFER}")
 
 
 def _check_workspace(op: Op, needed: int, planned: int) -> None:

@@ -161,6 +161,9 @@ def _own_bytes(shape: Shape) -> int:
 # -------------------------------------------------------------------------------------------------------- what is told
 
 
+MAY_DIFFER = "gradients may differ in their last bits from run to run. deterministic: true says what to change."
+
+
 def cost_of_repeating(cudnn: str) -> str:
     """Why a backward by `cudnn` ("cuDNN 9.19.1") is not deterministic, and what to do. The same for all shapes."""
     return (
@@ -185,12 +188,10 @@ def planned_notice(shape: Shape, target: Target) -> str:
     """What a plan can tell before cuDNN is loaded: whether the version will decide."""
     if target.deterministic == "false" or backward_way(shape, target, MINIMUM_CUDNN).deterministic:
         return ""
-    effect = {
-        "auto": "gradients may differ in their last bits from run to run",
-        "true": "the run is refused",
-    }[target.deterministic]
     before = f"cuDNN before {dotted(ORDERED_CUDNN)}"
-    return f"deterministic: {target.deterministic}: with {before} {effect}. {cost_of_repeating(before)}"
+    if target.deterministic == "true":
+        return f"deterministic: true: with {before} the run is refused. {cost_of_repeating(before)}"
+    return f"deterministic: auto: with {before} {MAY_DIFFER}"
 
 
 def dotted(version: int) -> str:

@@ -44,7 +44,7 @@ def _adding(op: Op, indices: list[int], builder: Builder, scalars: Scalars, orde
     direct = frozenset(i for i in indices if op.outs[i].dtype != "bf16")
     rounded = [i for i in indices if i not in direct]
     if not rounded:
-        return [replace(op, accumulate=direct)]
+        return [op if op.accumulate == direct else replace(op, accumulate=direct)]
     outs = list(op.outs)
     specs = builder.ops[op.kind].infer(op.ins, op.attrs)
     with builder.record(op.phase, op.block) as emitted:

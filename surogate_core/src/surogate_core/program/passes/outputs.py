@@ -15,5 +15,8 @@ def write_to(program: Program, targets: Mapping[Value, Value]) -> Program:
     def moved(values: tuple[Value, ...]) -> tuple[Value, ...]:
         return tuple(targets.get(v, v) for v in values)
 
-    ops = tuple(replace(op, ins=moved(op.ins), outs=moved(op.outs)) for op in program.ops)
+    ops = tuple(
+        replace(op, ins=moved(op.ins), outs=moved(op.outs)) if any(v in targets for v in (*op.ins, *op.outs)) else op
+        for op in program.ops
+    )
     return replace(program, ops=ops, outputs=moved(program.outputs))

@@ -42,10 +42,12 @@ def recompute(program: Program, labels: frozenset[str], builder: Builder) -> Pro
                 back.setdefault(old, fresh)
 
     def append(op: Op) -> None:
+        reads_dropped = False
         for value in op.ins:
             if value in dropped:
                 materialise(value)
-        ops.append(replace(op, ins=tuple(back.get(v, v) for v in op.ins)))
+                reads_dropped = True
+        ops.append(replace(op, ins=tuple(back.get(v, v) for v in op.ins)) if reads_dropped else op)
 
     for op in program.ops:
         if op.phase == "backward":
