@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from surogate_core import plugins
 from surogate_core.api import API, DeviceInfo, Op, SystemInfo, Target, Value
 from surogate_core.cli.app import app
+from surogate_core.config import load_config
 from surogate_core.errors import ConfigError, PluginError
 from surogate_core.plugins import State, load_registry
 from surogate_core.registry import Plugin, Registry
@@ -40,7 +41,7 @@ hookimpl = pluggy.HookimplMarker("surogate")
 def optimizer(name, options=NoOptions):
     return OptimizerDef(name=name, summary="", options=options, update=lambda *a: None)
 def op(kind):
-    return OpDef(kind=kind, infer=lambda ins, attrs: [], reference="nowhere:nothing")
+    return OpDef(kind=kind, infer=lambda ins, attrs: [], reference="surogate_core.reference.ops:up")
 def kernel(op, dtypes=("fp32", "fp32"), ok=True):
     return KernelDef(op=op, dtypes=dtypes, supports=lambda o, d: Support(ok, "" if ok else "needs SM90"),
                      bind=lambda op, context: (print, ()))
@@ -318,14 +319,38 @@ def test_plugins_share_an_option_key_by_inheriting_it(install: Install) -> None:
     assert set(models["optimizer", "acme_b"].model_fields) == {"acme_rate", "acme_block"}
 
 
-def test_a_plugin_cannot_claim_a_key_of_the_core(install: Install) -> None:
-    install("acme-a", "1.0", "a", OPTIONS.format("acme_a"))
-    with pytest.raises(PluginError) as refused:
-        load_registry().refuse_core_keys({"model", "acme_rate"})
-    assert str(refused.value) == (
-        "option 'acme_rate' of optimizer 'acme_a' (acme-a 1.0) is a key of the core's config; uninstall it or set "
-        "SUROGATE_PLUGINS=-acme-a"
+def test_a_plugin_that_claims_a_key_of_core_is_broken_everywhere_and_stops_only_runs_that_use_it(
+    install: Install,
+) -> None:
+    install("acme-a", "1.0", "a", OPTIONS.format("acme_a").replace("acme_rate", "learning_rate"))
+    registry = load_registry()
+    assert outcome(registry, "a").state is State.BROKEN
+    assert outcome(registry, "a").reason == (
+        "plugin acme-a 1.0 failed in surogate_optimizers(): option 'learning_rate' of optimizer 'acme_a' is a key of "
+        "core's config; it needs another name"
     )
+    listed = CliRunner().invoke(app, ["plugins"])
+    assert (listed.exit_code, "broken" in listed.output, "is a key of core's config" in listed.output) == (0, True, True)
+    assert load_config({"model": "m"}, registry=registry, source="run.yaml").config.learning_rate == 2e-4
+    with pytest.raises(PluginError, match=r"optimizer: acme_a .*acme-a 1.0.*is a key of core's config"):
+        load_config({"model": "m", "optimizer": "acme_a"}, registry=registry, source="run.yaml")
+
+
+def test_an_option_of_a_format_cannot_be_a_key_of_every_dataset_entry(install: Install) -> None:
+    install(
+        "acme-f",
+        "1.0",
+        "f",
+        """
+        class Options(BaseModel):
+            weight: float = 1.0
+        @hookimpl
+        def surogate_dataset_formats():
+            return [DatasetFormatDef(name="f", summary="", options=Options, matches=lambda c: False,
+                                     fields=lambda o: [], encode=lambda r, t, o: None)]
+        """,
+    )
+    assert "option 'weight' of format 'f' is a key of core's config" in outcome(load_registry(), "f").reason
 
 
 # ------------------------------------------------------------------------------------------------------------- missing

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .adapted import merge_adapter
+from .adapted import kind_of_adapter, merge_adapter
 from .api import DeviceInfo, Topology
-from .config import ADAPTER, LoadedConfig, Mode, TrainConfig, apply_overrides, load_config, read_yaml
+from .config import LoadedConfig, Mode, TrainConfig, apply_overrides, load_config, read_yaml
 from .errors import ConfigError
 from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
 from .local_device import LocalDevice, local_device
@@ -97,7 +97,7 @@ def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
     os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)  # read when torch is imported, which is below
     config = loaded.config
     registry = load_registry()
-    launcher = registry.get("launcher", "local")
+    launcher = registry.get("launcher", config.launcher)
     loaded.require_datasets()
     checkpoints = Path(config.resolved_checkpoint_dir)
     resumed = choose(checkpoints, config.resume_from_checkpoint, loaded.source, notice)
@@ -112,22 +112,27 @@ def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
     refuse_to_overwrite(prepared)
     _refuse_unless_it_fits(prepared)
     result: TrainResult = launcher.run(
-        lambda comms: train_prepared(prepared, resumed, comms, notice), Topology(devices=devices)
+        lambda comms: train_prepared(prepared, resumed, comms, notice),
+        Topology(devices=devices),
+        loaded.options["launcher", config.launcher],
     )
     return result
 
 
-def merge(folder: str | Path, output: str | Path, base: str | None = None) -> Path:
+def merge(folder: str | Path, output: str | Path, base: str | None = None, adapter: str | None = None) -> Path:
     """Write the model that the adapter in `folder` makes of its base into `output`; returns the base's folder.
 
-    `base`: directory or hub id, if not what the adapter's files name. Raises ConfigError for files that cannot be used.
+    `base`: directory or hub id, if not what the adapter's files name. `adapter`: which kind of adapter it is, where
+    several installed plugins could read the folder. Raises ConfigError for files that cannot be used.
     """
-    return merge_adapter(load_registry().get("adapter", ADAPTER), Path(folder), Path(output), base)
+    registry = load_registry()
+    name = adapter or kind_of_adapter(registry, Path(folder))
+    return merge_adapter(registry.get("adapter", name), Path(folder), Path(output), base)
 
 
 def _reads_weights(config: TrainConfig, resumed: Resumed | None) -> bool:
     """Whether the model's own weights are needed: a checkpoint has them, but for those that an adapter leaves alone."""
-    return config.lora if resumed else not config.from_scratch
+    return config.adapter is not None if resumed else not config.from_scratch
 
 
 def _refuse_unless_it_fits(prepared: Prepared) -> None:

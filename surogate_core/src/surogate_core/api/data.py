@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from .base import Definition
+
 
 @dataclass(frozen=True)
 class Encoded:
@@ -18,7 +20,7 @@ class Encoded:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetFormatDef:
+class DatasetFormatDef(Definition):
     """How a row of a dataset becomes a document.
 
     options     pydantic model of this type's keys inside a `datasets:` entry ("text_field" ...)

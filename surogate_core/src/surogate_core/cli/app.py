@@ -48,9 +48,10 @@ class VerbGroup(TyperGroup):
         except SurogateError as error:
             if error.exit_code == 1:
                 raise
-            from .render import print_error
+            from .render import print_error, print_traceback
 
-            print_error(str(error))
+            hint = print_traceback(error)
+            print_error(f"{error}{hint}")
             raise typer.Exit(error.exit_code) from None
         raise typer.Exit(result if isinstance(result, int) else 0)
 
@@ -181,11 +182,15 @@ def merge(
         str | None,
         typer.Option("--base", metavar="MODEL", help="Directory or hub id. Default: what the adapter names."),
     ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option("--adapter", metavar="NAME", help="Kind of adapter. Default: the one whose file is there."),
+    ] = None,
 ) -> int:
     from .merge import merge_command
 
     _print_notices()
-    return merge_command(adapter, output, base)
+    return merge_command(adapter, output, base, kind)
 
 
 @app.command(help="Tokenize and check the data of a run, into the cache that training reads.")
