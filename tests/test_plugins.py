@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
-import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from made_up_plugins import Install, installing
 from typer.testing import CliRunner
 
-from surogate_core import plugins
 from surogate_core.api import API, DeviceInfo, Op, SystemInfo, Target, Value
 from surogate_core.cli.app import app
 from surogate_core.config import load_config
@@ -55,35 +53,10 @@ def model(name, architecture):
 
 FIRST_PARTY = ("builtin", "models", "bf16", "adamw", "lora", "tensorboard", "wandb")
 
-Install = Callable[..., None]
-
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """install(distribution, version, entry name, source): an importable distribution with one plugin."""
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delenv("SUROGATE_PLUGINS", raising=False)
-    made: list[str] = []
-
-    def _install(
-        distribution: str, version: str, entry: str, source: str, head: str = HEAD, group: str = "surogate"
-    ) -> None:
-        package = distribution.replace("-", "_") + f"_{entry.replace('-', '_')}"
-        (tmp_path / f"{package}.py").write_text(head + textwrap.dedent(source))
-        info = tmp_path / f"{distribution.replace('-', '_')}-{version}.dist-info"
-        info.mkdir(exist_ok=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
-        target = f"{package}:verb" if group == "surogate.commands" else package
-        with (info / "entry_points.txt").open("a") as file:
-            file.write(f"[{group}]\n{entry} = {target}\n")
-        made.append(package)
-        plugins._survey.cache_clear()
-
-    plugins._survey.cache_clear()
-    yield _install
-    plugins._survey.cache_clear()
-    for package in made:
-        sys.modules.pop(package, None)
+    yield from installing(tmp_path, monkeypatch, HEAD)
 
 
 def outcome(registry: Registry, name: str) -> Plugin:
@@ -330,7 +303,11 @@ def test_a_plugin_that_claims_a_key_of_core_is_broken_everywhere_and_stops_only_
         "core's config; it needs another name"
     )
     listed = CliRunner().invoke(app, ["plugins"])
-    assert (listed.exit_code, "broken" in listed.output, "is a key of core's config" in listed.output) == (0, True, True)
+    assert (listed.exit_code, "broken" in listed.output, "is a key of core's config" in listed.output) == (
+        0,
+        True,
+        True,
+    )
     assert load_config({"model": "m"}, registry=registry, source="run.yaml").config.learning_rate == 2e-4
     with pytest.raises(PluginError, match=r"optimizer: acme_a .*acme-a 1.0.*is a key of core's config"):
         load_config({"model": "m", "optimizer": "acme_a"}, registry=registry, source="run.yaml")
