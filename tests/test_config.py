@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -79,12 +79,12 @@ class FakeRegistry:
             "logger": ["console", "my-board"],
             "format": ["text"],
             "adapter": [],
+            "launcher": ["local"],
+            "offload": [],
         }[kind]
 
-    def refuse_core_keys(self, keys: Collection[str]) -> None:
-        for model in self.options_models().values():
-            if clash := keys & model.model_fields.keys():  # type: ignore[operator]
-                raise PluginError(f"{clash} is a key of core")
+    def failed(self, kind: str, name: str, function: str, cause: BaseException) -> PluginError | None:
+        return PluginError(f"{kind} {name} failed in {function}: {cause!r}", distribution="d")
 
     def missing(self, kind: str, name: str) -> PluginError:
         return PluginError(f"{kind}: {name} — no installed plugin provides it", distribution="d")
@@ -480,7 +480,7 @@ def test_options_of_the_selected_plugins_are_flat_keys() -> None:
     loaded = load(optimizer="sgd", sgd_momentum="0.5")
     assert loaded.optimizer_options == SgdOptions(sgd_momentum=0.5)
     assert loaded.recipe_options == NoOptions()
-    assert set(loaded.options) == {("recipe", "bf16"), ("optimizer", "sgd")}
+    assert set(loaded.options) == {("recipe", "bf16"), ("optimizer", "sgd"), ("launcher", "local")}
 
 
 def test_options_of_an_unselected_plugin_are_checked_and_told_to_have_no_effect() -> None:
@@ -503,14 +503,6 @@ def test_a_plugin_takes_over_a_key_that_was_not_yet() -> None:
 
     loaded = load(registry=FakeRegistry(normuon=Normuon), optimizer="NorMuon", normuon_momentum=0.5)
     assert loaded.optimizer_options == Normuon(normuon_momentum=0.5)
-
-
-def test_a_plugin_may_not_take_a_key_of_core() -> None:
-    class Greedy(BaseModel):
-        learning_rate: float = 1.0
-
-    with pytest.raises(PluginError, match="learning_rate"):
-        load(registry=FakeRegistry(greedy=Greedy))
 
 
 def test_a_missing_plugin_is_a_plugin_error_in_the_registrys_words() -> None:

@@ -28,17 +28,20 @@ OPEN_TO_PLUGINS = {"api", "compiled", "errors", "program", "reference", "run", "
 MAY_IMPORT: Mapping[str, set[str]] = {
     "errors": set(),
     "cache_home": set(),
+    "origin": {"errors"},
     "program": {"api", "errors"},
-    "api": {"program", "errors"},
+    "api": {"program", "errors", "origin"},
     "compiled": {"api"},
     "hookspecs": {"api"},
     "reference": {"errors", "api", "program"},
     "memory": {"program", "api", "errors"},
-    "assemble": {"memory", "program", "api", "errors"},
-    "runtime": {"assemble", "memory", "reference", "program", "data", "cache_home", "api", "errors"},
+    "assemble": {"memory", "program", "api", "errors", "origin"},
+    "attribution": {"program", "api", "errors", "origin"},
+    "definition_check": {"api", "config_schema"},
+    "runtime": {"origin", "assemble", "memory", "reference", "program", "data", "cache_home", "api", "errors"},
     "data": {"cache_home", "api", "errors", "hub", "config_schema"},
-    "registry": {"api", "errors", "config_keys"},
-    "plugins": {"api", "errors", "hookspecs", "registry"},
+    "registry": {"api", "attribution", "config_keys", "errors", "origin"},
+    "plugins": {"api", "definition_check", "errors", "hookspecs", "origin", "registry"},
 }
 """cli -> train -> runtime -> memory -> program. Parts that are not listed may import anything but `cli`."""
 

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .api import AdapterDef, Merge
+from .config import ADAPTER
 from .errors import ConfigError
 from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, find_local, resolve_model_dir
 from .model_config import read_config
 from .prepare import Prepared
+from .registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,6 +90,22 @@ def write_adapter(folder: Path, prepared: Prepared, params: Mapping[str, Tensor]
     adapter, options = chosen
     adapter.save(trained_tensors(prepared, params), folder, prepared.loaded.config.model, options)
     copy_tokenizer(prepared.model_dir, folder)
+
+
+def kind_of_adapter(registry: Registry, folder: Path) -> str:
+    """The name of the installed adapter whose file the folder holds. Raises ConfigError unless there is one."""
+    files = {name: registry.get("adapter", name).config_file for name in registry.names("adapter")}
+    found = [name for name, file in files.items() if (folder / file).is_file()]
+    if len(found) == 1:
+        return found[0]
+    if len(found) > 1:
+        raise ConfigError(f"{folder}: is an adapter of {' or '.join(found)}. Say which: --adapter {found[0]}.")
+    if len(files) == 1:  # which says itself what the folder lacks
+        return next(iter(files))
+    if not files:
+        raise registry.missing("adapter", ADAPTER)
+    wanted = ", ".join(f"{file} ({name})" for name, file in files.items())
+    raise ConfigError(f"{folder}: is no saved adapter: it holds none of {wanted}.")
 
 
 @dataclass(frozen=True)

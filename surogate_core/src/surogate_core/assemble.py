@@ -24,6 +24,7 @@ from pydantic import BaseModel
 from .api import (
     AdapterDef,
     BatchInputs,
+    Definition,
     DeviceInfo,
     Dims,
     Init,
@@ -37,8 +38,9 @@ from .api import (
     Scalars,
     WeightMap,
 )
-from .errors import ConfigError, ProgramError
+from .errors import ConfigError, DisconnectedError, ProgramError
 from .memory.plan import MemoryPlan, plan_family
+from .origin import blaming
 from .program.builder import Builder
 from .program.differentiate import differentiate
 from .program.op import Op, Program
@@ -156,8 +158,13 @@ class _Line:
     checked: set[Op] = field(default_factory=set)
     passes: list[Pass] = field(default_factory=list)
 
-    def __call__(self, name: str, before: Program | None, after: Program) -> Program:
-        verify(after, self.ops, name, self.checked)
+    def __call__(
+        self, name: str, before: Program | None, after: Program, by: tuple[Definition, str] | None = None
+    ) -> Program:
+        """`by`: the plugin's definition and function that returned `after`; None: a pass of core."""
+        definition, function = by or (None, "")
+        with blaming(definition.origin if definition else None, function):
+            verify(after, self.ops, name, self.checked)
         self.passes.append(Pass(name, after.name, len(before.ops) if before else 0, len(after.ops)))
         return after
 
@@ -180,7 +187,7 @@ def assemble(given: Ingredients) -> Assembly:
 
     evaluate = line("evaluation", forward, for_evaluation(forward, given.ops))
     evaluate = line("outputs", evaluate, write_to(evaluate, dict.fromkeys(evaluate.outputs, eval_state)))
-    evaluate = line("lower", evaluate, given.recipe.lower(evaluate, b, given.precision, given.recipe_options))
+    evaluate = _lower(b, evaluate, given, line)
 
     of_model = {m.param: m for m in weights}
 
@@ -200,7 +207,7 @@ def assemble(given: Ingredients) -> Assembly:
         micro = [line("pending", before, after) for before, after in zip(micro, steps, strict=True)]
         evaluate = line("pending", evaluate, on_copies(evaluate, copies, b, begins=True))
     update, grad_norm = _update(b, params, copies, given, scalars)
-    update = line("optimizer", None, update)
+    update = line("optimizer", None, update, (given.optimizer, "update"))
 
     programs = {p.name: p for p in (load, *micro, evaluate, update)}
     variants = _variants(b, (*micro, evaluate), batch.cu_seqlens, given, line)
@@ -285,7 +292,7 @@ def _scalars(b: Builder) -> Scalars:
 def _build(b: Builder, batch: BatchInputs, given: Ingredients, line: _Line) -> tuple[Program, Value]:
     with b.record("forward"):
         loss = given.model.build(b, given.dims, batch)
-        return line("build", None, b.program("forward", (loss,))), loss
+        return line("build", None, b.program("forward", (loss,)), (given.model, "build")), loss
 
 
 def _adapt(
@@ -299,11 +306,12 @@ def _adapt(
 ) -> tuple[Program, Value]:
     for adapter, options in given.adapters:
         adapted = adapter.apply(forward, b, given.precision, weights, scalars, options)
-        forward = line(f"adapter {adapter.name}", forward, adapted)
+        forward = line(f"adapter {adapter.name}", forward, adapted, (adapter, "apply"))
         if len(forward.outputs) != 1:
-            raise ProgramError(
-                f"adapter {adapter.name} returned {len(forward.outputs)} outputs; the loss is the only one"
-            )
+            with blaming(adapter.origin, "apply"):
+                raise ProgramError(
+                    f"adapter {adapter.name} returned {len(forward.outputs)} outputs; the loss is the only one"
+                )
         (loss,) = forward.outputs
     return forward, loss
 
@@ -319,13 +327,17 @@ def _micro(
     line: _Line,
 ) -> tuple[list[Program], dict[Value, Value]]:
     """The micro-step's variants that an optimizer step runs, and {param: gradient}."""
-    program, gradients = differentiate(
-        Program("micro", forward.ops, forward.outputs), loss, b, trainable, given.precision.param_grad
-    )
+    before = Program("micro", forward.ops, forward.outputs)
+    try:
+        program, gradients = differentiate(before, loss, b, trainable, given.precision.param_grad)
+    except DisconnectedError as error:  # of the forward program, whose last author it is
+        last, function = (given.adapters[-1][0], "trainable") if given.adapters else (given.model, "build")
+        with blaming(last.origin, function):
+            raise error
     program = line("differentiate", forward, program)
     program = line("outputs", program, write_to(program, {loss: total}))
     program = line("dead_code", program, dead_code(program, given.ops))
-    program = line("lower", program, given.recipe.lower(program, b, given.precision, given.recipe_options))
+    program = _lower(b, program, given, line)
     if given.recompute or any(given.ops[op.kind].always_recomputed for op in program.ops):
         labels = frozenset().union(*(RECOMPUTE_LABELS[part] for part in given.recompute))
         program = line("recompute", program, recompute(program, labels, b))
@@ -333,15 +345,21 @@ def _micro(
         strategy, options = given.offload
         if given.device is None:
             raise ProgramError(f"offload {strategy.name}: no device, hence no bytes to stay under")
-        program = line("offload", program, strategy.schedule(program, b, given.device.memory_bytes, options))
+        scheduled = strategy.schedule(program, b, given.device.memory_bytes, options)
+        program = line("offload", program, scheduled, (strategy, "schedule"))
     first, following = accumulate(program, frozenset({total}), b, scalars)
     variants = {p.name: line("accumulate", program, p) for p in (first, following)[: given.grad_accum_steps]}
     if given.world_size == 1:
         return list(variants.values()), gradients
-    *_, before = variants.values()
-    name = micro_step_name(first=before is first, last=True, world_size=given.world_size)
-    variants[name] = line("reduce", before, reduce(before, gradients, (total,), b, given.world_size, name))
+    *_, final = variants.values()
+    name = micro_step_name(first=final is first, last=True, world_size=given.world_size)
+    variants[name] = line("reduce", final, reduce(final, gradients, (total,), b, given.world_size, name))
     return [variants[name] for name in micro_step_counts(given.grad_accum_steps, given.world_size)], gradients
+
+
+def _lower(b: Builder, program: Program, given: Ingredients, line: _Line) -> Program:
+    lowered = given.recipe.lower(program, b, given.precision, given.recipe_options)
+    return line("lower", program, lowered, (given.recipe, "lower"))
 
 
 def _variants(
@@ -402,13 +420,20 @@ def _update(
     written = {v for op in program.ops for v in op.outs}
     forgotten = [v.name for p in params for v in dict.fromkeys((p.master, p.param)) if v not in written]
     if forgotten:
-        raise ProgramError(f"optimizer {given.optimizer.name} never writes: {', '.join(forgotten)}")
+        with blaming(given.optimizer.origin, "update"):
+            raise ProgramError(f"optimizer {given.optimizer.name} never writes: {', '.join(forgotten)}")
     return program, norm
 
 
 def _checked_weights(given: Ingredients, declared: Sequence[Value]) -> tuple[WeightMap, ...]:
     """The model's weight maps; ProgramError unless they cover the model's params exactly, shapes included."""
     maps = tuple(given.model.weights(given.dims))
+    with blaming(given.model.origin, "weights"):
+        _check_weights(given, maps, declared)
+    return maps
+
+
+def _check_weights(given: Ingredients, maps: Sequence[WeightMap], declared: Sequence[Value]) -> None:
     model = f"model {given.model.name}"
     params = {v.name: v for v in declared if v.role == "param"}
     mapped = Counter(m.param for m in maps)
@@ -424,4 +449,3 @@ def _checked_weights(given: Ingredients, declared: Sequence[Value]) -> tuple[Wei
         if any(s[1:] != shape[1:] for s in given_shapes) or sum(s[0] for s in given_shapes) != shape[0]:
             parts = " + ".join(str(list(s)) for s in given_shapes) or "nothing"
             raise ProgramError(f"{model}: {m.param} is {list(shape)}, its checkpoint tensors make {parts}")
-    return maps

@@ -245,8 +245,11 @@ class ModelKeys(Keys):
         description="RoPE scaling in place of that in `config.json`, saved with the weights: linear, dynamic, yarn or "
         "llama3, or a mapping of `rope_type` and its settings. Without a `factor`: `max_model_len` / the model's own.",
     )
+    adapter: Text | None = Field(
+        None, description="Adapter to train instead of all weights, from an installed plugin; null or none: none."
+    )
     lora: Flag = Field(
-        False, description="Train LoRA adapters instead of all weights. Default: true for `sft`, false for `pt`."
+        False, description="Train LoRA adapters: the same as `adapter: lora`. Default: true for `sft`, false for `pt`."
     )
     adapter_path: Text | None = Field(
         None, description="Folder of a saved adapter to go on training, of the same rank, alpha, targets and modules."
@@ -368,6 +371,9 @@ class MemoryKeys(Keys):
     attn_bwd_chunks: Int = Field(
         1, ge=1, description="Parts of the attention backward pass; 1 is all that is built: it runs whole."
     )
+    offload: Text | None = Field(
+        None, description="Strategy that keeps values on the host, from an installed plugin; null or none: none."
+    )
     use_cuda_graphs: Flag = Field(True, description="Replay a step as one CUDA graph. Without effect on a CPU.")
 
 
@@ -376,6 +382,9 @@ class DistributionKeys(Keys):
 
     gpus: Int = Field(
         1, ge=0, description="GPUs of this machine to train on; 0: all that are visible. Without any, the CPU trains."
+    )
+    launcher: Text = Field(
+        "local", description="What starts the processes of a run and connects their GPUs, from an installed plugin."
     )
     zero_level: Int = Field(1, ge=1, le=3, description="What is sharded over GPUs; 1 is all that is built: nothing.")
 

@@ -33,7 +33,7 @@ def refuse_to_overwrite(prepared: Prepared) -> None:
     """Raise ConfigError where an output would replace the model that is trained."""
     config = prepared.loaded.config
     output = Path(config.output_dir)
-    if config.merge_adapter and config.lora:
+    if config.merge_adapter and config.adapter is not None:
         output = output / MERGED_FOLDER
     if output.exists() and output.samefile(prepared.model_dir):
         raise ConfigError(

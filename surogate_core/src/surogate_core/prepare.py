@@ -12,7 +12,7 @@ from .api import DeviceInfo, Op, Target
 from .assemble import Assembly, Ingredients, assemble, op_workspace
 from .config import LoadedConfig
 from .data.pieces import max_pieces
-from .errors import ConfigError, SurogateError
+from .errors import ConfigError
 from .hub import CONFIG_FILES, resolve_model_dir
 from .memory.report import Report, report
 from .model_config import read_config
@@ -131,7 +131,7 @@ def _ingredients(
     model = registry.model_for(model_config)
     try:
         dims = model.dims(model_config)
-    except SurogateError as error:
+    except ConfigError as error:
         scaled = "" if config.rope_scaling is None else f", with the rope_scaling of {loaded.source}"
         raise ConfigError(f"{config.model}/config.json{scaled}: {error}") from None
     longest = min(config.max_model_len or dims.max_positions, dims.max_positions)
@@ -145,6 +145,7 @@ def _ingredients(
     support = recipe.supports(device, precision, loaded.recipe_options)
     if not support.ok:
         raise ConfigError(f"recipe: {config.recipe} cannot run on {device.title}: {support.reason}.")
+    offload = config.offload
     return Ingredients(
         ops=registry.ops,
         model=model,
@@ -162,6 +163,7 @@ def _ingredients(
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
         recompute=config.recompute,
+        offload=(registry.get("offload", offload), loaded.options["offload", offload]) if offload else None,
         adapters=[(registry.get("adapter", name), options) for name, options in loaded.adapters.items()],
         device=device,
     )

@@ -19,6 +19,7 @@ Choice = bool | int | str
 
 _WITHOUT_EFFECT = frozenset(
     {
+        *("adapter", "launcher"),  # the adapter is one of the facts that must agree
         *("model", "from_scratch", "init_projections_to_zero", "datasets", "validation_datasets"),
         *(
             "validation_split_ratio",

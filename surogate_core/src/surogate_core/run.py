@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .adapted import open_merge
+from .adapted import kind_of_adapter, open_merge
 from .api import DeviceInfo, Topology
-from .config import ADAPTER, LoadedConfig, Mode, TrainConfig, apply_overrides, load_config, read_yaml
+from .config import LoadedConfig, Mode, TrainConfig, apply_overrides, load_config, read_yaml
 from .earlier_work import refuse_nonempty, set_aside_outputs
 from .errors import ConfigError
 from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
@@ -98,7 +98,7 @@ def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
     os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)  # read when torch is imported, which is below
     config = loaded.config
     registry = load_registry()
-    launcher = registry.get("launcher", "local")
+    launcher = registry.get("launcher", config.launcher)
     loaded.require_datasets()
     checkpoints = Path(config.resolved_checkpoint_dir)
     resumed = choose(checkpoints, config.resume_from_checkpoint, loaded.source, notice)
@@ -112,20 +112,31 @@ def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
     refuse_to_overwrite(prepared)
     _refuse_unless_it_fits(prepared)
     result: TrainResult = launcher.run(
-        lambda comms: train_prepared(prepared, resumed, comms, notice), Topology(devices=devices)
+        lambda comms: train_prepared(prepared, resumed, comms, notice),
+        Topology(devices=devices),
+        loaded.options["launcher", config.launcher],
     )
     return result
 
 
-def merge(folder: str | Path, output: str | Path, base: str | None = None, overwrite: bool = False) -> Path:
+def merge(
+    folder: str | Path,
+    output: str | Path,
+    base: str | None = None,
+    overwrite: bool = False,
+    adapter: str | None = None,
+) -> Path:
     """Write the model that the adapter in `folder` makes of its base into `output`; returns the base's folder.
 
     `base`: directory or hub id, if not what the adapter's files name. `output` must be empty, or `overwrite` set, which
-    moves the model that is there into `outputs.set_aside`. Raises ConfigError for files that cannot be used.
+    moves the model that is there into `outputs.set_aside`. `adapter`: which kind of adapter it is, where several
+    installed plugins could read the folder. Raises ConfigError for files that cannot be used.
     """
     if not (overwrite and Path(output).is_dir()):
         refuse_nonempty(Path(output))
-    merging = open_merge(load_registry().get("adapter", ADAPTER), Path(folder), base)
+    registry = load_registry()
+    kind = adapter or kind_of_adapter(registry, Path(folder))
+    merging = open_merge(registry.get("adapter", kind), Path(folder), base)
     if overwrite:
         set_aside_outputs(Path(output), read=(merging.base_dir, Path(folder)))
     merging.write(Path(output))
@@ -134,7 +145,7 @@ def merge(folder: str | Path, output: str | Path, base: str | None = None, overw
 
 def _reads_weights(config: TrainConfig, resumed: Resumed | None) -> bool:
     """Whether the model's own weights are needed: a checkpoint has them, but for those that an adapter leaves alone."""
-    return config.lora if resumed else not config.from_scratch
+    return config.adapter is not None if resumed else not config.from_scratch
 
 
 def _refuse_unless_it_fits(prepared: Prepared) -> None:

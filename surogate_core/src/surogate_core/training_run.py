@@ -308,7 +308,9 @@ def _result(prepared: Prepared, course: _Course, progress: Progress, signal_exit
         unigram_loss=data.unigram_loss,
         bits_per_byte=bits,
         signal_exit=signal_exit,
-        adapter_dir=Path(config.output_dir) / ADAPTER_FOLDER if config.lora else None,
-        merged_dir=Path(config.output_dir) / MERGED_FOLDER if config.lora and config.merge_adapter else None,
+        adapter_dir=Path(config.output_dir) / ADAPTER_FOLDER if config.adapter is not None else None,
+        merged_dir=Path(config.output_dir) / MERGED_FOLDER
+        if config.adapter is not None and config.merge_adapter
+        else None,
         commands=load_commands(prepared),
     )

@@ -22,7 +22,7 @@ from __future__ import annotations
 from ..program.op import Op, Program
 from ..program.value import Init, Value
 from .adapters import AdapterDef, Merge
-from .base import Deterministic, DeviceInfo, NoOptions, Support, Target
+from .base import Definition, Deterministic, DeviceInfo, NoOptions, Support, Target
 from .data import DatasetFormatDef, Encoded, Omission
 from .models import BatchInputs, Dims, HFTensor, ModelDef, WeightMap
 from .optimizers import OffloadDef, OptimizerDef, ParamGrad, Scalars
@@ -50,6 +50,7 @@ __all__ = [
     "Call",
     "Comm",
     "DatasetFormatDef",
+    "Definition",
     "Deterministic",
     "DeviceInfo",
     "Dims",

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from ..program.op import Program
 from ..program.value import Value
+from .base import Definition
 from .models import WeightMap
 from .optimizers import Scalars
 from .recipes import Precision
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdapterDef:
+class AdapterDef(Definition):
     """Trains something beside or instead of the weights: a rewrite of the forward program before differentiation.
 
     apply       (program, builder, precision, the model's weight maps, scalars, options) -> the rewritten program, whose

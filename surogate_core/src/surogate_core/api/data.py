@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from .base import Definition
+
 
 @dataclass(frozen=True)
 class Omission:
@@ -40,7 +42,7 @@ class Encoded:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetFormatDef:
+class DatasetFormatDef(Definition):
     """How a row of a dataset becomes a document.
 
     options     pydantic model of this type's keys inside a `datasets:` entry ("text_field" ...)

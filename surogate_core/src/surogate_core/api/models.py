@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..program.value import Value
+from .base import Definition
 
 if TYPE_CHECKING:
     from ..program.builder import Builder
@@ -66,7 +67,7 @@ class WeightMap:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelDef:
+class ModelDef(Definition):
     """An architecture.
 
     architectures   names of `config.json["architectures"]`; `model_types` of `config.json["model_type"]`

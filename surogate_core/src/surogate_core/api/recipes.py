@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from ..program.op import Program
-from .base import DeviceInfo, NoOptions, Support
+from .base import Definition, DeviceInfo, NoOptions, Support
 
 if TYPE_CHECKING:
     from ..program.builder import Builder
@@ -46,7 +46,7 @@ class Precision:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecipeDef:
+class RecipeDef(Definition):
     """A precision recipe.
 
     precision   decides the dtypes; raises ConfigError naming the legal combinations

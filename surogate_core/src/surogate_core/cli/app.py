@@ -48,9 +48,10 @@ class VerbGroup(TyperGroup):
         except SurogateError as error:
             if error.exit_code == 1:
                 raise
-            from .render import print_error
+            from .render import print_error, print_traceback
 
-            print_error(str(error))
+            hint = print_traceback(error)
+            print_error(f"{error}{hint}")
             raise typer.Exit(error.exit_code) from None
         raise typer.Exit(result if isinstance(result, int) else 0)
 
@@ -188,11 +189,15 @@ def merge(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Set aside a model that OUTPUT holds; without this it must be empty.")
     ] = False,
+    kind: Annotated[
+        str | None,
+        typer.Option("--adapter", metavar="NAME", help="Kind of adapter. Default: the one whose file is there."),
+    ] = None,
 ) -> int:
     from .merge import merge_command
 
     _print_notices()
-    return merge_command(adapter, output, base, overwrite)
+    return merge_command(adapter, output, base, overwrite, kind)
 
 
 @app.command(help="Tokenize and check the data of a run, into the cache that training reads.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import inspect
 import json
 import os
 import sys
@@ -158,7 +159,7 @@ def _settings(
         "cache_format": CACHE_FORMAT,
         "content": source.content_hash(),
         "type": format_def.name,
-        "type_code": _code_hash(format_def.encode),
+        "type_code": _code_hash(inspect.unwrap(format_def.encode)),
         "options": options.model_dump(mode="json"),
         "tokenizer": tokenizer.fingerprint,
         "tokenizers": tokenizers.__version__,
@@ -301,6 +302,11 @@ def _encode(
             encoded = format_def.encode(row.values, tokenizer, options)
         except ConfigError as error:
             raise ConfigError(f"{row.where}: {error}") from error
+        except PluginError as error:
+            raise error.reworded(f"{row.where}: {error}") from error.__cause__
+        except Exception as error:  # of a format of core
+            error.add_note(f"while encoding {row.where}")
+            raise
         for omission in _omissions(encoded):
             kind = replace(omission, count=0, of=0)
             count, of, first = omitted.get(kind, (0, 0, ""))
@@ -309,14 +315,14 @@ def _encode(
         if len(encoded.tokens) == 0:
             empty += not encoded.left_out
             continue
-        ids = np.asarray(encoded.tokens, np.int64)
-        mask = np.asarray(encoded.trained, np.bool_)
-        if len(ids) != len(mask) or ids.min() < 0 or ids.max() >= tokenizer.vocab_size:
-            raise PluginError(
-                f"{row.where}: dataset type {format_def.name!r} returned {len(ids)} tokens from {ids.min()} to "
-                f"{ids.max()} and {len(mask)} mask entries; the vocabulary is {tokenizer.vocab_size}. Report it to the "
-                "type's author."
-            )
+        try:
+            ids = np.asarray(encoded.tokens, np.int64)
+            mask = np.asarray(encoded.trained, np.bool_)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise _wrong_result(row, format_def, f"what is no list of tokens and mask entries ({error})") from error
+        if ids.shape != mask.shape or ids.ndim != 1 or ids.min() < 0 or ids.max() >= tokenizer.vocab_size:
+            found = f"{ids.size} tokens from {ids.min()} to {ids.max()} and {mask.size} mask entries"
+            raise _wrong_result(row, format_def, f"{found}; the vocabulary is {tokenizer.vocab_size}")
         tokens.append(ids.astype(np.uint32))
         trained.append(mask)
         n_bytes += sum(len(text.encode("utf-8", "replace")) for text in _texts(row.values, columns))
@@ -337,3 +343,10 @@ def _omissions(encoded: Encoded) -> Iterator[Omission]:
         yield Omission("", "rows", encoded.left_out)
     else:
         yield from encoded.omissions
+
+
+def _wrong_result(row: Row, format_def: DatasetFormatDef, what: str) -> PluginError:
+    if format_def.origin is not None:
+        error = format_def.origin.failed("encode", f"returned {what}")
+        return error.reworded(f"{row.where}: {error}")
+    return PluginError(f"{row.where}: dataset type {format_def.name!r} returned {what}. Report it to its authors.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ProgramError
 from .infer import infer
 from .op import Lane, Op, Phase, Program
-from .value import Init, Role, Value
+from .value import DTYPE_BYTES, Init, Role, Value
 
 if TYPE_CHECKING:
     from ..api import OpDef
@@ -56,6 +56,7 @@ class Builder:
 
     def activation(self, label: str, shape: Sequence[int], dtype: str) -> Value:
         """A fresh arena value, named after its block and label."""
+        _check_dtype(label, dtype)
         base = f"{self._block}.{label}" if self._block >= 0 else label
         n = self._count.get(base, 1 if base in self._named else 0)
         self._count[base] = n + 1
@@ -69,6 +70,7 @@ class Builder:
     def _declare(self, name: str, shape: Sequence[int], dtype: str, role: Role, init: Init | None) -> Value:
         if name in self._named or name in self._count:
             raise ProgramError(f"{role} {name!r} is declared twice; names are unique within a family of programs")
+        _check_dtype(name, dtype)
         value = Value(name, tuple(shape), dtype, role, label=role, block=self._block, init=init)
         self._named[name] = value
         return value
@@ -135,6 +137,11 @@ class Builder:
     def program(self, name: str, outputs: Sequence[Value] = ()) -> Program:
         """A program of everything emitted since the recording began."""
         return Program(name, tuple(self._recording), tuple(outputs))
+
+
+def _check_dtype(name: str, dtype: str) -> None:
+    if dtype not in DTYPE_BYTES:
+        raise ProgramError(f"{_caller()}: {name!r} has the unknown dtype {dtype!r}; known: {', '.join(DTYPE_BYTES)}")
 
 
 def _caller() -> str:

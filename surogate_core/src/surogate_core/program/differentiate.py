@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..errors import ProgramError
+from ..errors import DisconnectedError, ProgramError
 from .builder import Builder
 from .op import Op, Program
 from .value import DTYPE_BYTES, FLOAT_DTYPES, Value
@@ -22,12 +22,12 @@ def differentiate(
 
     Returns the program and {param: gradient value}, in the order in which the params were declared. A gradient with
     several contributions (tied embeddings) is written by several ops; `accumulate` turns all but the first into
-    additions. Raises ProgramError when the loss does not depend on a trainable param, naming it.
+    additions. Raises DisconnectedError when the loss does not depend on a trainable param, naming it.
     """
     params = [v for v in builder.declared if v.role == "param" and trainable(v)]
     wanted = _depends_on(program, params)
     if loss not in wanted:
-        raise ProgramError(f"{program.name}: the loss {loss!r} depends on no trainable param")
+        raise DisconnectedError(f"{program.name}: the loss {loss!r} depends on no trainable param")
 
     forward, grads = _seed(program, loss, wanted, builder)
     contributions: dict[Value, list[Value]] = {}
@@ -57,7 +57,7 @@ def differentiate(
 
     missing = [p.name for p in params if p not in contributions]
     if missing:
-        raise ProgramError(f"{program.name}: trainable but not used by the loss: {', '.join(missing)}")
+        raise DisconnectedError(f"{program.name}: trainable but not used by the loss: {', '.join(missing)}")
     gradients = {p: builder.grad(p, "fp64" if p.dtype == "fp64" else grad_dtype) for p in params}
     ops = _write_gradients([*forward, *backward], contributions, gradients, builder)
     return Program(program.name, tuple(ops), program.outputs), gradients
