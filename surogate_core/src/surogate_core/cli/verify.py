@@ -31,8 +31,16 @@ def verify_command(
     mode: Mode = "train",
 ) -> int:
     """Print the comparison; 0 when everything is within its bound, else 1. `mode`: whose defaults the run takes."""
-    settings = {"rows": rows, "length": length, "layers": layers, "random_tokens": random}
-    result = verify(config, overrides, **settings, mode=mode, notice=print_warning)
+    result = verify(
+        config,
+        overrides,
+        rows=rows,
+        length=length,
+        layers=layers,
+        random_tokens=random,
+        mode=mode,
+        notice=print_warning,
+    )
     if as_json:
         print(json.dumps(to_json(result), indent=2))
     else:
@@ -55,13 +63,14 @@ def to_json(result: Verification) -> dict[str, Any]:
         "left_out": list(result.left_out),
         "needs_bytes": {"device": result.needs.device, "host": result.needs.host},
         "model_in_fp32": _verdict(result.in_fp32) if result.in_fp32 else None,
-        **_verdict(result.verdict),
+        **{key: value for key, value in _verdict(result.verdict).items() if key != "passed"},
     }
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:
     """`loss` is ours, `transformers_loss` that of transformers in float64."""
     return {
+        "passed": verdict.passed,
         "precision": verdict.precision,
         "loss": _number(verdict.loss),
         "transformers_loss": _number(verdict.true_loss),

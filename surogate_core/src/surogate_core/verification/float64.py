@@ -14,8 +14,8 @@ class KeepFloat64(TorchFunctionMode):
     """Keeps a float64 tensor in float64 where code would narrow it to float32.
 
     The norms and the softmax of transformers compute in float32 whatever the dtype of the model ("x.to(torch.float32)",
-    "softmax(x, dtype=torch.float32)"), so that a model moved to float64 alone is no more exact than these. Only casts of
-    tensors that are float64 change: what begins in float32, such as the angles of RoPE, stays there.
+    "softmax(x, dtype=torch.float32)"), so a model that is only moved to float64 is no more exact than these. Casts of
+    float64 tensors alone change: what begins in float32, such as the angles of RoPE, stays there.
     """
 
     def __torch_function__(

@@ -68,6 +68,6 @@ def refuse_training_only(prepared: Prepared) -> None:
     kept = [op.kind for op in prepared.assembly.programs["micro_first"].ops if ops[op.kind].training_only]
     if kept:
         raise ConfigError(
-            f"model: {prepared.ingredients.model.name} has {kept[0]}, which is for training alone and cannot be left out "
-            "of a comparison with transformers. Verify it with a config that turns it off."
+            f"model: {prepared.ingredients.model.name} has {kept[0]}, which is for training alone and cannot be left "
+            "out of a comparison with transformers. Verify it with a config that turns it off."
         )

@@ -96,9 +96,9 @@ def _in_dtype(model: Any, dtype: torch.dtype) -> Any:
 def _count_padding(model: Any) -> None:
     """Have torch's embeddings give the padding token's row its gradient.
 
-    transformers passes `pad_token_id` as `padding_idx` to torch.nn.Embedding, which leaves out the gradient of that row.
-    The forward pass is the same. Surogate trains the row wherever the token stands in a document, because many
-    tokenizers use the token that ends a text for padding too.
+    transformers passes `pad_token_id` as `padding_idx` to torch.nn.Embedding, which then leaves out the gradient of
+    that row; the forward pass is the same. Surogate trains the row wherever the token stands in a document, because
+    many tokenizers pad with the token that also ends a text.
     """
     for module in model.modules():
         if isinstance(module, torch.nn.Embedding):
