@@ -27,7 +27,15 @@ BLOCK = 1
 
 
 def write_random_model(
-    directory: Path, family: str, seed: int = 0, *, key_bias: float = 0.1, eps: float = 1e-6, layers: int = 3
+    directory: Path,
+    family: str,
+    seed: int = 0,
+    *,
+    key_bias: float = 0.1,
+    eps: float = 1e-6,
+    layers: int = 3,
+    hidden_size: int = 48,
+    head_dim: int = 12,
 ) -> Path:
     """transformers' model of a family ("qwen2", "qwen3", "llama", "olmo2") with weights of its own: norms around 1,
     biases, keys' of standard deviation `key_bias`."""
@@ -38,10 +46,10 @@ def write_random_model(
         directory,
         architectures=[f"{architecture}ForCausalLM"],
         model_type=family,
-        hidden_size=48,
+        hidden_size=hidden_size,
         intermediate_size=80,
         num_hidden_layers=layers,
-        head_dim=12,
+        head_dim=head_dim,
         attention_bias=family != "qwen3",
         tie_word_embeddings=False,
         initializer_range=0.05,

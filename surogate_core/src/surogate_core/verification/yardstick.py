@@ -9,17 +9,24 @@ from typing import Final
 from .observed import Observed
 
 FARTHER: Final = 1.25
-"""Allowed ratio of our error to that of transformers: of every output, of the loss and of gradients on average.
+"""Allowed ratio of our error to that of transformers: of every output and of the loss.
 
-Measured on small models of three families, 12 of them, with key biases of standard deviation up to 100: outputs at most
-1.05 in fp32 and 0.90 in bf16, gradients on average 1.00 to 1.04 and 0.76 to 0.78."""
+Figures here and below are of 100 random models of 3 blocks (20 seeds of each of Qwen2 with key biases of standard
+deviation 30 and 100, Llama with 100, Qwen3 and OLMo 2 with an eps of 1e-12): outputs at most 1.09 in fp32, 1.01 in
+bf16."""
 
-FARTHER_ALONE: Final = 2.5
+FARTHER_ON_AVERAGE: Final = 1.5
+"""The same of the mean over all gradients: at most 1.30 in fp32, 1.20 in bf16. Gradients of one model err together."""
+
+FARTHER_ALONE: Final = 4.0
 """The same of a single gradient. Few tokens decide some gradients, and two errors of the same size then differ by
-chance: at most 1.6 in fp32 in the same models."""
+chance: at most 2.4 in fp32."""
 
-FARTHER_IN_BF16: Final = 4.0
-"""The same in bf16, where the run's other precision shows smaller errors than this one can: at most 2.7."""
+FARTHER_ALONE_IN_BF16: Final = 6.0
+"""The same in bf16: at most 3.9. Smaller errors of the model are found in fp32."""
+
+NOTHING: Final = 0.9
+"""A gradient that is missing has an error of 1, and this is not allowed where transformers has half of it right."""
 
 FP32_ROUNDING: Final = 2.0**-24
 BF16_ROUNDING: Final = 2.0**-9
@@ -49,11 +56,12 @@ class Yardstick:
 
     def allowed_gradient(self, theirs: float) -> float:
         """The same of a single gradient."""
-        return max(self.alone * theirs, self.gradient)
+        bound = self.alone * theirs
+        return max(min(bound, NOTHING) if theirs < 0.5 else bound, self.gradient)
 
     def allowed_average(self, theirs: float) -> float:
         """The same of the geometric mean over all gradients."""
-        return max(FARTHER * theirs, self.gradient)
+        return max(FARTHER_ON_AVERAGE * theirs, self.gradient)
 
 
 def fp32(theirs: Observed, terms: int, tokens: int) -> Yardstick:
@@ -67,4 +75,4 @@ def fp32(theirs: Observed, terms: int, tokens: int) -> Yardstick:
 
 def bf16(theirs: Observed) -> Yardstick:
     """The floor is one rounding; sums are fp32 on both sides."""
-    return Yardstick("bf16", theirs, BF16_ROUNDING, BF16_ROUNDING, FARTHER_IN_BF16)
+    return Yardstick("bf16", theirs, BF16_ROUNDING, BF16_ROUNDING, FARTHER_ALONE_IN_BF16)
