@@ -88,12 +88,12 @@ def test_dropout_of_an_adapter_is_off_on_both_sides_and_the_output_says_so(
     assert json.loads(capsys.readouterr().out)["left_out"] == ["lora_dropout"]
 
 
-def test_defaults_are_those_of_the_verb_that_will_train(here: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_defaults_are_those_of_the_verb_that_will_train(based: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
     """`sft` trains an adapter unless the file says otherwise, `train` all weights."""
     pytest.importorskip("peft")
     recipes = []
     for mode in ("train", "sft"):
-        verify_command(here.write(), [], 1, 32, 1, True, True, mode)  # type: ignore[arg-type]
+        verify_command(based.write(model_dtype="fp32"), [], 1, 32, 1, True, True, mode)  # type: ignore[arg-type]
         recipes.append(json.loads(capsys.readouterr().out)["recipe"])
     assert recipes == ["bf16", "bf16 with lora"]
 

@@ -119,7 +119,7 @@ def test_attention_of_keys_that_are_nearly_alike_is_as_exact_as_torchs(bias: flo
         qkv[:, : pieces[0]] *= 0.1
         results = []
         for dtype in (torch.float64, torch.float32):
-            leaf = qkv.to(dtype).requires_grad_()
+            leaf = qkv.to(dtype, copy=True).requires_grad_()
             out = one_at_a_time(leaf, cu, heads, groups, size)[0]
             (gradient,) = torch.autograd.grad(out, leaf, dout.to(dtype))
             results.append([out.detach(), *gradient.split(pieces, dim=1)])
