@@ -105,6 +105,34 @@ def test_no_token_attends_across_documents() -> None:
         assert not torch.equal(before[5:9], after[5:9])
 
 
+@pytest.mark.parametrize("bias", [0.0, 10.0, 100.0])
+def test_attention_of_keys_that_are_nearly_alike_is_as_exact_as_torchs(bias: float) -> None:
+    """Keys share a component of `bias` standard deviations, as the key biases of published Qwen2.5 models give them.
+    What is left of it must cancel: errors of outputs and of each gradient are those of torch's autograd in fp32."""
+    heads, groups, size, cu = 4, 2, 16, [0, 16, 64]
+    attrs = {"n_heads": heads, "n_kv_heads": groups, "head_dim": size, "seq_len": 64}
+    pieces = [heads * size, groups * size, groups * size]
+    ratios = []
+    for seed in range(8):
+        qkv, dout = random(64, sum(pieces), seed=seed), random(64, pieces[0], seed=100 + seed)
+        qkv[:, pieces[0] : pieces[0] + pieces[1]] += bias * random(1, pieces[1], seed=200 + seed)
+        qkv[:, : pieces[0]] *= 0.1
+        results = []
+        for dtype in (torch.float64, torch.float32):
+            leaf = qkv.to(dtype, copy=True).requires_grad_()
+            out = one_at_a_time(leaf, cu, heads, groups, size)[0]
+            (gradient,) = torch.autograd.grad(out, leaf, dout.to(dtype))
+            results.append([out.detach(), *gradient.split(pieces, dim=1)])
+        documents = torch.tensor(cu, dtype=torch.int32)
+        out, lse = ops.attention(qkv, documents, **attrs)
+        ours = [out, *ops.attention_bwd(dout, qkv, out, lse, documents, **attrs).split(pieces, dim=1)]
+        exact, torchs = results
+        errors = [[float((a.double() - b).norm()) for a, b in zip(x, exact, strict=True)] for x in (ours, torchs)]
+        ratios.append([mine / other for mine, other in zip(*errors, strict=True)])
+    mean = torch.tensor(ratios).mean(0)
+    assert mean.max() < 1.4, mean
+
+
 def test_large_scores_do_not_overflow() -> None:
     attrs = {"n_heads": 1, "n_kv_heads": 1, "head_dim": 4, "seq_len": 8}
     cu = torch.tensor([0, 8], dtype=torch.int32)

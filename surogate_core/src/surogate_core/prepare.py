@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -57,8 +57,11 @@ def prepare(
     device: DeviceInfo,
     patterns: Sequence[str] = CONFIG_FILES,
     world_size: int | None = None,
+    revise: Callable[[Ingredients], Ingredients] = lambda given: given,
 ) -> Prepared:
     """Plan a run on `device`, and on `world_size` - 1 others like it; None: as many as the config's `gpus` names.
+
+    `revise` changes what the run is made of before it is planned.
 
     `patterns` are the files of the model to have at hand: its config to plan, its tokenizer and weights to train.
     Raises ConfigError or PluginError when config, model, recipe and device do not go together.
@@ -72,7 +75,7 @@ def prepare(
             )
     model_dir = resolve_model_dir(config.model, patterns)
     model_config = with_rope_scaling(read_config(model_dir), config.rope_scaling, config.max_model_len)
-    given = replace(_ingredients(loaded, registry, model_config, device), world_size=world_size)
+    given = revise(replace(_ingredients(loaded, registry, model_config, device), world_size=world_size))
     target = Target(device, config.deterministic)
     resolved: dict[str, Resolved] = {}
     notices: dict[str, None] = {}  # in order, each once

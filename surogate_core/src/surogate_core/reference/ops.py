@@ -133,11 +133,9 @@ def attention(
         n, length = rows.shape
         qh, kh, vh = (_heads(x, rows, n_kv_heads, head_dim) for x in (q, k, v))
         scores = _scores(qh, kh, length)
-        log_sum = scores.logsumexp(-1)
-        probs = (scores - log_sum[..., None]).exp()
         flat = rows.reshape(-1)
-        out[flat] = _rows(probs @ vh, length).to(out.dtype)
-        lse[:, flat] = log_sum.view(n, n_heads, length).transpose(0, 1).reshape(n_heads, -1)
+        out[flat] = _rows(scores.softmax(-1) @ vh, length).to(out.dtype)
+        lse[:, flat] = scores.logsumexp(-1).view(n, n_heads, length).transpose(0, 1).reshape(n_heads, -1)
     return out, lse
 
 
@@ -153,18 +151,25 @@ def attention_bwd(
     head_dim: int,
     seq_len: int,
 ) -> Tensor:
-    """dv = p^T do; ds = p * (do v^T - rowsum(do * out)) / sqrt(D); dq = ds k; dk = ds^T q."""
+    """With p = softmax(q k^T / sqrt(D)) and dp = do v^T:
+
+        dv = p^T do;  ds = p * (dp - rowsum(p * dp)) / sqrt(D);  dq = ds k;  dk = ds^T q
+
+    Rows of ds sum to zero, and a component that all keys share cancels in dq. Kernels may use exp(s - lse) for p and
+    rowsum(do * out) for rowsum(p * dp), which are equal in exact arithmetic and need no sum over the keys. The
+    reference uses neither, because their rounding leaves a sum of ds that multiplies the shared component: with key
+    biases of standard deviation 10 to 100 the error of dq was 2.3 to 4 times that of torch's autograd (up to 6.4).
+    """
     q, k, v = _split(qkv, n_heads, n_kv_heads, head_dim)
     dqkv = torch.empty_like(qkv)
     dq, dk, dv = _split(dqkv, n_heads, n_kv_heads, head_dim)
     for rows in documents(cu_seqlens):
-        n, length = rows.shape
-        qh, kh, vh, oh, doh = (_heads(x, rows, n_kv_heads, head_dim) for x in (q, k, v, out, dout))
+        length = rows.shape[1]
+        qh, kh, vh, doh = (_heads(x, rows, n_kv_heads, head_dim) for x in (q, k, v, dout))
         flat = rows.reshape(-1)
-        log_sum = lse[:, flat].view(n_heads, n, length).transpose(0, 1).reshape(n, n_kv_heads, -1)
-        probs = (_scores(qh, kh, length) - log_sum[..., None]).exp()
-        delta = (doh * oh).sum(-1, keepdim=True)
-        ds = probs * (doh @ vh.mT - delta) * head_dim**-0.5
+        probs = _scores(qh, kh, length).softmax(-1)
+        dp = doh @ vh.mT
+        ds = probs * (dp - (probs * dp).sum(-1, keepdim=True)) * head_dim**-0.5
         for target, grad in ((dq, ds @ kh), (dk, ds.mT @ qh), (dv, probs.mT @ doh)):
             target[flat] = _rows(grad, length).to(dqkv.dtype)
     return dqkv

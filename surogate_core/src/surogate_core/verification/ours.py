@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import hf, run
 from ..adapted import adapter_of, load_adapter
 from ..prepare import Prepared
+from ..reference.rounding import TORCH_DTYPES
 from ..runtime.arena import Buffers
 from ..runtime.initialise import initialise
 from ..runtime.team import Team
@@ -27,15 +28,20 @@ def observe(
     chosen: Chosen,
     scratch: Path,
     skipped: Sequence[str],
+    stored: Mapping[str, str],
     notice: Callable[[str], None],
 ) -> Observed:
-    """Run a micro-step. Weights that are drawn, and the adapter, are written to "model" and "adapter" in `scratch`.
+    """Run a micro-step. Weights that are drawn, and the adapter, are written to "model" and "adapter" in `scratch`,
+    unless an earlier call has written them.
 
-    `skipped`: the checkpoint's tensors that belong to layers which were cut off.
+    `skipped`: the checkpoint's tensors that belong to layers which were cut off. `stored`: the dtype of each param in
+    the run that is verified, to which the weights are rounded.
     """
     worker = run.make_worker(prepared, notice=notice)
     try:
         _fill(prepared, worker, skipped)
+        for name, param in worker.params().items():
+            param.copy_(param.to(TORCH_DTYPES[stored[name]]))
         _write(prepared, worker, scratch)
         observed = Observed()
         positions = torch.cat([torch.arange(a, b) for a, b in chosen.documents])
@@ -105,12 +111,12 @@ def _write(prepared: Prepared, worker: Worker | Team, scratch: Path) -> None:
     """What transformers cannot read from the user's files."""
     config, params = prepared.loaded.config, worker.params()
     worker.settle()
-    if config.from_scratch:
+    if config.from_scratch and not (scratch / "model").exists():
         dtype = prepared.ingredients.precision.model
         model = (prepared.assembly.weights, params, prepared.model_config, prepared.model_dir, dtype)
         hf.save_model(scratch / "model", *model)
     chosen = adapter_of(prepared)
-    if chosen is not None:
+    if chosen is not None and not (scratch / "adapter").exists():
         adapter, options = chosen
         (scratch / "adapter").mkdir()
         trained = {v.name: params[v.name] for v in prepared.assembly.trainable}
