@@ -31,8 +31,8 @@
 // over tiles. dw is summed in registers per lane, then over the groups of a block, then over the blocks by a second
 // kernel, always in the same order.
 //
-// Bytes moved: 4 per element of qkv in the forward kernels and rope_bwd; 6 per element of q and k and 4 per element of v
-// in qk_norm_rope_bwd (bf16; twice that in fp32). Expected: 80-85 % of bandwidth.
+// Bytes moved: 4 per element of qkv in the forward kernels and rope_bwd; 6 per element of q and k and 4 per element of
+// v in qk_norm_rope_bwd (bf16; twice that in fp32). Expected: 80-85 % of bandwidth.
 #include <cuda_bf16.h>
 
 #include <cstdint>
@@ -190,8 +190,8 @@ __global__ void __launch_bounds__(threads)
     const int total = s.heads + 2 * s.kv_heads;
     const int units = static_cast<int>(min(static_cast<int64_t>(s.tile), s.tokens - first_token)) * total;
     const int lane = threadIdx.x % s.group;
-    // All groups run the same number of iterations, because the lanes of a warp shuffle together. A group without a unit
-    // left loads the first unit and stores nothing.
+    // All groups run the same number of iterations, because the lanes of a warp shuffle together. A group without a
+    // unit left loads the first unit and stores nothing.
     for (int base = 0; base < units; base += threads / s.group) {
         const int unit = base + threadIdx.x / s.group;
         const bool active = unit < units;
@@ -327,8 +327,8 @@ struct Target {
     bool accumulate;
 };
 
-// Grid: (ceil(D / 32), 2). A block has 32 columns x 32 rows of threads. Thread row r sums the rows r, r + 32, ... of the
-// partial sums; the first row of threads then sums over r.
+// Grid: (ceil(D / 32), 2). A block has 32 columns x 32 rows of threads. Thread row r sums the rows r, r + 32, ... of
+// the partial sums; the first row of threads then sums over r.
 __global__ void __launch_bounds__(1024)
     sum_partials_kernel(const float* __restrict__ partials, Target d_q_norm, Target d_k_norm, int64_t blocks,
                         int head_dim) {

@@ -60,15 +60,15 @@ private:
 enum class BackwardRoute : int64_t {
     any_order = 0,    // blocks accumulate as they finish: results may differ in their last bits from run to run
     kept_scores = 1,  // the gradients of all scores are stored in the workspace and dq is a product of them:
-                      // deterministic. SM90; documents * heads * seq_len^2 bf16 elements, for one group of heads at a time
-    ordered = 2,      // blocks accumulate in a fixed order: deterministic. SM90 with cuDNN 9.25 or later, SM100 and later
+                      // deterministic. SM90; documents * heads * seq_len^2 bf16 elements, for one group at a time
+    ordered = 2,      // blocks accumulate in a fixed order: deterministic. SM90 with cuDNN 9.25 or later, SM100
 };
 
 // Backward attention in bf16 by cuDNN. Not available on SM8x and SM12x.
-//   groups         number of groups of key/value heads (with their query heads) that run one after another, with one plan
-//                  and one workspace; divides kv_heads
-//   packed_dkv     dk and dv are written to workspace [T, G / groups, D] and then copied into dqkv. The per-query-head
-//                  sums that cuDNN keeps have the row stride of dk and dv, times H / G, so packed rows make them smaller.
+//   groups         number of groups of key/value heads (with their query heads) that run one after another, with one
+//                  plan and one workspace; divides kv_heads
+//   packed_dkv     dk and dv are written to workspace [T, G / groups, D] and then copied into dqkv. The sums per query
+//                  head that cuDNN keeps have the row stride of dk and dv, times H / G; packed rows make them smaller.
 class CudnnAttentionBackward {
 public:
     CudnnAttentionBackward(const AttentionShape& shape, BackwardRoute route, int64_t groups, bool packed_dkv);

@@ -1,11 +1,11 @@
-// Attention in bf16 by cuDNN: causal within each document, H query heads that share G key/value heads. attention_plain.cu
-// documents the formulas and layouts. Queries, keys and values are strided views of qkv. Documents are described by
-// ragged offsets in elements, which the kernel `ragged_offsets` writes to the workspace at each launch. Scores and sums
-// are fp32, the weights (p) and score gradients (ds) bf16; each output is rounded once.
+// Attention in bf16 by cuDNN: causal within each document, H query heads that share G key/value heads.
+// attention_plain.cu documents the formulas and layouts. Queries, keys and values are strided views of qkv. Documents
+// are described by ragged offsets in elements, which the kernel `ragged_offsets` writes to the workspace at each
+// launch. Scores and sums are fp32, the weights (p) and score gradients (ds) bf16; each output is rounded once.
 //
 // A cuDNN graph is built for a maximum number of documents and a maximum length. Its cost grows with both, even if
-// documents are empty: every (document, head, tile of the maximum length) has a thread block, which may exit immediately.
-// So the number of documents should be the smallest bound that the batches allow.
+// documents are empty: every (document, head, tile of the maximum length) has a thread block, which may exit
+// immediately. So the number of documents should be the smallest bound that the batches allow.
 //
 // This is the only file that includes the cuDNN frontend. It takes a minute and 2 GB of memory to compile.
 // Plans are shared: all layers of a model use one plan per direction, built when the first layer is bound.
@@ -339,10 +339,10 @@ void CudnnAttention::run(const void* qkv, const void* cu_seqlens, void* out, voi
 
 // ----------------------------------------------------------------------------------------------------------- backward
 
-// The plan is for one group of heads: views of the columns of the group, with the strides of whole rows. Each group is one
-// execution of four to six kernels, which access only the heads of the group. So groups add launches (about 5 us per
-// kernel) but no memory traffic. A group of one key/value head still has a thread block for every document, query head
-// and tile of 64 or 128 keys.
+// The plan is for one group of heads: views of the columns of the group, with the strides of whole rows. Each group is
+// one execution of four to six kernels, which access only the heads of the group. So groups add launches (about 5 us
+// per kernel) but no memory traffic. A group of one key/value head still has a thread block for every document, query
+// head and tile of 64 or 128 keys.
 struct CudnnAttentionBackward::Plan {
     static constexpr auto op = "attention_bwd";
 

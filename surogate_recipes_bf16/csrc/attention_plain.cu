@@ -1,6 +1,6 @@
-// Attention in fp32 arithmetic for fp32 and bf16, on SM80 and later. It serves fp32 training and is the standard that the
-// cuDNN kernels are tested against; it favours correctness over speed. This file has the forward kernel. The backward
-// kernels are in attention_plain_dq.cu and attention_plain_dkdv.cu, the shared code in attention_tile.cuh.
+// Attention in fp32 arithmetic for fp32 and bf16, on SM80 and later. It serves fp32 training and is the standard that
+// the cuDNN kernels are tested against; it favours correctness over speed. This file has the forward kernel. The
+// backward kernels are in attention_plain_dq.cu and attention_plain_dkdv.cu, the shared code in attention_tile.cuh.
 //
 // Causal attention within each document, H query heads that share G key/value heads (query head h uses h / (H / G)):
 //   s = q k^T / sqrt(D)     lse = log sum exp s     p = exp(s - lse)     out = p v
@@ -9,9 +9,9 @@
 //   out          [T, H D] of the same dtype
 //   lse          [H, T] fp32, natural logarithm
 //   cu_seqlens   [documents + 1] int32 in device memory, ascending from 0 to T; a document may be empty
-// Outputs are written, not accumulated into. D is a multiple of 8 up to 128. Kernels are compiled for 32, 64, 96 and 128;
-// other sizes cost as much as the next larger one. qkv and out are aligned to 16 bytes. Sums are fp32 and each output is
-// rounded once. There are no atomics, so results are bit-identical from run to run.
+// Outputs are written, not accumulated into. D is a multiple of 8 up to 128. Kernels are compiled for 32, 64, 96 and
+// 128; other sizes cost as much as the next larger one. qkv and out are aligned to 16 bytes. Sums are fp32 and each
+// output is rounded once. There are no atomics, so results are bit-identical from run to run.
 //
 // Grid: a block computes 64 queries of one query head and iterates over the keys from the start of the document of its
 // first row to its last row. No memory grows with T^2. The kernel is bound by fp32 arithmetic (2 products), not by
@@ -32,7 +32,8 @@ template <int D>
 constexpr int shared_bytes = (tile_floats<owned + 2 * streamed, D> + tile_floats<owned, streamed>) *
                              static_cast<int>(sizeof(float));
 
-// Online softmax over the key tiles: running maximum and sum of a row. Earlier sums are rescaled when the maximum rises.
+// Online softmax over the key tiles: running maximum and sum of a row. Earlier sums are rescaled when the maximum
+// rises.
 template <class T, int D>
 __global__ void __launch_bounds__(threads, 2)
     attention_kernel(const T* qkv, const int* cu_seqlens, T* out, float* lse, Sizes sizes) {

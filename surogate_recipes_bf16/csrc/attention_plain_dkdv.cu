@@ -7,7 +7,8 @@
 //   dout    [T, H D], layout of out
 //   delta   [H, T] fp32: rowsum(dout out)
 // qkv, dqkv and dout are aligned to 16 bytes. Outputs are written, not accumulated into. Sums are fp32; dk and dv are
-// rounded once. There are no atomics: one block sums over all queries of a group, with heads and rows in ascending order.
+// rounded once. There are no atomics: one block sums over all queries of a group, with heads and rows in ascending
+// order.
 //
 // Grid: a block computes 64 keys of one key/value head. For every query head of the group, it iterates over the queries
 // from its first row to the end of the document of its last row. 4 products, bound by fp32 arithmetic. 95 KB of shared

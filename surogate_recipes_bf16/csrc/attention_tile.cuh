@@ -1,13 +1,14 @@
-// Tiles of the plain attention kernels, which attention_plain.cu documents. A block owns a tile of 64 consecutive rows of
-// [0, T] and iterates over tiles of the rows that they need (the streamed tiles).
+// Tiles of the plain attention kernels, which attention_plain.cu documents. A block owns a tile of 64 consecutive rows
+// of [0, T] and iterates over tiles of the rows that they need (the streamed tiles).
 //
 // Tiles are stored in shared memory as fp32 [rows, D + padding]. D is head_dim rounded up to a multiple of 32; columns
-// beyond head_dim are zero. The 256 threads are arranged as 16 x 16: thread (ty, tx) has the rows ty + 16 i of the owned
-// tile. The 16 threads with the same ty share these rows and form one half of a warp. Sums are fp32 in a fixed order.
+// beyond head_dim are zero. The 256 threads are arranged as 16 x 16: thread (ty, tx) has the rows ty + 16 i of the
+// owned tile. The 16 threads with the same ty share these rows and form one half of a warp. Sums are fp32 in a fixed
+// order.
 //
-// A tile may contain rows of several documents. A block iterates over all rows that any of its rows needs and masks those
-// that a row does not attend to. So the work is the causal triangle of each document, rounded up to tiles; the number of
-// documents, empty ones included, does not matter.
+// A tile may contain rows of several documents. A block iterates over all rows that any of its rows needs and masks
+// those that a row does not attend to. So the work is the causal triangle of each document, rounded up to tiles; the
+// number of documents, empty ones included, does not matter.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -28,7 +29,7 @@ namespace surogate::attention {
 constexpr int threads = 256;
 constexpr int owned = 64;         // rows of the tile that a block owns
 constexpr int rows = owned / 16;  // owned rows per thread
-constexpr int padding = 4;        // floats after each row in shared memory, so that 16-byte reads of 8 rows use all banks
+constexpr int padding = 4;        // floats after each row in shared memory: 16-byte reads of 8 rows then use all banks
 
 struct Sizes {
     int tokens;

@@ -63,8 +63,9 @@ void bind_loss(nb::module_& m) {
             nb::arg("chunks"), nb::arg("dtype"), nb::arg("has_dx"), nb::arg("dtype_dw"), nb::arg("accumulate_loss"),
             nb::arg("accumulate_dw"), nb::arg("library_bytes"), nb::arg("timed"), nb::arg("stream"),
             nb::call_guard<nb::gil_scoped_release>(),
-            "Bind to these buffers and select the algorithms of the products. If `timed`, they are timed on the buffers, "
-            "which overwrites dx, dw and the workspace; otherwise cuBLASLt's heuristic selects. dtype_dw -1: no dw.")
+            "Bind to these buffers and select the algorithms of the products. If `timed`, they are timed on the "
+            "buffers, which overwrites dx, dw and the workspace; otherwise cuBLASLt's heuristic selects. "
+            "dtype_dw -1: no dw.")
         .def(
             "begin", [](LmHead& self, uintptr_t stream) { self.begin(reinterpret_cast<cudaStream_t>(stream)); },
             nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>())

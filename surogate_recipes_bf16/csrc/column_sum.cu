@@ -1,14 +1,13 @@
 // linear_bgrad: dbias [N] (+)= sum over t of dy[t, n]; dy [T, N] row-major.
 //
-// dy is fp32 or bf16. dbias is fp32 (written or accumulated into) or bf16 (written); it is rounded once. Workspace: fp32
-// [slabs, N], slabs = min(128, ceil(T / 64)), aligned to 16 bytes. Other pointers are aligned to their element. dy is
-// read in 16-byte vectors if it is aligned to 16 bytes and its rows are a multiple of 16 bytes.
+// dy is fp32 or bf16. dbias is fp32 (written or accumulated into) or bf16 (written); it is rounded once. Workspace:
+// fp32 [slabs, N], slabs = min(128, ceil(T / 64)), aligned to 16 bytes. Other pointers are aligned to their element. dy
+// is read in 16-byte vectors if it is aligned to 16 bytes and its rows are a multiple of 16 bytes.
 //
 // Stage 1: a block of 8 warps sums 32 vectors of columns over one slab of rows. Warp w sums the rows w, w + 8, ...; the
-// block adds the sums of its warps in order. Stage 2: thread row y of 32 sums the partials y, y + 32, ...; the block adds
-// these sums in order. Results do not depend on the GPU or on timing.
-// Bytes moved: dy once; the partials add less than 2 % (one fp32 row per at least 64 rows). Expected: 80-85 % of
-// bandwidth for T >= 4096.
+// block adds the sums of its warps in order. Stage 2: thread row y of 32 sums the partials y, y + 32, ...; the block
+// adds these sums in order. Results do not depend on the GPU or on timing. Bytes moved: dy once; the partials add less
+// than 2 % (one fp32 row per at least 64 rows). Expected: 80-85 % of bandwidth for T >= 4096.
 #include "column_sum.h"
 
 #include <surogate/reduce.cuh>

@@ -5,9 +5,9 @@
 // Contiguous arrays of `size` elements, aligned to their element. With `accumulate` the output is accumulated into (+=)
 // and must be fp32. Outputs must not overlap inputs.
 //
-// Grid: if all pointers are aligned to 16 bytes, a thread processes 16 bytes of the widest operand, and the threads after
-// the last whole vector process one remaining element each. Bytes moved: every operand once, accumulated outputs twice.
-// Expected: 85-90 % of bandwidth for arrays of several MiB.
+// Grid: if all pointers are aligned to 16 bytes, a thread processes 16 bytes of the widest operand, and the threads
+// after the last whole vector process one remaining element each. Bytes moved: every operand once, accumulated outputs
+// twice. Expected: 85-90 % of bandwidth for arrays of several MiB.
 #include "elementwise.h"
 
 #include <type_traits>
@@ -19,8 +19,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// A vector width as a type. for_my_elements calls body(first element, Width<N>) or body(element, Width<1>), so that each
-// element is processed once.
+// A vector width as a type. for_my_elements calls body(first element, Width<N>) or body(element, Width<1>), so that
+// each element is processed once.
 template <int N>
 struct Width {
     static constexpr int value = N;

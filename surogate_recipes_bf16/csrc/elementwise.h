@@ -1,4 +1,4 @@
-// Launchers of elementwise ops and of the embedding. Formulas and layouts are documented in the .cu file of the same name
+// Launchers of elementwise ops and of the embedding. The .cu file of the same name documents formulas and layouts
 // (`add`, `cast`, `fill`: elementwise.cu; `swiglu_bwd`: swiglu.cu).
 #pragma once
 

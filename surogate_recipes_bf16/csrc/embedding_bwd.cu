@@ -5,10 +5,10 @@
 // Sums are fp32 and rounded once. Tokens outside of [0, V) are ignored. Pointers are aligned to their element. Accesses
 // are vectorized if dout and dw are aligned to 16 bytes and C is a multiple of 8 (fp32: 4).
 //
-// There are no atomics. (token, position) pairs are sorted by token; cub::DeviceRadixSort is stable, so equal tokens stay
-// in order of position. Grid: one block per pair and 32 vectors of columns. The block of the first pair of a token sums
-// the token's rows: each of its 8 warps sums an eighth of the positions in ascending order, then the eight sums are added
-// in order. The other blocks exit. Results depend only on the inputs.
+// There are no atomics. (token, position) pairs are sorted by token; cub::DeviceRadixSort is stable, so equal tokens
+// stay in order of position. Grid: one block per pair and 32 vectors of columns. The block of the first pair of a token
+// sums the token's rows: each of its 8 warps sums an eighth of the positions in ascending order, then the eight sums
+// are added in order. The other blocks exit. Results depend only on the inputs.
 //
 // Workspace, aligned to 256 bytes: 4 int32 arrays of T elements (each rounded up to 256 bytes), then the temporary
 // storage of the sort, at most 9 T + 16384 bytes. The launcher checks this bound: the sort of this version of CUB needs

@@ -21,8 +21,8 @@ constexpr const char* op_name = "gemm";
 constexpr int requested_choices = 8;
 constexpr int timed_rounds = 5;
 constexpr float sample_ms = 0.5f;    // a sample repeats the product for about this time, at most 20 times
-constexpr float margin = 0.98f;      // the heuristic's first algorithm is replaced only by one that takes less than this
-                                     // fraction of its time, so that noise does not decide
+constexpr float margin = 0.98f;      // the heuristic's first algorithm is replaced only by one that takes less than
+                                     // this fraction of its time, so that noise does not decide
 
 // ---------------------------------------------------------------------------------------------------- the library
 
@@ -212,7 +212,8 @@ std::string describe_shape(const GemmShape& s) {
     return text + " workspace " + n(s.library_bytes);
 }
 
-// Describes what the choice of an algorithm depends on besides the product: the version of cuBLASLt and the kind of GPU.
+// Describes what the choice of an algorithm depends on besides the product: the version of cuBLASLt and the kind of
+// GPU.
 std::string describe_platform() {
     int device = 0, major = 0, minor = 0, processors = 0;
     check_cuda(cudaGetDevice(&device), op_name);
@@ -292,7 +293,7 @@ struct Gemm::Impl {
     GemmShape shape;
     cublasLtHandle_t handle;
     Desc desc;
-    Layout a, b, d;  // of A, B and D; cuBLASLt receives B as its A, because in column-major order it computes D^T = B^T A^T
+    Layout a, b, d;  // of A, B and D; cuBLASLt computes D^T = B^T A^T in column-major order, so it receives B as its A
     Choice choice;
     std::string description;
 
@@ -369,8 +370,8 @@ struct Gemm::Impl {
         check_status(lt().MatmulPreferenceCreate(&made), "cublasLtMatmulPreferenceCreate");
         const Preference preference(made);
         set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<size_t>(shape.library_bytes));
-        // Split-k with bf16 parts would round each part before the sum. With a bias, even the sum of fp32 parts is rounded
-        // to D before the bias is added, so split-k is disabled.
+        // Split-k with bf16 parts would round each part before the sum. With a bias, even the sum of fp32 parts is
+        // rounded to D before the bias is added, so split-k is disabled.
         uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_MASK;
         if (product_dtype(shape) == BF16) {
             schemes = shape.has_bias ? CUBLASLT_REDUCTION_SCHEME_NONE : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;

@@ -43,8 +43,8 @@ struct GemmShape {
     int dtype_bias;
     bool accumulate;                // D +=
     int64_t library_bytes;          // workspace of cuBLASLt, a multiple of 256
-    int64_t alignment_a, alignment_b, alignment_d;  // alignment in bytes of all pointers passed to `run`; powers of two;
-                                                    // larger values than 256 have the effect of 256
+    int64_t alignment_a, alignment_b, alignment_d;  // alignment in bytes of the pointers passed to `run`; powers of
+                                                    // two; values above 256 are treated as 256
 };
 
 // Buffers for timing the algorithms. If A, B and D are null, nothing is timed and the first algorithm of cuBLASLt's

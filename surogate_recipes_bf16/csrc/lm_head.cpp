@@ -10,17 +10,17 @@
 //                                                        accumulated into; omitted if w is frozen
 //   loss  (+)= loss_scale * sum over labelled rows of -log softmax(logits)[target]
 //
-// A run is begin, chunk 0, the further chunks that contain labelled rows, and end. The host knows the number of labels in
-// a micro-batch, so the only cost of unlabelled rows is clearing their dx. A bf16 dw is written directly if a single bf16
-// product computes it; otherwise it is summed in fp32 in the workspace and rounded once at the end.
+// A run is begin, chunk 0, the further chunks that contain labelled rows, and end. The host knows the number of labels
+// in a micro-batch, so the only cost of unlabelled rows is clearing their dx. A bf16 dw is written directly if a single
+// bf16 product computes it; otherwise it is summed in fp32 in the workspace and rounded once at the end.
 //
 // Workspace: cuBLASLt workspace | logits of a chunk, row stride a multiple of 64 elements | row losses fp32 [tokens] |
 // rows and labels int32 [tokens] | x_c | dx_c, if there is dx | dw fp32 [vocab_size, d_model], if it is summed there.
 // Each part begins at a multiple of 256 bytes.
 //
-// FLOPs: 2 * labels * d_model * vocab_size for each of logits, dx and dw. Launches: 2 or 3 in begin; 3 per chunk, 5 with
-// dx, 6 with dw; 1 or 2 in end. Gather and scatter move 4 to 6 bytes per element of x, which is negligible compared with
-// 6 * vocab_size FLOPs per element.
+// FLOPs: 2 * labels * d_model * vocab_size for each of logits, dx and dw. Launches: 2 or 3 in begin; 3 per chunk, 5
+// with dx, 6 with dw; 1 or 2 in end. Gather and scatter move 4 to 6 bytes per element of x, which is negligible
+// compared with 6 * vocab_size FLOPs per element.
 
 #include "elementwise.h"
 #include "gemm.h"

@@ -2,19 +2,19 @@
 //   dx [T, C] = rstd * (g - n * mean_c(g * n)) (+ dresidual)
 //   dw [C]  (+)= sum_t dy * n
 //
-// dy, x, dresidual, dx [T, C] and w [C] have one dtype, fp32 or bf16, and are row-major; rstd is fp32 [T]; dresidual may
-// be null. Arithmetic is fp32; each output is rounded once. dx is written and must not overlap an input. dw is fp32
-// (written or accumulated into) or bf16 (written). Workspace: fp32 [min(T, P), C], P = 1024 below 2048 columns, otherwise
-// 512; aligned to 16 bytes. Other pointers are aligned to their element.
+// dy, x, dresidual, dx [T, C] and w [C] have one dtype, fp32 or bf16, and are row-major; rstd is fp32 [T]; dresidual
+// may be null. Arithmetic is fp32; each output is rounded once. dx is written and must not overlap an input. dw is fp32
+// (written or accumulated into) or bf16 (written). Workspace: fp32 [min(T, P), C], P = 1024 below 2048 columns,
+// otherwise 512; aligned to 16 bytes. Other pointers are aligned to their element.
 //
 // Stage 1: at most P blocks, independent of the GPU. Block b processes rows b, b + blocks, ... and accumulates its part
-// of dw in registers, one partial row per block. Rows up to 1 KiB have one warp each, and the sums of the four warps of a
-// block are added in order; longer rows have one block each. Rows that are unaligned or longer than 32 KiB (bf16) or
+// of dw in registers, one partial row per block. Rows up to 1 KiB have one warp each, and the sums of the four warps of
+// a block are added in order; longer rows have one block each. Rows that are unaligned or longer than 32 KiB (bf16) or
 // 64 KiB (fp32) are read twice, and a separate pass computes dw (column_sum.cu). Stage 2 sums the partials in a fixed
 // order.
 //
-// Bytes moved per element in bf16: 6 read + 2 written (4 + 2 without dresidual). The partials add 8 bytes per column and
-// block, which is 6 % at T = 8192 and C >= 2048. Expected: 75-85 % of bandwidth.
+// Bytes moved per element in bf16: 6 read + 2 written (4 + 2 without dresidual). The partials add 8 bytes per column
+// and block, which is 6 % at T = 8192 and C >= 2048. Expected: 75-85 % of bandwidth.
 #include <surogate/reduce.cuh>
 
 #include <algorithm>
@@ -33,8 +33,8 @@ constexpr int kMaxThreads = 1024;
 // in flight.
 int64_t max_blocks(int64_t columns) { return columns < 2048 ? 1024 : 512; }
 
-// Returns v through an optimization barrier. The compiler then converts bf16 to float again at the second use, instead of
-// keeping the floats, twice as many registers, across the reduction.
+// Returns v through an optimization barrier. The compiler then converts bf16 to float again at the second use, instead
+// of keeping the floats, twice as many registers, across the reduction.
 template <class T, int N>
 __device__ __forceinline__ Vec<T, N> packed(const Vec<T, N>& v) {
     uint32_t words[sizeof(v) / 4];
