@@ -6,8 +6,10 @@
 //
 // Stage 1: a block of 8 warps sums 32 vectors of columns over one slab of rows. Warp w sums the rows w, w + 8, ...; the
 // block adds the sums of its warps in order. Stage 2: thread row y of 32 sums the partials y, y + 32, ...; the block
-// adds these sums in order. Results do not depend on the GPU or on timing. Bytes moved: dy once; the partials add less
-// than 2 % (one fp32 row per at least 64 rows). Expected: 80-85 % of bandwidth for T >= 4096.
+// adds these sums in order. Results do not depend on the GPU or on timing.
+//
+// Bytes moved: dy once; the partials add less than 2 % (one fp32 row per at least 64 rows). Expected: 80-85 % of
+// bandwidth for T >= 4096.
 #include "column_sum.h"
 
 #include <surogate/reduce.cuh>

@@ -12,10 +12,11 @@
 //             pointers are aligned to 16 bytes.
 //
 // labelled_rows is one block, which processes 1,024 targets at a time and keeps a running count. A ballot gives the
-// number of labels before a thread in its warp, the totals of the warps those in preceding warps. It moves 12 bytes per
-// token and takes about 1 us per 4,096 tokens, which is negligible in a micro-step. gather_rows and scatter_rows use
-// one block per row, with accesses of 16 bytes if row_bytes allows it, otherwise 2. They move 2 * count * row_bytes, at
-// full bandwidth.
+// number of labels before a thread in its warp; the totals of the warps give the number in preceding warps. It moves 12
+// bytes per token and takes about 1 us per 4,096 tokens, which is negligible in a micro-step.
+//
+// gather_rows and scatter_rows use one block per row, with accesses of 16 bytes if row_bytes allows it, otherwise 2.
+// They move 2 * count * row_bytes, at full bandwidth.
 
 #include <cuda_runtime.h>
 

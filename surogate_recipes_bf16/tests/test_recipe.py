@@ -82,17 +82,17 @@ def test_every_pair_of_dtypes_is_supported_or_rejected_with_the_supported_ones()
             assert (decided.matmul, decided.gradient) == (m, g)
             seen["legal"] += 1
             continue
-        with pytest.raises(ConfigError) as refused:
+        with pytest.raises(ConfigError) as rejected:
             decide(model_dtype=model, matmul_dtype=matmul, gradient_dtype=gradient)
-        text = str(refused.value)
+        text = str(rejected.value)
         assert f"matmul_dtype: {m}" in text and f"gradient_dtype: {g}" in text
         if (m, g) == ("e4m3", "e5m2"):
             assert "not supported yet" in text
             seen["not yet"] += 1
         else:
             assert all(f"({a}, {b})" in text for a, b in (("fp32", "fp32"), ("bf16", "bf16")))
-            seen["refused"] += 1
-    assert seen == {"legal": 18, "not yet": 3, "refused": 27}
+            seen["rejected"] += 1
+    assert seen == {"legal": 18, "not yet": 3, "rejected": 27}
 
 
 def test_gpus_before_ampere_are_rejected_with_both_sm_versions() -> None:

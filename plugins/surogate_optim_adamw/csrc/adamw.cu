@@ -14,12 +14,14 @@
 //   clip_coef, lr  fp32 scalars; step int32 scalar, 1 at the first step; seed int64 scalar; all in device memory
 //
 // Random bits: Philox with the key `seed` and the counter (index of the eight elements, stream of the value, step). A
-// param has three streams: its own and two that differ from it in fixed bits (philox.cuh). Any size. Pointers are
-// aligned to their element; accesses are 16 bytes wide for tensors whose buffers are all aligned to 16 bytes. Grid: one
-// block per chunk; a thread processes eight elements per iteration. Bytes moved per element: 28 with fp32 throughout,
-// 14 with bf16 throughout. Expected: 85-90 % of bandwidth with fp32 states. With bf16 throughout, three Philox calls,
-// two exact divisions and a square root take about 110 instructions per element, and arithmetic limits the kernel to
-// about half of the bandwidth.
+// param has three streams: its own and two that differ from it in fixed bits (philox.cuh).
+//
+// Any size. Pointers are aligned to their element; accesses are 16 bytes wide for tensors whose buffers are all aligned
+// to 16 bytes. Grid: one block per chunk; a thread processes eight elements per iteration.
+//
+// Bytes moved per element: 28 with fp32 throughout, 14 with bf16 throughout. Expected: 85-90 % of bandwidth with fp32
+// states. With bf16 throughout, three Philox calls, two exact divisions and a square root take about 110 instructions
+// per element, and arithmetic limits the kernel to about half of the bandwidth.
 #include <cuda_bf16.h>
 
 #include <cstdint>

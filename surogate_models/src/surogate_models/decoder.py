@@ -191,8 +191,8 @@ def _attention(b: Builder, d: DecoderDims, batch: BatchInputs, name: str, norm: 
     qkv = _linear(b, d, norm, f"{name}.qkv", d.q_rows + 2 * d.kv_rows, label="qkv", bias=d.qkv_bias)
     if d.qk_norm:
         norms = [_norm(b, f"{name}.{which}_norm", d.head_dim) for which in "qk"]
-        turn = {**heads, **d.rope.attrs, "eps": d.norm_eps}
-        rope = b.apply("qk_norm_rope", qkv, *norms, batch.positions, label="rope", **turn)
+        attrs = {**heads, **d.rope.attrs, "eps": d.norm_eps}
+        rope = b.apply("qk_norm_rope", qkv, *norms, batch.positions, label="rope", **attrs)
     else:
         rope = b.apply("rope", qkv, batch.positions, label="rope", **heads, **d.rope.attrs)
     attention = b.apply("attention", rope, batch.cu_seqlens, seq_len=batch.seq_len, **heads)

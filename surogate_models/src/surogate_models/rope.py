@@ -88,8 +88,8 @@ def read_rope(config: Mapping[str, Any], head_dim: int, *, default_theta: float 
     kind = given.get("rope_type", given.get("type", "default"))
     if kind == "linear":
         factor = _factor(given, within)
-        own = integer(config, "max_position_embeddings") if is_given(config, "max_position_embeddings") else 0
-        return Rope(theta, Linear(factor), max_positions=int(factor * own))
+        positions = integer(config, "max_position_embeddings") if is_given(config, "max_position_embeddings") else 0
+        return Rope(theta, Linear(factor), max_positions=int(factor * positions))
     if kind == "yarn":
         return _yarn(config, given, within, theta, head_dim)
     if kind == "llama3":
