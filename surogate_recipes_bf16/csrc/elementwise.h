@@ -1,4 +1,4 @@
-// Launchers of element-wise ops and of the embedding. What they compute and every layout: the .cu of the same name
+// Launchers of elementwise ops and of the embedding. The .cu file of the same name documents formulas and layouts
 // (`add`, `cast`, `fill`: elementwise.cu; `commit`: copy.cu; `swiglu_bwd`: swiglu.cu).
 #pragma once
 

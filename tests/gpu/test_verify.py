@@ -1,4 +1,4 @@
-"""`surogate verify` on the GPU: the compiled kernels beside transformers on the same device."""
+"""`surogate verify` on the GPU compares the compiled kernels with transformers on the same device."""
 
 from __future__ import annotations
 

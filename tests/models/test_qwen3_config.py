@@ -1,4 +1,4 @@
-"""What `dims` reads from config.json and what it refuses."""
+"""`dims` reads a Qwen3 config.json and rejects invalid or unsupported values."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def without(*keys: str, **changes: Any) -> dict[str, Any]:
     return {k: v for k, v in tiny_config(**changes).items() if k not in keys}
 
 
-def test_rope_theta_is_read_where_transformers_4_and_5_write_it() -> None:
+def test_rope_theta_is_read_in_the_formats_of_transformers_4_and_5() -> None:
     assert dims(tiny_config(rope_parameters={"rope_type": "default", "rope_theta": 5e5})).rope.theta == 5e5
     assert dims(without("rope_parameters", rope_theta=1000000, rope_scaling=None)).rope.theta == 1e6
     assert dims(without("rope_parameters", rope_theta=7.0, rope_scaling={"type": "default"})).rope.theta == 7.0
 
 
-def test_absent_optional_keys_mean_what_they_mean_to_transformers() -> None:
+def test_missing_optional_keys_have_the_defaults_of_transformers() -> None:
     optional = ("head_dim", "rms_norm_eps", "initializer_range", "max_position_embeddings", "tie_word_embeddings")
     d = dims(without(*optional, num_key_value_heads=None))
     assert (d.head_dim, d.norm_eps, d.init_std, d.max_positions, d.tied_embeddings) == (128, 1e-6, 0.02, 32768, False)
@@ -73,12 +73,12 @@ def test_absent_optional_keys_mean_what_they_mean_to_transformers() -> None:
     ],
     ids=str,
 )
-def test_wrong_values_are_refused_by_name(changes: dict[str, Any]) -> None:
+def test_errors_name_the_invalid_key(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"^{next(iter(changes))}.*\(got .*\)"):
         dims(tiny_config(**changes))
 
 
-def test_windows_that_no_layer_has_are_no_obstacle() -> None:
+def test_sliding_window_keys_are_accepted_if_no_layer_has_a_window() -> None:
     assert dims(tiny_config(use_sliding_window=True, max_window_layers=4)) == dims(tiny_config())
     assert dims(tiny_config(use_sliding_window=True, layer_types=["full_attention"] * 4)) == dims(tiny_config())
 
@@ -134,7 +134,7 @@ def test_absent_and_null_keys_mean_what_transformers_takes_them_for(family: Mode
     assert ours.head_dim == head_dim
 
 
-def test_tied_models_ignore_the_copy_of_the_embedding() -> None:
+def test_tied_models_ignore_the_copy_of_the_embedding_in_checkpoints() -> None:
     for tied in (True, False):
         d = dims(tiny_config(tie_word_embeddings=tied))
         names = {tensor.name for m in QWEN3.weights(d) for tensor in m.tensors}

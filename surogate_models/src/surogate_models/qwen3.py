@@ -1,4 +1,4 @@
-"""Qwen3 dense: QK-norm, heads whose size is given and need not be d_model / n_heads, biases by `attention_bias`."""
+"""Qwen3 dense: QK-norm, an explicit head_dim that need not be d_model / n_heads, biases if `attention_bias` is set."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ from .rope import read_rope
 
 
 def dims(config: Mapping[str, Any]) -> DecoderDims:
-    """Read the sizes from a parsed `config.json` of transformers 4 or 5; an absent key means what it means there, which
-    is 32 key heads and a `rope_theta` of 10,000. A key of null is the same only where transformers allows null.
+    """Read the sizes from a parsed `config.json` of transformers 4 or 5.
 
-    Raises ConfigError, "key: what is wrong (got value)", when a key is missing or wrong, and when the model needs what
-    is not built: sliding windows, attention dropout, another activation.
+    An absent key has the default of transformers: 32 key/value heads, a `rope_theta` of 10,000. Null is accepted where
+    transformers accepts it.
+
+    Missing keys have the defaults of transformers. Raises ConfigError ("key: what is wrong (got value)") if a key is
+    missing or invalid, or if the model needs an unsupported feature: sliding windows, attention dropout or an
+    activation other than SiLU.
     """
     refuse_sliding_windows(config)
     bias = boolean(config, "attention_bias")

@@ -1,4 +1,4 @@
-"""Ops and programs: a flat list, in the order in which it runs."""
+"""Ops and programs. A program is a flat list of ops in execution order."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from .value import Value
 Phase = Literal["forward", "backward", "recompute", "update", "load"]
 
 Lane = Literal["compute", "comm"]
-"""Where an op runs: "compute" is in order; "comm" runs beside it, in an order of its own, from the moment when what
-comes before it in the program is done. What an op of one lane leaves, an op of the other waits for."""
+"""The stream that an op runs on. Ops of one lane run in program order. "comm" runs concurrently with "compute": a
+"comm" op starts once all ops before it in the program are done. An op that uses a value written on the other lane waits
+for that write."""
 
 
 @dataclass(frozen=True, eq=False)
 class Op:
-    """One step of a program: `outs = kind(ins, **attrs)`.
+    """One operation of a program: `outs = kind(ins, **attrs)`.
 
-    attrs       plain values that never change between runs; what changes is an input value (lr, step, seed)
-    accumulate  indices of `outs` that are added to (`+=`) instead of written
-    block       transformer block, -1 outside
-    where       "file:line" of the emit, for error messages
-    lane        whether it runs in order with the rest or beside it
+    attrs       constants; whatever changes between runs is an input value instead (lr, step, seed)
+    accumulate  indices of `outs` that the op adds to (`+=`) instead of overwriting
+    block       index of the transformer block, or -1 outside of blocks
+    where       "file:line" of the code that emitted the op, for error messages
+    lane        stream that the op runs on
     """
 
     kind: str
@@ -39,14 +40,14 @@ class Op:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A list of ops and the values that a caller reads afterwards (they keep their producers alive)."""
+    """A list of ops, and the output values that the caller reads after a run. Ops that produce outputs are not dead."""
 
     name: str
     ops: tuple[Op, ...]
     outputs: tuple[Value, ...] = ()
 
     def values(self) -> list[Value]:
-        """Every value that the program touches, each once, in order of first appearance."""
+        """Return every value that the program uses, without duplicates, in order of first appearance."""
         seen: dict[Value, None] = {}
         for op in self.ops:
             for value in (*op.ins, *op.outs):

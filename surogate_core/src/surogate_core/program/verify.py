@@ -1,4 +1,4 @@
-"""What must hold of every program, checked after every pass."""
+"""Invariants of a program. They are checked after every pass."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked: set[Op] | None = None) -> None:
-    """Raise ProgramError, naming op and line, unless:
+    """Check the invariants below. Raise ProgramError, naming the op and its source line, if one does not hold.
 
-    - names are unique; dtypes exist
-    - an activation has one writer, which runs before every reader; inputs have none
-    - only gradients and states are added to
-    - shapes and dtypes are what the op's definition infers (a gradient may be stored in another)
-    - no op with effects is recomputed
-    - an op off the compute lane touches only what outlives the program: an activation's memory is another's once the
-      op has had its turn in the list, which is not when it is done
-    - every output of the program is written or outlives it
+    - Value names are unique and dtypes are known.
+    - An activation has exactly one writer, which runs before all readers. Inputs have no writer.
+    - Ops accumulate only into gradients and states.
+    - Shapes and dtypes equal those that the op's definition infers. A gradient may be stored in a different dtype.
+    - No op with effects is recomputed.
+    - An op that is not on the compute lane uses only values that outlive the program. The planner may reuse an
+      activation's memory after its last reader in program order, when an op on another lane may still be running.
+    - Every output of the program is written by the program or outlives it.
 
-    `checked`: ops that an earlier call with the same set has found sound; those of this program are added. Ops are
-    immutable, so the rules that concern an op alone are checked once, however many passes keep it.
+    `checked` holds ops that earlier calls found valid; this call adds those of `program`. Ops are immutable, so the
+    rules about a single op are checked once, however many passes keep it.
     """
     context = f"{program.name}{f' after {after}' if after else ''}"
     checked = set() if checked is None else checked
