@@ -1,13 +1,17 @@
-"""Chat templates of three public formats, and a small tokenizer with their special tokens.
+"""Chat templates, written anew and published, and small tokenizers with their special tokens.
 
-The templates are written anew after the public formats: headers, ends of turn, think blocks, tool calls and responses
-are those of the models' own; the fixed sentences around tools are shortened.
+The templates in this file are written anew after three public formats: headers, ends of turn, think blocks, tool calls
+and responses are those of the models' own; the fixed sentences around tools are shortened.
 """
 
+# ruff: noqa: RUF001  (the tokens of DeepSeek models are written with other characters)
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -169,3 +173,141 @@ def chat_tokenizer(directory: Path, template: str | None, special: tuple[str, ..
     if template is not None:
         (directory / "chat_template.jinja").write_text(template)
     return Tokenizer(directory)
+
+
+# --------------------------------------------------------------------------------------------------- published models
+
+TEMPLATES = Path(__file__).parent / "data/templates"
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published template, the kinds of tokenizer that models with it have, and the tokens added to them.
+
+    kinds: "bytes" (byte-level), "prepend" (as Llama 2's tokenizer.json was converted at first), "metaspace" (as it is
+    converted today), "gemma". plain: added tokens that are not special. rstrip: added tokens swallow white space after
+    them.
+    """
+
+    kinds: tuple[str, ...]
+    bos: str | None
+    eos: str
+    special: tuple[str, ...] = ()
+    plain: tuple[str, ...] = ()
+    rstrip: bool = False
+
+
+_SP = ("prepend", "metaspace")
+_TEKKEN = (
+    *("[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+    *("[TOOL_CALLS]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[CALL_ID]", "[ARGS]", "[TOOL_CONTENT]"),
+)
+_PHI = ("<|user|>", "<|assistant|>", "<|system|>", "<|end|>")
+_DEEPSEEK = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>")
+_DEEPSEEK_TOOLS = (
+    *(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+    ),
+    *("<｜tool▁outputs▁begin｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>", "<｜tool▁outputs▁end｜>"),
+)
+_CHATML = Published(("bytes",), None, "<|im_end|>", ("<|endoftext|>", "<|im_start|>"), TAGS)
+
+PUBLISHED = {
+    "llama-2": Published(("bytes", *_SP), "<s>", "</s>"),
+    "zephyr": Published(("bytes", *_SP), "<s>", "</s>"),
+    "vicuna": Published(("bytes", *_SP), "<s>", "</s>"),
+    "mistral-v0.2": Published(("bytes", *_SP), "<s>", "</s>"),
+    "mistral-v1": Published(("bytes", *_SP), "<s>", "</s>"),
+    "mistral-v3": Published(("bytes", *_SP), "<s>", "</s>", _TEKKEN),
+    "mistral-v3-tekken": Published(("bytes",), "<s>", "</s>", _TEKKEN),
+    "mistral-v7": Published(("bytes", *_SP), "<s>", "</s>", _TEKKEN),
+    "mistral-small-3.2": Published(("bytes",), "<s>", "</s>", _TEKKEN),
+    "phi-3": Published(("bytes", *_SP), "<s>", "<|endoftext|>", _PHI, rstrip=True),
+    "phi-3.5": Published(("bytes", *_SP), "<s>", "<|endoftext|>", _PHI, rstrip=True),
+    "gemma-2": Published(("bytes", "gemma"), "<bos>", "<eos>", ("<start_of_turn>", "<end_of_turn>")),
+    "openhermes": Published(("bytes", *_SP), "<s>", "<|im_end|>", ("<|im_start|>",)),
+    "deepseek-r1-distill": Published(
+        ("bytes",), *_DEEPSEEK, plain=("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>", *_DEEPSEEK_TOOLS)
+    ),
+    "deepseek-coder": Published(("bytes",), _DEEPSEEK[0], "<|EOT|>"),
+    "qwen2.5": _CHATML,
+    "qwen3": _CHATML,
+    "qwq": _CHATML,
+    "smollm3": _CHATML,
+    "granite-3.3": Published(
+        ("bytes",), None, "<|end_of_text|>", ("<|start_of_role|>", "<|end_of_role|>", "<|tool_call|>")
+    ),
+    "phi-4": Published(("bytes",), None, "<|im_end|>", ("<|im_start|>", "<|im_sep|>", "<|endoftext|>")),
+    "llama-3": Published(("bytes",), LLAMA_TOKENS[0], "<|eot_id|>", LLAMA_TOKENS[1:4]),
+    "llama-3.1": Published(("bytes",), LLAMA_TOKENS[0], "<|eot_id|>", LLAMA_TOKENS[1:4]),
+}
+
+
+def template_text(name: str) -> str:
+    return (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+def published_tokenizer(directory: Path, name: str, kind: str = "bytes", template: str | None = None) -> Tokenizer:
+    """A small tokenizer of this kind with the tokens that the template needs, and the template (or `template`)."""
+    of = PUBLISHED[name]
+    backend = tokenizers.Tokenizer.from_str(_base(kind))
+    if of.bos:
+        backend.add_special_tokens([tokenizers.AddedToken(of.bos, normalized=False)])
+    backend.add_special_tokens([tokenizers.AddedToken(of.eos, normalized=False)])
+    for texts, special in ((of.special, True), (of.plain, False)):
+        backend.add_tokens(
+            [tokenizers.AddedToken(text, special=special, normalized=False, rstrip=of.rstrip) for text in texts]
+        )
+    directory.mkdir()
+    backend.save(str(directory / "tokenizer.json"))
+    settings = {"eos_token": of.eos} | ({"bos_token": of.bos} if of.bos else {})
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    (directory / "chat_template.jinja").write_text(template or template_text(name), encoding="utf-8")
+    return Tokenizer(directory)
+
+
+@cache
+def _base(kind: str) -> str:
+    """tokenizer.json of a kind, of a few hundred tokens of Shakespeare, with tokens for every byte."""
+    text = TEXT.read_text()[:50_000]
+    backend = tokenizers.Tokenizer(models.BPE())
+    if kind == "bytes":
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False)
+        backend.train_from_iterator([text], trainer)
+        return str(backend.to_str())
+    bytes_of = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(vocab_size=800, special_tokens=["<unk>", *bytes_of], show_progress=False)
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    backend.train_from_iterator(text.split("\n"), trainer)
+    spec = json.loads(backend.to_str())
+    spec["added_tokens"] = []
+    model = spec["model"] | {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True}
+    _add_merges(model, ["▁", "\n"] if kind == "gemma" else ["▁"])
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    spec |= {"model": model, "normalizer": None, "pre_tokenizer": None}
+    if kind == "prepend":
+        spec["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, spaces]}
+    elif kind == "metaspace":
+        spec["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+    else:
+        spec["normalizer"] = spaces
+    back = [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    strip = [] if kind == "gemma" else [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]
+    spec["decoder"] = {"type": "Sequence", "decoders": back + strip}
+    return json.dumps(spec)
+
+
+def _add_merges(model: dict[str, Any], chars: list[str]) -> None:
+    """Tokens of two and of four equal characters, which published vocabularies have of spaces and line breaks."""
+    for char in chars:
+        for part in (char, char * 2):
+            for text in (part, part * 2):
+                model["vocab"].setdefault(text, max(model["vocab"].values()) + 1)
+            model["merges"].append([part, part])

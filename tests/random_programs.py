@@ -1,7 +1,7 @@
-"""Random but valid programs over the standard vocabulary and a few third-party ops, and the means to run them.
+"""Random valid programs of the standard ops and a few third-party ops, with functions to plan and run them.
 
-Everything follows from a seed: the same seed gives the same forward program whatever is done to it afterwards, so that
-two treatments of one program (recomputation, precision, memory plan) can be compared value by value.
+Everything is determined by a seed. The same seed yields the same forward program independent of later passes, so that
+two treatments of a program (recomputation, precision, memory plan) can be compared value by value.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from surogate_core.reference.ops import load, up
 from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.reference import ReferenceExecutor
 
-# The tensors are tiny: a second thread only waits, ten times longer than the work takes where the cores are shared.
+# The tensors are tiny. On shared cores, synchronizing a second thread takes ten times as long as the work itself.
 torch.set_num_threads(1)
 
 # ------------------------------------------------------------------------------------------------ third-party ops
@@ -40,7 +40,7 @@ torch.set_num_threads(1)
 # toy_gate    vjp, and a rematerialise rule that computes its first output from its second
 # toy_dot     scalar loss <x, direction>, no vjp
 # toy_mul     elementwise product, no vjp
-# toy_table   no vjp, and an output that no change of the input moves
+# toy_table   no vjp, and an output that does not depend on the floating-point input
 
 
 def toy_split(x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,7 +95,7 @@ def _gate_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
     return (b.apply("toy_gate_bwd", dy, *op.ins, op.outs[1]),)
 
 
-def _gate_again(b: Builder, op: Op, kept: frozenset[Value]) -> Gradients:
+def _gate_rematerialise(b: Builder, op: Op, kept: frozenset[Value]) -> Gradients:
     gated, gate = op.outs
     if gate in kept:
         return b.apply("toy_mul", op.ins[0], gate, label=gated.label), None
@@ -117,7 +117,9 @@ def _toy(kind: str, infer: Any, **fields: Any) -> OpDef:
 TOYS = (
     _toy("toy_split", _split, workspace=lambda op: 100),
     _toy("toy_watch", _watch, effects=frozenset({"largest"})),
-    _toy("toy_gate", _same("gated", "gate"), vjp=_gate_vjp, rematerialise=_gate_again, workspace=lambda op: 1000),
+    _toy(
+        "toy_gate", _same("gated", "gate"), vjp=_gate_vjp, rematerialise=_gate_rematerialise, workspace=lambda op: 1000
+    ),
     _toy("toy_gate_bwd", lambda ins, attrs: [OutSpec("d_gate", ins[1].shape, ins[1].dtype)]),
     _toy("toy_mul", _same("product")),
     _toy("toy_table", _table),
@@ -129,11 +131,11 @@ LABELS = (
     *("norm", "rstd", "residual", "qkv", "attention", "lse", "attn_out", "gate_up", "swiglu", "mlp_out"),
     *("split", "energy", "watched", "gated", "gate", "sum", "stream"),
 )
-"""What recomputation may be told to drop."""
+"""Labels that recomputation can drop."""
 
 
 def workspace(op: Op) -> int:
-    """Scratch bytes of `op`, as the planner asks for them."""
+    """Return the workspace of `op` in bytes."""
     return VOCABULARY[op.kind].workspace(op)
 
 
@@ -141,7 +143,7 @@ def workspace(op: Op) -> int:
 
 
 class RandomForward:
-    """A random decoder-like forward program: `builder`, `program`, `loss`, and the sizes of its batch."""
+    """A random forward program similar to a decoder. Holds `builder`, `program`, `loss` and the batch sizes."""
 
     def __init__(self, seed: int, dtype: str, ops: Mapping[str, OpDef] = VOCABULARY) -> None:
         self.seed = seed
@@ -173,7 +175,7 @@ class RandomForward:
         verify(self.program, ops, "build")
 
     def _param(self, *shape: int, dtype: str | None = None, sharing: float = 0.25) -> Value:
-        """A new param, or now and then one of that shape again."""
+        """Return a new param or, with probability `sharing`, an existing one of the same shape and dtype."""
         dtype = dtype or self.builder.dtype
         old = [p for p in self._params if p.shape == shape and p.dtype == dtype]
         if old and self.random.random() < sharing:
@@ -194,7 +196,7 @@ class RandomForward:
         norm = self._normed(x, residual)[0]
         head = embedding if rng.random() < 0.4 else self._param(self.vocab_size, self.width)
         loss = self._cross_entropy(norm, head)
-        if rng.random() < 0.2:  # a loss that is no fused op: the cross-entropies are differentiated from outside
+        if rng.random() < 0.2:  # the loss op is then no fused op, so the cross-entropies need incoming gradients
             loss = b.apply("add", loss, self._cross_entropy(residual, head))
         return loss
 
@@ -203,7 +205,7 @@ class RandomForward:
         return self.builder.apply("lm_head_ce", x, head, self.targets, self.loss_scale, chunks=chunks)
 
     def _layer(self, x: Value | None, residual: Value) -> tuple[Value | None, Value]:
-        """One norm and one branch; the residual is fused with the next norm, or added at once."""
+        """Emit a norm and a branch. The next norm's op or a separate op adds the branch to the residual."""
         norm, residual = self._normed(x, residual)
         branch = self.random.choice((self._attention, self._mlp, self._mlp, self._toys, self._casts))(norm)
         if self.random.random() < 0.2:
@@ -220,7 +222,7 @@ class RandomForward:
         return norm, residual
 
     def _linear(self, x: Value, rows: int, label: str) -> Value:
-        """Sometimes with a bias, sometimes through a weight that is kept in fp32."""
+        """Emit a linear op, sometimes with a bias, sometimes with a bf16 cast of an fp32 weight."""
         rng, b = self.random, self.builder
         if b.dtype == "bf16" and rng.random() < 0.2:
             weight = b.apply("cast", self._param(rows, x.shape[1], dtype="fp32"), dtype="bf16", label="stream")
@@ -251,8 +253,11 @@ class RandomForward:
         return b.apply("toy_mul", gated, norm) if self.random.random() < 0.5 else gated
 
     def _casts(self, norm: Value) -> Value:
-        """To the wide dtype and back, and a table that is added as it is, or as the sum or product of two params (or of
-        one with itself): gradients that several params share and other ops read."""
+        """Cast to the wide dtype and back, and add a table.
+
+        The table is a param, or the sum or product of two params (or of one with itself). This yields gradients that
+        several params share and that other ops read.
+        """
         b = self.builder
         table = self._param(self.n_tokens, self.width)
         kind = self.random.choice(("", "", "add", "toy_mul"))
@@ -266,7 +271,7 @@ class RandomForward:
         self.builder.apply("swiglu", self._linear(norm, 6, "gate_up"))
 
     def frozen(self) -> frozenset[Value]:
-        """Params that do not train: none, a few, or all but one. Only params that the loss depends on train."""
+        """Return the frozen params: none, a few, or all but one, and every param that the loss does not depend on."""
         rng = Random(f"{self.seed}/frozen")
         useful = _useful(self.program, self.loss)
         trains = [p for p in self._params if p in useful]
@@ -278,7 +283,7 @@ class RandomForward:
 
 
 def _useful(program: Program, loss: Value) -> set[Value]:
-    """What the loss is computed from."""
+    """Return the values that the loss depends on."""
     useful = {loss}
     for op in reversed(program.ops):
         if any(out in useful for out in op.outs):
@@ -291,7 +296,7 @@ def _useful(program: Program, loss: Value) -> set[Value]:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """micro_first and micro_next of a random forward program, planned. `loss` is a state that adds up."""
+    """The planned programs micro_first and micro_next of a random forward program. The state `loss` accumulates."""
 
     source: RandomForward
     trained: Program
@@ -302,7 +307,7 @@ class Family:
 
 
 def random_labels(seed: int) -> frozenset[str]:
-    """A random choice of what to recompute."""
+    """Return a random set of labels to recompute."""
     rng = Random(f"{seed}/labels")
     share = rng.choice((0.2, 0.5, 0.9))
     return frozenset(label for label in LABELS if rng.random() < share)
@@ -319,7 +324,7 @@ def family(
     ops: Mapping[str, OpDef] = VOCABULARY,
     scratch: Callable[[Op], int] = workspace,
 ) -> Family:
-    """forward -> freeze -> differentiate -> dead_code -> recompute -> accumulate, verified after each, and planned."""
+    """Run forward -> freeze -> differentiate -> dead_code -> recompute -> accumulate, verify each result, and plan."""
     source = RandomForward(seed, dtype, ops)
     b = source.builder
     frozen = source.frozen() if freeze else frozenset(source._params) - _useful(source.program, source.loss)
@@ -347,7 +352,7 @@ def family(
 
 
 def without_sharing(memory: MemoryPlan) -> MemoryPlan:
-    """The same plan with memory of its own for every value: what any correct plan must be equivalent to."""
+    """Return the plan with separate memory for every value. Any correct plan must give the same results."""
     arenas = {}
     for name, arena in memory.arenas.items():
         offsets, at = {}, 0
@@ -362,7 +367,7 @@ def without_sharing(memory: MemoryPlan) -> MemoryPlan:
 
 
 class Run:
-    """A family in memory, its params filled by name and seed."""
+    """A family with its buffers. The contents of the params are determined by their names."""
 
     def __init__(self, given: Family, *, memory: MemoryPlan | None = None, poison: bool = True) -> None:
         self.family = given
@@ -383,19 +388,19 @@ class Run:
         self.executor.run(program)
 
     def results(self) -> dict[str, Tensor]:
-        """Copies of the loss and of every gradient."""
+        """Return copies of the loss and of every gradient."""
         values = {"loss": self.family.loss, **{p.name: g for p, g in self.family.gradients.items()}}
         return {name: self.buffers.persistent(value).clone() for name, value in values.items()}
 
 
 def random_content(param: Value) -> Tensor:
-    """The content of a param: standard normal times 0.5, the same whatever the precision."""
+    """Return the contents of a param: standard normal times 0.5, independent of the precision."""
     generator = torch.Generator().manual_seed(crc32(param.name.encode()))
     return torch.randn(param.shape, generator=generator, dtype=torch.float64) * 0.5
 
 
 def random_batch(source: RandomForward, batch: int = 0) -> dict[Value, Tensor]:
-    """Tokens, targets of which some are no label, and documents that tile the tokens."""
+    """Return random tokens, targets (some without a label) and documents that partition the tokens."""
     rng = Random(f"{source.seed}/batch/{batch}")
     count = source.n_tokens
     cuts = sorted(rng.randint(0, count) for _ in range(source.max_documents - 1))
@@ -410,7 +415,7 @@ def random_batch(source: RandomForward, batch: int = 0) -> dict[Value, Tensor]:
 
 
 def autograd(given: Family, batch: int = 0) -> dict[str, Tensor]:
-    """Loss and gradients of the forward program by torch's own reverse mode through the references."""
+    """Return loss and gradients of the forward program, computed by torch autograd through the references."""
     source = given.source
     held: dict[Value, Tensor] = dict(random_batch(source, batch))
     for value in source.builder.declared:
@@ -434,7 +439,7 @@ _TORCH_NAMES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"}
 
 
 def live_values(arena: ArenaPlan) -> Iterator[tuple[str, int, int, int, int]]:
-    """(name, first, last, offset, bytes) of everything in an arena, scratch included."""
+    """Yield (name, first op, last op, offset, bytes) of every value and workspace in an arena."""
     for life in arena.lives:
         if life.value in arena.offsets:
             assert life.value.nbytes == life.value.size * DTYPE_BYTES[life.value.dtype]

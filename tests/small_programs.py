@@ -1,4 +1,4 @@
-"""A program written in a test, differentiated and run: for claims about one op or one rule."""
+"""Small programs written in a test, differentiated and run, for claims about one op or one rule."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Build = Callable[[Builder], Value]
 
 
 def everything(param: Value) -> bool:
-    """`trainable` of a program in which every param trains."""
+    """A `trainable` predicate that selects every param."""
     return True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A small program in memory. `contents` are what the tests gave for inputs, the rest is drawn by name."""
+    """A differentiated program with its buffers and executor."""
 
     programs: Mapping[str, Program]
     gradients: Mapping[Value, Value]
@@ -40,21 +40,21 @@ class Trained:
     executor: ReferenceExecutor
 
     def run(self, program: str = "micro_first") -> dict[str, Tensor]:
-        """Run a program; returns every gradient by the name of its param."""
+        """Run a program and return every gradient by the name of its param."""
         self.executor.run(program)
         return self.results()
 
     def results(self) -> dict[str, Tensor]:
-        """Every gradient by the name of its param."""
+        """Return every gradient by the name of its param."""
         return {p.name: self.buffers.persistent(g).clone() for p, g in self.gradients.items()}
 
     def value_of_loss(self) -> float:
-        """The loss of the forward program, run now."""
+        """Run the forward program and return its loss."""
         self.executor.run("forward")
         return float(self.buffers.view(self.loss, "forward"))
 
     def param(self, name: str) -> Tensor:
-        """The view of a trained param."""
+        """Return the buffer of a trained param as a tensor view."""
         return self.buffers.persistent(next(p for p in self.gradients if p.name == name))
 
 
@@ -67,7 +67,10 @@ def train(
     contents: Mapping[str, Tensor] | None = None,
     trainable: Callable[[Value], bool] = everything,
 ) -> Trained:
-    """Record `build`, differentiate it, verify, plan, and fill the inputs and params."""
+    """Record `build`, differentiate it, verify, plan, and fill the inputs and params.
+
+    `contents` gives values by name; all others are random (see `draw`).
+    """
     b = Builder(ops, dtype)
     scalars = Scalars(
         b.input("lr", (), "fp32"),
@@ -97,7 +100,7 @@ def train(
 
 
 def draw(value: Value) -> Tensor:
-    """Standard normal content, by name; ones for integers."""
+    """Return standard normal contents, seeded by the value's name; ones for integer dtypes."""
     if not value.dtype.startswith(("fp", "bf")):
         return torch.ones(value.shape)
     generator = torch.Generator().manual_seed(crc32(value.name.encode()))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import tracking
 from models import harness
 from models.harness import (
     OPS,
@@ -153,12 +154,21 @@ def documented_passes() -> list[str]:
 
 
 def test_passes_run_in_the_documented_order() -> None:
-    everything = {**ADAPTED, **offload(copies_for_backward), "recompute": frozenset({"block"}), "world_size": 2}
+    everything = {
+        **ADAPTED,
+        **offload(copies_for_backward),
+        "ops": {**OPS, **tracking.OPS},
+        "recipe": tracking.tracking(BF16),
+        "recompute": frozenset({"swiglu"}),
+        "world_size": 2,
+    }
     assembly = assemble(ingredients(**everything, max_documents=64))
     ran = [p for p in assembly.passes if p.program not in ("evaluate", "load")]
     names = ["adapters" if p.name.startswith("adapter ") else p.name for p in ran]
     assert list(dict.fromkeys(names)) == documented_passes()
-    assert [p.name for p in assembly.passes if p.program == "evaluate"] == ["evaluation", "outputs", "lower"]
+    assert [p.name for p in assembly.passes if p.program == "evaluate"] == [
+        *("evaluation", "outputs", "lower", "pending")
+    ]
     assert {"micro_first", "micro_next"} == {p.program for p in assembly.passes if p.name == "accumulate"}
 
 
@@ -166,8 +176,8 @@ def test_every_pass_is_verified_and_every_program_is_the_verified_one(monkeypatc
     verified: list[tuple[str, Program]] = []
     real = surogate_core.assemble.verify
 
-    def recording(program: Program, ops: Any, after: str = "") -> None:
-        real(program, ops, after)
+    def recording(program: Program, ops: Any, after: str, checked: set[Op]) -> None:
+        real(program, ops, after, checked)
         verified.append((after, program))
 
     monkeypatch.setattr(surogate_core.assemble, "verify", recording)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +25,8 @@ from surogate_core.config import (
     read_yaml,
     resolved,
 )
-from surogate_core.config_keys import ALIASES, DEAD, DIFFERS, ELSEWHERE, LIMITS, NOT_YET, NOT_YET_NAMES, PACKAGES
+from surogate_core.config_foreign import ELSEWHERE, HINTS
+from surogate_core.config_keys import ALIASES, DEAD, DIFFERS, IGNORED, LIMITS, NOT_YET, NOT_YET_NAMES, PACKAGES
 from surogate_core.errors import ConfigError, PluginError, SurogateError
 from surogate_lora.options import LoraOptions
 
@@ -78,12 +79,12 @@ class FakeRegistry:
             "logger": ["console", "my-board"],
             "format": ["text"],
             "adapter": [],
+            "launcher": ["local"],
+            "offload": [],
         }[kind]
 
-    def refuse_core_keys(self, keys: Collection[str]) -> None:
-        for model in self.options_models().values():
-            if clash := keys & model.model_fields.keys():  # type: ignore[operator]
-                raise PluginError(f"{clash} is a key of core")
+    def failed(self, kind: str, name: str, function: str, cause: BaseException) -> PluginError | None:
+        return PluginError(f"{kind} {name} failed in {function}: {cause!r}", distribution="d")
 
     def missing(self, kind: str, name: str) -> PluginError:
         return PluginError(f"{kind}: {name} — no installed plugin provides it", distribution="d")
@@ -155,9 +156,8 @@ def test_sft_trains_an_adapter_by_default_and_says_how_to_do_without_its_package
 def test_keys_of_adapters_need_an_adapter() -> None:
     assert "lora_rank: no installed plugin has this key; pip install surogate-lora" in message(lora_rank=8)
     assert "adapter_path: " in message(adapter_path="out/adapter")
-    told = load(registry=WithAdapter(), lora_rank=8, merge_adapter=True).notices
+    told = load(registry=WithAdapter(), lora_rank=8).notices
     assert any("lora_rank: has no effect" in line for line in told)
-    assert any("merge_adapter: has no effect" in line for line in told)
 
 
 def test_an_adapter_needs_a_base_that_can_be_loaded_again() -> None:
@@ -348,11 +348,113 @@ def test_what_is_not_built_in_sections_and_datasets_is_named_in_place() -> None:
     assert "datasets.0.chosen: not yet" in message(datasets=[entry])
 
 
-def test_each_dead_key_gives_one_notice_and_changes_nothing() -> None:
-    loaded = load(**dict.fromkeys(DEAD, "x"))
+def test_a_key_that_nothing_reads_is_refused_at_any_value_that_could_mean_something() -> None:
+    for key, entry in DEAD.items():
+        for value in (None, *entry.accepted):
+            assert load(**{key: value}) == load() and load(**{key: value}).notices == (), key
+        for value in ("something else", 7, {"a": 1}):
+            text = message(**{key: value})
+            assert text.startswith(f"run.yaml: {key}: nothing reads this key (got ") and entry.instead in text
+    assert "system_prompt (type: instruction) or system_field (conversation)" in message(system="Be brief.")
+    assert "in the entry of datasets" in message(use_chat_template=False)
+
+
+def test_a_key_that_can_change_nothing_gives_one_notice() -> None:
+    loaded = load(**dict.fromkeys(IGNORED, "x"))
     assert loaded == load()
-    assert [notice.partition(":")[0] for notice in loaded.notices] == list(DEAD)
+    assert [notice.partition(":")[0] for notice in loaded.notices] == list(IGNORED)
     assert load(model_type=None).notices == ()
+
+
+def test_what_would_be_written_or_initialised_is_refused_where_it_cannot_be() -> None:
+    assert "merge_adapter: writes base + adapter, but lora is false" in message(merge_adapter=True)
+    assert "init_projections_to_zero: sets new weights, but from_scratch is false" in message(
+        init_projections_to_zero=True
+    )
+
+
+def test_every_key_of_the_original_is_accepted_at_its_default_or_has_a_reason() -> None:
+    """`data/original_keys.yaml`: key -> default, as its documents had them. `DEFAULTS_REFUSED`: what we cannot do."""
+    registry = WithAdapter(wandb=WandbOptions, qwen=AdamWAll)
+    refused = {}
+    for key, value in read_yaml(Path(__file__).parent / "data/original_keys.yaml").items():
+        section, dot, inner = key.partition(".")
+        try:
+            load("sft", registry, **({section: {inner: value}} if dot else {key: value}))
+        except SurogateError as error:
+            refused[key] = str(error)
+    assert {key: text for key, text in refused.items() if key not in DEFAULTS_REFUSED} == {}
+    assert refused.keys() == DEFAULTS_REFUSED.keys()
+    assert all(DEFAULTS_REFUSED[key] in text for key, text in refused.items())
+
+
+DEFAULTS_REFUSED = {"optimizer": "adamw_8bit: not yet"}
+"""Key -> what the error says of the original's default."""
+
+
+class WandbOptions(BaseModel):
+    wandb_project: str = "Surogate"
+    wandb_name: str | None = None
+
+
+class AdamWAll(BaseModel):
+    adamw_beta2: float = 0.999
+    adamw_epsilon: float = 1e-8
+
+
+def test_recompute_is_the_originals_word_for_recompute_block() -> None:
+    assert config(recompute=True) == config(recompute_block=True)
+    assert config(recompute="none") == config(recompute=False) == config()
+    assert "given twice" in message(recompute=True, recompute_block=False)
+
+
+def test_an_adapter_is_not_merged_before_training_only_where_there_is_one() -> None:
+    lora = {"lora": True, "registry": WithAdapter()}
+    assert config(adapter_init_mode="merge", **lora) == config(**lora)
+    assert config(adapter_init_mode="trainable", adapter_path="a", **lora).adapter_path == "a"
+    assert "adapter_init_mode: not yet" in message(adapter_init_mode="merge", adapter_path="a", **lora)
+
+
+FOREIGN = {
+    "logging_dir": "output_dir",
+    "num_train_epochs": "num_epochs",
+    "output_directory": "output_dir",
+    "micro_batch_size": "per_device_train_batch_size",
+    "per_gpu_train_batch_size": "per_device_train_batch_size",
+    "per_device_eval_batch_size": "per_device_train_batch_size",
+    "cutoff_len": "sequence_len",
+    "gradient_checkpointing": "recompute_block: true",
+    "bf16": "model_dtype: bf16",
+    "fp16": "fp16 is not built",
+    "optim": "optimizer",
+    "flash_attention": "fused",
+    "val_set_size": "validation_split_ratio",
+    "lora_target_linear": "lora_target_modules: [all-linear]",
+    "load_in_4bit": "QLoRA is not built",
+    "train_on_inputs": "loss_scale: all",
+    "enable_activation_checkpointing": "recompute_block",
+    "evaluation_strategy": "eval_steps",
+}
+"""Names of Trainer, axolotl, Unsloth, LLaMA-Factory and torchtune -> what the error must name."""
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_name_of_another_trainer_is_answered_with_what_to_write_here(name: str) -> None:
+    text = message(**{name: 1})
+    assert text.startswith(f"run.yaml: {name}: unknown key; ") and FOREIGN[name] in text
+
+
+def test_no_hint_is_for_a_key_that_is_read() -> None:
+    ours = {*TrainConfig.model_fields, *NOT_YET, *DEAD, *IGNORED, *ALIASES, *PACKAGES}
+    assert not ours & HINTS.keys() and not ours & ELSEWHERE.keys() and not HINTS.keys() & ELSEWHERE.keys()
+    assert all(name == name.lower() and "-" not in name for name in (*HINTS, *ELSEWHERE))
+
+
+def test_the_words_of_keys_that_are_not_built_help() -> None:
+    assert "remove the key: lora: true trains over frozen weights in bf16" in message(qlora_fp8=True)
+    assert not any("lora: false" in entry.instead for entry in NOT_YET.values())
+    page = (Path(__file__).parents[1] / "docs/reference/config.md").read_text()
+    assert "on the CPU so far" not in page
 
 
 def test_an_alias_and_its_key_may_not_disagree() -> None:
@@ -363,7 +465,7 @@ def test_an_alias_and_its_key_may_not_disagree() -> None:
 
 def test_the_tables_speak_of_keys_that_exist_and_no_key_has_two_places() -> None:
     core = TrainConfig.model_fields.keys()
-    for table in (NOT_YET, DEAD, PACKAGES, ALIASES):
+    for table in (NOT_YET, DEAD, IGNORED, PACKAGES, ALIASES):
         assert not core & table.keys()
     assert set(ELSEWHERE.values()) <= {*core, *PACKAGES} and not core & ELSEWHERE.keys()
     assert all(limit.key in core for limit in LIMITS)
@@ -378,7 +480,7 @@ def test_options_of_the_selected_plugins_are_flat_keys() -> None:
     loaded = load(optimizer="sgd", sgd_momentum="0.5")
     assert loaded.optimizer_options == SgdOptions(sgd_momentum=0.5)
     assert loaded.recipe_options == NoOptions()
-    assert set(loaded.options) == {("recipe", "bf16"), ("optimizer", "sgd")}
+    assert set(loaded.options) == {("recipe", "bf16"), ("optimizer", "sgd"), ("launcher", "local")}
 
 
 def test_options_of_an_unselected_plugin_are_checked_and_told_to_have_no_effect() -> None:
@@ -401,14 +503,6 @@ def test_a_plugin_takes_over_a_key_that_was_not_yet() -> None:
 
     loaded = load(registry=FakeRegistry(normuon=Normuon), optimizer="NorMuon", normuon_momentum=0.5)
     assert loaded.optimizer_options == Normuon(normuon_momentum=0.5)
-
-
-def test_a_plugin_may_not_take_a_key_of_core() -> None:
-    class Greedy(BaseModel):
-        learning_rate: float = 1.0
-
-    with pytest.raises(PluginError, match="learning_rate"):
-        load(registry=FakeRegistry(greedy=Greedy))
 
 
 def test_a_missing_plugin_is_a_plugin_error_in_the_registrys_words() -> None:

@@ -113,10 +113,9 @@ def test_no_step_waits_for_a_slow_driver_and_looks_do_not_pile_up(monkeypatch: p
         return SimpleNamespace(gpu=1, memory=1)
 
     watched = Watched(monkeypatch, fake_nvml(nvmlDeviceGetUtilizationRates=slow), ("GPU-a",))
-    began = time.perf_counter()
     for number in range(1, 101):
         watched.step(number)
-    assert time.perf_counter() - began < 1 and not watched.seen
+    assert not watched.seen, "a step waited for the driver, which answers by itself after ten seconds"
     answers.set()
     watched.close()
     assert [report.step for report in watched.seen] == [2]

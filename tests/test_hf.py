@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from surogate_core import tensor_file
+from surogate_core import hf, tensor_file
 from surogate_core.errors import ConfigError, ProgramError, RunStopped
 from surogate_core.hf import INDEX, WEIGHTS, load_weights, save_model
 from surogate_core.model_config import read_config
@@ -42,7 +42,8 @@ class Model:
         }
 
     def load(self, directory: Path) -> dict[str, Tensor]:
-        load_weights(directory, self.maps, self.params, self.definition.ignored_tensors(self.dims))
+        ignored, copies = self.definition.ignored_tensors(self.dims), self.definition.tied_copies(self.dims)
+        load_weights(directory, self.maps, self.params, ignored, copies)
         return self.by_tensor()
 
     def by_tensor(self) -> dict[str, Tensor]:
@@ -105,6 +106,43 @@ def test_import_ignores_tied_copies_and_old_buffers(tmp_path: Path) -> None:
     save_file(tensors | extra, tmp_path / WEIGHTS)
     loaded = model.load(tmp_path)
     assert torch.equal(loaded["model.embed_tokens.weight"], tensors["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_tied_model_with_another_head_in_its_file_is_refused(
+    sharded: bool, stored: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers keeps both then: a run that drops one would train another model, and export it without the head."""
+    monkeypatch.setattr(hf, "COMPARED_ROWS", 50)
+    model = Model(tie_word_embeddings=True)
+    tensors = {name: p.detach().clone() for name, p in random_hf_model(model.config).named_parameters()}
+    rows, columns = tensors["model.embed_tokens.weight"].shape
+    head = tensors["model.embed_tokens.weight"].to(stored).clone()
+    tensors["model.embed_tokens.weight"] = head.float().clone()
+
+    def save() -> None:
+        if not sharded:
+            save_file(tensors | {"lm_head.weight": head}, tmp_path / WEIGHTS)
+            return
+        save_file(tensors, tmp_path / "a.safetensors")
+        save_file({"lm_head.weight": head}, tmp_path / "b.safetensors")
+        places = dict.fromkeys(tensors, "a.safetensors") | {"lm_head.weight": "b.safetensors"}
+        (tmp_path / INDEX).write_text(json.dumps({"weight_map": places}))
+
+    save()
+    model.load(tmp_path)  # equal
+    head[rows - 1, 3] += 1
+    save()
+    with pytest.raises(ConfigError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight") as told:
+        model.load(tmp_path)
+    assert f"{'b' if sharded else 'model'}.safetensors: " in str(told.value)
+    assert f"in 1 of {rows * columns:,} elements, first at [{rows - 1}, 3]" in str(told.value)
+    assert "Set tie_word_embeddings: false" in str(told.value)
+    head = head[:-1]
+    save()
+    with pytest.raises(ConfigError, match=rf"lm_head\.weight is \[{rows - 1}, {columns}\], expected \[{rows}, "):
+        model.load(tmp_path)
 
 
 def edit_tensors(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], None]:

@@ -28,17 +28,20 @@ OPEN_TO_PLUGINS = {"api", "compiled", "errors", "program", "reference", "run", "
 MAY_IMPORT: Mapping[str, set[str]] = {
     "errors": set(),
     "cache_home": set(),
+    "origin": {"errors"},
     "program": {"api", "errors"},
-    "api": {"program", "errors"},
+    "api": {"program", "errors", "origin"},
     "compiled": {"api"},
     "hookspecs": {"api"},
     "reference": {"errors", "api", "program"},
     "memory": {"program", "api", "errors"},
-    "assemble": {"memory", "program", "api", "errors"},
-    "runtime": {"assemble", "memory", "reference", "program", "data", "cache_home", "api", "errors"},
+    "assemble": {"memory", "program", "api", "errors", "origin"},
+    "attribution": {"program", "api", "errors", "origin"},
+    "definition_check": {"api", "config_schema"},
+    "runtime": {"origin", "assemble", "memory", "reference", "program", "data", "cache_home", "api", "errors"},
     "data": {"cache_home", "api", "errors", "hub", "config_schema"},
-    "registry": {"api", "errors"},
-    "plugins": {"api", "errors", "hookspecs", "registry"},
+    "registry": {"api", "attribution", "config_keys", "errors", "origin"},
+    "plugins": {"api", "definition_check", "errors", "hookspecs", "origin", "registry"},
 }
 """cli -> train -> runtime -> memory -> program. Parts that are not listed may import anything but `cli`."""
 
@@ -67,7 +70,7 @@ FOREIGN_NAMES = re.compile(
 EXAMPLE = "Qwen/Qwen3-0.6B"
 """What messages give as an example of a checkpoint's name on the hub."""
 
-MAY_NAME = {"config_keys.py", "config_schema.py"}
+MAY_NAME = {"config_foreign.py", "config_keys.py", "config_schema.py"}
 """The product's YAML keys and defaults (`optimizer: adamw`, the original's key names): data, read by `config.py`."""
 
 LINE_BUDGET = 2000

@@ -78,3 +78,17 @@ def test_a_tokenizer_larger_than_the_model_is_found(saved: Path) -> None:
     (saved / "config.json").write_text(json.dumps(config | {"vocab_size": 100}))
     change(saved, lambda t: t.update({k: v[:100].clone() for k, v in t.items() if "embed" in k or "lm_head" in k}))
     assert "the tokenizer has" in refusal(saved)
+
+
+def test_a_tokenizer_as_large_as_that_of_the_base_is_no_fault_of_the_output(saved: Path, tmp_path: Path) -> None:
+    (saved / "added_tokens.json").write_text(json.dumps({f"<added {n}>": 9000 + n for n in range(3000)}))
+    assert "the tokenizer has" in refusal(saved)
+    base = tmp_path / "base"
+    base.mkdir()
+    for path in saved.iterdir():
+        if "token" in path.name or path.name == "config.json":
+            (base / path.name).write_bytes(path.read_bytes())
+    check_loads(saved, "transformers", lambda folder: check_model(folder, base))
+    (base / "added_tokens.json").unlink()
+    with pytest.raises(RunStopped, match="the tokenizer has"):
+        check_loads(saved, "transformers", lambda folder: check_model(folder, base))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
-import textwrap
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from made_up_plugins import Install, installing
 from typer.testing import CliRunner
 
-from surogate_core import plugins
 from surogate_core.api import API, DeviceInfo, Op, SystemInfo, Target, Value
 from surogate_core.cli.app import app
+from surogate_core.config import load_config
+from surogate_core.config_keys import DISTRIBUTIONS, PACKAGES
 from surogate_core.errors import ConfigError, PluginError
 from surogate_core.plugins import State, load_registry
 from surogate_core.registry import Plugin, Registry
@@ -40,7 +41,7 @@ hookimpl = pluggy.HookimplMarker("surogate")
 def optimizer(name, options=NoOptions):
     return OptimizerDef(name=name, summary="", options=options, update=lambda *a: None)
 def op(kind):
-    return OpDef(kind=kind, infer=lambda ins, attrs: [], reference="nowhere:nothing")
+    return OpDef(kind=kind, infer=lambda ins, attrs: [], reference="surogate_core.reference.ops:up")
 def kernel(op, dtypes=("fp32", "fp32"), ok=True):
     return KernelDef(op=op, dtypes=dtypes, supports=lambda o, d: Support(ok, "" if ok else "needs SM90"),
                      bind=lambda op, context: (print, ()))
@@ -54,35 +55,10 @@ def model(name, architecture):
 
 FIRST_PARTY = ("builtin", "models", "bf16", "adamw", "lora", "tensorboard", "wandb")
 
-Install = Callable[..., None]
-
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """install(distribution, version, entry name, source): an importable distribution with one plugin."""
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delenv("SUROGATE_PLUGINS", raising=False)
-    made: list[str] = []
-
-    def _install(
-        distribution: str, version: str, entry: str, source: str, head: str = HEAD, group: str = "surogate"
-    ) -> None:
-        package = distribution.replace("-", "_") + f"_{entry.replace('-', '_')}"
-        (tmp_path / f"{package}.py").write_text(head + textwrap.dedent(source))
-        info = tmp_path / f"{distribution.replace('-', '_')}-{version}.dist-info"
-        info.mkdir(exist_ok=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
-        target = f"{package}:verb" if group == "surogate.commands" else package
-        with (info / "entry_points.txt").open("a") as file:
-            file.write(f"[{group}]\n{entry} = {target}\n")
-        made.append(package)
-        plugins._survey.cache_clear()
-
-    plugins._survey.cache_clear()
-    yield _install
-    plugins._survey.cache_clear()
-    for package in made:
-        sys.modules.pop(package, None)
+    yield from installing(tmp_path, monkeypatch, HEAD)
 
 
 def outcome(registry: Registry, name: str) -> Plugin:
@@ -318,26 +294,61 @@ def test_plugins_share_an_option_key_by_inheriting_it(install: Install) -> None:
     assert set(models["optimizer", "acme_b"].model_fields) == {"acme_rate", "acme_block"}
 
 
-def test_a_plugin_cannot_claim_a_key_of_the_core(install: Install) -> None:
-    install("acme-a", "1.0", "a", OPTIONS.format("acme_a"))
-    with pytest.raises(PluginError) as refused:
-        load_registry().refuse_core_keys({"model", "acme_rate"})
-    assert str(refused.value) == (
-        "option 'acme_rate' of optimizer 'acme_a' (acme-a 1.0) is a key of the core's config; uninstall it or set "
-        "SUROGATE_PLUGINS=-acme-a"
+def test_a_plugin_that_claims_a_key_of_core_is_broken_everywhere_and_stops_only_runs_that_use_it(
+    install: Install,
+) -> None:
+    install("acme-a", "1.0", "a", OPTIONS.format("acme_a").replace("acme_rate", "learning_rate"))
+    registry = load_registry()
+    assert outcome(registry, "a").state is State.BROKEN
+    assert outcome(registry, "a").reason == (
+        "plugin acme-a 1.0 failed in surogate_optimizers(): option 'learning_rate' of optimizer 'acme_a' is a key of "
+        "core's config; it needs another name"
     )
+    listed = CliRunner().invoke(app, ["plugins"])
+    assert (listed.exit_code, "broken" in listed.output, "is a key of core's config" in listed.output) == (
+        0,
+        True,
+        True,
+    )
+    assert load_config({"model": "m"}, registry=registry, source="run.yaml").config.learning_rate == 2e-4
+    with pytest.raises(PluginError, match=r"optimizer: acme_a .*acme-a 1.0.*is a key of core's config"):
+        load_config({"model": "m", "optimizer": "acme_a"}, registry=registry, source="run.yaml")
+
+
+def test_an_option_of_a_format_cannot_be_a_key_of_every_dataset_entry(install: Install) -> None:
+    install(
+        "acme-f",
+        "1.0",
+        "f",
+        """
+        class Options(BaseModel):
+            weight: float = 1.0
+        @hookimpl
+        def surogate_dataset_formats():
+            return [DatasetFormatDef(name="f", summary="", options=Options, matches=lambda c: False,
+                                     fields=lambda o: [], encode=lambda r, t, o: None)]
+        """,
+    )
+    assert "option 'weight' of format 'f' is a key of core's config" in outcome(load_registry(), "f").reason
 
 
 # ------------------------------------------------------------------------------------------------------------- missing
 
 
-def test_a_missing_recipe_names_the_package_to_install() -> None:
+def test_only_a_package_of_this_project_is_suggested_to_install() -> None:
+    """Nobody owns the names that a pattern gives to any word that a user types."""
     registry = load_registry()
-    with pytest.raises(PluginError) as missing:
-        registry.get("recipe", "nvfp4")
-    assert str(missing.value) == (
-        "recipe: nvfp4 — no installed plugin provides it. Installed: bf16. Try: pip install surogate-recipe-nvfp4"
-    )
+    assert str(registry.missing("logger", "wandb")).endswith(" Try: pip install surogate-log-wandb")
+    for kind, name in (("recipe", "fp6"), ("recipe", "nvfp4"), ("optimizer", "lion"), ("logger", "mlflow")):
+        text = str(registry.missing(kind, name))
+        assert text.startswith(f"{kind}: {name} — no installed plugin provides it. ") and "pip" not in text
+
+
+def test_every_package_that_is_suggested_is_one_of_this_repository() -> None:
+    root = Path(__file__).parents[1]
+    projects = [*root.glob("*/pyproject.toml"), *root.glob("plugins/*/pyproject.toml")]
+    ours = {tomllib.loads(path.read_text())["project"]["name"] for path in projects}
+    assert {*DISTRIBUTIONS.values(), *PACKAGES.values()} <= ours
 
 
 def test_a_missing_recipe_mentions_the_broken_plugin_that_might_provide_it(install: Install) -> None:

@@ -6,13 +6,14 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_formats import QWEN25, chat_tokenizer
+from chat_formats import QWEN25, chat_tokenizer, published_tokenizer
 
 SUROGATE = [sys.executable, "-m", "surogate_core.cli"]
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -71,6 +72,20 @@ def test_debug_shows_what_is_trained_in_brackets(run: Path) -> None:
     assert "row 0" in out and "row 1" not in out and "\x1b" not in out
     assert "<|im_start|>assistant⏎\n[[A friend. A friend." in out and "<|im_end|>]]⏎" in out
     assert re.search(r"\d+ of 256 positions are padding", out)
+
+
+def test_debug_shows_the_spaces_of_sentencepiece_tokens_and_what_is_left_out(run: Path) -> None:
+    shutil.rmtree(run.parent / "model")
+    published_tokenizer(run.parent / "model", "llama-2", "metaspace")
+    (run.parent / "model/config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 2000}))
+    write(run.parent, [{"messages": [{**conversation("A friend.")[0], "name": "Bob"}, conversation("A friend.")[1]]}])
+    for _ in range(2):  # the second time from the cache
+        result = tokenize(run, "--debug")
+        assert "<s>[INST] Who goes there? [/INST][[ A friend. </s>]]" in result.stdout
+        assert result.stderr == (
+            "datasets.0: left out: the key 'name' of 1 of 1 messages: the chat template does not write it "
+            "(first: rows.jsonl:1)\n"
+        )
 
 
 def test_debug_fits_a_terminal_of_80_columns_and_colours_it(run: Path) -> None:

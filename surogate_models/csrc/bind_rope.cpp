@@ -1,4 +1,4 @@
-// Bindings of the launchers in qk_norm_rope.h: addresses as integers, the stream last.
+// Python bindings of the launchers in qk_norm_rope.h. Pointers are passed as integers; the stream is the last argument.
 #include <nanobind/nanobind.h>
 
 #include <cstdint>

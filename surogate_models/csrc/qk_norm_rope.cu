@@ -1,35 +1,38 @@
-// qk_norm_rope: RMS norm of every query and key head, then RoPE in the half layout; values pass through.
+// qk_norm_rope: RMS norm of every query and key head, then RoPE in the half layout. The v heads are copied.
 //
-//   n = x * rstd, rstd = 1 / sqrt(mean(x^2) + eps), u = n * w     of each head of D elements
+//   n = x * rstd, rstd = 1 / sqrt(mean(x^2) + eps), u = n * w     for each head of D elements
 //   y[i] = u[i] cos - u[i + D/2] sin,  y[i + D/2] = u[i + D/2] cos + u[i] sin,   angle = position * inv_freq[i]
 //
-// where cos and sin stand for attention_factor times the cosine and sine of the angle.
+// cos and sin denote attention_factor times the cosine and sine of the angle.
 //
-// qk_norm_rope_bwd: d turned back, then the backward of the norm; the norm is computed again from qkv.
+// qk_norm_rope_bwd: rotation by the opposite angles, then the backward of the norm, which is recomputed from qkv.
 //
 //   d[i] = dy[i] cos + dy[i + D/2] sin,  d[i + D/2] = dy[i + D/2] cos - dy[i] sin
 //   dx = rstd * (g - n * mean(g * n)), g = d * w;   dw = sum over tokens and heads of d * n
 //
-// rope: the same without the norm, u = x. rope_bwd: dy turned back, which is rope by the opposite angles.
+// rope: without the norm, u = x. rope_bwd: rope with the opposite angles, applied to dy.
 //
-//   qkv, out, dy, d_qkv  [tokens, (H + 2G) D] rows [q; k; v], fp32 or bf16; D even, 2 to 256
+//   qkv, out, dy, d_qkv  [tokens, (H + 2G) D], columns [q; k; v], fp32 or bf16; D even, 2 to 256
 //   q_norm, k_norm       [D] in the dtype of qkv
 //   positions            [tokens] int32
-//   inv_freq             [D / 2] fp32, theta^(-2i/D), scaled or not: from the caller, who computes it as the
-//                        checkpoint's authors do
-//   d_q_norm, d_k_norm   [D] fp32 or bf16; written, or (fp32 only) added to
-//   partials             [2, partial_blocks, D] fp32, scratch. The caller chooses the number of blocks and with it the
-//                        order of the sums: it must depend on nothing but shapes. 512 keep the largest GPUs busy.
+//   inv_freq             [D / 2] fp32, theta^(-2i/D), optionally scaled. The caller computes it by the operations of
+//                        transformers, because it must have the same bits.
+//   d_q_norm, d_k_norm   [D] fp32 or bf16; written, or accumulated into (+=, fp32 only)
+//   partials             [2, partial_blocks, D] fp32 workspace. partial_blocks determines the order of the sums, so
+//                        the caller must derive it from shapes alone. 512 blocks fill the largest GPUs.
 //
-// fp32 inside, angles in fp32 with the accurate sine and cosine, each output rounded once. 16-byte accesses where
-// pointers are aligned to 16 bytes and D/2 is a multiple of 8 (bf16) or 4 (fp32); else one by one.
-// Grid: a block takes tiles of 256 / (D/2) tokens. Its threads compute one angle each, for all heads; then groups of
-// lanes, a power of two, take one (token, head) at a time: a lane holds neighbouring elements of the first half and
-// their partners of the second, so that a pair is turned within a lane. Backward, half of the blocks take the queries,
-// half the keys and values, and they stride over the tiles: a lane sums dw in registers over what it sees, the block
-// over its groups, a second kernel over the blocks, always in the same order.
-// Moves 4 bytes an element of qkv forward and in rope_bwd, 6 of q and k and 4 of v in qk_norm_rope_bwd (bf16), twice
-// that in fp32; expected at 80-85 % of bandwidth.
+// Arithmetic is fp32, with accurate sincosf; each output is rounded once. Accesses are 16 bytes wide if pointers are
+// aligned to 16 bytes and D/2 is a multiple of 8 (bf16) or 4 (fp32), otherwise one element wide.
+//
+// Grid: a block processes tiles of 256 / (D/2) tokens. First each thread computes one angle, which all heads share.
+// Then each group of lanes (a power of two) processes one (token, head) at a time. A lane holds consecutive elements of
+// the first half and the corresponding elements of the second half, so that it holds both elements of a pair. In the
+// backward kernel, half of the blocks process the query heads and half the key and value heads, with a grid-stride loop
+// over tiles. dw is summed in registers per lane, then over the groups of a block, then over the blocks by a second
+// kernel, always in the same order.
+//
+// Bytes moved: 4 per element of qkv in the forward kernels and rope_bwd; 6 per element of q and k and 4 per element of
+// v in qk_norm_rope_bwd (bf16; twice that in fp32). Expected: 80-85 % of bandwidth.
 #include <cuda_bf16.h>
 
 #include <cstdint>
@@ -47,22 +50,22 @@ namespace {
 
 constexpr int threads = 256;
 constexpr int max_head_dim = 256;
-constexpr int tile_angles = 256;  // tile * D/2 at most
+constexpr int tile_angles = 256;  // upper bound of tile * D/2
 
 struct Shape {
     int64_t tokens;
     int heads;     // H
     int kv_heads;  // G
     int head_dim;  // D
-    int tile;      // tokens of a tile
-    int group;     // lanes that share a head
+    int tile;      // tokens per tile
+    int group;     // lanes per head
     float eps;
-    float cos_scale;  // what cosines and sines are multiplied by
+    float cos_scale;  // factors of the cosines and sines
     float sin_scale;
 };
 
-// A lane holds P runs of N neighbouring elements of each half of a head: lane l the runs l, l + group, ...
-// Whatever would lie beyond D/2 counts as 0 and is not stored.
+// A lane holds P runs of N consecutive elements of each half of a head: lane l holds the runs l, l + group, ...
+// Elements beyond D/2 are loaded as 0 and not stored.
 template <int N>
 __device__ __forceinline__ int run_start(int run, int lane, const Shape& s) {
     return (lane + run * s.group) * N;
@@ -114,7 +117,7 @@ __device__ __forceinline__ void store_halves(T* head, int lane, const Shape& s, 
     }
 }
 
-// cos and sin of all pairs of a tile's tokens, [tile, D/2] each.
+// Cosines and sines of all pairs of the tokens in a tile, [tile, D/2] each, in shared memory.
 struct Angles {
     alignas(16) float cosines[tile_angles];
     alignas(16) float sines[tile_angles];
@@ -134,7 +137,7 @@ struct Angles {
         }
     }
 
-    // Those of a lane's pairs; angle 0 beyond D/2.
+    // Loads the values for the pairs of a lane. Beyond D/2 the angle is 0.
     template <int N, int P>
     __device__ __forceinline__ void load(int row, int lane, const Shape& s, float (&c)[N * P],
                                          float (&z)[N * P]) const {
@@ -160,7 +163,7 @@ struct Angles {
     }
 };
 
-// Over the lanes of a group, in the same order in each of them. All lanes of the warp call.
+// Sum over the lanes of a group, in the same order on every lane. All lanes of the warp must call it.
 __device__ __forceinline__ float group_sum(float x, const Shape& s) {
     for (int offset = s.group / 2; offset > 0; offset /= 2) {
         x += __shfl_xor_sync(full_warp, x, offset);
@@ -172,7 +175,7 @@ __device__ __forceinline__ float reciprocal_std(float sum_of_squares, const Shap
     return __frsqrt_rn(sum_of_squares / static_cast<float>(s.head_dim) + s.eps);
 }
 
-// q_norm and k_norm are read only `with_norm`.
+// q_norm and k_norm are read only if `with_norm`.
 template <class T, int N, int P, bool with_norm>
 __global__ void __launch_bounds__(threads)
     forward_kernel(const T* __restrict__ qkv, const T* __restrict__ q_norm, const T* __restrict__ k_norm,
@@ -187,8 +190,8 @@ __global__ void __launch_bounds__(threads)
     const int total = s.heads + 2 * s.kv_heads;
     const int units = static_cast<int>(min(static_cast<int64_t>(s.tile), s.tokens - first_token)) * total;
     const int lane = threadIdx.x % s.group;
-    // All groups go around equally often, since the lanes of a warp shuffle together; who has no unit left takes part
-    // with the first one.
+    // All groups run the same number of iterations, because the lanes of a warp shuffle together. A group without a
+    // unit left loads the first unit and stores nothing.
     for (int base = 0; base < units; base += threads / s.group) {
         const int unit = base + threadIdx.x / s.group;
         const bool active = unit < units;
@@ -226,7 +229,7 @@ __global__ void __launch_bounds__(threads)
     }
 }
 
-// Grid: (partial_blocks, 2). blockIdx.y is 0 for the query heads and 1 for the heads of keys and values.
+// Grid: (partial_blocks, 2). blockIdx.y is 0 for the query heads and 1 for the key and value heads.
 template <class T, int N, int P>
 __global__ void __launch_bounds__(threads)
     backward_kernel(const T* __restrict__ dy, const T* __restrict__ qkv, const T* __restrict__ q_norm,
@@ -241,7 +244,7 @@ __global__ void __launch_bounds__(threads)
     const int groups = threads / s.group;
     const bool queries = blockIdx.y == 0;
     const int first_head = queries ? 0 : s.heads;
-    const int heads = queries ? s.heads : 2 * s.kv_heads;  // of this block, of which the first `normed` have a norm
+    const int heads = queries ? s.heads : 2 * s.kv_heads;  // of this block; the first `normed` have a norm
     const int normed = queries ? s.heads : s.kv_heads;
     const int64_t row_size = static_cast<int64_t>(s.heads + 2 * s.kv_heads) * s.head_dim;
 
@@ -250,7 +253,7 @@ __global__ void __launch_bounds__(threads)
     const int64_t stride = static_cast<int64_t>(gridDim.x) * s.tile;
     for (int64_t first_token = static_cast<int64_t>(blockIdx.x) * s.tile; first_token < s.tokens;
          first_token += stride) {
-        __syncthreads();  // the angles of the tile before have been read
+        __syncthreads();  // all threads have read the angles of the previous tile
         angles.compute(positions, inv_freq, first_token, s);
         __syncthreads();
         const int units = static_cast<int>(min(static_cast<int64_t>(s.tile), s.tokens - first_token)) * heads;
@@ -280,7 +283,7 @@ __global__ void __launch_bounds__(threads)
                 }
             }
             const float rstd = reciprocal_std(group_sum(squares, s), s);
-            const float mean = group_sum(products, s) * rstd / static_cast<float>(s.head_dim);  // of g n
+            const float mean = group_sum(products, s) * rstd / static_cast<float>(s.head_dim);  // mean of g n
             if (!active) {
                 continue;
             }
@@ -317,14 +320,15 @@ __global__ void __launch_bounds__(threads)
     }
 }
 
-// Where a norm's gradient goes.
+// Destination of the gradient of a norm weight.
 struct Target {
     void* address;
     int dtype;
     bool accumulate;
 };
 
-// Grid: (ceil(D / 32), 2), blocks of 32 columns x 32 rows: rows r, r + 32, ... of the partial sums, then over r.
+// Grid: (ceil(D / 32), 2). A block has 32 columns x 32 rows of threads. Thread row r sums the rows r, r + 32, ... of
+// the partial sums; the first row of threads then sums over r.
 __global__ void __launch_bounds__(1024)
     sum_partials_kernel(const float* __restrict__ partials, Target d_q_norm, Target d_k_norm, int64_t blocks,
                         int head_dim) {
@@ -381,7 +385,7 @@ Shape checked_shape(const char* op, int64_t tokens, int64_t n_heads, int64_t n_k
             static_cast<float>(attention_factor)};
 }
 
-// Runs of 16 bytes where every buffer and D/2 allow it, single elements otherwise.
+// Whether 16-byte accesses are possible: all buffers are aligned and D/2 is a multiple of the vector size.
 template <class T>
 bool use_vectors(const Shape& s, std::initializer_list<const void*> buffers) {
     bool aligned = true;
@@ -391,7 +395,7 @@ bool use_vectors(const Shape& s, std::initializer_list<const void*> buffers) {
     return aligned && s.head_dim / 2 % Vec<T>::size == 0;
 }
 
-// Lanes for one head: the power of two that holds D/2 elements in runs of N.
+// Number of lanes per head: the smallest power of two that holds D/2 elements in runs of n.
 int group_of(const Shape& s, int n) {
     int group = 1;
     while (group * n < s.head_dim / 2) {

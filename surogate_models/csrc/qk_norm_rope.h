@@ -1,4 +1,4 @@
-// Launchers of qk_norm_rope.cu; what their arguments mean is said there.
+// Launchers of qk_norm_rope.cu, which documents their arguments.
 #pragma once
 
 #include <cuda_runtime_api.h>

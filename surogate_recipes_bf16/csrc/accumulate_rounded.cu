@@ -2,14 +2,14 @@
 //
 //   addend  [size] fp32 or bf16
 //   total   [size] bf16
-//   sum     [size] bf16, written; may be `total` itself
-//   tick    int32 scalar, seed int64 scalar, in device memory: what a captured graph must not bake in
-//   stream_id  which value this is; with seed, tick and the element's index it fixes the 16 random bits (philox.cuh)
+//   sum     [size] bf16, written; may be the same buffer as `total`
+//   tick    int32 scalar, seed int64 scalar, in device memory, because a captured graph must not contain their values
+//   stream_id  identifies the value; with seed, tick and element index it determines the 16 random bits (philox.cuh)
 //
-// Any alignment and any size; 16-byte accesses where all three pointers are aligned to 16 bytes. Rounds to the bit as
-// `surogate_core.reference.ops:accumulate_rounded`.
-// Grid: one thread per eight elements, that is per Philox call. Moves 8 bytes an element (addend fp32) or 6 (bf16);
-// expected at 85-90 % of bandwidth: a Philox call costs some 12 instructions an element.
+// Any size. Pointers are aligned to their element; accesses are 16 bytes wide if all three pointers are aligned to 16
+// bytes. Bit-identical to `surogate_core.reference.ops:accumulate_rounded`.
+// Grid: one thread per eight elements, which use one Philox call. Bytes moved per element: 8 (fp32 addend) or 6 (bf16).
+// Expected: 85-90 % of bandwidth; a Philox call costs about 12 instructions per element.
 #include <cuda_bf16.h>
 
 #include <cstdint>
@@ -26,7 +26,7 @@ namespace {
 constexpr const char* op = "accumulate_rounded";
 constexpr int threads = 256;
 
-// No __restrict__: `sum` may be `total`. Each thread reads its eight elements before it writes them.
+// No __restrict__, because `sum` may be `total`. Each thread reads its eight elements before it writes them.
 template <class T>
 __global__ void __launch_bounds__(threads)
     accumulate_rounded_kernel(const T* addend, const __nv_bfloat16* total, __nv_bfloat16* sum, const int32_t* tick,
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(threads)
     for (int i = 0; i < octet; ++i) {
         t[i] = __bfloat162float(stochastic_round_bf16(t[i] + a[i], random.half(i)));
     }
-    store_octet(sum + first, t, count, whole);  // bf16 already: rounds no more
+    store_octet(sum + first, t, count, whole);  // exact: the values are bf16 numbers
 }
 
 }  // namespace

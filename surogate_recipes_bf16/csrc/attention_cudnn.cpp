@@ -1,16 +1,16 @@
-// Attention in bf16 by cuDNN: causal inside each document, H query heads that share G key/value heads. What is computed
-// and the layouts: attention_plain.cu. Queries, keys and values are read where they lie in qkv, as strided views;
-// documents are ragged offsets in elements, which a kernel of ours computes into the workspace at each launch. fp32
-// scores and sums inside, bf16 weights (p) and score gradients (ds), one rounding per output.
+// Attention in bf16 by cuDNN: causal within each document, H query heads that share G key/value heads.
+// attention_plain.cu documents the formulas and layouts. Queries, keys and values are strided views of qkv. Documents
+// are described by ragged offsets in elements, which the kernel `ragged_offsets` writes to the workspace at each
+// launch. Scores and sums are fp32, the weights (p) and score gradients (ds) bf16; each output is rounded once.
 //
-// A graph is fixed to the most documents and the longest one. Its cost grows with both even where documents are empty
-// (a thread block for every (document, head, tile of the longest document), which ends at once), so the number of
-// documents should be the smallest bound that batches allow.
+// A cuDNN graph is built for a maximum number of documents and a maximum length. Its cost grows with both, even if
+// documents are empty: every (document, head, tile of the maximum length) has a thread block, which may exit
+// immediately. So the number of documents should be the smallest bound that the batches allow.
 //
-// The only file that includes the cuDNN frontend: it takes a minute and 2 GB to compile.
-// Plans are shared: all layers of a model have one for each direction, made when the first of them is bound.
+// This is the only file that includes the cuDNN frontend. It takes a minute and 2 GB of memory to compile.
+// Plans are shared: all layers of a model use one plan per direction, built when the first layer is bound.
 //
-// Source of the graph's rules: the frontend's documentation of SDPA, github.com/NVIDIA/cudnn-frontend.
+// Source of the rules for graphs: the SDPA documentation of the frontend, github.com/NVIDIA/cudnn-frontend.
 
 #include <cuda_runtime_api.h>
 #include <cudnn_frontend.h>
@@ -29,11 +29,12 @@
 #include "attention.h"
 #include "library.h"
 #include "surogate/check.h"
+#include "workspace.h"
 
 namespace fe = cudnn_frontend;
 
 namespace cudnn_frontend {
-void* cudnn_dlhandle = nullptr;  // the frontend looks its functions up here
+void* cudnn_dlhandle = nullptr;  // the library in which the frontend looks up cuDNN's functions
 }
 
 namespace surogate {
@@ -42,7 +43,7 @@ namespace {
 using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 using Numbers = std::vector<int64_t>;
 
-// What the frontend calls tensors by.
+// Tensor identifiers for the frontend.
 enum Id : int64_t {
     Q = 1,
     K,
@@ -62,7 +63,6 @@ enum Id : int64_t {
 
 constexpr int64_t bf16_bytes = 2;
 
-constexpr int64_t aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 void check(fe::error_t error, const char* op, const char* step) {
     if (error.is_bad()) {
@@ -71,7 +71,8 @@ void check(fe::error_t error, const char* op, const char* step) {
     }
 }
 
-// One handle for each device; a device is driven by one thread. They live until the process ends, for plans may too.
+// Returns the handle of the current device. Each device is driven by one thread. Handles live until the process ends,
+// because plans may live as long.
 cudnnHandle_t handle_of_device(const char* op) {
     static std::mutex mutex;
     static std::map<int, cudnnHandle_t>& handles = *new std::map<int, cudnnHandle_t>;
@@ -104,18 +105,25 @@ void check_shape(const AttentionShape& shape, const char* op) {
                      "head_dim must be a multiple of 16 up to 128, got " + std::to_string(shape.head_dim));
 }
 
-// The plan of a shape on the current device, made by `make` unless one is in use.
+// Serializes the construction of all plans of the process, of both directions and on all devices. Ranks bind their
+// kernels in parallel threads, and a backward plan changes an environment variable that the frontend reads while it
+// builds a plan (ScoreBytesLimit).
+std::mutex& plan_mutex() {
+    static std::mutex mutex;
+    return mutex;
+}
+
+// Returns the plan for a shape on the current device. Calls `make` unless such a plan is in use.
 template <class Plan, class Make>
 std::shared_ptr<const Plan> shared_plan(const AttentionShape& shape, const Numbers& options, const char* op,
                                         Make make) {
-    static std::mutex mutex;
-    static std::map<Numbers, std::weak_ptr<const Plan>> plans;
+    static std::map<Numbers, std::weak_ptr<const Plan>> plans;  // guarded by plan_mutex
     int device = 0;
     check_cuda(cudaGetDevice(&device), op);
     Numbers key{device,      shape.tokens,   shape.documents, shape.seq_len,
                 shape.heads, shape.kv_heads, shape.head_dim};
     key.insert(key.end(), options.begin(), options.end());
-    const std::lock_guard<std::mutex> lock(mutex);
+    const std::lock_guard<std::mutex> lock(plan_mutex());
     if (std::shared_ptr<const Plan> plan = plans[key].lock()) {
         return plan;
     }
@@ -124,9 +132,9 @@ std::shared_ptr<const Plan> shared_plan(const AttentionShape& shape, const Numbe
     return plan;
 }
 
-// A graph, the tensors that both directions have, and what they all need at a launch.
+// A cuDNN graph over ragged documents, with the parts common to forward and backward.
 //
-// Workspace: lengths [documents] int32, offsets [tensors, documents + 1] int64, `extra` bytes, then cuDNN's own.
+// Workspace: lengths [documents] int32, offsets [tensors, documents + 1] int64, `extra` bytes, cuDNN's workspace.
 class RaggedGraph {
 public:
     RaggedGraph(const AttentionShape& shape, const char* op) : shape_(shape), op_(op) {
@@ -148,7 +156,7 @@ public:
     int64_t row() const { return (shape_.heads + 2 * shape_.kv_heads) * shape_.head_dim; }
     float scale() const { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape_.head_dim))); }
 
-    // Offsets of the documents in tensors of which a token takes `elements` elements.
+    // Declares the offsets of the documents in tensors with `elements` elements per token.
     Tensor offsets(Id id, const char* name, int64_t elements) {
         offset_ids_.push_back(id);
         elements_.push_back(elements);
@@ -160,7 +168,7 @@ public:
                                  .set_data_type(fe::DataType_t::INT64));
     }
 
-    // Attributes of [tokens, heads, columns] with `row` elements from token to token.
+    // Returns the attributes of a tensor [tokens, heads, head_dim] with a token stride of `row` elements.
     fe::graph::Tensor_attributes attributes(Id id, const char* name, int64_t heads, int64_t row,
                                             const Tensor& offsets) const {
         fe::graph::Tensor_attributes result;
@@ -172,7 +180,7 @@ public:
         return result;
     }
 
-    // `heads` rows of lse [H, T]: the statistics of a head lie one behind the other, whatever document a token is of.
+    // Sets the attributes of `heads` rows of lse [H, T]. The statistics of a head are contiguous over all documents.
     void set_statistics(fe::graph::Tensor_attributes& statistics, int64_t heads, const Tensor& offsets) const {
         statistics.set_uid(STATS)
             .set_dim({shape_.documents, heads, shape_.seq_len, 1})
@@ -181,7 +189,7 @@ public:
         statistics.set_ragged_offset(offsets);
     }
 
-    // `extra`: bytes of the workspace for the caller's own use.
+    // Builds the execution plan. `extra` is the number of workspace bytes reserved for the caller.
     void build(int64_t extra) {
         check(graph_.validate(), op_, "validate");
         check(graph_.build_operation_graph(handle_), op_, "build_operation_graph");
@@ -200,9 +208,9 @@ public:
     int64_t workspace_bytes() const { return workspace_bytes_; }
     char* extra(void* workspace) const { return static_cast<char*>(workspace) + lengths_bytes_ + offsets_bytes_; }
 
-    // Lengths and offsets of the documents into the workspace: once before `execute`.
+    // Writes lengths and offsets of the documents to the workspace. Call it once before `execute`.
     void begin(const void* cu_seqlens, void* workspace, cudaStream_t stream) const {
-        check_pointer(workspace, op_, "workspace", 256);
+        check_pointer(workspace, op_, "workspace", workspace_alignment);
         char* lengths = static_cast<char*>(workspace);
         ragged_offsets(cu_seqlens, lengths, lengths + lengths_bytes_, shape_.documents, elements_.data(),
                        static_cast<int64_t>(elements_.size()), stream);
@@ -212,7 +220,7 @@ public:
         }
     }
 
-    // On the stream of `begin`.
+    // Enqueues the graph on the stream of `begin`.
     void execute(std::unordered_map<int64_t, void*> pointers, void* workspace) const {
         char* lengths = static_cast<char*>(workspace);
         pointers[LENGTHS] = lengths;
@@ -236,13 +244,14 @@ private:
     int64_t workspace_bytes_ = 0;
 };
 
-// An address inside a tensor of bf16, as the frontend takes it.
+// Returns the address of an element of a bf16 tensor, as the non-const pointer that the frontend expects.
 void* at(const void* tensor, int64_t elements) {
     return const_cast<char*>(static_cast<const char*>(tensor)) + elements * bf16_bytes;
 }
 
-// The score gradients that the frontend may keep on SM90, while a graph is built: it has no other way to be asked for
-// its ordered route. -1: all; 0: none.
+// Limits the bytes of score gradients that the frontend may store on SM90, while a graph is built (-1: no limit, 0:
+// none). The frontend has no other interface that selects its ordered route. Changes the environment of the process, so
+// hold plan_mutex.
 class ScoreBytesLimit {
 public:
     explicit ScoreBytesLimit(const char* bytes) {
@@ -330,9 +339,10 @@ void CudnnAttention::run(const void* qkv, const void* cu_seqlens, void* out, voi
 
 // ----------------------------------------------------------------------------------------------------------- backward
 
-// The plan is of one group of heads: views of its columns, with the strides of whole rows. A group takes one execution,
-// four to six kernels, which read and write its heads alone: groups add launches (about 5 us a kernel), no traffic. A
-// group of one key/value head still has a thread block for every document, query head and tile of 64 or 128 keys.
+// The plan is for one group of heads: views of the columns of the group, with the strides of whole rows. Each group is
+// one execution of four to six kernels, which access only the heads of the group. So groups add launches (about 5 us
+// per kernel) but no memory traffic. A group of one key/value head still has a thread block for every document, query
+// head and tile of 64 or 128 keys.
 struct CudnnAttentionBackward::Plan {
     static constexpr auto op = "attention_bwd";
 
@@ -383,7 +393,7 @@ struct CudnnAttentionBackward::Plan {
         ragged.build(2 * packed_bytes);
     }
 
-    // A group's columns of packed rows into rows of dqkv.
+    // Copies the packed rows of a group into its columns of dqkv.
     void unpack(void* columns, const void* packed, cudaStream_t stream) const {
         const size_t row = static_cast<size_t>(ragged.row() * bf16_bytes);
         const size_t width = static_cast<size_t>(kv_columns * bf16_bytes);
@@ -395,8 +405,8 @@ struct CudnnAttentionBackward::Plan {
     AttentionShape shape;
     int64_t groups;
     bool packed_dkv;
-    int64_t kv_columns = 0;    // of dk, and of dv, in one group
-    int64_t packed_bytes = 0;  // of dk, and of dv, in one group
+    int64_t kv_columns = 0;    // columns of dk, and of dv, per group
+    int64_t packed_bytes = 0;  // bytes of packed dk, and of packed dv, per group
     RaggedGraph ragged;
 };
 

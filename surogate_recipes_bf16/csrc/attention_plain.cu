@@ -1,21 +1,21 @@
-// Attention in plain fp32 arithmetic, for every dtype and every SM80+: what fp32 training runs on, and the measure of
-// the library's route. Right before fast. Here the forward; the backward is in attention_plain_dq.cu and
-// attention_plain_dkdv.cu, what the three share in attention_tile.cuh.
+// Attention in fp32 arithmetic for fp32 and bf16, on SM80 and later. It serves fp32 training and is the standard that
+// the cuDNN kernels are tested against; it favours correctness over speed. This file has the forward kernel. The
+// backward kernels are in attention_plain_dq.cu and attention_plain_dkdv.cu, the shared code in attention_tile.cuh.
 //
-// Causal attention inside each document, H query heads that share G key/value heads (query head h reads h / (H / G)):
+// Causal attention within each document, H query heads that share G key/value heads (query head h uses h / (H / G)):
 //   s = q k^T / sqrt(D)     lse = log sum exp s     p = exp(s - lse)     out = p v
 //
 //   qkv          [T, (H + 2 G) D] fp32 or bf16; columns: H query heads, G key heads, G value heads
 //   out          [T, H D] of the same dtype
 //   lse          [H, T] fp32, natural logarithm
-//   cu_seqlens   [documents + 1] int32 on the device, ascending from 0 to T; a document may be empty
-// Everything is written, nothing added to. D is a multiple of 8 up to 128; kernels are compiled for 32, 64, 96 and 128,
-// and a D between pays for the next of them. qkv, out: 16-byte alignment. Sums are fp32 and each output is rounded
-// once. No atomics: the same bits from run to run.
+//   cu_seqlens   [documents + 1] int32 in device memory, ascending from 0 to T; a document may be empty
+// Outputs are written, not accumulated into. D is a multiple of 8 up to 128. Kernels are compiled for 32, 64, 96 and
+// 128; other sizes cost as much as the next larger one. qkv and out are aligned to 16 bytes. Sums are fp32 and each
+// output is rounded once. There are no atomics, so results are bit-identical from run to run.
 //
-// Grid: a block owns 64 queries of one query head and streams over the keys from the start of the first row's document
-// up to the last row. Memory beside the tensors: none that grows with T^2. Bound by fp32 arithmetic (2 products), not
-// by bytes. 77 KB of shared memory at D = 128 (95 KB in the backward), which SM86 and SM120 still have.
+// Grid: a block computes 64 queries of one query head and iterates over the keys from the start of the document of its
+// first row to its last row. No memory grows with T^2. The kernel is bound by fp32 arithmetic (2 products), not by
+// bandwidth. It uses 77 KB of shared memory at D = 128 (the backward 95 KB), which fits on SM86 and SM120.
 
 #include "attention.h"
 #include "attention_tile.cuh"
@@ -26,14 +26,14 @@ namespace {
 
 using namespace attention;
 
-constexpr int streamed = 32;  // keys of a tile that a block streams over
+constexpr int streamed = 32;  // keys per tile of the loop over keys
 
 template <int D>
 constexpr int shared_bytes = (tile_floats<owned + 2 * streamed, D> + tile_floats<owned, streamed>) *
                              static_cast<int>(sizeof(float));
 
-// Softmax over the key tiles as they come: maximum and sum of a row so far, and what was summed before is scaled when
-// the maximum rises.
+// Online softmax over the key tiles: running maximum and sum of a row. Earlier sums are rescaled when the maximum
+// rises.
 template <class T, int D>
 __global__ void __launch_bounds__(threads, 2)
     attention_kernel(const T* qkv, const int* cu_seqlens, T* out, float* lse, Sizes sizes) {
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(threads, 2)
     __shared__ int starts[owned];
 
     const int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
-    const int first = (gridDim.x - 1 - blockIdx.x) * owned;  // the longest rows first
+    const int first = (gridDim.x - 1 - blockIdx.x) * owned;  // blocks with the most keys first
     const int end = min(first + owned, sizes.tokens);
     const int head = blockIdx.y, group = head / (sizes.heads / sizes.groups);
     const auto keys = qkv_head(qkv, sizes, sizes.heads + group);
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(threads, 2)
                 largest = Max{}(largest, s[i][j]);
             }
             const float raised = Max{}(highest[i], warp_max<16>(largest));
-            // A row that has seen no key yet (its document starts further on) has nothing to scale.
+            // Nothing to rescale for a row without a key so far, because its document starts later.
             const float shift = raised == -INFINITY ? 0.0f : raised;
             const float factor = expf(highest[i] - shift);
             float sum = 0.0f;
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(threads, 2)
             total[i] = total[i] * factor + warp_sum<16>(sum);
             sums.scale_row(i, factor);
         }
-        __syncwarp();  // a row of p is written and read by the same half of a warp
+        __syncwarp();  // the same half of a warp writes and reads a row of p
         sums.template add_product<streamed>(p, v);
     }
 

@@ -1,16 +1,17 @@
-// The plain attention backward: dk and dv. attention_plain_dq.cu has made delta and checks the arguments.
+// Backward of the plain attention: dk and dv. attention_plain_dq.cu computes delta and checks the arguments.
 //
-// With the forward's names, shapes and layouts (attention_plain.cu):
+// Names, shapes and layouts are those of the forward (attention_plain.cu):
 //   p = exp(s - lse)     ds = p (dout v^T - delta) / sqrt(D)     dv = p^T dout     dk = ds^T q
 //
-//   dqkv    [T, (H + 2 G) D] as qkv; here its G key heads and G value heads are written
-//   dout    [T, H D] as out
+//   dqkv    [T, (H + 2 G) D], layout of qkv; this kernel writes the G key heads and G value heads
+//   dout    [T, H D], layout of out
 //   delta   [H, T] fp32: rowsum(dout out)
-// qkv, dqkv, dout: 16-byte alignment. Everything is written, nothing added to, sums are fp32, dk and dv are rounded
-// once. No atomics: all queries of a group are added by one block, heads and rows in ascending order.
+// qkv, dqkv and dout are aligned to 16 bytes. Outputs are written, not accumulated into. Sums are fp32; dk and dv are
+// rounded once. There are no atomics: one block sums over all queries of a group, with heads and rows in ascending
+// order.
 //
-// Grid: a block owns 64 keys of one key/value head and streams, for every query head of the group, over the queries
-// from the first row up to the end of the last row's document. 4 products, bound by fp32 arithmetic. 95 KB of shared
+// Grid: a block computes 64 keys of one key/value head. For every query head of the group, it iterates over the queries
+// from its first row to the end of the document of its last row. 4 products, bound by fp32 arithmetic. 95 KB of shared
 // memory at D = 128.
 
 #include "attention_tile.cuh"
@@ -18,7 +19,7 @@
 namespace surogate::attention {
 namespace {
 
-constexpr int streamed = 16;  // queries of a tile that a block streams over
+constexpr int streamed = 16;  // queries per tile of the loop over queries
 
 template <int D>
 constexpr int shared_bytes = (tile_floats<2 * owned + 2 * streamed, D> + tile_floats<2 * owned, streamed>) *
@@ -38,7 +39,7 @@ __global__ void __launch_bounds__(threads, 2)
     __shared__ int ends[owned];
 
     const int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
-    const int first = blockIdx.x * owned;  // the first keys have the most queries
+    const int first = blockIdx.x * owned;  // blocks with the most queries first
     const int end = min(first + owned, sizes.tokens);
     const int group = blockIdx.y, share = sizes.heads / sizes.groups;
     const int key_index = sizes.heads + group, value_index = key_index + sizes.groups;
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(threads, 2)
                 ds[row * (streamed + padding) + tx] =
                     seen ? weight * (dp[i][0] - column_delta) * sizes.scale : 0.0f;
             }
-            __syncwarp();  // rows of p and ds are written and read by the same half of a warp
+            __syncwarp();  // the same half of a warp writes and reads a row of p and ds
             dv.template add_product<streamed>(p, d);
             dk.template add_product<streamed>(ds, q);
         }

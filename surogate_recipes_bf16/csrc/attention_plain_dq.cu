@@ -1,16 +1,17 @@
-// The plain attention backward: rowsum(dout out), dq, and the entry that runs them and attention_plain_dkdv.cu.
+// Backward of the plain attention: delta and dq, and the launcher that also runs attention_plain_dkdv.cu.
 //
-// With the forward's names, shapes and layouts (attention_plain.cu):
+// Names, shapes and layouts are those of the forward (attention_plain.cu):
 //   p = exp(s - lse)     delta = rowsum(dout out)     ds = p (dout v^T - delta) / sqrt(D)     dq = ds k
 //
-//   dqkv    [T, (H + 2 G) D] as qkv; here its H query heads are written
-//   dout    [T, H D] as out
-//   delta   [H, T] fp32, scratch
-// qkv, dqkv, out, dout: 16-byte alignment. Everything is written, nothing added to, sums are fp32, dq is rounded once.
+//   dqkv    [T, (H + 2 G) D], layout of qkv; this kernel writes the H query heads
+//   dout    [T, H D], layout of out
+//   delta   [H, T] fp32, workspace
+// qkv, dqkv, out and dout are aligned to 16 bytes. Outputs are written, not accumulated into. Sums are fp32; dq is
+// rounded once.
 //
-// Grid: delta takes a warp for each (token, head). For dq a block owns 64 queries of one query head and streams over
-// the keys from the start of the first row's document up to the last row. Scores are computed again: 3 products, bound
-// by fp32 arithmetic. 90 KB of shared memory at D = 128.
+// Grid: delta uses one warp per (token, head). For dq, a block computes 64 queries of one query head and iterates over
+// the keys from the start of the document of its first row to its last row. Scores are recomputed: 3 products, bound by
+// fp32 arithmetic. 90 KB of shared memory at D = 128.
 
 #include "attention.h"
 #include "attention_tile.cuh"
@@ -21,7 +22,7 @@ namespace {
 
 using namespace attention;
 
-constexpr int streamed = 16;  // keys of a tile that a block streams over
+constexpr int streamed = 16;  // keys per tile of the loop over keys
 
 template <int D>
 constexpr int shared_bytes = (tile_floats<2 * owned + 2 * streamed, D> + tile_floats<owned, streamed>) *
@@ -65,7 +66,7 @@ __global__ void __launch_bounds__(threads, 2)
     __shared__ int starts[owned];
 
     const int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
-    const int first = (gridDim.x - 1 - blockIdx.x) * owned;  // the longest rows first
+    const int first = (gridDim.x - 1 - blockIdx.x) * owned;  // blocks with the most keys first
     const int end = min(first + owned, sizes.tokens);
     const int head = blockIdx.y, group = head / (sizes.heads / sizes.groups);
     const auto keys = qkv_head(qkv, sizes, sizes.heads + group);
@@ -106,7 +107,7 @@ __global__ void __launch_bounds__(threads, 2)
             const float p = seen ? expf(s[i][0] * sizes.scale - log_sum[i]) : 0.0f;
             ds[row * (streamed + padding) + tx] = seen ? p * (dp[i][0] - row_delta[i]) * sizes.scale : 0.0f;
         }
-        __syncwarp();  // a row of ds is written and read by the same half of a warp
+        __syncwarp();  // the same half of a warp writes and reads a row of ds
         dq.template add_product<streamed>(ds, k);
     }
     dq.store(qkv_head(dqkv, sizes, head), first, end);

@@ -1,13 +1,14 @@
-// Tiles of the plain attention kernels (attention_plain.cu tells what they compute): a block owns 64 consecutive rows
-// of [0, T] and streams over the rows that they need.
+// Tiles of the plain attention kernels, which attention_plain.cu documents. A block owns a tile of 64 consecutive rows
+// of [0, T] and iterates over tiles of the rows that they need (the streamed tiles).
 //
-// Both lie in shared memory as fp32 [rows, D + padding]. D is head_dim rounded up to a multiple of 32, the columns
-// behind head_dim are zeros. 256 threads are 16 x 16: thread (ty, tx) has rows ty + 16 i of the owned tile; its 16
-// neighbours tx share these rows and sit in one half of a warp. Sums are fp32, in a fixed order.
+// Tiles are stored in shared memory as fp32 [rows, D + padding]. D is head_dim rounded up to a multiple of 32; columns
+// beyond head_dim are zero. The 256 threads are arranged as 16 x 16: thread (ty, tx) has the rows ty + 16 i of the
+// owned tile. The 16 threads with the same ty share these rows and form one half of a warp. Sums are fp32 in a fixed
+// order.
 //
-// Which documents the rows belong to does not matter to a tile: a block streams over everything that any of its rows
-// needs, and each pass masks what a row does not see. So the work is the causal triangle of every document rounded up
-// to tiles, and the number of documents does not matter, empty ones included.
+// A tile may contain rows of several documents. A block iterates over all rows that any of its rows needs and masks
+// those that a row does not attend to. So the work is the causal triangle of each document, rounded up to tiles; the
+// number of documents, empty ones included, does not matter.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -27,8 +28,8 @@ namespace surogate::attention {
 
 constexpr int threads = 256;
 constexpr int owned = 64;         // rows of the tile that a block owns
-constexpr int rows = owned / 16;  // of them, rows a thread
-constexpr int padding = 4;        // floats behind each row in shared memory: 16-byte reads of 8 rows then hit all banks
+constexpr int rows = owned / 16;  // owned rows per thread
+constexpr int padding = 4;        // floats after each row in shared memory: 16-byte reads of 8 rows then use all banks
 
 struct Sizes {
     int tokens;
@@ -39,13 +40,13 @@ struct Sizes {
     float scale;
 };
 
-// Floats of a tile of `Rows` rows of `Width` elements in shared memory.
+// Number of floats of a tile of `Rows` rows of `Width` elements in shared memory.
 template <int Rows, int Width>
 constexpr int tile_floats = Rows * (Width + padding);
 
 // --------------------------------------------------------------------------------------------------------- documents
 
-// The document of a token: the last one that starts at or before it. Empty ones before it start there too.
+// Returns the document of a token: the last one that starts at or before it. Empty documents may start there too.
 __device__ inline int document_of(const int* cu_seqlens, int documents, int token) {
     int low = 0, high = documents;
     while (high - low > 1) {
@@ -59,12 +60,12 @@ __device__ inline int document_of(const int* cu_seqlens, int documents, int toke
     return low;
 }
 
-// First token of the token's document; above every token for a row that does not exist.
+// Returns the first token of the token's document, or INT_MAX for a row beyond the last token.
 __device__ inline int document_start(const int* cu_seqlens, const Sizes& sizes, int token) {
     return token < sizes.tokens ? cu_seqlens[document_of(cu_seqlens, sizes.documents, token)] : INT_MAX;
 }
 
-// The token behind the last of the token's document; 0 for a row that does not exist.
+// Returns the end (exclusive) of the token's document, or 0 for a row beyond the last token.
 __device__ inline int document_end(const int* cu_seqlens, const Sizes& sizes, int token) {
     if (token >= sizes.tokens) {
         return 0;
@@ -74,7 +75,7 @@ __device__ inline int document_end(const int* cu_seqlens, const Sizes& sizes, in
 
 // ------------------------------------------------------------------------------------------------------------- tiles
 
-// The columns of one head in a row-major tensor: row t begins at data + t * stride.
+// The columns of one head in a row-major tensor. Row t begins at data + t * stride.
 template <class T>
 struct Head {
     T* data;
@@ -82,22 +83,23 @@ struct Head {
     int columns;
 };
 
-// In qkv and dqkv [T, (H + 2 G) D]: query head h is index h, key head g index H + g, value head g index H + G + g.
+// Returns a head of qkv or dqkv [T, (H + 2 G) D]. Query head h has index h, key head g index H + g, value head g index
+// H + G + g.
 template <class T>
 __device__ Head<T> qkv_head(T* qkv, const Sizes& sizes, int index) {
     return {qkv + static_cast<int64_t>(index) * sizes.head_dim,
             static_cast<int64_t>(sizes.heads + 2 * sizes.groups) * sizes.head_dim, sizes.head_dim};
 }
 
-// In out and dout [T, H D].
+// Returns a head of out or dout [T, H D].
 template <class T>
 __device__ Head<T> out_head(T* out, const Sizes& sizes, int head) {
     return {out + static_cast<int64_t>(head) * sizes.head_dim, static_cast<int64_t>(sizes.heads) * sizes.head_dim,
             sizes.head_dim};
 }
 
-// Rows first .. first + Rows - 1 of a head into shared memory as fp32; zeros from row `end` and from column
-// head.columns on, up to D. The block synchronises before and after.
+// Loads the rows first to first + Rows - 1 of a head into shared memory as fp32. Rows from `end` on and columns from
+// head.columns to D are zero. Synchronizes the block before and after.
 template <int Rows, int D, class T>
 __device__ void load_tile(float* tile, const Head<const T>& head, int first, int end) {
     using V = Vec<T>;
@@ -150,7 +152,7 @@ __device__ void multiply_rows(const float* a, const float* b, float (&products)[
     }
 }
 
-// A thread's part of a [64, D] result: rows ty + 16 i, columns 2 tx + 32 c and the one behind.
+// A thread's part of a [64, D] result: rows ty + 16 i, columns 2 tx + 32 c and 2 tx + 32 c + 1.
 template <int D>
 struct Accumulator {
     static constexpr int pairs = D / 32;
@@ -178,7 +180,7 @@ struct Accumulator {
     template <int Streamed>
     __device__ void add_product(const float* weights, const float* values) {
         const int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
-#pragma unroll 1  // unrolled it wants more registers than two blocks on an SM leave
+#pragma unroll 1  // unrolling needs more registers than are available with two blocks per SM
         for (int k = 0; k < Streamed; k += 4) {
             float weight[rows][4];
 #pragma unroll
@@ -206,7 +208,7 @@ struct Accumulator {
         }
     }
 
-    // Into rows first .. first + 63 of a head, as far as they lie below `end`.
+    // Stores the rows first to first + 63 of a head that are below `end`.
     template <class T>
     __device__ void store(const Head<T>& head, int first, int end) const {
         const int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
@@ -229,7 +231,7 @@ struct Accumulator {
 
 // -------------------------------------------------------------------------------------------------------- host code
 
-// More shared memory than a launch gets unasked. Not a stream operation: allowed while a graph is captured.
+// Raises the kernel's limit of dynamic shared memory. This is not a stream operation, so it is allowed during capture.
 template <class Kernel>
 void allow_shared(Kernel kernel, int bytes, const char* op) {
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), op);
@@ -244,7 +246,7 @@ inline Sizes checked_sizes(int64_t tokens, int64_t documents, int64_t heads, int
     SUROGATE_REQUIRE(heads % kv_heads == 0, op,
                      std::to_string(heads) + " heads cannot share " + std::to_string(kv_heads) + " kv_heads evenly");
     SUROGATE_REQUIRE(heads <= 65535, op, "heads must be at most 65535, got " + std::to_string(heads));
-    // A tile may reach beyond the last token, and its row numbers must not wrap.
+    // The last tile may extend beyond the last token; its row indices must not overflow.
     SUROGATE_REQUIRE(tokens <= INT_MAX - owned, op, "tokens must fit in 31 bits, got " + std::to_string(tokens));
     SUROGATE_REQUIRE(head_dim > 0 && head_dim % 8 == 0 && head_dim <= 128, op,
                      "head_dim must be a multiple of 8 up to 128, got " + std::to_string(head_dim));
@@ -256,10 +258,10 @@ inline Sizes checked_sizes(int64_t tokens, int64_t documents, int64_t heads, int
             static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)))};
 }
 
-// Blocks along the rows.
+// Number of blocks along the rows.
 inline unsigned tiles(const Sizes& sizes) { return static_cast<unsigned>(ceil_div(sizes.tokens, owned)); }
 
-// launch(integral constant D, an object of the element type).
+// Calls launch(integral constant D, value of the element type).
 template <class Launch>
 void dispatch(const Sizes& sizes, int dtype, const char* op, Launch launch) {
     const auto by_head_dim = [&](auto element) {
@@ -284,7 +286,7 @@ void dispatch(const Sizes& sizes, int dtype, const char* op, Launch launch) {
     }
 }
 
-// dk and dv of attention_plain_bwd, whose arguments have been checked: attention_plain_dkdv.cu.
+// Computes dk and dv of attention_plain_bwd, which has checked the arguments (attention_plain_dkdv.cu).
 void attention_dkdv(const void* dout, const void* qkv, const void* lse, const void* delta, const void* cu_seqlens,
                     void* dqkv, const Sizes& sizes, int dtype, const char* op, cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-// Bindings of attention.h: addresses as integers, the stream last.
+// Python bindings of attention.h. Pointers are passed as integers; the stream is the last argument.
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
@@ -47,7 +47,7 @@ void bind_attention(nb::module_& m) {
           nb::arg("heads"));
 
     m.def("cudnn_version", &surogate::cudnn_version, nb::call_guard<nb::gil_scoped_release>(),
-          "major * 10000 + minor * 100 + patch of the cuDNN that is loaded.");
+          "Return the version of the loaded cuDNN: major * 10000 + minor * 100 + patch.");
     nb::class_<CudnnAttention>(m, "CudnnAttention")
         .def(
             "__init__",

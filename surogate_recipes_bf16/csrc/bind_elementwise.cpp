@@ -1,4 +1,4 @@
-// Bindings of the launchers in elementwise.h: addresses as integers, the stream last.
+// Python bindings of the launchers in elementwise.h. Pointers are passed as integers; the stream is the last argument.
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
@@ -34,6 +34,21 @@ void bind_elementwise(nb::module_& m) {
             surogate::fill(reinterpret_cast<void*>(out), size, value, dtype, reinterpret_cast<cudaStream_t>(stream));
         },
         nb::arg("out"), nb::arg("size"), nb::arg("value"), nb::arg("dtype"), nb::arg("stream"),
+        nb::call_guard<nb::gil_scoped_release>());
+    m.def(
+        "copy",
+        [](uintptr_t x, uintptr_t y, int64_t n_bytes, uintptr_t stream) {
+            surogate::copy(reinterpret_cast<const void*>(x), reinterpret_cast<void*>(y), n_bytes,
+                           reinterpret_cast<cudaStream_t>(stream));
+        },
+        nb::arg("x"), nb::arg("y"), nb::arg("n_bytes"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>());
+    m.def(
+        "commit",
+        [](uintptr_t clip_coef, uintptr_t x, uintptr_t y, int64_t n_bytes, uintptr_t stream) {
+            surogate::commit(reinterpret_cast<const void*>(clip_coef), reinterpret_cast<const void*>(x),
+                             reinterpret_cast<void*>(y), n_bytes, reinterpret_cast<cudaStream_t>(stream));
+        },
+        nb::arg("clip_coef"), nb::arg("x"), nb::arg("y"), nb::arg("n_bytes"), nb::arg("stream"),
         nb::call_guard<nb::gil_scoped_release>());
     m.def(
         "swiglu",

@@ -1,4 +1,4 @@
-// Bindings of gemm.h: addresses as integers, the stream last.
+// Python bindings of gemm.h. Pointers are passed as integers; the stream is the last argument.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -79,6 +79,7 @@ void bind_gemm(nb::module_& m) {
         },
         nb::arg("m"), nb::arg("n"), nb::arg("k"), nb::arg("dtype_ab"), nb::arg("dtype_d"), nb::arg("dtype_bias"),
         nb::arg("library_bytes"));
-    m.def("gemm_export", &surogate::exported_choices, "The algorithms chosen in this process: (description, algorithm).");
-    m.def("gemm_import", &surogate::import_choices, nb::arg("choices"), "Algorithms to use instead of timing them.");
+    m.def("gemm_export", &surogate::exported_choices,
+          "Return the algorithms selected in this process: (description, algorithm).");
+    m.def("gemm_import", &surogate::import_choices, nb::arg("choices"), "Set algorithms to use instead of timing.");
 }

@@ -1,4 +1,4 @@
-// Where NVIDIA's libraries come from, for Python.
+// Python bindings of library.h.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -9,7 +9,7 @@ namespace nb = nanobind;
 
 void bind_library(nb::module_& m) {
     m.def("set_library_dirs", &surogate::set_library_dirs, nb::arg("directories"),
-          "Folders that are searched for libraries which the process has not loaded yet. Holds for later loads.");
+          "Set the folders to search for libraries that the process has not loaded. Affects later loads only.");
     m.def(
         "library_info",
         [] {
@@ -29,9 +29,9 @@ void bind_library(nb::module_& m) {
             }
             return rows;
         },
-        "Loads cublasLt and cudnn: a list of {name, path, version, error}. Never raises.");
+        "Load cublasLt and cudnn, and return a list of {name, path, version, error}. Never raises.");
 
-    // Whoever imports the module may launch at once, so the folders are set here.
+    // Set on import, because a caller may launch kernels right after it.
     nb::object found = nb::module_::import_("surogate_recipes_bf16.libraries").attr("directories")();
     surogate::set_library_dirs(nb::cast<std::vector<std::string>>(found));
 }

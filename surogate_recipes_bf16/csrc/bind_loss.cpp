@@ -1,4 +1,4 @@
-// Bindings of loss.h: addresses as integers, the stream last.
+// Python bindings of loss.h. Pointers are passed as integers; the stream is the last argument.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
@@ -11,7 +11,7 @@ namespace nb = nanobind;
 
 namespace {
 
-// dtype_dw -1: no dw.
+// dtype_dw = -1 means that there is no dw.
 surogate::LmHeadShape shape_of(int64_t tokens, int64_t d_model, int64_t vocab_size, int64_t chunks, int dtype,
                                bool has_dx, int dtype_dw, bool accumulate_loss, bool accumulate_dw,
                                int64_t library_bytes) {
@@ -63,8 +63,9 @@ void bind_loss(nb::module_& m) {
             nb::arg("chunks"), nb::arg("dtype"), nb::arg("has_dx"), nb::arg("dtype_dw"), nb::arg("accumulate_loss"),
             nb::arg("accumulate_dw"), nb::arg("library_bytes"), nb::arg("timed"), nb::arg("stream"),
             nb::call_guard<nb::gil_scoped_release>(),
-            "For these buffers. Choose the algorithms of the products, timed on them, where dx, dw and the workspace "
-            "are then overwritten, or the library's first ones. dtype_dw -1: no dw.")
+            "Bind to these buffers and select the algorithms of the products. If `timed`, they are timed on the "
+            "buffers, which overwrites dx, dw and the workspace; otherwise cuBLASLt's heuristic selects. "
+            "dtype_dw -1: no dw.")
         .def(
             "begin", [](LmHead& self, uintptr_t stream) { self.begin(reinterpret_cast<cudaStream_t>(stream)); },
             nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>())

@@ -1,4 +1,4 @@
-// Bindings of the launchers in norms.h: addresses as integers, the stream last.
+// Python bindings of the launchers in norms.h. Pointers are passed as integers; the stream is the last argument.
 #include <nanobind/nanobind.h>
 
 #include <cstdint>

@@ -1,13 +1,15 @@
 // linear_bgrad: dbias [N] (+)= sum over t of dy[t, n]; dy [T, N] row-major.
 //
-// dy fp32 or bf16; dbias fp32 (written or added to) or bf16 (written), one rounding. Workspace: fp32 [slabs, N], slabs
-// = min(128, ceil(T / 64)), aligned to 16 bytes. Other pointers aligned to their element; dy aligned to 16 bytes with
-// rows of a multiple of 16 bytes is read in 16-byte vectors.
+// dy is fp32 or bf16. dbias is fp32 (written or accumulated into) or bf16 (written); it is rounded once. Workspace:
+// fp32 [slabs, N], slabs = min(128, ceil(T / 64)), aligned to 16 bytes. Other pointers are aligned to their element. dy
+// is read in 16-byte vectors if it is aligned to 16 bytes and its rows are a multiple of 16 bytes.
 //
-// Stage 1: a block of 8 warps takes 32 vectors of columns and one slab of rows; its warps take rows w, w + 8 ... and
-// are added up in the order of w. Stage 2: 32 rows of threads take partials y, y + 32 ... and are added up in the order
-// of y. Nothing depends on the GPU or on timing. Bytes: dy once; the partials are under 2 % of it (fp32 columns against
-// 64 rows and more). 80 to 85 % of the bandwidth expected for T >= 4096.
+// Stage 1: a block of 8 warps sums 32 vectors of columns over one slab of rows. Warp w sums the rows w, w + 8, ...; the
+// block adds the sums of its warps in order. Stage 2: thread row y of 32 sums the partials y, y + 32, ...; the block
+// adds these sums in order. Results do not depend on the GPU or on timing.
+//
+// Bytes moved: dy once; the partials add less than 2 % (one fp32 row per at least 64 rows). Expected: 80-85 % of
+// bandwidth for T >= 4096.
 #include "column_sum.h"
 
 #include <surogate/reduce.cuh>

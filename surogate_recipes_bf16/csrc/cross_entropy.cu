@@ -4,23 +4,23 @@
 //   logits[t, v] <- (exp(logits[t, v] - logsumexp) - (v == targets[t])) * loss_scale   0 where targets[t] < 0
 //   loss (+)= loss_scale * sum_t row_loss[t]
 //
-// logits      [rows, vocab_size] fp32 or bf16, rows of `ld` elements, `ld` a multiple of 16 bytes, aligned to 16 bytes;
-//             cross_entropy reads them, cross_entropy_grads puts the gradient (rounded once) in their place. The
-//             elements from vocab_size to ld are neither read nor written.
-// targets     int32 [rows]; negative: no label. A label beyond the vocabulary makes the row's loss NaN.
+// logits      [rows, vocab_size] fp32 or bf16, row stride `ld` elements (a multiple of 16 bytes), aligned to 16 bytes.
+//             cross_entropy reads them. cross_entropy_grads overwrites them with their gradient, rounded once. Elements
+//             from vocab_size to ld are neither read nor written.
+// targets     int32 [rows]; negative: no label. A label >= vocab_size makes the loss of the row NaN.
 // loss_scale  fp32 []
 // row_loss    fp32 [rows], written
-// loss        fp32 [], written, or added to with `accumulate`
+// loss        fp32 [], written, or accumulated into (+=) with `accumulate`
 //
-// One block of 512 threads a row. A first pass keeps a running maximum and the sum of exp(logit - maximum) in each
-// thread; the block combines them in a fixed order; a second pass reads the row again, from its end, where the L2
-// cache still has it, and writes the gradient. fp32 throughout; exp((logit - maximum) - log(sum)) keeps the digits of
-// large logits. sum_loss is one block that adds in fp64, each thread a fixed part: the same bits from run to run.
-// A NaN among the logits makes the row's loss NaN.
+// Grid: one block of 512 threads per row. In the first pass, each thread computes a running maximum and the sum of
+// exp(logit - maximum); the block combines them in a fixed order. The second pass reads the row again, starting at its
+// end, which is the most likely to be in L2, and writes the gradient. Arithmetic is fp32; exp((logit - maximum) -
+// log(sum)) preserves precision for large logits. sum_loss is one block; each thread sums a fixed part in fp64, so
+// results are bit-identical from run to run. A NaN among the logits makes the loss of the row NaN.
 //
-// Bytes per logit of a labelled row: bf16 4 (2 for the loss alone) and up to 2 more where the second read misses L2
-// (512 threads, 4 blocks on an SM: 160 MB of rows in flight at V = 152k against 50 MB of L2, so expect most of them);
-// expected 70-85 % of bandwidth. Rows without a label only write. Online softmax: Milakov & Gimelshein 2018.
+// Bytes moved per logit of a labelled row in bf16: 4 (2 for the loss alone), plus up to 2 if the second read misses L2.
+// Most reads miss: 4 blocks per SM have 160 MB of rows in flight at V = 152k, and L2 has 50 MB. Expected: 70-85 % of
+// bandwidth. Unlabelled rows are only written. Online softmax: Milakov & Gimelshein 2018.
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -39,8 +39,8 @@ namespace {
 constexpr int row_threads = 512;
 constexpr int sum_threads = 1024;
 
-// sum = sum of exp(x - max) over what was seen. Starts from a finite maximum, so that logits of -inf count as 0; a NaN
-// is not a maximum but stays in the sum.
+// sum = sum of exp(x - max) over the logits read so far. The initial maximum is finite, so that a logit of -inf
+// contributes 0. A NaN does not become the maximum but propagates through the sum.
 struct Running {
     float max = -FLT_MAX;
     float sum = 0.0f;
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(row_threads, 4)
         return;
     }
 
-    // Before the reductions, whose barriers order it before the second pass.
+    // Read before the reductions. Their barriers order this read before the writes of the second pass.
     const float target_logit = target < vocab_size ? to_float(x[target]) : nanf("");
     Running running;
     for (int64_t i = threadIdx.x; i < vectors; i += row_threads) {

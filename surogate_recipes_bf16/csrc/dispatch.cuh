@@ -1,4 +1,4 @@
-// From dtype codes to types, and from shapes to the vector width of a kernel.
+// Dispatch from dtype codes to types, and selection of the vector width of a kernel.
 #pragma once
 
 #include <surogate/check.h>
@@ -15,7 +15,7 @@ struct Type {
     using type = T;
 };
 
-// function(Type<float>{}) or function(Type<__nv_bfloat16>{}):
+// Calls function(Type<float>{}) or function(Type<__nv_bfloat16>{}):
 //   with_float_type(dtype, "add", "a", [&](auto t) { using T = typename decltype(t)::type; ... });
 template <class Function>
 void with_float_type(int dtype, const char* op, const char* argument, Function&& function) {
@@ -29,7 +29,7 @@ void with_float_type(int dtype, const char* op, const char* argument, Function&&
     }
 }
 
-// Elements of T, or of the wider of T and U, in 16 bytes.
+// Number of elements of T, or of the wider of T and U, in 16 bytes.
 template <class T, class U = T>
 constexpr int vector_width = 16 / static_cast<int>(sizeof(T) > sizeof(U) ? sizeof(T) : sizeof(U));
 
@@ -42,7 +42,7 @@ inline bool all_aligned(std::initializer_list<const void*> pointers, uintptr_t b
     return true;
 }
 
-// Gradients in bf16 are written, never added to: an addend far smaller than the sum would vanish.
+// bf16 gradients are never accumulated into, because an addend much smaller than the sum would be lost.
 inline void check_accumulate(bool accumulate, int dtype, const char* op) {
     SUROGATE_REQUIRE(!accumulate || dtype == FP32, op,
                      std::string("only adds to fp32 outputs, the output is ") + name_of(dtype));

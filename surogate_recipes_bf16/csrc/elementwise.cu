@@ -1,13 +1,13 @@
-// out[i] (+)= a[i] + b[i]     add:  a, b fp32 or bf16, alike; the sum is rounded to their dtype, then stored as out's
-// y[i]   (+)= x[i]            cast: x and y each fp32 or bf16, to nearest even
+// out[i] (+)= a[i] + b[i]     add:  a and b have one dtype, fp32 or bf16; the sum is rounded to it, then cast to out's
+// y[i]   (+)= x[i]            cast: x and y each fp32 or bf16; rounds to nearest even
 // out[i]   =  value           fill: fp32 or bf16
 //
-// Flat arrays of `size` elements, aligned to their element. `accumulate` adds to the output, which must be fp32. The
-// outputs do not overlap the inputs.
+// Contiguous arrays of `size` elements, aligned to their element. With `accumulate` the output is accumulated into (+=)
+// and must be fp32. Outputs must not overlap inputs.
 //
-// A thread moves 16 bytes of the widest operand (if all pointers are aligned to 16 bytes), the threads behind the last
-// whole vector one of the remaining elements each. Bytes: every operand once, outputs that accumulate twice; 85 to
-// 90 % of the bandwidth expected above some MiB.
+// Grid: if all pointers are aligned to 16 bytes, a thread processes 16 bytes of the widest operand, and the threads
+// after the last whole vector process one remaining element each. Bytes moved: every operand once, accumulated outputs
+// twice. Expected: 85-90 % of bandwidth for arrays of several MiB.
 #include "elementwise.h"
 
 #include <type_traits>
@@ -19,7 +19,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Calls body(first element, Width<N>) or body(element, Width<1>) so that every element is visited once.
+// A vector width as a type. for_my_elements calls body(first element, Width<N>) or body(element, Width<1>), so that
+// each element is processed once.
 template <int N>
 struct Width {
     static constexpr int value = N;

@@ -1,5 +1,5 @@
-// Launchers of element-wise ops and of the embedding. What they compute and every layout: the .cu of the same name
-// (`add`, `cast`, `fill`: elementwise.cu; `swiglu_bwd`: swiglu.cu).
+// Launchers of elementwise ops and of the embedding. The .cu file of the same name documents formulas and layouts
+// (`add`, `cast`, `fill`: elementwise.cu; `commit`: copy.cu; `swiglu_bwd`: swiglu.cu).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,6 +14,10 @@ void add(const void* a, const void* b, void* out, int64_t size, bool accumulate,
 void cast(const void* x, void* y, int64_t size, bool accumulate, int dtype_x, int dtype_y, cudaStream_t stream);
 
 void fill(void* out, int64_t size, double value, int dtype, cudaStream_t stream);
+
+void copy(const void* x, void* y, int64_t n_bytes, cudaStream_t stream);
+
+void commit(const void* clip_coef, const void* x, void* y, int64_t n_bytes, cudaStream_t stream);
 
 void swiglu(const void* gate_up, void* out, int64_t rows, int64_t width, int dtype, cudaStream_t stream);
 

@@ -1,8 +1,9 @@
 // embedding: out [T, C] = w[tokens[t]]; tokens int32 [T], w [V, C], out and w of one dtype, fp32 or bf16, row-major.
 //
-// Moves, no arithmetic. A token outside of [0, V) yields a row of NaN: nothing is read out of bounds, and the loss
-// shows it. Pointers aligned to their element; 16-byte accesses where pointers and rows allow. A block a row and part
-// of it. Bytes: T rows read (once each, unless L2 still has them) and written; 85 % of the bandwidth expected.
+// Copies without arithmetic. A token outside of [0, V) yields a row of NaN: no access is out of bounds, and the error
+// becomes visible in the loss. Pointers are aligned to their element; accesses are 16 bytes wide if pointers and rows
+// allow it. Grid: a block copies a row or a part of it. Bytes moved: T rows read (fewer if they are in L2) and written.
+// Expected: 85 % of bandwidth.
 #include "dispatch.cuh"
 #include "elementwise.h"
 
@@ -11,7 +12,7 @@ namespace {
 
 constexpr int kMaxThreads = 256;
 
-// Word: what a thread moves, an unsigned integer or a vector of them; `words` of them a row.
+// Word: the unsigned integer or vector that a thread copies. A row has `words` of them.
 template <class Word>
 __global__ void __launch_bounds__(kMaxThreads)
     embedding_kernel(const int32_t* tokens, const Word* w, Word* out, int64_t vocab_size, int64_t words) {

@@ -1,32 +1,33 @@
 // embedding_bwd: dw [V, C] (+)= sum over the positions t with tokens[t] == v of dout[t, c]
 //
-// dout [T, C] fp32 or bf16, tokens int32 [T], row-major; dw fp32 (written or added to) or bf16 (written). Written: rows
-// without a token are zero. Added to: they are not touched. Sums are fp32, rounded once. A token outside of [0, V) adds
-// nothing. Pointers aligned to their element; dout and dw aligned to 16 bytes with C a multiple of 8 (fp32: 4) are
-// accessed by vectors.
+// dout [T, C] is fp32 or bf16, tokens int32 [T], both row-major. dw is fp32 (written or accumulated into) or bf16
+// (written). When dw is written, rows without a token are set to zero; when it is accumulated into, they are unchanged.
+// Sums are fp32 and rounded once. Tokens outside of [0, V) are ignored. Pointers are aligned to their element. Accesses
+// are vectorized if dout and dw are aligned to 16 bytes and C is a multiple of 8 (fp32: 4).
 //
-// Without atomics: (token, position) pairs are sorted by token, which keeps equal tokens in the order of their
-// positions (cub::DeviceRadixSort is stable). A block that finds the first pair of a token, and takes 32 vectors of its
-// columns, adds the rows up: one warp each an eighth of the positions, ascending, then the eight sums in their order.
-// The bits depend on nothing but the inputs.
+// There are no atomics. (token, position) pairs are sorted by token; cub::DeviceRadixSort is stable, so equal tokens
+// stay in order of position. Grid: one block per pair and 32 vectors of columns. The block of the first pair of a token
+// sums the token's rows: each of its 8 warps sums an eighth of the positions in ascending order, then the eight sums
+// are added in order. The other blocks exit. Results depend only on the inputs.
 //
-// Workspace, aligned to 256 bytes: 4 int32 arrays of T (each rounded up to 256 bytes), then the sort's own, at most
-// 9 T + 16384 bytes (checked: the sort of this version needs bins of 8 KiB, 1 KiB a tile of at least 1024 pairs, and
-// one more copy of the pairs).
+// Workspace, aligned to 256 bytes: 4 int32 arrays of T elements (each rounded up to 256 bytes), then the temporary
+// storage of the sort, at most 9 T + 16384 bytes. The launcher checks this bound: the sort of this version of CUB needs
+// 8 KiB of bins, 1 KiB per tile of at least 1024 pairs, and another copy of the pairs.
 //
-// Bytes: dout once, touched rows of dw once (twice when added to), without `accumulate` all of dw once, which is most
-// of it: 622 MB for 151936 x 1024. 60 % of the bandwidth expected for the sums, 85 % for the zeros.
+// Bytes moved: dout once; rows of dw with a token once (twice when accumulating); without `accumulate`, all of dw once,
+// which dominates: 622 MB for 151936 x 1024 in fp32. Expected: 60 % of bandwidth for the sums, 85 % for the zeros.
 #include <cub/device/device_radix_sort.cuh>
 
 #include "dispatch.cuh"
 #include "elementwise.h"
+#include "workspace.h"
 
 namespace surogate {
 namespace {
 
 constexpr int kWarps = 8;
 
-// Pairs to sort. Tokens outside of [0, V) become V, which sorts last and is skipped.
+// Writes the pairs to sort. Tokens outside of [0, V) become V, which sorts last and is ignored.
 __global__ void pairs_kernel(const int32_t* tokens, uint32_t* keys, int32_t* positions, int n, int64_t vocab_size) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) {
@@ -36,7 +37,8 @@ __global__ void pairs_kernel(const int32_t* tokens, uint32_t* keys, int32_t* pos
     }
 }
 
-// Index behind the last of the equal keys that begin at `first`: doubling steps, then halving ones.
+// Returns the end (exclusive) of the run of equal keys that begins at `first`. Searches with steps that double and then
+// halve.
 __device__ __forceinline__ int run_end(const uint32_t* keys, int first, int n) {
     const uint32_t key = keys[first];
     int known = first;  // keys[known] == key
@@ -62,11 +64,11 @@ __global__ void __launch_bounds__(32 * kWarps)
     const int first = blockIdx.x;
     const uint32_t key = keys[first];
     if (key >= vocab_size || (first > 0 && keys[first - 1] == key)) {
-        return;  // the whole block
+        return;  // uniform over the block
     }
     const int end = run_end(keys, first, n);
     const int share = (end - first + kWarps - 1) / kWarps;
-    const int used = (end - first + share - 1) / share;  // warps with something to add, at least one
+    const int used = (end - first + share - 1) / share;  // number of warps with a non-empty share, at least one
     const int begin = first + threadIdx.y * share;
     const int stop = min(begin + share, end);
     const int64_t tile_start = static_cast<int64_t>(blockIdx.y) * tile;
@@ -119,7 +121,6 @@ int bits_of(int64_t largest) {
     return bits;
 }
 
-constexpr int64_t round_up_256(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 }  // namespace
 
@@ -135,10 +136,10 @@ void embedding_bwd(const void* dout, const void* tokens, void* dw, void* workspa
     check_pointer(dout, op, "dout", bytes_of(dtype));
     check_pointer(tokens, op, "tokens", 4);
     check_pointer(dw, op, "dw", bytes_of(dtype_dw));
-    check_pointer(workspace, op, "workspace", 256);
+    check_pointer(workspace, op, "workspace", workspace_alignment);
     check_accumulate(accumulate, dtype_dw, op);
 
-    const int64_t array = round_up_256(n_tokens * 4);
+    const int64_t array = aligned(n_tokens * 4);
     char* const base = static_cast<char*>(workspace);
     auto* const keys_in = reinterpret_cast<uint32_t*>(base);
     auto* const positions_in = reinterpret_cast<int32_t*>(base + array);
@@ -150,7 +151,7 @@ void embedding_bwd(const void* dout, const void* tokens, void* dw, void* workspa
                    op);
     };
     size_t sort_bytes = 0;
-    sort(nullptr, sort_bytes);  // asks for the size, enqueues nothing
+    sort(nullptr, sort_bytes);  // only queries the size
     const int64_t needed = 4 * array + static_cast<int64_t>(sort_bytes);
     SUROGATE_REQUIRE(workspace_bytes >= needed, op,
                      "workspace needs " + std::to_string(needed) + " bytes, got " + std::to_string(workspace_bytes));

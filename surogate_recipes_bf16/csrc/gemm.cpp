@@ -12,6 +12,7 @@
 #include "library.h"
 #include "surogate/check.h"
 #include "surogate/dtype.h"
+#include "workspace.h"
 
 namespace surogate {
 namespace {
@@ -19,9 +20,9 @@ namespace {
 constexpr const char* op_name = "gemm";
 constexpr int requested_choices = 8;
 constexpr int timed_rounds = 5;
-constexpr float sample_ms = 0.5f;    // a sample repeats the product until it takes about this long, 20 times at most
-constexpr float margin = 0.98f;      // the library's first choice stands unless another needs less than this part of
-                                     // its time: noise must not decide
+constexpr float sample_ms = 0.5f;    // a sample repeats the product for about this time, at most 20 times
+constexpr float margin = 0.98f;      // the heuristic's first algorithm is replaced only by one that takes less than
+                                     // this fraction of its time, so that noise does not decide
 
 // ---------------------------------------------------------------------------------------------------- the library
 
@@ -56,7 +57,7 @@ void check_status(cublasStatus_t status, const std::string& what) {
     }
 }
 
-// One handle per thread and device; they live as long as the process, as the products that hold them do.
+// One handle per thread and device. Handles live until the process ends, because products keep them.
 cublasLtHandle_t library_handle() {
     static thread_local std::map<int, cublasLtHandle_t> handles;
     int device = 0;
@@ -95,7 +96,7 @@ void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attr
                  "cublasLtMatmulPreferenceSetAttribute");
 }
 
-// The library's layouts are by column: a row-major [rows, cols] is its [cols, rows].
+// cuBLASLt's default layout is column-major: a row-major [rows, cols] matrix is a column-major [cols, rows] one.
 Layout row_major(int dtype, int64_t rows, int64_t cols, int64_t ld) {
     cublasLtMatrixLayout_t layout = nullptr;
     check_status(lt().MatrixLayoutCreate(&layout, data_type(dtype), static_cast<uint64_t>(cols),
@@ -108,15 +109,15 @@ Layout row_major(int dtype, int64_t rows, int64_t cols, int64_t ld) {
 
 struct Choice {
     cublasLtMatmulAlgo_t algo{};
-    float ms = 0;        // 0: not timed
-    int candidates = 0;  // 0: imported
+    float ms = 0;        // measured time; 0: not timed
+    int candidates = 0;  // number of algorithms compared; 0: imported
 
     bool is_timed() const { return ms > 0; }
     bool is_imported() const { return candidates == 0; }
 };
 
-// The mutex is held while a product is timed: of two threads that want the same one, the second takes the first's
-// choice, and they do not disturb each other's clocks.
+// The mutex is held while a product is timed. If two threads need the same product, the second one reuses the algorithm
+// of the first, and their measurements do not disturb each other.
 struct Choices {
     std::mutex mutex;
     std::map<std::string, Choice> by_description;
@@ -150,7 +151,7 @@ cublasLtMatmulAlgo_t from_hex(const std::string& hex) {
 
 // ----------------------------------------------------------------------------------------------------- the shapes
 
-int64_t stored_a(const GemmShape& s) { return s.trans_a ? s.m : s.k; }  // elements of a stored row
+int64_t stored_a(const GemmShape& s) { return s.trans_a ? s.m : s.k; }  // elements per stored row
 int64_t stored_b(const GemmShape& s) { return s.trans_b ? s.k : s.n; }
 
 GemmShape checked(GemmShape s) {
@@ -160,34 +161,40 @@ GemmShape checked(GemmShape s) {
     s.lda = s.lda == 0 ? stored_a(s) : s.lda;
     s.ldb = s.ldb == 0 ? stored_b(s) : s.ldb;
     s.ldd = s.ldd == 0 ? s.n : s.ldd;
-    SUROGATE_REQUIRE(s.lda >= stored_a(s), op_name, "lda is " + std::to_string(s.lda) + ", rows are longer");
-    SUROGATE_REQUIRE(s.ldb >= stored_b(s), op_name, "ldb is " + std::to_string(s.ldb) + ", rows are longer");
-    SUROGATE_REQUIRE(s.ldd >= s.n, op_name, "ldd is " + std::to_string(s.ldd) + ", rows are longer");
-    const auto served = [](int dtype) { return dtype == BF16 || dtype == FP32; };
-    SUROGATE_REQUIRE(served(s.dtype_ab), op_name, std::string("dtype_ab cannot be ") + name_of(s.dtype_ab));
-    SUROGATE_REQUIRE(served(s.dtype_d), op_name, std::string("dtype_d cannot be ") + name_of(s.dtype_d));
-    SUROGATE_REQUIRE(!s.accumulate || s.dtype_d == FP32, op_name, "accumulate needs an fp32 D");
+    SUROGATE_REQUIRE(s.lda >= stored_a(s), op_name,
+                     "lda must be at least " + std::to_string(stored_a(s)) + ", got " + std::to_string(s.lda));
+    SUROGATE_REQUIRE(s.ldb >= stored_b(s), op_name,
+                     "ldb must be at least " + std::to_string(stored_b(s)) + ", got " + std::to_string(s.ldb));
+    SUROGATE_REQUIRE(s.ldd >= s.n, op_name,
+                     "ldd must be at least " + std::to_string(s.n) + ", got " + std::to_string(s.ldd));
+    const auto supported = [](int dtype) { return dtype == BF16 || dtype == FP32; };
+    SUROGATE_REQUIRE(supported(s.dtype_ab), op_name,
+                     std::string("dtype_ab must be fp32 or bf16, got ") + name_of(s.dtype_ab));
+    SUROGATE_REQUIRE(supported(s.dtype_d), op_name,
+                     std::string("dtype_d must be fp32 or bf16, got ") + name_of(s.dtype_d));
+    SUROGATE_REQUIRE(!s.accumulate || s.dtype_d == FP32, op_name, "accumulate requires an fp32 D");
     if (s.has_bias) {
         const int product = s.dtype_ab == FP32 ? FP32 : s.dtype_d;
         SUROGATE_REQUIRE(s.dtype_bias == product || (s.dtype_bias == BF16 && product == FP32), op_name,
-                         std::string("dtype_bias cannot be ") + name_of(s.dtype_bias));
+                         std::string("dtype_bias cannot be ") + name_of(s.dtype_bias) + " with a product in " +
+                             name_of(product));
     }
-    SUROGATE_REQUIRE(s.library_bytes >= 0 && s.library_bytes % 256 == 0, op_name,
+    SUROGATE_REQUIRE(s.library_bytes >= 0 && s.library_bytes % workspace_alignment == 0, op_name,
                      "library_bytes must be a multiple of 256");
     for (int64_t* alignment : {&s.alignment_a, &s.alignment_b, &s.alignment_d}) {
         SUROGATE_REQUIRE(*alignment > 0 && (*alignment & (*alignment - 1)) == 0, op_name,
                          "alignments must be powers of two");
-        *alignment = std::min<int64_t>(*alignment, 256);
+        *alignment = std::min(*alignment, workspace_alignment);
     }
     return s;
 }
 
-// An fp32 product that must end as bf16 is made in the workspace: the library has no such output.
+// cuBLASLt cannot write bf16 for fp32 operands, so such a product is computed in fp32 in the workspace and then cast.
 bool is_staged(const GemmShape& s) { return s.dtype_ab == FP32 && s.dtype_d == BF16; }
 int product_dtype(const GemmShape& s) { return is_staged(s) ? FP32 : s.dtype_d; }
 bool is_bias_widened(const GemmShape& s) { return s.has_bias && s.dtype_bias != product_dtype(s); }
-int64_t staged_bytes(const GemmShape& s) { return is_staged(s) ? round_up(s.m * s.n * 4, 256) : 0; }
-int64_t bias_bytes(const GemmShape& s) { return is_bias_widened(s) ? round_up(s.n * 4, 256) : 0; }
+int64_t staged_bytes(const GemmShape& s) { return is_staged(s) ? aligned(s.m * s.n * 4) : 0; }
+int64_t bias_bytes(const GemmShape& s) { return is_bias_widened(s) ? aligned(s.n * 4) : 0; }
 
 void* offset(void* base, int64_t bytes) { return static_cast<char*>(base) + bytes; }
 
@@ -205,7 +212,8 @@ std::string describe_shape(const GemmShape& s) {
     return text + " workspace " + n(s.library_bytes);
 }
 
-// What a choice depends on besides the product: the version of the library and the kind of GPU.
+// Describes what the choice of an algorithm depends on besides the product: the version of cuBLASLt and the kind of
+// GPU.
 std::string describe_platform() {
     int device = 0, major = 0, minor = 0, processors = 0;
     check_cuda(cudaGetDevice(&device), op_name);
@@ -230,7 +238,7 @@ private:
     cudaEvent_t event_ = nullptr;
 };
 
-// Milliseconds that `launch` needs, repeated so that it can be measured; infinity when it refuses.
+// Returns the mean time of `repeats` launches in milliseconds, or infinity if a launch fails.
 template <class Launch>
 float measure(const Launch& launch, int repeats, const Event& start, const Event& end, cudaStream_t stream) {
     check_cuda(cudaEventRecord(start.get(), stream), op_name);
@@ -252,7 +260,8 @@ float median(std::vector<float> samples) {
     return samples[samples.size() / 2];
 }
 
-// Medians of several rounds over all candidates: a clock that drifts then meets every one of them alike.
+// Returns the median time of each candidate. Every round measures all candidates, so that a drift of the GPU clock
+// affects all of them equally.
 template <class Launch>
 std::vector<float> measure_all(size_t candidates, const Launch& launch, cudaStream_t stream) {
     const Event start, end;
@@ -284,7 +293,7 @@ struct Gemm::Impl {
     GemmShape shape;
     cublasLtHandle_t handle;
     Desc desc;
-    Layout a, b, d;  // of our A, B and D; the library gets B as its A, since by column it computes D^T = B^T A^T
+    Layout a, b, d;  // of A, B and D; cuBLASLt computes D^T = B^T A^T in column-major order, so it receives B as its A
     Choice choice;
     std::string description;
 
@@ -302,12 +311,12 @@ struct Gemm::Impl {
         if (shape.has_bias) {
             set(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, static_cast<uint32_t>(CUBLASLT_EPILOGUE_BIAS));
             set(desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<int32_t>(data_type(product_dtype(shape))));
-            set(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, buffers.bias);  // the library looks at its alignment
+            set(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, buffers.bias);  // the heuristic depends on its alignment
         }
         choose(buffers, stream);
     }
 
-    // The product itself: into the staging place when there is one.
+    // Enqueues the product. Writes to the workspace if the product is staged, otherwise to pd.
     cublasStatus_t multiply(const cublasLtMatmulAlgo_t& algo, const void* pa, const void* pb, void* pd,
                             const void* bias, void* workspace, cudaStream_t stream) const {
         if (shape.has_bias) {
@@ -324,7 +333,7 @@ struct Gemm::Impl {
         Choices& all = choices();
         const std::lock_guard<std::mutex> lock(all.mutex);
         const auto known = all.by_description.find(description);
-        const bool timed = buffers.a != nullptr;  // a choice of the clock is not for those that must not have one
+        const bool timed = buffers.a != nullptr;  // a timed choice must not be used for an untimed product
         if (known != all.by_description.end() &&
             (known->second.is_imported() || known->second.is_timed()) == timed) {
             choice = known->second;
@@ -335,22 +344,23 @@ struct Gemm::Impl {
         all.by_description[description] = choice;
     }
 
-    // A choice from a file may come from elsewhere: never run it on trust, never replace it silently either. An
-    // imported one runs once, so that its kernel is loaded before anything is captured.
+    // Checks an algorithm that may come from a file of another machine: an unsuitable one must neither be run unchecked
+    // nor be replaced silently. With buffers it runs once, so that its kernel is loaded before a graph is captured.
     void check_known(const GemmBuffers& buffers, cudaStream_t stream) {
         cublasLtMatmulHeuristicResult_t result{};
         const cublasStatus_t status = lt().MatmulAlgoCheck(handle, desc.get(), b.get(), a.get(), d.get(), d.get(),
                                                            &choice.algo, &result);
-        check_status(status, "the algorithm remembered for " + description + " is refused. To choose anew, delete "
+        check_status(status, "the cached algorithm for " + description + " is not supported. To select a new one, delete "
                              "surogate/choices in $XDG_CACHE_HOME or ~/.cache");
         if (static_cast<int64_t>(result.workspaceSize) > shape.library_bytes) {
-            throw std::runtime_error("gemm: the algorithm remembered for " + description + " needs " +
-                                     std::to_string(result.workspaceSize) + " bytes of workspace. To choose anew, delete "
+            throw std::runtime_error("gemm: the cached algorithm for " + description + " needs " +
+                                     std::to_string(result.workspaceSize) + " bytes of workspace, available are " +
+                                     std::to_string(shape.library_bytes) + ". To select a new one, delete "
                                      "surogate/choices in $XDG_CACHE_HOME or ~/.cache");
         }
         if (buffers.a != nullptr) {
             check_status(multiply(choice.algo, buffers.a, buffers.b, buffers.d, buffers.bias, buffers.workspace, stream),
-                         "cublasLtMatmul with the algorithm remembered for " + description);
+                         "cublasLtMatmul with the cached algorithm for " + description);
             check_cuda(cudaStreamSynchronize(stream), op_name);
         }
     }
@@ -360,14 +370,14 @@ struct Gemm::Impl {
         check_status(lt().MatmulPreferenceCreate(&made), "cublasLtMatmulPreferenceCreate");
         const Preference preference(made);
         set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<size_t>(shape.library_bytes));
-        // Parts of a product in bf16 would be rounded before they are added. With a bias even fp32 parts are summed into a
-        // rounded D, to which the bias is added afterwards: no parts then.
+        // Split-k with bf16 parts would round each part before the sum. With a bias, even the sum of fp32 parts is
+        // rounded to D before the bias is added, so split-k is disabled.
         uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_MASK;
         if (product_dtype(shape) == BF16) {
             schemes = shape.has_bias ? CUBLASLT_REDUCTION_SCHEME_NONE : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
         }
         set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes);
-        const int64_t alignment_d = is_staged(shape) ? 256 : shape.alignment_d;
+        const int64_t alignment_d = is_staged(shape) ? workspace_alignment : shape.alignment_d;
         set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(shape.alignment_b));
         set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(shape.alignment_a));
         set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(alignment_d));
@@ -417,7 +427,7 @@ Gemm::Gemm(const GemmShape& shape, const GemmBuffers& buffers, cudaStream_t stre
             check_pointer(buffers.bias, op_name, "bias", bytes_of(s.dtype_bias));
         }
         if (workspace_bytes(s) > 0) {
-            check_pointer(buffers.workspace, op_name, "workspace", 256);
+            check_pointer(buffers.workspace, op_name, "workspace", workspace_alignment);
         }
     }
     impl_ = std::make_unique<Impl>(s, buffers, stream);
@@ -431,7 +441,7 @@ void Gemm::run(const void* a, const void* b, void* d, const void* bias, void* wo
     check_pointer(b, op_name, "b", s.alignment_b);
     check_pointer(d, op_name, "d", s.alignment_d);
     if (workspace_bytes(s) > 0) {
-        check_pointer(workspace, op_name, "workspace", 256);
+        check_pointer(workspace, op_name, "workspace", workspace_alignment);
     }
     if (s.has_bias) {
         check_pointer(bias, op_name, "bias", bytes_of(s.dtype_bias));

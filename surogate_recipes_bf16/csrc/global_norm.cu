@@ -1,19 +1,19 @@
-// global_norm: the 2-norm of many tensors together, and the coefficient that clips it. No host synchronisation.
+// global_norm: the 2-norm over a list of tensors and the clipping coefficient, without host synchronization.
 //
 //   norm = sqrt(sum of x^2 over all elements)
-//   clip_coef = 1 if max_norm is 0, else min(1, max_norm / (norm + 1e-6)); NaN if the norm is not finite
+//   clip_coef = 1 if max_norm is 0, otherwise min(1, max_norm / (norm + 1e-6)); NaN if the norm is not finite
 //
-//   table      [tensors, 4] int64: address, elements, index of its first chunk, dtype (FP32 or BF16). Chunks are
-//              numbered through all tensors; a tensor of `size` elements has ceil(size / chunk_size) of them.
-//   partials   [chunks] fp64, scratch
+//   table      [tensors, 4] int64: address, number of elements, index of the first chunk, dtype (FP32 or BF16). Chunks
+//              are numbered consecutively over all tensors; a tensor of `size` elements has ceil(size / chunk_size).
+//   partials   [chunks] fp64, workspace
 //   norm, clip_coef  fp32 scalars, written
 //
-// Any alignment and any size; 16-byte accesses for tensors that are aligned to 16 bytes.
-// Grid: one block per chunk. A thread adds the squares of its elements in eight fp32 sums of chunk_size / 2048 terms
-// each, the block adds those in fp64 and writes one partial sum; then a single block adds the partial sums in fp64.
-// Every order is fixed by the sizes alone: the same bits from run to run and from device to device. Squares overflow
-// fp32 above 1.8e19, as the reference's do: such a gradient has no finite norm.
-// Moves 4 (fp32) or 2 (bf16) bytes an element; expected at 90 % of bandwidth.
+// Any size. Tensors are aligned to their element; those aligned to 16 bytes are read in 16-byte vectors.
+// Grid: one block per chunk. A thread sums the squares of its elements in eight fp32 sums of chunk_size / 2048 terms
+// each. The block adds these in fp64 and writes one partial sum. A single block then adds the partial sums in fp64. The
+// order depends only on the sizes, so results are bit-identical from run to run and on every device. Squares of values
+// above 1.8e19 overflow fp32, as in the reference; such a gradient has no finite norm.
+// Bytes moved per element: 4 (fp32) or 2 (bf16). Expected: 90 % of bandwidth.
 #include <cuda_bf16.h>
 
 #include <cstdint>
@@ -39,7 +39,7 @@ struct Entry {
 };
 static_assert(sizeof(Entry) == 4 * sizeof(int64_t));
 
-// Sum of squares of this thread's share of [begin, end). `begin` is a multiple of 8.
+// Returns the sum of squares of this thread's share of [begin, end). `begin` must be a multiple of 8.
 template <class T>
 __device__ double squares(const T* x, int64_t begin, int64_t end) {
     const bool aligned = reinterpret_cast<uintptr_t>(x) % 16 == 0;
@@ -64,8 +64,8 @@ __device__ double squares(const T* x, int64_t begin, int64_t end) {
 __global__ void __launch_bounds__(threads)
     global_norm_partials_kernel(const Entry* table, double* partials, int64_t tensors, int64_t chunk_size) {
     __shared__ double scratch[32];
-    // The tensor that chunk blockIdx.x belongs to is the last that begins at or before it: empty tensors begin where
-    // the next one does.
+    // Chunk blockIdx.x belongs to the last tensor whose first chunk is at or before it. An empty tensor has the same
+    // first chunk as the next tensor.
     int64_t begun = 0;
     for (int64_t base = 0; base < tensors; base += threads) {
         const int64_t i = base + threadIdx.x;
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(total_threads)
     sum = block_sum(sum, scratch);
     if (threadIdx.x == 0) {
         const float root = static_cast<float>(sqrt(sum));
-        // As torch divides a number by a tensor: by the rounded reciprocal.
+        // torch divides a number by a tensor by multiplying with the rounded reciprocal.
         const float ratio = max_norm * __frcp_rn(root + 1e-6f);
         const float coef = max_norm == 0 ? 1.0f : fminf(ratio, 1.0f);
         *norm = root;

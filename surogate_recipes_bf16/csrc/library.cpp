@@ -12,9 +12,9 @@
 namespace surogate {
 namespace {
 
-// libraries of CUDA 13 and later minor versions of it, which are compatible
-constexpr size_t minimum_cublaslt = 130000;  // major * 10000 + minor * 100 + patch
-constexpr size_t minimum_cudnn = 91800;      // the first with all that attention uses
+// Versions as major * 10000 + minor * 100 + patch. Later minor versions of CUDA 13 are compatible.
+constexpr size_t minimum_cublaslt = 130000;
+constexpr size_t minimum_cudnn = 91800;  // first version with all features that attention uses
 
 std::mutex directories_mutex;
 std::vector<std::string> library_directories;
@@ -45,7 +45,7 @@ Library load(const std::string& path, const char* package) {
                              package);
 }
 
-// The library from the first of the folders that has it, or null.
+// Loads the library from the first folder that contains it. Returns null if none does.
 Library load_from(const std::vector<std::string>& folders, const char* soname, const char* package) {
     for (const std::string& folder : folders) {
         const std::string path = folder + "/" + soname;
@@ -79,8 +79,8 @@ size_t version_of(Library library, const char* function) { return symbol<size_t 
 Library at_least(size_t minimum, Library library, const char* function, const char* package) {
     const size_t version = version_of(library, function);
     if (version < minimum) {
-        throw std::runtime_error(path_of(library) + " has version " + dotted(version) + ", needed is " +
-                                 dotted(minimum) + " or later: pip install --upgrade " + package);
+        throw std::runtime_error(path_of(library) + " has version " + dotted(version) + ", but " + dotted(minimum) +
+                                 " or later is needed: pip install --upgrade " + package);
     }
     return library;
 }
@@ -111,8 +111,8 @@ Library library(const char* soname, const char* package) {
         const std::lock_guard<std::mutex> lock(directories_mutex);
         installed = library_directories;
     }
-    const std::vector<std::string> asked = split(std::getenv("SUROGATE_LIBRARY_PATH"));
-    if (Library handle = load_from(asked, soname, package)) {
+    const std::vector<std::string> requested = split(std::getenv("SUROGATE_LIBRARY_PATH"));
+    if (Library handle = load_from(requested, soname, package)) {
         return handle;
     }
     if (Library handle = dlopen(soname, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD)) {
@@ -125,9 +125,9 @@ Library library(const char* soname, const char* package) {
         return handle;
     }
     throw std::runtime_error(std::string(soname) + " was not found (" + last_error() +
-                             "). Looked in SUROGATE_LIBRARY_PATH: " + join(asked) +
-                             "; in the installed packages: " + join(installed) +
-                             "; on the loader's own path. To install it: pip install " + package);
+                             "). Searched SUROGATE_LIBRARY_PATH: " + join(requested) +
+                             "; the installed packages: " + join(installed) +
+                             "; the loader's search path. To install it: pip install " + package);
 }
 
 void* address(Library library, const char* name) {
@@ -149,7 +149,7 @@ Library cudnn() {
         library("libnvrtc.so.13", "'nvidia-cuda-nvrtc>=13,<14'");
         cublaslt();
         const Library runtime = library("libcudart.so.13", "'nvidia-cuda-runtime>=13,<14'");
-        // Where the cuDNN frontend finds several versions of the runtime it would take the first.
+        // Without this variable, the cuDNN frontend uses the first of several installed versions of the runtime.
         setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", path_of(runtime).c_str(), /*overwrite=*/0);
         return at_least(minimum_cudnn, library("libcudnn.so.9", "'nvidia-cudnn-cu13>=9.18'"), "cudnnGetVersion",
                         "'nvidia-cudnn-cu13>=9.18'");

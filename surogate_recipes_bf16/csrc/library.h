@@ -1,14 +1,14 @@
-// NVIDIA's libraries, found when they are first needed: nothing is linked, so the module imports on any machine.
+// Run-time loading of NVIDIA's libraries. Nothing is linked, so the module can be imported on any machine.
 //
-// A library is looked for in this order:
+// A library is searched in this order:
 //   1. the folders of the environment variable SUROGATE_LIBRARY_PATH, separated by ':'
-//   2. what the process has loaded already (torch loads its own): never two copies by accident
+//   2. the libraries that the process has already loaded (torch loads its own), to avoid a second copy
 //   3. the folders of the installed wheels, which Python passes to set_library_dirs when it imports the module
-//   4. wherever the loader looks for the plain name
-// A file that is found in a folder and does not load is an error; another copy is not tried in its place. Errors are
-// std::runtime_error and tell what was tried and which package brings the library.
+//   4. the search path of the loader
+// If a file in one of these folders does not load, that is an error; no other copy is tried. Errors are
+// std::runtime_error and name the locations searched and the package that provides the library.
 //
-// None of this is for the hot path: call it while binding and keep what it returns.
+// These functions are slow: call them while binding and keep the result.
 #pragma once
 
 #include <string>
@@ -16,18 +16,19 @@
 
 namespace surogate {
 
-// A handle of dlopen. It stays open until the process ends.
+// A dlopen handle. It is never closed.
 using Library = void*;
 
-// Loaded on the first call, checked to be at least the version that we need, then the same handle. Thread-safe.
+// Load the library on the first call and check its minimum version. Later calls return the same handle. Thread-safe.
 Library cublaslt();
-// Brings up what cuDNN itself looks for by name: NVRTC, cuBLASLt and the shared CUDA runtime.
+// Also loads the libraries that cuDNN looks up by name: NVRTC, cuBLASLt and the shared CUDA runtime.
 Library cudnn();
 
-// Any other: `package` is what to pip install when it is missing. Not cached here; the loader counts references.
+// Loads any library. `package` is the pip package that the error message suggests. Not cached; the loader counts
+// references.
 Library library(const char* soname, const char* package);
 
-// The address of a function; throws if the library lacks it.
+// Returns the address of a function. Throws if the library does not export it.
 void* address(Library library, const char* name);
 
 // const auto matmul = symbol<decltype(&cublasLtMatmul)>(cublaslt(), "cublasLtMatmul");
@@ -40,12 +41,12 @@ void set_library_dirs(std::vector<std::string> directories);
 
 struct LibraryInfo {
     std::string name;     // "cublasLt", "cudnn"
-    std::string path;     // of the file that was loaded
+    std::string path;     // the file that was loaded
     std::string version;  // "13.10.0", "9.28.0"
-    std::string error;    // why it could not be loaded, or empty
+    std::string error;    // the reason why it could not be loaded, or empty
 };
 
-// Loads the libraries if they are not loaded yet. Does not throw.
+// Loads the libraries if necessary and describes them. Does not throw.
 std::vector<LibraryInfo> library_info();
 
 }  // namespace surogate

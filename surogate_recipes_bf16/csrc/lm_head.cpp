@@ -1,30 +1,33 @@
-// LM head with cross-entropy, and its gradients: over the labelled rows only, the logits of one chunk of them at a time.
+// LM head with cross-entropy, and its gradients. Only labelled rows are processed, in chunks whose logits fit in the
+// workspace.
 //
-//   rows    = the rows that carry a label, in order; chunk i takes those from i * tokens / chunks on
-//   x_c     = x[rows of the chunk]                       0 behind the last labelled row
-//   logits  = x_c w^T                                    rounded to the dtype of x     [rows of a chunk, ld]
-//   dlogits = (softmax(logits) - onehot) * loss_scale    rounded, in place; with dx
-//   dx[rows] = dlogits w                                 rounded once; 0 for rows without a label
-//   dw     += dlogits^T x_c                              fp32 over all chunks; the first one writes unless it is added to;
-//                                                        left out where w is frozen
+//   rows    = indices of the labelled rows, ascending; chunk i begins at the (i * tokens / chunks)-th of them
+//   x_c     = x[rows of the chunk]                       0 after the last labelled row
+//   logits  = x_c w^T                                    [rows of a chunk, ld], rounded to the dtype of x
+//   dlogits = (softmax(logits) - onehot) * loss_scale    with dx: in place, rounded
+//   dx[rows] = dlogits w                                 rounded once; 0 for unlabelled rows
+//   dw     (+)= dlogits^T x_c                            fp32 sum over the chunks; the first chunk writes unless dw is
+//                                                        accumulated into; omitted if w is frozen
 //   loss  (+)= loss_scale * sum over labelled rows of -log softmax(logits)[target]
 //
-// A run is begin, chunk 0, as many further chunks as there are labelled rows for, and end: the host knows how many
-// labels a micro-batch has, so rows without one cost the zeros of their dx. A bf16 dw is written by the product itself
-// if one bf16 product makes it; else it is summed in fp32 in the workspace and rounded once at the end.
+// A run is begin, chunk 0, the further chunks that contain labelled rows, and end. The host knows the number of labels
+// in a micro-batch, so the only cost of unlabelled rows is clearing their dx. A bf16 dw is written directly if a single
+// bf16 product computes it; otherwise it is summed in fp32 in the workspace and rounded once at the end.
 //
-// Workspace: cuBLASLt's scratch | logits of a chunk, rows padded to a multiple of 64 elements | row losses fp32 [tokens] |
-// rows and labels int32 [tokens] | x_c | dx_c, with dx | dw fp32 [vocab_size, d_model], where it is summed there.
+// Workspace: cuBLASLt workspace | logits of a chunk, row stride a multiple of 64 elements | row losses fp32 [tokens] |
+// rows and labels int32 [tokens] | x_c | dx_c, if there is dx | dw fp32 [vocab_size, d_model], if it is summed there.
 // Each part begins at a multiple of 256 bytes.
 //
-// FLOP: 2 labels d_model vocab_size for each of logits, dx and dw. Launches: 2 or 3 to begin, 3 a chunk, 5 with dx and 6
-// with dw, 1 or 2 to end. Moving rows takes 4 to 6 bytes per element of x beside 6 * vocab_size FLOP: nothing.
+// FLOPs: 2 * labels * d_model * vocab_size for each of logits, dx and dw. Launches: 2 or 3 in begin; 3 per chunk, 5
+// with dx, 6 with dw; 1 or 2 in end. Gather and scatter move 4 to 6 bytes per element of x, which is negligible
+// compared with 6 * vocab_size FLOPs per element.
 
 #include "elementwise.h"
 #include "gemm.h"
 #include "loss.h"
 #include "surogate/check.h"
 #include "surogate/dtype.h"
+#include "workspace.h"
 
 namespace surogate {
 namespace {
@@ -32,10 +35,10 @@ namespace {
 constexpr const char* op_name = "lm_head_ce";
 
 struct Layout {
-    int64_t rows;  // of a chunk
-    int64_t ld;    // elements of a padded row of logits
-    bool is_dw_staged;
-    int64_t logits, row_loss, row_index, labels, x, dx, dw, total;  // offsets and size of the workspace in bytes
+    int64_t rows;       // rows of a chunk
+    int64_t ld;         // row stride of the logits in elements
+    bool is_dw_staged;  // dw is summed in the workspace
+    int64_t logits, row_loss, row_index, labels, x, dx, dw, total;  // offsets in the workspace and its size, in bytes
 };
 
 Layout layout_of(const LmHeadShape& s) {
@@ -44,47 +47,49 @@ Layout layout_of(const LmHeadShape& s) {
     check_positive(s.vocab_size, op_name, "vocab_size");
     check_positive(s.chunks, op_name, "chunks");
     SUROGATE_REQUIRE(s.tokens % s.chunks == 0, op_name,
-                     std::to_string(s.chunks) + " chunks do not divide " + std::to_string(s.tokens) + " tokens");
-    SUROGATE_REQUIRE(s.dtype == BF16 || s.dtype == FP32, op_name, std::string("dtype cannot be ") + name_of(s.dtype));
-    SUROGATE_REQUIRE(s.library_bytes >= 0 && s.library_bytes % 256 == 0, op_name,
+                     std::to_string(s.tokens) + " tokens cannot be split into " + std::to_string(s.chunks) +
+                         " equal chunks");
+    SUROGATE_REQUIRE(s.dtype == BF16 || s.dtype == FP32, op_name,
+                     std::string("dtype must be fp32 or bf16, got ") + name_of(s.dtype));
+    SUROGATE_REQUIRE(s.library_bytes >= 0 && s.library_bytes % workspace_alignment == 0, op_name,
                      "library_bytes must be a multiple of 256");
-    SUROGATE_REQUIRE(s.has_dx || !s.has_dw, op_name, "dw is computed beside dx, not alone");
+    SUROGATE_REQUIRE(s.has_dx || !s.has_dw, op_name, "dw cannot be computed without dx");
     if (s.has_dw) {
         SUROGATE_REQUIRE(s.dtype_dw == BF16 || s.dtype_dw == FP32, op_name,
-                         std::string("dtype_dw cannot be ") + name_of(s.dtype_dw));
-        SUROGATE_REQUIRE(!s.accumulate_dw || s.dtype_dw == FP32, op_name, "adding to dw needs fp32");
+                         std::string("dtype_dw must be fp32 or bf16, got ") + name_of(s.dtype_dw));
+        SUROGATE_REQUIRE(!s.accumulate_dw || s.dtype_dw == FP32, op_name, "accumulating into dw requires fp32");
     }
     Layout l{};
     l.rows = s.tokens / s.chunks;
     l.ld = round_up(s.vocab_size, 64);
     l.is_dw_staged = s.has_dw && s.dtype_dw == BF16 && (s.chunks > 1 || s.dtype == FP32);
     l.logits = s.library_bytes;
-    l.row_loss = l.logits + round_up(l.rows * l.ld * bytes_of(s.dtype), 256);
-    const int64_t per_token = round_up(s.tokens * 4, 256);
-    const int64_t some_rows = round_up(l.rows * s.d_model * bytes_of(s.dtype), 256);
+    l.row_loss = l.logits + aligned(l.rows * l.ld * bytes_of(s.dtype));
+    const int64_t per_token = aligned(s.tokens * 4);
+    const int64_t some_rows = aligned(l.rows * s.d_model * bytes_of(s.dtype));
     l.row_index = l.row_loss + per_token;
     l.labels = l.row_index + per_token;
     l.x = l.labels + per_token;
     l.dx = l.x + some_rows;
     l.dw = l.dx + (s.has_dx ? some_rows : 0);
-    l.total = l.dw + (l.is_dw_staged ? round_up(s.vocab_size * s.d_model * 4, 256) : 0);
+    l.total = l.dw + (l.is_dw_staged ? aligned(s.vocab_size * s.d_model * 4) : 0);
     return l;
 }
 
 void* at(void* base, int64_t bytes) { return static_cast<char*>(base) + bytes; }
 
 void check_buffers(const LmHeadShape& s, const LmHeadBuffers& b) {
-    check_pointer(b.x, op_name, "x", 256);
-    check_pointer(b.w, op_name, "w", 256);
+    check_pointer(b.x, op_name, "x", workspace_alignment);
+    check_pointer(b.w, op_name, "w", workspace_alignment);
     check_pointer(b.targets, op_name, "targets", 4);
     check_pointer(b.loss_scale, op_name, "loss_scale", 4);
     check_pointer(b.loss, op_name, "loss", 4);
-    check_pointer(b.workspace, op_name, "workspace", 256);
+    check_pointer(b.workspace, op_name, "workspace", workspace_alignment);
     if (s.has_dx) {
-        check_pointer(b.dx, op_name, "dx", 256);
+        check_pointer(b.dx, op_name, "dx", workspace_alignment);
     }
     if (s.has_dw) {
-        check_pointer(b.dw, op_name, "dw", 256);
+        check_pointer(b.dw, op_name, "dw", workspace_alignment);
     }
 }
 
@@ -94,7 +99,7 @@ struct LmHead::Impl {
     LmHeadShape shape;
     LmHeadBuffers b;
     Layout layout;
-    std::unique_ptr<Gemm> logits, dx, dw_first, dw_next;  // null where not needed
+    std::unique_ptr<Gemm> logits, dx, dw_first, dw_next;  // null if not needed
 
     Impl(const LmHeadShape& s, const LmHeadBuffers& buffers, cudaStream_t stream)
         : shape(s), b(buffers), layout(layout_of(s)) {
@@ -130,7 +135,7 @@ struct LmHead::Impl {
 
     int64_t row_bytes() const { return shape.d_model * bytes_of(shape.dtype); }
 
-    // Where the products for dw go.
+    // Destination of the dw products.
     void* dw_sum() const { return layout.is_dw_staged ? at(b.workspace, layout.dw) : b.dw; }
 
     GemmShape of(int64_t m, int64_t n, int64_t k, int dtype_d) const {

@@ -1,5 +1,5 @@
-// LM head and cross-entropy. The kernels are described in cross_entropy.cu and labelled_rows.cu, the sequence in
-// lm_head.cpp.
+// LM head and cross-entropy. cross_entropy.cu and labelled_rows.cu document the kernels, lm_head.cpp the sequence of
+// launches.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -27,14 +27,14 @@ void scatter_rows(const void* in, const void* rows, void* x, int64_t count, int6
 
 struct LmHeadShape {
     int64_t tokens, d_model, vocab_size, chunks;
-    int dtype;             // of x, w, logits and dx: BF16 or FP32
+    int dtype;             // dtype of x, w, logits and dx: BF16 or FP32
     bool has_dx;
-    bool has_dw;           // not without dx
-    int dtype_dw;          // FP32 or BF16, where there is a dw
+    bool has_dw;           // requires has_dx
+    int dtype_dw;          // FP32 or BF16; ignored without has_dw
     bool accumulate_loss;  // loss +=
     bool accumulate_dw;    // dw +=, fp32 only
-    int64_t library_bytes; // scratch that cuBLASLt may use, a multiple of 256
-    bool timed;            // the clock chooses the algorithms of the products; else the library's first choices are taken
+    int64_t library_bytes; // workspace of cuBLASLt, a multiple of 256
+    bool timed;            // algorithms of the products are chosen by timing; otherwise by cuBLASLt's heuristic
 };
 
 struct LmHeadBuffers {
@@ -48,8 +48,9 @@ struct LmHeadBuffers {
     void* workspace;         // LmHead::workspace_bytes(shape)
 };
 
-// Made once, when the op is bound, for these buffers: times its products on them, after which dx, dw and the workspace
-// hold rubbish. x, w, dx, dw and the workspace are aligned to 256 bytes. For one thread at a time.
+// Constructed once, when the op is bound to its buffers. The constructor times the products on these buffers and leaves
+// undefined contents in dx, dw and the workspace. x, w, dx, dw and the workspace must be aligned to 256 bytes. Not
+// thread-safe.
 class LmHead {
 public:
     LmHead(const LmHeadShape& shape, const LmHeadBuffers& buffers, cudaStream_t stream);
@@ -57,7 +58,7 @@ public:
     LmHead(const LmHead&) = delete;
     LmHead& operator=(const LmHead&) = delete;
 
-    // A run is begin, then chunks 0, 1, ... as far as there are labels (chunk 0 always), then end.
+    // A run calls begin, then chunk 0 and every further chunk that contains labels, in order, then end.
     void begin(cudaStream_t stream);
     void chunk(int64_t index, cudaStream_t stream);
     void end(cudaStream_t stream);

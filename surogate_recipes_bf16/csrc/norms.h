@@ -1,4 +1,5 @@
-// Launchers of RMS norms (rmsnorm.cu, rmsnorm_bwd.cu) and of sums over rows (column_sum.cu): formulas, layouts there.
+// Launchers of RMS norms (rmsnorm.cu, rmsnorm_bwd.cu) and of sums over rows (column_sum.cu). The .cu files document
+// formulas and layouts.
 #pragma once
 
 #include <cuda_runtime_api.h>

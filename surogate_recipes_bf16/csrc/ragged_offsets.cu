@@ -1,4 +1,4 @@
-// Where documents begin in packed tensors, in elements, and how long they are: what cuDNN's ragged tensors ask for.
+// Lengths of documents and their offsets in packed tensors, in elements, as cuDNN's ragged tensors require them.
 //
 //   lengths[d] = cu_seqlens[d + 1] - cu_seqlens[d]          offsets[i][d] = cu_seqlens[d] * elements[i]
 //
@@ -6,7 +6,7 @@
 //   lengths      [documents] int32, written
 //   offsets      [count, documents + 1] int64, written
 //
-// A thread for each document and one behind. A few kilobytes: bound by the launch.
+// Grid: documents + 1 threads. Moves a few kilobytes; launch latency dominates.
 
 #include <cuda_runtime.h>
 

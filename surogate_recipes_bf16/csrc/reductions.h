@@ -1,4 +1,4 @@
-// Launchers of global_norm.cu and accumulate_rounded.cu; what their arguments mean is said there.
+// Launchers of global_norm.cu and accumulate_rounded.cu, which document their arguments.
 #pragma once
 
 #include <cuda_runtime_api.h>

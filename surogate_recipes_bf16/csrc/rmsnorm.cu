@@ -1,15 +1,16 @@
 // rmsnorm      rstd [T] = 1 / sqrt(mean_c(x[t, c]^2) + eps);  norm [T, C] = (x * rstd) * w
-// add_rmsnorm  residual_out [T, C] = x + residual, rounded to their dtype; norm and rstd of that rounded sum
+// add_rmsnorm  residual_out [T, C] = x + residual, rounded to their dtype; norm and rstd of this rounded sum
 //
-// x, residual, residual_out, norm [T, C] and w [C] of one dtype, fp32 or bf16, row-major; rstd fp32. Computed in fp32,
-// each output rounded once; nothing accumulates. Pointers aligned to their element. In place (residual_out = residual)
-// is allowed: a thread reads an element before it writes it.
+// x, residual, residual_out, norm [T, C] and w [C] have one dtype, fp32 or bf16, and are row-major; rstd is fp32.
+// Arithmetic is fp32; each output is written and rounded once. Pointers are aligned to their element. residual_out may
+// be the same buffer as residual, because a thread reads an element before it writes it.
 //
-// With all pointers aligned to 16 bytes and rows of a multiple of 16 bytes, a row is read once and stays in registers
-// between its two passes: a warp a row up to 4 KiB (2048 columns of bf16, 1024 of fp32), else a block a row, up to
-// 64 KiB (32768, 16384). Longer, or unaligned rows are read a second time, from L2.
+// If all pointers are aligned to 16 bytes and rows are a multiple of 16 bytes, a row is read once and kept in registers
+// for the second pass. Grid: one warp per row up to 4 KiB (2048 columns in bf16, 1024 in fp32), otherwise one block per
+// row, up to 64 KiB (32768, 16384). Longer or unaligned rows are read a second time, from L2.
 //
-// Bytes an element, bf16: 2 + 2, with the sum 4 + 4, and 4 a row. 80 to 90 % of the bandwidth expected.
+// Bytes moved per element in bf16: 2 read + 2 written; add_rmsnorm 4 + 4; plus 4 per row. Expected: 80-90 % of
+// bandwidth.
 #include <surogate/reduce.cuh>
 
 #include "dispatch.cuh"
@@ -18,9 +19,9 @@
 namespace surogate {
 namespace {
 
-constexpr int kRowsPerBlock = 4;  // of kernels that give a row to a warp
+constexpr int kRowsPerBlock = 4;  // in kernels with one warp per row
 
-// Sum over the threads that share a row, the same in each of them.
+// Returns the sum over the threads of a row to each of them.
 template <bool WarpRow>
 __device__ __forceinline__ float row_sum(float value, float* scratch) {
     if constexpr (WarpRow) {
@@ -30,7 +31,7 @@ __device__ __forceinline__ float row_sum(float value, float* scratch) {
     }
 }
 
-// The elements of x, or of the rounded sum, which is stored.
+// Loads x, or with Add computes the rounded sum and stores it.
 template <class T, int N, bool Add>
 __device__ __forceinline__ Vec<T, N> load_row(const T* x, const T* residual, T* residual_out, int64_t at) {
     using V = Vec<T, N>;
@@ -49,7 +50,7 @@ __device__ __forceinline__ Vec<T, N> load_row(const T* x, const T* residual, T* 
     return v;
 }
 
-// Fused by name: both ops, and a norm that is computed again from its residual, must add up the same bits.
+// Uses fmaf explicitly, because both ops, and a norm recomputed from its residual, must be bit-identical.
 template <class T, int N>
 __device__ __forceinline__ void add_squares(const Vec<T, N>& v, float& sum) {
 #pragma unroll
@@ -75,7 +76,7 @@ __device__ __forceinline__ float rstd_of(float sum_of_squares, int columns, floa
     return 1.0f / sqrtf(sum_of_squares / columns + eps);
 }
 
-// Held: vectors of a row that a thread keeps in registers.
+// Held: number of vectors of a row that a thread keeps in registers.
 template <class T, int N, int Held, bool WarpRow, bool Add>
 __global__ void __launch_bounds__(WarpRow ? 32 * kRowsPerBlock : 1024)
     rmsnorm_kernel(const T* x, const T* residual, const T* w, T* norm, float* rstd_out, T* residual_out, int64_t rows,
@@ -85,7 +86,7 @@ __global__ void __launch_bounds__(WarpRow ? 32 * kRowsPerBlock : 1024)
     const int lanes = WarpRow ? 32 : blockDim.x;
     const int64_t row = WarpRow ? static_cast<int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x / 32 : blockIdx.x;
     if (row >= rows) {
-        return;  // a whole warp; a block that shares a row always has one
+        return;  // uniform over the warp; a block per row always has a row
     }
     const int vectors = columns / N;
     const int64_t start = row * columns;
@@ -112,7 +113,7 @@ __global__ void __launch_bounds__(WarpRow ? 32 * kRowsPerBlock : 1024)
     }
 }
 
-// Rows of any length and alignment: a block a row, which is read twice.
+// For rows of any length and alignment: one block per row, which reads it twice.
 template <class T, int N, bool Add>
 __global__ void __launch_bounds__(1024)
     rmsnorm_any_kernel(const T* x, const T* residual, const T* w, T* norm, float* rstd_out, T* residual_out,

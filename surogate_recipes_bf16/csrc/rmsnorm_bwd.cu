@@ -2,18 +2,19 @@
 //   dx [T, C] = rstd * (g - n * mean_c(g * n)) (+ dresidual)
 //   dw [C]  (+)= sum_t dy * n
 //
-// dy, x, dresidual, dx [T, C] and w [C] of one dtype, fp32 or bf16, row-major; rstd fp32 [T]; dresidual may be null.
-// Computed in fp32, each output rounded once. dw is fp32 (written or added to) or bf16 (written). Workspace: fp32
-// [min(T, P), C], P = 1024 below 2048 columns, else 512; aligned to 16 bytes. Other pointers aligned to their element.
-// dx overlaps no input.
+// dy, x, dresidual, dx [T, C] and w [C] have one dtype, fp32 or bf16, and are row-major; rstd is fp32 [T]; dresidual
+// may be null. Arithmetic is fp32; each output is rounded once. dx is written and must not overlap an input. dw is fp32
+// (written or accumulated into) or bf16 (written). Workspace: fp32 [min(T, P), C], P = 1024 below 2048 columns,
+// otherwise 512; aligned to 16 bytes. Other pointers are aligned to their element.
 //
-// Stage 1: at most P blocks, whatever the GPU; each takes rows b, b + blocks ... and keeps its part of dw in registers,
-// one partial row a block. Up to 1 KiB a warp takes a row, and the four warps of a block are added up in order; longer
-// rows have a block each. Rows that are unaligned, or above 32 KiB (bf16) and 64 KiB (fp32), are read twice, and dw
-// comes from a pass of its own (column_sum.cu). Stage 2 sums the partials in a fixed order.
+// Stage 1: at most P blocks, independent of the GPU. Block b processes rows b, b + blocks, ... and accumulates its part
+// of dw in registers, one partial row per block. Rows up to 1 KiB have one warp each, and the sums of the four warps of
+// a block are added in order; longer rows have one block each. Rows that are unaligned or longer than 32 KiB (bf16) or
+// 64 KiB (fp32) are read twice, and a separate pass computes dw (column_sum.cu). Stage 2 sums the partials in a fixed
+// order.
 //
-// Bytes an element, bf16: 6 read + 2 written (4 + 2 without dresidual); partials: 8 bytes a column and block, 6 % of
-// that at T = 8192 and C >= 2048. 75 to 85 % of the bandwidth expected.
+// Bytes moved per element in bf16: 6 read + 2 written (4 + 2 without dresidual). The partials add 8 bytes per column
+// and block, which is 6 % at T = 8192 and C >= 2048. Expected: 75-85 % of bandwidth.
 #include <surogate/reduce.cuh>
 
 #include <algorithm>
@@ -25,14 +26,15 @@
 namespace surogate {
 namespace {
 
-constexpr int kRowsPerBlock = 4;  // of kernels that give a row to a warp
+constexpr int kRowsPerBlock = 4;  // in kernels with one warp per row
 constexpr int kMaxThreads = 1024;
 
-// Of stage 1, whatever the GPU. Short rows need more blocks to keep as many bytes in flight.
+// Maximum number of blocks of stage 1, independent of the GPU. Short rows need more blocks for the same number of bytes
+// in flight.
 int64_t max_blocks(int64_t columns) { return columns < 2048 ? 1024 : 512; }
 
-// The same elements, of which the compiler knows nothing: it unpacks bf16 again where they are used again, instead of
-// keeping twice the registers across the reduction.
+// Returns v through an optimization barrier. The compiler then converts bf16 to float again at the second use, instead
+// of keeping the floats, twice as many registers, across the reduction.
 template <class T, int N>
 __device__ __forceinline__ Vec<T, N> packed(const Vec<T, N>& v) {
     uint32_t words[sizeof(v) / 4];
@@ -46,7 +48,7 @@ __device__ __forceinline__ Vec<T, N> packed(const Vec<T, N>& v) {
     return same;
 }
 
-// Held: vectors of a row that a thread keeps in registers; it has the same columns in every row.
+// Held: number of vectors of a row that a thread keeps in registers. A thread has the same columns in every row.
 template <class T, int N, int Held, bool WarpRow, bool Residual>
 __global__ void __launch_bounds__(WarpRow ? 32 * kRowsPerBlock : kMaxThreads)
     rmsnorm_bwd_kernel(const T* dy, const T* x, const T* w, const float* rstd, const T* dresidual, T* dx,
@@ -145,7 +147,7 @@ __global__ void __launch_bounds__(WarpRow ? 32 * kRowsPerBlock : kMaxThreads)
     }
 }
 
-// dx of rows of any length and alignment: a block a row, which is read twice.
+// dx for rows of any length and alignment: one block per row, which reads it twice.
 template <class T, bool Residual>
 __global__ void __launch_bounds__(1024)
     rmsnorm_dx_any_kernel(const T* dy, const T* x, const T* w, const float* rstd, const T* dresidual, T* dx,
@@ -176,7 +178,7 @@ struct Buffers {
     int columns;
 };
 
-// Enqueues stage 1 and returns how many partial rows it leaves.
+// Enqueues stage 1 and returns the number of partial rows that it writes.
 template <class T, bool Residual>
 int64_t launch(const Buffers& b, int dtype, const char* op, cudaStream_t stream) {
     constexpr int n = vector_width<T>;

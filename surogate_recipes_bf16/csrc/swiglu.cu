@@ -1,15 +1,16 @@
-// gate_up [T, 2F], rows of [gate; up] halves:
+// gate_up [T, 2F], columns are the halves [gate; up]:
 //   swiglu      out [T, F] = silu(gate) * up,  silu(g) = g * sigmoid(g)
 //   swiglu_bwd  dgate_up [T, 2F]:  dgate = dout * up * sigmoid(gate) * (1 + gate * (1 - sigmoid(gate))),
 //                                  dup   = dout * silu(gate)
 //
-// All row-major and of one dtype, fp32 or bf16; computed in fp32, each output rounded once; nothing accumulates.
-// Pointers aligned to their element; with all of them aligned to 16 bytes and F a multiple of 16 / element size,
-// accesses are of 16 bytes. A block takes a stretch of one row, a thread one vector of it.
+// All tensors are row-major and have one dtype, fp32 or bf16. Arithmetic is fp32; each output is written and rounded
+// once. Pointers are aligned to their element. Accesses are 16 bytes wide if all pointers are aligned to 16 bytes and F
+// is a multiple of 16 / element size. Grid: a block processes a segment of one row, a thread one vector of it.
 //
-// Bytes an element of F, bf16: 4 read + 2 written; backward 6 + 4. 85 to 90 % of the bandwidth expected. In bf16 the
-// exponential and the division are the fast ones of the hardware (2 ulp of fp32 for moderate gates, 2^-17 relative at
-// worst, against 2^-9 of the rounding); the IEEE division alone would cost a third of the time that the memory gives.
+// Bytes moved per element of F in bf16: 4 read + 2 written; backward 6 + 4. Expected: 85-90 % of bandwidth. In bf16 the
+// kernels use the fast hardware exponential and division. Their error is 2 ulp of fp32 for moderate gates and at worst
+// 2^-17 relative, compared with 2^-9 of the rounding. IEEE division alone would take a third of the time available at
+// full bandwidth.
 #include "dispatch.cuh"
 #include "elementwise.h"
 
@@ -23,7 +24,7 @@ struct Sigmoid {
     float complement;  // 1 - sigmoid(x), without cancellation
 };
 
-// Through exp(-|x|), which cannot overflow.
+// Computed from exp(-|x|), which cannot overflow.
 template <bool Fast>
 __device__ __forceinline__ Sigmoid sigmoid(float x) {
     float small, large;
@@ -92,7 +93,7 @@ struct Launch {
     unsigned threads;
 };
 
-// As few blocks a row as hold it, then as few threads a block: 384 vectors become two blocks of 192.
+// Minimizes the number of blocks per row, then the number of threads per block: 384 vectors take two blocks of 192.
 Launch launch_for(int64_t rows, int64_t vectors, const char* op) {
     const int64_t tiles = ceil_div(vectors, kMaxThreads);
     SUROGATE_REQUIRE(tiles <= 65535, op, "width is too large, got " + std::to_string(vectors) + " vectors");

@@ -1,4 +1,4 @@
-"""How attention's backward by cuDNN runs, what it may cost, and what the user is told: decided without a GPU."""
+"""Selection of cuDNN's attention backward, bounds of its workspace, and messages about determinism. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -10,54 +10,54 @@ import pytest
 from surogate_core.api import Deterministic, Op, Target, Value
 from surogate_core.errors import ConfigError
 from surogate_core.memory.devices import DEVICES
-from surogate_recipes_bf16.kernels.attention import CUDNN, tell_or_refuse
+from surogate_recipes_bf16.kernels.attention import CUDNN, check_determinism
 from surogate_recipes_bf16.kernels.attention_route import (
     MINIMUM_CUDNN,
     ORDERED_CUDNN,
     SCORE_BYTES_LIMIT,
+    BackwardAlgorithm,
     Route,
     Shape,
-    Way,
+    algorithm_bytes,
+    backward_algorithm,
     backward_bytes,
-    backward_way,
     forward_bytes,
     head_groups,
     score_bytes,
-    way_bytes,
 )
 
 H200 = Target(DEVICES["h200"])
 ANY, KEPT, ORDERED = Route
 
-# (tokens, documents, seq_len, heads, kv_heads, head_dim): bytes that plans of cuDNN for SM90 asked for, with our
-# lengths, offsets and packed dk, dv. 9.19.1 without the ordered route and 9.28.0 with it; where both have a route they
-# are within 4 KiB of each other.
+# (tokens, documents, seq_len, heads, kv_heads, head_dim): measured workspace of cuDNN plans on SM90 in bytes, including
+# lengths, offsets and packed dk and dv. The ordered route was measured with cuDNN 9.28.0, the others with 9.19.1. If
+# both versions have a route, they differ by less than 4 KiB.
 FORWARD: dict[tuple[int, ...], int] = {
     (8192, 1, 8192, 16, 8, 128): 17_664,
     (8192, 33, 8192, 16, 8, 128): 18_432,
     (8192, 1025, 8192, 16, 8, 128): 292_096,
 }
-BACKWARD: list[tuple[tuple[int, ...], Way, int]] = [
-    ((8192, 33, 8192, 16, 8, 128), Way(ANY), 302_523_136),
-    ((8192, 1025, 8192, 16, 8, 128), Way(ANY), 303_003_392),
-    ((8192, 33, 8192, 32, 8, 128), Way(ANY), 504_374_016),
-    ((8192, 33, 8192, 16, 16, 64), Way(ANY), 101_196_288),
-    ((8192, 33, 8192, 12, 4, 96), Way(ANY), 151_402_240),
-    ((8192, 33, 8192, 4, 2, 16), Way(ANY), 9_585_152),
-    ((4096, 4, 1024, 16, 16, 128), Way(KEPT), 134_482_944),
-    ((4096, 4, 1024, 16, 16, 128), Way(KEPT, 4), 33_623_040),
-    ((16384, 16, 2048, 16, 8, 128), Way(KEPT), 2_484_084_736),
-    ((16384, 16, 2048, 16, 8, 128), Way(KEPT, 2), 1_242_046_464),
-    ((16384, 16, 2048, 16, 8, 128), Way(KEPT, 8), 310_517_760),
-    ((8192, 8, 2048, 32, 8, 128), Way(KEPT, 2), 1_225_265_920),
-    ((8192, 4, 4096, 64, 8, 128), Way(KEPT, 8), 1_145_310_208),
-    ((8191, 2, 8191, 16, 8, 128), Way(KEPT, 4), 1_115_813_120),
-    ((16384, 16, 2048, 12, 4, 96), Way(KEPT, 2), 893_788_160),
-    ((8192, 33, 8192, 16, 8, 128), Way(ORDERED), 303_064_064),
-    ((8192, 1025, 8192, 16, 8, 128), Way(ORDERED), 319_801_088),
-    ((8192, 33, 8192, 16, 16, 64), Way(ORDERED), 101_737_216),
-    ((16384, 257, 1000, 6, 3, 64), Way(ORDERED), 113_961_984),
-    ((4096, 1025, 129, 4, 4, 16), Way(ORDERED), 3_802_624),
+BACKWARD: list[tuple[tuple[int, ...], BackwardAlgorithm, int]] = [
+    ((8192, 33, 8192, 16, 8, 128), BackwardAlgorithm(ANY), 302_523_136),
+    ((8192, 1025, 8192, 16, 8, 128), BackwardAlgorithm(ANY), 303_003_392),
+    ((8192, 33, 8192, 32, 8, 128), BackwardAlgorithm(ANY), 504_374_016),
+    ((8192, 33, 8192, 16, 16, 64), BackwardAlgorithm(ANY), 101_196_288),
+    ((8192, 33, 8192, 12, 4, 96), BackwardAlgorithm(ANY), 151_402_240),
+    ((8192, 33, 8192, 4, 2, 16), BackwardAlgorithm(ANY), 9_585_152),
+    ((4096, 4, 1024, 16, 16, 128), BackwardAlgorithm(KEPT), 134_482_944),
+    ((4096, 4, 1024, 16, 16, 128), BackwardAlgorithm(KEPT, 4), 33_623_040),
+    ((16384, 16, 2048, 16, 8, 128), BackwardAlgorithm(KEPT), 2_484_084_736),
+    ((16384, 16, 2048, 16, 8, 128), BackwardAlgorithm(KEPT, 2), 1_242_046_464),
+    ((16384, 16, 2048, 16, 8, 128), BackwardAlgorithm(KEPT, 8), 310_517_760),
+    ((8192, 8, 2048, 32, 8, 128), BackwardAlgorithm(KEPT, 2), 1_225_265_920),
+    ((8192, 4, 4096, 64, 8, 128), BackwardAlgorithm(KEPT, 8), 1_145_310_208),
+    ((8191, 2, 8191, 16, 8, 128), BackwardAlgorithm(KEPT, 4), 1_115_813_120),
+    ((16384, 16, 2048, 12, 4, 96), BackwardAlgorithm(KEPT, 2), 893_788_160),
+    ((8192, 33, 8192, 16, 8, 128), BackwardAlgorithm(ORDERED), 303_064_064),
+    ((8192, 1025, 8192, 16, 8, 128), BackwardAlgorithm(ORDERED), 319_801_088),
+    ((8192, 33, 8192, 16, 16, 64), BackwardAlgorithm(ORDERED), 101_737_216),
+    ((16384, 257, 1000, 6, 3, 64), BackwardAlgorithm(ORDERED), 113_961_984),
+    ((4096, 1025, 129, 4, 4, 16), BackwardAlgorithm(ORDERED), 3_802_624),
 ]
 
 
@@ -66,9 +66,11 @@ def test_the_forward_bound_holds(sizes: tuple[int, ...]) -> None:
     assert FORWARD[sizes] + 4096 <= forward_bytes(Shape(*sizes)) <= FORWARD[sizes] + (1 << 20)
 
 
-@pytest.mark.parametrize(("sizes", "way", "asked"), BACKWARD, ids=str)
-def test_the_bound_of_every_way_holds_and_is_tight(sizes: tuple[int, ...], way: Way, asked: int) -> None:
-    assert asked + 4096 <= way_bytes(Shape(*sizes), way) <= 1.01 * asked + (1 << 17)
+@pytest.mark.parametrize(("sizes", "algorithm", "asked"), BACKWARD, ids=str)
+def test_the_workspace_bound_of_every_algorithm_holds_and_is_tight(
+    sizes: tuple[int, ...], algorithm: BackwardAlgorithm, asked: int
+) -> None:
+    assert asked + 4096 <= algorithm_bytes(Shape(*sizes), algorithm) <= 1.01 * asked + (1 << 17)
 
 
 FEW = Shape(tokens=4096, documents=4, seq_len=1024, heads=16, kv_heads=16, head_dim=128)
@@ -77,28 +79,30 @@ MANY = Shape(tokens=8192, documents=33, seq_len=8192, heads=16, kv_heads=8, head
 
 
 @pytest.mark.parametrize(
-    ("shape", "deterministic", "cudnn", "way"),
+    ("shape", "deterministic", "cudnn", "algorithm"),
     [
-        (FEW, "auto", MINIMUM_CUDNN, Way(KEPT)),
-        (FEW, "auto", ORDERED_CUDNN, Way(KEPT)),
-        (MORE, "auto", MINIMUM_CUDNN, Way(KEPT, 2)),
-        (MORE, "true", MINIMUM_CUDNN, Way(KEPT, 2)),
-        (MORE, "auto", ORDERED_CUDNN, Way(ORDERED)),
-        (MANY, "auto", MINIMUM_CUDNN, Way(ANY)),
-        (MANY, "auto", ORDERED_CUDNN - 1, Way(ANY)),
-        (MANY, "true", ORDERED_CUDNN, Way(ORDERED)),
-        (FEW, "false", ORDERED_CUDNN, Way(ANY)),
+        (FEW, "auto", MINIMUM_CUDNN, BackwardAlgorithm(KEPT)),
+        (FEW, "auto", ORDERED_CUDNN, BackwardAlgorithm(KEPT)),
+        (MORE, "auto", MINIMUM_CUDNN, BackwardAlgorithm(KEPT, 2)),
+        (MORE, "true", MINIMUM_CUDNN, BackwardAlgorithm(KEPT, 2)),
+        (MORE, "auto", ORDERED_CUDNN, BackwardAlgorithm(ORDERED)),
+        (MANY, "auto", MINIMUM_CUDNN, BackwardAlgorithm(ANY)),
+        (MANY, "auto", ORDERED_CUDNN - 1, BackwardAlgorithm(ANY)),
+        (MANY, "true", ORDERED_CUDNN, BackwardAlgorithm(ORDERED)),
+        (FEW, "false", ORDERED_CUDNN, BackwardAlgorithm(ANY)),
     ],
 )
-def test_the_order_of_ways_on_sm90(shape: Shape, deterministic: Deterministic, cudnn: int, way: Way) -> None:
-    assert backward_way(shape, replace(H200, deterministic=deterministic), cudnn) == way
+def test_selected_algorithm_on_sm90(
+    shape: Shape, deterministic: Deterministic, cudnn: int, algorithm: BackwardAlgorithm
+) -> None:
+    assert backward_algorithm(shape, replace(H200, deterministic=deterministic), cudnn) == algorithm
 
 
-def test_sm100_adds_in_order_at_any_size() -> None:
-    assert backward_way(MANY, Target(DEVICES["b200"]), MINIMUM_CUDNN) == Way(ORDERED)
+def test_sm100_uses_the_ordered_route_at_any_size() -> None:
+    assert backward_algorithm(MANY, Target(DEVICES["b200"]), MINIMUM_CUDNN) == BackwardAlgorithm(ORDERED)
 
 
-def test_groups_divide_the_key_heads_and_keep_to_the_limit() -> None:
+def test_head_groups_are_equal_and_fit_in_the_limit() -> None:
     assert score_bytes(MORE) == 2 * 16 * 16 * 2048 * 2048 == 2 * SCORE_BYTES_LIMIT
     for kv_heads in (1, 3, 5, 6, 8, 12):
         for documents in range(1, 200):
@@ -111,22 +115,22 @@ def test_groups_divide_the_key_heads_and_keep_to_the_limit() -> None:
 
 @pytest.mark.parametrize("deterministic", ["auto", "true", "false"])
 @pytest.mark.parametrize("shape", [FEW, MORE, MANY])
-def test_a_plan_has_room_for_what_any_cudnn_takes(shape: Shape, deterministic: Deterministic) -> None:
+def test_the_planned_workspace_suffices_for_every_cudnn(shape: Shape, deterministic: Deterministic) -> None:
     target = replace(H200, deterministic=deterministic)
     for cudnn in (MINIMUM_CUDNN, 91901, ORDERED_CUDNN, 92800):
-        assert way_bytes(shape, backward_way(shape, target, cudnn)) <= backward_bytes(shape, target)
+        assert algorithm_bytes(shape, backward_algorithm(shape, target, cudnn)) <= backward_bytes(shape, target)
 
 
-def test_a_plan_pays_for_determinism_only_where_it_is_asked_for() -> None:
+def test_determinism_takes_workspace_only_if_it_is_requested() -> None:
     assert backward_bytes(MORE, replace(H200, deterministic="false")) < 0.6 * SCORE_BYTES_LIMIT
     assert SCORE_BYTES_LIMIT < backward_bytes(MORE, H200) < 1.2 * SCORE_BYTES_LIMIT
 
 
-# -------------------------------------------------------------------------------------------------------- what is told
+# ------------------------------------------------------------------------------------------------------------ messages
 
 
 def backward_op(shape: Shape) -> Op:
-    """`attention_bwd` of these sizes."""
+    """Return an `attention_bwd` op of these sizes."""
     row, out_row = (shape.heads + 2 * shape.kv_heads) * shape.head_dim, shape.heads * shape.head_dim
 
     def value(name: str, *sizes: int) -> Value:
@@ -145,7 +149,7 @@ def backward_op(shape: Shape) -> Op:
 
 
 class Context:
-    """As much of a bind context as telling needs."""
+    """The parts of a BindContext that `check_determinism` uses."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -155,33 +159,33 @@ class Context:
         self.notices.append(text)
 
 
-def told(shape: Shape, deterministic: Deterministic, cudnn: int = 91901) -> list[str]:
+def notices_of(shape: Shape, deterministic: Deterministic, cudnn: int = 91901) -> list[str]:
     context: Any = Context(replace(H200, deterministic=deterministic))
-    tell_or_refuse(backward_op(shape), backward_way(shape, context.target, cudnn), cudnn, context)
+    check_determinism(backward_op(shape), backward_algorithm(shape, context.target, cudnn), cudnn, context)
     notices: list[str] = context.notices
     return notices
 
 
-def test_auto_tells_where_bits_may_differ_and_in_the_same_words_for_every_shape() -> None:
-    (text,) = told(MANY, "auto")
+def test_auto_gives_the_same_notice_about_nondeterminism_for_every_shape() -> None:
+    (text,) = notices_of(MANY, "auto")
     assert text.startswith("deterministic: auto: gradients may differ") and "cuDNN 9.19.1" in text
     assert "nvidia-cudnn-cu13>=9.25.0" in text and "SUROGATE_ATTENTION=plain" in text
-    assert told(replace(MANY, documents=1025), "auto") == [text]
+    assert notices_of(replace(MANY, documents=1025), "auto") == [text]
 
 
-def test_true_refuses_where_bits_may_differ() -> None:
+def test_true_rejects_a_nondeterministic_algorithm() -> None:
     with pytest.raises(
         ConfigError, match=r"deterministic: true .*attention_bwd.*cuDNN 9\.19\.1.*8\.2 GiB for each of 8"
     ):
-        told(MANY, "true")
+        notices_of(MANY, "true")
 
 
-def test_nothing_is_told_where_bits_repeat_or_need_not() -> None:
-    assert told(MORE, "auto") == told(MORE, "true") == told(MANY, "false") == []
-    assert told(MANY, "true", cudnn=92800) == []
+def test_there_is_no_notice_for_a_deterministic_algorithm_or_with_false() -> None:
+    assert notices_of(MORE, "auto") == notices_of(MORE, "true") == notices_of(MANY, "false") == []
+    assert notices_of(MANY, "true", cudnn=92800) == []
 
 
-def test_a_plan_tells_what_the_version_of_cudnn_will_decide() -> None:
+def test_the_planned_notice_names_the_version_of_cudnn_that_is_needed() -> None:
     def planned(shape: Shape, deterministic: Deterministic) -> str:
         return CUDNN[1].notice(backward_op(shape), replace(H200, deterministic=deterministic))
 

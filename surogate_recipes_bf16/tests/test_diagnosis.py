@@ -1,4 +1,4 @@
-"""What doctor says of NVIDIA's libraries, with a compiled module made up for each test."""
+"""Findings of `surogate doctor` about NVIDIA's libraries, with a fake compiled module."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def machine(*gpus: dict[str, Any]) -> SystemInfo:
 
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
-    """What `_C.library_info()` answers; the test fills it."""
+    """The result of the fake `_C.library_info()`, which the test fills."""
     answer: list[dict[str, str]] = []
     module = SimpleNamespace(library_info=lambda: answer)
     monkeypatch.setattr(surogate_recipes_bf16, "_C", module, raising=False)
@@ -39,8 +39,8 @@ def test_a_library_is_shown_with_its_version_and_path(rows: list[dict[str, str]]
     ("error", "message", "remedy"),
     [
         (
-            "x was not found (no file). Looked in: none. To install it: pip install 'a>=1'",
-            "x was not found (no file). Looked in: none",
+            "x was not found (no file). Searched SUROGATE_LIBRARY_PATH: none. To install it: pip install 'a>=1'",
+            "x was not found (no file). Searched SUROGATE_LIBRARY_PATH: none",
             "pip install 'a>=1'",
         ),
         (
@@ -49,24 +49,24 @@ def test_a_library_is_shown_with_its_version_and_path(rows: list[dict[str, str]]
             "pip install --force-reinstall a",
         ),
         (
-            "x has version 9.1.0, needed is 9.18.0 or later: pip install --upgrade a",
-            "x has version 9.1.0, needed is 9.18.0 or later",
+            "x has version 9.1.0, but 9.18.0 or later is needed: pip install --upgrade a",
+            "x has version 9.1.0, but 9.18.0 or later is needed",
             "pip install --upgrade a",
         ),
         ("x has no function f", "x has no function f", ""),
     ],
 )
-def test_one_that_does_not_load_is_an_error_with_its_remedy_on_a_gpu(
+def test_on_a_gpu_a_library_that_does_not_load_is_an_error_with_a_remedy(
     rows: list[dict[str, str]], error: str, message: str, remedy: str
 ) -> None:
-    """The four ways in which csrc/library.cpp refuses."""
+    """Covers the four kinds of errors of csrc/library.cpp."""
     rows.extend([CUBLAS, CUBLAS | {"name": "cudnn", "error": error}])
     assert diagnose(machine(GPU))[1] == Finding("error", "cudnn", message, remedy)
     unneeded = diagnose(machine())[1]
     assert unneeded.level == "ok" and unneeded.message.endswith(error)
 
 
-def test_without_compiled_kernels_there_is_nothing_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_compiled_kernels_there_are_no_findings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(surogate_recipes_bf16, "_C", raising=False)
     monkeypatch.setitem(sys.modules, "surogate_recipes_bf16._C", None)
     assert diagnose(machine(GPU)) == []

@@ -1,4 +1,4 @@
-"""Which gradients the compiled LM head computes, and the scratch that each costs: decided without a GPU."""
+"""Gradients that the compiled LM head supports, and the workspace of each. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def serving(op: Op) -> list[KernelDef]:
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("wrt", [(), (0,), (0, 1)], ids=str)
-def test_one_kernel_serves_the_gradients_that_are_wanted(wrt: Sequence[int], dtype: str) -> None:
+def test_exactly_one_kernel_supports_each_set_of_gradients(wrt: Sequence[int], dtype: str) -> None:
     assert len(serving(head(wrt, dtype))) == 1
 
 
-def test_the_gradient_of_the_weight_is_computed_beside_that_of_x_only() -> None:
+def test_the_gradient_of_the_weight_requires_that_of_x() -> None:
     assert not serving(head((1,), "fp32"))
     (reason,) = {k.supports(head((1,), "fp32"), H200).reason for k in KERNELS if k.op == "lm_head_ce_grads"}
-    assert "not alone" in reason
+    assert "without that of x" in reason
 
 
-def test_scratch_grows_with_what_is_computed() -> None:
-    """dx a chunk of rows in bf16, a bf16 dw its sum in fp32 over the chunks; an fp32 dw is summed where it belongs."""
+def test_workspace_grows_with_the_gradients_computed() -> None:
+    """dx takes a chunk of rows in bf16, and a bf16 dw its fp32 sum over the chunks. An fp32 dw is summed in place."""
     loss, dx, dw = (serving(op)[0].workspace(op, H200) for op in map(head, ((), (0,), (0, 1))))
     assert (dx - loss, dw - dx) == (T // CHUNKS * C * 2, 0)
     rounded = head((0, 1), dw_dtype="bf16")

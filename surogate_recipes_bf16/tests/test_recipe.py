@@ -1,4 +1,4 @@
-"""The bf16 recipe: which dtypes are legal, what lowering leaves behind, and that every mixture trains."""
+"""The bf16 recipe: supported dtypes, the result of lowering, and training with every mixture of dtypes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from surogate_core.runtime.initialise import initialise
 from surogate_recipes_bf16.recipe import BF16, LEGAL_PAIRS
 
 UNIT = 2.0**-9
-"""Relative error of a rounding to bf16, at most."""
+"""Largest relative error of rounding to bf16."""
 
 LAYERS = 2
 PRODUCTS = {"linear", "linear_dgrad", "linear_wgrad", "linear_bgrad", "lm_head_ce", "lm_head_ce_grads"}
@@ -36,7 +36,7 @@ SCALE = 1 / valid_tokens([document for row in ROWS for document in row])
 
 
 def vocabulary(annotated: Any) -> list[str | None]:
-    """What the config accepts for a dtype key, and leaving it out."""
+    """Return the values that the config accepts for a dtype key, and None for a missing key."""
     return [None, *get_args(get_args(annotated)[0])]
 
 
@@ -47,7 +47,7 @@ def decide(**request: str | None) -> Precision:
 # --------------------------------------------------------------------------------------------------------- precision
 
 
-def test_everything_follows_bf16_and_sums_stay_in_fp32() -> None:
+def test_default_dtypes_are_bf16_with_fp32_gradients_and_states() -> None:
     assert decide() == Precision(
         model="bf16",
         matmul="bf16",
@@ -59,7 +59,7 @@ def test_everything_follows_bf16_and_sums_stay_in_fp32() -> None:
     )
 
 
-def test_products_and_master_follow_the_model() -> None:
+def test_products_and_masters_default_to_the_model_dtype() -> None:
     decided = decide(model_dtype="fp32")
     assert (decided.matmul, decided.gradient, decided.master) == ("fp32", "fp32", "fp32")
     assert decide(model_dtype="fp32", matmul_dtype="bf16").gradient == "bf16"
@@ -67,11 +67,11 @@ def test_products_and_master_follow_the_model() -> None:
 
 @pytest.mark.parametrize("key", ["master", "lora", "param_grad", "optimizer_state"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_what_is_asked_for_is_what_is_decided(key: str, dtype: str) -> None:
+def test_requested_dtypes_are_used(key: str, dtype: str) -> None:
     assert getattr(decide(**{f"{key}_dtype": dtype}), key) == dtype
 
 
-def test_every_pair_of_the_config_is_legal_not_yet_or_refused_with_the_legal_ones() -> None:
+def test_every_pair_of_dtypes_is_supported_or_rejected_with_the_supported_ones() -> None:
     seen = Counter[str]()
     pairs = product(vocabulary(StorageDtype), vocabulary(MatmulDtype), vocabulary(GradientDtype))
     for model, matmul, gradient in pairs:
@@ -82,20 +82,20 @@ def test_every_pair_of_the_config_is_legal_not_yet_or_refused_with_the_legal_one
             assert (decided.matmul, decided.gradient) == (m, g)
             seen["legal"] += 1
             continue
-        with pytest.raises(ConfigError) as refused:
+        with pytest.raises(ConfigError) as rejected:
             decide(model_dtype=model, matmul_dtype=matmul, gradient_dtype=gradient)
-        text = str(refused.value)
+        text = str(rejected.value)
         assert f"matmul_dtype: {m}" in text and f"gradient_dtype: {g}" in text
         if (m, g) == ("e4m3", "e5m2"):
-            assert "not built yet" in text
+            assert "not supported yet" in text
             seen["not yet"] += 1
         else:
             assert all(f"({a}, {b})" in text for a, b in (("fp32", "fp32"), ("bf16", "bf16")))
-            seen["refused"] += 1
-    assert seen == {"legal": 18, "not yet": 3, "refused": 27}
+            seen["rejected"] += 1
+    assert seen == {"legal": 18, "not yet": 3, "rejected": 27}
 
 
-def test_gpus_before_ampere_are_refused_with_both_numbers() -> None:
+def test_gpus_before_ampere_are_rejected_with_both_sm_versions() -> None:
     def supported(sm: int | None) -> tuple[bool, str]:
         fields: Mapping[str, Any] = vars(DEVICES["a100"]) | {"sm": sm, "title": "NVIDIA Test"}
         support = BF16.supports(DeviceInfo(**fields), decide(), NoOptions())
@@ -115,11 +115,11 @@ PAIRS = list(product(("fp32", "bf16"), repeat=2))
 
 
 def planned(request: Mapping[str, str], **settings: Any) -> PlannedModel:
-    """The tiny model with its weights drawn: whatever the dtypes, the same numbers, rounded."""
+    """Return the tiny model with random weights. They are the same for all dtypes, except for rounding."""
     settings = {"max_grad_norm": 1.0, "weight_decay": 0.1} | settings
     model = PlannedModel(CONFIG, 2, 16, request=PrecisionRequest(**request), **settings)
     initialise((v for v in model.assembly.declared if v.init), model.buffers.persistent, seed=3)
-    for name, param in model.params.items():  # away from ones and zeros: every scale and bias matters
+    for name, param in model.params.items():  # not ones and zeros, so that every scale and bias matters
         if param.ndim == 1:
             generator = torch.Generator().manual_seed(len(name))
             param.add_(0.1 * torch.randn(param.shape, generator=generator))
@@ -128,7 +128,7 @@ def planned(request: Mapping[str, str], **settings: Any) -> PlannedModel:
 
 
 def floats(op: Op) -> Iterator[Any]:
-    """Operands of a product: matrices and biases, not the scale of the loss."""
+    """Return the operands of a product: matrices and biases, without the loss scale."""
     return (v for v in op.ins if v.dtype in ("fp32", "bf16") and v.shape)
 
 
@@ -144,7 +144,7 @@ def check_lowered(program: Program, model_dtype: str, matmul_dtype: str) -> None
 
 
 @pytest.mark.parametrize(("model", "matmul"), PAIRS)
-def test_products_have_the_matmul_dtype_and_all_else_the_model_dtype(model: str, matmul: str) -> None:
+def test_products_have_the_matmul_dtype_and_other_ops_the_model_dtype(model: str, matmul: str) -> None:
     assembly = planned({"model_dtype": model, "matmul_dtype": matmul}).assembly
     for name in ("micro_first", "micro_next", "evaluate"):
         program = assembly.programs[name]
@@ -161,7 +161,7 @@ def test_one_dtype_needs_no_casts(dtype: str) -> None:
 
 
 @pytest.mark.parametrize(("model", "matmul"), [("fp32", "bf16"), ("bf16", "fp32")])
-def test_forward_and_backward_share_one_cast_a_value(model: str, matmul: str) -> None:
+def test_forward_and_backward_share_one_cast_per_value(model: str, matmul: str) -> None:
     assembly = planned({"model_dtype": model, "matmul_dtype": matmul}).assembly
     for name in ("micro_first", "evaluate"):
         casts = Counter((op.ins[0], op.outs[0].dtype) for op in assembly.programs[name].ops if op.kind == "cast")
@@ -174,7 +174,7 @@ def test_forward_and_backward_share_one_cast_a_value(model: str, matmul: str) ->
         assert [op.kind for op in ops if cast[weight] in op.ins] == ["linear", "linear_dgrad"]
 
 
-def test_fp32_products_of_a_bf16_model_come_back_as_bf16() -> None:
+def test_results_of_fp32_products_in_a_bf16_model_are_cast_to_bf16() -> None:
     ops = planned({"model_dtype": "bf16", "matmul_dtype": "fp32"}).assembly.programs["micro_first"].ops
     back = {op.ins[0]: op.outs[0] for op in ops if op.kind == "cast" and op.outs[0].dtype == "bf16"}
     activations = [op.outs[0] for op in ops if op.kind in ("linear", "linear_dgrad")]
@@ -188,7 +188,7 @@ def test_fp32_products_of_a_bf16_model_come_back_as_bf16() -> None:
 
 @cache
 def exact() -> tuple[float, dict[str, Tensor], float]:
-    """Loss, gradients and the root mean square of the logits, all in fp32."""
+    """Return loss, gradients and the root mean square of the logits, all in fp32."""
     model = planned({"model_dtype": "fp32"})
     loss = model.micro_step(ROWS, SCALE)
     gradients = {name: grad.clone() for name, grad in model.gradients.items()}
@@ -202,11 +202,11 @@ def cosine(a: Tensor, b: Tensor) -> float:
 
 @pytest.mark.parametrize("mixture", MIXTURES, ids="-".join)
 def test_every_mixture_trains_a_step_close_to_fp32(mixture: tuple[str, ...]) -> None:
-    """In the planned buffers with dead values poisoned.
+    """Runs in the planned buffers, with dead values poisoned.
 
-    Loss: a path from embedding to logits rounds some ten times a block, of random sign, hence logits are off by
-    about sqrt(10 L + 5) units of their size; the loss of a token by at most twice that. Gradients: rounded as often
-    again on the way back, 4 x sqrt(2 (10 L + 5)) units would still be a cosine above 0.998.
+    Loss: a path from embedding to logits has about ten roundings of random sign per block, so logits have a relative
+    error of about sqrt(10 L + 5) units, and the loss of a token has at most twice that. Gradients: the backward pass
+    doubles the number of roundings. Even an error of 4 x sqrt(2 (10 L + 5)) units gives a cosine above 0.998.
     """
     model = planned(dict(zip(KEYS, mixture, strict=True)))
     before = {name: p.clone() for name, p in model.params.items()}
@@ -220,7 +220,7 @@ def test_every_mixture_trains_a_step_close_to_fp32(mixture: tuple[str, ...]) -> 
 
     once = float(model.buffers.persistent(model.assembly.loss))
     assert model.micro_step(ROWS, SCALE, first=False) == pytest.approx(2 * once, rel=1e-6)
-    for name, grad in model.gradients.items():  # the same micro-batch twice: twice the gradient
+    for name, grad in model.gradients.items():  # the same micro-batch twice gives twice the gradient
         assert cosine(grad, gradients[name]) > 0.99, name
         assert float(grad.norm() / gradients[name].norm()) == pytest.approx(2, rel=0.05), name
 
@@ -250,12 +250,12 @@ def test_recomputation_is_bit_identical_in_every_mixture(model: str, matmul: str
             assert torch.equal(grad, plain.gradients[name]), (parts, name)
 
 
-def test_bf16_gradients_of_a_model_add_up_without_bias() -> None:
-    """The first micro-step stores the gradient rounded to nearest, the others add with stochastic rounding.
+def test_accumulation_of_bf16_gradients_of_a_model_is_unbiased() -> None:
+    """The first micro-step stores the gradient rounded to nearest. The others add to it with stochastic rounding.
 
-    So the mean over seeds is the stored first plus the fp32 sum of the rest. An addition errs by less than a unit in
-    the last place of the result, with a standard deviation of at most half of one: over S seeds and N elements the
-    mean error is within 5 / 2 sqrt(2 / (S N)) units but once in 2e6.
+    So the expected value is the stored first gradient plus the fp32 sum of the others. The error of an addition is less
+    than one unit in the last place, with a standard deviation of at most half a unit. Over S seeds and N elements, the
+    mean error exceeds 5 / 2 sqrt(2 / (S N)) units with a probability of 1 in 2e6.
     """
     exactly, rounded = (planned({"model_dtype": "bf16", "param_grad_dtype": d}) for d in ("fp32", "bf16"))
     rows = [[[document] for document in random_documents([16, 16], CONFIG["vocab_size"], seed=s)] for s in range(3)]
@@ -277,5 +277,5 @@ def test_bf16_gradients_of_a_model_add_up_without_bias() -> None:
             errors.append(((rounded.gradients[name].float() - expected) / unit).flatten())
     error = torch.cat(errors)
     assert error.abs().max() < 2
-    assert error.std() > 0.1, "nothing was rounded: the test shows nothing"
+    assert error.std() > 0.1, "no value was rounded, so the test checks nothing"
     assert abs(error.mean()) < 5 * 0.5 * (2 / error.numel()) ** 0.5

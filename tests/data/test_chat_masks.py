@@ -68,10 +68,10 @@ CHATML: dict[str, tuple[str, Messages, list[Any] | None, Pieces]] = {
         [("<|im_start|>system\nBe brief.<|im_end|>\n" + WHO, False), ("A friend.<|im_end|>", True),
          (STAND, False), ("<think>\n\n</think>\n\nI stand.<|im_end|>", True), ("\n", False)],
     ),
-    "qwen3 drops the reasoning of earlier turns": (
+    "qwen3 drops the reasoning of earlier turns, which then are not trained": (
         QWEN3, THOUGHTS, None,
-        [(WHO, False), ("A friend.<|im_end|>", True),
-         (STAND, False), ("<think>\nI should.\n</think>\n\nI stand.<|im_end|>", True), ("\n", False)],
+        [(WHO + "A friend.<|im_end|>" + STAND, False),
+         ("<think>\nI should.\n</think>\n\nI stand.<|im_end|>", True), ("\n", False)],
     ),
     "qwen3 with tools": (
         QWEN3, TOOLS, [TOOL],
@@ -188,7 +188,10 @@ def test_a_prompt_that_opens_a_think_block_is_not_trained(tmp_path: Path) -> Non
         "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n<think>\n' }}",
     )
     tokenizer = make(tmp_path, thinking)
-    assert trained_text(tokenizer, THOUGHTS) == "A friend.<|im_end|>I should.\n</think>\n\nI stand.<|im_end|>"
+    assert trained_text(tokenizer, THOUGHTS) == "I should.\n</think>\n\nI stand.<|im_end|>"
+    assert trained_text(tokenizer, [*HELLO, *THOUGHTS[2:]]) == (
+        "A friend.<|im_end|>I should.\n</think>\n\nI stand.<|im_end|>"
+    )
 
 
 def test_an_answer_that_begins_with_line_breaks_begins_there(tmp_path: Path) -> None:

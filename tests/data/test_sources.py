@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from surogate_core.data import readers
-from surogate_core.data.sources import columns_of, open_source
+from surogate_core.data.sources import open_source
 from surogate_core.errors import ConfigError
 
 TEXTS = ["one, two", "three\nfour", 'five "six" é']
@@ -102,9 +102,31 @@ def test_content_hash_follows_content_not_names(tmp_path: Path) -> None:
     assert open_source(Entry(str(two))).content_hash() != first
 
 
-def test_columns_of_a_source(tmp_path: Path) -> None:
-    for suffix in (".jsonl", ".json", ".csv", ".parquet"):
-        assert columns_of(open_source(Entry(str(write_rows(tmp_path / f"a{suffix}", TEXTS))))) == ["id", "text"]
+def test_a_row_that_lacks_an_optional_column_has_none(tmp_path: Path) -> None:
+    table = [{"text": "a"}, {"text": "b", "input": "c"}, {"text": "d", "input": None}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table))
+    (tmp_path / "a.json").write_text(json.dumps(table))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(table[:1]), tmp_path / "a.parquet")
+    for suffix, inputs in {".jsonl": [None, "c", None], ".json": [None, "c", None], ".parquet": [None]}.items():
+        source = open_source(Entry(str(tmp_path / f"a{suffix}")))
+        assert [row.values["input"] for row in source.rows(["text", "input"], ["input"])] == inputs
+        with pytest.raises(ConfigError, match=r"a\.\w+(:1|\[0\])?: no column 'input'. Columns there: text"):
+            list(source.rows(["text", "input"]))
+
+
+def test_other_files_of_a_directory_are_named(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt.gz", "README.md", ".hidden"):
+        (tmp_path / name).write_text(name)
+    told = open_source(Entry(str(tmp_path))).left_out()
+    assert told == "files not read, since they are none of .txt, .jsonl, .json, .csv, .parquet: README.md, b.txt.gz"
+    assert open_source(Entry(str(tmp_path / "a.txt"))).left_out() is None
+
+
+def test_parquet_that_names_a_column_twice_is_refused(tmp_path: Path) -> None:
+    arrays = [pyarrow.array(["a"]), pyarrow.array(["b"])]
+    pyarrow.parquet.write_table(pyarrow.Table.from_arrays(arrays, ["text", "text"]), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r"a\.parquet: column 'text' is there twice"):
+        read(tmp_path / "a.parquet")
 
 
 @pytest.mark.parametrize(
@@ -123,6 +145,11 @@ def test_columns_of_a_source(tmp_path: Path) -> None:
         ("a.json", b'[{"text": "\xff"}]', r"a\.json: not UTF-8"),
         ("a.json", b'{\n"text": "a"\n}', r"a\.json:1: not one JSON"),
         ("a.txt", b"abc\xff", r"a\.txt: not UTF-8: byte 0xff at offset 3"),
+        ("a.jsonl", b'{"text": "a", "text": "b"}\n', r"a\.jsonl:1: key 'text' is there twice in one object"),
+        ("a.jsonl", b'{"text": "a", "meta": {"x": 1, "x": 2}}\n', r"a\.jsonl:1: key 'x' is there twice"),
+        ("a.json", b'[{"text": "a"}, {"text": "a", "text": "b"}]', r"a\.json\[1\]: key 'text' is there twice"),
+        ("a.json", b'[{"text": "a"}]\n[{"text": "b"}]', r"a\.json: goes on after its array: '\[\{"),
+        ("a.csv", b"text,text\na,b\n", r"a\.csv: column 'text' is there twice"),
         ("a.csv", b"id,text\n1,a\n2,b,c\n", r"a\.csv:3: 3 cells, but the header names 2"),
         ("a.csv", b'id,text\n1,"a\n', r"a\.csv:2: not CSV"),
         ("a.csv", b"id,words\n1,a\n", r"a\.csv:2: no column 'text'. Columns there: id, words"),

@@ -100,3 +100,58 @@ def test_unusable_files_are_named(tokenizer_dir: Path, file: str, content: str |
         (tokenizer_dir / file).write_text(content)
     with pytest.raises(ConfigError, match=message):
         Tokenizer(tokenizer_dir)
+
+
+@pytest.mark.parametrize("decoder", [False, True], ids=["before transformers 5", "with added_tokens_decoder"])
+@pytest.mark.parametrize("with_config", [False, True])
+def test_special_tokens_map_is_read_as_transformers_reads_it(
+    with_config: bool, decoder: bool, tokenizer_dir: Path
+) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    config = tokenizer_dir / "tokenizer_config.json"
+    config.unlink()
+    if with_config:
+        edit(config, eos_token="<|endoftext|>", pad_token="#")
+    if decoder:
+        edit(config, added_tokens_decoder={"0": {"content": "<|endoftext|>", "special": True}})
+    edit(tokenizer_dir / "special_tokens_map.json", eos_token={"content": "!", "lstrip": False}, bos_token="$")
+    theirs = PreTrainedTokenizerFast.from_pretrained(tokenizer_dir)
+    ours = Tokenizer(tokenizer_dir)
+    assert (ours.bos_id, ours.eos_id, ours.pad_id) == (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id)
+    assert (ours.eos_id == ours._backend.token_to_id("!")) is not decoder
+    assert ours.size_in_transformers == len(theirs)
+
+
+def test_a_special_token_that_is_not_there_names_the_file_that_says_it(tokenizer_dir: Path) -> None:
+    edit(tokenizer_dir / "special_tokens_map.json", pad_token="<pad>")
+    with pytest.raises(ConfigError, match=r"special_tokens_map\.json: pad_token '<pad>' is not in tokenizer\.json"):
+        Tokenizer(tokenizer_dir)
+
+
+@pytest.mark.parametrize(
+    ("files", "added"),
+    [
+        ({"tokenizer_config.json": {"unk_token": "<unk>"}}, ("<unk>",)),
+        ({"tokenizer_config.json": {"additional_special_tokens": ["<a>", "<b>", "!"]}}, ("<a>", "<b>")),
+        ({"tokenizer_config.json": {"extra_special_tokens": {"image_token": "<i>"}}}, ("<i>",)),
+        ({"tokenizer_config.json": {"added_tokens_decoder": {"900": {"content": "<d>", "special": False}}}}, ("<d>",)),
+        ({"added_tokens.json": {"<j>": 900, "!": 1}}, ("<j>",)),
+        ({"added_tokens.json": {"<j>": 900}, "tokenizer_config.json": {"added_tokens_decoder": {}}}, ()),
+        ({"special_tokens_map.json": {"mask_token": "<m>", "additional_special_tokens": ["<n>"]}}, ("<m>", "<n>")),
+        ({}, ()),
+    ],
+    ids=str,
+)
+def test_tokens_that_transformers_adds_on_load_are_known(
+    files: dict[str, dict[str, object]], added: tuple[str, ...], tokenizer_dir: Path
+) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    for name, content in files.items():
+        edit(tokenizer_dir / name, **content)
+    theirs = PreTrainedTokenizerFast.from_pretrained(tokenizer_dir)
+    ours = Tokenizer(tokenizer_dir)
+    assert ours.added_by_transformers == added
+    assert ours.size_in_transformers == len(theirs)
+    assert set(added) <= set(theirs.get_vocab())

@@ -73,7 +73,7 @@ def test_a_weight_of_the_checkpoint_that_is_not_finite_is_found_before_step_one(
     done = train_on(acme, tmp_path, "layers.0.down.weight", (5, 7), float("nan"))
     assert done.returncode == 2, done.stdout + done.stderr
     assert f"{tmp_path}/model: weights hold NaN or inf" in done.stderr
-    assert "  layers.0.down.weight [64, 256]: 1 NaN of 16,384, first at [5, 7]" in done.stderr
+    assert "  model.safetensors: layers.0.down.weight [64, 256]: 1 NaN of 16,384, first at [5, 7]" in done.stderr
     assert not (tmp_path / "out").exists()
 
 

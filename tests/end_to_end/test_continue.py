@@ -43,6 +43,21 @@ def test_bf16_weights_are_exported_as_bf16_and_train_on(here: Workplace) -> None
     assert again.evaluations[-1][1] == first.evaluations[-1][1]
 
 
+def test_nan_in_the_base_is_named_with_its_file_before_step_one(finished: Finished, here: Workplace) -> None:
+    base = here.root / "base"
+    base.mkdir()
+    for path in (path for path in finished.out.iterdir() if path.is_file()):
+        shutil.copyfile(path, base / path.name)
+    tensors = load_file(base / "model.safetensors")
+    tensors["model.norm.weight"][3] = float("nan")
+    save_file(tensors, base / "model.safetensors")
+    config = here.write(model=str(base), from_scratch=None, max_steps=1, warmup_steps=0)
+    told = r"base: weights hold NaN or inf.*\n  model\.safetensors: model\.norm\.weight \[\d+\]: 1 NaN of .* at \[3\]"
+    with pytest.raises(ConfigError, match=told):
+        run.train(run.load(config), notice=lambda line: None)
+    assert not here.out.exists()
+
+
 def _truncated(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1000])
 

@@ -150,17 +150,6 @@ def test_max_steps_overrules_epochs_and_an_epoch_reads_every_row_once(
     assert not records(here.out, "eval")
 
 
-def test_a_second_run_into_the_same_directory_appends_and_replaces(here: Workplace) -> None:
-    config = here.write(max_steps=2)
-    first = run.train(run.load(config), notice=lambda line: None)
-    weights = (here.out / "model.safetensors").read_bytes()
-    second = run.train(run.load(config, ["train_seed=7"]), notice=lambda line: None)
-    assert [record["log"] for record in records(here.out)] == ["run", "step", "step", "eval"] * 2
-    assert first.loss != second.loss
-    assert (here.out / "model.safetensors").read_bytes() != weights
-    assert "train_seed: 7" in (here.out / "run.yaml").read_text()
-
-
 def test_checkpoints_of_an_earlier_run_do_not_push_out_the_new_ones(here: Workplace) -> None:
     config = here.write(save_total_limit=2)
     run.train(run.load(config, ["max_steps=6", "save_steps=3"]), notice=lambda line: None)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from end_to_end.product import records
+import yaml
+from end_to_end.product import EXAMPLES, records
 
-from surogate_core import run
+from surogate_core import run, training_run
 from surogate_core.errors import ConfigError
+from surogate_core.output_folder import set_aside
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +48,10 @@ def test_the_key_sets_aside_checkpoints_and_records_and_deletes_nothing(here: Wo
     assert (here.out / "metrics.jsonl.set_aside").read_bytes() == recorded
     assert sorted(path.name for path in here.out.glob("step_*")) == ["step_00000002", "step_00000003.set_aside"]
     assert [record["step"] for record in records(here.out, "step")] == [1, 2]
-    assert sum("set aside, since a new run begins" in line for line in told) == 2
+    assert (here.out / "outputs.set_aside/model.safetensors").read_bytes() == before
+    assert [line.split(":")[0] for line in told if "set aside, since a new run begins" in line] == [
+        *("step_00000003.set_aside", "metrics.jsonl.set_aside", "outputs.set_aside")
+    ]
     go(config, "resume_from_checkpoint=true", "train_seed=7", "max_steps=2")
     assert sorted(path.name for path in here.out.glob("step_*")) == ["step_00000002", "step_00000003.set_aside"]
 
@@ -59,3 +64,142 @@ def test_a_checkpoint_of_elsewhere_does_not_begin_a_run_among_others(here: Workp
     with pytest.raises(ConfigError, match="holds checkpoints of an earlier run"):
         go(config)
     assert [record["step"] for record in records(here.out, "step")] == [2]
+
+
+# ------------------------------------------------------------------------------ outputs without checkpoints, and others
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refusal(config: Path, *overrides: str) -> str:
+    """The message of a run that is refused and changes nothing below the config's folder."""
+    before = contents(config.parent)
+    with pytest.raises(ConfigError) as refused:
+        go(config, *overrides)
+    after = contents(config.parent)
+    assert {name: data for name, data in after.items() if "cache" not in name} == {
+        name: data for name, data in before.items() if "cache" not in name
+    }
+    return str(refused.value)
+
+
+def test_a_finished_run_without_checkpoints_is_not_overwritten(here: Workplace) -> None:
+    config = here.write(max_steps=2, save_steps=0)
+    go(config)
+    assert not list(here.out.glob("step_*"))
+    told = refusal(config, "train_seed=7")
+    assert (
+        f"output_dir: {here.out} holds config.json, generation_config.json, loss.png and 4 more, of an earlier run"
+        in told
+    )
+    assert "another output_dir" in told and "overwrite_output_dir: true" in told
+    asked = refusal(config, "resume_from_checkpoint=true")  # there is nothing to go on from, and a model to lose
+    assert "holds config.json" in asked
+    before = contents(here.out)
+    go(config, "train_seed=7", "overwrite_output_dir=true")
+    assert [record["step"] for record in records(here.out, "step")] == [1, 2]
+    assert before["metrics.jsonl"] == (here.out / "metrics.jsonl.set_aside").read_bytes()
+    aside = contents(here.out / "outputs.set_aside")
+    assert aside == {name: before[name] for name in before if name not in ("metrics.jsonl", "run.yaml", "README.md")}
+
+
+OTHERS = {
+    "a model": "config.json",
+    "its weights": "model-00001-of-00002.safetensors",
+    "pickled weights": "pytorch_model.bin",
+    "a tokenizer": "tokenizer.json",
+    "an adapter": "adapter_config.json",
+    "a run's adapter": "adapter/adapter_config.json",
+    "a merged model": "merged/model.safetensors",
+    "a picture": "loss.png",
+    "a config of its user": "run.yaml",
+}
+
+
+@pytest.mark.parametrize("name", OTHERS.values(), ids=OTHERS)
+def test_whatever_a_run_would_replace_or_mix_with_is_refused_and_set_aside_by_the_key(
+    here: Workplace, name: str
+) -> None:
+    config = here.write(max_steps=1, warmup_steps=0, eval_steps=0, save_steps=0)
+    path = here.out / name
+    path.parent.mkdir(parents=True)
+    path.write_text("model: mine")
+    told = refusal(config)
+    assert f"output_dir: {here.out}" in told and name.split("/")[0] in told and "overwrite_output_dir: true" in told
+    set_aside(run.load(config, ["overwrite_output_dir=true"]), None, lambda line: None)
+    aside = here.out / ("run.yaml.set_aside" if name == "run.yaml" else f"outputs.set_aside/{name}")
+    assert aside.read_text() == "model: mine"
+
+
+def test_what_a_run_does_not_write_is_nobodys_business(here: Workplace) -> None:
+    (here.out / "notes").mkdir(parents=True)
+    (here.out / "notes/config.json").write_text("{}")
+    (here.out / "README.md").write_text("mine")
+    go(here.write(max_steps=1, warmup_steps=0, save_steps=0))
+    assert (here.out / "README.md").read_text() == "mine" and (here.out / "notes/config.json").read_text() == "{}"
+
+
+def test_a_run_that_failed_before_its_first_step_is_begun_again(here: Workplace, monkeypatch: Any) -> None:
+    def failing(*given: Any) -> None:
+        raise RuntimeError("before the first step")
+
+    config = here.write(max_steps=1, warmup_steps=0, save_steps=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(training_run, "loop", failing)
+        with pytest.raises(RuntimeError, match="before the first step"):
+            go(config)
+    assert sorted(path.name for path in here.out.iterdir()) == ["metrics.jsonl", "run.yaml"]
+    go(config)
+    assert len(records(here.out, "run")) == 2 and len(records(here.out, "step")) == 1
+
+
+def test_a_run_that_is_always_resumed_begins_again_when_it_was_stopped_before_its_first_save(here: Workplace) -> None:
+    config = here.write(max_steps=2, save_steps=0, resume_from_checkpoint=True)
+    here.out.mkdir()
+    (here.out / "metrics.jsonl").write_text('{"log": "run"}\n{"log": "step", "step": 1}\n')
+    assert "metrics.jsonl" in refusal(config, "resume_from_checkpoint=false")
+    told = go(config)
+    assert any(line.startswith("metrics.jsonl.set_aside: set aside") for line in told)
+    assert [record["step"] for record in records(here.out, "step")] == [1, 2]
+
+
+def test_metrics_elsewhere_are_an_earlier_runs_too_and_no_other_file_is_appended_to(here: Workplace) -> None:
+    logs = here.root / "logs.jsonl"
+    go(here.write(max_steps=1, warmup_steps=0, save_steps=0, log_file=str(logs), output_dir="first"))
+    config = here.write(max_steps=1, warmup_steps=0, save_steps=0, log_file=str(logs), output_dir="second")
+    assert f"log_file: {logs} holds the metrics of an earlier run" in refusal(config)
+    recorded = logs.read_bytes()
+    go(config, "overwrite_output_dir=true")
+    assert (here.root / "logs.jsonl.set_aside").read_bytes() == recorded
+    data = here.root / "documents.jsonl"
+    for overwrite in ("true", "false"):
+        told = refusal(config, f"log_file={data}", "output_dir=third", f"overwrite_output_dir={overwrite}")
+        assert f"log_file: {data} holds no metrics of a run" in told
+
+
+def test_a_run_that_goes_on_in_a_renamed_folder_is_the_same_run(here: Workplace) -> None:
+    config = here.write(max_steps=2, save_steps=1)
+    go(config)
+    moved = here.out.rename(here.root / "moved")
+    told = go(config, f"output_dir={moved}", "resume_from_checkpoint=1")
+    assert [record["step"] for record in records(moved, "step")] == [1, 2]
+    assert [line for line in told if "set aside" in line] == [
+        "step_00000002.set_aside: set aside, since the run goes on from step 1"
+    ]
+
+
+def test_a_run_that_goes_on_does_not_cut_the_metrics_of_another(here: Workplace) -> None:
+    go(here.write(max_steps=2, save_steps=1, checkpoint_dir="steps"))
+    go(here.write(max_steps=2, save_steps=0, output_dir="other"))
+    config = here.write(max_steps=2, save_steps=1, checkpoint_dir="steps", resume_from_checkpoint=1)
+    assert "output_dir: other holds" in refusal(config, "output_dir=other")
+    go(config)
+
+
+def test_an_example_runs_as_often_as_one_likes() -> None:
+    """`make quickstart` runs it; the documents say so."""
+    for name in ("quickstart", "quickstart-sft"):
+        assert yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())["overwrite_output_dir"] is True

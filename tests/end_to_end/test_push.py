@@ -85,7 +85,7 @@ def test_a_model_is_pushed_with_its_card_and_nothing_that_tells_of_the_user(here
 def test_what_does_not_load_ends_the_run_and_is_neither_pushed_nor_deleted(
     here: Workplace, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(folder: Path) -> None:
+    def broken(folder: Path, base: Path) -> None:
         raise ValueError("missing keys: model.norm.weight")
 
     monkeypatch.setattr(output_check, "check_model", broken)

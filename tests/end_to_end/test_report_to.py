@@ -38,7 +38,9 @@ def test_a_resumed_run_goes_on_in_the_same_curve_and_the_same_tracked_run(
     assert not any("not the bits" in line for line in told), "where a run reports to decides no bit"
 
 
-def test_a_tracker_that_is_not_installed_is_an_error_with_the_line_for_pip(here: Workplace) -> None:
+def test_a_tracker_that_is_not_installed_is_an_error_that_lists_those_that_are(here: Workplace) -> None:
     with pytest.raises(SurogateError) as caught:
         run.load(here.write(report_to="mlflow"))
-    assert isinstance(caught.value, PluginError) and "pip install surogate-log-mlflow" in str(caught.value)
+    assert isinstance(
+        caught.value, PluginError
+    ) and "mlflow — no installed plugin provides it. Installed: console" in str(caught.value)

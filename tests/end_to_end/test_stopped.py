@@ -58,11 +58,12 @@ def test_weights_that_are_not_finite_are_never_saved(
         return update(self, lr=1e38 if step == 2 else lr, step=step)
 
     monkeypatch.setattr(Worker, "update", overflows)
-    config = here.write(max_steps=2, save_steps=save_steps, weight_decay=1e308)
+    config = here.write(max_steps=2, save_steps=save_steps, weight_decay=1e308, overwrite_output_dir=True)
     with pytest.raises(RunStopped, match=rf"step 2: the weights hold .* {complete}"):
         run.train(run.load(config, ["warmup_steps=0", "learning_rate=1e-310"]), notice=lambda line: None)
     assert [path.name for path in here.out.glob("step_*")] == ["step_00000001"] * bool(save_steps)
-    assert (here.out / "model.safetensors").read_bytes() == b"an earlier model"
+    assert (here.out / "outputs.set_aside/model.safetensors").read_bytes() == b"an earlier model"
+    assert not (here.out / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize("gpus", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -164,9 +165,10 @@ def test_a_disk_that_is_full_for_the_final_model_keeps_the_one_before(here: Work
     (here.out / "model.safetensors").write_bytes(b"an earlier model")
     (here.out / "config.json").write_text("{}")
     with pytest.raises(RunStopped, match="No space left"):
-        run.train(run.load(here.write(max_steps=2)), notice=lambda line: None)
-    assert (here.out / "model.safetensors").read_bytes() == b"an earlier model"
-    assert (here.out / "config.json").read_text() == "{}"
+        run.train(run.load(here.write(max_steps=2, overwrite_output_dir=True)), notice=lambda line: None)
+    assert (here.out / "outputs.set_aside/model.safetensors").read_bytes() == b"an earlier model"
+    assert (here.out / "outputs.set_aside/config.json").read_text() == "{}"
+    assert not (here.out / "config.json").exists()
     assert not list(here.out.glob(".saving-*"))
 
 

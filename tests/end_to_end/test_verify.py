@@ -16,7 +16,8 @@ from surogate_core import run, verification
 from surogate_core.cli.verify import verify_command
 from surogate_core.errors import ConfigError
 from surogate_core.prepare import Prepared
-from surogate_core.verification import Verification, verify
+from surogate_core.verification import Verification, theirs, verify
+from surogate_core.verification.float64 import KeepFloat64
 from surogate_models.rope import Rope
 
 
@@ -55,12 +56,15 @@ def test_random_weights_pass_in_fp32_on_the_runs_own_data(here: Workplace, capsy
     assert not here.out.exists()
 
 
-def test_a_checkpoint_passes_in_bf16_beside_transformers_in_bf16(based: Workplace) -> None:
+def test_a_checkpoint_passes_in_bf16_and_its_model_in_fp32(based: Workplace) -> None:
+    """Each beside transformers in the same precision, and both against its float64."""
     result = verified(based)
-    assert result.verdict.passed, result.verdict.first_wrong
+    assert result.in_fp32 is not None and result.in_fp32.passed, result.first_wrong
+    assert (result.in_fp32.precision, result.verdict.precision) == ("fp32", "bf16")
+    assert max(row.error for row in result.in_fp32.rows) < 1e-5 < max(row.error for row in result.verdict.rows)
+    assert result.passed, result.first_wrong
     outputs = [row for row in result.verdict.rows if row.kind == "output"]
     assert [row.name for row in outputs] == ["embedding", "block 0", "block 1", "block 2", "logits"]
-    assert all(row.theirs is not None for row in result.verdict.rows)
     assert result.weights == "of the checkpoint"
 
 
@@ -68,17 +72,38 @@ def test_a_checkpoint_passes_in_bf16_beside_transformers_in_bf16(based: Workplac
 def test_an_adapter_passes_beside_that_of_peft(based: Workplace, dtype: str) -> None:
     pytest.importorskip("peft")
     result = verified(based, "lora=true", "lora_rank=4", f"model_dtype={dtype}")
-    assert result.verdict.passed, result.verdict.first_wrong
+    assert result.passed, result.first_wrong
     gradients = [row for row in result.verdict.rows if row.kind == "gradient"]
     assert len(gradients) == 3 * 7 * 2 and all(row.cosine is not None and row.cosine > 0.99 for row in gradients)
 
 
+def test_dropout_of_an_adapter_is_off_on_both_sides_and_the_output_says_so(
+    based: Workplace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("peft")
+    overrides = ["lora=true", "lora_rank=4", "lora_dropout=0.3", "model_dtype=fp32"]
+    assert verify_command(based.write(), overrides, 1, 32, 1, False, False) == 0
+    assert "\ndropout   off on both sides (lora_dropout)\n" in capsys.readouterr().out
+    assert verify_command(based.write(), overrides, 1, 32, 1, False, True) == 0
+    assert json.loads(capsys.readouterr().out)["left_out"] == ["lora_dropout"]
+
+
+def test_defaults_are_those_of_the_verb_that_will_train(based: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
+    """`sft` trains an adapter unless the file says otherwise, `train` all weights."""
+    pytest.importorskip("peft")
+    recipes = []
+    for mode in ("train", "sft"):
+        verify_command(based.write(model_dtype="fp32"), [], 1, 32, 1, True, True, mode)  # type: ignore[arg-type]
+        recipes.append(json.loads(capsys.readouterr().out)["recipe"])
+    assert recipes == ["bf16", "bf16 with lora"]
+
+
 def test_the_first_layers_of_a_checkpoint_are_verified_alone(based: Workplace) -> None:
     result = verified(based, layers=2, random_tokens=True, rows=1, length=32)
-    assert result.verdict.passed, result.verdict.first_wrong
+    assert result.passed, result.first_wrong
     assert max(row.layer for row in result.verdict.rows) == 1
     assert "1 x 32 random tokens" in result.tokens and "its first 2 layers" in result.model
-    assert verified(based, "from_scratch=true", layers=1).verdict.passed
+    assert verified(based, "from_scratch=true", layers=1).passed
 
 
 @pytest.mark.parametrize("family", [pytest.param("qwen2", marks=pytest.mark.slow), "llama"])
@@ -92,7 +117,7 @@ def test_other_families_pass_without_data(here: Workplace, family: str) -> None:
         rope_parameters={**scaling, "rope_theta": 10000.0, "original_max_position_embeddings": 32},
     )
     result = verified(replace(here, config={**here.config, "datasets": None}))
-    assert result.verdict.passed, result.verdict.first_wrong
+    assert result.passed, result.first_wrong
     assert "random tokens" in result.tokens
 
 
@@ -100,7 +125,7 @@ def test_other_families_pass_without_data(here: Workplace, family: str) -> None:
 
 
 def first_wrong(result: Verification) -> str:
-    wrong = result.verdict.first_wrong
+    wrong = result.first_wrong
     assert wrong is not None, [(row.name, row.error) for row in result.verdict.rows]
     return wrong.name
 
@@ -133,6 +158,7 @@ def test_a_wrong_rope_theta_is_found_in_the_first_block(
     told = json.loads(capsys.readouterr().out)
     assert (told["passed"], told["first_wrong"]) == (False, "block 0")
     assert next(row for row in told["rows"] if row["name"] == "embedding")["ok"]
+    assert not told["model_in_fp32"]["passed"]
 
 
 def test_a_wrong_backward_op_is_found_where_it_first_ran(
@@ -158,6 +184,41 @@ def test_a_wrong_scale_of_the_adapter_is_found(based: Workplace, monkeypatch: py
     right = LoraOptions.scale_of
     monkeypatch.setattr(LoraOptions, "scale_of", lambda options, module: 1.01 * right(options, module))
     assert first_wrong(verified(based, "lora=true", "model_dtype=fp32")) == "block 0"
+
+
+# ------------------------------------------------------------------------------------------------- what is the truth
+
+
+def test_float64_stays_where_transformers_asks_for_float32() -> None:
+    """Its norms and softmax do; what is narrower, or whole numbers, goes to float32 as always."""
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+    torch.manual_seed(0)
+    x = torch.randn(4, 48, dtype=torch.float64)
+    norm = Qwen3RMSNorm(48, eps=1e-6).double()
+    exact = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    assert not torch.allclose(norm(x), exact, rtol=1e-12)
+    with KeepFloat64():
+        torch.testing.assert_close(norm(x), exact, rtol=1e-14, atol=0)
+        assert torch.softmax(x, dim=-1, dtype=torch.float32).dtype == x.float().dtype == torch.float64
+        assert x.bfloat16().float().dtype == torch.arange(3).float().dtype == torch.float32
+
+
+def test_the_frequencies_of_rope_are_never_rounded_to_bf16(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would be by `model.to(torch.bfloat16)`: angles are then off by 0.1 rad at position 50, and what is called
+    the error of transformers in bf16 is that."""
+    dtypes: dict[torch.dtype, set[torch.dtype]] = {}
+    right = theirs._in_dtype
+
+    def spied(model: Any, dtype: torch.dtype) -> Any:
+        converted = right(model, dtype)
+        assert {p.dtype for p in converted.parameters()} == {dtype}
+        dtypes[dtype] = {b.dtype for name, b in converted.named_buffers() if "inv_freq" in name}
+        return converted
+
+    monkeypatch.setattr(theirs, "_in_dtype", spied)
+    verified(here, "model_dtype=bf16", layers=1, rows=1, length=32, random_tokens=True)
+    assert dtypes == {dtype: {torch.float32} for dtype in (torch.float64, torch.float32, torch.bfloat16)}
 
 
 # ---------------------------------------------------------------------------------------------------- what is refused

@@ -46,6 +46,7 @@ def refusals(prepared: Prepared, folder: Path, cases: range) -> list[bool]:
 
     def use() -> None:
         load_adapter(prepared, params)
+        shutil.rmtree(folder.parent / "merged", ignore_errors=True)
         run.merge(folder, folder.parent / "merged")
 
     for seed in cases:

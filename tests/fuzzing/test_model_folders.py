@@ -47,7 +47,8 @@ def refusals(workplace: Workplace, cases: range) -> list[bool]:
         prepared = run.plan(loaded, cpu())
         given = prepared.ingredients
         params = {name: torch.empty(value.shape, device="meta") for name, value in prepared.assembly.params.items()}
-        hf.load_weights(folder, prepared.assembly.weights, params, given.model.ignored_tensors(given.dims))
+        ignored, copies = given.model.ignored_tensors(given.dims), given.model.tied_copies(given.dims)
+        hf.load_weights(folder, prepared.assembly.weights, params, ignored, copies)
         tokenizer = Tokenizer(folder)
         assert tokenizer.decode(tokenizer.encode_ids("To be")) is not None and tokenizer.padding_id >= 0
         assert len(tokenizer.token_bytes) == tokenizer.vocab_size

@@ -64,7 +64,7 @@ def arguments(kind: str, here: Workplace, choice: random.Random) -> list[str | P
     folder = root / "adapted/adapter"
     name = choice.choice(sorted(path.name for path in folder.glob("adapter*")))
     (folder / name).write_bytes(of_file(folder / name, choice))
-    return ["merge", folder, root / "merged", "--base", out]
+    return ["merge", folder, root / "merged", "--base", out, "--overwrite"]
 
 
 def test_the_program_goes_on_or_refuses_whatever_is_damaged(whole: Workplace, tmp_path: Path) -> None:

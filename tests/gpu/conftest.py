@@ -1,4 +1,4 @@
-"""Skips what needs a GPU where there is none, and says so."""
+"""Skips tests marked `gpu` if no GPU is visible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A planned model, a Qwen3 unless told otherwise, on the GPU beside the same plan on the CPU."""
+"""A planned model (by default a small Qwen3) that runs on the GPU and, with the same plan, on the CPU."""
 
 from __future__ import annotations
 
@@ -57,11 +57,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3 with yarn": SMALL
     | {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}},
 }
-"""Small models of every family; between them every op, bias and scaling."""
+"""Small models of every family. Together they use every op, bias and RoPE scaling."""
 
 
 class Setup:
-    """One assembly, as many workers as a test wants. `adapter`: options of a LoRA adapter, None to train everything."""
+    """An assembly, from which a test creates workers.
+
+    `adapter` are the options of a LoRA adapter; with None all params are trained.
+    """
 
     def __init__(
         self,
@@ -116,7 +119,7 @@ class Setup:
         return kernel.workspace(op, self.target) if kernel else op_workspace(self.registry.ops, op)
 
     def missing_kernels(self) -> set[str]:
-        """Kinds of ops that only a reference serves, with the reasons."""
+        """Return the ops for which no kernel is supported, with the reasons."""
         found = set()
         for program in self.assembly.programs.values():
             for op in program.ops:
@@ -133,7 +136,7 @@ class Setup:
         poison: bool = True,
         weights: Mapping[str, torch.Tensor] | None = None,
     ) -> Worker:
-        """Random weights, or `weights` by the names of a checkpoint's tensors."""
+        """Return a GPU worker with random weights, or with `weights` by checkpoint tensor name."""
         worker = Worker.on_gpu(
             self.assembly,
             self.registry.ops,
@@ -162,7 +165,7 @@ class Setup:
                 params[weight.param].copy_(torch.cat([weights[t.name] for t in weight.tensors]))
 
     def batch(self, seed: int) -> MicroBatch:
-        """Random tokens in random documents, a share of them without a label."""
+        """Return random tokens in random documents. A fraction `unlabelled` of the tokens has no label."""
         rng = np.random.default_rng(seed)
         batch, total = self.given, self.given.batch_size * self.given.seq_len
         tokens = rng.integers(0, self.config["vocab_size"], total, dtype=np.int32)
@@ -184,7 +187,7 @@ class Setup:
     def step(
         self, worker: Worker, seed: int, *, micro: int = 2, step: int = 1, lr: float = 1e-3
     ) -> tuple[float, float]:
-        """One optimizer step over `micro` batches; (loss, norm)."""
+        """Run an optimizer step over `micro` batches. Return (loss, norm)."""
         batches = [self.batch(100 * seed + i) for i in range(micro)]
         scale = 1 / sum(b.n_valid for b in batches)
         for i, batch in enumerate(batches):

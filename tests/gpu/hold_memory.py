@@ -1,9 +1,9 @@
-"""A training run that says what it is about to do, for somebody who watches how much of the GPU it holds.
+"""A training run that prints its phases, for a process that measures its GPU memory (test_memory.py).
 
     PYTHONPATH=benchmarks python tests/gpu/hold_memory.py '{"model": "benchmarks/models/qwen3-0.6b", ...}'
 
 The argument is a config as JSON. Prints `plan <bytes>`, then `phase construction`, `loading`, `capture`, `steps` and
-`done` as each begins.
+`done`, each when it begins.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def begin(phase: str) -> None:
 
 
 def fill_quickly(prepared: Prepared, worker: Worker) -> None:
-    """As `run.fill_weights`, but the matrices share 16M random numbers: billions of them would take minutes."""
+    """Fill the weights like `run.fill_weights`, but repeat 16M random numbers, because billions would take minutes."""
     noise = (0.02 * torch.randn(1 << 24)).to(next(iter(worker.params().values())).dtype)
     matrices = {v for v in prepared.assembly.declared if v.role == "param" and v.init and v.init.kind == "normal"}
     view = worker.buffers.persistent
@@ -61,7 +61,7 @@ def fill_quickly(prepared: Prepared, worker: Worker) -> None:
 
 
 def train(prepared: Prepared, worker: Worker) -> None:
-    """Optimizer steps of one micro-step, every fifth of two, and an evaluation: every program runs."""
+    """Run optimizer steps with one micro-step (every fifth with two) and an evaluation, so that every program runs."""
     documents = 4 if prepared.loaded.config.sample_packing else 1
     batch = random_batch(prepared, documents=documents, labelled=1.0)
     for step in range(1, STEPS + 1):
@@ -69,7 +69,7 @@ def train(prepared: Prepared, worker: Worker) -> None:
         for i in range(micro_steps):
             worker.micro_step(batch, first=i == 0, loss_scale=1 / (micro_steps * batch.n_valid), tick=2 * step + i)
         loss, _ = worker.update(lr=1e-5, step=step).values()
-        assert loss == loss, f"step {step}: the loss is not a number"
+        assert loss == loss, f"step {step}: the loss is NaN"
     worker.evaluate(batch)
 
 

@@ -1,7 +1,7 @@
-// A kernel with a planted error, for sanitize.sh: a sanitizer that does not report it watches the wrong kernels.
+// Kernels with planted errors, for sanitize.sh. If the sanitizer does not report them, its kernel filter is wrong.
 //
-//   planted memcheck     writes one element behind its buffer
-//   planted racecheck    reads what another warp has written to shared memory, without a barrier between
+//   planted memcheck     writes one element beyond its buffer
+//   planted racecheck    reads shared memory written by another warp without a barrier
 #include <cuda_runtime.h>
 
 #include <cstdio>

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# The kernels' tests under compute-sanitizer, with a few cases each.
+# Runs a subset of the kernel tests under compute-sanitizer.
 #
 #   tests/gpu/sanitize.sh memcheck             all parts
 #   tests/gpu/sanitize.sh racecheck norms rope
 #
-# Environment: PYTHON (python), OUT (output/sanitizer: a log a part and summary.txt), LIMIT (480 seconds a part).
-# Exits with 1 if a part has an error, a hazard, a failed test or runs out of time.
+# Environment: PYTHON (default: python), OUT (default: output/sanitizer; one log per part and summary.txt), LIMIT
+# (default: 480; seconds per part). Exits with 1 if a part has an error, a hazard, a failed test or a timeout.
 #
-# Only kernels of the namespace surogate are instrumented: torch's and the libraries' would take all the time. The part
-# `control` shows that this filter finds them: a kernel with a planted error must be reported.
+# Only kernels in the namespace surogate are instrumented, because instrumenting those of torch and the libraries would
+# take too long. The part `control` verifies this filter: a kernel with a planted error must be reported.
 #
-# memcheck sees what lies outside an allocation. So buffers get no guard bytes around them, and torch allocates each
-# tensor by itself: a read one byte behind a buffer shows.
+# memcheck detects accesses outside of an allocation. Therefore buffers have no guard bytes here, and torch allocates
+# each tensor separately, so that an access one byte beyond a buffer is reported.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -33,19 +33,19 @@ declare -A tests=(
 )
 parts=("$@")
 [ $# -gt 0 ] || parts=(control rope adamw lora reductions elementwise loss norms attention)
-# Beside racecheck 2025.3.1 kernels of cuBLASLt end in an illegal address ("failed to handle a hardware exception"),
-# though natively and under memcheck they do not. Of our kernels, products launch none that other parts lack.
+# Under racecheck 2025.3.1, kernels of cuBLASLt fail with an illegal address ("failed to handle a hardware exception"),
+# but not natively or under memcheck. The parts head and gemm launch no kernels of surogate that other parts do not test.
 [ $# -gt 0 ] || [ "$tool" = racecheck ] || parts+=(head gemm)
 sanitize=(compute-sanitizer --tool "$tool" --target-processes all --kernel-regex kns=surogate
     --print-limit 20 --error-exitcode 9)
 case $tool in
 memcheck)
-    # Libraries try calls that fail; our launchers check their own.
+    # Libraries make API calls that are expected to fail; surogate's launchers check their own calls.
     sanitize+=(--report-api-errors no)
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1 SUROGATE_GUARD_BYTES=0
     ;;
 racecheck) ;;
-*) echo "sanitize.sh: $tool: the tools are memcheck and racecheck" >&2 && exit 2 ;;
+*) echo "sanitize.sh: unknown tool $tool: use memcheck or racecheck" >&2 && exit 2 ;;
 esac
 mkdir -p "$OUT"
 failed=0
@@ -60,7 +60,7 @@ control() {
     found="planted error, found: $(grep SUMMARY "$log" | tail -1)"
 }
 
-run_tests() { # of the part $1
+run_tests() { # runs the tests of part $1
     local status log="$OUT/$tool-$1.log" selected passed
     read -ra selected <<<"${tests[$1]:?no such part}"
     timeout "$LIMIT" "${sanitize[@]}" \

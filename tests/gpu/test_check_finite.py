@@ -1,4 +1,4 @@
-"""A watched worker on the GPU: the bits of a captured one, and the name of the op that breaks first."""
+"""Finite checks on the GPU: bit-identical to a captured run, and errors name the first op with a non-finite result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 
 
 def watched(setup: Setup) -> Worker:
-    """A poisoned worker that is looked at behind every op: what an op leaves unwritten is NaN."""
+    """Return a worker that checks the outputs of every op. Buffers are poisoned: elements not written are NaN."""
     worker = setup.gpu(graphs=False, poison=True)
 
     def served_by(op: Op) -> str:
@@ -29,7 +29,7 @@ def watched(setup: Setup) -> Worker:
 @pytest.mark.parametrize(
     "dtypes", [{"model_dtype": "fp32"}, {}, {"master_dtype": "fp32"}], ids=["fp32", "bf16", "mixed"]
 )
-def test_a_healthy_step_passes_with_the_bits_of_a_captured_one(dtypes: dict[str, str]) -> None:
+def test_a_checked_step_is_bit_identical_to_a_captured_one(dtypes: dict[str, str]) -> None:
     setup = Setup(recompute=frozenset({"block"}), max_documents=64, **dtypes)
     checked, captured = watched(setup), setup.gpu(graphs=True)
     for step in range(1, 4):
@@ -39,21 +39,21 @@ def test_a_healthy_step_passes_with_the_bits_of_a_captured_one(dtypes: dict[str,
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_the_op_that_overflows_first_is_named_with_its_provider() -> None:
+def test_the_error_names_the_first_op_that_overflows_and_its_provider() -> None:
     setup = Setup(model_dtype="fp32")
     worker = watched(setup)
     name = next(name for name in worker.params() if name.startswith("layers.2.") and "gate_up" in name)
     worker.params()[name].fill_(3e38)
     with pytest.raises(NonFiniteError) as stopped:
         setup.step(worker, 1)
-    told = str(stopped.value)
-    assert told.startswith("step 1, micro-step 1: linear wrote NaN or inf.")
-    assert "linear, block 2, forward" in told and "run by   surogate-recipe-bf16" in told
-    assert f"{name}:fp32" in told and "largest 3e+38" in told and stopped.value.weights_whole
+    message = str(stopped.value)
+    assert message.startswith("step 1, micro-step 1: linear wrote NaN or inf.")
+    assert "linear, block 2, forward" in message and "run by   surogate-recipe-bf16" in message
+    assert f"{name}:fp32" in message and "largest 3e+38" in message and stopped.value.weights_whole
 
 
-def test_a_norm_that_overflows_is_named() -> None:
-    """Gradients of 1e25 are finite, the sum of their squares is not."""
+def test_an_overflow_of_the_global_norm_is_named_and_changes_no_weight() -> None:
+    """Gradients of 1e25 are finite, but the sum of their squares is not."""
     setup = Setup(model_dtype="fp32")
     worker = watched(setup)
     batch = setup.batch(1)

@@ -1,4 +1,4 @@
-"""A copy taken between two steps on the GPU has the bits of its moment, although the next are enqueued at once."""
+"""A host copy taken between two GPU steps is consistent, although the next steps are enqueued immediately."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def everything(setup: Setup, worker: Worker) -> dict[str, torch.Tensor]:
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Its bytes: NaNs are equal too."""
+    """Return the bytes of a tensor, so that equal NaNs compare equal."""
     return tensor.reshape(-1).view(torch.uint8).clone()
 
 
 @pytest.mark.parametrize("graphs", [True, False])
-def test_a_copy_is_of_its_moment_while_steps_go_on(graphs: bool) -> None:
+def test_a_copy_holds_the_state_of_its_step_while_training_continues(graphs: bool) -> None:
     setup = Setup(model_dtype="bf16", master_dtype="fp32", optimizer_state_dtype="bf16", param_grad_dtype="bf16")
     worker, alone = setup.gpu(graphs=graphs), setup.gpu(graphs=graphs)
     readings = (setup.assembly.loss, setup.assembly.eval_loss, setup.assembly.grad_norm)
@@ -45,12 +45,12 @@ def test_a_copy_is_of_its_moment_while_steps_go_on(graphs: bool) -> None:
     for step in range(1, 31):
         setup.step(alone, step, step=step)
     ours, theirs = everything(setup, worker), everything(setup, alone)
-    assert all(torch.equal(ours[v.name], theirs[v.name]) for v in kept), "a copy changes no bit of the training"
+    assert all(torch.equal(ours[v.name], theirs[v.name]) for v in kept), "taking a copy changed the training"
     worker.close()
 
 
-def test_copies_slow_no_host_down_and_are_pinned() -> None:
-    """`take` returns while the device is still busy: nothing on the host waits but `wait`."""
+def test_copies_are_pinned_and_asynchronous() -> None:
+    """Taking a copy returns while the device is still busy. Only `wait` blocks the host."""
     setup = Setup(model_dtype="bf16", seq_len=128)
     worker = setup.gpu()
     copied: HostCopy = worker.keep_copy(setup.assembly.params.values())

@@ -1,4 +1,4 @@
-"""`surogate plan` and `surogate train` choose the same device, whatever CUDA_VISIBLE_DEVICES says."""
+"""`surogate plan` and `surogate train` choose the same device for any value of CUDA_VISIBLE_DEVICES."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def uuid() -> str:
 
 
 @pytest.mark.parametrize("visible", [None, "0", "uuid", "", "-1", "99", "nonsense"])
-def test_plan_and_train_take_the_same_device(visible: str | None) -> None:
+def test_plan_and_train_choose_the_same_device(visible: str | None) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     if visible is not None:
         environment["CUDA_VISIBLE_DEVICES"] = uuid() if visible == "uuid" else visible

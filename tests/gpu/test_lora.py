@@ -1,4 +1,4 @@
-"""A LoRA run on the GPU: against the CPU, captured and eager, with a base that keeps its bits."""
+"""LoRA on the GPU: compared with the CPU, captured with eager, and the base weights unchanged."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SOME: dict[str, Any] = {
     "lora_rank": 3,
     "lora_target_modules": ["q_proj", "v_proj", "up_proj", "layers.1.mlp.down_proj"],
 }
-"""Columns between branches that no adapter touches, and a rank that is not a multiple of 8."""
+"""Some columns between the branches have no adapter, and the rank is not a multiple of 8."""
 DTYPES = {"fp32": FP32, "bf16": BF16, "mixed": MIXED, "bf16 adapter": {"model_dtype": "bf16", "lora_dtype": "bf16"}}
 DROPPING = SOME | {"lora_dropout": 0.2}
 TARGETS = {"all": ALL, "some": SOME, "dropout": DROPPING}
 
 
-def drawn(worker: Worker, setup: Setup) -> Worker:
-    """With B drawn: A has a gradient, and branches are not zero."""
+def with_random_b(worker: Worker, setup: Setup) -> Worker:
+    """Set the B matrices to random values, so that A has a gradient and the branches are not zero."""
     trainable = {v.name for v in setup.assembly.trainable}
     gen = torch.Generator().manual_seed(5)
     for name, param in sorted(worker.params().items()):
@@ -49,10 +49,10 @@ def test_every_op_has_a_kernel(family: str, targets: dict[str, Any], dtypes: dic
 
 
 @pytest.mark.parametrize("targets", TARGETS.values(), ids=TARGETS)
-def test_fp32_losses_and_gradients_equal_the_cpus(targets: dict[str, Any]) -> None:
-    """As for full training: both sum in fp32, in another order."""
+def test_fp32_losses_and_gradients_match_the_cpu(targets: dict[str, Any]) -> None:
+    """As in full training, both sum in fp32 in a different order."""
     setup = Setup(adapter=targets, **FP32)
-    cpu, gpu = drawn(setup.cpu(), setup), drawn(setup.gpu(), setup)
+    cpu, gpu = with_random_b(setup.cpu(), setup), with_random_b(setup.gpu(), setup)
     expected, got = setup.step(cpu, 1, lr=0.0), setup.step(gpu, 1, lr=0.0)
     assert got == pytest.approx(expected, rel=1e-5)
     theirs, ours = setup.gradients(cpu), setup.gradients(gpu)
@@ -63,9 +63,10 @@ def test_fp32_losses_and_gradients_equal_the_cpus(targets: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("targets", TARGETS.values(), ids=TARGETS)
 def test_bf16_gradients_are_as_close_to_fp32_as_the_references(targets: dict[str, Any]) -> None:
-    """Distance to the fp32 truth: on average no more than 1.1 times that of the bf16 references, 1.5 times for any."""
+    """The error relative to fp32 is at most 1.1 times that of the bf16 references on average, and 1.5 times for any
+    gradient."""
     truth_setup, setup = Setup(adapter=targets, **FP32), Setup(adapter=targets, **BF16)
-    truth_worker, cpu, gpu = truth_setup.cpu(), drawn(setup.cpu(), setup), drawn(setup.gpu(), setup)
+    truth_worker, cpu, gpu = truth_setup.cpu(), with_random_b(setup.cpu(), setup), with_random_b(setup.gpu(), setup)
     for name, weight in cpu.params().items():
         truth_worker.params()[name].copy_(weight.float())
     readings = [its.step(w, 1, lr=0.0) for w, its in ((truth_worker, truth_setup), (cpu, setup), (gpu, setup))]
@@ -80,7 +81,7 @@ def test_bf16_gradients_are_as_close_to_fp32_as_the_references(targets: dict[str
 
 
 @pytest.mark.parametrize("dtypes", DTYPES.values(), ids=DTYPES)
-def test_a_captured_step_has_the_bits_of_an_eager_one_and_the_base_keeps_its_own(dtypes: dict[str, str]) -> None:
+def test_captured_and_eager_steps_are_bit_identical_and_leave_the_base_unchanged(dtypes: dict[str, str]) -> None:
     setup = Setup(adapter=DROPPING, **dtypes)
     eager, captured = setup.gpu(graphs=False), setup.gpu(graphs=True)
     before, start = frozen(setup, captured), setup.weights(captured)
@@ -92,7 +93,7 @@ def test_a_captured_step_has_the_bits_of_an_eager_one_and_the_base_keeps_its_own
     assert all(not torch.equal(start[v.name], ours[v.name]) for v in setup.assembly.trainable)
 
 
-def test_twenty_fp32_steps_follow_the_cpu() -> None:
+def test_twenty_fp32_steps_match_the_cpu() -> None:
     setup = Setup(adapter=ALL, **FP32)
     cpu, gpu = setup.cpu(), setup.gpu()
     for step in range(1, 21):
@@ -100,21 +101,21 @@ def test_twenty_fp32_steps_follow_the_cpu() -> None:
         assert got[0] == pytest.approx(expected[0], rel=2e-5), step
 
 
-def test_evaluation_equals_the_cpus_without_dropout() -> None:
+def test_evaluation_has_no_dropout_and_matches_the_cpu() -> None:
     setup = Setup(adapter=ALL | {"lora_dropout": 0.5}, **FP32)
-    cpu, gpu = drawn(setup.cpu(), setup), drawn(setup.gpu(), setup)
+    cpu, gpu = with_random_b(setup.cpu(), setup), with_random_b(setup.gpu(), setup)
     batch = setup.batch(5)
     without = Setup(adapter=ALL, **FP32)
-    expected = drawn(without.cpu(), without).evaluate(batch)
+    expected = with_random_b(without.cpu(), without).evaluate(batch)
     assert cpu.evaluate(batch) == expected
     assert gpu.evaluate(batch) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_recomputation_changes_no_bit(dropout: float) -> None:
+def test_recomputation_is_bit_identical(dropout: float) -> None:
     adapter = ALL | {"lora_dropout": dropout}
     parts = frozenset({"rmsnorm", "swiglu", "qkv", "att", "ffn", "block"})
     plain, saving = Setup(adapter=adapter, **BF16), Setup(adapter=adapter, recompute=parts, **BF16)
-    a, b = drawn(plain.gpu(), plain), drawn(saving.gpu(), saving)
+    a, b = with_random_b(plain.gpu(), plain), with_random_b(saving.gpu(), saving)
     for step in range(1, 4):
         assert plain.step(a, step, step=step) == saving.step(b, step, step=step)

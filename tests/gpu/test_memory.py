@@ -1,7 +1,7 @@
-"""A process holds what was planned, from its first allocation to its twentieth step.
+"""The GPU memory of a process equals the plan, from its first allocation to its twentieth step.
 
-Each configuration trains in a process of its own, while this one reads by cudaMemGetInfo every few milliseconds how
-much of the card has gone since before it started: the CUDA context, libraries and graphs count too. Prints a line per
+Each configuration trains in a separate process. Every few milliseconds this process queries cudaMemGetInfo for the
+memory in use since before the start, which includes the CUDA context, libraries and graphs. Prints a line per
 configuration for benchmarks/h200.md (`pytest -s`).
 """
 
@@ -27,7 +27,7 @@ from surogate_core.plugins import load_registry
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="reads what the whole card holds: run without -n"),
+    pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="measures the whole GPU: run without -n"),
 ]
 
 ROOT = Path(__file__).parents[2]
@@ -48,12 +48,12 @@ CONFIGURATIONS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_a_run_from_scratch_holds_what_was_planned(name: str) -> None:
+def test_memory_of_a_run_from_scratch_equals_the_plan(name: str) -> None:
     model, seq_len, batch_size, settings = CONFIGURATIONS[name]
     check(name, {**config(MODELS / model, seq_len, batch_size), "from_scratch": True, **settings})
 
 
-def test_a_run_from_a_checkpoint_holds_what_was_planned(tmp_path: Path) -> None:
+def test_memory_of_a_run_from_a_checkpoint_equals_the_plan(tmp_path: Path) -> None:
     write_checkpoint(MODELS / "qwen3-0.6b", tmp_path)
     check("Qwen3-0.6B, 2,048 x 4, weights from disk", config(tmp_path, 2048, 4))
 
@@ -69,7 +69,7 @@ def config(model: Path, seq_len: int, batch_size: int) -> dict[str, Any]:
 
 
 def write_checkpoint(model: Path, folder: Path) -> None:
-    """bf16 weights for `model`, the same 16M random numbers over and over."""
+    """Write a bf16 checkpoint for `model` that repeats 16M random numbers."""
     shutil.copy(model / "config.json", folder)
     described = json.loads((model / "config.json").read_text())
     definition = load_registry().model_for(described)
@@ -83,19 +83,19 @@ def write_checkpoint(model: Path, folder: Path) -> None:
 
 
 def check(name: str, raw: dict[str, Any]) -> None:
-    """The most that the process ever held is within ALLOWED of the plan's total, above and below."""
+    """Check that the peak memory of the process differs from the plan's total by at most a fraction ALLOWED."""
     planned, peaks = observe(raw)
     held = max(peaks.values())
     phases = ", ".join(f"{phase} {peak / GIB:.2f}" for phase, peak in peaks.items())
     off = held / planned - 1
     print(f"\n| {name} | {planned / GIB:.2f} GiB | {held / GIB:.2f} GiB | {100 * off:+.2f} % | {phases} |")
     assert abs(off) <= ALLOWED, (
-        f"{held - planned >> 20:+} MiB beside the plan of {planned >> 20}; GiB by phase: {phases}"
+        f"{held - planned >> 20:+} MiB relative to the plan of {planned >> 20} MiB; GiB by phase: {phases}"
     )
 
 
 def observe(raw: dict[str, Any]) -> tuple[int, dict[str, int]]:
-    """(bytes planned, the most bytes that the process of `raw` held in each of its phases)."""
+    """Run the config `raw` in a process. Return (planned bytes, peak bytes by phase)."""
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.synchronize()
@@ -123,6 +123,6 @@ def observe(raw: dict[str, Any]) -> tuple[int, dict[str, int]]:
         time.sleep(POLL_SECONDS)
     reader.join()
     assert child.returncode == 0, "\n".join(lines[-30:])
-    assert {"construction", "loading", "capture", "steps"} <= set(peaks), f"phases that were seen: {list(peaks)}"
+    assert {"construction", "loading", "capture", "steps"} <= set(peaks), f"phases observed: {list(peaks)}"
     (planned,) = [int(line.removeprefix("plan ")) for line in lines if line.startswith("plan ")]
     return planned, peaks

@@ -1,4 +1,4 @@
-"""Runs of processes of their own leave the same weights, whether the step is captured or not."""
+"""Runs in separate processes give bit-identical weights, captured or eager."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from end_to_end.product import losses, make_workplace, write_model
 pytestmark = pytest.mark.gpu
 
 
-def test_two_processes_and_an_eager_one_leave_the_same_bits(tmp_path: Path) -> None:
-    """The first times its products; the others take what it has chosen."""
+def test_two_captured_processes_and_an_eager_one_are_bit_identical(tmp_path: Path) -> None:
+    """The first process times its matrix products. The others use its cached algorithms."""
     place = make_workplace(tmp_path, gpus=1, model_dtype="bf16")
     write_model(tmp_path / "model", hidden_size=256, head_dim=64)
     weights, curves = set(), []

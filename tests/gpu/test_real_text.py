@@ -1,11 +1,12 @@
-"""50 steps on real text beside transformers: both measured by the distance of their losses to those in fp32.
+"""50 training steps on real text: the losses of Surogate in bf16 are as close to fp32 as those of transformers in bf16.
 
-The measure is the root of the mean square, over the steps, of (loss - loss of transformers in fp32). A single step
-would not do: which of two runs is nearer changes from step to step. Three runs of a kind differ only in the order of
-the rows in a batch, that is in how their sums round. Tried with 2 layers of width 128 on a CPU, three or four runs
-each, in nats: transformers in bf16 with fp32 masters 0.62 to 0.78e-3, ours 0.69 to 0.77e-3, ours without masters
-(stochastically rounded weights) 0.33 to 0.34e-3, transformers with bf16 weights rounded to nearest 6.9e-3, and in fp32
-a change of order alone 4e-7.
+The distance is the root mean square over the steps of (loss - loss of transformers in fp32). A single step is not
+sufficient, because the ranking of two runs changes from step to step. The three runs of each kind differ only in the
+order of the rows in a batch, which changes the rounding of sums.
+
+Distances in nats with 2 layers of width 128 on a CPU, three or four runs each: transformers in bf16 with fp32 masters
+0.62 to 0.78e-3, Surogate 0.69 to 0.77e-3, Surogate without masters (stochastically rounded weights) 0.33 to 0.34e-3,
+transformers with bf16 weights rounded to nearest 6.9e-3. In fp32, changing the order of the rows gives 4e-7.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ CONFIG = SMALL | {
 STEPS, ROWS, SEQ_LEN, WARMUP = 50, 8, 512, 10
 DEVICE = "cuda"
 ORDERS = range(3)
-"""Runs of each kind: their batches hold the same rows in another order, so sums over tokens round otherwise."""
+"""Runs of each kind. Their batches have the same rows in different orders, so sums over tokens round differently."""
 MARGIN = 1.25
-"""Of the largest distance of three. They spread by about a tenth, so one more run of the same kind lies above the
-largest in one case of four, and 1.25 times above it hardly ever."""
+"""Allowed ratio to the largest distance of three runs. Runs of one kind vary by about a tenth: a fourth run exceeds the
+largest of three with a probability of one in four, but almost never by a factor of 1.25."""
 
 
 def learning_rate(step: int, peak: float = 1e-3) -> float:
-    """Warm-up to the peak, then a cosine to a tenth of it."""
+    """Return the learning rate: warm-up to the peak, then cosine decay to a tenth of it."""
     if step <= WARMUP:
         return peak * step / WARMUP
     return peak * (0.1 + 0.45 * (1 + math.cos(math.pi * (step - WARMUP) / (STEPS - WARMUP))))
@@ -56,7 +57,7 @@ def learning_rate(step: int, peak: float = 1e-3) -> float:
 
 @cache
 def text() -> Tensor:
-    """The tokens of the example's text."""
+    """Return the tokens of the example text."""
     from tokenizers import Tokenizer
 
     read = (EXAMPLES / "data" / "tinyshakespeare.txt").read_text(encoding="utf-8")
@@ -65,7 +66,7 @@ def text() -> Tensor:
 
 
 def batches(order: int) -> list[Tensor]:
-    """int32 [ROWS, SEQ_LEN + 1] a step, no token twice; `order` permutes the rows."""
+    """Return one int32 tensor [ROWS, SEQ_LEN + 1] per step, without repeated tokens. `order` permutes the rows."""
     rows = text()[: STEPS * ROWS * (SEQ_LEN + 1)].view(STEPS, ROWS, SEQ_LEN + 1)
     generator = torch.Generator().manual_seed(order)
     return [step[torch.randperm(ROWS, generator=generator)] if order else step for step in rows]
@@ -75,7 +76,7 @@ def batches(order: int) -> list[Tensor]:
 
 
 def transformers_model(dtype: torch.dtype) -> Any:
-    """The same random weights, which are bf16 numbers, in `dtype`."""
+    """Return a model in `dtype`. The random weights are always the same and representable in bf16."""
     from transformers import AutoModelForCausalLM
     from transformers.models.qwen3 import Qwen3Config
 
@@ -86,7 +87,7 @@ def transformers_model(dtype: torch.dtype) -> Any:
 
 
 def transformers_losses(dtype: torch.dtype, master: torch.dtype, order: int, device: str, peak: float = 1e-3) -> Tensor:
-    """AdamW on weights in `master`, of which the model computes with copies in `dtype`."""
+    """Train with AdamW on masters in dtype `master`, of which the model has copies in `dtype`. Return the losses."""
     model = transformers_model(dtype).to(device)
     params = list(model.parameters())
     masters = [p.detach().to(master, copy=True).requires_grad_() for p in params]
@@ -119,7 +120,7 @@ def transformers_losses(dtype: torch.dtype, master: torch.dtype, order: int, dev
 
 
 def our_losses(order: int, **dtypes: str) -> Tensor:
-    """The same on our programs. Setup clips at 1.0 and decays matrices by 0.1 as well."""
+    """Train with Surogate's programs. Setup uses the same clipping (1.0) and weight decay of matrices (0.1)."""
     setup = Setup(CONFIG, batch_size=ROWS, seq_len=SEQ_LEN, max_documents=ROWS, **dtypes)
     weights = dict(transformers_model(torch.float32).named_parameters())
     with torch.no_grad():
@@ -133,7 +134,7 @@ def our_losses(order: int, **dtypes: str) -> Tensor:
 
 
 def micro_batch(rows: Tensor) -> MicroBatch:
-    """Every row a document of SEQ_LEN tokens, every token with a label."""
+    """Return a batch in which every row is a document of SEQ_LEN tokens and every token has a label."""
     tokens, targets = rows[:, :-1].flatten().numpy(), rows[:, 1:].flatten().numpy()
     positions = np.tile(np.arange(SEQ_LEN, dtype=np.int32), ROWS)
     cu_seqlens = np.arange(ROWS + 1, dtype=np.int32) * np.int32(SEQ_LEN)
@@ -145,7 +146,7 @@ def micro_batch(rows: Tensor) -> MicroBatch:
 
 @dataclass(frozen=True)
 class Curves:
-    """Losses of transformers in fp32, and in bf16 with fp32 masters, one run an order."""
+    """Losses of transformers in fp32 (`truth`), and in bf16 with fp32 masters, one run per order."""
 
     truth: Tensor
     bf16: list[Tensor]
@@ -161,17 +162,18 @@ class Curves:
 def transformers_curves() -> Curves:
     assert not torch.backends.cuda.matmul.allow_tf32
     truth = transformers_losses(torch.float32, torch.float32, 0, DEVICE)
-    assert truth[-1] < truth[0] - 1, "nothing was learned"
+    assert truth[-1] < truth[0] - 1, "the model did not learn"
     return Curves(truth, [transformers_losses(torch.bfloat16, torch.float32, order, DEVICE) for order in ORDERS])
 
 
 @pytest.mark.parametrize(
     "dtypes", [{"master_dtype": "fp32"}, {}], ids=["fp32 masters", "stochastically rounded bf16 weights"]
 )
-def test_our_losses_are_as_near_to_fp32_as_those_of_transformers(
+def test_losses_are_as_close_to_fp32_as_those_of_transformers(
     dtypes: dict[str, str], transformers_curves: Curves
 ) -> None:
-    """Each of our runs: at most MARGIN times the farthest of theirs; at its worst step, twice their worst."""
+    """The distance of each run is at most MARGIN times the largest of transformers, and the largest deviation of a
+    single step at most twice theirs."""
     curves = transformers_curves
     ours = [our_losses(order, **dtypes) for order in ORDERS]
     mine, theirs = ([curves.distance(losses) for losses in kind] for kind in (ours, curves.bf16))
@@ -180,8 +182,8 @@ def test_our_losses_are_as_near_to_fp32_as_those_of_transformers(
     assert max(map(curves.worst, ours)) <= 2 * max(map(curves.worst, curves.bf16))
 
 
-def test_the_distance_tells_a_learning_rate_of_nine_tenths_apart(transformers_curves: Curves) -> None:
-    """What the claim above would not let pass."""
+def test_the_distance_detects_a_learning_rate_of_nine_tenths(transformers_curves: Curves) -> None:
+    """Shows that the test above is sensitive enough to fail for such an error."""
     slower = transformers_losses(torch.float32, torch.float32, 0, DEVICE, peak=0.9e-3)
     theirs = max(map(transformers_curves.distance, transformers_curves.bf16))
     print(f"\nnine tenths of the learning rate {transformers_curves.distance(slower):.2e}, bf16 at most {theirs:.2e}")

@@ -1,4 +1,4 @@
-"""A run on GPUs that goes on from a checkpoint has the bits of one that never stopped."""
+"""A GPU run that resumes from a checkpoint is bit-identical to an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def steps(output: Path) -> list[tuple[int, float, float]]:
 
 @pytest.mark.parametrize("gpus", [1, 2])
 @pytest.mark.parametrize("dtypes", [{"model_dtype": "fp32"}, MASTERS], ids=["fp32", "masters"])
-def test_ten_steps_and_ten_more_are_twenty(tmp_path: Path, gpus: int, dtypes: dict[str, str]) -> None:
+def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(
+    tmp_path: Path, gpus: int, dtypes: dict[str, str]
+) -> None:
     if torch.cuda.device_count() < gpus:
         pytest.skip(f"{gpus} GPUs are not visible")
     changes = {"deterministic": "true", "max_steps": 20, "save_steps": 10, "eval_steps": 5, "gpus": gpus}

@@ -1,4 +1,4 @@
-"""A run that diverges on GPUs ends with 3 and the name of the op that went wrong first."""
+"""A GPU run that diverges exits with code 3 and names the first op with a non-finite result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("gpus", [1, 2])
 @pytest.mark.parametrize("dtypes", [{"model_dtype": "fp32"}, {"model_dtype": "bf16"}], ids=["fp32", "bf16"])
-def test_a_run_that_diverges_names_the_op_that_went_wrong_first(
+def test_a_run_that_diverges_names_the_first_op_with_a_non_finite_result(
     tmp_path: Path, gpus: int, dtypes: dict[str, str]
 ) -> None:
     if torch.cuda.device_count() < gpus:
@@ -24,7 +24,7 @@ def test_a_run_that_diverges_names_the_op_that_went_wrong_first(
     write_model(tmp_path / "model", hidden_size=256, head_dim=64)
     done = place.surogate("train", place.write())
     assert done.returncode == 3, done.stdout + done.stderr
-    told = " ".join(done.stderr.split())
-    assert re.search(r"once more, op by op: step \d+, .* wrote NaN or inf\. op \d+ of ", told), told
-    assert "run by compiled kernel of surogate-" in told
+    message = " ".join(done.stderr.split())
+    assert re.search(r"once more, op by op: step \d+, .* wrote NaN or inf\. op \d+ of ", message), message
+    assert "run by compiled kernel of surogate-" in message
     assert [step.get("skipped", False) for step in records(place.out, "step")[-3:]] == [True] * 3

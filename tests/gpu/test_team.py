@@ -1,4 +1,4 @@
-"""Two GPUs in one process: the training of one, the same bits on both, no hang, and an end within seconds."""
+"""Two GPUs in one process: the same training as on one, bit-identical on both, no deadlock, quick exit on errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def planned(accumulation: int, world_size: int = 2, **settings: Any) -> Setup:
 
 @contextmanager
 def team_of(setup: Setup, *, graphs: bool = True) -> Iterator[Team]:
-    """A worker on each of two GPUs, started from the weights of the first."""
+    """Start a worker on each of two GPUs, with the weights of the first."""
     comms = nccl.connect([0, 1])
 
     def make(comm: Any) -> Worker:
@@ -69,7 +69,7 @@ def team_of(setup: Setup, *, graphs: bool = True) -> Iterator[Team]:
 
 
 def step(setup: Setup, worker: Worker | Team, number: int, micro: int) -> tuple[float, float]:
-    """One optimizer step over the same `micro` batches, however many the worker takes at once."""
+    """Run an optimizer step over `micro` batches. The worker takes `width` of them at a time."""
     batches = [setup.batch(100 * number + i) for i in range(micro)]
     scale = 1 / sum(batch.n_valid for batch in batches)
     for at in range(0, micro, worker.width):
@@ -85,12 +85,13 @@ def step(setup: Setup, worker: Worker | Team, number: int, micro: int) -> tuple[
 
 @pytest.mark.parametrize(("dtypes", "tolerance"), [("fp32", 2e-5), ("mixed", 2e-3)])
 @pytest.mark.parametrize("accumulation", [1, 2, 3])
-def test_the_loss_of_two_gpus_is_that_of_one_at_the_same_batch(
+def test_the_loss_of_two_gpus_matches_one_gpu_with_the_same_global_batch(
     dtypes: str, tolerance: float, accumulation: int
 ) -> None:
-    """Only the order of sums differs. The first step has the same weights: 1e-5 of loss and norm, as for the CPU. Then
-    fp32 drifts as GPU and CPU do over 20 steps; in bf16 a weight whose rounding flips is 2^-8 of itself away, and
-    under one in a hundred flips, since the masters differ by far less: 2e-3 covers 2^-8 x sqrt(1/100) of all."""
+    """Only the order of sums differs. In the first step the weights are the same, so loss and norm agree to 1e-5, as
+    between GPU and CPU. Then fp32 drifts as GPU and CPU do over 20 steps. In bf16, a weight that rounds differently
+    changes by 2^-8 of its value. Less than one in a hundred does, because the masters differ by much less, so 2e-3
+    covers 2^-8 x sqrt(1/100) over all weights."""
     alone, together = planned(2 * accumulation, 1, **DTYPES[dtypes]), planned(accumulation, **DTYPES[dtypes])
     one = alone.gpu()
     with team_of(together) as team:
@@ -103,7 +104,7 @@ def test_the_loss_of_two_gpus_is_that_of_one_at_the_same_batch(
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
 @pytest.mark.parametrize("dtypes", DTYPES)
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_both_gpus_have_the_same_bits_after_steps(dtypes: str, accumulation: int, graphs: bool) -> None:
+def test_both_gpus_are_bit_identical_after_steps(dtypes: str, accumulation: int, graphs: bool) -> None:
     setup = planned(accumulation, **DTYPES[dtypes])
     with team_of(setup, graphs=graphs) as team:
         for number in range(1, 6):
@@ -116,7 +117,7 @@ def test_both_gpus_have_the_same_bits_after_steps(dtypes: str, accumulation: int
 
 
 @pytest.mark.parametrize("dtypes", DTYPES)
-def test_a_captured_step_of_two_gpus_has_the_bits_of_an_eager_one(dtypes: str) -> None:
+def test_captured_and_eager_steps_of_two_gpus_are_bit_identical(dtypes: str) -> None:
     setup = planned(2, **DTYPES[dtypes])
     results = []
     for graphs in (False, True):
@@ -142,7 +143,7 @@ def test_evaluation_is_the_sum_over_both_gpus() -> None:
 
 
 def thousand_steps(graphs: bool) -> None:
-    """Of a tiny model, evaluated now and then; run in a process of its own by the test below."""
+    """Train a tiny model, with an evaluation every 100 steps. The test below runs this in a separate process."""
     setup = planned(2, seq_len=32, **DTYPES["bf16"])
     with team_of(setup, graphs=graphs) as team:
         for number in range(1, 1001):
@@ -152,7 +153,7 @@ def thousand_steps(graphs: bool) -> None:
 
 
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
-def test_a_thousand_steps_do_not_hang(graphs: bool, tmp_path: Path) -> None:
+def test_a_thousand_steps_do_not_deadlock(graphs: bool, tmp_path: Path) -> None:
     script = f"from gpu.test_team import thousand_steps; thousand_steps({graphs})"
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -167,7 +168,7 @@ def test_a_thousand_steps_do_not_hang(graphs: bool, tmp_path: Path) -> None:
 
 @pytest.fixture
 def workplace(tmp_path: Path) -> Workplace:
-    """A run on two GPUs of a model whose heads the kernels serve."""
+    """Return a workplace for runs on two GPUs, with a model whose head_dim the kernels support."""
     place = make_workplace(tmp_path, gpus=2, per_device_train_batch_size=2)
     write_model(tmp_path / "model", hidden_size=256, head_dim=64)
     return place
@@ -189,7 +190,7 @@ micro_step = Worker.micro_step
 
 def failing(self, *batches, tick, **which):
     if tick == 4 * 4 + 1:
-        raise RuntimeError("this rank was killed")  # rank 1, in step 5: rank 0's sums wait for it
+        raise RuntimeError("this rank was killed")  # rank 1, in step 5: the all-reduces of rank 0 wait for it
     micro_step(self, *batches, tick=tick, **which)
 
 Worker.micro_step = failing
@@ -198,7 +199,7 @@ app.main()
 
 
 @pytest.mark.parametrize("graphs", ["true", "false"], ids=["graphs", "eager"])
-def test_a_rank_that_dies_in_step_5_ends_the_run_with_3_within_seconds(workplace: Workplace, graphs: str) -> None:
+def test_a_run_exits_with_3_within_seconds_after_a_rank_fails(workplace: Workplace, graphs: str) -> None:
     config = workplace.write(max_steps=100, validation_split_ratio=0, use_cuda_graphs=graphs == "true")
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, "train", str(config)],

@@ -1,4 +1,4 @@
-"""NVML knows the GPUs of a run by the names that torch has for them."""
+"""NVML finds the GPUs of a run by the UUIDs that torch reports."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from surogate_core.gpu_telemetry import look
 
 pytestmark = pytest.mark.gpu
 
-nvml = pytest.importorskip("pynvml", reason="telemetry asks by it: pip install nvidia-ml-py")
+nvml = pytest.importorskip("pynvml", reason="telemetry needs pynvml: pip install nvidia-ml-py")
 
 
-def test_every_visible_gpu_is_found_and_tells_what_torch_tells() -> None:
+def test_every_visible_gpu_is_found_and_its_figures_match_torch() -> None:
     import torch
 
     from surogate_core.runtime.device import gpu_uuids

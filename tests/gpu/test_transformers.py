@@ -1,4 +1,4 @@
-"""bf16 training on the GPU against transformers in bf16: both measured by their distance to transformers in fp32."""
+"""bf16 gradients on the GPU are as close to transformers in fp32 as those of transformers in bf16."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ SEEDS = range(5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bf16_gradients_are_no_farther_from_fp32_than_those_of_transformers(family: str) -> None:
-    """Mean over tensors and five seeds: ours at most 1.05 times theirs; the worst tensor at most 1.5 times."""
+def test_bf16_gradients_are_as_close_to_fp32_as_those_of_transformers(family: str) -> None:
+    """Averaged over tensors and five seeds, the error is at most 1.05 times that of transformers; for the worst tensor
+    at most 1.5 times."""
     ours: dict[str, float] = {}
     theirs: dict[str, float] = {}
     for seed in SEEDS:
@@ -33,7 +34,7 @@ def test_bf16_gradients_are_no_farther_from_fp32_than_those_of_transformers(fami
 
 
 def errors(family: str, seed: int) -> dict[str, tuple[float, float]]:
-    """Relative distance of each param's gradient to the fp32 truth: (ours, that of transformers in bf16)."""
+    """Return the relative error of each param's gradient compared with fp32: (Surogate, transformers in bf16)."""
     setup = Setup(FAMILIES[family])
     truth = hf_model(family, torch.float32, seed)
     worker = setup.gpu(weights={name: p.detach() for name, p in truth.named_parameters()})
@@ -51,7 +52,7 @@ def errors(family: str, seed: int) -> dict[str, tuple[float, float]]:
 
 
 def hf_model(family: str, dtype: torch.dtype, seed: int) -> Any:
-    """A random model whose weights are bf16 numbers, in `dtype`; norms around one, biases around zero."""
+    """Return a random model in `dtype`, with weights representable in bf16, norms around one and biases around zero."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
@@ -68,7 +69,7 @@ def hf_model(family: str, dtype: torch.dtype, seed: int) -> Any:
 
 
 def hf_gradients(model: Any, batch: Any) -> dict[str, torch.Tensor]:
-    """Each document on its own, losses summed and divided by the labels of all."""
+    """Return the gradients of the summed losses of separate documents, divided by the total number of labels."""
     starts = [*dict.fromkeys(batch.cu_seqlens.tolist())]
     for start, stop in itertools.pairwise(starts):
         tokens = torch.from_numpy(batch.tokens[start:stop]).long().cuda()[None]

@@ -1,4 +1,4 @@
-"""The same programs on the GPU and on the CPU, eager and captured."""
+"""The same programs on the GPU and on the CPU, eager and captured, give matching results."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_every_op_has_a_kernel(family: str, dtypes: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_fp32_gradients_equal_the_cpus(family: str) -> None:
-    """Both sum in fp32; only the order differs: 1e-5 of the norm covers sums over 256 tokens and 1,024 columns."""
+def test_fp32_gradients_match_the_cpu(family: str) -> None:
+    """Both sum in fp32 in a different order. 1e-5 of the norm covers sums over 256 tokens and 1,024 columns."""
     setup = Setup(FAMILIES[family], **FP32)
     cpu, gpu = setup.cpu(), setup.gpu()
     expected, got = setup.step(cpu, 1, lr=0.0), setup.step(gpu, 1, lr=0.0)
@@ -38,7 +38,7 @@ def test_fp32_gradients_equal_the_cpus(family: str) -> None:
 
 @pytest.mark.parametrize("dtypes", [BF16, MIXED], ids=["bf16", "mixed"])
 def test_bf16_gradients_are_as_close_to_fp32_as_the_references(dtypes: dict[str, str]) -> None:
-    """Distance to the fp32 truth: the kernels' may not be more than 1.1 times that of the bf16 references."""
+    """The error of the kernels relative to fp32 is on average at most 1.1 times that of the bf16 references."""
     truth_setup, setup = Setup(**FP32), Setup(**dtypes)
     truth_worker, cpu, gpu = truth_setup.cpu(), setup.cpu(), setup.gpu()
     for name, weight in cpu.params().items():
@@ -55,7 +55,7 @@ def test_bf16_gradients_are_as_close_to_fp32_as_the_references(dtypes: dict[str,
 
 
 @pytest.mark.parametrize("dtypes", [FP32, BF16, MIXED], ids=["fp32", "bf16", "mixed"])
-def test_a_captured_step_has_the_bits_of_an_eager_one(dtypes: dict[str, str]) -> None:
+def test_captured_and_eager_steps_are_bit_identical(dtypes: dict[str, str]) -> None:
     setup = Setup(**dtypes)
     eager, captured = setup.gpu(graphs=False), setup.gpu(graphs=True)
     for step in range(1, 6):
@@ -64,7 +64,7 @@ def test_a_captured_step_has_the_bits_of_an_eager_one(dtypes: dict[str, str]) ->
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_twenty_fp32_steps_follow_the_cpu() -> None:
+def test_twenty_fp32_steps_match_the_cpu() -> None:
     setup = Setup(**FP32)
     cpu, gpu = setup.cpu(), setup.gpu()
     for step in range(1, 21):
@@ -72,7 +72,7 @@ def test_twenty_fp32_steps_follow_the_cpu() -> None:
         assert got[0] == pytest.approx(expected[0], rel=2e-5), step
 
 
-def test_evaluation_equals_the_cpus_and_changes_nothing() -> None:
+def test_evaluation_matches_the_cpu_and_changes_no_weight() -> None:
     setup = Setup(**FP32)
     cpu, gpu = setup.cpu(), setup.gpu()
     before = setup.weights(gpu)
@@ -82,8 +82,8 @@ def test_evaluation_equals_the_cpus_and_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("unlabelled", [0.0, 0.7, 1.0])
-def test_the_head_runs_for_labelled_rows_only(unlabelled: float) -> None:
-    """In graphs, eagerly and on the CPU the same, with all chunks, a few, or no more than the one that always runs."""
+def test_skipping_chunks_without_labels_does_not_change_results(unlabelled: float) -> None:
+    """Captured, eager and CPU results agree if all chunks run, a few of them, or only the first, which always runs."""
     setup = Setup(lmhead_chunks=8, unlabelled=unlabelled, **FP32)
     cpu, eager, captured = setup.cpu(), setup.gpu(graphs=False), setup.gpu()
     losses = {}
@@ -98,7 +98,7 @@ def test_the_head_runs_for_labelled_rows_only(unlabelled: float) -> None:
 
 
 @pytest.mark.parametrize("parts", [{"rmsnorm", "swiglu"}, {"rmsnorm", "swiglu", "qkv", "att", "ffn", "block"}])
-def test_recomputation_changes_no_bit(parts: set[str]) -> None:
+def test_recomputation_is_bit_identical(parts: set[str]) -> None:
     plain, saving = Setup(**BF16), Setup(recompute=frozenset(parts), **BF16)
     a, b = plain.gpu(), saving.gpu()
     for step in range(1, 4):

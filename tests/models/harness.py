@@ -1,4 +1,4 @@
-"""Runs our programs and transformers' model on the same weights and documents, and compares."""
+"""Runs Surogate's programs and the model of transformers on the same weights and documents, and compares results."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ Document = Sequence[int]
 
 
 def tiny_config(**changes: Any) -> dict[str, Any]:
-    """A Qwen3 unless `model_type` says otherwise: four layers, two query heads a group, head_dim (16) that is not
-    d_model / n_heads (12)."""
+    """Return a tiny config, of a Qwen3 unless `model_type` is given.
+
+    It has four layers, two query heads per group and a head_dim (16) different from d_model / n_heads (12).
+    """
     config = {
         "architectures": [MODELS[changes.get("model_type", "qwen3")].architectures[0]],
         "model_type": "qwen3",
@@ -64,7 +66,10 @@ def tiny_config(**changes: Any) -> dict[str, Any]:
 
 
 def random_hf_model(config: Mapping[str, Any], seed: int = 0) -> PreTrainedModel:
-    """transformers' model in fp32 with random weights; norms around 1 and biases around 0, so that both matter."""
+    """Return the model of transformers in fp32 with random weights.
+
+    Norm weights vary around 1 and biases around 0, so that an error in either changes the results.
+    """
     torch.manual_seed(seed)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(**deepcopy(config)), dtype=torch.float32, attn_implementation="eager"
@@ -84,7 +89,7 @@ def random_documents(lengths: Sequence[int], vocab_size: int, seed: int = 1) -> 
 
 
 def hf_loss_sum(model: PreTrainedModel, documents: Sequence[Document]) -> Tensor:
-    """Sum of cross-entropies over all predicted tokens, every document run alone."""
+    """Return the sum of cross-entropies over all predicted tokens. Each document is run separately."""
     total = torch.zeros(())
     for document in documents:
         ids = torch.tensor(document)[None]
@@ -101,9 +106,9 @@ def relative_error(ours: Tensor, theirs: Tensor) -> float:
 
 
 def ingredients(config: Mapping[str, Any], **changes: Any) -> Ingredients:
-    """Enough to assemble a config: 2 rows of 16 tokens in 4 documents unless `changes`, fields of it, say otherwise.
+    """Return what `assemble` needs for a config: by default 2 rows of 16 tokens, at most 4 documents.
 
-    `request`, a PrecisionRequest, is fp32 unless given.
+    `changes` are fields of Ingredients, and `request`, a PrecisionRequest (default fp32).
     """
     request = changes.pop("request", PrecisionRequest(model_dtype="fp32"))
     definition = MODELS[config["model_type"]]
@@ -124,10 +129,13 @@ def ingredients(config: Mapping[str, Any], **changes: Any) -> Ingredients:
 
 
 class PlannedModel:
-    """The programs of a config in planned buffers, with dead values poisoned; rows of documents go in."""
+    """The programs of a config in planned buffers.
+
+    Inputs are rows of documents. Memory of dead values is poisoned.
+    """
 
     def __init__(self, config: Mapping[str, Any], batch_size: int, seq_len: int, **settings: Any) -> None:
-        """`settings` are those of `ingredients`; as many documents as tokens fit in."""
+        """`settings` are those of `ingredients`. The maximum number of documents is the number of tokens."""
         sizes = {"batch_size": batch_size, "seq_len": seq_len, "max_documents": batch_size * seq_len}
         given = ingredients(config, **sizes, **settings)
         self.dims = given.dims
@@ -142,7 +150,7 @@ class PlannedModel:
             part.copy_(tensors[name])
 
     def split(self, by_param: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Views by checkpoint tensor name of tensors by param name."""
+        """Convert {param name: tensor} to {checkpoint tensor name: view}."""
         return {
             t.name: part
             for m in self.assembly.weights
@@ -150,7 +158,7 @@ class PlannedModel:
         }
 
     def write(self, rows: Sequence[Sequence[Document]], loss_scale: float) -> None:
-        """Fill the inputs: documents one after another in each row, what is left padded by an unlabelled document."""
+        """Fill the inputs with rows of consecutive documents. An unlabelled document pads each row to `seq_len`."""
         seq_len = self.assembly.batch.seq_len
         tokens: list[int] = []
         targets: list[int] = []
@@ -179,7 +187,7 @@ class PlannedModel:
             view.copy_(torch.tensor(content, dtype=view.dtype))
 
     def micro_step(self, rows: Sequence[Sequence[Document]], loss_scale: float, *, first: bool = True) -> float:
-        """The loss of the optimizer step so far."""
+        """Run a micro-step and return the accumulated loss of the optimizer step."""
         self.write(rows, loss_scale)
         self.executor.run("micro_first" if first else "micro_next")
         return float(self.buffers.persistent(self.assembly.loss))
@@ -192,12 +200,12 @@ class PlannedModel:
 
     @property
     def gradients(self) -> dict[str, Tensor]:
-        """By checkpoint tensor name."""
+        """Gradients by checkpoint tensor name."""
         values = {v.name.removeprefix("grad."): v for v in self.assembly.declared if v.role == "grad"}
         return self.split({name: self.buffers.persistent(value) for name, value in values.items()})
 
     def logits(self, rows: Sequence[Sequence[Document]]) -> Tensor:
-        """[T, V] from the evaluation program, cut before the loss: final norm times LM head."""
+        """Return the logits [T, V]: the evaluation program without the loss, then the final norm times the LM head."""
         evaluate = self.assembly.programs["evaluate"]
         head = next(op for op in evaluate.ops if op.kind == "lm_head_ce")
         norm, lm_head = head.ins[:2]

@@ -1,4 +1,4 @@
-"""The programs of every family against transformers, float32, the same random weights."""
+"""Parity of every family with transformers in fp32, with the same random weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ TOLERANCE = 1e-5
 
 
 def scaled(kind: str, **more: Any) -> dict[str, Any]:
-    """Scaling that changes the angles of the 24 positions used here: some pairs kept, some stretched, some between."""
+    """Return a RoPE scaling that affects the 24 positions of these tests: some pairs unchanged, some scaled, some
+    interpolated."""
     rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0}
     original = {"original_max_position_embeddings": 32} if kind in ("llama3", "yarn") else {}
     return {"rope_parameters": rope | original | more}
@@ -132,7 +133,7 @@ def test_recomputing_any_part_gives_bit_identical_gradients(family: str) -> None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_block_recomputation_keeps_one_residual_a_block(family: str) -> None:
+def test_block_recomputation_keeps_one_residual_per_block(family: str) -> None:
     config = tiny_config(model_type=family)
     model = PlannedModel(config, batch_size=2, seq_len=24, recompute=frozenset({"block"}))
     program = model.assembly.programs["micro_first"]
@@ -142,8 +143,8 @@ def test_block_recomputation_keeps_one_residual_a_block(family: str) -> None:
 
 
 @pytest.mark.parametrize("variant", ["qwen3", "qwen2_tied", "llama_biased"])
-def test_twenty_adamw_steps_follow_torch(variant: str) -> None:
-    """Clipping bites at every step, matrices decay, each step has two micro-steps."""
+def test_twenty_adamw_steps_match_torch(variant: str) -> None:
+    """Gradients are clipped at every step, matrices have weight decay, and each step has two micro-steps."""
     config = tiny_config(**VARIANTS[variant])
     hf = random_hf_model(config)
     model = PlannedModel(config, batch_size=2, seq_len=24, weight_decay=0.1, max_grad_norm=0.5)

@@ -1,4 +1,4 @@
-"""The published models of the families: their config.json gives their published number of parameters."""
+"""Published models of each family: their config.json yields the published number of parameters."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ QWEN: dict[str, Any] = {"rope_theta": 1000000.0, "use_sliding_window": False, "r
 LLAMA: dict[str, Any] = {"model_type": "llama", "rope_theta": 500000.0, "vocab_size": 128256, "rms_norm_eps": 1e-5}
 LLAMA |= {"attention_bias": False, "mlp_bias": False, "max_position_embeddings": 131072}
 PUBLISHED: dict[str, tuple[dict[str, Any], tuple[int, int, int, int, int], bool, int]] = {
-    # what the family has in common; hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads,
-    # intermediate_size; tied; parameters, each counted once, as the model's files on the hub say
+    # keys common to the family; (hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads,
+    # intermediate_size); tied; number of parameters, each counted once, from the model's files on the hub
     "Qwen2.5-0.5B": (QWEN | {"vocab_size": 151936}, (896, 24, 14, 2, 4864), True, 494_032_768),
     "Qwen2.5-1.5B": (QWEN | {"vocab_size": 151936}, (1536, 28, 12, 2, 8960), True, 1_543_714_304),
     "Qwen2.5-3B": (QWEN | {"vocab_size": 151936}, (2048, 36, 16, 2, 11008), True, 3_085_938_688),
@@ -64,7 +64,7 @@ def config_of(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_sizes_have_their_published_number_of_parameters(name: str) -> None:
+def test_published_configs_have_the_published_number_of_parameters(name: str) -> None:
     config = config_of(name)
     model = MODELS[config["model_type"]]
     dims = model.dims(config)
@@ -86,7 +86,7 @@ def test_published_sizes_have_their_published_number_of_parameters(name: str) ->
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
-def test_heads_divide_the_width_unless_their_size_is_given(family: str) -> None:
+def test_head_dim_defaults_to_hidden_size_divided_by_heads(family: str) -> None:
     dims = MODELS[family].dims
     without = {k: v for k, v in tiny_config(model_type=family).items() if k != "head_dim"}
     assert dims(without).q_rows == 48
@@ -95,7 +95,7 @@ def test_heads_divide_the_width_unless_their_size_is_given(family: str) -> None:
         dims(without | {"hidden_size": 50})
 
 
-def test_the_first_llamas_say_less() -> None:
+def test_missing_keys_of_llama_1_have_its_defaults() -> None:
     config = tiny_config(model_type="llama", rope_parameters=None)
     del config["num_key_value_heads"], config["max_position_embeddings"]
     d = MODELS["llama"].dims(config)
@@ -118,6 +118,6 @@ def test_the_first_llamas_say_less() -> None:
     ],
     ids=str,
 )
-def test_wrong_values_are_refused_by_name(family: str, changes: dict[str, Any]) -> None:
+def test_errors_name_the_invalid_key(family: str, changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"^{next(iter(changes))}.*\(got .*\)"):
         MODELS[family].dims(tiny_config(model_type=family, **changes))

@@ -1,4 +1,4 @@
-"""The ops `qk_norm_rope` and `rope`: what they mean and their backward rules."""
+"""References of the ops `qk_norm_rope` and `rope`, and their backward rules."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def inputs(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def test_backward_equals_finite_differences() -> None:
-    """Central differences in fp64: the error is about h^2 = 1e-10 of the third derivative."""
+    """Central differences in fp64 have an error of about h^2 = 1e-10 times the third derivative."""
     operands = inputs(torch.float64)
     dy = torch.randn(5, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     h = 1e-5
@@ -55,7 +55,7 @@ def test_backward_equals_autograd_through_the_reference() -> None:
         assert torch.allclose(gradient, autograd, rtol=1e-12, atol=1e-13)
 
 
-def test_values_pass_through_and_heads_keep_their_norm() -> None:
+def test_v_is_copied_and_rotation_preserves_the_norm_of_a_head() -> None:
     qkv, _, _ = inputs(torch.float64)
     ones = torch.ones(6, dtype=torch.float64)
     out = qk_norm_rope(qkv, ones, ones, POSITIONS, **ATTRS)
@@ -64,8 +64,8 @@ def test_values_pass_through_and_heads_keep_their_norm() -> None:
     assert torch.allclose(heads.square().mean(-1), torch.ones(5, 6, dtype=torch.float64), atol=1e-4)
 
 
-def test_scores_depend_on_the_distance_of_positions_only() -> None:
-    """Angles are fp32, hence 1e-6."""
+def test_scores_depend_only_on_the_distance_of_positions() -> None:
+    """Angles are fp32, which limits the accuracy."""
     qkv, q_norm, k_norm = inputs(torch.float64)
     near, far = (qk_norm_rope(qkv, q_norm, k_norm, POSITIONS + shift, **ATTRS) for shift in (0, 11))
     scores = [(x[:, :6] @ x[:, Q_WIDTH : Q_WIDTH + 6].T)[:3, :3] for x in (near, far)]
@@ -79,7 +79,7 @@ def test_bf16_rounds_the_fp32_result_once() -> None:
 
 
 def test_rope_is_qk_norm_rope_without_the_norm() -> None:
-    """Heads of norm 1 and weights of 1 leave the norm nothing to do."""
+    """With normalized heads and norm weights of 1, the norm is the identity."""
     x = inputs(torch.float64)[0].view(5, 8, 6)
     qkv = (x / x.square().mean(-1, keepdim=True).sqrt()).view(5, 48)
     ones = torch.ones(6, dtype=torch.float64)
@@ -110,7 +110,7 @@ def test_the_attention_factor_multiplies_queries_and_keys_only() -> None:
         ([(5, 40), (5,), (5,), (5,)], {"head_dim": 5}, "even"),
     ],
 )
-def test_shapes_that_do_not_fit_are_refused(shapes: list[tuple[int, ...]], attrs: dict[str, int], message: str) -> None:
+def test_mismatched_shapes_are_rejected(shapes: list[tuple[int, ...]], attrs: dict[str, int], message: str) -> None:
     b = Builder({definition.kind: definition for definition in OPS}, "fp32")
     qkv, q_norm, k_norm = (b.input(f"in{i}", shape, "fp32") for i, shape in enumerate(shapes[:3]))
     positions = b.input("positions", shapes[3], "int32")
@@ -126,7 +126,7 @@ def test_shapes_that_do_not_fit_are_refused(shapes: list[tuple[int, ...]], attrs
         ([(5, 40), (5,)], {"head_dim": 5}, "even"),
     ],
 )
-def test_shapes_that_do_not_fit_rope_are_refused(
+def test_mismatched_shapes_of_rope_are_rejected(
     shapes: list[tuple[int, ...]], attrs: dict[str, int], message: str
 ) -> None:
     b = Builder({definition.kind: definition for definition in OPS}, "fp32")

@@ -1,4 +1,4 @@
-"""`rope_scaling` and `rope_parameters`: the frequencies of transformers to the bit, and what is refused."""
+"""`rope_scaling` and `rope_parameters`: frequencies bit-identical to transformers, and rejection of invalid values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SCALINGS: dict[str, tuple[float, int, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("style", ["transformers 4", "transformers 5"])
 @pytest.mark.parametrize("case", SCALINGS)
-def test_frequencies_have_the_bits_of_transformers(case: str, style: str) -> None:
+def test_frequencies_are_bit_identical_to_transformers(case: str, style: str) -> None:
     theta, head_dim, scaling = SCALINGS[case]
     sizes = {"hidden_size": 2 * head_dim, "num_attention_heads": 2, "max_position_embeddings": 131072}
     if style == "transformers 4":
@@ -73,14 +73,14 @@ def test_rope_scaling_replaces_rope_parameters_as_in_transformers() -> None:
     assert read_rope(config | {"rope_scaling": {}}, 16).theta == 7.0
 
 
-def test_original_positions_beside_the_mapping_win() -> None:
+def test_original_positions_of_the_config_take_precedence_over_the_mapping() -> None:
     config = tiny_config(rope_parameters=YARN | {"rope_theta": 1e4}, max_position_embeddings=64)
     assert MODELS["qwen3"].dims(config).max_positions == 4 * 32768
     assert MODELS["qwen3"].dims(config | {"original_max_position_embeddings": 100}).max_positions == 400
 
 
 @pytest.mark.parametrize(
-    ("scaling", "told"),
+    ("scaling", "message"),
     [
         ({"type": "linear"}, "rope_scaling.factor: is required"),
         ({"type": "linear", "factor": 0.5}, r"rope_scaling.factor: must be at least 1 \(got 0.5\)"),
@@ -95,12 +95,15 @@ def test_original_positions_beside_the_mapping_win() -> None:
         ({**YARN, "beta_fast": 0.5}, "rope_scaling.beta_fast: must not be less than beta_slow"),
         ({**YARN, "truncate": "no"}, "rope_scaling.truncate: must be true or false"),
         ({**YARN, "attention_factor": -1.0}, "rope_scaling.attention_factor: must be a positive number"),
-        ({**YARN, "partial_rotary_factor": 0.5}, "rope_scaling.partial_rotary_factor: partial RoPE is not yet built"),
+        (
+            {**YARN, "partial_rotary_factor": 0.5},
+            "rope_scaling.partial_rotary_factor: partial RoPE is not supported yet",
+        ),
         ({"type": "mrope", "mrope_section": [16, 24, 24]}, "rope_scaling.mrope_section: multimodal RoPE"),
     ],
     ids=str,
 )
-def test_wrong_scalings_are_refused_by_name(scaling: dict[str, Any], told: str) -> None:
+def test_errors_name_the_invalid_scaling_key(scaling: dict[str, Any], message: str) -> None:
     config = {"rope_theta": 1e4, "max_position_embeddings": 4096, "rope_scaling": scaling}
-    with pytest.raises(ConfigError, match=f"^{told}"):
+    with pytest.raises(ConfigError, match=f"^{message}"):
         read_rope(config, 64)

@@ -1,4 +1,4 @@
-"""micro_first writes, micro_next adds: together they are the sum over micro-batches, in that order."""
+"""Gradient accumulation: micro_first writes, micro_next adds; the result is the sum over micro-batches in order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MICRO_STEPS = 3
 
 
 def _separate(given: Family) -> list[dict[str, Tensor]]:
-    """The results of each micro-batch alone."""
+    """Return the results of each micro-batch, run on its own."""
     results = []
     run = Run(given)
     for batch in range(MICRO_STEPS):
@@ -34,16 +34,16 @@ def _accumulated(given: Family, *, tick: int = 0, seed: int = 1234, steps: int =
 
 
 def _contributions(given: Family, name: str) -> int:
-    """How many ops write the gradient of the param `name`."""
+    """Return the number of ops that write the gradient of the param `name`."""
     gradient = next(g for p, g in given.gradients.items() if p.name == name)
     return sum(gradient in op.outs for op in given.trained.ops)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("seed", range(12))
-def test_micro_steps_add_up_in_their_order(seed: int, dtype: str) -> None:
-    """Bit for bit where one op writes the gradient; contributions of several ops are added one by one, so there the
-    order of the sum differs from that of whole gradients: a few eps of the largest partial sum."""
+def test_micro_steps_accumulate_in_order(seed: int, dtype: str) -> None:
+    """The result is bit-identical if one op writes the gradient. Contributions of several ops are added one by one, so
+    their order differs from that of adding whole gradients; the tolerance is a few eps of the largest partial sum."""
     given = family(seed, dtype=dtype)
     parts = _separate(given)
     for name, value in _accumulated(given).items():
@@ -57,7 +57,7 @@ def test_micro_steps_add_up_in_their_order(seed: int, dtype: str) -> None:
             assert (value - expected).norm() <= 1e-6 * size + 1e-12, f"seed {seed}: {name}"
 
 
-def test_the_first_micro_step_forgets_what_was_there() -> None:
+def test_the_first_micro_step_overwrites_gradients() -> None:
     given = family(1)
     run = Run(given)
     run.micro_step("micro_first")
@@ -72,12 +72,12 @@ def test_the_first_micro_step_forgets_what_was_there() -> None:
 
 
 def _ulp(x: Tensor) -> Tensor:
-    """Distance of neighbouring bf16 numbers at `x`: 8 bits of mantissa, one of them implied."""
+    """Return the spacing of bf16 numbers at `x`. The mantissa has 8 bits, one of them implicit."""
     return torch.ldexp(torch.ones_like(x), torch.frexp(x)[1] - 8)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_bf16_gradients_follow_from_tick_and_seed(seed: int) -> None:
+def test_bf16_gradients_are_determined_by_tick_and_seed(seed: int) -> None:
     given = family(seed, dtype="bf16", grad_dtype="bf16")
     once, again, other = (_accumulated(given, tick=tick) for tick in (0, 0, 100))
     other_seed = _accumulated(given, seed=99)
@@ -86,7 +86,7 @@ def test_bf16_gradients_follow_from_tick_and_seed(seed: int) -> None:
     assert any(not torch.equal(value, other_seed[name]) for name, value in once.items()), f"seed {seed}"
 
 
-def test_the_high_bits_of_the_seed_count() -> None:
+def test_rounding_depends_on_the_high_bits_of_the_seed() -> None:
     given = family(0, dtype="bf16", grad_dtype="bf16")
     low, high = _accumulated(given, seed=1), _accumulated(given, seed=1 + (1 << 40))
     assert any(not torch.equal(value, high[name]) for name, value in low.items())
@@ -98,8 +98,9 @@ def _one_weight(b: Builder) -> Value:
 
 
 def test_bf16_accumulation_is_unbiased() -> None:
-    """Against the same sums in fp32. The error of a rounding is below one unit in the last place with mean zero and a
-    standard deviation of at most 1/2: of N independent ones, the mean is within 5 x 0.5 / sqrt(N) but once in 2e6."""
+    """Compares with the same sums in fp32. A rounding error is below one unit in the last place (ulp), with mean zero
+    and a standard deviation of at most 1/2 ulp. The mean of N independent errors exceeds 5 x 0.5 / sqrt(N) with a
+    probability of 1 in 2e6."""
     x = torch.randn(32, 16, generator=torch.Generator().manual_seed(5))
     exact, rounded = (train(_one_weight, dtype="bf16", grad_dtype=g, contents={"x": x}) for g in ("fp32", "bf16"))
     contribution = exact.run()["w"]
@@ -113,12 +114,12 @@ def test_bf16_accumulation_is_unbiased() -> None:
         errors.append((got - (start + contribution)) / _ulp(start + contribution))
     error = torch.stack(errors)
     assert error.abs().max() < 1
-    assert error.std() > 0.1, "nothing was rounded: the test shows nothing"
+    assert error.std() > 0.1, "no value was rounded, so the test checks nothing"
     assert abs(error.mean()) < 5 * 0.5 / error.numel() ** 0.5
 
 
 def test_small_addends_are_not_lost_in_a_large_bf16_gradient() -> None:
-    """1 + 2000 additions of 2^-12: rounding to nearest would stay at 1 for ever."""
+    """Adds 2^-12 to 1 two thousand times. With rounding to nearest, the sum would remain 1."""
 
     def build(b: Builder) -> Value:
         return b.apply("toy_dot", b.param("p", (256,), INIT), b.input("direction", (256,), "bf16"))
@@ -132,4 +133,4 @@ def test_small_addends_are_not_lost_in_a_large_bf16_gradient() -> None:
         trained.executor.run("micro_next")
     mean = float(trained.results()["p"].float().mean())
     expected = float(1 + 2000 * Fraction(1, 4096))
-    assert abs(mean - expected) < 0.01  # 256 elements, each with a variance of at most 2000 x 2^-12 x 2^-7
+    assert abs(mean - expected) < 0.01  # mean of 256 elements, each with a variance of at most 2000 x 2^-12 x 2^-7

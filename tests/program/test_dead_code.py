@@ -1,4 +1,4 @@
-"""`dead_code` removes exactly what nobody reads."""
+"""`dead_code` removes exactly the ops whose results are not used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T, C = 4, 6
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_results_are_the_same_with_the_dead_ops_in_place(seed: int) -> None:
+def test_removing_dead_ops_does_not_change_results(seed: int) -> None:
     trimmed, whole = (Run(family(seed, trim=trim)) for trim in (True, False))
     assert len(trimmed.family.trained.ops) <= len(whole.family.trained.ops)
     for run in (trimmed, whole):
@@ -26,8 +26,8 @@ def test_results_are_the_same_with_the_dead_ops_in_place(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_every_op_that_is_left_is_needed(seed: int) -> None:
-    """It has effects, or writes what outlives the program, or a later op reads it; nothing else is left."""
+def test_every_remaining_op_is_needed(seed: int) -> None:
+    """A remaining op has effects, writes a value that outlives the program, or writes a value that a later op reads."""
     program = family(seed).trained
     for index, op in enumerate(program.ops):
         read_later = {v for later in program.ops[index + 1 :] for v in later.ins}
@@ -35,7 +35,7 @@ def test_every_op_that_is_left_is_needed(seed: int) -> None:
         assert needed or VOCABULARY[op.kind].effects, f"seed {seed}: op {index} {op.kind} is dead"
 
 
-def test_trimming_twice_is_trimming_once() -> None:
+def test_dead_code_is_idempotent() -> None:
     for seed in range(10):
         program = family(seed).trained
         assert dead_code(program, VOCABULARY).ops == program.ops, f"seed {seed}"
@@ -65,7 +65,7 @@ def test_frozen_params_leave_no_backward_ops(trains: tuple[str, ...], backward: 
     assert " ".join(short.get(kind, "norm") for kind in kinds) == backward
 
 
-def test_effects_stay_even_when_nobody_reads_them() -> None:
+def test_ops_with_effects_are_kept_even_if_their_outputs_are_not_read() -> None:
     b = Builder(VOCABULARY, "fp32")
     with b.record("forward"):
         x = b.input("x", (T, C), "fp32")

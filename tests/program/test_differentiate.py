@@ -1,4 +1,4 @@
-"""Reverse mode: which gradients there are, that they are complete, and what is refused."""
+"""Reverse-mode differentiation: gradients are complete and correct, and invalid losses are rejected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T, C, V = 4, 3, 5
 
 
 def ramp(b: Builder, value: Value) -> Value:
-    """<value, direction>: a loss whose gradient is `direction`."""
+    """Return the loss <value, direction>, whose gradient is `direction`."""
     return b.apply("toy_dot", value, b.input(f"direction{len(b.declared)}", value.shape, value.dtype))
 
 
@@ -29,7 +29,7 @@ def direction(trained_name: str, shape: tuple[int, ...], dtype: str = "fp64") ->
 
 @pytest.mark.parametrize("seed", range(30))
 def test_gradients_of_random_programs_equal_torchs_reverse_mode(seed: int) -> None:
-    """Both in fp64, where only the order of sums differs: 1e-12 is some thousand roundings."""
+    """Both compute in fp64 and differ only in the order of sums. 1e-12 allows for about a thousand roundings."""
     given = family(seed, dtype="fp64", grad_dtype="fp64")
     run = Run(given)
     run.micro_step("micro_first")
@@ -82,7 +82,7 @@ def test_a_param_added_to_itself_has_twice_the_gradient() -> None:
     assert torch.equal(trained.run("micro_next")["p"], 4 * direction("direction5", (T, C)))
 
 
-def test_params_that_enter_the_residual_stream_get_its_gradient() -> None:
+def test_params_added_to_the_residual_stream_get_its_gradient() -> None:
     def build(b: Builder) -> Value:
         x, residual, w = b.param("x", (T, C), INIT), b.param("r", (T, C), INIT), b.param("w", (C,), INIT)
         norm, _, total = b.emit("add_rmsnorm", x, residual, w, eps=1e-3)
@@ -95,7 +95,7 @@ def test_params_that_enter_the_residual_stream_get_its_gradient() -> None:
 
 @pytest.mark.parametrize("program", ["micro_first", "micro_next"])
 def test_an_op_that_takes_a_param_twice_adds_both_contributions(program: str) -> None:
-    """d(p * p) = 2 p, through an op without a rule, whose two gradients are outputs of one op."""
+    """d(p * p) = 2 p. The op has no rule, so both gradients are outputs of a single op."""
 
     def build(b: Builder) -> Value:
         p = b.param("p", (T, C), INIT)
@@ -108,8 +108,8 @@ def test_an_op_that_takes_a_param_twice_adds_both_contributions(program: str) ->
     torch.testing.assert_close(got, expected * (1 if program == "micro_first" else 2), rtol=1e-14, atol=0)
 
 
-def test_a_param_gets_a_gradient_that_other_ops_read_as_well() -> None:
-    """A position table: its gradient is that of the stream, which the embedding's gradient reads too."""
+def test_a_param_gets_a_gradient_that_other_ops_also_read() -> None:
+    """The gradient of a position table is that of the residual stream, which the embedding's backward reads too."""
 
     def build(b: Builder) -> Value:
         x = b.apply("embedding", b.input("tokens", (T,), "int32"), b.param("w", (V, C), INIT))
@@ -124,7 +124,7 @@ def test_a_param_gets_a_gradient_that_other_ops_read_as_well() -> None:
 
 @pytest.mark.parametrize("grad_dtype", ["fp32", "bf16"])
 def test_a_gradient_in_the_dtype_of_activations_accumulates_in_any_dtype(grad_dtype: str) -> None:
-    """Sums of bf16 params: the gradient of the sum is bf16 and becomes that of the params, stored as asked."""
+    """The gradient of a sum of bf16 params is bf16. The gradients of the params are stored in `grad_dtype`."""
 
     def build(b: Builder) -> Value:
         p, q = b.param("p", (T, C), INIT), b.param("q", (T, C), INIT)
@@ -134,11 +134,11 @@ def test_a_gradient_in_the_dtype_of_activations_accumulates_in_any_dtype(grad_dt
     first = trained.run()
     second = trained.run("micro_next")
     assert torch.equal(first["p"], first["q"])
-    assert torch.equal(second["p"], 2 * first["p"])  # exact in both: doubling rounds nothing
+    assert torch.equal(second["p"], 2 * first["p"])  # doubling is exact in both dtypes
 
 
 def test_contributions_of_different_dtypes_add_up() -> None:
-    """A bf16 copy of a weight, read by a product (its gradient a sum in fp32) and element by element (in bf16)."""
+    """A bf16 copy of a weight has a fp32 contribution from a matrix product and a bf16 one from an elementwise op."""
 
     def build(b: Builder) -> Value:
         w = b.apply("cast", b.param("w", (C, C), INIT, dtype="fp32"), dtype="bf16")
@@ -156,8 +156,8 @@ def test_contributions_of_different_dtypes_add_up() -> None:
 # ------------------------------------------------------------------------------------------- losses that are not fused
 
 
-def test_a_loss_of_two_heads_is_differentiated_from_one() -> None:
-    """No op yields loss and gradients together: d(loss) = 1 is written by `fill`."""
+def test_the_backward_pass_of_an_unfused_loss_starts_from_one() -> None:
+    """The loss is the sum of two heads. No op computes it together with its gradients, so `fill` writes d(loss) = 1."""
 
     def build(b: Builder) -> Value:
         x, w = b.param("x", (T, C), INIT), b.param("w", (V, C), INIT)
@@ -176,8 +176,8 @@ def test_a_loss_of_two_heads_is_differentiated_from_one() -> None:
     torch.testing.assert_close(gradients["w"], w.grad, rtol=1e-12, atol=1e-14)
 
 
-def test_an_output_that_depends_on_no_input_carries_no_gradient() -> None:
-    """Through its reference, torch has nothing to differentiate there: the answer is zero, not an error."""
+def test_an_output_that_depends_on_no_input_contributes_no_gradient() -> None:
+    """Autograd cannot differentiate such an output. The result is zero, not an error."""
 
     def build(b: Builder) -> Value:
         p = b.param("p", (T,), INIT)
@@ -187,7 +187,7 @@ def test_an_output_that_depends_on_no_input_carries_no_gradient() -> None:
     assert torch.equal(train(build).run()["p"], direction("direction7", (T,)))
 
 
-# ------------------------------------------------------------------------------------------------------------- refused
+# ------------------------------------------------------------------------------------------------------------ rejected
 
 
 def _loss_of(build: Build, trainable: Callable[[Value], bool] = everything) -> None:
@@ -197,7 +197,7 @@ def _loss_of(build: Build, trainable: Callable[[Value], bool] = everything) -> N
         differentiate(b.program("forward", (loss,)), loss, b, trainable, "fp32")
 
 
-def test_a_loss_that_no_trainable_param_moves_is_refused() -> None:
+def test_a_loss_that_depends_on_no_trainable_param_is_rejected() -> None:
     def build(b: Builder) -> Value:
         return ramp(b, b.apply("cast", b.param("p", (C,), INIT), dtype="fp32"))
 
@@ -205,17 +205,17 @@ def test_a_loss_that_no_trainable_param_moves_is_refused() -> None:
         _loss_of(build, lambda param: False)
 
 
-def test_a_trainable_param_that_only_a_dead_branch_uses_is_refused_by_name() -> None:
+def test_a_trainable_param_used_only_by_a_dead_branch_is_rejected_by_name() -> None:
     def build(b: Builder) -> Value:
         b.apply("cast", b.param("forgotten", (C,), INIT), dtype="fp32")
         return ramp(b, b.param("p", (C,), INIT))
 
     with pytest.raises(ProgramError, match="not used by the loss: forgotten"):
         _loss_of(build)
-    _loss_of(build, lambda param: param.name == "p")  # frozen, nobody misses it
+    _loss_of(build, lambda param: param.name == "p")  # a frozen param need not reach the loss
 
 
-def test_a_trainable_param_that_no_op_reads_is_refused_by_name() -> None:
+def test_a_trainable_param_that_no_op_reads_is_rejected_by_name() -> None:
     def build(b: Builder) -> Value:
         b.param("forgotten", (C,), INIT)
         return ramp(b, b.param("p", (C,), INIT))
@@ -224,7 +224,7 @@ def test_a_trainable_param_that_no_op_reads_is_refused_by_name() -> None:
         _loss_of(build)
 
 
-def test_a_rule_that_returns_the_wrong_number_of_gradients_is_refused() -> None:
+def test_a_rule_that_returns_the_wrong_number_of_gradients_is_rejected() -> None:
     wrong = OpDef(
         kind="wrong", infer=lambda i, a: [OutSpec("y", i[0].shape, i[0].dtype)], reference="", vjp=lambda b, op, g: ()
     )
@@ -236,8 +236,8 @@ def test_a_rule_that_returns_the_wrong_number_of_gradients_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["rmsnorm", "add_rmsnorm", "attention"])
-def test_a_statistic_in_the_loss_gives_its_gradient_or_is_refused(kind: str) -> None:
-    """rstd and lse are outputs like any other; a rule that cannot differentiate them must say so, not drop them."""
+def test_a_loss_that_reads_a_statistic_is_rejected(kind: str) -> None:
+    """The rules cannot differentiate rstd and lse. They must raise an error rather than ignore the gradient."""
 
     def build(b: Builder) -> Value:
         x = b.param("x", (T, 6), INIT)
@@ -254,8 +254,8 @@ def test_a_statistic_in_the_loss_gives_its_gradient_or_is_refused(kind: str) -> 
         train(build)
 
 
-def test_states_carry_no_gradient_from_one_op_to_another() -> None:
-    """What outlives a program is a constant in it, whatever an op writes into it on the way."""
+def test_states_do_not_propagate_gradients() -> None:
+    """Differentiation treats a value that outlives the program as a constant, even if an op writes it."""
     b = Builder(VOCABULARY, "fp64")
     with b.record("forward"):
         x, scale = b.param("x", (T, C), INIT), b.state("scale", (), "fp64", INIT)

@@ -1,4 +1,4 @@
-"""Programs for batches of few documents: when there are some, what they share, and that they change no bit."""
+"""Program variants for batches with few documents: which exist, what they share, and that results are bit-identical."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def worker(assembly: Assembly) -> Worker:
     ("max_documents", "rows", "bounds"),
     [(2052, 4, (32, 256)), (257, 1, (4, 32)), (64, 2, (8,)), (63, 2, ()), (2, 1, ())],
 )
-def test_bounds_shrink_by_eight_while_there_is_something_to_save(
+def test_each_bound_is_an_eighth_of_the_next_down_to_four_documents_per_row(
     max_documents: int, rows: int, bounds: tuple[int, ...]
 ) -> None:
     assert smaller_bounds(max_documents, rows) == bounds
 
 
-def test_a_batch_runs_the_variant_for_the_fewest_documents_it_fits_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_runs_the_smallest_variant_that_holds_its_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     made = worker(assembled(64))
     ran: list[str] = []
     run = made._run
@@ -60,7 +60,7 @@ def test_a_batch_runs_the_variant_for_the_fewest_documents_it_fits_in(monkeypatc
     assert ran == ["micro_first@8", "micro_first@8", "micro_first", "evaluate@8"]
 
 
-def test_a_variant_gives_the_bits_of_the_whole_program() -> None:
+def test_a_variant_is_bit_identical_to_the_full_program() -> None:
     with_variants, without = (assembled(n) for n in (64, 63))
     assert with_variants.variants and not without.variants
     a, b = worker(with_variants), worker(without)
@@ -73,7 +73,7 @@ def test_a_variant_gives_the_bits_of_the_whole_program() -> None:
     assert a.evaluate(batch(starts, 64)) == b.evaluate(batch(starts, 63))
 
 
-def test_variants_share_one_plan_with_the_scratch_of_the_most_demanding() -> None:
+def test_variants_share_one_plan_whose_workspace_is_the_largest_of_them() -> None:
     def scratch(op: Any) -> int:
         return 1000 * (op.ins[1].shape[0] - 1) if op.kind == "attention" else 0
 

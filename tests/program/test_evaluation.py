@@ -1,4 +1,4 @@
-"""What is for training alone is not in the program of an evaluation."""
+"""The evaluation program contains no training-only ops."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from surogate_core.program.passes.evaluation import for_evaluation
 from surogate_core.program.verify import verify
 
 OPS = {**VOCABULARY, "cast": replace(VOCABULARY["cast"], training_only=True)}
-"""Casts to their own dtype play an op that an evaluation leaves out."""
+"""`cast` is marked as training-only. The tests cast to the same dtype, so that removing a cast changes no value."""
 
 
 def forward() -> tuple[Program, list[Op]]:
-    """x -> left out -> left out -> swiglu -> left out: the program, and its ops."""
+    """Return the program x -> cast -> cast -> swiglu -> cast and its ops."""
     b = Builder(OPS, "fp32")
     with b.record("forward") as ops:
         x = b.param("x", (4, 8), INIT)
@@ -28,7 +28,7 @@ def forward() -> tuple[Program, list[Op]]:
     return program, ops
 
 
-def test_readers_read_what_the_op_would_have_read() -> None:
+def test_readers_of_a_removed_op_read_its_input() -> None:
     program, ops = forward()
     evaluated = for_evaluation(program, OPS)
     verify(evaluated, OPS)
@@ -38,7 +38,7 @@ def test_readers_read_what_the_op_would_have_read() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_other_ops_stay_the_very_same(seed: int) -> None:
+def test_other_ops_are_unchanged(seed: int) -> None:
     program = family(seed).source.program
     evaluated = for_evaluation(program, VOCABULARY)
     assert (evaluated.ops, evaluated.outputs) == (program.ops, program.outputs)

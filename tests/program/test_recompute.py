@@ -1,4 +1,4 @@
-"""Recomputation changes when values are computed, never what they are."""
+"""Recomputation changes when values are computed but not their contents."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T, C = 64, 128
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("seed", range(30))
-def test_loss_and_gradients_are_bit_identical_whatever_is_dropped(seed: int, dtype: str) -> None:
+def test_loss_and_gradients_are_bit_identical_for_every_set_of_dropped_values(seed: int, dtype: str) -> None:
     kept = Run(family(seed, dtype=dtype))
     kept.micro_step("micro_first")
     expected = kept.results()
@@ -36,7 +36,7 @@ def test_loss_and_gradients_are_bit_identical_whatever_is_dropped(seed: int, dty
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_dropped_value_is_live_into_the_backward_pass(seed: int) -> None:
-    """Backward and recomputed ops read no original of a droppable label, unless an op with effects wrote it."""
+    """Backward and recomputed ops do not read the original of a dropped value, unless an op with effects wrote it."""
     labels = random_labels(seed)
     program = family(seed, labels=labels).trained
     originals = {
@@ -61,7 +61,7 @@ def test_no_op_with_effects_runs_twice(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_every_value_is_recomputed_at_most_once(seed: int) -> None:
-    """A shared ancestor of several dropped values comes back once, with all that its op yields."""
+    """A common producer of several dropped values is recomputed once, with all its outputs."""
     program = family(seed, labels=frozenset(LABELS)).trained
     again = [(op.kind, op.ins[1:2], op.block) for op in program.ops if op.phase == "recompute" and op.kind == "linear"]
     forward = [(op.kind, op.ins[1:2], op.block) for op in program.ops if op.phase == "forward" and op.kind == "linear"]
@@ -69,14 +69,14 @@ def test_every_value_is_recomputed_at_most_once(seed: int) -> None:
         assert again.count(key) <= forward.count(key), f"seed {seed}: {key}"
 
 
-def test_nothing_to_drop_leaves_the_program_as_it_is() -> None:
+def test_without_matching_labels_the_program_is_unchanged() -> None:
     given = family(3)
     again = recompute(given.trained, frozenset({"no such label"}), given.source.builder)
     assert [(op.kind, op.ins, op.outs) for op in again.ops] == [(op.kind, op.ins, op.outs) for op in given.trained.ops]
 
 
-def test_what_is_always_recomputed_needs_no_label() -> None:
-    """Its output is used up in the forward pass; its inputs wait, and it runs again before the backward reads."""
+def test_an_op_that_is_always_recomputed_needs_no_label() -> None:
+    """Only forward ops read its original output. Its inputs are kept, and it runs again in the backward pass."""
     b = Builder({**VOCABULARY, "swiglu": replace(VOCABULARY["swiglu"], always_recomputed=True)}, "fp32")
     with b.record("forward"), b.block(0):
         x = b.apply("linear", b.param("x", (T, 4), INIT), b.param("w", (8, 4), INIT))
@@ -137,17 +137,17 @@ SETS = {
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_a_trained_decoder_needs_less_memory_when_it_drops_values(name: str) -> None:
-    """Every input of what is dropped is kept anyway for a weight gradient, so there is nothing to lose."""
+def test_dropping_values_of_a_fully_trained_decoder_saves_memory(name: str) -> None:
+    """All inputs of the dropped ops are kept for weight gradients anyway, so recomputation needs no extra memory."""
     program, b = _decoder(6)
     shorter = recompute(program, SETS[name], b)
     verify(shorter, VOCABULARY)
     assert _lower_bound(shorter) < _lower_bound(program)
 
 
-def test_dropping_costs_memory_where_the_inputs_would_not_be_kept() -> None:
-    """Recomputation is no free lunch: with the first weight frozen nobody keeps its wide input, until it is needed
-    again to recompute the narrow result. What a choice saves is read off the plan, never assumed."""
+def test_dropping_a_value_costs_memory_if_its_inputs_would_not_be_kept() -> None:
+    """With frozen weights the wide value is not kept for a gradient. Recomputing the narrow value from it would extend
+    its lifetime. Hence the savings of a choice are computed from the plan rather than assumed."""
     b = Builder(VOCABULARY, "fp32")
     with b.record("forward"), b.block(0):
         wide = b.apply("linear", b.input("x", (T, 4), "fp32"), b.param("frozen", (4096, 4), INIT), label="wide")
@@ -165,14 +165,14 @@ def test_dropping_costs_memory_where_the_inputs_would_not_be_kept() -> None:
     assert kept_over_the_loss(recompute(program, frozenset({"narrow"}), b)) > kept_over_the_loss(program)
 
 
-def test_a_norm_comes_back_from_the_kept_residual_without_the_branch() -> None:
+def test_a_norm_is_recomputed_from_the_kept_residual_alone() -> None:
     program, b = _decoder(2)
     again = [op for op in recompute(program, SETS["norms"], b).ops if op.phase == "recompute"]
     assert {op.kind for op in again} == {"rmsnorm"}
     assert all(v.label in ("residual", "param") for op in again for v in op.ins)
 
 
-def test_a_rule_that_returns_nothing_for_a_dropped_value_keeps_the_original() -> None:
+def test_a_rule_that_returns_none_for_a_dropped_value_keeps_the_original() -> None:
     b = Builder({**VOCABULARY, "toy_gate": replace(VOCABULARY["toy_gate"], rematerialise=_nothing)}, "fp32")
     with b.record("forward"), b.block(0):
         gated = b.apply("toy_gate", b.param("p", (T, 4), INIT))

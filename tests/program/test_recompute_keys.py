@@ -1,4 +1,4 @@
-"""Every `recompute_*` key, alone and together, on a Qwen3 in its planned memory: the same bits in less of it."""
+"""The `recompute_*` keys on a Qwen3, each alone and all together: bit-identical results in less memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = [DOCUMENTS[:2], DOCUMENTS[2:4], DOCUMENTS[4:]]
 
 
 def trained(precision: str, keys: frozenset[str]) -> tuple[dict[str, Tensor], int]:
-    """Loss and gradients of two micro-steps, and the lower bound of the first one's arena in bytes."""
+    """Return loss and gradients of two micro-steps, and the lower bound in bytes of the first one's arena."""
     config = tiny_config(tie_word_embeddings=True, attention_bias=True)
     model = PlannedModel(config, 3, 20, request=PRECISIONS[precision], recompute=keys, lmhead_chunks=4)
     generator = torch.Generator().manual_seed(0)
@@ -33,7 +33,7 @@ def trained(precision: str, keys: frozenset[str]) -> tuple[dict[str, Tensor], in
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_no_key_changes_a_bit_and_every_key_saves_memory(precision: str) -> None:
+def test_every_key_is_bit_identical_and_saves_memory(precision: str) -> None:
     expected, before = trained(precision, frozenset())
     for keys in (*(frozenset({key}) for key in RECOMPUTE_LABELS), frozenset(RECOMPUTE_LABELS)):
         results, after = trained(precision, keys)

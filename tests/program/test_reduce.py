@@ -1,4 +1,7 @@
-"""Sums over workers: every gradient once, right after it is complete, in the last micro-step, and nowhere for one."""
+"""All-reduce over workers: each gradient once, as soon as it is complete, and only in the last micro-step.
+
+With one worker there is no all-reduce.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def reduces(program: Program) -> list[tuple[int, Op]]:
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 7])
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_every_program_that_is_built_is_run(steps: int, world_size: int) -> None:
+def test_every_micro_step_program_that_is_built_is_run(steps: int, world_size: int) -> None:
     counts = micro_step_counts(steps, world_size)
     assembly = model(world_size, steps).assembly
     built = [p for p in assembly.programs.values() if p.stage == "micro"]
@@ -35,7 +38,7 @@ def test_every_program_that_is_built_is_run(steps: int, world_size: int) -> None
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_with_one_worker_nothing_is_summed(steps: int) -> None:
+def test_with_one_worker_there_is_no_all_reduce(steps: int) -> None:
     programs = model(1, steps).assembly.programs.values()
     assert not [op for program in programs for op in program.ops if op.lane != "compute" or op.kind == "all_reduce"]
 
@@ -43,7 +46,7 @@ def test_with_one_worker_nothing_is_summed(steps: int) -> None:
 @pytest.mark.parametrize("dtypes", DTYPES)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_each_gradient_and_the_loss_are_summed_once_in_the_last_micro_step(steps: int, tied: bool, dtypes: str) -> None:
+def test_gradients_and_loss_are_all_reduced_once_in_the_last_micro_step(steps: int, tied: bool, dtypes: str) -> None:
     assembly = model(4, steps, dtypes, tie_word_embeddings=tied).assembly
     *before, last = [p for p in assembly.programs.values() if p.stage == "micro"]
     assert not [op for program in (*before, assembly.programs["evaluate"]) for _, op in reduces(program)]
@@ -54,7 +57,7 @@ def test_each_gradient_and_the_loss_are_summed_once_in_the_last_micro_step(steps
 
 
 @pytest.mark.parametrize("dtypes", DTYPES)
-def test_a_sum_follows_the_last_write_of_its_values_at_once(dtypes: str) -> None:
+def test_an_all_reduce_directly_follows_the_last_write_of_its_values(dtypes: str) -> None:
     program = model(2, 2, dtypes).assembly.programs["micro_last"]
     for index, op in reduces(program):
         writers = [i for i, other in enumerate(program.ops) for v in op.ins if v in other.outs and other is not op]
@@ -62,8 +65,8 @@ def test_a_sum_follows_the_last_write_of_its_values_at_once(dtypes: str) -> None
         assert max(writers) < index and all(other.kind == "all_reduce" for other in between)
 
 
-def test_a_block_is_one_sum_over_one_range_of_memory() -> None:
-    """What lies between its gradients is alignment."""
+def test_a_block_is_reduced_as_one_contiguous_range() -> None:
+    """The gradients of a block are adjacent in memory except for alignment padding."""
     assembly = model(2, 1).assembly
     offsets = assembly.memory.segments["grad"].offsets
     found = {op.block: op for _, op in reduces(assembly.programs["micro_only"]) if op.block >= 0}
@@ -75,7 +78,7 @@ def test_a_block_is_one_sum_over_one_range_of_memory() -> None:
         assert start + 4 * elements == offsets[last] + last.nbytes
 
 
-def test_ranges_part_at_gaps_dtypes_and_order() -> None:
+def test_ranges_are_split_at_gaps_dtype_changes_and_order_changes() -> None:
     a, b, c = Value("a", (3,), "fp32", "grad"), Value("b", (64,), "fp32", "grad"), Value("c", (5,), "bf16", "grad")
     assert ranges([(0, a), (256, b)]) == ((0, 128, "fp32"),)
     assert ranges([(256, b), (0, a)]) == ((256, 64, "fp32"), (0, 3, "fp32"))
@@ -83,15 +86,15 @@ def test_ranges_part_at_gaps_dtypes_and_order() -> None:
     assert ranges([(0, a), (256, c), (512, b)]) == ((0, 3, "fp32"), (256, 5, "bf16"), (512, 64, "fp32"))
 
 
-def test_a_value_that_nobody_writes_cannot_be_summed() -> None:
+def test_a_value_that_no_op_writes_cannot_be_reduced() -> None:
     planned = model(1, 1)
     orphan = Value("orphan", (3,), "fp32", "grad")
-    with pytest.raises(ProgramError, match=r"micro_first: never written.*orphan"):
+    with pytest.raises(ProgramError, match=r"micro_first: cannot all-reduce values that no op writes: orphan"):
         reduce(planned.assembly.programs["micro_first"], {orphan: orphan}, (), None, 2)  # type: ignore[arg-type]
 
 
-def test_a_worker_alone_refuses_the_programs_of_several() -> None:
+def test_a_single_worker_cannot_run_the_program_of_two() -> None:
     planned = model(2, 1)
     planned.write([[list(range(8))]], 1.0)
-    with pytest.raises(ProgramError, match="it sums over 2 workers, and this one has no way to the others"):
+    with pytest.raises(ProgramError, match="all_reduce over 2 workers, but the reference runs a single worker"):
         planned.executor.run("micro_only")

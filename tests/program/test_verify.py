@@ -1,4 +1,4 @@
-"""`verify` accepts what the builder emits, and names op, block and source line of whatever breaks a rule."""
+"""`verify` accepts programs from the builder and reports violations with op, block and source line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Values = dict[str, Value]
 
 
 def sound() -> tuple[Program, Values]:
-    """Three ops of block 3: h = linear(x, w); act = swiglu(h); watched, largest = toy_watch(act, largest)."""
+    """Return three ops of block 3: h = linear(x, w); act = swiglu(h); watched, largest = toy_watch(act, largest)."""
     b = Builder(VOCABULARY, "fp32")
     values = {
         "x": b.input("x", (4, 6), "fp32"),
@@ -35,7 +35,7 @@ def sound() -> tuple[Program, Values]:
 
 
 def edited(index: int, **fields: object) -> Callable[[Program, Values], Program]:
-    """Replace fields of op `index`; names in a tuple stand for values."""
+    """Return an edit that replaces fields of op `index`. A tuple of names stands for the values of these names."""
 
     def edit(program: Program, values: Values) -> Program:
         changes = {k: tuple(values[n] for n in v) if isinstance(v, tuple) else v for k, v in fields.items()}
@@ -91,7 +91,7 @@ VIOLATIONS: dict[str, tuple[str, str, Callable[[Program, Values], Program]]] = {
 }
 
 
-def test_what_the_builder_emits_is_sound() -> None:
+def test_a_program_from_the_builder_passes() -> None:
     program, _ = sound()
     verify(program, VOCABULARY)
 
@@ -111,14 +111,14 @@ def test_violation_is_reported_with_op_block_and_line(name: str) -> None:
     )
 
 
-def test_an_output_that_nobody_writes_is_reported() -> None:
+def test_an_output_that_no_op_writes_is_reported() -> None:
     program, _ = sound()
     shortened = replace(program, ops=program.ops[:2])
     with pytest.raises(ProgramError, match=r"sound: output 3\.watched.* is never written"):
         verify(shortened, VOCABULARY)
 
 
-def test_a_gradient_may_be_stored_narrower_than_it_is_computed() -> None:
+def test_a_gradient_may_be_stored_in_a_narrower_dtype() -> None:
     program, values = sound()
     gradient = Value("grad.w", (8, 6), "bf16", "grad")
     op = Op("linear_wgrad", (values["h"], values["x"]), (gradient,))
@@ -126,7 +126,7 @@ def test_a_gradient_may_be_stored_narrower_than_it_is_computed() -> None:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_every_pass_over_a_random_program_leaves_it_sound(seed: int) -> None:
+def test_every_pass_keeps_random_programs_valid(seed: int) -> None:
     """`family` verifies after each pass."""
     for dtype, grad_dtype in (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16")):
         family(seed, dtype=dtype, grad_dtype=grad_dtype, labels=frozenset({"norm", "rstd", "swiglu", "gated", "split"}))

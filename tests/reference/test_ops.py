@@ -1,4 +1,4 @@
-"""The standard ops against independent formulations: torch's own functions, and documents one at a time."""
+"""The references of the standard ops, compared with torch's own functions and with one document at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from surogate_core.reference import ops
 
 ROUNDING = {torch.float64: 2**-53, torch.float32: 2**-24, torch.bfloat16: 2**-8}
-"""The most by which a rounding to nearest errs, relatively."""
+"""Largest relative error of rounding to nearest."""
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
@@ -24,7 +24,10 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
 
 
 def close(got: Tensor, exact: Tensor, terms: int, *, roundings: int = 1) -> None:
-    """`got` errs, in the 2-norm, by `roundings` to its dtype and `terms` of the arithmetic, which is fp32 or fp64."""
+    """Check the relative error of `got` in the 2-norm.
+
+    The bound is `roundings` roundings to its dtype and `terms` roundings of the arithmetic, which is fp32 or fp64.
+    """
     arithmetic = torch.float64 if got.dtype == torch.float64 else torch.float32
     bound = roundings * ROUNDING[got.dtype] + terms * ROUNDING[arithmetic]
     assert (got.double() - exact.double()).norm() <= bound * exact.double().norm()
@@ -37,7 +40,10 @@ DOCUMENTS = [[0, 12], [0, 1, 2, 12], [0, 5, 5, 9, 12, 12, 12], [0, 3, 6, 9, 12],
 
 
 def one_at_a_time(qkv: Tensor, cu: list[int], heads: int, groups: int, size: int) -> tuple[Tensor, Tensor]:
-    """torch's SDPA on each document alone, key/value heads repeated; and the log-sum-exp of the masked products."""
+    """Apply torch's SDPA to each document separately, with repeated key/value heads.
+
+    Returns the outputs and the log-sum-exp of the masked scores.
+    """
     q, k, v = qkv.split([heads * size, groups * size, groups * size], dim=1)
     outs, lses = [], []
     for start, end in pairwise(cu):
@@ -59,7 +65,7 @@ def one_at_a_time(qkv: Tensor, cu: list[int], heads: int, groups: int, size: int
 def test_attention_is_sdpa_of_each_document(
     heads: int, groups: int, size: int, cu: list[int], dtype: torch.dtype
 ) -> None:
-    """Exact: the same inputs in fp64. Sums of at most 12 weights and 6 products."""
+    """Compares with the same inputs in fp64. Sums have at most 12 weights and 6 products."""
     qkv = random(12, (heads + 2 * groups) * size, dtype=dtype)
     attrs = {"n_heads": heads, "n_kv_heads": groups, "head_dim": size, "seq_len": 12}
     out, lse = ops.attention(qkv, torch.tensor(cu, dtype=torch.int32), **attrs)
@@ -89,7 +95,7 @@ def test_attention_backward_is_that_of_sdpa(
 
 
 def test_no_token_attends_across_documents() -> None:
-    """Another content in one document leaves the others' results and gradients bit-identical."""
+    """Changing one document leaves results and gradients of the others bit-identical."""
     attrs = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 6, "seq_len": 12}
     cu = torch.tensor([0, 5, 9, 12], dtype=torch.int32)
     qkv, dout = random(12, 48), random(12, 24, seed=1)
@@ -103,6 +109,34 @@ def test_no_token_attends_across_documents() -> None:
         assert torch.equal(before[:5], after[:5])
         assert torch.equal(before[9:], after[9:])
         assert not torch.equal(before[5:9], after[5:9])
+
+
+@pytest.mark.parametrize("bias", [0.0, 10.0, 100.0])
+def test_attention_of_keys_that_are_nearly_alike_is_as_exact_as_torchs(bias: float) -> None:
+    """Keys share a component of `bias` standard deviations, as the key biases of published Qwen2.5 models give them.
+    What is left of it must cancel: errors of outputs and of each gradient are those of torch's autograd in fp32."""
+    heads, groups, size, cu = 4, 2, 16, [0, 16, 64]
+    attrs = {"n_heads": heads, "n_kv_heads": groups, "head_dim": size, "seq_len": 64}
+    pieces = [heads * size, groups * size, groups * size]
+    ratios = []
+    for seed in range(8):
+        qkv, dout = random(64, sum(pieces), seed=seed), random(64, pieces[0], seed=100 + seed)
+        qkv[:, pieces[0] : pieces[0] + pieces[1]] += bias * random(1, pieces[1], seed=200 + seed)
+        qkv[:, : pieces[0]] *= 0.1
+        results = []
+        for dtype in (torch.float64, torch.float32):
+            leaf = qkv.to(dtype, copy=True).requires_grad_()
+            out = one_at_a_time(leaf, cu, heads, groups, size)[0]
+            (gradient,) = torch.autograd.grad(out, leaf, dout.to(dtype))
+            results.append([out.detach(), *gradient.split(pieces, dim=1)])
+        documents = torch.tensor(cu, dtype=torch.int32)
+        out, lse = ops.attention(qkv, documents, **attrs)
+        ours = [out, *ops.attention_bwd(dout, qkv, out, lse, documents, **attrs).split(pieces, dim=1)]
+        exact, torchs = results
+        errors = [[float((a.double() - b).norm()) for a, b in zip(x, exact, strict=True)] for x in (ours, torchs)]
+        ratios.append([mine / other for mine, other in zip(*errors, strict=True)])
+    mean = torch.tensor(ratios).mean(0)
+    assert mean.max() < 1.4, mean
 
 
 def test_large_scores_do_not_overflow() -> None:
@@ -119,7 +153,7 @@ def test_large_scores_do_not_overflow() -> None:
 
 
 def backward(function: Callable[..., Tensor], dy: Tensor, *ins: Tensor) -> tuple[Tensor, ...]:
-    """Gradients of `function` in fp64, by torch."""
+    """Return the gradients of `function`, computed by torch autograd in fp64."""
     leaves = [x.double().requires_grad_() for x in ins]
     return torch.autograd.grad(function(*leaves), leaves, dy.double())
 
@@ -216,8 +250,8 @@ def test_cross_entropy_and_its_gradients_are_torchs_in_any_number_of_chunks(dtyp
 
 @pytest.mark.parametrize("chunks", [1, 4])
 def test_cross_entropy_in_bf16_rounds_logits_and_their_gradient(chunks: int) -> None:
-    """Logits of size 4 are rounded to 2^-7: the loss errs by that much a row, at most; gradients relatively by as much
-    and two roundings more."""
+    """Logits of magnitude 4 are rounded to 2^-7, so the loss errs by at most that much per row. The gradients have a
+    relative error of the same size, plus two roundings."""
     x, w = head(torch.bfloat16)
     loss, dx, dw = ops.lm_head_ce_grads(x, w, TARGETS, torch.tensor(0.25), chunks=chunks, wrt=BOTH)
     assert (loss.dtype, dx.dtype, dw.dtype) == (torch.float32, torch.bfloat16, torch.float32)
@@ -228,7 +262,7 @@ def test_cross_entropy_in_bf16_rounds_logits_and_their_gradient(chunks: int) -> 
 
 
 @pytest.mark.parametrize("chunks", [1, 3, 12])
-def test_rows_without_a_label_count_for_exactly_nothing(chunks: int) -> None:
+def test_unlabelled_rows_have_no_effect(chunks: int) -> None:
     x, w = head(torch.float32)
     poisoned = x.clone()
     poisoned[TARGETS < 0] = float("nan")
@@ -250,7 +284,7 @@ def test_without_any_label_loss_and_gradients_are_zero() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_gradient_left_out_changes_no_bit_of_the_others(dtype: torch.dtype) -> None:
+def test_omitting_a_gradient_leaves_the_other_results_bit_identical(dtype: torch.dtype) -> None:
     x, w = head(dtype)
     whole = ops.lm_head_ce_grads(x, w, TARGETS, torch.tensor(0.25), chunks=3, wrt=BOTH)
     for i in BOTH:
@@ -292,7 +326,7 @@ def test_max_norm_zero_means_no_clipping() -> None:
 @pytest.mark.parametrize("max_norm", [0.0, 1.0])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf"), 1e38])
 def test_a_norm_that_is_not_finite_gives_a_nan_coefficient(bad: float, max_norm: float) -> None:
-    """1e38 squared is not finite in fp32: that step must be skipped as well, or not overflow at all."""
+    """1e38 squared overflows in fp32. Either the norm avoids the overflow or the step must be skipped too."""
     gradient = random(5)
     gradient[2] = bad
     norm, coef = ops.global_norm(random(3), gradient, max_norm=max_norm)

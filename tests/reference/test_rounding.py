@@ -1,4 +1,4 @@
-"""Philox and stochastic rounding, bit for bit against published answers and a slow second formulation."""
+"""Philox and stochastic rounding, bit-exact against published test vectors and an independent implementation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ONES = 0xFFFFFFFF
 
 
 def philox_in_python(counter: tuple[int, ...], key: tuple[int, int]) -> tuple[int, ...]:
-    """Philox4x32-10 in Python's own integers, as in the paper: ten rounds, the key bumped between them."""
+    """Philox4x32-10 with Python integers, as in the paper: ten rounds with a key update between them."""
     c, k = list(counter), list(key)
     for _ in range(10):
         high0, low0 = divmod(c[0] * 0xD2511F53, 1 << 32)
@@ -43,12 +43,12 @@ def words(counter: tuple[int, ...], key: tuple[int, int]) -> tuple[int, ...]:
         ),
     ],
 )
-def test_philox_gives_the_known_answers(counter: tuple[int, ...], key: tuple[int, int], expected: str) -> None:
+def test_philox_matches_published_test_vectors(counter: tuple[int, ...], key: tuple[int, int], expected: str) -> None:
     assert " ".join(f"{word:08x}" for word in words(counter, key)) == expected
     assert " ".join(f"{word:08x}" for word in philox_in_python(counter, key)) == expected
 
 
-def test_philox_agrees_with_plain_integers() -> None:
+def test_philox_on_tensors_agrees_with_python_integers() -> None:
     rng = Random(0)
     for _ in range(200):
         counter = tuple(rng.getrandbits(32) for _ in range(4))
@@ -57,7 +57,7 @@ def test_philox_agrees_with_plain_integers() -> None:
 
 
 def test_random_bits_are_laid_out_as_documented() -> None:
-    """Key (seed low, high), counter (block low, high, stream, step); element e: half e % 2 of word e // 2 of 4."""
+    """Key (seed low, high), counter (block low, high, stream, step). Element e uses half e % 2 of word e // 2."""
     seed, stream, step = 0x0123456789ABCDEF, 0xDEADBEEF, 77
     bits = random_16_bits(21, seed=seed, stream=stream, step=step).tolist()
     for element, value in enumerate(bits):
@@ -74,14 +74,14 @@ def test_random_bits_of_a_prefix_are_a_prefix() -> None:
 
 @pytest.mark.parametrize("change", [{"seed": 2}, {"seed": 1 + (1 << 32)}, {"seed": -1}, {"stream": 3}, {"step": 4}])
 def test_random_bits_depend_on_seed_stream_and_step(change: dict[str, int]) -> None:
-    """Two independent sequences of 4096 agree in 4096 / 2^16 = 0.06 places on average."""
+    """Two independent sequences of 4096 numbers agree in 4096 / 2^16 = 0.06 positions on average."""
     given = {"seed": 1, "stream": 2, "step": 3}
     same = random_16_bits(4096, **given) == random_16_bits(4096, **(given | change))
     assert int(same.sum()) <= 3
 
 
 def test_random_bits_are_uniform() -> None:
-    """Each of 256 bins of 2^16 draws holds 256 +- 16: chi squared over 255 degrees of freedom, 6 sigma."""
+    """2^16 draws in 256 bins give 256 +- 16 per bin. The bound is 6 sigma of chi squared, 255 degrees of freedom."""
     bits = random_16_bits(1 << 16, seed=9, stream=1, step=1)
     for part in (bits >> 8, bits & 0xFF):
         counts = torch.bincount(part, minlength=256).double()
@@ -108,13 +108,13 @@ def bf16_bits(x: Tensor) -> list[int]:
         (0xFFFF, [0x3F80, 0x3F81, 0xBF81, 0x404A, 0x0DA3, 0x4780]),
     ],
 )
-def test_stochastic_rounding_gives_the_known_answers(random: int, expected: list[int]) -> None:
+def test_stochastic_rounding_matches_known_results(random: int, expected: list[int]) -> None:
     x = from_bits([0x3F800000, 0x3F8020C5, 0xBF8020C5, 0x40490FD0, 0x0DA24260, 0x477FE000])
     assert bf16_bits(round_stochastic(x, torch.full((6,), random))) == expected
 
 
 def test_stochastic_rounding_is_exactly_unbiased() -> None:
-    """Over all 2^16 random numbers the mean of the results is x itself, to the last bit, subnormal and negative too."""
+    """The mean of the results over all 2^16 random numbers is exactly x, also for subnormal and negative numbers."""
     every = torch.arange(1 << 16)
     for pattern in (0x3F8020C5, 0xBF8020C5, 0x40490FD0, 0x477FE000, 0x00012345, 0x80000001, 0x7F000001):
         x = from_bits([pattern])
@@ -125,13 +125,13 @@ def test_stochastic_rounding_is_exactly_unbiased() -> None:
         assert len(values) <= 2
 
 
-def test_numbers_that_bf16_holds_are_not_moved() -> None:
+def test_numbers_representable_in_bf16_are_unchanged() -> None:
     x = torch.randn(1000).bfloat16().float()
     assert torch.equal(round_stochastic(x, torch.full((1000,), 0xFFFF)).float(), x)
 
 
-def test_infinities_and_nan_stay_what_they_are() -> None:
-    """A carry must not turn a NaN into infinity, or infinity into NaN."""
+def test_infinities_and_nan_are_preserved() -> None:
+    """A carry must not turn NaN into infinity or infinity into NaN."""
     x = from_bits([0x7F800000, 0xFF800000, 0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF])
     for random in (0, 0xFFFF):
         rounded = round_stochastic(x, torch.full((5,), random))
@@ -139,13 +139,13 @@ def test_infinities_and_nan_stay_what_they_are() -> None:
         assert rounded[2:].isnan().all()
 
 
-def test_rounding_takes_any_shape_and_strides() -> None:
+def test_rounding_accepts_any_shape_and_strides() -> None:
     x = torch.randn(6, 4).T
     bits = random_16_bits(24, seed=1, stream=1, step=1)
     assert torch.equal(round_stochastic(x, bits), round_stochastic(x.reshape(-1), bits).view(4, 6))
 
 
-def test_store_rounds_only_what_becomes_narrower() -> None:
+def test_store_rounds_stochastically_only_to_a_narrower_dtype() -> None:
     x = torch.randn(64)
     key = {"seed": 1, "stream": 2, "step": 3}
     assert torch.equal(store(x, torch.float32, **key), x)

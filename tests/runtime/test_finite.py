@@ -208,9 +208,12 @@ def test_the_moment_is_told(runs: list[str], moment: str) -> None:
 def test_a_broken_weight_is_named_as_its_checkpoint_has_it() -> None:
     weights = [WeightMap("qkv", (HFTensor("q", (4, 3)), HFTensor("k", (2, 3)))), WeightMap("w", (HFTensor("v", (3,)),))]
     params = {"qkv": torch.zeros(6, 3), "w": torch.zeros(3)}
-    refuse_nonfinite_weights(params, weights, Path("model"))
+    refuse_nonfinite_weights(params, weights, Path("model"), lambda folder, tensor: folder / f"{tensor}.safetensors")
     params["qkv"][5, 1] = INF
     with pytest.raises(
-        ConfigError, match=r"model: weights hold NaN or inf.*\n  k \[2, 3\]: 1 inf of 6, first at \[1, 1\]$"
+        ConfigError,
+        match=r"model: weights hold NaN or inf.*\n  k\.safetensors: k \[2, 3\]: 1 inf of 6, first at \[1, 1\]$",
     ):
-        refuse_nonfinite_weights(params, weights, Path("model"))
+        refuse_nonfinite_weights(
+            params, weights, Path("model"), lambda folder, tensor: folder / f"{tensor}.safetensors"
+        )

@@ -35,6 +35,8 @@ class Way(Alone):
 
 
 class Reading:
+    finished_at = 0.0
+
     def __init__(self, values: tuple[float, float], ready: Callable[[], bool]) -> None:
         self._values, self._ready = values, ready
 
@@ -167,12 +169,12 @@ def test_a_step_is_not_waited_for_until_it_is_read(make: Make) -> None:
 
 
 @pytest.mark.parametrize("stage", ["make", "connect", "start", "micro_step", "update", "settle", "evaluate"])
-def test_a_rank_that_raises_while_the_other_waits_for_it_ends_the_run_within_seconds(make: Make, stage: str) -> None:
+def test_a_rank_that_raises_while_the_other_waits_for_it_ends_the_run_and_frees_it(make: Make, stage: str) -> None:
     """Noticed at the next call or while waiting; the first to fail is named, whatever its failure does to others."""
-    began = time.monotonic()
+    freed: list[bool] = []
 
     def fails_later(fake: Fake) -> None:
-        blocks_until_freed(fake)
+        freed.append(fake.freed.wait(30))
         raise RuntimeError("only because it was freed")
 
     with pytest.raises(RunStopped, match=r"rank 1 of 2 \(GPU 1\) failed: ValueError: broken\. .*nothing of the step"):
@@ -181,7 +183,7 @@ def test_a_rank_that_raises_while_the_other_waits_for_it_ends_the_run_within_sec
         step(team).values()
         team.evaluate(1.0, 2.0)  # type: ignore[arg-type]
         team.settle()
-    assert time.monotonic() - began < 5
+    assert all(freed), "the run ended only when the other rank gave up by itself"
 
 
 def test_a_failed_device_is_found_through_its_reading(make: Make) -> None:
@@ -224,13 +226,13 @@ def test_closing_cancels_what_waits_frees_every_rank_and_is_bounded(
 ) -> None:
     monkeypatch.setattr(team_module, "CLOSE_SECONDS", 0.5)
     stuck = threading.Event()
-    team = make(micro_step=of_rank(0, lambda fake: stuck.wait(30)))
+    gave_up: list[bool] = []
+    team = make(micro_step=of_rank(0, lambda fake: gave_up.append(not stuck.wait(30))))
     step(team)
     while not team._threads[0].busy:
         time.sleep(0.01)
-    began = time.monotonic()
     team.close()
-    assert time.monotonic() - began < 5
+    assert not gave_up, "closing waited for the rank that is stuck"
     first, second = team._workers
     assert "close" in names(second) and "close" not in names(first) and "update" not in names(first)
     assert team._threads[0].busy and not team._threads[1].is_alive()

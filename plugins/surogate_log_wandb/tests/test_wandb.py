@@ -1,4 +1,4 @@
-"""Offline runs of Weights & Biases, read back from the file that `wandb sync` uploads."""
+"""Offline runs of Weights & Biases, read back from the files that `wandb sync` uploads."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tracker_reports import gpu_report, run_info, step_report
 
-from surogate_core.api import EvalReport, GpuReport, RunInfo, StepReport
+from surogate_core.api import EvalReport
 from surogate_core.errors import ConfigError
-from surogate_log_wandb.plugin import WandbOptions, surogate_loggers
 
-wandb = pytest.importorskip("wandb", reason="what is tested reports to it: pip install surogate-log-wandb")
+wandb = pytest.importorskip("wandb", reason="Weights & Biases is not installed: pip install surogate-log-wandb")
+plugin = pytest.importorskip(
+    "surogate_log_wandb.plugin", reason="the plugin is not installed: pip install surogate-log-wandb"
+)
 
-(DEFINITION,) = surogate_loggers()
+(DEFINITION,) = plugin.surogate_loggers()
 
 
 @pytest.fixture(autouse=True)
 def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wandb.teardown()  # it reads its variables once a process
+    wandb.teardown()  # wandb reads the environment once per process
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "HOME"):
@@ -32,48 +35,19 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
 
 
-def info(output_dir: Path, done_steps: int = 0) -> RunInfo:
-    return RunInfo(
-        run_name="tiny",
-        output_dir=output_dir,
-        total_steps=10,
-        steps_per_epoch=5,
-        tokens_per_step=64,
-        config={"learning_rate": 3e-4},
-        versions={"torch": "2.13.0"},
-        device="cpu",
-        parameters=10,
-        trainable_parameters=10,
-        done_steps=done_steps,
-    )
-
-
-def step(number: int) -> StepReport:
-    rates: dict[str, Any] = {"tokens": 64, "valid_tokens": 60, "tokens_per_second": 1e3, "duration_ms": 64.0}
-    return StepReport(step=number, epoch=number / 5, loss=10 - number, norm=0.5, lr=3e-4, time=1e9, **rates)
-
-
-def gpu(number: int) -> GpuReport:
-    return GpuReport(
-        step=number, gpu=0, utilization=0.75, memory_utilization=None, memory_used_bytes=2**30, time=1e9,
-        memory_total_bytes=None, power_watts=None, power_limit_watts=None, temperature_celsius=None,
-        sm_clock_mhz=None, memory_clock_mhz=None,
-    )  # fmt: skip
-
-
 def written(path: Path) -> Iterator[Any]:
-    """The records of a .wandb file: LevelDB's log format behind a header of seven bytes."""
+    """Yield the records of a .wandb file: LevelDB's log format after a header of seven bytes."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     data, at, begun = path.read_bytes(), 7, b""
     while at + 7 <= len(data):
-        if 32768 - at % 32768 < 7:  # no record's head fits into the rest of a block
+        if 32768 - at % 32768 < 7:  # a record header does not fit in the rest of the block
             at += 32768 - at % 32768
             continue
         _, length, kind = struct.unpack_from("<IHB", data, at)
         begun += data[at + 7 : at + 7 + length]
         at += 7 + length
-        if kind in (1, 4):  # whole, or the last part
+        if kind in (1, 4):  # a whole record, or its last part
             record = Record()
             record.ParseFromString(begun)
             begun = b""
@@ -81,7 +55,7 @@ def written(path: Path) -> Iterator[Any]:
 
 
 def history(output_dir: Path) -> tuple[str, dict[int, dict[str, float]], dict[str, Any]]:
-    """Id, rows by step and config of the newest offline run."""
+    """Return the id, the rows by step and the config of the newest offline run."""
     run_id, rows, config = "", {}, {}
     newest = max((output_dir / "wandb").glob("offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
     for record in written(newest):
@@ -95,29 +69,29 @@ def history(output_dir: Path) -> tuple[str, dict[int, dict[str, float]], dict[st
 
 
 def report(output_dir: Path, done_steps: int, last: int) -> None:
-    logger = DEFINITION.open(info(output_dir, done_steps), WandbOptions(wandb_project="p"))
+    logger = DEFINITION.open(run_info(output_dir, done_steps), plugin.WandbOptions(wandb_project="p"))
     for number in range(done_steps + 1, last + 1):
-        logger.step(step(number))
+        logger.step(step_report(number, loss=10 - number))
     logger.eval(EvalReport(step=last, loss=1.5, valid_tokens=60, duration_ms=3.0, time=1e9))
-    logger.gpu(gpu(last - 1))  # a look at a GPU may come late
+    logger.gpu(gpu_report(last - 1))  # a GPU sample may arrive late
     logger.close("done")
-    wandb.teardown()  # as at the end of a process: its own one writes behind
+    wandb.teardown()  # waits until wandb's process has written everything, as at exit
 
 
-def test_offline_rows_have_what_was_reported_and_a_resumed_run_has_the_same_id(tmp_path: Path) -> None:
+def test_offline_rows_contain_the_reports_and_a_resumed_run_keeps_its_id(tmp_path: Path) -> None:
     report(tmp_path, 0, 3)
     first, rows, config = history(tmp_path)
     assert {number: row["train/loss"] for number, row in rows.items()} == {1: 9, 2: 8, 3: 7}
     assert (rows[3]["eval/loss"], rows[3]["gpu/0/utilization"], rows[3]["train/norm"]) == (1.5, 0.75, 0.5)
     assert config["learning_rate"] == 3e-4 and config["device"] == "cpu"
 
-    time.sleep(1)  # W&B names its folders by the second
+    time.sleep(1)  # W&B names its folders by time, in seconds
     report(tmp_path, 2, 4)
     again, rows, _ = history(tmp_path)
     assert again == first == (tmp_path / "wandb/run_id").read_text().strip()
     assert {number: row["train/loss"] for number, row in rows.items()} == {3: 7, 4: 6}
 
-    report(tmp_path, 0, 1)  # a fresh start is another run
+    report(tmp_path, 0, 1)  # a fresh run gets a new id
     assert history(tmp_path)[0] != first
 
 
@@ -127,7 +101,7 @@ def test_disabled_writes_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not list(tmp_path.glob("wandb/*run-*"))
 
 
-def test_not_logged_in_is_told_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_login_is_an_error_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "online")
     with pytest.raises(ConfigError, match=r"report_to: wandb: .*WANDB_MODE=offline"):
-        DEFINITION.open(info(tmp_path), WandbOptions())
+        DEFINITION.open(run_info(tmp_path), plugin.WandbOptions())

@@ -72,3 +72,9 @@ def test_the_commands_name_adapter_base_and_a_rank_that_vllm_must_be_told() -> N
     )
     assert "peft=out/adapter" in told["lm-eval"]
     assert "--max-lora-rank" not in dict(commands(Path("out/adapter"), "b", LoraOptions()))["vLLM"]
+
+
+def test_vllm_has_no_line_for_what_it_refuses_or_would_scale_wrongly() -> None:
+    for keys in ({"lora_modules_to_save": ["norm"]}, {"lora_rank_pattern": {"q": 2}}, {"lora_alpha_pattern": {"q": 2}}):
+        told = dict(commands(Path("out/adapter"), "base", LoraOptions(**keys)))
+        assert told.keys() == {"PEFT", "lm-eval"}

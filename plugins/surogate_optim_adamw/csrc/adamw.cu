@@ -1,23 +1,27 @@
-// adamw: one step of AdamW (Loshchilov & Hutter 2019) for all parameters in one launch.
+// adamw: one step of AdamW (Loshchilov & Hutter 2019) for all params in one launch.
 //
 //   g = clip_coef * grad;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;  p *= 1 - lr wd;
 //   p -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)
 //
-// in fp32 on the unrounded moments, each operation rounded by itself (no fused multiply-add), and in the order of
-// `surogate_optim_adamw.reference:adamw`: the same bits. bf16 masters and moments are stored with stochastic rounding.
-// Nothing at all is written when clip_coef is not finite.
+// Arithmetic is fp32 on the unrounded moments. Each operation is rounded separately (no fused multiply-add), in the
+// order of `surogate_optim_adamw.reference:adamw`, so results are bit-identical to it. bf16 masters and moments are
+// stored with stochastic rounding. Nothing is written if clip_coef is not finite.
 //
-//   table      [tensors] entries of 9 int64 words, see Entry: grad, master, m, v fp32 or bf16 each; a work copy fp32
-//              or bf16, or none, which receives the stored master, rounded to nearest. Masters and moments are updated
-//              in place. Chunks are numbered through all tensors; one of `size` elements has ceil(size / chunk_size).
+//   table      [tensors] entries of 9 int64 words, see Entry: grad, master, m and v, each fp32 or bf16; optionally a
+//              work copy, fp32 or bf16, which receives the stored master, rounded to nearest. Masters and moments are
+//              updated in place. Chunks are numbered consecutively over all tensors; a tensor of `size` elements has
+//              ceil(size / chunk_size) chunks.
 //   clip_coef, lr  fp32 scalars; step int32 scalar, 1 at the first step; seed int64 scalar; all in device memory
 //
-// Random bits: Philox with the key `seed` and the counter (index of the eight elements, stream of the value, step); a
-// parameter has three streams, its own and two that differ from it in fixed bits (philox.cuh).
-// Any alignment and any size; 16-byte accesses for tensors whose buffers are all aligned to 16 bytes.
-// Grid: one block per chunk, eight elements a thread at a time. Moves 28 bytes an element with fp32 throughout, 14 with
-// bf16 throughout; expected at 85-90 % of bandwidth with fp32 states. Three Philox calls, two exact divisions and a
-// square root make some 110 instructions an element with bf16 throughout: there arithmetic limits it, at about half.
+// Random bits: Philox with the key `seed` and the counter (index of the eight elements, stream of the value, step). A
+// param has three streams: its own and two that differ from it in fixed bits (philox.cuh).
+//
+// Any size. Pointers are aligned to their element; accesses are 16 bytes wide for tensors whose buffers are all aligned
+// to 16 bytes. Grid: one block per chunk; a thread processes eight elements per iteration.
+//
+// Bytes moved per element: 28 with fp32 throughout, 14 with bf16 throughout. Expected: 85-90 % of bandwidth with fp32
+// states. With bf16 throughout, three Philox calls, two exact divisions and a square root take about 110 instructions
+// per element, and arithmetic limits the kernel to about half of the bandwidth.
 #include <cuda_bf16.h>
 
 #include <cstdint>
@@ -34,12 +38,12 @@ namespace {
 constexpr const char* op = "adamw";
 constexpr int threads = 256;
 
-// Streams of the stochastic rounding, as in the reference: one for each of the three values that a parameter owns.
+// Philox streams of the three values of a param, as in the reference.
 constexpr uint32_t master_stream = 0;
 constexpr uint32_t m_stream = 0x9E3779B9u;
 constexpr uint32_t v_stream = 0x7F4A7C15u;
 
-// Bits of Entry::flags, as `surogate_optim_adamw.kernels` sets them.
+// Bits of Entry::flags. `surogate_optim_adamw.kernels` sets them.
 constexpr uint32_t grad_bf16 = 1;
 constexpr uint32_t master_bf16 = 2;
 constexpr uint32_t m_bf16 = 4;
@@ -51,7 +55,7 @@ struct Entry {
     void* master;
     void* m;
     void* v;
-    void* copy;  // null: the master is the parameter itself
+    void* copy;  // null if the master is the param itself
     int64_t size;
     int64_t first_chunk;
     double weight_decay;
@@ -60,7 +64,7 @@ struct Entry {
 };
 static_assert(sizeof(Entry) == 9 * sizeof(int64_t));
 
-// What is the same for all elements of a tensor. Computed in fp64, then rounded, as the reference does.
+// Coefficients that are the same for all elements of a tensor. Computed in fp64 and then rounded, as in the reference.
 struct Rates {
     float coef, beta1, rest1, beta2, rest2, decay, rate, correction2, epsilon;
 };
@@ -100,7 +104,7 @@ __device__ __forceinline__ void store(void* base, bool bf16, int64_t first, cons
     }
 }
 
-// Stores a state; narrowing to bf16 rounds stochastically. `x` becomes what was stored.
+// Stores a state, with stochastic rounding to bf16. Sets `x` to the stored values.
 __device__ __forceinline__ void store_state(void* base, bool bf16, int64_t first, float (&x)[octet], int64_t count,
                                             bool whole, int64_t seed, uint32_t stream, int step) {
     if (bf16) {
@@ -121,8 +125,8 @@ __global__ void __launch_bounds__(threads)
     if (!isfinite(coef)) {
         return;
     }
-    // The tensor that chunk blockIdx.x belongs to is the last that begins at or before it: empty tensors begin where
-    // the next one does.
+    // Chunk blockIdx.x belongs to the last tensor whose first chunk is at or before it. An empty tensor has the same
+    // first chunk as the next tensor.
     int64_t begun = 0;
     for (int64_t base = 0; base < tensors; base += threads) {
         const int64_t i = base + threadIdx.x;

@@ -1,4 +1,4 @@
-// Launcher of adamw.cu; what its arguments mean is said there.
+// Launcher of adamw.cu, which documents its arguments.
 #pragma once
 
 #include <cuda_runtime_api.h>

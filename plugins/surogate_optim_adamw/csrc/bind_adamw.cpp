@@ -1,4 +1,4 @@
-// Binding of the launcher in adamw.h: addresses as integers, the stream last.
+// Python binding of the launcher in adamw.h. Pointers are passed as integers; the stream is the last argument.
 #include <nanobind/nanobind.h>
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-"""AdamW against torch's own, and what bf16 masters and moments must keep: the mean, the seed, skipped steps."""
+"""AdamW compared with torch's, and properties of bf16 masters and moments: unbiased, reproducible, skippable steps."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from surogate_optim_adamw.adamw import ADAMW, ADAMW_OP, AdamWOptions
 OPS = {definition.kind: definition for definition in (*STANDARD_OPS, ADAMW_OP)}
 SHAPES = [(), (1,), (7,), (64,), (1, 1), (33, 17), (3, 5, 7)]
 SCALES = [1.0, 1e-2, 1e-5]
-"""Sizes of the gradients of every third shape: beside the last, an epsilon of 1e-6 is not small."""
+"""Magnitudes of the gradients, in turn for each shape. Relative to the last, an epsilon of 1e-6 is not small."""
 
 STEPS = 20
 
 
 class Updates:
-    """AdamW over params named after their place, in planned buffers. Contents are drawn by `draw`."""
+    """AdamW over params in planned buffers. A param is named by its index; `draw` sets random contents."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Updates:
         return self.buffers.persistent(self.declared[value] if isinstance(value, str) else value)
 
     def draw(self, generator: torch.Generator) -> None:
-        """Masters of size one; the work copies are what the masters round to."""
+        """Set the masters to random values of magnitude one, and the work copies to the rounded masters."""
         for p in self.params:
             self[p.master].copy_(torch.randn(p.param.shape, generator=generator, dtype=torch.float64))
             self[p.param].copy_(self[p.master])
@@ -92,7 +92,7 @@ class Updates:
         self.executor.run("update")
 
     def everything(self) -> dict[str, Tensor]:
-        """Bits of params, masters and moments."""
+        """Return the bytes of params, masters and moments."""
         kept = {name: v for name, v in self.declared.items() if v.role in ("param", "state")}
         return {name: self[v].clone().reshape(-1).view(torch.uint8) for name, v in kept.items()}
 
@@ -110,7 +110,7 @@ def draw_like(values: Sequence[ParamGrad], gen: torch.Generator) -> list[Tensor]
 
 
 def ulp(x: Tensor) -> Tensor:
-    """Distance of neighbouring bf16 numbers at `x`."""
+    """Return the spacing of bf16 numbers at `x`."""
     return torch.ldexp(torch.ones_like(x), torch.frexp(x)[1] - 8)
 
 
@@ -118,11 +118,11 @@ def ulp(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("dtype", "eps"), [("fp32", 2.0**-24), ("fp64", 2.0**-53)])
-def test_twenty_steps_follow_torch(dtype: str, eps: float) -> None:
-    """Only matrices decay; gradients are scaled by the clip coefficient; the rate changes from step to step.
+def test_twenty_steps_match_torch(dtype: str, eps: float) -> None:
+    """Only matrices have decay, gradients are scaled by the clip coefficient, and the rate changes at every step.
 
-    A step rounds the param three times (decay, difference) and its update, of size lr, some ten times, in a different
-    order from torch's: each may differ by eps of its size. In fp64 that is far below 1e-12.
+    A step rounds the param three times (decay, difference) and its update, of magnitude lr, about ten times, in a
+    different order from torch. Each rounding has a relative error of eps. In fp64 the total is far below 1e-12.
     """
     ours = Updates(
         SHAPES, model=dtype, state=dtype, weight_decay=0.1, adamw_beta1=0.875, adamw_beta2=0.96875, adamw_epsilon=1e-6
@@ -149,11 +149,11 @@ def test_twenty_steps_follow_torch(dtype: str, eps: float) -> None:
             state = optimizer.state[parameter]
             for name, key, size in (("m", "exp_avg", 5 * SCALES[i % 3]), ("v", "exp_avg_sq", (5 * SCALES[i % 3]) ** 2)):
                 moment = ours[f"adamw.{name}.{p.param.name}"]
-                assert (moment - state[key]).abs().max() <= 3 * step * eps * size  # three roundings a step
+                assert (moment - state[key]).abs().max() <= 3 * step * eps * size  # three roundings per step
 
 
 def test_the_first_step_is_lr_times_the_sign() -> None:
-    """Bias correction: m / sqrt(v) = sign(g), whatever the size of the gradient and the betas."""
+    """With bias correction, m / sqrt(v) = sign(g) for any gradient and any betas."""
     for size in (1e-3, 1.0, 1e4):
         ours = Updates([(256,)], adamw_epsilon=1e-12)
         grad = size * (torch.rand(256, generator=generator()) + 0.5)
@@ -162,7 +162,7 @@ def test_the_first_step_is_lr_times_the_sign() -> None:
 
 
 def test_only_matrices_decay() -> None:
-    """With no gradient, decay is all that happens."""
+    """With zero gradients, decay is the only change."""
     ours = Updates(SHAPES, weight_decay=0.5)
     ours.draw(generator())
     before = [ours[p.param].clone() for p in ours.params]
@@ -181,7 +181,7 @@ def test_the_clip_coefficient_scales_the_gradient() -> None:
     assert all(torch.equal(bits, kept[name]) for name, bits in clipped.everything().items())
 
 
-def test_options_outside_their_range_are_refused() -> None:
+def test_options_outside_their_range_are_rejected() -> None:
     for wrong in ({"adamw_beta1": 1.0}, {"adamw_beta2": -0.1}, {"adamw_epsilon": 0.0}, {"beta1": 0.9}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             AdamWOptions(**wrong)
@@ -227,12 +227,15 @@ def test_the_work_copy_is_the_master_rounded_to_nearest() -> None:
 
 
 def rounded_and_exact(seeds: int, **narrow: Any) -> tuple[Updates, Updates, dict[str, Tensor]]:
-    """(narrow, fp32, errors in units in the last place [seeds, elements] by state), of one step from equal states."""
+    """Run one step from equal states with `narrow` dtypes and in fp32.
+
+    Returns both and {state: errors [seeds, elements] in units in the last place}.
+    """
     shapes = [(16, 32)]
     gen = generator(5)
     ours, exact = Updates(shapes, grad="fp32", **narrow), Updates(shapes, grad="fp32")
     for updates in (ours, exact):
-        updates.step([torch.ones(shapes[0])], step=1, lr=0.0)  # the moments exist
+        updates.step([torch.ones(shapes[0])], step=1, lr=0.0)  # initializes the moments
     contents = {
         "0": torch.randn(shapes[0], generator=gen),
         "adamw.m.0": torch.randn(shapes[0], generator=gen),
@@ -261,26 +264,26 @@ def rounded_and_exact(seeds: int, **narrow: Any) -> tuple[Updates, Updates, dict
     ],
     ids=["master", "moments", "both"],
 )
-def test_stochastic_rounding_keeps_the_mean(narrow: dict[str, Any], states: tuple[str, ...]) -> None:
-    """A rounding errs by less than a unit with mean zero, its standard deviation at most 1/2. Mean of all: within 5
-    standard deviations. Mean over the seeds of each of 512 elements: within 6, so that the largest is."""
+def test_stochastic_rounding_is_unbiased(narrow: dict[str, Any], states: tuple[str, ...]) -> None:
+    """A rounding error is less than one unit, with mean zero and a standard deviation of at most 1/2. The mean of all
+    errors must be within 5 standard deviations, the mean over the seeds of each of the 512 elements within 6."""
     seeds = 200
     _, _, errors = rounded_and_exact(seeds, **narrow)
     for name, error in errors.items():
         if name not in states:
-            assert not error.any(), name  # fp32 states: to the bit, since the step uses the unrounded moments
+            assert not error.any(), name  # fp32 states are bit-identical, because the step uses the unrounded moments
             continue
         assert error.abs().max() < 1, name
-        assert error.std() > 0.3, f"{name}: hardly anything was rounded"
+        assert error.std() > 0.3, f"{name}: almost no value was rounded"
         assert abs(error.mean()) < 5 * 0.5 / error.numel() ** 0.5, name
         assert error.mean(0).abs().max() < 6 * 0.5 / seeds**0.5, name
 
 
-def test_an_update_far_below_half_a_unit_still_moves_the_mean() -> None:
-    """400 steps of 1e-5 down from 1, where neighbours are 2^-8 apart: rounding to nearest would stay at 1.
+def test_updates_far_below_half_a_unit_change_the_mean() -> None:
+    """Takes 400 steps of 1e-5 down from 1, where bf16 numbers are 2^-8 apart. Rounding to nearest would stay at 1.
 
-    A step moves an element by a unit with probability 1e-5 / 2^-8, so a sum of 400 has a variance of at most
-    400 x 1e-5 x 2^-8; the mean of 4096 elements is within five standard deviations.
+    A step changes an element by one unit with probability 1e-5 / 2^-8, so the sum of 400 steps has a variance of at
+    most 400 x 1e-5 x 2^-8. The mean of 4096 elements must be within five standard deviations.
     """
     ours = Updates([(4096,)], model="bf16", grad="fp32", adamw_epsilon=1e-12)
     ours["0"].fill_(1.0)
@@ -312,7 +315,7 @@ def test_another_seed_rounds_everything_differently() -> None:
 
 
 def test_another_step_rounds_differently() -> None:
-    """The moments do not depend on the step's number but by the bits."""
+    """The moments depend on the step number only through the random bits."""
     one, other = bits_of_a_step(step=5), bits_of_a_step(step=6)
     assert all(not torch.equal(one[f"adamw.{name}.0"], other[f"adamw.{name}.0"]) for name in "mv")
 
@@ -324,7 +327,7 @@ def test_equal_params_round_independently() -> None:
 
 
 def test_master_and_moments_round_independently() -> None:
-    """Errors drawn from one stream would correlate by 1/2; independent ones by 1 / sqrt(N)."""
+    """Errors from a common stream would have a correlation of 1/2, independent ones of about 1 / sqrt(N)."""
     _, _, errors = rounded_and_exact(40, model="bf16", state="bf16")
     correlation = torch.corrcoef(torch.stack([error.flatten() for error in errors.values()])) - torch.eye(3)
     assert correlation.abs().max() < 5 / errors["0"].numel() ** 0.5

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .api import AdapterDef
+from .api import AdapterDef, Merge
+from .config import ADAPTER
 from .errors import ConfigError
-from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
+from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, find_local, resolve_model_dir
 from .model_config import read_config
 from .prepare import Prepared
+from .registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +32,11 @@ def load_base(prepared: Prepared, params: Mapping[str, Tensor]) -> None:
     from .hf import load_weights
 
     given = prepared.ingredients
-    load_weights(prepared.model_dir, prepared.assembly.weights, params, given.model.ignored_tensors(given.dims))
+    load_weights(
+        *(prepared.model_dir, prepared.assembly.weights, params),
+        given.model.ignored_tensors(given.dims),
+        given.model.tied_copies(given.dims),
+    )
 
 
 def load_adapter(prepared: Prepared, params: Mapping[str, Tensor]) -> None:
@@ -85,21 +92,49 @@ def write_adapter(folder: Path, prepared: Prepared, params: Mapping[str, Tensor]
     copy_tokenizer(prepared.model_dir, folder)
 
 
-def merge_adapter(adapter: AdapterDef, folder: Path, output: Path, base: str | None) -> Path:
-    """Write the model that a saved adapter makes of its base, or of `base`, into `output`; returns the base's folder.
+def kind_of_adapter(registry: Registry, folder: Path) -> str:
+    """The name of the installed adapter whose file the folder holds. Raises ConfigError unless there is one."""
+    files = {name: registry.get("adapter", name).config_file for name in registry.names("adapter")}
+    found = [name for name, file in files.items() if (folder / file).is_file()]
+    if len(found) == 1:
+        return found[0]
+    if len(found) > 1:
+        raise ConfigError(f"{folder}: is an adapter of {' or '.join(found)}. Say which: --adapter {found[0]}.")
+    if len(files) == 1:  # which says itself what the folder lacks
+        return next(iter(files))
+    if not files:
+        raise registry.missing("adapter", ADAPTER)
+    wanted = ", ".join(f"{file} ({name})" for name, file in files.items())
+    raise ConfigError(f"{folder}: is no saved adapter: it holds none of {wanted}.")
 
-    Raises ConfigError where the files cannot be used, or would be replaced.
-    """
-    from .hf import CONFIG, save_files, write_merged
 
+@dataclass(frozen=True)
+class Merging:
+    """A saved adapter and its base, which can become one model."""
+
+    base_dir: Path
+    merge: Merge
+
+    def write(self, output: Path) -> None:
+        """Write the merged model into a folder, in place of a model that is there."""
+        from .hf import CONFIG, save_files, write_merged
+
+        merge = self.merge
+        save_files(output, lambda fresh: write_merged(fresh, self.base_dir, merge.changes, merge.may_lack), CONFIG)
+
+
+def open_merge(adapter: AdapterDef, folder: Path, base: str | None) -> Merging:
+    """Read the adapter in `folder` and find its base, or `base`. Raises ConfigError where they cannot become one."""
     merge = adapter.merge(folder)
     model = base or merge.base_model
     if not model:
         raise ConfigError(f"{folder / adapter.config_file}: names no base model. Name it: --base MODEL.")
+    if not base and merge.base_revision and find_local(model) is None:
+        raise ConfigError(
+            f"{folder / adapter.config_file}: revision is {merge.base_revision!r}, and models are fetched at their "
+            f"main revision. Fetch it (hf download {model} --revision {merge.base_revision} --local-dir base) and "
+            "name it: --base base."
+        )
     base_dir = resolve_model_dir(model, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES])
-    for source in (base_dir, folder):
-        if output.exists() and output.samefile(source):
-            raise ConfigError(f"{output}: is read to merge, and would be replaced. Name another folder.")
     merge.check(read_config(base_dir))
-    save_files(output, lambda fresh: write_merged(fresh, base_dir, merge.changes, merge.may_lack), CONFIG)
-    return base_dir
+    return Merging(base_dir, merge)

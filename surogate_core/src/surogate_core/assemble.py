@@ -5,9 +5,10 @@
                -> accumulate: micro_first, micro_next
                -> reduce, with several workers: micro_last, or micro_only where it is also the first
     evaluate   the forward program without what is for training alone, lowered by the same recipe
+               -> pending, of micro and evaluate: copies of the states that micro-steps write, if there are any
                micro and evaluate also in variants for batches of few documents
     load       masters from params
-    update     global norm, then the optimizer
+    update     global norm, then the optimizer; commits what is pending
 
 All of them share params, gradients, states, inputs, and one arena.
 """
@@ -23,6 +24,7 @@ from pydantic import BaseModel
 from .api import (
     AdapterDef,
     BatchInputs,
+    Definition,
     DeviceInfo,
     Dims,
     Init,
@@ -36,8 +38,9 @@ from .api import (
     Scalars,
     WeightMap,
 )
-from .errors import ConfigError, ProgramError
+from .errors import ConfigError, DisconnectedError, ProgramError
 from .memory.plan import MemoryPlan, plan_family
+from .origin import blaming
 from .program.builder import Builder
 from .program.differentiate import differentiate
 from .program.op import Op, Program, Stage
@@ -46,6 +49,7 @@ from .program.passes.dead_code import dead_code
 from .program.passes.documents import for_fewer, smaller_bounds
 from .program.passes.evaluation import for_evaluation
 from .program.passes.outputs import write_to
+from .program.passes.pending import carried_states, on_copies
 from .program.passes.recompute import recompute
 from .program.passes.reduce import MicroStep, micro_step_counts, reduce
 from .program.value import DTYPE_BYTES, Value
@@ -117,6 +121,7 @@ class Assembly:
 
     variants: by the name of a program that reads documents, the same program for batches of fewer documents, in
     ascending order of `Program.documents`. cu_seqlens: {`Program.documents`: the input that those variants read}.
+    pending: copies of states that each step makes again: checkpoints do not hold them.
     """
 
     programs: Mapping[str, Program]
@@ -131,6 +136,7 @@ class Assembly:
     eval_loss: Value
     grad_norm: Value
     weights: tuple[WeightMap, ...]
+    pending: tuple[Value, ...]
     passes: tuple[Pass, ...]
     world_size: int
 
@@ -163,13 +169,19 @@ class Assembly:
 
 @dataclass
 class _Line:
-    """Applies passes to programs, verifies after each and remembers them."""
+    """Verifies what each pass returns and lists the passes. `checked`: ops found sound after an earlier pass."""
 
     ops: Mapping[str, OpDef]
+    checked: set[Op] = field(default_factory=set)
     passes: list[Pass] = field(default_factory=list)
 
-    def __call__(self, name: str, before: Program | None, after: Program) -> Program:
-        verify(after, self.ops, name)
+    def __call__(
+        self, name: str, before: Program | None, after: Program, by: tuple[Definition, str] | None = None
+    ) -> Program:
+        """`by`: the plugin's definition and function that returned `after`; None: a pass of core."""
+        definition, function = by or (None, "")
+        with blaming(definition.origin if definition else None, function):
+            verify(after, self.ops, name, self.checked)
         self.passes.append(Pass(name, after.name, len(before.ops) if before else 0, len(after.ops)))
         return after
 
@@ -192,7 +204,7 @@ def assemble(given: Ingredients) -> Assembly:
 
     evaluate = line("evaluation", forward, for_evaluation(forward, given.ops))
     evaluate = line("outputs", evaluate, write_to(evaluate, dict.fromkeys(evaluate.outputs, eval_state)))
-    evaluate = line("lower", evaluate, given.recipe.lower(evaluate, b, given.precision, given.recipe_options))
+    evaluate = _lower(b, evaluate, given, line)
 
     of_model = {m.param: m for m in weights}
 
@@ -206,8 +218,13 @@ def assemble(given: Ingredients) -> Assembly:
         for param, grad in gradients.items()
     ]
     load = line("load", None, _load(b, params))
-    update, grad_norm = _update(b, params, given, scalars)
-    update = line("optimizer", None, update)
+    copies = _pending(b, micro, evaluate, frozenset({loss_state, eval_state}), given)
+    if copies:
+        steps = [on_copies(p, copies, b, begins=p.first) for p in micro]
+        micro = [line("pending", before, after) for before, after in zip(micro, steps, strict=True)]
+        evaluate = line("pending", evaluate, on_copies(evaluate, copies, b, begins=True))
+    update, grad_norm = _update(b, params, copies, given, scalars)
+    update = line("optimizer", None, update, (given.optimizer, "update"))
 
     programs = {p.name: p for p in (load, *micro, evaluate, update)}
     bounds = smaller_bounds(given.max_documents, given.batch_size)
@@ -231,6 +248,7 @@ def assemble(given: Ingredients) -> Assembly:
         eval_loss=eval_state,
         grad_norm=grad_norm,
         weights=weights,
+        pending=tuple(copies.values()),
         passes=tuple(line.passes),
         world_size=given.world_size,
     )
@@ -294,7 +312,7 @@ def _scalars(b: Builder) -> Scalars:
 def _build(b: Builder, batch: BatchInputs, given: Ingredients, line: _Line) -> tuple[Program, Value]:
     with b.record("forward"):
         loss = given.model.build(b, given.dims, batch)
-        return line("build", None, b.program("forward", (loss,))), loss
+        return line("build", None, b.program("forward", (loss,)), (given.model, "build")), loss
 
 
 def _adapt(
@@ -308,11 +326,12 @@ def _adapt(
 ) -> tuple[Program, Value]:
     for adapter, options in given.adapters:
         adapted = adapter.apply(forward, b, given.precision, weights, scalars, options)
-        forward = line(f"adapter {adapter.name}", forward, adapted)
+        forward = line(f"adapter {adapter.name}", forward, adapted, (adapter, "apply"))
         if len(forward.outputs) != 1:
-            raise ProgramError(
-                f"adapter {adapter.name} returned {len(forward.outputs)} outputs; the loss is the only one"
-            )
+            with blaming(adapter.origin, "apply"):
+                raise ProgramError(
+                    f"adapter {adapter.name} returned {len(forward.outputs)} outputs; the loss is the only one"
+                )
         (loss,) = forward.outputs
     return forward, loss
 
@@ -328,13 +347,17 @@ def _micro(
     line: _Line,
 ) -> tuple[list[Program], dict[Value, Value]]:
     """The micro-step's variants that an optimizer step runs, and {param: gradient}."""
-    program, gradients = differentiate(
-        Program("micro", forward.ops, forward.outputs, stage="micro"), loss, b, trainable, given.precision.param_grad
-    )
+    before = Program("micro", forward.ops, forward.outputs, stage="micro")
+    try:
+        program, gradients = differentiate(before, loss, b, trainable, given.precision.param_grad)
+    except DisconnectedError as error:  # of the forward program, whose last author it is
+        last, function = (given.adapters[-1][0], "trainable") if given.adapters else (given.model, "build")
+        with blaming(last.origin, function):
+            raise error
     program = line("differentiate", forward, program)
     program = line("outputs", program, write_to(program, {loss: total}))
     program = line("dead_code", program, dead_code(program, given.ops))
-    program = line("lower", program, given.recipe.lower(program, b, given.precision, given.recipe_options))
+    program = _lower(b, program, given, line)
     if given.recompute or any(given.ops[op.kind].always_recomputed for op in program.ops):
         labels = frozenset().union(*(RECOMPUTE_LABELS[part] for part in given.recompute))
         program = line("recompute", program, recompute(program, labels, b))
@@ -342,15 +365,21 @@ def _micro(
         strategy, options = given.offload
         if given.device is None:
             raise ProgramError(f"offload {strategy.name}: no device, hence no bytes to stay under")
-        program = line("offload", program, strategy.schedule(program, b, given.device.memory_bytes, options))
+        scheduled = strategy.schedule(program, b, given.device.memory_bytes, options)
+        program = line("offload", program, scheduled, (strategy, "schedule"))
     first, following = accumulate(program, frozenset({total}), b, scalars)
     variants = [line("accumulate", program, p) for p in (first, following)[: given.grad_accum_steps]]
     if given.world_size == 1:
         return variants, gradients
-    *_, before = variants
-    variants.append(line("reduce", before, reduce(before, gradients, (total,), b, given.world_size)))
+    *_, final = variants
+    variants.append(line("reduce", final, reduce(final, gradients, (total,), b, given.world_size)))
     by_kind = {MicroStep(p.first, p.last): p for p in variants}
     return [by_kind[kind] for kind in micro_step_counts(given.grad_accum_steps, given.world_size)], gradients
+
+
+def _lower(b: Builder, program: Program, given: Ingredients, line: _Line) -> Program:
+    lowered = given.recipe.lower(program, b, given.precision, given.recipe_options)
+    return line("lower", program, lowered, (given.recipe, "lower"))
 
 
 def _variants(
@@ -389,23 +418,42 @@ def _load(b: Builder, params: Sequence[ParamGrad]) -> Program:
         return b.program("load", stage="load")
 
 
-def _update(b: Builder, params: Sequence[ParamGrad], given: Ingredients, scalars: Scalars) -> tuple[Program, Value]:
+def _pending(
+    b: Builder, micro: Sequence[Program], evaluate: Program, sums: frozenset[Value], given: Ingredients
+) -> dict[Value, Value]:
+    """A pending copy for every state that a skipped step must leave as it was."""
+    states = carried_states(micro, evaluate, given.ops, sums)
+    return {v: b.state(f"pending.{v.name}", v.shape, v.dtype, None) for v in states}
+
+
+def _update(
+    b: Builder, params: Sequence[ParamGrad], copies: Mapping[Value, Value], given: Ingredients, scalars: Scalars
+) -> tuple[Program, Value]:
     norm = b.state("grad_norm", (), "fp32", Init(kind="zeros"))
     with b.record("update"):
         coef = b.activation("clip_coef", (), "fp32")
         b.emit("global_norm", *(p.grad for p in params), outs=[norm, coef], max_norm=given.max_grad_norm)
         given.optimizer.update(b, params, coef, scalars, given.precision, given.weight_decay, given.optimizer_options)
+        for state, copy in copies.items():
+            b.emit("commit", coef, copy, state, outs=[state])
         program = b.program("update", (norm,), stage="update")
     written = {v for op in program.ops for v in op.outs}
     forgotten = [v.name for p in params for v in dict.fromkeys((p.master, p.param)) if v not in written]
     if forgotten:
-        raise ProgramError(f"optimizer {given.optimizer.name} never writes: {', '.join(forgotten)}")
+        with blaming(given.optimizer.origin, "update"):
+            raise ProgramError(f"optimizer {given.optimizer.name} never writes: {', '.join(forgotten)}")
     return program, norm
 
 
 def _checked_weights(given: Ingredients, declared: Sequence[Value]) -> tuple[WeightMap, ...]:
     """The model's weight maps; ProgramError unless they cover the model's params exactly, shapes included."""
     maps = tuple(given.model.weights(given.dims))
+    with blaming(given.model.origin, "weights"):
+        _check_weights(given, maps, declared)
+    return maps
+
+
+def _check_weights(given: Ingredients, maps: Sequence[WeightMap], declared: Sequence[Value]) -> None:
     model = f"model {given.model.name}"
     params = {v.name: v for v in declared if v.role == "param"}
     mapped = Counter(m.param for m in maps)
@@ -421,4 +469,3 @@ def _checked_weights(given: Ingredients, declared: Sequence[Value]) -> tuple[Wei
         if any(s[1:] != shape[1:] for s in given_shapes) or sum(s[0] for s in given_shapes) != shape[0]:
             parts = " + ".join(str(list(s)) for s in given_shapes) or "nothing"
             raise ProgramError(f"{model}: {m.param} is {list(shape)}, its checkpoint tensors make {parts}")
-    return maps

@@ -111,8 +111,13 @@ def set_aside(directory: Path, after: int) -> list[Path]:
 
 def aside(path: Path) -> Path:
     """Rename a file or folder to a free name that says that it was set aside; returns it."""
+    return path.rename(free_name(path))
+
+
+def free_name(path: Path) -> Path:
+    """The first name for what is set aside of `path` that nothing has."""
     names = (path.with_name(f"{path.name}{_ASIDE}{n or ''}") for n in count())
-    return path.rename(next(name for name in names if not name.exists()))
+    return next(name for name in names if not name.exists())
 
 
 # ------------------------------------------------------------------------------------------------------ durable writes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -16,12 +16,13 @@ from pydantic import BaseModel
 
 from .api import NoOptions
 from .config_errors import Problem, fold, keys_of, nearest, problems_error, shown, shown_key, unknown_key, validate
+from .config_foreign import ELSEWHERE, HINTS
 from .config_keys import (
     ADAPTER_PACKAGE,
     ALIASES,
     DATASET_KEYS,
     DEAD,
-    ELSEWHERE,
+    IGNORED,
     LIMITS,
     NOT_YET,
     NOT_YET_NAMES,
@@ -51,11 +52,14 @@ __all__ = [
 Mode = Literal["train", "pt", "sft"]
 """train: pre-training (`pt`) unless the config says otherwise."""
 
-_SELECTED = ("recipe", "optimizer")
+_SELECTED = ("recipe", "optimizer", "launcher")
 """Kinds of plugins that a key of the same name selects, and whose options are mounted for the run."""
 
+_OPTIONAL = ("adapter", "offload")
+"""The same for kinds that a run can do without: `none`, the default, selects nothing."""
+
 ADAPTER = "lora"
-"""The adapter that the key of this name switches on."""
+"""`lora: true` means `adapter: lora`: the only adapter that core knows by name."""
 
 _MAX_DEPTH = 32
 _VARIABLE = re.compile(r"\$(?:(\$)|\{([^{}]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
@@ -74,8 +78,8 @@ class Registry(Protocol):
         """Names of the usable things of a kind."""
         ...
 
-    def refuse_core_keys(self, keys: Collection[str]) -> None:
-        """Raise PluginError when a plugin's option is one of core's keys."""
+    def failed(self, kind: str, name: str, function: str, cause: BaseException) -> PluginError | None:
+        """`cause` as an error that names the plugin whose code raised it; None where that is core."""
         ...
 
     def missing(self, kind: str, name: str) -> PluginError:
@@ -87,7 +91,7 @@ class Registry(Protocol):
 class LoadedConfig:
     """A validated run. Two are equal when they describe the same run, wherever they were read from.
 
-    options: (kind, name) -> the options of the selected recipe, optimizer, adapter and loggers. notices: lines to show
+    options: (kind, name) -> the options of what is selected: recipe, optimizer, loggers ... notices: lines to show
     the user once. source: where the config was read, for later errors about it.
     """
 
@@ -128,7 +132,7 @@ def load_config(raw: Mapping[str, Any], *, registry: Registry, mode: Mode = "tra
     """
     loading = _Loading(registry)
     core, plugin = loading.sort(raw)
-    core.setdefault("lora", mode == "sft")
+    loading.alias(core, mode)
     for key in ("datasets", "validation_datasets"):
         if key in core:
             core[key] = loading.datasets(key, core[key])
@@ -136,12 +140,14 @@ def load_config(raw: Mapping[str, Any], *, registry: Registry, mode: Mode = "tra
         core.pop("validation_datasets", None)
     for kind in _SELECTED:
         loading.select(core, kind)
+    for kind in _OPTIONAL:
+        loading.select_optional(core, kind)
     loading.loggers(core)
     config, problems = validate(TrainConfig, core)
     loading.problems += [problem for problem in problems if problem.key not in loading.failed]
     if config is not None:
         config = loading.settle(config)
-    options = loading.options(core, plugin, lora=config is not None and config.lora)
+    options = loading.options(core, plugin, config.adapter if config is not None else None)
     if config is None or loading.problems:
         raise problems_error(source, loading.problems)
     return LoadedConfig(config, options, mode, tuple(loading.notices), source)
@@ -164,11 +170,12 @@ class _Loading:
     """One call of `load_config`: what was found wrong so far, and what the user should be told."""
 
     def __init__(self, registry: Registry) -> None:
-        registry.refuse_core_keys(TrainConfig.model_fields)
         self.registry = registry
         self.problems: list[Problem] = []
         self.failed: set[str] = set()  # keys of core whose problem is already told
         self.notices: list[str] = []
+        self.given: set[Any] = set()
+        self.adapter_as_written: Any = None
         self.models = registry.options_models()
         self.owners: dict[str, list[tuple[str, str]]] = {}
         for owner, model in self.models.items():
@@ -183,10 +190,13 @@ class _Loading:
 
     def sort(self, raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """(core's keys, plugins' keys) with variables expanded and nulls dropped; the other keys are dealt with."""
+        self.given = {key for key, value in raw.items() if value is not None}
         core: dict[str, Any] = {}
         plugin: dict[str, Any] = {}
         for written, value in raw.items():
             key = ALIASES.get(written, written) if isinstance(written, str) else written
+            if written == "recompute" and value in ("none", "None"):  # the original's word for false
+                value = False
             if key != written and raw.get(key) not in (None, value):
                 self.wrong(key, f"is given twice, as {written} too; keep one")
             elif key in self.owners or key in TrainConfig.model_fields:
@@ -203,18 +213,32 @@ class _Loading:
         elif key in SECTIONS:
             self.section(key, value)
         elif key in DEAD:
+            self.dead(key, value)
+        elif key in IGNORED:
             if value is not None:
-                self.notices.append(f"{key}: ignored, nothing reads this key; {DEAD[key]}")
+                self.notices.append(f"{key}: ignored, nothing reads this key; {IGNORED[key]}")
         elif key in PACKAGES:
             self.wrong(key, f"no installed plugin has this key; pip install {PACKAGES[key]}")
         else:
-            legal = {*TrainConfig.model_fields, *self.owners, *NOT_YET, *SECTIONS, *DEAD, *PACKAGES, *ALIASES}
-            meant = ELSEWHERE.get(fold(key)) if isinstance(key, str) else None
-            self.problems.append(unknown_key(key, legal, meant=meant))
+            self.problems.append(self.unknown(key))
+
+    def unknown(self, key: Any) -> Problem:
+        """A key that nobody knows: the key that another trainer's name means, a hint, or the nearest one."""
+        name = fold(key) if isinstance(key, str) else ""
+        if name in HINTS:
+            return Problem(shown_key(key), f"unknown key; {HINTS[name]}")
+        legal = {*TrainConfig.model_fields, *self.owners, *NOT_YET, *SECTIONS, *DEAD, *PACKAGES, *ALIASES}
+        return unknown_key(key, legal, meant=ELSEWHERE.get(name))
+
+    def dead(self, key: str, value: Any) -> None:
+        entry = DEAD[key]
+        if not entry.accepts(value):
+            accepted = f" (accepted: {', '.join(map(shown, entry.accepted))})" if entry.accepted else ""
+            self.wrong(key, f"nothing reads this key (got {shown(value)}); {entry.instead}{accepted}")
 
     def not_yet(self, key: str, value: Any) -> None:
         entry = NOT_YET[key]
-        if not entry.accepts(value):
+        if not entry.accepts(value, self.given):
             self.wrong(
                 key,
                 f"not yet: {entry.feature} is not built (got {shown(value)}); {entry.instead} "
@@ -282,6 +306,22 @@ class _Loading:
         if name is not None:
             core[kind] = name
 
+    def select_optional(self, core: dict[str, Any], kind: str) -> None:
+        """As `select`; without the key, or with `none`, nothing is selected."""
+        value = core.get(kind)
+        if value is None or (isinstance(value, str) and fold(value) == "none"):
+            core.pop(kind, None)
+        else:
+            self.select(core, kind)
+
+    def alias(self, core: dict[str, Any], mode: Mode) -> None:
+        """`lora`, where it is not written, follows `adapter`; without either `sft` trains a LoRA adapter."""
+        self.adapter_as_written = core.get("adapter")
+        if self.adapter_as_written is None:
+            core.setdefault("lora", mode == "sft")
+        else:
+            core.setdefault("lora", fold(str(self.adapter_as_written)) == ADAPTER)
+
     def loggers(self, core: dict[str, Any]) -> None:
         value = core.pop("report_to", ())
         names = [value] if isinstance(value, str) else value
@@ -339,7 +379,7 @@ class _Loading:
                 self.problems.append(unknown_key(key, words, within=within))
         if unknown or not candidates or (kind == "auto" and not given):
             return {}
-        results = [validate(candidate.options, given, within=within) for candidate in candidates]
+        results = [self.validated(("format", c.name), c.options, given, within) for c in candidates]
         for options, _ in results:
             if options is not None:
                 return options.model_dump(mode="json", by_alias=True, exclude_unset=True)
@@ -370,46 +410,59 @@ class _Loading:
             )
         if config.validation_datasets:
             changes["validation_split_ratio"] = 0.0
-        self.adapter(config)
         if config.init_projections_to_zero and not config.from_scratch:
-            self.notices.append("init_projections_to_zero: has no effect without from_scratch: true")
-        return config.model_copy(update=changes)
+            self.wrong(
+                "init_projections_to_zero", "sets new weights, but from_scratch is false; set it, or remove the key"
+            )
+        return self.adapter(config.model_copy(update=changes))
 
-    def adapter(self, config: TrainConfig) -> None:
-        """The rules of the keys of adapters."""
+    def adapter(self, config: TrainConfig) -> TrainConfig:
+        """The rules of the keys of adapters. Returns the config with `adapter: lora` for its alias."""
+        written = self.adapter_as_written
+        if config.lora and written is not None and config.adapter != ADAPTER and "adapter" not in self.failed:
+            self.wrong("adapter", f"is {shown(written)}, but lora: true means adapter: {ADAPTER}; remove one of them")
+        if not config.lora and config.adapter == ADAPTER:
+            self.wrong(ADAPTER, f"is false, but adapter is {ADAPTER}; remove one of them")
         if config.lora and ADAPTER not in self.registry.names("adapter"):
             self.wrong(
                 ADAPTER,
                 f"no installed plugin provides it: pip install {ADAPTER_PACKAGE}, "
                 "or set lora: false to train all weights",
             )
-        if config.lora and config.from_scratch:
+        adapter = ADAPTER if config.lora else config.adapter
+        if adapter is not None and config.from_scratch:
+            key, without = (ADAPTER, "lora: false") if config.lora else ("adapter", "adapter: none")
             self.wrong(
-                ADAPTER,
+                key,
                 "an adapter is of a model that can be loaded again, but from_scratch: true draws new weights; "
-                "set lora: false, or from_scratch: false",
+                f"set {without}, or from_scratch: false",
             )
-        if config.lora and config.rope_scaling is not None:
+        if adapter is not None and config.rope_scaling is not None:
             self.wrong(
                 "rope_scaling",
                 "an adapter is loaded on its base, whose own config.json would not have it; put it there instead",
             )
-        if not config.lora and config.adapter_path is not None:
+        if adapter is None and config.adapter_path is not None:
             self.wrong("adapter_path", "continues an adapter, but lora is false; set lora: true, or remove the key")
-        if not config.lora and config.merge_adapter:
-            self.notices.append("merge_adapter: has no effect without lora: true")
+        if adapter is None and config.merge_adapter:
+            self.wrong(
+                "merge_adapter",
+                "writes base + adapter, but lora is false; set lora: true (the default of surogate sft)",
+            )
+        return config.model_copy(update={"adapter": adapter})
 
     def options(
-        self, core: Mapping[str, Any], plugin: Mapping[str, Any], lora: bool
+        self, core: Mapping[str, Any], plugin: Mapping[str, Any], adapter: str | None
     ) -> dict[tuple[str, str], BaseModel]:
         """The options of what is selected. Keys of what is not are validated and told to have no effect."""
         options: dict[tuple[str, str], BaseModel] = {}
-        selected = [(kind, core[kind]) for kind in _SELECTED if kind in core]
-        selected += [("adapter", ADAPTER)] if lora else []
+        selected = [(kind, core[kind]) for kind in (*_SELECTED, "offload") if kind in core]
+        selected += [("adapter", adapter)] if adapter is not None else []
         selected += [("logger", name) for name in core.get("report_to", ())]
         for owner in selected:
             model = self.models.get(owner, NoOptions)
-            instance, problems = validate(model, {key: plugin[key] for key in keys_of(model) if key in plugin})
+            given = {key: plugin[key] for key in keys_of(model) if key in plugin}
+            instance, problems = self.validated(owner, model, given)
             self.problems += problems
             if instance is not None:
                 options[owner] = instance
@@ -419,9 +472,21 @@ class _Loading:
                 self.idle(key, value, owners)
         return options
 
+    def validated(
+        self, owner: tuple[str, str], model: type[BaseModel], given: Mapping[str, Any], within: str = ""
+    ) -> tuple[BaseModel | None, list[Problem]]:
+        """`validate`, with what a plugin's own validators raise attributed to it."""
+        try:
+            return validate(model, given, within=within)
+        except Exception as error:
+            failed = self.registry.failed(*owner, "options", error)
+            if failed is None:
+                raise
+            raise failed from error
+
     def idle(self, key: str, value: Any, owners: Sequence[tuple[str, str]]) -> None:
         kind, name = owners[0]
-        _, problems = validate(self.models[kind, name], {key: value})
+        _, problems = self.validated(owners[0], self.models[kind, name], {key: value})
         self.problems += [problem for problem in problems if problem.key == key]
         self.notices.append(f"{key}: has no effect, since {kind} {name} is not used by this run")
 

@@ -6,7 +6,7 @@ each key needs. A plugin that declares one of these keys in its options takes th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,10 @@ from .config_errors import fold
 
 @dataclass(frozen=True)
 class NotYet:
-    """A key whose feature is not built. `default` is the original's; it and `inert` are accepted and do nothing."""
+    """A key whose feature is not built. `default` and `inert` are accepted and do nothing.
+
+    matters_with: a key without which `inert` has no effect; with it only `default` is accepted.
+    """
 
     key: str
     default: Any
@@ -23,9 +26,24 @@ class NotYet:
     feature: str
     instead: str
     inert: tuple[Any, ...] = ()
+    matters_with: str = ""
+
+    def accepts(self, value: Any, given: Collection[str] = ()) -> bool:
+        """Whether `value` does nothing in a config in which the keys `given` are set."""
+        inert = () if self.matters_with in given else self.inert
+        return any(_same(value, harmless) for harmless in (None, self.default, *inert))
+
+
+@dataclass(frozen=True)
+class Dead:
+    """A key that nothing reads. `accepted`: values, besides null, that change nothing; any other is refused."""
+
+    key: str
+    accepted: tuple[Any, ...]
+    instead: str
 
     def accepts(self, value: Any) -> bool:
-        return any(_same(value, inert) for inert in (None, self.default, *self.inert))
+        return any(_same(value, inert) for inert in (None, *self.accepted))
 
 
 @dataclass(frozen=True)
@@ -87,16 +105,17 @@ _NOT_YET = (
         ("normuon_beta2", 0.95, "decay of the row and column variance"),
         ("normuon_cautious_wd", True, "weight decay only where it agrees with the update"),
     ),
-    *_feature(
+    NotYet(
+        "adapter_init_mode", "trainable", "what to do with `adapter_path`: merge or trainable",
         "merging a saved adapter before training", "surogate merge it, and train on the result",
-        ("adapter_init_mode", "trainable", "what to do with `adapter_path`: merge or trainable"),
+        inert=("merge",), matters_with="adapter_path",
     ),
     *_feature(
         "the recompute switch of LoRA", "remove the key: adapters are recomputed with their projection",
         ("recompute_lora", True, "recompute the adapters' activations", False),
     ),
     *_feature(
-        "QLoRA", "set lora: false to train all weights, and remove the key",
+        "QLoRA", "remove the key: lora: true trains over frozen weights in bf16, and recompute_block: true makes room",
         ("qlora_fp8", False, "keep the frozen weights in FP8"),
         ("qlora_fp4", False, "keep the frozen weights in NVFP4"),
         ("qlora_bnb", False, "keep the frozen weights in NF4"),
@@ -138,10 +157,6 @@ _NOT_YET = (
         ("distributed.num_nodes", 1, "machines"),
         ("distributed.gpus_per_node", 0, "GPUs of each machine; 0: all", 1),
         ("distributed.worker_output_dir", None, "output folder on the workers"),
-    ),
-    *_feature(
-        "the single recompute switch", "set recompute_block: true, which covers the whole block",
-        ("recompute", False, "recompute blocks", "none"),
     ),
     *_feature(
         "recommended values", "set the values in the config",
@@ -217,7 +232,20 @@ NOT_YET_NAMES: dict[tuple[str, str], str] = {
 }
 """Names of the original that no package has yet: (kind, folded name) -> what to use. An installed plugin overrules."""
 
-ADAPTER_PACKAGE = "surogate-lora"
+DISTRIBUTIONS: dict[tuple[str, str], str] = {
+    ("model", "qwen3"): "surogate-models",
+    ("model", "qwen2"): "surogate-models",
+    ("model", "llama"): "surogate-models",
+    ("recipe", "bf16"): "surogate-recipe-bf16",
+    ("optimizer", "adamw"): "surogate-optim-adamw",
+    ("adapter", "lora"): "surogate-lora",
+    ("logger", "tensorboard"): "surogate-log-tensorboard",
+    ("logger", "wandb"): "surogate-log-wandb",
+}
+"""(kind, name) -> the package of this project that provides it. No other package may be suggested: anybody can
+register a name that follows a pattern."""
+
+ADAPTER_PACKAGE = DISTRIBUTIONS["adapter", "lora"]
 
 PACKAGES: dict[str, str] = {
     "adamw_beta1": "surogate-optim-adamw",
@@ -249,56 +277,42 @@ LIMITS = (
     Limit("zero_level", (1,), "sharding over GPUs is not built; set zero_level: 1"),
 )
 
-_CHAT = "a chat key of the original; type conversation uses the model's own chat template"
-
-DEAD: dict[str, str] = {
+IGNORED: dict[str, str] = {
     "model_type": "the architecture is read from the model's config.json",
-    "min_lr_ratio": "use final_lr_fraction",
-    "model_name": "use model",
-    "dataset": "use datasets",
-    **dict.fromkeys(
-        (
-            "use_chat_template", "template", "system", "max_length", "padding_side", "padding_free",
-            "sequence_parallel_size", "response_prefix", "max_pixels", "norm_bbox", "agent_template",
+}
+"""Keys that nothing reads and that can change nothing, whatever their value -> what to know. Accepted with a notice."""
+
+_NO_TEMPLATE = "conversations use the model's own chat template: put chat_template.jinja into the model's folder"
+
+DEAD: dict[str, Dead] = {
+    entry.key: entry
+    for entry in (
+        Dead("min_lr_ratio", (0.0,), "set final_lr_fraction"),
+        Dead("model_name", (), "set model"),
+        Dead("dataset", (), "set datasets, a list of entries with a path"),
+        Dead("use_chat_template", (True,), "set it in the entry of datasets (type: instruction), or use type: text"),
+        Dead("template", ("auto",), _NO_TEMPLATE),
+        Dead("agent_template", (), _NO_TEMPLATE),
+        Dead(
+            "system", (), "set system_prompt (type: instruction) or system_field (conversation) in the dataset's entry"
         ),
-        _CHAT,
-    ),
-}  # fmt: skip
-"""Keys that nothing reads -> what to know or use. Accepted with a notice."""
+        Dead("response_prefix", (), "put it into the answers of the data"),
+        Dead("max_length", (), "set sequence_len"),
+        Dead("padding_side", ("right",), "rows are padded on the right, without effect on what is trained"),
+        Dead("padding_free", (False,), "set sample_packing: true, which leaves hardly any padding"),
+        Dead("sequence_parallel_size", (1,), "a row is trained on one GPU"),
+        Dead("max_pixels", (), "train a text model"),
+        Dead("norm_bbox", (), "train a text model"),
+    )
+}
+"""Keys of the original that nothing reads here, by name: any value but the original's default is refused."""
 
 ALIASES: dict[str, str] = {
+    "recompute": "recompute_block",
     "recompute_attention": "recompute_att",
     "debug_timing_breakdown": "debug_time_breakdown",
 }
 """Other spellings of keys -> the key."""
-
-ELSEWHERE: dict[str, str] = {
-    "lr": "learning_rate",
-    "epochs": "num_epochs",
-    "num_train_epochs": "num_epochs",
-    "steps": "max_steps",
-    "batch_size": "per_device_train_batch_size",
-    "micro_batch_size": "per_device_train_batch_size",
-    "grad_accum_steps": "gradient_accumulation_steps",
-    "seq_len": "sequence_len",
-    "max_seq_length": "sequence_len",
-    "base_model": "model",
-    "model_name_or_path": "model",
-    "scheduler": "lr_scheduler_type",
-    "lr_scheduler": "lr_scheduler_type",
-    "max_grad_clip": "max_grad_norm",
-    "seed": "train_seed",
-    "val_set_size": "validation_split_ratio",
-    "gradient_checkpointing": "recompute_block",
-    "packing": "sample_packing",
-    "lora_r": "lora_rank",
-    "use_rslora": "lora_use_rslora",
-    "target_modules": "lora_target_modules",
-    "modules_to_save": "lora_modules_to_save",
-    "rank_pattern": "lora_rank_pattern",
-    "alpha_pattern": "lora_alpha_pattern",
-}
-"""What other trainers call a key -> the key to suggest. Never accepted."""
 
 DIFFERS = (
     Differs("optimizer", "adamw_8bit", "8-bit states are not built"),
@@ -313,7 +327,6 @@ DIFFERS = (
     Differs("zero_level", "1, the optimizer's states sharded", "every GPU holds the optimizer's states whole"),
     Differs("run_name", "a random name", "runs are named after their folder"),
     Differs("log_file", "log-{run_name}-{time}.json", "metrics are lines of JSON in `metrics.jsonl`"),
-    Differs("use_cuda_graphs", "true", "accepted; steps run on the CPU so far"),
 )
 
 DECIDED = {

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from .api import DatasetFormatDef
-from .config_keys import ALIASES, DATASET_KEYS, DEAD, DECIDED, DIFFERS, NOT_YET, NOT_YET_NAMES
+from .config_keys import ALIASES, DATASET_KEYS, DEAD, DECIDED, DIFFERS, IGNORED, NOT_YET, NOT_YET_NAMES
 from .config_schema import THEMES, DatasetEntry, TrainConfig
 
 _HEAD = """# Config reference
@@ -120,12 +120,16 @@ def _not_yet() -> str:
 
 
 def _ignored() -> str:
-    dead = ((f"`{key}`", why) for key, why in DEAD.items())
+    ignored = ((f"`{key}`", why) for key, why in IGNORED.items())
+    dead = ((f"`{e.key}`", ", ".join(map(_default, (None, *e.accepted))), e.instead) for e in DEAD.values())
     aliases = ((f"`{written}`", f"`{key}`") for written, key in ALIASES.items())
     return "\n".join(
         (
-            "## Ignored keys and aliases\n\nKeys of the original that nothing reads: accepted with one notice each.\n",
-            _table(("Key", "What to know"), dead),
+            "## Keys that nothing reads, and aliases\n\nKeys of the original that nothing reads here. Values that "
+            "change nothing are accepted; any other is an error, exit code 2.\n",
+            _table(("Key", "Accepted", "What to do instead"), dead),
+            "Keys that can change nothing, whatever their value: accepted with a notice.\n",
+            _table(("Key", "What to know"), ignored),
             _table(("Alias", "Key"), aliases),
         )
     )

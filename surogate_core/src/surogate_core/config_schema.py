@@ -191,8 +191,8 @@ class RunKeys(Keys):
     checkpoint_dir: Place | None = Field(None, description="Folder of the `step_*` checkpoints; null: `output_dir`.")
     overwrite_output_dir: Flag = Field(
         False,
-        description="Begin a new run where an earlier one has left checkpoints: these and its metrics are renamed to "
-        "`*.set_aside`. With false the run is refused.",
+        description="Begin a new run in folders that hold an earlier run or another model: what is there is renamed to "
+        "`*.set_aside`, nothing is deleted. With false the run is refused.",
     )
     save_steps: Int = Field(50, ge=0, description="Save a checkpoint every so many steps; 0: only at the end.")
     save_total_limit: Int = Field(5, ge=0, description="Keep the newest so many checkpoints; 0: all.")
@@ -245,8 +245,11 @@ class ModelKeys(Keys):
         description="RoPE scaling in place of that in `config.json`, saved with the weights: linear, dynamic, yarn or "
         "llama3, or a mapping of `rope_type` and its settings. Without a `factor`: `max_model_len` / the model's own.",
     )
+    adapter: Text | None = Field(
+        None, description="Adapter to train instead of all weights, from an installed plugin; null or none: none."
+    )
     lora: Flag = Field(
-        False, description="Train LoRA adapters instead of all weights. Default: true for `sft`, false for `pt`."
+        False, description="Train LoRA adapters: the same as `adapter: lora`. Default: true for `sft`, false for `pt`."
     )
     adapter_path: Text | None = Field(
         None, description="Folder of a saved adapter to go on training, of the same rank, alpha, targets and modules."
@@ -287,7 +290,12 @@ class LoopKeys(Keys):
     max_steps: Int = Field(-1, ge=-1, description="Optimizer steps; -1 or 0: by `num_epochs`.")
     per_device_train_batch_size: Int = Field(2, ge=1, description="Rows a micro-step, in evaluation too.")
     gradient_accumulation_steps: Int = Field(4, ge=1, le=65536, description="Micro-steps an optimizer step.")
-    eval_steps: Int = Field(100, ge=0, description="Evaluate every so many steps; 0: never.")
+    eval_steps: Int = Field(
+        100,
+        ge=0,
+        description="Evaluate every so many steps; 0: not between steps. The whole validation set, if there is one, is "
+        "always evaluated after the last step.",
+    )
     max_nonfinite_steps: Int = Field(
         10, ge=0, description="Stop after so many steps in a row without a finite loss and gradient; 0: at once."
     )
@@ -360,7 +368,12 @@ class MemoryKeys(Keys):
         description="Parts in which the logits are computed; divides batch size x `sequence_len`. On a GPU only those "
         "run that a micro-batch has labels for.",
     )
-    attn_bwd_chunks: Int = Field(1, ge=1, description="Parts of the attention backward pass.")
+    attn_bwd_chunks: Int = Field(
+        1, ge=1, description="Parts of the attention backward pass; 1 is all that is built: it runs whole."
+    )
+    offload: Text | None = Field(
+        None, description="Strategy that keeps values on the host, from an installed plugin; null or none: none."
+    )
     use_cuda_graphs: Flag = Field(True, description="Replay a step as one CUDA graph. Without effect on a CPU.")
 
 
@@ -369,6 +382,9 @@ class DistributionKeys(Keys):
 
     gpus: Int = Field(
         1, ge=0, description="GPUs of this machine to train on; 0: all that are visible. Without any, the CPU trains."
+    )
+    launcher: Text = Field(
+        "local", description="What starts the processes of a run and connects their GPUs, from an installed plugin."
     )
     zero_level: Int = Field(1, ge=1, le=3, description="What is sharded over GPUs; 1 is all that is built: nothing.")
 

@@ -26,11 +26,21 @@ class PluginError(SurogateError):
         self.version = version
         self.hook = hook
 
+    def reworded(self, message: str) -> PluginError:
+        """The same error, of the same cause, with another message."""
+        error = PluginError(message, distribution=self.distribution, version=self.version, hook=self.hook)
+        error.__cause__ = self.__cause__
+        return error
+
 
 class ProgramError(SurogateError):
     """A program breaks its own rules: a fault of ours or of a plugin's, not of the user's. Exit 1 with a traceback."""
 
     exit_code = 1
+
+
+class DisconnectedError(ProgramError):
+    """A loss does not depend on params that are to be trained."""
 
 
 class RunStopped(SurogateError):

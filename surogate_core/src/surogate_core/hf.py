@@ -12,7 +12,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ from torch import Tensor
 from .api import HFTensor, WeightMap
 from .checkpoint import SAVING, stopping_when_disk_refuses, sync, sync_tree
 from .errors import ConfigError, ProgramError
-from .hub import PICKLED
+from .hub import PICKLED, TEMPLATE_DIRECTORY
 from .model_config import read_json
 from .tensor_file import Stored, write_safetensors
 
@@ -40,6 +42,7 @@ TOKENIZER_FILES = (
 
 _LOADABLE = {"F64", "F32", "F16", "BF16"}
 _SAVED = {"fp32": (torch.float32, "float32"), "bf16": (torch.bfloat16, "bfloat16")}
+COMPARED_ROWS = 4096  # of a tensor and its copy: what is held beside the params stays below a GiB
 _MOST_NAMES = 3  # names that an error spells out
 
 
@@ -47,27 +50,40 @@ _MOST_NAMES = 3  # names that an error spells out
 
 
 def load_weights(
-    model_dir: Path, maps: Sequence[WeightMap], params: Mapping[str, Tensor], ignored: Sequence[str] = ()
+    model_dir: Path,
+    maps: Sequence[WeightMap],
+    params: Mapping[str, Tensor],
+    ignored: Sequence[str] = (),
+    copies: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Copy a checkpoint's tensors into `params` (by param name), converting dtypes.
 
-    All names, shapes and dtypes are checked before anything is written. Raises ConfigError, naming file and tensor,
-    for a missing, unexpected (unless a pattern of `ignored` matches it), wrongly shaped or quantised tensor, for a
+    `copies`: tensors that the checkpoint may hold as equal copies of others, {copy: original}. All names, shapes,
+    dtypes and copies are checked before anything is written. Raises ConfigError, naming file and tensor, for a missing,
+    unexpected (unless a pattern of `ignored` matches it), wrongly shaped or quantised tensor, a copy that differs, a
     missing, truncated or corrupt file, and where there are only pickled weights.
     """
     places = {tensor.name: (tensor, params[m.param], row) for m in maps for tensor, row in rows_of(m)}
     files = _locate(model_dir)
     found = {name for names in files.values() for name in names}
-    _check_names(model_dir, set(places), found, ignored)
+    _check_names(model_dir, set(places), found, [*ignored, *copies])
     for path, names in files.items():
         with _open(path) as file:
             for name in sorted(names & set(places)):
                 _check_tensor(path, file, places[name][0])
+    for copy, original in copies.items():
+        if copy in found:
+            _check_copy(files, copy, places[original][0])
     for path, names in files.items():
         with _open(path) as file:
             for name in sorted(names & set(places)):
                 tensor, param, row = places[name]
                 param.narrow(0, row, tensor.shape[0]).copy_(file.get_tensor(name))
+
+
+def file_of(model_dir: Path, tensor: str) -> Path:
+    """The file of a checkpoint that holds a tensor; the folder where none does."""
+    return next((path for path, names in _locate(model_dir).items() if tensor in names), model_dir)
 
 
 def rows_of(m: WeightMap) -> Iterator[tuple[HFTensor, int]]:
@@ -164,6 +180,28 @@ def _check_tensor(path: Path, file: Any, expected: HFTensor) -> None:
     if shape != expected.shape:
         raise ConfigError(
             f"{path}: {expected.name} is {list(shape)}, expected {list(expected.shape)} from config.json."
+        )
+
+
+def _check_copy(files: Mapping[Path, set[str]], copy: str, original: HFTensor) -> None:
+    """Raise ConfigError unless the tensor `copy` has the values of `original`, in whatever dtype each is stored."""
+    path, twin = (next(path for path, names in files.items() if name in names) for name in (copy, original.name))
+    n_different, first = 0, ""
+    with _open(path) as file, _open(twin) as other:
+        _check_tensor(path, file, HFTensor(copy, original.shape))
+        copied, originals = file.get_slice(copy), other.get_slice(original.name)
+        for row in range(0, original.shape[0], COMPARED_ROWS):
+            rows = slice(row, row + COMPARED_ROWS)
+            different = copied[rows].double() != originals[rows].double()
+            if different.any():
+                n_different += int(different.sum())
+                at, *rest = different.nonzero()[0].tolist()
+                first = first or str([row + at, *rest])
+    if n_different:
+        raise ConfigError(
+            f"{path}: {copy} differs from {original.name} in {n_different:,} of {prod(original.shape):,} elements, "
+            f"first at {first}, but config.json ties the two. Set tie_word_embeddings: false in config.json to train "
+            f"both, or remove {copy} from the file to train the tied model."
         )
 
 
@@ -339,3 +377,8 @@ def copy_tokenizer(source_dir: Path, directory: Path) -> None:
     for name in TOKENIZER_FILES:
         if (source_dir / name).is_file():
             shutil.copyfile(source_dir / name, directory / name)
+    templates = sorted((source_dir / TEMPLATE_DIRECTORY).glob("*.jinja"))
+    if templates:
+        (directory / TEMPLATE_DIRECTORY).mkdir(exist_ok=True)
+    for path in templates:
+        shutil.copyfile(path, directory / TEMPLATE_DIRECTORY / path.name)

@@ -12,12 +12,15 @@ from pathlib import Path
 
 from .errors import ConfigError
 
+TEMPLATE_DIRECTORY = "additional_chat_templates"
+"""Folder of a model that holds its named chat templates as `NAME.jinja`; the default one is chat_template.jinja."""
 CONFIG_FILES = ("config.json", "generation_config.json")
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    f"{TEMPLATE_DIRECTORY}/*.jinja",
     *CONFIG_FILES,
 )
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")

@@ -10,7 +10,7 @@ from typing import Any
 
 from .config import TrainConfig
 from .errors import ConfigError
-from .hub import TOKENIZER_FILES, WEIGHT_FILES
+from .hub import TEMPLATE_DIRECTORY, TOKENIZER_FILES, WEIGHT_FILES
 from .model_card import CARD
 
 MODEL_FILES = (*TOKENIZER_FILES, *WEIGHT_FILES, "added_tokens.json", "vocab.*", "merges.txt", "tokenizer.model", CARD)
@@ -66,6 +66,7 @@ def reserve(config: TrainConfig, api: Any = None) -> str:
 def push(folder: Path, repo: str, notice: Callable[[str], None], api: Any = None) -> Pushed:
     """Upload a finished output. Never raises: a run that is done stays done, and what failed is in the result."""
     names = sorted(path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    names += [f"{TEMPLATE_DIRECTORY}/{path.name}" for path in sorted((folder / TEMPLATE_DIRECTORY).glob("*.jinja"))]
     whole = (folder / "config.json").is_file()  # a model; an adapter's folder holds nothing else
     files = [name for name in names if not whole or any(fnmatchcase(name, pattern) for pattern in MODEL_FILES)]
     notice(f"uploading {folder} to {repo}: {len(files)} files")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from .adapted import ADAPTER_FOLDER, MERGED_FOLDER, adapter_of
@@ -19,7 +20,19 @@ def load_commands(prepared: Prepared) -> tuple[tuple[str, str], ...]:
         return model_commands(str(output))
     adapter, options = chosen
     found = tuple(adapter.commands(output / ADAPTER_FOLDER, config.model, options))
-    return (*found, *(model_commands(str(output / MERGED_FOLDER))[:1] if config.merge_adapter else ()))
+    return (*found, *_merged_commands(output, {program for program, _ in found}, is_merged=config.merge_adapter))
+
+
+def _merged_commands(output: Path, served: Collection[str], *, is_merged: bool) -> Iterator[tuple[str, str]]:
+    """The lines for the merged model, of transformers and of programs that cannot load the adapter; those merge it
+    first, if the run does not."""
+    merged = str(output / MERGED_FOLDER)
+    transformers, *others = model_commands(merged)
+    if is_merged:
+        yield transformers
+    for program, line in others:
+        if program not in served:
+            yield program, line if is_merged else f"surogate merge {output / ADAPTER_FOLDER} {merged} && {line}"
 
 
 def model_commands(model: str) -> tuple[tuple[str, str], ...]:

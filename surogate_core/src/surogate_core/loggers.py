@@ -7,7 +7,8 @@ from contextlib import ExitStack
 
 from .api import EvalReport, GpuReport, Logger, LoggerDef, RunInfo, StepReport
 from .config import LoadedConfig
-from .errors import PluginError, RunStopped, SurogateError
+from .errors import PluginError, RunStopped
+from .origin import described
 from .registry import Provided, Registry
 
 Notice = Callable[[str], None]
@@ -47,36 +48,32 @@ def open_loggers(loaded: LoadedConfig, registry: Registry, info: RunInfo, notice
     for name in registry.names("logger"):
         source = registry.source("logger", name)
         definition: LoggerDef = source.definition
-        if definition.always:
+        if definition.always and definition.origin is None:
             yield definition.open(info, loaded.options.get(("logger", name), definition.options()))
-        elif name in loaded.config.report_to:
-            yield ToldLogger(name, _open(source, loaded, info), notice)
+        elif definition.always or name in loaded.config.report_to:
+            yield ToldLogger(source, _open(source, loaded, info), notice)
 
 
 def _open(source: Provided, loaded: LoadedConfig, info: RunInfo) -> Logger:
     definition: LoggerDef = source.definition
+    options = loaded.options.get(("logger", source.name))
     try:
-        return definition.open(info, loaded.options["logger", source.name])
-    except SurogateError:
-        raise
-    except Exception as error:
-        raise PluginError(
-            f"report_to: {source.name} ({source.plugin}) cannot start: {type(error).__name__}: {error}. "
-            f"Take it out of report_to to train without it.",
-            distribution=source.plugin.distribution,
-            version=source.plugin.version,
-            hook="surogate_loggers",
-        ) from error
+        return definition.open(info, options if options is not None else definition.options())
+    except PluginError as error:
+        remedy = (
+            f"Set SUROGATE_PLUGINS=-{source.plugin.distribution}" if definition.always else "Remove it from report_to"
+        )
+        raise error.reworded(f"{error}. {remedy} to train without it.") from error.__cause__
 
 
 class ToldLogger:
-    """A logger that the user asked for. If it fails later, the user is told and the run goes on without it.
+    """A plugin's logger. If it fails later, the user is told and the run goes on without it.
 
     A tracker's network, or its process, is no reason to end a run of days: metrics.jsonl has every report.
     """
 
-    def __init__(self, name: str, logger: Logger, notice: Notice) -> None:
-        self._name = name
+    def __init__(self, source: Provided, logger: Logger, notice: Notice) -> None:
+        self._name = f"{source.name} of {source.plugin}"
         self._logger: Logger | None = logger
         self._notice = notice
 
@@ -102,6 +99,6 @@ class ToldLogger:
         except Exception as error:
             self._logger = None
             self._notice(
-                f"report_to: {self._name} failed and is told nothing more: {type(error).__name__}: {error}. "
+                f"logger {self._name} failed and gets no more reports: {described(error)}. "
                 "The run goes on; metrics.jsonl has all of it."
             )

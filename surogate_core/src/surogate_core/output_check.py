@@ -27,12 +27,13 @@ def check_outputs(prepared: Prepared) -> None:
     """
     output, chosen = Path(prepared.loaded.config.output_dir), adapter_of(prepared)
     if chosen is None:
-        check_loads(output, "transformers", check_model)
+        check_loads(output, "transformers", lambda folder: check_model(folder, prepared.model_dir))
         return
     adapter, _ = chosen
     check_loads(output / ADAPTER_FOLDER, adapter.library, lambda folder: adapter.check(folder, prepared.model_dir))
     if prepared.loaded.config.merge_adapter:
-        check_loads(output / MERGED_FOLDER, "transformers", check_model)
+        merged = output / MERGED_FOLDER
+        check_loads(merged, "transformers", lambda folder: check_model(folder, prepared.model_dir))
 
 
 def check_loads(folder: Path, library: str, check: Callable[[Path], None]) -> None:
@@ -48,10 +49,12 @@ def check_loads(folder: Path, library: str, check: Callable[[Path], None]) -> No
         ) from error
 
 
-def check_model(folder: Path) -> None:
+def check_model(folder: Path, base: Path | None = None) -> None:
     """Load a model with transformers: config, generation config, every weight by name and shape, tokenizer.
 
-    Raises what transformers raises, and ValueError for weights that are missing, unexpected or of another shape. A
+    Raises what transformers raises, and ValueError for weights that are missing, unexpected or of another shape, and
+    for a tokenizer with more tokens than the model, unless that of `base` has as many: a run tells of that at its
+    start, and the output is as good as what it was made from. A
     model that is large for this machine's memory is loaded onto torch's meta device: names, shapes and files are
     checked all the same, and no data is read.
     """
@@ -71,8 +74,14 @@ def check_model(folder: Path) -> None:
     refuse_incomplete(report)
     if (folder / "tokenizer_config.json").is_file() or (folder / "tokenizer.json").is_file():
         tokens = len(AutoTokenizer.from_pretrained(folder, local_files_only=True))
-        if tokens > model.config.vocab_size:
+        if tokens > model.config.vocab_size and not (base and _tokens_of(base) == tokens):
             raise ValueError(f"the tokenizer has {tokens} tokens, the model {model.config.vocab_size}")
+
+
+def _tokens_of(folder: Path) -> int:
+    from transformers import AutoTokenizer
+
+    return len(AutoTokenizer.from_pretrained(folder, local_files_only=True))
 
 
 def refuse_incomplete(report: Any) -> None:

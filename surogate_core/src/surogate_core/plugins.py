@@ -25,27 +25,16 @@ import pluggy
 
 from . import __version__, hookspecs
 from .api import API, Finding, SystemInfo
+from .definition_check import faults
 from .errors import PluginError
-from .registry import KINDS, Plugin, Provided, Registry, Resolved, State
+from .origin import described
+from .registry import CORE, HOOKS, KINDS, Plugin, Provided, Registry, Resolved, State
 
-__all__ = ["Plugin", "Provided", "Registry", "Resolved", "State", "load_registry", "survey", "switched_off"]
+__all__ = ["HOOKS", "Plugin", "Provided", "Registry", "Resolved", "State", "load_registry", "survey", "switched_off"]
 
 GROUP: Final = "surogate"
 OFF_SWITCH: Final = "SUROGATE_PLUGINS"
-BUILTIN: Final = Plugin("builtin", "surogate-core", __version__, "surogate_core.builtin")
-HOOKS: Final[Mapping[str, str]] = {
-    "surogate_models": "model",
-    "surogate_ops": "op",
-    "surogate_kernels": "kernel",
-    "surogate_recipes": "recipe",
-    "surogate_adapters": "adapter",
-    "surogate_optimizers": "optimizer",
-    "surogate_offload_strategies": "offload",
-    "surogate_dataset_formats": "format",
-    "surogate_launchers": "launcher",
-    "surogate_loggers": "logger",
-}
-"""Hooks that provide definitions, and the kind that each provides."""
+BUILTIN: Final = Plugin("builtin", CORE, __version__, "surogate_core.builtin")
 
 
 def load_registry(environ: Mapping[str, str] | None = None) -> Registry:
@@ -162,7 +151,7 @@ class _Loader:
         try:
             module = importlib.import_module(plugin.module)
         except (Exception, SystemExit) as error:
-            reason = f"import of {plugin.module} failed: {type(error).__name__}: {error}"
+            reason = f"import of {plugin.module} failed: {described(error)}"
             self.plugins.append(replace(plugin, state=State.BROKEN, reason=reason, error=error))
             return
         reason = _api_mismatch(plugin, getattr(module, "SUROGATE_API", None))
@@ -197,7 +186,11 @@ class _Loader:
             if not isinstance(definition, expected):
                 found = type(definition).__name__
                 raise _failure(plugin, f"{hook}()", f"returned {found} in its list, expected {expected.__name__}")
-            items.append(Provided(kind, _name_of(kind, definition), definition, plugin))
+            name = _name_of(kind, definition)
+            if plugin is not BUILTIN:
+                for fault in faults(kind, name, definition):
+                    raise _failure(plugin, f"{hook}()", fault)
+            items.append(Provided(kind, name, definition, plugin))
         return items
 
     def _call(self, plugin: Plugin, hook: str, **arguments: Any) -> list[Any]:
@@ -208,8 +201,8 @@ class _Loader:
             try:
                 answer = implementation.function(*(arguments[name] for name in implementation.argnames))
                 return list(answer)
-            except Exception as error:
-                raise _failure(plugin, f"{hook}()", f"{type(error).__name__}: {error}") from error
+            except (Exception, SystemExit) as error:
+                raise _failure(plugin, f"{hook}()", described(error)) from error
         return []
 
     def diagnose(self, system: SystemInfo) -> list[tuple[Plugin, Finding]]:
@@ -218,6 +211,10 @@ class _Loader:
         for plugin in self.plugins:
             try:
                 answers = self._call(plugin, "surogate_diagnose", system=system)
+                for answer in answers:
+                    if not isinstance(answer, Finding) or answer.level not in ("ok", "warning", "error"):
+                        what = f"returned {answer!r:.80} in its list, expected a Finding of level ok, warning or error"
+                        raise _failure(plugin, "surogate_diagnose()", what)
             except PluginError as error:
                 answers = [
                     Finding("error", plugin.name, str(error), f"report it to the author of {plugin.distribution}")

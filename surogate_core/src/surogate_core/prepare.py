@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from .api import DeviceInfo, Op, Target
 from .assemble import Assembly, Ingredients, assemble, op_workspace
 from .config import LoadedConfig
-from .data.pack import max_pieces
-from .errors import ConfigError, SurogateError
+from .data.pieces import max_pieces
+from .errors import ConfigError
 from .hub import CONFIG_FILES, resolve_model_dir
 from .memory.report import Report, report
 from .model_config import read_config
@@ -56,8 +57,11 @@ def prepare(
     device: DeviceInfo,
     patterns: Sequence[str] = CONFIG_FILES,
     world_size: int | None = None,
+    revise: Callable[[Ingredients], Ingredients] = lambda given: given,
 ) -> Prepared:
     """Plan a run on `device`, and on `world_size` - 1 others like it; None: as many as the config's `gpus` names.
+
+    `revise` changes what the run is made of before it is planned.
 
     `patterns` are the files of the model to have at hand: its config to plan, its tokenizer and weights to train.
     Raises ConfigError or PluginError when config, model, recipe and device do not go together.
@@ -71,11 +75,12 @@ def prepare(
             )
     model_dir = resolve_model_dir(config.model, patterns)
     model_config = with_rope_scaling(read_config(model_dir), config.rope_scaling, config.max_model_len)
-    given = replace(_ingredients(loaded, registry, model_config, device), world_size=world_size)
+    given = revise(replace(_ingredients(loaded, registry, model_config, device), world_size=world_size))
     target = Target(device, config.deterministic)
     resolved: dict[str, Resolved] = {}
     notices: dict[str, None] = {}  # in order, each once
 
+    @cache
     def workspace(op: Op) -> int:
         found = registry.kernel_for(op, target, config.recipe)
         if op.kind not in resolved or found.kernel is None:
@@ -102,6 +107,11 @@ def prepare(
     )
 
 
+def max_documents(sample_packing: bool, seq_len: int, rows: int) -> int:
+    """Most documents that a micro-step of `rows` rows can hold, the padding at the end of a row counted as one."""
+    return ((max_pieces(seq_len) if sample_packing else 1) + 1) * rows
+
+
 def summarise(assembly: Assembly, given: Ingredients, grad_accum_steps: int) -> Report:
     """The report of an assembled run."""
     if given.device is None:
@@ -124,7 +134,7 @@ def _ingredients(
     model = registry.model_for(model_config)
     try:
         dims = model.dims(model_config)
-    except SurogateError as error:
+    except ConfigError as error:
         scaled = "" if config.rope_scaling is None else f", with the rope_scaling of {loaded.source}"
         raise ConfigError(f"{config.model}/config.json{scaled}: {error}") from None
     longest = min(config.max_model_len or dims.max_positions, dims.max_positions)
@@ -138,7 +148,7 @@ def _ingredients(
     support = recipe.supports(device, precision, loaded.recipe_options)
     if not support.ok:
         raise ConfigError(f"recipe: {config.recipe} cannot run on {device.title}: {support.reason}.")
-    documents = (max_pieces(config.sequence_len) if config.sample_packing else 1) + 1
+    offload = config.offload
     return Ingredients(
         ops=registry.ops,
         model=model,
@@ -151,11 +161,12 @@ def _ingredients(
         batch_size=config.per_device_train_batch_size,
         seq_len=config.sequence_len,
         grad_accum_steps=config.gradient_accumulation_steps,
-        max_documents=documents * config.per_device_train_batch_size,
+        max_documents=max_documents(config.sample_packing, config.sequence_len, config.per_device_train_batch_size),
         lmhead_chunks=config.lmhead_chunks if isinstance(config.lmhead_chunks, int) else None,
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
         recompute=config.recompute,
+        offload=(registry.get("offload", offload), loaded.options["offload", offload]) if offload else None,
         adapters=[(registry.get("adapter", name), options) for name, options in loaded.adapters.items()],
         device=device,
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from .adapted import load_adapter, load_base
+from .adapted import load_adapter, load_base, trained_tensors
 from .api import Comm, Op
+from .errors import ConfigError
 from .prepare import Prepared
 
 if TYPE_CHECKING:
@@ -67,7 +68,27 @@ def fill_weights(prepared: Prepared, worker: Worker | Team) -> None:
     )
     if not config.from_scratch:
         load_base(prepared, worker.params())
+        refuse_nonfinite(prepared, worker)
     load_adapter(prepared, worker.params())
+    if config.adapter_path is not None:
+        _refuse_nonfinite_adapter(prepared, worker, config.adapter_path)
+
+
+def refuse_nonfinite(prepared: Prepared, worker: Worker | Team) -> None:
+    """Raise ConfigError naming file and tensor when the model's weights hold a number that is not finite."""
+    from .hf import file_of
+    from .runtime.finite import refuse_nonfinite_weights
+
+    refuse_nonfinite_weights(worker.params(), prepared.assembly.weights, prepared.model_dir, file_of)
+
+
+def _refuse_nonfinite_adapter(prepared: Prepared, worker: Worker | Team, path: str) -> None:
+    from .runtime.finite import contents
+
+    for name, tensor in trained_tensors(prepared, worker.params()).items():
+        held = contents(tensor)
+        if not held.finite:
+            raise ConfigError(f"adapter_path: {path}: {name} holds {held}. Go on from another adapter.")
 
 
 def check_finite(prepared: Prepared, worker: Worker | Team, steps_done: int = 0) -> None:
@@ -75,9 +96,7 @@ def check_finite(prepared: Prepared, worker: Worker | Team, steps_done: int = 0)
 
     Raises ConfigError when the weights hold one already.
     """
-    from .runtime.finite import refuse_nonfinite_weights
-
-    refuse_nonfinite_weights(worker.params(), prepared.assembly.weights, prepared.model_dir)
+    refuse_nonfinite(prepared, worker)
     watch_finite(prepared, worker, steps_done)
 
 

@@ -7,8 +7,8 @@ kind and name are a conflict, and a conflict is refused at start.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from .api import (
     AdapterDef,
     DatasetFormatDef,
+    Definition,
     Finding,
     KernelDef,
     LauncherDef,
@@ -30,9 +31,12 @@ from .api import (
     SystemInfo,
     Target,
 )
+from .attribution import attributed
+from .config_keys import DISTRIBUTIONS
 from .errors import ConfigError, PluginError
+from .origin import Origin
 
-KINDS: Final[Mapping[str, type]] = {
+KINDS: Final[Mapping[str, type[Definition]]] = {
     "model": ModelDef,
     "op": OpDef,
     "kernel": KernelDef,
@@ -46,19 +50,24 @@ KINDS: Final[Mapping[str, type]] = {
 }
 """Every kind of thing that a plugin provides, and the class of its definitions."""
 
-PIP_PREFIXES: Final[Mapping[str, str]] = {
-    "model": "surogate-model",
-    "recipe": "surogate-recipe",
-    "adapter": "surogate",
-    "optimizer": "surogate-optim",
-    "offload": "surogate-offload",
-    "format": "surogate-format",
-    "launcher": "surogate-launch",
-    "logger": "surogate-log",
+HOOKS: Final[Mapping[str, str]] = {
+    "surogate_models": "model",
+    "surogate_ops": "op",
+    "surogate_kernels": "kernel",
+    "surogate_recipes": "recipe",
+    "surogate_adapters": "adapter",
+    "surogate_optimizers": "optimizer",
+    "surogate_offload_strategies": "offload",
+    "surogate_dataset_formats": "format",
+    "surogate_launchers": "launcher",
+    "surogate_loggers": "logger",
 }
-"""How distributions are named by kind; the guess in "Try: pip install"."""
+"""Hooks that provide definitions, and the kind that each provides."""
 
-FLAT_OPTIONS: Final = ("recipe", "adapter", "optimizer", "offload", "logger")
+CORE: Final = "surogate-core"
+"""The distribution whose faults are ours."""
+
+FLAT_OPTIONS: Final = ("recipe", "adapter", "optimizer", "offload", "launcher", "logger")
 """Kinds whose options are keys at the top level of the YAML file. A format's are keys of its dataset's entry."""
 
 REFERENCE: Final = "reference"
@@ -129,7 +138,7 @@ class Registry:
         notices: Sequence[str] = (),
     ) -> None:
         self.plugins = tuple(plugins)
-        self.provided = tuple(provided)
+        self.provided = tuple(map(_attributed, provided))
         self.diagnose = diagnose
         self.notices = tuple(notices)
         self.conflicts = tuple(_conflicts(self.provided))
@@ -137,6 +146,10 @@ class Registry:
         for item in self.provided:
             if item.kind != "kernel":
                 self._by_name[item.kind].setdefault(_key(item.name), item)
+        self._kernels: dict[str, list[Provided]] = {}
+        for item in self.provided:
+            if item.kind == "kernel":
+                self._kernels.setdefault(item.name, []).append(item)
         self.ops: Mapping[str, OpDef] = {item.name: item.definition for item in self._by_name["op"].values()}
 
     # ------------------------------------------------------------------------------------------------------- by name
@@ -165,8 +178,8 @@ class Registry:
         named = [plugin for plugin in self._unloaded() if _may_provide(plugin, name)]
         if named:
             return PluginError(text, distribution=named[0].distribution, version=named[0].version)
-        if kind in PIP_PREFIXES:
-            text += f" Try: pip install {PIP_PREFIXES[kind]}-{_key(name)}"
+        if (kind, _key(name)) in DISTRIBUTIONS:
+            text += f" Try: pip install {DISTRIBUTIONS[kind, _key(name)]}"
         return PluginError(text)
 
     def _unloaded(self) -> list[Plugin]:
@@ -210,16 +223,10 @@ class Registry:
             (kind, item.name): item.definition.options for kind in FLAT_OPTIONS for item in self._by_name[kind].values()
         }
 
-    def refuse_core_keys(self, keys: Collection[str]) -> None:
-        """Raise PluginError when a plugin claims an option key that the core's own config has."""
-        for item, key in _flat_options(self.provided):
-            if key in keys:
-                raise PluginError(
-                    f"option '{key}' of {item.kind} '{item.name}' ({item.plugin}) is a key of the core's config; "
-                    f"{_off_switch(item.plugin)}",
-                    distribution=item.plugin.distribution,
-                    version=item.plugin.version,
-                )
+    def failed(self, kind: str, name: str, function: str, cause: BaseException) -> PluginError | None:
+        """`cause`, raised in `function` of a definition, as an error that names the plugin; None where that is core."""
+        origin: Origin | None = self.source(kind, name).definition.origin
+        return origin.failed(function, cause) if origin else None
 
     def dataset_formats(self) -> Mapping[str, DatasetFormatDef]:
         """Dataset formats by name."""
@@ -242,9 +249,7 @@ class Registry:
         dtypes = tuple(value.dtype for value in (*op.ins, *op.outs))
         refusals: list[str] = []
         fitting: dict[int, dict[str, Provided]] = {}
-        for item in self.provided:
-            if item.kind != "kernel" or item.name != op.kind:
-                continue
+        for item in self._kernels.get(op.kind, ()):
             reason = refusal(item.definition, op, dtypes, target)
             if reason:
                 refusals.append(f"{item.plugin.distribution}: {reason}")
@@ -258,6 +263,15 @@ class Registry:
         if len(best) > 1:
             raise PluginError(_conflict("kernel", op.kind, best[0].plugin, best[1].plugin))
         return Resolved(best[0].definition, best[0].plugin.distribution, tuple(refusals))
+
+
+def _attributed(item: Provided) -> Provided:
+    plugin = item.plugin
+    if plugin.distribution == CORE:
+        return item
+    hook = next(hook for hook, kind in HOOKS.items() if kind == item.kind)
+    origin = Origin(item.kind, item.name, plugin.distribution, plugin.version, plugin.module, hook)
+    return replace(item, definition=attributed(item.definition, origin))
 
 
 # ----------------------------------------------------------------------------------------------------------- conflicts
@@ -315,7 +329,7 @@ def _conflict(what: str, name: str, first: Plugin, second: Plugin) -> str:
 
 def _switchable(first: Plugin, second: Plugin) -> Plugin:
     """The side that the off switch of a conflict names: the core itself cannot be switched off."""
-    return first if second.distribution == "surogate-core" else second
+    return first if second.distribution == CORE else second
 
 
 def _off_switch(plugin: Plugin) -> str:

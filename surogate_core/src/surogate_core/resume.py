@@ -19,6 +19,7 @@ Choice = bool | int | str
 
 _WITHOUT_EFFECT = frozenset(
     {
+        *("adapter", "launcher"),  # the adapter is one of the facts that must agree
         *("model", "from_scratch", "init_projections_to_zero", "datasets", "validation_datasets"),
         *(
             "validation_split_ratio",
@@ -120,14 +121,12 @@ def is_of(resumed: Resumed | None, checkpoints: Path) -> bool:
     return resumed is not None and resumed.directory.resolve().parent == checkpoints.resolve()
 
 
-def refuse_to_mix(checkpoints: Path, resumed: Resumed | None, key: str, source: str) -> None:
-    """Raise ConfigError when a run that begins, or goes on from elsewhere, finds checkpoints of another in its folder.
+def refuse_checkpoints(checkpoints: Path, key: str, source: str) -> None:
+    """Raise ConfigError for a folder of another run's checkpoints. `key` is what names the folder.
 
-    `key` is what names the folder. Old and new would be told apart by nothing: the next resume, and the limit on their
-    number, would take the ones for the others.
+    Old and new would be told apart by nothing: the next resume, and the limit on their number, would take the ones for
+    the others.
     """
-    if is_of(resumed, checkpoints):
-        return
     give_back_replaced(checkpoints)
     if there := list_checkpoints(checkpoints):
         named = there[0].name if len(there) == 1 else f"{there[0].name} to {there[-1].name}"
@@ -141,12 +140,13 @@ def refuse_to_mix(checkpoints: Path, resumed: Resumed | None, key: str, source: 
 def refuse_another_run(resumed: Resumed, facts: Mapping[str, Any], source: str) -> None:
     """Raise ConfigError naming what this run has differently from the saved one, with both values."""
     saved, now = resumed.manifest.facts, json.loads(json.dumps(facts))
+    key = "adapter_path" if "adapter" in saved else "model"  # a checkpoint of an adapter holds no model
     told = [f"{name}: {_shown(was)} (this run: {_shown(is_)})" for name, was, is_ in _differing(saved, now)]
     if told:
         raise ConfigError(
             f"{source}: resume_from_checkpoint: {resumed.directory} was saved with {'; '.join(told)}. Set it as it "
-            "was, or start a new run with resume_from_checkpoint: false; its weights can be trained on with "
-            f"model: {resumed.directory}."
+            "was, or start a new run in another output_dir, with resume_from_checkpoint: false; its weights can be "
+            f"trained on with {key}: {resumed.directory}."
         )
 
 

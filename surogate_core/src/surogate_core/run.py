@@ -14,20 +14,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .adapted import merge_adapter
+from .adapted import kind_of_adapter, open_merge
 from .api import DeviceInfo, Topology
-from .config import ADAPTER, LoadedConfig, Mode, TrainConfig, apply_overrides, load_config, read_yaml
+from .config import LoadedConfig, Mode, TrainConfig, apply_overrides, load_config, read_yaml
+from .earlier_work import refuse_nonempty, set_aside_outputs
 from .errors import ConfigError
 from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
 from .local_device import LocalDevice, local_device
 from .memory.devices import GIB
 from .memory.devices import device as known_device
 from .model_config import read_config
-from .output_folder import refuse_to_overwrite
+from .output_folder import refuse_earlier_work, refuse_to_overwrite
 from .plugins import load_registry
 from .prepare import Prepared, prepare
 from .prepared_worker import fill_weights, make_worker
-from .resume import Resumed, choose, refuse_to_mix
+from .resume import Resumed, choose
 from .train_result import TrainResult
 
 if TYPE_CHECKING:
@@ -97,12 +98,11 @@ def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
     os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)  # read when torch is imported, which is below
     config = loaded.config
     registry = load_registry()
-    launcher = registry.get("launcher", "local")
+    launcher = registry.get("launcher", config.launcher)
     loaded.require_datasets()
     checkpoints = Path(config.resolved_checkpoint_dir)
     resumed = choose(checkpoints, config.resume_from_checkpoint, loaded.source, notice)
-    if not config.overwrite_output_dir:
-        refuse_to_mix(checkpoints, resumed, "checkpoint_dir" if config.checkpoint_dir else "output_dir", loaded.source)
+    refuse_earlier_work(loaded, resumed)
     files = [*CONFIG_FILES, *TOKENIZER_FILES, *(WEIGHT_FILES if _reads_weights(config, resumed) else ())]
     from .runtime.device import devices_to_use, training_device
     from .training_run import train_prepared
@@ -112,33 +112,51 @@ def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
     refuse_to_overwrite(prepared)
     _refuse_unless_it_fits(prepared)
     result: TrainResult = launcher.run(
-        lambda comms: train_prepared(prepared, resumed, comms, notice), Topology(devices=devices)
+        lambda comms: train_prepared(prepared, resumed, comms, notice),
+        Topology(devices=devices),
+        loaded.options["launcher", config.launcher],
     )
     return result
 
 
-def merge(folder: str | Path, output: str | Path, base: str | None = None) -> Path:
+def merge(
+    folder: str | Path,
+    output: str | Path,
+    base: str | None = None,
+    overwrite: bool = False,
+    adapter: str | None = None,
+) -> Path:
     """Write the model that the adapter in `folder` makes of its base into `output`; returns the base's folder.
 
-    `base`: directory or hub id, if not what the adapter's files name. Raises ConfigError for files that cannot be used.
+    `base`: directory or hub id, if not what the adapter's files name. `output` must be empty, or `overwrite` set, which
+    moves the model that is there into `outputs.set_aside`. `adapter`: which kind of adapter it is, where several
+    installed plugins could read the folder. Raises ConfigError for files that cannot be used.
     """
-    return merge_adapter(load_registry().get("adapter", ADAPTER), Path(folder), Path(output), base)
+    if not (overwrite and Path(output).is_dir()):
+        refuse_nonempty(Path(output))
+    registry = load_registry()
+    kind = adapter or kind_of_adapter(registry, Path(folder))
+    merging = open_merge(registry.get("adapter", kind), Path(folder), base)
+    if overwrite:
+        set_aside_outputs(Path(output), read=(merging.base_dir, Path(folder)))
+    merging.write(Path(output))
+    return merging.base_dir
 
 
 def _reads_weights(config: TrainConfig, resumed: Resumed | None) -> bool:
     """Whether the model's own weights are needed: a checkpoint has them, but for those that an adapter leaves alone."""
-    return config.lora if resumed else not config.from_scratch
+    return config.adapter is not None if resumed else not config.from_scratch
 
 
 def _refuse_unless_it_fits(prepared: Prepared) -> None:
     report = prepared.report
     if report.fits:
         return
-    from .knobs import cheapest_knobs
+    from .suggestions import one_line, suggest
 
-    knobs = "; ".join(f"{k.change} (saves {k.saves / GIB:.1f} GiB)" for k in cheapest_knobs(prepared))
+    suggestions = "; or ".join(map(one_line, suggest(prepared)))
     raise ConfigError(
         f"{prepared.loaded.source}: the run needs {report.device_bytes['total'] / GIB:.1f} GiB, more than the "
         f"{report.device.memory_bytes / GIB:.1f} of {report.device.title}. "
-        + (f"Cheapest changes: {knobs}." if knobs else "Use a smaller model or a shorter sequence_len.")
+        + (f"Change {suggestions}." if suggestions else "Use a smaller model or a shorter sequence_len.")
     )

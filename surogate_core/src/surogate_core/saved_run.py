@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from xxhash import xxh3_128
 
 from . import hf
@@ -32,7 +32,11 @@ if TYPE_CHECKING:
     from .runtime.team import Team
     from .runtime.worker import Worker
 
-_POSITION = ("tokens", "seconds", "nonfinite", "loss")
+MAX_STEP = 2**31 - 1
+MAX_FP32 = 3.4e38
+"""What the inputs `step` (int32) and `lr` (fp32) can hold."""
+
+_POSITION = ("tokens", "seconds", "nonfinite", "loss", "lr")
 
 
 class _Position(BaseModel):
@@ -42,6 +46,7 @@ class _Position(BaseModel):
     seconds: float
     nonfinite: int
     loss: float | None
+    lr: float = Field(0.0, ge=0, le=MAX_FP32)  # a checkpoint of before has none
     evaluations: list[tuple[int, float, int]]
 
 
@@ -118,8 +123,8 @@ class SavedRun:
         else:
             hf.load_weights(resumed.directory, self.prepared.assembly.weights, worker.params())
         load_state(resumed.directory, self._kept(), worker.buffers.persistent)
-        worker.restored()
         step = resumed.step
+        worker.restored(lr=position.lr, step=step)
         progress = Progress(
             step=step, launched=step, saved=step, **{name: getattr(position, name) for name in _POSITION}
         )
@@ -136,6 +141,11 @@ class SavedRun:
 
 
 def _position(resumed: Resumed) -> _Position:
+    if not 0 <= resumed.step <= MAX_STEP:
+        raise ConfigError(
+            f"{resumed.directory / MANIFEST}: step is {str(resumed.step)[:20]}. The checkpoint is damaged: resume from "
+            "another one."
+        )
     try:
         return _Position.model_validate(resumed.manifest.position)
     except ValidationError as error:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 EVAL_BATCHES = 100
 """A periodic evaluation looks at no more than this; the one at the end sees everything."""
 
+SHORTEST_SECONDS = 1e-6
+"""Of a step: keeps tokens per second finite where the clocks of host and device disagree."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -46,9 +49,9 @@ class Job:
 class Progress:
     """Where the loop stands, and where it ended.
 
-    step: optimizer steps done and reported; launched: those under way too. nonfinite: steps in a row without a finite
-    loss and gradient. evaluations: (step, mean loss in nats, labels). All of it counts from the run's first step,
-    resumed or not.
+    step: optimizer steps done and reported; launched: those under way too; lr: that of the last launched. nonfinite:
+    steps in a row without a finite loss and gradient. evaluations: (step, mean loss in nats, labels). All of it counts
+    from the run's first step, resumed or not.
     """
 
     step: int = 0
@@ -58,6 +61,7 @@ class Progress:
     seconds: float = 0.0
     saved: int = 0
     nonfinite: int = 0
+    lr: float = 0.0
     evaluations: list[tuple[int, float, int]] = field(default_factory=list)
 
 
@@ -87,6 +91,7 @@ def _train(job: Job, interrupt: Interrupt, progress: Progress) -> None:
         if not error.weights_whole or not progress.step:
             raise
         progress.launched = progress.step  # the step that failed has changed nothing
+        progress.lr = job.schedule.lr(progress.step)
         _save(job, progress)
         raise NonFiniteError(
             f"{error}\nThe weights after step {progress.step} are saved.", weights_whole=True
@@ -143,7 +148,7 @@ class Launched:
 def launch(job: Job, batch: StepBatch, progress: Progress) -> Launched:
     """One optimizer step: every micro-batch forward and backward, then the update."""
     progress.launched += 1
-    lr = job.schedule.lr(progress.launched)
+    lr = progress.lr = job.schedule.lr(progress.launched)
     return Launched(progress.launched, batch, lr, _take(job.worker, batch, progress.launched, lr))
 
 
@@ -157,10 +162,14 @@ def _take(worker: Worker | Team, batch: StepBatch, step: int, lr: float) -> Read
 
 
 def finish(job: Job, done: Launched, progress: Progress, mark: float) -> float:
-    """Wait for a step, report it to all loggers, and return the moment; `mark` is that of the step before."""
+    """Wait for a step, report it to all loggers, and return when it was done on the device.
+
+    `mark`: when the step before was done, or when the loop went on after an evaluation or a save. A reading may be read
+    long after its step was done, while the next step is queued: the time of reading says nothing about the step.
+    """
     loss, norm = done.reading.values()
-    now = time.perf_counter()
-    seconds = now - mark
+    finished = done.reading.finished_at
+    seconds = max(finished - mark, SHORTEST_SECONDS)
     progress.step = done.step
     progress.nonfinite = 0 if math.isfinite(norm) and math.isfinite(loss) else progress.nonfinite + 1
     progress.loss = loss
@@ -188,7 +197,7 @@ def finish(job: Job, done: Launched, progress: Progress, mark: float) -> float:
             f"(max_nonfinite_steps: {job.max_nonfinite_steps}). The weights of the last good step are saved. "
             f"Lower learning_rate, look at the data, or use a wider dtype.\n{_first_fault(job, done)}"
         )
-    return now
+    return finished
 
 
 def _first_fault(job: Job, done: Launched) -> str:

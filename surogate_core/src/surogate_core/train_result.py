@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .hub_push import Pushed
+if TYPE_CHECKING:
+    from .hub_push import Pushed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import checkpoint, hf
-from .adapted import ADAPTER_FOLDER, MERGED_FOLDER, adapter_of, merge_adapter, write_adapter
+from .adapted import ADAPTER_FOLDER, MERGED_FOLDER, adapter_of, open_merge, write_adapter
 from .api import Comm, RunInfo
 from .config import resolved
 from .data.corpora import Corpora, load_corpora
@@ -117,8 +117,8 @@ def train_prepared(prepared: Prepared, resumed: Resumed | None, comms: Sequence[
         worker.start(graphs=config.use_cuda_graphs)
         if not config.check_finite:  # whose first batch is to be that of step one
             _prove_packing(prepared, course, worker, notice)
-        open_output(prepared.loaded, notice)
         set_aside(prepared.loaded, resumed, notice)
+        open_output(prepared.loaded, notice)
         loggers = _open_loggers(prepared, course, progress, comms, notice, stack)
         interrupt = stack.enter_context(Interrupt())
 
@@ -284,7 +284,7 @@ def _write_outputs(prepared: Prepared, worker: Worker | Team, progress: Progress
         folder = output / ADAPTER_FOLDER
         hf.save_files(folder, lambda fresh: write_adapter(fresh, prepared, params), adapter.config_file)
         if config.merge_adapter:
-            merge_adapter(adapter, folder, output / MERGED_FOLDER, config.model)
+            open_merge(adapter, folder, config.model).write(output / MERGED_FOLDER)
     if config.verify_outputs and prepared.ingredients.model.in_transformers:
         check_outputs(prepared)
 
@@ -308,7 +308,9 @@ def _result(prepared: Prepared, course: _Course, progress: Progress, signal_exit
         unigram_loss=data.unigram_loss,
         bits_per_byte=bits,
         signal_exit=signal_exit,
-        adapter_dir=Path(config.output_dir) / ADAPTER_FOLDER if config.lora else None,
-        merged_dir=Path(config.output_dir) / MERGED_FOLDER if config.lora and config.merge_adapter else None,
+        adapter_dir=Path(config.output_dir) / ADAPTER_FOLDER if config.adapter is not None else None,
+        merged_dir=Path(config.output_dir) / MERGED_FOLDER
+        if config.adapter is not None and config.merge_adapter
+        else None,
         commands=load_commands(prepared),
     )

@@ -28,7 +28,7 @@ def kept_values(assembly: Assembly, stored: Collection[str], stored_dtype: str) 
     All states but those that every step and evaluation writes anew, and the params that the model's files do not hold
     to the bit.
     """
-    readings = (assembly.loss, assembly.eval_loss, assembly.grad_norm)
+    readings = (assembly.loss, assembly.eval_loss, assembly.grad_norm, *assembly.pending)
     return [
         v
         for v in assembly.declared

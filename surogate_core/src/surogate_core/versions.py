@@ -22,14 +22,16 @@ def run_versions(prepared: Prepared) -> dict[str, str]:
 
 
 def plugin_versions(prepared: Prepared) -> dict[str, str]:
-    """{distribution: version} of the plugins behind a run's model, recipe, optimizer, adapter, ops and kernels."""
+    """{distribution: version} of the plugins behind a run's model, recipe, optimizer, launcher, adapter, offload, ops
+    and kernels."""
     return {plugin.distribution: plugin.version for plugin in sorted(_used(prepared), key=lambda p: p.distribution)}
 
 
 def _used(prepared: Prepared) -> Iterator[Plugin]:
     registry, given, config = prepared.registry, prepared.ingredients, prepared.loaded.config
     named = [("model", given.model.name), ("recipe", config.recipe), ("optimizer", config.optimizer)]
-    named += [("adapter", adapter.name) for adapter, _ in given.adapters]
+    named += [("launcher", config.launcher), *(("adapter", adapter.name) for adapter, _ in given.adapters)]
+    named += [("offload", given.offload[0].name)] if given.offload else []
     ops = (op for program in prepared.assembly.all_programs.values() for op in program.ops)
     named += [("op", kind) for kind in {op.attrs["of"] if op.kind == "reference_vjp" else op.kind for op in ops}]
     for kind, name in named:

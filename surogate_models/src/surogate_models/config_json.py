@@ -1,4 +1,4 @@
-"""Values of a parsed `config.json`, checked: a ConfigError says "key: what is wrong (got value)"."""
+"""Validated access to the values of a parsed `config.json`. Errors read "key: what is wrong (got value)"."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from surogate_core.errors import ConfigError
 
 LARGEST = 2**31 - 1
-"""Token ids and positions are int32."""
+"""Largest integer accepted, because token ids and positions are int32."""
 
 
 def wrong(key: str, expected: str, value: object) -> ConfigError:
-    """The error to raise for a value that is there and is not right."""
+    """Return the ConfigError for an invalid value."""
     text = repr(value)
     return ConfigError(f"{key}: {expected} (got {text if len(text) <= 80 else text[:77] + '...'})")
 
@@ -21,7 +21,10 @@ def wrong(key: str, expected: str, value: object) -> ConfigError:
 def integer(
     config: Mapping[str, Any], key: str, *, default: int | None = None, most: int = LARGEST, within: str = ""
 ) -> int:
-    """A whole number from 1 to `most`; a missing key is an error without a default. `within`: of what mapping."""
+    """Return an integer from 1 to `most`. Raises ConfigError if it is invalid, or missing and there is no default.
+
+    `within` is the prefix of a nested mapping in error messages, such as "rope_scaling.".
+    """
     value = _given(config, key, default, within)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise wrong(within + key, f"must be a whole number from 1 to {most}", value)
@@ -29,7 +32,7 @@ def integer(
 
 
 def positive(config: Mapping[str, Any], key: str, *, default: float | None = None, within: str = "") -> float:
-    """A finite number above 0; a missing key is an error without a default. `within`: of what mapping."""
+    """Return a finite number greater than 0. Errors and `within` as for `integer`."""
     value = _given(config, key, default, within)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise wrong(within + key, "must be a positive number", value)
@@ -39,7 +42,7 @@ def positive(config: Mapping[str, Any], key: str, *, default: float | None = Non
 
 
 def boolean(config: Mapping[str, Any], key: str, *, default: bool = False, within: str = "") -> bool:
-    """True or false; the default where the key is missing or null."""
+    """Return a boolean, or the default if the key is missing or null."""
     value = config.get(key)
     if value is not None and not isinstance(value, bool):
         raise wrong(within + key, "must be true or false", value)
@@ -47,7 +50,7 @@ def boolean(config: Mapping[str, Any], key: str, *, default: bool = False, withi
 
 
 def is_given(config: Mapping[str, Any], key: str) -> bool:
-    """Whether the key is there with a value that is not null."""
+    """Return whether the key is present and not null."""
     return config.get(key) is not None
 
 

@@ -1,9 +1,9 @@
-"""The decoder that Qwen2.5, Qwen3 and Llama have in common: RMS norms, grouped-query attention with RoPE, SwiGLU.
+"""The decoder shared by Qwen2.5, Qwen3 and Llama: RMS norms, grouped-query attention with RoPE, SwiGLU.
 
-Nine ops a block: [add_]rmsnorm -> linear -> qk_norm_rope or rope -> attention -> linear -> add_rmsnorm -> linear ->
-swiglu -> linear. The projections of queries, keys and values are one param of row blocks [q; k; v], those of gate and
-up one of halves [gate; up]; the weight map says which checkpoint tensors they are. What differs between families is
-in `DecoderDims`: which of the products have a bias, whether queries and keys are normed, how RoPE is scaled.
+A block has nine ops: [add_]rmsnorm -> linear -> qk_norm_rope or rope -> attention -> linear -> add_rmsnorm -> linear ->
+swiglu -> linear. The query, key and value projections are rows [q; k; v] of one param, the gate and up projections are
+halves [gate; up] of another. The weight map assigns the checkpoint tensors to them. `DecoderDims` holds what differs
+between families: which projections have a bias, whether queries and keys are normalized, and how RoPE is scaled.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ _MOST_LAYERS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderDims:
-    """The sizes of a model. `head_dim` need not be d_model / n_heads.
+    """Sizes and features of a model. `head_dim` need not equal d_model / n_heads.
 
-    qk_norm: each head of queries and keys has an RMS norm before RoPE. The biases: of the projections of queries, keys
-    and values, of attention's output, and of all three products of the MLP.
+    qk_norm   each query and key head has an RMS norm before RoPE
+    qkv_bias  the query, key and value projections have a bias
+    o_bias    the attention output projection has a bias
+    mlp_bias  all three projections of the MLP have a bias
     """
 
     n_layers: int
@@ -48,12 +50,12 @@ class DecoderDims:
 
     @property
     def q_rows(self) -> int:
-        """Rows of the query projection."""
+        """Number of rows of the query projection."""
         return self.n_heads * self.head_dim
 
     @property
     def kv_rows(self) -> int:
-        """Rows of the key projection, and of the value projection."""
+        """Number of rows of the key projection, and of the value projection."""
         return self.n_kv_heads * self.head_dim
 
 
@@ -72,19 +74,20 @@ def read_dims(
     o_bias: bool = False,
     mlp_bias: bool = False,
 ) -> DecoderDims:
-    """What all families read alike from a parsed `config.json` of transformers 4 or 5, and what theirs has found.
+    """Read the keys common to all families from a parsed `config.json` of transformers 4 or 5.
 
-    Raises ConfigError when a key is missing or wrong, and for dropout or another activation than SiLU.
+    The keyword arguments are values that the caller has read by the rules of its family. Raises ConfigError if a key is
+    missing or invalid, and for dropout or an activation other than SiLU.
     """
     if config.get("hidden_act", "silu") != "silu":
         raise wrong("hidden_act", "must be silu", config["hidden_act"])
     if config.get("attention_dropout") not in (None, 0):
-        raise wrong("attention_dropout", "dropout is not yet built; must be 0", config["attention_dropout"])
+        raise wrong("attention_dropout", "dropout is not supported yet; must be 0", config["attention_dropout"])
     n_heads = integer(config, "num_attention_heads")
     if n_heads % n_kv_heads:
         raise wrong("num_key_value_heads", f"must divide num_attention_heads {n_heads}", n_kv_heads)
     if head_dim % 2:
-        raise wrong("head_dim", "must be even, since RoPE turns pairs", head_dim)
+        raise wrong("head_dim", "must be even, because RoPE rotates pairs of elements", head_dim)
     return DecoderDims(
         n_layers=integer(config, "num_hidden_layers", most=_MOST_LAYERS),
         d_model=integer(config, "hidden_size"),
@@ -106,39 +109,45 @@ def read_dims(
 
 
 def head_dim_of(config: Mapping[str, Any]) -> int:
-    """`head_dim`, or hidden_size / num_attention_heads where it is not given."""
+    """Return `head_dim`, or hidden_size / num_attention_heads if the key is missing or null."""
     if is_given(config, "head_dim"):
         return integer(config, "head_dim")
     d_model, n_heads = integer(config, "hidden_size"), integer(config, "num_attention_heads")
     if d_model % n_heads:
-        raise wrong("hidden_size", f"must be a multiple of num_attention_heads {n_heads} without a head_dim", d_model)
+        raise wrong("hidden_size", f"must be a multiple of num_attention_heads {n_heads} if head_dim is unset", d_model)
     return d_model // n_heads
 
 
-def n_kv_heads_of(config: Mapping[str, Any]) -> int:
-    """`num_key_value_heads`, which must be there; null means one for each query head."""
+def n_kv_heads_of(config: Mapping[str, Any], *, absent: int) -> int:
+    """Return `num_key_value_heads`: `absent` if the key is missing. Null means one key/value head per query head."""
     key = "num_key_value_heads"
-    return integer(config, key if key not in config or is_given(config, key) else "num_attention_heads")
+    if key in config and not is_given(config, key):
+        return integer(config, "num_attention_heads")
+    return integer(config, key, default=absent)
 
 
 def refuse_sliding_windows(config: Mapping[str, Any]) -> None:
-    """ConfigError if any layer would attend to a window: by `layer_types`, else from `max_window_layers` on."""
+    """Raise ConfigError if any layer uses sliding-window attention.
+
+    `layer_types` determines this if present. Otherwise, with `use_sliding_window`, all layers from `max_window_layers`
+    on have a window.
+    """
     kinds = config.get("layer_types")
     if kinds is not None:
         if not isinstance(kinds, list | tuple) or any(kind != "full_attention" for kind in kinds):
-            raise wrong("layer_types", "only full_attention layers are built, not yet others", kinds)
+            raise wrong("layer_types", "only full_attention layers are supported so far", kinds)
     elif boolean(config, "use_sliding_window"):
         full = config.get("max_window_layers", 28)
         if isinstance(full, bool) or not isinstance(full, int) or full < integer(config, "num_hidden_layers"):
-            told = f"sliding-window attention, here from layer {full!r} on (max_window_layers), is not yet built"
-            raise wrong("use_sliding_window", f"{told}; must be false", True)
+            reason = f"sliding-window attention (from layer {full!r} on, by max_window_layers) is not supported yet"
+            raise wrong("use_sliding_window", f"{reason}; must be false", True)
 
 
 # ------------------------------------------------------------------------------------------------------- the program
 
 
 def build(b: Builder, d: DecoderDims, batch: BatchInputs) -> Value:
-    """Emit the forward program; returns the loss: loss_scale * sum of cross-entropies over labelled positions."""
+    """Emit the forward program. Return the loss: loss_scale * sum of cross-entropies over labelled positions."""
     matrix = Init(kind="normal", std=d.init_std)
     embedding = b.param("embedding", (d.vocab_size, d.d_model), matrix)
     residual = b.apply("embedding", batch.tokens, embedding)
@@ -155,10 +164,10 @@ def build(b: Builder, d: DecoderDims, batch: BatchInputs) -> Value:
 def _block(
     b: Builder, d: DecoderDims, batch: BatchInputs, name: str, x: Value | None, residual: Value
 ) -> tuple[Value, Value]:
-    """One transformer block: (output of the previous MLP, residual) -> (output of this MLP, residual).
+    """Emit a transformer block: (output of the previous MLP, residual) -> (output of this MLP, residual).
 
-    Each sum into the residual stream is fused with the norm that follows it, so the MLP's output is added by the next
-    block; the first block has nothing to add.
+    Each addition to the residual stream is fused with the norm that follows it. The next block therefore adds this
+    MLP's output; x is None in the first block, which has nothing to add.
     """
     weight = _norm(b, f"{name}.attn.norm", d.d_model)
     if x is None:
@@ -171,7 +180,7 @@ def _block(
         attn_out,
         residual,
         _norm(b, f"{name}.mlp.norm", d.d_model),
-        label=("norm", "rstd", "residual_mid"),  # inside the block: whole-block recomputation may drop it
+        label=("norm", "rstd", "residual_mid"),  # a label of its own, so that recomputing whole blocks can drop it
         eps=d.norm_eps,
     )
     gate_up = _linear(b, d, norm, f"{name}.mlp.gate_up", 2 * d.d_ff, label="gate_up", bias=d.mlp_bias)
@@ -184,8 +193,8 @@ def _attention(b: Builder, d: DecoderDims, batch: BatchInputs, name: str, norm: 
     qkv = _linear(b, d, norm, f"{name}.qkv", d.q_rows + 2 * d.kv_rows, label="qkv", bias=d.qkv_bias)
     if d.qk_norm:
         norms = [_norm(b, f"{name}.{which}_norm", d.head_dim) for which in "qk"]
-        turn = {**heads, **d.rope.attrs, "eps": d.norm_eps}
-        rope = b.apply("qk_norm_rope", qkv, *norms, batch.positions, label="rope", **turn)
+        attrs = {**heads, **d.rope.attrs, "eps": d.norm_eps}
+        rope = b.apply("qk_norm_rope", qkv, *norms, batch.positions, label="rope", **attrs)
     else:
         rope = b.apply("rope", qkv, batch.positions, label="rope", **heads, **d.rope.attrs)
     attention = b.apply("attention", rope, batch.cu_seqlens, seq_len=batch.seq_len, **heads)
@@ -208,7 +217,7 @@ def _linear(b: Builder, d: DecoderDims, x: Value, name: str, rows: int, *, label
 
 
 def weights(d: DecoderDims) -> list[WeightMap]:
-    """The tensors of a checkpoint that each param is made of."""
+    """Return the checkpoint tensors that each param consists of."""
     maps = [_map("embedding", ("model.embed_tokens.weight", d.vocab_size, d.d_model))]
     for i in range(d.n_layers):
         maps += _block_weights(d, f"layers.{i}", f"model.layers.{i}")
@@ -248,5 +257,10 @@ def _map(param: str, *tensors: tuple[str, *tuple[int, ...]]) -> WeightMap:
 
 
 def ignored_tensors(d: DecoderDims) -> tuple[str, ...]:
-    """The RoPE frequencies that old checkpoints carry, and the copy of tied embeddings."""
-    return ("model.layers.*.rotary_emb.inv_freq", *(("lm_head.weight",) if d.tied_embeddings else ()))
+    """Return the checkpoint tensors to ignore: RoPE frequencies in old checkpoints."""
+    return ("model.layers.*.rotary_emb.inv_freq",)
+
+
+def tied_copies(d: DecoderDims) -> dict[str, str]:
+    """Return {copy: original} of tensors that some checkpoints store twice: the head of tied embeddings."""
+    return {"lm_head.weight": "model.embed_tokens.weight"} if d.tied_embeddings else {}

@@ -1,4 +1,4 @@
-"""The compiled `qk_norm_rope` and `rope`, and their backwards."""
+"""Compiled kernels of `rope` and `qk_norm_rope`, forward and backward."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from surogate_core.program.value import DTYPE_CODES
 MAX_HEAD_DIM = 256
 _TILE_ANGLES = 256
 _MOST_BLOCKS = 512
-"""Blocks whose sums of the norms' gradients are added in the end: enough to fill any GPU, on each the same bits."""
+"""Maximum number of thread blocks that compute partial sums of the norm gradients.
+
+It fills any GPU. It is a constant, so that the order of the sums does not depend on the GPU.
+"""
 
 
 def _sizes(op: Op) -> tuple[int, ...]:
-    """tokens, n_heads, n_kv_heads, head_dim."""
+    """Return (tokens, n_heads, n_kv_heads, head_dim)."""
     return op.ins[-1].shape[0], *(int(op.attrs[key]) for key in ("n_heads", "n_kv_heads", "head_dim"))
 
 
@@ -23,13 +26,13 @@ def _attention_factor(op: Op) -> float:
 
 
 def _frequencies(op: Op, ctx: BindContext) -> int:
-    """Device address of the inverse frequencies [D/2] fp32, computed by the reference itself."""
+    """Return the device address of the inverse frequencies, fp32 [D/2]. The reference computes them."""
     import torch
 
     from .reference import inverse_frequencies
 
     head_dim = op.attrs["head_dim"]
-    padded = torch.zeros(-(-head_dim // 4) * 2)  # whole int64 words
+    padded = torch.zeros(-(-head_dim // 4) * 2)  # padded to whole int64 words
     padded[: head_dim // 2] = inverse_frequencies(head_dim, op.attrs["theta"], op.attrs.get("scaling"))
     return ctx.table(padded.view(torch.int64).tolist())
 
@@ -37,16 +40,16 @@ def _frequencies(op: Op, ctx: BindContext) -> int:
 def _bind_rope(op: Op, ctx: BindContext) -> Call:
     from . import _C
 
-    return _turn(_C.rope, op, ctx)
+    return _bind_rotation(_C.rope, op, ctx)
 
 
 def _bind_rope_bwd(op: Op, ctx: BindContext) -> Call:
     from . import _C
 
-    return _turn(_C.rope_bwd, op, ctx)
+    return _bind_rotation(_C.rope_bwd, op, ctx)
 
 
-def _turn(launch: Callable[..., None], op: Op, ctx: BindContext) -> Call:
+def _bind_rotation(launch: Callable[..., None], op: Op, ctx: BindContext) -> Call:
     (out,) = op.outs
     return ctx.call(
         launch, *op.ins, _frequencies(op, ctx), out, *_sizes(op), _attention_factor(op), DTYPE_CODES[out.dtype]
@@ -88,14 +91,14 @@ def _bind_qk_norm_rope_bwd(op: Op, ctx: BindContext) -> Call:
 
 
 def _partial_blocks(op: Op) -> int:
-    """A block takes a tile of tokens at a time: no more blocks than tiles."""
+    """Return the number of thread blocks of the backward kernel. Each processes whole tiles of tokens."""
     tokens, head_dim = op.ins[-1].shape[0], op.attrs["head_dim"]
     tile = _TILE_ANGLES // (head_dim // 2)
     return min(_MOST_BLOCKS, -(-tokens // tile))
 
 
 def _workspace(op: Op, target: Target) -> int:
-    """Sums of d_q_norm and d_k_norm in fp32, of every block."""
+    """Bytes of the fp32 partial sums of d_q_norm and d_k_norm, one per thread block."""
     return 2 * 4 * int(op.attrs["head_dim"]) * _partial_blocks(op)
 
 
@@ -103,24 +106,24 @@ def _supports(op: Op, target: Target) -> Support:
     if (target.device.sm or 0) < 80:
         return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
     if op.attrs["head_dim"] > MAX_HEAD_DIM:
-        return Support(False, f"head_dim is at most {MAX_HEAD_DIM}, not {op.attrs['head_dim']}")
+        return Support(False, f"head_dim must be at most {MAX_HEAD_DIM}, got {op.attrs['head_dim']}")
     return Support(True)
 
 
 def _supports_rope(op: Op, target: Target) -> Support:
     if op.accumulate:
-        return Support(False, f"{op.outs[0]!r} is written, not added to")
+        return Support(False, f"cannot accumulate into {op.outs[0]!r}")
     return _supports(op, target)
 
 
 def _supports_bwd(op: Op, target: Target) -> Support:
     for i, out in enumerate(op.outs[1:], start=1):
         if out.dtype not in ("fp32", "bf16"):
-            return Support(False, f"gradients of the norms are fp32 or bf16, {out!r} is not")
+            return Support(False, f"norm gradients must be fp32 or bf16, got {out!r}")
         if out.dtype == "bf16" and i in op.accumulate:
-            return Support(False, f"adds to fp32 gradients only, {out!r} is bf16")
+            return Support(False, f"accumulates only into fp32 gradients, got {out!r}")
     if 0 in op.accumulate:
-        return Support(False, "d_qkv is written, not added to")
+        return Support(False, "cannot accumulate into d_qkv")
     return _supports(op, target)
 
 

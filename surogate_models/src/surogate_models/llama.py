@@ -1,4 +1,4 @@
-"""Llama 1 to 3: no QK-norm; biases only where `attention_bias` and `mlp_bias` ask for them, then on every product."""
+"""Llama 1 to 3: no QK-norm. `attention_bias` and `mlp_bias` enable biases on all attention and all MLP projections."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ from typing import Any
 
 from surogate_core.api import ModelDef
 
-from .config_json import boolean, integer, is_given
-from .decoder import DecoderDims, build, head_dim_of, ignored_tensors, n_kv_heads_of, read_dims, weights
+from .config_json import boolean, integer
+from .decoder import DecoderDims, build, head_dim_of, ignored_tensors, n_kv_heads_of, read_dims, tied_copies, weights
 from .rope import read_rope
 
 
 def dims(config: Mapping[str, Any]) -> DecoderDims:
-    """Read the sizes from a parsed `config.json` of transformers 4 or 5; an absent key means what it means there, which
-    for the first Llamas is one key head for each query head and a `rope_theta` of 10,000.
+    """Read the sizes from a parsed `config.json` of transformers 4 or 5.
 
-    Raises ConfigError, "key: what is wrong (got value)", when a key is missing or wrong, and when the model needs what
-    is not built: attention dropout, another activation.
+    Missing keys have the defaults of transformers. For Llama 1 these are one key/value head per query head and a
+    `rope_theta` of 10,000. Raises ConfigError ("key: what is wrong (got value)") if a key is missing or invalid, or if
+    the model needs an unsupported feature: attention dropout or an activation other than SiLU.
     """
     attention_bias = boolean(config, "attention_bias")
     head_dim = head_dim_of(config)
-    grouped = is_given(config, "num_key_value_heads")
     return read_dims(
         config,
-        n_kv_heads=n_kv_heads_of(config) if grouped else integer(config, "num_attention_heads"),
+        n_kv_heads=n_kv_heads_of(config, absent=integer(config, "num_attention_heads")),
         head_dim=head_dim,
         rope=read_rope(config, head_dim, default_theta=10_000.0),
         max_positions=integer(config, "max_position_embeddings", default=2048),
@@ -43,4 +42,5 @@ LLAMA = ModelDef(
     build=build,
     weights=weights,
     ignored_tensors=ignored_tensors,
+    tied_copies=tied_copies,
 )

@@ -1,13 +1,13 @@
-"""The ops that these models add to the vocabulary: RoPE of every query and key head, alone or behind an RMS norm.
+"""Ops of these models: RoPE of every query and key head, alone or after an RMS norm of the head.
 
     rope         (qkv [T, (H+2G)D], positions int32 [T];
                   n_heads H, n_kv_heads G, head_dim D, theta, scaling, attention_factor) -> [T, (H+2G)D]
     qk_norm_rope (qkv [T, (H+2G)D], q_norm [D], k_norm [D], positions int32 [T];
                   the same attributes, and eps) -> [T, (H+2G)D]
 
-Rows are [q; k; v] as in `attention`; the values pass through. RoPE turns the pairs (i, i + D/2), the half layout, by
-position * theta^(-2i/D), which `scaling`, a value of rope.py or None, changes; what is turned is multiplied by
-`attention_factor`. Both attributes may be left out: None and 1.
+Columns are [q; k; v] as in `attention`. The v columns are copied. RoPE rotates the pairs (i, i + D/2) (half layout) by
+the angle position * theta^(-2i/D) and multiplies them by `attention_factor` (default 1). `scaling`, a `Scaling` of
+rope.py or None (the default), changes the frequencies.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _infer_rope(ins: Sequence[Value], attrs: Mapping[str, Any], label: str = "ro
 
 
 def _vjp_rope(b: Builder, op: Op, grads: Gradients) -> Gradients:
-    """A turn is undone by the turn back: nothing needs to be kept."""
+    """The gradient is rotated by the opposite angles, so no activation is kept."""
     (dy,) = grads
     assert dy is not None
     return b.apply("rope_bwd", dy, op.ins[1], **op.attrs), None
@@ -54,7 +54,7 @@ def _infer_rope_bwd(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutS
 
 
 def _vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
-    """The norms are computed again from qkv: cheaper than keeping two rstd per head and token."""
+    """The backward op recomputes the norms from qkv, which is cheaper than storing rstd per head and token."""
     (dy,) = grads
     assert dy is not None
     dqkv, dq_norm, dk_norm = b.emit("qk_norm_rope_bwd", dy, *op.ins, **op.attrs)
@@ -93,12 +93,12 @@ OPS: tuple[OpDef, ...] = (
         infer=_infer,
         reference=f"{_REFERENCE}:qk_norm_rope",
         vjp=_vjp,
-        flops=lambda op: 7 * op.ins[0].size,  # norm 4 an element, RoPE 3
+        flops=lambda op: 7 * op.ins[0].size,  # per element: norm 4, RoPE 3
     ),
     OpDef(
         kind="qk_norm_rope_bwd",
         infer=_infer_bwd,
         reference=f"{_REFERENCE}:qk_norm_rope_bwd",
-        flops=lambda op: 15 * op.ins[1].size,  # norm again 3, its gradients 9, RoPE 3
+        flops=lambda op: 15 * op.ins[1].size,  # per element: recomputed norm 3, its gradients 9, RoPE 3
     ),
 )

@@ -1,4 +1,4 @@
-"""Qwen3 dense: QK-norm, heads whose size is given and need not be d_model / n_heads, biases by `attention_bias`."""
+"""Qwen3 dense: QK-norm, an explicit head_dim that need not be d_model / n_heads, biases if `attention_bias` is set."""
 
 from __future__ import annotations
 
@@ -8,24 +8,37 @@ from typing import Any
 from surogate_core.api import ModelDef
 
 from .config_json import boolean, integer
-from .decoder import DecoderDims, build, ignored_tensors, n_kv_heads_of, read_dims, refuse_sliding_windows, weights
+from .decoder import (
+    DecoderDims,
+    build,
+    ignored_tensors,
+    n_kv_heads_of,
+    read_dims,
+    refuse_sliding_windows,
+    tied_copies,
+    weights,
+)
 from .rope import read_rope
 
 
 def dims(config: Mapping[str, Any]) -> DecoderDims:
-    """Read the sizes from a parsed `config.json` of transformers 4 or 5; an absent key means what it means there.
+    """Read the sizes from a parsed `config.json` of transformers 4 or 5.
 
-    Raises ConfigError, "key: what is wrong (got value)", when a key is missing or wrong, and when the model needs what
-    is not built: sliding windows, attention dropout, another activation.
+    An absent key has the default of transformers: 32 key/value heads, a `rope_theta` of 10,000. Null is accepted where
+    transformers accepts it.
+
+    Missing keys have the defaults of transformers. Raises ConfigError ("key: what is wrong (got value)") if a key is
+    missing or invalid, or if the model needs an unsupported feature: sliding windows, attention dropout or an
+    activation other than SiLU.
     """
     refuse_sliding_windows(config)
     bias = boolean(config, "attention_bias")
     head_dim = integer(config, "head_dim", default=128)
     return read_dims(
         config,
-        n_kv_heads=n_kv_heads_of(config),
+        n_kv_heads=n_kv_heads_of(config, absent=32),
         head_dim=head_dim,
-        rope=read_rope(config, head_dim),
+        rope=read_rope(config, head_dim, default_theta=10_000.0),
         max_positions=integer(config, "max_position_embeddings", default=32768),
         qk_norm=True,
         qkv_bias=bias,
@@ -42,4 +55,5 @@ QWEN3 = ModelDef(
     build=build,
     weights=weights,
     ignored_tensors=ignored_tensors,
+    tied_copies=tied_copies,
 )

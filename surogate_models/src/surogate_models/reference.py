@@ -1,4 +1,4 @@
-"""What the ops of `ops.py` mean, in plain torch. Computed in fp32 (fp64 for fp64 inputs) and rounded once."""
+"""Torch references of the ops in `ops.py`. They compute in fp32 (fp64 for fp64 inputs) and round each output once."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from .rope import Linear, Llama3, Scaling
 
 
 def inverse_frequencies(head_dim: int, theta: float, scaling: Scaling | None = None) -> Tensor:
-    """theta^(-2i/D) [D/2] in fp32, scaled, by the operations of transformers: an angle is a position times one of
-    these, so that at position 40,000 a difference in the last place is one of 0.002 rad."""
+    """Return the scaled inverse frequencies theta^(-2i/D), fp32 [D/2].
+
+    They are computed by the same operations as in transformers, so that they have the same bits. An angle is a position
+    times a frequency: at position 40,000 a difference of one unit in the last place is 0.002 rad.
+    """
     powers = theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     plain = 1.0 / powers
     if scaling is None:
@@ -40,14 +43,16 @@ def _llama3_frequencies(plain: Tensor, scaling: Llama3) -> Tensor:
 def angles(
     positions: Tensor, head_dim: int, theta: float, scaling: Scaling | None, attention_factor: float
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, 1, D/2] of position * inverse frequency, times the factor, in fp32 whatever the inputs, as
-    transformers has them."""
+    """Return cos and sin [T, 1, D/2] of position * inverse frequency, each multiplied by `attention_factor`.
+
+    As in transformers, both are fp32 for any dtype of the inputs.
+    """
     angle = positions.to(torch.float32)[:, None, None] * inverse_frequencies(head_dim, theta, scaling)
     return angle.cos() * attention_factor, angle.sin() * attention_factor
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (i, i + D/2) of [T, heads, D]."""
+    """Rotate the pairs (i, i + D/2) of x [T, heads, D]."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
@@ -63,8 +68,8 @@ def rope(
     scaling: Scaling | None = None,
     attention_factor: float = 1.0,
 ) -> Tensor:
-    """Every head of q and k turned; the values as they are."""
-    return _turn(qkv, n_heads + n_kv_heads, angles(positions, head_dim, theta, scaling, attention_factor))
+    """Apply RoPE to every query and key head; copy v."""
+    return _rotate_qk(qkv, n_heads + n_kv_heads, angles(positions, head_dim, theta, scaling, attention_factor))
 
 
 def rope_bwd(
@@ -78,20 +83,20 @@ def rope_bwd(
     scaling: Scaling | None = None,
     attention_factor: float = 1.0,
 ) -> Tensor:
-    """dy turned back."""
+    """Rotate dy by the opposite angles."""
     cos, sin = angles(positions, head_dim, theta, scaling, attention_factor)
-    return _turn(dy, n_heads + n_kv_heads, (cos, -sin))
+    return _rotate_qk(dy, n_heads + n_kv_heads, (cos, -sin))
 
 
-def _turn(qkv: Tensor, n_qk: int, cos_sin: tuple[Tensor, Tensor]) -> Tensor:
+def _rotate_qk(qkv: Tensor, n_qk: int, cos_sin: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = cos_sin
     x = qkv.view(qkv.shape[0], -1, 2 * cos.shape[-1])
-    turned = _rotate(up(x[:, :n_qk]), cos, sin)
-    return torch.cat((turned.to(qkv.dtype), x[:, n_qk:]), dim=1).view_as(qkv)
+    rotated = _rotate(up(x[:, :n_qk]), cos, sin)
+    return torch.cat((rotated.to(qkv.dtype), x[:, n_qk:]), dim=1).view_as(qkv)
 
 
 def _norm_weights(q_norm: Tensor, k_norm: Tensor, n_heads: int, n_kv_heads: int) -> Tensor:
-    """One row of norm weights per query head, then per key head."""
+    """Return the norm weights, one row per query head followed by one row per key head."""
     return torch.cat((up(q_norm).expand(n_heads, -1), up(k_norm).expand(n_kv_heads, -1)))
 
 
@@ -109,13 +114,13 @@ def qk_norm_rope(
     scaling: Scaling | None = None,
     attention_factor: float = 1.0,
 ) -> Tensor:
-    """For every head of q and k: rope(x * rstd * w), rstd = 1 / sqrt(mean(x^2) + eps)."""
+    """rope(x * rstd * w) of every query and key head, rstd = 1 / sqrt(mean(x^2) + eps)."""
     x = qkv.view(qkv.shape[0], -1, head_dim)
     qk, v = up(x[:, : n_heads + n_kv_heads]), x[:, n_heads + n_kv_heads :]
     rstd = torch.rsqrt(qk.square().mean(-1, keepdim=True) + eps)
     normed = qk * rstd * _norm_weights(q_norm, k_norm, n_heads, n_kv_heads)
-    turned = _rotate(normed, *angles(positions, head_dim, theta, scaling, attention_factor))
-    return torch.cat((turned.to(qkv.dtype), v), dim=1).view_as(qkv)
+    rotated = _rotate(normed, *angles(positions, head_dim, theta, scaling, attention_factor))
+    return torch.cat((rotated.to(qkv.dtype), v), dim=1).view_as(qkv)
 
 
 def qk_norm_rope_bwd(
@@ -133,8 +138,10 @@ def qk_norm_rope_bwd(
     scaling: Scaling | None = None,
     attention_factor: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """d turned back, then the backward of the norm: dx = rstd * (g - n * mean(g * n)), n = x * rstd, g = d * w;
-    dw = sum over tokens and heads of d * n."""
+    """Rotate dy by the opposite angles (d), then differentiate the norm.
+
+    dx = rstd * (g - n * mean(g * n)) with n = x * rstd, g = d * w; dw = sum over tokens and heads of d * n.
+    """
     shape = (qkv.shape[0], -1, head_dim)
     n_qk = n_heads + n_kv_heads
     x, dy = qkv.view(shape)[:, :n_qk], dy.view(shape)

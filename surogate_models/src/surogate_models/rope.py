@@ -1,8 +1,8 @@
-"""RoPE as a `config.json` describes it: the base, and how its frequencies are scaled to reach beyond the pre-training.
+"""RoPE parameters in `config.json`: the base, and the scaling of the frequencies for a context longer than pre-trained.
 
-transformers 5 writes `rope_parameters: {rope_type, rope_theta, ...}`; 4 wrote `rope_theta`, and `rope_scaling: {type
-or rope_type, ...}` where there is any. A scaling is part of an op's attributes; `reference.inverse_frequencies` says
-what it does to the frequencies.
+transformers 5 writes `rope_parameters: {rope_type, rope_theta, ...}`. transformers 4 writes `rope_theta` and, if there
+is a scaling, `rope_scaling: {type or rope_type, ...}`. The scaling is an attribute of the RoPE ops;
+`reference.inverse_frequencies` applies it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from .config_json import boolean, integer, is_given, positive, wrong
 
 @dataclass(frozen=True)
 class Linear:
-    """Every frequency divided by `factor`."""
+    """Divide every frequency by `factor`."""
 
     factor: float
 
 
 @dataclass(frozen=True)
 class Llama3:
-    """Wavelengths above original_positions / low_freq_factor are stretched by `factor`, those below
-    original_positions / high_freq_factor are kept, those between are interpolated."""
+    """Scale frequencies by wavelength.
+
+    Wavelengths above original_positions / low_freq_factor are multiplied by `factor`. Wavelengths below
+    original_positions / high_freq_factor are unchanged. Those in between are interpolated.
+    """
 
     factor: float
     low_freq_factor: float
@@ -35,8 +38,11 @@ class Llama3:
 
 @dataclass(frozen=True)
 class Yarn:
-    """The frequencies of pairs up to `first` are kept, those from `last` on divided by `factor`, those between are
-    interpolated (Peng et al. 2023, arXiv:2309.00071). `first` and `last` need not be whole."""
+    """Scale frequencies by pair index (Peng et al. 2023, arXiv:2309.00071).
+
+    Frequencies of pairs up to `first` are unchanged, those from `last` on are divided by `factor`, and those in between
+    are interpolated. `first` and `last` need not be integers.
+    """
 
     factor: float
     first: float
@@ -48,9 +54,9 @@ Scaling = Linear | Llama3 | Yarn
 
 @dataclass(frozen=True)
 class Rope:
-    """Angles are positions times inverse frequencies; their sines and cosines are multiplied by `attention_factor`.
+    """RoPE parameters. Sines and cosines of the angles are multiplied by `attention_factor`.
 
-    max_positions: positions that the scaling is made for, where that is more than the config's own figure; else 0.
+    max_positions: number of positions that the scaling extends the context to, or 0 without an extension.
     """
 
     theta: float
@@ -60,16 +66,16 @@ class Rope:
 
     @property
     def attrs(self) -> dict[str, Any]:
-        """The attributes of the ops that turn queries and keys."""
+        """Attributes of the ops `rope` and `qk_norm_rope`."""
         return {"theta": self.theta, "scaling": self.scaling, "attention_factor": self.attention_factor}
 
 
 def read_rope(config: Mapping[str, Any], head_dim: int, *, default_theta: float | None = None) -> Rope:
-    """What a parsed `config.json` says of RoPE, with the precedence of transformers: a `rope_scaling` that is not empty
-    replaces `rope_parameters`. `default_theta`: where neither that nor the config has a `rope_theta`.
+    """Read the RoPE parameters of a parsed `config.json`.
 
-    Raises ConfigError for another type than default, linear, dynamic, yarn and llama3, for angles that depend on more
-    than the token's position, for a part of the head, and for values that make no sense.
+    As in transformers, a non-empty `rope_scaling` takes precedence over `rope_parameters`. `default_theta` applies if
+    `rope_theta` is given in neither the mapping nor the config. Raises ConfigError for types other than default,
+    linear, dynamic, yarn and llama3, for multimodal, per-layer-type or partial RoPE, and for invalid values.
     """
     _refuse_unbuilt(config)
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
@@ -82,13 +88,13 @@ def read_rope(config: Mapping[str, Any], head_dim: int, *, default_theta: float 
     kind = given.get("rope_type", given.get("type", "default"))
     if kind == "linear":
         factor = _factor(given, within)
-        own = integer(config, "max_position_embeddings") if is_given(config, "max_position_embeddings") else 0
-        return Rope(theta, Linear(factor), max_positions=int(factor * own))
+        positions = integer(config, "max_position_embeddings") if is_given(config, "max_position_embeddings") else 0
+        return Rope(theta, Linear(factor), max_positions=int(factor * positions))
     if kind == "yarn":
         return _yarn(config, given, within, theta, head_dim)
     if kind == "llama3":
         return Rope(theta, _llama3(config, given, within))
-    if kind == "dynamic":  # scales only sequences longer than max_position_embeddings, which no run has
+    if kind == "dynamic":  # affects only sequences longer than max_position_embeddings, which no run has
         _factor(given, within)
     elif kind != "default":
         raise wrong(f"{within}rope_type", "must be default, linear, dynamic, yarn or llama3", kind)
@@ -103,9 +109,9 @@ def _refuse_unbuilt(config: Mapping[str, Any]) -> None:
         if not isinstance(given, Mapping):
             raise wrong(key, "must be a mapping", given)
         if any(isinstance(value, Mapping) for value in given.values()):
-            raise wrong(key, "RoPE of its own for each kind of layer is not yet built", dict(given))
+            raise wrong(key, "different RoPE parameters per layer type are not supported yet", dict(given))
         if is_given(given, "mrope_section"):
-            raise wrong(f"{key}.mrope_section", "multimodal RoPE is not yet built", given["mrope_section"])
+            raise wrong(f"{key}.mrope_section", "multimodal RoPE is not supported yet", given["mrope_section"])
         _refuse_partial(given, f"{key}.")
     _refuse_partial(config, "")
 
@@ -113,7 +119,7 @@ def _refuse_unbuilt(config: Mapping[str, Any]) -> None:
 def _refuse_partial(given: Mapping[str, Any], within: str) -> None:
     if given.get("partial_rotary_factor") not in (None, 1):
         key = f"{within}partial_rotary_factor"
-        raise wrong(key, "partial RoPE is not yet built; must be 1", given["partial_rotary_factor"])
+        raise wrong(key, "partial RoPE is not supported yet; must be 1", given["partial_rotary_factor"])
 
 
 def _factor(given: Mapping[str, Any], within: str) -> float:
@@ -124,7 +130,11 @@ def _factor(given: Mapping[str, Any], within: str) -> float:
 
 
 def _original_positions(config: Mapping[str, Any], given: Mapping[str, Any], within: str) -> int:
-    """Of the pre-training: beside the mapping (which wins) or in it, else the config's only figure."""
+    """Return the context length of the pre-training.
+
+    In order of precedence: `original_max_position_embeddings` of the config, the same key in the RoPE mapping,
+    `max_position_embeddings`.
+    """
     if is_given(config, "original_max_position_embeddings"):
         return integer(config, "original_max_position_embeddings")
     if is_given(given, "original_max_position_embeddings"):
@@ -141,8 +151,11 @@ def _llama3(config: Mapping[str, Any], given: Mapping[str, Any], within: str) ->
 
 
 def _yarn(config: Mapping[str, Any], given: Mapping[str, Any], within: str, theta: float, head_dim: int) -> Rope:
-    """A pair is kept if it turns at least `beta_fast` times over the original positions, and stretched if it turns at
-    most `beta_slow` times. Queries and keys grow with the factor, which sharpens attention."""
+    """Return YaRN parameters.
+
+    A pair that makes at least `beta_fast` rotations over the original positions is unchanged; one that makes at most
+    `beta_slow` rotations is scaled. The attention factor grows with `factor`, which sharpens attention.
+    """
     factor = _factor(given, within)
     original = _original_positions(config, given, within)
     fast, slow = (
@@ -154,15 +167,15 @@ def _yarn(config: Mapping[str, Any], given: Mapping[str, Any], within: str, thet
     if theta <= 1:
         raise wrong("rope_theta", "must be greater than 1 with yarn", theta)
 
-    def pair_that_turns(times: float) -> float:
-        return head_dim * log(original / (times * 2 * pi)) / (2 * log(theta))
+    def pair_with_rotations(count: float) -> float:
+        return head_dim * log(original / (count * 2 * pi)) / (2 * log(theta))
 
-    first, last = pair_that_turns(fast), pair_that_turns(slow)
+    first, last = pair_with_rotations(fast), pair_with_rotations(slow)
     if boolean(given, "truncate", default=True, within=within):
         first, last = floor(first), ceil(last)
     first, last = max(first, 0), min(last, head_dim - 1)
     if first == last:
-        last += 0.001  # as transformers does; a step between two pairs
+        last += 0.001  # as in transformers: avoids a division by zero
     return Rope(theta, Yarn(factor, first, last), _attention_factor(given, within, factor), int(factor * original))
 
 
@@ -170,10 +183,10 @@ def _attention_factor(given: Mapping[str, Any], within: str, factor: float) -> f
     if is_given(given, "attention_factor"):
         return positive(given, "attention_factor", within=within)
 
-    def grown(weight: float) -> float:
+    def mscale(weight: float) -> float:
         return 0.1 * weight * log(factor) + 1.0 if factor > 1 else 1.0
 
     if given.get("mscale") and given.get("mscale_all_dim"):
-        over, under = (positive(given, key, within=within) for key in ("mscale", "mscale_all_dim"))
-        return grown(over) / grown(under)
-    return grown(1.0)
+        numerator, denominator = (positive(given, key, within=within) for key in ("mscale", "mscale_all_dim"))
+        return mscale(numerator) / mscale(denominator)
+    return mscale(1.0)

@@ -1,4 +1,4 @@
-"""qk_norm_rope, rope and their backwards on the GPU against the references in fp64."""
+"""GPU kernels of qk_norm_rope and rope, forward and backward, compared with the references in fp64."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SHAPES = [
     # tokens, n_heads, n_kv_heads, head_dim
     (1, 1, 1, 128),
     (33, 16, 8, 128),
-    (2500, 4, 2, 128),  # more tiles than blocks backward
+    (2500, 4, 2, 128),  # more tiles than blocks in the backward kernel
     (257, 32, 8, 128),
-    (97, 6, 2, 96),  # lanes of a group without elements
+    (97, 6, 2, 96),  # some lanes of a group have no elements
     (130, 9, 3, 64),
     (70, 5, 1, 32),
     (19, 2, 2, 256),
-    (45, 3, 1, 34),  # 17 pairs: one element at a time
+    (45, 3, 1, 34),  # 17 pairs: accesses of one element
     (21, 3, 1, 80),
     (9, 2, 1, 250),
     (300, 1, 1, 2),
@@ -42,7 +42,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
 
 
 class Case:
-    """The values of both ops on fresh inputs. Documents restart the positions; some positions are huge."""
+    """Values of all ops, with random inputs. Positions begin at `first` and restart every 777 tokens."""
 
     def __init__(
         self, shape: tuple[int, int, int, int], dtype: str, *, seed: int = 0, first: int = 0, **scaled: Any
@@ -80,12 +80,12 @@ class Case:
         self.contents[self.positions] = (first + torch.arange(tokens) % 777).to(torch.int32)
 
     def truth(self, function: Any, *ins: Value) -> Any:
-        """The reference in fp64, from the very inputs that the kernel sees."""
+        """Evaluate the reference in fp64 on the same inputs as the kernel."""
         contents = [self.contents[v] for v in ins]
         return function(*(x.double() if x.is_floating_point() else x for x in contents), **self.attrs)
 
     def without_norm(self) -> dict[str, Any]:
-        """The attributes of `rope`."""
+        """Return the attributes of `rope`."""
         return {key: value for key, value in self.attrs.items() if key != "eps"}
 
     def values_columns(self, x: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class Case:
 
 
 def check_forward(case: Case, skew: int = 0) -> None:
-    """The mean of squares is a sum of head_dim terms; sine and cosine are within two units of 2^-24."""
+    """The mean of squares is a sum of head_dim terms. Sine and cosine are accurate to 2 * 2^-24."""
     ins = (case.qkv, case.q_norm, case.k_norm, case.positions)
     op = Op("qk_norm_rope", ins, (case.rope,), case.attrs)
     contents = {v: case.contents[v] for v in ins}
@@ -132,7 +132,7 @@ def check_backward(
 
 
 def term_sizes(case: Case) -> tuple[Tensor, Tensor]:
-    """Sums of |d * n|, the terms of d_q_norm and d_k_norm: |d| is at most the length of a turned pair."""
+    """Return the sums of |d * n|, the terms of d_q_norm and d_k_norm. |d| is at most the length of a rotated pair."""
     n_heads, head_dim = case.attrs["n_heads"], case.attrs["head_dim"]
     x, dy = (case.contents[v].double().view(-1, case.dy.shape[1] // head_dim, head_dim) for v in (case.qkv, case.dy))
     x, dy = x[:, : case.n_qk], dy[:, : case.n_qk]
@@ -145,25 +145,25 @@ def term_sizes(case: Case) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_forward(shape: tuple[int, int, int, int], dtype: str) -> None:
+def test_forward_matches_the_reference(shape: tuple[int, int, int, int], dtype: str) -> None:
     check_forward(Case(shape, dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_backward(shape: tuple[int, int, int, int], dtype: str) -> None:
+def test_backward_matches_the_reference(shape: tuple[int, int, int, int], dtype: str) -> None:
     check_backward(Case(shape, dtype, seed=1))
 
 
 @pytest.mark.parametrize("first", [40_000, 131_072, 2**31 - 1000])
-def test_positions_far_out(first: int) -> None:
-    """Angles of thousands of turns: only an exact reduction of the argument is right."""
+def test_large_positions_match_the_reference(first: int) -> None:
+    """Angles of thousands of rotations need an exact argument reduction."""
     check_forward(Case((500, 2, 1, 128), "fp32", seed=2, first=first))
     check_backward(Case((500, 2, 1, 128), "fp32", seed=2, first=first))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_buffers_that_are_not_aligned(dtype: str) -> None:
+def test_unaligned_buffers_match_the_reference(dtype: str) -> None:
     check_forward(Case((37, 4, 2, 128), dtype, seed=3), skew=1)
     check_backward(Case((37, 4, 2, 128), dtype, seed=3), skew=1)
 
@@ -178,7 +178,7 @@ def test_buffers_that_are_not_aligned(dtype: str) -> None:
     ],
 )
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gradients_of_the_norms_are_written_or_added(
+def test_norm_gradients_are_written_or_accumulated(
     dtype: str, grads: tuple[str, str], accumulate: frozenset[int]
 ) -> None:
     check_backward(Case((300, 4, 2, 128), dtype, seed=4), grads, accumulate)
@@ -186,8 +186,8 @@ def test_gradients_of_the_norms_are_written_or_added(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_scaled_frequencies(scaling: str, dtype: str) -> None:
-    """Far out, where the frequencies' last places count."""
+def test_scaled_frequencies_match_the_reference(scaling: str, dtype: str) -> None:
+    """Uses large positions, where the last bits of the frequencies matter."""
     case = Case((200, 4, 2, 128), dtype, seed=5, first=100_000, **SCALINGS[scaling])
     check_forward(case)
     check_backward(case)
@@ -195,7 +195,7 @@ def test_scaled_frequencies(scaling: str, dtype: str) -> None:
 
 
 def check_rope(case: Case, skew: int = 0) -> None:
-    """Two products and a sum. What the opposite angles turn back is dy, by the very same kernel."""
+    """An output is a sum of two products. rope_bwd is the same kernel with the opposite angles, applied to dy."""
     attrs = case.without_norm()
     for kind, function, x in (("rope", reference.rope, case.qkv), ("rope_bwd", reference.rope_bwd, case.dy)):
         ins = (x, case.positions)
@@ -210,21 +210,21 @@ def check_rope(case: Case, skew: int = 0) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_rope(shape: tuple[int, int, int, int], dtype: str) -> None:
+def test_rope_matches_the_reference(shape: tuple[int, int, int, int], dtype: str) -> None:
     check_rope(Case(shape, dtype, seed=6))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rope_of_buffers_that_are_not_aligned(dtype: str) -> None:
+def test_rope_of_unaligned_buffers_matches_the_reference(dtype: str) -> None:
     check_rope(Case((37, 4, 2, 128), dtype, seed=7), skew=1)
 
 
 @pytest.mark.parametrize("first", [40_000, 131_072, 2**31 - 1000])
-def test_rope_of_positions_far_out(first: int) -> None:
+def test_rope_of_large_positions_matches_the_reference(first: int) -> None:
     check_rope(Case((500, 2, 1, 128), "fp32", seed=8, first=first))
 
 
-def test_wrong_arguments_are_named() -> None:
+def test_errors_name_the_invalid_argument() -> None:
     from surogate_models import _C
 
     x = torch.zeros(4096, device="cuda")

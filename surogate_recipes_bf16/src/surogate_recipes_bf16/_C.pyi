@@ -1,4 +1,4 @@
-"""The compiled module, built from csrc/; a wheel that was built without CUDA has none."""
+"""The compiled module, built from csrc/. A wheel that is built without CUDA does not contain it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Where NVIDIA's libraries lie among the installed packages. The compiled module asks when it is imported."""
+"""Locations of NVIDIA's libraries in the installed packages. The compiled module queries them when it is imported."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def directories() -> list[str]:
-    """Every `lib` folder of the `nvidia-*` wheels that this Python imports from. Imports none of them.
+    """Return every `lib` folder of the installed `nvidia-*` wheels, without importing them.
 
-    nvidia/cu13/lib has the toolkit's libraries (cuBLAS, NVRTC, the runtime), nvidia/<library>/lib the others. `nvidia`
-    is a namespace package: it has one location for each folder of sys.path that holds some of it.
+    nvidia/cu13/lib contains the libraries of the toolkit (cuBLAS, NVRTC, the runtime), nvidia/<library>/lib the others.
+    `nvidia` is a namespace package with one location for each folder of sys.path that contains a part of it.
     """
     spec = importlib.util.find_spec("nvidia")
     locations = spec.submodule_search_locations if spec is not None else None

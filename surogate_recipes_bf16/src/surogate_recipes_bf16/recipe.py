@@ -1,7 +1,7 @@
-"""The `bf16` recipe: products of bf16 or fp32 operands with fp32 accumulation, nothing quantised.
+"""The `bf16` recipe: matrix products of bf16 or fp32 operands with fp32 accumulation, without quantization.
 
-Where `matmul_dtype` is not `model_dtype`, products get casts in front of their operands and, if need be, behind their
-results: that is the whole of mixed precision here.
+If `matmul_dtype` differs from `model_dtype`, the recipe casts the operands of matrix products and, if necessary, their
+results. That is all that it does for mixed precision.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from surogate_core.errors import ConfigError
 from surogate_core.program.builder import Builder
 
 LEGAL_PAIRS = (("fp32", "fp32"), ("bf16", "bf16"))
-"""(matmul_dtype, gradient_dtype) that have products."""
+"""Supported pairs (matmul_dtype, gradient_dtype)."""
 
 _PRODUCTS = {
     "linear": "matmul",
@@ -25,24 +25,28 @@ _PRODUCTS = {
     "linear_wgrad": "gradient",
     "linear_bgrad": "gradient",
 }
-"""Kinds of ops that multiply matrices, and which of the two dtypes their operands take."""
+"""Ops that are matrix products, and which of the two dtypes their operands have."""
 
 
 def precision(request: PrecisionRequest, options: BaseModel) -> Precision:
-    """Fill in defaults: everything follows `model_dtype` (bf16), sums stay in fp32. ConfigError for an illegal pair."""
+    """Fill in the default dtypes.
+
+    Products and masters default to `model_dtype` (default bf16); gradients of params, optimizer states and LoRA default
+    to fp32. Raises ConfigError if the pair (matmul_dtype, gradient_dtype) is not supported.
+    """
     model = request.model_dtype or "bf16"
     matmul = request.matmul_dtype or model
     gradient = request.gradient_dtype or matmul
     if (matmul, gradient) == ("e4m3", "e5m2"):
         raise ConfigError(
-            "matmul_dtype: e4m3 with gradient_dtype: e5m2 is not built yet. Use fp32 or bf16 for both, "
-            "or leave both out to follow model_dtype."
+            "matmul_dtype: e4m3 with gradient_dtype: e5m2 is not supported yet. Use fp32 or bf16 for both, "
+            "or omit both to use model_dtype."
         )
     if (matmul, gradient) not in LEGAL_PAIRS:
         legal = ", ".join(f"({m}, {g})" for m, g in LEGAL_PAIRS)
         raise ConfigError(
-            f"matmul_dtype: {matmul} with gradient_dtype: {gradient}: the bf16 recipe has no such products. "
-            f"Legal pairs of (matmul_dtype, gradient_dtype): {legal}."
+            f"matmul_dtype: {matmul} with gradient_dtype: {gradient} is not supported by the bf16 recipe. "
+            f"Supported pairs (matmul_dtype, gradient_dtype): {legal}."
         )
     return Precision(
         model=model,
@@ -56,14 +60,14 @@ def precision(request: PrecisionRequest, options: BaseModel) -> Precision:
 
 
 def supports(device: DeviceInfo, precision: Precision, options: BaseModel) -> Support:
-    """A CPU runs the references; a GPU needs bf16 tensor cores."""
+    """A GPU must have bf16 tensor cores. A CPU is always supported, because it runs the references."""
     if device.sm is not None and device.sm < 80:
         return Support(False, f"bf16 needs SM80 or newer, {device.title} is SM{device.sm}")
     return Support(True)
 
 
 def lower(program: Program, builder: Builder, precision: Precision, options: BaseModel) -> Program:
-    """Give every product operands of its dtype. One cast a value, shared by forward and backward."""
+    """Cast the operands of every matrix product to its dtype. Forward and backward share one cast per value."""
     casts: dict[tuple[Value, str], Value] = {}
     ops: list[Op] = []
     for op in program.ops:
@@ -86,24 +90,24 @@ def lower(program: Program, builder: Builder, precision: Precision, options: Bas
 
 
 def _operands(op: Op) -> tuple[Value, ...]:
-    """The floating-point matrices and biases; the scale of the loss is no operand."""
+    """Return the floating-point matrices and biases of a product. The scalar loss scale is not an operand."""
     return tuple(v for v in op.ins if v.dtype in ("bf16", "fp32") and v.shape)
 
 
 def _product(op: Op, ins: list[Value], dtype: str, builder: Builder) -> None:
-    """Emit the product; a result in a dtype that it cannot write itself goes through a cast."""
+    """Emit the product, and a cast for each result whose dtype it cannot write itself."""
     attrs = dict(op.attrs)
     if "dtype" in attrs or op.kind == "linear":
         attrs["dtype"] = op.outs[0].dtype if dtype == "bf16" else dtype
     specs = builder.ops[op.kind].infer(ins, attrs)
-    own = [
+    results = [
         out if out.role != "act" or out.dtype == spec.dtype else builder.activation(out.label, spec.shape, spec.dtype)
         for out, spec in zip(op.outs, specs, strict=True)
     ]
-    builder.emit(op.kind, *ins, outs=own, accumulate=op.accumulate, **attrs)
-    for mine, out in zip(own, op.outs, strict=True):
-        if mine is not out:
-            builder.emit("cast", mine, outs=[out], dtype=out.dtype)
+    builder.emit(op.kind, *ins, outs=results, accumulate=op.accumulate, **attrs)
+    for result, out in zip(results, op.outs, strict=True):
+        if result is not out:
+            builder.emit("cast", result, outs=[out], dtype=out.dtype)
 
 
 BF16 = RecipeDef(

@@ -1,4 +1,4 @@
-"""Element-wise kernels and the embedding: bit-exact where only moves and single roundings occur."""
+"""Elementwise kernels and the embedding: bit-exact for copies and single roundings."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_cast_is_exact(
         pytest.skip("bf16 gradients are never added to")
     special = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), 1e-40, 3.3961775e38, 1.00390625, 1.01171875])
     source = normal(size, dtype=FP32, scale=100)
-    source[: len(special)] = special[:size]  # largest, subnormal, ties to even on both sides
+    source[: len(special)] = special[:size]  # largest, subnormal, ties in both directions
     x = guarded_copy(source.to(dtype), skew=skew)
     before = normal(size, dtype=out_dtype)
     y = guarded_copy(before, constant=False, skew=skew) if accumulate else guarded((size,), out_dtype, skew=skew)
@@ -96,11 +96,35 @@ def test_fill_writes_the_rounded_value(
     assert same_bits(out.tensor.cpu(), torch.full((size,), value, dtype=dtype))
 
 
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", [torch.uint8, BF16, FP32])
+@pytest.mark.parametrize("skew", [0, 1])
+def test_copy_moves_every_byte(kernels: ModuleType, dtype: torch.dtype, skew: int, size: int) -> None:
+    x = guarded_copy(normal(size, dtype=FP32, scale=50).to(dtype), skew=skew)
+    y = guarded((size,), dtype, skew=skew)
+    eager_and_graph(lambda s: kernels.copy(x.pointer, y.pointer, size * dtype.itemsize, s), [x, y])
+    assert same_bits(y.tensor.cpu(), x.tensor.cpu())
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("coef", [1.0, 0.0, float("nan"), float("inf")])
+def test_commit_writes_unless_the_step_is_skipped(kernels: ModuleType, coef: float, size: int) -> None:
+    condition = guarded_copy(torch.tensor(coef))
+    pending, before = guarded_copy(normal(size, dtype=FP32)), normal(size, dtype=FP32)
+    state = guarded_copy(before, constant=False)
+    eager_and_graph(
+        lambda s: kernels.commit(condition.pointer, pending.pointer, state.pointer, 4 * size, s),
+        [condition, pending, state],
+    )
+    expected = reference.commit(condition.tensor.cpu(), pending.tensor.cpu(), before)
+    assert same_bits(state.tensor.cpu(), expected)
+
+
 # ------------------------------------------------------------------------------------------------------------- swiglu
 
 
 def gates(rows: int, width: int, dtype: torch.dtype) -> Tensor:
-    """[rows, 2 width] with gates far into both tails of the sigmoid."""
+    """Return gate_up [rows, 2 width] with gates in both tails of the sigmoid."""
     gate_up = normal(rows, 2 * width, dtype=FP32, scale=4)
     gate_up[0, :width] = torch.linspace(-60, 60, width)
     return gate_up.to(dtype)
@@ -112,19 +136,19 @@ SWIGLU_SHAPES = cases([(5, 301), (7, 3072), (2049, 64)], more=[(1, 1), (3, 5), (
 @pytest.mark.parametrize("shape", SWIGLU_SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("skew", [0, 1])
-def test_swiglu(kernels: ModuleType, shape: tuple[int, int], dtype: torch.dtype, skew: int) -> None:
+def test_swiglu_matches_fp64(kernels: ModuleType, shape: tuple[int, int], dtype: torch.dtype, skew: int) -> None:
     rows, width = shape
     gate_up = guarded_copy(gates(rows, width, dtype), skew=skew)
     out = guarded(shape, dtype, skew=skew)
     eager_and_graph(lambda s: kernels.swiglu(gate_up.pointer, out.pointer, *shape, CODES[dtype], s), [gate_up, out])
     truth = reference.swiglu(gate_up.tensor.cpu().double())
-    assert_close(out.tensor.cpu(), truth, dtype, 1, magnitude=truth.abs())  # a chain of products: a relative error
+    assert_close(out.tensor.cpu(), truth, dtype, 1, magnitude=truth.abs())  # a chain of products has a relative error
 
 
 @pytest.mark.parametrize("shape", SWIGLU_SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("skew", [0, 1])
-def test_swiglu_bwd(kernels: ModuleType, shape: tuple[int, int], dtype: torch.dtype, skew: int) -> None:
+def test_swiglu_bwd_matches_fp64(kernels: ModuleType, shape: tuple[int, int], dtype: torch.dtype, skew: int) -> None:
     rows, width = shape
     dout = guarded_copy(normal(rows, width, dtype=dtype), skew=skew)
     gate_up = guarded_copy(gates(rows, width, dtype), skew=skew)
@@ -136,7 +160,7 @@ def test_swiglu_bwd(kernels: ModuleType, shape: tuple[int, int], dtype: torch.dt
     d, both = dout.tensor.cpu().double(), gate_up.tensor.cpu().double()
     gate, up = both.chunk(2, dim=1)
     sigmoid, complement = torch.sigmoid(gate), torch.sigmoid(-gate)
-    # 1 + gate (1 - sigmoid) cancels near gate = -1.28: the error is relative to its terms.
+    # 1 + gate (1 - sigmoid) cancels near gate = -1.28, so the error is relative to its terms.
     dgate, dup = d * up * sigmoid * (1 + gate * complement), d * gate * sigmoid
     size = torch.cat(((d * up * sigmoid).abs() * (1 + (gate * complement).abs()), dup.abs()), dim=1)
     assert_close(dgate_up.tensor.cpu(), torch.cat((dgate, dup), dim=1), dtype, 1, magnitude=size)
@@ -150,7 +174,7 @@ def test_swiglu_bwd(kernels: ModuleType, shape: tuple[int, int], dtype: torch.dt
 )
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("skew", [0, 1])
-def test_embedding_moves_rows(
+def test_embedding_copies_rows(
     kernels: ModuleType, n_tokens: int, vocab_size: int, columns: int, dtype: torch.dtype, skew: int
 ) -> None:
     tokens = guarded_copy(torch.randint(vocab_size, (n_tokens,), dtype=torch.int32))
@@ -166,7 +190,7 @@ def test_embedding_moves_rows(
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_embedding_of_a_token_that_does_not_exist_is_nan(kernels: ModuleType, dtype: torch.dtype) -> None:
+def test_embedding_of_a_token_outside_the_vocabulary_is_nan(kernels: ModuleType, dtype: torch.dtype) -> None:
     tokens = guarded_copy(torch.tensor([0, -1, 5, 4, 2**31 - 1], dtype=torch.int32))
     w, out = guarded_copy(normal(5, 16, dtype=dtype)), guarded_copy(torch.zeros(5, 16, dtype=dtype), constant=False)
     eager_and_graph(
@@ -176,7 +200,7 @@ def test_embedding_of_a_token_that_does_not_exist_is_nan(kernels: ModuleType, dt
 
 
 def text(n_tokens: int, vocab_size: int) -> Tensor:
-    """Tokens as in text: a few are very frequent, most are rare."""
+    """Return random tokens distributed as in text: a few are very frequent, most are rare."""
     return (vocab_size * torch.rand(n_tokens) ** 6).to(torch.int32).clamp(max=vocab_size - 1)
 
 
@@ -229,7 +253,7 @@ def test_embedding_bwd_sums_rows_in_the_order_of_positions(
 # ------------------------------------------------------------------------------------------------------------- errors
 
 
-def test_launchers_name_the_wrong_argument(kernels: ModuleType) -> None:
+def test_errors_name_the_invalid_argument(kernels: ModuleType) -> None:
     x = guarded((16,), FP32)
     p = x.pointer
     for launch, message in (
@@ -239,6 +263,8 @@ def test_launchers_name_the_wrong_argument(kernels: ModuleType) -> None:
         (lambda: kernels.add(p, p, p, 8, True, 1, 1, 0), "add: only adds to fp32"),
         (lambda: kernels.cast(p, p, 8, False, 3, 0, 0), "cast: x must be fp32 or bf16, not int32"),
         (lambda: kernels.fill(0, 8, 1.0, 0, 0), "fill: out is a null pointer"),
+        (lambda: kernels.copy(p, 0, 8, 0), "copy: y is a null pointer"),
+        (lambda: kernels.commit(0, p, p, 8, 0), "commit: clip_coef is a null pointer"),
         (lambda: kernels.swiglu(p, p, 1, 0, 0, 0), "swiglu: width must be positive"),
         (lambda: kernels.swiglu_bwd(p, p, 0, 1, 4, 0, 0), "swiglu_bwd: dgate_up is a null pointer"),
         (lambda: kernels.embedding(p, p, p, 1, 0, 4, 0, 0), "embedding: vocab_size must be positive"),

@@ -1,4 +1,4 @@
-"""Products by cuBLASLt against fp64, through their kernels' own binding."""
+"""Matrix products by cuBLASLt, bound through their KernelDefs and compared with fp64."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass
 class Product:
-    """An op, what its operands hold, and its result in fp64. length: terms of a sum; magnitude: of their sizes."""
+    """A product op with the contents of its operands and its result in fp64.
+
+    `length` is the number of terms of a sum, `magnitude` the sum of their absolute values.
+    """
 
     op: Op
     contents: dict[Value, Tensor]
@@ -33,14 +36,14 @@ class Product:
     length: int
 
     def run(self, initial: Tensor | None = None) -> Tensor:
-        """Bound anew, eager and captured; the output holds NaN before, or `initial`."""
+        """Bind the op, run it eagerly and captured, and return the output. It initially contains `initial` or NaN."""
         given = {} if initial is None else {self.op.outs[0]: initial}
         (out,) = run_kernel(gemm.KERNELS, self.op, self.contents | given)
         return out.cuda()
 
 
 def product(kind: str, t: int, n: int, k: int, dtypes: Sequence[str], *, accumulate: bool = False) -> Product:
-    """`kind` on fresh random inputs; dtypes of (ins..., out) as a KernelDef lists them."""
+    """Return a product of `kind` with random inputs. `dtypes` are those of (ins..., out), as in a KernelDef."""
     shapes = {
         "linear": [(t, k), (n, k), (n,)],
         "linear_dgrad": [(t, n), (n, k)],
@@ -59,18 +62,18 @@ def product(kind: str, t: int, n: int, k: int, dtypes: Sequence[str], *, accumul
 
 
 def algorithm(op: Op, contents: dict[Value, Tensor], deterministic: Deterministic = "auto") -> str:
-    """Shape, chosen algorithm and where it came from, as the bound product tells it."""
+    """Bind the op and return its description: shape, selected algorithm and its origin."""
     (part,) = bind_kernel(gemm.KERNELS, op, contents, deterministic=deterministic).parts
     return str(part.call[0].__self__.describe())
 
 
-# Tensor cores add the products of one step exactly and truncate the running sum: at most `length` roundings, though not
-# of random sign as assert_close takes them to be. The running sum is far below the sum of magnitudes that the tolerance
-# is made of.
+# Tensor cores add the products of one step exactly and truncate the running sum. That is at most `length` roundings,
+# but not of random sign as assert_close assumes. This is compensated, because the running sum is much smaller than the
+# sum of magnitudes in the tolerance.
 
 
 def _truth(kind: str, ins: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The result, and the sum of the magnitudes of its terms."""
+    """Return the result and the sum of the magnitudes of its terms."""
 
     def of(tensors: Sequence[Tensor]) -> Tensor:
         a, b = tensors[0], tensors[1]
@@ -109,7 +112,7 @@ def test_product_of_a_training_step_matches_fp64(kind: str, out: str, shape: tup
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("shape", cases([(7, 13, 5)], more=[(64, 96, 128), (4096, 1024, 2048)]), ids=str)
-def test_accumulating_product_adds_to_what_is_there(kind: str, dtype: str, shape: tuple[int, int, int]) -> None:
+def test_accumulating_product_adds_to_its_output(kind: str, dtype: str, shape: tuple[int, int, int]) -> None:
     x = product(kind, *shape, (dtype, dtype, "fp32"), accumulate=True)
     initial = torch.randn_like(x.truth, dtype=torch.float32) * 8
     out = x.run(initial)
@@ -117,7 +120,7 @@ def test_accumulating_product_adds_to_what_is_there(kind: str, dtype: str, shape
 
 
 def test_fp32_product_is_not_rounded_to_tf32() -> None:
-    """TF32 keeps 10 bits of an operand: 1 + 2^-12 would become 1."""
+    """TF32 has 10 mantissa bits, so 1 + 2^-12 would become 1."""
     x = product("linear", 128, 128, 256, ("fp32", "fp32", "fp32"))
     for tensor in x.contents.values():
         tensor.fill_(1 + 2.0**-12)
@@ -126,12 +129,12 @@ def test_fp32_product_is_not_rounded_to_tf32() -> None:
 
 
 def test_equal_shapes_share_their_algorithm() -> None:
-    """Bound a second time, on other buffers, the same product has the same bits."""
+    """A product that is bound a second time, with other buffers, is bit-identical."""
     x = product("linear_wgrad", 2048, 256, 256, ("bf16", "bf16", "fp32"))
     assert same_bits(x.run(), x.run())
 
 
-def test_where_bits_must_repeat_no_clock_chooses() -> None:
+def test_with_deterministic_true_algorithms_are_not_timed() -> None:
     x = product("linear_dgrad", 96, 64, 448, ("bf16", "bf16", "bf16"))
     timed, first, again = (algorithm(x.op, x.contents, d) for d in ("auto", "true", "true"))
     assert "TFLOP/s" in timed and "TFLOP/s" not in first
@@ -157,7 +160,7 @@ def test_exported_algorithm_is_used_after_import() -> None:
 
 
 @pytest.mark.parametrize(("kind", "dtypes"), SIGNATURES, ids=lambda x: x if isinstance(x, str) else "-".join(x))
-def test_planned_workspace_is_what_the_product_needs(kind: str, dtypes: Sequence[str]) -> None:
+def test_planned_workspace_equals_that_of_the_product(kind: str, dtypes: Sequence[str]) -> None:
     from surogate_recipes_bf16 import _C
 
     op = product(kind, 7, 130, 12, dtypes).op
@@ -169,7 +172,7 @@ def test_planned_workspace_is_what_the_product_needs(kind: str, dtypes: Sequence
     assert kernel.workspace(op, target) == needed
 
 
-def test_wrong_argument_is_named() -> None:
+def test_errors_name_the_invalid_argument() -> None:
     x = product("linear", 8, 8, 8, ("bf16", "bf16", "bf16"))
     binding = bind_kernel(gemm.KERNELS, x.op, x.contents)
     launch, arguments = binding.parts[0].call

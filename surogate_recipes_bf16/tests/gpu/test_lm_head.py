@@ -1,4 +1,4 @@
-"""The LM head with cross-entropy, by its KernelDef, against fp64."""
+"""The LM head with cross-entropy, bound through its KernelDef and compared with fp64."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def value(name: str, shape: Sequence[int], dtype: str) -> Value:
 
 
 def exact_inputs(tokens: int, d_model: int, vocab_size: int, dtype: str) -> tuple[Tensor, Tensor]:
-    """x of {-1, 0, 1} and w of {-1, 0, 1} / 16: for d_model <= 256 every logit is exact, in bf16 too.
+    """Return x with elements in {-1, 0, 1} and w in {-1, 0, 1} / 16. For d_model <= 256 every logit is exact in bf16.
 
-    A logit at the border of two bf16 numbers would round either way, depending on the order of its sum.
+    Otherwise the rounding of a logit near the midpoint of two bf16 numbers would depend on the order of its sum.
     """
     assert d_model <= 256
     x = torch.randint(-1, 2, (tokens, d_model), device="cuda").to(TORCH[dtype])
@@ -37,7 +37,7 @@ def exact_inputs(tokens: int, d_model: int, vocab_size: int, dtype: str) -> tupl
 
 
 def truth(x: Tensor, w: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss, dx and dw in fp64, with logits and dlogits rounded to the dtype of x."""
+    """Return loss, dx and dw in fp64, with logits and dlogits rounded to the dtype of x."""
     logits = (x.double() @ w.double().T).to(x.dtype)
     row_loss, gradient = cross_entropy_truth(logits, targets, scale)
     gradient = gradient.to(x.dtype).double()
@@ -55,9 +55,9 @@ def run_head(
     has_dx: bool = False,
     added: float | None = None,
 ) -> list[Tensor]:
-    """loss, dx, dw, eager and captured; loss and dw add to `added` if there is one.
+    """Run the op eagerly and captured, and return loss, dx and dw. Loss and dw accumulate into `added` if it is given.
 
-    Without `dw_dtype` loss and dx, or with `has_dx` false the loss alone.
+    Without `dw_dtype`, dw is omitted; without `has_dx` too, only the loss is returned.
     """
     dtype = {torch.float32: "fp32", torch.bfloat16: "bf16"}[x.dtype]
     outputs = 3 if dw_dtype else 2 if has_dx else 1
@@ -75,13 +75,13 @@ def run_head(
 
 def check(x: Tensor, w: Tensor, targets: Tensor, results: Sequence[Tensor], scale: float, added: float = 0.0) -> None:
     expected = truth(x, w, targets, scale)
-    # The loss: fp32 products and logarithms, summed in fp64.
+    # The loss has fp32 products and logarithms, summed in fp64.
     assert float(results[0]) == pytest.approx(float(expected[0]) + added, rel=1e-5)
     if len(results) == 1:
         return
-    # A dlogit is rounded from an fp32 number that is off by about 1e-6, so about 1e-6 / 2^-9 = 5e-4 of them take the
-    # other bf16 neighbour, 2^-8 away: 2^-8 * sqrt(5e-4) = 1e-4 of the norm. In fp32 the error itself counts.
-    # Beside it the rounding of the result: 2^-9 at most, a bit more than half of that in the norm.
+    # A dlogit is rounded from an fp32 number with an error of about 1e-6, so about 1e-6 / 2^-9 = 5e-4 of them round to
+    # the other bf16 neighbour, 2^-8 away: 2^-8 * sqrt(5e-4) = 1e-4 of the norm. In fp32 the error of 1e-6 itself
+    # remains. The rounding of the result adds at most 2^-9 per element, slightly more than half of that in the norm.
     own = 2e-4 if x.dtype == torch.bfloat16 else 5e-6
     assert relative_error(results[1], expected[1]) < own + (2.0**-9 if x.dtype == torch.bfloat16 else 0)
     assert not results[1][targets < 0].any(), "a row without a label has a gradient"
@@ -109,8 +109,9 @@ def test_lm_head_matches_fp64(sizes: tuple[int, int, int, int], dw_dtype: str | 
 @pytest.mark.parametrize("labels", [1, 17, 64])
 @pytest.mark.parametrize("chunks", [1, 4])
 def test_without_a_weight_gradient_loss_and_dx_are_the_same(chunks: int, labels: int, dtype: str) -> None:
-    """The same kernels in the same order. Products chosen by the clock may sum in another order: all are exact here but
-    dx, whose fp32 sums of 1,000 terms then differ by some 2^-24 * sqrt(1000) of the norm, or one rounding to bf16."""
+    """The same kernels run in the same order. Algorithms selected by timing may sum in another order, but all sums are
+    exact here except dx. Its fp32 sums of 1,000 terms may differ by about 2^-24 * sqrt(1000) of the norm, or by one
+    rounding to bf16."""
     x, w = exact_inputs(64, 64, 1000, dtype)
     targets = random_targets(64, 1000)
     targets[labels:] = -100
@@ -121,7 +122,7 @@ def test_without_a_weight_gradient_loss_and_dx_are_the_same(chunks: int, labels:
     check(x, w, targets, without, 1 / 64)
 
 
-def test_the_loss_alone_adds_up_where_the_head_is_frozen() -> None:
+def test_the_loss_accumulates_without_gradients() -> None:
     x, w = exact_inputs(64, 64, 1000, "bf16")
     targets = random_targets(64, 1000)
     results = run_head(x, w, targets, 1 / 64, chunks=4, dw_dtype=None, has_dx=True, added=0.5)
@@ -130,12 +131,12 @@ def test_the_loss_alone_adds_up_where_the_head_is_frozen() -> None:
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("chunks", [1, 4])
-def test_lm_head_adds_loss_and_weight_gradient(chunks: int, dtype: str) -> None:
+def test_lm_head_accumulates_loss_and_weight_gradient(chunks: int, dtype: str) -> None:
     x, w = exact_inputs(64, 64, 1000, dtype)
     targets = random_targets(64, 1000)
     results = run_head(x, w, targets, 1 / 64, chunks=chunks, dw_dtype="fp32", added=0.5)
     check(x, w, targets, results, 1 / 64, added=0.5)
-    # Relative to dw itself, which is small beside the 0.5 that it was added to: each addition keeps it to 2^-25.
+    # Relative to dw, which is small compared with the 0.5 that it is added to; each addition has an error of 2^-25.
     gradient = truth(x, w, targets, 1 / 64)[2]
     typical = float(gradient.square().mean().sqrt())
     assert relative_error(results[2].double() - 0.5, gradient) < 2e-4 + chunks * 2.0**-24 / typical
@@ -144,8 +145,8 @@ def test_lm_head_adds_loss_and_weight_gradient(chunks: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("labels", [0, 1, 16, 17, 33, 64])
-def test_only_as_many_chunks_run_as_there_are_labels_for(labels: int) -> None:
-    """The last chunk that is needed may be full, begun, or none: the results are those of all chunks."""
+def test_running_only_the_chunks_with_labels_gives_the_same_results(labels: int) -> None:
+    """The last chunk that runs may be full, partial or absent."""
     x, w = exact_inputs(64, 64, 1000, "bf16")
     targets = torch.full((64,), -100, dtype=torch.int32)
     targets[torch.randperm(64)[:labels]] = torch.randint(0, 1000, (labels,), dtype=torch.int32)
@@ -157,7 +158,7 @@ def test_only_as_many_chunks_run_as_there_are_labels_for(labels: int) -> None:
         assert not any(result.any() for result in results)
 
 
-def test_where_bits_must_repeat_no_clock_chooses_the_products() -> None:
+def test_with_deterministic_true_products_are_not_timed() -> None:
     x, w, dx = value("x", (64, 64), "bf16"), value("w", (1000, 64), "bf16"), value("dx", (64, 64), "bf16")
     targets, scale, total = value("t", (64,), "int32"), value("s", (), "fp32"), value("loss", (), "fp32")
     op = Op(
@@ -172,7 +173,7 @@ def test_where_bits_must_repeat_no_clock_chooses_the_products() -> None:
         assert ("TFLOP/s" in binding.parts[0].call[0].__self__.describe()) == timed
 
 
-def test_a_chunk_is_needed_from_its_first_label_on() -> None:
+def test_a_chunk_runs_if_it_has_at_least_one_label() -> None:
     x, w = value("x", (64, 64), "bf16"), value("w", (1000, 64), "bf16")
     targets, scale, total = value("t", (64,), "int32"), value("s", (), "fp32"), value("loss", (), "fp32")
     op = Op("lm_head_ce", (x, w, targets, scale), (total,), {"chunks": 4})
@@ -183,7 +184,7 @@ def test_a_chunk_is_needed_from_its_first_label_on() -> None:
 @pytest.mark.parametrize("dw_dtype", [None, "fp32", "bf16"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("chunks", [1, 3])
-def test_planned_workspace_is_what_the_head_needs(chunks: int, dtype: str, dw_dtype: str | None) -> None:
+def test_planned_workspace_equals_that_of_the_head(chunks: int, dtype: str, dw_dtype: str | None) -> None:
     from surogate_recipes_bf16 import _C
 
     x, w, scalar = value("x", (36, 40), dtype), value("w", (777, 40), dtype), value("s", (), "fp32")

@@ -1,4 +1,4 @@
-"""Cross-entropy kernels against fp64, and lists of labelled rows."""
+"""Cross-entropy kernels compared with fp64, and lists of labelled rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def random_targets(rows: int, vocab_size: int) -> Tensor:
-    """Labels of which about a third are missing; the first and the last entry of the vocabulary occur."""
+    """Return labels, about a third of them missing. The first and the last entry of the vocabulary occur."""
     targets = torch.randint(0, vocab_size, (rows,), dtype=torch.int32)
     targets[torch.rand(rows) < 0.3] = -100
     targets[0] = vocab_size - 1
@@ -32,7 +32,7 @@ def random_targets(rows: int, vocab_size: int) -> Tensor:
 
 
 def padded_logits(rows: int, vocab_size: int, dtype: torch.dtype, spread: float) -> Tensor:
-    """Random logits whose rows are padded with 123 to a multiple of 64."""
+    """Return random logits whose rows are padded with 123 to a multiple of 64 elements."""
     width = -(-vocab_size // 64) * 64
     logits = torch.full((rows, width), 123.0, device="cuda")
     logits[:, :vocab_size] = torch.randn(rows, vocab_size, device="cuda") * spread
@@ -40,7 +40,7 @@ def padded_logits(rows: int, vocab_size: int, dtype: torch.dtype, spread: float)
 
 
 def cross_entropy_truth(logits: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Loss of every row and gradient of its logits, in fp64."""
+    """Return the loss of every row and the gradient of its logits, in fp64."""
     labelled = targets >= 0
     labels = targets.clamp(min=0).long()[:, None]
     log_probs = logits.double().log_softmax(-1)
@@ -67,7 +67,7 @@ def test_cross_entropy_matches_fp64(shape: tuple[int, int], spread: float, dtype
         lambda stream: _C.cross_entropy(logits.pointer, targets.pointer, losses.pointer, *sizes, stream),
         [logits, targets, losses],
     )
-    # A logarithm of a sum of `vocab_size` terms, minus a difference of logits: errors are of the size of 1 + the loss.
+    # The logarithm of a sum of `vocab_size` terms minus a difference of logits has errors proportional to 1 + the loss.
     assert_close(losses.tensor, row_loss, torch.float32, vocab_size, 1 + row_loss)
 
     logits, losses = guarded_copy(start, constant=False), guarded((rows,), torch.float32)
@@ -78,8 +78,8 @@ def test_cross_entropy_matches_fp64(shape: tuple[int, int], spread: float, dtype
         [logits, targets, scale, losses],
     )
     assert_close(losses.tensor, row_loss, torch.float32, vocab_size, 1 + row_loss)
-    # (x - max) - log(sum) is rounded at the size of the largest difference, and becomes a relative error of exp(...).
-    # The sum is off by the roundings of what one thread adds. Below 1e-30 the spacing of subnormals takes over.
+    # The rounding error of (x - max) - log(sum) is proportional to the largest difference and becomes a relative error
+    # of exp(...). The sum has the roundings of one thread's terms. Below 1e-30 the spacing of subnormals dominates.
     valid = start[:, :vocab_size].double()
     span = float((valid.max() - valid.min()).clamp(min=1))
     magnitude = 0.37 * span * valid.softmax(-1) + 1e-30
@@ -88,14 +88,14 @@ def test_cross_entropy_matches_fp64(shape: tuple[int, int], spread: float, dtype
     assert not logits.tensor[targets.tensor < 0, :vocab_size].any(), "a row without a label has a gradient"
 
 
-def test_minus_infinity_counts_as_nothing_and_errors_stay_visible() -> None:
+def test_minus_infinity_contributes_nothing_and_nan_propagates() -> None:
     from surogate_recipes_bf16 import _C
 
     start = torch.randn(4, 128, device="cuda")
     start[0, ::2] = float("-inf")
     start[1, 5] = float("nan")
     start[2, 7] = float("inf")
-    targets = torch.tensor([1, 3, 3, 128], dtype=torch.int32, device="cuda")  # the last is beyond the vocabulary
+    targets = torch.tensor([1, 3, 3, 128], dtype=torch.int32, device="cuda")  # the last is outside the vocabulary
     logits, losses = start.clone(), torch.empty(4, device="cuda")
     scale = torch.ones((), device="cuda")
     stream = torch.cuda.current_stream().cuda_stream
@@ -110,7 +110,7 @@ def test_minus_infinity_counts_as_nothing_and_errors_stay_visible() -> None:
 
 @pytest.mark.parametrize("rows", [1, 31, 1024, 100_003])
 @pytest.mark.parametrize("added", [None, 2.5])
-def test_sum_of_losses(added: float | None, rows: int) -> None:
+def test_sum_loss_matches_fp64(added: float | None, rows: int) -> None:
     from surogate_recipes_bf16 import _C
 
     row_loss = guarded_copy(torch.rand(rows, device="cuda") * 10)
@@ -143,7 +143,7 @@ def test_labelled_rows_come_first_and_in_order(tokens: int, share: float) -> Non
 
 
 @pytest.mark.parametrize("columns", [1, 13, 64, 2056])
-def test_moving_rows_there_and_back(columns: int) -> None:
+def test_scatter_inverts_gather(columns: int) -> None:
     from surogate_recipes_bf16 import _C
 
     start, index = torch.randn(50, columns).bfloat16(), torch.tensor([3, 7, 8, 49, -1, -1], dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""RMS norms and bias gradients against the references in fp64."""
+"""RMS norms and bias gradients, compared with the references in fp64."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EPS = 1e-6
 
 COLUMNS = (5, 264, 520, 1024, 2056, 4096, 8200, 16392)
 MORE_COLUMNS = (1, 8, 64, 127, 256, 512, 1000, 2048, 2560, 5120, 8192, 16384)
-"""Around every border between kernels: of what a warp holds, of what a block holds, of whole vectors."""
+"""Sizes around the limits of each kernel: rows per warp, rows per block, whole vectors."""
 ROWS_AND_SKEW = [(7, 0), (6, 1), pytest.param(1, 0, marks=pytest.mark.exhaustive)]
 
 
@@ -42,7 +42,7 @@ def normal(*shape: int, dtype: torch.dtype, mean: float = 0.0) -> Tensor:
 @pytest.mark.parametrize("columns", cases([*COLUMNS, 32776], more=[*MORE_COLUMNS, 40000]))
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("rows", "skew"), ROWS_AND_SKEW)
-def test_rmsnorm(kernels: ModuleType, rows: int, columns: int, dtype: torch.dtype, skew: int) -> None:
+def test_rmsnorm_matches_fp64(kernels: ModuleType, rows: int, columns: int, dtype: torch.dtype, skew: int) -> None:
     x = guarded_copy(normal(rows, columns, dtype=dtype), skew=skew)
     w = guarded_copy(normal(columns, dtype=dtype, mean=1), skew=skew)
     norm, rstd = guarded((rows, columns), dtype, skew=skew), guarded((rows,), FP32)
@@ -51,7 +51,7 @@ def test_rmsnorm(kernels: ModuleType, rows: int, columns: int, dtype: torch.dtyp
         [x, w, norm, rstd],
     )
     truth, scale = reference.rmsnorm(x.tensor.cpu().double(), w.tensor.cpu().double(), eps=EPS)
-    # Squares are positive: the error of their sum, hence of rstd and norm, is relative.
+    # Squares are positive, so the errors of their sum, of rstd and of norm are relative.
     assert_close(rstd.tensor.cpu(), scale, FP32, columns, magnitude=scale)
     assert_close(norm.tensor.cpu(), truth, dtype, columns, magnitude=truth.abs())
 
@@ -77,7 +77,7 @@ def test_add_rmsnorm_is_the_norm_of_the_rounded_sum(
     stream = torch.cuda.current_stream().cuda_stream
     kernels.rmsnorm(
         *(b.pointer for b in (total, w, alone, alone_rstd)), rows, columns, EPS, CODES[dtype], stream
-    )  # what recomputation does
+    )  # as recomputation does
     assert same_bits(alone.tensor, norm.tensor) and same_bits(alone_rstd.tensor, rstd.tensor)
     truth, scale = reference.rmsnorm(total.tensor.cpu().double(), w.tensor.cpu().double(), eps=EPS)
     assert_close(rstd.tensor.cpu(), scale, FP32, columns, magnitude=scale)
@@ -100,7 +100,7 @@ def test_add_rmsnorm_is_the_norm_of_the_rounded_sum(
 @pytest.mark.parametrize("skew", [0, 1])
 @pytest.mark.parametrize("has_dresidual", [False, True])
 @pytest.mark.parametrize("dw_kind", ["fp32", "fp32 added", "bf16"])
-def test_rmsnorm_bwd(
+def test_rmsnorm_bwd_matches_fp64(
     kernels: ModuleType, shape: tuple[int, int], dtype: torch.dtype, skew: int, has_dresidual: bool, dw_kind: str
 ) -> None:
     rows, columns = shape
@@ -139,7 +139,9 @@ def test_rmsnorm_bwd(
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("skew", [0, 1])
 @pytest.mark.parametrize("kind", ["fp32", "fp32 added", "bf16"])
-def test_linear_bgrad(kernels: ModuleType, rows: int, columns: int, dtype: torch.dtype, skew: int, kind: str) -> None:
+def test_linear_bgrad_matches_fp64(
+    kernels: ModuleType, rows: int, columns: int, dtype: torch.dtype, skew: int, kind: str
+) -> None:
     dy = guarded_copy(normal(rows, columns, dtype=dtype), skew=skew)
     out_dtype, accumulate = BF16 if kind == "bf16" else FP32, kind == "fp32 added"
     before = normal(columns, dtype=FP32) if accumulate else torch.zeros(columns)
@@ -159,7 +161,7 @@ def test_linear_bgrad(kernels: ModuleType, rows: int, columns: int, dtype: torch
     assert_close(dbias.tensor.cpu(), before + terms.sum(0), out_dtype, rows, magnitude=size)
 
 
-def test_launchers_name_the_wrong_argument(kernels: ModuleType) -> None:
+def test_errors_name_the_invalid_argument(kernels: ModuleType) -> None:
     x = guarded((64,), FP32)
     p = x.pointer
     for launch, message in (

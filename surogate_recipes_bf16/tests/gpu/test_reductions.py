@@ -1,4 +1,4 @@
-"""Global norm and rounded accumulation on the GPU against their references."""
+"""Global norm and accumulation with stochastic rounding on the GPU, compared with their references."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ def norm_of(grads: list[Tensor], max_norm: float, skew: int = 0) -> tuple[Tensor
 
 
 def check_norm(grads: list[Tensor], max_norm: float, skew: int = 0) -> None:
-    """A thread adds CHUNK_SIZE / 2048 = 32 squares in fp32, all else is fp64: off by 32 half units at most, the root
-    by half of that. The coefficient is the reference's function of the norm, to the bit."""
+    """A thread adds CHUNK_SIZE / 2048 = 32 squares in fp32; all other sums are fp64. So the error of the sum is at most
+    32 half units, and that of the root half as large. The coefficient is the same function of the norm as in the
+    reference, bit for bit."""
     norm, coef = norm_of(grads, max_norm, skew)
     truth = sum(float(g.double().square().sum()) for g in grads) ** 0.5
     assert float(norm) == pytest.approx(truth, rel=17 * 2.0**-24)
@@ -56,7 +57,7 @@ def check_norm(grads: list[Tensor], max_norm: float, skew: int = 0) -> None:
 @pytest.mark.parametrize("skew", [0, 1])
 @pytest.mark.parametrize("dtypes", [("fp32",), ("bf16",), ("fp32", "bf16")])
 @pytest.mark.parametrize("sizes", cases({"small": SIZES}, more={"large": [*SIZES, LARGE]}))
-def test_the_norm_of_tensors_of_any_size(sizes: list[int], dtypes: tuple[str, ...], skew: int) -> None:
+def test_norm_of_tensors_of_any_size_matches_fp64(sizes: list[int], dtypes: tuple[str, ...], skew: int) -> None:
     gen = generator()
     grads = [
         (torch.randn(size, generator=gen) * 10.0 ** (i % 5 - 2)).to(TORCH_DTYPES[dtypes[i % len(dtypes)]])
@@ -67,14 +68,14 @@ def test_the_norm_of_tensors_of_any_size(sizes: list[int], dtypes: tuple[str, ..
         check_norm([grad], 1.0, skew)
 
 
-def test_the_norm_of_more_tensors_than_a_block_has_threads() -> None:
+def test_norm_of_more_tensors_than_threads_per_block_matches_fp64() -> None:
     gen = generator(1)
     check_norm([torch.randn(1 + 37 * i, generator=gen) for i in range(700)], 0.5)
 
 
 @pytest.mark.parametrize("max_norm", [0.0, 1e-3, 1.0, 3.7, 1e9])
 @pytest.mark.parametrize("scale", [0.0, 1e-8, 1.0, 1e6])
-def test_the_coefficient_is_the_references(max_norm: float, scale: float) -> None:
+def test_the_clip_coefficient_matches_the_reference(max_norm: float, scale: float) -> None:
     check_norm([torch.randn(5000, generator=generator(2)) * scale], max_norm)
 
 
@@ -98,7 +99,7 @@ def test_one_element_that_is_not_finite_makes_the_coefficient_nan(dtype: str, wr
     ("size", "skew"),
     [*((size, 0) for size in SIZES), (1000, 1), (1001, 3), pytest.param(LARGE, 0, marks=pytest.mark.exhaustive)],
 )
-def test_sums_are_rounded_to_the_bit_as_by_the_reference(size: int, skew: int, dtype: str, in_place: bool) -> None:
+def test_rounded_sums_are_bit_identical_to_the_reference(size: int, skew: int, dtype: str, in_place: bool) -> None:
     gen = generator(size)
     addend, total = vector("addend", size, dtype), vector("total", size, "bf16")
     out = total if in_place else vector("sum", size, "bf16")
@@ -115,7 +116,7 @@ def test_sums_are_rounded_to_the_bit_as_by_the_reference(size: int, skew: int, d
     assert same_bits(ours, theirs)
 
 
-def test_what_is_not_finite_stays_so() -> None:
+def test_infinities_and_nan_are_preserved() -> None:
     special = torch.tensor([float("nan"), float("inf"), -float("inf"), 3.39e38, -3.39e38, 0.0, -0.0, 1e-40, 1.0])
     addend, total = vector("addend", 9, "fp32"), vector("total", 9, "bf16")
     contents = {
@@ -128,13 +129,13 @@ def test_what_is_not_finite_stays_so() -> None:
     (ours,) = run_kernel(KERNELS, op, contents)
     theirs = reference.accumulate_rounded(*(contents[v] for v in op.ins), stream=5)
     assert torch.equal(ours.isnan(), theirs.isnan())
-    assert same_bits(ours[1:], theirs[1:])  # the payload of a NaN is nobody's business
+    assert same_bits(ours[1:], theirs[1:])  # the payload of a NaN is unspecified
 
 
 # ------------------------------------------------------------------------------------------------------ wrong arguments
 
 
-def test_wrong_arguments_are_named() -> None:
+def test_errors_name_the_invalid_argument() -> None:
     from surogate_recipes_bf16 import _C
 
     x = torch.zeros(64, device="cuda", dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Reports as TensorBoard event files. Imports torch's writer, and with it the package `tensorboard`."""
+"""Writes reports as TensorBoard event files. Imports torch's writer, which imports the package `tensorboard`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ FLUSH_SECONDS = 10
 
 
 class EventLogger:
-    """Writes events from a thread of the writer, so that a step does not wait for a disk.
+    """Logger that writes event files. The writer has its own thread, so that a step does not wait for the disk.
 
-    Every file begins with the mark of a start at the next step: readers drop what earlier files of the folder hold of
-    that step and of later ones, which an earlier run wrote and this one writes again.
+    Each file begins with a start event for the next step (`purge_step`). Readers then drop the events of that step and
+    of later ones from earlier files in the folder, because this run writes them again.
     """
 
     def __init__(self, info: RunInfo, directory: str | None) -> None:
@@ -27,7 +27,7 @@ class EventLogger:
             self._writer = SummaryWriter(str(folder), purge_step=info.done_steps + 1, flush_secs=FLUSH_SECONDS)
         except OSError as error:
             raise ConfigError(
-                f"tensorboard_dir: cannot write to {error.filename or folder}: {error.strerror}. Name another folder."
+                f"tensorboard_dir: cannot write to {error.filename or folder}: {error.strerror}. Use another folder."
             ) from error
         facts = {
             "run_name": info.run_name,
@@ -43,7 +43,7 @@ class EventLogger:
 
     def _text(self, tag: str, content: object, step: int) -> None:
         indented = json.dumps(content, indent=2, default=str).replace("\n", "\n    ")
-        self._writer.add_text(tag, f"    {indented}", step)  # four spaces: Markdown shows it as it is
+        self._writer.add_text(tag, f"    {indented}", step)  # indented by four spaces: a Markdown code block
 
     def step(self, report: StepReport) -> None:
         figures = {

@@ -14,7 +14,7 @@ hookimpl = pluggy.HookimplMarker("surogate")
 
 
 class TensorBoardOptions(BaseModel):
-    """The keys of the YAML file."""
+    """Config keys of the plugin."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -34,7 +34,7 @@ def surogate_loggers() -> Iterable[LoggerDef]:
     return [
         LoggerDef(
             name="tensorboard",
-            summary="every report in TensorBoard's event files, in output_dir/tensorboard",
+            summary="writes all reports as TensorBoard event files in output_dir/tensorboard",
             options=TensorBoardOptions,
             open=_open,
         )

@@ -14,7 +14,7 @@ hookimpl = pluggy.HookimplMarker("surogate")
 
 
 class WandbOptions(BaseModel):
-    """The keys of the YAML file."""
+    """Config keys of the plugin."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -35,7 +35,7 @@ def surogate_loggers() -> Iterable[LoggerDef]:
     return [
         LoggerDef(
             name="wandb",
-            summary="every report to Weights & Biases; WANDB_MODE=offline keeps it in output_dir/wandb",
+            summary="sends all reports to Weights & Biases; WANDB_MODE=offline keeps them in output_dir/wandb",
             options=WandbOptions,
             open=_open,
         )

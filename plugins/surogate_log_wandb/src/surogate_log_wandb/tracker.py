@@ -1,4 +1,4 @@
-"""Reports to Weights & Biases. Imports `wandb`."""
+"""Sends reports to Weights & Biases. Imports `wandb`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ RUN_ID = "wandb/run_id"
 
 
 class WandbLogger:
-    """One W&B run for a run and all that resume it. W&B's own process sends what is logged; a step does not wait."""
+    """Logger with one W&B run for a run and its resumptions. W&B's process sends the data, so a step does not wait."""
 
     def __init__(self, info: RunInfo, project: str | None, name: str | None) -> None:
-        kept = info.output_dir / RUN_ID
-        run_id = os.environ.get("WANDB_RUN_ID") or (_kept_id(kept) if info.done_steps else None)
+        id_file = info.output_dir / RUN_ID
+        run_id = os.environ.get("WANDB_RUN_ID") or (_read_id(id_file) if info.done_steps else None)
         try:
-            kept.parent.mkdir(parents=True, exist_ok=True)
+            id_file.parent.mkdir(parents=True, exist_ok=True)
             self._run = wandb.init(
                 project=project or os.environ.get("WANDB_PROJECT") or PROJECT,
                 name=name or os.environ.get("WANDB_NAME") or info.run_name,
@@ -39,17 +39,17 @@ class WandbLogger:
                     "total_steps": info.total_steps,
                 },
                 allow_val_change=True,
-                # Output stays as it is: W&B would read the live display's cursor movements too.
+                # Do not capture the console: W&B would also record the cursor movements of the live display.
                 settings=wandb.Settings(console="off"),
             )
-            kept.write_text(f"{self._run.id}\n", encoding="utf-8")
+            id_file.write_text(f"{self._run.id}\n", encoding="utf-8")
         except wandb.Error as error:
             raise ConfigError(
                 f"report_to: wandb: {str(error).strip() or type(error).__name__}. Log in with `wandb login`, or set "
-                "WANDB_MODE=offline (to upload later) or take wandb out of report_to."
+                "WANDB_MODE=offline (to upload later), or remove wandb from report_to."
             ) from error
         except OSError as error:
-            raise ConfigError(f"output_dir: cannot write to {error.filename or kept}: {error.strerror}.") from error
+            raise ConfigError(f"output_dir: cannot write to {error.filename or id_file}: {error.strerror}.") from error
         self._step = info.done_steps
 
     def step(self, report: StepReport) -> None:
@@ -67,10 +67,10 @@ class WandbLogger:
         self._run.finish(exit_code={"done": 0, "interrupted": 130}.get(status, 1))
 
     def _log(self, step: int, figures: Mapping[str, float]) -> None:
-        self._step = max(self._step, step)  # W&B drops what belongs to a step behind the latest
+        self._step = max(self._step, step)  # W&B drops data for steps before the latest
         self._run.log(dict(figures), step=self._step)
 
 
-def _kept_id(path: Path) -> str | None:
-    """The id that the run had before it stopped; None where W&B was not reported to."""
+def _read_id(path: Path) -> str | None:
+    """Return the id of the interrupted run, or None if it was not logged to W&B."""
     return path.read_text(encoding="utf-8").strip() or None if path.is_file() else None

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as brief
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from surogate_core.api import Merge
 from surogate_core.errors import ConfigError
 
-from .matching import is_saved
+from .fields import check_fields, check_trainable
+from .matching import Selection, is_saved
 from .options import ALL_LINEAR, LoraOptions
 from .saved_modules import EMBEDDING, HEAD, module_of
 
@@ -37,12 +40,8 @@ _KEYS = {
 }
 """Keys of PEFT that decide what matrices compute -> ours."""
 
-_MUST_BE: Mapping[str, tuple[Any, ...]] = {
-    "bias": ("none", None),
-    "fan_in_fan_out": (False, None),
-    "use_dora": (False, None),
-}
-"""Keys of PEFT that change what an adapter computes -> the values that are built."""
+_MAIN_REVISIONS = (None, "", "main")
+"""Values of `revision` that mean what a model's name alone means."""
 
 
 # --------------------------------------------------------------------------------------------------------------- write
@@ -111,9 +110,11 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Config:
-    """What an `adapter_config.json` says, all of it right. options: its keys, as ours."""
+    """What an `adapter_config.json` says, all of it checked. raw: as it stands there; options: its keys, as ours."""
 
+    raw: Mapping[str, Any]
     options: LoraOptions
+    selection: Selection
     base_model: str
     is_tied: bool
 
@@ -121,6 +122,7 @@ class _Config:
 def load(folder: Path, options: LoraOptions) -> dict[str, Tensor]:
     """The tensors of a saved adapter, by name, to go on training them under the same options."""
     config = _read_config(folder)
+    check_trainable(config.raw, folder / CONFIG_FILE)
     for theirs, ours in _KEYS.items():
         saved, given = _plain(getattr(config.options, ours)), _plain(getattr(options, ours))
         if saved != given:
@@ -154,7 +156,8 @@ def merge(folder: Path) -> Merge:
         changes[f"{module}{_SUFFIX}"] = _change(f"{path}: {module}", down, up, config.options.scale_of(module))
     whole = {name: tensor for name, tensor in tensors.items() if not name.endswith(_KINDS)}
     changes |= {name: _replacement(f"{path}: {name}", tensor) for name, tensor in whole.items()}
-    apart = [name for name in whole if module_of(name).endswith((EMBEDDING, HEAD)) and not config.is_tied]
+    ends = [name for name in changes if module_of(name).endswith((EMBEDDING, HEAD))]
+    apart = [name for name in ends if name not in whole or not config.is_tied]
 
     def check(base: Mapping[str, Any]) -> None:
         if apart and base.get("tie_word_embeddings"):
@@ -163,7 +166,14 @@ def merge(folder: Path) -> Merge:
                 "hold both. Use the adapter unmerged, or train it with both in lora_modules_to_save."
             )
 
-    return Merge(config.base_model, changes, may_lack=(_HEAD,) if config.is_tied else (), check=check)
+    revision = config.raw.get("revision")
+    return Merge(
+        config.base_model,
+        changes,
+        may_lack=(_HEAD,) if config.is_tied else (),
+        check=check,
+        base_revision="" if revision in _MAIN_REVISIONS else str(revision),
+    )
 
 
 def _change(place: str, down: Tensor, up: Tensor, factor: float) -> Callable[[Tensor], Tensor]:
@@ -201,9 +211,7 @@ def _read_config(folder: Path) -> _Config:
         raise ConfigError(f"{path}: is not JSON ({error}). Save the adapter again.") from None
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         raise ConfigError(f"{path}: peft_type must be LORA: other adapters are not built.")
-    for key, legal in _MUST_BE.items():
-        if config.get(key) not in legal:
-            raise ConfigError(f"{path}: {key} is {config[key]!r}; not built, must be {legal[0]!r}.")
+    check_fields(config, path)
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
         raise ConfigError(f"{path}: r must be a whole number of at least 1 (got {rank!r}).")
@@ -219,7 +227,48 @@ def _read_config(folder: Path) -> _Config:
         theirs = next((theirs for theirs, ours in _KEYS.items() if ours == wrong["loc"][0]), "modules_to_save")
         raise ConfigError(f"{path}: {theirs} is {config[theirs]!r}: {wrong['msg']}.") from None
     base = config.get("base_model_name_or_path")
-    return _Config(options, base if isinstance(base, str) else "", bool(config.get("ensure_weight_tying")))
+    return _Config(
+        config,
+        options,
+        _selection(config, path),
+        base if isinstance(base, str) else "",
+        bool(config.get("ensure_weight_tying")),
+    )
+
+
+class _Selected(BaseModel):
+    """The keys of PEFT that say which modules have an adapter."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+    target_modules: str | list[str] = Field(min_length=1)
+    exclude_modules: str | list[str] | None = None
+    layers_to_transform: int | list[int] | None = None
+    layers_pattern: str | list[str] | None = None
+    modules_to_save: list[str] | None = None
+
+    @field_validator("target_modules", "exclude_modules", "layers_pattern", "modules_to_save")
+    @classmethod
+    def _compiling(cls, value: Any, info: ValidationInfo) -> Any:
+        are_patterns = isinstance(value, str) or info.field_name in ("layers_pattern", "modules_to_save")
+        for pattern in ([value] if isinstance(value, str) else value or []) if are_patterns else []:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{brief(pattern)} is no regular expression: {error}") from None
+        return value
+
+
+def _selection(config: Mapping[str, Any], path: Path) -> Selection:
+    try:
+        given = _Selected.model_validate(config)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        key = str(wrong["loc"][0])
+        raise ConfigError(
+            f"{path}: {key} is {brief(config.get(key))}: {wrong['msg']}. Name the adapter's modules."
+        ) from None
+    return Selection(**{key: value for key, value in given.model_dump().items() if value is not None})
 
 
 def _read_tensors(folder: Path, config: _Config) -> dict[str, Tensor]:
@@ -237,10 +286,17 @@ def _read_tensors(folder: Path, config: _Config) -> dict[str, Tensor]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}.") from None
     tensors: dict[str, Tensor] = {}
-    for name, tensor in stored.items():
-        name = name.removeprefix(_PREFIX)
+    for full_name, tensor in stored.items():
+        name = full_name.removeprefix(_PREFIX)
         module = name.removesuffix(_SUFFIX)
+        if name == full_name:
+            raise ConfigError(
+                f"{path}: {name} does not begin with {_PREFIX}, and PEFT leaves it out. Save it with PEFT."
+            )
         if module.endswith(_KINDS) and tensor.dim() == 2:
+            _check_selected(path, module_of(module), config.selection)
+            if module in tensors:
+                raise ConfigError(f"{path}: {name} is there twice, with and without {_SUFFIX}. Remove one of them.")
             tensors[module] = tensor
         elif any(is_saved(module_of(name), saved) for saved in config.options.lora_modules_to_save) or (
             config.is_tied and name == _HEAD
@@ -251,3 +307,13 @@ def _read_tensors(folder: Path, config: _Config) -> dict[str, Tensor]:
                 f"{path}: {name} is neither a matrix of a LoRA adapter of linear projections nor of modules_to_save."
             )
     return tensors
+
+
+def _check_selected(path: Path, module: str, selection: Selection) -> None:
+    """Raise ConfigError for a matrix that PEFT would leave out."""
+    if not selection.has(module, HEAD):
+        raise ConfigError(
+            f"{path}: holds an adapter of {module}, which {CONFIG_FILE} does not select (target_modules, "
+            "exclude_modules, layers_to_transform, modules_to_save): PEFT leaves it out. Name it there, or remove its "
+            "tensors."
+        )

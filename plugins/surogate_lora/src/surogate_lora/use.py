@@ -32,13 +32,16 @@ def check(folder: Path, base_dir: Path) -> None:
 
 
 def commands(folder: Path, base_model: str, options: LoraOptions) -> list[tuple[str, str]]:
-    """(program, the line that loads the adapter), each to be copied."""
+    """(program, the line that loads the adapter), each to be copied; none for a program that cannot load it.
+
+    vLLM refuses adapters with `modules_to_save`, and gives every projection the scale of `r` and `lora_alpha`, whatever
+    the patterns say (vllm/lora/peft_helper.py): such an adapter is to be merged.
+    """
+    is_plain = not (options.lora_modules_to_save or options.lora_rank_pattern or options.lora_alpha_pattern)
     rank = f" --max-lora-rank {options.lora_rank}" if options.lora_rank > VLLM_RANK else ""
+    served = f"--enable-lora{rank} --lora-modules {folder.parent.name or 'adapter'}={folder}"
     return [
         ("PEFT", f"peft.AutoPeftModelForCausalLM.from_pretrained({str(folder)!r})"),
-        (
-            "vLLM",
-            f"vllm serve {base_model} --enable-lora{rank} --lora-modules {folder.parent.name or 'adapter'}={folder}",
-        ),
+        *([("vLLM", f"vllm serve {base_model} {served}")] if is_plain else []),
         ("lm-eval", f"lm_eval --model hf --model_args pretrained={base_model},peft={folder} --tasks gsm8k"),
     ]

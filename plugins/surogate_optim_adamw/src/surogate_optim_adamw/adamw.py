@@ -1,4 +1,4 @@
-"""AdamW (Loshchilov & Hutter 2019) as one op over all parameters, so that a GPU runs it as one multi-tensor launch."""
+"""AdamW (Loshchilov & Hutter 2019) as one op over all params, which a GPU runs as one multi-tensor launch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from surogate_core.program.builder import Builder
 
 
 class AdamWOptions(BaseModel):
-    """The optimizer's keys of the config."""
+    """Config keys of the optimizer."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -31,7 +31,7 @@ def update(
     weight_decay: float,
     options: AdamWOptions,
 ) -> None:
-    """Emit one `adamw` op. Moments are states in `optimizer_state_dtype`; only matrices decay."""
+    """Emit one `adamw` op over all params. Moments are states in `optimizer_state_dtype`. Only matrices have decay."""
     dtype = "fp64" if params[0].master.dtype == "fp64" else precision.optimizer_state
     moments = [
         [b.state(f"adamw.{name}.{p.param.name}", p.param.shape, dtype, Init(kind="zeros")) for p in params]
@@ -59,7 +59,7 @@ def update(
 
 
 def infer(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
-    """Masters and both moments, then the work copies of the params whose master is separate."""
+    """Return the specs of masters and both moments, then of the work copies of params with a separate master."""
     n = attrs["n"]
     kept = [OutSpec("updated", v.shape, v.dtype) for v in ins[4 + n :]]
     copies = zip(attrs["copied"], attrs["copy_dtypes"], strict=True)

@@ -1,4 +1,4 @@
-"""The compiled `adamw`: one launch over all tensors, which a table in device memory lists."""
+"""The compiled `adamw`: one launch over all tensors, listed by a table in device memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target, Value
 
 CHUNK_SIZE = 16384
-"""Elements of one tensor that one block of threads updates; a multiple of 8."""
+"""Number of elements that one thread block updates; a multiple of 8."""
 
 _DTYPES = ("fp32", "bf16")
 
@@ -32,7 +32,7 @@ def _bind_adamw(op: Op, ctx: BindContext) -> Call:
 
 
 def table(op: Op, pointer: Callable[[Value], int]) -> tuple[list[int], int]:
-    """(words, chunks): nine words a tensor, `Entry` in adamw.cu, and the number of chunks of all tensors together."""
+    """Return (words, chunks): nine words per tensor (`Entry` in adamw.cu), and the total number of chunks."""
     n = op.attrs["n"]
     grads, masters, ms, vs = (op.ins[4 + i * n : 4 + (i + 1) * n] for i in range(4))
     copies = dict(zip(op.attrs["copied"], op.outs[3 * n :], strict=True))
@@ -59,9 +59,9 @@ def _supports(op: Op, target: Target) -> Support:
     n = op.attrs["n"]
     others = [v for v in (*op.ins[4:], *op.outs) if v.dtype not in _DTYPES]
     if others:
-        return Support(False, f"gradients, masters, moments and copies are fp32 or bf16, {others[0]!r} is not")
+        return Support(False, f"gradients, masters, moments and copies must be fp32 or bf16, got {others[0]!r}")
     if op.outs[: 3 * n] != op.ins[4 + n :]:
-        return Support(False, "masters and moments are updated in place; the op writes them elsewhere")
+        return Support(False, "masters and moments must be updated in place, but the op writes other values")
     return Support(True)
 
 

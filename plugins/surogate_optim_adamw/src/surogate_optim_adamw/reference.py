@@ -1,4 +1,4 @@
-"""What the `adamw` op means, in plain torch."""
+"""Torch reference of the `adamw` op."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from surogate_core.reference.ops import up
 from surogate_core.reference.rounding import TORCH_DTYPES, store
 
-# Streams of the stochastic rounding: one for each of the three values that a parameter owns.
+# Philox streams of the three values of a param, combined with the param's own stream.
 _MASTER, _M, _V = 0, 0x9E3779B9, 0x7F4A7C15
 
 
@@ -29,11 +29,11 @@ def adamw(
     beta2: float,
     epsilon: float,
 ) -> tuple[Tensor, ...]:
-    """One step for n tensors: values are n gradients, masters, first and second moments; `step` is 1 at the first.
+    """Apply one step to n tensors. `values` are n gradients, masters, first and second moments. `step` starts at 1.
 
     g = clip_coef * grad; m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; p *= 1 - lr wd;
-    p -= lr / (1 - b1^t) * m / (sqrt(v / (1 - b2^t)) + eps). Everything in fp32 on the unrounded moments; bf16 masters
-    and moments are stored with stochastic rounding. Nothing changes when `clip_coef` is not finite.
+    p -= lr / (1 - b1^t) * m / (sqrt(v / (1 - b2^t)) + eps). Arithmetic is fp32 on the unrounded moments. bf16 masters
+    and moments are stored with stochastic rounding. Nothing changes if `clip_coef` is not finite.
     """
     grads, masters, ms, vs = (values[i * n : (i + 1) * n] for i in range(4))
     new: list[list[Tensor]] = [[], [], []]

@@ -1,4 +1,4 @@
-"""The compiled adamw against the reference: the same bits, for every combination of dtypes and any size."""
+"""The compiled adamw is bit-identical to the reference, for every combination of dtypes and any size."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ SIZES = [1, 7, 8, 9, 2047, 2049, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 3 *
 
 @pytest.fixture(autouse=True)
 def exact_roots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU torch takes fp32 roots from a vector library, some of them a unit off; the kernel's are exact.
+    """On a CPU, torch computes fp32 square roots with a vector library, some with an error of one unit. The kernel's
+    are exact.
 
     With exact ones in the reference too, all bits must agree: a root in fp64, rounded, is the exact one.
     """
@@ -38,7 +39,7 @@ def exact_roots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Update:
-    """An `adamw` op over vectors, and what its inputs hold."""
+    """An `adamw` op over vectors, and the contents of its inputs."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class Update:
             x = torch.randn(value.shape, generator=gen) * 0.1
             return (x.square() if value.name.startswith("v") else x).to(TORCH_DTYPES[value.dtype])
 
-        # Every third tensor has no copy, every second no decay.
+        # Every third tensor has no work copy, every second no decay.
         copied = tuple(i for i in range(n) if i % 3 != 2) if copy else ()
         grads, masters, ms, vs = (
             vectors(*column, range(n)) for column in (("g", grad), ("p", master), ("m", m), ("v", v))
@@ -99,7 +100,7 @@ class Update:
         return adamw(*ins, **self.attrs)
 
     def check(self, outs: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
-        """fp32 states too: every operation is the reference's, rounded by itself, so there is no tolerance."""
+        """Check without tolerance, for fp32 states too: each operation is rounded separately as in the reference."""
         for value, a, b in zip(self.op.outs, outs, theirs, strict=True):
             wrong = int((a.float() != b.float()).sum())
             assert same_bits(a, b), f"{value!r}: {wrong} elements differ, by {(a.float() - b.float()).abs().max()}"
@@ -114,31 +115,31 @@ class Update:
         ("fp32", "fp32", "fp32", "bf16", None),
     ],
 )
-def test_a_step_gives_the_references_bits(grad: str, master: str, m: str, v: str, copy: str | None) -> None:
+def test_a_step_is_bit_identical_to_the_reference(grad: str, master: str, m: str, v: str, copy: str | None) -> None:
     update = Update(SIZES, grad, master, m, v, copy)
     update.check(run_kernel(KERNELS, update.op, update.contents), update.reference())
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_buffers_that_are_not_aligned(dtype: str) -> None:
+def test_unaligned_buffers_are_bit_identical_to_the_reference(dtype: str) -> None:
     update = Update(SIZES, dtype, dtype, dtype, dtype, "bf16")
     update.check(run_kernel(KERNELS, update.op, update.contents, skew=1), update.reference())
 
 
-def test_more_tensors_than_a_block_has_threads() -> None:
+def test_more_tensors_than_threads_per_block_are_bit_identical_to_the_reference() -> None:
     update = Update([1 + 37 * i for i in range(700)], "bf16", "bf16", "bf16", "bf16")
     update.check(run_kernel(KERNELS, update.op, update.contents), update.reference())
 
 
 @pytest.mark.parametrize("step", [1, 2, 1000, 10**6])
 @pytest.mark.parametrize("seed", [0, -1, (1 << 63) - 1])
-def test_bias_correction_and_seeds(step: int, seed: int) -> None:
+def test_any_step_and_seed_are_bit_identical_to_the_reference(step: int, seed: int) -> None:
     update = Update([1000, 513], "bf16", "bf16", "bf16", "bf16", step=step, seed=seed, lr=0.02)
     update.check(run_kernel(KERNELS, update.op, update.contents), update.reference())
 
 
-def test_large_and_tiny_gradients() -> None:
-    """Second moments that overflow, are subnormal or zero."""
+def test_large_and_tiny_gradients_are_bit_identical_to_the_reference() -> None:
+    """The second moments overflow, are subnormal or are zero."""
     update = Update([4096, 4096, 4096])
     values = dict(zip(("g0", "g1", "g2", "v1", "v2"), (1e25, 1e-22, 0.0, 0.0, 0.0), strict=True))
     for value, content in update.contents.items():
@@ -178,7 +179,7 @@ def test_a_captured_step_reads_its_scalars_when_it_runs() -> None:
     update.check(outs, update.reference(**later))
 
 
-def test_wrong_arguments_are_named() -> None:
+def test_errors_name_the_invalid_argument() -> None:
     from surogate_optim_adamw import _C
 
     x = torch.zeros(64, device="cuda", dtype=torch.int64)

@@ -22,8 +22,8 @@ from __future__ import annotations
 from ..program.op import Op, Program
 from ..program.value import Init, Value
 from .adapters import AdapterDef, Merge
-from .base import Deterministic, DeviceInfo, NoOptions, Support, Target
-from .data import DatasetFormatDef, Encoded
+from .base import Definition, Deterministic, DeviceInfo, NoOptions, Support, Target
+from .data import DatasetFormatDef, Encoded, Omission
 from .models import BatchInputs, Dims, HFTensor, ModelDef, WeightMap
 from .optimizers import OffloadDef, OptimizerDef, ParamGrad, Scalars
 from .programs import BindContext, Call, Gradients, KernelDef, OpDef, OutSpec, Part
@@ -50,6 +50,7 @@ __all__ = [
     "Call",
     "Comm",
     "DatasetFormatDef",
+    "Definition",
     "Deterministic",
     "DeviceInfo",
     "Dims",
@@ -68,6 +69,7 @@ __all__ = [
     "ModelDef",
     "NoOptions",
     "OffloadDef",
+    "Omission",
     "Op",
     "OpDef",
     "OptimizerDef",

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from ..program.op import Program
 from ..program.value import Value
+from .base import Definition
 from .models import WeightMap
 from .optimizers import Scalars
 from .recipes import Precision
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdapterDef:
+class AdapterDef(Definition):
     """Trains something beside or instead of the weights: a rewrite of the forward program before differentiation.
 
     apply       (program, builder, precision, the model's weight maps, scalars, options) -> the rewritten program, whose
                 one output is the loss. Raises ConfigError for options that do not fit the model. Of the scalars, a
-                micro-step has tick and seed; lr and step are those of the last update.
+                micro-step has tick and seed; lr and step are those of the last update, 0 before the first, and
+                after a resume those of the checkpoint's.
     trainable   (param, its weight map or None where the adapter made it, options) -> whether it is trained; the others
                 are frozen
     save        (trained tensors by name, empty folder, the base model's name, options): writes the ecosystem's files.
@@ -62,9 +64,11 @@ class Merge:
     changes     name of a checkpoint tensor of the base -> function from that tensor to the merged one, of its dtype
     may_lack    those of them that a base need not have: copies of tied weights
     check       (the base's parsed config.json): raises ConfigError where the two cannot become one model
+    base_revision  revision of the base on the hub, "" for its main one
     """
 
     base_model: str
     changes: Mapping[str, Callable[[Any], Any]]
     may_lack: Sequence[str] = ()
     check: Callable[[Mapping[str, Any]], None] = lambda base: None
+    base_revision: str = ""

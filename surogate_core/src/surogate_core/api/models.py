@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..program.value import Value
+from .base import Definition
 
 if TYPE_CHECKING:
     from ..program.builder import Builder
@@ -66,14 +67,16 @@ class WeightMap:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelDef:
+class ModelDef(Definition):
     """An architecture.
 
     architectures   names of `config.json["architectures"]`; `model_types` of `config.json["model_type"]`
     dims            parsed config.json -> Dims; raises ConfigError naming key and value
     build           emits the forward program and returns the scalar loss
     weights         one WeightMap per param of the program, in file order
-    ignored_tensors fnmatch patterns of checkpoint tensors that carry nothing (buffers, tied copies)
+    ignored_tensors fnmatch patterns of checkpoint tensors that carry nothing (buffers)
+    tied_copies     checkpoint tensors that may be there too, each an equal copy of another: {copy: original}. A file
+                    in which the two differ is refused
     in_transformers whether transformers, and what stands on it, has the architecture: a run's outputs are then loaded
                     with it once, and `surogate verify` can compare
     """
@@ -86,4 +89,5 @@ class ModelDef:
     build: Callable[[Builder, Any, BatchInputs], Value]
     weights: Callable[[Any], Sequence[WeightMap]]
     ignored_tensors: Callable[[Any], Sequence[str]] = lambda dims: ()
+    tied_copies: Callable[[Any], Mapping[str, str]] = lambda dims: {}
     in_transformers: bool = True

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from ..program.op import Program
 from ..program.value import Value
-from .base import NoOptions
+from .base import Definition, NoOptions
 from .recipes import Precision
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Scalars:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerDef:
+class OptimizerDef(Definition):
     """An optimizer: appends update ops for all params at once.
 
     `update(builder, params, clip_coef, scalars, precision, weight_decay, options)`. States are made by
@@ -56,7 +56,7 @@ class OptimizerDef:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OffloadDef:
+class OffloadDef(Definition):
     """A strategy that moves values to the host: (program, builder, device bytes to stay under, options) -> program."""
 
     name: str

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..program.op import Op
 from ..program.value import Value
-from .base import Support, Target
+from .base import Definition, Support, Target
 from .running import Comm
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _none(op: Op) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OpDef:
+class OpDef(Definition):
     """A kind of op.
 
     infer       (ins, attrs) -> one OutSpec per output. Raises ProgramError with the shapes when they do not fit.
@@ -142,7 +142,7 @@ class BindContext(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelDef:
+class KernelDef(Definition):
     """A compiled implementation of an op.
 
     dtypes      the dtypes of (ins..., outs...) that it serves; "*" matches any; a last "..." matches any number more

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from ..program.op import Program
-from .base import DeviceInfo, NoOptions, Support
+from .base import Definition, DeviceInfo, NoOptions, Support
 
 if TYPE_CHECKING:
     from ..program.builder import Builder
@@ -46,12 +46,14 @@ class Precision:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecipeDef:
+class RecipeDef(Definition):
     """A precision recipe.
 
     precision   decides the dtypes; raises ConfigError naming the legal combinations
     supports    (device, precision, options) -> Support; imports no compiled module, never raises
     lower       rewrites a differentiated program; called on the training and on the evaluation program
+                A state that it lets micro-steps write changes when the step is applied: they work on a copy, which the
+                update commits if the gradient norm is finite (`program/passes/pending.py`).
     """
 
     name: str

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel
 
-from .base import NoOptions
+from .base import Definition, NoOptions
 
 
 class Comm(Protocol):
@@ -45,17 +45,18 @@ class Topology:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LauncherDef:
+class LauncherDef(Definition):
     """Brings up the processes of a run and the ways between their devices.
 
-    run     (work, topology) -> what `work` returns in the process of rank 0. In every process it calls `work` once,
-            with a Comm for each device that the process drives, in order of rank, and takes the Comms down after it.
-            A process that fails must end the others.
+    run     (work, topology, options) -> what `work` returns in the process of rank 0. In every process it calls `work`
+            once, with a Comm for each device that the process drives, in order of rank, and takes the Comms down
+            after it. A process that fails must end the others.
     """
 
     name: str
     summary: str
-    run: Callable[[Callable[[Sequence[Comm]], Any], Topology], Any]
+    options: type[BaseModel] = NoOptions
+    run: Callable[[Callable[[Sequence[Comm]], Any], Topology, Any], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +165,7 @@ class Logger(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoggerDef:
+class LoggerDef(Definition):
     """A place where reports go. Opened only when `report_to` names it (`always`: in every run).
 
     open    (info, options) -> Logger, before the first step. Raises ConfigError for what the user has to change.

@@ -48,9 +48,10 @@ class VerbGroup(TyperGroup):
         except SurogateError as error:
             if error.exit_code == 1:
                 raise
-            from .render import print_error
+            from .render import print_error, print_traceback
 
-            print_error(str(error))
+            hint = print_traceback(error)
+            print_error(f"{error}{hint}")
             raise typer.Exit(error.exit_code) from None
         raise typer.Exit(result if isinstance(result, int) else 0)
 
@@ -95,6 +96,8 @@ CheckFiniteOption = Annotated[
     bool, typer.Option("--check-finite", help="Name the first op that writes NaN or inf, and stop.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+SftOption = Annotated[bool, typer.Option("--sft", help="Take the defaults of `surogate sft`: LoRA.")]
+PtOption = Annotated[bool, typer.Option("--pt", help="Take the defaults of `surogate pt`.")]
 
 
 def _show_version(wanted: bool) -> None:
@@ -157,6 +160,8 @@ def plan(
     path: ConfigArgument = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
+    sft: SftOption = False,
+    pt: PtOption = False,
     device: Annotated[
         str | None,
         typer.Option(
@@ -166,26 +171,33 @@ def plan(
     as_json: JsonOption = False,
     listing: Annotated[bool, typer.Option("--listing", help="Print the programs, op by op.")] = False,
 ) -> int:
-    config_path = _config_path(ctx, path, config)
+    config_path, mode = _config_path(ctx, path, config), _mode(sft, pt)
     from .plan import plan_command
 
     _print_notices()
-    return plan_command(config_path, overrides or [], device, as_json, listing)
+    return plan_command(config_path, overrides or [], device, as_json, listing, mode=mode)
 
 
 @app.command(help="Write the model that a trained adapter makes of its base.")
 def merge(
     adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="Folder of the adapter.")],
-    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Folder to write the model to.")],
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Folder to write the model to, empty or new.")],
     base: Annotated[
         str | None,
         typer.Option("--base", metavar="MODEL", help="Directory or hub id. Default: what the adapter names."),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Set aside a model that OUTPUT holds; without this it must be empty.")
+    ] = False,
+    kind: Annotated[
+        str | None,
+        typer.Option("--adapter", metavar="NAME", help="Kind of adapter. Default: the one whose file is there."),
     ] = None,
 ) -> int:
     from .merge import merge_command
 
     _print_notices()
-    return merge_command(adapter, output, base)
+    return merge_command(adapter, output, base, overwrite, kind)
 
 
 @app.command(help="Tokenize and check the data of a run, into the cache that training reads.")
@@ -194,14 +206,16 @@ def tokenize(
     path: ConfigArgument = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
+    sft: SftOption = False,
+    pt: PtOption = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the first rows: trained, masked, padding.")] = False,
     rows: Annotated[int, typer.Option("--rows", min=1, metavar="N", help="With --debug: how many rows.")] = 3,
 ) -> int:
-    config_path = _config_path(ctx, path, config)
+    config_path, mode = _config_path(ctx, path, config), _mode(sft, pt)
     from .tokenize import tokenize_command
 
     _print_notices()
-    return tokenize_command(config_path, overrides or [], rows if debug else 0)
+    return tokenize_command(config_path, overrides or [], rows if debug else 0, mode=mode)
 
 
 @app.command(help="Compare the run's model and recipe with transformers, layer by layer.")
@@ -210,6 +224,8 @@ def verify(
     path: ConfigArgument = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
+    sft: SftOption = False,
+    pt: PtOption = False,
     rows: Annotated[int, typer.Option("--rows", min=1, max=64, metavar="N", help="Rows to compare.")] = 2,
     length: Annotated[
         int | None,
@@ -223,11 +239,11 @@ def verify(
     ] = False,
     as_json: JsonOption = False,
 ) -> int:
-    config_path = _config_path(ctx, path, config)
+    config_path, mode = _config_path(ctx, path, config), _mode(sft, pt)
     from .verify import verify_command
 
     _print_notices()
-    return verify_command(config_path, overrides or [], rows, length, layers, random_tokens, as_json)
+    return verify_command(config_path, overrides or [], rows, length, layers, random_tokens, as_json, mode=mode)
 
 
 @app.command(help="List installed plugins and what each provides.")
@@ -269,6 +285,13 @@ def _config_path(ctx: typer.Context, path: Path | None, option: Path | None) -> 
         typer.echo(f"\nNo config file. Give one: surogate {ctx.info_name} run.yaml", err=True)
         raise typer.Exit(2)
     return chosen
+
+
+def _mode(sft: bool, pt: bool) -> Mode:
+    """The verb whose defaults a run is looked at with."""
+    if sft and pt:
+        raise ConfigError("--sft and --pt: the defaults of one verb at a time. Give one")
+    return "sft" if sft else "pt" if pt else "train"
 
 
 def _print_notices() -> None:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import typer
+from click import ClickException
 from typer.main import get_command
 
-from ..errors import PluginError
+from ..errors import PluginError, SurogateError
+from ..origin import described
 from ..plugins import switched_off
 
 GROUP: Final = "surogate.commands"
@@ -79,15 +81,36 @@ def load_verb(verb: Verb) -> Any:
     try:
         target = verb.entry.load()
         if isinstance(target, typer.Typer):
-            return get_command(target)
-        if hasattr(target, "make_context"):
-            return target
-        wrapper = typer.Typer(add_completion=False)
-        wrapper.command(verb.name)(target)
-        return get_command(wrapper)
+            command = get_command(target)
+        elif hasattr(target, "make_context"):
+            command = target
+        else:
+            wrapper = typer.Typer(add_completion=False)
+            wrapper.command(verb.name)(target)
+            command = get_command(wrapper)
     except Exception as error:
         raise PluginError(
             f"verb '{verb.name}' of {verb} cannot be used: {verb.entry.value}: {type(error).__name__}: {error}",
             distribution=verb.distribution,
             version=verb.version,
         ) from error
+    command.invoke = _attributed(verb, command.invoke)  # type: ignore[method-assign, assignment]
+    return command
+
+
+def _attributed(verb: Verb, invoke: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """What goes wrong in a verb names its distribution. Errors of ours, click's and signals pass through."""
+
+    def call(context: Any) -> Any:
+        try:
+            return invoke(context)
+        except (SurogateError, ClickException, typer.Exit, typer.Abort, BrokenPipeError):
+            raise
+        except Exception as error:
+            raise PluginError(
+                f"verb '{verb.name}' of {verb} failed: {described(error)}",
+                distribution=verb.distribution,
+                version=verb.version,
+            ) from error
+
+    return call

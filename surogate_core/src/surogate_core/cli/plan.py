@@ -2,25 +2,51 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from .. import run
-from ..knobs import cheapest_knobs
+from ..config import LoadedConfig, Mode
+from ..errors import SurogateError
 from ..local_device import local_device
 from ..memory.devices import GIB
 from ..prepare import Prepared
 from ..program.show import listing as program_listing
 from ..registry import REFERENCE
+from ..suggestions import suggest
 from ..summary import devices_text, parameters_text
 from .render import output_width, paint, paragraph
 
 
-def plan_command(config: Path, overrides: list[str], device: str | None, as_json: bool, listing: bool) -> int:
-    """Print the plan: as text, with the op lists too if `listing`, or as JSON. Returns 0 also when it does not fit."""
-    loaded = run.load(config, overrides)
+def plan_command(
+    config: Path, overrides: list[str], device: str | None, as_json: bool, listing: bool, mode: Mode = "train"
+) -> int:
+    """Print the plan of what the verb `mode` does: as text, with the op lists too if `listing`, or as JSON.
+
+    Returns 0 also when it does not fit.
+    """
+    with _without_collections():
+        return _plan(config, overrides, device, as_json, listing, mode)
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """A plan is a million objects, nearly all of which stay: looking for garbage is a quarter of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _plan(config: Path, overrides: list[str], device: str | None, as_json: bool, listing: bool, mode: Mode) -> int:
+    loaded = run.load(config, overrides, mode)
     here = None if device else local_device()
     prepared = run.plan(loaded, here or device)
     chosen = here.chosen if here else f"--device {device}"
@@ -32,8 +58,22 @@ def plan_command(config: Path, overrides: list[str], device: str | None, as_json
         for program in prepared.assembly.programs.values():
             print(f"\n{program_listing(program)}")
         print()
-    print("\n".join(_text(prepared, chosen)))
+    print("\n".join(_text(prepared, chosen, _defaults(loaded, config, overrides))))
     return 0
+
+
+def _defaults(loaded: LoadedConfig, config: Path, overrides: list[str]) -> str:
+    """Whose defaults are planned, where `surogate sft` would train something else; else ""."""
+    other: Mode = "train" if loaded.mode == "sft" else "sft"
+    try:
+        differs = run.load(config, overrides, other).config != loaded.config
+    except SurogateError:  # the config is for one of the verbs alone
+        return ""
+    if not differs:
+        return ""
+    if loaded.mode == "sft":
+        return "defaults of surogate sft: LoRA (--pt: those of surogate pt, all weights)"
+    return f"defaults of surogate {loaded.mode}: all weights (--sft: those of surogate sft, LoRA)"
 
 
 def to_json(prepared: Prepared, chosen: str) -> dict[str, Any]:
@@ -42,6 +82,7 @@ def to_json(prepared: Prepared, chosen: str) -> dict[str, Any]:
     device = report.device
     return {
         "fits": report.fits,
+        "defaults": prepared.loaded.mode,
         "device": {
             "name": device.name,
             "title": device.title,
@@ -61,11 +102,12 @@ def to_json(prepared: Prepared, chosen: str) -> dict[str, Any]:
             "waiting_seconds": report.step.waiting_seconds,
         },
         "kernels": dict(prepared.kernels),
+        "refusals": {kind: list(reasons) for kind, reasons in prepared.refusals.items()},
         "notices": list(prepared.notices),
     }
 
 
-def _text(prepared: Prepared, chosen: str) -> Iterator[str]:
+def _text(prepared: Prepared, chosen: str, defaults: str) -> Iterator[str]:
     report, given = prepared.report, prepared.ingredients
     config = prepared.loaded.config
     parameters, trained = parameters_text(prepared.n_params), parameters_text(prepared.n_trainable)
@@ -79,6 +121,8 @@ def _text(prepared: Prepared, chosen: str) -> Iterator[str]:
         f"{config.gradient_accumulation_steps} micro-step{'s' * (config.gradient_accumulation_steps > 1)} a step"
         + (f", on each of {report.world_size} GPUs" if report.world_size > 1 else "")
     )
+    if defaults:
+        yield defaults
     yield ""
     each = ", on each" if report.world_size > 1 else ""
     device = f"{devices_text(report)}, {_size(report.device.memory_bytes).strip()}{each}"
@@ -96,8 +140,9 @@ def _text(prepared: Prepared, chosen: str) -> Iterator[str]:
     yield from _by_label(report.activations_by_label)
     yield ""
     yield "largest values"
-    for value in report.largest[:5]:
-        yield f"  {value.name:<34}{_size(value.nbytes)}   {value.dtype} {list(value.shape)}"
+    for same in report.largest[:5]:
+        name = same.name if same.count == 1 else f"{same.name}, each of {same.count}"
+        yield f"  {name:<40}{_size(same.nbytes)}   {same.dtype} {list(same.shape)}"
     yield ""
     step = report.step
     yield (
@@ -116,11 +161,21 @@ def _text(prepared: Prepared, chosen: str) -> Iterator[str]:
         yield paragraph(notice, output_width() or 80)
     if not report.fits:
         yield ""
+        yield from _suggestions(prepared)
+
+
+def _suggestions(prepared: Prepared) -> Iterator[str]:
+    suggestions = suggest(prepared)
+    if suggestions:
         yield "cheapest ways to make room"
-        for knob in cheapest_knobs(prepared):
-            cost = f"{knob.costs / report.step.seconds:+.0%} time"
-            yield f"  {knob.change}"
-            yield f"      saves {_size(knob.saves).strip()}, {cost}{', enough alone' if knob.enough else ''}"
+    for suggestion in suggestions:
+        cost = f"{suggestion.costs / prepared.report.step.seconds:+.0%} time"
+        enough = "enough alone" if len(suggestion.changes) == 1 else "enough together"
+        missing = f"still {_size(suggestion.missing).strip()} too much"
+        yield from (f"  {change}" for change in suggestion.changes)
+        yield f"      saves {_size(suggestion.saves).strip()}, {cost}, {missing if suggestion.missing else enough}"
+    if all(suggestion.missing for suggestion in suggestions):
+        yield "Nothing makes it fit: use a smaller model, or a GPU with more memory."
 
 
 def _by_label(labels: Mapping[str, int], most: int = 8) -> Iterator[str]:
@@ -141,8 +196,27 @@ def _kernels(prepared: Prepared) -> Iterator[str]:
         elif prepared.report.device.sm is None:
             yield f"kernels: all {len(kinds)} kinds of ops run as torch references on a CPU"
         else:
-            told = f"no compiled kernel yet, so a GPU cannot run this: {', '.join(kinds)}"
-            yield paragraph(told, output_width() or 80)
+            yield from _without_kernel(prepared, kinds)
+
+
+def _without_kernel(prepared: Prepared, kinds: list[str]) -> Iterator[str]:
+    """Ops that a GPU runs by plain torch, or not at all, under the reasons that the kernels give."""
+    width = output_width() or 80
+    if prepared.loaded.config.kernels == "allow_reference":
+        yield "without a compiled kernel; run by plain torch, slowly (kernels: allow_reference)"
+    else:
+        yield "without a compiled kernel, so this GPU cannot run it"
+    by_reasons: dict[tuple[str, ...], list[str]] = {}
+    for kind in kinds:
+        reasons = tuple(dict.fromkeys(prepared.refusals.get(kind, ())))
+        by_reasons.setdefault(reasons or ("no installed package has a kernel for it",), []).append(kind)
+    for reasons, alike in by_reasons.items():
+        more = f"; and {len(reasons) - 2} more" if len(reasons) > 2 else ""
+        yield _indented(paragraph(f"{', '.join(alike)}: {'; '.join(reasons[:2])}{more}", width - 2))
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
 
 
 def _passes(prepared: Prepared) -> str:

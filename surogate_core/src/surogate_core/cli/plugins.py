@@ -1,4 +1,4 @@
-"""`surogate plugins`: every plugin found, what it provides, and the exception of each that did not load."""
+"""`surogate plugins`: every plugin found, what it provides, and what is wrong with each that did not load."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..api import API
 from ..plugins import survey
 from ..registry import KINDS, Plugin, Registry, State
 from .external import Verb, all_verbs
-from .render import output_width, paint, paragraph, print_error, print_warning, table
+from .render import output_width, paint, paragraph, print_error, print_warning, table, traceback_wanted
 
 MOST_NAMES: Final = 6
 """Names listed of a kind; above that the table tells their number and `--json` the names."""
@@ -83,7 +83,7 @@ def _print_table(registry: Registry, verbs: list[Verb]) -> None:
         if plugin.state is not State.LOADED:
             print(f"\n{paint(plugin.name, 'bold')} ({plugin}) {plugin.state}")
             print(paragraph(plugin.reason, width, "  "))
-            if plugin.error is not None:
+            if plugin.error is not None and traceback_wanted():
                 print("\n" + "\n".join(f"  {line}" for line in _traceback(plugin).splitlines()))
     idle = [notice for notice in registry.notices if notice.startswith("SUROGATE_PLUGINS")]
     for notice in idle:

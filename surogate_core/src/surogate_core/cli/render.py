@@ -6,9 +6,13 @@ import os
 import shutil
 import sys
 import textwrap
+import traceback
 from collections.abc import Sequence
 from typing import Final, TextIO
 
+from ..errors import PluginError
+
+TRACEBACK: Final = "SUROGATE_TRACEBACK"
 _COLOURS: Final = {"red": "31", "yellow": "33", "green": "32", "bold": "1", "dim": "2"}
 _MINIMUM_LAST_COLUMN: Final = 24
 
@@ -16,6 +20,24 @@ _MINIMUM_LAST_COLUMN: Final = 24
 def print_error(message: str) -> None:
     """One message on stderr."""
     print(f"{paint('error:', 'red', sys.stderr)} {message}", file=sys.stderr)
+
+
+def print_traceback(error: BaseException) -> str:
+    """Print the traceback of an error that a plugin caused, if SUROGATE_TRACEBACK asks for it.
+
+    Returns what to add to the error's message otherwise: how to see the traceback, "" where it would say nothing.
+    """
+    if not isinstance(error, PluginError) or error.__cause__ is None:
+        return ""
+    if not traceback_wanted():
+        return f"{'' if str(error).endswith('.') else '.'} {TRACEBACK}=1 shows the traceback."
+    print("".join(traceback.format_exception(error.__cause__)), end="", file=sys.stderr)
+    return ""
+
+
+def traceback_wanted() -> bool:
+    """Whether SUROGATE_TRACEBACK is set to anything but 0."""
+    return os.environ.get(TRACEBACK, "0") not in ("", "0")
 
 
 def print_warning(message: str) -> None:

@@ -13,11 +13,11 @@ from rich.text import Text
 
 from .. import run
 from ..api import Encoded
-from ..config import LoadedConfig
+from ..config import LoadedConfig, Mode
 from ..data.cache import TokenDataset
-from ..data.chat_mask import runs
 from ..data.corpora import Corpora
 from ..data.pack import PackedRows
+from ..data.token_spans import runs
 from ..data.tokenize import print_notice
 from .render import output_width, paint
 
@@ -25,9 +25,9 @@ _SHOWN_TOKENS: Final = 1000
 """Of a row; a longer one is cut in the middle of its documents."""
 
 
-def tokenize_command(config: Path, overrides: list[str], rows: int) -> int:
+def tokenize_command(config: Path, overrides: list[str], rows: int, mode: Mode = "train") -> int:
     """Tokenise, check, and print counts; and the first `rows` rows of the training data."""
-    loaded = run.load(config, overrides)
+    loaded = run.load(config, overrides, mode)
     data = run.tokenize(loaded, print_notice)
     print("\n".join(_summary(loaded, data)))
     if rows:

@@ -12,7 +12,8 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from ..verification import Row, Verification, verify
+from ..config import Mode
+from ..verification import Row, Verdict, Verification, verify
 from .render import paint, print_warning
 
 FAILED: Final = 1
@@ -20,25 +21,38 @@ _WIDTH: Final = 80
 
 
 def verify_command(
-    config: Path, overrides: list[str], rows: int, length: int | None, layers: int | None, random: bool, as_json: bool
+    config: Path,
+    overrides: list[str],
+    rows: int,
+    length: int | None,
+    layers: int | None,
+    random: bool,
+    as_json: bool,
+    mode: Mode = "train",
 ) -> int:
-    """Print the comparison; 0 when everything is within its bound, else 1."""
+    """Print the comparison; 0 when everything is within its bound, else 1. `mode`: whose defaults the run takes."""
     result = verify(
-        config, overrides, rows=rows, length=length, layers=layers, random_tokens=random, notice=print_warning
+        config,
+        overrides,
+        rows=rows,
+        length=length,
+        layers=layers,
+        random_tokens=random,
+        mode=mode,
+        notice=print_warning,
     )
     if as_json:
         print(json.dumps(to_json(result), indent=2))
     else:
         _print(result)
-    return 0 if result.verdict.passed else FAILED
+    return 0 if result.passed else FAILED
 
 
 def to_json(result: Verification) -> dict[str, Any]:
     """The comparison as data: the contract of `surogate verify --json`. What is not finite is null."""
-    verdict = result.verdict
-    wrong = verdict.first_wrong
+    wrong = result.first_wrong
     return {
-        "passed": verdict.passed,
+        "passed": result.passed,
         "first_wrong": wrong.name if wrong else None,
         "model": result.model,
         "recipe": result.recipe,
@@ -46,7 +60,18 @@ def to_json(result: Verification) -> dict[str, Any]:
         "device": result.device,
         "weights": result.weights,
         "tokens": result.tokens,
+        "left_out": list(result.left_out),
         "needs_bytes": {"device": result.needs.device, "host": result.needs.host},
+        "model_in_fp32": _verdict(result.in_fp32) if result.in_fp32 else None,
+        **{key: value for key, value in _verdict(result.verdict).items() if key != "passed"},
+    }
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    """`loss` is ours, `transformers_loss` that of transformers in float64."""
+    return {
+        "passed": verdict.passed,
+        "precision": verdict.precision,
         "loss": _number(verdict.loss),
         "transformers_loss": _number(verdict.true_loss),
         "rows": [
@@ -56,7 +81,7 @@ def to_json(result: Verification) -> dict[str, Any]:
                 "layer": row.layer if row.layer >= 0 else None,
                 "error": _number(row.error),
                 "transformers_error": _number(row.theirs),
-                "allowed": row.allowed,
+                "allowed": _number(row.allowed),
                 "cosine": _number(row.cosine),
                 "ok": row.ok,
             }
@@ -70,27 +95,41 @@ def _number(value: float | None) -> float | None:
 
 
 def _print(result: Verification) -> None:
-    verdict = result.verdict
     console = Console(width=_WIDTH, highlight=False)
     for name in ("model", "recipe", "dtypes", "device", "weights", "tokens"):
         console.print(f"{name:<10}{getattr(result, name)}", markup=False)
+    if result.left_out:
+        console.print(f"{'dropout':<10}off on both sides ({', '.join(result.left_out)})", markup=False)
     console.print(f"{'memory':<10}about {result.needs}\n", markup=False)
-    forward = [row for row in verdict.rows if row.kind in ("output", "loss")]
-    console.print(_table("forward", forward, cosine=False))
-    console.print(f"loss {verdict.loss:.6f}, transformers in fp32 {verdict.true_loss:.6f}\n", markup=False)
-    gradients = [row for row in verdict.rows if row.kind in ("gradient", "average")]
-    console.print(_table("gradients", gradients, cosine=True))
-    console.print()
+    if result.in_fp32 is not None and result.in_fp32.passed:
+        console.print("\n".join(_in_fp32(result.in_fp32)), markup=False, soft_wrap=True)
+        console.print()
+    for verdict in [v for v in result.verdicts if v is result.verdict or not v.passed]:
+        _print_tables(console, verdict)
     console.print("\n".join(_conclusion(result)), markup=False, soft_wrap=True)
 
 
-def _table(title: str, rows: list[Row], *, cosine: bool) -> Table:
-    """Errors are relative distances to transformers in fp32."""
-    compared = any(row.theirs is not None for row in rows)
+def _print_tables(console: Console, verdict: Verdict) -> None:
+    forward = [row for row in verdict.rows if row.kind in ("output", "loss")]
+    console.print(_table("forward", forward, verdict.precision, cosine=False))
+    console.print(f"loss {verdict.loss:.6f}, transformers in float64 {verdict.true_loss:.6f}\n", markup=False)
+    gradients = [row for row in verdict.rows if row.kind in ("gradient", "average")]
+    console.print(_table("gradients", gradients, verdict.precision, cosine=True))
+    console.print()
+
+
+def _in_fp32(verdict: Verdict) -> Iterator[str]:
+    """Of a comparison that passed."""
+    worst = max(verdict.rows, key=lambda row: row.error)
+    yield f"model in fp32, without the recipe: all {len(verdict.rows)} within what is allowed"
+    yield f"          largest error {worst.error:.1e} ({worst.name}), of transformers in fp32 {worst.theirs:.1e}"
+
+
+def _table(title: str, rows: list[Row], precision: str, *, cosine: bool) -> Table:
+    """Errors are relative distances to transformers in float64; `precision`: in which transformers is measured too."""
     table = Table(box=None, width=_WIDTH, pad_edge=False)
     table.add_column(title, no_wrap=True, ratio=1)
-    heads = ["ours", *(["bf16"] if compared else []), "allowed", *(["cosine"] if cosine else []), ""]
-    for head in heads:
+    for head in ["ours", precision, "allowed", *(["cosine"] if cosine else []), ""]:
         table.add_column(head, justify="right", no_wrap=True)
     for section, group in groupby(rows, _section):
         members = list(group)
@@ -98,9 +137,7 @@ def _table(title: str, rows: list[Row], *, cosine: bool) -> Table:
             table.add_row(section)
         prefix = _shared([row.name for row in members]) if members[0].kind == "gradient" else ""
         for row in members:
-            cells = [f"{row.error:.1e}"]
-            cells += [f"{row.theirs:.1e}"] if row.theirs is not None else []
-            cells += [f"{row.allowed:.1e}"]
+            cells = [f"{row.error:.1e}", f"{row.theirs:.1e}", f"{row.allowed:.1e}"]
             cells += [f"{row.cosine:.6f}" if row.cosine is not None else ""] if cosine else []
             name = ("  " if section else "") + row.name.removeprefix(prefix)
             table.add_row(name, *cells, "" if row.ok else "wrong", style="" if row.ok else "red")
@@ -123,18 +160,24 @@ def _shared(names: list[str]) -> str:
 
 
 def _conclusion(result: Verification) -> Iterator[str]:
-    verdict = result.verdict
-    wrong = verdict.first_wrong
+    wrong = result.first_wrong
     if wrong is None:
-        yield f"{paint('pass', 'green')}: all {len(verdict.rows)} within what is allowed"
+        yield f"{paint('pass', 'green')}: all {len(result.verdict.rows)} within what is allowed"
         return
+    verdict = next(verdict for verdict in result.verdicts if not verdict.passed)
     count = sum(not row.ok for row in verdict.rows)
-    told = {
+    place = {
         "output": f"forward pass: the first wrong output is that of {wrong.name}",
         "loss": "forward pass: every layer is right, the loss is wrong",
         "gradient": "forward pass right; backward pass: the first wrong gradient, counted from the loss, is that of\n"
         f"      {wrong.name}",
         "average": "each is within its own bound, but not their average: more is rounded than need be",
     }[wrong.kind]
-    yield f"{paint('fail', 'red')}: {count} of {len(verdict.rows)} are farther from transformers in fp32 than allowed"
-    yield f"      {told}"
+    yield (
+        f"{paint('fail', 'red')}: {count} of {len(verdict.rows)} are farther from transformers in float64 than allowed"
+    )
+    yield f"      {place}"
+    if verdict is result.in_fp32:
+        yield "      already in fp32: the model is wrong, whatever the recipe"
+    elif result.in_fp32 is not None:
+        yield "      in fp32 the model is right: look at the recipe and its kernels"

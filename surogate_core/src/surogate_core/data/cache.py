@@ -18,7 +18,7 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -27,9 +27,10 @@ from typing import IO, Any, BinaryIO, Self
 import numpy as np
 import numpy.typing as npt
 
+from ..api import Omission
 from ..cache_home import cache_home
 
-CACHE_FORMAT = 1
+CACHE_FORMAT = 2
 
 Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
@@ -49,6 +50,7 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 class Manifest:
     """n_bytes: of text, UTF-8. n_trained: bits set. empty_rows: rows without a token, left out.
 
+    omissions: what of the rows is not in the tokens, as `[what, unit, why, count, of, first row]` each.
     settings: what the directory's name is the hash of.
     """
 
@@ -60,6 +62,7 @@ class Manifest:
     n_bytes: int
     max_token: int
     empty_rows: int
+    omissions: list[list[Any]]
     settings: Mapping[str, Any]
 
 
@@ -68,10 +71,19 @@ class DamagedCache(Exception):
 
 
 @dataclass(frozen=True)
+class FoundOmission:
+    """An omission added up over the rows of a dataset. first: the first row that has it ("rows.jsonl:7")."""
+
+    omission: Omission
+    first: str
+
+
+@dataclass(frozen=True)
 class TokenDataset:
     """Documents of a dataset as token ids. Arrays are memory maps when it was opened from disk.
 
-    tokens uint16 or uint32 [n_tokens]; mask uint8 [ceil(n_tokens / 8)]; offsets int64 [n_docs + 1].
+    tokens uint16 or uint32 [n_tokens]; mask uint8 [ceil(n_tokens / 8)]; offsets int64 [n_docs + 1]. empty_rows: rows
+    without a token, left out.
     """
 
     tokens: npt.NDArray[Any]
@@ -81,6 +93,8 @@ class TokenDataset:
     max_token: int
     n_trained: int
     path: Path | None = None
+    omissions: Sequence[FoundOmission] = ()
+    empty_rows: int = 0
 
     @property
     def n_docs(self) -> int:
@@ -126,6 +140,8 @@ def open_cache(directory: Path) -> TokenDataset:
         max_token=manifest.max_token,
         n_trained=manifest.n_trained,
         path=directory,
+        omissions=[FoundOmission(Omission(*fields), first) for *fields, first in manifest.omissions],
+        empty_rows=manifest.empty_rows,
     )
 
 
@@ -140,6 +156,7 @@ class _Counts:
     n_bytes: int = 0
     empty_rows: int = 0
     max_token: int = -1
+    omissions: Sequence[Sequence[Any]] = ()
     bits: str = ""
 
 
@@ -158,6 +175,7 @@ class TokenWriter:
         self._bits = np.zeros(0, np.bool_)  # fewer than 8 that wait for their byte
         self.rows = self.n_docs = self.n_tokens = self.n_trained = self.n_bytes = self.empty_rows = 0
         self.max_token = -1
+        self.omissions: Sequence[Sequence[Any]] = []
         self.shards = 0
 
     def __enter__(self) -> Self:
@@ -207,6 +225,20 @@ class TokenWriter:
         self.n_trained += int(np.count_nonzero(trained))
         self.max_token = max(self.max_token, int(tokens.max()))
 
+    def omit(self, omission: Omission, where: str) -> None:
+        """Add what the row at `where` lacks to what the rows before it lack."""
+        kind = [omission.what, omission.unit, omission.why]
+        count, of, first = 0, 0, ""
+        others = []
+        for found in self.omissions:
+            if list(found[:3]) == kind:
+                count, of, first = found[3:]
+            else:
+                others.append(found)
+        if omission.count and not first:
+            first = where.rsplit("/", 1)[-1]
+        self.omissions = [*others, [*kind, count + omission.count, of + omission.of, first]]
+
     def publish(self, settings: Mapping[str, Any]) -> None:
         """Write offsets and manifest, sync all to disk and give the directory its name."""
         self._mask.write(np.packbits(self._bits, bitorder="little").tobytes())
@@ -224,6 +256,10 @@ class TokenWriter:
             n_bytes=self.n_bytes,
             max_token=self.max_token,
             empty_rows=self.empty_rows,
+            omissions=[
+                [what, unit, why, count, of if what else self.rows, first]  # rows that are left out, of all
+                for what, unit, why, count, of, first in self.omissions
+            ],
             settings=settings,
         )
         with (self._partial / "manifest.json").open("w", encoding="utf-8") as text:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..api import DatasetFormatDef, Encoded
+from ..api import DatasetFormatDef, Encoded, Omission
 from ..errors import ConfigError
 from .chat_mask import LossScale, encode_chat
+from .chat_omissions import REASONING_KEYS
 
 if TYPE_CHECKING:  # the command line lists types without loading numpy and tokenizers
     from .tokenizer import Tokenizer
@@ -30,9 +33,27 @@ ROLES = {
 """What data sets call the speakers -> the role of chat templates."""
 
 _CALLS = ("function_call", "tool_call")
+_PART = ("type", "text")
+_FUNCTION = ("name", "arguments")
+_NOT_ANSWERS = "messages that are not the assistant's"
+_WHY_DROPPED = {
+    _NOT_ANSWERS: "only answers are trained. To train all text, set loss_scale: all",
+    **dict.fromkeys(
+        ("messages", "parts of messages", "tool calls", "functions of tool calls"),
+        "chat templates have no place for it",
+    ),
+}
 _COLUMNS = ("messages", "conversations", "conversation")
 
-LOSS_SCALE = "What is trained: default: every answer; last_round: those behind the user's last message; all: all text."
+_TRAINS = {"weight": (0, 1), "train": (False, True), "loss": (False, True)}
+"""Keys by which data says whether an answer is trained (OpenAI, axolotl, ms-swift): values for no and yes."""
+_TRAINS_IN_PART = ("train_detail", "training_detail")
+"""Keys of axolotl that choose characters of an answer."""
+
+LOSS_SCALE = (
+    "What is trained: default: every answer, but in a conversation of which the template keeps only later reasoning, "
+    "not those that lose theirs; last_round: those after the user's last message; all: all text."
+)
 
 
 class MessageProperties(BaseModel):
@@ -69,14 +90,15 @@ class ConversationOptions(BaseModel):
 def encode_conversation(row: Mapping[str, object], tokenizer: Tokenizer, options: ConversationOptions) -> Encoded:
     """The rendered messages; answers are trained, each with its end-of-turn token."""
     names = options.message_property_mappings
-    messages = _messages(row[options.messages_field], options.messages_field, names)
+    dropped: Counter[tuple[str, str]] = Counter()
+    messages = _messages(row[options.messages_field], options.messages_field, names, dropped)
     if options.completion_field is not None:
         given = row[options.completion_field]
         if isinstance(given, str) and not given.lstrip().startswith("["):
             given = [{"role": "assistant", "content": given}]
-            messages += _messages(given, options.completion_field, None)
+            messages += _messages(given, options.completion_field, None, dropped)
         else:
-            messages += _messages(given, options.completion_field, names)
+            messages += _messages(given, options.completion_field, names, dropped)
     system = row[options.system_field] if options.system_field else None
     if system:
         if not isinstance(system, str):
@@ -91,20 +113,53 @@ def encode_conversation(row: Mapping[str, object], tokenizer: Tokenizer, options
     for index, message in enumerate(messages):
         _check_text(message, f"message {index} ({message['role']})")
     _check_text(tools, f"column {options.tools_field!r}")
-    return encode_chat(messages, tools, tokenizer, options.loss_scale)
+    untrained = [index for index, message in enumerate(messages) if not _is_trained(message, index, dropped)]
+    encoded = encode_chat(messages, tools, tokenizer, options.loss_scale, untrained)
+    told = [Omission(what, unit, _WHY_DROPPED[unit], count, count) for (what, unit), count in dropped.items()]
+    return replace(encoded, omissions=(*encoded.omissions, *told))
 
 
-def _messages(value: object, column: str, names: MessageProperties | None) -> list[dict[str, Any]]:
+def _is_trained(message: dict[str, Any], index: int, dropped: Counter[tuple[str, str]]) -> bool:
+    """Whether an answer is trained, by the keys of `_TRAINS`, which are removed from it: templates do not read them."""
+    where = f"message {index} ({message['role']})"
+    partly = next((key for key in _TRAINS_IN_PART if key in message), None)
+    if partly is not None:
+        raise ConfigError(f"{where} has {partly}: parts of an answer cannot be trained alone. Remove it, or use train.")
+    found = {}
+    for key, (no, yes) in _TRAINS.items():
+        value = message.pop(key, None)
+        if value is None:
+            continue
+        if not isinstance(value, bool | int | float) or value not in (no, yes):
+            raise ConfigError(
+                f"{where} has {key} {value!r}: an answer is trained or not, {yes!r} or {no!r}. Correct such rows."
+            )
+        found[key] = value == yes
+    if len(set(found.values())) > 1:
+        raise ConfigError(f"{where} is to be trained and not to be trained: {found}. Remove one of these keys.")
+    for key, trained in found.items():
+        if trained and message["role"] != "assistant":
+            dropped[f"the key {key!r}", _NOT_ANSWERS] += 1
+    return all(found.values())
+
+
+def _messages(
+    value: object, column: str, names: MessageProperties | None, dropped: Counter[tuple[str, str]]
+) -> list[dict[str, Any]]:
     """Messages with the keys that chat templates read."""
     value = _from_json(value)
     if not isinstance(value, list | tuple):
         raise ConfigError(f"column {column!r} holds {_kind(value)}, not a list of messages. Set messages_field.")
     if not value:
         raise ConfigError(f"column {column!r} holds no message. Remove such rows.")
-    return [_message(message, f"column {column!r}, message {index}", names) for index, message in enumerate(value)]
+    return [
+        _message(message, f"column {column!r}, message {index}", names, dropped) for index, message in enumerate(value)
+    ]
 
 
-def _message(value: object, where: str, names: MessageProperties | None) -> dict[str, Any]:
+def _message(
+    value: object, where: str, names: MessageProperties | None, dropped: Counter[tuple[str, str]]
+) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where} is {_kind(value)}, not an object with role and content. Correct such rows.")
     given = {str(key): item for key, item in value.items() if item is not None}  # tables fill missing keys with null
@@ -121,22 +176,34 @@ def _message(value: object, where: str, names: MessageProperties | None) -> dict
     content, calls = given.pop(names.content, None), given.pop(names.tool_calls, None)
     if said in _CALLS and calls is None:
         content, calls = None, content
-    message: dict[str, Any] = {"role": role, "content": _content(content, calls, where, names.content), **given}
-    if role == "assistant" and not calls and not (message["content"].strip() or given.get("reasoning_content")):
+    for key in ("role", "content", "tool_calls"):  # of a message that uses other names for them
+        if given.pop(key, None) is not None:
+            dropped[f"the key {key!r}", "messages"] += 1
+    message: dict[str, Any] = {
+        "role": role,
+        "content": _content(content, calls, where, names.content, dropped),
+        **given,
+    }
+    if role == "assistant" and not calls and not _says_something(message):
         raise ConfigError(f"{where} is the assistant's and says nothing. Remove such rows, or the message.")
     if calls:
         if role != "assistant":
             raise ConfigError(f"{where} calls tools, but its role is {said}. Correct such rows.")
-        message["tool_calls"] = _tool_calls(calls, where)
+        message["tool_calls"] = _tool_calls(calls, where, dropped)
     return message
 
 
-def _content(content: object, calls: object, where: str, name: str) -> str:
+def _says_something(message: Mapping[str, Any]) -> bool:
+    return any(str(message.get(key) or "").strip() for key in ("content", *REASONING_KEYS))
+
+
+def _content(content: object, calls: object, where: str, name: str, dropped: Counter[tuple[str, str]]) -> str:
     """Text, or the text parts of a list of parts; empty only beside tool calls."""
     if isinstance(content, list | tuple) and all(
         isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
         for part in content
     ):
+        dropped.update((f"the key {key!r}", "parts of messages") for part in content for key in _others(part, _PART))
         content = "".join(part["text"] for part in content)
     if content is None and calls:
         return ""
@@ -145,7 +212,12 @@ def _content(content: object, calls: object, where: str, name: str) -> str:
     return content
 
 
-def _tool_calls(value: object, where: str) -> list[dict[str, Any]]:
+def _others(value: Mapping[Any, Any], known: Sequence[str]) -> list[Any]:
+    """Keys that are not known and not null."""
+    return [key for key, item in value.items() if key not in known and item is not None]
+
+
+def _tool_calls(value: object, where: str, dropped: Counter[tuple[str, str]]) -> list[dict[str, Any]]:
     """Calls as templates read them: {"type", "function": {"name", "arguments"}}, the arguments an object."""
     value = _from_json(value)
     calls = [value] if isinstance(value, Mapping) else value
@@ -156,8 +228,11 @@ def _tool_calls(value: object, where: str) -> list[dict[str, Any]]:
         function = call.get("function", call) if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise ConfigError(f"{where} has a tool call without the name of a function: {_kind(call)}. Correct it.")
+        own = {key: call[key] for key in _others(call, _FUNCTION)}
+        if "function" in call:
+            dropped.update((f"the key {key!r}", "functions of tool calls") for key in _others(function, _FUNCTION))
+            dropped.update((f"the key {key!r}", "tool calls") for key in _FUNCTION if call.get(key) is not None)
         arguments = _from_json(function.get("arguments", {}))
-        own = {key: item for key, item in call.items() if "function" in call and item is not None}
         found.append({"type": "function", **own, "function": {"name": function["name"], "arguments": arguments}})
     return found
 
@@ -209,12 +284,17 @@ def _fields(options: ConversationOptions) -> Sequence[str]:
     return [name for name in named if name is not None]
 
 
+def _optional(options: ConversationOptions) -> Sequence[str]:
+    return [name for name in (options.system_field, options.tools_field) if name is not None]
+
+
 CONVERSATION = DatasetFormatDef(
     name="conversation",
     summary="messages in the model's chat template, the assistant's answers trained",
     options=ConversationOptions,
     matches=_is_conversation,
     fields=_fields,
+    optional=_optional,
     encode=encode_conversation,
     guess=_guess,
     truncation="delete",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,13 +13,18 @@ from pydantic import BaseModel, ValidationError
 from ..api import DatasetFormatDef
 from ..config_schema import DatasetEntry, TrainConfig
 from ..errors import ConfigError
+from .cache import TokenDataset, default_cache_root
+from .columns import Columns, count_columns, unused_columns
 from .mixture import weigh
 from .pack import DocumentSpans, PackedRows, pack, split_validation
 from .proof import check_rows, label_bytes, label_counts, unigram_loss
-from .sources import columns_of, open_source
-from .tokenize import tokenize_dataset
+from .readers import missing_column
+from .sources import Source, open_source
+from .tokenize import cache_error, tokenize_dataset
 from .tokenizer import Tokenizer
 from .truncate import truncate
+
+_MOST_NAMES = 5  # tokens that a notice spells out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +53,7 @@ def load_corpora(
     """Tokenise (or map from the cache), split, pack and check. Raises ConfigError naming key, file and line."""
     _set_threads(config.dataloader_num_workers)
     tokenizer = Tokenizer(model_dir, f"model: {config.model}")
+    _tell_of_tokens_past_the_model(tokenizer, vocab_size, notice)
     documents = _documents(config, "datasets", formats, tokenizer, notice)
     if config.validation_datasets:
         for index, entry in enumerate(config.validation_datasets):
@@ -74,6 +80,20 @@ def load_corpora(
     )
 
 
+def _tell_of_tokens_past_the_model(tokenizer: Tokenizer, vocab_size: int, notice: Callable[[str], None]) -> None:
+    """No text is tokenised to them here, but the tokenizer that is saved with the model has them for its users."""
+    size, added = tokenizer.size_in_transformers, tokenizer.added_by_transformers
+    if size > vocab_size and added:
+        named = ", ".join(added[:_MOST_NAMES]) + (
+            f" and {len(added) - _MOST_NAMES} more" if added[_MOST_NAMES:] else ""
+        )
+        notice(
+            f"model: the tokenizer has {size:,} tokens in transformers, the model only {vocab_size:,}: "
+            f"{tokenizer.directory} names {named}, which tokenizer.json lacks. Training never uses them; a prompt with "
+            "one of them fails in the base and in the model that is saved. Remove them from the tokenizer's files."
+        )
+
+
 def _set_threads(workers: int | str) -> None:
     """The tokenizers library reads its number of threads from the environment, when it first tokenises."""
     if workers == 0:
@@ -92,8 +112,12 @@ def _documents(
     parts = []
     for index, entry in enumerate(getattr(config, key)):
         where = f"{key}.{index}"
-        chosen, options = _format(entry, formats, config.loss_scale, where)
-        dataset = tokenize_dataset(entry, chosen, options, tokenizer, where=where, notice=notice)
+        chosen, options, source = _format(entry, formats, config.loss_scale, where)
+        columns = _columns(source)
+        _refuse_absent(columns, chosen.optional(options), f"{where}: path: {entry.path}")
+        dataset = tokenize_dataset(entry, chosen, options, tokenizer, where=where, notice=notice, source=source)
+        for line in _left_out(columns, source, dataset, chosen, options):
+            notice(f"{where}: {line}")
         strategy = config.truncation_strategy or chosen.truncation
         spans = truncate(DocumentSpans.of([dataset]), config.sequence_len, strategy, where, notice)
         if len(spans) == 0:
@@ -105,21 +129,54 @@ def _documents(
     return DocumentSpans.joined(parts)
 
 
+def _columns(source: Source) -> Columns:
+    root = default_cache_root()
+    try:
+        return count_columns(source, root)
+    except OSError as error:
+        raise cache_error(error, root) from error
+
+
+def _refuse_absent(columns: Columns, optional: Sequence[str], where: str) -> None:
+    """Raise ConfigError for an optional column that no row has: the key that names it is mistaken."""
+    for column in optional:
+        if column not in columns.filled:
+            raise missing_column(where, column, list(columns.filled))
+
+
+def _left_out(
+    columns: Columns, source: Source, dataset: TokenDataset, chosen: DatasetFormatDef, options: BaseModel
+) -> Iterator[str]:
+    """A line for each kind of data that is there and does not become tokens."""
+    files = source.left_out()
+    if files is not None:
+        yield files
+    guessed = chosen.guess(columns.holding_something())
+    unset = {key: column for key, column in guessed.items() if getattr(options, key, None) is None}
+    unused = unused_columns(columns, chosen.fields(options), unset)
+    if unused is not None:
+        yield unused
+    if dataset.empty_rows:
+        yield f"{dataset.empty_rows:,} of {columns.rows:,} rows are empty and left out"
+
+
 def _format(
     entry: DatasetEntry, formats: Mapping[str, DatasetFormatDef], loss_scale: str, where: str
-) -> tuple[DatasetFormatDef, BaseModel]:
-    """The named type, or for `auto` the one that fits the columns of the first row; and its keys."""
+) -> tuple[DatasetFormatDef, BaseModel, Source]:
+    """The named type, or for `auto` the one that fits the columns of all rows; its keys; and the rows."""
     if entry.type != "auto":
-        return formats[entry.type], _options(entry, formats[entry.type], {}, loss_scale, where)
-    columns = columns_of(open_source(entry, where=where))
+        options = _options(entry, formats[entry.type], {}, loss_scale, where)
+        return formats[entry.type], options, open_source(entry, getattr(options, "sample_by", "document"), where)
+    source = open_source(entry, str(entry.options.get("sample_by", "document")), where)
+    columns = sorted(_columns(source).holding_something())
     fitting = [f for f in formats.values() if f.matches(columns)]
     if len(fitting) != 1:
         told = ", ".join(f.name for f in fitting) or "none"
         raise ConfigError(
-            f"{where}: type: auto: columns {', '.join(columns)} fit these types: {told}. "
+            f"{where}: type: auto: columns {', '.join(columns) or '(all empty)'} fit these types: {told}. "
             f"Set type to one of {', '.join(formats)}."
         )
-    return fitting[0], _options(entry, fitting[0], fitting[0].guess(columns), loss_scale, where)
+    return fitting[0], _options(entry, fitting[0], fitting[0].guess(columns), loss_scale, where), source
 
 
 def _options(

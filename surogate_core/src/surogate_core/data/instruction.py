@@ -10,8 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..api import DatasetFormatDef, Encoded
 from ..errors import ConfigError
-from .chat_mask import LossScale, encode_chat, encode_spans
+from .chat_mask import LossScale, encode_chat
 from .conversation import LOSS_SCALE
+from .token_spans import encode_spans
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
@@ -62,6 +63,9 @@ class InstructionOptions(BaseModel):
 
 def encode_instruction(row: Mapping[str, object], tokenizer: Tokenizer, options: InstructionOptions) -> Encoded:
     """Prompt and output as messages of user and assistant, or as plain text; the output is trained."""
+    for column in (options.instruction_field, options.output_field):
+        if row[column] is None:
+            raise ConfigError(f"column {column!r} holds null. Remove such rows, or name another column.")
     values = {
         "instruction": _text(row, options.instruction_field),
         "input": _text(row, options.input_field) if options.input_field else "",
@@ -137,9 +141,12 @@ def _guess(columns: Sequence[str]) -> Mapping[str, Any]:
 
 
 def _fields(options: InstructionOptions) -> Sequence[str]:
+    return [options.instruction_field, options.output_field, *_optional(options)]
+
+
+def _optional(options: InstructionOptions) -> Sequence[str]:
     system = options.system_prompt_field if options.system_prompt_type != "fixed" else None
-    named = (options.instruction_field, options.output_field, options.input_field, system)
-    return [name for name in named if name is not None]
+    return [name for name in (options.input_field, system) if name is not None]
 
 
 INSTRUCTION = DatasetFormatDef(
@@ -148,6 +155,7 @@ INSTRUCTION = DatasetFormatDef(
     options=InstructionOptions,
     matches=_is_instruction,
     fields=_fields,
+    optional=_optional,
     encode=encode_instruction,
     guess=_guess,
     truncation="delete",

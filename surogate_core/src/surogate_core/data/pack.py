@@ -21,6 +21,7 @@ import numpy.typing as npt
 from ..errors import ConfigError
 from .cache import Bools, Int64s, TokenDataset
 from .permute import VALIDATION, permutation
+from .pieces import max_pieces
 
 
 @dataclass(frozen=True)
@@ -146,11 +147,6 @@ class PackedRows:
     def n_tokens(self) -> int:
         """Positions that are not padding."""
         return int((self.stop - self.start).sum())
-
-
-def max_pieces(sequence_len: int) -> int:
-    """Most pieces a row holds. It bounds the length of cu_seqlens; rows of shorter pieces stay partly empty."""
-    return max(1, sequence_len // 8)
 
 
 def pack(documents: DocumentSpans, sequence_len: int, sample_packing: bool = True) -> PackedRows:

@@ -9,6 +9,7 @@ import csv
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,24 +28,25 @@ class Row:
     values: Mapping[str, Any]
 
 
-def read_file(path: Path, columns: Sequence[str] | None, sample_by: str = "document") -> Iterator[Row]:
+def read_file(
+    path: Path, columns: Sequence[str] | None, sample_by: str = "document", optional: Sequence[str] = ()
+) -> Iterator[Row]:
     """Rows of `path`, each with at least `columns` (None: whatever there is); `sample_by` cuts a .txt file.
 
-    Raises ConfigError when the file is empty, damaged, not UTF-8 or lacks a column.
+    A row that lacks a column of `optional` has None there. Raises ConfigError when the file is empty, damaged, not
+    UTF-8, names a column twice, or lacks a column that is not optional.
     """
     reader = _READERS[path.suffix.lower()]
     if reader is not _read_txt and sample_by != "document":
         raise ConfigError(f"{path}: sample_by: {sample_by} is for .txt files. Remove it.")
+    wanted = _Wanted(columns or (), optional, sample_by)
     count = 0
     try:
         if path.stat().st_size == 0:
             raise ConfigError(f"{path}: the file is empty. Remove it, or write it again.")
-        for row in reader(path, columns, sample_by):
-            for column in columns or ():
-                if column not in row.values:
-                    raise missing_column(row.where, column, list(row.values))
+        for row in reader(path, wanted):
             count += 1
-            yield row
+            yield _with_columns(row, wanted)
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be read: {error.strerror or error}. Check the file and its rights."
@@ -53,10 +55,57 @@ def read_file(path: Path, columns: Sequence[str] | None, sample_by: str = "docum
         raise ConfigError(f"{path}: holds no rows. Remove it, or write it again.")
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """What is read of a file. columns: none for all there are; a row may lack those that are in `optional`."""
+
+    columns: Sequence[str]
+    optional: Sequence[str]
+    sample_by: str
+
+    def refuse_missing(self, where: str, available: Sequence[str]) -> None:
+        for column in self.columns:
+            if column not in available and column not in self.optional:
+                raise missing_column(where, column, available)
+
+
+def _with_columns(row: Row, wanted: _Wanted) -> Row:
+    absent = [column for column in wanted.columns if column not in row.values]
+    if not absent:
+        return row
+    wanted.refuse_missing(row.where, list(row.values))
+    return Row(row.where, {**row.values, **dict.fromkeys(absent)})
+
+
 def missing_column(where: str, column: str, available: Sequence[str]) -> ConfigError:
     """The error for a column that a dataset does not have."""
     names = ", ".join(str(name) for name in available) or "none"
     return ConfigError(f"{where}: no column {column!r}. Columns there: {names}. Set the entry's field to one of them.")
+
+
+class _RepeatedKey(Exception):
+    """An object of JSON that has a key twice, of which json.loads would keep the last without a word."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"key {key!r} is there twice in one object")
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise _RepeatedKey(_first_repeated([key for key, _ in pairs]) or "")
+    return found
+
+
+def _first_repeated(names: Sequence[str]) -> str | None:
+    return next((name for index, name in enumerate(names) if name in names[:index]), None)
+
+
+def refuse_repeated_columns(where: str, names: Sequence[str]) -> None:
+    """Raise ConfigError when a table names a column twice: only one of them could be read."""
+    repeated = _first_repeated(names)
+    if repeated is not None:
+        raise ConfigError(f"{where}: column {repeated!r} is there twice. Rename or remove one of them.")
 
 
 def _decode(data: bytes, where: str) -> str:
@@ -77,12 +126,12 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[str, str]]:
         yield where, _decode(line, where)
 
 
-def _read_txt(path: Path, columns: Sequence[str] | None, sample_by: str) -> Iterator[Row]:
-    if sample_by == "document":
+def _read_txt(path: Path, wanted: _Wanted) -> Iterator[Row]:
+    if wanted.sample_by == "document":
         yield Row(str(path), {"text": _decode(path.read_bytes().removeprefix(b"\xef\xbb\xbf"), str(path))})
         return
     with path.open("rb") as file:
-        if sample_by == "line":
+        if wanted.sample_by == "line":
             for where, line in _lines(file, path):
                 if text := line.rstrip("\r\n"):
                     yield Row(where, {"text": text})
@@ -103,17 +152,19 @@ def _paragraphs(lines: Iterator[tuple[str, str]]) -> Iterator[Row]:
         yield Row(start, {"text": "".join(held).rstrip("\r\n")})
 
 
-def _read_jsonl(path: Path, columns: Sequence[str] | None, sample_by: str) -> Iterator[Row]:
+def _read_jsonl(path: Path, wanted: _Wanted) -> Iterator[Row]:
     with path.open("rb") as file:
         for where, line in _lines(file, path):
             if not line.strip():
                 continue
             try:
-                value = json.loads(line)
+                value = json.loads(line, object_pairs_hook=_unique_keys)
             except (ValueError, RecursionError) as error:
                 raise ConfigError(
                     f"{where}: not one JSON object a line: {error}. Correct or remove the line."
                 ) from error
+            except _RepeatedKey as error:
+                raise ConfigError(f"{where}: {error}. Correct or remove the line.") from error
             yield Row(where, _object(value, where))
 
 
@@ -123,17 +174,17 @@ def _object(value: Any, where: str) -> dict[str, Any]:
     return value
 
 
-def _read_json(path: Path, columns: Sequence[str] | None, sample_by: str) -> Iterator[Row]:
+def _read_json(path: Path, wanted: _Wanted) -> Iterator[Row]:
     """An array of objects, or an object a line: the first character tells."""
     with path.open("rb") as file:
         head = file.read(CHUNK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
         is_array = head.startswith(b"[")
-    return _read_json_array(path) if is_array else _read_jsonl(path, columns, sample_by)
+    return _read_json_array(path) if is_array else _read_jsonl(path, wanted)
 
 
 def _read_json_array(path: Path) -> Iterator[Row]:
     """The elements of a top-level array, holding one chunk of the file at a time."""
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(object_pairs_hook=_unique_keys)
     with path.open(encoding="utf-8-sig") as file:
         text, line, index = _read_text(file, path, CHUNK_BYTES).lstrip(), 1, 0
         at = 1  # behind the bracket
@@ -141,6 +192,7 @@ def _read_json_array(path: Path) -> Iterator[Row]:
             while at < len(text) and text[at] in " \t\r\n,":
                 at += 1
             if at < len(text) and text[at] == "]":
+                _refuse_more(text[at + 1 :], file, path)
                 return
             try:
                 value, end = decoder.raw_decode(text, at)
@@ -155,9 +207,22 @@ def _read_json_array(path: Path) -> Iterator[Row]:
                 line += text.count("\n", 0, at)
                 text, at = text[at:] + more, 0
                 continue
+            except _RepeatedKey as error:
+                raise ConfigError(f"{path}[{index}]: {error}. Correct or remove the element.") from error
             where = f"{path}[{index}]"
             yield Row(where, _object(value, where))
             at, index = end, index + 1
+
+
+def _refuse_more(rest: str, file: Any, path: Path) -> None:
+    """Raise ConfigError when the file goes on after its array: what follows would not be read."""
+    while not rest.strip():
+        rest = _read_text(file, path, CHUNK_BYTES)
+        if not rest:
+            return
+    raise ConfigError(
+        f"{path}: goes on after its array: {rest.strip()[:40]!r}. Write one array, or an object a line (.jsonl)."
+    )
 
 
 def _read_text(file: Any, path: Path, chars: int) -> str:
@@ -167,12 +232,13 @@ def _read_text(file: Any, path: Path, chars: int) -> str:
         raise ConfigError(f"{path}: not UTF-8: {error.reason}. Convert it (iconv -t UTF-8).") from error
 
 
-def _read_csv(path: Path, columns: Sequence[str] | None, sample_by: str) -> Iterator[Row]:
+def _read_csv(path: Path, wanted: _Wanted) -> Iterator[Row]:
     csv.field_size_limit(sys.maxsize)  # the module's own limit of 128 KiB is shorter than many a document
     with path.open("rb") as file:
         reader = csv.reader((line for _, line in _lines(file, path)), strict=True)
         try:
             header = next(reader, [])
+            refuse_repeated_columns(str(path), header)
             for cells in reader:
                 where = f"{path}:{reader.line_num}"
                 if not cells:
@@ -186,7 +252,38 @@ def _read_csv(path: Path, columns: Sequence[str] | None, sample_by: str) -> Iter
             raise ConfigError(f"{path}:{reader.line_num}: not CSV: {error}. Correct or remove the line.") from error
 
 
-def _read_parquet(path: Path, columns: Sequence[str] | None, sample_by: str) -> Iterator[Row]:
+def _read_parquet(path: Path, wanted: _Wanted) -> Iterator[Row]:
+    number = 0
+    with _naming_parquet(path):
+        for batch in _batches(path, wanted):
+            for values in batch.to_pylist():
+                yield Row(f"{path} row {number}", {name: without_nulls(cell) for name, cell in values.items()})
+                number += 1
+
+
+def read_parquet_tables(path: Path) -> Iterator[Any]:
+    """All columns of a parquet file as record batches of Arrow, without a Python object for each cell.
+
+    Raises ConfigError when the file is damaged, names a column twice, or pyarrow is not installed.
+    """
+    with _naming_parquet(path):
+        yield from _batches(path, _Wanted((), (), "document"))
+
+
+def _batches(path: Path, wanted: _Wanted) -> Iterator[Any]:
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(path) as file:
+        available = file.schema_arrow.names
+        refuse_repeated_columns(str(path), available)
+        wanted.refuse_missing(str(path), available)
+        columns = [name for name in wanted.columns if name in available]
+        yield from file.iter_batches(batch_size=PARQUET_ROWS, columns=columns or None)
+
+
+@contextmanager
+def _naming_parquet(path: Path) -> Iterator[None]:
+    """Damage raises any of these: text that is not UTF-8 and dates out of range only when a cell is read."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -195,17 +292,7 @@ def _read_parquet(path: Path, columns: Sequence[str] | None, sample_by: str) -> 
             f"{path}: reading parquet needs pyarrow: {error}. Install it (pip install pyarrow)."
         ) from error
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            available = file.schema_arrow.names
-            for column in columns or ():
-                if column not in available:
-                    raise missing_column(str(path), column, available)
-            number = 0
-            for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=list(columns) if columns else None):
-                for values in batch.to_pylist():
-                    yield Row(f"{path} row {number}", {name: without_nulls(cell) for name, cell in values.items()})
-                    number += 1
-    # Damage raises any of these: text that is not UTF-8 and dates out of range only when a cell is read.
+        yield
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise ConfigError(f"{path}: not parquet, or damaged: {error}. Write or fetch it again.") from error
 
@@ -218,7 +305,7 @@ def without_nulls(cell: Any) -> Any:
     return [without_nulls(value) for value in cell] if isinstance(cell, list) else cell
 
 
-_Reader = Callable[[Path, Sequence[str] | None, str], Iterator[Row]]
+_Reader = Callable[[Path, _Wanted], Iterator[Row]]
 _READERS: Mapping[str, _Reader] = {
     ".txt": _read_txt,
     ".jsonl": _read_jsonl,

@@ -9,14 +9,24 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import ConfigError
 from ..hub import find_local, hub_remedy, looks_like_repo
-from .readers import SUFFIXES, Row, missing_column, read_file, without_nulls
+from .columns import Columns
+from .readers import (
+    SUFFIXES,
+    Row,
+    missing_column,
+    read_file,
+    read_parquet_tables,
+    without_nulls,
+)
 
 HUB_ROWS = 1024
+_MOST_NAMES = 5
 
 
 class DatasetEntry(Protocol):
@@ -42,8 +52,19 @@ class Source(Protocol):
         """Equal when the rows are equal."""
         ...
 
-    def rows(self, columns: Sequence[str] | None) -> Iterator[Row]:
-        """Rows in order, each with at least `columns`. Raises ConfigError naming file and line."""
+    def rows(self, columns: Sequence[str] | None, optional: Sequence[str] = ()) -> Iterator[Row]:
+        """Rows in order, each with at least `columns`; one that lacks a column of `optional` has None there.
+
+        Raises ConfigError naming file and line.
+        """
+        ...
+
+    def count_columns(self) -> Columns:
+        """The columns of all rows. Raises ConfigError as `rows` does."""
+        ...
+
+    def left_out(self) -> str | None:
+        """What lies beside the rows and is not read, as a line for the user; None for nothing."""
         ...
 
 
@@ -51,8 +72,8 @@ def open_source(entry: DatasetEntry, sample_by: str = "document", where: str = "
     """Find the rows of `entry`. Raises ConfigError, beginning with `where`, when there are none to be found."""
     if entry.samples is not None and entry.samples < 1:
         raise ConfigError(f"{where}: samples: {entry.samples} is no number of rows. Give 1 or more, or remove it.")
-    files = _local_files(entry.path, where)
-    if files is None:
+    files, others = _local_files(entry.path, where)
+    if not files:
         return HubSource(entry.path, entry.subset, entry.split, entry.samples, where)
     if entry.subset is not None:
         raise ConfigError(f"{where}: subset: {entry.subset} is for hub datasets, but {entry.path} is local. Remove it.")
@@ -61,12 +82,7 @@ def open_source(entry: DatasetEntry, sample_by: str = "document", where: str = "
             f"{where}: split: {entry.split} is for hub datasets, but {entry.path} is local. "
             "Name the split's own files in path."
         )
-    return FileSource(tuple(files), sample_by, entry.samples)
-
-
-def columns_of(source: Source) -> list[str]:
-    """Column names of the first row."""
-    return [str(name) for name in next(iter(source.rows(None))).values]
+    return FileSource(tuple(files), sample_by, entry.samples, tuple(others))
 
 
 @dataclass(frozen=True)
@@ -76,16 +92,42 @@ class FileSource:
     files: tuple[Path, ...]
     sample_by: str
     samples: int | None
+    others: tuple[Path, ...] = ()
+    """Files of the same directory that are of no kind that can be read."""
 
     def content_hash(self) -> str:
         """sha256 over the kind and the bytes of each file; their names and places do not matter."""
+        return self._content_hash
+
+    @cached_property
+    def _content_hash(self) -> str:
         with ThreadPoolExecutor(min(len(self.files), os.cpu_count() or 1)) as pool:
             digests = list(pool.map(_file_digest, self.files))
         return hashlib.sha256("\n".join([*digests, self.sample_by, str(self.samples)]).encode()).hexdigest()
 
-    def rows(self, columns: Sequence[str] | None) -> Iterator[Row]:
-        every = itertools.chain.from_iterable(read_file(path, columns, self.sample_by) for path in self.files)
+    def rows(self, columns: Sequence[str] | None, optional: Sequence[str] = ()) -> Iterator[Row]:
+        every = itertools.chain.from_iterable(read_file(path, columns, self.sample_by, optional) for path in self.files)
         return itertools.islice(every, self.samples)
+
+    def count_columns(self) -> Columns:
+        columns = Columns()
+        if self.files[0].suffix.lower() != ".parquet":  # all files are of one kind
+            for row in self.rows(None):
+                columns.add_row(row)
+            return columns
+        for path in self.files:
+            for batch in read_parquet_tables(path):
+                columns.add_table(batch if self.samples is None else batch.slice(0, self.samples - columns.rows))
+                if columns.rows == self.samples:
+                    return columns
+        return columns
+
+    def left_out(self) -> str | None:
+        if not self.others:
+            return None
+        names = ", ".join(path.name for path in self.others[:_MOST_NAMES])
+        more = f" and {len(self.others) - _MOST_NAMES:,} more" if len(self.others) > _MOST_NAMES else ""
+        return f"files not read, since they are none of {', '.join(SUFFIXES)}: {names}{more}"
 
 
 def _file_digest(path: Path) -> str:
@@ -98,15 +140,18 @@ def _file_digest(path: Path) -> str:
         ) from error
 
 
-def _local_files(path: str, where: str) -> list[Path] | None:
-    """Files in a fixed order, or None when `path` can only be the name of a hub dataset."""
+def _local_files(path: str, where: str) -> tuple[list[Path], list[Path]]:
+    """Files in a fixed order, none when `path` can only be the name of a hub dataset; and those that are not read."""
+    others: list[Path] = []
     if "://" in path:
         raise ConfigError(f"{where}: path: {path} is a URL, which is not supported yet. Download it and name the file.")
     local = find_local(path)
     if local is not None and local.is_file():
         files = [local]
     elif local is not None:
-        files = sorted(_files_below(local))
+        below = sorted(_files_below(local))
+        files = [file for file in below if file.suffix.lower() in SUFFIXES]
+        others = [file for file in below if file.suffix.lower() not in SUFFIXES]
         if not files:
             raise ConfigError(f"{where}: path: directory {path} holds no {', '.join(SUFFIXES)} file. Name another.")
     elif glob.has_magic(path):
@@ -116,20 +161,20 @@ def _local_files(path: str, where: str) -> list[Path] | None:
         if not files:
             raise ConfigError(f"{where}: path: no file matches {path} (looked from {Path.cwd()}). Check the pattern.")
     elif looks_like_repo(path) and not path.lower().endswith(SUFFIXES):
-        return None
+        return [], []
     else:
         raise ConfigError(
             f"{where}: path: {path} does not exist (looked from {Path.cwd()}). "
             "Name a file, a directory, a glob, or a Hugging Face dataset as owner/name."
         )
     _check_kinds(path, files, where)
-    return files
+    return files, others
 
 
 def _files_below(directory: Path) -> Iterator[Path]:
     for file in directory.rglob("*"):
         hidden = any(part.startswith(".") for part in file.relative_to(directory).parts)
-        if file.is_file() and not hidden and file.suffix.lower() in SUFFIXES:
+        if file.is_file() and not hidden:
             yield file
 
 
@@ -173,16 +218,28 @@ class HubSource:
     def content_hash(self) -> str:
         return hashlib.sha256(str(self._table._fingerprint).encode()).hexdigest()
 
-    def rows(self, columns: Sequence[str] | None) -> Iterator[Row]:
+    def rows(self, columns: Sequence[str] | None, optional: Sequence[str] = ()) -> Iterator[Row]:
         table = self._table
-        for column in columns or ():
-            if column not in table.column_names:
-                raise missing_column(self._name, column, table.column_names)
-        table = table.select_columns(list(columns)) if columns else table
+        available = [str(name) for name in table.column_names]
+        absent = [column for column in columns or () if column not in available]
+        for column in absent:
+            if column not in optional:
+                raise missing_column(self._name, column, available)
+        wanted = [column for column in columns or () if column in available]
+        table = table.select_columns(wanted) if wanted else table
         number = 0
         for batch in table.iter(batch_size=HUB_ROWS):
             names = list(batch)
             for cells in zip(*batch.values(), strict=True):
                 values = {name: without_nulls(cell) for name, cell in zip(names, cells, strict=True)}
-                yield Row(f"{self._name} row {number}", values)
+                yield Row(f"{self._name} row {number}", {**values, **dict.fromkeys(absent)})
                 number += 1
+
+    def count_columns(self) -> Columns:
+        columns = Columns()
+        for batch in self._table.with_format("arrow").iter(batch_size=HUB_ROWS):
+            columns.add_table(batch)
+        return columns
+
+    def left_out(self) -> str | None:
+        return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import inspect
 import json
 import os
 import sys
@@ -11,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -23,9 +24,18 @@ import numpy.typing as npt
 import tokenizers
 from pydantic import BaseModel
 
-from ..api import DatasetFormatDef
+from ..api import DatasetFormatDef, Encoded, Omission
 from ..errors import ConfigError, PluginError, RunStopped
-from .cache import CACHE_FORMAT, DamagedCache, TokenDataset, TokenWriter, default_cache_root, open_cache, token_dtype
+from .cache import (
+    CACHE_FORMAT,
+    DamagedCache,
+    FoundOmission,
+    TokenDataset,
+    TokenWriter,
+    default_cache_root,
+    open_cache,
+    token_dtype,
+)
 from .readers import Row
 from .sources import DatasetEntry, Source, open_source
 from .tokenizer import Tokenizer
@@ -54,16 +64,46 @@ def tokenize_dataset(
     *,
     where: str = "datasets",
     notice: Callable[[str], None] = print_notice,
+    source: Source | None = None,
 ) -> TokenDataset:
-    """The documents of `entry` as tokens, memory-mapped from the cache below `cache_root`.
+    """The documents of `entry` as tokens, memory-mapped from the cache below `cache_root`. source: its rows, if they
+    are open already.
 
     The cache's key is a hash over the data's content, the tokenizer and the settings; not over sequence_len. When it
     is missing or damaged (told by `notice`) the rows are read as a stream and tokenised in threads, behind what a
     process that was stopped has finished. Memory is bounded by a few chunks of rows and the longest row. A second
-    process that asks for the same waits and then maps it too.
+    process that asks for the same waits and then maps it too. What of the rows is not in the tokens is told by `notice`
+    every time, also when the tokens come from the cache.
     Raises ConfigError, naming file and line, for data that cannot be used, and RunStopped when the disk is full.
     """
-    source = open_source(entry, getattr(options, "sample_by", "document"), where)
+    dataset = _tokenised(entry, format_def, options, tokenizer, cache_root, progress, where, notice, source)
+    for line in told_omissions(dataset.omissions):
+        notice(f"{where}: left out: {line}")
+    return dataset
+
+
+def told_omissions(found: Sequence[FoundOmission]) -> Iterator[str]:
+    """A line for each kind of omission: "the reasoning of 2 of 3 answers: why (first: rows.jsonl:7)"."""
+    for one in found:
+        omission = one.omission
+        if omission.count:
+            what = f"{omission.what} of " if omission.what else ""
+            yield f"{what}{omission.count:,} of {omission.of:,} {omission.unit}: {omission.why} (first: {one.first})"
+
+
+def _tokenised(
+    entry: DatasetEntry,
+    format_def: DatasetFormatDef,
+    options: BaseModel,
+    tokenizer: Tokenizer,
+    cache_root: Path | None,
+    progress: Progress | None,
+    where: str,
+    notice: Callable[[str], None],
+    source: Source | None,
+) -> TokenDataset:
+    """The dataset, from the cache or tokenised into it."""
+    source = source or open_source(entry, getattr(options, "sample_by", "document"), where)
     settings = _settings(source, format_def, options, tokenizer)
     root = cache_root or default_cache_root()
     directory = root / hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
@@ -84,11 +124,19 @@ def tokenize_dataset(
                     )
                 _write(writer, source, format_def, options, tokenizer, progress)
                 if writer.n_docs == 0:
-                    raise ConfigError(f"{where}: path: {entry.path}: every row is empty. Name other data.")
+                    raise ConfigError(f"{where}: path: {entry.path}: {_no_documents(writer)}")
                 writer.publish(settings)
     except OSError as error:
-        raise _cache_error(error, root) from error
+        raise cache_error(error, root) from error
     return open_cache(directory)
+
+
+def _no_documents(writer: TokenWriter) -> str:
+    reasons = [why for what, _, why, count, *_ in writer.omissions if not what and count]
+    if not reasons:
+        return "every row is empty. Name other data."
+    told = "; ".join(reasons)
+    return f"every row is left out: {told}. Use a chat template that writes what the rows hold, or other data."
 
 
 def _open(directory: Path, notice: Callable[[str], None] | None) -> TokenDataset | None:
@@ -111,7 +159,7 @@ def _settings(
         "cache_format": CACHE_FORMAT,
         "content": source.content_hash(),
         "type": format_def.name,
-        "type_code": _code_hash(format_def.encode),
+        "type_code": _code_hash(inspect.unwrap(format_def.encode)),
         "options": options.model_dump(mode="json"),
         "tokenizer": tokenizer.fingerprint,
         "tokenizers": tokenizers.__version__,
@@ -155,7 +203,8 @@ def _lock(path: Path, notice: Callable[[str], None]) -> Iterator[None]:
         lock.release()
 
 
-def _cache_error(error: OSError, root: Path) -> ConfigError | RunStopped:
+def cache_error(error: OSError, root: Path) -> ConfigError | RunStopped:
+    """The error to raise when a file below `root` cannot be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return RunStopped(f"token cache {root}: the disk is full. Free space, or set XDG_CACHE_HOME to another disk.")
     return ConfigError(
@@ -165,13 +214,15 @@ def _cache_error(error: OSError, root: Path) -> ConfigError | RunStopped:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Tokenised rows: documents one behind the other."""
+    """Tokenised rows, one document after another. empty: rows without tokens that no omission names."""
 
     tokens: npt.NDArray[np.uint32]
     trained: npt.NDArray[np.bool_]
     lengths: npt.NDArray[np.int64]
     rows: int
+    empty: int
     n_bytes: int
+    omissions: list[tuple[Omission, str]]
 
 
 def _write(
@@ -193,8 +244,10 @@ def _write(
         while len(pending) > limit:
             chunk = pending.popleft().result()
             writer.append(chunk.tokens, chunk.trained, chunk.lengths)
+            for omission, at in chunk.omissions:
+                writer.omit(omission, at)
             writer.n_bytes += chunk.n_bytes
-            writer.empty_rows += chunk.rows - len(chunk.lengths)
+            writer.empty_rows += chunk.empty
             writer.rows += chunk.rows
             if writer.n_tokens - kept >= SHARD_TOKENS:
                 writer.finish_shard()
@@ -204,7 +257,7 @@ def _write(
 
     with ThreadPoolExecutor(workers) as pool:
         try:
-            left = islice(source.rows(columns), writer.rows, None)
+            left = islice(source.rows(columns, format_def.optional(options)), writer.rows, None)
             for rows in _chunks(left, columns):
                 pending.append(pool.submit(_encode, rows, columns, format_def, options, tokenizer))
                 drain(2 * workers)
@@ -242,22 +295,34 @@ def _encode(
 ) -> _Chunk:
     tokens: list[npt.NDArray[np.uint32]] = []
     trained: list[npt.NDArray[np.bool_]] = []
-    n_bytes = 0
+    omitted: dict[Omission, tuple[int, int, str]] = {}
+    n_bytes = empty = 0
     for row in rows:
         try:
             encoded = format_def.encode(row.values, tokenizer, options)
         except ConfigError as error:
             raise ConfigError(f"{row.where}: {error}") from error
+        except PluginError as error:
+            raise error.reworded(f"{row.where}: {error}") from error.__cause__
+        except Exception as error:  # of a format of core
+            error.add_note(f"while encoding {row.where}")
+            raise
+        for omission in _omissions(encoded):
+            kind = replace(omission, count=0, of=0)
+            count, of, first = omitted.get(kind, (0, 0, ""))
+            first = first or (row.where if omission.count else "")
+            omitted[kind] = (count + omission.count, of + omission.of, first)
         if len(encoded.tokens) == 0:
+            empty += not encoded.left_out
             continue
-        ids = np.asarray(encoded.tokens, np.int64)
-        mask = np.asarray(encoded.trained, np.bool_)
-        if len(ids) != len(mask) or ids.min() < 0 or ids.max() >= tokenizer.vocab_size:
-            raise PluginError(
-                f"{row.where}: dataset type {format_def.name!r} returned {len(ids)} tokens from {ids.min()} to "
-                f"{ids.max()} and {len(mask)} mask entries; the vocabulary is {tokenizer.vocab_size}. Report it to the "
-                "type's author."
-            )
+        try:
+            ids = np.asarray(encoded.tokens, np.int64)
+            mask = np.asarray(encoded.trained, np.bool_)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise _wrong_result(row, format_def, f"what is no list of tokens and mask entries ({error})") from error
+        if ids.shape != mask.shape or ids.ndim != 1 or ids.min() < 0 or ids.max() >= tokenizer.vocab_size:
+            found = f"{ids.size} tokens from {ids.min()} to {ids.max()} and {mask.size} mask entries"
+            raise _wrong_result(row, format_def, f"{found}; the vocabulary is {tokenizer.vocab_size}")
         tokens.append(ids.astype(np.uint32))
         trained.append(mask)
         n_bytes += sum(len(text.encode("utf-8", "replace")) for text in _texts(row.values, columns))
@@ -266,5 +331,22 @@ def _encode(
         trained=np.concatenate(trained) if trained else np.zeros(0, np.bool_),
         lengths=np.fromiter(map(len, tokens), np.int64, len(tokens)),
         rows=len(rows),
+        empty=empty,
         n_bytes=n_bytes,
+        omissions=[(replace(kind, count=count, of=of), first) for kind, (count, of, first) in omitted.items()],
     )
+
+
+def _omissions(encoded: Encoded) -> Iterator[Omission]:
+    """What of a row is not in its tokens; of a row that is left out, only that."""
+    if encoded.left_out:
+        yield Omission("", "rows", encoded.left_out)
+    else:
+        yield from encoded.omissions
+
+
+def _wrong_result(row: Row, format_def: DatasetFormatDef, what: str) -> PluginError:
+    if format_def.origin is not None:
+        error = format_def.origin.failed("encode", f"returned {what}")
+        return error.reworded(f"{row.where}: {error}")
+    return PluginError(f"{row.where}: dataset type {format_def.name!r} returned {what}. Report it to its authors.")

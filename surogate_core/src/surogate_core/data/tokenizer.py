@@ -15,6 +15,7 @@ import numpy.typing as npt
 import tokenizers
 
 from ..errors import ConfigError
+from ..hub import TEMPLATE_DIRECTORY
 from .chat_template import ChatTemplate, read_chat_template
 
 PIECE_CHARS = 1 << 20
@@ -24,6 +25,8 @@ PIECE_CHARS = 1 << 20
 # tokens are those of the whole text.
 _SAFE_CUT = re.compile(r"(?<=\S)\n(?=[^\W_])")
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_SPECIAL_TOKENS = "special_tokens_map.json"
+_NAMED_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _FINGERPRINTED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
@@ -39,7 +42,7 @@ class Tokenizer:
         self.directory = directory
         self._backend = _read_backend(directory, where)
         self._spec: dict[str, Any] = json.loads(self._backend.to_str())
-        settings = _read_json(directory / "tokenizer_config.json", where)
+        settings = self._settings = _read_settings(directory, where)
         self.bos_id = self._special("bos", settings, where)
         self.eos_id = self._special("eos", settings, where)
         self.pad_id = self._special("pad", settings, where)
@@ -49,13 +52,18 @@ class Tokenizer:
 
     def encode_ids(self, text: str) -> list[int]:
         """Tokens of `text`, without bos or eos. Special tokens written out in the text are recognised."""
-        if len(text) > PIECE_CHARS and self._is_byte_level:
+        if len(text) > PIECE_CHARS and self.is_byte_level:
             return [token for ids in self.encode_batch(list(_pieces(text, PIECE_CHARS))) for token in ids]
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode_ids` of each text, on all cores and without the interpreter's lock."""
         return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """`encode_ids` of a text, and for each token its characters there: from the first to after the last."""
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of `tokens`, special ones written out."""
@@ -67,16 +75,41 @@ class Tokenizer:
         return read_chat_template(self.directory, _read_json(self.directory / "tokenizer_config.json", "model") or {})
 
     @cached_property
-    def special_texts(self) -> tuple[str, ...]:
-        """The special tokens as they are written."""
-        return tuple(token.content for token in self._backend.get_added_tokens_decoder().values() if token.special)
+    def added_texts(self) -> tuple[str, ...]:
+        """The added tokens as they are written, special or not: the tokenizer reads each of them as one token."""
+        return tuple(token.content for token in self._backend.get_added_tokens_decoder().values())
+
+    @cached_property
+    def added_by_transformers(self) -> tuple[str, ...]:
+        """Tokens that tokenizer.json lacks, and that transformers adds when it loads the files beside it."""
+        settings = self._settings or {}
+        named = [settings.get(name) for name in _NAMED_TOKENS]
+        decoder = settings.get("added_tokens_decoder")
+        listed = decoder if decoder is not None else (_read_json(self.directory / "added_tokens.json", "model") or {})
+        named += list(listed.values()) if decoder is not None and isinstance(decoder, dict) else list(listed)
+        for key in ("additional_special_tokens", "extra_special_tokens"):
+            more = settings.get(key) or []
+            named += list(more.values() if isinstance(more, dict) else more)
+        texts = [token.get("content") if isinstance(token, dict) else token for token in named]
+        known = self._backend.get_vocab(with_added_tokens=True)
+        return tuple(dict.fromkeys(text for text in texts if isinstance(text, str) and text not in known))
+
+    @property
+    def size_in_transformers(self) -> int:
+        """Tokens of the tokenizer once transformers has loaded it."""
+        return self._backend.get_vocab_size(with_added_tokens=True) + len(self.added_by_transformers)
 
     @cached_property
     def reads_pieces_as_parts(self) -> bool:
         """Whether a text's pieces, tokenised one by one, give its bytes: nothing is put before a text or swallowed."""
         added = self._backend.get_added_tokens_decoder().values()
-        prefixed = '"add_prefix_space": true' in json.dumps(self._spec.get("pre_tokenizer"))
-        return self._is_byte_level and not prefixed and not any(token.lstrip or token.rstrip for token in added)
+        swallows = any(token.lstrip or token.rstrip for token in added)
+        return self.is_byte_level and not self.puts_space_first and not swallows
+
+    @property
+    def puts_space_first(self) -> bool:
+        """Whether a byte-level tokenizer reads a text as if it began with a space."""
+        return '"add_prefix_space": true' in json.dumps(self._spec.get("pre_tokenizer"))
 
     @property
     def padding_id(self) -> int:
@@ -91,7 +124,7 @@ class Tokenizer:
         for text, token in self._backend.get_vocab(with_added_tokens=True).items():
             if token in added:
                 sizes[token] = 0 if added[token].special else len(text.encode())
-            elif self._is_byte_level:
+            elif self.is_byte_level:
                 sizes[token] = len(text)  # each character of the vocabulary stands for a byte
             elif _BYTE_TOKEN.fullmatch(text):
                 sizes[token] = 1
@@ -100,11 +133,12 @@ class Tokenizer:
         return sizes
 
     @property
-    def _is_byte_level(self) -> bool:
+    def is_byte_level(self) -> bool:
+        """Whether tokens are made of bytes of the text, so that every text has tokens that give it back."""
         return '"ByteLevel"' in json.dumps(self._spec.get("pre_tokenizer"))
 
     def _special(self, name: str, settings: Mapping[str, Any] | None, where: str) -> int | None:
-        """The id of bos, eos or pad: by tokenizer_config.json where it speaks, else by the model's configuration."""
+        """The id of bos, eos or pad: by the tokenizer's settings, else by the model's configuration."""
         if settings is not None and f"{name}_token" in settings:
             token = settings[f"{name}_token"]
             text = token.get("content") if isinstance(token, dict) else token
@@ -114,7 +148,7 @@ class Tokenizer:
             found = self._backend.token_to_id(text) if writable else None
             if found is None:
                 raise ConfigError(
-                    f"{where}: {self.directory / 'tokenizer_config.json'}: {name}_token {text!r} is not in "
+                    f"{where}: {_naming_file(self.directory, name)}: {name}_token {text!r} is not in "
                     "tokenizer.json. Take both files from the same model."
                 )
             return found
@@ -134,12 +168,34 @@ class Tokenizer:
 
     def _fingerprint(self) -> str:
         digest = hashlib.sha256()
-        for name in _FINGERPRINTED:
+        templates = sorted((self.directory / TEMPLATE_DIRECTORY).glob("*.jinja"))
+        named = [f"{TEMPLATE_DIRECTORY}/{path.name}" for path in templates]
+        for name in (*_FINGERPRINTED, *named):
             path = self.directory / name
             content = path.read_bytes() if path.is_file() else b""
             digest.update(f"{name} {len(content)}\n".encode() + content)
         digest.update(f"{self.bos_id} {self.eos_id} {self.pad_id}".encode())
         return digest.hexdigest()
+
+
+def _read_settings(directory: Path, where: str) -> dict[str, Any] | None:
+    """tokenizer_config.json, or None; special_tokens_map.json overrides it where it holds no `added_tokens_decoder`.
+
+    That is the rule of transformers 5, which reads the second file only for tokenizers of before that key.
+    """
+    config = _read_json(directory / "tokenizer_config.json", where)
+    special = _read_json(directory / _SPECIAL_TOKENS, where)
+    if special is None or "added_tokens_decoder" in (config or {}):
+        return config
+    return {**(config or {}), **special}
+
+
+def _naming_file(directory: Path, name: str) -> Path:
+    """The file that says what bos, eos or pad is."""
+    special = _read_json(directory / _SPECIAL_TOKENS, "model") or {}
+    config = _read_json(directory / "tokenizer_config.json", "model") or {}
+    overrides = f"{name}_token" in special and "added_tokens_decoder" not in config
+    return directory / (_SPECIAL_TOKENS if overrides else "tokenizer_config.json")
 
 
 def _read_backend(directory: Path, where: str) -> tokenizers.Tokenizer:

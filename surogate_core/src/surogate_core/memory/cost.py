@@ -51,20 +51,25 @@ def program_cost(program: Program, ops: Mapping[str, OpDef], device: DeviceInfo)
     A collective begins when the ops before it are done; ops that touch its values, and the program's end, wait for it.
     That it takes bandwidth and processors from what runs beside it is not counted.
     """
-    total = Cost()
+    flops = nbytes = 0
+    seconds = comm_seconds = 0.0
     done: dict[Value, float] = {}
     free = clock = 0.0
     for op in program.ops:
         cost = op_cost(op, ops[op.kind], device)
+        flops += cost.flops
+        nbytes += cost.bytes
         if op.lane == "compute":
-            clock = max([clock, *(done[v] for v in (*op.ins, *op.outs) if v in done)]) + cost.seconds
-            total = total + cost
+            if done:
+                clock = max([clock, *(done[v] for v in (*op.ins, *op.outs) if v in done)])
+            clock += cost.seconds
+            seconds += cost.seconds
         else:
             free = max(free, clock) + cost.seconds
             done.update(dict.fromkeys((*op.ins, *op.outs), free))
-            total = total + Cost(cost.flops, cost.bytes, comm_seconds=cost.seconds)
-    waiting = max(clock, free) - total.seconds
-    return total + Cost(seconds=waiting, waiting_seconds=waiting)
+            comm_seconds += cost.seconds
+    waiting = max(clock, free) - seconds
+    return Cost(flops, nbytes, seconds + waiting, comm_seconds, waiting)
 
 
 def _traffic(op: Op) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..program.op import Op, Program
 from ..program.value import Value
 from .lifetimes import Lifetime, align, lifetimes, live_bytes
+from .placement import place
 
 
 @dataclass(frozen=True)
@@ -31,22 +31,12 @@ def plan(program: Program, workspace: Callable[[Op], int]) -> ArenaPlan:
     """Assign every activation a byte offset in one arena.
 
     Two values overlap in memory only if their lives do not. Largest first, each at the lowest offset that is free
-    during its whole life ("greedy by size", Pisarchyk & Lee 2020). Placed values are kept sorted by offset, so a
-    search ends at the first gap that is wide enough.
+    during its whole life ("greedy by size", Pisarchyk & Lee 2020).
     """
     lives = lifetimes(program, workspace)
-    placed: list[tuple[int, int, int, int]] = []
-    offset_of: dict[Lifetime, int] = {}
-    for life in sorted(lives, key=lambda life: (-life.nbytes, life.first, life.value.name)):
-        at = 0
-        for offset, end, first, last in placed:
-            if last < life.first or life.last < first:
-                continue
-            if at + life.nbytes <= offset:
-                break
-            at = max(at, end)
-        offset_of[life] = at
-        insort(placed, (at, at + life.nbytes, life.first, life.last))
+    order = sorted(lives, key=lambda life: (-life.nbytes, life.first, life.value.name))
+    offsets = place(tuple((life.nbytes, life.first, life.last) for life in order))
+    offset_of = dict(zip(order, offsets, strict=True))
     live = live_bytes(lives, len(program.ops))
     peak_op = max(range(len(live)), key=live.__getitem__, default=0)
     return ArenaPlan(

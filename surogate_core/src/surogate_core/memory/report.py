@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from ..program.passes.reduce import MicroStep, micro_step_counts
 from ..program.value import Value
 from .cost import Cost, program_cost
 from .devices import COLLECTIVE_BYTES
-from .plan import MemoryPlan
+from .plan import ArenaPlan, MemoryPlan
 
 if TYPE_CHECKING:
     from ..api import DeviceInfo, OpDef
@@ -21,18 +22,29 @@ STAGED_STEPS = 3
 
 
 @dataclass(frozen=True)
+class SameValues:
+    """Values of one kind and size, such as the same activation of every block. nbytes: of each."""
+
+    name: str
+    count: int
+    nbytes: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Report:
     """Bytes on each device by segment, bytes on the host, and the work of an optimizer step on each.
 
     activations_by_label: bytes of arena values that are live at the moment of the peak. largest: the largest values
-    of the whole plan. tokens: positions of a step, on all devices. `fits`: total <= the device's memory.
+    of the whole plan, by kind. tokens: positions of a step, on all devices. `fits`: total <= the device's memory.
     """
 
     device: DeviceInfo
     device_bytes: Mapping[str, int]
     host_bytes: Mapping[str, int]
     activations_by_label: Mapping[str, int]
-    largest: tuple[Value, ...]
+    largest: tuple[SameValues, ...]
     peak: str
     arena_bytes: int
     lower_bound: int
@@ -81,7 +93,6 @@ def report(
         "workspace": scratch,
         "runtime": device.runtime_bytes + inputs + (COLLECTIVE_BYTES if world_size > 1 else 0),
     }
-    values = [v for s in memory.segments.values() for v in s.offsets] + [life.value for life in arena.lives]
     peak_op = programs[name].ops[arena.peak_op] if programs[name].ops else None
     block = f" of block {peak_op.block}" if peak_op and peak_op.block >= 0 else ""
     costs = {key: program_cost(program, ops, device) for key, program in programs.items()}
@@ -94,7 +105,7 @@ def report(
         device_bytes={"total": sum(parts.values()), **parts},
         host_bytes={"total": batches, "batches": batches},
         activations_by_label=dict(sorted(by_label.items(), key=lambda item: -item[1])),
-        largest=tuple(sorted(values, key=lambda v: -v.nbytes)[:10]),
+        largest=_largest(memory, arena, programs[name])[:10],
         peak=f"{name}, op {arena.peak_op}: {peak_op.kind}{block}" if peak_op else name,
         arena_bytes=memory.arena_bytes,
         lower_bound=arena.lower_bound,
@@ -102,3 +113,20 @@ def report(
         tokens=tokens_per_micro_step * grad_accum_steps * world_size,
         world_size=world_size,
     )
+
+
+def _largest(memory: MemoryPlan, arena: ArenaPlan, program: Program) -> tuple[SameValues, ...]:
+    """All values of the segments and of one arena, grouped by kind and size, largest first."""
+    persistent = [(_kind(v), v) for segment in memory.segments.values() for v in segment.offsets]
+    shared = [
+        (f"workspace of {program.ops[life.first].kind}" if life.scratch else life.value.label, life.value)
+        for life in arena.lives
+    ]
+    found = Counter((name, v.nbytes, v.dtype, v.shape) for name, v in (*persistent, *shared))
+    groups = (SameValues(name, count, nbytes, dtype, shape) for (name, nbytes, dtype, shape), count in found.items())
+    return tuple(sorted(groups, key=lambda group: -group.nbytes))
+
+
+def _kind(value: Value) -> str:
+    """The name of a param, gradient or state, with * for the number of its block."""
+    return ".".join("*" if part.isdigit() else part for part in value.name.split("."))

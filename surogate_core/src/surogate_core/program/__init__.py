@@ -1,1 +1,1 @@
-"""The op program: values, ops, the builder, reverse mode, passes. No torch."""
+"""The op program: values, ops, the builder, reverse-mode differentiation and passes. Imports no torch."""

@@ -1,17 +1,18 @@
-"""The builder: values and ops come into being here, with their shapes checked as they are emitted."""
+"""The builder: creates values and ops. Checks the shapes of each op when it is emitted."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ProgramError
 from .infer import infer
 from .op import Lane, Op, Phase, Program, Stage
-from .value import Init, Role, Value
+from .value import DTYPE_BYTES, Init, Role, Value
 
 if TYPE_CHECKING:
     from ..api import OpDef
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 class Builder:
     """Records ops for a family of programs that share params, gradients, states and inputs.
 
-    `ops` is the open vocabulary: kind -> OpDef. `dtype` is the dtype of params and activations (`model_dtype`).
+    `ops` maps each op kind to its OpDef; plugins extend it. `dtype` is the dtype of params and activations
+    (`model_dtype`).
 
         x = b.apply("linear", h, w, label="qkv")                          # first output
         norm, rstd, residual = b.emit("add_rmsnorm", x, r, w, eps=1e-6)   # all outputs
@@ -38,23 +40,24 @@ class Builder:
     # ------------------------------------------------------------------------------------------------------- values
 
     def input(self, name: str, shape: Sequence[int], dtype: str) -> Value:
-        """A value that the loop writes before a program runs."""
+        """Declare a value that the training loop writes before a program runs."""
         return self._declare(name, shape, dtype, "input", None)
 
     def param(self, name: str, shape: Sequence[int], init: Init, dtype: str | None = None) -> Value:
-        """A model weight, trainable unless an adapter says otherwise."""
+        """Declare a model weight. It is trainable unless an adapter freezes it."""
         return self._declare(name, shape, dtype or self.dtype, "param", init)
 
     def grad(self, param: Value, dtype: str) -> Value:
-        """The accumulated gradient of `param`."""
+        """Declare the accumulated gradient of `param`."""
         return self._declare(f"grad.{param.name}", param.shape, dtype, "grad", None)
 
     def state(self, name: str, shape: Sequence[int], dtype: str, init: Init | None) -> Value:
-        """A value that outlives its program. `init=None`: a program writes it before any reads it."""
+        """Declare a value that outlives its program. `init=None` means that a program writes it before any reads it."""
         return self._declare(name, shape, dtype, "state", init)
 
     def activation(self, label: str, shape: Sequence[int], dtype: str) -> Value:
-        """A fresh arena value, named after its block and label."""
+        """Return a new activation, named after its block and label."""
+        _check_dtype(label, dtype)
         base = f"{self._block}.{label}" if self._block >= 0 else label
         n = self._count.get(base, 1 if base in self._named else 0)
         self._count[base] = n + 1
@@ -62,12 +65,15 @@ class Builder:
 
     @property
     def declared(self) -> tuple[Value, ...]:
-        """Every input, param, grad and state so far, in order of declaration."""
+        """Every input, param, grad and state declared so far, in order of declaration."""
         return tuple(self._named.values())
 
     def _declare(self, name: str, shape: Sequence[int], dtype: str, role: Role, init: Init | None) -> Value:
         if name in self._named or name in self._count:
-            raise ProgramError(f"{role} {name!r} is declared twice; names are unique within a family of programs")
+            raise ProgramError(
+                f"{role} {name!r} is declared twice; names must be unique within a family of programs, rename one"
+            )
+        _check_dtype(name, dtype)
         value = Value(name, tuple(shape), dtype, role, label=role, block=self._block, init=init)
         self._named[name] = value
         return value
@@ -86,9 +92,9 @@ class Builder:
     ) -> tuple[Value, ...]:
         """Append an op and return its outputs.
 
-        `label` names the first output, or the first so many, instead of the op's own word for it. `outs` writes
-        existing values (states, params) instead of fresh activations. Raises ProgramError for an unknown kind or
-        shapes that do not fit.
+        `label` replaces the label that the op's definition gives to its first output; a sequence replaces those of the
+        first `len(label)` outputs. With `outs` the op writes existing values (states, params) instead of new
+        activations. Raises ProgramError if the kind is unknown or the shapes do not fit.
         """
         definition = self.ops.get(kind)
         if definition is None:
@@ -103,18 +109,18 @@ class Builder:
         return op.outs
 
     def apply(self, kind: str, *ins: Value, label: str | None = None, **attrs: Any) -> Value:
-        """`emit` for the common case that only the first output matters."""
+        """Append an op and return its first output."""
         return self.emit(kind, *ins, label=label, **attrs)[0]
 
     def append(self, op: Op) -> None:
-        """Append an op that exists already."""
+        """Append an existing op."""
         self._recording.append(op)
 
     # --------------------------------------------------------------------------------------------------- recordings
 
     @contextmanager
     def block(self, index: int) -> Iterator[None]:
-        """What is emitted inside belongs to transformer block `index`."""
+        """Assign the values and ops created in this context to transformer block `index`."""
         before, self._block = self._block, index
         try:
             yield
@@ -123,7 +129,7 @@ class Builder:
 
     @contextmanager
     def record(self, phase: Phase, block: int = -1) -> Iterator[list[Op]]:
-        """Collect what is emitted inside into a list of its own."""
+        """Collect the ops emitted in this context in a separate list, with the given phase and block."""
         before = self._recording, self._phase, self._block
         self._recording, self._phase, self._block = [], phase, block
         try:
@@ -132,14 +138,24 @@ class Builder:
             self._recording, self._phase, self._block = before
 
     def program(self, name: str, outputs: Sequence[Value] = (), stage: Stage = "forward") -> Program:
-        """A program of everything emitted since the recording began."""
+        """Return a program of all ops in the current recording."""
         return Program(name, tuple(self._recording), tuple(outputs), stage)
 
 
+def _check_dtype(name: str, dtype: str) -> None:
+    if dtype not in DTYPE_BYTES:
+        raise ProgramError(f"{_caller()}: {name!r} has the unknown dtype {dtype!r}; known: {', '.join(DTYPE_BYTES)}")
+
+
 def _caller() -> str:
-    """`file:line` of the first frame outside this file: where the model, rule or pass emitted."""
+    """Return "file:line" of the innermost frame outside this file: the model, rule or pass that emits the op."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
-    path = Path(frame.f_code.co_filename)
-    return f"{path.parent.name}/{path.name}:{frame.f_lineno}"
+    return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+@cache
+def _short(filename: str) -> str:
+    path = Path(filename)
+    return f"{path.parent.name}/{path.name}"

@@ -1,16 +1,16 @@
-"""Reverse mode: appends the backward ops to a forward program, by each op's own rule.
+"""Reverse-mode differentiation: appends the backward ops to a forward program.
 
-Nothing here knows an op. A rule (`OpDef.vjp`) emits ops for every input's gradient; what nobody reads, `dead_code`
-removes, so frozen params cost nothing. An op without a rule is differentiated through its torch reference.
+Each op is differentiated by its own rule (`OpDef.vjp`); this module names no op. A rule emits ops for the gradient of
+every input. `dead_code` later removes those that are never read, so frozen params cost nothing. An op without a rule is
+differentiated by autograd through its torch reference.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..errors import ProgramError
+from ..errors import DisconnectedError, ProgramError
 from .builder import Builder
 from .op import Op, Program
 from .value import DTYPE_BYTES, FLOAT_DTYPES, Value
@@ -19,16 +19,16 @@ from .value import DTYPE_BYTES, FLOAT_DTYPES, Value
 def differentiate(
     program: Program, loss: Value, builder: Builder, trainable: Callable[[Value], bool], grad_dtype: str
 ) -> tuple[Program, dict[Value, Value]]:
-    """Append the gradients of `loss` with respect to every trainable param.
+    """Append ops that compute the gradient of `loss` with respect to every trainable param.
 
-    Returns the program and {param: gradient value}, in the order in which the params were declared. A gradient with
-    several contributions (tied embeddings) is written by several ops; `accumulate` turns all but the first into
-    additions. Raises ProgramError when the loss does not depend on a trainable param, naming it.
+    Returns the program and a mapping {param: gradient} in declaration order of the params. A gradient with several
+    contributions (tied embeddings) is written by several ops; the pass `accumulate` turns all writes but the first into
+    additions. Raises DisconnectedError if the loss does not depend on some trainable param; the message names it.
     """
     params = [v for v in builder.declared if v.role == "param" and trainable(v)]
     wanted = _depends_on(program, params)
     if loss not in wanted:
-        raise ProgramError(f"{program.name}: the loss {loss!r} depends on no trainable param")
+        raise DisconnectedError(f"{program.name}: the loss {loss!r} depends on no trainable param")
 
     forward, grads = _seed(program, loss, wanted, builder)
     contributions: dict[Value, list[Value]] = {}
@@ -58,16 +58,16 @@ def differentiate(
 
     missing = [p.name for p in params if p not in contributions]
     if missing:
-        raise ProgramError(f"{program.name}: trainable but not used by the loss: {', '.join(missing)}")
+        raise DisconnectedError(f"{program.name}: trainable but not used by the loss: {', '.join(missing)}")
     gradients = {p: builder.grad(p, "fp64" if p.dtype == "fp64" else grad_dtype) for p in params}
     ops = _write_gradients([*forward, *backward], contributions, gradients, builder)
     return replace(program, ops=tuple(ops)), gradients
 
 
 def _depends_on(program: Program, params: list[Value]) -> set[Value]:
-    """Floating-point values that a change of `params` changes: only these need gradients.
+    """Return the floating-point values that depend on `params`. Only these need gradients.
 
-    What outlives the program (a state that an op updates on the way) is a constant in it.
+    Values that outlive the program (a state that an op updates, for example) are treated as constants.
     """
     reached = set(params)
     for op in program.ops:
@@ -77,7 +77,11 @@ def _depends_on(program: Program, params: list[Value]) -> set[Value]:
 
 
 def _seed(program: Program, loss: Value, wanted: set[Value], builder: Builder) -> tuple[list[Op], dict[Value, Value]]:
-    """The forward ops, with the loss op replaced by the kind that yields the wanted gradients too, or d(loss) = 1."""
+    """Return the forward ops and the initial gradients.
+
+    If the loss op has a kind that also computes gradients (`OpDef.loss_with_grads`), it is replaced by that kind.
+    Otherwise an op that sets d(loss) = 1 is appended.
+    """
     forward = list(program.ops)
     index = next((i for i, op in enumerate(forward) if loss in op.outs), None)
     if index is None:
@@ -96,14 +100,18 @@ def _seed(program: Program, loss: Value, wanted: set[Value], builder: Builder) -
 
 
 def _loss_grads(op: Op, loss: Value, builder: Builder) -> list[tuple[int, Value]]:
-    """(input index, gradient) pairs that a fused loss op has written; empty for every other op."""
+    """Return the (input index, gradient) pairs that a fused loss op writes; an empty list for every other op."""
     if loss not in op.outs or op.kind not in {definition.loss_with_grads for definition in builder.ops.values()}:
         return []
     return list(zip(op.attrs["wrt"], op.outs[1:], strict=True))
 
 
 def _vjp(builder: Builder, op: Op, grads: tuple[Value | None, ...], wanted: set[Value]) -> tuple[Value | None, ...]:
-    """Gradients of the op's inputs by its rule, of the wanted ones by autograd through its reference."""
+    """Return the gradients of the op's inputs.
+
+    Emits the op's rule if it has one. Otherwise emits an op that differentiates the reference by autograd, for the
+    inputs in `wanted` only.
+    """
     rule = builder.ops[op.kind].vjp
     if rule is not None:
         try:
@@ -133,7 +141,7 @@ def _vjp(builder: Builder, op: Op, grads: tuple[Value | None, ...], wanted: set[
 
 
 def _sum(builder: Builder, a: Value, b: Value, label: str) -> Value:
-    """a + b, in the wider of their dtypes: a product's fp32 sum is not narrowed to meet a bf16 addend."""
+    """Emit a + b in the wider of the two dtypes, so that an fp32 sum is not narrowed to match a bf16 addend."""
     wider = max(a.dtype, b.dtype, key=DTYPE_BYTES.__getitem__)
     a, b = (v if v.dtype == wider else builder.apply("cast", v, dtype=wider) for v in (a, b))
     return builder.apply("add", a, b, label=label)
@@ -142,15 +150,17 @@ def _sum(builder: Builder, a: Value, b: Value, label: str) -> Value:
 def _write_gradients(
     ops: list[Op], contributions: dict[Value, list[Value]], gradients: dict[Value, Value], builder: Builder
 ) -> list[Op]:
-    """Let the op that computes a contribution write the gradient itself.
+    """Make the op that computes a contribution write it directly to the gradient.
 
-    It cannot where somebody else needs the contribution (another op, another gradient), where it already writes the
-    same gradient, or where no op computes it at all: there the contribution is copied.
+    A contribution is copied instead if another op reads it, if it contributes to another gradient too, if its op
+    already writes the same gradient, or if no op computes it.
     """
     readers = {v for op in ops for v in op.ins}
-    claims = Counter(v for values in contributions.values() for v in values)
-    claimed_by = {v: gradients[p] for p, values in contributions.items() for v in values}
-    copies = {v: [gradients[p] for p, values in contributions.items() for c in values if c is v] for v in claims}
+    copies: dict[Value, list[Value]] = {}
+    for param, values in contributions.items():
+        for contribution in values:
+            copies.setdefault(contribution, []).append(gradients[param])
+    claimed_by = {v: claims[-1] for v, claims in copies.items() if len(claims) == 1}
     result: list[Op] = []
 
     def copy(value: Value, block: int) -> None:
@@ -163,12 +173,12 @@ def _write_gradients(
         outs: list[Value] = []
         for value in op.outs:
             gradient = claimed_by.get(value)
-            if gradient is None or value in readers or claims[value] > 1 or gradient in outs:
+            if gradient is None or value in readers or gradient in outs:
                 outs.append(value)
             else:
                 outs.append(gradient)
                 del copies[value]
-        result.append(replace(op, outs=tuple(outs)))
+        result.append(op if tuple(outs) == op.outs else replace(op, outs=tuple(outs)))
         for value in op.outs:
             copy(value, op.block)
     for value in list(copies):

@@ -1,4 +1,4 @@
-"""Applies an op's shape rule, and says where when it does not fit."""
+"""Shape inference: applies an op's shape rule and adds the location to its errors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ if TYPE_CHECKING:
 
 
 def infer(definition: OpDef, ins: Sequence[Value], attrs: Mapping[str, Any], place: str) -> Sequence[OutSpec]:
-    """What the op's definition says of its outputs. Raises ProgramError beginning with `place` (op, block, line)."""
+    """Return the output specs given by the op's shape rule.
+
+    Raises ProgramError if the rule fails. The message begins with `place` (op, block, line).
+    """
     try:
         return definition.infer(ins, attrs)
     except (ProgramError, LookupError, TypeError, ValueError) as error:
-        told = str(error) if isinstance(error, ProgramError) else f"{type(error).__name__}: {error}"
-        raise ProgramError(f"{place}: {definition.kind}({', '.join(map(repr, ins))}): {told}") from error
+        reason = str(error) if isinstance(error, ProgramError) else f"{type(error).__name__}: {error}"
+        raise ProgramError(f"{place}: {definition.kind}({', '.join(map(repr, ins))}): {reason}") from error

@@ -1,4 +1,4 @@
-"""Ops and programs: a flat list, in the order in which it runs."""
+"""Ops and programs. A program is a flat list of ops in execution order."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ Stage = Literal["forward", "micro", "evaluate", "update", "load"]
 """What a program is for. "forward" is the recorded model, before passes make "micro" and "evaluate" of it."""
 
 Lane = Literal["compute", "comm"]
-"""Where an op runs: "compute" is in order; "comm" runs beside it, in an order of its own, from the moment when what
-comes before it in the program is done. What an op of one lane leaves, an op of the other waits for."""
+"""The stream that an op runs on. Ops of one lane run in program order. "comm" runs concurrently with "compute": a
+"comm" op starts once all ops before it in the program are done. An op that uses a value written on the other lane waits
+for that write."""
 
 
 @dataclass(frozen=True, eq=False)
 class Op:
-    """One step of a program: `outs = kind(ins, **attrs)`.
+    """One operation of a program: `outs = kind(ins, **attrs)`.
 
-    attrs       plain values that never change between runs; what changes is an input value (lr, step, seed)
-    accumulate  indices of `outs` that are added to (`+=`) instead of written
-    block       transformer block, -1 outside
-    where       "file:line" of the emit, for error messages
-    lane        whether it runs in order with the rest or beside it
+    attrs       constants; whatever changes between runs is an input value instead (lr, step, seed)
+    accumulate  indices of `outs` that the op adds to (`+=`) instead of overwriting
+    block       index of the transformer block, or -1 outside of blocks
+    where       "file:line" of the code that emitted the op, for error messages
+    lane        stream that the op runs on
     """
 
     kind: str
@@ -42,12 +43,12 @@ class Op:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A list of ops and the values that a caller reads afterwards (they keep their producers alive).
+    """A list of ops, and the output values that the caller reads after a run. Ops that produce outputs are not dead.
 
     name        unique within a family of programs
     stage       what the program is for
-    first       micro-step only: writes the gradients; the others add to them
-    last        micro-step only: sums the gradients over the workers; False where there is one worker
+    first       of a micro-step: it writes the gradients; the others add to them
+    last        of a micro-step: it sums the gradients over the workers; always False with one worker
     documents   the most documents that a batch may have; None: as many as the run was planned for
     """
 
@@ -60,7 +61,7 @@ class Program:
     documents: int | None = None
 
     def values(self) -> list[Value]:
-        """Every value that the program touches, each once, in order of first appearance."""
+        """Return every value that the program uses, without duplicates, in order of first appearance."""
         seen: dict[Value, None] = {}
         for op in self.ops:
             for value in (*op.ins, *op.outs):

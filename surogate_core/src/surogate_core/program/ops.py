@@ -1,8 +1,8 @@
-"""The standard vocabulary: shape rules, backward rules and FLOPs of the ops that decoder models are made of.
+"""The standard ops: shape rules, backward rules and FLOPs of the ops of decoder models.
 
-Registered through the same hooks as any plugin's ops. What each op computes is defined by its torch reference in
-`reference/ops.py`, under the same name. Dimensions: T tokens, C model width, H query heads, G key/value heads,
-D head size, F feed-forward width, V vocabulary, N and K rows and columns of a weight.
+They are registered through the same hooks as a plugin's ops. The torch reference of the same name in `reference/ops.py`
+defines what each op computes. Dimensions: T tokens, C model width, H query heads, G key/value heads, D head size,
+F feed-forward width, V vocabulary size, N and K rows and columns of a weight.
 
     embedding      (tokens [T], w [V, C])                      -> x [T, C]
     linear         (x [T, K], w [N, K], bias [N]?; dtype)      -> y [T, N]
@@ -11,7 +11,7 @@ D head size, F feed-forward width, V vocabulary, N and K rows and columns of a w
     attention      (qkv [T, (H+2G)D], cu_seqlens; n_heads, n_kv_heads, head_dim, seq_len) -> out [T, HD], lse [H, T]
     swiglu         (gate_up [T, 2F], halves [gate; up])        -> [T, F]
     lm_head_ce     (x [T, C], w [V, C], targets [T], loss_scale []; chunks) -> loss []
-    all_reduce     (values; world_size)                        -> the same values, summed over the workers of a run
+    all_reduce     (values; world_size)                        -> the values, summed over the workers of a run
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Ins = Sequence[Value]
 
 
 def accumulator(dtype: str) -> str:
-    """The dtype in which sums over many elements are kept: fp32, or fp64 where the operands are."""
+    """Return the dtype in which sums of `dtype` elements are accumulated: fp64 for fp64, otherwise fp32."""
     return "fp64" if dtype == "fp64" else "fp32"
 
 
@@ -107,7 +107,7 @@ def _linear_bgrad(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 
 
 def _product_flops(op: Op) -> int:
-    """2MNK of a product: forward, dgrad or wgrad."""
+    """2MNK FLOPs of a matrix product (forward, dgrad or wgrad)."""
     a, b = op.ins[0], op.ins[1]
     if op.kind == "linear_wgrad":
         return 2 * a.size * b.shape[1]
@@ -144,7 +144,7 @@ def _add_rmsnorm(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 
 
 def _add_rmsnorm_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
-    """The sum passes its gradient on unchanged: x and residual receive the same value."""
+    """x and residual receive the same gradient, because the gradient of a sum is passed to both addends unchanged."""
     dnorm, drstd, dresidual = grads
     _need(drstd is None, "the loss reads rstd, which has no backward rule")
     _, rstd, residual = op.outs
@@ -155,8 +155,11 @@ def _add_rmsnorm_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
     return dx, dx, dw
 
 
-def _add_rmsnorm_again(b: Builder, op: Op, kept: frozenset[Value]) -> Gradients:
-    """With the residual in memory the norm comes back without x; the norm is defined on the rounded residual."""
+def _add_rmsnorm_rematerialise(b: Builder, op: Op, kept: frozenset[Value]) -> Gradients:
+    """Recompute the norm from the stored residual if there is one, so that x need not be kept.
+
+    This is bit-identical, because the norm is defined on the rounded residual.
+    """
     norm, _, residual = op.outs
     if residual not in kept:
         return b.emit("add_rmsnorm", *op.ins, label=norm.label, **op.attrs)
@@ -202,7 +205,7 @@ def _attention_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 
 
 def _attention_flops(op: Op) -> int:
-    """Causal and full-length documents: two products forward, five backward, half of each square masked away."""
+    """FLOPs for documents of full length: two products forward, five backward; the causal mask halves each of them."""
     tokens = op.outs[0].shape[0]
     products = 2 if op.kind == "attention" else 5
     seq_len, width = int(op.attrs["seq_len"]), int(op.attrs["n_heads"]) * int(op.attrs["head_dim"])
@@ -214,7 +217,7 @@ def _attention_flops(op: Op) -> int:
 
 def _swiglu(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     t, width = _matrix(ins[0], "gate_up")
-    _need(width % 2 == 0, f"gate_up has {width} columns, an odd number")
+    _need(width % 2 == 0, f"gate_up has {width} columns; the number must be even")
     return [OutSpec("swiglu", (t, width // 2), ins[0].dtype)]
 
 
@@ -239,7 +242,7 @@ def _lm_head_ce(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     _need(c == wc, f"x has {c} columns, w has {wc}")
     _need(targets.shape == (t,) and targets.dtype == "int32", f"targets must be int32 [{t}]")
     _need(scale.shape == (), "loss_scale must be a scalar")
-    _need(t % attrs["chunks"] == 0, f"{attrs['chunks']} chunks do not divide {t} tokens")
+    _need(t % attrs["chunks"] == 0, f"{t} tokens cannot be split into {attrs['chunks']} equal chunks")
     return [OutSpec("loss", (), accumulator(x.dtype))]
 
 
@@ -251,12 +254,12 @@ def _lm_head_ce_grads(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 
 
 def _lm_head_flops(op: Op) -> int:
-    """A product for the logits, and one for each gradient."""
+    """FLOPs of one product for the logits and one for each gradient."""
     return 2 * len(op.outs) * op.ins[0].size * op.ins[1].shape[0]
 
 
 def _lm_head_workspace(op: Op) -> int:
-    """The logits of one chunk; their gradient takes their place."""
+    """Bytes of the logits of one chunk. Their gradient overwrites them."""
     x, w = op.ins[0], op.ins[1]
     return x.shape[0] // int(op.attrs["chunks"]) * w.shape[0] * (x.nbytes // x.size)
 
@@ -279,7 +282,10 @@ def _cast(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 
 
 def _cast_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
-    """A gradient that a product has summed in fp32 stays there: only activations go back to their own dtype."""
+    """Cast the gradient of an activation to the activation's dtype.
+
+    The gradient of a param stays as it is, so that a product's fp32 sum is not narrowed.
+    """
     (dy,) = grads
     assert dy is not None
     x = op.ins[0]
@@ -300,19 +306,32 @@ def _accumulate_rounded(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [OutSpec("sum", total.shape, total.dtype)]
 
 
+def _copy(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    return [OutSpec(ins[0].label, ins[0].shape, ins[0].dtype)]
+
+
+def _commit(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    pending, state = ins[1], ins[2]
+    _need(pending.shape == state.shape and pending.dtype == state.dtype, f"{pending!r} is no copy of {state!r}")
+    return [OutSpec(state.label, state.shape, state.dtype)]
+
+
 def _all_reduce(ins: Ins, attrs: Attrs) -> list[OutSpec]:
-    _need(len(ins) > 0 and attrs["world_size"] > 0, "needs values, and workers to sum them over")
+    _need(len(ins) > 0 and attrs["world_size"] > 0, "all_reduce needs at least one value and one worker")
     return [OutSpec(v.label, v.shape, v.dtype) for v in ins]
 
 
 def _ring_bytes(op: Op) -> int:
-    """What a worker sends: in a ring each value passes n - 1 links to be summed and n - 1 to be known, in n parts."""
+    """Bytes that a worker sends in a ring all-reduce.
+
+    Each value is split into n parts: n - 1 transfers of a part for the reduce-scatter and n - 1 for the all-gather.
+    """
     n = int(op.attrs["world_size"])
     return 2 * (n - 1) * sum(v.nbytes for v in op.ins) // n
 
 
 def _reference_vjp(ins: Ins, attrs: Attrs) -> list[OutSpec]:
-    """Autograd's gradients have the dtypes of what they are gradients of."""
+    """A gradient computed by autograd has the shape and dtype of its input."""
     return [OutSpec(f"d_{ins[i].label}", ins[i].shape, ins[i].dtype) for i in attrs["wrt"]]
 
 
@@ -336,7 +355,7 @@ OPS: tuple[OpDef, ...] = (
         "add_rmsnorm",
         _add_rmsnorm,
         vjp=_add_rmsnorm_vjp,
-        rematerialise=_add_rmsnorm_again,
+        rematerialise=_add_rmsnorm_rematerialise,
         flops=_elements(5),
     ),
     _op("rmsnorm_bwd", _rmsnorm_bwd, flops=_elements(9)),
@@ -358,6 +377,8 @@ OPS: tuple[OpDef, ...] = (
     _op("fill", _fill),
     _op("global_norm", _global_norm, flops=lambda op: 2 * sum(v.size for v in op.ins)),
     _op("accumulate_rounded", _accumulate_rounded, flops=_elements(1)),
+    _op("copy", _copy),
+    _op("commit", _commit),
     _op("all_reduce", _all_reduce, link=_ring_bytes),
     _op("reference_vjp", _reference_vjp),
 )

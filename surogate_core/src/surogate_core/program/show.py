@@ -1,4 +1,4 @@
-"""A program as text: one op a line, to read and to diff."""
+"""Text listing of a program, one op per line, for reading and diffing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from .op import Op, Program
 
 
 def listing(program: Program) -> str:
-    """Every op with block, phase or another lane's name, kind, inputs, outputs (`+=` where it adds), attributes."""
+    """Return the listing of `program`.
+
+    Each line has the op's index, block, phase (or lane, if it is not "compute"), outputs ("+=" where the op
+    accumulates), kind, inputs and scalar attributes.
+    """
     width = len(str(max(len(program.ops) - 1, 0)))
     lines = [f"{program.name}: {len(program.ops)} ops"]
     lines += [f"{i:>{width}}  {_line(op)}" for i, op in enumerate(program.ops)]
@@ -25,7 +29,7 @@ def _line(op: Op) -> str:
 
 
 class _Elided:
-    """Stands for the middle of a long list of values, as the ops over all parameters have."""
+    """Placeholder for the omitted values of a long list. Ops over all parameters have such lists."""
 
     def __init__(self, count: int) -> None:
         self.count = count

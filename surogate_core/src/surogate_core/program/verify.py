@@ -1,4 +1,4 @@
-"""What must hold of every program, checked after every pass."""
+"""Invariants of a program. They are checked after every pass."""
 
 from __future__ import annotations
 
@@ -14,41 +14,75 @@ if TYPE_CHECKING:
     from ..api import OpDef
 
 
-def verify(program: Program, ops: Mapping[str, OpDef], after: str = "") -> None:
-    """Raise ProgramError, naming op and line, unless:
+def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked: set[Op] | None = None) -> None:
+    """Check the invariants below. Raise ProgramError, naming the op and its source line, if one does not hold.
 
-    - names are unique; dtypes exist
-    - an activation has one writer, which runs before every reader; inputs have none
-    - only gradients and states are added to
-    - shapes and dtypes are what the op's definition infers (a gradient may be stored in another)
-    - no op with effects is recomputed
-    - an op off the compute lane touches only what outlives the program: an activation's memory is another's once the
-      op has had its turn in the list, which is not when it is done
-    - every output of the program is written or outlives it
+    - Value names are unique and dtypes are known.
+    - An activation has exactly one writer, which runs before all readers. Inputs have no writer.
+    - Ops accumulate only into gradients and states.
+    - Shapes and dtypes equal those that the op's definition infers. A gradient may be stored in a different dtype.
+    - No op with effects is recomputed.
+    - An op that is not on the compute lane uses only values that outlive the program. The planner may reuse an
+      activation's memory after its last reader in program order, when an op on another lane may still be running.
+    - Every output of the program is written by the program or outlives it.
+
+    `checked` holds ops that earlier calls found valid; this call adds those of `program`. Ops are immutable, so the
+    rules about a single op are checked once, however many passes keep it.
     """
     context = f"{program.name}{f' after {after}' if after else ''}"
+    checked = set() if checked is None else checked
     names: dict[str, Value] = {}
     written: set[Value] = set()
     for index, op in enumerate(program.ops):
-        place = f"{context}, op {index} {op.kind} (block {op.block}, {op.where})"
-        if op.kind not in ops:
-            raise ProgramError(f"{place}: no plugin defines this op")
-        for value in (*op.ins, *op.outs):
-            if names.setdefault(value.name, value) is not value:
-                raise ProgramError(f"{place}: two values are named {value.name!r}")
-            if value.dtype not in DTYPE_BYTES:
-                raise ProgramError(f"{place}: {value!r} has no known dtype")
         for value in op.ins:
+            if names.setdefault(value.name, value) is not value:
+                raise ProgramError(f"{_place(context, index, op)}: two values are named {value.name!r}")
             if value.role == "act" and value not in written:
-                raise ProgramError(f"{place}: reads {value!r} before any op writes it")
-        if op.lane != "compute":
-            _check_lane(op, place)
-        if ops[op.kind].effects and op.phase == "recompute":
-            raise ProgramError(f"{place}: recomputed, but it changes {', '.join(sorted(ops[op.kind].effects))}")
-        _check_outs(op, ops[op.kind], written, place)
+                raise ProgramError(f"{_place(context, index, op)}: reads {value!r} before any op writes it")
+        for value in op.outs:
+            if names.setdefault(value.name, value) is not value:
+                raise ProgramError(f"{_place(context, index, op)}: two values are named {value.name!r}")
+            if value.role == "act" and value in written:
+                raise ProgramError(f"{_place(context, index, op)}: writes {value!r} a second time")
+            written.add(value)
+        if op not in checked:
+            _check_op(op, ops, _place(context, index, op))
+            checked.add(op)
     for value in program.outputs:
         if value.role == "act" and value not in written:
             raise ProgramError(f"{context}: output {value!r} is never written")
+
+
+def _place(context: str, index: int, op: Op) -> str:
+    return f"{context}, op {index} {op.kind} (block {op.block}, {op.where})"
+
+
+def _check_op(op: Op, ops: Mapping[str, OpDef], place: str) -> None:
+    """The rules that concern an op alone."""
+    definition = ops.get(op.kind)
+    if definition is None:
+        raise ProgramError(f"{place}: no plugin defines this op")
+    for value in (*op.ins, *op.outs):
+        if value.dtype not in DTYPE_BYTES:
+            raise ProgramError(f"{place}: {value!r} has no known dtype")
+    if op.lane != "compute":
+        _check_lane(op, place)
+    if definition.effects and op.phase == "recompute":
+        raise ProgramError(f"{place}: recomputed, but it changes {', '.join(sorted(definition.effects))}")
+    specs = infer(definition, op.ins, op.attrs, place)
+    if len(specs) != len(op.outs):
+        raise ProgramError(f"{place}: has {len(op.outs)} outputs, its definition infers {len(specs)}")
+    if op.accumulate and max(op.accumulate) >= len(op.outs):
+        raise ProgramError(f"{place}: adds to output {max(op.accumulate)}, but has {len(op.outs)}")
+    for i, (value, spec) in enumerate(zip(op.outs, specs, strict=True)):
+        if value.role == "input":
+            raise ProgramError(f"{place}: writes the input {value!r}")
+        if i in op.accumulate and value.role not in ("grad", "state"):
+            raise ProgramError(f"{place}: adds to {value!r}, but only gradients and states accumulate")
+        if value.shape != tuple(spec.shape):
+            raise ProgramError(f"{place}: {value!r} should have shape {list(spec.shape)}")
+        if value.dtype != spec.dtype and value.role != "grad":
+            raise ProgramError(f"{place}: {value!r} should be {spec.dtype}")
 
 
 def _check_lane(op: Op, place: str) -> None:
@@ -59,23 +93,3 @@ def _check_lane(op: Op, place: str) -> None:
             raise ProgramError(
                 f"{place}: on lane {op.lane} it cannot use {value!r}, which does not outlive the program"
             )
-
-
-def _check_outs(op: Op, definition: OpDef, written: set[Value], place: str) -> None:
-    specs = infer(definition, op.ins, op.attrs, place)
-    if len(specs) != len(op.outs):
-        raise ProgramError(f"{place}: has {len(op.outs)} outputs, its definition infers {len(specs)}")
-    if op.accumulate and max(op.accumulate) >= len(op.outs):
-        raise ProgramError(f"{place}: adds to output {max(op.accumulate)}, but has {len(op.outs)}")
-    for i, (value, spec) in enumerate(zip(op.outs, specs, strict=True)):
-        if value.role == "input":
-            raise ProgramError(f"{place}: writes the input {value!r}")
-        if value.role == "act" and value in written:
-            raise ProgramError(f"{place}: writes {value!r} a second time")
-        if i in op.accumulate and value.role not in ("grad", "state"):
-            raise ProgramError(f"{place}: adds to {value!r}, but only gradients and states accumulate")
-        if value.shape != tuple(spec.shape):
-            raise ProgramError(f"{place}: {value!r} should have shape {list(spec.shape)}")
-        if value.dtype != spec.dtype and value.role != "grad":
-            raise ProgramError(f"{place}: {value!r} should be {spec.dtype}")
-        written.add(value)

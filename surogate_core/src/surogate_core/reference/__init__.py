@@ -1,1 +1,4 @@
-"""What every standard op means, in plain torch: the oracle for kernels and the executor on a CPU. Slow on purpose."""
+"""Torch references of the standard ops. Kernels are tested against them, and the CPU executor runs them.
+
+They are written for clarity, not speed.
+"""

@@ -1,4 +1,4 @@
-"""Dtypes, casts and counter-based stochastic rounding, bit for bit as kernels do them."""
+"""Dtypes, casts and counter-based stochastic rounding, bit-identical to those of the kernels."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _MASK = 0xFFFFFFFF
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which an op computes: fp32, or fp64 where the operands are."""
+    """Return the dtype in which an op on `dtype` operands computes: fp64 for fp64, otherwise fp32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def philox4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:
-    """Philox4x32-10 (Salmon et al. 2011). Counter words are int64 tensors holding 32 bits; so are the results."""
+    """Philox4x32-10 (Salmon et al. 2011). Counter words and results are int64 tensors that hold 32-bit integers."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
-        p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57  # wraps modulo 2**64, which keeps every bit that is used
+        p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57  # wraps modulo 2**64; all used bits are exact
         c0, c1, c2, c3 = ((p1 >> 32) & _MASK) ^ c1 ^ k0, p1 & _MASK, ((p0 >> 32) & _MASK) ^ c3 ^ k1, p0 & _MASK
         k0, k1 = (k0 + 0x9E3779B9) & _MASK, (k1 + 0xBB67AE85) & _MASK
     return c0, c1, c2, c3
 
 
 def random_16_bits(count: int, *, seed: int, stream: int, step: int) -> Tensor:
-    """`count` uniform 16-bit integers (int64) for the elements of one value.
+    """Return `count` uniform 16-bit integers (int64), one for each element of a value.
 
-    Key (seed low, seed high), counter (block low, block high, stream, step); a call serves eight elements: element e
-    of a block takes half e % 2 (low first) of word e // 2.
+    The Philox key is (seed low, seed high), the counter (block low, block high, stream, step). One Philox call yields
+    the bits of a block of eight elements: element e uses half e % 2 (low first) of word e // 2.
     """
     blocks = torch.arange(-(-count // 8), dtype=torch.int64)
     constant = torch.zeros_like(blocks)
@@ -50,9 +50,9 @@ def random_16_bits(count: int, *, seed: int, stream: int, step: int) -> Tensor:
 
 
 def round_stochastic(x: Tensor, bits: Tensor) -> Tensor:
-    """fp32 -> bf16: up with the probability that makes the mean exact. `bits`: 16 random bits an element.
+    """Round fp32 to bf16 stochastically: the expected value of the result is x.
 
-    (bits of x + r) >> 16; infinities and NaN keep their own bf16.
+    `bits` has 16 random bits per element. The result is (bit pattern of x + bits) >> 16. Infinities and NaN are cast.
     """
     x = x.contiguous()
     raw = x.view(torch.int32).to(torch.int64) & _MASK
@@ -62,7 +62,10 @@ def round_stochastic(x: Tensor, bits: Tensor) -> Tensor:
 
 
 def store(x: Tensor, dtype: torch.dtype, *, seed: int, stream: int, step: int) -> Tensor:
-    """`x` in `dtype`; narrowing to bf16 rounds stochastically. For what is accumulated: masters, moments, gradients."""
+    """Cast `x` to `dtype`, with stochastic rounding to bf16.
+
+    Used for values that accumulate small updates: master weights, optimizer moments, gradients.
+    """
     if dtype != torch.bfloat16:
         return x.to(dtype)
     return round_stochastic(x.to(torch.float32), random_16_bits(x.numel(), seed=seed, stream=stream, step=step))

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from ..api import Call, Comm, KernelDef, OpDef, Part, Target
-from ..errors import ConfigError, SurogateError
+from ..errors import ConfigError, ProgramError, SurogateError
 from ..program.op import Op, Program
 from ..program.value import Value
-from ..reference.ops import load
 from .arena import Buffers
 from .launch import Alone
-from .reference import place, run_reference
+from .reference import place, reference_call
 
 KernelFor = Callable[[Op], KernelDef | None]
 """Which kernel serves an op; None: its torch reference."""
@@ -119,6 +118,10 @@ def bind(
 def _bind_kernel(kernel: KernelDef, op: Op, context: Binding) -> tuple[Part, ...]:
     try:
         return as_parts(kernel.bind(op, context))
+    except ProgramError as error:
+        if kernel.origin is None:
+            raise
+        raise kernel.origin.failed(f"bind, {place(op)}", error) from error
     except SurogateError:
         raise
     except ImportError as error:
@@ -127,12 +130,22 @@ def _bind_kernel(kernel: KernelDef, op: Op, context: Binding) -> tuple[Part, ...
             "with SUROGATE_CUDA=on, which needs nvcc, or train on the CPU with CUDA_VISIBLE_DEVICES= (empty)."
         ) from error
     except Exception as error:
-        raise ConfigError(f"{place(op)}: its kernel cannot be bound: {type(error).__name__}: {error}") from error
+        if kernel.origin is None:
+            raise ConfigError(f"{place(op)}: its kernel cannot be bound: {type(error).__name__}: {error}") from error
+        raise kernel.origin.failed(f"bind, {place(op)}", error) from error
 
 
 def as_parts(bound: Call | tuple[Part, ...]) -> tuple[Part, ...]:
-    """What a kernel's `bind` returned, as parts: a launch is one that is always needed."""
-    return tuple(bound) if all(isinstance(part, Part) for part in bound) else (Part(bound),)  # type: ignore[arg-type]
+    """What a kernel's `bind` returned, as parts: a launch is one that is always needed. Raises TypeError for anything
+    else."""
+    if isinstance(bound, tuple) and all(isinstance(part, Part) for part in bound):
+        calls: tuple[Part, ...] = bound  # type: ignore[assignment]
+    else:
+        calls = (Part(bound),)  # type: ignore[arg-type]
+    for call in (part.call for part in calls):
+        if not (isinstance(call, tuple) and len(call) == 2 and callable(call[0]) and isinstance(call[1], tuple)):
+            raise TypeError(f"returned {bound!r:.80}, expected (function, arguments) or a tuple of Part")
+    return calls
 
 
 def _bind_reference(op: Op, ops: Mapping[str, OpDef], context: Binding) -> Call:
@@ -147,14 +160,12 @@ def _bind_reference(op: Op, ops: Mapping[str, OpDef], context: Binding) -> Call:
             "deterministic: auto: results may differ in their last bits from run to run, since some ops run as torch "
             "references on a GPU (kernels: allow_reference)."
         )
-    function = load(ops[op.kind].reference)
-    ins = tuple(context.buffers.view(v, context.program) for v in op.ins)
-    outs = tuple(context.buffers.view(v, context.program) for v in op.outs)
+    call = reference_call(op, ops, context.buffers, context.program)
     device = context.buffers.device
 
     def launch() -> None:
         with torch.device(device):
-            run_reference(op, function, ins, outs)
+            call.run()
 
     return launch, ()
 

@@ -190,8 +190,19 @@ def _origin(value: Value) -> str:
 # ------------------------------------------------------------------------------------------------ before the first step
 
 
-def refuse_nonfinite_weights(params: Mapping[str, Tensor], weights: Iterable[WeightMap], model_dir: Path) -> None:
-    """Raise ConfigError naming the tensors of the checkpoint that hold numbers which are not finite."""
+def refuse_nonfinite_weights(
+    params: Mapping[str, Tensor],
+    weights: Iterable[WeightMap],
+    model_dir: Path,
+    file_of: Callable[[Path, str], Path],
+) -> None:
+    """Raise ConfigError naming the tensors of the checkpoint that hold numbers which are not finite, and their files.
+
+    Waits for the device once where all are finite.
+    """
+    weights = list(weights)
+    if all_finite(params[weight.param] for weight in weights):
+        return
     broken = []
     for weight in weights:
         if all_finite([params[weight.param]]):
@@ -200,7 +211,7 @@ def refuse_nonfinite_weights(params: Mapping[str, Tensor], weights: Iterable[Wei
         for tensor, part in zip(weight.tensors, params[weight.param].split(rows), strict=True):
             held = contents(part)
             if not held.finite:
-                broken.append(f"{tensor.name} {list(tensor.shape)}: {held}")
+                broken.append(f"{file_of(model_dir, tensor.name).name}: {tensor.name} {list(tensor.shape)}: {held}")
     if broken:
         more = len(broken) - _MOST_INPUTS
         raise ConfigError(

@@ -27,7 +27,7 @@ class Alone:
         """Nothing waits."""
 
 
-def run_local(work: Callable[[Sequence[Comm]], Any], topology: Topology) -> Any:
+def run_local(work: Callable[[Sequence[Comm]], Any], topology: Topology, options: object = None) -> Any:
     """Call `work` here, with a way between the first `topology.devices` GPUs, which it may not outlive."""
     if topology.devices == 1:
         return work((Alone(),))

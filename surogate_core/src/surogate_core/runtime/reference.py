@@ -2,6 +2,10 @@
 
 It promises the same bits for the same library versions and thread count, and shows planning errors: every result is
 written to the offset that the plan gives it, and with `poison` a value is destroyed the moment its planned life ends.
+
+A reference that writes to one of its inputs is noticed by torch's version counters, which every in-place operation of
+torch raises: reading them costs under a microsecond an op, so every run does. Writes behind torch's back (numpy,
+`.data`) raise none: `testing.check_op` compares the inputs' bits.
 """
 
 from __future__ import annotations
@@ -13,7 +17,8 @@ import torch
 from torch import Tensor
 
 from ..api import OpDef
-from ..errors import ProgramError
+from ..errors import ProgramError, SurogateError
+from ..origin import Origin, blaming
 from ..program.op import Op, Program
 from ..program.value import Value
 from ..reference.ops import load
@@ -21,14 +26,82 @@ from .arena import Buffers
 
 
 @dataclass(frozen=True)
-class _Call:
-    """A bound op: `function(*ins, **attrs)`, then each result stored or added."""
+class ReferenceCall:
+    """An op bound to buffers: `function(*ins, **attrs)`, then each result stored or added.
+
+    ins: aliases of the buffers with version counters of their own. origin: the plugin whose reference runs, None for
+    core's. dies: values whose planned life ends with the op.
+    """
 
     op: Op
     function: Callable[..., object]
     ins: tuple[Tensor, ...]
     outs: tuple[Tensor, ...]
-    dies: tuple[Value, ...]
+    origin: Origin | None = None
+    dies: tuple[Value, ...] = ()
+
+    def run(self) -> None:
+        """Raises an error that names op, block and line when the reference fails, writes to an input, or returns
+        another shape or dtype than the program says: PluginError for a plugin's reference, ProgramError for core's."""
+        before = [x._version for x in self.ins]
+        try:
+            results = self.function(*self.ins, **self.op.attrs)
+        except SurogateError:
+            raise
+        except Exception as error:
+            if self.origin is not None:
+                raise self.origin.failed(f"its reference, {place(self.op)}", error) from error
+            raise ProgramError(f"{place(self.op)} failed: {type(error).__name__}: {error}") from error
+        with blaming(self.origin, "its reference"):
+            self._check_inputs(before)
+            self._store(results if isinstance(results, tuple) else (results,))
+
+    def _check_inputs(self, before: list[int]) -> None:
+        for i, (x, version) in enumerate(zip(self.ins, before, strict=True)):
+            if x._version != version:
+                raise ProgramError(
+                    f"{place(self.op)} wrote to its input {i}, {self.op.ins[i]!r}; a reference returns new tensors"
+                )
+
+    def _store(self, results: tuple[object, ...]) -> None:
+        if len(results) != len(self.outs):
+            raise ProgramError(f"{place(self.op)} returned {len(results)} results for {len(self.outs)} outputs")
+        for i, (out, result) in enumerate(zip(self.outs, results, strict=True)):
+            if not isinstance(result, Tensor):
+                found = "None" if result is None else f"a {type(result).__name__}"
+                raise ProgramError(f"{place(self.op)} returned {found} for output {i}, expected a tensor")
+            _check(self.op, i, result, out)
+            if i in self.op.accumulate:
+                out.add_(result)
+            else:
+                out.copy_(result)
+
+
+def reference_call(
+    op: Op,
+    ops: Mapping[str, OpDef],
+    buffers: Buffers,
+    program: str,
+    function: Callable[..., object] | None = None,
+    dies: tuple[Value, ...] = (),
+) -> ReferenceCall:
+    """Bind an op of `program` to its reference, or to `function` in its place.
+
+    Raises PluginError where a plugin's reference cannot be loaded.
+    """
+    definition = ops[op.attrs["of"]] if op.kind == "reference_vjp" else ops[op.kind]
+    origin = definition.origin
+    if function is None:
+        try:
+            load(definition.reference)
+            function = load(ops[op.kind].reference)
+        except Exception as error:
+            if origin is None:
+                raise
+            raise origin.failed(f"its reference {definition.reference}", error) from error
+    ins = tuple(buffers.view(v, program).data for v in op.ins)
+    outs = tuple(buffers.view(v, program) for v in op.outs)
+    return ReferenceCall(op, function, ins, outs, origin, dies)
 
 
 class ReferenceExecutor:
@@ -50,8 +123,7 @@ class ReferenceExecutor:
     def run(self, program: str, labels: int | None = None) -> None:
         """Run every op of `program` in order. `labels` changes nothing: references look at the targets.
 
-        Raises ProgramError naming op, block and source line when a result does not have the shape or dtype that the
-        program says.
+        Raises what `ReferenceCall.run` does.
         """
         self.walk(program, lambda index: None, labels)
 
@@ -59,27 +131,10 @@ class ReferenceExecutor:
     def walk(self, program: str, after: Callable[[int], None], labels: int | None = None) -> None:
         """`run`, and call `after` with the op's index behind every op, before any value dies."""
         for index, call in enumerate(self._calls[program]):
-            run_reference(call.op, call.function, call.ins, call.outs)
+            call.run()
             after(index)
             for value in call.dies:
                 self.buffers.kill(value, program)
-
-
-def run_reference(op: Op, function: Callable[..., object], ins: tuple[Tensor, ...], outs: tuple[Tensor, ...]) -> None:
-    """Call an op's reference and store or add each result. Raises ProgramError naming op, block and line."""
-    try:
-        results = function(*ins, **op.attrs)
-    except (RuntimeError, TypeError, ValueError, LookupError) as error:
-        raise ProgramError(f"{place(op)} failed: {type(error).__name__}: {error}") from error
-    results = results if isinstance(results, tuple) else (results,)
-    if len(results) != len(outs):
-        raise ProgramError(f"{place(op)} returned {len(results)} results for {len(outs)} outputs")
-    for i, (out, result) in enumerate(zip(outs, results, strict=True)):
-        _check(op, i, result, out)
-        if i in op.accumulate:
-            out.add_(result)
-        else:
-            out.copy_(result)
 
 
 def _check(op: Op, index: int, result: Tensor, out: Tensor) -> None:
@@ -102,7 +157,7 @@ def _bind(
     buffers: Buffers,
     poison: bool,
     instead: Mapping[str, Callable[..., object]],
-) -> list[_Call]:
+) -> list[ReferenceCall]:
     last: dict[Value, int] = {}
     for index, op in enumerate(program.ops):
         for value in (*op.ins, *op.outs):
@@ -112,12 +167,6 @@ def _bind(
     for value, index in last.items() if poison else ():
         ends.setdefault(index, []).append(value)
     return [
-        _Call(
-            op,
-            instead.get(op.kind) or load(ops[op.kind].reference),
-            tuple(buffers.view(v, program.name) for v in op.ins),
-            tuple(buffers.view(v, program.name) for v in op.outs),
-            tuple(ends.get(index, ())),
-        )
+        reference_call(op, ops, buffers, program.name, instead.get(op.kind), tuple(ends.get(index, ())))
         for index, op in enumerate(program.ops)
     ]

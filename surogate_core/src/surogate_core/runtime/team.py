@@ -79,9 +79,9 @@ class Team:
         """Every rank with a watcher of its own, called from the rank's thread."""
         self._on_all(lambda worker: worker.watch(make))
 
-    def restored(self) -> None:
-        """The first rank's states hold what a checkpoint had."""
-        self._on_all(lambda worker: worker.restored())
+    def restored(self, *, lr: float, step: int) -> None:
+        """The first rank's states hold what a checkpoint had, saved after an update with `lr` and `step`."""
+        self._on_all(lambda worker: worker.restored(lr=lr, step=step))
 
     def start(self, *, graphs: bool = True) -> None:
         """Give all ranks the weights and states of the first, and start them.
@@ -195,6 +195,11 @@ class _TeamReading:
             return future.result().ready
         except Exception as error:  # what a kernel did wrong is told to whoever asks its device next
             self._team.fail(rank, error)
+
+    @property
+    def finished_at(self) -> float:
+        """When the last rank had finished the step."""
+        return max(future.result().finished_at for future in self._readings)
 
     def values(self) -> tuple[float, float]:
         while not self.ready:

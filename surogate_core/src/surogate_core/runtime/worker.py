@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from itertools import cycle
 from typing import Any, Protocol
@@ -39,6 +40,14 @@ class Reading(Protocol):
         """(mean loss in nats, 2-norm of the gradient before clipping). Waits until the step is done."""
         ...
 
+    @property
+    def finished_at(self) -> float:
+        """When the device finished the step, in seconds of `time.perf_counter`. Call `values` before.
+
+        It is not when `values` returned: the loop reads a step while the next one is queued, often much later.
+        """
+        ...
+
 
 class Worker:
     """Runs the programs of an assembly in the planned buffers: on the CPU by references, on a GPU by kernels.
@@ -69,7 +78,10 @@ class Worker:
         self._inputs.write("seed", seed)
         self._outcome = [buffers.persistent(v) for v in (assembly.loss, assembly.grad_norm)]
         if isinstance(executor, CudaExecutor):
-            self._readings = cycle([_Later(self._outcome, executor.stream) for _ in range(READINGS)])
+            readings = [_Later(self._outcome, executor.stream) for _ in range(READINGS)]
+            for before, after in zip([readings[-1], *readings], readings, strict=False):
+                after.previous = before
+            self._readings = cycle(readings)
 
     @classmethod
     def on_cpu(
@@ -152,9 +164,15 @@ class Worker:
         if isinstance(self.executor, CudaExecutor):
             torch.cuda.synchronize()
 
-    def restored(self) -> None:
-        """The states hold what a checkpoint had: `start` makes none of them from the params."""
+    def restored(self, *, lr: float, step: int) -> None:
+        """The states hold what a checkpoint had: `start` makes none of them from the params.
+
+        `lr` and `step` are those of the last update before it, which micro-steps read until the next one.
+        """
         self._restored = True
+        self._inputs.write("lr", lr)
+        self._inputs.write("step", step)
+        self._inputs.commit()
 
     def connect(self) -> None:
         """Call once, while the other workers do: makes the ways between the devices."""
@@ -255,6 +273,7 @@ class _Now:
 
     def __init__(self, loss: float, norm: float) -> None:
         self._values = loss, norm
+        self.finished_at = time.perf_counter()
 
     def values(self) -> tuple[float, float]:
         return self._values
@@ -267,11 +286,15 @@ class _Later:
         self._values = values
         self._stream = stream
         self._host = [torch.empty(v.shape, dtype=v.dtype, pin_memory=True) for v in values]
-        self._event = torch.cuda.Event()
+        self._event = torch.cuda.Event(enable_timing=True)
+        self._finished_at: float | None = None
+        self.previous: _Later | None = None
+        """The reading of the step before."""
         self.enqueue()  # makes the event
 
     def enqueue(self) -> None:
         """Take the values as they are once everything that is enqueued so far is done."""
+        self._finished_at = None
         with torch.cuda.stream(self._stream):
             for host, value in zip(self._host, self._values, strict=True):
                 host.copy_(value, non_blocking=True)
@@ -282,8 +305,24 @@ class _Later:
         return bool(self._event.query())
 
     def values(self) -> tuple[float, float]:
-        self._event.synchronize()
+        if self._finished_at is None:
+            finished_earlier = self._event.query()
+            self._event.synchronize()
+            now = time.perf_counter()
+            self._finished_at = min(now, self._after_previous() or now) if finished_earlier else now
         return float(self._host[0]), float(self._host[1])
+
+    @property
+    def finished_at(self) -> float:
+        assert self._finished_at is not None, "read `values` before"
+        return self._finished_at
+
+    def _after_previous(self) -> float | None:
+        """By the GPU's clock, counted from the step before. A step that was waited for sets the host's clock anew."""
+        previous = self.previous
+        if previous is None or previous._finished_at is None:
+            return None
+        return previous._finished_at + previous._event.elapsed_time(self._event) / 1000
 
 
 def _inputs(assembly: Assembly, buffers: Buffers, stream: Any | None) -> Inputs:

@@ -1,8 +1,9 @@
-"""`surogate verify`: a run's model and recipe beside transformers, on this machine, before the run.
+"""`surogate verify`: compares a run's model and recipe with transformers, on this machine, before the run.
 
-Forward and backward of a few rows by the run's own programs, executor and kernels, and by transformers in fp32 on the
-same weights, which is the truth. Where a recipe computes in less than fp32, transformers in bf16 is measured by the
-same truth: ours may be no farther away.
+A few rows go forward and backward through the run's own programs, executor and kernels, and through transformers in
+float64 on the same weights, which is the truth. How far ours may be from it follows the error that transformers itself
+makes in the run's precision. A run that computes in less than fp32 is compared twice: the model in fp32, which shows
+errors that are smaller than the rounding of the run, and the run itself.
 """
 
 from __future__ import annotations
@@ -10,20 +11,28 @@ from __future__ import annotations
 import gc
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .. import run
 from ..api import WeightMap
+from ..config import Mode
 from ..errors import ConfigError
 from ..hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
 from ..model_config import read_config
 from ..plugins import load_registry
 from ..prepare import Prepared, prepare
 from .needs import Needs, estimate, refuse_unless_it_fits
+from .programs import WithoutDropout, computes_in_fp32, in_fp32, refuse_training_only
 from .tokens import Chosen, from_data, random_batch
 from .verdict import Row, Verdict, compare
+
+if TYPE_CHECKING:
+    from ..assemble import Ingredients
+    from .observed import Observed
 
 __all__ = ["Row", "Verdict", "Verification", "verify"]
 
@@ -33,7 +42,11 @@ DEFAULT_LENGTH = 512
 
 @dataclass(frozen=True)
 class Verification:
-    """What was compared, on what, and how it came out. tokens: what they are; device: where ours ran."""
+    """What was compared, on what, and the results.
+
+    tokens: a description of them. device: where ours ran. left_out: kinds of ops for training alone, such as dropout,
+    that were off on both sides. in_fp32: the comparison of the model in fp32, where the run computes in less.
+    """
 
     model: str
     recipe: str
@@ -41,8 +54,24 @@ class Verification:
     device: str
     weights: str
     tokens: str
+    left_out: tuple[str, ...]
     needs: Needs
+    in_fp32: Verdict | None
     verdict: Verdict
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """In the order in which to read them: an error of the model is an error of the run too."""
+        return (self.in_fp32, self.verdict) if self.in_fp32 else (self.verdict,)
+
+    @property
+    def passed(self) -> bool:
+        return all(verdict.passed for verdict in self.verdicts)
+
+    @property
+    def first_wrong(self) -> Row | None:
+        """Where to look first."""
+        return next((verdict.first_wrong for verdict in self.verdicts if not verdict.passed), None)
 
 
 def verify(
@@ -53,15 +82,16 @@ def verify(
     length: int | None = None,
     layers: int | None = None,
     random_tokens: bool = False,
+    mode: Mode = "train",
     notice: Callable[[str], None] = print,
 ) -> Verification:
     """Compare the model and recipe of a YAML file with transformers on this machine. Writes nothing.
 
     `rows` rows of `length` tokens (at most 512 of the run's own by default), of the run's data, or random ones where it
-    names none or `random_tokens` says so; of a model cut to its first `layers`, if that is given. Raises ConfigError
-    for what cannot be compared, or does not fit.
+    names none or `random_tokens` says so; of a model cut to its first `layers`, if that is given. `mode`: the verb
+    whose defaults the run takes. Raises ConfigError for what cannot be compared, or does not fit.
     """
-    loaded = run.load(path, overrides)
+    loaded = run.load(path, overrides, mode)
     config = loaded.config
     length = length or min(config.sequence_len, DEFAULT_LENGTH)
     if not 2 <= length <= config.sequence_len:
@@ -79,20 +109,28 @@ def verify(
         model_dir = resolve_model_dir(config.model, files)
         if layers is not None:
             changes["model"] = str(_cut(model_dir, layers, scratch / "cut"))
-        smaller = run.load(path, [*overrides, *(f"{key}={json.dumps(value)}" for key, value in changes.items())])
         from ..runtime.device import training_device
 
-        prepared = prepare(smaller, load_registry(), training_device(), files, 1)
+        def planned(revise: Callable[[Ingredients], Ingredients], **more: str) -> Prepared:
+            settings = [f"{key}={json.dumps(value)}" for key, value in (changes | more).items()]
+            smaller = run.load(path, [*overrides, *settings], mode)
+            return prepare(smaller, load_registry(), training_device(), files, 1, revise)
+
+        no_dropout = WithoutDropout()
+        prepared = planned(no_dropout)
         model = prepared.ingredients.model
         if not model.in_transformers:
             raise ConfigError(f"model: transformers has no {model.name}, as its plugin says: nothing to compare with.")
+        refuse_training_only(prepared)
+        exact = None if computes_in_fp32(prepared.ingredients) else planned(in_fp32, kernels="allow_reference")
         if config.datasets and not random_tokens:
             chosen = from_data(run.tokenize(loaded, notice), prepared, config.train_seed)
         else:
             chosen = random_batch(prepared, config.train_seed)
-        needed = estimate(prepared, chosen)
+        needed = estimate(prepared, exact, chosen)
         refuse_unless_it_fits(prepared, needed)
-        verdict = _compare(prepared, chosen, model_dir, scratch, notice)
+        with _only_new_objects_collected():
+            meaning, verdict = _compare(prepared, exact, chosen, model_dir, scratch, notice)
     precision = prepared.ingredients.precision
     return Verification(
         model=config.model + (f", its first {layers} layers" if layers else ""),
@@ -101,34 +139,68 @@ def verify(
         device=prepared.report.device.title,
         weights="random, as a run from scratch begins" if config.from_scratch else "of the checkpoint",
         tokens=chosen.told,
+        left_out=tuple(sorted(no_dropout.left_out)),
         needs=needed,
+        in_fp32=meaning,
         verdict=verdict,
     )
 
 
 def _compare(
-    prepared: Prepared, chosen: Chosen, model_dir: Path, scratch: Path, notice: Callable[[str], None]
-) -> Verdict:
-    """Ours first, since from scratch it draws the weights; one model at a time is in memory."""
+    prepared: Prepared,
+    exact: Prepared | None,
+    chosen: Chosen,
+    model_dir: Path,
+    scratch: Path,
+    notice: Callable[[str], None],
+) -> tuple[Verdict | None, Verdict]:
+    """(the comparison in fp32 where the run computes in less, that of the run). One model at a time is in memory.
+
+    Ours goes first, since from scratch it draws the weights.
+    """
     import torch
 
-    from . import ours, theirs
+    from . import ours, theirs, yardstick
 
-    whole = read_config(model_dir)
     model, dims = prepared.ingredients.model, prepared.ingredients.dims
-    skipped = _names(model.weights(model.dims(whole))) - _names(model.weights(dims))
-    mine = ours.observe(prepared, chosen, scratch, sorted(skipped), notice)
-    gc.collect()  # a watched worker refers to itself: its buffers would stay
-    truth = theirs.observe(prepared, chosen, scratch, torch.float32)
+    skipped = sorted(_names(model.weights(model.dims(read_config(model_dir)))) - _names(model.weights(dims)))
+    stored = {v.name: v.dtype for v in prepared.assembly.declared if v.role == "param"}
+
+    def our_side(of: Prepared) -> Observed:
+        observed = ours.observe(of, chosen, scratch, skipped, stored, notice)
+        gc.collect()  # a watched worker refers to itself: its buffers would stay
+        return observed
+
+    mine = our_side(prepared)
+    mine_in_fp32 = our_side(exact) if exact else None
+    truth = theirs.observe(prepared, chosen, scratch, torch.float64)
     layers = _layers(prepared)
     for missing in (mine.gradients.keys() ^ truth.gradients.keys(), layers.keys() ^ truth.gradients.keys()):
         if missing:
             raise ConfigError(f"{model_dir}: {min(missing)} has a gradient on one side only: nothing to compare with.")
-    precision = prepared.ingredients.precision
-    half = None
-    if {precision.model, precision.matmul, precision.gradient} != {"fp32"}:
-        half = theirs.observe(prepared, chosen, scratch, torch.bfloat16)
-    return compare(mine, truth, half, layers, len(truth.states) - 2)
+    beside = theirs.observe(prepared, chosen, scratch, torch.float32)
+    fp32 = yardstick.fp32(beside, _longest_sum(prepared), len(chosen.batch.tokens))
+    if mine_in_fp32 is None:
+        return None, compare(mine, truth, fp32, layers)
+    meaning = compare(mine_in_fp32, truth, fp32, layers)
+    del beside, fp32, mine_in_fp32
+    bf16 = yardstick.bf16(theirs.observe(prepared, chosen, scratch, torch.bfloat16))
+    return meaning, compare(mine, truth, bf16, layers)
+
+
+@contextmanager
+def _only_new_objects_collected() -> Iterator[None]:
+    """Spares gc.collect() the objects of imported libraries: 2 s each time where transformers is imported."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _longest_sum(prepared: Prepared) -> int:
+    """Terms of the longest sum in a product of the forward pass: the most columns of a weight."""
+    return max(v.shape[-1] for v in prepared.assembly.declared if v.role == "param" and len(v.shape) == 2)
 
 
 def _names(weights: Iterable[WeightMap]) -> set[str]:

@@ -26,13 +26,15 @@ class Needs:
         return " and ".join([*parts, f"{self.host / GIB:.1f} GiB of host memory"])
 
 
-def estimate(prepared: Prepared, chosen: Chosen) -> Needs:
-    """Ours is planned to the byte; transformers' fp32 model is estimated, the larger of the two counts.
+def estimate(prepared: Prepared, exact: Prepared | None, chosen: Chosen) -> Needs:
+    """Ours is planned to the byte; transformers' float64 model is estimated; the largest counts.
 
-    An estimate: fp32 weights and gradients, every activation of our forward pass in fp32 twice (inputs and results of
-    modules that we run as one), logits four times, attention's scores of the longest document three times a layer.
+    An estimate: float64 weights and gradients, every activation of our forward pass in float64 twice (inputs and
+    results of modules that we run as one), logits four times, attention's scores of the longest document three times a
+    layer. Besides, what is compared is kept on the host in fp32. `exact`: the model in fp32, where it is compared too.
     """
-    assembly, plan = prepared.assembly, prepared.report.device_bytes["total"]
+    assembly = prepared.assembly
+    plan = max(p.report.device_bytes["total"] for p in (prepared, exact) if p is not None)
     of_model = {weight.param for weight in assembly.weights}
     weights = sum(v.size for v in assembly.declared if v.role == "param" and v.name in of_model)
     trained = prepared.n_trainable
@@ -42,11 +44,12 @@ def estimate(prepared: Prepared, chosen: Chosen) -> Needs:
     heads = prepared.model_config.get("num_attention_heads")
     scores = 3 * (heads if isinstance(heads, int) else 0) * _n_layers(prepared) * longest**2
     logits = 4 * longest * prepared.ingredients.dims.vocab_size
-    theirs = 4 * (weights + trained + scores + logits) + int(8 * share * sum(v.size for v in forward))
-    kept = 2 * 4 * trained + 8 * sum(v.size for v in forward if v.label == "residual")
+    theirs = 8 * (weights + trained + scores + logits) + int(16 * share * sum(v.size for v in forward))
+    compared = 3 if exact is None else 4
+    kept = 4 * compared * (trained + sum(v.size for v in forward if v.label == "residual"))
     if prepared.target.device.sm is None:
         return Needs(0, kept + max(plan, theirs))
-    return Needs(max(plan, theirs + prepared.report.device.runtime_bytes), kept + 4 * weights)
+    return Needs(max(plan, theirs + prepared.report.device.runtime_bytes), kept + 8 * weights)
 
 
 def refuse_unless_it_fits(prepared: Prepared, needed: Needs) -> None:

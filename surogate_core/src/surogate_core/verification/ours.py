@@ -13,6 +13,7 @@ from .. import hf, run
 from ..adapted import adapter_of, load_adapter
 from ..prepare import Prepared
 from ..program.op import Program
+from ..reference.rounding import TORCH_DTYPES
 from ..runtime.arena import Buffers
 from ..runtime.initialise import initialise
 from ..runtime.team import Team
@@ -28,15 +29,20 @@ def observe(
     chosen: Chosen,
     scratch: Path,
     skipped: Sequence[str],
+    stored: Mapping[str, str],
     notice: Callable[[str], None],
 ) -> Observed:
-    """Run a micro-step. Weights that are drawn, and the adapter, are written to "model" and "adapter" in `scratch`.
+    """Run a micro-step. Weights that are drawn, and the adapter, are written to "model" and "adapter" in `scratch`,
+    unless an earlier call has written them.
 
-    `skipped`: the checkpoint's tensors that belong to layers which were cut off.
+    `skipped`: the checkpoint's tensors that belong to layers which were cut off. `stored`: the dtype of each param in
+    the run that is verified, to which the weights are rounded.
     """
     worker = run.make_worker(prepared, notice=notice)
     try:
         _fill(prepared, worker, skipped)
+        for name, param in worker.params().items():
+            param.copy_(param.to(TORCH_DTYPES[stored[name]]))
         _write(prepared, worker, scratch)
         observed = Observed()
         positions = torch.cat([torch.arange(a, b) for a, b in chosen.documents])
@@ -87,7 +93,8 @@ def _fill(prepared: Prepared, worker: Worker | Team, skipped: Sequence[str]) -> 
     if skipped and not config.from_scratch:
         initialise((v for v in assembly.declared if v.init), worker.buffers.persistent, config.train_seed)
         ignored = [*given.model.ignored_tensors(given.dims), *skipped]
-        hf.load_weights(prepared.model_dir, assembly.weights, params, ignored)
+        copies = given.model.tied_copies(given.dims)
+        hf.load_weights(prepared.model_dir, assembly.weights, params, ignored, copies)
         load_adapter(prepared, params)
     else:
         run.fill_weights(prepared, worker)
@@ -104,12 +111,12 @@ def _write(prepared: Prepared, worker: Worker | Team, scratch: Path) -> None:
     """What transformers cannot read from the user's files."""
     config, params = prepared.loaded.config, worker.params()
     worker.settle()
-    if config.from_scratch:
+    if config.from_scratch and not (scratch / "model").exists():
         dtype = prepared.ingredients.precision.model
         model = (prepared.assembly.weights, params, prepared.model_config, prepared.model_dir, dtype)
         hf.save_model(scratch / "model", *model)
     chosen = adapter_of(prepared)
-    if chosen is not None:
+    if chosen is not None and not (scratch / "adapter").exists():
         adapter, options = chosen
         (scratch / "adapter").mkdir()
         trained = {v.name: params[v.name] for v in prepared.assembly.trainable}

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -19,27 +19,31 @@ from ..adapted import adapter_of
 from ..data.loader import NO_LABEL
 from ..errors import ConfigError
 from ..prepare import Prepared
+from .float64 import KeepFloat64
 from .observed import EMBEDDING, LOGIT_POSITIONS, LOGITS, Observed, block_name
 from .tokens import Chosen
 
-STORED = {"bf16": torch.bfloat16, "fp32": torch.float32}
+STORED: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def observe(prepared: Prepared, chosen: Chosen, scratch: Path, compute: torch.dtype) -> Observed:
-    """Forward and backward of every document on its own, computed in `compute`.
+    """Forward and backward of every document on its own, computed in `compute`: float64, float32 or bfloat16.
 
-    In fp32 the weights are rounded to what ours are stored in: then only the arithmetic differs. `scratch`: where our
-    side has written what is not in the user's files.
+    Above bfloat16 the weights are first rounded to the dtype that the run stores, so that only the arithmetic differs.
+    Dropout is off. `scratch`: where our side has written what is not in the user's files.
     """
     device = "cpu" if prepared.target.device.sm is None else "cuda:0"
-    stored = STORED[prepared.ingredients.precision.model] if compute == torch.float32 else compute
+    stored = compute if compute == torch.bfloat16 else STORED[prepared.ingredients.precision.model]
     with _quiet():
-        model = _load(prepared, scratch, stored).to(compute).to(device)
+        model = _load(prepared, scratch, stored)
         wrapped, parameters = _adapted(prepared, model, scratch)
-    model.get_input_embeddings().padding_idx = None  # else the gradient of that row is left out
+        wrapped = _in_dtype(wrapped, compute).to(device).eval()
+    _count_padding(model)
     observed = Observed()
     with ExitStack() as stack:
         seen = _watch(model, stack)
+        if compute == torch.float64:
+            stack.enter_context(KeepFloat64())
         for start, stop in chosen.documents:
             tokens = torch.from_numpy(chosen.batch.tokens[start:stop]).long().to(device)
             targets = torch.from_numpy(chosen.batch.targets[start:stop]).long().to(device)
@@ -75,6 +79,30 @@ def _load(prepared: Prepared, scratch: Path, dtype: torch.dtype) -> Any:
     except Exception as error:  # a config, a file or a version can fail in any of its layers
         told = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ConfigError(f"{model_dir}: transformers {version} does not load this model: {told}") from error
+
+
+def _in_dtype(model: Any, dtype: torch.dtype) -> Any:
+    """Parameters in `dtype`; in bfloat16 they have been loaded so, and an adapter stays in the fp32 that PEFT gives it.
+
+    Buffers stay as they are: `model.to(torch.bfloat16)` would round the frequencies of RoPE too, which no training
+    with transformers does, and would make its error look large.
+    """
+    if dtype != torch.bfloat16:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(dtype)
+    return model
+
+
+def _count_padding(model: Any) -> None:
+    """Have torch's embeddings give the padding token's row its gradient.
+
+    transformers passes `pad_token_id` as `padding_idx` to torch.nn.Embedding, which then leaves out the gradient of
+    that row; the forward pass is the same. Surogate trains the row wherever the token stands in a document, because
+    many tokenizers pad with the token that also ends a text.
+    """
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            module.padding_idx = None
 
 
 def _adapted(prepared: Prepared, model: Any, scratch: Path) -> tuple[Any, dict[str, Tensor]]:

@@ -1,37 +1,24 @@
-"""How far is too far, and which layer went wrong first."""
+"""Which results are too far from the truth, and which layer went wrong first."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import exp, log
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from .observed import Observed
-
-FP32_BOUND = 1e-5
-"""Relative distance of fp32 from fp32 over four blocks, which all families keep (tests/models). Sums of K products in
-another order differ by about sqrt(K) x 6e-8; those of blocks are independent and grow by the root of their number."""
-
-FARTHER = 1.25
-"""Ours may be so many times as far from the truth as transformers in bf16: outputs, the loss, gradients on average."""
-
-FARTHER_ALONE = 2.5
-"""The same of a single gradient, where few tokens decide and so chance does: of 1,100 gradients of small models of
-three families the errors were 0.91 times those of transformers on average, 1.8 times at most."""
-
-BF16_ROUNDING = 2.0**-9
-"""Half the distance of neighbouring bf16 numbers: who is nearer than that has rounded once."""
+from .observed import LOGITS, Observed
+from .yardstick import Yardstick
 
 
 @dataclass(frozen=True)
 class Row:
-    """A tensor's distance to transformers in fp32, relative to its norm; kind "average": that of all gradients.
+    """A tensor's distance to transformers in float64, relative to its norm; kind "average": that of all gradients.
 
-    layer: -1 outside of layers. theirs: that of transformers in bf16; None where ours computes in fp32. cosine: of
+    layer: -1 outside of layers. theirs: the error of transformers in the precision of the yardstick. cosine: of
     gradients.
     """
 
@@ -39,7 +26,7 @@ class Row:
     kind: Literal["output", "loss", "gradient", "average"]
     layer: int
     error: float
-    theirs: float | None
+    theirs: float
     allowed: float
     cosine: float | None = None
 
@@ -50,8 +37,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Verdict:
-    """rows: outputs in the order of the forward pass, the loss, gradients in the order of the layers, their average."""
+    """precision: of the yardstick. rows: outputs in the order of the forward pass, the loss, gradients in the order of
+    the layers, their average."""
 
+    precision: str
     rows: tuple[Row, ...]
     loss: float
     true_loss: float
@@ -69,34 +58,48 @@ class Verdict:
         return next(iter(forward or [*reversed(backward), *average]), None)
 
 
-def compare(
-    ours: Observed, truth: Observed, half: Observed | None, layers: Mapping[str, int], n_layers: int
-) -> Verdict:
-    """`layers`: of each gradient, by name, in the order to show; -1 outside. half: transformers in bf16."""
-    exact = FP32_BOUND * sqrt(max(1, n_layers / 4))
+def compare(ours: Observed, truth: Observed, yardstick: Yardstick, layers: Mapping[str, int]) -> Verdict:
+    """`layers`: of each gradient, by name, in the order to show; -1 outside."""
+    outputs = list(_outputs(ours, truth, yardstick))
+    gradients = list(_gradients(ours, truth, yardstick, layers))
+    rows = (*outputs, _loss(ours, truth, yardstick), *gradients, _average(gradients, yardstick))
+    return Verdict(yardstick.name, rows, ours.loss, truth.loss)
 
-    def allowed(theirs: float | None, farther: float = FARTHER) -> float:
-        return exact if theirs is None else max(farther * theirs, BF16_ROUNDING)
 
-    def rows() -> Iterator[Row]:
-        for name, want in truth.states.items():
-            theirs = None if half is None else distance(half.states[name], want)
-            layer = int(name.split()[1]) if name.startswith("block ") else -1
-            yield Row(name, "output", layer, distance(ours.states.get(name), want), theirs, allowed(theirs))
-        theirs = None if half is None else abs(half.loss - truth.loss) / abs(truth.loss)
-        yield Row("loss", "loss", -1, abs(ours.loss - truth.loss) / abs(truth.loss), theirs, allowed(theirs))
-        for name, layer in layers.items():
-            want, got = truth.gradients[name], ours.gradients[name]
-            theirs = None if half is None else distance(half.gradients[name], want)
-            cosine = float((got * want).sum(dtype=torch.float64)) / max(norm(got) * norm(want), 1e-300)
-            yield Row(name, "gradient", layer, distance(got, want), theirs, allowed(theirs, FARTHER_ALONE), cosine)
+def _outputs(ours: Observed, truth: Observed, yardstick: Yardstick) -> Iterator[Row]:
+    for name, want in truth.states.items():
+        theirs = distance(yardstick.theirs.states[name], want)
+        layer = int(name.split()[1]) if name.startswith("block ") else -1
+        yield Row(name, "output", layer, distance(ours.states.get(name), want), theirs, yardstick.allowed(theirs))
 
-    found = list(rows())
-    if half is not None:
-        pairs = [(row.error, row.theirs) for row in found if row.kind == "gradient" and row.theirs is not None]
-        mean, reference = (sum(errors) / len(pairs) for errors in zip(*pairs, strict=True))
-        found.append(Row("average of all gradients", "average", -1, mean, reference, allowed(reference)))
-    return Verdict(tuple(found), ours.loss, truth.loss)
+
+def _loss(ours: Observed, truth: Observed, yardstick: Yardstick) -> Row:
+    """Relative to the loss. A single number may be right by chance, so that what transformers' logits are off counts
+    where it is more: the loss of a token is off by about as much as its logits."""
+    of_logits = norm(yardstick.theirs.states[LOGITS] - truth.states[LOGITS]) / truth.states[LOGITS].numel() ** 0.5
+    theirs = abs(yardstick.theirs.loss - truth.loss) / abs(truth.loss)
+    allowed = yardstick.allowed(max(theirs, of_logits / abs(truth.loss)))
+    return Row("loss", "loss", -1, abs(ours.loss - truth.loss) / abs(truth.loss), theirs, allowed)
+
+
+def _gradients(ours: Observed, truth: Observed, yardstick: Yardstick, layers: Mapping[str, int]) -> Iterator[Row]:
+    for name, layer in layers.items():
+        want, got = truth.gradients[name], ours.gradients[name]
+        theirs = distance(yardstick.theirs.gradients[name], want)
+        cosine = float((got * want).sum(dtype=torch.float64)) / max(norm(got) * norm(want), 1e-300)
+        allowed = yardstick.allowed_gradient(theirs)
+        yield Row(name, "gradient", layer, distance(got, want), theirs, allowed, cosine)
+
+
+def _average(gradients: Sequence[Row], yardstick: Yardstick) -> Row:
+    """Geometric means, so that a gradient that is hard to compute does not hide the others. Errors below the
+    yardstick's floor count as the floor."""
+
+    def mean(errors: Sequence[float]) -> float:
+        return exp(sum(log(max(error, yardstick.gradient)) for error in errors) / len(errors))
+
+    ours, theirs = mean([row.error for row in gradients]), mean([row.theirs for row in gradients])
+    return Row("average of all gradients", "average", -1, ours, theirs, yardstick.allowed_average(theirs))
 
 
 def distance(got: Tensor | None, want: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""The compiled kernels of the standard vocabulary, by family. No module here imports the compiled one before a bind."""
+"""Compiled kernels of the standard ops, one module per family. They import the compiled module only when binding."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Compiled causal attention over packed documents: cuDNN for bf16, a plain kernel for fp32 and where cuDNN cannot.
+"""Compiled causal attention over packed documents: cuDNN for bf16, plain kernels for fp32 and where cuDNN has none.
 
-SUROGATE_ATTENTION=plain takes the plain kernel everywhere: slow, deterministic, fp32 inside.
+SUROGATE_ATTENTION=plain selects the plain kernels everywhere. They are slow and deterministic, with fp32 arithmetic.
 
-How cuDNN's backward runs, and whether it gives the same bits from run to run, is decided in attention_route.py. What a
-plan of cuDNN needs is known only to cuDNN, so the workspace there is an upper bound that a bind checks.
+attention_route.py selects the algorithm of cuDNN's backward, which determines whether it is deterministic. Only cuDNN
+knows the workspace of a plan, so the planned workspace is an upper bound that binding checks.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
 from surogate_core.errors import ConfigError, ProgramError
 
 from .attention_route import (
-    Way,
+    MAY_DIFFER,
+    BackwardAlgorithm,
+    backward_algorithm,
     backward_bytes,
-    backward_way,
-    cost_of_repeating,
     dotted,
     forward_bytes,
+    nondeterminism_note,
     packs_dkv,
     planned_notice,
-    score_figures,
+    score_sizes,
     shape_of,
 )
-from .dtypes import DTYPE_CODES, FLOATS, writing
+from .dtypes import DTYPE_CODES, FLOATS, supports_write
 
 # -------------------------------------------------------------------------------------------------------------- plain
 
@@ -33,8 +34,8 @@ from .dtypes import DTYPE_CODES, FLOATS, writing
 def _plain_supports(op: Op, target: Target) -> Support:
     size = op.attrs["head_dim"]
     if size % 8 or size > 128:
-        return Support(False, f"head_dim is a multiple of 8 up to 128, not {size}")
-    return writing(op, target)
+        return Support(False, f"head_dim must be a multiple of 8 up to 128, got {size}")
+    return supports_write(op, target)
 
 
 def _bind_plain(op: Op, ctx: BindContext) -> Call:
@@ -53,7 +54,7 @@ def _bind_plain_bwd(op: Op, ctx: BindContext) -> Call:
 
 
 def _plain_bwd_workspace(op: Op, target: Target) -> int:
-    """rowsum(dout * out), fp32 [H, T]."""
+    """Bytes of rowsum(dout * out), fp32 [H, T]."""
     shape = shape_of(op)
     return 4 * shape.heads * shape.tokens
 
@@ -64,15 +65,15 @@ def _plain_bwd_workspace(op: Op, target: Target) -> int:
 def _cudnn_supports(op: Op, target: Target) -> Support:
     shape = shape_of(op)
     if os.environ.get("SUROGATE_ATTENTION") == "plain":
-        return Support(False, "SUROGATE_ATTENTION=plain asks for the plain kernel")
+        return Support(False, "SUROGATE_ATTENTION=plain selects the plain kernel")
     if shape.head_dim % 16 or shape.head_dim > 128:
-        return Support(False, f"head_dim is a multiple of 16 up to 128, not {shape.head_dim}")
+        return Support(False, f"head_dim must be a multiple of 16 up to 128, got {shape.head_dim}")
     if shape.seq_len < 2:
-        return Support(False, "seq_len is at least 2")
+        return Support(False, f"seq_len must be at least 2, got {shape.seq_len}")
     device = target.device
     if op.kind == "attention_bwd" and device.sm is not None and device.sm // 10 in (8, 12):
-        return Support(False, f"cuDNN has no backward over packed documents on {device.title} (SM{device.sm})")
-    return writing(op, target)
+        return Support(False, f"cuDNN has no backward for packed documents on {device.title} (SM{device.sm})")
+    return supports_write(op, target)
 
 
 def _bind_cudnn(op: Op, ctx: BindContext) -> Call:
@@ -89,31 +90,31 @@ def _bind_cudnn_bwd(op: Op, ctx: BindContext) -> Call:
 
     shape = shape_of(op)
     version = _C.cudnn_version()
-    way = backward_way(shape, ctx.target, version)
-    tell_or_refuse(op, way, version, ctx)
-    plan = _C.CudnnAttentionBackward(*shape.plan, way.route, way.groups, packs_dkv(shape))
+    algorithm = backward_algorithm(shape, ctx.target, version)
+    check_determinism(op, algorithm, version, ctx)
+    plan = _C.CudnnAttentionBackward(*shape.plan, algorithm.route, algorithm.groups, packs_dkv(shape))
     _check_workspace(op, plan.workspace_bytes(), backward_bytes(shape, ctx.target))
     return ctx.call(plan.run, *op.ins, *op.outs, ctx.workspace)
 
 
-def tell_or_refuse(op: Op, way: Way, cudnn_version: int, ctx: BindContext) -> None:
-    """Where bits may differ from run to run and should not: the user is told, or the run refused."""
-    if way.deterministic or ctx.target.deterministic == "false":
+def check_determinism(op: Op, algorithm: BackwardAlgorithm, cudnn_version: int, ctx: BindContext) -> None:
+    """Handle a nondeterministic algorithm: ConfigError for `deterministic: true`, a notice for `auto`."""
+    if algorithm.deterministic or ctx.target.deterministic == "false":
         return
-    why = cost_of_repeating(f"cuDNN {dotted(cudnn_version)}")
+    cudnn = f"cuDNN {dotted(cudnn_version)}"
     if ctx.target.deterministic == "true":
         raise ConfigError(
-            f"deterministic: true cannot be kept by {op.kind}. {why} Or deterministic: auto. "
-            f"({score_figures(shape_of(op))})"
+            f"deterministic: true cannot be kept by {op.kind}. {nondeterminism_note(cudnn)} "
+            f"Or use deterministic: auto. ({score_sizes(shape_of(op))})"
         )
-    ctx.notice(f"deterministic: auto: gradients may differ in their last bits from run to run. {why}")
+    ctx.notice(f"deterministic: auto: with {cudnn} {MAY_DIFFER}")
 
 
 def _check_workspace(op: Op, needed: int, planned: int) -> None:
     if needed > planned:
         raise ProgramError(
-            f"{op.kind}: cuDNN asks for {needed} bytes of workspace, planned were {planned}. "
-            "SUROGATE_ATTENTION=plain takes the plain kernel instead; please report the numbers."
+            f"{op.kind}: cuDNN needs {needed} bytes of workspace, but the plan has {planned}. "
+            "Set SUROGATE_ATTENTION=plain to use the plain kernel instead, and please report these numbers."
         )
 
 
@@ -145,7 +146,7 @@ CUDNN: tuple[KernelDef, ...] = (
         notice=lambda op, target: planned_notice(shape_of(op), target),
     ),
 )
-"""bf16 by cuDNN."""
+"""cuDNN kernels, for bf16."""
 
 PLAIN: tuple[KernelDef, ...] = tuple(
     kernel
@@ -166,7 +167,7 @@ PLAIN: tuple[KernelDef, ...] = tuple(
         ),
     )
 )
-"""fp32 and bf16 by our own kernels."""
+"""Plain kernels, for fp32 and bf16."""
 
 KERNELS: tuple[KernelDef, ...] = (*CUDNN, *PLAIN)
-"""The first that fits serves."""
+"""In order of preference: the first supported kernel is used."""

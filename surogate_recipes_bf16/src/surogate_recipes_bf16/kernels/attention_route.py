@@ -1,8 +1,8 @@
-"""How cuDNN's attention backward runs, decided and priced without cuDNN: route, groups of heads, workspace.
+"""Algorithm of cuDNN's attention backward: route, groups of heads and workspace, determined without loading cuDNN.
 
-It gives the same bits from run to run on two routes. Up to cuDNN 9.24 SM90 must keep the gradients of all scores: bytes
-of documents x heads x longest^2, so it does that for one group of heads after another, in one workspace. From 9.25 on,
-and on SM100, it can add to dq in a fixed order instead.
+Two routes are deterministic. On SM90 up to cuDNN 9.24, the gradients of all scores must be stored, which takes
+documents x heads x seq_len^2 elements. Groups of heads therefore run one after another in the same workspace. From
+cuDNN 9.25 on, and on SM100, dq can be accumulated in a fixed order instead.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from enum import IntEnum
 
 from surogate_core.api import Op, Target
 
-from .gemm import aligned
+from .workspace import aligned
 
 SCORE_BYTES_LIMIT = 1 << 30
-"""Most workspace for the gradients of scores.
+"""Maximum workspace for the gradients of the scores, in bytes.
 
-It lies in the arena while attention's backward runs, where the logits of the LM head lay before: 4,096 rows of a
-vocabulary of 151,936 are 1.16 GiB. So a limit of 1 GiB seldom raises a plan's peak. It is enough for one group of two
-heads and 64 documents of 2,048 tokens, or 4 of 8,192.
+In the arena it reuses the memory of the LM head's logits, which are dead by then: 4,096 rows of a vocabulary of 151,936
+are 1.16 GiB. So a limit of 1 GiB seldom raises the peak. It suffices for a group of two heads with 64 documents of
+2,048 tokens, or 4 documents of 8,192.
 """
 
 MINIMUM_CUDNN = 91800
 ORDERED_CUDNN = 92500
-"""The oldest cuDNN that is loaded (library.cpp), and the first with the ordered route on SM90."""
+"""The oldest supported cuDNN (library.cpp), and the first with the ordered route on SM90."""
 
 _SLACK_BYTES = 1 << 16
 _SLACK_DOCUMENT_BYTES = 512
-"""Above cuDNN's own descriptors, of which it keeps a few for every document (448 bytes seen in 9.19 and 9.28)."""
+"""Upper bounds of cuDNN's descriptors: a constant, and bytes per document (448 observed in 9.19 and 9.28)."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of an attention op. documents: entries of cu_seqlens less one, most of them empty in a usual batch."""
+    """Sizes of an attention op. `documents` is the length of cu_seqlens minus one; in most batches many are empty."""
 
     tokens: int
     documents: int
@@ -44,17 +44,17 @@ class Shape:
 
     @property
     def launch(self) -> tuple[int, int, int, int, int]:
-        """What the plain launchers take."""
+        """Size arguments of the plain launchers."""
         return self.tokens, self.documents, self.heads, self.kv_heads, self.head_dim
 
     @property
     def plan(self) -> tuple[int, int, int, int, int, int]:
-        """What cuDNN's plans take."""
+        """Size arguments of cuDNN's plans."""
         return self.tokens, self.documents, self.seq_len, self.heads, self.kv_heads, self.head_dim
 
 
 def shape_of(op: Op) -> Shape:
-    """Sizes of `attention` or `attention_bwd`."""
+    """Return the sizes of an `attention` or `attention_bwd` op."""
     qkv, cu_seqlens = (op.ins[0], op.ins[1]) if op.kind == "attention" else (op.ins[1], op.ins[4])
     a = op.attrs
     return Shape(qkv.shape[0], cu_seqlens.shape[0] - 1, a["seq_len"], a["n_heads"], a["n_kv_heads"], a["head_dim"])
@@ -64,7 +64,7 @@ def shape_of(op: Op) -> Shape:
 
 
 class Route(IntEnum):
-    """How dq is added up; attention.h has the same codes and says what each does."""
+    """How dq is accumulated. attention.h has the same codes and documents them."""
 
     ANY_ORDER = 0
     KEPT_SCORES = 1
@@ -72,8 +72,8 @@ class Route(IntEnum):
 
 
 @dataclass(frozen=True)
-class Way:
-    """A route, and into how many groups of key/value heads the backward is divided."""
+class BackwardAlgorithm:
+    """A route, and the number of groups of key/value heads that the backward is split into."""
 
     route: Route
     groups: int = 1
@@ -83,28 +83,29 @@ class Way:
         return self.route is not Route.ANY_ORDER
 
 
-def backward_way(shape: Shape, target: Target, cudnn_version: int) -> Way:
-    """The fastest way that does what `target.deterministic` asks for; in any order where no other is affordable.
+def backward_algorithm(shape: Shape, target: Target, cudnn_version: int) -> BackwardAlgorithm:
+    """Return the fastest algorithm that satisfies `target.deterministic`.
 
-    Kept scores come before the ordered route, in which the blocks of a head wait for each other.
+    Falls back to the nondeterministic route if the others are not available within SCORE_BYTES_LIMIT. Kept scores are
+    preferred to the ordered route, in which the blocks of a head wait for each other.
     """
     if target.deterministic == "false":
-        return Way(Route.ANY_ORDER)
+        return BackwardAlgorithm(Route.ANY_ORDER)
     is_ordered = (target.device.sm or 0) >= 100
     if is_ordered or (cudnn_version >= ORDERED_CUDNN and score_bytes(shape) > SCORE_BYTES_LIMIT):
-        return Way(Route.ORDERED)
+        return BackwardAlgorithm(Route.ORDERED)
     groups = head_groups(shape)
-    return Way(Route.KEPT_SCORES, groups) if groups else Way(Route.ANY_ORDER)
+    return BackwardAlgorithm(Route.KEPT_SCORES, groups) if groups else BackwardAlgorithm(Route.ANY_ORDER)
 
 
 def score_bytes(shape: Shape) -> int:
-    """The gradients of all scores in bf16, of every document as if it were the longest."""
+    """Bytes of the gradients of all scores in bf16, with every document at the maximum length."""
     rows, columns = -(-shape.seq_len // 64) * 64, -(-shape.seq_len // 128) * 128
     return 2 * shape.documents * shape.heads * rows * columns
 
 
 def head_groups(shape: Shape) -> int:
-    """The least number of equal groups of key/value heads of which each keeps to SCORE_BYTES_LIMIT; 0: none does."""
+    """Return the smallest number of equal groups of key/value heads that each fit in SCORE_BYTES_LIMIT, or 0."""
     for groups in range(1, shape.kv_heads + 1):
         if shape.kv_heads % groups == 0 and score_bytes(shape) <= groups * SCORE_BYTES_LIMIT:
             return groups
@@ -115,38 +116,38 @@ def head_groups(shape: Shape) -> int:
 
 
 def packs_dkv(shape: Shape) -> bool:
-    """Whether dk and dv go through packed scratch (attention.h): where query heads share key heads."""
+    """Return whether dk and dv are written to packed workspace (attention.h): if query heads share key heads."""
     return shape.heads != shape.kv_heads
 
 
 def forward_bytes(shape: Shape) -> int:
-    """Upper bound of the forward plan's workspace: lengths, three arrays of offsets, cuDNN's own."""
+    """Upper bound of the forward workspace: lengths, three arrays of offsets, cuDNN's own workspace."""
     return _ragged_bytes(shape, 3) + _own_bytes(shape)
 
 
 def backward_bytes(shape: Shape, target: Target) -> int:
-    """Upper bound of the backward's workspace, whichever cuDNN is loaded."""
-    ways = {backward_way(shape, target, version) for version in (MINIMUM_CUDNN, ORDERED_CUDNN)}
-    return max(way_bytes(shape, way) for way in ways)
+    """Upper bound of the backward workspace for any version of cuDNN."""
+    algorithms = {backward_algorithm(shape, target, version) for version in (MINIMUM_CUDNN, ORDERED_CUDNN)}
+    return max(algorithm_bytes(shape, algorithm) for algorithm in algorithms)
 
 
-def way_bytes(shape: Shape, way: Way) -> int:
-    """Upper bound of the workspace of one way.
+def algorithm_bytes(shape: Shape, algorithm: BackwardAlgorithm) -> int:
+    """Upper bound of the workspace of an algorithm.
 
-    Of one group of heads: packed dk and dv in bf16; for cuDNN rowsum(dout * out), dk and dv of every query head with
-    room for fp32, and either the score gradients or dq in fp32 with the row width of qkv. The ordered route has a
+    For one group of heads: packed dk and dv in bf16; in cuDNN rowsum(dout * out), dk and dv of every query head with 4
+    bytes per element, and either the score gradients or dq in fp32 with the row width of qkv. The ordered route has a
     counter of 8 bytes for every document, head and 64 queries.
     """
-    group = replace(shape, heads=shape.heads // way.groups, kv_heads=shape.kv_heads // way.groups)
+    group = replace(shape, heads=shape.heads // algorithm.groups, kv_heads=shape.kv_heads // algorithm.groups)
     tokens, size = shape.tokens, shape.head_dim
     packed = packs_dkv(shape)
     total = _ragged_bytes(shape, 4 if packed else 3) + _own_bytes(shape) + 4 * tokens * group.heads
     if packed:
         total += 2 * aligned(2 * tokens * group.kv_heads * size) + 2 * 4 * tokens * group.heads * size
-    if way.route is Route.KEPT_SCORES:
+    if algorithm.route is Route.KEPT_SCORES:
         return aligned(total + score_bytes(group))
     dq = 4 * tokens * (shape.heads + 2 * shape.kv_heads) * size
-    counters = 8 * shape.documents * shape.heads * -(-shape.seq_len // 64) if way.route is Route.ORDERED else 0
+    counters = 8 * shape.documents * shape.heads * -(-shape.seq_len // 64) if algorithm.route is Route.ORDERED else 0
     return aligned(total + dq + counters)
 
 
@@ -158,22 +159,28 @@ def _own_bytes(shape: Shape) -> int:
     return _SLACK_BYTES + aligned(_SLACK_DOCUMENT_BYTES * shape.documents)
 
 
-# -------------------------------------------------------------------------------------------------------- what is told
+# ------------------------------------------------------------------------------------------------------------ messages
 
 
-def cost_of_repeating(cudnn: str) -> str:
-    """Why a backward by `cudnn` ("cuDNN 9.19.1") is not deterministic, and what to do. The same for all shapes."""
+MAY_DIFFER = "gradients may differ in their last bits from run to run. deterministic: true says what to change."
+
+
+def nondeterminism_note(cudnn: str) -> str:
+    """Explain why a backward by `cudnn` ("cuDNN 9.19.1") is nondeterministic, and the remedies.
+
+    The text is the same for all shapes, so that it is shown once.
+    """
     return (
-        f"{cudnn} gives the same bits from run to run only with the gradients of all scores in memory, and batches of "
-        f"many or long documents may need more than {SCORE_BYTES_LIMIT / 2**30:.0f} GiB for that, even for one "
-        "key/value head and its query heads. To have the same bits: "
-        f"pip install --upgrade 'nvidia-cudnn-cu13>={dotted(ORDERED_CUDNN)}', a smaller per_device_train_batch_size or "
-        "sequence_len, sample_packing: false, or SUROGATE_ATTENTION=plain in the environment (slow)."
+        f"The attention backward of {cudnn} is deterministic only if it stores the gradients of all scores. For "
+        f"batches of many or long documents this may take more than {SCORE_BYTES_LIMIT / 2**30:.0f} GiB, even for one "
+        "key/value head and its query heads. To make it deterministic: "
+        f"pip install --upgrade 'nvidia-cudnn-cu13>={dotted(ORDERED_CUDNN)}', or reduce per_device_train_batch_size or "
+        "sequence_len, or set sample_packing: false, or set SUROGATE_ATTENTION=plain in the environment (slow)."
     )
 
 
-def score_figures(shape: Shape) -> str:
-    """The sizes behind `cost_of_repeating`."""
+def score_sizes(shape: Shape) -> str:
+    """Return the sizes of the score gradients of a shape, for an error message."""
     group = score_bytes(shape) / shape.kv_heads / 2**30
     return (
         f"{group:.1f} GiB for each of {shape.kv_heads} groups of heads: up to {shape.documents} documents of up to "
@@ -182,17 +189,15 @@ def score_figures(shape: Shape) -> str:
 
 
 def planned_notice(shape: Shape, target: Target) -> str:
-    """What a plan can tell before cuDNN is loaded: whether the version will decide."""
-    if target.deterministic == "false" or backward_way(shape, target, MINIMUM_CUDNN).deterministic:
+    """Return the notice of `surogate plan` if determinism depends on the version of cuDNN, which is not loaded yet."""
+    if target.deterministic == "false" or backward_algorithm(shape, target, MINIMUM_CUDNN).deterministic:
         return ""
-    effect = {
-        "auto": "gradients may differ in their last bits from run to run",
-        "true": "the run is refused",
-    }[target.deterministic]
     before = f"cuDNN before {dotted(ORDERED_CUDNN)}"
-    return f"deterministic: {target.deterministic}: with {before} {effect}. {cost_of_repeating(before)}"
+    if target.deterministic == "true":
+        return f"deterministic: true: with {before} the run is refused. {nondeterminism_note(before)}"
+    return f"deterministic: auto: with {before} {MAY_DIFFER}"
 
 
 def dotted(version: int) -> str:
-    """91901 -> 9.19.1"""
+    """Format a version number: 91901 -> "9.19.1"."""
     return f"{version // 10000}.{version // 100 % 100}.{version % 100}"

@@ -1,4 +1,4 @@
-"""Compiled element-wise ops and the embedding, in fp32 and bf16."""
+"""Compiled elementwise ops and the embedding, in fp32 and bf16."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from itertools import product
 
 from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
 
-from .dtypes import DTYPE_CODES, FLOATS, adding, writing
+from .dtypes import DTYPE_CODES, FLOATS, supports_accumulate, supports_write
+from .workspace import aligned
 
 
 def _bind_add(op: Op, ctx: BindContext) -> Call:
@@ -24,10 +25,10 @@ def _bind_cast(op: Op, ctx: BindContext) -> Call:
 
 
 def _cast_supports(op: Op, target: Target) -> Support:
-    """A result that was first rounded to `dtype` and then widened would need a second rounding."""
+    """The kernel rounds once, so it cannot round to `dtype` and store the result in another dtype."""
     if op.attrs["dtype"] != op.outs[0].dtype:
-        return Support(False, f"casts to the dtype of its output, not {op.attrs['dtype']} into {op.outs[0]!r}")
-    return adding(op, target)
+        return Support(False, f"cannot store a cast to {op.attrs['dtype']} in {op.outs[0]!r}: the dtypes must be equal")
+    return supports_accumulate(op, target)
 
 
 def _bind_fill(op: Op, ctx: BindContext) -> Call:
@@ -35,6 +36,28 @@ def _bind_fill(op: Op, ctx: BindContext) -> Call:
 
     (out,) = op.outs
     return ctx.call(_C.fill, out, out.size, float(op.attrs["value"]), DTYPE_CODES[out.dtype])
+
+
+def _bind_copy(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    (x,), (y,) = op.ins, op.outs
+    return ctx.call(_C.copy, x, y, x.nbytes)
+
+
+def _bind_commit(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    coef, pending, _ = op.ins
+    (out,) = op.outs
+    return ctx.call(_C.commit, coef, pending, out, pending.nbytes)
+
+
+def _commit_supports(op: Op, target: Target) -> Support:
+    """A skipped step leaves the output as it is, which must therefore be the state itself."""
+    if op.outs[0] is not op.ins[2]:
+        return Support(False, f"writes the state that it reads in place, not {op.ins[2]!r} into {op.outs[0]!r}")
+    return supports_write(op, target)
 
 
 def _bind_swiglu(op: Op, ctx: BindContext) -> Call:
@@ -78,32 +101,36 @@ def _bind_embedding_bwd(op: Op, ctx: BindContext) -> Call:
 
 
 def embedding_bwd_workspace(n_tokens: int) -> int:
-    """Bytes: keys and positions before and after the sort, and what the sort takes at most (embedding_bwd.cu)."""
-    array = -(-4 * n_tokens // 256) * 256
-    return 4 * array + 9 * n_tokens + 16384
+    """Bytes of keys and positions before and after the sort, plus an upper bound for the sort (embedding_bwd.cu)."""
+    return 4 * aligned(4 * n_tokens) + 9 * n_tokens + 16384
 
 
 KERNELS: tuple[KernelDef, ...] = (
     *(
-        KernelDef(op="add", dtypes=(dtype, dtype, out), supports=adding, bind=_bind_add)
+        KernelDef(op="add", dtypes=(dtype, dtype, out), supports=supports_accumulate, bind=_bind_add)
         for dtype, out in product(FLOATS, FLOATS)
     ),
     *(
         KernelDef(op="cast", dtypes=(x, y), supports=_cast_supports, bind=_bind_cast)
         for x, y in product(FLOATS, FLOATS)
     ),
-    *(KernelDef(op="fill", dtypes=(dtype,), supports=writing, bind=_bind_fill) for dtype in FLOATS),
-    *(KernelDef(op="swiglu", dtypes=(dtype,) * 2, supports=writing, bind=_bind_swiglu) for dtype in FLOATS),
-    *(KernelDef(op="swiglu_bwd", dtypes=(dtype,) * 3, supports=writing, bind=_bind_swiglu_bwd) for dtype in FLOATS),
+    *(KernelDef(op="fill", dtypes=(dtype,), supports=supports_write, bind=_bind_fill) for dtype in FLOATS),
+    KernelDef(op="copy", dtypes=("*", "*"), supports=supports_write, bind=_bind_copy),
+    KernelDef(op="commit", dtypes=("fp32", "*", "*", "*"), supports=_commit_supports, bind=_bind_commit),
+    *(KernelDef(op="swiglu", dtypes=(dtype,) * 2, supports=supports_write, bind=_bind_swiglu) for dtype in FLOATS),
     *(
-        KernelDef(op="embedding", dtypes=("int32", dtype, dtype), supports=writing, bind=_bind_embedding)
+        KernelDef(op="swiglu_bwd", dtypes=(dtype,) * 3, supports=supports_write, bind=_bind_swiglu_bwd)
+        for dtype in FLOATS
+    ),
+    *(
+        KernelDef(op="embedding", dtypes=("int32", dtype, dtype), supports=supports_write, bind=_bind_embedding)
         for dtype in FLOATS
     ),
     *(
         KernelDef(
             op="embedding_bwd",
             dtypes=(dtype, "int32", dw),
-            supports=adding,
+            supports=supports_accumulate,
             bind=_bind_embedding_bwd,
             workspace=lambda op, target: embedding_bwd_workspace(op.ins[1].size),
         )

@@ -1,8 +1,8 @@
-"""Compiled products of a linear layer: forward, dgrad and wgrad, by cuBLASLt.
+"""Matrix products of linear layers by cuBLASLt: forward, dgrad and wgrad.
 
-Operands and results are bf16 or fp32, sums fp32. The algorithm is chosen by timing when an op is bound, shared by all
-ops of the same shape, and kept for later runs, which then compute the same bits. Under `deterministic: true` the clock
-has no say: the library's first choice is taken.
+Operands and results are bf16 or fp32, sums fp32. When an op is bound, its algorithm is selected by timing. All ops of
+the same shape share it, and it is cached for later runs, which are then bit-identical. With `deterministic: true`
+nothing is timed and the first algorithm of cuBLASLt's heuristic is used.
 """
 
 from __future__ import annotations
@@ -12,38 +12,34 @@ from dataclasses import dataclass
 
 from surogate_core.api import BindContext, Call, KernelDef, Op, Target, Value
 
-from .dtypes import DTYPE_CODES, FLOATS, adding
+from .dtypes import DTYPE_CODES, FLOATS, supports_accumulate
+from .workspace import aligned
 
 NO_BIAS = -1
-"""What the binding takes for the dtype of a bias that is not there."""
+"""Dtype code that the binding takes if there is no bias."""
 
 
 def library_bytes(target: Target) -> int:
-    """Scratch for cuBLASLt: what its fastest algorithms ask for on the generation of the device."""
+    """Return the workspace of cuBLASLt in bytes: what its fastest algorithms need on this generation of GPUs."""
     return (64 if (target.device.sm or 0) >= 90 else 32) << 20
 
 
 def is_timed(target: Target) -> bool:
-    """Whether the clock chooses algorithms: of two runs it may choose differently, and bits with it."""
+    """Return whether algorithms are selected by timing. Two runs may then select different ones."""
     return target.deterministic != "true"
 
 
 def keep_choices(ctx: BindContext) -> None:
-    """Have the clock's choices kept from run to run."""
+    """Cache the algorithms that were selected by timing, for later runs."""
     from .. import _C
 
     if is_timed(ctx.target):
         ctx.keep_choices("cublaslt", lambda known: _C.gemm_import(list(known.items())), lambda: dict(_C.gemm_export()))
 
 
-def aligned(nbytes: int) -> int:
-    """Up to a multiple of 256: the parts of a workspace begin there."""
-    return -(-nbytes // 256) * 256
-
-
 @dataclass(frozen=True)
 class Product:
-    """D[m,n] = op(A)[m,k] op(B)[k,n], row-major; a transposed operand is stored [k,m] or [n,k]."""
+    """D[m,n] = op(A)[m,k] op(B)[k,n], row-major. A transposed operand is stored as [k,m] or [n,k]."""
 
     m: int
     n: int
@@ -53,7 +49,7 @@ class Product:
 
 
 def product(op: Op) -> Product:
-    """The product that an op is: `ins[0]` is A and `ins[1]` is B in all three."""
+    """Return the product of an op. In all three kinds, `ins[0]` is A and `ins[1]` is B."""
     (rows, a_columns), (b_rows, b_columns) = op.ins[0].shape, op.ins[1].shape
     if op.kind == "linear":  # x [T, K] w [N, K]^T
         return Product(rows, b_rows, a_columns, False, True)
@@ -67,12 +63,12 @@ def _bias(op: Op) -> Value | None:
 
 
 def _product_dtype(a: str, out: str) -> str:
-    """What cuBLASLt writes: fp32 operands give fp32, which is rounded afterwards where bf16 is wanted."""
+    """Return the dtype that cuBLASLt writes. With fp32 operands it is fp32; a bf16 result is then cast."""
     return "fp32" if a == "fp32" else out
 
 
 def _workspace(op: Op, target: Target) -> int:
-    """The library's scratch; an fp32 product that is rounded to bf16 afterwards; a bias widened to fp32."""
+    """Bytes of cuBLASLt's workspace, of an fp32 product that is cast to bf16, and of a bias converted to fp32."""
     a, out, bias = op.ins[0], op.outs[0], _bias(op)
     dtype = _product_dtype(a.dtype, out.dtype)
     staged = aligned(4 * out.size) if dtype != out.dtype else 0
@@ -81,7 +77,7 @@ def _workspace(op: Op, target: Target) -> int:
 
 
 def _bind(op: Op, ctx: BindContext) -> Call:
-    """Times the algorithms on the op's own buffers: the output, not the inputs, is overwritten. Null: not timed."""
+    """Time the algorithms on the op's buffers, which overwrites the output. Null pointers disable the timing."""
     from .. import _C
 
     keep_choices(ctx)
@@ -117,7 +113,7 @@ def _signatures(kind: str) -> Iterator[tuple[str, ...]]:
 
 
 KERNELS: tuple[KernelDef, ...] = tuple(
-    KernelDef(op=kind, dtypes=dtypes, supports=adding, bind=_bind, workspace=_workspace)
+    KernelDef(op=kind, dtypes=dtypes, supports=supports_accumulate, bind=_bind, workspace=_workspace)
     for kind in ("linear", "linear_dgrad", "linear_wgrad")
     for dtypes in _signatures(kind)
 )

@@ -1,8 +1,8 @@
-"""The compiled LM head with cross-entropy, over labelled rows only: the logits of a chunk of them at a time.
+"""The compiled LM head with cross-entropy, over labelled rows only, one chunk of logits at a time.
 
-The gradient of the logits takes their place. Chunks for which a micro-batch has no labels are left out. A bf16 weight
-gradient is summed over the chunks in fp32, in the workspace, unless one bf16 product makes it whole; without one, where
-the weight is frozen, that product is not run.
+The gradient of the logits overwrites them. Chunks without labels are skipped. A bf16 weight gradient is summed over the
+chunks in fp32 in the workspace, unless a single bf16 product computes it. The product is omitted if the weight is
+frozen.
 """
 
 from __future__ import annotations
@@ -10,24 +10,25 @@ from __future__ import annotations
 from surogate_core.api import BindContext, KernelDef, Op, Part, Support, Target
 from surogate_core.program.value import DTYPE_BYTES
 
-from .dtypes import DTYPE_CODES, FLOATS, adding
-from .gemm import aligned, is_timed, keep_choices, library_bytes
+from .dtypes import DTYPE_CODES, FLOATS, supports_accumulate
+from .gemm import is_timed, keep_choices, library_bytes
+from .workspace import aligned
 
 NO_DW = -1
-"""What the binding takes for the dtype of a weight gradient that is not there."""
+"""Dtype code that the binding takes if there is no weight gradient."""
 
 _ROW_MULTIPLE = 64
-"""Rows of logits are padded to this many elements, so that every row can be read 16 bytes at a time."""
+"""The row stride of the logits is a multiple of this many elements, so that 16-byte accesses are aligned."""
 
 
 def _sizes(op: Op) -> tuple[int, int, int, int]:
-    """Tokens, model width, vocabulary, chunks."""
+    """Return (tokens, d_model, vocab_size, chunks)."""
     (tokens, d_model), (vocab_size, _) = op.ins[0].shape, op.ins[1].shape
     return tokens, d_model, vocab_size, int(op.attrs["chunks"])
 
 
 def _workspace(op: Op, target: Target) -> int:
-    """What lm_head.cpp lays out: library scratch, logits, losses and rows, x and dx of a chunk, dw rounded last."""
+    """Bytes of the layout in lm_head.cpp: cuBLASLt's workspace, logits, losses, row lists, x and dx of a chunk, dw."""
     tokens, d_model, vocab_size, chunks = _sizes(op)
     dtype = op.ins[0].dtype
     rows = tokens // chunks
@@ -39,7 +40,7 @@ def _workspace(op: Op, target: Target) -> int:
 
 
 def _bind(op: Op, ctx: BindContext) -> tuple[Part, ...]:
-    """Times the algorithms of the products on the op's own buffers: dx, dw and the workspace are overwritten."""
+    """Time the algorithms of the products on the op's buffers, which overwrites dx, dw and the workspace."""
     from .. import _C
 
     keep_choices(ctx)
@@ -70,10 +71,10 @@ def _bind(op: Op, ctx: BindContext) -> tuple[Part, ...]:
 
 def _supports(op: Op, target: Target) -> Support:
     if op.kind == "lm_head_ce_grads" and op.attrs["wrt"][0] != 0:
-        return Support(False, "computes the gradient of the weight beside that of x, not alone")
+        return Support(False, "cannot compute the gradient of the weight without that of x")
     if 1 in op.accumulate:
-        return Support(False, "writes the gradient of x, does not add to it")
-    return adding(op, target)
+        return Support(False, "cannot accumulate into the gradient of x")
+    return supports_accumulate(op, target)
 
 
 def _kernel(kind: str, dtypes: tuple[str, ...]) -> KernelDef:

@@ -1,4 +1,4 @@
-"""Compiled RMS norms and the gradient of a bias, in fp32 and bf16."""
+"""Compiled RMS norms and bias gradients, in fp32 and bf16."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from itertools import product
 
 from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
 
-from .dtypes import DTYPE_CODES, FLOATS, adding, writing
+from .dtypes import DTYPE_CODES, FLOATS, supports_accumulate, supports_write
 
 
 def _bind_rmsnorm(op: Op, ctx: BindContext) -> Call:
-    """`rmsnorm` and `add_rmsnorm`: the same arguments, in the order of ins and outs."""
+    """Bind `rmsnorm` or `add_rmsnorm`. Both launchers take the pointers in the order of ins and outs."""
     from .. import _C
 
     x = op.ins[0]
@@ -43,12 +43,12 @@ def _bind_rmsnorm_bwd(op: Op, ctx: BindContext) -> Call:
 
 def _rmsnorm_bwd_supports(op: Op, target: Target) -> Support:
     if 0 in op.accumulate:
-        return Support(False, "writes dx, does not add to it")
-    return adding(op, target)
+        return Support(False, "cannot accumulate into dx")
+    return supports_accumulate(op, target)
 
 
 def rmsnorm_bwd_workspace(rows: int, columns: int) -> int:
-    """Bytes: an fp32 row of partial sums from every block (rmsnorm_bwd.cu)."""
+    """Bytes of one fp32 row of partial sums per thread block (rmsnorm_bwd.cu)."""
     return 4 * min(rows, 1024 if columns < 2048 else 512) * columns
 
 
@@ -70,17 +70,17 @@ def _bind_linear_bgrad(op: Op, ctx: BindContext) -> Call:
 
 
 def linear_bgrad_workspace(rows: int, columns: int) -> int:
-    """Bytes: an fp32 row of partial sums from every slab of at least 64 rows (column_sum.cu)."""
+    """Bytes of one fp32 row of partial sums per slab of at least 64 rows (column_sum.cu)."""
     return 4 * min(128, -(-rows // 64)) * columns
 
 
 KERNELS: tuple[KernelDef, ...] = (
     *(
-        KernelDef(op="rmsnorm", dtypes=(dtype, dtype, dtype, "fp32"), supports=writing, bind=_bind_rmsnorm)
+        KernelDef(op="rmsnorm", dtypes=(dtype, dtype, dtype, "fp32"), supports=supports_write, bind=_bind_rmsnorm)
         for dtype in FLOATS
     ),
     *(
-        KernelDef(op="add_rmsnorm", dtypes=(*[dtype] * 4, "fp32", dtype), supports=writing, bind=_bind_rmsnorm)
+        KernelDef(op="add_rmsnorm", dtypes=(*[dtype] * 4, "fp32", dtype), supports=supports_write, bind=_bind_rmsnorm)
         for dtype in FLOATS
     ),
     *(
@@ -98,7 +98,7 @@ KERNELS: tuple[KernelDef, ...] = (
         KernelDef(
             op="linear_bgrad",
             dtypes=(dtype, dbias),
-            supports=adding,
+            supports=supports_accumulate,
             bind=_bind_linear_bgrad,
             workspace=lambda op, target: linear_bgrad_workspace(*op.ins[0].shape),
         )

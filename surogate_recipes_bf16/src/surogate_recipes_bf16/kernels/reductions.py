@@ -1,14 +1,15 @@
-"""Compiled ops over gradients: their global norm, and sums that are rounded stochastically."""
+"""Compiled ops on gradients: the global norm, and accumulation with stochastic rounding."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target, Value
-from surogate_core.program.value import DTYPE_CODES
+
+from .dtypes import DTYPE_CODES, supports_write
 
 CHUNK_SIZE = 65536
-"""Elements of one tensor whose squares one block of threads adds; a multiple of 8."""
+"""Number of elements that one thread block of `global_norm` sums; a multiple of 8."""
 
 
 def _bind_global_norm(op: Op, ctx: BindContext) -> Call:
@@ -30,7 +31,7 @@ def _bind_global_norm(op: Op, ctx: BindContext) -> Call:
 
 
 def table(op: Op, pointer: Callable[[Value], int]) -> tuple[list[int], int]:
-    """(words, chunks): four words a tensor, `Entry` in global_norm.cu, and the number of chunks of all together."""
+    """Return (words, chunks): four words per tensor (`Entry` in global_norm.cu), and the total number of chunks."""
     words: list[int] = []
     chunks = 0
     for value in op.ins:
@@ -44,7 +45,7 @@ def _chunks(value: Value) -> int:
 
 
 def _norm_workspace(op: Op, target: Target) -> int:
-    """An fp64 sum of every chunk."""
+    """Bytes of one fp64 sum per chunk."""
     return 8 * sum(_chunks(value) for value in op.ins)
 
 
@@ -65,21 +66,13 @@ def _bind_accumulate_rounded(op: Op, ctx: BindContext) -> Call:
     )
 
 
-def _supports(op: Op, target: Target) -> Support:
-    if (target.device.sm or 0) < 80:
-        return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
-    if op.accumulate:
-        return Support(False, "writes its outputs, does not add to them")
-    return Support(True)
-
-
 def _supports_norm(op: Op, target: Target) -> Support:
     for value in op.ins:
         if value.dtype not in ("fp32", "bf16"):
-            return Support(False, f"gradients are fp32 or bf16, {value!r} is not")
+            return Support(False, f"gradients must be fp32 or bf16, got {value!r}")
     if [value.dtype for value in op.outs] != ["fp32", "fp32"]:
-        return Support(False, "norm and clip coefficient are fp32")
-    return _supports(op, target)
+        return Support(False, "norm and clip coefficient must be fp32")
+    return supports_write(op, target)
 
 
 KERNELS: tuple[KernelDef, ...] = (
@@ -94,7 +87,7 @@ KERNELS: tuple[KernelDef, ...] = (
         KernelDef(
             op="accumulate_rounded",
             dtypes=(addend, "bf16", "int32", "int64", "bf16"),
-            supports=_supports,
+            supports=supports_write,
             bind=_bind_accumulate_rounded,
         )
         for addend in ("fp32", "bf16")

@@ -1,10 +1,10 @@
-// What a launcher checks: its arguments before the launch, the launch itself after. Host code only.
+// Checks for launchers: arguments before the launch, the launch itself afterwards. Host code only.
 //
 //   SUROGATE_REQUIRE(rows > 0, "rmsnorm", "rows must be positive, got " + std::to_string(rows));
 //   rmsnorm_kernel<<<grid, block, 0, stream>>>(...);
 //   check_launch("rmsnorm");
 //
-// The message is only built when the condition is false.
+// The message is constructed only if the condition is false.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,7 +14,7 @@
 #include <stdexcept>
 #include <string>
 
-// Throws std::invalid_argument "op: message"; `message` is anything that can be added to a std::string.
+// Throws std::invalid_argument "op: message". `message` is any expression that can be appended to a std::string.
 #define SUROGATE_REQUIRE(condition, op, message)                                     \
     do {                                                                             \
         if (!(condition)) {                                                          \
@@ -36,21 +36,21 @@ inline void check_positive(int64_t value, const char* op, const char* argument) 
     SUROGATE_REQUIRE(value > 0, op, std::string(argument) + " must be positive, got " + std::to_string(value));
 }
 
-// For extents that are handed to a library or a grid as a 32-bit int.
+// Converts an extent to int, for library and grid arguments. Throws if it does not fit in 31 bits.
 inline int to_int(int64_t value, const char* op, const char* argument) {
     SUROGATE_REQUIRE(value >= 0 && value <= std::numeric_limits<int>::max(), op,
                      std::string(argument) + " must fit in 31 bits, got " + std::to_string(value));
     return static_cast<int>(value);
 }
 
-// Throws std::runtime_error if a call of the runtime failed.
+// Throws std::runtime_error if a CUDA runtime call failed.
 inline void check_cuda(cudaError_t status, const char* op) {
     if (status != cudaSuccess) {
         throw std::runtime_error(std::string(op) + ": " + cudaGetErrorName(status) + ": " + cudaGetErrorString(status));
     }
 }
 
-// After a launch. Errors of the kernel's own execution show up later, at a synchronising call.
+// Checks for launch errors. Errors during execution of the kernel are reported by a later synchronizing call.
 inline void check_launch(const char* op) { check_cuda(cudaGetLastError(), op); }
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

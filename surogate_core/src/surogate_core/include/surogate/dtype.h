@@ -1,4 +1,4 @@
-// The element types of buffers, by the codes that launchers and bindings take.
+// Element types of buffers, and their codes in the arguments of launchers and bindings.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@ namespace surogate {
 
 enum DType : int { FP32 = 0, BF16 = 1, FP64 = 2, INT32 = 3, INT64 = 4, E4M3 = 5, E5M2 = 6, UINT8 = 7 };
 
-// Bytes of one element; 0 for a code that does not exist.
+// Bytes per element; 0 for an unknown code.
 constexpr int64_t bytes_of(int dtype) {
     switch (dtype) {
         case FP64:

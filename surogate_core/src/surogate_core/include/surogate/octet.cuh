@@ -1,9 +1,10 @@
-// Eight neighbouring elements in floats: what one Philox call serves, and whole 16-byte words in fp32 and in bf16.
+// Loads and stores of eight consecutive elements as floats. Eight elements use one Philox call, and are whole 16-byte
+// words in fp32 and bf16.
 //
 //   float x[8];
-//   load_octet(in + i, x, count, whole);    // whole: all eight exist and in + i is aligned to 16 bytes
-//   ...
-//   store_octet(out + i, x, count, whole);  // else the first `count` one by one; what is not read counts as 0
+//   load_octet(in + i, x, count, whole);    // whole: all eight elements exist and in + i is aligned to 16 bytes
+//   ...                                     // otherwise the first `count` are loaded one by one and the rest are 0
+//   store_octet(out + i, x, count, whole);
 #pragma once
 
 #include "surogate/vec.cuh"

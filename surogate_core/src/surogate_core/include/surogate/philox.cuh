@@ -1,9 +1,10 @@
-// Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") and stochastic rounding to bf16,
-// to the bit as `surogate_core.reference.rounding`. Host and device.
+// Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") and stochastic rounding to bf16.
+// Bit-identical to `surogate_core.reference.rounding`. For host and device code.
 //
 // Element i of a value uses half i % 2 (low first) of word (i % 8) / 2 of
-//   philox4x32_10({block low, block high, stream, step}, {seed low, seed high}),  block = i / 8:
-// one call serves eight elements. Counter zeros and key zeros give 6627e8d5 e169c58d bc57ac4c 9b00dbd8.
+//   philox4x32_10({block low, block high, stream, step}, {seed low, seed high}),  block = i / 8,
+// so one call yields the bits of eight elements. Test vector: a counter and key of zeros give
+// 6627e8d5 e169c58d bc57ac4c 9b00dbd8.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -17,7 +18,7 @@ namespace surogate {
 struct PhiloxWords {
     uint32_t word[4];
 
-    // The 16 random bits of element 0..7.
+    // Returns the 16 random bits of an element, 0 to 7.
     __host__ __device__ __forceinline__ uint16_t half(int element) const {
         return static_cast<uint16_t>(word[element / 2] >> (16 * (element % 2)));
     }
@@ -41,7 +42,7 @@ __host__ __device__ __forceinline__ PhiloxWords philox4x32_10(uint32_t c0, uint3
     return {{c0, c1, c2, c3}};
 }
 
-// The bits of elements 8 * block .. 8 * block + 7 of one value.
+// Returns the random bits of elements 8 * block to 8 * block + 7 of a value.
 __host__ __device__ __forceinline__ PhiloxWords random_halves(int64_t block, int64_t seed, int64_t stream,
                                                               int64_t step) {
     return philox4x32_10(static_cast<uint32_t>(block), static_cast<uint32_t>(static_cast<uint64_t>(block) >> 32),
@@ -49,13 +50,13 @@ __host__ __device__ __forceinline__ PhiloxWords random_halves(int64_t block, int
                          static_cast<uint32_t>(static_cast<uint64_t>(seed) >> 32));
 }
 
-// The 16 bits of one element, for scalar paths.
+// Returns the 16 random bits of one element, for scalar code paths.
 __host__ __device__ __forceinline__ uint16_t random_half(int64_t element, int64_t seed, int64_t stream, int64_t step) {
     return random_halves(element / 8, seed, stream, step).half(static_cast<int>(element % 8));
 }
 
-// Up with the probability that makes the mean exact: (bits of x + random) >> 16. Infinities and NaN are only narrowed;
-// the largest finite values may round to infinity.
+// Rounds stochastically, so that the expected value of the result is x: (bit pattern of x + random) >> 16. Infinities
+// and NaN are cast. The largest finite values may round to infinity.
 __host__ __device__ __forceinline__ __nv_bfloat16 stochastic_round_bf16(float x, uint16_t random) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof(bits));

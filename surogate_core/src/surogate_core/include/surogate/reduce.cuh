@@ -1,8 +1,8 @@
-// Sums and maxima over a warp or a block. Always in the same order: the same bits from run to run.
+// Sums and maxima over a warp or a block. The order is fixed, so results are bit-identical from run to run.
 //
-// Every thread of the warp (block) must call, and every thread gets the result. Blocks are one-dimensional, of a
-// multiple of 32 threads. `scratch` is shared memory for 32 elements; a block reduction synchronises the block before
-// it reads and before it returns, so the same scratch can be used again at once.
+// Every thread of the warp (block) must call the function, and every thread receives the result. Blocks must be
+// one-dimensional with a multiple of 32 threads. `scratch` is shared memory for 32 elements. A block reduction
+// synchronizes the block before it reads `scratch` and before it returns, so `scratch` can be reused immediately.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -18,7 +18,7 @@ struct Sum {
     }
 };
 
-// NaN is kept: a maximum that loses it hides an error.
+// Propagates NaN, because a maximum that drops it would hide an error.
 struct Max {
     template <class T>
     __device__ __forceinline__ T operator()(T a, T b) const {
@@ -26,7 +26,7 @@ struct Max {
     }
 };
 
-// Butterfly over Width neighbouring lanes (a power of two): with xor, all lanes of the group add the same pairs.
+// Butterfly reduction over Width adjacent lanes (a power of two). With xor shuffles, all lanes combine the same pairs.
 template <int Width = 32, class T, class Combine>
 __device__ __forceinline__ T warp_reduce(T value, Combine combine) {
 #pragma unroll
@@ -36,7 +36,7 @@ __device__ __forceinline__ T warp_reduce(T value, Combine combine) {
     return value;
 }
 
-// `identity` is what lanes beyond the number of warps contribute.
+// `identity` is the contribution of lanes beyond the number of warps.
 template <class T, class Combine>
 __device__ __forceinline__ T block_reduce(T value, T* scratch, T identity, Combine combine) {
     const int lane = threadIdx.x % 32;
@@ -70,7 +70,7 @@ __device__ __forceinline__ T block_sum(T value, T* scratch) {
     return block_reduce(value, scratch, T(0), Sum{});
 }
 
-// Of values that may all be negative: `lowest` is a value not above any of them, such as -INFINITY.
+// `lowest` is a lower bound of all values, such as -INFINITY.
 template <class T>
 __device__ __forceinline__ T block_max(T value, T* scratch, T lowest) {
     return block_reduce(value, scratch, lowest, Max{});

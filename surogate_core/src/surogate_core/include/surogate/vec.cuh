@@ -1,4 +1,4 @@
-// Conversions to and from float, and 16-byte accesses to global memory.
+// Conversions to and from float, and vectorized accesses to global memory.
 //
 //   using V = Vec<__nv_bfloat16>;                // 8 elements; Vec<float> has 4, Vec<double> 2
 //   V x = V::load(in + i);                       // `in + i` aligned to 16 bytes
@@ -57,7 +57,8 @@ struct Word<1> {
 };
 }  // namespace detail
 
-// N elements moved by one access of N * sizeof(T) bytes (1, 2, 4, 8 or 16), to which addresses must be aligned.
+// N elements that are loaded or stored by one access of N * sizeof(T) bytes (1, 2, 4, 8 or 16). Addresses must be
+// aligned to that size.
 template <class T, int N = 16 / sizeof(T)>
 struct alignas(N * sizeof(T)) Vec {
     static constexpr int size = N;
@@ -71,14 +72,7 @@ struct alignas(N * sizeof(T)) Vec {
     static __device__ __forceinline__ Vec load(const T* address) {
         return from_word(*reinterpret_cast<const Word*>(address));
     }
-    // For data that is read once: does not displace what others will read again from L2.
-    static __device__ __forceinline__ Vec load_streaming(const T* address) {
-        return from_word(__ldcs(reinterpret_cast<const Word*>(address)));
-    }
     __device__ __forceinline__ void store(T* address) const { *reinterpret_cast<Word*>(address) = word(); }
-    __device__ __forceinline__ void store_streaming(T* address) const {
-        __stcs(reinterpret_cast<Word*>(address), word());
-    }
 
     __device__ __forceinline__ void to_float(float (&out)[N]) const {
 #pragma unroll
@@ -96,7 +90,7 @@ struct alignas(N * sizeof(T)) Vec {
     }
 
 private:
-    // Through memcpy, which the compiler turns into register moves: no reading of one type through another.
+    // memcpy avoids violating strict aliasing. The compiler turns it into register moves.
     static __device__ __forceinline__ Vec from_word(Word word) {
         Vec v;
         memcpy(&v.values, &word, sizeof(word));

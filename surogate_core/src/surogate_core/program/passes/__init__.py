@@ -1,1 +1,1 @@
-"""Passes: functions from program to program, in the fixed order that `assemble.py` gives them."""
+"""Passes: functions that transform one program into another. `assemble.py` calls them in a fixed order."""

@@ -1,8 +1,9 @@
-"""Splits a differentiated program into the first micro-step, which writes, and the next ones, which add.
+"""Gradient accumulation: derives the programs of the first and the following micro-steps.
 
-The contract, once for all ops: gradients and sums over micro-steps `+=`, everything else `=`. Gradients stored in
-fp32 are added to by the op that computes them. A bf16 gradient cannot take a small addend by rounding to nearest, so
-there the op writes its contribution (fp32 from a product) and `accumulate_rounded` adds it, rounding stochastically.
+All ops follow one contract: gradients and sums over micro-steps are accumulated into (`+=`), everything else is written
+(`=`). The op that computes an fp32 gradient adds to it directly. Adding to a bf16 gradient with round-to-nearest would
+lose small addends. There the op writes its contribution to an activation (in fp32 for a matrix product), and
+`accumulate_rounded` adds that with stochastic rounding.
 """
 
 from __future__ import annotations
@@ -17,34 +18,37 @@ from ..value import Value
 
 
 def accumulate(program: Program, sums: frozenset[Value], builder: Builder, scalars: Scalars) -> tuple[Program, Program]:
-    """Return (micro_first, micro_next). `sums` are states that add up over the micro-steps (the loss)."""
+    """Return the programs (micro_first, micro_next). `sums` are the states summed over micro-steps (the loss)."""
 
-    def added(value: Value) -> bool:
+    def accumulates(value: Value) -> bool:
         return value.role == "grad" or value in sums
 
     first: list[Op] = []
     later: list[Op] = []
     written: dict[Value, int] = {}
     for op in program.ops:
-        targets = [i for i, v in enumerate(op.outs) if added(v)]
-        again = [i for i in targets if op.outs[i] in written]
+        targets = [i for i, v in enumerate(op.outs) if accumulates(v)]
+        repeated = [i for i in targets if op.outs[i] in written]
         for i in targets:
             written[op.outs[i]] = written.get(op.outs[i], 0) + 1
         order = {v: written[v] - 1 for v in op.outs if v in written}
-        first += _adding(op, again, builder, scalars, order)
-        later += _adding(op, targets, builder, scalars, order)
+        first += _accumulating(op, repeated, builder, scalars, order)
+        later += _accumulating(op, targets, builder, scalars, order)
     return (
         replace(program, name="micro_first", ops=tuple(first), first=True),
         replace(program, name="micro_next", ops=tuple(later)),
     )
 
 
-def _adding(op: Op, indices: list[int], builder: Builder, scalars: Scalars, order: dict[Value, int]) -> list[Op]:
-    """`op`, adding to its outputs at `indices`, and what must follow it for those that are rounded stochastically."""
+def _accumulating(op: Op, indices: list[int], builder: Builder, scalars: Scalars, order: dict[Value, int]) -> list[Op]:
+    """Return `op` changed to accumulate into its outputs at `indices`.
+
+    For bf16 outputs, ops follow that add the contribution with stochastic rounding.
+    """
     direct = frozenset(i for i in indices if op.outs[i].dtype != "bf16")
     rounded = [i for i in indices if i not in direct]
     if not rounded:
-        return [replace(op, accumulate=direct)]
+        return [op if op.accumulate == direct else replace(op, accumulate=direct)]
     outs = list(op.outs)
     specs = builder.ops[op.kind].infer(op.ins, op.attrs)
     with builder.record(op.phase, op.block) as emitted:

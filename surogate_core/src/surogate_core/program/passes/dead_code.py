@@ -1,4 +1,4 @@
-"""Removes ops whose results nobody reads."""
+"""Dead code elimination: removes ops whose results are never read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def dead_code(program: Program, ops: Mapping[str, OpDef]) -> Program:
-    """Keep an op if it has effects, writes something that outlives the program, or if a kept op reads its results."""
+    """Remove every op that has no effects, writes only activations, and whose results no kept op or output reads."""
     live: set[Value] = set(program.outputs)
     kept: list[Op] = []
     for op in reversed(program.ops):

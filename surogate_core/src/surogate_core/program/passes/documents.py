@@ -1,8 +1,8 @@
-"""Variants of a program for batches of few documents.
+"""Variants of a program for batches with few documents.
 
-A program is built for the most documents that a micro-batch can hold, many times what a usual one holds, and attention
-pays for empty ones too: on an H200 a thousand of them cost 0.2 ms forward and 0.6 ms backward in every layer. So there
-are variants with shorter `cu_seqlens`, and the worker runs the shortest that a batch fits in.
+A program is built for the maximum number of documents in a micro-batch, which is many times the usual number.
+Attention takes time for empty documents too: on an H200, a thousand of them cost 0.2 ms forward and 0.6 ms backward per
+layer. Each variant reads a shorter `cu_seqlens`, and the worker runs the shortest variant that holds the batch.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from ..op import Program
 from ..value import Value
 
 STEP = 8
-"""Each bound is this much smaller than the one before: at worst 7 of 8 documents that are paid for are empty."""
+"""Ratio of consecutive bounds. In the worst case, 7 of 8 document slots of the chosen variant are empty."""
 
 FEWEST_PER_ROW = 4
-"""The smallest bound: some documents a row, below which nothing is left to save."""
+"""Smallest bound, in documents per row. A lower bound would save no measurable time."""
 
 
 def smaller_bounds(max_documents: int, rows: int) -> tuple[int, ...]:
-    """Numbers of documents below `max_documents` that are worth a variant for batches of `rows` rows, ascending."""
+    """Return the document counts, in ascending order and below `max_documents`, that get a variant of their own.
+
+    `rows` is the number of rows of a micro-batch.
+    """
     bounds: list[int] = []
     while max_documents // STEP >= FEWEST_PER_ROW * rows:
         max_documents //= STEP
@@ -29,7 +32,7 @@ def smaller_bounds(max_documents: int, rows: int) -> tuple[int, ...]:
 
 
 def for_fewer(program: Program, cu_seqlens: Value, shorter: Value) -> Program:
-    """The program for batches whose offsets fit into `shorter`. Ops that do not read `cu_seqlens` are the same ones."""
+    """Return the variant that reads `shorter` instead of `cu_seqlens`. Ops that do not read `cu_seqlens` are shared."""
     ops = tuple(
         replace(op, ins=tuple(shorter if v is cu_seqlens else v for v in op.ins)) if cu_seqlens in op.ins else op
         for op in program.ops

@@ -1,4 +1,4 @@
-"""The forward program of an evaluation: without what is for training alone, such as dropout."""
+"""The evaluation program: the forward program without ops that only training needs, such as dropout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def for_evaluation(program: Program, ops: Mapping[str, OpDef]) -> Program:
-    """Leave out the ops that are `OpDef.training_only`; whoever reads such an output reads the op's first input."""
+    """Remove the ops marked `OpDef.training_only`. Readers of such an op's output read its first input instead."""
     instead: dict[Value, Value] = {}
     kept: list[Op] = []
     for op in program.ops:

@@ -1,4 +1,4 @@
-"""Lets chosen results of a program outlive it."""
+"""Redirects results of a program into states, which outlive the program."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from ..value import Value
 
 
 def write_to(program: Program, targets: Mapping[Value, Value]) -> Program:
-    """Let the ops that write the keys write the given states instead, and their readers read those."""
+    """Replace each key of `targets` by its state, in the ops that write it, the ops that read it and the outputs."""
 
     def moved(values: tuple[Value, ...]) -> tuple[Value, ...]:
         return tuple(targets.get(v, v) for v in values)
 
-    ops = tuple(replace(op, ins=moved(op.ins), outs=moved(op.outs)) for op in program.ops)
+    ops = tuple(
+        replace(op, ins=moved(op.ins), outs=moved(op.outs)) if any(v in targets for v in (*op.ins, *op.outs)) else op
+        for op in program.ops
+    )
     return replace(program, ops=ops, outputs=moved(program.outputs))

@@ -1,7 +1,8 @@
-"""Trades activations for arithmetic: drops chosen values after the forward pass and computes them again.
+"""Activation recomputation: drops selected values after the forward pass and recomputes them in the backward pass.
 
-The policy is per value, by label ("norm", "swiglu", "qkv" ...), never per op: `add_rmsnorm` yields a residual to keep
-and a norm to drop. It runs after a recipe's lowering, so what is recomputed has the forward's numerics, to the bit.
+Values are selected by label ("norm", "swiglu", "qkv" ...), not by op, because the outputs of one op can differ:
+`add_rmsnorm` writes a residual that is kept and a norm that is dropped. The pass runs after the recipe's lowering, so
+recomputed values are bit-identical to those of the forward pass.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
 
 
 def recompute(program: Program, labels: frozenset[str], builder: Builder) -> Program:
-    """Re-emit the producers of dropped values just before the first backward op that reads them.
+    """Emit ops that recompute the dropped values, just before the first backward op that reads them.
 
-    A value is dropped if its label is in `labels` or its op `always_recomputed`, a forward op inside a block writes it,
-    and that op has no effects. How a dropped value comes back is the op's business (`OpDef.rematerialise`); by default
-    the op runs again.
+    A value is dropped if its label is in `labels` or its op is `always_recomputed`, provided that a forward op inside a
+    block writes it and that op has no effects. `OpDef.rematerialise` emits the recomputation; by default the op is
+    emitted again.
     """
     producer = _producers(program, builder.ops)
     dropped = {v for v, op in producer.items() if v.label in labels or builder.ops[op.kind].always_recomputed}
@@ -34,7 +35,7 @@ def recompute(program: Program, labels: frozenset[str], builder: Builder) -> Pro
         if value in back:
             return
         op = producer[value]
-        emitted, results = _again(op, frozenset(v for v in op.outs if v not in dropped), builder)
+        emitted, results = _rematerialise(op, frozenset(v for v in op.outs if v not in dropped), builder)
         for new in emitted:
             append(new)
         for old, fresh in zip(op.outs, results, strict=True):
@@ -42,10 +43,12 @@ def recompute(program: Program, labels: frozenset[str], builder: Builder) -> Pro
                 back.setdefault(old, fresh)
 
     def append(op: Op) -> None:
+        reads_dropped = False
         for value in op.ins:
             if value in dropped:
                 materialise(value)
-        ops.append(replace(op, ins=tuple(back.get(v, v) for v in op.ins)))
+                reads_dropped = True
+        ops.append(replace(op, ins=tuple(back.get(v, v) for v in op.ins)) if reads_dropped else op)
 
     for op in program.ops:
         if op.phase == "backward":
@@ -56,7 +59,7 @@ def recompute(program: Program, labels: frozenset[str], builder: Builder) -> Pro
 
 
 def _producers(program: Program, ops: Mapping[str, OpDef]) -> dict[Value, Op]:
-    """Activations inside blocks that can be computed again, with the op that writes them."""
+    """Map each activation inside a block that can be recomputed to the op that writes it."""
     return {
         v: op
         for op in program.ops
@@ -66,7 +69,8 @@ def _producers(program: Program, ops: Mapping[str, OpDef]) -> dict[Value, Op]:
     }
 
 
-def _again(op: Op, kept: frozenset[Value], builder: Builder) -> tuple[list[Op], tuple[Value | None, ...]]:
+def _rematerialise(op: Op, kept: frozenset[Value], builder: Builder) -> tuple[list[Op], tuple[Value | None, ...]]:
+    """Emit the recomputation of `op`. Return the new ops and, for each output, its replacement (None if kept)."""
     rule = builder.ops[op.kind].rematerialise
     with builder.record("recompute", op.block) as emitted:
         if rule is not None:

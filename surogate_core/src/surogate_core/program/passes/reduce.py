@@ -1,10 +1,11 @@
-"""Sums gradients over the workers of a run, each as soon as it is complete and beside what is still computed.
+"""Data parallelism: all-reduces gradients over the workers of a run, overlapped with the rest of the backward pass.
 
-Only the last micro-step of an optimizer step is rewritten: what the ones before it leave is still added to. There the
-gradients of a block are summed after the last of them is written; what lies outside of blocks (embedding, head, final
-norm, the loss) after its own last write. In the other direction nothing is needed: all workers apply the same sums.
+Only the program of the last micro-step is rewritten, because earlier micro-steps leave partial sums. The gradients of a
+block are reduced together once the last of them is written. Values outside of blocks (embedding, head, final norm, the
+loss) are reduced after their own last write. The update needs no communication: all workers apply the same sums.
 
-A sum is taken in the dtype of the values: of bf16 gradients it is rounded to nearest where accumulation is stochastic.
+Sums are computed in the dtype of the values. Sums of bf16 gradients over workers are therefore rounded to nearest,
+whereas accumulation over micro-steps rounds stochastically.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from ..value import Value
 
 @dataclass(frozen=True)
 class MicroStep:
-    """A kind of micro-step. first: it writes gradients, the others add. last: it sums them over the workers."""
+    """A kind of micro-step. The first one writes gradients, the others add. The last one sums them over the workers."""
 
     first: bool
     last: bool
 
 
 def micro_step_counts(grad_accum_steps: int, world_size: int) -> dict[MicroStep, int]:
-    """How often an optimizer step runs each kind of micro-step, in order of their first run.
+    """Return how often an optimizer step runs each kind of micro-step, in order of their first run.
 
-    One worker has nothing to sum, so none of its micro-steps is `last`.
+    With one worker there is nothing to sum, and no micro-step is `last`.
     """
     final = grad_accum_steps - 1
     kinds = (MicroStep(first=i == 0, last=world_size > 1 and i == final) for i in range(grad_accum_steps))
@@ -44,16 +45,16 @@ def reduce(
     builder: Builder,
     world_size: int,
 ) -> Program:
-    """`program` as the last micro-step: with an all_reduce on lane "comm" for all `gradients` (of params) and `sums`.
+    """Return `program` as the last micro-step, with all-reduces of all `gradients` and `sums` on the lane "comm".
 
-    Values of one all_reduce are in the order of `gradients`, which is that of their memory. Raises ProgramError for a
-    value that no op writes.
+    `gradients` maps params to their gradients, in the order of the gradients in memory; the values of one all-reduce
+    keep that order. Raises ProgramError if no op writes a value.
     """
     block_of = {gradient: param.block for param, gradient in gradients.items()} | dict.fromkeys(sums, -1)
     last = {value: index for index, op in enumerate(program.ops) for value in op.outs}
     missing = [value.name for value in block_of if value not in last]
     if missing:
-        raise ProgramError(f"{program.name}: never written, so there is nothing to sum: {', '.join(missing)}")
+        raise ProgramError(f"{program.name}: cannot all-reduce values that no op writes: {', '.join(missing)}")
     groups: dict[tuple[int, int], list[Value]] = {}
     for value, block in block_of.items():
         groups.setdefault((block, last[value] if block < 0 else -1), []).append(value)

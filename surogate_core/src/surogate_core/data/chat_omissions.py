@@ -1,0 +1,172 @@
+"""What of a conversation is missing from its rendering.
+
+A template writes what its author thought of. It may skip roles, tools, tool calls, reasoning and every other key of a
+message, without an error. What is skipped is found in two ways, and must pass both: the conversation is rendered again
+with a marker in place of each text, which must appear; and the text itself must be in the rendering, as it is or as
+JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..api import Omission
+from ..errors import ConfigError
+from .answer_span import NotWritten, RenderedChat
+from .chat_template import Message
+
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+"""Keys of a message that hold reasoning; transformers passes the first that is there to templates by all of them."""
+
+_KNOWN_KEYS = ("role", "content", "tool_calls", *REASONING_KEYS)
+_KNOWN_CALL_KEYS = ("type", "function")
+_WHY = "the chat template does not write it"
+
+
+def check_answer(message: Message, answer: str) -> None:
+    """Raise NotWritten unless `answer`, without its end-of-turn token, holds what the message says and each call."""
+    _, said = split_reasoning(message)
+    if not answer.strip():
+        raise NotWritten("the chat template leaves an answer empty")
+    if not appears(said, answer):
+        raise NotWritten("the chat template does not write the text of an answer as it is")
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        if not appears(function["name"], answer):
+            raise NotWritten("the chat template does not write the tool calls of an answer")
+        if not all(appears(text, answer) for text in _texts(function["arguments"])):
+            raise NotWritten("the chat template does not write the arguments of a tool call")
+    if not said and not message.get("tool_calls") and not writes_reasoning(message, answer):
+        raise NotWritten("the chat template does not write the reasoning of an answer that is nothing else")
+
+
+def split_reasoning(message: Message) -> tuple[str, str]:
+    """The reasoning of an answer and the rest of its text, without white space around them."""
+    content = message.get("content") or ""
+    thought, closed, said = content.rpartition("</think>")
+    inside = thought.partition("<think>")[2] or thought
+    keys = [message[key] for key in REASONING_KEYS if isinstance(message.get(key), str)]
+    return ((keys[0] if keys else inside).strip(), said.strip()) if closed or keys else ("", content.strip())
+
+
+def writes_reasoning(message: Message, text: str) -> bool:
+    """Whether the reasoning of an answer is in `text`."""
+    return appears(split_reasoning(message)[0], text)
+
+
+def appears(value: str, text: str) -> bool:
+    """Whether `value` is in `text`, without the white space around it: as it is, as JSON, or as JSON inside JSON."""
+    value = value.strip()
+    for _ in range(3):
+        if value in text:
+            return True
+        value = json.dumps(value, ensure_ascii=False)[1:-1]
+    return False
+
+
+def omissions(chat: RenderedChat, trained: Sequence[int]) -> list[Omission]:
+    """What of the conversation is not in its rendering; of the answers `trained`, whose text was checked, only keys."""
+    skeleton = _skeleton(chat)
+    found = _missing_texts(chat, trained, skeleton)
+    if chat.tools:
+        found += _missing_tools(chat.tools, chat.text, skeleton)
+    return [*found, *_missing_keys(chat), *_missing_call_keys(chat)]
+
+
+def _mark(chat: RenderedChat, index: int) -> str:
+    return f"{chat.marker}{index}\ue002"
+
+
+def _skeleton(chat: RenderedChat) -> str | None:
+    """The rendering with every text marked; None when the template refuses that."""
+    marked = []
+    for index, message in enumerate(chat.messages):
+        text = _mark(chat, index)
+        new = {**message, "content": text} if (message.get("content") or "").strip() else dict(message)
+        if new.get("tool_calls"):
+            new["tool_calls"] = [{**call, "function": {**call["function"], "name": text}} for call in new["tool_calls"]]
+        marked.append(new)
+    try:
+        return chat.template.render(marked, chat.tools)
+    except ConfigError:
+        return None
+
+
+def _missing_texts(chat: RenderedChat, trained: Sequence[int], skeleton: str | None) -> list[Omission]:
+    """Texts of messages, by role; for answers that are not trained, their text and calls."""
+    missing: Counter[str] = Counter()
+    roles = Counter(message["role"] for message in chat.messages)
+    for index, message in enumerate(chat.messages):
+        texts = [split_reasoning(message)[1] if message["role"] == "assistant" else message.get("content") or ""]
+        texts += [call["function"]["name"] for call in message.get("tool_calls") or ()]
+        if index in trained or not any(text.strip() for text in texts):
+            continue
+        marked = skeleton is None or _mark(chat, index) in skeleton
+        if not marked or not all(appears(text, chat.text) for text in texts):
+            missing[message["role"]] += 1
+    why = "the chat template does not write it, or not whole"
+    return [Omission("the text", f"messages with role {role}", why, n, roles[role]) for role, n in missing.items()]
+
+
+def _missing_tools(tools: Sequence[Any], text: str, skeleton: str | None) -> list[Omission]:
+    if any(not appears(_tool_name(tool), text if skeleton is None else skeleton) for tool in tools):
+        return [Omission("tools", "rows with tools", _WHY)]
+    if not all(appears(leaf, text) for leaf in _texts(list(tools))):
+        return [Omission("a part of the tools", "rows with tools", _WHY)]
+    return []
+
+
+def _tool_name(tool: Mapping[str, Any]) -> str:
+    function = tool.get("function")
+    return str((function if isinstance(function, Mapping) else tool).get("name", ""))
+
+
+def _missing_keys(chat: RenderedChat) -> list[Omission]:
+    """Keys of messages that change nothing in the rendering when they are removed."""
+    given = [(n, key) for n, message in enumerate(chat.messages) for key in message if key not in _KNOWN_KEYS]
+    if not given:
+        return []
+    if _without(chat, given) != chat.text:
+        given = [place for place in given if _without(chat, [place]) == chat.text]
+    counts = Counter(key for _, key in given)
+    return [
+        Omission(f"the key {key!r}", "messages", _WHY, count, sum(key in message for message in chat.messages))
+        for key, count in counts.items()
+    ]
+
+
+def _without(chat: RenderedChat, places: Sequence[tuple[int, str]]) -> str | None:
+    messages = [
+        {key: value for key, value in message.items() if (n, key) not in places}
+        for n, message in enumerate(chat.messages)
+    ]
+    try:
+        return chat.template.render(messages, chat.tools)
+    except ConfigError:  # the template needs a key
+        return None
+
+
+def _missing_call_keys(chat: RenderedChat) -> list[Omission]:
+    calls = [call for message in chat.messages for call in message.get("tool_calls") or ()]
+    missing: Counter[str] = Counter()
+    for call in calls:
+        keys = (key for key in call if key not in _KNOWN_CALL_KEYS)
+        missing.update(key for key in keys if not all(appears(text, chat.text) for text in _texts(call[key])))
+    return [Omission(f"the key {key!r}", "tool calls", _WHY, n, len(calls)) for key, n in missing.items()]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The leaves of a JSON value as text, without null, true and false, which languages write differently."""
+    if isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+    elif isinstance(value, str):
+        yield value
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield json.dumps(value)

@@ -1,0 +1,121 @@
+"""The columns of a dataset: which there are, and in how many rows each holds something.
+
+Every decision about columns is made on the union over all rows, so that it does not depend on the order of the rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .readers import Row, without_nulls
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from .sources import Source
+
+_VERSION = 1
+_MOST_NAMES = 10
+_LONGEST_NAME = 60
+
+
+@dataclass
+class Columns:
+    """rows: of the dataset. filled: for each column, the rows in which it holds something, in order of appearance."""
+
+    rows: int = 0
+    filled: dict[str, int] = field(default_factory=dict)
+
+    def holding_something(self) -> list[str]:
+        """Names of the columns that hold something in at least one row."""
+        return [name for name, count in self.filled.items() if count]
+
+    def add_row(self, row: Row) -> None:
+        """Count a row."""
+        self.rows += 1
+        for name, value in row.values.items():
+            self.filled[name] = self.filled.get(name, 0) + holds_something(value)
+
+    def add_table(self, table: pyarrow.Table | pyarrow.RecordBatch) -> None:
+        """Count the rows of a table of Arrow."""
+        self.rows += table.num_rows
+        for name in table.schema.names:
+            self.filled[name] = self.filled.get(name, 0) + _count(table.column(name))
+
+
+def holds_something(value: Any) -> bool:
+    """Whether a cell is more than null, an empty text, an empty list, or an object of nothing but such."""
+    if isinstance(value, Mapping):
+        return any(map(holds_something, value.values()))
+    return not (value is None or (isinstance(value, str | list | tuple) and not value))
+
+
+def count_columns(source: Source, cache: Path) -> Columns:
+    """The columns of all rows of `source`. Reads every row once; later calls read a small file below `cache`.
+
+    Raises ConfigError naming file and line for rows that cannot be read, and OSError when `cache` cannot be written.
+    """
+    path = cache / "columns" / f"{source.content_hash()}.json"
+    known = _read(path)
+    if known is not None:
+        return known
+    columns = source.count_columns()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    fresh.write_text(json.dumps({"version": _VERSION, "rows": columns.rows, "filled": columns.filled}))
+    fresh.replace(path)
+    return columns
+
+
+def unused_columns(columns: Columns, used: Sequence[str], keys: Mapping[str, Any]) -> str | None:
+    """One line that names the columns outside `used` that hold something, the most frequent first; None without any.
+
+    keys: what `type: auto` would set, which names the key that reads a column.
+    """
+    left = sorted((-count, name) for name, count in columns.filled.items() if count and name not in used)
+    if not left:
+        return None
+    readers = {column: key for key, column in keys.items() if isinstance(column, str)}
+    told = []
+    for count, name in left[:_MOST_NAMES]:
+        remedy = f"; {readers[name]}: {name} reads it" if name in readers else ""
+        told.append(f"{_shown(name)} (in {-count:,} {'row' if count == -1 else 'rows'}{remedy})")
+    more = f" and {len(left) - _MOST_NAMES:,} more" if len(left) > _MOST_NAMES else ""
+    return f"columns not used: {', '.join(told)}{more}"
+
+
+def _shown(name: str) -> str:
+    """A column's name on one line: control characters escaped, a long one cut."""
+    text = name if name and name.isprintable() else repr(name)
+    return text if len(text) <= _LONGEST_NAME else f"{text[:_LONGEST_NAME]}..."
+
+
+def _count(column: Any) -> int:
+    """Cells of an Arrow column that hold something; only structs are converted to Python objects."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return pc.sum(pc.not_equal(column, ""), min_count=0).as_py()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pc.sum(pc.greater(pc.list_value_length(column), 0), min_count=0).as_py()
+    if pa.types.is_nested(kind) or pa.types.is_dictionary(kind):
+        return sum(holds_something(without_nulls(cell)) for cell in column.to_pylist())
+    return len(column) - int(column.null_count)
+
+
+def _read(path: Path) -> Columns | None:
+    """What an earlier call has counted; None when there is nothing, or it is damaged."""
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        if known["version"] != _VERSION:
+            return None
+        return Columns(int(known["rows"]), {str(name): int(count) for name, count in known["filled"].items()})
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None

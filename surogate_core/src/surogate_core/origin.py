@@ -1,0 +1,70 @@
+"""Where a definition comes from, so that an error in one of its functions names the plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import PluginError, ProgramError
+
+_LONGEST_CAUSE = 600  # characters of a message that a library wrote
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Which plugin provides a definition, for errors about it. hook: the hook that returned the definition."""
+
+    kind: str
+    name: str
+    distribution: str
+    version: str
+    module: str
+    hook: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name} of {self.distribution} {self.version}"
+
+    def failed(self, function: str, cause: BaseException | str) -> PluginError:
+        """The error to raise when `function` of the definition failed: one line that names plugin, function and cause.
+
+        For an exception the line ends with the plugin's own source line nearest to where it was raised.
+        """
+        what = cause if isinstance(cause, str) else described(cause) + self._place(cause)
+        return PluginError(
+            f"{self} failed in {function}: {what}",
+            distribution=self.distribution,
+            version=self.version,
+            hook=self.hook,
+        )
+
+    def _place(self, error: BaseException) -> str:
+        package = self.module.partition(".")[0]
+        place, trace = "", error.__traceback__
+        while trace is not None:
+            name = trace.tb_frame.f_globals.get("__name__", "")
+            if package and name.partition(".")[0] == package:
+                path = Path(trace.tb_frame.f_code.co_filename)
+                place = f" ({path.parent.name}/{path.name}:{trace.tb_lineno})"
+            trace = trace.tb_next
+        return place
+
+
+@contextmanager
+def blaming(origin: Origin | None, function: str) -> Iterator[None]:
+    """Attribute a ProgramError raised inside to `function` of the plugin at `origin`; None: leave it as it is."""
+    try:
+        yield
+    except ProgramError as error:
+        if origin is None:
+            raise
+        raise origin.failed(function, error) from error
+
+
+def described(error: BaseException) -> str:
+    """Type and message on one line; a ProgramError's message speaks for itself."""
+    message = " ".join(str(error).split())[:_LONGEST_CAUSE]
+    if isinstance(error, ProgramError):
+        return message
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

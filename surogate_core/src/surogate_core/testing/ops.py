@@ -1,0 +1,52 @@
+"""For tests of an op by its OpDef: the shape rule and the torch reference agree, and the reference is a function.
+
+(y,) = check_op(SQUARED_RELU, torch.randn(5, 64))
+assert torch.equal(y, ...)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ..api import OpDef, Value
+from ..reference.ops import load
+from ..reference.rounding import TORCH_DTYPES
+from .kernels import same_bits
+
+_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+
+def check_op(definition: OpDef, *ins: Tensor, **attrs: Any) -> tuple[Tensor, ...]:
+    """Call the reference of an op as a run does and return its outputs.
+
+    Raises AssertionError unless
+    - it returns what the shape rule says: number, shapes and dtypes of the outputs
+    - its inputs hold the same bits afterwards, whatever wrote to them (a run notices in-place operations of torch only)
+    - a second call with the same inputs gives the same bits
+    """
+    values = tuple(Value(f"in{i}", tuple(x.shape), _NAMES[x.dtype], "act") for i, x in enumerate(ins))
+    specs = definition.infer(values, attrs)
+    before = [x.clone() for x in ins]
+    outs = _call(definition, ins, attrs)
+    _check_inputs(definition, ins, before)
+    assert len(outs) == len(specs), f"{definition.kind}: {len(outs)} results, the shape rule says {len(specs)}"
+    for spec, out in zip(specs, outs, strict=True):
+        found, expected = (tuple(out.shape), out.dtype), (tuple(spec.shape), TORCH_DTYPES[spec.dtype])
+        assert found == expected, f"{definition.kind}: {spec.label} is {found}, the shape rule says {expected}"
+    kept = [out.clone() for out in outs]
+    for spec, first, second in zip(specs, kept, _call(definition, ins, attrs), strict=True):
+        assert same_bits(first, second), f"{definition.kind}: a second call gives another {spec.label}"
+    _check_inputs(definition, ins, before)
+    return tuple(kept)
+
+
+def _call(definition: OpDef, ins: tuple[Tensor, ...], attrs: dict[str, Any]) -> tuple[Tensor, ...]:
+    results = load(definition.reference)(*ins, **attrs)
+    return results if isinstance(results, tuple) else (results,)
+
+
+def _check_inputs(definition: OpDef, ins: tuple[Tensor, ...], before: list[Tensor]) -> None:
+    for i, (x, was) in enumerate(zip(ins, before, strict=True)):
+        assert same_bits(x, was), f"{definition.kind}: its reference wrote to input {i}; it must return new tensors"

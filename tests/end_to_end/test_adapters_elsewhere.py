@@ -1,0 +1,145 @@
+"""An adapter outside of its run: merged into a folder, loaded by the printed lines, trained on after a refusal."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from surogate_core import run
+from surogate_core.errors import ConfigError
+from surogate_core.load_commands import load_commands
+from surogate_core.memory.devices import cpu
+
+if TYPE_CHECKING:
+    from end_to_end.product import Workplace
+
+BASE_FILES = ("model.safetensors", "config.json")
+
+
+@pytest.fixture
+def based(here: Workplace) -> Workplace:
+    """A workplace whose model has weights, and a config that trains an adapter for two steps."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder = here.root / "model"
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
+    here.write(from_scratch=None, lora=True, lora_rank=2, max_steps=2, save_steps=1, eval_steps=0)
+    return here
+
+
+def train(workplace: Workplace, *overrides: str) -> run.TrainResult:
+    return run.train(run.load(workplace.root / "run.yaml", overrides), notice=lambda line: None)
+
+
+@pytest.fixture
+def adapter(based: Workplace) -> Path:
+    """A whole adapter."""
+    folder = based.root / "adapter"
+    folder.mkdir()
+    prepared = run.plan(run.load(based.root / "run.yaml"), cpu())
+    ((definition, options),) = prepared.ingredients.adapters
+    trained = {v.name: torch.ones(v.shape) for v in prepared.assembly.trainable}
+    definition.save(trained, folder, str(based.root / "model"), options)
+    return folder
+
+
+# ---------------------------------------------------------------------------------------------------------------- merge
+
+
+def test_merge_replaces_nothing_unless_told_to(based: Workplace, adapter: Path) -> None:
+    output = based.root / "merged"
+    output.mkdir()
+    (output / "notes.txt").write_text("mine")
+    for name in BASE_FILES:
+        shutil.copy(based.root / "model" / name, output / name)
+    (output / "pytorch_model.bin").write_text("older")
+    before = {path.name: path.read_bytes() for path in output.iterdir()}
+    with pytest.raises(ConfigError, match=r"merged: is not empty, it holds config\.json, .* --overwrite, which sets"):
+        run.merge(adapter, output)
+    assert {path.name: path.read_bytes() for path in output.iterdir()} == before
+    run.merge(adapter, output, overwrite=True)
+    aside = output / "outputs.set_aside"
+    assert {path.name: path.read_bytes() for path in aside.iterdir()} == {
+        name: data for name, data in before.items() if name != "notes.txt"
+    }
+    assert (output / "notes.txt").read_text() == "mine" and not (output / "pytorch_model.bin").exists()
+    assert (output / "model.safetensors").read_bytes() != before["model.safetensors"]
+
+
+def test_merge_takes_a_new_folder_an_empty_one_and_what_a_killed_merge_has_left(
+    based: Workplace, adapter: Path
+) -> None:
+    for number, left in enumerate((None, "", ".saving-x")):
+        output = based.root / f"merged{number}"
+        if left is not None:
+            (output / left).mkdir(parents=True)
+        run.merge(adapter, output)
+        assert load_file(output / "model.safetensors") and not list(output.glob(".saving-*"))
+    file = based.root / "file"
+    file.write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(ConfigError, match="file: is a file"):
+            run.merge(adapter, file, overwrite=overwrite)
+
+
+def test_what_is_merged_is_never_set_aside(based: Workplace, adapter: Path) -> None:
+    for output in (based.root / "model", adapter, based.root):  # the base, the adapter, and the parent of the latter
+        before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+        with pytest.raises(ConfigError, match=r"is read, and would be set aside"):
+            run.merge(adapter, output, overwrite=True)
+        assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
+
+
+def test_a_base_of_another_revision_is_named_or_refused(based: Workplace, adapter: Path) -> None:
+    path = adapter / "adapter_config.json"
+    given = json.loads(path.read_text())
+    path.write_text(json.dumps(given | {"revision": "v2", "base_model_name_or_path": "owner/model"}))
+    with pytest.raises(ConfigError, match=r"revision is .v2., .*hf download owner/model --revision v2"):
+        run.merge(adapter, based.root / "merged")
+    run.merge(adapter, based.root / "merged", base=str(based.root / "model"))
+
+
+# ------------------------------------------------------------------------------------------------------------- commands
+
+
+PLAIN: dict[str, Any] = {}
+WHOLE = {"lora_modules_to_save": ["lm_head", "embed_tokens"]}
+RANKS = {"lora_rank_pattern": {"q_proj": 1}}
+
+
+@pytest.mark.parametrize(
+    ("options", "merge"), [(PLAIN, True), (PLAIN, False), (WHOLE, True), (WHOLE, False), (RANKS, True)]
+)
+def test_vllm_is_given_what_it_can_serve(based: Workplace, options: dict[str, Any], merge: bool) -> None:
+    """It refuses adapters with whole modules, and would scale one with patterns wrongly."""
+    keys = {"lora": True, "from_scratch": None, "merge_adapter": merge}
+    found = load_commands(run.plan(run.load(based.write(**keys, **options)), cpu()))
+    lines = [line for program, line in found if program == "vLLM"]
+    adapter, merged = based.out / "adapter", based.out / "merged"
+    if options is PLAIN:
+        assert lines == [f"vllm serve {based.root / 'model'} --enable-lora --lora-modules out={adapter}"]
+    elif merge:
+        assert lines == [f"vllm serve {merged}"]
+    else:
+        assert lines == [f"surogate merge {adapter} {merged} && vllm serve {merged}"]
+    assert any(str(merged) in line for program, line in found if program == "transformers") == merge
+
+
+# --------------------------------------------------------------------------------------------------------------- resume
+
+
+def test_the_remedy_of_a_refused_resume_trains_on(based: Workplace) -> None:
+    train(based)
+    with pytest.raises(ConfigError) as refused:
+        train(based, "resume_from_checkpoint=true", "max_steps=3")
+    checkpoint = based.out / "step_00000002"
+    assert f"adapter_path: {checkpoint}." in str(refused.value) and "model:" not in str(refused.value).split("with")[-1]
+    train(based, f"adapter_path={checkpoint}", "output_dir=more", "max_steps=3")
+    assert (based.root / "more/adapter/adapter_model.safetensors").is_file()

@@ -1,0 +1,138 @@
+"""`surogate verify` on random models of four families: right ones pass, and an error that is planted in one block is
+found there, whether the run computes in fp32 or in bf16."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from end_to_end.planted import BLOCK, ERRORS, plant, registry_for_tests, write_random_model
+
+from surogate_core import run, verification
+from surogate_core.assemble import Ingredients
+from surogate_core.errors import ConfigError
+from surogate_core.prepare import Prepared
+from surogate_core.verification import Verification, theirs, verify
+from surogate_core.verification.observed import Observed
+
+FAMILIES = ["qwen2", "qwen3", "llama", "olmo2"]
+
+Change = Callable[[Ingredients], Ingredients]
+
+
+class Bench:
+    """Verifies models, changed by `change`. Transformers' results on one model are computed once."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.change: Change = lambda given: given
+        self._results: dict[tuple[Path, torch.dtype, str], Observed] = {}
+        registry, prepare, observe = registry_for_tests(), verification.prepare, theirs.observe
+        monkeypatch.setattr(run, "load_registry", lambda: registry)
+        monkeypatch.setattr(verification, "load_registry", lambda: registry)
+
+        def prepare_changed(*args: Any) -> Prepared:
+            *others, revise = args
+            return prepare(*others, lambda given: self.change(revise(given)))
+
+        def observe_once(prepared: Prepared, chosen: Any, scratch: Path, compute: torch.dtype) -> Observed:
+            key = (prepared.model_dir, compute, prepared.ingredients.precision.model)
+            if key not in self._results:
+                self._results[key] = observe(prepared, chosen, scratch, compute)
+            return self._results[key]
+
+        monkeypatch.setattr(verification, "prepare", prepare_changed)
+        monkeypatch.setattr(theirs, "observe", observe_once)
+
+    def verify(self, model: Path, dtype: str, *overrides: str) -> Verification:
+        config = {"model": str(model), "output_dir": str(self.root / "out"), "sequence_len": 32, "learning_rate": 1e-3}
+        path = self.root / "run.yaml"
+        path.write_text(yaml.safe_dump({**config, "max_steps": 1, "model_dtype": dtype}))
+        return verify(path, overrides, notice=lambda line: None)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    torch.manual_seed(0)
+    return Bench(tmp_path, monkeypatch)
+
+
+def all_rows(result: Verification) -> list[tuple[str, float, float]]:
+    return [(row.name, row.error, row.allowed) for verdict in result.verdicts for row in verdict.rows if not row.ok]
+
+
+# ------------------------------------------------------------------------------------------------------- right models
+
+CONDITIONS = {
+    "key biases of 30": {"family": "qwen2", "key_bias": 30.0},
+    "key biases of 100": {"family": "qwen2", "key_bias": 100.0, "seed": 1},
+    "key biases of 100, llama": {"family": "llama", "key_bias": 100.0, "eps": 1e-5},
+    "post norms": {"family": "olmo2"},
+    "tiny eps and post norms": {"family": "olmo2", "eps": 1e-12, "seed": 1},
+    "tiny eps": {"family": "qwen3", "eps": 1e-12},
+}
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_a_right_model_passes_in_fp32_however_hard_its_gradients_are(bench: Bench, condition: str) -> None:
+    result = bench.verify(write_random_model(bench.root / "model", **CONDITIONS[condition]), "fp32")
+    assert result.passed, all_rows(result)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_right_models_pass_in_bf16(bench: Bench, condition: str, seed: int) -> None:
+    settings = {**CONDITIONS[condition], "seed": seed}
+    result = bench.verify(write_random_model(bench.root / "model", **settings), "bf16")
+    assert result.passed, all_rows(result)
+
+
+# ------------------------------------------------------------------------------------------------------ planted errors
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_planted_errors_are_found_in_their_block(bench: Bench, family: str) -> None:
+    """In fp32 and in bf16, in models whose gradients are as hard as those of published ones."""
+    model = write_random_model(bench.root / "model", family, key_bias=30.0 if family != "olmo2" else 0.1)
+    for dtype in ("fp32", "bf16"):
+        for error in ERRORS:
+            bench.change = lambda given, error=error: plant(given, error)
+            wrong = bench.verify(model, dtype).first_wrong
+            assert wrong is not None, f"{error} in {dtype} was not found"
+            assert wrong.layer == BLOCK, f"{error} in {dtype} was found in {wrong.name}"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_planted_errors_of_the_bf16_program_alone_are_found(bench: Bench, family: str) -> None:
+    """As a recipe or its kernels could have them: in fp32 the model is right."""
+    model = write_random_model(bench.root / "model", family)
+    for error in ("swapped head", "RoPE off by one"):
+
+        def only_in_bf16(given: Ingredients, error: str = error) -> Ingredients:
+            return plant(given, error) if given.precision.model == "bf16" else given
+
+        bench.change = only_in_bf16
+        result = bench.verify(model, "bf16")
+        assert result.in_fp32 is not None and result.in_fp32.passed
+        wrong = result.verdict.first_wrong
+        assert wrong is not None and wrong.layer == BLOCK, (error, wrong)
+
+
+def test_a_model_that_drops_while_it_trains_is_refused(bench: Bench) -> None:
+    """Transformers' dropout is off; the model's own cannot be left out, as an adapter's is."""
+    model = write_random_model(bench.root / "model", "olmo2", layers=1)
+
+    def always_dropping(given: Ingredients) -> Ingredients:
+        return replace(given, ops={**given.ops, "add": replace(given.ops["add"], training_only=True)})
+
+    bench.change = always_dropping
+    with pytest.raises(ConfigError, match="olmo2 has add, which is for training alone"):
+        bench.verify(model, "fp32")

@@ -1,0 +1,210 @@
+"""Distributions with a plugin that tests make up, and a whole plugin to take apart: one definition of every kind."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from surogate_core import plugins
+
+Install = Callable[..., None]
+
+
+def installing(folder: Path, monkeypatch: pytest.MonkeyPatch, head: str = "") -> Iterator[Install]:
+    """install(distribution, version, entry name, source): an importable distribution with one plugin, in `folder`."""
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delenv("SUROGATE_PLUGINS", raising=False)
+    default_head = head
+    before = set(sys.modules)
+
+    def install(
+        distribution: str, version: str, entry: str, source: str, head: str = default_head, group: str = "surogate"
+    ) -> None:
+        package = distribution.replace("-", "_") + f"_{entry.replace('-', '_')}"
+        (folder / f"{package}.py").write_text(head + textwrap.dedent(source))
+        info = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(exist_ok=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        target = f"{package}:verb" if group == "surogate.commands" else package
+        with (info / "entry_points.txt").open("a") as file:
+            file.write(f"[{group}]\n{entry} = {target}\n")
+        plugins._survey.cache_clear()
+
+    plugins._survey.cache_clear()
+    yield install
+    plugins._survey.cache_clear()
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(folder)):
+            del sys.modules[name]
+
+
+WHOLE = """
+import dataclasses, json
+from types import SimpleNamespace
+import pluggy
+from pydantic import BaseModel, ConfigDict, field_validator
+from surogate_core.api import *
+from surogate_core.errors import ConfigError
+
+SUROGATE_API = 0
+hookimpl = pluggy.HookimplMarker("surogate")
+
+def boom(*args):
+    raise KeyError("boom")
+
+def nothing(*args):
+    return None
+
+# ---- an op with a torch reference, one that updates, a kernel for the first
+
+def infer(ins, attrs):
+    return [OutSpec("twice", ins[0].shape, ins[0].dtype)]
+
+TWICE = OpDef(kind="acme_twice", infer=infer, reference="acme_reference:twice")
+SGD = OpDef(kind="acme_sgd", infer=lambda ins, attrs: [OutSpec("new", ins[1].shape, ins[1].dtype)],
+            reference="acme_reference:sgd")
+KERNEL = KernelDef(op="acme_twice", dtypes=("*", "*"),
+                   supports=lambda op, target: Support(target.device.sm is not None, "needs a GPU"),
+                   bind=lambda op, context: (print, ()))
+
+# ---- a model of an embedding and a head
+
+def dims(config):
+    return SimpleNamespace(vocab_size=config["vocab_size"], n_layers=1, max_positions=64)
+
+def build(b, d, batch):
+    init = Init(kind="normal", std=0.02)
+    x = b.apply("embedding", batch.tokens, b.param("embedding", (d.vocab_size, 8), init))
+    with b.block(0):
+        x = b.apply("acme_twice", b.apply("acme_twice", x))
+    head = b.param("head", (d.vocab_size, 8), init)
+    return b.apply("lm_head_ce", x, head, batch.targets, batch.loss_scale, chunks=batch.lmhead_chunks)
+
+def weights(d):
+    return [WeightMap(n, (HFTensor(n, (d.vocab_size, 8)),)) for n in ("embedding", "head")]
+
+MODEL = ModelDef(name="acme_model", summary="", architectures=("AcmeForCausalLM",), model_types=("acme",), dims=dims,
+                 build=build, weights=weights, in_transformers=False)
+
+# ---- what a run selects by name
+
+FP32 = Precision(**dict.fromkeys((f.name for f in dataclasses.fields(Precision)), "fp32"))
+RECIPE = RecipeDef(name="acme", summary="", precision=lambda request, options: FP32,
+                   supports=lambda device, precision, options: Support(True), lower=lambda program, b, p, o: program)
+
+class OptimizerOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    acme_rate: float = 0.1
+
+def update(b, params, clip_coef, scalars, precision, weight_decay, options):
+    for p in params:
+        b.emit("acme_sgd", p.grad, p.master, outs=[p.master])
+
+OPTIMIZER = OptimizerDef(name="zz", summary="", options=OptimizerOptions, update=update)
+
+class AdapterOptions(BaseModel):
+    acme_train: str = "head"
+
+def save(tensors, folder, base, options):
+    from safetensors.torch import save_file
+    save_file({n: t.clone() for n, t in tensors.items()}, folder / "acme.safetensors")
+    (folder / "acme.json").write_text(json.dumps({"base": base}))
+
+def load(folder, options):
+    from safetensors.torch import load_file
+    return load_file(folder / "acme.safetensors")
+
+def merge(folder):
+    trained = load(folder, None)
+    change = lambda name: lambda tensor: trained[name].to(tensor.dtype)
+    return Merge(json.loads((folder / "acme.json").read_text())["base"], {n: change(n) for n in trained})
+
+ADAPTER = AdapterDef(name="acme", summary="", options=AdapterOptions, config_file="acme.json", library="acme",
+                     apply=lambda program, b, precision, weights, scalars, options: program,
+                     trainable=lambda param, stored, options: param.name == options.acme_train,
+                     save=save, load=load, merge=merge, check=lambda folder, base: None,
+                     commands=lambda folder, base, options: [("acme", f"acme {folder}")])
+
+class OffloadOptions(BaseModel):
+    acme_label: str = "offloaded"
+
+def schedule(program, b, device_bytes, options):
+    last = next(v for op in reversed(program.ops) for v in op.outs if v.role == "grad")
+    with b.record("backward") as ops:
+        b.apply("acme_twice", last, label=options.acme_label)
+    return dataclasses.replace(program, ops=(*program.ops, *ops))
+
+OFFLOAD = OffloadDef(name="acme", summary="", options=OffloadOptions, schedule=schedule)
+
+class LauncherOptions(BaseModel):
+    acme_record: str = ""
+
+def run(work, topology, options):
+    from surogate_core.runtime.launch import run_local
+    if options.acme_record:
+        open(options.acme_record, "a").write(f"{topology.devices} device\\n")
+    return run_local(work, topology)
+
+LAUNCHER = LauncherDef(name="acme", summary="", options=LauncherOptions, run=run)
+
+class FormatOptions(BaseModel):
+    acme_field: str = "acme"
+
+FORMAT = DatasetFormatDef(name="acme", summary="", options=FormatOptions, matches=lambda columns: "acme" in columns,
+                          fields=lambda options: [options.acme_field],
+                          encode=lambda row, tokenizer, options: Encoded([5, 6, 7], [True] * 3))
+
+LOGGER = LoggerDef(name="acme", summary="", open=lambda info, options: SimpleNamespace(
+    step=nothing, eval=nothing, gpu=nothing, close=nothing))
+
+def change(_, **fields):
+    globals()[_] = dataclasses.replace(globals()[_], **fields)
+
+@hookimpl
+def surogate_ops(): return [TWICE, SGD]
+@hookimpl
+def surogate_kernels(): return [KERNEL]
+@hookimpl
+def surogate_models(): return [MODEL]
+@hookimpl
+def surogate_recipes(): return [RECIPE]
+@hookimpl
+def surogate_adapters(): return [ADAPTER]
+@hookimpl
+def surogate_optimizers(): return [OPTIMIZER]
+@hookimpl
+def surogate_offload_strategies(): return [OFFLOAD]
+@hookimpl
+def surogate_launchers(): return [LAUNCHER]
+@hookimpl
+def surogate_dataset_formats(): return [FORMAT]
+@hookimpl
+def surogate_loggers(): return [LOGGER]
+
+"""
+"""The source of a plugin that works; `change("MODEL", build=boom)` behind it breaks one function."""
+
+REFERENCE = """
+def twice(x):
+    return x * 2
+
+def sgd(grad, master):
+    return master - 0.01 * grad
+
+def raises(*ins):
+    raise KeyError("boom")
+
+def writes(grad, master):
+    return master.sub_(grad)
+
+def narrow(grad, master):
+    return master[:1]
+
+def none(*ins):
+    return None
+"""
+"""The module of its references."""

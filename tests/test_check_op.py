@@ -1,0 +1,58 @@
+"""Claims about `check_op`: what is wrong with an op's reference is noticed before a run."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from surogate_core.api import OpDef, OutSpec
+from surogate_core.plugins import load_registry
+from surogate_core.testing.ops import check_op
+
+
+def as_op(monkeypatch: pytest.MonkeyPatch, reference: object) -> OpDef:
+    """An op of one input and one output like it."""
+    module = ModuleType("made_up_reference")
+    module.f = reference  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "made_up_reference", module)
+    return OpDef(
+        kind="made_up",
+        infer=lambda ins, attrs: [OutSpec("y", ins[0].shape, ins[0].dtype)],
+        reference="made_up_reference:f",
+    )
+
+
+def through_numpy(x: Tensor) -> Tensor:
+    """Writes to its input where torch's version counters do not see it."""
+    y = x.clone()
+    x.numpy()[0] = 7
+    return y
+
+
+def test_an_op_that_is_right_gives_its_outputs() -> None:
+    x, w = torch.randn(5, 8), torch.randn(8)
+    y, rstd = check_op(load_registry().ops["rmsnorm"], x, w, eps=1e-6)
+    expected = torch.rsqrt(x.square().mean(-1) + 1e-6)
+    torch.testing.assert_close(rstd, expected)
+    torch.testing.assert_close(y, x * expected[:, None] * w)
+
+
+@pytest.mark.parametrize(
+    ("reference", "told"),
+    [
+        (lambda x: x.mul_(2), "wrote to input 0"),
+        (through_numpy, "wrote to input 0"),
+        (lambda x: (x.data.add_(1), x.clone())[1], "wrote to input 0"),
+        (lambda x: x[:1], r"y is \(\(1,\), torch.float32\), the shape rule says \(\(4,\), torch.float32\)"),
+        (lambda x: x.double(), "torch.float64"),
+        (lambda x: (x, x), "2 results, the shape rule says 1"),
+        (lambda x: torch.rand(4), "a second call gives another y"),
+    ],
+)
+def test_an_op_that_is_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch, reference: object, told: str) -> None:
+    with pytest.raises(AssertionError, match=told):
+        check_op(as_op(monkeypatch, reference), torch.ones(4))

@@ -1,0 +1,599 @@
+"""Claims about broken plugins: every fault ends in one line that names plugin, version, function and cause."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from made_up_plugins import REFERENCE, WHOLE, Install, installing
+from typer.testing import CliRunner, Result
+
+from surogate_core import assemble, run
+from surogate_core.attribution import RESULTS, UNWRAPPED
+from surogate_core.cli.app import app
+from surogate_core.errors import ConfigError, PluginError, ProgramError
+from surogate_core.plugins import load_registry
+from surogate_core.registry import KINDS
+
+TOKENIZER = Path(__file__).parents[1] / "examples/tiny-qwen3"
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    (tmp_path / "acme_reference.py").write_text(REFERENCE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("SUROGATE_TRACEBACK", raising=False)
+    yield from installing(tmp_path, monkeypatch, WHOLE)
+
+
+def write_config(folder: Path, **changes: Any) -> Path:
+    """A run.yaml that trains the whole plugin's model with its optimizer for a step."""
+    model = folder / "model"
+    model.mkdir(exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TOKENIZER / name, model / name)
+    config = {"architectures": ["AcmeForCausalLM"], "model_type": "acme", "vocab_size": 2048}
+    (model / "config.json").write_text(json.dumps(config))
+    (folder / "rows.jsonl").write_text('{"acme": "to be or not to be, that is the question"}\n' * 64)
+    base = {
+        "model": str(model),
+        "from_scratch": True,
+        "model_dtype": "fp32",
+        "optimizer": "zz",
+        "max_steps": 1,
+        "sequence_len": 16,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 1,
+        "validation_split_ratio": 0,
+        "datasets": [{"path": str(folder / "rows.jsonl"), "type": "acme"}],
+        "output_dir": str(folder / "out"),
+    }
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(base | changes))
+    return path
+
+
+def the_error(result: Result) -> str:
+    """The one line that a command ends in, without "error: "; no traceback."""
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert "Traceback" not in result.output
+    last = result.output.splitlines()[-1]
+    assert last.startswith("error: ") and result.output.count("error: ") == 1, result.output
+    return last.removeprefix("error: ")
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A plugin with one fault. verb: what shows it; config: keys of the run; told: a regular expression."""
+
+    patch: str
+    told: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    verb: tuple[str, ...] = ("plan",)
+
+
+def case(name: str, patch: str, told: str, *verb: str, **config: Any) -> Any:
+    return pytest.param(Broken(patch, told, config, verb or ("plan",)), id=name)
+
+
+BOOM = r"KeyError: 'boom' \(.*acme_zz\.py:\d+\)"
+MODEL, OPTIMIZER, RECIPE = "model acme_model of acme 0.1.0", "optimizer zz of acme 0.1.0", "recipe acme of acme 0.1.0"
+ADAPTER, FORMAT, OP = "adapter acme of acme 0.1.0", "format acme of acme 0.1.0", "op acme_twice of acme 0.1.0"
+KERNEL, LAUNCHER, LOGGER = "kernel acme_twice of acme 0.1.0", "launcher acme of acme 0.1.0", "logger acme of acme 0.1.0"
+ADAPTED: dict[str, Any] = {"adapter": "acme", "from_scratch": False}
+GPU = ("plan", "--device", "h200")
+LOWER_NONE = 'change("RECIPE", lower=lambda program, *a: dataclasses.replace(program, ops=program.ops[2:]))'
+HALF_A_MODEL = """
+def build(b, d, batch):
+    b.param("idle", (4,), Init(kind="ones"))
+    return MODEL_BUILD(b, d, batch)
+MODEL_BUILD = MODEL.build
+change("MODEL", build=build,
+       weights=lambda d, w=weights: [*w(d), WeightMap("idle", (HFTensor("idle", (4,)),))])
+"""
+STRANGE_DTYPE = 'change("MODEL", build=lambda b, d, batch: b.param("w", (8,), Init(), dtype="fp7"))'
+BAD_OPTIONS = """
+class OptimizerOptions(BaseModel):
+    acme_rate: float = 0.1
+    @field_validator("acme_rate")
+    def check(cls, value):
+        raise KeyError("boom")
+change("OPTIMIZER", options=OptimizerOptions)
+"""
+
+FAULTS = [
+    # while a run is planned
+    case("update raises", 'change("OPTIMIZER", update=boom)', f"{OPTIMIZER} failed in update: {BOOM}"),
+    case("update forgets", 'change("OPTIMIZER", update=nothing)', f"{OPTIMIZER} failed in update: .*never writes: emb"),
+    case(
+        "update takes one argument",
+        'change("OPTIMIZER", update=lambda b: None)',
+        f"{OPTIMIZER} failed in update: TypeError: .*takes 1 positional argument",
+    ),
+    case(
+        "update emits an unknown op",
+        'change("OPTIMIZER", update=lambda b, params, *a: b.emit("acme_zzz"))',
+        f"{OPTIMIZER} failed in update: .*no installed plugin defines op 'acme_zzz'",
+    ),
+    case("update exits", 'change("OPTIMIZER", update=lambda *a: exit(0))', f"{OPTIMIZER} failed in update: SystemExit"),
+    case("options raise", BAD_OPTIONS, f"{OPTIMIZER} failed in options: {BOOM}", acme_rate=0.5),
+    case("dims raises", 'change("MODEL", dims=boom)', f"{MODEL} failed in dims: {BOOM}"),
+    case("dims misses a key", 'change("MODEL", dims=lambda c: c["x"])', f"{MODEL} failed in dims: KeyError: 'x'"),
+    case("dims is None", 'change("MODEL", dims=nothing)', f"{MODEL} failed in dims: returned None, expected Dims"),
+    case(
+        "dims lacks a size",
+        'change("MODEL", dims=lambda c: SimpleNamespace(vocab_size=7, n_layers=1))',
+        f"{MODEL} failed in dims: .*max_positions is an int of at least 1",
+    ),
+    case("build raises", 'change("MODEL", build=boom)', f"{MODEL} failed in build: {BOOM}"),
+    case(
+        "build is None", 'change("MODEL", build=nothing)', f"{MODEL} failed in build: returned None, expected the los"
+    ),
+    case(
+        "build is no scalar", 'change("MODEL", build=lambda b, d, batch: batch.tokens)', r"build: returned tokens:int32"
+    ),
+    case("build has a strange dtype", STRANGE_DTYPE, f"{MODEL} failed in build: .*'w' has the unknown dtype 'fp7'"),
+    case("a param without use", HALF_A_MODEL, f"{MODEL} failed in build: .*not used by the loss: idle"),
+    case("weights raises", 'change("MODEL", weights=boom)', f"{MODEL} failed in weights: {BOOM}"),
+    case(
+        "weights is a generator", 'change("MODEL", weights=lambda d: (w for w in ()))', "weights: returned a generator"
+    ),
+    case("weights lack a param", 'change("MODEL", weights=lambda d: [])', f"{MODEL} failed in weights: .*differ"),
+    case("infer raises", 'change("TWICE", infer=boom)', f"{OP} failed in infer: {BOOM}"),
+    case("infer is None", 'change("TWICE", infer=nothing)', f"{OP} failed in infer: returned None, expected a list of"),
+    case(
+        "infer has a strange dtype",
+        'change("TWICE", infer=lambda ins, attrs: [OutSpec("t", ins[0].shape, "fp7")])',
+        f"{OP} failed in infer: returned .*fp7.*, expected dtypes among",
+    ),
+    case("vjp raises", 'change("TWICE", vjp=boom)', f"{OP} failed in vjp: {BOOM}"),
+    case(
+        "vjp is short", 'change("TWICE", vjp=lambda b, op, g: ())', rf"{OP} failed in vjp: returned \(\), expected a Va"
+    ),
+    case(
+        "rematerialise is None", 'change("TWICE", rematerialise=nothing, always_recomputed=True)', f"{OP} .*rematerial"
+    ),
+    case(
+        "flops is text", 'change("TWICE", flops=lambda op: "7")', f"{OP} failed in flops: returned '7', expected an int"
+    ),
+    case("traffic raises", 'change("TWICE", traffic=boom)', f"{OP} failed in traffic: {BOOM}"),
+    case("workspace is negative", 'change("TWICE", workspace=lambda op: -1)', f"{OP} failed in workspace: returned -1"),
+    case(
+        "precision raises", 'change("RECIPE", precision=boom)', f"{RECIPE} failed in precision: {BOOM}", recipe="acme"
+    ),
+    case(
+        "precision is None",
+        'change("RECIPE", precision=nothing)',
+        f"{RECIPE} .*precision: returned None",
+        recipe="acme",
+    ),
+    case(
+        "precision has a strange dtype",
+        'change("RECIPE", precision=lambda r, o: dataclasses.replace(FP32, master="fp7"))',
+        f"{RECIPE} failed in precision: .*expected dtypes among .* for master",
+        recipe="acme",
+    ),
+    case("supports raises", 'change("RECIPE", supports=boom)', f"{RECIPE} failed in supports: {BOOM}", recipe="acme"),
+    case(
+        "supports is True",
+        'change("RECIPE", supports=lambda *a: True)',
+        f"{RECIPE} failed in supports: returned True, expected a Support",
+        recipe="acme",
+    ),
+    case("lower raises", 'change("RECIPE", lower=boom)', f"{RECIPE} failed in lower: {BOOM}", recipe="acme"),
+    case("lower is None", 'change("RECIPE", lower=nothing)', f"{RECIPE} failed in lower: returned None", recipe="acme"),
+    case("lower breaks the program", LOWER_NONE, f"{RECIPE} failed in lower: .*before any op writes it", recipe="acme"),
+    case("apply is None", 'change("ADAPTER", apply=nothing)', f"{ADAPTER} failed in apply: returned None", **ADAPTED),
+    case("trainable raises", 'change("ADAPTER", trainable=boom)', f"{ADAPTER} failed in trainable: {BOOM}", **ADAPTED),
+    case(
+        "nothing is trainable",
+        'change("ADAPTER", trainable=lambda *a: False)',
+        f"{ADAPTER} failed in trainable: .*depends on no trainable param",
+        **ADAPTED,
+    ),
+    case(
+        "schedule raises", 'change("OFFLOAD", schedule=boom)', f"offload acme of acme 0.1.0 .*: {BOOM}", offload="acme"
+    ),
+    case("kernel supports raises", 'change("KERNEL", supports=boom)', f"{KERNEL} failed in supports: {BOOM}", *GPU),
+    case("kernel supports is True", 'change("KERNEL", supports=lambda o, t: True)', f"{KERNEL} .*returned True", *GPU),
+    case(
+        "kernel workspace is None", 'change("KERNEL", workspace=nothing)', f"{KERNEL} .*workspace: returned None", *GPU
+    ),
+    case(
+        "kernel notice is None", 'change("KERNEL", notice=nothing)', f"{KERNEL} failed in notice: returned None", *GPU
+    ),
+    # while data are read
+    case(
+        "encode raises",
+        'change("FORMAT", encode=lambda r, t, o: "to" + 1)',
+        rf"rows\.jsonl.*1: {FORMAT} failed in encode: TypeError: can only concatenate",
+        "tokenize",
+    ),
+    case("encode is None", 'change("FORMAT", encode=nothing)', f"{FORMAT} failed in encode: returned None", "tokenize"),
+    case(
+        "encode leaves the vocabulary",
+        'change("FORMAT", encode=lambda r, t, o: Encoded([9999], [True]))',
+        rf"rows\.jsonl.*: {FORMAT} failed in encode: returned 1 tokens from 9999",
+        "tokenize",
+    ),
+    case(
+        "encode gives words",
+        'change("FORMAT", encode=lambda r, t, o: Encoded(["to"], [True]))',
+        rf"rows\.jsonl.*: {FORMAT} failed in encode: returned what is no list of tokens",
+        "tokenize",
+    ),
+    case(
+        "fields is text", 'change("FORMAT", fields=lambda o: "acme")', f"{FORMAT} .*fields: returned 'acme'", "tokenize"
+    ),
+    # while a run trains
+    case(
+        "launcher raises", 'change("LAUNCHER", run=boom)', f"{LAUNCHER} failed in run: {BOOM}", "train", launcher="acme"
+    ),
+    case(
+        "launcher does nothing",
+        'change("LAUNCHER", run=nothing)',
+        f"{LAUNCHER} failed in run: returned None, expected what its work returned",
+        "train",
+        launcher="acme",
+    ),
+    case(
+        "launcher connects nobody",
+        'change("LAUNCHER", run=lambda work, t, o: work(()))',
+        rf"{LAUNCHER} failed in run: called its work with \(\)",
+        "train",
+        launcher="acme",
+    ),
+    case("open raises", 'change("LOGGER", open=boom)', f"{LOGGER} failed in open: {BOOM}", "train", report_to="acme"),
+    case("open is None", 'change("LOGGER", open=nothing)', f"{LOGGER} .*returned None", "train", report_to="acme"),
+    case(
+        "reference raises",
+        'change("SGD", reference="acme_reference:raises")',
+        r"op acme_sgd of acme 0.1.0 failed in its reference, acme_sgd \(block -1, update, .*\): KeyError: 'boom'",
+        "train",
+    ),
+    case(
+        "reference writes to an input",
+        'change("SGD", reference="acme_reference:writes")',
+        r"op acme_sgd of acme 0.1.0 failed in its reference: .*wrote to its input 1, embedding:fp32\[2048,8\]",
+        "train",
+    ),
+    case(
+        "reference has another shape",
+        'change("SGD", reference="acme_reference:narrow")',
+        r"op acme_sgd of acme 0.1.0 failed in its reference: .*returned shape \[1, 8\]",
+        "train",
+    ),
+    case(
+        "reference is None",
+        'change("SGD", reference="acme_reference:none")',
+        "acme_sgd .*returned None for ou",
+        "train",
+    ),
+    case(
+        "reference cannot be differentiated",
+        'change("TWICE", reference="acme_reference:raises")',
+        f"{OP} failed in its reference.*KeyError: 'boom'",
+        "train",
+    ),
+    case(
+        "reference's module does not import",
+        'open(__file__.replace("acme_zz", "acme_late"), "w").write("import no_such\\ndef f(x): return x")\n'
+        'change("TWICE", reference="acme_late:f")',
+        f"{OP} failed in its reference acme_late:f: ModuleNotFoundError: No module named 'no_such'",
+        "train",
+    ),
+]
+"""What shows when a function of a plugin runs."""
+
+
+@pytest.mark.parametrize("broken", FAULTS)
+def test_a_fault_in_a_function_ends_in_one_line_that_names_it(tmp_path: Path, install: Install, broken: Broken) -> None:
+    install("acme", "0.1.0", "zz", broken.patch)
+    verb, *options = broken.verb
+    result = CliRunner().invoke(app, [verb, str(write_config(tmp_path, **broken.config)), *options])
+    assert re.search(broken.told, the_error(result)), result.output
+
+
+WRONG_DEFINITIONS = [
+    (
+        "import fails",
+        "import no_such_module",
+        "import of acme_zz failed: ModuleNotFoundError: No module named 'no_such",
+    ),
+    ("import exits", "exit(0)", "import of acme_zz failed: SystemExit: 0"),
+    ("another API", "SUROGATE_API = 7", "acme_zz is written for API 7"),
+    ("hook raises", "surogate_ops = hookimpl(lambda: boom())", "failed in surogate_ops(): KeyError: 'boom'"),
+    ("hook exits", "@hookimpl\ndef surogate_ops(): exit(3)", "failed in surogate_ops(): SystemExit: 3"),
+    ("hook is None", "@hookimpl\ndef surogate_models(): pass", "surogate_models(): TypeError: 'NoneType' object"),
+    (
+        "hook of another kind",
+        "@hookimpl\ndef surogate_models(): return [SGD]",
+        "returned OpDef in its list, expected Mod",
+    ),
+    (
+        "hook is misspelt",
+        "@hookimpl\ndef surogate_modell(): return []",
+        "surogate_modell(): is an unknown hook; did you",
+    ),
+    (
+        "no function",
+        'change("OPTIMIZER", update=3)',
+        "surogate_optimizers(): OptimizerDef.update is 3, expected a func",
+    ),
+    (
+        "no options class",
+        'change("OPTIMIZER", options=OptimizerOptions())',
+        "OptimizerDef.options is OptimizerOptions(",
+    ),
+    (
+        "one architecture as text",
+        'change("MODEL", architectures="Acme")',
+        "ModelDef.architectures is 'Acme', expected a",
+    ),
+    ("name is a number", 'change("RECIPE", name=8)', "surogate_recipes(): RecipeDef.name is 8, expected text"),
+    (
+        "truncation unknown",
+        'change("FORMAT", truncation="cut")',
+        "DatasetFormatDef.truncation is 'cut', expected one of",
+    ),
+    (
+        "reference without module",
+        'change("SGD", reference="acme_gone:sgd")',
+        "'acme_gone:sgd': there is no module acme_",
+    ),
+    ("reference without function", 'change("SGD", reference="acme_reference:gone")', "acme_reference has no gone"),
+    ("reference malformed", 'change("SGD", reference="acme_reference")', "is not of the form module:function"),
+    (
+        "option is a key of core",
+        'change("OPTIMIZER", options=type("O", (BaseModel,), {"__annotations__": {"model": str}, "model": ""}))',
+        "surogate_optimizers(): option 'model' of optimizer 'zz' is a key of core's config",
+    ),
+]
+
+
+@pytest.mark.parametrize(("patch", "told"), [pytest.param(p, t, id=i) for i, p, t in WRONG_DEFINITIONS])
+def test_a_wrong_definition_is_told_alike_by_the_run_that_needs_it_and_by_plugins_and_stops_no_other_run(
+    tmp_path: Path, install: Install, patch: str, told: str
+) -> None:
+    install("acme", "0.1.0", "zz", patch)
+    needs = the_error(CliRunner().invoke(app, ["plan", str(write_config(tmp_path, datasets=[]))]))
+    assert "acme 0.1.0" in needs and told in needs
+
+    listed = CliRunner().invoke(app, ["plugins", "--json"])
+    (plugin,) = [entry for entry in json.loads(listed.output)["plugins"] if entry["distribution"] == "acme"]
+    assert listed.exit_code == 0 and plugin["state"] in ("broken", "wrong API") and plugin["reason"] in needs
+
+    other = CliRunner().invoke(
+        app, ["plan", str(write_config(tmp_path, optimizer="adamw", model=str(TOKENIZER), datasets=[]))]
+    )
+    assert other.exit_code == 0 and told in other.output and "warning: " in other.output
+
+
+def test_the_plugin_that_is_taken_apart_works(tmp_path: Path, install: Install) -> None:
+    install("acme", "0.1.0", "zz", "")
+    path = write_config(tmp_path, recipe="acme", report_to="acme")
+    assert CliRunner().invoke(app, ["train", str(path)]).exit_code == 0
+    assert (tmp_path / "out/model.safetensors").is_file()
+
+
+# ------------------------------------------------------------------------------------------------ how it is attributed
+
+
+def test_every_function_of_every_definition_is_accounted_for() -> None:
+    functions = {
+        (kind, f.name) for kind, cls in KINDS.items() for f in fields(cls) if str(f.type).startswith("Callable")
+    }
+    assert functions == RESULTS.keys() | UNWRAPPED
+
+
+@pytest.mark.parametrize(("kind", "function"), sorted(RESULTS))
+def test_a_function_that_raises_is_named(install: Install, kind: str, function: str) -> None:
+    names = {"op": "TWICE"}
+    install("acme", "0.1.0", "zz", f'change("{names.get(kind, kind.upper())}", {function}=boom)')
+    registry = load_registry()
+    (definition,) = [
+        p.definition
+        for p in registry.provided
+        if p.kind == kind and p.plugin.distribution == "acme" and p.name != "acme_sgd"
+    ]
+    with pytest.raises(PluginError, match=rf"^{kind} \w+ of acme 0.1.0 failed in {function}: {BOOM}$") as caught:
+        getattr(definition, function)(None, None, None)
+    assert (caught.value.distribution, caught.value.version) == ("acme", "0.1.0")
+    assert caught.value.hook.startswith("surogate_") and isinstance(caught.value.__cause__, KeyError)
+
+
+def test_what_a_merge_does_later_is_named_too(install: Install) -> None:
+    install("acme", "0.1.0", "zz", 'change("ADAPTER", merge=lambda folder: Merge("base", {"w": boom}))')
+    merge = load_registry().get("adapter", "acme").merge(None)
+    with pytest.raises(PluginError, match=rf"{ADAPTER} failed in merge of w: {BOOM}"):
+        merge.changes["w"](None)
+
+
+def test_a_plugin_s_own_word_to_the_user_passes_unchanged(tmp_path: Path, install: Install) -> None:
+    patch = 'def refuse(*a):\n    raise ConfigError("acme_rate: too low")\nchange("OPTIMIZER", update=refuse)'
+    install("acme", "0.1.0", "zz", patch)
+    assert the_error(CliRunner().invoke(app, ["plan", str(write_config(tmp_path))])) == "acme_rate: too low"
+
+
+def test_what_a_run_raises_is_not_blamed_on_its_launcher(tmp_path: Path, install: Install) -> None:
+    install("acme", "0.1.0", "zz", 'change("FORMAT", encode=boom)')
+    path = write_config(tmp_path, launcher="acme")
+    assert f"{FORMAT} failed in encode" in the_error(CliRunner().invoke(app, ["train", str(path)]))
+
+
+def test_a_fault_of_core_is_not_blamed_on_a_plugin(
+    tmp_path: Path, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("acme", "0.1.0", "zz", "")
+
+    def broken(*args: Any) -> Any:
+        raise ProgramError("a pass of core is wrong")
+
+    monkeypatch.setattr(assemble, "accumulate", broken)
+    result = CliRunner().invoke(app, ["plan", str(write_config(tmp_path, recipe="acme"))])
+    assert result.exit_code == 1 and isinstance(result.exception, ProgramError)
+    assert str(result.exception) == "a pass of core is wrong"
+
+
+def test_a_definition_of_core_is_not_wrapped() -> None:
+    registry = load_registry()
+    core = [item.definition for item in registry.provided if item.plugin.distribution == "surogate-core"]
+    assert core and all(definition.origin is None for definition in core)
+    assert str(registry.get("recipe", "bf16").origin) == "recipe bf16 of surogate-recipe-bf16 0.1.0"
+
+
+@pytest.mark.parametrize("wanted", ["1", "0"])
+def test_the_traceback_is_shown_on_request(
+    tmp_path: Path, install: Install, monkeypatch: pytest.MonkeyPatch, wanted: str
+) -> None:
+    monkeypatch.setenv("SUROGATE_TRACEBACK", wanted)
+    install("acme", "0.1.0", "zz", 'change("OPTIMIZER", update=boom)')
+    result = CliRunner().invoke(app, ["plan", str(write_config(tmp_path))])
+    assert ("Traceback (most recent call last)" in result.output) == (wanted == "1")
+    assert ("SUROGATE_TRACEBACK=1 shows the traceback." in result.output) == (wanted == "0")
+    assert result.output.splitlines()[-1].startswith(f"error: {OPTIMIZER} failed in update: KeyError: 'boom'")
+
+
+def test_a_logger_of_a_plugin_that_fails_later_is_named_and_left_out(tmp_path: Path, install: Install) -> None:
+    patch = (
+        'change("LOGGER", always=True, open=lambda i, o: SimpleNamespace(step=boom, eval=boom, gpu=boom, close=boom))'
+    )
+    install("acme", "0.1.0", "zz", patch)
+    result = CliRunner().invoke(app, ["train", str(write_config(tmp_path))])
+    assert result.exit_code == 0
+    assert "logger acme of acme 0.1.0 failed and gets no more reports: KeyError: 'boom'" in result.output
+
+
+def test_a_verb_that_fails_names_its_distribution(install: Install) -> None:
+    source = "def verb() -> None:\n    raise KeyError('boom')"
+    install("acme-verbs", "1.0", "hello", source, group="surogate.commands", head="")
+    assert the_error(CliRunner().invoke(app, ["hello"])).startswith(
+        "verb 'hello' of acme-verbs 1.0 failed: KeyError: 'boom'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("patch", "verb", "told"),
+    [
+        ("import no_such_module", "plan", "No module named 'no_such_module'"),
+        ('change("OPTIMIZER", update=boom)', "plan", f"{OPTIMIZER} failed in update: {BOOM}"),
+        ('change("SGD", reference="acme_reference:writes")', "train", "acme_sgd of acme 0.1.0 .*wrote to its input 1"),
+    ],
+)
+def test_a_process_ends_in_the_same_line(tmp_path: Path, install: Install, patch: str, verb: str, told: str) -> None:
+    install("acme", "0.1.0", "zz", patch)
+    keys: dict[str, Any] = {"datasets": []} if verb == "plan" else {}
+    environ = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "surogate_core.cli", verb, str(write_config(tmp_path, **keys))]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert re.search(f"^error: .*{told}", done.stderr.splitlines()[-1])
+
+
+# ------------------------------------------------------------------------------- adapters, launchers, offload by a key
+
+
+def test_an_adapter_is_selected_by_its_name_trained_saved_and_merged(tmp_path: Path, install: Install) -> None:
+    install("acme", "0.1.0", "zz", "")
+    whole = run.train(run.load(write_config(tmp_path)))
+    adapted = {"adapter": "Acme", "acme_train": "embedding", "from_scratch": False, "merge_adapter": True}
+    path = write_config(tmp_path, model=str(whole.output_dir), output_dir=str(tmp_path / "adapted"), **adapted)
+    loaded = run.load(path)
+    assert (loaded.config.adapter, loaded.config.lora) == ("acme", False)
+    prepared = run.plan(loaded)
+    assert [value.name for value in prepared.assembly.trainable] == ["embedding"]
+
+    result = run.train(loaded)
+    assert result.adapter_dir is not None and result.merged_dir is not None
+    assert sorted(f.name for f in result.adapter_dir.iterdir() if f.name.startswith("acme")) == [
+        "acme.json", "acme.safetensors",
+    ]  # fmt: skip
+    merged = CliRunner().invoke(app, ["merge", str(result.adapter_dir), str(tmp_path / "again")])
+    assert merged.exit_code == 0, merged.output
+    same = [(folder / "model.safetensors").read_bytes() for folder in (result.merged_dir, tmp_path / "again")]
+    assert same[0] == same[1] != (whole.output_dir / "model.safetensors").read_bytes()
+
+
+def test_a_folder_that_is_no_adapter_names_the_files_of_all_installed_ones(tmp_path: Path, install: Install) -> None:
+    install("acme", "0.1.0", "zz", "")
+    told = the_error(CliRunner().invoke(app, ["merge", str(tmp_path), str(tmp_path / "merged")]))
+    assert "is no saved adapter: it holds none of acme.json (acme), adapter_config.json (lora)" in told
+    for name in ("acme.json", "adapter_config.json"):
+        (tmp_path / name).write_text("{}")
+    told = the_error(CliRunner().invoke(app, ["merge", str(tmp_path), str(tmp_path / "merged")]))
+    assert "Say which: --adapter acme" in told
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"lora": True, "adapter": "acme"}, r"adapter: is 'acme', but lora: true means adapter: lora; remove one"),
+        ({"lora": True, "adapter": "none"}, r"adapter: is 'none', but lora: true means adapter: lora; remove one"),
+        ({"lora": False, "adapter": "lora"}, r"lora: is false, but adapter is lora; remove one"),
+        ({"adapter": "acme", "from_scratch": True}, r"adapter: an adapter is of a model .* set adapter: none"),
+        ({"adapter": "zzz"}, r"adapter: zzz — no installed plugin provides it"),
+        ({"launcher": "zzz"}, r"launcher: zzz — no installed plugin provides it. Installed: acme, local"),
+        ({"offload": "zzz"}, r"offload: zzz — no installed plugin provides it. Installed: acme"),
+    ],
+)
+def test_contradictory_and_unknown_names_are_refused(
+    tmp_path: Path, install: Install, keys: dict[str, Any], told: str
+) -> None:
+    install("acme", "0.1.0", "zz", "")
+    with pytest.raises((ConfigError, PluginError), match=told):
+        run.load(write_config(tmp_path, **{"from_scratch": False, **keys}))
+
+
+@pytest.mark.parametrize(
+    ("mode", "keys", "adapter"),
+    [
+        ("train", {}, None),
+        ("sft", {}, "lora"),
+        ("sft", {"adapter": "none"}, None),
+        ("sft", {"lora": False}, None),
+        ("sft", {"adapter": "acme"}, "acme"),
+        ("train", {"lora": True}, "lora"),
+        ("train", {"adapter": "lora"}, "lora"),
+        ("train", {"adapter": "lora", "lora": True}, "lora"),
+        ("train", {"adapter": "acme", "lora": False}, "acme"),
+    ],
+)
+def test_lora_is_an_alias_of_an_adapter_s_name(
+    tmp_path: Path, install: Install, mode: Any, keys: dict[str, Any], adapter: str | None
+) -> None:
+    from surogate_core.config import load_config, resolved
+
+    install("acme", "0.1.0", "zz", "")
+    loaded = run.load(write_config(tmp_path, **{"from_scratch": False, **keys}), mode=mode)
+    assert (loaded.config.adapter, loaded.config.lora) == (adapter, adapter == "lora")
+    assert set(loaded.adapters) == ({adapter} if adapter else set())
+    again = load_config(resolved(loaded), registry=load_registry(), mode=mode, source="again")
+    assert again == loaded
+
+
+def test_a_launcher_is_selected_by_its_name_with_its_options(tmp_path: Path, install: Install) -> None:
+    install("acme", "0.1.0", "zz", "")
+    record = tmp_path / "launched"
+    result = run.train(run.load(write_config(tmp_path, launcher="acme", acme_record=str(record))))
+    assert (result.steps, record.read_text()) == (1, "1 device\n")
+
+
+def test_an_offload_strategy_is_selected_by_its_name_with_its_options(tmp_path: Path, install: Install) -> None:
+    install("acme", "0.1.0", "zz", "")
+
+    def labels(**keys: Any) -> list[str]:
+        programs = run.plan(run.load(write_config(tmp_path, **keys))).assembly.programs
+        return [v.label for op in programs["micro_first"].ops for v in op.outs if op.kind == "acme_twice"]
+
+    assert labels() == labels(offload="none") == ["twice", "twice"]
+    assert labels(offload="acme", acme_label="moved") == ["twice", "twice", "moved"]

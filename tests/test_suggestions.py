@@ -1,0 +1,127 @@
+"""The changes that are offered when a run does not fit: each, written into the config, saves what was promised."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surogate_core import run
+from surogate_core import suggestions as suggestions_module
+from surogate_core.assemble import assemble
+from surogate_core.errors import ConfigError
+from surogate_core.prepare import Prepared
+from surogate_core.suggestions import Suggestion, suggest
+
+BASE = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": False,
+}
+SIZES = {
+    "tiny": {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 8, "intermediate_size": 512},
+    "8b": {"hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "intermediate_size": 12288},
+    "70b": {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "intermediate_size": 28672},
+    "32b": {"hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 64, "intermediate_size": 25600},
+}
+Plan = Callable[..., Prepared]
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    """(size, device, key=value ...) -> the planned run."""
+
+    def planned(size: str, device: str, *overrides: str, **keys: Any) -> Prepared:
+        model = tmp_path / size
+        model.mkdir(exist_ok=True)
+        (model / "config.json").write_text(json.dumps(BASE | SIZES[size]))
+        config = tmp_path / f"{size}.yaml"
+        config.write_text(json.dumps({"model": str(model), "sequence_len": 1024} | keys))
+        return run.plan(run.load(config, list(overrides)), device)
+
+    return planned
+
+
+def overrides(suggestion: Suggestion) -> list[str]:
+    """ "a: 1, b: 2" as a user would set it."""
+    return [part.replace(": ", "=") for change in suggestion.changes for part in change.split(", ")]
+
+
+def check_exact(
+    plan: Plan, size: str, device: str, suggestions: list[Suggestion], before: Prepared, **keys: Any
+) -> None:
+    for suggestion in suggestions:
+        after = plan(size, device, *overrides(suggestion), **keys)
+        saved = before.report.device_bytes["total"] - after.report.device_bytes["total"]
+        assert saved == suggestion.saves > 0, suggestion
+        assert after.report.step.seconds - before.report.step.seconds == pytest.approx(suggestion.costs), suggestion
+        assert after.report.fits is (suggestion.missing == 0), suggestion
+        assert after.report.tokens == before.report.tokens, f"{suggestion}: the tokens of a step are the user's"
+
+
+def test_single_changes_are_suggested_where_one_is_enough(plan: Plan) -> None:
+    before = plan("8b", "h200", sequence_len=4096)
+    suggestions = suggest(before)
+    assert [len(s.changes) for s in suggestions] == [1, 1, 1] and not any(s.missing for s in suggestions)
+    assert suggestions == sorted(suggestions, key=lambda s: s.costs)
+    check_exact(plan, "8b", "h200", suggestions, before, sequence_len=4096)
+
+
+CASES: dict[str, tuple[str, str, dict[str, Any], list[int]]] = {
+    "an adapter of 70B needs several changes": ("70b", "h200", {"lora": True, "sequence_len": 3072}, [0]),
+    "and shorter rows as the last resort": ("70b", "h200", {"lora": True, "sequence_len": 4096}, [1, 0]),
+    "all of 32B cannot be trained, an adapter can": ("32b", "h200", {"sequence_len": 4096}, [1, 0]),
+    "an adapter and recomputation": ("8b", "rtx4090", {"sequence_len": 4096}, [1, 0]),
+    "an odd batch is not halved": ("8b", "h100", {"per_device_train_batch_size": 3}, [0, 0]),
+}
+"""Name -> size, device, keys, and whether bytes are missing still with each of the suggestions."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_changes_are_combined_until_the_run_fits(plan: Plan, name: str) -> None:
+    size, device, keys, missing = CASES[name]
+    before = plan(size, device, **keys)
+    assert not before.report.fits
+    suggestions = suggest(before)
+    assert [int(s.missing > 0) for s in suggestions] == missing
+    assert len(suggestions[0].changes) > 1
+    check_exact(plan, size, device, suggestions, before, **keys)
+    told = " ".join(", ".join(s.changes) for s in suggestions)
+    assert ("sequence_len" in told) is ("shorter rows" in name)
+    assert ("lora: true" in told) is not keys.get("lora", False)
+    assert "per_device_train_batch_size" not in told or before.ingredients.batch_size % 2 == 0
+
+
+def test_few_plans_are_made_for_a_suggestion(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of combinations are estimated; the ones that are shown are planned, and not many more."""
+    before = plan("70b", "h200", lora=True, sequence_len=4096)
+    made: list[object] = []
+    monkeypatch.setattr(suggestions_module, "assemble", lambda given: made.append(given) or assemble(given))
+    assert len(suggest(before)) == 2
+    assert len(made) <= 3
+
+
+def test_what_fits_and_what_cannot_be_changed_have_no_suggestions(plan: Plan) -> None:
+    assert suggest(plan("tiny", "h200")) == []
+    bare = {"per_device_train_batch_size": 1, "sequence_len": 255, "recompute_block": True}
+    bare |= {"param_grad_dtype": "bf16", "optimizer_state_dtype": "bf16", "lora": True}
+    assert suggest(plan("70b", "rtx3090", **bare)) == []
+
+
+def test_a_run_that_does_not_fit_is_refused_with_the_suggestions(plan: Plan) -> None:
+    prepared = plan("32b", "h200", sequence_len=4096)
+    with pytest.raises(ConfigError) as refused:
+        run._refuse_unless_it_fits(prepared)
+    text = str(refused.value)
+    for suggestion in suggest(prepared):
+        assert ", ".join(suggestion.changes) in text
+    assert "still missing" in text and "; or lora: true" in text

@@ -1,0 +1,152 @@
+"""The loop on a fake device with a clock of its own: what it reports of each step, and when it evaluates."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from surogate_core import train as module
+from surogate_core.api import EvalReport, StepReport
+from surogate_core.data.loader import StepBatch
+from surogate_core.train import Job, Progress, train
+
+LAUNCH = 0.001
+"""Seconds that the host takes to enqueue a micro-step."""
+
+
+@dataclass
+class Clock:
+    """Seconds as the host sees them; nothing but the fakes moves it."""
+
+    now: float = 100.0
+
+    def wait_until(self, moment: float) -> None:
+        self.now = max(self.now, moment)
+
+
+@dataclass
+class Device:
+    """Runs micro-steps one after another, each `micro_seconds(step)` long; the host is at most `ahead` of it."""
+
+    clock: Clock
+    ahead: int
+    micro_seconds: Callable[[int], float]
+    width: int = 1
+    free_at: float = 0.0
+    queued: deque[float] = field(default_factory=deque)
+    steps: int = 0
+
+    def micro_step(self, *batches: Any, **how: Any) -> None:
+        if len(self.queued) == self.ahead:
+            self.clock.wait_until(self.queued.popleft())
+        self.clock.now += LAUNCH
+        self.free_at = max(self.free_at, self.clock.now) + self.micro_seconds(self.steps + 1)
+        self.queued.append(self.free_at)
+
+    def update(self, **how: Any) -> LateReading:
+        self.steps += 1
+        return LateReading(self.clock, self.free_at)
+
+    def evaluate(self, *batches: Any) -> float:
+        self.free_at = max(self.free_at, self.clock.now) + 5.0
+        self.clock.wait_until(self.free_at)
+        return 2.0
+
+
+@dataclass
+class LateReading:
+    """Arrives when the device is done; whoever asks later learns it later."""
+
+    clock: Clock
+    finished_at: float
+
+    @property
+    def ready(self) -> bool:
+        return self.clock.now >= self.finished_at
+
+    def values(self) -> tuple[float, float]:
+        self.clock.wait_until(self.finished_at)
+        return 1.0, 1.0
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.steps: list[StepReport] = []
+        self.evals: list[EvalReport] = []
+
+    def step(self, report: StepReport) -> None:
+        self.steps.append(report)
+
+    def eval(self, report: EvalReport) -> None:
+        self.evals.append(report)
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, *, steps: int, micro: int = 8, ahead: int = 4, eval_steps: int = 0,
+    validation: int = 0, micro_seconds: Callable[[int], float] = lambda step: 0.125,
+) -> tuple[Recorder, Progress, Device]:  # fmt: skip
+    clock = Clock()
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now, time=lambda: 0.0))
+    device = Device(clock, ahead, micro_seconds)
+    recorder = Recorder()
+    batch = SimpleNamespace(n_valid=4)
+    saves = SimpleNamespace(look=lambda: None, save=lambda *given: None, wait=lambda: None)
+    given: dict[str, Any] = {
+        "worker": device,
+        "loader": SimpleNamespace(step=lambda n: StepBatch([batch] * micro, 1000, 900, 0.0)),  # type: ignore[list-item]
+        "schedule": SimpleNamespace(lr=lambda step: 1e-3),
+        "loggers": [recorder],
+        "saves": saves,
+        "eval_batches": lambda limit: [batch] * (validation if limit is None else min(limit, validation)),
+    }
+    job = Job(
+        **given, total_steps=steps, eval_steps=eval_steps, save_steps=0, max_nonfinite_steps=10, watch=lambda done: None
+    )
+    interrupt: Any = SimpleNamespace(requested=False, take_save_request=lambda: False)
+    return recorder, train(job, interrupt, Progress()), device
+
+
+@pytest.mark.parametrize("ahead", [1, 4, 16, 1000])
+@pytest.mark.parametrize("micro", [1, 8])
+def test_every_step_is_reported_with_the_time_that_the_device_took(
+    micro: int, ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the queue is full and a reading is looked at when the next step is nearly done, and for the last."""
+    recorder, progress, device = run(
+        monkeypatch, steps=6, micro=micro, ahead=ahead, micro_seconds=lambda step: 0.125 * step
+    )
+    seconds = [0.125 * step * micro for step in range(1, 7)]
+    tolerance = 2 * micro * LAUNCH  # the device waits for the first launch, and for each where nothing is queued ahead
+    for report, expected in zip(recorder.steps, seconds, strict=True):
+        assert report.duration_ms / 1000 == pytest.approx(expected, abs=tolerance), report.step
+        assert report.tokens_per_second == pytest.approx(1000 / expected, rel=tolerance / expected)
+    assert progress.seconds == pytest.approx(device.free_at - 100.0)
+
+
+def test_the_time_of_an_evaluation_is_no_part_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, progress, _ = run(monkeypatch, steps=4, eval_steps=2, validation=3)
+    assert [report.duration_ms / 1000 for report in recorder.steps] == pytest.approx([1.0] * 4, abs=0.02)
+    assert [(report.step, report.duration_ms) for report in recorder.evals] == [(2, 15000.0), (4, 15000.0)]
+    assert progress.seconds == pytest.approx(4.0, abs=0.05)
+
+
+def test_a_step_that_took_no_measurable_time_has_a_finite_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.LAUNCH", 0.0)
+    recorder, _, _ = run(monkeypatch, steps=2, micro_seconds=lambda step: 0.0)
+    assert [report.tokens_per_second < 1e10 for report in recorder.steps] == [True, True]
+
+
+@pytest.mark.parametrize(("eval_steps", "evaluated"), [(0, [5]), (2, [2, 4, 5]), (5, [5]), (9, [5])])
+def test_eval_steps_0_evaluates_the_whole_validation_set_once_at_the_end(
+    eval_steps: int, evaluated: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder, _, _ = run(monkeypatch, steps=5, eval_steps=eval_steps, validation=150)
+    assert [report.step for report in recorder.evals] == evaluated
+    assert [report.valid_tokens for report in recorder.evals] == [*[400] * (len(evaluated) - 1), 600]
+    nothing, _, _ = run(monkeypatch, steps=5, eval_steps=eval_steps, validation=0)
+    assert nothing.evals == []
