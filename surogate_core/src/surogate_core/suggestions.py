@@ -18,7 +18,6 @@ from .memory.devices import GIB
 from .memory.lifetimes import live_bytes
 from .memory.report import Report
 from .prepare import Prepared, max_documents, prepare, summarise
-from .program.passes.reduce import micro_step_counts
 from .program.value import Value
 
 COVERED = {"block": {"att", "ffn", "rmsnorm", "qkv", "swiglu"}, "att": {"qkv"}, "ffn": {"swiglu"}}
@@ -206,9 +205,10 @@ def _without(prepared: Prepared, parts: tuple[str, ...]) -> tuple[float, float]:
     forward pass, and from its first in the backward pass.
     """
     assembly, given, report = prepared.assembly, prepared.ingredients, prepared.report
-    arenas, micro = assembly.memory.arenas, micro_step_counts(given.grad_accum_steps, given.world_size)
+    arenas = assembly.memory.arenas
+    micro = {name: p for name, p in assembly.programs.items() if p.stage == "micro"}
     name = max(micro, key=lambda name: arenas[name].arena_bytes)
-    program, arena = assembly.programs[name], arenas[name]
+    program, arena = micro[name], arenas[name]
     labels = frozenset().union(*(RECOMPUTE_LABELS[part] for part in parts))
     backward = next((i for i, op in enumerate(program.ops) if op.phase == "backward"), len(program.ops))
     last_forward: dict[Value, int] = {}

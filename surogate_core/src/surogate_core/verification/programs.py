@@ -65,7 +65,7 @@ def computes_in_fp32(given: Ingredients) -> bool:
 def refuse_training_only(prepared: Prepared) -> None:
     """ConfigError if the model itself has ops for training alone: transformers' are off, ours would not be."""
     ops = prepared.ingredients.ops
-    kept = [op.kind for op in prepared.assembly.programs["micro_first"].ops if ops[op.kind].training_only]
+    kept = [op.kind for op in prepared.assembly.micro_step(first=True, last=True).ops if ops[op.kind].training_only]
     if kept:
         raise ConfigError(
             f"model: {prepared.ingredients.model.name} has {kept[0]}, which is for training alone and cannot be left "
