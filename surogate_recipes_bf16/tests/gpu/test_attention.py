@@ -81,7 +81,7 @@ class Case:
 
     def truth_bwd(self, out: Tensor, lse: Tensor) -> Tensor:
         """What kernels compute in exact arithmetic from the out and lse that they are given: p = exp(s - lse) and
-        ds = p (dout v^T - rowsum(dout out)). The reference uses neither, so that a rounded out does not count there."""
+        ds = p (dout v^T - rowsum(dout out)). The reference corrects both, so rounding out does not count."""
         heads, groups, size = (self.attrs[name] for name in ("n_heads", "n_kv_heads", "head_dim"))
         share, scale = heads // groups, size**-0.5
         dqkv = torch.zeros(self.qkv.shape, dtype=torch.float64)

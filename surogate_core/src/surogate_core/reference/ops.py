@@ -158,21 +158,23 @@ def attention_bwd(
 
         dv = p^T do;  ds = p * (dp - rowsum(p * dp)) / sqrt(D);  dq = ds k;  dk = ds^T q
 
-    Rows of ds sum to zero, and a component that all keys share cancels in dq. Kernels may use exp(s - lse) for p and
-    rowsum(do * out) for rowsum(p * dp), which are equal in exact arithmetic and need no sum over the keys. The
-    reference uses neither, because their rounding leaves a sum of ds that multiplies the shared component: with key
-    biases of standard deviation 10 to 100 the error of dq was 2.3 to 4 times that of torch's autograd (up to 6.4).
+    exp(s - lse) is p and rowsum(do * out) is rowsum(p * dp), in exact arithmetic, and kernels may stop there. Their
+    rounding leaves rows of ds that do not sum to zero, and that sum multiplies the component that all keys share: with
+    key biases of standard deviation 10 to 100 the error of dq was 2.3 to 4 times that of torch's autograd (at most
+    6.4). So both are only what the reference begins with, and one more sum over the keys corrects each.
     """
     q, k, v = _split(qkv, n_heads, n_kv_heads, head_dim)
     dqkv = torch.empty_like(qkv)
     dq, dk, dv = _split(dqkv, n_heads, n_kv_heads, head_dim)
     for rows in documents(cu_seqlens):
-        length = rows.shape[1]
-        qh, kh, vh, doh = (_heads(x, rows, n_kv_heads, head_dim) for x in (q, k, v, dout))
+        n, length = rows.shape
+        qh, kh, vh, oh, doh = (_heads(x, rows, n_kv_heads, head_dim) for x in (q, k, v, out, dout))
         flat = rows.reshape(-1)
-        probs = _scores(qh, kh, length).softmax(-1)
-        dp = doh @ vh.mT
-        ds = probs * (dp - (probs * dp).sum(-1, keepdim=True)) * head_dim**-0.5
+        log_sum = lse[:, flat].view(n_heads, n, length).transpose(0, 1).reshape(n, n_kv_heads, -1)
+        probs = (_scores(qh, kh, length) - log_sum[..., None]).exp()
+        probs = probs / probs.sum(-1, keepdim=True)
+        centred = doh @ vh.mT - (doh * oh).sum(-1, keepdim=True)
+        ds = probs * (centred - (probs * centred).sum(-1, keepdim=True)) * head_dim**-0.5
         for target, grad in ((dq, ds @ kh), (dk, ds.mT @ qh), (dv, probs.mT @ doh)):
             target[flat] = _rows(grad, length).to(dqkv.dtype)
     return dqkv
