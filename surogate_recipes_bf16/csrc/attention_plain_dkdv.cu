@@ -5,7 +5,7 @@
 //
 //   dqkv    [T, (H + 2 G) D], layout of qkv; this kernel writes the G key heads and G value heads
 //   dout    [T, H D], layout of out
-//   delta   [H, T] fp32: rowsum(dout out)
+//   lse, delta   [H, T] fp32: as attention_plain_dq.cu has corrected them
 // qkv, dqkv and dout are aligned to 16 bytes. Outputs are written, not accumulated into. Sums are fp32; dk and dv are
 // rounded once. There are no atomics: one block sums over all queries of a group, with heads and rows in ascending
 // order.

@@ -3,15 +3,23 @@
 // Names, shapes and layouts are those of the forward (attention_plain.cu):
 //   p = exp(s - lse)     delta = rowsum(dout out)     ds = p (dout v^T - delta) / sqrt(D)     dq = ds k
 //
+// Rounding of lse and out leaves rows of p that do not sum to one and rows of ds that do not sum to zero. The second sum
+// multiplies what all keys of a row share, which a large key bias makes the largest part of them: uncorrected, dq was 2.3
+// to 4 times as far from float64 as torch's (biases of standard deviation 10 to 100, fp32). So the dq kernel corrects both
+// by their sums over the keys:
+//   total = rowsum(p)     error = rowsum(p (dout v^T - delta)) / total
+//   dq = (ds k - error / sqrt(D) p k) / total     lse += log(total)     delta += error
+// and attention_plain_dkdv.cu reads the corrected lse and delta.
+//
 //   dqkv    [T, (H + 2 G) D], layout of qkv; this kernel writes the H query heads
 //   dout    [T, H D], layout of out
-//   delta   [H, T] fp32, workspace
+//   delta, corrected lse   [H, T] fp32 each, workspace
 // qkv, dqkv, out and dout are aligned to 16 bytes. Outputs are written, not accumulated into. Sums are fp32; dq is
 // rounded once.
 //
 // Grid: delta uses one warp per (token, head). For dq, a block computes 64 queries of one query head and iterates over
-// the keys from the start of the document of its first row to its last row. Scores are recomputed: 3 products, bound by
-// fp32 arithmetic. 90 KB of shared memory at D = 128.
+// the keys from the start of the document of its first row to its last row. Scores are recomputed: 4 products, bound by
+// fp32 arithmetic. 95 KB of shared memory at D = 128.
 
 #include "attention.h"
 #include "attention_tile.cuh"
@@ -25,7 +33,7 @@ using namespace attention;
 constexpr int streamed = 16;  // keys per tile of the loop over keys
 
 template <int D>
-constexpr int shared_bytes = (tile_floats<2 * owned + 2 * streamed, D> + tile_floats<owned, streamed>) *
+constexpr int shared_bytes = (tile_floats<2 * owned + 2 * streamed, D> + tile_floats<2 * owned, streamed>) *
                              static_cast<int>(sizeof(float));
 
 template <class T>
@@ -55,14 +63,15 @@ __global__ void __launch_bounds__(threads) delta_kernel(const T* dout, const T* 
 
 template <class T, int D>
 __global__ void __launch_bounds__(threads, 2)
-    attention_dq_kernel(const T* dout, const T* qkv, const float* lse, const float* delta, const int* cu_seqlens,
-                        T* dqkv, Sizes sizes) {
+    attention_dq_kernel(const T* dout, const T* qkv, const float* lse, float* delta, float* corrected_lse,
+                        const int* cu_seqlens, T* dqkv, Sizes sizes) {
     extern __shared__ __align__(16) float shared[];
     float* q = shared;
     float* d = q + tile_floats<owned, D>;
     float* k = d + tile_floats<owned, D>;
     float* v = k + tile_floats<streamed, D>;
-    float* ds = v + tile_floats<streamed, D>;
+    float* probs = v + tile_floats<streamed, D>;
+    float* ds = probs + tile_floats<owned, streamed>;
     __shared__ int starts[owned];
 
     const int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
@@ -79,9 +88,10 @@ __global__ void __launch_bounds__(threads, 2)
     load_tile<owned, D>(d, out_head(dout, sizes, head), first, end);
     __syncthreads();
 
-    float log_sum[rows], row_delta[rows];
-    Accumulator<D> dq;
+    float log_sum[rows], row_delta[rows], total[rows] = {}, excess[rows] = {};
+    Accumulator<D> dq, mean_key;
     dq.clear();
+    mean_key.clear();
 #pragma unroll
     for (int i = 0; i < rows; ++i) {
         const int row = first + ty + 16 * i;
@@ -105,35 +115,55 @@ __global__ void __launch_bounds__(threads, 2)
             const int row = ty + 16 * i;
             const bool seen = starts[row] <= column && column <= first + row;
             const float p = seen ? expf(s[i][0] * sizes.scale - log_sum[i]) : 0.0f;
-            ds[row * (streamed + padding) + tx] = seen ? p * (dp[i][0] - row_delta[i]) * sizes.scale : 0.0f;
+            const float centred = seen ? p * (dp[i][0] - row_delta[i]) : 0.0f;
+            total[i] += p;
+            excess[i] += centred;
+            probs[row * (streamed + padding) + tx] = p;
+            ds[row * (streamed + padding) + tx] = centred * sizes.scale;
         }
-        __syncwarp();  // the same half of a warp writes and reads a row of ds
+        __syncwarp();  // the same half of a warp writes and reads a row of probs and ds
         dq.template add_product<streamed>(ds, k);
+        mean_key.template add_product<streamed>(probs, k);
+    }
+
+#pragma unroll
+    for (int i = 0; i < rows; ++i) {
+        const float sum = warp_reduce<16>(total[i], Sum{});
+        const float error = warp_reduce<16>(excess[i], Sum{}) / sum;
+        const int row = first + ty + 16 * i;
+        if (row < end && tx == 0) {
+            const int64_t at = static_cast<int64_t>(head) * sizes.tokens + row;
+            delta[at] = row_delta[i] + error;
+            corrected_lse[at] = log_sum[i] + logf(sum);
+        }
+        dq.add_row(i, mean_key, -error * sizes.scale);
+        dq.scale_row(i, 1.0f / sum);
     }
     dq.store(qkv_head(dqkv, sizes, head), first, end);
 }
 
 template <class T, int D>
 void launch(const void* dout, const void* qkv, const void* out, const void* lse, const void* cu_seqlens, void* dqkv,
-            void* delta, const Sizes& sizes, const char* op, cudaStream_t stream) {
+            void* workspace, const Sizes& sizes, const char* op, cudaStream_t stream) {
     const auto* d = static_cast<const T*>(dout);
-    auto* row_sums = static_cast<float*>(delta);
     const int64_t pairs = static_cast<int64_t>(sizes.tokens) * sizes.heads;
+    auto* row_sums = static_cast<float*>(workspace);
+    auto* corrected_lse = row_sums + pairs;
     const int delta_blocks = to_int(ceil_div(pairs, threads / 32), op, "tokens * heads / 8");
 
     delta_kernel<T><<<delta_blocks, threads, 0, stream>>>(d, static_cast<const T*>(out), row_sums, sizes);
     check_launch(op);
     allow_shared(attention_dq_kernel<T, D>, shared_bytes<D>, op);
     attention_dq_kernel<T, D><<<dim3(tiles(sizes), sizes.heads), threads, shared_bytes<D>, stream>>>(
-        d, static_cast<const T*>(qkv), static_cast<const float*>(lse), row_sums, static_cast<const int*>(cu_seqlens),
-        static_cast<T*>(dqkv), sizes);
+        d, static_cast<const T*>(qkv), static_cast<const float*>(lse), row_sums, corrected_lse,
+        static_cast<const int*>(cu_seqlens), static_cast<T*>(dqkv), sizes);
     check_launch(op);
 }
 
 }  // namespace
 
 int64_t attention_plain_bwd_workspace(int64_t tokens, int64_t heads) {
-    return tokens * heads * static_cast<int64_t>(sizeof(float));
+    return 2 * tokens * heads * static_cast<int64_t>(sizeof(float));
 }
 
 void attention_plain_bwd(const void* dout, const void* qkv, const void* out, const void* lse, const void* cu_seqlens,
@@ -152,7 +182,8 @@ void attention_plain_bwd(const void* dout, const void* qkv, const void* out, con
         launch<decltype(element), decltype(d)::value>(dout, qkv, out, lse, cu_seqlens, dqkv, workspace, sizes, op,
                                                       stream);
     });
-    attention_dkdv(dout, qkv, lse, workspace, cu_seqlens, dqkv, sizes, dtype, op, stream);
+    const auto* delta = static_cast<const float*>(workspace);
+    attention_dkdv(dout, qkv, delta + tokens * heads, delta, cu_seqlens, dqkv, sizes, dtype, op, stream);
 }
 
 }  // namespace surogate

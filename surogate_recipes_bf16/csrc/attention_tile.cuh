@@ -176,6 +176,15 @@ struct Accumulator {
         }
     }
 
+    // row i += factor times row i of `other`
+    __device__ void add_row(int i, const Accumulator& other, float factor) {
+#pragma unroll
+        for (int c = 0; c < pairs; ++c) {
+            sums[i][c].x = fmaf(factor, other.sums[i][c].x, sums[i][c].x);
+            sums[i][c].y = fmaf(factor, other.sums[i][c].y, sums[i][c].y);
+        }
+    }
+
     // += weights [64, Streamed] times values [Streamed, D], both in shared memory.
     template <int Streamed>
     __device__ void add_product(const float* weights, const float* values) {

@@ -54,9 +54,9 @@ def _bind_plain_bwd(op: Op, ctx: BindContext) -> Call:
 
 
 def _plain_bwd_workspace(op: Op, target: Target) -> int:
-    """Bytes of rowsum(dout * out), fp32 [H, T]."""
+    """Bytes of rowsum(dout * out) and of the corrected lse, fp32 [H, T] each."""
     shape = shape_of(op)
-    return 4 * shape.heads * shape.tokens
+    return 2 * 4 * shape.heads * shape.tokens
 
 
 # -------------------------------------------------------------------------------------------------------------- cuDNN
