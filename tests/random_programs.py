@@ -20,16 +20,16 @@ from surogate_core.errors import ProgramError
 from surogate_core.memory.plan import ArenaPlan, MemoryPlan, plan_family
 from surogate_core.program.builder import Builder
 from surogate_core.program.differentiate import differentiate
-from surogate_core.program.ops import OPS, accumulator
 from surogate_core.program.passes.accumulate import accumulate
 from surogate_core.program.passes.dead_code import dead_code
 from surogate_core.program.passes.outputs import write_to
 from surogate_core.program.passes.recompute import recompute
-from surogate_core.program.value import DTYPE_BYTES
+from surogate_core.program.value import DTYPE_BYTES, accumulator
 from surogate_core.program.verify import verify
 from surogate_core.reference.ops import load, up
 from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.reference import ReferenceExecutor
+from surogate_core.standard_ops import OPS
 
 # The tensors are tiny. On shared cores, synchronizing a second thread takes ten times as long as the work itself.
 torch.set_num_threads(1)

@@ -154,6 +154,6 @@ def test_a_card_that_the_user_wrote_stays(here: Workplace) -> None:
     go(here.write(max_steps=2))
     assert (here.out / "README.md").read_text() == "mine"
     (here.out / "README.md").write_text(f"old {MARK}")
-    go(here.write(max_steps=2))
+    go(here.write(max_steps=2, overwrite_output_dir=True))
     front = (here.out / "README.md").read_text().split("---")[1]
     assert yaml.safe_load(front)["library_name"] == "transformers"

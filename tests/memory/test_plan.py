@@ -17,8 +17,8 @@ from surogate_core.memory.placement import Interval, Occupied, place
 from surogate_core.memory.plan import ArenaPlan, lay_out, plan, plan_family
 from surogate_core.program.builder import Builder
 from surogate_core.program.differentiate import differentiate
-from surogate_core.program.ops import OPS
 from surogate_core.program.passes.dead_code import dead_code
+from surogate_core.standard_ops import OPS
 
 
 def check(program: Program, arena: ArenaPlan, scratch: dict[int, int]) -> None:
@@ -168,8 +168,8 @@ def test_three_thousand_values_are_planned_close_to_the_lower_bound() -> None:
     assert arena.arena_bytes <= 1.05 * arena.lower_bound
 
 
-def test_placing_a_value_takes_as_many_looks_in_a_deep_model_as_in_a_shallow_one() -> None:
-    """Looks into sets of taken bytes, a value: they grow with the logarithm of the ops, not with the values."""
+def test_placing_a_value_in_a_model_eight_times_as_deep_takes_less_than_twice_the_lookups() -> None:
+    """Lookups in sets of taken bytes per value grow with the logarithm of the number of ops, not with the values."""
 
     def looks(n_layers: int) -> tuple[int, float]:
         lives = plan(transformer(n_layers), lambda op: 4096).lives
@@ -180,7 +180,7 @@ def test_placing_a_value_takes_as_many_looks_in_a_deep_model_as_in_a_shallow_one
 
     (few, shallow), (many, deep) = looks(10), looks(80)
     assert many > 7 * few
-    assert deep < 1.5 * shallow and deep < 40
+    assert deep < 2 * shallow and deep < 40
 
 
 def plainly(values: list[Interval]) -> list[int]:

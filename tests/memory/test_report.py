@@ -18,8 +18,8 @@ from surogate_core.memory.report import Report
 from surogate_core.prepare import summarise
 from surogate_core.program import verify as verify_module
 from surogate_core.program.infer import infer
-from surogate_core.program.ops import OPS as STANDARD_OPS
 from surogate_core.runtime.arena import Buffers
+from surogate_core.standard_ops import OPS as STANDARD_OPS
 from surogate_models.ops import OPS as MODEL_OPS
 from surogate_optim_adamw.adamw import ADAMW_OP
 

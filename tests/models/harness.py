@@ -16,11 +16,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from surogate_core.api import NoOptions, PrecisionRequest
 from surogate_core.assemble import Ingredients, assemble, op_workspace
 from surogate_core.memory.plan import plan_family
-from surogate_core.program.ops import OPS as STANDARD_OPS
 from surogate_core.program.passes.dead_code import dead_code
 from surogate_core.program.verify import verify
 from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.reference import ReferenceExecutor
+from surogate_core.standard_ops import OPS as STANDARD_OPS
 from surogate_lora.ops import OPS as LORA_OPS
 from surogate_models.llama import LLAMA
 from surogate_models.ops import OPS as MODEL_OPS

@@ -10,8 +10,8 @@ from random_programs import VOCABULARY
 from small_programs import INIT, Build, train
 
 from surogate_core.program.builder import Builder
-from surogate_core.program.ops import OPS
 from surogate_core.program.value import Value
+from surogate_core.standard_ops import OPS
 
 T, C, V = 6, 4, 5
 INTEGERS = {

@@ -12,11 +12,11 @@ from small_programs import INIT
 from surogate_core.assemble import assemble
 from surogate_core.memory.plan import plan_family
 from surogate_core.program.builder import Builder
-from surogate_core.program.ops import OPS
 from surogate_core.program.value import DTYPE_BYTES
 from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.host_copy import HostCopy, NoHostMemory, _allocate
 from surogate_core.runtime.worker import Worker
+from surogate_core.standard_ops import OPS
 
 
 def filled() -> Buffers:

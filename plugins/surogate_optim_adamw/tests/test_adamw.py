@@ -12,11 +12,11 @@ from torch import Tensor
 from surogate_core.api import Init, ParamGrad, Precision, Scalars, Value
 from surogate_core.memory.plan import plan_family
 from surogate_core.program.builder import Builder
-from surogate_core.program.ops import OPS as STANDARD_OPS
 from surogate_core.program.verify import verify
 from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.reference import ReferenceExecutor
+from surogate_core.standard_ops import OPS as STANDARD_OPS
 from surogate_optim_adamw.adamw import ADAMW, ADAMW_OP, AdamWOptions
 
 OPS = {definition.kind: definition for definition in (*STANDARD_OPS, ADAMW_OP)}

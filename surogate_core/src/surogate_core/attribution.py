@@ -221,6 +221,7 @@ RESULTS: Final[Mapping[tuple[str, str], Check]] = {
     ("model", "build"): _loss,
     ("model", "weights"): _many(WeightMap, "a list of WeightMap"),
     ("model", "ignored_tensors"): _NAMES,
+    ("model", "tied_copies"): _a(Mapping, "a mapping of names"),
     ("op", "infer"): _specs,
     ("op", "vjp"): _one_each("input"),
     ("op", "rematerialise"): _one_each("output"),
@@ -244,6 +245,7 @@ RESULTS: Final[Mapping[tuple[str, str], Check]] = {
     ("offload", "schedule"): _a(Program),
     ("format", "matches"): _a(bool, "True or False"),
     ("format", "fields"): _NAMES,
+    ("format", "optional"): _NAMES,
     ("format", "encode"): _a(Encoded, "an Encoded"),
     ("format", "guess"): _a(Mapping, "a mapping of keys"),
     ("launcher", "run"): _anything,  # see `_wrapped_launcher`

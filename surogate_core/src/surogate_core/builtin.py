@@ -17,7 +17,7 @@ hookimpl = pluggy.HookimplMarker("surogate")
 
 @hookimpl
 def surogate_ops() -> Iterable[OpDef]:
-    from .program.ops import OPS
+    from .standard_ops import OPS
 
     return OPS
 

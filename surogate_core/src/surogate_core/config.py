@@ -320,7 +320,8 @@ class _Loading:
         if self.adapter_as_written is None:
             core.setdefault("lora", mode == "sft")
         else:
-            core.setdefault("lora", fold(str(self.adapter_as_written)) == ADAPTER)
+            written = self.adapter_as_written
+            core.setdefault("lora", isinstance(written, str) and fold(written) == ADAPTER)
 
     def loggers(self, core: dict[str, Any]) -> None:
         value = core.pop("report_to", ())

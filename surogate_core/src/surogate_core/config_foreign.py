@@ -89,7 +89,7 @@ HINTS: dict[str, str] = dict(
             *("xformers_attention", "sdp_attention"),
         ),
         *_hint("set lora: true, and lora_target_modules: [all-linear], which is the default", "lora_target_linear"),
-        *_hint("set lora: true to train an adapter, false to train all weights", "adapter", "use_peft", "use_lora"),
+        *_hint("set lora: true to train an adapter, false to train all weights", "use_peft", "use_lora"),
         *_hint("set lora: true to train an adapter, false to train all weights", "finetuning_type", "peft_type"),
         *_hint(
             "QLoRA is not built; remove the key: lora: true trains over frozen weights in bf16",

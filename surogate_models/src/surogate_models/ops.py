@@ -18,7 +18,7 @@ from typing import Any
 from surogate_core.api import Gradients, Op, OpDef, OutSpec, Value
 from surogate_core.errors import ProgramError
 from surogate_core.program.builder import Builder
-from surogate_core.program.ops import accumulator
+from surogate_core.program.value import accumulator
 
 _REFERENCE = "surogate_models.reference"
 

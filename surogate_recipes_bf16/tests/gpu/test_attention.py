@@ -142,15 +142,17 @@ def test_plain_backward_matches_fp64(lengths: list[int], heads: tuple[int, int, 
 
 
 @pytest.mark.parametrize("bias", [0.0, 10.0, 100.0])
-@pytest.mark.parametrize(("dtype", "kernels", "allowed"), [("fp32", PLAIN, 2.0), ("bf16", PLAIN, 2.0), ("bf16", CUDNN, 4.0)])
+@pytest.mark.parametrize(
+    ("dtype", "kernels", "allowed"), [("fp32", PLAIN, 2.0), ("bf16", PLAIN, 2.0), ("bf16", CUDNN, 4.0)]
+)
 def test_backward_of_keys_that_are_nearly_alike(
     dtype: str, kernels: tuple[KernelDef, ...], allowed: float, bias: float
 ) -> None:
     """The error against float64 beside that of torch's SDPA by the plain formula, on the same GPU and inputs.
 
-    Kernels take rowsum(dout out) for rowsum(p dp). Rows of ds then sum to the rounding of out, not to zero, and that
-    sum multiplies what all keys share. The formula in fp32 on a CPU: dq 2.3 to 4 times as far from float64 as torch's,
-    6.4 at most; dk and dv 1.1 to 1.4 times. Prints the ratios.
+    cuDNN takes rowsum(dout out) for rowsum(p dp). Rows of ds then sum to the rounding of out, not to zero, and that
+    sum multiplies what all keys share. The uncorrected formula in fp32 on a CPU: dq 2.3 to 4 times as far from float64
+    as torch's, 6.4 at most; dk and dv 1.1 to 1.4 times. The plain kernels correct both sums. Prints the ratios.
     """
     case = Case([48, 16], (4, 2, 64), dtype)
     n_heads, n_kv_heads, size = 4, 2, 64

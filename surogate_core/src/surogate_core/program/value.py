@@ -27,6 +27,11 @@ FLOAT_DTYPES = frozenset({"fp64", "fp32", "bf16"})
 """Dtypes whose values can have gradients."""
 
 
+def accumulator(dtype: str) -> str:
+    """Return the dtype in which sums of `dtype` elements are accumulated: fp64 for fp64, otherwise fp32."""
+    return "fp64" if dtype == "fp64" else "fp32"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Init:
     """Initial contents of a param or state that is not loaded from a checkpoint.

@@ -19,20 +19,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..api import Gradients, OpDef, OutSpec
-from ..errors import ProgramError
-from .builder import Builder
-from .op import Op
-from .value import Value
+from .api import Gradients, OpDef, OutSpec
+from .errors import ProgramError
+from .program.builder import Builder
+from .program.op import Op
+from .program.value import Value, accumulator
 
 _REFERENCE = "surogate_core.reference.ops"
 Attrs = Mapping[str, Any]
 Ins = Sequence[Value]
-
-
-def accumulator(dtype: str) -> str:
-    """Return the dtype in which sums of `dtype` elements are accumulated: fp64 for fp64, otherwise fp32."""
-    return "fp64" if dtype == "fp64" else "fp32"
 
 
 def _need(condition: bool, message: str) -> None:
