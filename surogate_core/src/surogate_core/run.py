@@ -19,6 +19,7 @@ from .api import DeviceInfo, Topology
 from .config import ADAPTER, LoadedConfig, Mode, TrainConfig, apply_overrides, load_config, read_yaml
 from .errors import ConfigError
 from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
+from .idle_kernels import idle_kernels, idle_modules
 from .local_device import LocalDevice, local_device
 from .memory.devices import GIB
 from .memory.devices import device as known_device
@@ -95,6 +96,9 @@ def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
     written; RunStopped when the run stopped itself, after saving what is complete.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)  # read when torch is imported, which is below
+    here = local_device()
+    if here.idle:
+        raise ConfigError(here.idle)
     config = loaded.config
     registry = load_registry()
     launcher = registry.get("launcher", "local")
@@ -107,8 +111,9 @@ def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
     from .runtime.device import devices_to_use, training_device
     from .training_run import train_prepared
 
-    devices = devices_to_use(config.gpus)
-    prepared = prepare(loaded, registry, training_device(), files, devices)
+    device, devices = training_device(here), devices_to_use(config.gpus)
+    prepared = prepare(loaded, registry, device, files, devices)
+    _refuse_idle_kernels(prepared, notice)
     refuse_to_overwrite(prepared)
     _refuse_unless_it_fits(prepared)
     result: TrainResult = launcher.run(
@@ -128,6 +133,14 @@ def merge(folder: str | Path, output: str | Path, base: str | None = None) -> Pa
 def _reads_weights(config: TrainConfig, resumed: Resumed | None) -> bool:
     """Whether the model's own weights are needed: a checkpoint has them, but for those that an adapter leaves alone."""
     return config.lora if resumed else not config.from_scratch
+
+
+def _refuse_idle_kernels(prepared: Prepared, notice: Notice) -> None:
+    idle = idle_modules(prepared)
+    if idle and prepared.loaded.config.kernels != "allow_reference":
+        raise ConfigError(idle_kernels(prepared.target.device, idle))
+    if idle:
+        notice(f"kernels: allow_reference: torch references run instead of {', '.join(idle)}, slowly")
 
 
 def _refuse_unless_it_fits(prepared: Prepared) -> None:

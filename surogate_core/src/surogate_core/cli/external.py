@@ -16,7 +16,7 @@ import typer
 from typer.main import get_command
 
 from ..errors import PluginError
-from ..plugins import switched_off
+from ..plugin_switch import switched_off
 
 GROUP: Final = "surogate.commands"
 CORE_VERBS: Final = ("train", "pt", "sft", "plan", "merge", "tokenize", "verify", "plugins", "doctor")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import run
+from ..idle_kernels import idle_kernels, idle_modules
 from ..knobs import cheapest_knobs
 from ..local_device import local_device
 from ..memory.devices import GIB
@@ -24,9 +25,12 @@ def plan_command(config: Path, overrides: list[str], device: str | None, as_json
     here = None if device else local_device()
     prepared = run.plan(loaded, here or device)
     chosen = here.chosen if here else f"--device {device}"
+    problem = here.idle or _idle(prepared) if here else ""
     if as_json:
-        print(json.dumps(to_json(prepared, chosen), indent=2))
+        print(json.dumps(to_json(prepared, chosen, problem), indent=2))
         return 0
+    if problem:
+        print(f"{paint('problem:', 'red')} {problem}")
     if listing:
         print(_passes(prepared))
         for program in prepared.assembly.programs.values():
@@ -36,8 +40,16 @@ def plan_command(config: Path, overrides: list[str], device: str | None, as_json
     return 0
 
 
-def to_json(prepared: Prepared, chosen: str) -> dict[str, Any]:
-    """The plan as data: the contract of `surogate plan --json`. chosen: why this device."""
+def _idle(prepared: Prepared) -> str:
+    idle = idle_modules(prepared)
+    return idle_kernels(prepared.target.device, idle) if idle else ""
+
+
+def to_json(prepared: Prepared, chosen: str, problem: str = "") -> dict[str, Any]:
+    """The plan as data: the contract of `surogate plan --json`. chosen: why this device.
+
+    problem: why a GPU that is here would not be trained on; empty where nothing is wrong.
+    """
     report = prepared.report
     device = report.device
     return {
@@ -48,6 +60,7 @@ def to_json(prepared: Prepared, chosen: str) -> dict[str, Any]:
             "bytes": device.memory_bytes,
             "count": report.world_size,
             "chosen": chosen,
+            "problem": problem,
         },
         "device_bytes": dict(report.device_bytes),
         "host_bytes": dict(report.host_bytes),
