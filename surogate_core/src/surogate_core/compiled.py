@@ -31,7 +31,7 @@ def of_module(module: str, kernels: Iterable[KernelDef]) -> tuple[KernelDef, ...
 
 
 def problem(module: str, sm: int) -> str:
-    """Why a compiled module cannot serve compute capability `sm`: "is not compiled"; empty when it can. Never raises."""
+    """Why a compiled module cannot serve compute capability `sm`, as "is not compiled"; empty when it can."""
     try:
         if find_spec(module) is None:
             return "is not compiled"

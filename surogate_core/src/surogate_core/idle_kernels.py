@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from .api import DeviceInfo
 from .compiled import problem
 from .local_device import USE_THE_CPU
-from .prepare import Prepared
+
+if TYPE_CHECKING:
+    from .prepare import Prepared
 
 
 def idle_modules(prepared: Prepared) -> Mapping[str, str]:

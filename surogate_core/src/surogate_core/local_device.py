@@ -1,13 +1,15 @@
 """The device that a run on this machine trains on, learnt without torch: what `surogate plan` plans for by itself.
 
 The CUDA driver is asked through ctypes, since it alone counts GPUs as a run does: by CUDA_VISIBLE_DEVICES (indices,
-UUIDs, MIG) and CUDA_DEVICE_ORDER. No context is made and no memory of the GPU taken.
+UUIDs, MIG) and CUDA_DEVICE_ORDER. But for `open_contexts`, no context is made and no memory of the GPU taken.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,6 +70,23 @@ def _idle(why: NoGpuError) -> str:
     if not isinstance(why, UnusableGpuError) or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return ""
     return f"a GPU is here, but runs cannot use it: {why}. {why.remedy}, or {USE_THE_CPU}."
+
+
+def open_contexts(count: int) -> None:
+    """Make the CUDA contexts of the first `count` GPUs on a thread, while torch is imported, which takes them over.
+
+    What fails is left to torch, which tries again and says why.
+    """
+
+    def retain() -> None:
+        with suppress(Exception):
+            driver = ctypes.CDLL(DRIVER)
+            for number in range(count):
+                device, context = ctypes.c_int(), ctypes.c_void_p()
+                _call(driver, "cuDeviceGet", ctypes.byref(device), number)
+                _call(driver, "cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+
+    threading.Thread(target=retain, name="cuda-context", daemon=True).start()
 
 
 def visible_gpus() -> tuple[DeviceInfo, int]:

@@ -20,7 +20,7 @@ from .config import ADAPTER, LoadedConfig, Mode, TrainConfig, apply_overrides, l
 from .errors import ConfigError
 from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
 from .idle_kernels import idle_kernels, idle_modules
-from .local_device import LocalDevice, local_device
+from .local_device import LocalDevice, local_device, open_contexts
 from .memory.devices import GIB
 from .memory.devices import device as known_device
 from .model_config import read_config
@@ -29,6 +29,7 @@ from .plugins import load_registry
 from .prepare import Prepared, prepare
 from .prepared_worker import fill_weights, make_worker
 from .resume import Resumed, choose, refuse_to_mix
+from .timing import mark
 from .train_result import TrainResult
 
 if TYPE_CHECKING:
@@ -108,14 +109,20 @@ def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
     if not config.overwrite_output_dir:
         refuse_to_mix(checkpoints, resumed, "checkpoint_dir" if config.checkpoint_dir else "output_dir", loaded.source)
     files = [*CONFIG_FILES, *TOKENIZER_FILES, *(WEIGHT_FILES if _reads_weights(config, resumed) else ())]
+    mark("earlier runs")
+    if here.device.sm is not None:
+        open_contexts(min(config.gpus or here.count, here.count))
     from .runtime.device import devices_to_use, training_device
     from .training_run import train_prepared
 
+    mark("import torch")
     device, devices = training_device(here), devices_to_use(config.gpus)
+    mark("devices")
     prepared = prepare(loaded, registry, device, files, devices)
     _refuse_idle_kernels(prepared, notice)
     refuse_to_overwrite(prepared)
     _refuse_unless_it_fits(prepared)
+    mark("plan")
     result: TrainResult = launcher.run(
         lambda comms: train_prepared(prepared, resumed, comms, notice), Topology(devices=devices)
     )
@@ -133,6 +140,16 @@ def merge(folder: str | Path, output: str | Path, base: str | None = None) -> Pa
 def _reads_weights(config: TrainConfig, resumed: Resumed | None) -> bool:
     """Whether the model's own weights are needed: a checkpoint has them, but for those that an adapter leaves alone."""
     return config.lora if resumed else not config.from_scratch
+
+
+def usable_device() -> DeviceInfo:
+    """What a run here computes on. Raises ConfigError for a GPU that is here and cannot be used."""
+    from .runtime.device import training_device
+
+    here = local_device()
+    if here.idle:
+        raise ConfigError(here.idle)
+    return training_device(here)
 
 
 def _refuse_idle_kernels(prepared: Prepared, notice: Notice) -> None:

@@ -21,7 +21,7 @@ _LEVELS: Final = ("error", "warning", "ok")
 
 
 def doctor_command(as_json: bool) -> int:
-    """Print what is found. 2 when a finding is an error, else 0."""
+    """Print what is found. 2 when a finding is an error or a GPU cannot be used, else 0."""
     system = collect()
     registry = survey()
     findings = [*registry.diagnose(system), *_plugin_findings(registry)]
@@ -33,7 +33,7 @@ def doctor_command(as_json: bool) -> int:
         if told:
             print(f"{paint('problem:', 'red')} {told}\n")
         _print_report(system, findings)
-    return 2 if any(finding.level == "error" for _, finding in findings) else 0
+    return 2 if told or any(finding.level == "error" for _, finding in findings) else 0
 
 
 def gpu_problem(registry: Registry) -> str:

@@ -16,6 +16,7 @@ from ..data.loader import MicroBatch
 from ..program.passes.documents import name_for
 from ..program.passes.reduce import micro_step_name
 from ..program.value import Value
+from ..timing import mark
 from .arena import Buffers
 from .bind import KeepChoices, KernelFor, keep_nothing
 from .cuda import CudaExecutor
@@ -117,6 +118,7 @@ class Worker:
         stream = torch.cuda.Stream(index)
         buffers = Buffers(assembly.memory, f"cuda:{index}", poison=poison)
         stream.wait_stream(torch.cuda.current_stream())
+        mark("CUDA context, buffers")
         inputs = _inputs(assembly, buffers, stream)
         _write_documents(inputs, assembly, _a_document_a_row(assembly))
         inputs.commit()
@@ -125,7 +127,9 @@ class Worker:
             comm=comm,
             allow_reference=allow_reference,
         )
+        mark("kernels bound")
         executor.warm_up()
+        mark("kernels run once")
         return cls(assembly, buffers, executor, inputs, seed)
 
     def params(self) -> dict[str, Tensor]:

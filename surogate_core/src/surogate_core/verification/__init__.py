@@ -80,9 +80,7 @@ def verify(
         if layers is not None:
             changes["model"] = str(_cut(model_dir, layers, scratch / "cut"))
         smaller = run.load(path, [*overrides, *(f"{key}={json.dumps(value)}" for key, value in changes.items())])
-        from ..runtime.device import training_device
-
-        prepared = prepare(smaller, load_registry(), training_device(), files, 1)
+        prepared = prepare(smaller, load_registry(), run.usable_device(), files, 1)
         model = prepared.ingredients.model
         if not model.in_transformers:
             raise ConfigError(f"model: transformers has no {model.name}, as its plugin says: nothing to compare with.")
