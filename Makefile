@@ -1,6 +1,6 @@
 # Every target works on a fresh clone: what it needs is installed first, and again only when a pyproject.toml or the
-# source of a kernel changes. SUROGATE_CUDA=on|off says whether kernels are compiled; without it they are where nvcc and
-# a GPU are visible. CUDAARCHS=90a-real compiles them for one card only.
+# source of a kernel changes. SUROGATE_CUDA=on|off says whether kernels are compiled; without it they are where a GPU is
+# visible, for that GPU. Where a GPU is visible and no nvcc is found, nvcc is installed from NVIDIA's wheels.
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -35,6 +35,7 @@ $(INSTALLED): $(addsuffix /pyproject.toml,$(PACKAGES)) $(KERNELS) $(CONSTRAINTS)
 	@test -n "$(PYTHON)" || { echo "make: no Python of at least 3.11 found. Install one, or: make PYTHON=/path/to/python3" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) $(CONSTRAIN) $(BUILD_TOOLS)
+	wheels="$$($(BIN)/python surogate_models/build_backend.py)" && { test -z "$$wheels" || $(PIP_INSTALL) $$wheels; }
 	$(PIP_INSTALL) $(CONSTRAIN) --no-build-isolation \
 		--editable './surogate_core[hub,telemetry]' $(patsubst %,--editable ./%,$(filter-out surogate_core,$(PACKAGES)))
 	touch $@

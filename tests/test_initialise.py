@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from zlib import crc32
+
 import pytest
 import torch
 from torch import Tensor
 
 from surogate_core.errors import ProgramError
 from surogate_core.program.value import Init, Value
-from surogate_core.runtime.initialise import initialise
+from surogate_core.runtime.initialise import chunks, initialise
 
 WIDE = Value("wide", (400, 500), "fp32", "param", init=Init(kind="normal", std=0.02))
 OUT = Value("out", (30, 20), "fp32", "param", init=Init(kind="normal", std=0.02, residual_projection=True))
@@ -41,6 +43,30 @@ def test_normal_draws_have_the_asked_deviation() -> None:
 def test_bf16_params_are_the_rounded_fp32_ones() -> None:
     narrow = Value("wide", (400, 500), "bf16", "param", init=WIDE.init)
     assert torch.equal(initialised(narrow)["wide"], initialised(WIDE)["wide"].bfloat16())
+
+
+@pytest.mark.parametrize("kind", ["normal", "uniform"])
+@pytest.mark.parametrize("n", [1, 15, 16, 17, 100, 2**20 + 5, 2**20 + 16, 2**21 + 33, 2**24 + 3])
+def test_threads_and_chunks_draw_the_bits_of_one_thread(kind: str, n: int) -> None:
+    """The exported weights of a seed are a promise: of 2^24 numbers at once, by one generator, as they always were."""
+    value = Value("w", (n,), "bf16", "param", init=Init(kind=kind, std=0.02, bound=0.3))
+    generator, drawn = torch.Generator().manual_seed(crc32(b"1/w")), torch.empty(n)
+    for part in torch.split(drawn, 1 << 24):
+        if kind == "normal":
+            part.normal_(0.0, 0.02, generator=generator)
+        else:
+            part.uniform_(-0.3, 0.3, generator=generator)
+    threads = torch.get_num_threads()
+    assert torch.equal(initialised(value, WIDE)["w"], drawn.bfloat16())
+    assert torch.get_num_threads() == threads
+
+
+def test_the_chunks_of_a_draw_cover_it_and_none_is_drawn_in_another_way() -> None:
+    for n in (1, 2**20 + 1, 2**20 + 15, 2**20 + 16, 2**24, 2**24 + 1, 2**24 + 2**20 + 15, 3 * 2**24):
+        parts = list(chunks(n))
+        assert [start for start, _ in parts] == [0, *(stop for _, stop in parts[:-1])] and parts[-1][1] == n
+        whole = min(n, 2**24)
+        assert all(stop - start >= 16 for start, stop in parts if stop <= whole) or whole < 16
 
 
 def test_constants_and_zeroed_projections() -> None:

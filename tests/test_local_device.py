@@ -11,11 +11,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from surogate_core import compiled, run
 from surogate_core import local_device as module
 from surogate_core.cli.app import app
+from surogate_core.errors import ConfigError
 from surogate_core.local_device import NoGpuError, local_device, torch_has_cuda, visible_gpus
 from surogate_core.memory.devices import DEVICES
 
+ROOT = Path(__file__).parents[1]
+TRAIN = ["train", str(ROOT / "examples/quickstart.yaml"), "--set", f"model={ROOT / 'examples/tiny-qwen3'}"]
+TRAIN += ["--set", "output_dir=not-written", "--set", "recipe=bf16"]
 PLAN = ["plan", str(Path(__file__).parents[1] / "examples/qwen3-8b.yaml")]
 
 
@@ -97,6 +102,7 @@ def test_a_gpu_that_the_table_does_not_know_takes_the_rates_of_its_generation(dr
         ({"cuInit": 100}, None, "no GPU here"),
         ({"cuInit": 100}, "", "no GPU in CUDA_VISIBLE_DEVICES="),
         ({"cuInit": 100}, "9", "no GPU in CUDA_VISIBLE_DEVICES=9"),
+        ({"cuInit": 34}, None, "no NVIDIA driver here, only a toolkit's stub of it"),
         ({"cuInit": 803}, None, "no GPU: the CUDA driver's cuInit fails with 803"),
         ({"cuDeviceTotalMem_v2": 201}, None, "no GPU: the CUDA driver's cuDeviceTotalMem_v2 fails with 201"),
     ],
@@ -146,6 +152,70 @@ def test_plan_says_for_which_device_and_why(driver: Any, monkeypatch: pytest.Mon
     assert " GiB (no GPU in CUDA_VISIBLE_DEVICES=)\n" in none.output
     as_json = json.loads(CliRunner().invoke(app, [*PLAN, "--json"]).output)
     assert (as_json["device"]["name"], as_json["device"]["chosen"]) == ("cpu", "no GPU in CUDA_VISIBLE_DEVICES=")
+
+
+def test_a_gpu_that_torch_cannot_use_is_the_first_line_of_plan_and_doctor_and_the_end_of_a_run(
+    driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver()
+    monkeypatch.setattr(module, "torch_has_cuda", lambda: False)
+    says = "a GPU is here, but runs cannot use it: torch is built without CUDA, so NVIDIA H200 stays idle. "
+    for verb in (PLAN, ["doctor"]):
+        assert CliRunner().invoke(app, verb).output.startswith(f"problem: {says}"), verb
+    refused = CliRunner().invoke(app, TRAIN)
+    assert refused.exit_code == 2 and refused.output.startswith(f"error: {says}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert not local_device().idle, "the user hides it"
+
+
+def test_a_driver_that_fails_is_no_reason_to_train_on_the_cpu_quietly(driver: Any) -> None:
+    driver(cuInit=803)
+    refused = CliRunner().invoke(app, TRAIN)
+    assert refused.exit_code == 2
+    assert (
+        "error: a GPU is here, but runs cannot use it: no GPU: the CUDA driver's cuInit fails with 803."
+        in refused.output
+    )
+
+
+def test_a_gpu_that_the_driver_sees_and_torch_does_not_ends_a_run(driver: Any) -> None:
+    driver()
+    refused = CliRunner().invoke(app, TRAIN)
+    assert refused.exit_code == 2
+    assert "error: NVIDIA H200 is here, but torch " in refused.output and "cannot use it" in refused.output
+
+
+@pytest.fixture
+def absent_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the packages were installed without compiled code."""
+    monkeypatch.setattr(compiled, "find_spec", lambda name: None)
+
+
+def test_a_gpu_without_kernels_is_the_first_line_of_plan_and_doctor(driver: Any, absent_kernels: None) -> None:
+    driver()
+    for verb in (PLAN, ["doctor"]):
+        first = CliRunner().invoke(app, verb).output.splitlines()[0]
+        assert first.startswith("problem: NVIDIA H200 is here, but kernels for it (SM90) are not: "), verb
+        assert "surogate_recipes_bf16._C is not compiled" in first and "SUROGATE_CUDA=on" in first
+    assert "problem:" not in CliRunner().invoke(app, [*PLAN, "--device", "h200"]).output
+    as_json = json.loads(CliRunner().invoke(app, [*PLAN, "--json"]).output)
+    assert as_json["device"]["problem"].startswith("NVIDIA H200 is here, but kernels")
+
+
+def test_a_run_on_a_gpu_without_kernels_ends_before_it_reads_data_unless_references_are_allowed(
+    driver: Any, absent_kernels: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver()
+    begun: list[str] = []
+    monkeypatch.setattr("surogate_core.runtime.device.training_device", lambda here: here.device)
+    monkeypatch.setattr("surogate_core.training_run.train_prepared", lambda *given: begun.append("train") or None)
+    monkeypatch.setattr("surogate_core.runtime.device.devices_to_use", lambda gpus: 1)
+    told: list[str] = []
+    with pytest.raises(ConfigError, match=r"H200 is here, but kernels for it .SM90. are not: .*CUDA_VISIBLE_DEVICES="):
+        run.train(run.load(TRAIN[1], TRAIN[3::2]), told.append)
+    assert (begun, told) == ([], [])
+    run.train(run.load(TRAIN[1], [*TRAIN[3::2], "kernels=allow_reference"]), told.append)
+    assert begun == ["train"] and told[0].startswith("kernels: allow_reference: torch references run instead of")
 
 
 @pytest.mark.parametrize(("gpus", "planned"), [(0, "4 x NVIDIA H200"), (2, "2 x NVIDIA H200"), (1, "NVIDIA H200")])

@@ -12,12 +12,14 @@ import huggingface_hub
 import pytest
 import yaml
 from huggingface_hub import HfApi, ModelCard
+from safetensors.torch import load_file, save_file
 
-from surogate_core import hub_push, output_check, run
+from surogate_core import hub_push, run
 from surogate_core.cli.train import train_command
 from surogate_core.errors import ConfigError, RunStopped
 from surogate_core.hub_push import push, reserve
 from surogate_core.model_card import MARK, model_card
+from surogate_core.output_check import OutputCheck
 from surogate_core.train import Progress
 
 if TYPE_CHECKING:
@@ -85,10 +87,15 @@ def test_a_model_is_pushed_with_its_card_and_nothing_that_tells_of_the_user(here
 def test_what_does_not_load_ends_the_run_and_is_neither_pushed_nor_deleted(
     here: Workplace, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(folder: Path, base: Path) -> None:
-        raise ValueError("missing keys: model.norm.weight")
+    finish = OutputCheck.finish
 
-    monkeypatch.setattr(output_check, "check_model", broken)
+    def break_and_finish(check: OutputCheck) -> None:
+        tensors = load_file(here.out / "model.safetensors")
+        tensors.pop("model.norm.weight")
+        save_file(tensors, here.out / "model.safetensors", metadata={"format": "pt"})
+        finish(check)
+
+    monkeypatch.setattr(OutputCheck, "finish", break_and_finish)
     with pytest.raises(RunStopped, match=f"{here.out} is written, but does not load in transformers: missing keys"):
         go(here.write(max_steps=2, verify_outputs=True, push_to_hub=True))
     assert (here.out / "model.safetensors").is_file() and "upload_folder" not in hub.calls

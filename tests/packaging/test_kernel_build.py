@@ -9,10 +9,13 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import virtualenvs
 
 from surogate_core.program.value import DTYPE_BYTES, DTYPE_CODES
 from surogate_core.reference.rounding import philox4x32, random_16_bits, round_stochastic
@@ -34,6 +37,30 @@ def program(folder: Path, name: str, says: str) -> None:
     path.chmod(0o755)
 
 
+@pytest.fixture
+def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """backend(asked, nvcc, gpu): the build backend, imported on a machine with these and nothing else of NVIDIA's."""
+    pytest.importorskip("scikit_build_core")
+
+    def load(asked: str | None = None, nvcc: bool = False, gpu: str = "") -> dict[str, Any]:
+        if nvcc:
+            program(tmp_path, "nvcc", "")
+        program(tmp_path, "nvidia-smi", gpu or "No devices were found")
+        for name in ("CUDACXX", "CUDA_PATH", "CUDAARCHS", "LIBRARY_PATH"):
+            monkeypatch.setenv(name, "")  # so that what the backend sets is undone
+            monkeypatch.delenv(name)
+        monkeypatch.chdir(FOLDERS[0])  # as pip does
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.setenv("CUDA_HOME", str(tmp_path / "no-toolkit"))
+        monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])
+        monkeypatch.setenv("SUROGATE_CUDA", asked or "")
+        if asked is None:
+            monkeypatch.delenv("SUROGATE_CUDA")
+        return runpy.run_path(str(BACKENDS[0]))
+
+    return load
+
+
 @pytest.mark.parametrize(
     ("asked", "nvcc", "gpu", "decided"),
     [
@@ -48,19 +75,98 @@ def program(folder: Path, name: str, says: str) -> None:
     ],
 )
 def test_kernels_are_compiled_when_asked_or_when_nvcc_and_a_gpu_are_visible(
-    asked: str | None, nvcc: bool, gpu: bool, decided: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    asked: str | None, nvcc: bool, gpu: bool, decided: str, backend: Callable[..., dict[str, Any]]
 ) -> None:
-    pytest.importorskip("scikit_build_core")
-    if nvcc:
-        program(tmp_path, "nvcc", "")
-    program(tmp_path, "nvidia-smi", "GPU 0: NVIDIA H200 (UUID: GPU-0)" if gpu else "No devices were found")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CUDACXX", raising=False)
-    monkeypatch.setenv("SUROGATE_CUDA", asked or "")
-    if asked is None:
-        monkeypatch.delenv("SUROGATE_CUDA")
-    runpy.run_path(str(BACKENDS[0]))
+    backend(asked, nvcc, "9.0" if gpu else "")
     assert os.environ["SUROGATE_CUDA"] == decided
+
+
+@pytest.mark.parametrize(
+    ("asked", "nvcc", "gpu", "wanted"),
+    [
+        (None, False, "9.0", True),
+        ("on", False, "", True),
+        (None, True, "9.0", False),
+        (None, False, "", False),
+        ("off", False, "9.0", False),
+    ],
+)
+def test_nvcc_comes_as_wheels_where_a_gpu_is_visible_and_no_toolkit(
+    asked: str | None, nvcc: bool, gpu: str, wanted: bool, backend: Callable[..., dict[str, Any]]
+) -> None:
+    loaded = backend(asked, nvcc, gpu)
+    names = {requirement.partition("==")[0] for requirement in loaded["missing_wheels"]()}
+    assert names == (set(loaded["NVCC_WHEELS"]) if wanted else set())
+    required = loaded["get_requires_for_build_wheel"]()
+    assert names <= {requirement.partition("==")[0] for requirement in required}
+    assert any(requirement.startswith("nanobind") for requirement in required) == (wanted or nvcc)
+
+
+def test_nvcc_of_wheels_is_used_where_there_is_no_other(
+    tmp_path: Path, backend: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "site/nvidia/cu13/bin"
+    folder.mkdir(parents=True)
+    program(folder, "nvcc", "")
+    assert backend(None, False, "9.0")["missing_wheels"]() == []
+    assert os.environ["CUDACXX"] == str(folder / "nvcc")
+    assert os.environ["LIBRARY_PATH"] == str(tmp_path / "site/nvidia/cu13/lib")
+    backend(None, True, "9.0")
+    assert (os.environ["CUDACXX"], os.environ.get("LIBRARY_PATH")) == (str(tmp_path / "nvcc"), None)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "compiled"),
+    [
+        ("9.0", "90a-real"),
+        ("8.6", "86-real"),
+        ("8.0\n9.0", "80-real;90a-real"),
+        ("10.3", "100f-real"),
+        ("12.0\n12.1", "120f-real"),
+        ("7.5", ""),
+    ],
+)
+def test_an_editable_install_compiles_for_the_gpus_that_are_visible(
+    gpus: str, compiled: str, backend: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = backend(None, True, gpus)
+    monkeypatch.setattr(loaded["scikit_build"], "build_editable", lambda *settings: "built")
+    assert loaded["build_editable"]("folder") == "built"
+    assert os.environ.get("CUDAARCHS", "") == compiled
+
+
+@pytest.mark.slow
+def test_a_package_compiles_and_imports_by_nvcc_of_wheels_without_a_toolkit(tmp_path: Path) -> None:
+    """As `make install` on a machine with a driver and no toolkit: only /usr/bin is on the PATH."""
+    environment = virtualenvs.create(tmp_path / "venv", on_top_of=Path(pytest.__file__).parents[1])
+    source = tmp_path / "plugins/surogate_optim_adamw"
+    shutil.copytree(ROOT / "plugins/surogate_optim_adamw", source, ignore=shutil.ignore_patterns("build"))
+    (tmp_path / "surogate_core").symlink_to(ROOT / "surogate_core")
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "CUDA_HOME": "/none", "SUROGATE_CUDA": "on"}
+
+    def python(*command: str | Path) -> str:
+        done = subprocess.run(
+            [environment.python, *command], env=env | {"CUDAARCHS": "90a-real"}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    wheels = python(source / "build_backend.py").split()
+    assert len(wheels) == 5
+    python("-m", "pip", "install", "--quiet", *wheels)
+    assert python(source / "build_backend.py").split() == []
+    options = ("--no-build-isolation", "--no-deps", "--ignore-installed", "--quiet")
+    python("-m", "pip", "install", *options, "--target", tmp_path / "built", source)
+    module = next((tmp_path / "built/surogate_optim_adamw").glob("_C*.so"))
+    code = (
+        "from importlib.util import module_from_spec, spec_from_file_location\n"
+        f"spec = spec_from_file_location('_C', {str(module)!r})\n"
+        "loaded = module_from_spec(spec)\n"
+        "spec.loader.exec_module(loaded)\n"
+        "print(loaded.build_info()['cuda'], *loaded.build_info()['architectures'])"
+    )
+    cuda, target = python("-c", code).split()
+    assert cuda.startswith("13.0.") and target == "90a-real"
 
 
 def test_an_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,8 @@
-"""For `surogate_diagnose` of packages with kernels: is the compiled module there, and does it serve the GPUs here?
+"""For packages with kernels: is the compiled module there, and does it serve the GPUs here?
+
+@hookimpl
+def surogate_kernels():
+    return of_module("my_package._C", KERNELS)
 
 @hookimpl
 def surogate_diagnose(system):
@@ -10,14 +14,31 @@ The module is `my_package._C`, as SurogateKernels.cmake builds it: it imports wi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from .api import Finding, SystemInfo
+from .api import Finding, KernelDef, SystemInfo
 
-INSTALL = "install it again with SUROGATE_CUDA=on, which needs nvcc of CUDA 13"
+INSTALL = "install it again with SUROGATE_CUDA=on, which takes nvcc of CUDA 13 from the PATH or from NVIDIA's wheels"
+
+
+def of_module(module: str, kernels: Iterable[KernelDef]) -> tuple[KernelDef, ...]:
+    """The kernels, marked as bound by this compiled module: "my_package._C"."""
+    return tuple(replace(kernel, module=module) for kernel in kernels)
+
+
+def problem(module: str, sm: int) -> str:
+    """Why a compiled module cannot serve compute capability `sm`, as "is not compiled"; empty when it can."""
+    try:
+        if find_spec(module) is None:
+            return "is not compiled"
+        targets = list(import_module(module).build_info()["architectures"])
+    except Exception as error:  # an ImportError, or whatever a damaged file does
+        return f"does not load: {type(error).__name__}: {error}"
+    return "" if any(serves(target, sm) for target in targets) else f"is compiled for {_shown(targets)}"
 
 
 def diagnose(package: str, system: SystemInfo) -> list[Finding]:

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from functools import partial
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -27,6 +28,7 @@ from .checkpoint import SAVING, stopping_when_disk_refuses, sync, sync_tree
 from .errors import ConfigError, ProgramError
 from .hub import PICKLED, TEMPLATE_DIRECTORY
 from .model_config import read_json
+from .runtime.filling import Upload, fill
 from .tensor_file import Stored, write_safetensors
 
 CONFIG = "config.json"
@@ -74,11 +76,14 @@ def load_weights(
     for copy, original in copies.items():
         if copy in found:
             _check_copy(files, copy, places[original][0])
+
+    def load(file: Any, name: str, upload: Upload) -> None:
+        tensor, param, row = places[name]
+        upload.copy(param.narrow(0, row, tensor.shape[0]), file.get_tensor(name))
+
     for path, names in files.items():
         with _open(path) as file:
-            for name in sorted(names & set(places)):
-                tensor, param, row = places[name]
-                param.narrow(0, row, tensor.shape[0]).copy_(file.get_tensor(name))
+            fill(partial(load, file, name) for name in sorted(names & set(places)))
 
 
 def file_of(model_dir: Path, tensor: str) -> Path:

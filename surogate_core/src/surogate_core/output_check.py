@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from .adapted import ADAPTER_FOLDER, MERGED_FOLDER, adapter_of
 from .errors import RunStopped
 from .hub import WEIGHT_FILES
+from .plugins import load_registry
 from .prepare import Prepared
 from .system import available_memory_bytes
 
@@ -20,20 +26,78 @@ MEMORY_SHARE = 4
 _MOST_NAMES = 3
 
 
-def check_outputs(prepared: Prepared) -> None:
-    """Load what a finished run has left in `output_dir`: the model, or the adapter and the merged model.
+class OutputCheck:
+    """Loads the outputs of a run in a process of its own, where importing transformers delays nobody.
 
-    Raises RunStopped that names the folder and says what is wrong. Nothing is deleted.
+    Life: `begin` as soon as the run is sure to end within a minute, else not at all; `finish` when the outputs are
+    written; `close` in any case. The process sees no GPU.
     """
-    output, chosen = Path(prepared.loaded.config.output_dir), adapter_of(prepared)
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._prepared = prepared
+        self._process: subprocess.Popen[str] | None = None
+
+    def begin(self) -> None:
+        """Start the process, which imports what it needs and waits. The second call does nothing."""
+        if self._process is None:
+            chosen = adapter_of(self._prepared)
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "surogate_core.output_check",
+                    str(self._prepared.model_dir),
+                    *([chosen[0].library] if chosen else []),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+                start_new_session=True,  # Ctrl-C is for the run, which closes this
+                text=True,
+            )
+
+    def finish(self) -> None:
+        """Load what a finished run has left in `output_dir`: the model, or the adapter and the merged model.
+
+        Raises RunStopped that names the folder and says what is wrong. Nothing is deleted.
+        """
+        self.begin()
+        process = self._process
+        assert process is not None
+        answer, _ = process.communicate(json.dumps(_requests(self._prepared)))
+        if process.returncode or not answer:
+            raise RunStopped(
+                f"{self._prepared.loaded.config.output_dir} is written, but the process that loads it once ended with "
+                f"exit code {process.returncode}; -9 means that memory ran out. Nothing was deleted. "
+                "verify_outputs: false ends a run without this check."
+            )
+        if problem := json.loads(answer):
+            raise RunStopped(problem)
+
+    def close(self) -> None:
+        """End the process if it still runs."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+class _Request(TypedDict):
+    """A folder to load. adapter: the plugin's name, with the folder of its base; None for a model of transformers."""
+
+    folder: str
+    adapter: str | None
+    base: str
+
+
+def _requests(prepared: Prepared) -> list[_Request]:
+    output, chosen, base = Path(prepared.loaded.config.output_dir), adapter_of(prepared), str(prepared.model_dir)
     if chosen is None:
-        check_loads(output, "transformers", lambda folder: check_model(folder, prepared.model_dir))
-        return
-    adapter, _ = chosen
-    check_loads(output / ADAPTER_FOLDER, adapter.library, lambda folder: adapter.check(folder, prepared.model_dir))
+        return [_Request(folder=str(output), adapter=None, base=base)]
+    requests = [_Request(folder=str(output / ADAPTER_FOLDER), adapter=chosen[0].name, base=base)]
     if prepared.loaded.config.merge_adapter:
-        merged = output / MERGED_FOLDER
-        check_loads(merged, "transformers", lambda folder: check_model(folder, prepared.model_dir))
+        requests.append(_Request(folder=str(output / MERGED_FOLDER), adapter=None, base=base))
+    return requests
 
 
 def check_loads(folder: Path, library: str, check: Callable[[Path], None]) -> None:
@@ -54,9 +118,8 @@ def check_model(folder: Path, base: Path | None = None) -> None:
 
     Raises what transformers raises, and ValueError for weights that are missing, unexpected or of another shape, and
     for a tokenizer with more tokens than the model, unless that of `base` has as many: a run tells of that at its
-    start, and the output is as good as what it was made from. A
-    model that is large for this machine's memory is loaded onto torch's meta device: names, shapes and files are
-    checked all the same, and no data is read.
+    start, and the output is as good as what it was made from. A model that is large for this machine's memory is loaded
+    onto torch's meta device: names, shapes and files are checked all the same, and no data is read.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -109,3 +172,47 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
+
+
+# ------------------------------------------------------------------------------------------------- the process's side
+
+
+def _serve(base: Path, libraries: list[str]) -> None:
+    """Import what loading takes, then load what stdin names. Prints "" or the problem, as JSON, and nothing else."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever libraries print
+    with suppress(Exception):  # if it fails, so does the check, which says so
+        _import_ahead(base, libraries)
+    text = sys.stdin.read()
+    if not text:  # the run ended without asking
+        return
+    problem = ""
+    try:
+        for request in json.loads(text):
+            _check(request)
+    except RunStopped as error:
+        problem = str(error)
+    print(json.dumps(problem), file=answers, flush=True)
+
+
+def _import_ahead(base: Path, libraries: list[str]) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: F401
+
+    for library in libraries:
+        import_module(library)
+    with torch.device("meta"):
+        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(base, local_files_only=True))
+
+
+def _check(request: _Request) -> None:
+    folder = Path(request["folder"])
+    if request["adapter"] is None:
+        check_loads(folder, "transformers", lambda path: check_model(path, Path(request["base"])))
+        return
+    adapter = load_registry().get("adapter", request["adapter"])
+    check_loads(folder, adapter.library, lambda path: adapter.check(path, Path(request["base"])))
+
+
+if __name__ == "__main__":
+    _serve(Path(sys.argv[1]), sys.argv[2:])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -80,6 +82,17 @@ class PictureLogger:
             draw_loss(self._metrics, path)
         except Exception as error:  # whatever it is: a picture must not cost a run its good end
             print(f"{path} was not drawn: {error}", file=sys.stderr)
+
+
+def import_ahead() -> None:
+    """Import on a thread what drawing takes, while the caller waits for something else."""
+
+    def load() -> None:
+        with suppress(ImportError):
+            import matplotlib.backends.backend_agg
+            import matplotlib.figure  # noqa: F401
+
+    threading.Thread(target=load, name="picture", daemon=True).start()
 
 
 def draw_loss(metrics: Path, png: Path) -> bool:

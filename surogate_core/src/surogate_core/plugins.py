@@ -28,12 +28,12 @@ from .api import API, Finding, SystemInfo
 from .definition_check import faults
 from .errors import PluginError
 from .origin import described
+from .plugin_switch import OFF_SWITCH, is_called, parse_off_switch, switched_off
 from .registry import CORE, HOOKS, KINDS, Plugin, Provided, Registry, Resolved, State
 
 __all__ = ["HOOKS", "Plugin", "Provided", "Registry", "Resolved", "State", "load_registry", "survey", "switched_off"]
 
 GROUP: Final = "surogate"
-OFF_SWITCH: Final = "SUROGATE_PLUGINS"
 BUILTIN: Final = Plugin("builtin", CORE, __version__, "surogate_core.builtin")
 
 
@@ -55,7 +55,7 @@ def survey(environ: Mapping[str, str] | None = None) -> Registry:
 
 @lru_cache(maxsize=8)
 def _survey(switched_off: str) -> Registry:
-    off = _parse_off_switch(switched_off)
+    off = parse_off_switch(switched_off)
     loader = _Loader()
     loader.load(BUILTIN)
     if loader.plugins[0].error is not None:
@@ -69,7 +69,7 @@ def _survey(switched_off: str) -> Registry:
         if plugin.state not in (State.LOADED, State.BLOCKED)
     ]
     idle = sorted(
-        word for word in off if not any(_is_called(plugin.name, plugin.distribution, word) for plugin in found)
+        word for word in off if not any(is_called(plugin.name, plugin.distribution, word) for plugin in found)
     )
     notices += [f"{OFF_SWITCH}: no plugin or distribution is called '{word}'" for word in idle]
     return Registry(loader.plugins, loader.provided, loader.diagnose, notices)
@@ -86,23 +86,10 @@ def _discover() -> Iterator[Plugin]:
         yield Plugin(entry.name, name, distribution.version if distribution else "unknown", entry.value)
 
 
-def switched_off(name: str, distribution: str, environ: Mapping[str, str]) -> bool:
-    """Whether SUROGATE_PLUGINS switches off an entry point, by its name or by its distribution."""
-    return any(_is_called(name, distribution, word) for word in _parse_off_switch(environ.get(OFF_SWITCH, "")))
-
-
-def _parse_off_switch(text: str) -> frozenset[str]:
-    names = [part.strip() for part in text.split(",") if part.strip()]
-    for name in names:
-        if not name.startswith("-") or name == "-":
-            raise PluginError(f"{OFF_SWITCH}={text}: '{name}' must be '-name': plugins can only be switched off")
-    return frozenset(name[1:] for name in names)
-
-
 def _switch_off(plugins: Iterable[Plugin], off: frozenset[str]) -> list[Plugin]:
     return [
         replace(plugin, state=State.BLOCKED, reason=f"switched off by {OFF_SWITCH}")
-        if any(_is_called(plugin.name, plugin.distribution, word) for word in off)
+        if any(is_called(plugin.name, plugin.distribution, word) for word in off)
         else plugin
         for plugin in plugins
     ]
@@ -121,14 +108,6 @@ def _refuse_duplicates(plugins: list[Plugin]) -> list[Plugin]:
         else:
             result.append(plugin)
     return result
-
-
-def _is_called(name: str, distribution: str, word: str) -> bool:
-    return word == name or _normal(word) == _normal(distribution)
-
-
-def _normal(distribution: str) -> str:
-    return distribution.lower().replace("_", "-").replace(".", "-")
 
 
 # ------------------------------------------------------------------------------------------------------------- loading

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from .adapted import load_adapter, load_base, trained_tensors
-from .api import Comm, Op
+from .api import Comm, KernelDef, Op
 from .errors import ConfigError
+from .idle_kernels import idle_modules
 from .prepare import Prepared
 
 if TYPE_CHECKING:
@@ -30,13 +31,18 @@ def make_worker(prepared: Prepared, comms: Sequence[Comm] = (), notice: Callable
     if target.device.sm is None:
         return Worker.on_cpu(prepared.assembly, given.ops, config.train_seed)
     choices = KeptChoices(target.device.title, notice)
+    idle = idle_modules(prepared)  # with kernels: allow_reference; else the run was refused
+
+    def kernel_for(op: Op) -> KernelDef | None:
+        kernel = registry.kernel_for(op, target, config.recipe).kernel
+        return None if kernel is None or kernel.module in idle else kernel
 
     def on_gpu(comm: Comm | None) -> Worker:
         return Worker.on_gpu(
             prepared.assembly,
             given.ops,
             config.train_seed,
-            kernel_for=lambda op: registry.kernel_for(op, target, config.recipe).kernel,
+            kernel_for=kernel_for,
             target=target,
             notice=notice if comm is None or comm.rank == 0 else _unheard,
             keep_choices=choices.keep,

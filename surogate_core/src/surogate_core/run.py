@@ -20,7 +20,8 @@ from .config import LoadedConfig, Mode, TrainConfig, apply_overrides, load_confi
 from .earlier_work import refuse_nonempty, set_aside_outputs
 from .errors import ConfigError
 from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
-from .local_device import LocalDevice, local_device
+from .idle_kernels import idle_kernels, idle_modules
+from .local_device import LocalDevice, local_device, open_contexts
 from .memory.devices import GIB
 from .memory.devices import device as known_device
 from .model_config import read_config
@@ -29,6 +30,7 @@ from .plugins import load_registry
 from .prepare import Prepared, prepare
 from .prepared_worker import fill_weights, make_worker
 from .resume import Resumed, choose
+from .timing import mark
 from .train_result import TrainResult
 
 if TYPE_CHECKING:
@@ -96,6 +98,9 @@ def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
     written; RunStopped when the run stopped itself, after saving what is complete.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)  # read when torch is imported, which is below
+    here = local_device()
+    if here.idle:
+        raise ConfigError(here.idle)
     config = loaded.config
     registry = load_registry()
     launcher = registry.get("launcher", config.launcher)
@@ -104,13 +109,20 @@ def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
     resumed = choose(checkpoints, config.resume_from_checkpoint, loaded.source, notice)
     refuse_earlier_work(loaded, resumed)
     files = [*CONFIG_FILES, *TOKENIZER_FILES, *(WEIGHT_FILES if _reads_weights(config, resumed) else ())]
+    mark("earlier runs")
+    if here.device.sm is not None:
+        open_contexts(min(config.gpus or here.count, here.count))
     from .runtime.device import devices_to_use, training_device
     from .training_run import train_prepared
 
-    devices = devices_to_use(config.gpus)
-    prepared = prepare(loaded, registry, training_device(), files, devices)
+    mark("import torch")
+    device, devices = training_device(here), devices_to_use(config.gpus)
+    mark("devices")
+    prepared = prepare(loaded, registry, device, files, devices)
+    _refuse_idle_kernels(prepared, notice)
     refuse_to_overwrite(prepared)
     _refuse_unless_it_fits(prepared)
+    mark("plan")
     result: TrainResult = launcher.run(
         lambda comms: train_prepared(prepared, resumed, comms, notice),
         Topology(devices=devices),
@@ -146,6 +158,24 @@ def merge(
 def _reads_weights(config: TrainConfig, resumed: Resumed | None) -> bool:
     """Whether the model's own weights are needed: a checkpoint has them, but for those that an adapter leaves alone."""
     return config.adapter is not None if resumed else not config.from_scratch
+
+
+def usable_device() -> DeviceInfo:
+    """What a run here computes on. Raises ConfigError for a GPU that is here and cannot be used."""
+    from .runtime.device import training_device
+
+    here = local_device()
+    if here.idle:
+        raise ConfigError(here.idle)
+    return training_device(here)
+
+
+def _refuse_idle_kernels(prepared: Prepared, notice: Notice) -> None:
+    idle = idle_modules(prepared)
+    if idle and prepared.loaded.config.kernels != "allow_reference":
+        raise ConfigError(idle_kernels(prepared.target.device, idle))
+    if idle:
+        notice(f"kernels: allow_reference: torch references run instead of {', '.join(idle)}, slowly")
 
 
 def _refuse_unless_it_fits(prepared: Prepared) -> None:

@@ -23,14 +23,16 @@ from .load_commands import load_commands
 from .loggers import Loggers, open_loggers
 from .memory.devices import GIB
 from .model_card import write_card
-from .output_check import check_outputs
+from .output_check import OutputCheck
 from .output_folder import open_output, records_file, set_aside
 from .packing_proof import prove_packing
+from .picture import import_ahead
 from .prepare import Prepared
 from .prepared_worker import check_finite, fill_weights, make_worker, watch_finite
 from .resume import Resumed
 from .schedule import Schedule
 from .summary import devices_text, parameters_text
+from .timing import FirstStep, mark
 from .train import Job, Progress
 from .train import train as loop
 from .train_result import TrainResult
@@ -45,6 +47,10 @@ if TYPE_CHECKING:
     from .saving import View
 
 Notice = Callable[[str], None]
+
+
+SHORT_RUN_SECONDS = 60
+"""A run that the plan takes for shorter has its output check begun beside its first step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +99,7 @@ def train_prepared(prepared: Prepared, resumed: Resumed | None, comms: Sequence[
     notice(_headline(prepared))
     course = _Course.of(prepared, notice)
     notice(_data_line(course))
+    mark("data")
     saved_run = SavedRun(
         prepared=prepared,
         facts=facts(prepared, course.loader, course.total),
@@ -105,22 +112,28 @@ def train_prepared(prepared: Prepared, resumed: Resumed | None, comms: Sequence[
             notice(line)
     repo = reserve(config) if config.push_to_hub else ""
     with ExitStack() as stack:
+        check = _open_output_check(prepared, course, stack)
         worker = make_worker(prepared, comms, notice)
         stack.callback(worker.close)
         progress = _fill(prepared, saved_run, resumed, worker)
+        mark("weights")
         if config.check_finite:
             check_finite(prepared, worker, progress.step)
             notice("check_finite: runs op by op and looks at everything that an op writes, which is slow")
         wanted = config.save_in_background and 0 < config.save_steps < course.total
         saves = open_saves(worker, saved_run.values, _writer(prepared, saved_run), notice, wanted=wanted)
         stack.callback(saves.close)
+        mark("memory for checkpoints")
         worker.start(graphs=config.use_cuda_graphs)
+        mark("masters, CUDA graphs")
         if not config.check_finite:  # whose first batch is to be that of step one
             _prove_packing(prepared, course, worker, notice)
         set_aside(prepared.loaded, resumed, notice)
         open_output(prepared.loaded, notice)
         loggers = _open_loggers(prepared, course, progress, comms, notice, stack)
+        loggers.opened.append(FirstStep())
         interrupt = stack.enter_context(Interrupt())
+        mark("proof of packing, loggers")
 
         def validation(limit: int | None) -> Iterable[Any]:
             rows, size = course.data.validation, config.per_device_train_batch_size
@@ -141,9 +154,10 @@ def train_prepared(prepared: Prepared, resumed: Resumed | None, comms: Sequence[
             watch=lambda steps_done: watch_finite(prepared, worker, steps_done),
         )
         loop(job, interrupt, progress)
+        mark("the other steps, evaluations")
         signal_exit = interrupt.exit_code  # of a signal from here on there is nothing to tell: the run is done
         if not signal_exit:
-            _write_outputs(prepared, worker, progress)
+            _write_outputs(prepared, worker, progress, check)
             write_card(prepared, repo, progress, saved_run.versions)
         loggers.status = "interrupted" if signal_exit else "done"
     done = _result(prepared, course, progress, signal_exit)
@@ -266,9 +280,24 @@ def _refuse_broken_weights(weights: Iterable[Tensor], step: int, checkpoints: Pa
     )
 
 
-def _write_outputs(prepared: Prepared, worker: Worker | Team, progress: Progress) -> None:
-    """The trained model, or the adapter and perhaps the merged model; each is then loaded once, unless told not to, or
-    transformers has no such model."""
+def _open_output_check(prepared: Prepared, course: _Course, stack: ExitStack) -> OutputCheck | None:
+    """What loads the outputs once; None if told not to, or transformers has no such model.
+
+    It is begun here if the run seems short: what it imports takes as long as a short run does.
+    """
+    if not (prepared.loaded.config.verify_outputs and prepared.ingredients.model.in_transformers):
+        return None
+    check = OutputCheck(prepared)
+    stack.callback(check.close)
+    if course.total * prepared.report.step.seconds < SHORT_RUN_SECONDS:
+        check.begin()
+    return check
+
+
+def _write_outputs(prepared: Prepared, worker: Worker | Team, progress: Progress, check: OutputCheck | None) -> None:
+    """The trained model, or the adapter and perhaps the merged model; `check` then loads each once."""
+    if check:
+        check.begin()
     config, chosen = prepared.loaded.config, adapter_of(prepared)
     output = Path(config.output_dir)
     worker.settle()
@@ -285,8 +314,11 @@ def _write_outputs(prepared: Prepared, worker: Worker | Team, progress: Progress
         hf.save_files(folder, lambda fresh: write_adapter(fresh, prepared, params), adapter.config_file)
         if config.merge_adapter:
             open_merge(adapter, folder, config.model).write(output / MERGED_FOLDER)
-    if config.verify_outputs and prepared.ingredients.model.in_transformers:
-        check_outputs(prepared)
+    mark("outputs written")
+    if check:
+        import_ahead()
+        check.finish()
+        mark("outputs loaded once")
 
 
 def _result(prepared: Prepared, course: _Course, progress: Progress, signal_exit: int) -> TrainResult:

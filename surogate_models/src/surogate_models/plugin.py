@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pluggy
 
 from surogate_core.api import Finding, KernelDef, ModelDef, OpDef, SystemInfo
-from surogate_core.compiled import diagnose
+from surogate_core.compiled import diagnose, of_module
 
 from .kernels import KERNELS
 from .llama import LLAMA
@@ -31,7 +31,7 @@ def surogate_ops() -> Iterable[OpDef]:
 
 @hookimpl
 def surogate_kernels() -> Iterable[KernelDef]:
-    return KERNELS
+    return of_module("surogate_models._C", KERNELS)
 
 
 @hookimpl

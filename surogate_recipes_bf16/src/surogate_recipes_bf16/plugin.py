@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pluggy
 
 from surogate_core.api import Finding, KernelDef, RecipeDef, SystemInfo
-from surogate_core.compiled import diagnose
+from surogate_core.compiled import diagnose, of_module
 
 from . import diagnosis
 from .kernels import KERNELS
@@ -24,7 +24,7 @@ def surogate_recipes() -> Iterable[RecipeDef]:
 
 @hookimpl
 def surogate_kernels() -> Iterable[KernelDef]:
-    return KERNELS
+    return of_module("surogate_recipes_bf16._C", KERNELS)
 
 
 @hookimpl

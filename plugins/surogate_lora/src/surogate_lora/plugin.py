@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pluggy
 
 from surogate_core.api import AdapterDef, Finding, KernelDef, OpDef, SystemInfo
-from surogate_core.compiled import diagnose
+from surogate_core.compiled import diagnose, of_module
 
 from .adapter import LORA
 from .kernels import KERNELS
@@ -29,7 +29,7 @@ def surogate_adapters() -> Iterable[AdapterDef]:
 
 @hookimpl
 def surogate_kernels() -> Iterable[KernelDef]:
-    return KERNELS
+    return of_module("surogate_lora._C", KERNELS)
 
 
 @hookimpl

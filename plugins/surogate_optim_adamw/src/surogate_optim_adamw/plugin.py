@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pluggy
 
 from surogate_core.api import Finding, KernelDef, OpDef, OptimizerDef, SystemInfo
-from surogate_core.compiled import diagnose
+from surogate_core.compiled import diagnose, of_module
 
 from .adamw import ADAMW, ADAMW_OP
 from .kernels import KERNELS
@@ -28,7 +28,7 @@ def surogate_optimizers() -> Iterable[OptimizerDef]:
 
 @hookimpl
 def surogate_kernels() -> Iterable[KernelDef]:
-    return KERNELS
+    return of_module("surogate_optim_adamw._C", KERNELS)
 
 
 @hookimpl

@@ -156,6 +156,8 @@ class KernelDef(Definition):
                 loaded: where it depends on the version of a library, an upper bound over the versions.
     notice      (op, target) -> what `surogate plan` tells the user of this kernel, "" for nothing; light as `supports`.
                 In a run `bind` tells what has become of it.
+    module      import name of the compiled module that `bind` imports ("my_package._C"), by SurogateKernels.cmake:
+                runs say before they start where it is missing or has no code for the GPU. "": nothing to look for
     """
 
     op: str
@@ -165,3 +167,4 @@ class KernelDef(Definition):
     workspace: Callable[[Op, Target], int] = lambda op, target: 0
     notice: Callable[[Op, Target], str] = lambda op, target: ""
     capturable: bool = True
+    module: str = ""

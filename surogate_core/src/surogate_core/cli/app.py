@@ -322,6 +322,10 @@ def main() -> None:
             leave_if_stuck(error)
         raise
     finally:
+        if "surogate_core.timing" in sys.modules:
+            from ..timing import print_phases
+
+            print_phases()
         for number, handler in before.items():
             signal.signal(number, handler)
 

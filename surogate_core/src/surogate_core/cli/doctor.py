@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ..api import Finding, SystemInfo
+from ..compiled import problem
+from ..idle_kernels import idle_kernels
+from ..local_device import local_device
 from ..plugins import survey
 from ..registry import Plugin, Registry
 from ..system import GIB, collect
@@ -18,16 +21,29 @@ _LEVELS: Final = ("error", "warning", "ok")
 
 
 def doctor_command(as_json: bool) -> int:
-    """Print what is found. 2 when a finding is an error, else 0."""
+    """Print what is found. 2 when a finding is an error or a GPU cannot be used, else 0."""
     system = collect()
     registry = survey()
     findings = [*registry.diagnose(system), *_plugin_findings(registry)]
     findings.sort(key=lambda item: _LEVELS.index(item[1].level))
+    told = gpu_problem(registry)
     if as_json:
-        print(json.dumps(_as_json(system, findings), indent=2))
+        print(json.dumps(_as_json(system, findings, told), indent=2))
     else:
+        if told:
+            print(f"{paint('problem:', 'red')} {told}\n")
         _print_report(system, findings)
-    return 2 if any(finding.level == "error" for _, finding in findings) else 0
+    return 2 if told or any(finding.level == "error" for _, finding in findings) else 0
+
+
+def gpu_problem(registry: Registry) -> str:
+    """Why no run here would train on a GPU that is here; empty where nothing is wrong, or none is here."""
+    here = local_device()
+    if here.idle or here.device.sm is None:
+        return here.idle
+    modules = sorted({item.definition.module for item in registry.provided if item.kind == "kernel"} - {""})
+    idle = {module: why for module in modules if (why := problem(module, here.device.sm))}
+    return idle_kernels(here.device, idle) if idle else ""
 
 
 def _plugin_findings(registry: Registry) -> list[tuple[Plugin, Finding]]:
@@ -37,8 +53,9 @@ def _plugin_findings(registry: Registry) -> list[tuple[Plugin, Finding]]:
     return [(core, finding) for finding in (*conflicts, *notices)]
 
 
-def _as_json(system: SystemInfo, findings: list[tuple[Plugin, Finding]]) -> dict[str, Any]:
+def _as_json(system: SystemInfo, findings: list[tuple[Plugin, Finding]], told: str) -> dict[str, Any]:
     return {
+        "problem": told,
         "system": {**dataclasses.asdict(system), "gpus": [dict(gpu) for gpu in system.gpus]},
         "findings": [{"plugin": plugin.name, **dataclasses.asdict(finding)} for plugin, finding in findings],
     }

@@ -12,6 +12,7 @@ from typing import Any
 from .. import run
 from ..config import LoadedConfig, Mode
 from ..errors import SurogateError
+from ..idle_kernels import idle_kernels, idle_modules
 from ..local_device import local_device
 from ..memory.devices import GIB
 from ..prepare import Prepared
@@ -50,9 +51,12 @@ def _plan(config: Path, overrides: list[str], device: str | None, as_json: bool,
     here = None if device else local_device()
     prepared = run.plan(loaded, here or device)
     chosen = here.chosen if here else f"--device {device}"
+    problem = here.idle or _idle(prepared) if here else ""
     if as_json:
-        print(json.dumps(to_json(prepared, chosen), indent=2))
+        print(json.dumps(to_json(prepared, chosen, problem), indent=2))
         return 0
+    if problem:
+        print(f"{paint('problem:', 'red')} {problem}")
     if listing:
         print(_passes(prepared))
         for program in prepared.assembly.programs.values():
@@ -76,8 +80,16 @@ def _defaults(loaded: LoadedConfig, config: Path, overrides: list[str]) -> str:
     return f"defaults of surogate {loaded.mode}: all weights (--sft: those of surogate sft, LoRA)"
 
 
-def to_json(prepared: Prepared, chosen: str) -> dict[str, Any]:
-    """The plan as data: the contract of `surogate plan --json`. chosen: why this device."""
+def _idle(prepared: Prepared) -> str:
+    idle = idle_modules(prepared)
+    return idle_kernels(prepared.target.device, idle) if idle else ""
+
+
+def to_json(prepared: Prepared, chosen: str, problem: str = "") -> dict[str, Any]:
+    """The plan as data: the contract of `surogate plan --json`. chosen: why this device.
+
+    problem: why a GPU that is here would not be trained on; empty where nothing is wrong.
+    """
     report = prepared.report
     device = report.device
     return {
@@ -89,6 +101,7 @@ def to_json(prepared: Prepared, chosen: str) -> dict[str, Any]:
             "bytes": device.memory_bytes,
             "count": report.world_size,
             "chosen": chosen,
+            "problem": problem,
         },
         "device_bytes": dict(report.device_bytes),
         "host_bytes": dict(report.host_bytes),

@@ -9,12 +9,16 @@ from .. import run
 from ..config import Mode
 from ..errors import RunStopped
 from ..summary import print_summary
+from ..timing import mark
 from .render import print_error
 
 
 def train_command(config: Path, overrides: list[str], mode: Mode) -> int:
     """Train as the YAML file says; 130 or 143 when a signal ended the run after saving, 3 when a push failed."""
-    result = run.train(run.load(config, overrides, mode), _say)
+    mark("command line")
+    loaded = run.load(config, overrides, mode)
+    mark("config, plugins")
+    result = run.train(loaded, _say)
     if result.signal_exit:
         saved = result.checkpoint_dir / f"step_{result.steps:08d}"
         _say(f"interrupted after step {result.steps:,} of {result.total_steps:,}; saved: {saved}")

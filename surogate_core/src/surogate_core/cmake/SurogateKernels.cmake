@@ -40,17 +40,31 @@ else()
   set(CMAKE_CUDA_ARCHITECTURES ${SUROGATE_DEFAULT_ARCHITECTURES})
 endif()
 
+# A kept build folder remembers its compiler, which may be gone by now.
+if(IS_ABSOLUTE "${CMAKE_CUDA_COMPILER}" AND NOT EXISTS "${CMAKE_CUDA_COMPILER}")
+  unset(CMAKE_CUDA_COMPILER CACHE)
+endif()
+
 # A language can only be enabled outside of functions.
 include(CheckLanguage)
 check_language(CUDA)
 if(NOT CMAKE_CUDA_COMPILER)
-  message(FATAL_ERROR "SUROGATE_CUDA=on needs nvcc of CUDA 13 or later, and none was found. Install the CUDA toolkit "
-                      "(https://developer.nvidia.com/cuda-downloads) and put its bin folder on PATH, or set CUDACXX "
-                      "to nvcc. Without kernels: SUROGATE_CUDA=off.")
+  message(FATAL_ERROR "SUROGATE_CUDA=on needs nvcc of CUDA 13 or later, and none was found. Install its wheels: pip install "
+                      "'nvidia-cuda-nvcc==13.0.*' 'nvidia-nvvm==13.0.*' 'nvidia-cuda-crt==13.0.*' "
+                      "'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cccl==13.0.*'; or the CUDA toolkit "
+                      "(https://developer.nvidia.com/cuda-downloads), with its bin folder on PATH or CUDACXX set to "
+                      "nvcc. Without kernels: SUROGATE_CUDA=off.")
 endif()
 enable_language(CUDA)
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13)
   message(FATAL_ERROR "${CMAKE_CUDA_COMPILER} is CUDA ${CMAKE_CUDA_COMPILER_VERSION}; needed is 13 or later.")
+endif()
+# nvcc from wheels has its libraries in lib, and no libcudart.so without a version, which FindCUDAToolkit insists on
+# although libcudart_static alone is linked.
+cmake_path(GET CMAKE_CUDA_COMPILER PARENT_PATH surogate_nvcc_folder)
+file(GLOB surogate_cudart RELATIVE "${surogate_nvcc_folder}/../lib" "${surogate_nvcc_folder}/../lib/libcudart.so.*")
+if(surogate_cudart)
+  find_library(CUDA_CUDART NAMES ${surogate_cudart} PATHS "${surogate_nvcc_folder}/../lib" NO_DEFAULT_PATH)
 endif()
 find_package(CUDAToolkit REQUIRED)
 

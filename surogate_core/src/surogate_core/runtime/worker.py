@@ -16,6 +16,7 @@ from ..assemble import Assembly
 from ..data.loader import MicroBatch
 from ..program.op import Program
 from ..program.value import Value
+from ..timing import mark
 from .arena import Buffers
 from .bind import KeepChoices, KernelFor, keep_nothing
 from .cuda import CudaExecutor
@@ -128,6 +129,7 @@ class Worker:
         stream = torch.cuda.Stream(index)
         buffers = Buffers(assembly.memory, f"cuda:{index}", poison=poison)
         stream.wait_stream(torch.cuda.current_stream())
+        mark("CUDA context, buffers")
         inputs = _inputs(assembly, buffers, stream)
         _write_documents(inputs, assembly, _a_document_a_row(assembly))
         inputs.commit()
@@ -136,7 +138,9 @@ class Worker:
             comm=comm,
             allow_reference=allow_reference,
         )
+        mark("kernels bound")
         executor.warm_up()
+        mark("kernels run once")
         return cls(assembly, buffers, executor, inputs, seed)
 
     def params(self) -> dict[str, Tensor]:

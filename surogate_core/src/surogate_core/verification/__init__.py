@@ -109,12 +109,11 @@ def verify(
         model_dir = resolve_model_dir(config.model, files)
         if layers is not None:
             changes["model"] = str(_cut(model_dir, layers, scratch / "cut"))
-        from ..runtime.device import training_device
 
         def planned(revise: Callable[[Ingredients], Ingredients], **more: str) -> Prepared:
             settings = [f"{key}={json.dumps(value)}" for key, value in (changes | more).items()]
             smaller = run.load(path, [*overrides, *settings], mode)
-            return prepare(smaller, load_registry(), training_device(), files, 1, revise)
+            return prepare(smaller, load_registry(), run.usable_device(), files, 1, revise)
 
         no_dropout = WithoutDropout()
         prepared = planned(no_dropout)
