@@ -297,11 +297,11 @@ class _Loading:
 
     def alias(self, core: dict[str, Any], mode: Mode) -> None:
         """`lora`, where it is not written, follows `adapter`; without either `sft` trains a LoRA adapter."""
-        self.adapter_as_written = core.get("adapter")
-        if self.adapter_as_written is None:
+        self.adapter_as_written = written = core.get("adapter")
+        if written is None:
             core.setdefault("lora", mode == "sft")
         else:
-            core.setdefault("lora", fold(str(self.adapter_as_written)) == ADAPTER)
+            core.setdefault("lora", isinstance(written, str) and fold(written) == ADAPTER)
 
     def loggers(self, core: dict[str, Any]) -> None:
         value = core.pop("report_to", ())
