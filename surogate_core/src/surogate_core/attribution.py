@@ -39,8 +39,8 @@ def _wrapped(origin: Origin, function: str, call: Callable[..., Any]) -> Callabl
     if (origin.kind, function) == ("launcher", "run"):
         return _wrapped_launcher(origin, call)
     check = RESULTS[origin.kind, function]
+    # A shape rule raises ProgramError for what it was given: whoever emits the op is at fault.
     callers_fault = (origin.kind, function) == ("op", "infer")
-    """A shape rule raises ProgramError for what it was given: whoever emits the op is at fault."""
 
     @functools.wraps(call)
     def wrapper(*args: Any, **kwargs: Any) -> Any:

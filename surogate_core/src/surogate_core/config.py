@@ -316,11 +316,10 @@ class _Loading:
 
     def alias(self, core: dict[str, Any], mode: Mode) -> None:
         """`lora`, where it is not written, follows `adapter`; without either `sft` trains a LoRA adapter."""
-        self.adapter_as_written = core.get("adapter")
-        if self.adapter_as_written is None:
+        self.adapter_as_written = written = core.get("adapter")
+        if written is None:
             core.setdefault("lora", mode == "sft")
         else:
-            written = self.adapter_as_written
             core.setdefault("lora", isinstance(written, str) and fold(written) == ADAPTER)
 
     def loggers(self, core: dict[str, Any]) -> None:
