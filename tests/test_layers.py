@@ -35,10 +35,12 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "reference": {"errors", "api", "program"},
     "memory": {"program", "api", "errors"},
     "assemble": {"memory", "program", "api", "errors"},
-    "runtime": {"assemble", "memory", "reference", "program", "data", "cache_home", "api", "errors"},
+    "runtime": {"assemble", "memory", "reference", "program", "data", "cache_home", "timing", "api", "errors"},
     "data": {"cache_home", "api", "errors", "hub", "config_schema"},
     "registry": {"api", "errors"},
-    "plugins": {"api", "errors", "hookspecs", "registry"},
+    "plugin_switch": {"errors"},
+    "plugins": {"api", "errors", "hookspecs", "plugin_switch", "registry"},
+    "timing": {"api"},
 }
 """cli -> train -> runtime -> memory -> program. Parts that are not listed may import anything but `cli`."""
 
