@@ -26,7 +26,7 @@ CONSTRAIN := $(shell nvidia-smi -L >/dev/null 2>&1 || echo --constraint $(CONSTR
 .PHONY: quickstart install test test-slow test-gpu lint format wheels test-wheels docs-test clean
 
 quickstart: $(INSTALLED)
-	$(BIN)/surogate train examples/quickstart.yaml
+	$(if $(filter off 0,$(SUROGATE_CUDA)),CUDA_VISIBLE_DEVICES= )$(BIN)/surogate train examples/quickstart.yaml
 	$(BIN)/python examples/generate.py output/quickstart
 
 install: $(INSTALLED) $(TOOLS_INSTALLED)

@@ -38,10 +38,23 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "assemble": {"memory", "program", "api", "errors", "origin"},
     "attribution": {"program", "api", "errors", "origin"},
     "definition_check": {"api", "config_schema"},
-    "runtime": {"origin", "assemble", "memory", "reference", "program", "data", "cache_home", "api", "errors"},
+    "runtime": {
+        "assemble",
+        "memory",
+        "reference",
+        "program",
+        "data",
+        "cache_home",
+        "timing",
+        "api",
+        "errors",
+        "origin",
+    },
     "data": {"cache_home", "api", "errors", "hub", "config_schema"},
     "registry": {"api", "attribution", "config_keys", "errors", "origin"},
-    "plugins": {"api", "definition_check", "errors", "hookspecs", "origin", "registry"},
+    "plugin_switch": {"errors"},
+    "plugins": {"api", "definition_check", "errors", "hookspecs", "origin", "plugin_switch", "registry"},
+    "timing": {"api"},
 }
 """cli -> train -> runtime -> memory -> program. Parts that are not listed may import anything but `cli`."""
 

@@ -207,7 +207,7 @@ def test_a_run_on_a_gpu_without_kernels_ends_before_it_reads_data_unless_referen
 ) -> None:
     driver()
     begun: list[str] = []
-    monkeypatch.setattr("surogate_core.runtime.device.training_device", lambda here: here.device)
+    monkeypatch.setattr("surogate_core.runtime.device.training_device", lambda: local_device().device)
     monkeypatch.setattr("surogate_core.training_run.train_prepared", lambda *given: begun.append("train") or None)
     monkeypatch.setattr("surogate_core.runtime.device.devices_to_use", lambda gpus: 1)
     told: list[str] = []

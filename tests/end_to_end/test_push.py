@@ -20,6 +20,7 @@ from surogate_core.errors import ConfigError, RunStopped
 from surogate_core.hub_push import push, reserve
 from surogate_core.model_card import MARK, model_card
 from surogate_core.output_check import OutputCheck
+from surogate_core.prepare import Prepared
 from surogate_core.train import Progress
 
 if TYPE_CHECKING:
@@ -89,11 +90,11 @@ def test_what_does_not_load_ends_the_run_and_is_neither_pushed_nor_deleted(
 ) -> None:
     finish = OutputCheck.finish
 
-    def break_and_finish(check: OutputCheck) -> None:
+    def break_and_finish(check: OutputCheck, prepared: Prepared) -> None:
         tensors = load_file(here.out / "model.safetensors")
         tensors.pop("model.norm.weight")
         save_file(tensors, here.out / "model.safetensors", metadata={"format": "pt"})
-        finish(check)
+        finish(check, prepared)
 
     monkeypatch.setattr(OutputCheck, "finish", break_and_finish)
     with pytest.raises(RunStopped, match=f"{here.out} is written, but does not load in transformers: missing keys"):

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypedDict
+from types import TracebackType
+from typing import Any, Self, TypedDict
 
 from .adapted import ADAPTER_FOLDER, MERGED_FOLDER, adapter_of
 from .errors import RunStopped
@@ -29,57 +30,74 @@ _MOST_NAMES = 3
 class OutputCheck:
     """Loads the outputs of a run in a process of its own, where importing transformers delays nobody.
 
-    Life: `begin` as soon as the run is sure to end within a minute, else not at all; `finish` when the outputs are
-    written; `close` in any case. The process sees no GPU.
+    Life: `begin` with the run and `prepare` when it is planned, both if it may be short; `finish` when the outputs are
+    written; leave the context in any case. The process sees no GPU.
     """
 
-    def __init__(self, prepared: Prepared) -> None:
-        self._prepared = prepared
+    def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
+        self._told: Prepared | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.end()
 
     def begin(self) -> None:
-        """Start the process, which imports what it needs and waits. The second call does nothing."""
+        """Start the process, which imports transformers and waits. A process that was begun stays."""
         if self._process is None:
-            chosen = adapter_of(self._prepared)
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "surogate_core.output_check",
-                    str(self._prepared.model_dir),
-                    *([chosen[0].library] if chosen else []),
-                ],
+                [sys.executable, "-m", "surogate_core.output_check"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-                start_new_session=True,  # Ctrl-C is for the run, which closes this
+                start_new_session=True,  # Ctrl-C is for the run, which ends this
                 text=True,
             )
 
-    def finish(self) -> None:
+    def prepare(self, prepared: Prepared) -> None:
+        """Have the process import what loading this run's outputs takes."""
+        self.begin()
+        assert self._process is not None and self._process.stdin is not None
+        if self._told is None:
+            chosen = adapter_of(prepared)
+            line = json.dumps([str(prepared.model_dir), *([chosen[0].library] if chosen else [])])
+            with suppress(BrokenPipeError):  # `finish` says so
+                self._process.stdin.write(line + "\n")
+                self._process.stdin.flush()
+            self._told = prepared
+
+    def finish(self, prepared: Prepared) -> None:
         """Load what a finished run has left in `output_dir`: the model, or the adapter and the merged model.
 
         Raises RunStopped that names the folder and says what is wrong. Nothing is deleted.
         """
-        self.begin()
+        self.prepare(prepared)
         process = self._process
         assert process is not None
-        answer, _ = process.communicate(json.dumps(_requests(self._prepared)))
+        answer, _ = process.communicate(json.dumps(_requests(prepared)))
         if process.returncode or not answer:
             raise RunStopped(
-                f"{self._prepared.loaded.config.output_dir} is written, but the process that loads it once ended with "
+                f"{prepared.loaded.config.output_dir} is written, but the process that loads it once ended with "
                 f"exit code {process.returncode}; -9 means that memory ran out. Nothing was deleted. "
                 "verify_outputs: false ends a run without this check."
             )
         if problem := json.loads(answer):
             raise RunStopped(problem)
 
-    def close(self) -> None:
-        """End the process if it still runs."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+    def end(self) -> None:
+        """End the process, if there is one."""
+        if self._process is not None:
+            if self._process.poll() is None:
+                self._process.kill()
+                self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    with suppress(BrokenPipeError):
+                        pipe.close()
+        self._process = self._told = None
 
 
 class _Request(TypedDict):
@@ -177,27 +195,33 @@ def _quiet() -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------- the process's side
 
 
-def _serve(base: Path, libraries: list[str]) -> None:
-    """Import what loading takes, then load what stdin names. Prints "" or the problem, as JSON, and nothing else."""
+def _serve() -> None:
+    """Import what loading takes, as far as it is known, then load what stdin names: two lines of JSON.
+
+    Prints "" or the problem, as JSON, and nothing else.
+    """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever libraries print
     with suppress(Exception):  # if it fails, so does the check, which says so
-        _import_ahead(base, libraries)
-    text = sys.stdin.read()
-    if not text:  # the run ended without asking
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: F401
+    with suppress(Exception):
+        _import_ahead(*json.loads(sys.stdin.readline()))
+    requests = sys.stdin.read()
+    if not requests:  # the run ended without asking
         return
     problem = ""
     try:
-        for request in json.loads(text):
+        for request in json.loads(requests):
             _check(request)
     except RunStopped as error:
         problem = str(error)
     print(json.dumps(problem), file=answers, flush=True)
 
 
-def _import_ahead(base: Path, libraries: list[str]) -> None:
+def _import_ahead(base: str, *libraries: str) -> None:
+    """A model without data imports its own modules of transformers, which its config alone names."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: F401
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     for library in libraries:
         import_module(library)
@@ -215,4 +239,4 @@ def _check(request: _Request) -> None:
 
 
 if __name__ == "__main__":
-    _serve(Path(sys.argv[1]), sys.argv[2:])
+    _serve()

@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .adapted import kind_of_adapter, open_merge
-from .api import DeviceInfo, Topology
+from .api import DeviceInfo, LauncherDef, Topology
 from .config import LoadedConfig, Mode, TrainConfig, apply_overrides, load_config, read_yaml
 from .earlier_work import refuse_nonempty, set_aside_outputs
 from .errors import ConfigError
 from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
 from .idle_kernels import idle_kernels, idle_modules
-from .local_device import LocalDevice, local_device, open_contexts
+from .local_device import USE_THE_CPU, LocalDevice, local_device, open_contexts
 from .memory.devices import GIB
 from .memory.devices import device as known_device
 from .model_config import read_config
+from .output_check import OutputCheck
 from .output_folder import refuse_earlier_work, refuse_to_overwrite
 from .plugins import load_registry
 from .prepare import Prepared, prepare
@@ -102,21 +103,35 @@ def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
     if here.idle:
         raise ConfigError(here.idle)
     config = loaded.config
-    registry = load_registry()
-    launcher = registry.get("launcher", config.launcher)
+    launcher = load_registry().get("launcher", config.launcher)
     loaded.require_datasets()
     checkpoints = Path(config.resolved_checkpoint_dir)
     resumed = choose(checkpoints, config.resume_from_checkpoint, loaded.source, notice)
     refuse_earlier_work(loaded, resumed)
-    files = [*CONFIG_FILES, *TOKENIZER_FILES, *(WEIGHT_FILES if _reads_weights(config, resumed) else ())]
     mark("earlier runs")
+    with OutputCheck() as check:
+        if config.verify_outputs:
+            check.begin()
+        return _train(loaded, launcher, resumed, here, check, notice)
+
+
+def _train(
+    loaded: LoadedConfig,
+    launcher: LauncherDef,
+    resumed: Resumed | None,
+    here: LocalDevice,
+    check: OutputCheck,
+    notice: Notice,
+) -> TrainResult:
+    config, registry = loaded.config, load_registry()
+    files = [*CONFIG_FILES, *TOKENIZER_FILES, *(WEIGHT_FILES if _reads_weights(config, resumed) else ())]
     if here.device.sm is not None:
         open_contexts(min(config.gpus or here.count, here.count))
-    from .runtime.device import devices_to_use, training_device
+    from .runtime.device import devices_to_use
     from .training_run import train_prepared
 
     mark("import torch")
-    device, devices = training_device(here), devices_to_use(config.gpus)
+    device, devices = usable_device(), devices_to_use(config.gpus)
     mark("devices")
     prepared = prepare(loaded, registry, device, files, devices)
     _refuse_idle_kernels(prepared, notice)
@@ -124,7 +139,7 @@ def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
     _refuse_unless_it_fits(prepared)
     mark("plan")
     result: TrainResult = launcher.run(
-        lambda comms: train_prepared(prepared, resumed, comms, notice),
+        lambda comms: train_prepared(prepared, resumed, comms, check, notice),
         Topology(devices=devices),
         loaded.options["launcher", config.launcher],
     )
@@ -167,7 +182,16 @@ def usable_device() -> DeviceInfo:
     here = local_device()
     if here.idle:
         raise ConfigError(here.idle)
-    return training_device(here)
+    device = training_device()
+    if here.device.sm is not None and device.sm is None:
+        import torch
+
+        raise ConfigError(
+            f"{here.device.title} is here, but torch {torch.__version__} cannot use it: it is for CUDA "
+            f"{torch.version.cuda}, for which the NVIDIA driver may be too old. Update the driver, install a torch for "
+            f"an older CUDA, or {USE_THE_CPU}."
+        )
+    return device
 
 
 def _refuse_idle_kernels(prepared: Prepared, notice: Notice) -> None:

@@ -50,7 +50,7 @@ Notice = Callable[[str], None]
 
 
 SHORT_RUN_SECONDS = 60
-"""A run that the plan takes for shorter has its output check begun beside its first step."""
+"""Runs that the plan expects to be shorter start the process that checks their outputs early; longer ones at the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,9 @@ class _Course:
         return cls(data=data, loader=loader, schedule=schedule, total=total)
 
 
-def train_prepared(prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], notice: Notice) -> TrainResult:
+def train_prepared(
+    prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], check: OutputCheck, notice: Notice
+) -> TrainResult:
     """Train on the devices that `comms` connects, from `resumed` if there is one; see `run.train`."""
     from .saved_run import SavedRun, facts
     from .saving import open_saves
@@ -111,8 +113,8 @@ def train_prepared(prepared: Prepared, resumed: Resumed | None, comms: Sequence[
         for line in (f"goes on from {resumed.directory}, after step {resumed.step:,} of {course.total:,}", *changes):
             notice(line)
     repo = reserve(config) if config.push_to_hub else ""
+    _foresee(prepared, course, check)
     with ExitStack() as stack:
-        check = _open_output_check(prepared, course, stack)
         worker = make_worker(prepared, comms, notice)
         stack.callback(worker.close)
         progress = _fill(prepared, saved_run, resumed, worker)
@@ -280,24 +282,20 @@ def _refuse_broken_weights(weights: Iterable[Tensor], step: int, checkpoints: Pa
     )
 
 
-def _open_output_check(prepared: Prepared, course: _Course, stack: ExitStack) -> OutputCheck | None:
-    """What loads the outputs once; None if told not to, or transformers has no such model.
-
-    It is begun here if the run seems short: what it imports takes as long as a short run does.
-    """
-    if not (prepared.loaded.config.verify_outputs and prepared.ingredients.model.in_transformers):
-        return None
-    check = OutputCheck(prepared)
-    stack.callback(check.close)
-    if course.total * prepared.report.step.seconds < SHORT_RUN_SECONDS:
-        check.begin()
-    return check
+def _foresee(prepared: Prepared, course: _Course, check: OutputCheck) -> None:
+    """Let the output check import ahead, which takes as long as a short run; beside a long one it only takes memory."""
+    wanted = prepared.loaded.config.verify_outputs and prepared.ingredients.model.in_transformers
+    if wanted and course.total * prepared.report.step.seconds < SHORT_RUN_SECONDS:
+        check.prepare(prepared)
+    else:
+        check.end()
 
 
-def _write_outputs(prepared: Prepared, worker: Worker | Team, progress: Progress, check: OutputCheck | None) -> None:
+def _write_outputs(prepared: Prepared, worker: Worker | Team, progress: Progress, check: OutputCheck) -> None:
     """The trained model, or the adapter and perhaps the merged model; `check` then loads each once."""
-    if check:
-        check.begin()
+    wanted = prepared.loaded.config.verify_outputs and prepared.ingredients.model.in_transformers
+    if wanted:
+        check.prepare(prepared)
     config, chosen = prepared.loaded.config, adapter_of(prepared)
     output = Path(config.output_dir)
     worker.settle()
@@ -315,9 +313,9 @@ def _write_outputs(prepared: Prepared, worker: Worker | Team, progress: Progress
         if config.merge_adapter:
             open_merge(adapter, folder, config.model).write(output / MERGED_FOLDER)
     mark("outputs written")
-    if check:
+    if wanted:
         import_ahead()
-        check.finish()
+        check.finish(prepared)
         mark("outputs loaded once")
 
 

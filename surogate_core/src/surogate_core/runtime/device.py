@@ -8,22 +8,12 @@ import torch
 
 from ..api import DeviceInfo
 from ..errors import ConfigError
-from ..local_device import USE_THE_CPU, LocalDevice
 from ..memory.devices import cpu, gpu
 
 
-def training_device(here: LocalDevice | None = None) -> DeviceInfo:
-    """The first visible GPU, else this machine's processors. CUDA_VISIBLE_DEVICES= (empty) chooses the processors.
-
-    here: what `local_device` found. Raises ConfigError where that is a GPU and torch sees none.
-    """
+def training_device() -> DeviceInfo:
+    """The first visible GPU, else this machine's processors. CUDA_VISIBLE_DEVICES= (empty) chooses the processors."""
     if not torch.cuda.is_available():
-        if here and here.device.sm is not None:
-            raise ConfigError(
-                f"{here.device.title} is here, but torch {torch.__version__} cannot use it: it is for CUDA "
-                f"{torch.version.cuda}, which the NVIDIA driver may be too old for. Update the driver, install a torch "
-                f"for an older CUDA, or {USE_THE_CPU}."
-            )
         return cpu()
     found = torch.cuda.get_device_properties(0)
     return gpu(found.name, found.major * 10 + found.minor, found.total_memory)
