@@ -40,8 +40,7 @@ def test_every_family_passes(family: str, dtype: str, tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("key_bias", [30.0, 100.0])
 def test_large_key_biases_pass(key_bias: float, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As published Qwen2.5 models have them. The plain attention backward may not keep to it in fp32: see
-    surogate_recipes_bf16/tests/gpu/test_attention.py, which measures the op alone."""
+    """Published Qwen2.5 models have such biases. The recipe's tests of attention measure the op alone."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     model = write_random_model(tmp_path / "model", "qwen2", key_bias=key_bias, head_dim=16, hidden_size=64)
     workplace = make_workplace(tmp_path / "run", datasets=None)

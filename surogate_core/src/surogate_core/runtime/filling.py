@@ -31,7 +31,7 @@ class Upload:
 
         `source` may be changed when this returns; `target` holds it after `finish`.
         """
-        if target.device.type == "cpu":
+        if target.device.type != "cuda":
             target.copy_(source)
             return
         flat, given = target.view(-1), source.reshape(-1)

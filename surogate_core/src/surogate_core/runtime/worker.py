@@ -192,6 +192,12 @@ class Worker:
             self._run(self.assembly.only("load"))
         if graphs and not self._watched and isinstance(self.executor, CudaExecutor):
             self.executor.capture()
+        if isinstance(self.executor, CudaExecutor):
+            # The moment that the times of steps are counted from. Without it the first step, which may be done before
+            # it is read, would be reported too long, and the first step that is waited for too short.
+            start = next(self._readings)
+            start.enqueue()
+            start.values()
 
     def micro_step(self, *batches: MicroBatch, first: bool, last: bool = False, loss_scale: float, tick: int) -> None:
         """Forward and backward of one micro-batch; gradients and loss are written if `first`, else added to.
