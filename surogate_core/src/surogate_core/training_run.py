@@ -50,7 +50,7 @@ Notice = Callable[[str], None]
 
 
 SHORT_RUN_SECONDS = 60
-"""By the plan. The process that checks the outputs lives as long as a shorter run; of a longer one it begins at the end."""
+"""By the plan. The process that checks the outputs lives as long as a shorter run, or begins at a longer one's end."""
 
 
 @dataclass(frozen=True, kw_only=True)
