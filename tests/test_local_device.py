@@ -159,7 +159,9 @@ def test_a_gpu_that_torch_cannot_use_is_the_first_line_of_plan_and_doctor_and_th
 ) -> None:
     driver()
     monkeypatch.setattr(module, "torch_has_cuda", lambda: False)
-    says = "a GPU is here, but runs cannot use it: torch is built without CUDA, so NVIDIA H200 stays idle. "
+    says = (
+        "a GPU is asked for or here, but runs cannot use it: torch is built without CUDA, so NVIDIA H200 stays idle. "
+    )
     for verb in (PLAN, ["doctor"]):
         assert CliRunner().invoke(app, verb).output.startswith(f"problem: {says}"), verb
     refused = CliRunner().invoke(app, TRAIN)
@@ -173,9 +175,18 @@ def test_a_driver_that_fails_is_no_reason_to_train_on_the_cpu_quietly(driver: An
     refused = CliRunner().invoke(app, TRAIN)
     assert refused.exit_code == 2
     assert (
-        "error: a GPU is here, but runs cannot use it: no GPU: the CUDA driver's cuInit fails with 803."
+        "error: a GPU is asked for or here, but runs cannot use it: no GPU: the CUDA driver's cuInit fails with 803."
         in refused.output
     )
+
+
+@pytest.mark.parametrize(("visible", "quiet"), [("9", False), ("", True), ("-1", True)])
+def test_a_gpu_that_is_named_and_absent_is_no_wish_for_the_cpu(
+    driver: Any, monkeypatch: pytest.MonkeyPatch, visible: str, quiet: bool
+) -> None:
+    driver(cuInit=100)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert (local_device().idle == "") is quiet
 
 
 def test_a_gpu_that_the_driver_sees_and_torch_does_not_ends_a_run(driver: Any) -> None:

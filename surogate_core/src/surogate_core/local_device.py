@@ -20,6 +20,8 @@ from .memory.devices import cpu, gpu
 
 DRIVER: Final = "libcuda.so.1"
 USE_THE_CPU: Final = "train on the CPU all the same by CUDA_VISIBLE_DEVICES= (empty)"
+HIDDEN: Final = ("", "-1")
+"""What CUDA_VISIBLE_DEVICES is set to by those who want the CPU."""
 _STUB_LIBRARY, _NO_DEVICE = 34, 100
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 
@@ -67,9 +69,9 @@ def local_device() -> LocalDevice:
 
 
 def _idle(why: NoGpuError) -> str:
-    if not isinstance(why, UnusableGpuError) or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+    if not isinstance(why, UnusableGpuError) or os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:
         return ""
-    return f"a GPU is here, but runs cannot use it: {why}. {why.remedy}, or {USE_THE_CPU}."
+    return f"a GPU is asked for or here, but runs cannot use it: {why}. {why.remedy}, or {USE_THE_CPU}."
 
 
 def open_contexts(count: int) -> None:
@@ -114,7 +116,9 @@ def _call(driver: Any, function: str, *arguments: Any) -> None:
     code = getattr(driver, function)(*arguments)
     if code == _NO_DEVICE:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        raise NoGpuError("no GPU here" if visible is None else f"no GPU in CUDA_VISIBLE_DEVICES={visible}")
+        if visible is None or visible in HIDDEN:
+            raise NoGpuError("no GPU here" if visible is None else f"no GPU in CUDA_VISIBLE_DEVICES={visible}")
+        raise UnusableGpuError(f"no GPU in CUDA_VISIBLE_DEVICES={visible}", "Name one that `nvidia-smi -L` lists")
     if code == _STUB_LIBRARY:
         raise NoGpuError("no NVIDIA driver here, only a toolkit's stub of it")
     if code:

@@ -50,7 +50,7 @@ Notice = Callable[[str], None]
 
 
 SHORT_RUN_SECONDS = 60
-"""Runs that the plan expects to be shorter start the process that checks their outputs early; longer ones at the end."""
+"""Runs that the plan expects to be shorter start the process that checks their outputs early, others at their end."""
 
 
 @dataclass(frozen=True, kw_only=True)
