@@ -86,7 +86,10 @@ CASES: dict[str, tuple[str, str, dict[str, Any], list[int]]] = {
 """Name -> size, device, keys, and whether bytes are missing still with each of the suggestions."""
 
 
-@pytest.mark.parametrize("name", CASES)
+SLOW = {name for name, (size, *_) in CASES.items() if size in ("70b", "32b")}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in CASES])
 def test_changes_are_combined_until_the_run_fits(plan: Plan, name: str) -> None:
     size, device, keys, missing = CASES[name]
     before = plan(size, device, **keys)
@@ -103,7 +106,7 @@ def test_changes_are_combined_until_the_run_fits(plan: Plan, name: str) -> None:
 
 def test_few_plans_are_made_for_a_suggestion(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of combinations are estimated; the ones that are shown are planned, and not many more."""
-    before = plan("70b", "h200", lora=True, sequence_len=4096)
+    before = plan("8b", "rtx4090", sequence_len=4096)
     made: list[object] = []
     monkeypatch.setattr(suggestions_module, "assemble", lambda given: made.append(given) or assemble(given))
     assert len(suggest(before)) == 2
@@ -118,7 +121,7 @@ def test_what_fits_and_what_cannot_be_changed_have_no_suggestions(plan: Plan) ->
 
 
 def test_a_run_that_does_not_fit_is_refused_with_the_suggestions(plan: Plan) -> None:
-    prepared = plan("32b", "h200", sequence_len=4096)
+    prepared = plan("8b", "rtx4090", sequence_len=4096)
     with pytest.raises(ConfigError) as refused:
         run._refuse_unless_it_fits(prepared)
     text = str(refused.value)

@@ -48,6 +48,7 @@ def train_on(acme: Workplace, tmp_path: Path, tensor: str, place: tuple[int, ...
     return acme.surogate("train", config, "--check-finite", PYTHONPATH=str(acme.root / "site"))
 
 
+@pytest.mark.slow
 def test_the_op_that_overflows_first_is_named_with_its_plugin_and_line(acme: Workplace, tmp_path: Path) -> None:
     """A weight of 1e25 is finite, and so is its product; the square of that is not, in fp32."""
     done = train_on(acme, tmp_path, "layers.1.up.weight", (3,), 1e25)
@@ -67,6 +68,7 @@ def test_the_op_that_overflows_first_is_named_with_its_plugin_and_line(acme: Wor
         assert re.search(words, done.stderr, re.M), f"{words}\n{done.stderr}"
 
 
+@pytest.mark.slow
 def test_a_weight_of_the_checkpoint_that_is_not_finite_is_found_before_step_one(
     acme: Workplace, tmp_path: Path
 ) -> None:

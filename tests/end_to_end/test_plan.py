@@ -176,6 +176,7 @@ def test_the_plan_is_what_a_run_allocates_to_the_byte(here: Workplace, changes: 
     assert worker.buffers.nbytes == sum(parts[part] for part in PARTS[:-1]) + inputs
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_fit_is_planned_with_the_knobs_and_not_trained(workplace: Workplace) -> None:
     config = workplace.write(per_device_train_batch_size=2_000_000)
     planned = workplace.surogate("plan", config, "--json")

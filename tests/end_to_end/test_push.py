@@ -70,6 +70,7 @@ def go(config: Path) -> tuple[run.TrainResult, list[str]]:
     return run.train(run.load(config), notice=told.append), told
 
 
+@pytest.mark.slow
 def test_a_model_is_pushed_with_its_card_and_nothing_that_tells_of_the_user(here: Workplace, hub: FakeHub) -> None:
     keys = {"push_to_hub": True, "hub_private": True, "run_name": "my run", "verify_outputs": True}
     result, _ = go(here.write(max_steps=2, save_steps=1, **keys))
