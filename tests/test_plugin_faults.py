@@ -482,6 +482,7 @@ def test_a_verb_that_fails_names_its_distribution(install: Install) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("patch", "verb", "told"),
     [

@@ -250,6 +250,7 @@ def test_the_defaults_of_one_verb_at_a_time(workplace: Workplace, verb: str) -> 
     assert_refused(workplace.surogate(verb, workplace.write(), "--sft", "--pt"), "--sft and --pt", "Give one")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["tokenize", "verify"])
 def test_the_other_verbs_take_the_defaults_of_sft_too(workplace: Workplace, verb: str) -> None:
     """`sft` trains an adapter, which needs weights that can be loaded again."""

@@ -86,6 +86,7 @@ def test_a_model_is_pushed_with_its_card_and_nothing_that_tells_of_the_user(here
     assert "vllm serve ada/my-run" in card.text and str(here.root) not in card.text
 
 
+@pytest.mark.slow
 def test_what_does_not_load_ends_the_run_and_is_neither_pushed_nor_deleted(
     here: Workplace, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ def refusal(here: Workplace, *args: str) -> str:
     return line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["pt", "train", "sft"])
 def test_the_modes_train_on_text(workplace: Workplace, verb: str) -> None:
     config = workplace.write(max_steps=3)
