@@ -104,7 +104,9 @@ def test_a_signal_while_tokenising_ends_cleanly_and_leaves_no_half_cache(
     assert rest == ""
     assert not workplace.out.exists()
     left = {path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"}
-    assert not left
+    assert not [path for path in left if path.parent.name != "columns"], (
+        "columns are counted, and written whole, before"
+    )
 
 
 def start_and_load(workplace: Workplace, config: Path, library: str) -> subprocess.Popen[str]:

@@ -164,7 +164,7 @@ def test_an_adapter_is_continued_from_where_it_was(
     """Without a learning rate the adapter that comes out is the one that went in, and so is the loss."""
     workplace, _ = trained
     start: dict[str, Any] = {"adapter_path": str(workplace.out / "adapter"), "output_dir": str(tmp_path / "more")}
-    start |= {"warmup_steps": 0, "max_steps": 1, "learning_rate": 0.0}
+    start |= {"warmup_steps": 0, "max_steps": 1, "learning_rate": 0.0, "overwrite_output_dir": True}
     done = workplace.surogate("sft", workplace.write(**start))
     assert done.returncode == 0, done.stderr
     files = [folder / "adapter_model.safetensors" for folder in (workplace.out / "adapter", tmp_path / "more/adapter")]

@@ -307,10 +307,22 @@ def main() -> None:
     """The `surogate` script. Always leaves by SystemExit, or by an exception that is our fault.
 
     SIGTERM unwinds like Ctrl-C, so that half-written files are removed. SIGUSR1, which asks a run to save, ends nothing
-    before its first step and after its last.
+    before its first step and after its last. A library may swallow what a signal raises while it is imported, and fail
+    later for that reason: the process then ends as the signal asked for.
     """
+    signalled: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        signalled.append(INTERRUPTED)
+        raise KeyboardInterrupt
+
+    def terminate(number: int, frame: FrameType | None) -> NoReturn:
+        signalled.append(TERMINATED)
+        raise SystemExit(TERMINATED)
+
     before = {
-        signal.SIGTERM: signal.signal(signal.SIGTERM, _terminate),
+        signal.SIGINT: signal.signal(signal.SIGINT, interrupt),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, terminate),
         signal.SIGUSR1: signal.signal(signal.SIGUSR1, _nothing_to_save),
     }
     try:
@@ -320,6 +332,8 @@ def main() -> None:
             from ..runtime.threads import leave_if_stuck
 
             leave_if_stuck(error)
+        if signalled and isinstance(error, Exception):
+            raise SystemExit(signalled[-1]) from None
         raise
     finally:
         if "surogate_core.timing" in sys.modules:
@@ -328,10 +342,6 @@ def main() -> None:
             print_phases()
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(TERMINATED)
 
 
 def _nothing_to_save(number: int, frame: FrameType | None) -> None:
