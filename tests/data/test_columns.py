@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from surogate_core.config_schema import DatasetEntry, TrainConfig
 from surogate_core.data import corpora
-from surogate_core.data.columns import Columns, count_columns, unused_columns
+from surogate_core.data.column_counts import count_columns
+from surogate_core.data.columns import Columns, unused_columns
 from surogate_core.data.corpora import load_corpora
 from surogate_core.data.readers import Row
 from surogate_core.data.sources import FileSource

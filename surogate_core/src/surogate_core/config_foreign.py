@@ -63,10 +63,10 @@ def _hint(hint: str, *names: str) -> Iterator[tuple[str, str]]:
 HINTS: dict[str, str] = dict(
     (
         *_hint("metrics and pictures are written to output_dir; the metrics file is log_file", "logging_dir"),
-        *_hint("evaluate every so many steps with eval_steps; 0: never", "evaluation_strategy", "eval_strategy"),
-        *_hint("evaluate every so many steps with eval_steps; 0: never", "do_eval", "evals_per_epoch"),
-        *_hint("save every so many steps with save_steps; 0: only at the end", "save_strategy", "saves_per_epoch"),
-        *_hint("report every so many steps with logging_steps", "logging_strategy", "log_every_n_steps"),
+        *_hint("evaluate every N steps with eval_steps; 0: never", "evaluation_strategy", "eval_strategy"),
+        *_hint("evaluate every N steps with eval_steps; 0: never", "do_eval", "evals_per_epoch"),
+        *_hint("save every N steps with save_steps; 0: only at the end", "save_strategy", "saves_per_epoch"),
+        *_hint("report every N steps with logging_steps", "logging_strategy", "log_every_n_steps"),
         *_hint(
             "evaluation has per_device_train_batch_size rows too; remove the key",
             *("per_device_eval_batch_size", "per_gpu_eval_batch_size", "eval_batch_size"),

@@ -194,7 +194,7 @@ class RunKeys(Keys):
         description="Begin a new run in folders that hold an earlier run or another model: what is there is renamed to "
         "`*.set_aside`, nothing is deleted. With false the run is refused.",
     )
-    save_steps: Int = Field(50, ge=0, description="Save a checkpoint every so many steps; 0: only at the end.")
+    save_steps: Int = Field(50, ge=0, description="Save a checkpoint every N steps; 0: only at the end.")
     save_total_limit: Int = Field(5, ge=0, description="Keep the newest so many checkpoints; 0: all.")
     save_in_background: Flag = Field(
         True,
@@ -220,11 +220,11 @@ class RunKeys(Keys):
     )
     log_file: Place | None = Field(None, description="File of the metrics; null: `metrics.jsonl` in `output_dir`.")
     report_to: Names = Field((), description="Loggers to report to besides console and metrics file: a name or a list.")
-    logging_steps: Int = Field(1, ge=1, description="Report every so many steps.")
+    logging_steps: Int = Field(1, ge=1, description="Report every N steps.")
     log_gpu_util: Int = Field(
         100,
         ge=0,
-        description="Record load, memory, power, temperature and clocks of the GPUs every so many steps; 0: never.",
+        description="Record load, memory, power, temperature and clocks of the GPUs every N steps; 0: never.",
     )
 
 
@@ -293,11 +293,11 @@ class LoopKeys(Keys):
     eval_steps: Int = Field(
         100,
         ge=0,
-        description="Evaluate every so many steps; 0: not between steps. The whole validation set, if there is one, is "
+        description="Evaluate every N steps; 0: not between steps. The whole validation set, if there is one, is "
         "always evaluated after the last step.",
     )
     max_nonfinite_steps: Int = Field(
-        10, ge=0, description="Stop after so many steps in a row without a finite loss and gradient; 0: at once."
+        10, ge=0, description="Stop after N steps in a row without a finite loss and gradient; 0: at once."
     )
     check_finite: Flag = Field(
         False,

@@ -99,9 +99,7 @@ def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
     written; RunStopped when the run stopped itself, after saving what is complete.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)  # read when torch is imported, which is below
-    here = local_device()
-    if here.idle:
-        raise ConfigError(here.idle)
+    here = usable_device()
     config = loaded.config
     launcher = load_registry().get("launcher", config.launcher)
     loaded.require_datasets()
@@ -131,7 +129,7 @@ def _train(
     from .training_run import train_prepared
 
     mark("import torch")
-    device, devices = usable_device(), devices_to_use(config.gpus)
+    device, devices = device_of_torch(here), devices_to_use(config.gpus)
     mark("devices")
     prepared = prepare(loaded, registry, device, files, devices)
     _refuse_idle_kernels(prepared, notice)
@@ -175,13 +173,18 @@ def _reads_weights(config: TrainConfig, resumed: Resumed | None) -> bool:
     return config.adapter is not None if resumed else not config.from_scratch
 
 
-def usable_device() -> DeviceInfo:
-    """What a run here computes on. Raises ConfigError for a GPU that is here and cannot be used."""
-    from .runtime.device import training_device
-
+def usable_device() -> LocalDevice:
+    """This machine's device, without importing torch. Raises ConfigError for a GPU that is here and cannot be used."""
     here = local_device()
     if here.idle:
         raise ConfigError(here.idle)
+    return here
+
+
+def device_of_torch(here: LocalDevice) -> DeviceInfo:
+    """The device that torch computes on. Raises ConfigError if torch cannot use the GPU of `here`."""
+    from .runtime.device import training_device
+
     device = training_device()
     if here.device.sm is not None and device.sm is None:
         import torch

@@ -20,9 +20,6 @@ from .memory.report import Report
 from .prepare import Prepared, max_documents, prepare, summarise
 from .program.value import Value
 
-COVERED = {"block": {"att", "ffn", "rmsnorm", "qkv", "swiglu"}, "att": {"qkv"}, "ffn": {"swiglu"}}
-"""What a `recompute_*` key includes, by its part."""
-
 _CHOICES = (
     *((), ("rmsnorm",), ("swiglu",), ("swiglu", "rmsnorm"), ("ffn",), ("ffn", "rmsnorm"), ("att",), ("att", "rmsnorm")),
     *(("att", "swiglu"), ("att", "swiglu", "rmsnorm"), ("att", "ffn"), ("block",)),
@@ -158,7 +155,9 @@ def _candidates(prepared: Prepared) -> Iterator[_Candidate]:
         if changes:
             activations = needed * smaller.batch_size * smaller.seq_len / (given.batch_size * given.seq_len)
             total = sizes["total"] - arena + activations - sum(halved[key] for key in keys)
-            covered = frozenset().union(parts, *(COVERED.get(part, ()) for part in parts))
+            covered = frozenset(
+                part for part, labels in RECOMPUTE_LABELS.items() if any(labels <= RECOMPUTE_LABELS[p] for p in parts)
+            )
             precision = replace(given.precision, **dict.fromkeys(keys, "bf16"))
             changed = replace(smaller, recompute=given.recompute | covered, precision=precision)
             yield _Candidate(changes, changed, total, costs, halvings)

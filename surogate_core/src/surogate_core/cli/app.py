@@ -321,10 +321,11 @@ def main() -> None:
         raise SystemExit(TERMINATED)
 
     before = {
-        signal.SIGINT: signal.signal(signal.SIGINT, interrupt),
         signal.SIGTERM: signal.signal(signal.SIGTERM, terminate),
         signal.SIGUSR1: signal.signal(signal.SIGUSR1, _nothing_to_save),
     }
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background jobs ignore it
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
         app(prog_name="surogate")
     except BaseException as error:

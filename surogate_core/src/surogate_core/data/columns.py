@@ -5,11 +5,8 @@ Every decision about columns is made on the union over all rows, so that it does
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .readers import Row, without_nulls
@@ -17,9 +14,6 @@ from .readers import Row, without_nulls
 if TYPE_CHECKING:
     import pyarrow
 
-    from .sources import Source
-
-_VERSION = 1
 _MOST_NAMES = 10
 _LONGEST_NAME = 60
 
@@ -53,23 +47,6 @@ def holds_something(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(map(holds_something, value.values()))
     return not (value is None or (isinstance(value, str | list | tuple) and not value))
-
-
-def count_columns(source: Source, cache: Path) -> Columns:
-    """The columns of all rows of `source`. Reads every row once; later calls read a small file below `cache`.
-
-    Raises ConfigError naming file and line for rows that cannot be read, and OSError when `cache` cannot be written.
-    """
-    path = cache / "columns" / f"{source.content_hash()}.json"
-    known = _read(path)
-    if known is not None:
-        return known
-    columns = source.count_columns()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f"{path.name}.{os.getpid()}")
-    fresh.write_text(json.dumps({"version": _VERSION, "rows": columns.rows, "filled": columns.filled}))
-    fresh.replace(path)
-    return columns
 
 
 def unused_columns(columns: Columns, used: Sequence[str], keys: Mapping[str, Any]) -> str | None:
@@ -108,14 +85,3 @@ def _count(column: Any) -> int:
     if pa.types.is_nested(kind) or pa.types.is_dictionary(kind):
         return sum(holds_something(without_nulls(cell)) for cell in column.to_pylist())
     return len(column) - int(column.null_count)
-
-
-def _read(path: Path) -> Columns | None:
-    """What an earlier call has counted; None when there is nothing, or it is damaged."""
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-        if known["version"] != _VERSION:
-            return None
-        return Columns(int(known["rows"]), {str(name): int(count) for name, count in known["filled"].items()})
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return None

@@ -14,7 +14,8 @@ from ..api import DatasetFormatDef
 from ..config_schema import DatasetEntry, TrainConfig
 from ..errors import ConfigError
 from .cache import TokenDataset, default_cache_root
-from .columns import Columns, count_columns, unused_columns
+from .column_counts import count_columns
+from .columns import Columns, unused_columns
 from .mixture import weigh
 from .pack import DocumentSpans, PackedRows, pack, split_validation
 from .proof import check_rows, label_bytes, label_counts, unigram_loss

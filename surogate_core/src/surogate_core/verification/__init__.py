@@ -113,7 +113,7 @@ def verify(
         def planned(revise: Callable[[Ingredients], Ingredients], **more: str) -> Prepared:
             settings = [f"{key}={json.dumps(value)}" for key, value in (changes | more).items()]
             smaller = run.load(path, [*overrides, *settings], mode)
-            return prepare(smaller, load_registry(), run.usable_device(), files, 1, revise)
+            return prepare(smaller, load_registry(), run.device_of_torch(run.usable_device()), files, 1, revise)
 
         no_dropout = WithoutDropout()
         prepared = planned(no_dropout)
