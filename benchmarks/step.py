@@ -25,10 +25,10 @@ import torch
 
 from surogate_core import run
 from surogate_core.api import Comm, Topology
-from surogate_core.config import load_config
+from surogate_core.config.load import load_config
 from surogate_core.data.loader import MicroBatch
-from surogate_core.plugins import load_registry
-from surogate_core.prepare import Prepared, prepare
+from surogate_core.planning.prepare import Prepared, prepare
+from surogate_core.plugins.discovery import load_registry
 from surogate_core.runtime.device import training_device
 from surogate_core.runtime.launch import run_local
 from surogate_core.runtime.team import Team
@@ -77,7 +77,7 @@ def measure_worker(
     worker = run.make_worker(prepared, comms, lambda line: print(line, file=sys.stderr))
     run.fill_weights(prepared, worker)
     batch = random_batch(prepared, arguments.documents, arguments.labelled)
-    batch_size = prepared.ingredients.batch_size
+    batch_size = prepared.inputs.batch_size
     result: dict[str, Any] = {
         "model": Path(arguments.model).name,
         "batch": batch_size,
@@ -131,7 +131,7 @@ def plan(arguments: argparse.Namespace, batch_size: int) -> Prepared:
 
 def random_batch(prepared: Prepared, documents: int, labelled: float) -> MicroBatch:
     """Rows of `documents` documents of equal length; the first `labelled` of each document's tokens have a label."""
-    given, assembly = prepared.ingredients, prepared.assembly
+    given, assembly = prepared.inputs, prepared.assembly
     total = given.batch_size * given.seq_len
     length = given.seq_len // documents
     tokens = np.random.default_rng(1).integers(0, given.dims.vocab_size, total, dtype=np.int32)
@@ -148,7 +148,7 @@ def median_ms(worker: Worker | Team, batch: MicroBatch, steps: int) -> float:
     for step in range(1, steps + 6):
         began = time.perf_counter()
         scale = 1 / batch.n_valid / worker.width
-        worker.micro_step(*[batch] * worker.width, first=True, last=True, loss_scale=scale, tick=step * worker.width)
+        worker.micro_step(*[batch] * worker.width, first=True, last=True, loss_scale=scale, index=step * worker.width)
         worker.update(lr=1e-5, step=step).values()
         times.append((time.perf_counter() - began) * 1000)
     return round(statistics.median(times[5:]), 3)

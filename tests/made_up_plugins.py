@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from surogate_core import plugins
+from surogate_core.plugins import discovery as plugins
 
 Install = Callable[..., None]
 

@@ -15,7 +15,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from surogate_core.api import Gradients, Init, Op, OpDef, OutSpec, Program, Scalars, Value
+from surogate_core.api import Emitter, Gradients, Init, Op, OpDef, OutSpec, Program, Scalars, Value
 from surogate_core.errors import ProgramError
 from surogate_core.memory.plan import ArenaPlan, MemoryPlan, plan_family
 from surogate_core.program.builder import Builder
@@ -88,14 +88,14 @@ def _watch(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
     return [OutSpec("watched", ins[0].shape, ins[0].dtype), OutSpec("largest", (), ins[1].dtype)]
 
 
-def _gate_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
+def _gate_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
     dy, dgate = grads
     if dgate is not None or dy is None:
         raise ProgramError(f"{op.where}: toy_gate has no rule for the gradient of its gate")
     return (b.apply("toy_gate_bwd", dy, *op.ins, op.outs[1]),)
 
 
-def _gate_rematerialise(b: Builder, op: Op, kept: frozenset[Value]) -> Gradients:
+def _gate_rematerialise(b: Emitter, op: Op, kept: frozenset[Value]) -> Gradients:
     gated, gate = op.outs
     if gate in kept:
         return b.apply("toy_mul", op.ins[0], gate, label=gated.label), None
@@ -164,7 +164,7 @@ class RandomForward:
         self.scalars = Scalars(
             lr=b.input("lr", (), "fp32"),
             step=b.input("step", (), "int32"),
-            tick=b.input("tick", (), "int32"),
+            micro_step=b.input("micro_step", (), "int32"),
             seed=b.input("seed", (), "int64"),
         )
         self.largest = b.state("largest", (), "fp32", Init())
@@ -378,12 +378,12 @@ class Run:
             if value.role == "param":
                 self.buffers.persistent(value).copy_(random_content(value))
 
-    def micro_step(self, program: str, batch: int = 0, *, tick: int = 1, seed: int = 1234) -> None:
+    def micro_step(self, program: str, batch: int = 0, *, micro_step: int = 1, seed: int = 1234) -> None:
         """Run `program` on the random batch number `batch`."""
         scalars = self.family.source.scalars
         for value, content in random_batch(self.family.source, batch).items():
             self.buffers.persistent(value).copy_(content)
-        self.buffers.persistent(scalars.tick).fill_(tick)
+        self.buffers.persistent(scalars.micro_step).fill_(micro_step)
         self.buffers.persistent(scalars.seed).fill_(seed)
         self.executor.run(program)
 

@@ -75,7 +75,7 @@ def train(
     scalars = Scalars(
         b.input("lr", (), "fp32"),
         b.input("step", (), "int32"),
-        b.input("tick", (), "int32"),
+        b.input("micro_step", (), "int32"),
         b.input("seed", (), "int64"),
     )
     with b.record("forward"):

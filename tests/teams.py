@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surogate_core import training_run
 from surogate_core.api import Comm
-from surogate_core.prepare import Prepared
+from surogate_core.planning.prepare import Prepared
 from surogate_core.runtime import device, nccl
 from surogate_core.runtime.team import Team
 from surogate_core.runtime.worker import Worker
+from surogate_core.train import trainer
 
 
 @dataclass
@@ -74,9 +74,7 @@ def cpu_team(prepared: Prepared, ways: Sequence[Comm], notice: Callable[[str], N
     def make(comm: Any) -> Worker:
         config = prepared.loaded.config
         instead = {"all_reduce": comm.sum}
-        return Worker.on_cpu(
-            prepared.assembly, prepared.ingredients.ops, config.train_seed, poison=True, instead=instead
-        )
+        return Worker.on_cpu(prepared.assembly, prepared.inputs.ops, config.train_seed, poison=True, instead=instead)
 
     return Team(ways, make)
 
@@ -86,4 +84,4 @@ def pretend(world_size: int, replace: Callable[[Any, str, Any], None] = setattr)
     replace(device, "devices_to_use", lambda gpus: world_size)
     replace(nccl, "connect", lambda devices: comms(len(devices)))
     replace(nccl, "disconnect", lambda ways: [way.abort() for way in ways])
-    replace(training_run, "make_worker", cpu_team)
+    replace(trainer, "make_worker", cpu_team)

@@ -22,7 +22,7 @@ from models.harness import (
 )
 from torch import Tensor
 
-import surogate_core.assemble
+import surogate_core.planning.assemble
 from surogate_core.api import (
     AdapterDef,
     HFTensor,
@@ -39,9 +39,9 @@ from surogate_core.api import (
     Value,
     WeightMap,
 )
-from surogate_core.assemble import LOGITS_BYTES, Ingredients, assemble, auto_lmhead_chunks, op_workspace
 from surogate_core.errors import ConfigError, ProgramError
 from surogate_core.memory.devices import device
+from surogate_core.planning.assemble import LOGITS_BYTES, PlanInputs, assemble, auto_lmhead_chunks, op_workspace
 from surogate_core.program.builder import Builder
 from surogate_core.program.show import listing
 from surogate_core.program.value import DTYPE_BYTES
@@ -57,9 +57,9 @@ SCALE = 1 / valid_tokens([document for row in ROWS for document in row])
 RANK = 3
 
 
-def ingredients(**changes: Any) -> Ingredients:
+def plan_inputs(**changes: Any) -> PlanInputs:
     """Enough to assemble the tiny model; `request` is the precision asked for."""
-    return harness.ingredients(CONFIG, **changes)
+    return harness.plan_inputs(CONFIG, **changes)
 
 
 def planned(**settings: Any) -> PlannedModel:
@@ -162,7 +162,7 @@ def test_passes_run_in_the_documented_order() -> None:
         "recompute": frozenset({"swiglu"}),
         "world_size": 2,
     }
-    assembly = assemble(ingredients(**everything, max_documents=64))
+    assembly = assemble(plan_inputs(**everything, max_documents=64))
     ran = [p for p in assembly.passes if p.program not in ("evaluate", "load")]
     names = ["adapters" if p.name.startswith("adapter ") else p.name for p in ran]
     assert list(dict.fromkeys(names)) == documented_passes()
@@ -174,14 +174,14 @@ def test_passes_run_in_the_documented_order() -> None:
 
 def test_every_pass_is_verified_and_every_program_is_the_verified_one(monkeypatch: pytest.MonkeyPatch) -> None:
     verified: list[tuple[str, Program]] = []
-    real = surogate_core.assemble.verify
+    real = surogate_core.planning.assemble.verify
 
     def recording(program: Program, ops: Any, after: str, checked: set[Op]) -> None:
         real(program, ops, after, checked)
         verified.append((after, program))
 
-    monkeypatch.setattr(surogate_core.assemble, "verify", recording)
-    assembly = assemble(ingredients(**ADAPTED, **offload(copies_for_backward), recompute=frozenset({"ffn"})))
+    monkeypatch.setattr(surogate_core.planning.assemble, "verify", recording)
+    assembly = assemble(plan_inputs(**ADAPTED, **offload(copies_for_backward), recompute=frozenset({"ffn"})))
     assert [(after, p.name, len(p.ops)) for after, p in verified] == [
         (p.name, p.program, p.ops_after) for p in assembly.passes
     ]
@@ -200,7 +200,7 @@ def test_every_pass_is_verified_and_every_program_is_the_verified_one(monkeypatc
 )
 def test_a_pass_that_breaks_a_program_is_named(change: dict[str, Any], pass_name: str) -> None:
     with pytest.raises(ProgramError, match=rf"(forward|micro|evaluate) after {pass_name}.*before any op writes it"):
-        assemble(ingredients(**change))
+        assemble(plan_inputs(**change))
 
 
 # ------------------------------------------------------------------------------------------------------------- LM head
@@ -217,7 +217,7 @@ def test_auto_lmhead_chunks_is_the_fewest_that_stay_small() -> None:
 @pytest.mark.parametrize(("model", "matmul"), list(product(("fp32", "bf16"), repeat=2)))
 def test_the_logits_that_are_planned_stay_small(model: str, matmul: str) -> None:
     """In the dtype that they have after lowering: fp32 products of a bf16 model make fp32 logits."""
-    given = harness.ingredients(
+    given = harness.plan_inputs(
         CONFIG | {"vocab_size": 151_936, "max_position_embeddings": 4096},
         request=PrecisionRequest(model_dtype=model, matmul_dtype=matmul),
         seq_len=4096,
@@ -233,7 +233,7 @@ def test_the_logits_that_are_planned_stay_small(model: str, matmul: str) -> None
 
 def test_chunks_that_do_not_divide_the_tokens_are_refused_with_the_numbers() -> None:
     with pytest.raises(ConfigError, match=r"lmhead_chunks: 5 does not divide .* = 32 tokens"):
-        assemble(ingredients(lmhead_chunks=5))
+        assemble(plan_inputs(lmhead_chunks=5))
 
 
 def test_the_number_of_chunks_does_not_change_the_loss() -> None:
@@ -326,7 +326,7 @@ def test_an_adapter_has_masters_only_where_they_are_wider(
     model: str, master: str, lora: str, adapter_master: str | None
 ) -> None:
     request = PrecisionRequest(model_dtype=model, master_dtype=master, lora_dtype=lora)
-    assembly = assemble(ingredients(request=request, **ADAPTED))
+    assembly = assemble(plan_inputs(request=request, **ADAPTED))
     assert {v.dtype for v in assembly.trainable} == {lora}
     masters = {v.dtype for v in assembly.declared if v.name.startswith("master.")}
     assert masters == ({adapter_master} if adapter_master else set())
@@ -397,13 +397,13 @@ def test_recomputing_an_adapted_block_is_bit_identical() -> None:
 def test_an_adapter_must_leave_the_loss_alone() -> None:
     wrong = replace(LOW_RANK, apply=lambda p, b, *_: replace(p, outputs=()))
     with pytest.raises(ProgramError, match="adapter low_rank returned 0 outputs"):
-        assemble(ingredients(adapters=[(wrong, NoOptions())]))
+        assemble(plan_inputs(adapters=[(wrong, NoOptions())]))
 
 
 def test_an_adapter_that_trains_nothing_is_refused() -> None:
     wrong = replace(LOW_RANK, trainable=lambda param, stored, options: False)
     with pytest.raises(ProgramError, match="depends on no trainable param"):
-        assemble(ingredients(adapters=[(wrong, NoOptions())]))
+        assemble(plan_inputs(adapters=[(wrong, NoOptions())]))
 
 
 # ------------------------------------------------------------------------------------------------------- offload's seam
@@ -428,7 +428,7 @@ def test_the_offload_strategy_gets_the_training_program_and_the_bytes_of_the_dev
 
 def test_offloading_needs_a_device() -> None:
     with pytest.raises(ProgramError, match="offload copies: no device"):
-        assemble(ingredients(offload=offload(copies_for_backward)["offload"]))
+        assemble(plan_inputs(offload=offload(copies_for_backward)["offload"]))
 
 
 # ------------------------------------------------------------------------------------------------------- faulty plugins
@@ -471,7 +471,7 @@ def test_a_weight_map_that_does_not_fit_is_named(
     change: Callable[[list[WeightMap]], list[WeightMap]], told: str
 ) -> None:
     with pytest.raises(ProgramError, match=rf"model qwen3: {told}"):
-        assemble(ingredients(**mapped(change)))
+        assemble(plan_inputs(**mapped(change)))
 
 
 def test_a_param_that_the_loss_does_not_use_is_named() -> None:
@@ -485,7 +485,7 @@ def test_a_param_that_the_loss_does_not_use_is_named() -> None:
         weights=lambda dims: [*QWEN3.weights(dims), WeightMap("idle", (HFTensor("idle", (3, 4)),))],
     )
     with pytest.raises(ProgramError, match="trainable but not used by the loss: idle"):
-        assemble(ingredients(model=model))
+        assemble(plan_inputs(model=model))
 
 
 @pytest.mark.parametrize("master", ["bf16", "fp32"])
@@ -496,7 +496,7 @@ def test_an_optimizer_that_forgets_a_param_is_named(master: str) -> None:
     lazy = OptimizerDef(name="lazy", summary="", options=AdamWOptions, update=update)
     names = "norm" if master == "bf16" else "master.norm, norm"
     with pytest.raises(ProgramError, match=f"optimizer lazy never writes: {names}$"):
-        assemble(ingredients(optimizer=lazy, request=PrecisionRequest(model_dtype="bf16", master_dtype=master)))
+        assemble(plan_inputs(optimizer=lazy, request=PrecisionRequest(model_dtype="bf16", master_dtype=master)))
 
 
 def test_an_optimizer_that_forgets_the_work_copies_is_named() -> None:
@@ -507,4 +507,4 @@ def test_an_optimizer_that_forgets_the_work_copies_is_named() -> None:
 
     lazy = OptimizerDef(name="lazy", summary="", options=AdamWOptions, update=update)
     with pytest.raises(ProgramError, match="optimizer lazy never writes: embedding, "):
-        assemble(ingredients(optimizer=lazy, request=PrecisionRequest(model_dtype="bf16", master_dtype="fp32")))
+        assemble(plan_inputs(optimizer=lazy, request=PrecisionRequest(model_dtype="bf16", master_dtype="fp32")))

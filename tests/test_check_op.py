@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from surogate_core.api import OpDef, OutSpec
-from surogate_core.plugins import load_registry
+from surogate_core.plugins.discovery import load_registry
 from surogate_core.testing.ops import check_op
 
 

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from surogate_core import checkpoint
-from surogate_core.checkpoint import list_checkpoints, prune_checkpoints, remove_leftovers, save_checkpoint
+from surogate_core.checkpoint import folders as checkpoint
+from surogate_core.checkpoint.folders import list_checkpoints, prune_checkpoints, remove_leftovers, save_checkpoint
+from surogate_core.checkpoint.manifest import Manifest, list_files, read_manifest, verify_files, write_manifest
+from surogate_core.checkpoint.progress import Progress
+from surogate_core.checkpoint.states import write_state
+from surogate_core.checkpoint.writer import BackgroundSaves
 from surogate_core.errors import RunStopped
-from surogate_core.manifest import Manifest, list_files, read_manifest, verify_files, write_manifest
-from surogate_core.saving import BackgroundSaves
-from surogate_core.train import Progress
-from surogate_core.training_state import write_state
 
 CALLS = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir")
 
@@ -102,7 +102,7 @@ def in_background(directory: Path, step: int) -> None:
         save_and_prune(directory, step)
         return directory
 
-    nothing: Any = SimpleNamespace(take_copy=lambda: None, wait=lambda: None, view=None)
+    nothing: Any = SimpleNamespace(snapshot=lambda: None, wait=lambda: None, view=None)
     saves = BackgroundSaves(nothing, nothing, write, lambda line: None)
     try:
         saves.save(step, Progress())

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from surogate_core.api import Finding, SystemInfo
-from surogate_core.compiled import diagnose, serves
-from surogate_core.plugins import load_registry
+from surogate_core.api.compiled import diagnose, serves
+from surogate_core.plugins.discovery import load_registry
 
 H200 = {"index": 0, "name": "NVIDIA H200", "sm": 90}
 BROKEN_DRIVER = {"error": "nvidia-smi: no driver"}

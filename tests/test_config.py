@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
 
 from surogate_core.api import DatasetFormatDef, Encoded, NoOptions
-from surogate_core.config import (
+from surogate_core.config.foreign import ELSEWHERE, HINTS
+from surogate_core.config.keys import ALIASES, DEAD, DIFFERS, IGNORED, LIMITS, NOT_YET, NOT_YET_NAMES, PACKAGES
+from surogate_core.config.load import (
     LoadedConfig,
     Mode,
     TrainConfig,
@@ -25,8 +27,6 @@ from surogate_core.config import (
     read_yaml,
     resolved,
 )
-from surogate_core.config_foreign import ELSEWHERE, HINTS
-from surogate_core.config_keys import ALIASES, DEAD, DIFFERS, IGNORED, LIMITS, NOT_YET, NOT_YET_NAMES, PACKAGES
 from surogate_core.errors import ConfigError, PluginError, SurogateError
 from surogate_lora.options import LoraOptions
 
@@ -679,11 +679,13 @@ def test_a_bad_override_is_told(override: str, says: str) -> None:
 
 def test_the_committed_reference_is_the_generated_one() -> None:
     page = Path(__file__).parents[1] / "docs" / "reference" / "config.md"
-    done = subprocess.run([sys.executable, "-m", "surogate_core.config_reference"], capture_output=True, check=True)
-    assert page.read_bytes() == done.stdout, "run: python -m surogate_core.config_reference > docs/reference/config.md"
+    done = subprocess.run([sys.executable, "-m", "surogate_core.cli.config_reference"], capture_output=True, check=True)
+    assert page.read_bytes() == done.stdout, "regenerate docs/reference/config.md"
 
 
 def test_reading_a_config_imports_no_torch() -> None:
-    code = "import sys, surogate_core.config; print(sorted({'torch', 'numpy', 'transformers'} & sys.modules.keys()))"
+    code = (
+        "import sys, surogate_core.config.load; print(sorted({'torch', 'numpy', 'transformers'} & sys.modules.keys()))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

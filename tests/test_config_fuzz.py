@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import yaml
 
-from surogate_core.config import TrainConfig, load_config, read_yaml, resolved
-from surogate_core.config_keys import ALIASES, DEAD, NOT_YET, SECTIONS
+from surogate_core.config.keys import ALIASES, DEAD, NOT_YET, SECTIONS
+from surogate_core.config.load import TrainConfig, load_config, read_yaml, resolved
 from surogate_core.errors import SurogateError
-from surogate_core.plugins import load_registry
-from surogate_core.registry import Registry
+from surogate_core.plugins.discovery import load_registry
+from surogate_core.plugins.registry import Registry
 
 CASES = int(os.environ.get("SUROGATE_FUZZ_CASES", "5000"))
 LONGEST_MESSAGE = 10_000

@@ -13,8 +13,8 @@ import pytest
 from test_metrics import info, step
 
 from surogate_core.api import GpuReport, Logger
-from surogate_core.gpu_telemetry import look, open_telemetry
-from surogate_core.metrics import JsonLinesLogger, read_metrics
+from surogate_core.reporting.gpu_telemetry import look, open_telemetry
+from surogate_core.reporting.metrics import JsonLinesLogger, read_metrics
 
 
 class NVMLError(Exception):

@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from surogate_core import hf, tensor_file
+from surogate_core.checkpoint import hf, tensor_file
+from surogate_core.checkpoint.hf import INDEX, WEIGHTS, load_weights, save_model
 from surogate_core.errors import ConfigError, ProgramError, RunStopped
-from surogate_core.hf import INDEX, WEIGHTS, load_weights, save_model
-from surogate_core.model_config import read_config
+from surogate_core.hub.config_json import read_config
 
 from .models.harness import MODELS, random_hf_model, tiny_config
 

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from surogate_core import compiled, run
-from surogate_core import local_device as module
+from surogate_core import run
+from surogate_core.api import compiled
 from surogate_core.cli.app import app
 from surogate_core.errors import ConfigError
-from surogate_core.local_device import NoGpuError, local_device, torch_has_cuda, visible_gpus
+from surogate_core.machine import local_device as module
+from surogate_core.machine.local_device import NoGpuError, local_device, torch_has_cuda, visible_gpus
 from surogate_core.memory.devices import DEVICES
 
 ROOT = Path(__file__).parents[1]
@@ -219,7 +220,7 @@ def test_a_run_on_a_gpu_without_kernels_ends_before_it_reads_data_unless_referen
     driver()
     begun: list[str] = []
     monkeypatch.setattr("surogate_core.runtime.device.training_device", lambda: local_device().device)
-    monkeypatch.setattr("surogate_core.training_run.train_prepared", lambda *given: begun.append("train") or None)
+    monkeypatch.setattr("surogate_core.train.trainer.train_prepared", lambda *given: begun.append("train") or None)
     monkeypatch.setattr("surogate_core.runtime.device.devices_to_use", lambda gpus: 1)
     told: list[str] = []
     with pytest.raises(ConfigError, match=r"H200 is here, but kernels for it .SM90. are not: .*CUDA_VISIBLE_DEVICES="):

@@ -11,11 +11,11 @@ import pytest
 from test_metrics import evaluation, info, step
 
 from surogate_core.api import Logger, LoggerDef
-from surogate_core.config import LoadedConfig, load_config
+from surogate_core.config.load import LoadedConfig, load_config
 from surogate_core.errors import ConfigError, PluginError, RunStopped
-from surogate_core.loggers import Loggers, open_loggers
-from surogate_core.plugins import load_registry
-from surogate_core.registry import Plugin, Provided, Registry
+from surogate_core.plugins.discovery import load_registry
+from surogate_core.plugins.registry import Plugin, Provided, Registry
+from surogate_core.reporting.loggers import Loggers, open_loggers
 
 
 class Recorder:

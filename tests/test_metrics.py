@@ -20,22 +20,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surogate_core.api import EvalReport, Logger, RunInfo, StepReport
-from surogate_core.console import (
-    PlainLogger,
-    StepTimes,
+from surogate_core.errors import ConfigError, RunStopped
+from surogate_core.reporting.builtin import LOGGERS, open_console
+from surogate_core.reporting.console import PlainLogger, StepTimes, eval_line, step_line
+from surogate_core.reporting.metrics import JsonLinesLogger, cut_metrics, read_metrics
+from surogate_core.reporting.picture import PictureLogger, draw_loss, read_curve, smooth, thin_out
+from surogate_core.reporting.summary import print_summary
+from surogate_core.reporting.text import (
+    count_text,
+    duration_text,
     eta_text,
-    eval_line,
     loss_text,
     lr_text,
     norm_text,
-    open_console,
-    step_line,
+    parameters_text,
     step_time_text,
 )
-from surogate_core.errors import ConfigError, RunStopped
-from surogate_core.metrics import LOGGERS, JsonLinesLogger, cut_metrics, read_metrics
-from surogate_core.picture import PictureLogger, draw_loss, read_curve, smooth, thin_out
-from surogate_core.summary import count_text, duration_text, parameters_text, print_summary
 
 STEP_KEYS = {
     "log", "step", "epoch", "loss", "norm", "lr", "tokens", "valid_tokens", "tokens_per_second", "duration_ms", "time",
@@ -106,7 +106,7 @@ def test_the_builtin_loggers_are_in_every_run_and_opening_the_list_imports_neith
         ("picture", True),
     ]
     heavy = ("rich", "matplotlib", "numpy", "torch")
-    code = f"import sys, surogate_core.metrics; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, surogate_core.reporting.metrics; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
@@ -333,7 +333,7 @@ def test_a_closed_pipe_does_not_change_the_exit_code(tmp_path: Path) -> None:
 
 
 def live(out: io.StringIO, width: int, reports: Sequence[StepReport | EvalReport]) -> list[str]:
-    from surogate_core.live import LiveLogger, TerminalConsole
+    from surogate_core.reporting.live import LiveLogger, TerminalConsole
 
     console = TerminalConsole(file=out, width=width, height=24, force_terminal=True, legacy_windows=False)
     feed(LiveLogger(info(Path()), out, console), reports)

@@ -13,9 +13,9 @@ from end_to_end.product import write_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from surogate_core import output_check
 from surogate_core.errors import RunStopped
-from surogate_core.output_check import check_loads, check_model
+from surogate_core.outputs import check as output_check
+from surogate_core.outputs.check import check_loads, check_model
 
 WEIGHTS = "model.safetensors"
 NORM = "model.norm.weight"

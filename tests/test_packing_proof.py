@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models.harness import OPS, ingredients, tiny_config
+from models.harness import OPS, plan_inputs, tiny_config
 from torch import Tensor
 
 from surogate_core.api import PrecisionRequest
-from surogate_core.assemble import assemble
 from surogate_core.data.cache import TokenDataset
 from surogate_core.data.pack import DocumentSpans, PackedRows, pack
 from surogate_core.errors import ProgramError
-from surogate_core.packing_proof import PackingProof, prove_packing
+from surogate_core.planning.assemble import assemble
 from surogate_core.reference.ops import attention
 from surogate_core.runtime.initialise import initialise
 from surogate_core.runtime.worker import Worker
+from surogate_core.train.packing_check import PackingProof, check_packing
 
 SEQ_LEN, ROWS, VOCAB = 64, 2, 61
 CONFIG = tiny_config(vocab_size=VOCAB, hidden_size=24, intermediate_size=40, num_hidden_layers=2, head_dim=8)
@@ -40,7 +40,7 @@ def rows_of(lengths: list[int]) -> PackedRows:
 
 
 def prove(rows: PackedRows, dtype: str, instead: dict[str, Callable[..., Any]] | None = None) -> PackingProof | None:
-    given = ingredients(
+    given = plan_inputs(
         CONFIG,
         batch_size=ROWS,
         seq_len=SEQ_LEN,
@@ -51,7 +51,7 @@ def prove(rows: PackedRows, dtype: str, instead: dict[str, Callable[..., Any]] |
     worker = Worker.on_cpu(assembly, OPS, seed=1, instead=instead)
     initialise((v for v in assembly.declared if v.init), worker.buffers.persistent, 3)
     worker.start()
-    return prove_packing(worker, rows, ROWS, 0, (dtype,))
+    return check_packing(worker, rows, ROWS, 0, (dtype,))
 
 
 def across(qkv: Tensor, cu_seqlens: Tensor, **attrs: Any) -> tuple[Tensor, Tensor]:

@@ -18,12 +18,13 @@ import yaml
 from made_up_plugins import REFERENCE, WHOLE, Install, installing
 from typer.testing import CliRunner, Result
 
-from surogate_core import assemble, run
-from surogate_core.attribution import RESULTS, UNWRAPPED
+from surogate_core import run
 from surogate_core.cli.app import app
 from surogate_core.errors import ConfigError, PluginError, ProgramError
-from surogate_core.plugins import load_registry
-from surogate_core.registry import KINDS
+from surogate_core.planning import assemble
+from surogate_core.plugins.attribution import RESULTS, UNWRAPPED
+from surogate_core.plugins.discovery import load_registry
+from surogate_core.plugins.registry import KINDS
 
 TOKENIZER = Path(__file__).parents[1] / "examples/tiny-qwen3"
 
@@ -572,7 +573,7 @@ def test_contradictory_and_unknown_names_are_refused(
 def test_lora_is_an_alias_of_an_adapter_s_name(
     tmp_path: Path, install: Install, mode: Any, keys: dict[str, Any], adapter: str | None
 ) -> None:
-    from surogate_core.config import load_config, resolved
+    from surogate_core.config.load import load_config, resolved
 
     install("acme", "0.1.0", "zz", "")
     loaded = run.load(write_config(tmp_path, **{"from_scratch": False, **keys}), mode=mode)

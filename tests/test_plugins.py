@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from surogate_core.api import API, DeviceInfo, Op, SystemInfo, Target, Value
 from surogate_core.cli.app import app
-from surogate_core.config import load_config
-from surogate_core.config_keys import DISTRIBUTIONS, PACKAGES
+from surogate_core.config.keys import DISTRIBUTIONS, PACKAGES
+from surogate_core.config.load import load_config
 from surogate_core.errors import ConfigError, PluginError
-from surogate_core.plugins import State, load_registry
-from surogate_core.registry import Plugin, Registry
+from surogate_core.plugins.discovery import State, load_registry
+from surogate_core.plugins.registry import Plugin, Registry
 
 CPU = DeviceInfo(
     name="cpu",

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from surogate_core import console, saving
+from surogate_core.checkpoint import writer as saving
+from surogate_core.checkpoint.progress import Progress
+from surogate_core.checkpoint.writer import BackgroundSaves, ForegroundSaves, open_saves
 from surogate_core.errors import RunStopped
+from surogate_core.reporting import console
 from surogate_core.runtime.host_copy import NoHostMemory
-from surogate_core.saving import BackgroundSaves, ForegroundSaves, open_saves
-from surogate_core.train import Progress
 
 
 class Values:
@@ -30,10 +31,10 @@ class Values:
     def view(self, value: Any) -> Any:
         return self.copy
 
-    def take_copy(self) -> None:
+    def snapshot(self) -> None:
         self.copy = self.now
 
-    def keep_copy(self, values: Any) -> Any:
+    def allocate_snapshot(self, values: Any) -> Any:
         return self
 
     def settle(self) -> None: ...
@@ -70,7 +71,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_it_is_told_when_whol
     given.saves.save(50, progress)
     given.values.now, progress.tokens = 8, 200
     assert given.writer.begun.wait(30)
-    given.saves.look()
+    given.saves.poll()
     assert not given.writer.wrote and not given.told
     given.writer.may.set()
     given.saves.wait()
@@ -152,7 +153,7 @@ def test_too_little_host_memory_is_told_and_training_waits(monkeypatch: pytest.M
     def refused(values: Any) -> Any:
         raise NoHostMemory("they cannot be pinned (the driver's cuMemHostRegister fails with 2)")
 
-    values.keep_copy = refused
+    values.allocate_snapshot = refused
     assert isinstance(open_saves(values, [value], Writer(), told.append, wanted=True), ForegroundSaves)
     assert "cannot be pinned" in told.pop()
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surogate_core.errors import ConfigError, ProgramError
-from surogate_core.schedule import KINDS, Schedule
+from surogate_core.train.schedule import KINDS, Schedule
 
 
 def build(kind: str, total_steps: int, **keys: Any) -> Schedule:

@@ -77,12 +77,12 @@ def test_a_run_imports_torch_but_neither_transformers_nor_matplotlib_before_its_
     """transformers takes seconds: the outputs are loaded by another process. What stands here is a run's start-up."""
     code = (
         "import sys\n"
-        "from surogate_core import run, training_run\n"
-        "loop = training_run.loop\n"
+        "from surogate_core import run\nfrom surogate_core.train import trainer\n"
+        "loop = trainer.loop\n"
         "def seen(*arguments):\n"
         "    loop(*arguments)\n"
         "    print('IMPORTED', *sorted({name.partition('.')[0] for name in sys.modules}))\n"
-        "training_run.loop = seen\n"
+        "trainer.loop = seen\n"
         f"keys = ['output_dir={tmp_path}', 'max_steps=1', 'warmup_steps=0', 'eval_steps=0', 'save_steps=0']\n"
         "keys += ['validation_split_ratio=0', 'verify_outputs=false', 'log_gpu_util=0']\n"
         "run.train(run.load('examples/quickstart.yaml', keys))\n"
@@ -97,9 +97,8 @@ def test_a_run_imports_torch_but_neither_transformers_nor_matplotlib_before_its_
 
 
 def test_timing_prints_where_a_command_spent_its_time() -> None:
-    code = (
-        "from surogate_core.timing import mark, print_phases\nmark('one')\nmark('two')\nprint_phases()\nprint_phases()"
-    )
+    marks = "mark('one')\nmark('two')\nprint_phases()\nprint_phases()"
+    code = f"from surogate_core.machine.timing import mark, print_phases\n{marks}"
     told = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"SUROGATE_TIMING": "1"}, capture_output=True, text=True
     ).stderr.split("\n")[2:-1]

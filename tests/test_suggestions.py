@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from surogate_core import run
-from surogate_core import suggestions as suggestions_module
-from surogate_core.assemble import assemble
 from surogate_core.errors import ConfigError
-from surogate_core.prepare import Prepared
-from surogate_core.suggestions import Suggestion, suggest
+from surogate_core.planning import suggestions as suggestions_module
+from surogate_core.planning.assemble import assemble
+from surogate_core.planning.prepare import Prepared
+from surogate_core.planning.suggestions import Suggestion, suggest
 
 BASE = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -101,7 +101,7 @@ def test_changes_are_combined_until_the_run_fits(plan: Plan, name: str) -> None:
     told = " ".join(", ".join(s.changes) for s in suggestions)
     assert ("sequence_len" in told) is ("shorter rows" in name)
     assert ("lora: true" in told) is not keys.get("lora", False)
-    assert "per_device_train_batch_size" not in told or before.ingredients.batch_size % 2 == 0
+    assert "per_device_train_batch_size" not in told or before.inputs.batch_size % 2 == 0
 
 
 def test_few_plans_are_made_for_a_suggestion(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from surogate_core import train as module
 from surogate_core.api import EvalReport, StepReport
+from surogate_core.checkpoint.progress import Progress
 from surogate_core.data.loader import StepBatch
-from surogate_core.train import Job, Progress, train
+from surogate_core.train import loop as module
+from surogate_core.train.loop import Job, train
 
 LAUNCH = 0.001
 """Seconds that the host takes to enqueue a micro-step."""

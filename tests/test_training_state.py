@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from surogate_core.checkpoint.manifest import hash_file
+from surogate_core.checkpoint.states import load_state, write_state
 from surogate_core.errors import ConfigError
-from surogate_core.manifest import hash_file
 from surogate_core.program.value import DTYPE_BYTES, Value
 from surogate_core.reference.rounding import TORCH_DTYPES
-from surogate_core.training_state import load_state, write_state
 
 
 def values(rows: int = 3) -> list[Value]:

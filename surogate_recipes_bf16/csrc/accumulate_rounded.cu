@@ -3,8 +3,8 @@
 //   addend  [size] fp32 or bf16
 //   total   [size] bf16
 //   sum     [size] bf16, written; may be the same buffer as `total`
-//   tick    int32 scalar, seed int64 scalar, in device memory, because a captured graph must not contain their values
-//   stream_id  identifies the value; with seed, tick and element index it determines the 16 random bits (philox.cuh)
+//   micro_step    int32 scalar, seed int64 scalar, in device memory, because a captured graph must not contain their values
+//   stream_id  identifies the value; with seed, micro_step and element index it determines the 16 random bits (philox.cuh)
 //
 // Any size. Pointers are aligned to their element; accesses are 16 bytes wide if all three pointers are aligned to 16
 // bytes. Bit-identical to `surogate_core.reference.ops:accumulate_rounded`.
@@ -29,7 +29,7 @@ constexpr int threads = 256;
 // No __restrict__, because `sum` may be `total`. Each thread reads its eight elements before it writes them.
 template <class T>
 __global__ void __launch_bounds__(threads)
-    accumulate_rounded_kernel(const T* addend, const __nv_bfloat16* total, __nv_bfloat16* sum, const int32_t* tick,
+    accumulate_rounded_kernel(const T* addend, const __nv_bfloat16* total, __nv_bfloat16* sum, const int32_t* micro_step,
                               const int64_t* seed, uint32_t stream_id, int64_t size, bool aligned) {
     const int64_t block = static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x;
     const int64_t first = block * octet;
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(threads)
     float a[octet], t[octet];
     load_octet(addend + first, a, count, whole);
     load_octet(total + first, t, count, whole);
-    const PhiloxWords random = random_halves(block, *seed, stream_id, *tick);
+    const PhiloxWords random = random_halves(block, *seed, stream_id, *micro_step);
 #pragma unroll
     for (int i = 0; i < octet; ++i) {
         t[i] = __bfloat162float(stochastic_round_bf16(t[i] + a[i], random.half(i)));
@@ -51,14 +51,14 @@ __global__ void __launch_bounds__(threads)
 
 }  // namespace
 
-void accumulate_rounded(const void* addend, const void* total, void* sum, const void* tick, const void* seed,
+void accumulate_rounded(const void* addend, const void* total, void* sum, const void* micro_step, const void* seed,
                         int64_t stream_id, int64_t size, int addend_dtype, cudaStream_t stream) {
     SUROGATE_REQUIRE(addend_dtype == FP32 || addend_dtype == BF16, op,
                      std::string("addend must be fp32 or bf16, got ") + name_of(addend_dtype));
     check_pointer(addend, op, "addend", bytes_of(addend_dtype));
     check_pointer(total, op, "total", 2);
     check_pointer(sum, op, "sum", 2);
-    check_pointer(tick, op, "tick", 4);
+    check_pointer(micro_step, op, "micro_step", 4);
     check_pointer(seed, op, "seed", 8);
     check_positive(size, op, "size");
     const int grid = to_int(ceil_div(size, octet * threads), op, "size / 2048");
@@ -67,7 +67,7 @@ void accumulate_rounded(const void* addend, const void* total, void* sum, const 
         using T = decltype(type);
         accumulate_rounded_kernel<<<grid, threads, 0, stream>>>(
             static_cast<const T*>(addend), static_cast<const __nv_bfloat16*>(total), static_cast<__nv_bfloat16*>(sum),
-            static_cast<const int32_t*>(tick), static_cast<const int64_t*>(seed), static_cast<uint32_t>(stream_id),
+            static_cast<const int32_t*>(micro_step), static_cast<const int64_t*>(seed), static_cast<uint32_t>(stream_id),
             size, aligned);
     };
     addend_dtype == FP32 ? launch(float{}) : launch(__nv_bfloat16{});

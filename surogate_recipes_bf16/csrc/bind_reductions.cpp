@@ -10,14 +10,14 @@ namespace nb = nanobind;
 void bind_reductions(nb::module_& m) {
     m.def(
         "accumulate_rounded",
-        [](uintptr_t addend, uintptr_t total, uintptr_t sum, uintptr_t tick, uintptr_t seed, int64_t stream_id,
+        [](uintptr_t addend, uintptr_t total, uintptr_t sum, uintptr_t micro_step, uintptr_t seed, int64_t stream_id,
            int64_t size, int addend_dtype, uintptr_t stream) {
             surogate::accumulate_rounded(reinterpret_cast<const void*>(addend), reinterpret_cast<const void*>(total),
-                                         reinterpret_cast<void*>(sum), reinterpret_cast<const void*>(tick),
+                                         reinterpret_cast<void*>(sum), reinterpret_cast<const void*>(micro_step),
                                          reinterpret_cast<const void*>(seed), stream_id, size, addend_dtype,
                                          reinterpret_cast<cudaStream_t>(stream));
         },
-        nb::arg("addend"), nb::arg("total"), nb::arg("sum"), nb::arg("tick"), nb::arg("seed"), nb::arg("stream_id"),
+        nb::arg("addend"), nb::arg("total"), nb::arg("sum"), nb::arg("micro_step"), nb::arg("seed"), nb::arg("stream_id"),
         nb::arg("size"), nb::arg("addend_dtype"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>());
     m.def(
         "global_norm",

@@ -7,7 +7,7 @@
 
 namespace surogate {
 
-void accumulate_rounded(const void* addend, const void* total, void* sum, const void* tick, const void* seed,
+void accumulate_rounded(const void* addend, const void* total, void* sum, const void* micro_step, const void* seed,
                         int64_t stream_id, int64_t size, int addend_dtype, cudaStream_t stream);
 
 void global_norm(const void* table, void* norm, void* clip_coef, void* partials, int64_t tensors, int64_t chunks,

@@ -14,7 +14,7 @@ from models.harness import OPS, PlannedModel, random_documents, tiny_config, val
 from torch import Tensor
 
 from surogate_core.api import DeviceInfo, NoOptions, Op, Precision, PrecisionRequest, Program
-from surogate_core.config_schema import GradientDtype, MatmulDtype, StorageDtype
+from surogate_core.config.schema import GradientDtype, MatmulDtype, StorageDtype
 from surogate_core.errors import ConfigError
 from surogate_core.memory.devices import DEVICES
 from surogate_core.program.verify import verify
@@ -263,12 +263,14 @@ def test_accumulation_of_bf16_gradients_of_a_model_is_unbiased() -> None:
     for batch in rows:
         exactly.micro_step(batch, SCALE)
         parts.append({name: g.clone() for name, g in exactly.gradients.items() if g.ndim == 2})
-    seed, tick = (rounded.buffers.persistent(getattr(rounded.assembly.scalars, name)) for name in ("seed", "tick"))
+    seed, micro_step = (
+        rounded.buffers.persistent(getattr(rounded.assembly.scalars, name)) for name in ("seed", "micro_step")
+    )
     errors = []
     for s in range(20):
         seed.fill_(s)
         for i, batch in enumerate(rows):
-            tick.fill_(i)
+            micro_step.fill_(i)
             rounded.micro_step(batch, SCALE, first=i == 0)
         for name, first in parts[0].items():
             expected = first.bfloat16().float() + parts[1][name] + parts[2][name]

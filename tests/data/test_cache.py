@@ -158,7 +158,7 @@ def test_left_over_of_a_killed_process_is_removed(tmp_path: Path, tokenizer: Tok
 KILLED = """
 import sys, time
 from pathlib import Path
-from surogate_core.config_schema import DatasetEntry
+from surogate_core.config.schema import DatasetEntry
 from surogate_core.data import tokenize
 from surogate_core.data.formats import TEXT, TextOptions
 from surogate_core.data.tokenizer import Tokenizer

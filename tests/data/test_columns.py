@@ -18,7 +18,7 @@ from chat_formats import QWEN25, chat_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from surogate_core.config_schema import DatasetEntry, TrainConfig
+from surogate_core.config.schema import DatasetEntry, TrainConfig
 from surogate_core.data import corpora
 from surogate_core.data.column_counts import count_columns
 from surogate_core.data.columns import Columns, unused_columns
@@ -27,7 +27,7 @@ from surogate_core.data.readers import Row
 from surogate_core.data.sources import FileSource
 from surogate_core.data.tokenizer import Tokenizer
 from surogate_core.errors import ConfigError
-from surogate_core.plugins import load_registry
+from surogate_core.plugins.discovery import load_registry
 
 FORMATS = load_registry().dataset_formats()
 KINDS = ("jsonl", "json", "parquet", "csv")

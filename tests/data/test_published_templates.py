@@ -325,8 +325,8 @@ def test_debug_shows_the_first_space_of_an_answer(tmp_path: Path) -> None:
 def test_named_templates_in_their_folder_are_used_and_exported(tmp_path: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    from surogate_core.hf import copy_tokenizer
-    from surogate_core.hub import TOKENIZER_FILES
+    from surogate_core.checkpoint.hf import copy_tokenizer
+    from surogate_core.hub.files import TOKENIZER_FILES
 
     assert "additional_chat_templates/*.jinja" in TOKENIZER_FILES  # what is fetched from the hub, and pushed to it
     made = published_tokenizer(tmp_path / "made", "openhermes")

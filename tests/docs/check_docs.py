@@ -25,8 +25,8 @@ import pytest
 import virtualenvs
 import yaml
 
-from surogate_core import hookspecs
 from surogate_core.cli.external import CORE_VERBS
+from surogate_core.plugins import hookspecs
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "plugins/example_third_party"

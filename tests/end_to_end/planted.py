@@ -14,10 +14,10 @@ from end_to_end.product import write_model
 from torch import Tensor
 
 from surogate_core.api import OpDef, OutSpec, Value
-from surogate_core.assemble import Ingredients
-from surogate_core.plugins import load_registry
+from surogate_core.planning.assemble import PlanInputs
+from surogate_core.plugins.discovery import load_registry
+from surogate_core.plugins.registry import Plugin, Provided, Registry
 from surogate_core.program.builder import Builder
-from surogate_core.registry import Plugin, Provided, Registry
 from surogate_models.reference import rope
 
 BLOCK = 1
@@ -152,7 +152,7 @@ ERRORS: dict[str, dict[str, Any]] = {
 }
 
 
-def plant(given: Ingredients, error: str) -> Ingredients:
+def plant(given: PlanInputs, error: str) -> PlanInputs:
     """The same with an error in the model."""
     right = given.model.build
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from surogate_core import run
 from surogate_core.errors import ConfigError
-from surogate_core.load_commands import load_commands
 from surogate_core.memory.devices import cpu
+from surogate_core.outputs.load_commands import load_commands
 
 if TYPE_CHECKING:
     from end_to_end.product import Workplace
@@ -44,7 +44,7 @@ def adapter(based: Workplace) -> Path:
     folder = based.root / "adapter"
     folder.mkdir()
     prepared = run.plan(run.load(based.root / "run.yaml"), cpu())
-    ((definition, options),) = prepared.ingredients.adapters
+    ((definition, options),) = prepared.inputs.adapters
     trained = {v.name: torch.ones(v.shape) for v in prepared.assembly.trainable}
     definition.save(trained, folder, str(based.root / "model"), options)
     return folder

@@ -17,8 +17,11 @@ from end_to_end.product import EXAMPLES, environment, records
 from safetensors.torch import load_file
 from teams import pretend
 
-from surogate_core import checkpoint, run, saved_run, train
+from surogate_core import run
+from surogate_core.checkpoint import folders as checkpoint
+from surogate_core.checkpoint import saved_run
 from surogate_core.errors import RunStopped
+from surogate_core.train import loop
 
 if TYPE_CHECKING:
     from end_to_end.product import Workplace
@@ -28,7 +31,7 @@ MASTERS = {"model_dtype": "bf16", "master_dtype": "fp32", "optimizer_state_dtype
 
 def at_step(step: int, what: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Call `what` when the loop has finished a step."""
-    finish = train.finish
+    finish = loop.finish
 
     def finished(job: Any, done: Any, progress: Any, mark: float) -> float:
         at = finish(job, done, progress, mark)
@@ -36,7 +39,7 @@ def at_step(step: int, what: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             what()
         return at
 
-    monkeypatch.setattr(train, "finish", finished)
+    monkeypatch.setattr(loop, "finish", finished)
 
 
 @pytest.mark.parametrize("gpus", [1, pytest.param(2, marks=pytest.mark.slow)])

@@ -124,8 +124,8 @@ def test_a_step_that_would_be_skipped_stops_the_run_at_what_the_loop_wrote(
 
     micro_step = Worker.micro_step
 
-    def poisoned(self: Worker, batch: Any, *, loss_scale: float, tick: int, **which: bool) -> None:
-        micro_step(self, batch, loss_scale=float("nan") if tick == 5 else loss_scale, tick=tick, **which)
+    def poisoned(self: Worker, batch: Any, *, loss_scale: float, index: int, **which: bool) -> None:
+        micro_step(self, batch, loss_scale=float("nan") if index == 5 else loss_scale, index=index, **which)
 
     monkeypatch.setattr(Worker, "micro_step", poisoned)
     with pytest.raises(NonFiniteError, match="step 3, micro-step 2: lm_head_ce_grads") as stopped:

@@ -12,7 +12,7 @@ import pytest
 from end_to_end.product import VOCAB_SIZE, documents, losses, records, write_jsonl, write_model
 
 from surogate_core import run
-from surogate_core.config import resolved
+from surogate_core.config.load import resolved
 
 if TYPE_CHECKING:
     from end_to_end.conftest import Finished

@@ -13,7 +13,9 @@ import pytest
 from end_to_end.product import EXAMPLES, records
 from safetensors.torch import load_file
 
-from surogate_core import run, train
+from surogate_core import run
+from surogate_core.checkpoint.progress import Progress
+from surogate_core.train import loop
 
 if TYPE_CHECKING:
     from end_to_end.product import Workplace
@@ -145,13 +147,13 @@ def test_sigusr1_while_loading_says_that_there_is_nothing_to_save(workplace: Wor
 
 
 def test_a_signal_in_the_last_evaluation_still_saves_the_run(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluate = train.evaluate
+    evaluate = loop.evaluate
 
-    def interrupted(job: train.Job, progress: train.Progress, limit: int | None) -> None:
+    def interrupted(job: loop.Job, progress: Progress, limit: int | None) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         evaluate(job, progress, limit)
 
-    monkeypatch.setattr(train, "evaluate", interrupted)
+    monkeypatch.setattr(loop, "evaluate", interrupted)
     done = run.train(run.load(here.write(max_steps=3)), notice=lambda line: None)
     assert done.signal_exit == 143
     assert (done.checkpoint_dir / "step_00000003/model.safetensors").exists()
@@ -160,7 +162,7 @@ def test_a_signal_in_the_last_evaluation_still_saves_the_run(here: Workplace, mo
 def test_a_signal_while_the_finished_model_is_saved_comes_too_late(
     here: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from surogate_core import hf
+    from surogate_core.checkpoint import hf
 
     save_model = hf.save_model
 

@@ -8,9 +8,10 @@ import pytest
 import yaml
 from end_to_end.product import EXAMPLES, records
 
-from surogate_core import run, training_run
+from surogate_core import run
 from surogate_core.errors import ConfigError
-from surogate_core.output_folder import set_aside
+from surogate_core.outputs.folder import set_aside
+from surogate_core.train import trainer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -148,7 +149,7 @@ def test_a_run_that_failed_before_its_first_step_is_begun_again(here: Workplace,
 
     config = here.write(max_steps=1, warmup_steps=0, save_steps=0)
     with monkeypatch.context() as patch:
-        patch.setattr(training_run, "loop", failing)
+        patch.setattr(trainer, "loop", failing)
         with pytest.raises(RuntimeError, match="before the first step"):
             go(config)
     assert sorted(path.name for path in here.out.iterdir()) == ["metrics.jsonl", "run.yaml"]

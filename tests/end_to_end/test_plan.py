@@ -17,14 +17,14 @@ from surogate_core import run
 from surogate_core.cli.plan import _text as plan_text
 from surogate_core.memory.devices import COLLECTIVE_BYTES
 from surogate_core.memory.devices import device as known_device
-from surogate_core.registry import REFERENCE
+from surogate_core.plugins.registry import REFERENCE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from end_to_end.product import Workplace
 
-    from surogate_core.prepare import Prepared
+    from surogate_core.planning.prepare import Prepared
 
 QWEN3: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],

@@ -14,14 +14,15 @@ import yaml
 from huggingface_hub import HfApi, ModelCard
 from safetensors.torch import load_file, save_file
 
-from surogate_core import hub_push, run
+from surogate_core import run
+from surogate_core.checkpoint.progress import Progress
 from surogate_core.cli.train import train_command
 from surogate_core.errors import ConfigError, RunStopped
-from surogate_core.hub_push import push, reserve
-from surogate_core.model_card import MARK, model_card
-from surogate_core.output_check import OutputCheck
-from surogate_core.prepare import Prepared
-from surogate_core.train import Progress
+from surogate_core.outputs import push as hub_push
+from surogate_core.outputs.check import OutputCheck
+from surogate_core.outputs.model_card import MARK, model_card
+from surogate_core.outputs.push import push, reserve
+from surogate_core.planning.prepare import Prepared
 
 if TYPE_CHECKING:
     from end_to_end.product import Workplace

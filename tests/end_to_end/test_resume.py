@@ -16,8 +16,9 @@ from end_to_end.product import environment, records, write_model
 from safetensors.torch import load_file
 from teams import pretend
 
-from surogate_core import run, train
+from surogate_core import run
 from surogate_core.errors import ConfigError
+from surogate_core.train import loop
 
 if TYPE_CHECKING:
     from end_to_end.product import Workplace
@@ -42,14 +43,14 @@ def go(config: Path, *overrides: str) -> list[str]:
 
 def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next runs of this process get SIGTERM in step `step`."""
-    finish = train.finish
+    finish = loop.finish
 
     def interrupted(job: Any, done: Any, progress: Any, mark: float) -> float:
         if done.step == step:
             os.kill(os.getpid(), signal.SIGTERM)
         return finish(job, done, progress, mark)
 
-    monkeypatch.setattr(train, "finish", interrupted)
+    monkeypatch.setattr(loop, "finish", interrupted)
 
 
 def told_steps(output: Path) -> list[dict[str, Any]]:
@@ -275,14 +276,14 @@ def test_a_path_is_a_checkpoint_of_whatever_folder(saved: Path, here: Workplace)
 
 
 def test_sigusr1_saves_now_and_goes_on(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = train.launch
+    launch = loop.launch
 
     def asked(job: Any, batch: Any, progress: Any) -> Any:
         if progress.launched == 2:
             os.kill(os.getpid(), signal.SIGUSR1)
         return launch(job, batch, progress)
 
-    monkeypatch.setattr(train, "launch", asked)
+    monkeypatch.setattr(loop, "launch", asked)
     go(here.write(max_steps=5, save_steps=0))
     assert [path.name for path in here.out.glob("step_*")] == ["step_00000003"]
     manifest = json.loads((here.out / "step_00000003/manifest.json").read_text())
@@ -293,9 +294,9 @@ KILLED = """
 import os, random, signal, sys, time
 from pathlib import Path
 from surogate_core import run
-from surogate_core.checkpoint import list_checkpoints
-from surogate_core.manifest import read_manifest, verify_files
-from surogate_core.metrics import read_metrics
+from surogate_core.checkpoint.folders import list_checkpoints
+from surogate_core.checkpoint.manifest import read_manifest, verify_files
+from surogate_core.reporting.metrics import read_metrics
 
 def begin(*overrides):
     child = os.fork()

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from teams import pretend
 
 from surogate_core import run
-from surogate_core.plugins import load_registry
-from surogate_core.registry import Provided, Registry
+from surogate_core.plugins.discovery import load_registry
+from surogate_core.plugins.registry import Provided, Registry
 
 if TYPE_CHECKING:
     from end_to_end.product import Workplace

@@ -105,9 +105,9 @@ def test_a_step_that_is_finite_when_it_is_taken_once_more_is_told_apart(
 
     micro_step, watch, watched = Worker.micro_step, Worker.watch, list[int]()
 
-    def poisoned(self: Worker, batch: Any, *, loss_scale: float, tick: int, **which: bool) -> None:
-        broken = tick == 7 and not watched
-        micro_step(self, batch, loss_scale=float("nan") if broken else loss_scale, tick=tick, **which)
+    def poisoned(self: Worker, batch: Any, *, loss_scale: float, index: int, **which: bool) -> None:
+        broken = index == 7 and not watched
+        micro_step(self, batch, loss_scale=float("nan") if broken else loss_scale, index=index, **which)
 
     monkeypatch.setattr(Worker, "micro_step", poisoned)
     monkeypatch.setattr(Worker, "watch", lambda self, make: (watched.append(1), watch(self, make))[1])
@@ -123,8 +123,8 @@ def test_a_single_step_without_a_finite_gradient_is_skipped_and_the_run_goes_on(
 
     micro_step = Worker.micro_step
 
-    def poisoned(self: Worker, batch: Any, *, loss_scale: float, tick: int, **which: bool) -> None:
-        micro_step(self, batch, loss_scale=float("nan") if tick == 7 else loss_scale, tick=tick, **which)
+    def poisoned(self: Worker, batch: Any, *, loss_scale: float, index: int, **which: bool) -> None:
+        micro_step(self, batch, loss_scale=float("nan") if index == 7 else loss_scale, index=index, **which)
 
     monkeypatch.setattr(Worker, "micro_step", poisoned)
     done = run.train(run.load(here.write(max_steps=8)), notice=lambda line: None)
@@ -137,7 +137,7 @@ def test_a_single_step_without_a_finite_gradient_is_skipped_and_the_run_goes_on(
 @pytest.fixture
 def full_from_step_4(monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is full when a checkpoint of a step from 4 on, or the final model, is written."""
-    from surogate_core import hf
+    from surogate_core.checkpoint import hf
 
     write = hf.write_safetensors
 
@@ -183,7 +183,7 @@ def test_a_disk_that_is_full_for_the_records_stops_the_run_after_saving_it(here:
 def test_records_that_can_no_longer_be_written_stop_the_run_after_saving_it(
     here: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from surogate_core.metrics import JsonLinesLogger
+    from surogate_core.reporting.metrics import JsonLinesLogger
 
     step = JsonLinesLogger.step
 

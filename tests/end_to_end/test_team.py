@@ -88,10 +88,10 @@ def test_all_ranks_have_the_same_bits(here: Workplace, monkeypatch: pytest.Monke
 def test_a_rank_that_fails_is_named_and_the_others_are_freed(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     micro_step = Worker.micro_step
 
-    def failing(self: Worker, *batches: Any, tick: int, **which: Any) -> None:
-        if tick == 9:  # rank 1 in the third step of two micro-batches on two devices
+    def failing(self: Worker, *batches: Any, index: int, **which: Any) -> None:
+        if index == 9:  # rank 1 in the third step of two micro-batches on two devices
             raise RuntimeError("the device fell off the bus")
-        micro_step(self, *batches, tick=tick, **which)
+        micro_step(self, *batches, index=index, **which)
 
     monkeypatch.setattr(Worker, "micro_step", failing)
     began = time.monotonic()
@@ -110,12 +110,12 @@ from surogate_core.runtime.worker import Worker
 pretend(2)
 micro_step = Worker.micro_step
 
-def failing(self, *batches, tick, **which):
-    if tick == 9:
+def failing(self, *batches, index, **which):
+    if index == 9:
         raise RuntimeError("the device fell off the bus")
-    if tick == 8:
+    if index == 8:
         threading.Event().wait()  # as in a driver that waits for the other device and that nothing wakes
-    micro_step(self, *batches, tick=tick, **which)
+    micro_step(self, *batches, index=index, **which)
 
 Worker.micro_step = failing
 app.main()

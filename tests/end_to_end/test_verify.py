@@ -15,7 +15,7 @@ import surogate_models.reference as reference
 from surogate_core import run, verification
 from surogate_core.cli.verify import verify_command
 from surogate_core.errors import ConfigError
-from surogate_core.prepare import Prepared
+from surogate_core.planning.prepare import Prepared
 from surogate_core.verification import Verification, theirs, verify
 from surogate_core.verification.float64 import KeepFloat64
 from surogate_models.rope import Rope
@@ -238,8 +238,8 @@ def test_a_model_that_transformers_does_not_have_is_refused(here: Workplace, mon
 
     def of_a_foreign_model(*args: Any) -> Prepared:
         prepared = prepare(*args)
-        model = replace(prepared.ingredients.model, in_transformers=False)
-        return replace(prepared, ingredients=replace(prepared.ingredients, model=model))
+        model = replace(prepared.inputs.model, in_transformers=False)
+        return replace(prepared, inputs=replace(prepared.inputs, model=model))
 
     monkeypatch.setattr(verification, "prepare", of_a_foreign_model)
     with pytest.raises(ConfigError, match="transformers has no qwen3"):

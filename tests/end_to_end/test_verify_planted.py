@@ -14,15 +14,15 @@ import yaml
 from end_to_end.planted import BLOCK, ERRORS, plant, registry_for_tests, write_random_model
 
 from surogate_core import run, verification
-from surogate_core.assemble import Ingredients
 from surogate_core.errors import ConfigError
-from surogate_core.prepare import Prepared
+from surogate_core.planning.assemble import PlanInputs
+from surogate_core.planning.prepare import Prepared
 from surogate_core.verification import Verification, theirs, verify
 from surogate_core.verification.observed import Observed
 
 FAMILIES = ["qwen2", "qwen3", "llama", "olmo2"]
 
-Change = Callable[[Ingredients], Ingredients]
+Change = Callable[[PlanInputs], PlanInputs]
 
 
 class Bench:
@@ -41,7 +41,7 @@ class Bench:
             return prepare(*others, lambda given: self.change(revise(given)))
 
         def observe_once(prepared: Prepared, chosen: Any, scratch: Path, compute: torch.dtype) -> Observed:
-            key = (prepared.model_dir, compute, prepared.ingredients.precision.model)
+            key = (prepared.model_dir, compute, prepared.inputs.precision.model)
             if key not in self._results:
                 self._results[key] = observe(prepared, chosen, scratch, compute)
             return self._results[key]
@@ -116,7 +116,7 @@ def test_planted_errors_of_the_bf16_program_alone_are_found(bench: Bench, family
     model = write_random_model(bench.root / "model", family)
     for error in ("swapped head", "RoPE off by one"):
 
-        def only_in_bf16(given: Ingredients, error: str = error) -> Ingredients:
+        def only_in_bf16(given: PlanInputs, error: str = error) -> PlanInputs:
             return plant(given, error) if given.precision.model == "bf16" else given
 
         bench.change = only_in_bf16
@@ -130,7 +130,7 @@ def test_a_model_that_drops_while_it_trains_is_refused(bench: Bench) -> None:
     """Transformers' dropout is off; the model's own cannot be left out, as an adapter's is."""
     model = write_random_model(bench.root / "model", "olmo2", layers=1)
 
-    def always_dropping(given: Ingredients) -> Ingredients:
+    def always_dropping(given: PlanInputs) -> PlanInputs:
         return replace(given, ops={**given.ops, "add": replace(given.ops["add"], training_only=True)})
 
     bench.change = always_dropping

@@ -11,10 +11,11 @@ import torch
 from end_to_end.product import Workplace
 from fuzzing.mutate import both_sides, of_file, refused, seeds
 
-from surogate_core import hf, run
-from surogate_core.adapted import load_adapter
+from surogate_core import run
+from surogate_core.checkpoint import hf
+from surogate_core.checkpoint.adapter import load_adapter
 from surogate_core.memory.devices import cpu
-from surogate_core.prepare import Prepared
+from surogate_core.planning.prepare import Prepared
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def adapted(here: Workplace) -> tuple[Prepared, Path]:
     )
     shutil.rmtree(base)
     made.rename(base)
-    (adapter, options) = prepared.ingredients.adapters[0]
+    (adapter, options) = prepared.inputs.adapters[0]
     adapter.save({v.name: params[v.name] for v in prepared.assembly.trainable}, folder, str(base), options)
     return prepared, folder
 

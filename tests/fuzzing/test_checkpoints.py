@@ -14,10 +14,10 @@ from end_to_end.product import Workplace
 from fuzzing.mutate import both_sides, of_file, refused, seeds
 
 from surogate_core import run
-from surogate_core.manifest import MANIFEST, hash_file
+from surogate_core.checkpoint.manifest import MANIFEST, hash_file
+from surogate_core.checkpoint.resume import choose
+from surogate_core.checkpoint.saved_run import SavedRun
 from surogate_core.memory.devices import cpu
-from surogate_core.resume import choose
-from surogate_core.saved_run import SavedRun
 
 
 @pytest.fixture

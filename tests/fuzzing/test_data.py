@@ -13,13 +13,13 @@ import pytest
 from end_to_end.product import EXAMPLES
 from fuzzing.mutate import both_sides, of_bytes, of_json, refused, seeds
 
-from surogate_core.config_schema import DatasetEntry
+from surogate_core.config.schema import DatasetEntry
 from surogate_core.data.pack import DocumentSpans, pack
 from surogate_core.data.proof import check_rows
 from surogate_core.data.tokenize import tokenize_dataset
 from surogate_core.data.tokenizer import Tokenizer
 from surogate_core.data.truncate import truncate
-from surogate_core.plugins import load_registry
+from surogate_core.plugins.discovery import load_registry
 
 TEMPLATE = (
     "{% for tool in tools or [] %}<|endoftext|>{{ tool.function.name }}{{ tool | tojson }}{% endfor %}"

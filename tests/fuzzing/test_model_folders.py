@@ -11,10 +11,11 @@ from end_to_end.product import Workplace
 from fuzzing.mutate import both_sides, of_file, refused, seeds
 from fuzzing.test_data import ROWS, TEMPLATE
 
-from surogate_core import hf, run
+from surogate_core import run
+from surogate_core.checkpoint import hf
 from surogate_core.data.tokenizer import Tokenizer
 from surogate_core.memory.devices import cpu
-from surogate_core.plugins import load_registry
+from surogate_core.plugins.discovery import load_registry
 
 FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 SHARD_BYTES = 100_000
@@ -45,7 +46,7 @@ def refusals(workplace: Workplace, cases: range) -> list[bool]:
 
     def use() -> None:
         prepared = run.plan(loaded, cpu())
-        given = prepared.ingredients
+        given = prepared.inputs
         params = {name: torch.empty(value.shape, device="meta") for name, value in prepared.assembly.params.items()}
         ignored, copies = given.model.ignored_tensors(given.dims), given.model.tied_copies(given.dims)
         hf.load_weights(folder, prepared.assembly.weights, params, ignored, copies)

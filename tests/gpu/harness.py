@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from surogate_core.api import Deterministic, Precision, PrecisionRequest, Target
-from surogate_core.assemble import Assembly, Ingredients, assemble, op_workspace
 from surogate_core.data.loader import MicroBatch
-from surogate_core.plugins import load_registry
+from surogate_core.planning.assemble import Assembly, PlanInputs, assemble, op_workspace
+from surogate_core.plugins.discovery import load_registry
 from surogate_core.program.op import Op
 from surogate_core.runtime.device import training_device
 from surogate_core.runtime.initialise import initialise
@@ -89,7 +89,7 @@ class Setup:
         model = self.registry.model_for(self.config)
         lora = self.registry.get("adapter", "lora")
         self.precision: Precision = recipe.precision(PrecisionRequest(**dtypes), recipe.options())
-        self.given = Ingredients(
+        self.given = PlanInputs(
             ops=self.registry.ops,
             model=model,
             dims=model.dims(self.config),
@@ -191,7 +191,7 @@ class Setup:
         batches = [self.batch(100 * seed + i) for i in range(micro)]
         scale = 1 / sum(b.n_valid for b in batches)
         for i, batch in enumerate(batches):
-            worker.micro_step(batch, first=i == 0, loss_scale=scale, tick=step * micro + i)
+            worker.micro_step(batch, first=i == 0, loss_scale=scale, index=step * micro + i)
         return worker.update(lr=lr, step=step).values()
 
     def gradients(self, worker: Worker) -> dict[str, torch.Tensor]:

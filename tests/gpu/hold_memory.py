@@ -15,9 +15,9 @@ import torch
 from step import random_batch  # benchmarks/step.py
 
 from surogate_core import run
-from surogate_core.config import load_config
-from surogate_core.plugins import load_registry
-from surogate_core.prepare import Prepared, prepare
+from surogate_core.config.load import load_config
+from surogate_core.planning.prepare import Prepared, prepare
+from surogate_core.plugins.discovery import load_registry
 from surogate_core.runtime.device import training_device
 from surogate_core.runtime.initialise import initialise
 from surogate_core.runtime.worker import Worker
@@ -67,7 +67,7 @@ def train(prepared: Prepared, worker: Worker) -> None:
     for step in range(1, STEPS + 1):
         micro_steps = 2 if step % 5 == 0 else 1
         for i in range(micro_steps):
-            worker.micro_step(batch, first=i == 0, loss_scale=1 / (micro_steps * batch.n_valid), tick=2 * step + i)
+            worker.micro_step(batch, first=i == 0, loss_scale=1 / (micro_steps * batch.n_valid), index=2 * step + i)
         loss, _ = worker.update(lr=1e-5, step=step).values()
         assert loss == loss, f"step {step}: the loss is NaN"
     worker.evaluate(batch)

@@ -7,7 +7,7 @@ import torch
 
 from surogate_core.errors import NonFiniteError
 from surogate_core.program.op import Op
-from surogate_core.runtime.finite import FiniteCheck
+from surogate_core.runtime.finite_check import FiniteCheck
 from surogate_core.runtime.worker import Worker
 
 from .harness import Setup
@@ -57,7 +57,7 @@ def test_an_overflow_of_the_global_norm_is_named_and_changes_no_weight() -> None
     setup = Setup(model_dtype="fp32")
     worker = watched(setup)
     batch = setup.batch(1)
-    worker.micro_step(batch, first=True, loss_scale=1e25, tick=1)
+    worker.micro_step(batch, first=True, loss_scale=1e25, index=1)
     before = setup.weights(worker)
     with pytest.raises(NonFiniteError, match="step 1, update: global_norm wrote NaN or inf"):
         worker.update(lr=1e-3, step=1)

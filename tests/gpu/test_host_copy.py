@@ -30,12 +30,12 @@ def test_a_copy_holds_the_state_of_its_step_while_training_continues(graphs: boo
     worker, alone = setup.gpu(graphs=graphs), setup.gpu(graphs=graphs)
     readings = (setup.assembly.loss, setup.assembly.eval_loss, setup.assembly.grad_norm)
     kept = [v for v in setup.assembly.declared if v.role in ("param", "state") and v not in readings]
-    copied = worker.keep_copy(kept)
+    copied = worker.allocate_snapshot(kept)
     assert {"micro_first", "micro_next", "evaluate"}.isdisjoint(copied.writers) and "update" in copied.writers
     for step in range(1, 30, 3):
         setup.step(worker, step, step=step)
         before = everything(setup, worker)
-        worker.take_copy()
+        worker.snapshot()
         for more in (1, 2):
             setup.step(worker, step + more, step=step + more)
         copied.wait()
@@ -53,12 +53,12 @@ def test_copies_are_pinned_and_asynchronous() -> None:
     """Taking a copy returns while the device is still busy. Only `wait` blocks the host."""
     setup = Setup(model_dtype="bf16", seq_len=128)
     worker = setup.gpu()
-    copied: HostCopy = worker.keep_copy(setup.assembly.params.values())
+    copied: HostCopy = worker.allocate_snapshot(setup.assembly.params.values())
     assert copied.view(next(iter(setup.assembly.params.values()))).is_pinned()
     torch.cuda.synchronize()
     with torch.cuda.stream(worker.executor.stream):  # type: ignore[union-attr]
         torch.cuda._sleep(2_000_000_000)  # about a second
-    worker.take_copy()
+    worker.snapshot()
     assert not copied._done.query()
     copied.wait()
     assert copied._done.query()

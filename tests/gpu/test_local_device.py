@@ -12,7 +12,7 @@ pytestmark = pytest.mark.gpu
 
 BOTH = """
 import sys
-from surogate_core.local_device import local_device
+from surogate_core.machine.local_device import local_device
 here = local_device()
 assert "torch" not in sys.modules
 from surogate_core.runtime.device import training_device

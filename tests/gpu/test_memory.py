@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import save_file
 
 from surogate_core.memory.devices import GIB
-from surogate_core.plugins import load_registry
+from surogate_core.plugins.discovery import load_registry
 
 pytestmark = [
     pytest.mark.gpu,

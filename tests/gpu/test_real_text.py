@@ -128,7 +128,7 @@ def our_losses(order: int, **dtypes: str) -> Tensor:
     losses = []
     for step, rows in enumerate(batches(order), start=1):
         batch = micro_batch(rows)
-        worker.micro_step(batch, first=True, loss_scale=1 / batch.n_valid, tick=step)
+        worker.micro_step(batch, first=True, loss_scale=1 / batch.n_valid, index=step)
         losses.append(worker.update(lr=learning_rate(step), step=step).values()[0])
     return torch.tensor(losses, dtype=torch.float64)
 

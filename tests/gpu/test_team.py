@@ -16,7 +16,7 @@ import pytest
 import torch
 from end_to_end.product import Workplace, environment, losses, make_workplace, write_model
 
-from surogate_core.assemble import assemble
+from surogate_core.planning.assemble import assemble
 from surogate_core.runtime import nccl
 from surogate_core.runtime.team import Team
 from surogate_core.runtime.worker import Worker
@@ -78,7 +78,7 @@ def step(setup: Setup, worker: Worker | Team, number: int, micro: int) -> tuple[
             first=at == 0,
             last=at + worker.width == micro,
             loss_scale=scale,
-            tick=number * micro + at,
+            index=number * micro + at,
         )
     return worker.update(lr=1e-3, step=number).values()
 
@@ -188,10 +188,10 @@ from surogate_core.runtime.worker import Worker
 
 micro_step = Worker.micro_step
 
-def failing(self, *batches, tick, **which):
-    if tick == 4 * 4 + 1:
+def failing(self, *batches, index, **which):
+    if index == 4 * 4 + 1:
         raise RuntimeError("this rank was killed")  # rank 1, in step 5: the all-reduces of rank 0 wait for it
-    micro_step(self, *batches, tick=tick, **which)
+    micro_step(self, *batches, index=index, **which)
 
 Worker.micro_step = failing
 app.main()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from surogate_core.gpu_telemetry import look
+from surogate_core.reporting.gpu_telemetry import look
 
 pytestmark = pytest.mark.gpu
 

@@ -39,7 +39,7 @@ def errors(family: str, seed: int) -> dict[str, tuple[float, float]]:
     truth = hf_model(family, torch.float32, seed)
     worker = setup.gpu(weights={name: p.detach() for name, p in truth.named_parameters()})
     batch = setup.batch(seed)
-    worker.micro_step(batch, first=True, loss_scale=1 / batch.n_valid, tick=1)
+    worker.micro_step(batch, first=True, loss_scale=1 / batch.n_valid, index=1)
     mine = setup.gradients(worker)
     full, half = hf_gradients(truth, batch), hf_gradients(hf_model(family, torch.bfloat16, seed), batch)
     result = {}

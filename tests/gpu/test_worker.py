@@ -90,7 +90,7 @@ def test_skipping_chunks_without_labels_does_not_change_results(unlabelled: floa
     for name, worker in (("cpu", cpu), ("eager", eager), ("captured", captured)):
         batches = [setup.batch(seed) for seed in (3, 4)]
         for i, batch in enumerate(batches):
-            worker.micro_step(batch, first=i == 0, loss_scale=1 / 256, tick=i)
+            worker.micro_step(batch, first=i == 0, loss_scale=1 / 256, index=i)
         losses[name] = worker.update(lr=0.0, step=1).values()
     assert losses["captured"] == losses["eager"] == pytest.approx(losses["cpu"], rel=1e-5)
     theirs, ours = setup.gradients(cpu), setup.gradients(captured)

@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from models.harness import ingredients
+from models.harness import plan_inputs
 
 from surogate_core.api import DeviceInfo, Op, OpDef, PrecisionRequest, Program, Value
-from surogate_core.assemble import Assembly, Ingredients, assemble
 from surogate_core.errors import ConfigError
 from surogate_core.memory.cost import Cost, op_cost, program_cost
 from surogate_core.memory.devices import DEVICES, GIB, cpu, device
 from surogate_core.memory.report import Report
-from surogate_core.prepare import summarise
+from surogate_core.planning.assemble import Assembly, PlanInputs, assemble
+from surogate_core.planning.prepare import summarise
 from surogate_core.program import verify as verify_module
 from surogate_core.program.infer import infer
 from surogate_core.runtime.arena import Buffers
@@ -55,9 +55,9 @@ TINY = QWEN3_0_6B | {
 PRODUCTS = {"linear", "linear_dgrad", "linear_wgrad", "lm_head_ce", "lm_head_ce_grads"}
 
 
-def assembled(config: Mapping[str, Any], **changes: Any) -> tuple[Assembly, Ingredients]:
+def assembled(config: Mapping[str, Any], **changes: Any) -> tuple[Assembly, PlanInputs]:
     sizes = {"batch_size": 2, "seq_len": 64, "max_documents": 18, "request": PrecisionRequest(), "device": H200}
-    given = ingredients(config, **{**sizes, **changes})
+    given = plan_inputs(config, **{**sizes, **changes})
     return assemble(given), given
 
 

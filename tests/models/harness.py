@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from surogate_core.api import NoOptions, PrecisionRequest
-from surogate_core.assemble import Ingredients, assemble, op_workspace
 from surogate_core.memory.plan import plan_family
+from surogate_core.planning.assemble import PlanInputs, assemble, op_workspace
 from surogate_core.program.passes.dead_code import dead_code
 from surogate_core.program.verify import verify
 from surogate_core.runtime.arena import Buffers
@@ -105,14 +105,14 @@ def relative_error(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).norm() / theirs.norm())
 
 
-def ingredients(config: Mapping[str, Any], **changes: Any) -> Ingredients:
+def plan_inputs(config: Mapping[str, Any], **changes: Any) -> PlanInputs:
     """Return what `assemble` needs for a config: by default 2 rows of 16 tokens, at most 4 documents.
 
-    `changes` are fields of Ingredients, and `request`, a PrecisionRequest (default fp32).
+    `changes` are fields of PlanInputs, and `request`, a PrecisionRequest (default fp32).
     """
     request = changes.pop("request", PrecisionRequest(model_dtype="fp32"))
     definition = MODELS[config["model_type"]]
-    given = Ingredients(
+    given = PlanInputs(
         ops=OPS,
         model=definition,
         dims=definition.dims(config),
@@ -135,9 +135,9 @@ class PlannedModel:
     """
 
     def __init__(self, config: Mapping[str, Any], batch_size: int, seq_len: int, **settings: Any) -> None:
-        """`settings` are those of `ingredients`. The maximum number of documents is the number of tokens."""
+        """`settings` are those of `plan_inputs`. The maximum number of documents is the number of tokens."""
         sizes = {"batch_size": batch_size, "seq_len": seq_len, "max_documents": batch_size * seq_len}
-        given = ingredients(config, **sizes, **settings)
+        given = plan_inputs(config, **sizes, **settings)
         self.dims = given.dims
         self.assembly = assemble(given)
         self.buffers = Buffers(self.assembly.memory, poison=True)
@@ -194,7 +194,7 @@ class PlannedModel:
 
     def update(self, step: int, lr: float) -> None:
         scalars = self.assembly.scalars
-        for value, content in ((scalars.lr, lr), (scalars.step, step), (scalars.tick, step), (scalars.seed, 0)):
+        for value, content in ((scalars.lr, lr), (scalars.step, step), (scalars.micro_step, step), (scalars.seed, 0)):
             self.buffers.persistent(value).fill_(content)
         self.executor.run("update")
 

@@ -26,10 +26,12 @@ def _separate(given: Family) -> list[dict[str, Tensor]]:
     return results
 
 
-def _accumulated(given: Family, *, tick: int = 0, seed: int = 1234, steps: int = MICRO_STEPS) -> dict[str, Tensor]:
+def _accumulated(
+    given: Family, *, micro_step: int = 0, seed: int = 1234, steps: int = MICRO_STEPS
+) -> dict[str, Tensor]:
     run = Run(given)
     for batch in range(steps):
-        run.micro_step("micro_next" if batch else "micro_first", batch, tick=tick + batch, seed=seed)
+        run.micro_step("micro_next" if batch else "micro_first", batch, micro_step=micro_step + batch, seed=seed)
     return run.results()
 
 
@@ -79,7 +81,7 @@ def _ulp(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("seed", range(6))
 def test_bf16_gradients_are_determined_by_tick_and_seed(seed: int) -> None:
     given = family(seed, dtype="bf16", grad_dtype="bf16")
-    once, again, other = (_accumulated(given, tick=tick) for tick in (0, 0, 100))
+    once, again, other = (_accumulated(given, micro_step=micro_step) for micro_step in (0, 0, 100))
     other_seed = _accumulated(given, seed=99)
     assert all(torch.equal(value, again[name]) for name, value in once.items()), f"seed {seed}"
     assert any(not torch.equal(value, other[name]) for name, value in once.items()), f"seed {seed}"
@@ -105,11 +107,11 @@ def test_bf16_accumulation_is_unbiased() -> None:
     exact, rounded = (train(_one_weight, dtype="bf16", grad_dtype=g, contents={"x": x}) for g in ("fp32", "bf16"))
     contribution = exact.run()["w"]
     start = contribution.bfloat16().float()
-    tick = next(v for v in rounded.buffers._plan.segments["input"].offsets if v.name == "tick")
+    micro_step = next(v for v in rounded.buffers._plan.segments["input"].offsets if v.name == "micro_step")
     errors = []
     for i in range(200):
         rounded.run()
-        rounded.buffers.persistent(tick).fill_(i)
+        rounded.buffers.persistent(micro_step).fill_(i)
         got = rounded.run("micro_next")["w"].float()
         errors.append((got - (start + contribution)) / _ulp(start + contribution))
     error = torch.stack(errors)
@@ -129,7 +131,7 @@ def test_small_addends_are_not_lost_in_a_large_bf16_gradient() -> None:
     trained.run()
     inputs["direction"].fill_(2**-12)
     for i in range(2000):
-        inputs["tick"].fill_(i)
+        inputs["micro_step"].fill_(i)
         trained.executor.run("micro_next")
     mean = float(trained.results()["p"].float().mean())
     expected = float(1 + 2000 * Fraction(1, 4096))

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models.harness import OPS, ingredients, tiny_config
+from models.harness import OPS, plan_inputs, tiny_config
 
-from surogate_core.assemble import Assembly, assemble
 from surogate_core.data.loader import MicroBatch
+from surogate_core.planning.assemble import Assembly, assemble
 from surogate_core.program.passes.documents import smaller_bounds
 from surogate_core.runtime.initialise import initialise
 from surogate_core.runtime.worker import Worker
@@ -20,7 +20,7 @@ ROWS, SEQ_LEN, TOKENS = 2, 32, 64
 
 
 def assembled(max_documents: int, **changes: Any) -> Assembly:
-    return assemble(ingredients(CONFIG, batch_size=ROWS, seq_len=SEQ_LEN, max_documents=max_documents, **changes))
+    return assemble(plan_inputs(CONFIG, batch_size=ROWS, seq_len=SEQ_LEN, max_documents=max_documents, **changes))
 
 
 def batch(starts: list[int], max_documents: int) -> MicroBatch:
@@ -55,7 +55,7 @@ def test_a_batch_runs_the_smallest_variant_that_holds_its_documents(monkeypatch:
     run = made._run
     monkeypatch.setattr(made, "_run", lambda program, labels=None: (ran.append(program.name), run(program, labels)))
     for starts in ([0, 32], [*range(0, 64, 8)], [*range(0, 63, 7)]):
-        made.micro_step(batch(starts, 64), first=True, loss_scale=1 / TOKENS, tick=0)
+        made.micro_step(batch(starts, 64), first=True, loss_scale=1 / TOKENS, index=0)
     made.evaluate(batch([0, 32], 64))
     assert ran == ["micro_first@8", "micro_first@8", "micro_first", "evaluate@8"]
 
@@ -67,7 +67,7 @@ def test_a_variant_is_bit_identical_to_the_full_program() -> None:
     starts = [0, 5, 32, 40]
     for made, max_documents in ((a, 64), (b, 63)):
         for first in (True, False):
-            made.micro_step(batch(starts, max_documents), first=first, loss_scale=1 / TOKENS, tick=0)
+            made.micro_step(batch(starts, max_documents), first=first, loss_scale=1 / TOKENS, index=0)
         made.update(lr=1e-2, step=1)
     assert all(torch.equal(w, b.params()[name]) for name, w in a.params().items())
     assert a.evaluate(batch(starts, 64)) == b.evaluate(batch(starts, 63))

@@ -8,12 +8,12 @@ import pytest
 import torch
 import tracking
 from models import harness
-from models.harness import OPS, PlannedModel, ingredients, random_documents, tiny_config, valid_tokens
+from models.harness import OPS, PlannedModel, plan_inputs, random_documents, tiny_config, valid_tokens
 from torch import Tensor
 
-from surogate_core.assemble import assemble
+from surogate_core.checkpoint.states import kept_values
 from surogate_core.errors import ProgramError
-from surogate_core.training_state import kept_values
+from surogate_core.planning.assemble import assemble
 from surogate_recipes_bf16.recipe import BF16
 
 ROWS = [[document] for document in random_documents([11, 13, 9, 16], 97)]
@@ -114,7 +114,7 @@ def test_an_evaluation_changes_no_state() -> None:
 
 
 def test_where_no_state_is_written_nothing_is_added() -> None:
-    assembly = assemble(ingredients(CONFIG))
+    assembly = assemble(plan_inputs(CONFIG))
     assert assembly.pending == ()
     assert "pending" not in {step.name for step in assembly.passes}
     assert "commit" not in {op.kind for program in assembly.all_programs.values() for op in program.ops}
@@ -122,7 +122,7 @@ def test_where_no_state_is_written_nothing_is_added() -> None:
 
 @pytest.mark.usefixtures("_toys")
 def test_what_a_step_writes_before_it_reads_needs_no_copy() -> None:
-    assembly = assemble(ingredients(CONFIG, recipe=tracking.noting(BF16)))
+    assembly = assemble(plan_inputs(CONFIG, recipe=tracking.noting(BF16)))
     assert tracking.NOTED in {v.name for v in assembly.declared} and assembly.pending == ()
 
 
@@ -138,7 +138,7 @@ def test_a_copy_is_planned_and_not_saved() -> None:
 @pytest.mark.usefixtures("_toys")
 def test_an_op_that_reads_such_a_state_is_not_recomputed() -> None:
     def recomputed(parts: Sequence[str]) -> None:
-        assemble(ingredients(CONFIG, recipe=tracking.tracking(BF16), recompute=frozenset(parts)))
+        assemble(plan_inputs(CONFIG, recipe=tracking.tracking(BF16), recompute=frozenset(parts)))
 
     recomputed([])
     with pytest.raises(ProgramError, match=r"toy_scaled .* is recomputed, and reads the state amax_history"):

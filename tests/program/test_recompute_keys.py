@@ -8,7 +8,7 @@ from models.harness import PlannedModel, random_documents, tiny_config
 from torch import Tensor
 
 from surogate_core.api import PrecisionRequest
-from surogate_core.assemble import RECOMPUTE_LABELS
+from surogate_core.planning.assemble import RECOMPUTE_LABELS
 
 PRECISIONS = {
     "fp32": PrecisionRequest(model_dtype="fp32"),

@@ -10,7 +10,7 @@ from threading import Event
 
 import pytest
 
-from surogate_core.runtime.choices import KeptChoices, choices_path, load_choices, save_choices
+from surogate_core.runtime.autotune_cache import AutotuneCache, choices_path, load_choices, save_choices
 
 
 def silent(line: str) -> None:
@@ -27,7 +27,7 @@ def test_a_run_recalls_once_what_the_one_before_chose(monkeypatch: pytest.Monkey
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     recalled: list[Mapping[str, str]] = []
     for chosen in ({"a": "1"}, {"a": "other", "b": "2"}, {}):
-        run = KeptChoices("GPU", silent)
+        run = AutotuneCache("GPU", silent)
         run.keep("lib", recalled.append, lambda chosen=chosen: chosen)  # type: ignore[misc]
         run.keep("lib", recalled.append, lambda: {"never": "asked"})
         run.save()
@@ -45,7 +45,7 @@ def test_the_first_choice_wins_over_later_ones(tmp_path: Path) -> None:
 
 def test_no_thread_goes_on_before_the_choices_are_recalled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    run, recalling, proceed, recalled = KeptChoices("GPU", silent), Event(), Event(), Event()
+    run, recalling, proceed, recalled = AutotuneCache("GPU", silent), Event(), Event(), Event()
 
     def slow_recall(known: Mapping[str, str]) -> None:
         recalling.set()

@@ -19,9 +19,9 @@ from surogate_core.errors import ConfigError, NonFiniteError
 from surogate_core.memory.plan import plan_family
 from surogate_core.program.builder import Builder
 from surogate_core.program.op import Program, Stage
-from surogate_core.runtime import finite
+from surogate_core.runtime import finite_check as finite
 from surogate_core.runtime.arena import Buffers
-from surogate_core.runtime.finite import FiniteCheck, all_finite, contents, refuse_nonfinite_weights
+from surogate_core.runtime.finite_check import FiniteCheck, all_finite, contents, refuse_nonfinite_weights
 from surogate_core.runtime.reference import ReferenceExecutor
 
 NAN, INF = float("nan"), float("inf")

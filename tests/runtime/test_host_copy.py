@@ -9,8 +9,8 @@ import torch
 from models import harness
 from small_programs import INIT
 
-from surogate_core.assemble import assemble
 from surogate_core.memory.plan import plan_family
+from surogate_core.planning.assemble import assemble
 from surogate_core.program.builder import Builder
 from surogate_core.program.value import DTYPE_BYTES
 from surogate_core.runtime.arena import Buffers
@@ -49,7 +49,7 @@ def test_a_copy_stays_as_it_was_when_the_values_change() -> None:
 def test_only_programs_that_write_what_is_copied_have_to_wait() -> None:
     """All else, the steps' long part, goes on beside a copy; frozen values are nobody's."""
     config = harness.tiny_config(num_hidden_layers=1)
-    assembly = assemble(harness.ingredients(config))
+    assembly = assemble(harness.plan_inputs(config))
     buffers = Buffers(assembly.memory)
     states = [v for v in assembly.declared if v.role == "state" and v.name.startswith(("master.", "adamw"))]
     params = list(assembly.params.values())
@@ -59,9 +59,9 @@ def test_only_programs_that_write_what_is_copied_have_to_wait() -> None:
 
 
 def test_the_device_waits_once_before_the_first_writer(monkeypatch: pytest.MonkeyPatch) -> None:
-    assembly = assemble(harness.ingredients(harness.tiny_config(num_hidden_layers=1)))
+    assembly = assemble(harness.plan_inputs(harness.tiny_config(num_hidden_layers=1)))
     worker = Worker.on_cpu(assembly, harness.OPS, 1)
-    copied = worker.keep_copy(assembly.params.values())
+    copied = worker.allocate_snapshot(assembly.params.values())
     waits: list[str] = []
     stream = SimpleNamespace(wait_event=waits.append)
     monkeypatch.setattr(copied, "_main", stream)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from surogate_core.api import Op, Part, Value
-from surogate_core.runtime.streams import in_lanes
+from surogate_core.api import Launch, Op, Value
+from surogate_core.runtime.streams import order_streams
 
 
 class Stream:
@@ -39,8 +39,8 @@ def run(*ops: Op, **above_of: int) -> tuple[dict[str, frozenset[str]], Stream]:
     compute, comm = Stream(), Stream()
     streams = {"compute": compute, "comm": comm}
     seen: dict[str, frozenset[str]] = {}
-    parts = [(Part((streams[op.lane].launch, (op.kind, seen)), above_of.get(op.kind, -1)),) for op in ops]
-    ordered = in_lanes(ops, parts, compute, comm, Event)
+    parts = [(Launch((streams[op.lane].launch, (op.kind, seen)), above_of.get(op.kind, -1)),) for op in ops]
+    ordered = order_streams(ops, parts, compute, comm, Event)
     assert len(ordered) == len(ops)
     for _ in range(2):
         compute.done = comm.done = frozenset()
@@ -94,4 +94,4 @@ def test_what_comes_after_a_program_waits_for_all_of_it() -> None:
 def test_a_program_of_one_lane_is_left_as_it_is(count: int) -> None:
     ops = tuple(op(f"op {i}", a) for i in range(count))
     calls = tuple((print, (i,)) for i in range(count))
-    assert in_lanes(ops, calls, None, None, Event) == calls
+    assert order_streams(ops, calls, None, None, Event) == calls

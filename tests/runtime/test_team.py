@@ -12,12 +12,12 @@ import pytest
 
 from surogate_core.errors import ConfigError, RunStopped
 from surogate_core.runtime import team as team_module
-from surogate_core.runtime.launch import Alone
+from surogate_core.runtime.launch import SingleComm
 from surogate_core.runtime.team import Team
 from surogate_core.runtime.threads import RankThread
 
 
-class Way(Alone):
+class Way(SingleComm):
     """A `Comm` that remembers being given up, and may lose its peers."""
 
     lost: Exception | None = None
@@ -104,8 +104,8 @@ def names(fake: Any) -> list[str]:
     return [name for name, _ in fake.calls]
 
 
-def step(team: Team, tick: int = 10) -> Any:
-    team.micro_step("a", "b", first=True, last=True, loss_scale=0.5, tick=tick)  # type: ignore[arg-type]
+def step(team: Team, index: int = 10) -> Any:
+    team.micro_step("a", "b", first=True, last=True, loss_scale=0.5, index=index)  # type: ignore[arg-type]
     return team.update(lr=0.1, step=1)
 
 
@@ -133,7 +133,7 @@ def test_each_rank_gets_its_batch_and_its_tick_on_a_thread_of_its_own(make: Make
     assert first.threads.isdisjoint(second.threads) and len(first.threads) == len(second.threads) == 1
     given = {fake.rank: next(g for name, g in fake.calls if name == "micro_step") for fake in (first, second)}
     assert [given[rank][0] for rank in (0, 1)] == ["a", "b"]
-    assert [given[rank][1]["tick"] for rank in (0, 1)] == [10, 11]
+    assert [given[rank][1]["index"] for rank in (0, 1)] == [10, 11]
     assert names(first) == ["make", "connect", "start", "micro_step", "update", "settle"]
     assert names(second) == ["make", "copy_from", "connect", "start", "micro_step", "update", "settle"]
 

@@ -36,8 +36,8 @@ SCALE = 1 / valid_tokens([document for row in ROWS for document in row])
 RATE = 0.3
 
 
-def dropped(x: Tensor, rate: float = RATE, *, tick: int = 3, seed: int = 11, stream: int = 77) -> Tensor:
-    return lora_dropout(x, torch.tensor(tick, dtype=torch.int32), torch.tensor(seed), rate=rate, stream=stream)
+def dropped(x: Tensor, rate: float = RATE, *, micro_step: int = 3, seed: int = 11, stream: int = 77) -> Tensor:
+    return lora_dropout(x, torch.tensor(micro_step, dtype=torch.int32), torch.tensor(seed), rate=rate, stream=stream)
 
 
 # ---------------------------------------------------------------------------------------------------------- the mask
@@ -75,7 +75,7 @@ def test_a_dropped_element_is_zero_whatever_it_held() -> None:
         assert not y[mask].any() and not torch.signbit(y[mask]).any()
 
 
-@pytest.mark.parametrize("other", [{"tick": 4}, {"seed": 12}, {"seed": 11 + (1 << 32)}, {"stream": 78}], ids=str)
+@pytest.mark.parametrize("other", [{"micro_step": 4}, {"seed": 12}, {"seed": 11 + (1 << 32)}, {"stream": 78}], ids=str)
 def test_another_micro_step_seed_or_module_drops_other_elements(other: dict[str, int]) -> None:
     """Independent masks correlate by less than 5 / sqrt(N)."""
     x = torch.ones(512, 512)
@@ -91,12 +91,12 @@ def test_a_rate_is_a_number_of_draws_neither_none_nor_all() -> None:
 @pytest.mark.parametrize("rate", [0.0, 1.0, -0.1, float("nan")])
 def test_the_op_refuses_what_is_no_share(rate: float) -> None:
     b = Builder(OPS, "fp32")
-    x, tick, seed = b.input("x", (4, 4), "fp32"), b.input("tick", (), "int32"), b.input("seed", (), "int64")
+    x, micro_step, seed = b.input("x", (4, 4), "fp32"), b.input("micro_step", (), "int32"), b.input("seed", (), "int64")
     with b.record("forward"):
         with pytest.raises(ProgramError, match="a share between 0 and 1"):
-            b.apply("lora_dropout", x, tick, seed, rate=rate, stream=0)
-        with pytest.raises(ProgramError, match="tick is an int32"):
-            b.apply("lora_dropout", x, seed, tick, rate=0.5, stream=0)
+            b.apply("lora_dropout", x, micro_step, seed, rate=rate, stream=0)
+        with pytest.raises(ProgramError, match="micro_step is an int32"):
+            b.apply("lora_dropout", x, seed, micro_step, rate=0.5, stream=0)
 
 
 def test_the_gradient_is_that_of_finite_differences() -> None:
@@ -105,10 +105,10 @@ def test_the_gradient_is_that_of_finite_differences() -> None:
     def build(b: Builder) -> Value:
         named = {v.name: v for v in b.declared}
         x = b.param("x", (9, 7), INIT)
-        y = b.apply("lora_dropout", x, named["tick"], named["seed"], rate=RATE, stream=5)
+        y = b.apply("lora_dropout", x, named["micro_step"], named["seed"], rate=RATE, stream=5)
         return b.apply("toy_dot", y, b.input("direction", (9, 7), "fp64"))
 
-    trained = train(build, ops=VOCABULARY | {op.kind: op for op in LORA_OPS}, contents={"tick": torch.tensor(6)})
+    trained = train(build, ops=VOCABULARY | {op.kind: op for op in LORA_OPS}, contents={"micro_step": torch.tensor(6)})
     gradient = trained.run()["x"]
     assert 0 < int((gradient == 0).sum()) < gradient.numel()
     x = trained.param("x")
@@ -134,9 +134,9 @@ def planned(rate: float, **settings: Any) -> PlannedModel:
     return model
 
 
-def step(model: PlannedModel, tick: int, *, seed: int = 5, first: bool = True) -> float:
+def step(model: PlannedModel, micro_step: int, *, seed: int = 5, first: bool = True) -> float:
     scalars = model.assembly.scalars
-    for value, content in ((scalars.tick, tick), (scalars.seed, seed)):
+    for value, content in ((scalars.micro_step, micro_step), (scalars.seed, seed)):
         model.buffers.persistent(value).fill_(content)
     return model.micro_step(ROWS, SCALE, first=first)
 
@@ -194,18 +194,18 @@ def streams(model: PlannedModel) -> dict[str, int]:
 class OurMask(torch.nn.Module):
     """Stands in for a dropout of PEFT: drops what our op drops in these rows of the packed batch."""
 
-    def __init__(self, stream: int, tick: int, rows: list[slice]) -> None:
+    def __init__(self, stream: int, micro_step: int, rows: list[slice]) -> None:
         super().__init__()
-        self.stream, self.tick, self.rows = stream, tick, rows
+        self.stream, self.micro_step, self.rows = stream, micro_step, rows
 
     def forward(self, x: Tensor) -> Tensor:
-        mask = dropped(torch.ones(72, x.shape[-1]), tick=self.tick, seed=5, stream=self.stream)
+        mask = dropped(torch.ones(72, x.shape[-1]), micro_step=self.micro_step, seed=5, stream=self.stream)
         return x * mask[self.rows[-1]]
 
 
 def test_loss_and_gradients_equal_pefts_when_it_drops_the_same_elements() -> None:
     """As without dropout: fp32 in another order. `rows` ends with the rows of the document that PEFT is given."""
-    model, tick = planned(RATE), 9
+    model, micro_step = planned(RATE), 9
     config = peft.LoraConfig(r=4, lora_alpha=32, lora_dropout=RATE, target_modules="all-linear", task_type="CAUSAL_LM")
     theirs = peft.get_peft_model(random_hf_model(tiny_config()), config).train()
     rows: list[slice] = []
@@ -215,7 +215,7 @@ def test_loss_and_gradients_equal_pefts_when_it_drops_the_same_elements() -> Non
     for module, stream in streams(model).items():
         layer = theirs.get_submodule(f"base_model.model.{module}")
         assert layer.lora_dropout["default"].p == RATE
-        layer.lora_dropout["default"] = OurMask(stream, tick, rows)
+        layer.lora_dropout["default"] = OurMask(stream, micro_step, rows)
     with torch.no_grad():
         for value in model.assembly.trainable:
             parameters[value.name].copy_(model.params[value.name])
@@ -224,7 +224,7 @@ def test_loss_and_gradients_equal_pefts_when_it_drops_the_same_elements() -> Non
         rows.append(slice(24 * i, 24 * i + len(document)))
         expected = expected + hf_loss_sum(theirs, [document]) * SCALE
     expected.backward()
-    assert step(model, tick) == pytest.approx(expected.item(), rel=1e-5)
+    assert step(model, micro_step) == pytest.approx(expected.item(), rel=1e-5)
     errors = {name: relative_error(grad, parameters[name].grad) for name, grad in gradients(model).items()}
     assert len(errors) == 56 and max(errors.values()) <= 1e-5, errors
 
@@ -239,7 +239,7 @@ def test_recomputation_changes_no_bit(parts: str) -> None:
 
 def test_micro_steps_drop_other_elements_and_the_same_one_the_same() -> None:
     model = planned(RATE)
-    losses = [step(model, tick, seed=seed) for tick, seed in ((0, 5), (1, 5), (0, 6), (0, 5))]
+    losses = [step(model, micro_step, seed=seed) for micro_step, seed in ((0, 5), (1, 5), (0, 6), (0, 5))]
     assert losses[0] == losses[3] and len(set(losses)) == 3
     step(model, 0)
     both = step(model, 1, first=False)

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from models.harness import OPS, ingredients, tiny_config
+from models.harness import OPS, plan_inputs, tiny_config
 
-from surogate_core.assemble import Assembly, assemble, op_workspace
 from surogate_core.memory.lifetimes import align
 from surogate_core.memory.plan import plan
+from surogate_core.planning.assemble import Assembly, assemble, op_workspace
 from surogate_core.program.op import Op, Program
 from surogate_core.program.value import Value
 from surogate_lora.adapter import LORA
@@ -30,7 +30,7 @@ BY_THE_WAY = {"rmsnorm_bwd", "qk_norm_rope_bwd"}
 
 
 def adapted(config: Mapping[str, Any], **options: Any) -> Assembly:
-    return assemble(ingredients(config, adapters=[(LORA, LoraOptions(lora_rank=2, **options))]))
+    return assemble(plan_inputs(config, adapters=[(LORA, LoraOptions(lora_rank=2, **options))]))
 
 
 def head(program: Program) -> Op:
@@ -76,5 +76,5 @@ def test_a_frozen_head_spares_a_third_of_its_work_and_the_bytes_of_its_gradient(
 
 
 def test_a_trained_head_keeps_its_gradient() -> None:
-    program = assemble(ingredients(tiny_config())).programs["micro_first"]
+    program = assemble(plan_inputs(tiny_config())).programs["micro_first"]
     assert head(program).attrs["wrt"] == (0, 1) and head(program).outs[2].role == "grad"

@@ -45,7 +45,7 @@ class Updates:
         self.scalars = Scalars(
             b.input("lr", (), "fp32"),
             b.input("step", (), "int32"),
-            b.input("tick", (), "int32"),
+            b.input("micro_step", (), "int32"),
             b.input("seed", (), "int64"),
         )
         self.clip_coef = b.input("clip_coef", (), "fp32")

@@ -33,7 +33,7 @@ def surogate_dataset_formats() -> Iterable[DatasetFormatDef]:
 
 @hookimpl
 def surogate_loggers() -> Iterable[LoggerDef]:
-    from .metrics import LOGGERS
+    from .reporting.builtin import LOGGERS
 
     return LOGGERS
 
@@ -54,6 +54,6 @@ def surogate_kernels() -> Iterable[KernelDef]:
 
 @hookimpl
 def surogate_diagnose(system: SystemInfo) -> Iterable[Finding]:
-    from .system import diagnose
+    from .machine.system import diagnose
 
     return diagnose(system)

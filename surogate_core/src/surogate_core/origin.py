@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .errors import PluginError, ProgramError
@@ -49,6 +49,16 @@ class Origin:
                 place = f" ({path.parent.name}/{path.name}:{trace.tb_lineno})"
             trace = trace.tb_next
         return place
+
+
+@dataclass(frozen=True, kw_only=True)
+class Definition:
+    """The base of everything that a plugin defines.
+
+    origin: which plugin provides it; the registry sets it. None for definitions of surogate-core.
+    """
+
+    origin: Origin | None = field(default=None, repr=False, compare=False)
 
 
 @contextmanager

@@ -14,25 +14,25 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .adapted import kind_of_adapter, open_merge
 from .api import DeviceInfo, LauncherDef, Topology
-from .config import LoadedConfig, Mode, TrainConfig, apply_overrides, load_config, read_yaml
-from .earlier_work import refuse_nonempty, set_aside_outputs
+from .checkpoint.adapter import kind_of_adapter, open_merge
+from .checkpoint.resume import Resumed, choose
+from .config.load import LoadedConfig, Mode, TrainConfig, apply_overrides, load_config, read_yaml
 from .errors import ConfigError
-from .hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
-from .idle_kernels import idle_kernels, idle_modules
-from .local_device import USE_THE_CPU, LocalDevice, local_device, open_contexts
+from .hub.config_json import read_config
+from .hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
+from .machine.local_device import USE_THE_CPU, LocalDevice, local_device, open_contexts
+from .machine.timing import mark
 from .memory.devices import GIB
 from .memory.devices import device as known_device
-from .model_config import read_config
-from .output_check import OutputCheck
-from .output_folder import refuse_earlier_work, refuse_to_overwrite
-from .plugins import load_registry
-from .prepare import Prepared, prepare
-from .prepared_worker import fill_weights, make_worker
-from .resume import Resumed, choose
-from .timing import mark
-from .train_result import TrainResult
+from .outputs.check import OutputCheck
+from .outputs.earlier_work import refuse_nonempty, set_aside_outputs
+from .outputs.folder import refuse_earlier_work, refuse_to_overwrite
+from .planning.idle_kernels import idle_kernels, idle_modules
+from .planning.prepare import Prepared, prepare
+from .plugins.discovery import load_registry
+from .train.result import TrainResult
+from .train.worker_setup import fill_weights, make_worker
 
 if TYPE_CHECKING:
     from .data.corpora import Corpora
@@ -126,7 +126,7 @@ def _train(
     if here.device.sm is not None:
         open_contexts(min(config.gpus or here.count, here.count))
     from .runtime.device import devices_to_use
-    from .training_run import train_prepared
+    from .train.trainer import train_prepared
 
     mark("import torch")
     device, devices = device_of_torch(here), devices_to_use(config.gpus)
@@ -209,7 +209,7 @@ def _refuse_unless_it_fits(prepared: Prepared) -> None:
     report = prepared.report
     if report.fits:
         return
-    from .suggestions import one_line, suggest
+    from .planning.suggestions import one_line, suggest
 
     suggestions = "; or ".join(map(one_line, suggest(prepared)))
     raise ConfigError(

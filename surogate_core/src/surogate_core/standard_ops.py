@@ -19,10 +19,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .api import Gradients, OpDef, OutSpec
 from .errors import ProgramError
-from .program.builder import Builder
 from .program.op import Op
+from .program.opdef import Emitter, Gradients, OpDef, OutSpec
 from .program.value import Value, accumulator
 
 _REFERENCE = "surogate_core.reference.ops"
@@ -49,7 +48,7 @@ def _embedding(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [OutSpec("embedding", (*tokens.shape, _matrix(w, "w")[1]), w.dtype)]
 
 
-def _embedding_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
+def _embedding_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
     (dy,) = grads
     tokens, w = op.ins
     assert dy is not None
@@ -72,7 +71,7 @@ def _linear(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [OutSpec("linear", (t, n), attrs.get("dtype", x.dtype))]
 
 
-def _linear_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
+def _linear_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
     (dy,) = grads
     assert dy is not None
     x, w = op.ins[0], op.ins[1]
@@ -122,7 +121,7 @@ def _rmsnorm(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return _norm_specs(ins[0], ins[1])
 
 
-def _rmsnorm_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
+def _rmsnorm_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
     x, w = op.ins
     dnorm = grads[0]
     _need(grads[1] is None, "the loss reads rstd, which has no backward rule")
@@ -138,7 +137,7 @@ def _add_rmsnorm(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [*_norm_specs(residual, w), OutSpec("residual", residual.shape, residual.dtype)]
 
 
-def _add_rmsnorm_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
+def _add_rmsnorm_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
     """x and residual receive the same gradient, because the gradient of a sum is passed to both addends unchanged."""
     dnorm, drstd, dresidual = grads
     _need(drstd is None, "the loss reads rstd, which has no backward rule")
@@ -150,7 +149,7 @@ def _add_rmsnorm_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
     return dx, dx, dw
 
 
-def _add_rmsnorm_rematerialise(b: Builder, op: Op, kept: frozenset[Value]) -> Gradients:
+def _add_rmsnorm_rematerialise(b: Emitter, op: Op, kept: frozenset[Value]) -> Gradients:
     """Recompute the norm from the stored residual if there is one, so that x need not be kept.
 
     This is bit-identical, because the norm is defined on the rounded residual.
@@ -183,7 +182,7 @@ def _attention(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [OutSpec("attention", (t, heads * size), qkv.dtype), OutSpec("lse", (heads, t), accumulator(qkv.dtype))]
 
 
-def _attention_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
+def _attention_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
     qkv, cu_seqlens = op.ins
     out, lse = op.outs
     dout = grads[0]
@@ -216,7 +215,7 @@ def _swiglu(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [OutSpec("swiglu", (t, width // 2), ins[0].dtype)]
 
 
-def _swiglu_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
+def _swiglu_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
     (dy,) = grads
     assert dy is not None
     return (b.apply("swiglu_bwd", dy, op.ins[0], label=f"d_{op.ins[0].label}"),)
@@ -268,7 +267,7 @@ def _add(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [OutSpec(a.label, a.shape, a.dtype)]
 
 
-def _add_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
+def _add_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
     return grads[0], grads[0]
 
 
@@ -276,7 +275,7 @@ def _cast(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [OutSpec(ins[0].label, ins[0].shape, attrs["dtype"])]
 
 
-def _cast_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
+def _cast_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
     """Cast the gradient of an activation to the activation's dtype.
 
     The gradient of a param stays as it is, so that a product's fp32 sum is not narrowed.

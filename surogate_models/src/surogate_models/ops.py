@@ -15,9 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from surogate_core.api import Gradients, Op, OpDef, OutSpec, Value
+from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, Value
 from surogate_core.errors import ProgramError
-from surogate_core.program.builder import Builder
 from surogate_core.program.value import accumulator
 
 _REFERENCE = "surogate_models.reference"
@@ -42,7 +41,7 @@ def _infer_rope(ins: Sequence[Value], attrs: Mapping[str, Any], label: str = "ro
     return [OutSpec(label, qkv.shape, qkv.dtype)]
 
 
-def _vjp_rope(b: Builder, op: Op, grads: Gradients) -> Gradients:
+def _vjp_rope(b: Emitter, op: Op, grads: Gradients) -> Gradients:
     """The gradient is rotated by the opposite angles, so no activation is kept."""
     (dy,) = grads
     assert dy is not None
@@ -53,7 +52,7 @@ def _infer_rope_bwd(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutS
     return _infer_rope(ins, attrs, "d_qkv")
 
 
-def _vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
+def _vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
     """The backward op recomputes the norms from qkv, which is cheaper than storing rstd per head and token."""
     (dy,) = grads
     assert dy is not None

@@ -12,7 +12,7 @@ def diagnose(system: SystemInfo) -> list[Finding]:
     """Report version and path of the cuBLASLt and cuDNN that a run would load. Empty without compiled kernels."""
     try:
         from . import _C
-    except Exception:  # reported by surogate_core.compiled
+    except Exception:  # reported by surogate_core.api.compiled
         return []
     on_gpu = any("error" not in gpu for gpu in system.gpus)
     return [_finding(row, on_gpu) for row in _C.library_info()]

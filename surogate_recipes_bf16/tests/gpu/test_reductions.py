@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 
 NORM = Value(name="norm", shape=(), dtype="fp32", role="act")
 CLIP_COEF = Value(name="clip_coef", shape=(), dtype="fp32", role="act")
-TICK = Value(name="tick", shape=(), dtype="int32", role="input")
+TICK = Value(name="micro_step", shape=(), dtype="int32", role="input")
 SEED = Value(name="seed", shape=(), dtype="int64", role="input")
 
 SIZES = [1, 7, 8, 9, 2047, 2048, 2049, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 3 * CHUNK_SIZE + 5]

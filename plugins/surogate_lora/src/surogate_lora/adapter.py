@@ -97,7 +97,7 @@ def _with_dropout(b: Builder, x: Value, module: str, label: str, scalars: Scalar
     if not rate:
         return x
     stream = crc32(f"{module}.lora_dropout".encode())
-    return b.apply("lora_dropout", x, scalars.tick, scalars.seed, label=label, rate=rate, stream=stream)
+    return b.apply("lora_dropout", x, scalars.micro_step, scalars.seed, label=label, rate=rate, stream=stream)
 
 
 def _matrices(b: Builder, p: _Projection, width: int, dtype: str, rank: int) -> tuple[Value, Value]:

@@ -46,11 +46,11 @@ def _bind_slice(op: Op, ctx: BindContext) -> Call:
 def _bind_dropout(op: Op, ctx: BindContext) -> Call:
     from . import _C
 
-    (x, tick, seed), (y,) = op.ins, op.outs
+    (x, micro_step, seed), (y,) = op.ins, op.outs
     rate = op.attrs["rate"]
     return ctx.call(
         _C.lora_dropout,
-        *(x, tick, seed, y, x.size, op.attrs["stream"]),
+        *(x, micro_step, seed, y, x.size, op.attrs["stream"]),
         *(dropped_draws(rate), kept_scale(rate), DTYPE_CODES[x.dtype]),
     )
 

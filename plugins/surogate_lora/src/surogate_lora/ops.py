@@ -7,7 +7,7 @@ T tokens, N columns of a projection that may be several stored as one, n columns
 
 And what a branch sees of its input, in training alone:
 
-    lora_dropout  (x [T, K], tick, seed; rate, stream)              -> x / (1 - rate), or 0 where an element is dropped
+    lora_dropout  (x [T, K], micro_step, seed; rate, stream)        -> x / (1 - rate), or 0 where an element is dropped
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from surogate_core.api import Gradients, Op, OpDef, OutSpec, Value
+from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, Value
 from surogate_core.errors import ProgramError
-from surogate_core.program.builder import Builder
 
 
 def _lora_add(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
@@ -34,7 +33,7 @@ def _lora_add(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
     return [OutSpec(base.label, base.shape, base.dtype)]
 
 
-def _lora_add_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
+def _lora_add_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
     (dy,) = grads
     assert dy is not None
     taken = (
@@ -67,16 +66,16 @@ def kept_scale(rate: float) -> float:
 
 
 def _lora_dropout(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
-    x, tick, seed = ins
+    x, micro_step, seed = ins
     if not 0 < attrs["rate"] < 1:
         raise ProgramError(f"drops a share between 0 and 1, not {attrs['rate']}")
-    if (tick.shape, tick.dtype, seed.shape, seed.dtype) != ((), "int32", (), "int64"):
-        raise ProgramError(f"tick is an int32 and seed an int64 scalar, not {tick!r} and {seed!r}")
+    if (micro_step.shape, micro_step.dtype, seed.shape, seed.dtype) != ((), "int32", (), "int64"):
+        raise ProgramError(f"micro_step is an int32 and seed an int64 scalar, not {micro_step!r} and {seed!r}")
     return [OutSpec(x.label, x.shape, x.dtype)]
 
 
-def _lora_dropout_vjp(b: Builder, op: Op, grads: Gradients) -> Gradients:
-    """The same elements: the random bits are a function of tick, seed, stream and place."""
+def _lora_dropout_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
+    """The same elements: the random bits are a function of micro_step, seed, stream and place."""
     (dy,) = grads
     assert dy is not None
     return b.apply("lora_dropout", dy, *op.ins[1:], label=f"d_{op.ins[0].label}", **op.attrs), None, None

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pluggy
 
 from surogate_core.api import AdapterDef, Finding, KernelDef, OpDef, SystemInfo
-from surogate_core.compiled import diagnose, of_module
+from surogate_core.api.compiled import diagnose, of_module
 
 from .adapter import LORA
 from .kernels import KERNELS

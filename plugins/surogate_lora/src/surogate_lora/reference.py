@@ -27,8 +27,8 @@ def lora_slice(x: Tensor, *, column: int, width: int, scale: float, dtype: str) 
     return (scale * up(x[:, column : column + width])).to(TORCH_DTYPES[dtype])
 
 
-def lora_dropout(x: Tensor, tick: Tensor, seed: Tensor, *, rate: float, stream: int) -> Tensor:
+def lora_dropout(x: Tensor, micro_step: Tensor, seed: Tensor, *, rate: float, stream: int) -> Tensor:
     """x with elements set to zero where their 16 random bits are below `dropped_draws(rate)`, the others scaled."""
-    bits = random_16_bits(x.numel(), seed=int(seed), stream=stream, step=int(tick)).reshape(x.shape)
+    bits = random_16_bits(x.numel(), seed=int(seed), stream=stream, step=int(micro_step)).reshape(x.shape)
     kept = kept_scale(rate) * up(x)
     return torch.where(bits >= dropped_draws(rate), kept, torch.zeros_like(kept)).to(x.dtype)

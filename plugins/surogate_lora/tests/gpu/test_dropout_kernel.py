@@ -18,18 +18,24 @@ from surogate_lora.reference import lora_dropout
 
 pytestmark = pytest.mark.gpu
 
-TICK = Value(name="tick", shape=(), dtype="int32", role="input")
+TICK = Value(name="micro_step", shape=(), dtype="int32", role="input")
 SEED = Value(name="seed", shape=(), dtype="int64", role="input")
 FLOATS = ("fp32", "bf16")
 
 
 def case(
-    shape: tuple[int, ...], dtype: str, *, rate: float = 0.3, stream: int = 0x9ABCDEF1, tick: int = 7, seed: int = 11
+    shape: tuple[int, ...],
+    dtype: str,
+    *,
+    rate: float = 0.3,
+    stream: int = 0x9ABCDEF1,
+    micro_step: int = 7,
+    seed: int = 11,
 ) -> tuple[Op, dict[Value, Tensor]]:
     x, y = (Value(name=name, shape=shape, dtype=dtype, role="act") for name in "xy")
     content = torch.randn(shape).to(TORCH_DTYPES[dtype])
     content.view(-1)[0] = -0.0
-    contents = {x: content, TICK: torch.tensor(tick, dtype=torch.int32), SEED: torch.tensor(seed)}
+    contents = {x: content, TICK: torch.tensor(micro_step, dtype=torch.int32), SEED: torch.tensor(seed)}
     return Op("lora_dropout", (x, TICK, SEED), (y,), {"rate": rate, "stream": stream}), contents
 
 
@@ -50,10 +56,10 @@ def test_the_same_elements_are_dropped_and_scaled(shape: tuple[int, int], dtype:
 
 
 @pytest.mark.parametrize("seed", [0, -1, (1 << 63) - 1, -(1 << 40)])
-@pytest.mark.parametrize("tick", [0, 1, 2**31 - 1])
-def test_seeds_ticks_and_streams(seed: int, tick: int) -> None:
+@pytest.mark.parametrize("micro_step", [0, 1, 2**31 - 1])
+def test_seeds_ticks_and_streams(seed: int, micro_step: int) -> None:
     for stream in (0, 2**32 - 1):
-        check((40, 77), "bf16", seed=seed, tick=tick, stream=stream)
+        check((40, 77), "bf16", seed=seed, micro_step=micro_step, stream=stream)
 
 
 @pytest.mark.parametrize("rate", [1e-9, 0.05, 0.1, 0.5, 0.999, 1 - 1e-9])
@@ -76,8 +82,8 @@ def test_a_captured_launch_reads_tick_and_seed_when_it_runs() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         binding.launch(torch.cuda.current_stream().cuda_stream)
-    for tick, seed in ((8, 11), (8, -3)):
-        now = contents | {TICK: torch.tensor(tick, dtype=torch.int32), SEED: torch.tensor(seed)}
+    for micro_step, seed in ((8, 11), (8, -3)):
+        now = contents | {TICK: torch.tensor(micro_step, dtype=torch.int32), SEED: torch.tensor(seed)}
         for value in (TICK, SEED):
             binding.buffers[value].tensor.copy_(now[value])
         graph.replay()
@@ -90,7 +96,7 @@ def test_wrong_arguments_are_named() -> None:
 
     p = guarded((64,), torch.float32).pointer
     for call, message in (
-        (lambda: _C.lora_dropout(p, 0, p, p, 8, 0, 9, 1.0, 0, 0), "lora_dropout: tick is a null pointer"),
+        (lambda: _C.lora_dropout(p, 0, p, p, 8, 0, 9, 1.0, 0, 0), "lora_dropout: micro_step is a null pointer"),
         (lambda: _C.lora_dropout(p, p, p + 4, p, 8, 0, 9, 1.0, 0, 0), "lora_dropout: seed must be aligned to 8 bytes"),
         (lambda: _C.lora_dropout(p, p, p, p, 0, 0, 9, 1.0, 0, 0), "lora_dropout: size must be positive"),
         (lambda: _C.lora_dropout(p, p, p, p, 8, 0, 1 << 16, 1.0, 0, 0), "lora_dropout: dropped must be between"),

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pluggy
 
 from surogate_core.api import Finding, KernelDef, OpDef, OptimizerDef, SystemInfo
-from surogate_core.compiled import diagnose, of_module
+from surogate_core.api.compiled import diagnose, of_module
 
 from .adamw import ADAMW, ADAMW_OP
 from .kernels import KERNELS

@@ -19,14 +19,17 @@ them with the plugin's own prefix (`adamw_beta1`), since all installed plugins s
 
 from __future__ import annotations
 
+from ..origin import Definition
+from ..program.inputs import BatchInputs, Scalars
 from ..program.op import Op, Program
+from ..program.opdef import Emitter, Gradients, OpDef, OutSpec
 from ..program.value import Init, Value
 from .adapters import AdapterDef, Merge
-from .base import Definition, Deterministic, DeviceInfo, NoOptions, Support, Target
+from .base import Deterministic, DeviceInfo, NoOptions, Support, Target
 from .data import DatasetFormatDef, Encoded, Omission
-from .models import BatchInputs, Dims, HFTensor, ModelDef, WeightMap
-from .optimizers import OffloadDef, OptimizerDef, ParamGrad, Scalars
-from .programs import BindContext, Call, Gradients, KernelDef, OpDef, OutSpec, Part
+from .kernels import BindContext, Call, KernelDef, Launch
+from .models import Dims, HFTensor, ModelDef, WeightMap
+from .optimizers import OffloadDef, OptimizerDef, ParamGrad
 from .recipes import Precision, PrecisionRequest, RecipeDef
 from .running import (
     Comm,
@@ -54,6 +57,7 @@ __all__ = [
     "Deterministic",
     "DeviceInfo",
     "Dims",
+    "Emitter",
     "Encoded",
     "EvalReport",
     "Finding",
@@ -62,6 +66,7 @@ __all__ = [
     "HFTensor",
     "Init",
     "KernelDef",
+    "Launch",
     "LauncherDef",
     "Logger",
     "LoggerDef",
@@ -75,7 +80,6 @@ __all__ = [
     "OptimizerDef",
     "OutSpec",
     "ParamGrad",
-    "Part",
     "Precision",
     "PrecisionRequest",
     "Program",

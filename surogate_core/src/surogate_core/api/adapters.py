@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from ..origin import Definition
+from ..program.inputs import Scalars
 from ..program.op import Program
 from ..program.value import Value
-from .base import Definition
 from .models import WeightMap
-from .optimizers import Scalars
 from .recipes import Precision
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class AdapterDef(Definition):
 
     apply       (program, builder, precision, the model's weight maps, scalars, options) -> the rewritten program, whose
                 one output is the loss. Raises ConfigError for options that do not fit the model. Of the scalars, a
-                micro-step has tick and seed; lr and step are those of the last update, 0 before the first, and
+                micro-step has micro_step and seed; lr and step are those of the last update, 0 before the first, and
                 after a resume those of the checkpoint's.
     trainable   (param, its weight map or None where the adapter made it, options) -> whether it is trained; the others
                 are frozen

@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
-
-from ..origin import Origin
-
-
-@dataclass(frozen=True, kw_only=True)
-class Definition:
-    """What every definition has besides its own fields.
-
-    origin: which plugin provides it; the registry sets it. None for definitions of surogate-core.
-    """
-
-    origin: Origin | None = field(default=None, repr=False, compare=False)
 
 
 class NoOptions(BaseModel):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from .base import Definition
+from ..origin import Definition
 
 
 @dataclass(frozen=True)

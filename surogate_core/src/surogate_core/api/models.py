@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from ..origin import Definition
+from ..program.inputs import BatchInputs
 from ..program.value import Value
-from .base import Definition
 
 if TYPE_CHECKING:
     from ..program.builder import Builder
@@ -25,29 +26,6 @@ class Dims(Protocol):
     def max_positions(self) -> int:
         """Longest sequence that the checkpoint's configuration allows, in tokens."""
         ...
-
-
-@dataclass(frozen=True)
-class BatchInputs:
-    """The input values of a micro-step of T tokens: rows of `seq_len`, flattened.
-
-    tokens      int32 [T]
-    targets     int32 [T]: the label of each position, already shifted; -100 where there is none
-    positions   int32 [T]: restart at every document
-    cu_seqlens  int32 [max_documents + 1]: offsets of the documents in [0, T], ascending; unused entries repeat T.
-                Documents tile [0, T]: padding is a document without labels.
-    loss_scale  fp32 []: 1 / valid tokens of the whole optimizer step
-    seq_len     tokens a row: no document is longer
-    lmhead_chunks  into how many pieces `lm_head_ce` divides the T rows, to keep its logits small
-    """
-
-    tokens: Value
-    targets: Value
-    positions: Value
-    cu_seqlens: Value
-    loss_scale: Value
-    seq_len: int
-    lmhead_chunks: int = 1
 
 
 @dataclass(frozen=True)

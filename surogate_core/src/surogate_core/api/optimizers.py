@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from ..origin import Definition
+from ..program.inputs import Scalars
 from ..program.op import Program
 from ..program.value import Value
-from .base import Definition, NoOptions
+from .base import NoOptions
 from .recipes import Precision
 
 if TYPE_CHECKING:
@@ -24,20 +26,6 @@ class ParamGrad:
     param: Value
     grad: Value
     master: Value
-
-
-@dataclass(frozen=True)
-class Scalars:
-    """Device scalars that the loop writes before a program runs, so that a captured graph never bakes one in.
-
-    lr fp32 []; step int32 [], 1 at the first optimizer step; tick int32 [], counts micro-steps over the whole run;
-    seed int64 [].
-    """
-
-    lr: Value
-    step: Value
-    tick: Value
-    seed: Value
 
 
 @dataclass(frozen=True, kw_only=True)

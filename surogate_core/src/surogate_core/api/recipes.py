@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
+from ..origin import Definition
 from ..program.op import Program
-from .base import Definition, DeviceInfo, NoOptions, Support
+from .base import DeviceInfo, NoOptions, Support
 
 if TYPE_CHECKING:
     from ..program.builder import Builder

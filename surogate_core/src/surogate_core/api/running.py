@@ -9,7 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel
 
-from .base import Definition, NoOptions
+from ..origin import Definition
+from .base import NoOptions
 
 
 class Comm(Protocol):

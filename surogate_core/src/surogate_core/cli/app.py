@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from ..errors import ConfigError, SurogateError
 
 if TYPE_CHECKING:
-    from ..config import Mode
+    from ..config.load import Mode
 
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
@@ -296,7 +296,7 @@ def _mode(sft: bool, pt: bool) -> Mode:
 
 def _print_notices() -> None:
     """One line on stderr for each plugin that did not load: a run that needs it will say so, others go on."""
-    from ..plugins import load_registry
+    from ..plugins.discovery import load_registry
     from .render import print_warning
 
     for notice in load_registry().notices:
@@ -337,8 +337,8 @@ def main() -> None:
             raise SystemExit(signalled[-1]) from None
         raise
     finally:
-        if "surogate_core.timing" in sys.modules:
-            from ..timing import print_phases
+        if "surogate_core.machine.timing" in sys.modules:
+            from ..machine.timing import print_phases
 
             print_phases()
         for number, handler in before.items():

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ..api import Finding, SystemInfo
-from ..compiled import problem
-from ..idle_kernels import idle_kernels
-from ..local_device import local_device
-from ..plugins import survey
-from ..registry import Plugin, Registry
-from ..system import GIB, collect
+from ..api.compiled import problem
+from ..machine.local_device import local_device
+from ..machine.system import GIB, collect
+from ..planning.idle_kernels import idle_kernels
+from ..plugins.discovery import survey
+from ..plugins.registry import Plugin, Registry
 from .render import output_width, paint, paragraph, table
 
 _COLOUR: Final = {"ok": "green", "warning": "yellow", "error": "red"}

@@ -18,7 +18,7 @@ from typer.main import get_command
 
 from ..errors import PluginError, SurogateError
 from ..origin import described
-from ..plugin_switch import switched_off
+from ..plugins.switch import switched_off
 
 GROUP: Final = "surogate.commands"
 CORE_VERBS: Final = ("train", "pt", "sft", "plan", "merge", "tokenize", "verify", "plugins", "doctor")

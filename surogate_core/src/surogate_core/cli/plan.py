@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from .. import run
-from ..config import LoadedConfig, Mode
+from ..config.load import LoadedConfig, Mode
 from ..errors import SurogateError
-from ..idle_kernels import idle_kernels, idle_modules
-from ..local_device import local_device
+from ..machine.local_device import local_device
 from ..memory.devices import GIB
-from ..prepare import Prepared
+from ..planning.idle_kernels import idle_kernels, idle_modules
+from ..planning.prepare import Prepared
+from ..planning.suggestions import suggest
+from ..plugins.registry import REFERENCE
 from ..program.show import listing as program_listing
-from ..registry import REFERENCE
-from ..suggestions import suggest
-from ..summary import devices_text, parameters_text
+from ..reporting.text import devices_text, parameters_text
 from .render import output_width, paint, paragraph
 
 
@@ -121,7 +121,7 @@ def to_json(prepared: Prepared, chosen: str, problem: str = "") -> dict[str, Any
 
 
 def _text(prepared: Prepared, chosen: str, defaults: str) -> Iterator[str]:
-    report, given = prepared.report, prepared.ingredients
+    report, given = prepared.report, prepared.inputs
     config = prepared.loaded.config
     parameters, trained = parameters_text(prepared.n_params), parameters_text(prepared.n_trainable)
     yield f"{config.model}: {given.model.name}, {parameters} parameters, {trained} trained"

@@ -7,8 +7,8 @@ import traceback
 from typing import Any, Final
 
 from ..api import API
-from ..plugins import survey
-from ..registry import KINDS, Plugin, Registry, State
+from ..plugins.discovery import survey
+from ..plugins.registry import KINDS, Plugin, Registry, State
 from .external import Verb, all_verbs
 from .render import output_width, paint, paragraph, print_error, print_warning, table, traceback_wanted
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from .. import run
 from ..api import Encoded
-from ..config import LoadedConfig, Mode
+from ..config.load import LoadedConfig, Mode
 from ..data.cache import TokenDataset
 from ..data.corpora import Corpora
 from ..data.pack import PackedRows

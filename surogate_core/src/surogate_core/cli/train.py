@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 from .. import run
-from ..config import Mode
+from ..config.load import Mode
 from ..errors import RunStopped
-from ..summary import print_summary
-from ..timing import mark
+from ..machine.timing import mark
+from ..reporting.summary import print_summary
 from .render import print_error
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from ..config import Mode
+from ..config.load import Mode
 from ..verification import Row, Verdict, Verification, verify
 from .render import paint, print_warning
 

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..api import Omission
-from ..cache_home import cache_home
+from ..machine.cache_home import cache_home
 
 CACHE_FORMAT = 2
 

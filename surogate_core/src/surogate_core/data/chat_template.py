@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from ..hub import TEMPLATE_DIRECTORY
+from ..hub.files import TEMPLATE_DIRECTORY
 
 Message = Mapping[str, Any]
 Span = tuple[int, int]

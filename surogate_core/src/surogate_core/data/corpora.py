@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ValidationError
 
 from ..api import DatasetFormatDef
-from ..config_schema import DatasetEntry, TrainConfig
+from ..config.schema import DatasetEntry, TrainConfig
 from ..errors import ConfigError
 from .cache import TokenDataset, default_cache_root
 from .column_counts import count_columns

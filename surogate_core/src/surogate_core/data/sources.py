@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import ConfigError
-from ..hub import find_local, hub_remedy, looks_like_repo
+from ..hub.files import find_local, hub_remedy, looks_like_repo
 from .columns import Columns
 from .readers import (
     SUFFIXES,

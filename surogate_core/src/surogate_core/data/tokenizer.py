@@ -15,7 +15,7 @@ import numpy.typing as npt
 import tokenizers
 
 from ..errors import ConfigError
-from ..hub import TEMPLATE_DIRECTORY
+from ..hub.files import TEMPLATE_DIRECTORY
 from .chat_template import ChatTemplate, read_chat_template
 
 PIECE_CHARS = 1 << 20

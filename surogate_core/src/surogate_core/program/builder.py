@@ -7,15 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import ProgramError
 from .infer import infer
 from .op import Lane, Op, Phase, Program, Stage
+from .opdef import OpDef
 from .value import DTYPE_BYTES, Init, Role, Value
-
-if TYPE_CHECKING:
-    from ..api import OpDef
 
 
 class Builder:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import ProgramError
+from .opdef import OpDef, OutSpec
 from .value import Value
-
-if TYPE_CHECKING:
-    from ..api import OpDef, OutSpec
 
 
 def infer(definition: OpDef, ins: Sequence[Value], attrs: Mapping[str, Any], place: str) -> Sequence[OutSpec]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from ..errors import ProgramError
 from .infer import infer
 from .op import Lane, Op, Program
+from .opdef import OpDef
 from .value import DTYPE_BYTES, Value
-
-if TYPE_CHECKING:
-    from ..api import OpDef
 
 
 def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked: set[Op] | None = None) -> None:

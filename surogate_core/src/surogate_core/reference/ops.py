@@ -267,9 +267,9 @@ def global_norm(*grads: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
     return norm, torch.where(torch.isfinite(norm), coef, torch.full_like(coef, float("nan")))
 
 
-def accumulate_rounded(addend: Tensor, total: Tensor, tick: Tensor, seed: Tensor, *, stream: int) -> Tensor:
-    """total + addend in fp32, rounded stochastically to bf16 with random bits from (seed, tick, stream, element)."""
-    bits = random_16_bits(total.numel(), seed=int(seed), stream=stream, step=int(tick))
+def accumulate_rounded(addend: Tensor, total: Tensor, micro_step: Tensor, seed: Tensor, *, stream: int) -> Tensor:
+    """total + addend in fp32, rounded stochastically to bf16. Random bits: (seed, micro_step, stream, element)."""
+    bits = random_16_bits(total.numel(), seed=int(seed), stream=stream, step=int(micro_step))
     return round_stochastic(up(total) + addend, bits)
 
 

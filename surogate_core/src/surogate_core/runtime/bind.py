@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..api import Call, Comm, KernelDef, OpDef, Part, Target
+from ..api import Call, Comm, KernelDef, Launch, OpDef, Target
 from ..errors import ConfigError, ProgramError, SurogateError
 from ..program.op import Op, Program
 from ..program.value import Value
 from .arena import Buffers
-from .launch import Alone
+from .launch import SingleComm
 from .reference import place, reference_call
 
 KernelFor = Callable[[Op], KernelDef | None]
 """Which kernel serves an op; None: its torch reference."""
 
-KeepChoices = Callable[[str, Callable[[Mapping[str, str]], None], Callable[[], Mapping[str, str]]], None]
-"""`BindContext.keep_choices`."""
+UseAutotuneCache = Callable[[str, Callable[[Mapping[str, str]], None], Callable[[], Mapping[str, str]]], None]
+"""`BindContext.autotune_cache`."""
 
 
 def keep_nothing(name: str, recall: Callable[[Mapping[str, str]], None], tell: Callable[[], Mapping[str, str]]) -> None:
@@ -37,10 +37,10 @@ class Binding:
     buffers: Buffers
     program: str
     notice: Callable[[str], None]
-    keep_choices: KeepChoices
+    autotune_cache: UseAutotuneCache
     index: int = 0
     tables: list[Tensor] = field(default_factory=list)
-    comm: Comm = field(default_factory=Alone)
+    comm: Comm = field(default_factory=SingleComm)
 
     def pointer(self, value: Value) -> int:
         """Device address of the value's planned place."""
@@ -69,7 +69,7 @@ class Bound:
     tables: device memory that the arguments point to. capturable: fit for CUDA graphs.
     """
 
-    parts: tuple[tuple[Part, ...], ...]
+    parts: tuple[tuple[Launch, ...], ...]
     ops: tuple[Op, ...]
     tables: tuple[Tensor, ...]
     capturable: bool
@@ -83,7 +83,7 @@ def bind(
     target: Target,
     stream: int,
     notice: Callable[[str], None],
-    keep_choices: KeepChoices = keep_nothing,
+    autotune_cache: UseAutotuneCache = keep_nothing,
     *,
     allow_reference: bool,
     comm: Comm | None = None,
@@ -94,8 +94,8 @@ def bind(
     `notice` is called with what kernels have to tell the user, again and again. Raises ConfigError when an op has no
     kernel and references are not allowed, or none does what `target` asks for.
     """
-    context = Binding(target, stream, buffers, program.name, notice, keep_choices, comm=comm or Alone())
-    parts: list[tuple[Part, ...]] = []
+    context = Binding(target, stream, buffers, program.name, notice, autotune_cache, comm=comm or SingleComm())
+    parts: list[tuple[Launch, ...]] = []
     capturable = True
     for index, op in enumerate(program.ops):
         context.index = index
@@ -106,7 +106,7 @@ def bind(
             parts.append(_bind_kernel(kernel, op, context))
         elif allow_reference:
             capturable = False
-            parts.append((Part(_bind_reference(op, ops, context)),))
+            parts.append((Launch(_bind_reference(op, ops, context)),))
         else:
             raise ConfigError(
                 f"{place(op)}: no compiled kernel serves it on {target.device.title}. Install the package that has "
@@ -115,7 +115,7 @@ def bind(
     return Bound(tuple(parts), program.ops, tuple(context.tables), capturable)
 
 
-def _bind_kernel(kernel: KernelDef, op: Op, context: Binding) -> tuple[Part, ...]:
+def _bind_kernel(kernel: KernelDef, op: Op, context: Binding) -> tuple[Launch, ...]:
     try:
         return as_parts(kernel.bind(op, context))
     except ProgramError as error:
@@ -135,16 +135,16 @@ def _bind_kernel(kernel: KernelDef, op: Op, context: Binding) -> tuple[Part, ...
         raise kernel.origin.failed(f"bind, {place(op)}", error) from error
 
 
-def as_parts(bound: Call | tuple[Part, ...]) -> tuple[Part, ...]:
+def as_parts(bound: Call | tuple[Launch, ...]) -> tuple[Launch, ...]:
     """What a kernel's `bind` returned, as parts: a launch is one that is always needed. Raises TypeError for anything
     else."""
-    if isinstance(bound, tuple) and all(isinstance(part, Part) for part in bound):
-        calls: tuple[Part, ...] = bound  # type: ignore[assignment]
+    if isinstance(bound, tuple) and all(isinstance(part, Launch) for part in bound):
+        calls: tuple[Launch, ...] = bound  # type: ignore[assignment]
     else:
-        calls = (Part(bound),)  # type: ignore[arg-type]
+        calls = (Launch(bound),)  # type: ignore[arg-type]
     for call in (part.call for part in calls):
         if not (isinstance(call, tuple) and len(call) == 2 and callable(call[0]) and isinstance(call[1], tuple)):
-            raise TypeError(f"returned {bound!r:.80}, expected (function, arguments) or a tuple of Part")
+            raise TypeError(f"returned {bound!r:.80}, expected (function, arguments) or a tuple of Launch")
     return calls
 
 

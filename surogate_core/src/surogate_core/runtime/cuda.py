@@ -13,11 +13,11 @@ from itertools import groupby
 
 import torch
 
-from ..api import Call, Comm, OpDef, Part, Target
+from ..api import Call, Comm, Launch, OpDef, Target
 from ..program.op import Program
 from .arena import Buffers
-from .bind import Bound, KeepChoices, KernelFor, bind, each_once
-from .streams import in_lanes
+from .bind import Bound, KernelFor, UseAutotuneCache, bind, each_once
+from .streams import order_streams
 
 
 class CudaExecutor:
@@ -36,7 +36,7 @@ class CudaExecutor:
         target: Target,
         stream: torch.cuda.Stream,
         notice: Callable[[str], None],
-        keep_choices: KeepChoices,
+        autotune_cache: UseAutotuneCache,
         *,
         comm: Comm | None = None,
         allow_reference: bool = False,
@@ -49,13 +49,15 @@ class CudaExecutor:
         with torch.cuda.stream(stream):
             for name, program in programs.items():
                 bound = bind(
-                    *(program, ops, kernel_for, buffers, target, stream.cuda_stream, tell, keep_choices),
+                    *(program, ops, kernel_for, buffers, target, stream.cuda_stream, tell, autotune_cache),
                     allow_reference=allow_reference,
                     comm=comm,
                     comm_stream=self._side.cuda_stream,
                 )
-                self._bound[name] = replace(bound, parts=in_lanes(bound.ops, bound.parts, stream, self._side))
-        self._stretches = {name: stretches(part for op in b.parts for part in op) for name, b in self._bound.items()}
+                self._bound[name] = replace(bound, parts=order_streams(bound.ops, bound.parts, stream, self._side))
+        self._segments = {
+            name: graph_segments(part for op in b.parts for part in op) for name, b in self._bound.items()
+        }
 
     def run(self, program: str, labels: int | None = None) -> None:
         """Enqueue `program`: graphs where they were captured, else launch by launch.
@@ -63,9 +65,9 @@ class CudaExecutor:
         labels: how many the micro-batch has; None: as many as it could.
         """
         with torch.cuda.stream(self.stream):
-            for stretch in self._stretches[program]:
-                if labels is None or labels > stretch.above:
-                    stretch.run()
+            for segment in self._segments[program]:
+                if labels is None or labels > segment.above:
+                    segment.run()
 
     @torch.no_grad()
     def walk(self, program: str, after: Callable[[int], None], labels: int | None = None) -> None:
@@ -103,25 +105,25 @@ class CudaExecutor:
     def capture(self) -> None:
         """Capture each program that can be. Runs nothing."""
         for program, bound in self._bound.items():
-            for stretch in self._stretches[program] if bound.capturable else ():
+            for segment in self._segments[program] if bound.capturable else ():
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.stream(self.stream):
                     graph.capture_begin(capture_error_mode="thread_local")
-                    stretch.run()
+                    segment.run()
                     graph.capture_end()
-                stretch.graph = graph
+                segment.graph = graph
 
     def release(self) -> None:
         """Drop the graphs, once they are done: a communicator cannot end while one refers to it."""
         with suppress(RuntimeError):  # a device in error: whoever met the error first has told it
             self.stream.synchronize()
-        for stretch in (s for all_of in self._stretches.values() for s in all_of):
-            stretch.graph = None
+        for segment in (s for all_of in self._segments.values() for s in all_of):
+            segment.graph = None
 
     @property
     def captured(self) -> tuple[str, ...]:
         """Names of the programs that run as graphs."""
-        return tuple(name for name, all_of in self._stretches.items() if all_of and all(s.graph for s in all_of))
+        return tuple(name for name, all_of in self._segments.items() if all_of and all(s.graph for s in all_of))
 
 
 def _calls(bound: Bound, lane: str) -> Iterator[Call]:
@@ -130,7 +132,7 @@ def _calls(bound: Bound, lane: str) -> Iterator[Call]:
 
 
 @dataclass
-class Stretch:
+class GraphSegment:
     """Launches that run together or not at all: only where there are more than `above` labels."""
 
     calls: tuple[Call, ...]
@@ -147,6 +149,6 @@ class Stretch:
             launch(*arguments)
 
 
-def stretches(parts: Iterable[Part]) -> list[Stretch]:
+def graph_segments(parts: Iterable[Launch]) -> list[GraphSegment]:
     """Neighbours that are needed by the same batches, together."""
-    return [Stretch(tuple(p.call for p in run), above) for above, run in groupby(parts, lambda part: part.above)]
+    return [GraphSegment(tuple(p.call for p in run), above) for above, run in groupby(parts, lambda part: part.above)]

@@ -1,4 +1,4 @@
-"""Which device a run trains on. `local_device.py` tells the same without torch."""
+"""Which device a run trains on. `machine/local_device.py` tells the same without torch."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from ..api import Comm, LauncherDef, Topology
 
 
 @dataclass(frozen=True)
-class Alone:
+class SingleComm:
     """The `Comm` of the only worker of a run: sums over one are what they are."""
 
     rank: int = 0
@@ -30,7 +30,7 @@ class Alone:
 def run_local(work: Callable[[Sequence[Comm]], Any], topology: Topology, options: object = None) -> Any:
     """Call `work` here, with a way between the first `topology.devices` GPUs, which it may not outlive."""
     if topology.devices == 1:
-        return work((Alone(),))
+        return work((SingleComm(),))
     from . import nccl
 
     comms = nccl.connect(range(topology.devices))

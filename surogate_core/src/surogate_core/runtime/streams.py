@@ -10,18 +10,18 @@ from typing import Any
 
 import torch
 
-from ..api import Part
+from ..api import Launch
 from ..program.op import Op
 from ..program.value import Value
 
 
-def in_lanes(
+def order_streams(
     ops: Sequence[Op],
-    parts: Sequence[tuple[Part, ...]],
+    parts: Sequence[tuple[Launch, ...]],
     compute: Any,
     comm: Any,
     event: Callable[[], Any] = torch.cuda.Event,
-) -> tuple[tuple[Part, ...], ...]:
+) -> tuple[tuple[Launch, ...], ...]:
     """The parts of each op, with what orders the streams `compute` and `comm` around them.
 
     An op of the lane "comm" begins when everything before it on `compute` is done. An op of the lane "compute" that
@@ -30,7 +30,7 @@ def in_lanes(
     """
     ends: dict[Value, Any] = {}
     last: Any = None
-    result: list[tuple[Part, ...]] = []
+    result: list[tuple[Launch, ...]] = []
     for op, its in zip(ops, parts, strict=True):
         values = (*op.ins, *op.outs)
         if op.lane == "comm":
@@ -43,7 +43,7 @@ def in_lanes(
         else:
             before = [(compute.wait_event, (end,)) for end in dict.fromkeys(ends.pop(v) for v in values if v in ends)]
             behind = []
-        result.append((*map(Part, before), *its, *map(Part, behind)))
+        result.append((*map(Launch, before), *its, *map(Launch, behind)))
     if last is not None:
-        result[-1] = (*result[-1], Part((compute.wait_event, (last,))))
+        result[-1] = (*result[-1], Launch((compute.wait_event, (last,))))
     return tuple(result)

@@ -94,11 +94,11 @@ class Team:
         self._on_all(lambda worker: worker.connect())
         self._on_all(lambda worker: worker.start(graphs=graphs))
 
-    def micro_step(self, *batches: MicroBatch, first: bool, last: bool, loss_scale: float, tick: int) -> None:
-        """A micro-batch for each rank. `tick` is that of the first; the others count on from it."""
+    def micro_step(self, *batches: MicroBatch, first: bool, last: bool, loss_scale: float, index: int) -> None:
+        """A micro-batch for each rank. `index` is that of the first; the others count on from it."""
         for thread, worker, comm, batch in zip(self._threads, self._workers, self._comms, batches, strict=True):
             step = worker.micro_step
-            thread.submit(step, batch, first=first, last=last, loss_scale=loss_scale, tick=tick + comm.rank)
+            thread.submit(step, batch, first=first, last=last, loss_scale=loss_scale, index=index + comm.rank)
         self.notice()
 
     def update(self, *, lr: float, step: int) -> Reading:
@@ -117,13 +117,13 @@ class Team:
         """Wait until everything that was asked for is done on all ranks."""
         self._on_all(lambda worker: worker.settle())
 
-    def keep_copy(self, values: Iterable[Value]) -> HostCopy:
+    def allocate_snapshot(self, values: Iterable[Value]) -> HostCopy:
         """Of the first rank's."""
-        return self._workers[0].keep_copy(values)
+        return self._workers[0].allocate_snapshot(values)
 
-    def take_copy(self) -> None:
+    def snapshot(self) -> None:
         """Begin to copy the first rank's params and states, behind what was asked for before."""
-        self._results([self._threads[0].submit(self._workers[0].take_copy)])
+        self._results([self._threads[0].submit(self._workers[0].snapshot)])
 
     def close(self) -> None:
         """End the threads and free what collectives hold on to. Returns within seconds, whatever they are in.

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from ..api import Comm, OpDef, Target
-from ..assemble import Assembly
 from ..data.loader import MicroBatch
+from ..machine.timing import mark
+from ..planning.assemble import Assembly
 from ..program.op import Program
 from ..program.value import Value
-from ..timing import mark
 from .arena import Buffers
-from .bind import KeepChoices, KernelFor, keep_nothing
+from .bind import KernelFor, UseAutotuneCache, keep_nothing
 from .cuda import CudaExecutor
 from .host_copy import HostCopy
 from .inputs import Inputs
-from .launch import Alone
+from .launch import SingleComm
 from .reference import ReferenceExecutor
 
 READINGS = 4
@@ -79,7 +79,7 @@ class Worker:
         self._inputs.write("seed", seed)
         self._outcome = [buffers.persistent(v) for v in (assembly.loss, assembly.grad_norm)]
         if isinstance(executor, CudaExecutor):
-            readings = [_Later(self._outcome, executor.stream) for _ in range(READINGS)]
+            readings = [PendingReading(self._outcome, executor.stream) for _ in range(READINGS)]
             for before, after in zip([readings[-1], *readings], readings, strict=False):
                 after.previous = before
             self._readings = cycle(readings)
@@ -112,18 +112,18 @@ class Worker:
         kernel_for: KernelFor,
         target: Target,
         notice: Callable[[str], None],
-        keep_choices: KeepChoices = keep_nothing,
+        autotune_cache: UseAutotuneCache = keep_nothing,
         comm: Comm | None = None,
         allow_reference: bool = False,
         poison: bool = False,
     ) -> Worker:
         """A worker that runs compiled kernels on the GPU of `comm`.
 
-        `notice` is told what they have to say, each line once; `keep_choices` is what a `BindContext` offers.
+        `notice` is told what they have to say, each line once; `autotune_cache` is what a `BindContext` offers.
 
         Raises ConfigError when an op has none, or none that does what `target` asks for.
         """
-        comm = comm or Alone()
+        comm = comm or SingleComm()
         index = comm.device
         torch.cuda.set_device(index)
         stream = torch.cuda.Stream(index)
@@ -134,7 +134,7 @@ class Worker:
         _write_documents(inputs, assembly, _a_document_a_row(assembly))
         inputs.commit()
         executor = CudaExecutor(
-            *(assembly.all_programs, ops, kernel_for, buffers, target, stream, notice, keep_choices),
+            *(assembly.all_programs, ops, kernel_for, buffers, target, stream, notice, autotune_cache),
             comm=comm,
             allow_reference=allow_reference,
         )
@@ -199,14 +199,14 @@ class Worker:
             start.enqueue()
             start.values()
 
-    def micro_step(self, *batches: MicroBatch, first: bool, last: bool = False, loss_scale: float, tick: int) -> None:
+    def micro_step(self, *batches: MicroBatch, first: bool, last: bool = False, loss_scale: float, index: int) -> None:
         """Forward and backward of one micro-batch; gradients and loss are written if `first`, else added to.
 
         In the `last` micro-step of an optimizer step they are then summed over all workers.
         """
         (batch,) = batches
         self._write_batch(batch, loss_scale)
-        self._inputs.write("tick", tick)
+        self._inputs.write("micro_step", index)
         self._inputs.commit()
         program = self.assembly.micro_step(first=first, last=last)
         self._run(self.assembly.for_documents(program, batch.n_documents), batch.n_valid)
@@ -226,7 +226,7 @@ class Worker:
             if self._watched:  # the watcher may end the run: no step is then left to be reported
                 self.settle()
             return reading
-        return _Now(float(self._outcome[0]), float(self._outcome[1]))
+        return ReadyReading(float(self._outcome[0]), float(self._outcome[1]))
 
     def evaluate(self, *batches: MicroBatch) -> float:
         """Sum of the losses of the one batch's labels, in nats. Changes neither weights nor gradients."""
@@ -243,8 +243,8 @@ class Worker:
         if isinstance(self.executor, CudaExecutor):
             self.executor.stream.synchronize()
 
-    def keep_copy(self, values: Iterable[Value]) -> HostCopy:
-        """Host memory into which `take_copy` copies params and states. Call once, before `start`.
+    def allocate_snapshot(self, values: Iterable[Value]) -> HostCopy:
+        """Host memory into which `snapshot` copies params and states. Call once, before `start`.
 
         Raises NoHostMemory when it cannot be had.
         """
@@ -252,8 +252,8 @@ class Worker:
         self._copy = HostCopy(self.buffers, values, self.assembly.all_programs, stream)
         return self._copy
 
-    def take_copy(self) -> None:
-        """Begin to copy what `keep_copy` was given, as it is after everything that was asked for before."""
+    def snapshot(self) -> None:
+        """Begin to copy what `allocate_snapshot` was given, as it is after everything that was asked for before."""
         assert self._copy is not None
         self._copy.take()
 
@@ -276,7 +276,7 @@ class Worker:
         self._inputs.write("loss_scale", loss_scale)
 
 
-class _Now:
+class ReadyReading:
     """A reading of a step that is done."""
 
     ready = True
@@ -289,7 +289,7 @@ class _Now:
         return self._values
 
 
-class _Later:
+class PendingReading:
     """A place on the host to which the reading of a step is copied behind it."""
 
     def __init__(self, values: list[Tensor], stream: torch.cuda.Stream) -> None:
@@ -298,7 +298,7 @@ class _Later:
         self._host = [torch.empty(v.shape, dtype=v.dtype, pin_memory=True) for v in values]
         self._event = torch.cuda.Event(enable_timing=True)
         self._finished_at: float | None = None
-        self.previous: _Later | None = None
+        self.previous: PendingReading | None = None
         """The reading of the step before."""
         self.enqueue()  # makes the event
 

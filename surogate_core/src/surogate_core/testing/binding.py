@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..api import Call, Comm, Deterministic, KernelDef, Op, Part, Target, Value
+from ..api import Call, Comm, Deterministic, KernelDef, Launch, Op, Target, Value
+from ..plugins.registry import refusal
 from ..reference.rounding import TORCH_DTYPES
-from ..registry import refusal
 from ..runtime.bind import as_parts
 from ..runtime.device import training_device
-from ..runtime.launch import Alone
+from ..runtime.launch import SingleComm
 from .kernels import Guarded, eager_and_graph, guarded, guarded_copy
 
 
@@ -32,8 +32,8 @@ class Binding:
     stream: int = 0
     tables: list[Tensor] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
-    parts: tuple[Part, ...] = ()
-    comm: Comm = field(default_factory=Alone)
+    parts: tuple[Launch, ...] = ()
+    comm: Comm = field(default_factory=SingleComm)
 
     def pointer(self, value: Value) -> int:
         return self.buffers[value].pointer
@@ -52,7 +52,7 @@ class Binding:
     def notice(self, text: str) -> None:
         self.notices.append(text)
 
-    def keep_choices(self, name: str, recall: Callable[..., None], tell: Callable[..., Any]) -> None:
+    def autotune_cache(self, name: str, recall: Callable[..., None], tell: Callable[..., Any]) -> None:
         """Tests neither know of earlier runs nor leave anything to later ones."""
 
     def launch(self, stream: int, labels: int | None = None) -> None:

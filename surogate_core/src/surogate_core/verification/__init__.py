@@ -19,19 +19,19 @@ from typing import TYPE_CHECKING
 
 from .. import run
 from ..api import WeightMap
-from ..config import Mode
+from ..config.load import Mode
 from ..errors import ConfigError
-from ..hub import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
-from ..model_config import read_config
-from ..plugins import load_registry
-from ..prepare import Prepared, prepare
+from ..hub.config_json import read_config
+from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
+from ..planning.prepare import Prepared, prepare
+from ..plugins.discovery import load_registry
 from .needs import Needs, estimate, refuse_unless_it_fits
 from .programs import WithoutDropout, computes_in_fp32, in_fp32, refuse_training_only
 from .tokens import Chosen, from_data, random_batch
 from .verdict import Row, Verdict, compare
 
 if TYPE_CHECKING:
-    from ..assemble import Ingredients
+    from ..planning.assemble import PlanInputs
     from .observed import Observed
 
 __all__ = ["Row", "Verdict", "Verification", "verify"]
@@ -110,18 +110,18 @@ def verify(
         if layers is not None:
             changes["model"] = str(_cut(model_dir, layers, scratch / "cut"))
 
-        def planned(revise: Callable[[Ingredients], Ingredients], **more: str) -> Prepared:
+        def planned(revise: Callable[[PlanInputs], PlanInputs], **more: str) -> Prepared:
             settings = [f"{key}={json.dumps(value)}" for key, value in (changes | more).items()]
             smaller = run.load(path, [*overrides, *settings], mode)
             return prepare(smaller, load_registry(), run.device_of_torch(run.usable_device()), files, 1, revise)
 
         no_dropout = WithoutDropout()
         prepared = planned(no_dropout)
-        model = prepared.ingredients.model
+        model = prepared.inputs.model
         if not model.in_transformers:
             raise ConfigError(f"model: transformers has no {model.name}, as its plugin says: nothing to compare with.")
         refuse_training_only(prepared)
-        exact = None if computes_in_fp32(prepared.ingredients) else planned(in_fp32, kernels="allow_reference")
+        exact = None if computes_in_fp32(prepared.inputs) else planned(in_fp32, kernels="allow_reference")
         if config.datasets and not random_tokens:
             chosen = from_data(run.tokenize(loaded, notice), prepared, config.train_seed)
         else:
@@ -130,10 +130,10 @@ def verify(
         refuse_unless_it_fits(prepared, needed)
         with _only_new_objects_collected():
             meaning, verdict = _compare(prepared, exact, chosen, model_dir, scratch, notice)
-    precision = prepared.ingredients.precision
+    precision = prepared.inputs.precision
     return Verification(
         model=config.model + (f", its first {layers} layers" if layers else ""),
-        recipe=config.recipe + "".join(f" with {adapter.name}" for adapter, _ in prepared.ingredients.adapters),
+        recipe=config.recipe + "".join(f" with {adapter.name}" for adapter, _ in prepared.inputs.adapters),
         dtypes=f"model {precision.model}, products {precision.matmul}, their gradients {precision.gradient}",
         device=prepared.report.device.title,
         weights="random, as a run from scratch begins" if config.from_scratch else "of the checkpoint",
@@ -161,7 +161,7 @@ def _compare(
 
     from . import ours, theirs, yardstick
 
-    model, dims = prepared.ingredients.model, prepared.ingredients.dims
+    model, dims = prepared.inputs.model, prepared.inputs.dims
     skipped = sorted(_names(model.weights(model.dims(read_config(model_dir)))) - _names(model.weights(dims)))
     stored = {v.name: v.dtype for v in prepared.assembly.declared if v.role == "param"}
 

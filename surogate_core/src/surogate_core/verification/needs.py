@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
+from ..machine.system import memory_bytes
 from ..memory.devices import GIB
-from ..prepare import Prepared
-from ..system import memory_bytes
+from ..planning.prepare import Prepared
 
 if TYPE_CHECKING:
     from .tokens import Chosen
@@ -43,7 +43,7 @@ def estimate(prepared: Prepared, exact: Prepared | None, chosen: Chosen) -> Need
     share = longest / len(chosen.batch.tokens)
     heads = prepared.model_config.get("num_attention_heads")
     scores = 3 * (heads if isinstance(heads, int) else 0) * _n_layers(prepared) * longest**2
-    logits = 4 * longest * prepared.ingredients.dims.vocab_size
+    logits = 4 * longest * prepared.inputs.dims.vocab_size
     theirs = 8 * (weights + trained + scores + logits) + int(16 * share * sum(v.size for v in forward))
     compared = 3 if exact is None else 4
     kept = 4 * compared * (trained + sum(v.size for v in forward if v.label == "residual"))

@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .. import hf, run
-from ..adapted import adapter_of, load_adapter
-from ..prepare import Prepared
+from .. import run
+from ..checkpoint import hf
+from ..checkpoint.adapter import adapter_of, load_adapter
+from ..planning.prepare import Prepared
 from ..program.op import Program
 from ..reference.rounding import TORCH_DTYPES
 from ..runtime.arena import Buffers
@@ -48,7 +49,7 @@ def observe(
         positions = torch.cat([torch.arange(a, b) for a, b in chosen.documents])
         worker.watch(lambda buffers: _Watcher(prepared, buffers, positions, observed))
         worker.start(graphs=False)
-        worker.micro_step(chosen.batch, first=True, last=True, loss_scale=1 / chosen.batch.n_valid, tick=1)
+        worker.micro_step(chosen.batch, first=True, last=True, loss_scale=1 / chosen.batch.n_valid, index=1)
         worker.settle()
         view = worker.buffers.persistent
         observed.loss = float(view(prepared.assembly.loss))
@@ -88,7 +89,7 @@ class _Watcher:
 
 def _fill(prepared: Prepared, worker: Worker | Team, skipped: Sequence[str]) -> None:
     """As a run begins, but that an adapter's zero matrices are drawn: they would hide their partners' gradients."""
-    config, assembly, given = prepared.loaded.config, prepared.assembly, prepared.ingredients
+    config, assembly, given = prepared.loaded.config, prepared.assembly, prepared.inputs
     params = worker.params()
     if skipped and not config.from_scratch:
         initialise((v for v in assembly.declared if v.init), worker.buffers.persistent, config.train_seed)
@@ -112,7 +113,7 @@ def _write(prepared: Prepared, worker: Worker | Team, scratch: Path) -> None:
     config, params = prepared.loaded.config, worker.params()
     worker.settle()
     if config.from_scratch and not (scratch / "model").exists():
-        dtype = prepared.ingredients.precision.model
+        dtype = prepared.inputs.precision.model
         model = (prepared.assembly.weights, params, prepared.model_config, prepared.model_dir, dtype)
         hf.save_model(scratch / "model", *model)
     chosen = adapter_of(prepared)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ..api import AdapterDef, OpDef, Precision, Program
-from ..assemble import Ingredients
 from ..errors import ConfigError
-from ..prepare import Prepared
+from ..planning.assemble import PlanInputs
+from ..planning.prepare import Prepared
 from ..program.passes.evaluation import for_evaluation
 
 EXACT: Final = Precision(
@@ -32,7 +32,7 @@ class WithoutDropout:
     def __init__(self) -> None:
         self.left_out: set[str] = set()
 
-    def __call__(self, given: Ingredients) -> Ingredients:
+    def __call__(self, given: PlanInputs) -> PlanInputs:
         adapters = [(self._evaluated(adapter, given.ops), options) for adapter, options in given.adapters]
         return replace(given, adapters=adapters)
 
@@ -47,7 +47,7 @@ class WithoutDropout:
         return replace(adapter, apply=apply_evaluated)
 
 
-def in_fp32(given: Ingredients) -> Ingredients:
+def in_fp32(given: PlanInputs) -> PlanInputs:
     """The same model and adapters in fp32 without the recipe's rewrite, and without dropout."""
 
     def unchanged(program: Program, *others: Any) -> Program:
@@ -56,7 +56,7 @@ def in_fp32(given: Ingredients) -> Ingredients:
     return replace(WithoutDropout()(given), precision=EXACT, recipe=replace(given.recipe, lower=unchanged))
 
 
-def computes_in_fp32(given: Ingredients) -> bool:
+def computes_in_fp32(given: PlanInputs) -> bool:
     """Whether weights, products and gradients all are fp32."""
     p = given.precision
     return {p.model, p.matmul, p.gradient, p.param_grad, *([p.lora] if given.adapters else [])} == {"fp32"}
@@ -64,10 +64,10 @@ def computes_in_fp32(given: Ingredients) -> bool:
 
 def refuse_training_only(prepared: Prepared) -> None:
     """ConfigError if the model itself has ops for training alone: transformers' are off, ours would not be."""
-    ops = prepared.ingredients.ops
+    ops = prepared.inputs.ops
     kept = [op.kind for op in prepared.assembly.micro_step(first=True, last=True).ops if ops[op.kind].training_only]
     if kept:
         raise ConfigError(
-            f"model: {prepared.ingredients.model.name} has {kept[0]}, which is for training alone and cannot be left "
+            f"model: {prepared.inputs.model.name} has {kept[0]}, which is for training alone and cannot be left "
             "out of a comparison with transformers. Verify it with a config that turns it off."
         )

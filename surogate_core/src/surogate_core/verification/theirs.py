@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..adapted import adapter_of
+from ..checkpoint.adapter import adapter_of
 from ..data.loader import NO_LABEL
 from ..errors import ConfigError
-from ..prepare import Prepared
+from ..planning.prepare import Prepared
 from .float64 import KeepFloat64
 from .observed import EMBEDDING, LOGIT_POSITIONS, LOGITS, Observed, block_name
 from .tokens import Chosen
@@ -33,7 +33,7 @@ def observe(prepared: Prepared, chosen: Chosen, scratch: Path, compute: torch.dt
     Dropout is off. `scratch`: where our side has written what is not in the user's files.
     """
     device = "cpu" if prepared.target.device.sm is None else "cuda:0"
-    stored = compute if compute == torch.bfloat16 else STORED[prepared.ingredients.precision.model]
+    stored = compute if compute == torch.bfloat16 else STORED[prepared.inputs.precision.model]
     with _quiet():
         model = _load(prepared, scratch, stored)
         wrapped, parameters = _adapted(prepared, model, scratch)

@@ -11,7 +11,7 @@ from ..data.corpora import Corpora
 from ..data.loader import NO_LABEL, MicroBatch, micro_batch
 from ..data.permute import SHUFFLE, permutation
 from ..errors import ConfigError
-from ..prepare import Prepared
+from ..planning.prepare import Prepared
 
 _TRIED_ROWS = 256
 """Rows that are looked at for labels."""
@@ -64,7 +64,7 @@ def random_batch(prepared: Prepared, seed: int) -> Chosen:
     for _ in range(n_rows):
         inner = sorted(rng.choice(np.arange(2, length - 1), documents - 1, replace=False).tolist())
         starts = np.array([0, *inner], np.int32)
-        tokens = rng.integers(0, prepared.ingredients.dims.vocab_size, length, dtype=np.int32)
+        tokens = rng.integers(0, prepared.inputs.dims.vocab_size, length, dtype=np.int32)
         targets = np.append(tokens[1:], NO_LABEL).astype(np.int32)
         targets[starts[1:] - 1] = NO_LABEL
         positions = np.arange(length) - np.repeat(starts, np.diff(np.append(starts, length)))
@@ -75,12 +75,12 @@ def random_batch(prepared: Prepared, seed: int) -> Chosen:
 
 
 def _shape(prepared: Prepared) -> tuple[int, int]:
-    return prepared.ingredients.batch_size, prepared.ingredients.seq_len
+    return prepared.inputs.batch_size, prepared.inputs.seq_len
 
 
 def _documents_a_row(prepared: Prepared) -> int:
     """The most that the programs allow, padding counted as one."""
-    return prepared.ingredients.max_documents // prepared.ingredients.batch_size
+    return prepared.inputs.max_documents // prepared.inputs.batch_size
 
 
 def _cut(row: MicroBatch, length: int, most: int, pad_id: int) -> MicroBatch:
@@ -99,7 +99,7 @@ def _joined(rows: list[MicroBatch], length: int, prepared: Prepared) -> MicroBat
     """Rows, whose `cu_seqlens` are but the starts of their documents, as one batch."""
     total = length * len(rows)
     starts = np.concatenate([row.cu_seqlens + n * length for n, row in enumerate(rows)])
-    cu_seqlens = np.full(prepared.ingredients.max_documents + 1, total, np.int32)
+    cu_seqlens = np.full(prepared.inputs.max_documents + 1, total, np.int32)
     cu_seqlens[: len(starts)] = starts
     return MicroBatch(
         np.concatenate([row.tokens for row in rows]),

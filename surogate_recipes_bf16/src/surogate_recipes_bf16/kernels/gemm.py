@@ -29,12 +29,14 @@ def is_timed(target: Target) -> bool:
     return target.deterministic != "true"
 
 
-def keep_choices(ctx: BindContext) -> None:
+def autotune_cache(ctx: BindContext) -> None:
     """Cache the algorithms that were selected by timing, for later runs."""
     from .. import _C
 
     if is_timed(ctx.target):
-        ctx.keep_choices("cublaslt", lambda known: _C.gemm_import(list(known.items())), lambda: dict(_C.gemm_export()))
+        ctx.autotune_cache(
+            "cublaslt", lambda known: _C.gemm_import(list(known.items())), lambda: dict(_C.gemm_export())
+        )
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def _bind(op: Op, ctx: BindContext) -> Call:
     """Time the algorithms on the op's buffers, which overwrites the output. Null pointers disable the timing."""
     from .. import _C
 
-    keep_choices(ctx)
+    autotune_cache(ctx)
     a, b, bias = op.ins[0], op.ins[1], _bias(op)
     shape = product(op)
     timed = is_timed(ctx.target)

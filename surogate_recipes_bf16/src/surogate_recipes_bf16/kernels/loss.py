@@ -7,11 +7,11 @@ frozen.
 
 from __future__ import annotations
 
-from surogate_core.api import BindContext, KernelDef, Op, Part, Support, Target
+from surogate_core.api import BindContext, KernelDef, Launch, Op, Support, Target
 from surogate_core.program.value import DTYPE_BYTES
 
 from .dtypes import DTYPE_CODES, FLOATS, supports_accumulate
-from .gemm import is_timed, keep_choices, library_bytes
+from .gemm import autotune_cache, is_timed, library_bytes
 from .workspace import aligned
 
 NO_DW = -1
@@ -39,11 +39,11 @@ def _workspace(op: Op, target: Target) -> int:
     return library_bytes(target) + logits + 3 * aligned(4 * tokens) + x * min(len(op.outs), 2) + dw
 
 
-def _bind(op: Op, ctx: BindContext) -> tuple[Part, ...]:
+def _bind(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
     """Time the algorithms of the products on the op's buffers, which overwrites dx, dw and the workspace."""
     from .. import _C
 
-    keep_choices(ctx)
+    autotune_cache(ctx)
     has_dx, has_dw = len(op.outs) > 1, len(op.outs) > 2
     gradients = [*(ctx.pointer(value) for value in op.outs[1:]), 0, 0][:2]
     head = _C.LmHead(
@@ -63,9 +63,9 @@ def _bind(op: Op, ctx: BindContext) -> tuple[Part, ...]:
     tokens, _, _, chunks = _sizes(op)
     above = [-1, *(i * tokens // chunks for i in range(1, chunks))]
     return (
-        Part(ctx.call(head.begin)),
-        *(Part(ctx.call(head.chunk, i), above[i]) for i in range(chunks)),
-        Part(ctx.call(head.end)),
+        Launch(ctx.call(head.begin)),
+        *(Launch(ctx.call(head.chunk, i), above[i]) for i in range(chunks)),
+        Launch(ctx.call(head.end)),
     )
 
 

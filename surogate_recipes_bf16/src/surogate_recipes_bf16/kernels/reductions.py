@@ -52,13 +52,13 @@ def _norm_workspace(op: Op, target: Target) -> int:
 def _bind_accumulate_rounded(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
-    addend, total, tick, seed = op.ins
+    addend, total, micro_step, seed = op.ins
     return ctx.call(
         _C.accumulate_rounded,
         addend,
         total,
         op.outs[0],
-        tick,
+        micro_step,
         seed,
         op.attrs["stream"],
         total.size,

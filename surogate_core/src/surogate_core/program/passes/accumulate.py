@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from zlib import crc32
 
-from ...api import Scalars
 from ..builder import Builder
+from ..inputs import Scalars
 from ..op import Op, Program
 from ..value import Value
 
@@ -57,6 +57,6 @@ def _accumulating(op: Op, indices: list[int], builder: Builder, scalars: Scalars
             outs[i] = builder.activation(f"d_{target.label}", target.shape, specs[i].dtype)
             stream = crc32(f"{target.name}+{order[target]}".encode())
             builder.emit(
-                "accumulate_rounded", outs[i], target, scalars.tick, scalars.seed, outs=[target], stream=stream
+                "accumulate_rounded", outs[i], target, scalars.micro_step, scalars.seed, outs=[target], stream=stream
             )
     return [replace(op, outs=tuple(outs), accumulate=direct), *emitted]

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ..op import Op, Program
+from ..opdef import OpDef
 from ..value import Value
-
-if TYPE_CHECKING:
-    from ...api import OpDef
 
 
 def for_evaluation(program: Program, ops: Mapping[str, OpDef]) -> Program:

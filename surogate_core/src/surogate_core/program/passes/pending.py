@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ...errors import ProgramError
 from ..builder import Builder
 from ..op import Op, Program
+from ..opdef import OpDef
 from ..value import Value
-
-if TYPE_CHECKING:
-    from ...api import OpDef
 
 
 def carried_states(

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ..builder import Builder
 from ..op import Op, Program
+from ..opdef import OpDef
 from ..value import Value
-
-if TYPE_CHECKING:
-    from ...api import OpDef
 
 
 def recompute(program: Program, labels: frozenset[str], builder: Builder) -> Program:

@@ -1,0 +1,1 @@
+"""Checkpoints and Hugging Face files: folders, manifests, training states, resume."""

@@ -1,0 +1,140 @@
+"""What becomes of a run's adapter, and of the model beneath it, outside of programs: loaded, saved, merged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..api import AdapterDef, Merge
+from ..config.load import ADAPTER
+from ..errors import ConfigError
+from ..hub.config_json import read_config
+from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, find_local, resolve_model_dir
+from ..planning.prepare import Prepared
+from ..plugins.registry import Registry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ADAPTER_FOLDER = "adapter"
+MERGED_FOLDER = "merged"
+
+
+def adapter_of(prepared: Prepared) -> tuple[AdapterDef, Any] | None:
+    """The adapter that is trained, and its options; None where all weights are."""
+    return next(iter(prepared.inputs.adapters), None)
+
+
+def load_base(prepared: Prepared, params: Mapping[str, Tensor]) -> None:
+    """Copy the weights of the config's model, which is trained or adapted, into `params`."""
+    from .hf import load_weights
+
+    given = prepared.inputs
+    load_weights(
+        *(prepared.model_dir, prepared.assembly.weights, params),
+        given.model.ignored_tensors(given.dims),
+        given.model.tied_copies(given.dims),
+    )
+
+
+def load_adapter(prepared: Prepared, params: Mapping[str, Tensor]) -> None:
+    """Copy the adapter of `adapter_path`, if there is one, into `params`. ConfigError unless it has just these."""
+    path, chosen = prepared.loaded.config.adapter_path, adapter_of(prepared)
+    if path is None or chosen is None:
+        return
+    adapter, options = chosen
+    trained = trained_tensors(prepared, params)
+    wanted = {name: tuple(tensor.shape) for name, tensor in trained.items()}
+    tensors = adapter.load(Path(path), options)
+    differing = sorted(wanted.keys() ^ tensors.keys())
+    if differing:
+        name = differing[0]
+        raise ConfigError(
+            f"adapter_path: {path} "
+            + (f"lacks {name}" if name in wanted else f"holds {name}, which this run does not")
+            + f" ({len(differing)} such tensors). It must be of the same model, targets and modules."
+        )
+    for name, tensor in tensors.items():
+        if tuple(tensor.shape) != wanted[name]:
+            raise ConfigError(
+                f"adapter_path: {path}: {name} is {list(tensor.shape)}, expected {list(wanted[name])}. "
+                "It must be of the same model, targets and modules."
+            )
+    for name, tensor in tensors.items():
+        trained[name].copy_(tensor)
+
+
+def trained_tensors(prepared: Prepared, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What is trained, as an adapter stores it: weights of the model by checkpoint tensor, the rest by param. Views."""
+    from .hf import rows_of
+
+    maps = {m.param: m for m in prepared.assembly.weights}
+    tensors: dict[str, Tensor] = {}
+    for value in prepared.assembly.trainable:
+        whole = params[value.name]
+        if value.name in maps:
+            tensors |= {t.name: whole.narrow(0, row, t.shape[0]) for t, row in rows_of(maps[value.name])}
+        else:
+            tensors[value.name] = whole
+    return tensors
+
+
+def write_adapter(folder: Path, prepared: Prepared, params: Mapping[str, Tensor]) -> None:
+    """Fill an empty folder with the adapter, and with the tokenizer that goes with it."""
+    from .hf import copy_tokenizer
+
+    chosen = adapter_of(prepared)
+    assert chosen is not None
+    adapter, options = chosen
+    adapter.save(trained_tensors(prepared, params), folder, prepared.loaded.config.model, options)
+    copy_tokenizer(prepared.model_dir, folder)
+
+
+def kind_of_adapter(registry: Registry, folder: Path) -> str:
+    """The name of the installed adapter whose file the folder holds. Raises ConfigError unless there is one."""
+    files = {name: registry.get("adapter", name).config_file for name in registry.names("adapter")}
+    found = [name for name, file in files.items() if (folder / file).is_file()]
+    if len(found) == 1:
+        return found[0]
+    if len(found) > 1:
+        raise ConfigError(f"{folder}: is an adapter of {' or '.join(found)}. Say which: --adapter {found[0]}.")
+    if len(files) == 1:  # which says itself what the folder lacks
+        return next(iter(files))
+    if not files:
+        raise registry.missing("adapter", ADAPTER)
+    wanted = ", ".join(f"{file} ({name})" for name, file in files.items())
+    raise ConfigError(f"{folder}: is no saved adapter: it holds none of {wanted}.")
+
+
+@dataclass(frozen=True)
+class Merging:
+    """A saved adapter and its base, which can become one model."""
+
+    base_dir: Path
+    merge: Merge
+
+    def write(self, output: Path) -> None:
+        """Write the merged model into a folder, in place of a model that is there."""
+        from .hf import CONFIG, save_files, write_merged
+
+        merge = self.merge
+        save_files(output, lambda fresh: write_merged(fresh, self.base_dir, merge.changes, merge.may_lack), CONFIG)
+
+
+def open_merge(adapter: AdapterDef, folder: Path, base: str | None) -> Merging:
+    """Read the adapter in `folder` and find its base, or `base`. Raises ConfigError where they cannot become one."""
+    merge = adapter.merge(folder)
+    model = base or merge.base_model
+    if not model:
+        raise ConfigError(f"{folder / adapter.config_file}: names no base model. Name it: --base MODEL.")
+    if not base and merge.base_revision and find_local(model) is None:
+        raise ConfigError(
+            f"{folder / adapter.config_file}: revision is {merge.base_revision!r}, and models are fetched at their "
+            f"main revision. Fetch it (hf download {model} --revision {merge.base_revision} --local-dir base) and "
+            "name it: --base base."
+        )
+    base_dir = resolve_model_dir(model, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES])
+    merge.check(read_config(base_dir))
+    return Merging(base_dir, merge)

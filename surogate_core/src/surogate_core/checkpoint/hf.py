@@ -1,0 +1,389 @@
+"""Hugging Face checkpoints: safetensors into planned buffers, and back into a directory that transformers loads.
+
+Weights are read and written one tensor at a time, so that no second copy of the model is ever in memory. Pickled
+files are never opened.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from functools import partial
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..api import HFTensor, WeightMap
+from ..errors import ConfigError, ProgramError
+from ..hub.config_json import read_json
+from ..hub.files import PICKLED, TEMPLATE_DIRECTORY
+from ..runtime.filling import Upload, fill
+from .folders import SAVING, stopping_when_disk_refuses, sync, sync_tree
+from .tensor_file import Stored, write_safetensors
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+MAX_SHARD_BYTES = 5_000_000_000
+
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json"),
+)
+"""What is copied beside saved weights, where the source has it."""
+
+_LOADABLE = {"F64", "F32", "F16", "BF16"}
+_SAVED = {"fp32": (torch.float32, "float32"), "bf16": (torch.bfloat16, "bfloat16")}
+COMPARED_ROWS = 4096  # of a tensor and its copy: what is held beside the params stays below a GiB
+_MOST_NAMES = 3  # names that an error spells out
+
+
+# -------------------------------------------------------------------------------------------------------------- import
+
+
+def load_weights(
+    model_dir: Path,
+    maps: Sequence[WeightMap],
+    params: Mapping[str, Tensor],
+    ignored: Sequence[str] = (),
+    copies: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Copy a checkpoint's tensors into `params` (by param name), converting dtypes.
+
+    `copies`: tensors that the checkpoint may hold as equal copies of others, {copy: original}. All names, shapes,
+    dtypes and copies are checked before anything is written. Raises ConfigError, naming file and tensor, for a missing,
+    unexpected (unless a pattern of `ignored` matches it), wrongly shaped or quantised tensor, a copy that differs, a
+    missing, truncated or corrupt file, and where there are only pickled weights.
+    """
+    places = {tensor.name: (tensor, params[m.param], row) for m in maps for tensor, row in rows_of(m)}
+    files = _locate(model_dir)
+    found = {name for names in files.values() for name in names}
+    _check_names(model_dir, set(places), found, [*ignored, *copies])
+    for path, names in files.items():
+        with _open(path) as file:
+            for name in sorted(names & set(places)):
+                _check_tensor(path, file, places[name][0])
+    for copy, original in copies.items():
+        if copy in found:
+            _check_copy(files, copy, places[original][0])
+
+    def load(file: Any, name: str, upload: Upload) -> None:
+        tensor, param, row = places[name]
+        upload.copy(param.narrow(0, row, tensor.shape[0]), file.get_tensor(name))
+
+    for path, names in files.items():
+        with _open(path) as file:
+            fill(partial(load, file, name) for name in sorted(names & set(places)))
+
+
+def file_of(model_dir: Path, tensor: str) -> Path:
+    """The file of a checkpoint that holds a tensor; the folder where none does."""
+    return next((path for path, names in _locate(model_dir).items() if tensor in names), model_dir)
+
+
+def rows_of(m: WeightMap) -> Iterator[tuple[HFTensor, int]]:
+    """The tensors of a param, each with the first row that it fills."""
+    row = 0
+    for tensor in m.tensors:
+        yield tensor, row
+        row += tensor.shape[0]
+
+
+def _locate(model_dir: Path) -> dict[Path, set[str]]:
+    """The checkpoint's files and the tensors in each, from the files' own headers."""
+    if (model_dir / WEIGHTS).exists():
+        paths = [model_dir / WEIGHTS]
+        promised: dict[str, Path] = {}
+    elif (model_dir / INDEX).exists():
+        promised = _read_index(model_dir)
+        paths = sorted(set(promised.values()))
+    else:
+        raise ConfigError(_no_weights(model_dir))
+    files: dict[Path, set[str]] = {}
+    for path in paths:
+        with _open(path) as file:
+            files[path] = set(file.keys())
+    for name, path in promised.items():
+        if name not in files[path]:
+            raise ConfigError(f"{model_dir / INDEX}: says that {name} is in {path.name}, but it is not there. {_AGAIN}")
+    listed = {path: {name for name, at in promised.items() if at == path} for path in paths}
+    return listed if promised else files
+
+
+_AGAIN = "Download the checkpoint again."
+
+
+def _read_index(model_dir: Path) -> dict[str, Path]:
+    path = model_dir / INDEX
+    weight_map = read_json(path, _AGAIN).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ConfigError(f"{path}: has no weight_map. {_AGAIN}")
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise ConfigError(f"{path}: {name}: must name a .safetensors file beside the index (got {shard!r}).")
+    missing = sorted({shard for shard in weight_map.values() if not (model_dir / shard).is_file()})
+    if missing:
+        raise ConfigError(f"{path}: names {_some(missing)}, not there in {model_dir}. {_AGAIN}")
+    return {name: model_dir / shard for name, shard in weight_map.items()}
+
+
+def _no_weights(model_dir: Path) -> str:
+    if any(path for pattern in PICKLED for path in model_dir.glob(pattern)):
+        return (
+            f"{model_dir}: holds pickled weights only; they can run code when opened and are never read. Convert them: "
+            "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) where you trust the file."
+        )
+    if any(model_dir.glob("adapter_model.safetensors")):
+        return f"{model_dir}: holds a LoRA adapter, not a model. Name the base model."
+    return f"{model_dir}: holds neither {WEIGHTS} nor {INDEX}. {_AGAIN} To start without weights: from_scratch: true."
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise ConfigError(f"{path}: is truncated or corrupt ({error}). {_AGAIN}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}.") from None
+
+
+def _check_names(model_dir: Path, wanted: set[str], found: set[str], ignored: Sequence[str]) -> None:
+    missing = sorted(wanted - found)
+    if missing:
+        raise ConfigError(
+            f"{model_dir}: the checkpoint lacks {_some(missing)}, which config.json asks for. "
+            "Are weights and config.json of the same model?"
+        )
+    unexpected = sorted(name for name in found - wanted if not any(fnmatchcase(name, pattern) for pattern in ignored))
+    if unexpected:
+        raise ConfigError(
+            f"{model_dir}: the checkpoint holds {_some(unexpected)}, which a model of this config.json does not have. "
+            "Are weights and config.json of the same model?"
+        )
+
+
+def _check_tensor(path: Path, file: Any, expected: HFTensor) -> None:
+    header = file.get_slice(expected.name)
+    shape, dtype = tuple(header.get_shape()), header.get_dtype()
+    if dtype not in _LOADABLE:
+        raise ConfigError(
+            f"{path}: {expected.name} is stored as {dtype}; weights must be F32, BF16, F16 or F64. "
+            "Use the original checkpoint of this model, not a quantised one."
+        )
+    if shape != expected.shape:
+        raise ConfigError(
+            f"{path}: {expected.name} is {list(shape)}, expected {list(expected.shape)} from config.json."
+        )
+
+
+def _check_copy(files: Mapping[Path, set[str]], copy: str, original: HFTensor) -> None:
+    """Raise ConfigError unless the tensor `copy` has the values of `original`, in whatever dtype each is stored."""
+    path, twin = (next(path for path, names in files.items() if name in names) for name in (copy, original.name))
+    n_different, first = 0, ""
+    with _open(path) as file, _open(twin) as other:
+        _check_tensor(path, file, HFTensor(copy, original.shape))
+        copied, originals = file.get_slice(copy), other.get_slice(original.name)
+        for row in range(0, original.shape[0], COMPARED_ROWS):
+            rows = slice(row, row + COMPARED_ROWS)
+            different = copied[rows].double() != originals[rows].double()
+            if different.any():
+                n_different += int(different.sum())
+                at, *rest = different.nonzero()[0].tolist()
+                first = first or str([row + at, *rest])
+    if n_different:
+        raise ConfigError(
+            f"{path}: {copy} differs from {original.name} in {n_different:,} of {prod(original.shape):,} elements, "
+            f"first at {first}, but config.json ties the two. Set tie_word_embeddings: false in config.json to train "
+            f"both, or remove {copy} from the file to train the tied model."
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+# -------------------------------------------------------------------------------------------------------------- export
+
+
+def write_model(
+    directory: Path,
+    maps: Sequence[WeightMap],
+    params: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    source_dir: Path | None,
+    dtype: str,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> dict[str, str]:
+    """Write into an empty directory what `AutoModelForCausalLM.from_pretrained` loads: the inverse of `load_weights`.
+
+    `config` is the model's parsed config.json; `dtype`, fp32 or bf16, is what the weights are stored in. Tokenizer,
+    chat template and generation config are copied from `source_dir`. Weights go to one file, or to several of at most
+    `max_shard_bytes` (a larger tensor stands alone) with an index; their hashes are returned, {file's name:
+    hash}. For use inside `save_checkpoint`: neither atomic nor forced to the disk.
+    """
+    if dtype not in _SAVED:
+        raise ProgramError(f"a checkpoint cannot be stored in {dtype}; fp32 and bf16 can")
+    hashes = _write_weights(directory, list(_export(maps, params, dtype)), max_shard_bytes)
+    _write_companions(directory, config, source_dir)
+    _write_json(directory / CONFIG, _saved_config(config, dtype))
+    return hashes
+
+
+def save_model(
+    out_dir: Path,
+    maps: Sequence[WeightMap],
+    params: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    source_dir: Path | None,
+    dtype: str,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """`write_model` into a directory that may hold other files, and an older model, atomically.
+
+    Everything is written and forced to the disk in a hidden directory inside `out_dir`; then config.json of the older
+    model goes, the files move in, older weights that are left go, and the new config.json comes last: killed at any
+    moment, a directory with a config.json holds one whole model. Raises RunStopped when the disk is full or refuses.
+    """
+    save_files(
+        out_dir, lambda fresh: write_model(fresh, maps, params, config, source_dir, dtype, max_shard_bytes), CONFIG
+    )
+
+
+def save_files(out_dir: Path, write: Callable[[Path], object], last: str) -> None:
+    """Let `write` fill a folder and move its files into `out_dir`, as `save_model` tells of config.json and `last`."""
+    with stopping_when_disk_refuses(out_dir, safe_in=out_dir):
+        out_dir.mkdir(parents=True, exist_ok=True)
+        for leftover in out_dir.glob(f"{SAVING}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=out_dir, prefix=SAVING) as name:
+            fresh = Path(name)
+            write(fresh)
+            sync_tree(fresh)
+            _move_in(fresh, out_dir, last)
+
+
+def _export(maps: Sequence[WeightMap], params: Mapping[str, Tensor], dtype: str) -> Iterator[Stored]:
+    torch_dtype, _ = _SAVED[dtype]
+    for m in maps:
+        for tensor, row in rows_of(m):
+            yield Stored(tensor.name, params[m.param].detach().narrow(0, row, tensor.shape[0]), torch_dtype)
+
+
+def _write_weights(directory: Path, tensors: Sequence[Stored], max_shard_bytes: int) -> dict[str, str]:
+    """Returns {file's name: hash} of the weight files."""
+    shards: list[list[Stored]] = [[]]
+    size = 0
+    for tensor in tensors:
+        if shards[-1] and size + tensor.nbytes > max_shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(tensor)
+        size += tensor.nbytes
+    if len(shards) == 1:
+        return {WEIGHTS: write_safetensors(directory / WEIGHTS, shards[0])}
+    hashes: dict[str, str] = {}
+    weight_map: dict[str, str] = {}
+    for i, shard in enumerate(shards, start=1):
+        file_name = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
+        hashes[file_name] = write_safetensors(directory / file_name, shard)
+        weight_map |= {tensor.name: file_name for tensor in shard}
+    total = {"total_parameters": sum(t.rows.numel() for t in tensors), "total_size": sum(t.nbytes for t in tensors)}
+    _write_json(directory / INDEX, {"metadata": total, "weight_map": dict(sorted(weight_map.items()))})
+    return hashes
+
+
+def _saved_config(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """The config of the saved weights: their dtype under both names that readers know, and no code beside them."""
+    kept = {key: value for key, value in config.items() if key not in ("auto_map", "_name_or_path")}
+    return {**kept, "dtype": _SAVED[dtype][1], "torch_dtype": _SAVED[dtype][1]}
+
+
+def _write_companions(directory: Path, config: Mapping[str, Any], source_dir: Path | None) -> None:
+    if source_dir is not None:
+        copy_tokenizer(source_dir, directory)
+        if (source_dir / "generation_config.json").is_file():
+            shutil.copyfile(source_dir / "generation_config.json", directory / "generation_config.json")
+    if not (directory / "generation_config.json").exists():
+        ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in config}
+        _write_json(directory / "generation_config.json", {"_from_model_config": True, **ids})
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _move_in(fresh: Path, out_dir: Path, last: str) -> None:
+    """The order is told in `save_model`. Synced between the steps, since renames may reach the disk in any order."""
+    new = {path.name for path in fresh.iterdir()}
+    (out_dir / last).unlink(missing_ok=True)
+    sync(out_dir)
+    for name in sorted(new - {last}):
+        (fresh / name).replace(out_dir / name)
+    for path in (*out_dir.glob("model*.safetensors"), out_dir / INDEX):
+        if path.name not in new:
+            path.unlink(missing_ok=True)
+    sync(out_dir)
+    (fresh / last).replace(out_dir / last)
+    sync(out_dir)
+
+
+# --------------------------------------------------------------------------------------------------------------- merge
+
+
+def write_merged(
+    directory: Path,
+    base_dir: Path,
+    changes: Mapping[str, Callable[[Tensor], Tensor]],
+    may_lack: Sequence[str] = (),
+) -> None:
+    """Write the checkpoint in `base_dir` with some of its tensors changed: same files, names, order and dtypes.
+
+    One file at a time is in memory. Raises ConfigError for a change of a tensor that the base does not have, but for
+    those that it `may_lack`, or that is quantised. For use inside `save_files`.
+    """
+    files = _locate(base_dir)
+    absent = sorted(changes.keys() - {name for names in files.values() for name in names} - set(may_lack))
+    if absent:
+        raise ConfigError(
+            f"{base_dir}: has no {_some(absent)}, which the adapter changes. Name the adapter's own base."
+        )
+    for path, names in files.items():
+        with _open(path) as file:
+            tensors = {}
+            for name in sorted(names):
+                stored_as = file.get_slice(name).get_dtype()
+                if name in changes and stored_as not in _LOADABLE:
+                    raise ConfigError(f"{path}: {name} is stored as {stored_as}; merge into the unquantised base.")
+                tensor = file.get_tensor(name)
+                tensors[name] = changes[name](tensor) if name in changes else tensor
+        save_file(tensors, directory / path.name, metadata={"format": "pt"})
+    if (base_dir / INDEX).is_file() and not (base_dir / WEIGHTS).exists():
+        shutil.copyfile(base_dir / INDEX, directory / INDEX)
+    config = read_json(base_dir / CONFIG, _AGAIN)
+    _write_companions(directory, config, base_dir)
+    _write_json(directory / CONFIG, {key: value for key, value in config.items() if key != "auto_map"})
+
+
+def copy_tokenizer(source_dir: Path, directory: Path) -> None:
+    """Copy the tokenizer and its chat template, as far as the source has them."""
+    for name in TOKENIZER_FILES:
+        if (source_dir / name).is_file():
+            shutil.copyfile(source_dir / name, directory / name)
+    templates = sorted((source_dir / TEMPLATE_DIRECTORY).glob("*.jinja"))
+    if templates:
+        (directory / TEMPLATE_DIRECTORY).mkdir(exist_ok=True)
+    for path in templates:
+        shutil.copyfile(path, directory / TEMPLATE_DIRECTORY / path.name)

@@ -1,0 +1,189 @@
+"""A run in a checkpoint: the model for others, and for the run itself what it needs to go on with the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import BaseModel, Field, ValidationError
+from xxhash import xxh3_128
+
+from ..checkpoint.progress import Progress
+from ..config.errors import keys_of
+from ..config.load import resolved
+from ..data.loader import Loader
+from ..data.pack import PackedRows
+from ..errors import ConfigError
+from ..planning.prepare import Prepared
+from ..program.value import Value
+from . import hf
+from .adapter import adapter_of, load_base, write_adapter
+from .folders import sync
+from .manifest import MANIFEST, Manifest, list_files, write_manifest
+from .resume import Resumed, differences, refuse_another_run
+from .states import kept_values, load_state, write_state
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..runtime.team import Team
+    from ..runtime.worker import Worker
+
+MAX_STEP = 2**31 - 1
+MAX_FP32 = 3.4e38
+"""What the inputs `step` (int32) and `lr` (fp32) can hold."""
+
+_POSITION = ("tokens", "seconds", "nonfinite", "loss", "lr")
+
+
+class _Position(BaseModel):
+    """`Manifest.position` as it is written."""
+
+    tokens: int
+    seconds: float
+    nonfinite: int
+    loss: float | None
+    lr: float = Field(0.0, ge=0, le=MAX_FP32)  # a checkpoint of before has none
+    evaluations: list[tuple[int, float, int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedRun:
+    """Writes and restores the checkpoints of one run.
+
+    versions: of what decides its bits, the device included. records: its metrics file.
+    """
+
+    prepared: Prepared
+    facts: Mapping[str, Any]
+    versions: Mapping[str, str]
+    records: Path
+
+    @property
+    def weights(self) -> list[Value]:
+        """The params that are saved as a model or an adapter."""
+        assembly = self.prepared.assembly
+        if adapter_of(self.prepared):
+            return list(assembly.trainable)
+        return [assembly.params[weight.param] for weight in assembly.weights]
+
+    @property
+    def values(self) -> list[Value]:
+        """All that is saved, each once."""
+        return list(dict.fromkeys([*self.weights, *self._kept()]))
+
+    def write(self, directory: Path, view: Callable[[Value], Tensor], step: int, progress: Progress) -> None:
+        """Fill an empty directory with `values` as they are after `step`, by their `view`s; the manifest comes last.
+
+        The records that led there are forced to the disk before it: whoever finds the checkpoint finds them too.
+        """
+        given, assembly = self.prepared.inputs, self.prepared.assembly
+        model_dtype = given.precision.model
+        params = {v.name: view(v) for v in self.weights}
+        if adapter_of(self.prepared):
+            write_adapter(directory, self.prepared, params)
+            hashes = {}
+        else:
+            hashes = hf.write_model(
+                *(directory, assembly.weights, params, self.prepared.model_config, self.prepared.model_dir),
+                model_dtype,
+            )
+        hashes |= write_state(directory, ((v.name, view(v)) for v in self._kept()))
+        if self.records.is_file():
+            for path in (self.records, self.records.parent):  # a file that is new has its name there
+                sync(path)
+        position = {name: getattr(progress, name) for name in _POSITION}
+        write_manifest(
+            directory,
+            Manifest(
+                step=step,
+                position=position | {"evaluations": progress.evaluations},
+                facts=self.facts,
+                config=resolved(self.prepared.loaded),
+                versions=self.versions,
+                files=list_files(directory, hashes),
+            ),
+        )
+
+    def check(self, resumed: Resumed) -> list[str]:
+        """Raise ConfigError unless the checkpoint is one of this run; else what is different, in lines for the user."""
+        refuse_another_run(resumed, self.facts, self.prepared.loaded.source)
+        models = self.prepared.registry.options_models()
+        of_loggers = {key for (kind, _), model in models.items() if kind == "logger" for key in keys_of(model)}
+        return list(differences(resumed, resolved(self.prepared.loaded), self.versions, without_effect=of_loggers))
+
+    def restore(self, resumed: Resumed, worker: Worker | Team) -> Progress:
+        """Fill the worker's params and states; returns where the loop stood. Before `worker.start()`."""
+        position = _position(resumed)
+        if adapter_of(self.prepared):  # whose base is where it was
+            load_base(self.prepared, worker.params())
+        else:
+            hf.load_weights(resumed.directory, self.prepared.assembly.weights, worker.params())
+        load_state(resumed.directory, self._kept(), worker.buffers.persistent)
+        step = resumed.step
+        worker.restored(lr=position.lr, step=step)
+        progress = Progress(
+            step=step, launched=step, saved=step, **{name: getattr(position, name) for name in _POSITION}
+        )
+        progress.evaluations += position.evaluations
+        return progress
+
+    def _kept(self) -> list[Value]:
+        """What a checkpoint holds beside the model's files; those of an adapter's base have nothing that is trained."""
+        assembly = self.prepared.assembly
+        stored = {m.param for m in assembly.weights}
+        if adapter_of(self.prepared):
+            stored -= {v.name for v in assembly.trainable}
+        return kept_values(assembly, stored, self.prepared.inputs.precision.model)
+
+
+def _position(resumed: Resumed) -> _Position:
+    if not 0 <= resumed.step <= MAX_STEP:
+        raise ConfigError(
+            f"{resumed.directory / MANIFEST}: step is {str(resumed.step)[:20]}. The checkpoint is damaged: resume from "
+            "another one."
+        )
+    try:
+        return _Position.model_validate(resumed.manifest.position)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        where = ".".join(map(str, wrong["loc"]))
+        raise ConfigError(
+            f"{resumed.directory / MANIFEST}: position.{where}: {wrong['msg']}. The checkpoint is damaged: resume from "
+            "another one."
+        ) from None
+
+
+def facts(prepared: Prepared, loader: Loader, total_steps: int) -> dict[str, Any]:
+    """What decides samples, schedule and buffers, hence what a run that goes on must have the same; as it is told."""
+    config = prepared.loaded.config
+    adapter = adapter_of(prepared)
+    ignored = {"dtype", "torch_dtype", "_name_or_path", "transformers_version", "auto_map"}
+    return {
+        "model": prepared.inputs.model.name,
+        **{f"config.json {key}": value for key, value in prepared.model_config.items() if key not in ignored},
+        "recipe": config.recipe,
+        "optimizer": config.optimizer,
+        **({"adapter": adapter[0].name, **adapter[1].model_dump(mode="json")} if adapter else {}),
+        **{f"{name}_dtype": dtype for name, dtype in asdict(prepared.inputs.precision).items()},
+        "rows in an optimizer step (per_device_train_batch_size x gradient_accumulation_steps x GPUs)": (
+            loader.batch_size * loader.micro_batches
+        ),
+        "sequence_len": config.sequence_len,
+        "train_seed": config.train_seed,
+        "steps in all (max_steps or num_epochs)": total_steps,
+        "training data": f"{loader.rows.n_rows:,} rows, {loader.rows.n_tokens:,} tokens, {_identity(loader.rows)}",
+    }
+
+
+def _identity(rows: PackedRows) -> str:
+    """A hash of which tokens of which data lie in which row."""
+    digest = xxh3_128()
+    for dataset in rows.corpus.datasets:  # a cache directory is named after the hash of what is in it
+        digest.update(f"{dataset.path.name if dataset.path else ''} {dataset.n_tokens}\n".encode())
+    for part in (rows.start, rows.stop, rows.row_offsets):
+        digest.update(np.ascontiguousarray(part).data)
+    return digest.hexdigest()[:16]

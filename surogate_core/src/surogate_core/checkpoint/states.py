@@ -1,0 +1,95 @@
+"""What a run needs beside the model's weights to go on with the same bits: masters, moments, states of the recipe.
+
+In a checkpoint they lie in a folder of their own: programs that load a model read every safetensors file beside its
+config.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ..errors import ConfigError
+from ..planning.assemble import Assembly
+from ..program.value import Value
+from ..reference.rounding import TORCH_DTYPES
+from .tensor_file import STORED_AS, Stored, write_safetensors
+
+FOLDER = "training_state"
+MAX_SHARD_BYTES = 5_000_000_000
+
+
+def kept_values(assembly: Assembly, stored: Collection[str], stored_dtype: str) -> list[Value]:
+    """The values that a checkpoint holds beside a model whose files have the params `stored`, in `stored_dtype`.
+
+    All states but those that every step and evaluation writes anew, and the params that the model's files do not hold
+    to the bit.
+    """
+    readings = (assembly.loss, assembly.eval_loss, assembly.grad_norm, *assembly.pending)
+    return [
+        v
+        for v in assembly.declared
+        if (v.role == "state" and v not in readings)
+        or (v.role == "param" and (v.name not in stored or v.dtype != stored_dtype))
+    ]
+
+
+def write_state(
+    directory: Path, tensors: Iterable[tuple[str, Tensor]], max_shard_bytes: int = MAX_SHARD_BYTES
+) -> dict[str, str]:
+    """Write tensors in the dtypes that they have below `directory`; returns {file's name: hash}.
+
+    Into one file, or several of at most `max_shard_bytes` (a larger tensor stands alone). For use inside
+    `save_checkpoint`: neither atomic nor forced to the disk.
+    """
+    shards: list[list[Stored]] = [[]]
+    size = 0
+    for name, tensor in tensors:
+        stored = Stored(name, tensor, tensor.dtype)
+        if shards[-1] and size + stored.nbytes > max_shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(stored)
+        size += stored.nbytes
+    (directory / FOLDER).mkdir()
+    names = [f"{FOLDER}/state-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
+    return {name: write_safetensors(directory / name, shard) for name, shard in zip(names, shards, strict=True)}
+
+
+def load_state(directory: Path, values: Sequence[Value], view: Callable[[Value], Tensor]) -> None:
+    """Copy what `write_state` has written below `directory` into `view(value)`, by name.
+
+    All names, shapes and dtypes are checked before anything is written. Raises ConfigError when they are not those of
+    `values`, or a file cannot be read.
+    """
+    wanted = {v.name: v for v in values}
+    paths = sorted((directory / FOLDER).glob("*.safetensors"))
+    held: set[str] = set()
+    for path in paths:
+        with _open(path) as file:
+            held.update(file.keys())
+            for name in sorted(wanted.keys() & set(file.keys())):
+                tensor, value = file.get_slice(name), wanted[name]
+                shape, dtype = list(tensor.get_shape()), tensor.get_dtype()
+                if shape != list(value.shape) or dtype != STORED_AS[TORCH_DTYPES[value.dtype]]:
+                    raise ConfigError(f"{path}: {name} is {dtype} {shape}, this run has {value!r}. {_AS_IT_WAS}")
+    if held != set(wanted):
+        differing = ", ".join(sorted(held ^ set(wanted))[:3])
+        raise ConfigError(f"{directory / FOLDER}: not the states of this run: they differ in {differing}. {_AS_IT_WAS}")
+    for path in paths:
+        with _open(path) as file:
+            for name in file.keys():  # noqa: SIM118 (it is no mapping)
+                view(wanted[name]).copy_(file.get_tensor(name))
+
+
+_AS_IT_WAS = "Resume with the optimizer, the recipe, their options and their packages as they were."
+
+
+def _open(path: Path) -> safe_open:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}).") from None

@@ -1,0 +1,1 @@
+"""The YAML file: its keys, their checks, and the messages about them."""

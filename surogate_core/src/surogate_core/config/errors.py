@@ -1,0 +1,168 @@
+"""The text of a configuration error: `run.yaml: key: what is wrong; what is allowed (got value)`."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import reprlib
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from ..errors import ConfigError, PluginError, SurogateError
+
+M = TypeVar("M", bound=BaseModel)
+
+MAX_LISTED = 20
+"""Problems spelled out in one message; the rest are counted."""
+
+_LONGEST_KEY = 64
+_LONGEST_VALUE = 80
+
+_TEXT = {
+    "missing": "is required",
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be more than {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be less than {lt}",
+    "literal_error": "must be {expected}",
+    "enum": "must be {expected}",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_parsing_size": "must be a whole number of at most 64 bits",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "string_type": "must be text",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_too_long": "must have at most {max_length} characters",
+    "list_type": "must be a list",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a mapping",
+    "value_error": "{error}",
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong. `key`: where, dotted (`datasets.0.path`); `error`: set when a plugin is the cause."""
+
+    key: str
+    text: str
+    error: PluginError | None = None
+
+    def line(self, source: str) -> str:
+        return f"{source}: {self.error}" if self.error is not None else f"{source}: {self.key}: {self.text}"
+
+
+def shown(value: object) -> str:
+    """A value as an error quotes it: one line, short, whatever it is."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    abridged = reprlib.Repr()
+    abridged.maxstring = abridged.maxother = abridged.maxlong = 60
+    try:
+        text = abridged.repr(value)
+    except (ValueError, RecursionError):  # an int of thousands of digits; nesting without end
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
+
+
+def shown_key(key: object) -> str:
+    """A key as an error names it: printable and short."""
+    text = key if isinstance(key, str) else shown(key)
+    text = text if text and text.isprintable() else ascii(text)
+    return text if len(text) <= _LONGEST_KEY else text[: _LONGEST_KEY - 3] + "..."
+
+
+def nearest(word: str, legal: Iterable[str]) -> str | None:
+    """The legal word that `word` was probably meant to be, or None."""
+    if len(word) > _LONGEST_KEY:
+        return None
+    by_folded = {fold(name): name for name in legal}
+    found = difflib.get_close_matches(fold(word), by_folded, n=1)
+    return by_folded[found[0]] if found else None
+
+
+def fold(word: str) -> str:
+    """Names are equal whatever their case and whether they use `-` or `_`."""
+    return word.strip().lower().replace("-", "_")
+
+
+def unknown_key(key: object, legal: Iterable[str], *, within: str = "", meant: str | None = None) -> Problem:
+    """The problem of a key that nothing reads. `within`: dotted place it stands in, with its trailing dot.
+
+    `meant`: the key to suggest; by default the nearest legal one.
+    """
+    guess = meant or (nearest(key, legal) if isinstance(key, str) else None)
+    hint = f"did you mean {guess}?" if guess else "the config reference lists all keys"
+    return Problem(within + shown_key(key), f"unknown key; {hint}")
+
+
+def keys_of(model: type[BaseModel]) -> list[str]:
+    """The keys that a model reads: its fields, by alias where there is one."""
+    return [info.alias or name for name, info in model.model_fields.items()]
+
+
+def validate(model: type[M], values: Mapping[str, Any], *, within: str = "") -> tuple[M | None, list[Problem]]:
+    """Validate `values` as `model`: the instance, or None and what is wrong with it, one problem a field.
+
+    Stricter than pydantic where a YAML file goes wrong silently: a bool is no number, a number is finite.
+    """
+    problems: dict[str, Problem] = {}
+    instance: M | None = None
+    try:
+        instance = model.model_validate(dict(values))
+    except ValidationError as error:
+        for details in error.errors(include_url=False):
+            key = ".".join(str(part) for part in details["loc"][:1])
+            problems.setdefault(key, _problem(details, model, within))
+    except (OverflowError, RecursionError) as error:  # e.g. an int too large for a float
+        problems.setdefault("", Problem(within.rstrip(".") or "config", f"cannot be read: {error}"))
+    for key, (name, info) in zip(keys_of(model), model.model_fields.items(), strict=True):
+        value = getattr(instance, name, None)
+        if isinstance(values.get(key), bool) and _is_number(info.annotation):
+            problems.setdefault(key, Problem(within + key, f"must be a number (got {shown(values[key])})"))
+        elif isinstance(value, float) and not math.isfinite(value):
+            problems.setdefault(key, Problem(within + key, f"must be a finite number (got {shown(value)})"))
+    return (None if problems else instance), list(problems.values())
+
+
+def problems_error(source: str, problems: Sequence[Problem]) -> SurogateError:
+    """Everything that is wrong as one ConfigError; a PluginError when a plugin is the only cause."""
+    lines = [problem.line(source) for problem in problems[:MAX_LISTED]]
+    if len(problems) > MAX_LISTED:
+        lines.append(f"{source}: and {len(problems) - MAX_LISTED} more problems")
+    cause = problems[0].error if len(problems) == 1 else None
+    if cause is not None:
+        return PluginError(lines[0], distribution=cause.distribution, version=cause.version, hook=cause.hook)
+    return ConfigError("\n".join(lines))
+
+
+def _problem(details: ErrorDetails, model: type[BaseModel], within: str) -> Problem:
+    loc = details["loc"]
+    name = shown_key(loc[0]) if loc else ""
+    kind = details["type"]
+    if kind == "extra_forbidden":
+        return unknown_key(loc[0], keys_of(model), within=within)
+    text = _TEXT.get(kind, "").format_map(details.get("ctx", {})) or details["msg"][:1].lower() + details["msg"][1:]
+    got = "" if kind == "missing" else f" (got {shown(details['input'])})"
+    return Problem((within + name).rstrip(".") or "config", text + got)
+
+
+def _is_number(annotation: Any) -> bool:
+    """Whether values of this annotation are numbers and never bools."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _is_number(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        options = typing.get_args(annotation)
+        return bool not in options and any(_is_number(option) for option in options)
+    return annotation is int or annotation is float

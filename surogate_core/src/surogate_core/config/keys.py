@@ -1,0 +1,338 @@
+"""The keys and names that core knows but does not serve: not built yet, never read, served by another package.
+
+The only table in core that may name a plugin's things: it exists to tell a user of the original's YAML files what
+each key needs. A plugin that declares one of these keys in its options takes the key over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import fold
+
+
+@dataclass(frozen=True)
+class NotYet:
+    """A key whose feature is not built. `default` and `inert` are accepted and do nothing.
+
+    matters_with: a key without which `inert` has no effect; with it only `default` is accepted.
+    """
+
+    key: str
+    default: Any
+    meaning: str
+    feature: str
+    instead: str
+    inert: tuple[Any, ...] = ()
+    matters_with: str = ""
+
+    def accepts(self, value: Any, given: Collection[str] = ()) -> bool:
+        """Whether `value` does nothing in a config in which the keys `given` are set."""
+        inert = () if self.matters_with in given else self.inert
+        return any(_same(value, harmless) for harmless in (None, self.default, *inert))
+
+
+@dataclass(frozen=True)
+class Dead:
+    """A key that nothing reads. `accepted`: values, besides null, that change nothing; any other is refused."""
+
+    key: str
+    accepted: tuple[Any, ...]
+    instead: str
+
+    def accepts(self, value: Any) -> bool:
+        return any(_same(value, inert) for inert in (None, *self.accepted))
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A key of TrainConfig of which only the values `works` are built."""
+
+    key: str
+    works: tuple[Any, ...]
+    instead: str
+
+
+@dataclass(frozen=True)
+class Differs:
+    """A key whose default is the nearest thing that works today."""
+
+    key: str
+    original: str
+    why: str
+
+
+def _same(value: Any, inert: Any) -> bool:
+    """Whether a raw YAML value means `inert`: numbers may be strings, names fold."""
+    if isinstance(inert, list):
+        values = value if isinstance(value, list) else [value]
+        return len(values) == len(inert) and all(map(_same, values, inert))
+    if isinstance(value, bool) or value is None or inert is None:
+        return value is inert
+    if isinstance(inert, bool):
+        return isinstance(value, str) and fold(value) == str(inert).lower()
+    if isinstance(inert, str):
+        return isinstance(value, str) and fold(value) == fold(inert)
+    try:
+        return isinstance(value, int | float | str) and float(value) == float(inert)
+    except (ValueError, OverflowError):
+        return False
+
+
+def _feature(feature: str, instead: str, *rows: tuple[Any, ...]) -> Iterator[NotYet]:
+    for key, default, meaning, *inert in rows:
+        yield NotYet(key, default, meaning, feature, instead, tuple(inert))
+
+
+_NOT_YET = (
+    *_feature(
+        "FP8 training", "train with recipe: bf16",
+        ("fp8_amax_history", 1024, "steps of amax that the delayed scaling looks back on", 16),
+        ("skip_quant_first_layers", 0, "first blocks that stay in bf16"),
+        ("skip_quant_last_layers", 0, "last blocks that stay in bf16"),
+    ),
+    *_feature(
+        "FP4 training", "train with recipe: bf16",
+        ("fp4_backend", "cutlass", "library of the FP4 products: cutlass or cudnn", "cudnn"),
+        ("fp4_four_over_six", True, "choose each block's maximum, 4 or 6, by error"),
+        ("no_fp4_stochastic_rounding", False, "round gradients to nearest"),
+    ),
+    *_feature(
+        "NorMuon", "train with optimizer: adamw",
+        ("normuon_momentum", 0.95, "momentum of the matrices"),
+        ("normuon_beta2", 0.95, "decay of the row and column variance"),
+        ("normuon_cautious_wd", True, "weight decay only where it agrees with the update"),
+    ),
+    NotYet(
+        "adapter_init_mode", "trainable", "what to do with `adapter_path`: merge or trainable",
+        "merging a saved adapter before training", "surogate merge it, and train on the result",
+        inert=("merge",), matters_with="adapter_path",
+    ),
+    *_feature(
+        "the recompute switch of LoRA", "remove the key: adapters are recomputed with their projection",
+        ("recompute_lora", True, "recompute the adapters' activations", False),
+    ),
+    *_feature(
+        "QLoRA", "remove the key: lora: true trains over frozen weights in bf16, and recompute_block: true makes room",
+        ("qlora_fp8", False, "keep the frozen weights in FP8"),
+        ("qlora_fp4", False, "keep the frozen weights in NVFP4"),
+        ("qlora_bnb", False, "keep the frozen weights in NF4"),
+        ("qlora_block_size", 128, "block of the FP8 scales"),
+        ("qlora_bnb_block_size", 64, "block of the NF4 scales"),
+        ("qlora_bnb_double_quant", True, "quantise the NF4 scales too"),
+        ("qlora_four_over_six", True, "choose each NVFP4 block's maximum by error"),
+        ("qlora_selective_expert_dequant", False, "dequantise only the experts in use"),
+        ("qlora_offload_experts", False, "keep experts on the host"),
+    ),
+    *_feature(
+        "offload to the host", "lower the memory with recompute_block: true",
+        ("offload_residual", False, "keep the residual stream on the host"),
+        ("offload_optimizer", False, "keep the optimizer's states on the host"),
+        ("offload_master", False, "keep master weights on the host"),
+        ("offload_grads", False, "keep gradients on the host"),
+        ("offload_quants", False, "keep quantised weights on the host"),
+        ("offload_saved_tensors", False, "keep saved activations on the host"),
+        ("persistent_quants", False, "keep quantised weights between steps"),
+        ("use_zero_copy", False, "read host memory from kernels"),
+        ("use_write_combined", False, "write-combined host memory"),
+        ("cpu_training", False, "stream the weights from the host"),
+    ),
+    *_feature(
+        "sharding over GPUs", "remove the key: every GPU holds weights, gradients and states whole",
+        ("shard_weights", False, "shard weights over GPUs"),
+        ("shard_gradients", False, "shard gradients over GPUs"),
+    ),
+    *_feature(
+        "another way of summing over GPUs", "remove the key: gradients are summed by NCCL",
+        ("use_all_to_all_reduce", False, "reduce gradients by all-to-all"),
+        ("memcpy_all_gather", False, "gather by copies between GPUs"),
+        ("memcpy_send_recv", False, "send by copies between GPUs"),
+        ("parallelism", None, "ddp or dispatch_pp", "ddp"),
+    ),
+    *_feature(
+        "training on several machines", "train on the GPUs of one machine with gpus",
+        ("distributed.ray_address", "auto", "address of a Ray cluster", "local"),
+        ("distributed.num_nodes", 1, "machines"),
+        ("distributed.gpus_per_node", 0, "GPUs of each machine; 0: all", 1),
+        ("distributed.worker_output_dir", None, "output folder on the workers"),
+    ),
+    *_feature(
+        "recommended values", "set the values in the config",
+        ("apply_recommended_values", False, "take over the model's training hints"),
+    ),
+    *_feature(
+        "fused RoPE", "remove the key",
+        ("use_fused_rope", False, "compute cosines and sines on the fly"),
+    ),
+    *_feature(
+        "long-context training", "remove the key",
+        ("long_context", False, "settings for very long rows"),
+        ("sequence_chunks", 1, "parts in which a row is processed"),
+        ("auto_lmhead_chunks", None, "choose `lmhead_chunks` by size", True),
+        ("lmhead_drop_ignored_rows", False, "skip logits of rows without labels, which is always done", True),
+    ),
+    *_feature(
+        "mixture-of-experts and vision models", "train a dense text model",
+        ("ep_size", 1, "GPUs that experts are spread over"),
+        ("ep_load_balance_threshold", 1.3, "imbalance that triggers a new plan"),
+        ("ep_plan_refresh_interval", 16, "steps between plans"),
+        ("router_aux_loss_coef", None, "weight of the balance loss"),
+        ("router_z_loss_coef", None, "weight of the router's z-loss"),
+        ("train_router", False, "train the router"),
+        ("train_vision", None, "train the vision tower", False),
+    ),
+    *_feature(
+        "distillation", "remove the section",
+        ("distillation.teacher_model", None, "the teacher"),
+        ("distillation.top_k", 32, "teacher logits kept a token"),
+        ("distillation.temperature", 1, "softmax temperature"),
+        ("distillation.kd_weight", 0.5, "weight of the teacher's loss"),
+        ("distillation.ce_weight", None, "weight of the labels' loss; null: 1 - kd_weight"),
+        ("distillation.teacher_batch_size", 4, "rows a teacher batch"),
+        ("distillation.kd_dir", None, "folder of teacher logits"),
+        ("distillation.teacher_api_base", None, "address of a served teacher"),
+        ("distillation.teacher_api_key_var", "VLLM_API_KEY", "variable that holds its key"),
+        ("distillation.teacher_api_concurrency", 8, "requests at a time"),
+        ("distillation.teacher_api_timeout", 1200, "seconds a request may take"),
+    ),
+    *_feature(
+        "reporting to Aim", "use report_to: tensorboard or wandb",
+        ("aim_experiment", "Surogate", "experiment"),
+        ("aim_repo", None, "repository"),
+        ("aim_name", None, "run name; null: `run_name`"),
+    ),
+    *_feature(
+        "debug reports", "use surogate plan for memory, metrics.jsonl for time",
+        ("surogate_metrics_path", None, "file of internal metrics"),
+        ("debug_time_breakdown", False, "report the time of each phase. Alias `debug_timing_breakdown`"),
+        ("debug_memory_breakdown", False, "report memory by segment"),
+    ),
+    *_feature(
+        "adaptive training", "set num_epochs or max_steps, and remove the key",
+        ("auto_lr_reduction", False, "lower the learning rate on a plateau"),
+        ("early_stop", False, "stop when the evaluation loss rises"),
+        ("epoch_adjustment", False, "choose `num_epochs` by the data"),
+    ),
+)  # fmt: skip
+
+NOT_YET: dict[str, NotYet] = {entry.key: entry for entry in _NOT_YET}
+"""By key; keys of a section are dotted."""
+
+SECTIONS: frozenset[str] = frozenset(key.partition(".")[0] for key in NOT_YET if "." in key)
+
+NOT_YET_NAMES: dict[tuple[str, str], str] = {
+    ("recipe", "fp8_hybrid"): "use recipe: bf16",
+    ("recipe", "nvfp4"): "use recipe: bf16",
+    ("optimizer", "adamw_8bit"): "use optimizer: adamw; optimizer_state_dtype: bf16 halves its memory",
+    ("optimizer", "normuon"): "use optimizer: adamw",
+    ("logger", "aim"): "use tensorboard or wandb",
+    ("format", "preference"): "use type: conversation with the chosen answers",
+}
+"""Names of the original that no package has yet: (kind, folded name) -> what to use. An installed plugin overrules."""
+
+DISTRIBUTIONS: dict[tuple[str, str], str] = {
+    ("model", "qwen3"): "surogate-models",
+    ("model", "qwen2"): "surogate-models",
+    ("model", "llama"): "surogate-models",
+    ("recipe", "bf16"): "surogate-recipe-bf16",
+    ("optimizer", "adamw"): "surogate-optim-adamw",
+    ("adapter", "lora"): "surogate-lora",
+    ("logger", "tensorboard"): "surogate-log-tensorboard",
+    ("logger", "wandb"): "surogate-log-wandb",
+}
+"""(kind, name) -> the package of this project that provides it. No other package may be suggested: anybody can
+register a name that follows a pattern."""
+
+ADAPTER_PACKAGE = DISTRIBUTIONS["adapter", "lora"]
+
+PACKAGES: dict[str, str] = {
+    "adamw_beta1": "surogate-optim-adamw",
+    "adamw_beta2": "surogate-optim-adamw",
+    "adamw_epsilon": "surogate-optim-adamw",
+    **dict.fromkeys(
+        (
+            "lora_rank",
+            "lora_alpha",
+            "lora_rank_pattern",
+            "lora_alpha_pattern",
+            "lora_dropout",
+            "lora_target_modules",
+            "lora_modules_to_save",
+            "lora_use_rslora",
+        ),
+        ADAPTER_PACKAGE,
+    ),
+    "wandb_project": "surogate-log-wandb",
+    "wandb_name": "surogate-log-wandb",
+}
+"""Keys of built packages that may not be installed -> the package."""
+
+DATASET_KEYS: dict[str, str] = dict.fromkeys(("prompt", "chosen", "rejected", "enable_thinking"), "preference")
+"""Keys of a dataset entry that belong to a type which is not built -> the type."""
+
+LIMITS = (
+    Limit("attn_bwd_chunks", (1,), "the attention backward pass runs whole; set attn_bwd_chunks: 1"),
+    Limit("zero_level", (1,), "sharding over GPUs is not built; set zero_level: 1"),
+)
+
+IGNORED: dict[str, str] = {
+    "model_type": "the architecture is read from the model's config.json",
+}
+"""Keys that nothing reads and that can change nothing, whatever their value -> what to know. Accepted with a notice."""
+
+_NO_TEMPLATE = "conversations use the model's own chat template: put chat_template.jinja into the model's folder"
+
+DEAD: dict[str, Dead] = {
+    entry.key: entry
+    for entry in (
+        Dead("min_lr_ratio", (0.0,), "set final_lr_fraction"),
+        Dead("model_name", (), "set model"),
+        Dead("dataset", (), "set datasets, a list of entries with a path"),
+        Dead("use_chat_template", (True,), "set it in the entry of datasets (type: instruction), or use type: text"),
+        Dead("template", ("auto",), _NO_TEMPLATE),
+        Dead("agent_template", (), _NO_TEMPLATE),
+        Dead(
+            "system", (), "set system_prompt (type: instruction) or system_field (conversation) in the dataset's entry"
+        ),
+        Dead("response_prefix", (), "put it into the answers of the data"),
+        Dead("max_length", (), "set sequence_len"),
+        Dead("padding_side", ("right",), "rows are padded on the right, without effect on what is trained"),
+        Dead("padding_free", (False,), "set sample_packing: true, which leaves hardly any padding"),
+        Dead("sequence_parallel_size", (1,), "a row is trained on one GPU"),
+        Dead("max_pixels", (), "train a text model"),
+        Dead("norm_bbox", (), "train a text model"),
+    )
+}
+"""Keys of the original that nothing reads here, by name: any value but the original's default is refused."""
+
+ALIASES: dict[str, str] = {
+    "recompute": "recompute_block",
+    "recompute_attention": "recompute_att",
+    "debug_timing_breakdown": "debug_time_breakdown",
+}
+"""Other spellings of keys -> the key."""
+
+DIFFERS = (
+    Differs("optimizer", "adamw_8bit", "8-bit states are not built"),
+    Differs("lora", "true", "pre-training trains all weights; `sft` keeps the default"),
+    Differs("adapter_init_mode", "merge", "a saved adapter is trained further"),
+    Differs("sequence_len", "the model's maximum", "a length that fits most machines"),
+    Differs("lmhead_chunks", "1", "chosen so that the logits stay small"),
+    *(
+        Differs(f"recompute_{part}", "true", "nothing is recomputed unless asked")
+        for part in ("swiglu", "rmsnorm", "ffn", "qkv", "att", "block")
+    ),
+    Differs("zero_level", "1, the optimizer's states sharded", "every GPU holds the optimizer's states whole"),
+    Differs("run_name", "a random name", "runs are named after their folder"),
+    Differs("log_file", "log-{run_name}-{time}.json", "metrics are lines of JSON in `metrics.jsonl`"),
+)
+
+DECIDED = {
+    "max_grad_norm": "1.0 in the documents, 0 or 1.0 in the code",
+    "weight_decay": "0.1, or 0 in later code; ours spares vectors (norms, biases)",
+    "fp8_amax_history": "1024 or 16",
+    "resume_from_checkpoint": "false, or true in later code",
+}
+"""Keys on which the original's documents and code disagree -> what they say."""

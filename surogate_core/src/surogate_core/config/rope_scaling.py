@@ -1,0 +1,92 @@
+"""The key `rope_scaling`: RoPE scaling from the YAML file in place of the model's own. No torch.
+
+Which types there are, and what each needs, is the model's to say: it reads the config.json that is made here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from .errors import nearest
+
+SETTINGS: Final = (
+    *("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+    *("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
+)
+"""What a scaling may be given besides its type: the names that config.json has for them."""
+
+
+def parse_rope_scaling(value: Any) -> dict[str, Any] | None:
+    """A type, a mapping with a `rope_type`, or one as JSON; `auto` is null. ValueError tells what is wrong."""
+    if isinstance(value, str):
+        word = value.strip()
+        if word.lower() == "auto":
+            return None
+        value = _from_json(word) if word.startswith("{") else {"rope_type": word}
+    if not isinstance(value, Mapping):
+        raise ValueError("must be a type or a mapping with a rope_type")
+    given = {key: entry for key, entry in value.items() if entry is not None}
+    kinds = {str(given.pop(key)).strip().lower() for key in ("rope_type", "type") if key in given}
+    if len(kinds) != 1 or not all(kind.isalnum() for kind in kinds):
+        raise ValueError("must have one rope_type")
+    for key in given:
+        if key not in SETTINGS:
+            guess = nearest(key, SETTINGS) if isinstance(key, str) else None
+            raise ValueError(f"{key!r} is no setting" + (f"; did you mean {guess}?" if guess else ""))
+    return {"rope_type": kinds.pop(), **{key: _setting(key, entry) for key, entry in given.items()}}
+
+
+def _from_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError("is not JSON") from None
+
+
+def _setting(key: str, value: Any) -> Any:
+    if key == "truncate":
+        if not isinstance(value, bool):
+            raise ValueError("truncate must be true or false")
+        return value
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not 0 < number < 2**31:
+        raise ValueError(f"{key} must be a number greater than 0")
+    if key != "original_max_position_embeddings":
+        return number
+    if not number.is_integer():
+        raise ValueError(f"{key} must be a whole number")
+    return int(number)
+
+
+def with_rope_scaling(
+    config: Mapping[str, Any], scaling: Mapping[str, Any] | None, max_model_len: int | None
+) -> dict[str, Any]:
+    """A model's parsed config.json with its RoPE scaled by `scaling`, if that is given. The base stays what it was.
+
+    A factor that is left out is that of `max_model_len` to the model's own length, rounded up. What is written is
+    `rope_scaling` beside `rope_theta`, which transformers 4 and 5 read alike.
+    """
+    if scaling is None:
+        return dict(config)
+    before: Mapping[str, Any] = next(
+        (
+            config[key]
+            for key in ("rope_scaling", "rope_parameters")
+            if isinstance(config.get(key), dict) and config[key]
+        ),
+        {},
+    )
+    made = dict(scaling)
+    length = made.get("original_max_position_embeddings", config.get("max_position_embeddings"))
+    if "factor" not in made and max_model_len is not None and isinstance(length, int) and length > 0:
+        made["factor"] = float(max(1, -(-max_model_len // length)))
+    replaced = {"rope_scaling", "rope_parameters", *made}
+    kept = {key: value for key, value in config.items() if key not in replaced}
+    theta = {"rope_theta": before["rope_theta"]} if "rope_theta" in before else {}
+    return {**kept, **theta, "rope_scaling": made}

@@ -1,0 +1,206 @@
+"""What `surogate doctor` knows of the machine, learnt without importing torch: nothing here starts CUDA."""
+
+from __future__ import annotations
+
+import csv
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from ..api import Finding, SystemInfo
+from .local_device import torch_has_cuda
+
+PACKAGES: Final = (
+    "surogate-core",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "huggingface_hub",
+    "datasets",
+    "pyarrow",
+    "numpy",
+    "pydantic",
+    "pluggy",
+    "typer",
+    "rich",
+    "matplotlib",
+)
+"""Distributions whose versions matter for a run, in the order in which they are shown."""
+
+OPTIONAL_PACKAGES: Final = {"datasets": "to load from the Hugging Face Hub", "pyarrow": "to read parquet files"}
+MINIMUM_VERSIONS: Final = {"torch": (2, 9), "transformers": (5,), "pydantic": (2,), "pluggy": (1, 6)}
+
+GIB: Final = 2**30
+LOW_MEMORY_BYTES: Final = 4 * GIB
+LOW_DISK_BYTES: Final = 2 * GIB
+_GPU_FIELDS: Final = ("index", "name", "memory.total", "memory.used", "driver_version", "compute_cap")
+_GPU_TIMEOUT_SECONDS: Final = 10.0
+
+
+def collect() -> SystemInfo:
+    """Look at this machine. Takes as long as nvidia-smi does, at most ten seconds; nothing without it."""
+    return SystemInfo(
+        python=platform.python_version(),
+        platform=platform.platform(),
+        cpu_count=available_cpus(),
+        memory_bytes=memory_bytes(),
+        gpus=tuple(_query_gpus()),
+        versions=package_versions(),
+    )
+
+
+def available_cpus() -> int:
+    """Cores that this process may use: affinity counts, not what the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def memory_bytes() -> int:
+    """Physical memory, or the limit of the container when that is lower."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            return min(physical, int(Path(path).read_text()))
+        except (OSError, ValueError):  # no such controller here, or the word "max"
+            continue
+    return physical
+
+
+def available_memory_bytes(root: Path = Path("/")) -> int:
+    """Memory that can be taken without swapping, by the system's estimate and within the container's limit."""
+    free = memory_bytes()
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        free = min([free, *(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))])
+    except OSError:
+        pass
+    group = root / "sys/fs/cgroup"
+    try:
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["inactive_file"]
+    except (OSError, ValueError, KeyError):  # no such controller here, or the word "max"
+        return free
+    return min(free, limit - used + int(cached))
+
+
+def package_versions() -> dict[str, str]:
+    """Installed versions of the packages that matter, from metadata alone; absent ones are left out."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _query_gpus() -> Iterator[dict[str, Any]]:
+    """One mapping per GPU that nvidia-smi lists; `{"error": text}` when it fails; nothing when it is not installed."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return
+    command = [program, f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader,nounits"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=_GPU_TIMEOUT_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        yield {"error": f"nvidia-smi: {error}"}
+        return
+    if result.returncode != 0:
+        yield {"error": f"nvidia-smi: {(result.stderr or result.stdout).strip() or f'exit {result.returncode}'}"}
+        return
+    yield from parse_gpus(result.stdout)
+
+
+def parse_gpus(text: str) -> Iterator[dict[str, Any]]:
+    """Lines of nvidia-smi's CSV -> index, name, memory_bytes, used_bytes, driver, sm (90 for compute capability 9.0).
+
+    memory_bytes, used_bytes and sm are None where the driver says "[N/A]".
+    """
+    for row in csv.reader(text.splitlines(), skipinitialspace=True):
+        if len(row) != len(_GPU_FIELDS):
+            yield {"error": f"nvidia-smi: unexpected line {', '.join(row)!r}"}
+            continue
+        index, name, total, used, driver, capability = (cell.strip() for cell in row)
+        yield {
+            "index": int(index) if index.isdigit() else index,
+            "name": name,
+            "memory_bytes": int(total) * 2**20 if total.isdigit() else None,
+            "used_bytes": int(used) * 2**20 if used.isdigit() else None,
+            "driver": driver,
+            "sm": int(capability.replace(".", "")) if re.fullmatch(r"\d+\.\d+", capability) else None,
+        }
+
+
+# ------------------------------------------------------------------------------------------------------------ findings
+
+
+def diagnose(system: SystemInfo) -> list[Finding]:
+    """The core's own findings: versions, memory, disk, GPUs."""
+    return [*_check_python(), *_check_packages(system), *_check_resources(system), *_check_gpus(system)]
+
+
+def _check_python() -> Iterator[Finding]:
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
+        yield Finding(
+            "warning", "platform", f"{platform.system()} {platform.machine()} is not tested", "use Linux on x86-64"
+        )
+
+
+def _check_packages(system: SystemInfo) -> Iterator[Finding]:
+    for name, minimum in MINIMUM_VERSIONS.items():
+        installed = system.versions.get(name)
+        wanted = ".".join(map(str, minimum))
+        if installed is None:
+            yield Finding("error", name, "is not installed", f"pip install '{name}>={wanted}'")
+        elif _numbers(installed) < minimum:
+            yield Finding("error", name, f"{installed} is older than {wanted}", f"pip install -U '{name}>={wanted}'")
+    for name, purpose in OPTIONAL_PACKAGES.items():
+        if name not in system.versions:
+            yield Finding("warning", name, f"is not installed: it is needed {purpose}", f"pip install {name}")
+
+
+def _numbers(installed: str) -> tuple[int, ...]:
+    match = re.match(r"\d+(\.\d+)*", installed)
+    return tuple(map(int, match.group().split("."))) if match else ()
+
+
+def _check_resources(system: SystemInfo) -> Iterator[Finding]:
+    if system.memory_bytes < LOW_MEMORY_BYTES:
+        yield Finding(
+            "warning",
+            "memory",
+            f"{system.memory_bytes / GIB:.1f} GiB of host memory",
+            "expect only small models to fit; `surogate plan` tells before a run",
+        )
+    free = shutil.disk_usage(Path.cwd()).free
+    if free < LOW_DISK_BYTES:
+        yield Finding(
+            "warning",
+            "disk",
+            f"{free / GIB:.1f} GiB free in {Path.cwd()}",
+            "free some space, or set output_dir to another disk: checkpoints are written there",
+        )
+
+
+def _check_gpus(system: SystemInfo) -> Iterator[Finding]:
+    errors = [gpu["error"] for gpu in system.gpus if "error" in gpu]
+    for error in errors:
+        yield Finding("warning", "gpu", error, "check the NVIDIA driver: runs will use the CPU until it answers")
+    if not system.gpus:
+        yield Finding("ok", "gpu", "none found: runs use the CPU")
+    if len(errors) < len(system.gpus) and not torch_has_cuda():
+        installed = system.versions.get("torch", "")
+        remedy = "install a torch for CUDA 13: https://pytorch.org/get-started/locally"
+        yield Finding("warning", "torch", f"{installed} is built without CUDA: runs will use the CPU", remedy)
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if hidden is not None and system.gpus and not errors:
+        yield Finding("ok", "gpu", f"CUDA_VISIBLE_DEVICES={hidden} limits which of them a run sees")

@@ -1,0 +1,44 @@
+"""The lines that load what a run has left, to be copied by its user: at the end of a run, and in the model card."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER, adapter_of
+from ..planning.prepare import Prepared
+
+
+def load_commands(prepared: Prepared) -> tuple[tuple[str, str], ...]:
+    """(program, line) for the model, or for the adapter and, if there is one, the merged model; none where transformers
+    has no such model."""
+    if not prepared.inputs.model.in_transformers:
+        return ()
+    config, chosen = prepared.loaded.config, adapter_of(prepared)
+    output = Path(config.output_dir)
+    if chosen is None:
+        return model_commands(str(output))
+    adapter, options = chosen
+    found = tuple(adapter.commands(output / ADAPTER_FOLDER, config.model, options))
+    return (*found, *_merged_commands(output, {program for program, _ in found}, is_merged=config.merge_adapter))
+
+
+def _merged_commands(output: Path, served: Collection[str], *, is_merged: bool) -> Iterator[tuple[str, str]]:
+    """The lines for the merged model, of transformers and of programs that cannot load the adapter; those merge it
+    first, if the run does not."""
+    merged = str(output / MERGED_FOLDER)
+    transformers, *others = model_commands(merged)
+    if is_merged:
+        yield transformers
+    for program, line in others:
+        if program not in served:
+            yield program, line if is_merged else f"surogate merge {output / ADAPTER_FOLDER} {merged} && {line}"
+
+
+def model_commands(model: str) -> tuple[tuple[str, str], ...]:
+    """(program, line) for a model: a folder, or a name on the hub."""
+    return (
+        ("transformers", f"transformers.AutoModelForCausalLM.from_pretrained({model!r})"),
+        ("vLLM", f"vllm serve {model}"),
+        ("lm-eval", f"lm_eval --model hf --model_args pretrained={model} --tasks hellaswag"),
+    )

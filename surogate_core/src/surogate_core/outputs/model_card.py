@@ -1,0 +1,124 @@
+"""The model card of what a run leaves: `README.md` with the front matter that the Hugging Face hub reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from ..checkpoint.adapter import ADAPTER_FOLDER, adapter_of
+from ..checkpoint.folders import stopping_when_disk_refuses
+from ..checkpoint.progress import Progress
+from ..config.load import TrainConfig
+from ..hub.files import find_local, looks_like_repo
+from ..planning.prepare import Prepared
+from ..reporting.text import parameters_text
+from .load_commands import model_commands
+
+CARD = "README.md"
+MARK = "<!-- Written by surogate; without this line a later run leaves the file alone. -->"
+
+_HYPERPARAMETERS = (
+    *("learning_rate", "lr_scheduler_type", "warmup_ratio", "warmup_steps", "cooldown_steps", "final_lr_fraction"),
+    *("weight_decay", "max_grad_norm", "sequence_len", "per_device_train_batch_size"),
+    *("gradient_accumulation_steps", "sample_packing", "loss_scale", "train_seed"),
+)
+
+
+def write_card(prepared: Prepared, repo: str, progress: Progress, versions: Mapping[str, str]) -> None:
+    """Put the card beside the trained weights, at once or not at all. One that the user wrote, or took over, stays.
+
+    `repo`: the repository that it is for, or "". Raises RunStopped when the disk refuses.
+    """
+    folder = Path(prepared.loaded.config.output_dir, ADAPTER_FOLDER if adapter_of(prepared) else "")
+    path = folder / CARD
+    if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
+        return
+    text = model_card(prepared, repo or prepared.loaded.config.resolved_run_name, progress, versions)
+    fresh = path.with_name(f".{CARD}.{os.getpid()}")
+    with stopping_when_disk_refuses(path, safe_in=folder):
+        try:
+            fresh.write_text(text, encoding="utf-8")
+            os.replace(fresh, path)
+        finally:
+            fresh.unlink(missing_ok=True)
+
+
+def model_card(prepared: Prepared, name: str, progress: Progress, versions: Mapping[str, str]) -> str:
+    """The card's text. `name`: of the repository, or of the run.
+
+    The license is left out of the front matter: it follows from base model and data, and is the user's to state.
+    """
+    from huggingface_hub import ModelCardData
+
+    config, chosen = prepared.loaded.config, adapter_of(prepared)
+    known = prepared.inputs.model.in_transformers
+    base = None if config.from_scratch or not _on_hub(config.model) else config.model
+    data = [entry.path for entry in config.datasets if _on_hub(entry.path)]
+    front = ModelCardData(
+        base_model=base,
+        base_model_relation=None if base is None else "adapter" if chosen else "finetune",
+        datasets=list(dict.fromkeys(data)) or None,
+        library_name=chosen[0].library if chosen else "transformers" if known else None,
+        pipeline_tag="text-generation",
+        tags=["surogate", *([chosen[0].name] if chosen else [])],
+    )
+    shown = base or Path(config.model).name  # a folder's place is nobody's business
+    commands = chosen[0].commands(Path(name), shown, chosen[1]) if chosen else model_commands(name)
+    parts = [
+        f"---\n{front.to_yaml()}\n---\n\n{MARK}",
+        f"# {name.rpartition('/')[2]}",
+        _what(prepared, None if config.from_scratch else shown),
+        _table("Results", _results(progress)),
+        _table("Hyperparameters", _hyperparameters(prepared)),
+        *(["## Use\n\n" + "\n".join(f"- {program}: `{line}`" for program, line in commands)] if known else []),
+        "## Versions\n\n" + ", ".join(f"{package} {version}" for package, version in versions.items()),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _results(progress: Progress) -> Iterator[tuple[str, str]]:
+    """Losses in nats a token. The best of several evaluations is told where it is not the last."""
+    yield "optimizer steps", f"{progress.step:,}"
+    yield "tokens", f"{progress.tokens:,}"
+    if progress.loss is not None:
+        yield "training loss (last step)", f"{progress.loss:.4f}"
+    losses = [loss for _, loss, _ in progress.evaluations]
+    if losses:
+        yield "validation loss", f"{losses[-1]:.4f}"
+        if min(losses) < losses[-1]:
+            yield "best validation loss", f"{min(losses):.4f}"
+
+
+def _on_hub(path: str) -> bool:
+    return looks_like_repo(path) and find_local(path) is None
+
+
+def _what(prepared: Prepared, base: str | None) -> str:
+    chosen, size = adapter_of(prepared), f"{parameters_text(prepared.n_params)} parameters"
+    if chosen:
+        trained = f"{parameters_text(prepared.n_trainable)} of {size} trained"
+        return f"An adapter ({chosen[0].name}) of {base}, {trained}, by Surogate."
+    begun = f"{base}, trained further" if base else f"{prepared.inputs.model.name}, trained from random weights"
+    return f"{begun} ({size}), by Surogate."
+
+
+def _hyperparameters(prepared: Prepared) -> Iterator[tuple[str, str]]:
+    config: TrainConfig = prepared.loaded.config
+    yield "GPUs" if prepared.target.device.sm else "devices", str(prepared.report.world_size)
+    for kind in ("recipe", "optimizer"):
+        yield kind, getattr(config, kind)
+    for what, dtype in asdict(prepared.inputs.precision).items():
+        yield f"{what}_dtype", dtype
+    for key in _HYPERPARAMETERS:
+        yield key, str(getattr(config, key))
+    for (kind, _), options in prepared.loaded.options.items():
+        if kind != "logger":
+            for key, value in options.model_dump(mode="json", by_alias=True).items():
+                yield key, ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _table(title: str, rows: Iterable[tuple[str, str]]) -> str:
+    lines = [f"| {what} | {value.replace('|', '&#124;')} |" for what, value in rows]
+    return "\n".join([f"## {title}\n", "| | |", "|---|---|", *lines])

@@ -1,0 +1,1 @@
+"""From a config to planned programs, without torch or a device."""

@@ -1,0 +1,40 @@
+"""Versions of what has a part in a run's numbers."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from importlib import metadata
+
+from ..plugins.registry import Plugin
+from .prepare import Prepared
+
+
+def library_versions() -> dict[str, str]:
+    """Of core and of the libraries that every run stands on."""
+    wanted = ("surogate-core", "torch", "transformers", "tokenizers", "safetensors", "numpy")
+    return {name: metadata.version(name) for name in wanted} | {"python": platform.python_version()}
+
+
+def run_versions(prepared: Prepared) -> dict[str, str]:
+    """Of all that has a part in a run's numbers."""
+    return library_versions() | plugin_versions(prepared)
+
+
+def plugin_versions(prepared: Prepared) -> dict[str, str]:
+    """{distribution: version} of the plugins behind a run's model, recipe, optimizer, launcher, adapter, offload, ops
+    and kernels."""
+    return {plugin.distribution: plugin.version for plugin in sorted(_used(prepared), key=lambda p: p.distribution)}
+
+
+def _used(prepared: Prepared) -> Iterator[Plugin]:
+    registry, given, config = prepared.registry, prepared.inputs, prepared.loaded.config
+    named = [("model", given.model.name), ("recipe", config.recipe), ("optimizer", config.optimizer)]
+    named += [("launcher", config.launcher), *(("adapter", adapter.name) for adapter, _ in given.adapters)]
+    named += [("offload", given.offload[0].name)] if given.offload else []
+    ops = (op for program in prepared.assembly.all_programs.values() for op in program.ops)
+    named += [("op", kind) for kind in {op.attrs["of"] if op.kind == "reference_vjp" else op.kind for op in ops}]
+    for kind, name in named:
+        yield registry.source(kind, name).plugin
+    serving = set(prepared.kernels.values())
+    yield from (plugin for plugin in registry.plugins if plugin.distribution in serving)

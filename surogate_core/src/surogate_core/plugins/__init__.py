@@ -1,0 +1,1 @@
+"""Installed plugins: discovery, checks, registry."""

@@ -1,0 +1,257 @@
+"""Wraps the functions of a plugin's definitions, so that what fails in one of them names the plugin.
+
+The registry wraps each definition once, when it is built. Definitions of surogate-core are not wrapped: a fault in them
+is ours. Not wrapped either are `KernelDef.bind`, whose errors `runtime/bind.py` attributes, `AdapterDef.check`, whose
+answer is an exception, and launches of kernels, which run in every step.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, Final, TypeVar
+
+from ..api import Definition, Encoded, Logger, Merge, OutSpec, Precision, Program, Support, Value, WeightMap
+from ..errors import ProgramError, SurogateError
+from ..origin import Origin
+from ..program.value import DTYPE_BYTES
+
+D = TypeVar("D", bound=Definition)
+
+Check = Callable[[Any, Sequence[Any]], str]
+"""(result, arguments of the call) -> what was expected instead; "" when the result fits."""
+
+
+def attributed(definition: D, origin: Origin) -> D:
+    """The same definition with its origin, its functions wrapped. One that has an origin is returned as it is."""
+    if definition.origin is not None:
+        return definition
+    wrapped = {
+        field.name: _wrapped(origin, field.name, getattr(definition, field.name))
+        for field in fields(definition)
+        if (origin.kind, field.name) in RESULTS and getattr(definition, field.name) is not None
+    }
+    return replace(definition, origin=origin, **wrapped)
+
+
+def _wrapped(origin: Origin, function: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    if (origin.kind, function) == ("launcher", "run"):
+        return _wrapped_launcher(origin, call)
+    check = RESULTS[origin.kind, function]
+    # A shape rule raises ProgramError for what it was given: whoever emits the op is at fault.
+    callers_fault = (origin.kind, function) == ("op", "infer")
+
+    @functools.wraps(call)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = call(*args, **kwargs)
+            expected = check(result, args)
+        except ProgramError as error:
+            if callers_fault:
+                raise
+            raise origin.failed(function, error) from error
+        except SurogateError:
+            raise
+        except SystemExit as error:
+            if error.code:  # a signal's, which may arrive here
+                raise
+            raise origin.failed(function, error) from error
+        except Exception as error:
+            raise origin.failed(function, error) from error
+        if expected:
+            raise origin.failed(function, f"returned {_shown(result)}, expected {expected}")
+        return _wrapped_merge(origin, result) if isinstance(result, Merge) else result
+
+    return wrapper
+
+
+def _wrapped_merge(origin: Origin, merge: Merge) -> Merge:
+    """The functions that an adapter's `merge` returns run later, for each tensor."""
+
+    def wrap(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def wrapper(*args: Any) -> Any:
+            try:
+                return call(*args)
+            except SurogateError:
+                raise
+            except Exception as error:
+                raise origin.failed(name, error) from error
+
+        return wrapper
+
+    changes = {tensor: wrap(f"merge of {tensor}", change) for tensor, change in merge.changes.items()}
+    return replace(merge, changes=changes, check=wrap("merge", merge.check))
+
+
+def _wrapped_launcher(origin: Origin, run: Callable[..., Any]) -> Callable[..., Any]:
+    """A launcher runs all of a run: what that raises passes through, what the launcher itself raises is attributed."""
+
+    @functools.wraps(run)
+    def wrapper(work: Callable[[Any], Any], topology: Any, options: Any) -> Any:
+        results: list[Any] = []
+        raised: list[BaseException] = []
+
+        def watched(comms: Any) -> Any:
+            try:
+                if not isinstance(comms, Sequence) or not comms:
+                    raise origin.failed("run", f"called its work with {_shown(comms)}, expected one Comm a device")
+                results.append(work(comms))
+            except BaseException as error:
+                raised.append(error)
+                raise
+            return results[-1]
+
+        try:
+            answer = run(watched, topology, options)
+        except Exception as error:
+            if isinstance(error, SurogateError) or error in raised:
+                raise
+            if raised and (error.__context__ is raised[-1] or error.__cause__ is raised[-1]):
+                raise raised[-1] from error  # the first fault is the one to mend
+            raise origin.failed("run", error) from error
+        if raised:
+            raise origin.failed(
+                "run", f"returned {_shown(answer)} although its work raised {type(raised[-1]).__name__}"
+            )
+        if answer is None or (results and answer is not results[-1]):
+            raise origin.failed("run", f"returned {_shown(answer)}, expected what its work returned")
+        return answer
+
+    return wrapper
+
+
+def _shown(value: Any) -> str:
+    """A value in a message: small plain ones as they are, others by type."""
+    if value is None or isinstance(value, bool | int | float | str | Value | tuple | list):
+        text = repr(value)
+        return text if len(text) <= 80 else f"{text[:77]}..."
+    return f"a {type(value).__name__}" if not isinstance(value, type) else f"the class {value.__name__}"
+
+
+# --------------------------------------------------------------------------------------------------------------- checks
+
+
+def _anything(result: Any, args: Sequence[Any]) -> str:
+    return ""
+
+
+def _a(cls: Any, words: str = "") -> Check:
+    expected = words or f"a {cls.__name__}"
+    return lambda result, args: "" if isinstance(result, cls) else expected
+
+
+def _many(cls: type, words: str) -> Check:
+    """A sequence of `cls`: text is none, nor is what can be read only once."""
+
+    def check(result: Any, args: Sequence[Any]) -> str:
+        fits = isinstance(result, Sequence) and not isinstance(result, str | bytes)
+        return "" if fits and all(isinstance(item, cls) for item in result) else words
+
+    return check
+
+
+def _count(result: Any, args: Sequence[Any]) -> str:
+    return "" if type(result) is int and result >= 0 else "an int of at least 0"
+
+
+def _dims(result: Any, args: Sequence[Any]) -> str:
+    for name in ("vocab_size", "n_layers", "max_positions"):
+        value = getattr(result, name, None)
+        if type(value) is not int or value < 1:
+            return f"Dims, whose {name} is an int of at least 1 (found {_shown(value)})"
+    return ""
+
+
+def _loss(result: Any, args: Sequence[Any]) -> str:
+    return "" if isinstance(result, Value) and result.shape == () else "the loss, a Value of shape []"
+
+
+def _specs(result: Any, args: Sequence[Any]) -> str:
+    if not isinstance(result, list | tuple):
+        return "a list of OutSpec"
+    for spec in result:
+        if not isinstance(spec, OutSpec):
+            return "a list of OutSpec"
+        if spec.dtype not in DTYPE_BYTES:
+            return f"dtypes among {', '.join(DTYPE_BYTES)}"
+        if not all(type(size) is int for size in spec.shape):
+            return "shapes of ints"
+    return ""
+
+
+def _one_each(what: str) -> Check:
+    """A Value or None for each input or output of the op, the second argument of the call."""
+
+    def check(result: Any, args: Sequence[Any]) -> str:
+        op = args[1]
+        values = op.ins if what == "input" else op.outs
+        fits = isinstance(result, list | tuple) and len(result) == len(values)
+        if fits and all(value is None or isinstance(value, Value) for value in result):
+            return ""
+        return f"a Value or None for each of the {len(values)} {what}s of {op.kind}"
+
+    return check
+
+
+def _precision(result: Any, args: Sequence[Any]) -> str:
+    if not isinstance(result, Precision):
+        return "a Precision"
+    wrong = [field.name for field in fields(result) if getattr(result, field.name) not in DTYPE_BYTES]
+    return f"dtypes among {', '.join(DTYPE_BYTES)} for {', '.join(wrong)}" if wrong else ""
+
+
+def _support(result: Any, args: Sequence[Any]) -> str:
+    return "" if isinstance(result, Support) and isinstance(result.ok, bool) else "a Support"
+
+
+def _commands(result: Any, args: Sequence[Any]) -> str:
+    words = "(program, line) pairs"
+    if not isinstance(result, list | tuple):
+        return words
+    pairs = all(isinstance(pair, tuple) and [type(text) for text in pair] == [str, str] for pair in result)
+    return "" if pairs else words
+
+
+_NAMES = _many(str, "a list of names")
+
+RESULTS: Final[Mapping[tuple[str, str], Check]] = {
+    ("model", "dims"): _dims,
+    ("model", "build"): _loss,
+    ("model", "weights"): _many(WeightMap, "a list of WeightMap"),
+    ("model", "ignored_tensors"): _NAMES,
+    ("model", "tied_copies"): _a(Mapping, "a mapping of names"),
+    ("op", "infer"): _specs,
+    ("op", "vjp"): _one_each("input"),
+    ("op", "rematerialise"): _one_each("output"),
+    ("op", "flops"): _count,
+    ("op", "traffic"): _count,
+    ("op", "link"): _count,
+    ("op", "workspace"): _count,
+    ("kernel", "supports"): _support,
+    ("kernel", "workspace"): _count,
+    ("kernel", "notice"): _a(str, "text"),
+    ("recipe", "precision"): _precision,
+    ("recipe", "supports"): _support,
+    ("recipe", "lower"): _a(Program),
+    ("adapter", "apply"): _a(Program),
+    ("adapter", "trainable"): _a(bool, "True or False"),
+    ("adapter", "save"): _anything,
+    ("adapter", "load"): _a(Mapping, "a mapping of tensors by name"),
+    ("adapter", "merge"): _a(Merge),
+    ("adapter", "commands"): _commands,
+    ("optimizer", "update"): _anything,
+    ("offload", "schedule"): _a(Program),
+    ("format", "matches"): _a(bool, "True or False"),
+    ("format", "fields"): _NAMES,
+    ("format", "optional"): _NAMES,
+    ("format", "encode"): _a(Encoded, "an Encoded"),
+    ("format", "guess"): _a(Mapping, "a mapping of keys"),
+    ("launcher", "run"): _anything,  # see `_wrapped_launcher`
+    ("logger", "open"): _a(Logger),
+}
+"""What each function of a definition must return, by kind and function."""
+
+UNWRAPPED: Final = frozenset({("kernel", "bind"), ("adapter", "check")})
+"""Functions whose errors somebody else handles: see the head of this file."""

@@ -1,0 +1,257 @@
+"""Discovery and loading of plugins: the only file that knows pluggy.
+
+A plugin is an entry point of the group `surogate`: a short unique name and a light module. Every entry point of every
+installed distribution gets an outcome (`registry.State`); one that fails never takes the others down, and nothing is
+skipped in silence. pluggy checks hook implementations against `hookspecs.py`; hooks are called plugin by plugin, so
+that an exception carries the name of its plugin and no order of registration matters.
+
+`SUROGATE_PLUGINS=-name,-other` switches plugins off, by entry name or by distribution.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from difflib import get_close_matches
+from functools import lru_cache
+from types import ModuleType
+from typing import Any, Final
+
+import pluggy
+
+from .. import __version__
+from ..api import API, Finding, SystemInfo
+from ..errors import PluginError
+from ..origin import described
+from . import hookspecs
+from .definition_check import faults
+from .registry import CORE, HOOKS, KINDS, Plugin, Provided, Registry, Resolved, State
+from .switch import OFF_SWITCH, is_called, parse_off_switch, switched_off
+
+__all__ = ["HOOKS", "Plugin", "Provided", "Registry", "Resolved", "State", "load_registry", "survey", "switched_off"]
+
+GROUP: Final = "surogate"
+BUILTIN: Final = Plugin("builtin", CORE, __version__, "surogate_core.builtin")
+
+
+def load_registry(environ: Mapping[str, str] | None = None) -> Registry:
+    """The registry of this process, built on the first call (and again for another SUROGATE_PLUGINS).
+
+    Raises PluginError when two plugins claim one name: nothing starts until one is uninstalled or switched off.
+    """
+    registry = survey(environ)
+    if registry.conflicts:
+        raise PluginError("\n".join(registry.conflicts))
+    return registry
+
+
+def survey(environ: Mapping[str, str] | None = None) -> Registry:
+    """As `load_registry`, but conflicts are left in `registry.conflicts`: for commands that show what is wrong."""
+    return _survey((os.environ if environ is None else environ).get(OFF_SWITCH, ""))
+
+
+@lru_cache(maxsize=8)
+def _survey(switched_off: str) -> Registry:
+    off = parse_off_switch(switched_off)
+    loader = _Loader()
+    loader.load(BUILTIN)
+    if loader.plugins[0].error is not None:
+        raise loader.plugins[0].error
+    found = sorted(_discover(), key=lambda plugin: (plugin.name, plugin.distribution))
+    for plugin in _refuse_duplicates(_switch_off(found, off)):
+        loader.load(plugin)
+    notices = [
+        f"plugin '{plugin.name}' of {plugin} is not loaded: {plugin.reason}"
+        for plugin in loader.plugins
+        if plugin.state not in (State.LOADED, State.BLOCKED)
+    ]
+    idle = sorted(
+        word for word in off if not any(is_called(plugin.name, plugin.distribution, word) for plugin in found)
+    )
+    notices += [f"{OFF_SWITCH}: no plugin or distribution is called '{word}'" for word in idle]
+    return Registry(loader.plugins, loader.provided, loader.diagnose, notices)
+
+
+# ----------------------------------------------------------------------------------------------------------- discovery
+
+
+def _discover() -> Iterator[Plugin]:
+    """Every entry point of the group, importing nothing. A distribution found twice on the path counts once."""
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        distribution = entry.dist
+        name = distribution.name if distribution else "unknown"
+        yield Plugin(entry.name, name, distribution.version if distribution else "unknown", entry.value)
+
+
+def _switch_off(plugins: Iterable[Plugin], off: frozenset[str]) -> list[Plugin]:
+    return [
+        replace(plugin, state=State.BLOCKED, reason=f"switched off by {OFF_SWITCH}")
+        if any(is_called(plugin.name, plugin.distribution, word) for word in off)
+        else plugin
+        for plugin in plugins
+    ]
+
+
+def _refuse_duplicates(plugins: list[Plugin]) -> list[Plugin]:
+    """Of plugins that share an entry name none is loaded: to take the first would let the order choose."""
+    result = []
+    for plugin in plugins:
+        twins = [other for other in plugins if other is not plugin and other.name == plugin.name]
+        other = next((twin for twin in twins if twin.state is State.LOADED), None)
+        if plugin.state is State.LOADED and other is not None:
+            switch = f"uninstall one or set {OFF_SWITCH}=-{other.distribution}"
+            reason = f"{other} also has a plugin '{plugin.name}'; {switch}"
+            result.append(replace(plugin, state=State.DUPLICATE, reason=reason))
+        else:
+            result.append(plugin)
+    return result
+
+
+# ------------------------------------------------------------------------------------------------------------- loading
+
+
+class _Loader:
+    """Imports plugins one by one and asks each for its definitions. A plugin contributes all of them or none."""
+
+    def __init__(self) -> None:
+        self._manager = pluggy.PluginManager("surogate")
+        self._manager.add_hookspecs(hookspecs)
+        self.plugins: list[Plugin] = []
+        self.provided: list[Provided] = []
+
+    def load(self, plugin: Plugin) -> None:
+        """Record the plugin with its outcome; what went wrong is kept, not raised."""
+        if plugin.state is not State.LOADED:
+            self.plugins.append(plugin)
+            return
+        try:
+            module = importlib.import_module(plugin.module)
+        except (Exception, SystemExit) as error:
+            reason = f"import of {plugin.module} failed: {described(error)}"
+            self.plugins.append(replace(plugin, state=State.BROKEN, reason=reason, error=error))
+            return
+        reason = _api_mismatch(plugin, getattr(module, "SUROGATE_API", None))
+        if reason:
+            self.plugins.append(replace(plugin, state=State.WRONG_API, reason=reason))
+            return
+        try:
+            self._register(plugin, module)
+            provided = [item for hook, kind in HOOKS.items() for item in self._ask(plugin, hook, kind)]
+        except PluginError as error:
+            if self._manager.has_plugin(_id(plugin)):
+                self._manager.unregister(name=_id(plugin))
+            self.plugins.append(replace(plugin, state=State.BROKEN, reason=str(error), error=error))
+            return
+        self.plugins.append(plugin)
+        self.provided += provided
+
+    def _register(self, plugin: Plugin, module: ModuleType) -> None:
+        """Register a module's hooks. Raises PluginError for unknown hooks, wrong arguments, defaults and wrappers."""
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            _check_hook(plugin, name, function, self._manager.parse_hookimpl_opts(module, name))
+        try:
+            self._manager.register(module, name=_id(plugin))
+            self._manager.check_pending()
+        except (pluggy.PluginValidationError, ValueError) as error:
+            raise _failure(plugin, "registration", str(error)) from error
+
+    def _ask(self, plugin: Plugin, hook: str, kind: str) -> list[Provided]:
+        expected = KINDS[kind]
+        items = []
+        for definition in self._call(plugin, hook):
+            if not isinstance(definition, expected):
+                found = type(definition).__name__
+                raise _failure(plugin, f"{hook}()", f"returned {found} in its list, expected {expected.__name__}")
+            name = _name_of(kind, definition)
+            if plugin is not BUILTIN:
+                for fault in faults(kind, name, definition):
+                    raise _failure(plugin, f"{hook}()", fault)
+            items.append(Provided(kind, name, definition, plugin))
+        return items
+
+    def _call(self, plugin: Plugin, hook: str, **arguments: Any) -> list[Any]:
+        """What one plugin answers to one hook; [] without an implementation. Raises PluginError naming the plugin."""
+        for implementation in getattr(self._manager.hook, hook).get_hookimpls():
+            if implementation.plugin_name != _id(plugin):
+                continue
+            try:
+                answer = implementation.function(*(arguments[name] for name in implementation.argnames))
+                return list(answer)
+            except (Exception, SystemExit) as error:
+                raise _failure(plugin, f"{hook}()", described(error)) from error
+        return []
+
+    def diagnose(self, system: SystemInfo) -> list[tuple[Plugin, Finding]]:
+        """Findings of every loaded plugin; one that fails becomes a finding itself."""
+        findings = []
+        for plugin in self.plugins:
+            try:
+                answers = self._call(plugin, "surogate_diagnose", system=system)
+                for answer in answers:
+                    if not isinstance(answer, Finding) or answer.level not in ("ok", "warning", "error"):
+                        what = f"returned {answer!r:.80} in its list, expected a Finding of level ok, warning or error"
+                        raise _failure(plugin, "surogate_diagnose()", what)
+            except PluginError as error:
+                answers = [
+                    Finding("error", plugin.name, str(error), f"report it to the author of {plugin.distribution}")
+                ]
+            findings += [(plugin, finding) for finding in answers]
+        return findings
+
+
+def _id(plugin: Plugin) -> str:
+    return f"{plugin.name} of {plugin.distribution}"
+
+
+def _name_of(kind: str, definition: Any) -> str:
+    """What a definition is looked up by: an op by its kind, a kernel by the kind of op that it serves."""
+    return str(getattr(definition, {"op": "kind", "kernel": "op"}.get(kind, "name")))
+
+
+def _api_mismatch(plugin: Plugin, states: object) -> str:
+    """Why a plugin's API version does not fit, with the pip line; empty when it fits."""
+    if states == API and type(states) is int:
+        return ""
+    if states is None:
+        return (
+            f"{plugin.module} states no SUROGATE_API, surogate-core {__version__} has API {API}. "
+            f"Try: pip install -U {plugin.distribution}"
+        )
+    newer = isinstance(states, int) and states > API
+    return (
+        f"{plugin.module} is written for API {states}, surogate-core {__version__} has API {API}. "
+        f"Try: pip install -U {'surogate-core' if newer else plugin.distribution}"
+    )
+
+
+def _check_hook(plugin: Plugin, name: str, function: Any, options: Any) -> None:
+    """Refuse what pluggy accepts in silence or treats differently from version to version."""
+    if not name.startswith("surogate_"):
+        if options is not None:
+            raise _failure(plugin, f"{name}()", "is marked as a hook, but every hook is called surogate_...")
+        return
+    known = sorted((*HOOKS, "surogate_diagnose"))
+    if name not in known:
+        near = get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"hooks: {', '.join(known)}"
+        raise _failure(plugin, f"{name}()", f"is an unknown hook; {hint}")
+    if options is None:
+        raise _failure(plugin, f"{name}()", 'is not marked: put @pluggy.HookimplMarker("surogate") on it')
+    if options["wrapper"] or options["hookwrapper"]:
+        raise _failure(plugin, f"{name}()", "is a wrapper; hooks only return lists")
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.default is not parameter.empty:
+            raise _failure(plugin, f"{name}()", f"argument '{parameter.name}' has a default; hooks take none")
+
+
+def _failure(plugin: Plugin, where: str, what: str) -> PluginError:
+    return PluginError(
+        f"plugin {plugin} failed in {where}: {what}",
+        distribution=plugin.distribution,
+        version=plugin.version,
+        hook=where.removesuffix("()"),
+    )

@@ -1,0 +1,79 @@
+"""Every hook that a plugin can implement. Each returns a list; what a thing is, its *Def in `api/` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pluggy
+
+from ..api import (
+    AdapterDef,
+    DatasetFormatDef,
+    Finding,
+    KernelDef,
+    LauncherDef,
+    LoggerDef,
+    ModelDef,
+    OffloadDef,
+    OpDef,
+    OptimizerDef,
+    RecipeDef,
+    SystemInfo,
+)
+
+hookspec = pluggy.HookspecMarker("surogate")
+
+
+@hookspec
+def surogate_models() -> Iterable[ModelDef]:  # type: ignore[empty-body]
+    """Architectures: forward program and weight map."""
+
+
+@hookspec
+def surogate_ops() -> Iterable[OpDef]:  # type: ignore[empty-body]
+    """New kinds of ops: shape rule, backward rule, FLOPs, torch reference."""
+
+
+@hookspec
+def surogate_kernels() -> Iterable[KernelDef]:  # type: ignore[empty-body]
+    """Compiled implementations of ops, one's own or another plugin's."""
+
+
+@hookspec
+def surogate_recipes() -> Iterable[RecipeDef]:  # type: ignore[empty-body]
+    """Precision recipes: decide dtypes, rewrite the differentiated program."""
+
+
+@hookspec
+def surogate_adapters() -> Iterable[AdapterDef]:  # type: ignore[empty-body]
+    """Adapters: rewrite the forward program before differentiation and choose what is trained."""
+
+
+@hookspec
+def surogate_optimizers() -> Iterable[OptimizerDef]:  # type: ignore[empty-body]
+    """Optimizers: append update ops and state."""
+
+
+@hookspec
+def surogate_offload_strategies() -> Iterable[OffloadDef]:  # type: ignore[empty-body]
+    """Strategies that keep values on the host under a byte budget."""
+
+
+@hookspec
+def surogate_dataset_formats() -> Iterable[DatasetFormatDef]:  # type: ignore[empty-body]
+    """Dataset types: a row becomes tokens and a mask of what is trained."""
+
+
+@hookspec
+def surogate_launchers() -> Iterable[LauncherDef]:  # type: ignore[empty-body]
+    """Ways to start the workers of a run."""
+
+
+@hookspec
+def surogate_loggers() -> Iterable[LoggerDef]:  # type: ignore[empty-body]
+    """Places where step and evaluation reports go."""
+
+
+@hookspec
+def surogate_diagnose(system: SystemInfo) -> Iterable[Finding]:  # type: ignore[empty-body]
+    """Lines of `surogate doctor`."""

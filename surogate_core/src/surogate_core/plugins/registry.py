@@ -1,0 +1,358 @@
+"""What the loaded plugins provide: definitions by kind and name, each with its origin. Knows nothing of discovery.
+
+Built once at start by `plugins.load_registry` and never changed. No order chooses a winner: two definitions of one
+kind and name are a conflict, and a conflict is refused at start.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from ..api import (
+    AdapterDef,
+    DatasetFormatDef,
+    Definition,
+    Finding,
+    KernelDef,
+    LauncherDef,
+    LoggerDef,
+    ModelDef,
+    OffloadDef,
+    Op,
+    OpDef,
+    OptimizerDef,
+    RecipeDef,
+    SystemInfo,
+    Target,
+)
+from ..config.keys import DISTRIBUTIONS
+from ..errors import ConfigError, PluginError
+from ..origin import Origin
+from .attribution import attributed
+
+KINDS: Final[Mapping[str, type[Definition]]] = {
+    "model": ModelDef,
+    "op": OpDef,
+    "kernel": KernelDef,
+    "recipe": RecipeDef,
+    "adapter": AdapterDef,
+    "optimizer": OptimizerDef,
+    "offload": OffloadDef,
+    "format": DatasetFormatDef,
+    "launcher": LauncherDef,
+    "logger": LoggerDef,
+}
+"""Every kind of thing that a plugin provides, and the class of its definitions."""
+
+HOOKS: Final[Mapping[str, str]] = {
+    "surogate_models": "model",
+    "surogate_ops": "op",
+    "surogate_kernels": "kernel",
+    "surogate_recipes": "recipe",
+    "surogate_adapters": "adapter",
+    "surogate_optimizers": "optimizer",
+    "surogate_offload_strategies": "offload",
+    "surogate_dataset_formats": "format",
+    "surogate_launchers": "launcher",
+    "surogate_loggers": "logger",
+}
+"""Hooks that provide definitions, and the kind that each provides."""
+
+CORE: Final = "surogate-core"
+"""The distribution whose faults are ours."""
+
+FLAT_OPTIONS: Final = ("recipe", "adapter", "optimizer", "offload", "launcher", "logger")
+"""Kinds whose options are keys at the top level of the YAML file. A format's are keys of its dataset's entry."""
+
+REFERENCE: Final = "reference"
+"""Provider of an op that no kernel serves: the torch reference of its OpDef."""
+
+
+class State(StrEnum):
+    """What became of an entry point."""
+
+    LOADED = "loaded"
+    BLOCKED = "blocked"
+    BROKEN = "broken"
+    DUPLICATE = "duplicate"
+    WRONG_API = "wrong API"
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """An entry point of the group `surogate`. `reason`: one sentence, empty when loaded; `error`: what broke it."""
+
+    name: str
+    distribution: str
+    version: str
+    module: str
+    state: State = State.LOADED
+    reason: str = ""
+    error: BaseException | None = None
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}"
+
+
+@dataclass(frozen=True)
+class Provided:
+    """A definition and the plugin that it came from."""
+
+    kind: str
+    name: str
+    definition: Any
+    plugin: Plugin
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Who serves an op. kernel: None for the torch reference; refusals: why kernels in question do not serve it."""
+
+    kernel: KernelDef | None
+    provider: str
+    refusals: tuple[str, ...] = ()
+
+
+class Registry:
+    """Definitions of all loaded plugins.
+
+    plugins     every entry point found, loaded or not
+    provided    what the loaded ones hand over
+    diagnose    SystemInfo -> the findings of all plugins, for `surogate doctor`
+    notices     one line per plugin that is not loaded although nobody switched it off, and per idle switch
+
+    `conflicts` are the reasons to refuse to start: see `plugins.load_registry`.
+    """
+
+    def __init__(
+        self,
+        plugins: Sequence[Plugin],
+        provided: Iterable[Provided],
+        diagnose: Callable[[SystemInfo], list[tuple[Plugin, Finding]]],
+        notices: Sequence[str] = (),
+    ) -> None:
+        self.plugins = tuple(plugins)
+        self.provided = tuple(map(_attributed, provided))
+        self.diagnose = diagnose
+        self.notices = tuple(notices)
+        self.conflicts = tuple(_conflicts(self.provided))
+        self._by_name: dict[str, dict[str, Provided]] = {kind: {} for kind in KINDS}
+        for item in self.provided:
+            if item.kind != "kernel":
+                self._by_name[item.kind].setdefault(_key(item.name), item)
+        self._kernels: dict[str, list[Provided]] = {}
+        for item in self.provided:
+            if item.kind == "kernel":
+                self._kernels.setdefault(item.name, []).append(item)
+        self.ops: Mapping[str, OpDef] = {item.name: item.definition for item in self._by_name["op"].values()}
+
+    # ------------------------------------------------------------------------------------------------------- by name
+
+    def names(self, kind: str) -> list[str]:
+        """Names of everything of a kind, sorted; for kernels the kinds of ops that they serve."""
+        return sorted({item.name for item in self.provided if item.kind == kind})
+
+    def get(self, kind: str, name: str) -> Any:
+        """The definition of this kind and name ("-" and "_" are the same). Raises PluginError as `missing` words it."""
+        return self.source(kind, name).definition
+
+    def source(self, kind: str, name: str) -> Provided:
+        """The definition of this kind and name with the plugin that provides it."""
+        found = self._by_name[kind].get(_key(name))
+        if found is None:
+            raise self.missing(kind, name)
+        return found
+
+    def missing(self, kind: str, name: str) -> PluginError:
+        """The error for something that no loaded plugin provides: what is installed, what is not loaded, what to do."""
+        text = (
+            f"{kind}: {name} — no installed plugin provides it. Installed: {', '.join(self.names(kind)) or 'none'}."
+            f"{self._unloaded_hint()}"
+        )
+        named = [plugin for plugin in self._unloaded() if _may_provide(plugin, name)]
+        if named:
+            return PluginError(text, distribution=named[0].distribution, version=named[0].version)
+        if (kind, _key(name)) in DISTRIBUTIONS:
+            text += f" Try: pip install {DISTRIBUTIONS[kind, _key(name)]}"
+        return PluginError(text)
+
+    def _unloaded(self) -> list[Plugin]:
+        return [plugin for plugin in self.plugins if plugin.state is not State.LOADED]
+
+    def _unloaded_hint(self) -> str:
+        told = [f"{plugin.name} of {plugin} ({plugin.state}: {plugin.reason})" for plugin in self._unloaded()]
+        return f" Installed but not loaded: {'; '.join(told)}." if told else ""
+
+    # -------------------------------------------------------------------------------------------------------- models
+
+    def model_for(self, config_json: Mapping[str, Any]) -> ModelDef:
+        """The model that builds a checkpoint, by `architectures` of its config.json, else by `model_type`.
+
+        Raises ConfigError with what the file says and what is supported.
+        """
+        named = config_json.get("architectures")
+        architectures = [str(name) for name in named] if isinstance(named, list) else []
+        model_type = config_json.get("model_type")
+        models: list[ModelDef] = [item.definition for item in self._by_name["model"].values()]
+        for architecture in architectures:
+            for model in models:
+                if architecture in model.architectures:
+                    return model
+        if not architectures:
+            for model in models:
+                if model_type in model.model_types:
+                    return model
+        supported = sorted(name for model in models for name in model.architectures)
+        raise ConfigError(
+            f"model: config.json has architectures {architectures} and model_type {model_type!r}: no installed plugin "
+            f"builds them. Supported: {', '.join(supported) or 'none'}.{self._unloaded_hint()} Use one of these, or "
+            f"install the package that provides it (pip install surogate brings the standard models)."
+        )
+
+    # ------------------------------------------------------------------------------------------------------- options
+
+    def options_models(self) -> Mapping[tuple[str, str], type[BaseModel]]:
+        """Options by (kind, name), of the kinds whose options are top-level keys of the YAML file."""
+        return {
+            (kind, item.name): item.definition.options for kind in FLAT_OPTIONS for item in self._by_name[kind].values()
+        }
+
+    def failed(self, kind: str, name: str, function: str, cause: BaseException) -> PluginError | None:
+        """`cause`, raised in `function` of a definition, as an error that names the plugin; None where that is core."""
+        origin: Origin | None = self.source(kind, name).definition.origin
+        return origin.failed(function, cause) if origin else None
+
+    def dataset_formats(self) -> Mapping[str, DatasetFormatDef]:
+        """Dataset formats by name."""
+        return {item.name: item.definition for item in self._by_name["format"].values()}
+
+    # ------------------------------------------------------------------------------------------------ ops and kernels
+
+    def op_owner(self, kind: str) -> str:
+        """The distribution that defines this kind of op."""
+        return self.source("op", kind).plugin.distribution
+
+    def kernel_for(self, op: Op, target: Target, recipe: str) -> Resolved:
+        """Who serves `op` on `target`: the recipe's own plugin, else the one that defined the op, else any other.
+
+        Within a plugin the first kernel that fits, in the order of its list, serves. Two plugins at one rank are a
+        conflict (PluginError). Nothing fits: the torch reference, with the kernels' reasons.
+        """
+        home = self.source("recipe", recipe).plugin.distribution
+        owner = self.op_owner(op.kind)
+        dtypes = tuple(value.dtype for value in (*op.ins, *op.outs))
+        refusals: list[str] = []
+        fitting: dict[int, dict[str, Provided]] = {}
+        for item in self._kernels.get(op.kind, ()):
+            reason = refusal(item.definition, op, dtypes, target)
+            if reason:
+                refusals.append(f"{item.plugin.distribution}: {reason}")
+                continue
+            distribution = item.plugin.distribution
+            rank = 0 if distribution == home else 1 if distribution == owner else 2
+            fitting.setdefault(rank, {}).setdefault(distribution, item)
+        if not fitting:
+            return Resolved(None, REFERENCE, tuple(refusals))
+        best = list(fitting[min(fitting)].values())
+        if len(best) > 1:
+            raise PluginError(_conflict("kernel", op.kind, best[0].plugin, best[1].plugin))
+        return Resolved(best[0].definition, best[0].plugin.distribution, tuple(refusals))
+
+
+def _attributed(item: Provided) -> Provided:
+    plugin = item.plugin
+    if plugin.distribution == CORE:
+        return item
+    hook = next(hook for hook, kind in HOOKS.items() if kind == item.kind)
+    origin = Origin(item.kind, item.name, plugin.distribution, plugin.version, plugin.module, hook)
+    return replace(item, definition=attributed(item.definition, origin))
+
+
+# ----------------------------------------------------------------------------------------------------------- conflicts
+
+
+def _conflicts(provided: Sequence[Provided]) -> Iterator[str]:
+    """Every reason to refuse to start, each a full sentence with both sides and the off switch."""
+    seen: dict[tuple[str, str], Provided] = {}
+    for item in provided:
+        for what, name in _claims(item):
+            first = seen.setdefault((what, _key(name)), item)
+            if first is not item:
+                yield _conflict(what, name, first.plugin, item.plugin)
+    options: dict[str, Provided] = {}
+    for item, key in _flat_options(provided):
+        first = options.setdefault(key, item)
+        if first.plugin.distribution != item.plugin.distribution and _declares(first, key) is not _declares(item, key):
+            yield _conflict("option", key, first.plugin, item.plugin)
+
+
+def _claims(item: Provided) -> Iterator[tuple[str, str]]:
+    """The names that an item claims for itself alone. Several kernels may serve one op: `kernel_for` ranks them."""
+    if item.kind == "kernel":
+        return
+    yield item.kind, item.name
+    if item.kind == "model":
+        yield from (("architecture", name) for name in item.definition.architectures)
+        yield from (("model type", name) for name in item.definition.model_types)
+
+
+def _flat_options(provided: Iterable[Provided]) -> Iterator[tuple[Provided, str]]:
+    for item in provided:
+        if item.kind in FLAT_OPTIONS:
+            for name, field in item.definition.options.model_fields.items():
+                yield item, field.alias or name
+
+
+def _declares(item: Provided, key: str) -> type:
+    """The class that first declares an option: plugins share a key by inheriting it from one options model."""
+    options: type[BaseModel] = item.definition.options
+    for cls in reversed(options.__mro__):
+        if key in inspect.get_annotations(cls):
+            return cls
+    return options
+
+
+def _conflict(what: str, name: str, first: Plugin, second: Plugin) -> str:
+    if first.distribution == second.distribution:
+        return f"{what} '{name}' is provided twice by {first}; {_off_switch(second)}"
+    return (
+        f"{what} '{name}' is provided by {first} and {second}; uninstall one or set "
+        f"SUROGATE_PLUGINS=-{_switchable(first, second).distribution}"
+    )
+
+
+def _switchable(first: Plugin, second: Plugin) -> Plugin:
+    """The side that the off switch of a conflict names: the core itself cannot be switched off."""
+    return first if second.distribution == CORE else second
+
+
+def _off_switch(plugin: Plugin) -> str:
+    return f"uninstall it or set SUROGATE_PLUGINS=-{plugin.distribution}"
+
+
+# ------------------------------------------------------------------------------------------------------------- lookups
+
+
+def _key(name: str) -> str:
+    return name.replace("_", "-").lower()
+
+
+def _may_provide(plugin: Plugin, name: str) -> bool:
+    return _key(name) == _key(plugin.name) or _key(plugin.distribution).endswith(f"-{_key(name)}")
+
+
+def refusal(kernel: KernelDef, op: Op, dtypes: tuple[str, ...], target: Target) -> str:
+    """Why a kernel cannot serve an op; empty when it can."""
+    wanted = kernel.dtypes
+    if wanted[-1:] == ("...",):  # the dtype before it, any number of times
+        wanted = (*wanted[:-1], *wanted[-2:-1] * (len(dtypes) - len(wanted) + 1))
+    if len(wanted) != len(dtypes) or any(want not in ("*", have) for want, have in zip(wanted, dtypes, strict=True)):
+        return f"serves dtypes ({', '.join(kernel.dtypes)}), the op has ({', '.join(dtypes)})"
+    support = kernel.supports(op, target)
+    return "" if support.ok else support.reason or "says no without a reason"

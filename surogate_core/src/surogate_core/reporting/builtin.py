@@ -1,0 +1,46 @@
+"""The loggers of every run: metrics file, console and picture. What they need is imported when they are opened."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from ..api import Logger, LoggerDef, RunInfo
+from .metrics import JsonLinesLogger
+
+
+def open_console(info: RunInfo) -> Logger:
+    """The live display when stdout is a terminal that can move its cursor, else plain lines."""
+    if sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):
+        from .live import LiveLogger
+
+        return LiveLogger(info, sys.stdout)
+    from .console import PlainLogger
+
+    return PlainLogger(info, sys.stdout)
+
+
+def _open_metrics(info: RunInfo, options: Any) -> Logger:
+    return JsonLinesLogger(info)
+
+
+def _open_console(info: RunInfo, options: Any) -> Logger:
+    return open_console(info)
+
+
+def _open_picture(info: RunInfo, options: Any) -> Logger:
+    from .picture import PictureLogger
+
+    return PictureLogger(info)
+
+
+LOGGERS: tuple[LoggerDef, ...] = (
+    LoggerDef(
+        name="jsonl", summary="every report as a line of output_dir/metrics.jsonl", open=_open_metrics, always=True
+    ),
+    LoggerDef(
+        name="console", summary="live progress, plain lines when not a terminal", open=_open_console, always=True
+    ),
+    LoggerDef(name="picture", summary="the loss curve as output_dir/loss.png", open=_open_picture, always=True),
+)

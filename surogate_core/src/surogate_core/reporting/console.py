@@ -1,0 +1,87 @@
+"""Reports on stdout: plain lines here, the live display of a terminal in `live.py`; the words are the same."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from typing import TextIO
+
+from ..api import EvalReport, GpuReport, RunInfo, StepReport
+from .terminal import silence
+from .text import LINE_WIDTH, count_text, eta_text, loss_text, lr_text, norm_text, step_time_text
+
+
+class PlainLogger:
+    """One line per `logging_steps` steps, plus the first, the last and every skipped step; one per evaluation.
+
+    No escape codes, ASCII only, at most 80 columns. When the reader of a pipe goes away the lines stop and the run
+    goes on.
+    """
+
+    def __init__(self, info: RunInfo, out: TextIO) -> None:
+        self._out: TextIO | None = out
+        self._total_steps = info.total_steps
+        self._every = max(1, int(info.config.get("logging_steps") or 1))
+        self._times = StepTimes()
+        self._stepped = False
+
+    def step(self, report: StepReport) -> None:
+        self._times.add(report.duration_ms)
+        first, self._stepped = not self._stepped, True
+        if first or report.skipped or report.step % self._every == 0 or report.step == self._total_steps:
+            self._line(step_line(report, self._total_steps, self._times.eta_seconds(report.step, self._total_steps)))
+
+    def eval(self, report: EvalReport) -> None:
+        self._line(eval_line(report))
+
+    def gpu(self, report: GpuReport) -> None:
+        return  # for the record, not for the eye
+
+    def close(self, status: str) -> None:
+        return  # how a run ended is for its caller to say
+
+    def _line(self, text: str) -> None:
+        if self._out is None:
+            return
+        try:
+            print(text, file=self._out, flush=True)
+        except (OSError, ValueError):  # a closed pipe, a terminal that hung up, a closed file
+            silence(self._out)
+            self._out = None
+
+
+class StepTimes:
+    """The durations of the latest steps. Their median ignores the odd slow one (a first step, a busy machine)."""
+
+    def __init__(self, window: int = 32) -> None:
+        self._durations_ms: deque[float] = deque(maxlen=window)
+
+    def add(self, duration_ms: float) -> None:
+        self._durations_ms.append(duration_ms)
+
+    def eta_seconds(self, step: int, total_steps: int) -> float:
+        """Seconds until the last step is done. Evaluations and checkpoints are not counted."""
+        return statistics.median(self._durations_ms) / 1000 * max(0, total_steps - step)
+
+
+def step_line(report: StepReport, total_steps: int, eta_seconds: float) -> str:
+    """A step in at most 80 columns. Columns line up over a run; the duration is left out when there is no room."""
+    digits = len(str(total_steps))
+    head = f"step {report.step:>{digits}}/{total_steps}  loss {loss_text(report.loss):<6}"
+    head += f"  norm {norm_text(report.norm):<4}"
+    if report.skipped:
+        return f"{head}  skipped: not finite"
+    rate = f"{count_text(report.tokens_per_second):>5} tok/s"
+    fields = [head, f"lr {lr_text(report.lr):<6}", rate, f"{step_time_text(report.duration_ms):>5}"]
+    fields.append(f"eta {eta_text(eta_seconds)}")
+    if len("  ".join(fields)) > LINE_WIDTH or digits > 4:
+        del fields[3]
+    return "  ".join(fields)
+
+
+def eval_line(report: EvalReport) -> str:
+    line = f"eval at step {report.step}: loss {loss_text(report.loss)}"
+    if report.loss < 20:  # beyond that the number says nothing, and from 710 on exp() overflows
+        line += f" (perplexity {math.exp(report.loss):.4g})"
+    return f"{line}, {count_text(report.valid_tokens)} tokens in {step_time_text(report.duration_ms)}"

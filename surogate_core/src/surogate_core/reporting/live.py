@@ -1,0 +1,123 @@
+"""The display of a run in a terminal: two lines that stay at the bottom, evaluations above them. Imports Rich."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ..api import EvalReport, GpuReport, RunInfo, StepReport
+from .console import StepTimes, eval_line
+from .terminal import silence
+from .text import count_text, eta_text, loss_text, lr_text, norm_text, step_time_text
+
+REFRESH_SECONDS = 0.1
+
+
+class TerminalConsole(Console):
+    """Rich ends the process when stdout is a closed pipe; a run must go on."""
+
+    def on_broken_pipe(self) -> None:
+        raise sys.exception() or BrokenPipeError()
+
+
+class LiveLogger:
+    """A progress bar with step, share and time left, and below it the numbers of the latest step.
+
+    Drawn from the loop's own thread when a report comes, at most ten times a second: a terminal that goes away then
+    raises where it can be caught; the display ends and the run goes on. What other code prints appears above it.
+    """
+
+    def __init__(self, info: RunInfo, out: TextIO, console: Console | None = None) -> None:
+        self._info = info
+        self._out = out
+        self._times = StepTimes()
+        self._report: StepReport | None = None
+        self._eval: EvalReport | None = None
+        self._skipped = 0
+        self._drawn_at = 0.0
+        self._alive = True
+        self._console = console or TerminalConsole(file=out, highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False)
+        self._draw(self._live.start)
+        # A process that dies while the cursor is hidden would leave the user a shell without one.
+        self._draw(lambda: self._console.show_cursor(True))
+
+    def step(self, report: StepReport) -> None:
+        self._times.add(report.duration_ms)
+        self._report = report
+        self._skipped += report.skipped
+        now = time.monotonic()
+        if now - self._drawn_at >= REFRESH_SECONDS or report.step == self._info.total_steps:
+            self._drawn_at = now
+            self._refresh()
+
+    def eval(self, report: EvalReport) -> None:
+        self._eval = report
+        self._refresh()
+        self._draw(lambda: self._console.print(Text(eval_line(report)), soft_wrap=True))
+
+    def gpu(self, report: GpuReport) -> None:
+        return  # for the record, not for the eye
+
+    def close(self, status: str) -> None:
+        self._refresh()
+        self._draw(self._live.stop)
+
+    def display(self) -> RenderableType:
+        """The two lines, as wide as the console: what does not fit is cut, never wrapped."""
+        report, total = self._report, self._info.total_steps
+        step = report.step if report else 0
+        left = eta_text(self._times.eta_seconds(step, total)) if report else "-"
+        bar = Table.grid(expand=True, padding=(0, 1))
+        bar.add_column(ratio=1)
+        bar.add_column(no_wrap=True, justify="right")
+        bar.add_row(
+            ProgressBar(total=total, completed=step),
+            Text.assemble(f"{step:>{len(str(total))}}/{total} {step / total:>4.0%}  ", ("eta ", "dim"), f"{left:>5}"),
+        )
+        return Group(bar, self._numbers())
+
+    def _numbers(self) -> Text:
+        report = self._report
+        if report is None:
+            return Text("waiting for the first step", style="dim")
+        fields = [
+            ("loss", f"{loss_text(report.loss):<6}", "bold"),
+            ("norm", f"{norm_text(report.norm):<4}", ""),
+            ("lr", f"{lr_text(report.lr):<6}", ""),
+            ("", f"{count_text(report.tokens_per_second):>5} tok/s", ""),
+            ("", f"{step_time_text(report.duration_ms):>5}", ""),
+        ]
+        if self._eval is not None:
+            fields.append(("eval", loss_text(self._eval.loss), "bold"))
+        if self._skipped:
+            fields.append(("skipped", str(self._skipped), "bold red"))
+        line = Text(no_wrap=True, overflow="ellipsis")
+        for i, (label, value, style) in enumerate(fields):
+            line.append("  " * (i > 0))
+            line.append(f"{label} " if label else "", style="dim")
+            line.append(value, style=style)
+        return line
+
+    def _refresh(self) -> None:
+        self._draw(lambda: self._live.update(self.display(), refresh=True))
+
+    def _draw(self, action: Callable[[], object]) -> None:
+        if not self._alive:
+            return
+        try:
+            action()
+        except (OSError, ValueError):  # the terminal hung up, or its file is closed
+            self._alive = False
+            silence(self._out)
+            with contextlib.suppress(OSError, ValueError):
+                self._live.stop()  # gives sys.stdout back

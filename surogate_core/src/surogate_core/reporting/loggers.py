@@ -1,0 +1,104 @@
+"""The loggers of a run: which are opened, and what becomes of one that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+from ..api import EvalReport, GpuReport, Logger, LoggerDef, RunInfo, StepReport
+from ..config.load import LoadedConfig
+from ..errors import PluginError, RunStopped
+from ..origin import described
+from ..plugins.registry import Provided, Registry
+
+Notice = Callable[[str], None]
+
+
+class Loggers:
+    """The open loggers of a run, told as one: "done", "interrupted" or "failed" is what they are closed with."""
+
+    def __init__(self) -> None:
+        self.opened: list[Logger] = []
+        self.status = "failed"
+
+    def step(self, report: StepReport) -> None:
+        for logger in self.opened:
+            logger.step(report)
+
+    def eval(self, report: EvalReport) -> None:
+        for logger in self.opened:
+            logger.eval(report)
+
+    def gpu(self, report: GpuReport) -> None:
+        for logger in self.opened:
+            logger.gpu(report)
+
+    def close(self) -> None:
+        """Close all of them with `status`, also when one raises."""
+        with ExitStack() as stack:
+            for logger in reversed(self.opened):
+                stack.callback(logger.close, self.status)
+
+
+def open_loggers(loaded: LoadedConfig, registry: Registry, info: RunInfo, notice: Notice) -> Iterator[Logger]:
+    """Open, one by one, core's own loggers and those that `report_to` names.
+
+    Raises ConfigError for what the user has to change, PluginError for a logger that fails otherwise.
+    """
+    for name in registry.names("logger"):
+        source = registry.source("logger", name)
+        definition: LoggerDef = source.definition
+        if definition.always and definition.origin is None:
+            yield definition.open(info, loaded.options.get(("logger", name), definition.options()))
+        elif definition.always or name in loaded.config.report_to:
+            yield GuardedLogger(source, _open(source, loaded, info), notice)
+
+
+def _open(source: Provided, loaded: LoadedConfig, info: RunInfo) -> Logger:
+    definition: LoggerDef = source.definition
+    options = loaded.options.get(("logger", source.name))
+    try:
+        return definition.open(info, options if options is not None else definition.options())
+    except PluginError as error:
+        remedy = (
+            f"Set SUROGATE_PLUGINS=-{source.plugin.distribution}" if definition.always else "Remove it from report_to"
+        )
+        raise error.reworded(f"{error}. {remedy} to train without it.") from error.__cause__
+
+
+class GuardedLogger:
+    """A plugin's logger. If it fails later, the user is told and the run goes on without it.
+
+    A tracker's network, or its process, is no reason to end a run of days: metrics.jsonl has every report.
+    """
+
+    def __init__(self, source: Provided, logger: Logger, notice: Notice) -> None:
+        self._name = f"{source.name} of {source.plugin}"
+        self._logger: Logger | None = logger
+        self._notice = notice
+
+    def step(self, report: StepReport) -> None:
+        self._tell(lambda logger: logger.step(report))
+
+    def eval(self, report: EvalReport) -> None:
+        self._tell(lambda logger: logger.eval(report))
+
+    def gpu(self, report: GpuReport) -> None:
+        self._tell(lambda logger: logger.gpu(report))
+
+    def close(self, status: str) -> None:
+        self._tell(lambda logger: logger.close(status))
+
+    def _tell(self, tell: Callable[[Logger], None]) -> None:
+        if self._logger is None:
+            return
+        try:
+            tell(self._logger)
+        except RunStopped:
+            raise
+        except Exception as error:
+            self._logger = None
+            self._notice(
+                f"logger {self._name} failed and gets no more reports: {described(error)}. "
+                "The run goes on; metrics.jsonl has all of it."
+            )

@@ -1,0 +1,194 @@
+"""`metrics.jsonl`, the record of a run, and the list of the built-in loggers.
+
+One JSON object a line, told apart by "log":
+
+    {"log": "run", "run_name", "time", "config", "versions", "device", "parameters", "trainable_parameters",
+     "total_steps", "steps_per_epoch", "tokens_per_step"}                   first, and again whenever a run resumes
+    {"log": "step", "step", "epoch", "loss", "norm", "lr", "tokens", "valid_tokens", "tokens_per_second",
+     "duration_ms", "time"}                                                 and "skipped": true if it was not applied
+    {"log": "eval", "step", "loss", "valid_tokens", "duration_ms", "time"}
+    {"log": "gpu", "step", "gpu", "utilization", "memory_utilization", "memory_used_bytes", "memory_total_bytes",
+     "power_watts", "power_limit_watts", "temperature_celsius", "sm_clock_mhz", "memory_clock_mhz", "time"}
+
+Losses are in nats, times in seconds since 1970. A number that is not finite is null, since JSON has no other word.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from ..api import EvalReport, GpuReport, RunInfo, StepReport
+from ..errors import ConfigError, RunStopped
+
+__all__ = ["METRICS_FILE", "JsonLinesLogger", "read_metrics"]
+
+METRICS_FILE = "metrics.jsonl"
+
+
+def metrics_path(info: RunInfo) -> Path:
+    """The file that a run's reports go to: `log_file` of the config, else `output_dir/metrics.jsonl`."""
+    chosen = info.config.get("log_file")
+    return Path(chosen) if chosen else info.output_dir / METRICS_FILE
+
+
+class JsonLinesLogger:
+    """Appends each report to the metrics file (`metrics_path`) the moment it comes.
+
+    A line is a single unbuffered write to a file opened for appending: whoever reads along sees whole lines, and a
+    killed process loses none that it has reported. Raises ConfigError when the file cannot be opened and RunStopped
+    when a line cannot be written (disk full): a run that cannot be recorded stops, after the loop has saved it.
+    """
+
+    def __init__(self, info: RunInfo) -> None:
+        self._path = metrics_path(info)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            _mend_last_line(self._path)
+            self._file = FileIO(self._path, "a")
+        except OSError as error:
+            raise ConfigError(
+                f"output_dir: cannot write {self._path}: {error.strerror or error}. Free it or name another directory."
+            ) from error
+        self._write(
+            {
+                "log": "run",
+                "run_name": info.run_name,
+                "time": time.time(),
+                "config": info.config,
+                "versions": info.versions,
+                "device": info.device,
+                "parameters": info.parameters,
+                "trainable_parameters": info.trainable_parameters,
+                "total_steps": info.total_steps,
+                "steps_per_epoch": info.steps_per_epoch,
+                "tokens_per_step": info.tokens_per_step,
+            }
+        )
+
+    def step(self, report: StepReport) -> None:
+        record = {"log": "step", **asdict(report)}
+        if not report.skipped:
+            del record["skipped"]
+        self._write(record)
+
+    def eval(self, report: EvalReport) -> None:
+        self._write({"log": "eval", **asdict(report)})
+
+    def gpu(self, report: GpuReport) -> None:
+        self._write({"log": "gpu", **asdict(report)})
+
+    def close(self, status: str) -> None:
+        self._file.close()
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        line = memoryview(json.dumps(_finite(record), allow_nan=False).encode() + b"\n")
+        try:
+            while line:
+                line = line[self._file.write(line) :]  # a nearly full disk takes part of a line
+        except OSError as error:
+            raise RunStopped(
+                f"{self._path}: cannot write: {error.strerror or error}. Make room on the disk, then resume the run."
+            ) from error
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a `metrics.jsonl`, in order. A line that is no JSON object is left out: it was torn by a crash."""
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                yield record
+
+
+def cut_metrics(path: Path, step: int) -> None:
+    """Leave of a metrics file what a run counts that goes on after `step`: no later step, and none twice.
+
+    Of what was recorded twice, since an earlier run began again in the same folder, the later record stays. The file
+    is replaced at once, or not at all. Raises ConfigError when that cannot be done.
+    """
+    if not path.is_file():
+        return
+    kept: list[tuple[int | None, bytes]] = []
+    highest = 0
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        for line in path.read_bytes().splitlines():
+            record = _parsed(line)
+            at = record.get("step") if record else None
+            if record is None or (at is not None and at > step):
+                continue
+            if record.get("log") == "step" and at is not None:
+                if at <= highest:
+                    kept = [(other, text) for other, text in kept if other is None or other < at]
+                highest = at
+            kept.append((at, line))
+        try:
+            with fresh.open("wb") as file:
+                file.writelines(text + b"\n" for _, text in kept)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(fresh, path)
+        finally:
+            fresh.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"output_dir: cannot rewrite {path}: {error.strerror or error}.") from error
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """The record of a line; None for what is none."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    whole = isinstance(record, dict) and isinstance(record.get("step", 0), int)
+    return record if whole else None
+
+
+def _finite(value: Any) -> Any:
+    """`value` with every float that JSON cannot say replaced by None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _mend_last_line(path: Path) -> None:
+    """Make an existing file end in a newline. A crash in mid-write leaves a torn line (or NULs) after the last one.
+
+    A torn line is cut off rather than ended: many readers of JSON lines give up on the whole file at a bad line, and
+    its report is written again by the run that resumes.
+    """
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        start, tail = end, b""
+        while start > 0 and b"\n" not in tail:
+            size = min(start, 1 << 16)
+            start -= size
+            file.seek(start)
+            tail = file.read(size) + tail
+        torn = tail[tail.rfind(b"\n") + 1 :]
+        if not torn:
+            return
+        try:
+            json.loads(torn)
+        except ValueError:
+            file.truncate(end - len(torn))
+        else:
+            file.seek(end)
+            file.write(b"\n")

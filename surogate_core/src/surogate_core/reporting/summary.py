@@ -1,0 +1,73 @@
+"""What a person reads of a run: figures in few characters, and the table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+from .text import LINE_WIDTH, count_text, duration_text
+
+
+def print_summary(
+    out: TextIO,
+    *,
+    steps: int,
+    tokens: int,
+    seconds: float,
+    output_dir: Path | str,
+    run_name: str = "",
+    training_loss: float | None = None,
+    validation_loss: float | None = None,
+    best_validation_loss: float | None = None,
+    unigram_loss: float | None = None,
+    bits_per_byte: float | None = None,
+    weights: str = "the model",
+    outputs: Sequence[str] = ("metrics.jsonl", "loss.png", "run.yaml"),
+    commands: Sequence[tuple[str, str]] = (),
+) -> None:
+    """The end of a finished run as a table of 80 columns; only a path or a command longer than that sticks out.
+
+    tokens: trained on, in `seconds`. Losses in nats a token; unigram_loss is that of a model that knows only how
+    often each token occurs. output_dir: where the trained `weights` are, and beside them `outputs`. commands: (program,
+    the line that loads the result there). A row whose value is None is left out.
+    """
+    from rich.box import HORIZONTALS
+    from rich.table import Table
+    from rich.text import Text
+
+    from .live import TerminalConsole
+
+    rate = f", {count_text(tokens / seconds)} tokens/s" if seconds > 0 else ""
+    rows = [("trained", f"{count_text(tokens)} tokens in {duration_text(seconds)}{rate}")]
+    if training_loss is not None:
+        rows.append(("training loss", f"{training_loss:.4f} nats per token"))
+    if validation_loss is not None:
+        best = best_validation_loss if best_validation_loss != validation_loss else None
+        rows.append(
+            ("validation loss", f"{validation_loss:.4f} nats per token" + (f", best {best:.4f}" if best else ""))
+        )
+    if unigram_loss is not None:
+        rows.append(("unigram model", f"{unigram_loss:.4f}" + _compared(validation_loss, unigram_loss)))
+    if bits_per_byte is not None:
+        rows.append(("bits per byte", f"{bits_per_byte:.4f}"))
+    rows += [("output", f"{output_dir}"), ("", f"{weights}, {', '.join(outputs)}")]
+
+    console = TerminalConsole(file=out, width=LINE_WIDTH, highlight=False)
+    done = f"done, {steps:,} step{'s' * (steps != 1)}"
+    console.print(Text(f"{run_name}: {done}" if run_name else done, style="bold green"), soft_wrap=True)
+    table = Table(box=HORIZONTALS, show_header=False, width=LINE_WIDTH, border_style="dim")
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(ratio=1, overflow="fold")
+    for label, text in rows:
+        table.add_row(label, Text(text, style="bold" if label == "validation loss" else ""))
+    console.print(table)
+    for program, line in commands:  # whole, beyond the margin if need be: they are there to be copied
+        console.print(Text(f"  {program}", style="dim"), Text(f"    {line}"), sep="\n", soft_wrap=True)
+
+
+def _compared(validation_loss: float | None, unigram_loss: float) -> str:
+    if validation_loss is None:
+        return ""
+    gap = unigram_loss - validation_loss
+    return f"; this model is {abs(gap):.4f} {'below' if gap >= 0 else 'ABOVE'}"

@@ -1,0 +1,221 @@
+"""Finds the op that first wrote a number that is not finite, and says all that is known of it.
+
+    worker.watch(lambda buffers: FiniteCheck(assembly, buffers, served_by))
+
+has every program run op by op. Behind each op everything floating that it has written is looked at, the gradients that
+it added to included, so that whatever an op reads was finite when it was written. No op of a healthy step writes an
+infinity: masks and the like stay inside an op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..api import WeightMap
+from ..errors import ConfigError, NonFiniteError
+from ..planning.assemble import Assembly
+from ..program.op import Op, Program, Stage
+from ..program.value import Value
+from ..reference.rounding import TORCH_DTYPES
+from .arena import Buffers
+
+_CHUNK = 1 << 22  # elements looked at together: what is computed beside the planned buffers stays within 32 MiB
+_MOST_INPUTS = 6
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a buffer holds. first: index of the first element that is not finite. largest: magnitude, where finite."""
+
+    n_nan: int
+    n_inf: int
+    size: int
+    first: tuple[int, ...] | None
+    largest: float
+
+    @property
+    def finite(self) -> bool:
+        return self.first is None
+
+    def __str__(self) -> str:
+        if self.first is None:
+            return f"finite, largest {self.largest:.3g}"
+        counts = [f"{n:,} {what}" for n, what in ((self.n_nan, "NaN"), (self.n_inf, "inf")) if n]
+        return f"{' and '.join(counts)} of {self.size:,}, first at {list(self.first)}"
+
+
+def contents(tensor: Tensor) -> Contents:
+    """Look at every element of a contiguous tensor."""
+    n_nan, n_inf, first, largest = 0, 0, None, 0.0
+    for start, part in _parts(tensor):
+        if _bounds(part).isfinite().all():
+            largest = max(largest, float(_bounds(part).abs().max()))
+            continue
+        n_nan += int(part.isnan().sum())
+        n_inf += int(part.isinf().sum())
+        if first is None:
+            first = _unravel(start + int(part.isfinite().logical_not().byte().argmax()), tensor.shape)
+    return Contents(n_nan, n_inf, tensor.numel(), first, largest)
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether every element of all of them is a finite number. Waits for the device once."""
+    bounds = [_bounds(part) for tensor in tensors for _, part in _parts(tensor)]
+    return not bounds or bool(torch.stack(bounds).isfinite().all())
+
+
+def _parts(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """(first element, elements) of a tensor, piece by piece; FP8, which torch hardly computes with, as fp32."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return
+    flat, start = tensor.view(-1), 0
+    for part in flat.split(_CHUNK):
+        yield start, part.float() if part.element_size() == 1 else part
+        start += part.numel()
+
+
+def _bounds(part: Tensor) -> Tensor:
+    """Smallest and largest element, fp64 [2]; NaN if any is."""
+    return torch.stack(part.aminmax()).double()
+
+
+def _unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    place = []
+    for size in reversed(shape):
+        index, rest = divmod(index, size)
+        place.append(rest)
+    return tuple(reversed(place))
+
+
+# ------------------------------------------------------------------------------------------------------ behind every op
+
+
+class FiniteCheck:
+    """Called behind every op of a watched worker, as `check(program, index)`. Raises NonFiniteError at the first fault.
+
+    `served_by` names who runs an op. `steps_done`: optimizer steps before the first that is watched.
+    """
+
+    def __init__(
+        self, assembly: Assembly, buffers: Buffers, served_by: Callable[[Op], str], steps_done: int = 0
+    ) -> None:
+        self._buffers = buffers
+        self._served_by = served_by
+        self._step = steps_done
+        self._micro = 0
+        self._rehearse(assembly.all_programs.values())
+
+    def __call__(self, program: Program, index: int) -> None:
+        if index == 0 and program.stage == "micro":
+            self._step, self._micro = (self._step + 1, 1) if program.first else (self._step, self._micro + 1)
+        name, ops = program.name, program.ops
+        op = ops[index]
+        if all_finite(self._buffers.view(out, name) for out in op.outs):
+            return
+        found = {out: contents(self._buffers.view(out, name)) for out in op.outs}
+        written = {out: held for out, held in found.items() if not held.finite}
+        read = {v: self._buffers.view(v, name) for v in op.ins if v not in op.outs}
+        inputs = {v: contents(view) for v, view in read.items() if view.is_floating_point()}
+        raise NonFiniteError(
+            f"{self._moment(program.stage)}: {op.kind} wrote NaN or inf.\n"
+            + "\n".join(_report(name, index, op, self._served_by(op), written, inputs)),
+            weights_whole=not any(out.role == "param" for op in ops[: index + 1] for out in op.outs),
+        )
+
+    def _rehearse(self, programs: Iterable[Program]) -> None:
+        """Look at something broken in every dtype: what looking loads and allocates it does here, and not later, while
+        a collective on another device waits for this one."""
+        written = {out.dtype for program in programs for op in program.ops for out in op.outs}
+        for dtype in sorted(written):
+            found = torch.full((_CHUNK,), torch.nan, device=self._buffers.device).to(TORCH_DTYPES[dtype])
+            all_finite([found])
+            contents(found)
+
+    def _moment(self, stage: Stage) -> str:
+        if stage == "load":
+            return "before the first step"
+        if stage == "evaluate":
+            return f"evaluation after step {self._step}"
+        return f"step {self._step}, {'update' if stage == 'update' else f'micro-step {self._micro}'}"
+
+
+def _report(
+    program: str, index: int, op: Op, server: str, written: Mapping[Value, Contents], inputs: Mapping[Value, Contents]
+) -> Iterator[str]:
+    block = f"block {op.block}" if op.block >= 0 else "outside of blocks"
+    yield f"  op       {index} of {program}: {op.kind}, {block}, {op.phase}"
+    plain = [f"{key}={value}" for key, value in op.attrs.items() if isinstance(value, int | float | str)]
+    if plain:
+        yield f"  with     {', '.join(plain)}"
+    yield f"  emitted  {op.where}"
+    yield f"  run by   {server}"
+    yield from _rows("wrote", written)
+    broken = {value: held for value, held in inputs.items() if not held.finite}
+    sound = dict(sorted(inputs.items(), key=lambda item: -item[1].largest))
+    yield from _rows("read", broken or sound)
+    if broken:
+        yield "The op passed on what it was given: " + "; ".join(dict.fromkeys(map(_origin, broken))) + "."
+    else:
+        yield (
+            "What it read is finite: the numbers went wrong in this op. Large magnitudes mean\n"
+            "an overflow: lower learning_rate, look at the data, or use a wider dtype."
+        )
+
+
+def _rows(title: str, values: Mapping[Value, Contents]) -> Iterator[str]:
+    for n, (value, held) in enumerate(values.items()):
+        if n == _MOST_INPUTS:
+            yield f"           and {len(values) - n:,} more"
+            return
+        yield f"  {title if n == 0 else '':<8} {value!r}"
+        yield f"           {held}"
+
+
+def _origin(value: Value) -> str:
+    """Why an input can be broken although all that ops write is looked at."""
+    if value.role == "input":
+        return f"{value.name} is written by the loop before the program runs"
+    if value.role == "param":
+        return f"{value.name} is a weight that no op of this run has written"
+    if value.role == "act":
+        return f"{value.name} was finite when it was written: something has overwritten it since"
+    return f"{value.name} is a {value.role} that was broken before this run wrote it"
+
+
+# ------------------------------------------------------------------------------------------------ before the first step
+
+
+def refuse_nonfinite_weights(
+    params: Mapping[str, Tensor],
+    weights: Iterable[WeightMap],
+    model_dir: Path,
+    file_of: Callable[[Path, str], Path],
+) -> None:
+    """Raise ConfigError naming the tensors of the checkpoint that hold numbers which are not finite, and their files.
+
+    Waits for the device once where all are finite.
+    """
+    weights = list(weights)
+    if all_finite(params[weight.param] for weight in weights):
+        return
+    broken = []
+    for weight in weights:
+        if all_finite([params[weight.param]]):
+            continue
+        rows = [tensor.shape[0] for tensor in weight.tensors]
+        for tensor, part in zip(weight.tensors, params[weight.param].split(rows), strict=True):
+            held = contents(part)
+            if not held.finite:
+                broken.append(f"{file_of(model_dir, tensor.name).name}: {tensor.name} {list(tensor.shape)}: {held}")
+    if broken:
+        more = len(broken) - _MOST_INPUTS
+        raise ConfigError(
+            f"{model_dir}: weights hold NaN or inf. Train from another checkpoint.\n"
+            + "\n".join(f"  {line}" for line in broken[:_MOST_INPUTS])
+            + (f"\n  and {more:,} more" if more > 0 else "")
+        )

@@ -1,0 +1,1 @@
+"""A training run: setup, loop, outputs."""

@@ -1,0 +1,106 @@
+"""Proof, on the run's own rows and weights, that packed documents do not see each other.
+
+The loss of some packed rows is compared with that of the same documents in rows of their own. They are equal if, and in
+practice only if, neither attention nor positions nor labels reach across a document's border.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite, sqrt
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..data.loader import eval_batches
+from ..data.pack import PackedRows
+from ..errors import ProgramError
+from .loop import sum_losses
+
+if TYPE_CHECKING:
+    from ..runtime.team import Team
+    from ..runtime.worker import Worker
+
+DOCUMENTS = 16
+"""About as many are looked at: as many forward passes of a row, at most."""
+
+LABEL_ERROR = 1
+"""Rounding error of one label's loss, in eps of the loss: its document lies elsewhere in the tiles of the same sums."""
+
+SUM_ERROR = 8
+"""Rounding error of the sum of all labels, in eps of fp32."""
+
+
+@dataclass(frozen=True)
+class PackingProof:
+    """Mean losses in nats over the same labels; `tolerance` is how far rounding may set them apart."""
+
+    packed: float
+    alone: float
+    labels: int
+    documents: int
+    rows: int
+    tolerance: float
+
+    def __str__(self) -> str:
+        return (
+            f"packing: {self.documents} documents have loss {self.packed:.4f} in {self.rows} "
+            f"{'row' if self.rows == 1 else 'rows'}, {self.alone:.4f} alone"
+        )
+
+
+def check_packing(
+    worker: Worker | Team, rows: PackedRows, batch_size: int, pad_id: int, dtypes: Sequence[str]
+) -> PackingProof | None:
+    """Evaluate a few rows packed and unpacked; None where no row has two documents, or a loss is not finite.
+
+    `dtypes`: what the forward pass computes in. Changes neither weights nor gradients. Raises ProgramError when the
+    losses differ by more than rounding.
+    """
+    import torch
+
+    from ..reference.rounding import TORCH_DTYPES
+
+    chosen = _some_packed_rows(rows)
+    if not len(chosen):
+        return None
+    first, last = rows.row_offsets[chosen], rows.row_offsets[chosen + 1]
+    pieces = np.concatenate([np.arange(a, b) for a, b in zip(first, last, strict=True)])
+    packed, labels = _mean_loss(worker, _of(rows, pieces, last - first), batch_size, pad_id)
+    alone, _ = _mean_loss(worker, _of(rows, pieces, np.ones_like(pieces)), batch_size, pad_id)
+    if not (labels and isfinite(packed) and isfinite(alone)):
+        return None
+    eps = max(torch.finfo(TORCH_DTYPES[dtype]).eps for dtype in dtypes)
+    # errors of single labels are of either sign and average out
+    tolerance = abs(alone) * (SUM_ERROR * torch.finfo(torch.float32).eps + LABEL_ERROR * eps / sqrt(labels))
+    proof = PackingProof(packed, alone, labels, len(pieces), len(chosen), tolerance)
+    if not abs(packed - alone) <= tolerance:
+        raise ProgramError(
+            f"{proof}: they differ by {abs(packed - alone):.2g} nats, more than rounding explains "
+            f"({tolerance:.1g}). Documents of a row reach into each other: a fault of attention or of the model's "
+            "plugin. Until it is mended, train with sample_packing: false."
+        )
+    return proof
+
+
+def _some_packed_rows(rows: PackedRows) -> np.ndarray:
+    """Rows of several documents, those with the fewest first; about DOCUMENTS documents in all."""
+    counts = np.diff(rows.row_offsets)
+    several = np.flatnonzero(counts > 1)
+    several = several[np.argsort(counts[several], kind="stable")]
+    enough = int(np.searchsorted(np.cumsum(counts[several]), DOCUMENTS)) + 1
+    return np.sort(several[:enough])
+
+
+def _of(rows: PackedRows, pieces: np.ndarray, a_row: np.ndarray) -> PackedRows:
+    """The pieces as rows of so many each."""
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(a_row)])
+    return PackedRows(
+        rows.corpus, rows.sequence_len, rows.start[pieces], rows.stop[pieces], offsets, rows.max_documents
+    )
+
+
+def _mean_loss(worker: Worker | Team, rows: PackedRows, batch_size: int, pad_id: int) -> tuple[float, int]:
+    total, labels = sum_losses(worker, eval_batches(rows, batch_size, pad_id=pad_id))
+    return (total / labels if labels else 0.0), labels

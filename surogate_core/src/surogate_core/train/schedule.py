@@ -1,0 +1,134 @@
+"""The learning rate of every step: linear, cosine, wsd or constant, with warmup and cooldown."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from ..errors import ConfigError, ProgramError
+
+Kind = Literal["linear", "cosine", "wsd", "constant"]
+KINDS: tuple[str, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A learning rate for each step 1 .. total_steps, as `build` decided it.
+
+    With W = warmup_steps, N = total_steps, C = cooldown_steps, and "no warmup" meaning W = 1:
+
+    - warmup: `base * step / W` up to step W. Step 1 is never 0, and the peak `base` is always reached, at step W.
+    - linear, cosine: from `base` at step W to `final` at step N.
+    - wsd: `base` until step N - C, then `base + (final - base) * sqrt(k / C)` at the k-th of the last C steps.
+    - constant: `base` to the end; `final_lr_fraction` matters only with a cooldown.
+    - cooldown (all but wsd, whose decay it is): the last C steps go on a straight line from where the schedule
+      stands at step N - C to `final` at step N. So there is no jump: neither down to `final` when the cooldown
+      begins, which would train its steps at 0 by default, nor back up to `base` after a decay. `linear` is on that
+      line already and does not change.
+
+    Step s here is index s of `transformers.get_{linear,cosine}_schedule_with_warmup`, whose first step is index 0
+    and runs at 0 when there is a warmup.
+    """
+
+    kind: Kind
+    base_lr: float
+    final_lr: float
+    total_steps: int
+    warmup_steps: int
+    cooldown_steps: int
+
+    @classmethod
+    def build(
+        cls,
+        kind: str,
+        base_lr: float,
+        total_steps: int,
+        warmup_steps: int = 0,
+        warmup_ratio: float = 0.0,
+        cooldown_steps: int = 0,
+        final_lr_fraction: float = 0.0,
+        wsd_decay_steps_fraction: float = 0.1,
+    ) -> Schedule:
+        """Decide the lengths of the phases from the config's keys.
+
+        `warmup_steps` > 0 overrides `warmup_ratio`, which is of total_steps, rounded up. The decay of wsd is
+        `cooldown_steps` when > 0, else `wsd_decay_steps_fraction` of total_steps, rounded: none in a run of a
+        few steps. Raises ConfigError for values out of range and for phases that do not fit in total_steps.
+        """
+        if kind not in KINDS:
+            raise ConfigError(f"lr_scheduler_type: {kind!r} is unknown. Use one of {', '.join(KINDS)}.")
+        if total_steps < 1:
+            raise ConfigError(f"schedule: the run has {total_steps} steps. Give it more data, epochs or max_steps.")
+        if not (math.isfinite(base_lr) and base_lr >= 0):
+            raise ConfigError(f"learning_rate: {base_lr} is not a finite number >= 0.")
+        for key, count in (("warmup_steps", warmup_steps), ("cooldown_steps", cooldown_steps)):
+            if count < 0:
+                raise ConfigError(f"{key}: {count} is below 0. Give a number of steps, 0 for none.")
+        for key, fraction in (
+            ("warmup_ratio", warmup_ratio),
+            ("final_lr_fraction", final_lr_fraction),
+            ("wsd_decay_steps_fraction", wsd_decay_steps_fraction),
+        ):
+            if not 0 <= fraction <= 1:
+                raise ConfigError(f"{key}: {fraction} is not between 0 and 1.")
+
+        warmup, warmup_from = warmup_steps, f"warmup_steps: {warmup_steps}"
+        if warmup_steps == 0:
+            # Rounded before the ceiling: 0.07 * 100 is 7.000000000000001, and means 7.
+            warmup, warmup_from = math.ceil(round(warmup_ratio * total_steps, 6)), f"warmup_ratio: {warmup_ratio}"
+        cooldown, cooldown_from = cooldown_steps, f"cooldown_steps: {cooldown_steps}"
+        if kind == "wsd" and cooldown_steps == 0:
+            cooldown = round(wsd_decay_steps_fraction * total_steps)
+            cooldown_from = f"wsd_decay_steps_fraction: {wsd_decay_steps_fraction}"
+        _check_fit(total_steps, warmup, warmup_from, cooldown, cooldown_from)
+        return cls(
+            kind=kind,  # type: ignore[arg-type]  # checked against KINDS above
+            base_lr=base_lr,
+            final_lr=base_lr * final_lr_fraction,
+            total_steps=total_steps,
+            warmup_steps=warmup,
+            cooldown_steps=cooldown,
+        )
+
+    def lr(self, step: int) -> float:
+        """The learning rate of optimizer step `step`, 1 .. total_steps. Raises ProgramError outside of that."""
+        if not 1 <= step <= self.total_steps:
+            raise ProgramError(f"schedule: lr asked for step {step}, but the run has steps 1 to {self.total_steps}")
+        if step <= self.warmup_steps:
+            return self.base_lr * step / self.warmup_steps
+        cooldown_start = self.total_steps - self.cooldown_steps
+        if step <= cooldown_start:
+            return self._before_cooldown(step)
+        done = (step - cooldown_start) / self.cooldown_steps
+        if self.kind == "wsd":
+            done = math.sqrt(done)
+        return _between(self._before_cooldown(cooldown_start), self.final_lr, done)
+
+    def _before_cooldown(self, step: int) -> float:
+        """The schedule without its cooldown, at `step` >= warmup_steps (0 when the cooldown is the whole run)."""
+        if self.kind in ("wsd", "constant"):
+            return self.base_lr
+        peak_step = max(self.warmup_steps, 1)
+        if step <= peak_step:
+            return self.base_lr
+        done = (step - peak_step) / (self.total_steps - peak_step)
+        if self.kind == "cosine":
+            done = (1 - math.cos(math.pi * done)) / 2
+        return _between(self.base_lr, self.final_lr, done)
+
+
+def _between(start: float, end: float, done: float) -> float:
+    """Linear interpolation that gives exactly `start` at 0 and exactly `end` at 1."""
+    return start * (1 - done) + end * done
+
+
+def _check_fit(total: int, warmup: int, warmup_from: str, cooldown: int, cooldown_from: str) -> None:
+    if warmup + cooldown <= total:
+        return
+    phases = [f"{warmup} steps of warmup ({warmup_from})"] if warmup else []
+    phases += [f"{cooldown} of cooldown ({cooldown_from})"] if cooldown else []
+    raise ConfigError(
+        f"schedule: {' and '.join(phases)} do not fit: {warmup + cooldown} steps, but the run has {total}. "
+        "Shorten them or train for more steps."
+    )
