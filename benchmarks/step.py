@@ -27,7 +27,8 @@ from surogate_core import run
 from surogate_core.api import Comm, Topology
 from surogate_core.config.load import load_config
 from surogate_core.data.loader import MicroBatch
-from surogate_core.planning.prepare import Prepared, prepare
+from surogate_core.planning.plan import Plan, plan_run
+from surogate_core.planning.run import Run, open_run
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.runtime.device import training_device
 from surogate_core.runtime.launch import run_local
@@ -62,22 +63,22 @@ def measure(arguments: argparse.Namespace, batch_size: int) -> dict[str, Any]:
     torch.zeros(1, device="cuda")
     torch.cuda.synchronize()
     before = torch.cuda.mem_get_info()[0]
-    prepared = plan(arguments, batch_size)
+    opened, planned = plan(arguments, batch_size)
     topology = Topology(devices=arguments.gpus)
-    result = run_local(lambda comms: measure_worker(arguments, prepared, comms, before), topology)
+    result = run_local(lambda comms: measure_worker(arguments, opened, planned, comms, before), topology)
     gc.collect()
     torch.cuda.empty_cache()
     return result
 
 
 def measure_worker(
-    arguments: argparse.Namespace, prepared: Prepared, comms: Sequence[Comm], before: int
+    arguments: argparse.Namespace, opened: Run, plan: Plan, comms: Sequence[Comm], before: int
 ) -> dict[str, Any]:
     """Times and bytes of a worker, or of a team; `before`: bytes free on the first device in an empty process."""
-    worker = run.make_worker(prepared, comms, lambda line: print(line, file=sys.stderr))
-    run.fill_weights(prepared, worker)
-    batch = random_batch(prepared, arguments.documents, arguments.labelled)
-    batch_size = prepared.inputs.batch_size
+    worker = run.make_worker(opened, plan, comms, lambda line: print(line, file=sys.stderr))
+    run.fill_weights(opened, plan.assembly, worker)
+    batch = random_batch(plan, arguments.documents, arguments.labelled)
+    batch_size = plan.inputs.batch_size
     result: dict[str, Any] = {
         "model": Path(arguments.model).name,
         "batch": batch_size,
@@ -98,10 +99,10 @@ def measure_worker(
     worker.start(graphs=True)
     result["graph_ms"] = median_ms(worker, batch, arguments.steps)
     result["tokens_per_second"] = round(tokens / result["graph_ms"] * 1000)
-    result["planned_ms"] = round(prepared.report.step.seconds * 1000, 2)
+    result["planned_ms"] = round(plan.report.step.seconds * 1000, 2)
     torch.cuda.synchronize()
     held = before - torch.cuda.mem_get_info()[0]
-    planned = prepared.report.device_bytes
+    planned = plan.report.device_bytes
     first = worker._workers[0] if isinstance(worker, Team) else worker
     result |= {
         "held_bytes": held,
@@ -114,7 +115,7 @@ def measure_worker(
     return result
 
 
-def plan(arguments: argparse.Namespace, batch_size: int) -> Prepared:
+def plan(arguments: argparse.Namespace, batch_size: int) -> tuple[Run, Plan]:
     raw: dict[str, Any] = {
         "model": arguments.model,
         "from_scratch": True,
@@ -126,12 +127,13 @@ def plan(arguments: argparse.Namespace, batch_size: int) -> Prepared:
     raw |= dict(item.split("=", 1) for item in arguments.set)
     registry = load_registry()
     loaded = load_config(raw, registry=registry, source="benchmark")
-    return prepare(loaded, registry, training_device(), world_size=arguments.gpus)
+    opened = open_run(loaded, registry)
+    return opened, plan_run(opened, training_device(), arguments.gpus)
 
 
-def random_batch(prepared: Prepared, documents: int, labelled: float) -> MicroBatch:
+def random_batch(plan: Plan, documents: int, labelled: float) -> MicroBatch:
     """Rows of `documents` documents of equal length; the first `labelled` of each document's tokens have a label."""
-    given, assembly = prepared.inputs, prepared.assembly
+    given, assembly = plan.inputs, plan.assembly
     total = given.batch_size * given.seq_len
     length = given.seq_len // documents
     tokens = np.random.default_rng(1).integers(0, given.dims.vocab_size, total, dtype=np.int32)

@@ -336,7 +336,7 @@ def family(
     if trim:
         program = dead_code(program, ops)
         verify(program, ops, "dead_code")
-    program = recompute(program, labels, b)
+    program = recompute(program, lambda value: value.label in labels, b)
     verify(program, ops, "recompute")
     first, following = accumulate(program, frozenset({total}), b, source.scalars)
     verify(first, ops, "accumulate")

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from surogate_core.api import Comm
-from surogate_core.planning.prepare import Prepared
+from surogate_core.planning.plan import Plan
+from surogate_core.planning.run import Run
 from surogate_core.runtime import device, nccl
 from surogate_core.runtime.team import Team
 from surogate_core.runtime.worker import Worker
@@ -68,13 +69,13 @@ def comms(world_size: int) -> tuple[MeetingComm, ...]:
     return tuple(MeetingComm(rank, meeting, rank) for rank in range(world_size))
 
 
-def cpu_team(prepared: Prepared, ways: Sequence[Comm], notice: Callable[[str], None] = print) -> Team:
+def cpu_team(opened: Run, plan: Plan, ways: Sequence[Comm], notice: Callable[[str], None] = print) -> Team:
     """Workers of a run that was planned for as many, each by references."""
 
     def make(comm: Any) -> Worker:
-        config = prepared.loaded.config
+        config = opened.config
         instead = {"all_reduce": comm.sum}
-        return Worker.on_cpu(prepared.assembly, prepared.inputs.ops, config.train_seed, poison=True, instead=instead)
+        return Worker.on_cpu(plan.assembly, plan.inputs.ops, config.train_seed, poison=True, instead=instead)
 
     return Team(ways, make)
 

@@ -22,7 +22,7 @@ from models.harness import (
 )
 from torch import Tensor
 
-import surogate_core.planning.assemble
+import surogate_core.planning.pass_runner
 from surogate_core.api import (
     AdapterDef,
     HFTensor,
@@ -36,12 +36,15 @@ from surogate_core.api import (
     PrecisionRequest,
     Program,
     Scalars,
+    Target,
     Value,
     WeightMap,
 )
 from surogate_core.errors import ConfigError, ProgramError
 from surogate_core.memory.devices import device
-from surogate_core.planning.assemble import LOGITS_BYTES, PlanInputs, assemble, auto_lmhead_chunks, op_workspace
+from surogate_core.planning.assemble import assemble
+from surogate_core.planning.inputs import PlanInputs
+from surogate_core.planning.lm_head_chunks import LOGITS_BYTES, auto_lmhead_chunks
 from surogate_core.program.builder import Builder
 from surogate_core.program.show import listing
 from surogate_core.program.value import DTYPE_BYTES
@@ -141,7 +144,7 @@ def copies_for_backward(program: Program, b: Builder, budget: int, options: NoOp
 
 def offload(schedule: Callable[..., Program]) -> Mapping[str, Any]:
     strategy = OffloadDef(name="copies", summary="for tests", schedule=schedule)
-    return {"offload": (strategy, NoOptions()), "device": device("h200")}
+    return {"offload": (strategy, NoOptions()), "target": Target(device("h200"))}
 
 
 # ---------------------------------------------------------------------------------------------------------- the passes
@@ -174,13 +177,13 @@ def test_passes_run_in_the_documented_order() -> None:
 
 def test_every_pass_is_verified_and_every_program_is_the_verified_one(monkeypatch: pytest.MonkeyPatch) -> None:
     verified: list[tuple[str, Program]] = []
-    real = surogate_core.planning.assemble.verify
+    real = surogate_core.planning.pass_runner.verify
 
     def recording(program: Program, ops: Any, after: str, checked: set[Op]) -> None:
         real(program, ops, after, checked)
         verified.append((after, program))
 
-    monkeypatch.setattr(surogate_core.planning.assemble, "verify", recording)
+    monkeypatch.setattr(surogate_core.planning.pass_runner, "verify", recording)
     assembly = assemble(plan_inputs(**ADAPTED, **offload(copies_for_backward), recompute=frozenset({"ffn"})))
     assert [(after, p.name, len(p.ops)) for after, p in verified] == [
         (p.name, p.program, p.ops_after) for p in assembly.passes
@@ -228,7 +231,7 @@ def test_the_logits_that_are_planned_stay_small(model: str, matmul: str) -> None
     assert len(heads) == 3
     for op in heads:
         logits = op.ins[0].shape[0] // assembly.batch.lmhead_chunks * 151_936 * DTYPE_BYTES[matmul]
-        assert op_workspace(OPS, op) == logits <= LOGITS_BYTES
+        assert OPS[op.kind].workspace(op) == logits <= LOGITS_BYTES
 
 
 def test_chunks_that_do_not_divide_the_tokens_are_refused_with_the_numbers() -> None:

@@ -52,8 +52,8 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     },
     "outputs": {"checkpoint", "config", "errors", "hub", "machine", "planning", "plugins", "reporting"},
     "train": {
-        *("api", "checkpoint", "config", "data", "errors", "machine", "memory", "outputs", "planning", "reference"),
-        *("reporting", "runtime"),
+        *("api", "checkpoint", "config", "data", "errors", "machine", "memory", "outputs", "planning", "plugins"),
+        *("reference", "reporting", "runtime"),
     },
     "run": {
         *("api", "checkpoint", "config", "data", "errors", "hub", "machine", "memory", "outputs", "planning"),

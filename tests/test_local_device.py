@@ -220,7 +220,7 @@ def test_a_run_on_a_gpu_without_kernels_ends_before_it_reads_data_unless_referen
     driver()
     begun: list[str] = []
     monkeypatch.setattr("surogate_core.runtime.device.training_device", lambda: local_device().device)
-    monkeypatch.setattr("surogate_core.train.trainer.train_prepared", lambda *given: begun.append("train") or None)
+    monkeypatch.setattr("surogate_core.train.trainer.train_planned", lambda *given: begun.append("train") or None)
     monkeypatch.setattr("surogate_core.runtime.device.devices_to_use", lambda gpus: 1)
     told: list[str] = []
     with pytest.raises(ConfigError, match=r"H200 is here, but kernels for it .SM90. are not: .*CUDA_VISIBLE_DEVICES="):

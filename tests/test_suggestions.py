@@ -11,9 +11,10 @@ import pytest
 
 from surogate_core import run
 from surogate_core.errors import ConfigError
-from surogate_core.planning import suggestions as suggestions_module
+from surogate_core.planning import plan as plan_module
 from surogate_core.planning.assemble import assemble
-from surogate_core.planning.prepare import Prepared
+from surogate_core.planning.plan import Plan
+from surogate_core.planning.run import Run
 from surogate_core.planning.suggestions import Suggestion, suggest
 
 BASE = {
@@ -33,20 +34,22 @@ SIZES = {
     "70b": {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "intermediate_size": 28672},
     "32b": {"hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 64, "intermediate_size": 25600},
 }
-Plan = Callable[..., Prepared]
+Planned = tuple[Run, Plan]
+Make = Callable[..., Planned]
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Plan:
+def plan(tmp_path: Path) -> Make:
     """(size, device, key=value ...) -> the planned run."""
 
-    def planned(size: str, device: str, *overrides: str, **keys: Any) -> Prepared:
+    def planned(size: str, device: str, *overrides: str, **keys: Any) -> Planned:
         model = tmp_path / size
         model.mkdir(exist_ok=True)
         (model / "config.json").write_text(json.dumps(BASE | SIZES[size]))
         config = tmp_path / f"{size}.yaml"
         config.write_text(json.dumps({"model": str(model), "sequence_len": 1024} | keys))
-        return run.plan(run.load(config, list(overrides)), device)
+        opened = run.open_run(run.load(config, list(overrides)))
+        return opened, run.plan(opened, device)
 
     return planned
 
@@ -56,11 +59,9 @@ def overrides(suggestion: Suggestion) -> list[str]:
     return [part.replace(": ", "=") for change in suggestion.changes for part in change.split(", ")]
 
 
-def check_exact(
-    plan: Plan, size: str, device: str, suggestions: list[Suggestion], before: Prepared, **keys: Any
-) -> None:
+def check_exact(plan: Make, size: str, device: str, suggestions: list[Suggestion], before: Plan, **keys: Any) -> None:
     for suggestion in suggestions:
-        after = plan(size, device, *overrides(suggestion), **keys)
+        _, after = plan(size, device, *overrides(suggestion), **keys)
         saved = before.report.device_bytes["total"] - after.report.device_bytes["total"]
         assert saved == suggestion.saves > 0, suggestion
         assert after.report.step.seconds - before.report.step.seconds == pytest.approx(suggestion.costs), suggestion
@@ -68,9 +69,9 @@ def check_exact(
         assert after.report.tokens == before.report.tokens, f"{suggestion}: the tokens of a step are the user's"
 
 
-def test_single_changes_are_suggested_where_one_is_enough(plan: Plan) -> None:
-    before = plan("8b", "h200", sequence_len=4096)
-    suggestions = suggest(before)
+def test_single_changes_are_suggested_where_one_is_enough(plan: Make) -> None:
+    opened, before = plan("8b", "h200", sequence_len=4096)
+    suggestions = suggest(opened, before)
     assert [len(s.changes) for s in suggestions] == [1, 1, 1] and not any(s.missing for s in suggestions)
     assert suggestions == sorted(suggestions, key=lambda s: s.costs)
     check_exact(plan, "8b", "h200", suggestions, before, sequence_len=4096)
@@ -90,11 +91,11 @@ SLOW = {name for name, (size, *_) in CASES.items() if size in ("70b", "32b")}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in CASES])
-def test_changes_are_combined_until_the_run_fits(plan: Plan, name: str) -> None:
+def test_changes_are_combined_until_the_run_fits(plan: Make, name: str) -> None:
     size, device, keys, missing = CASES[name]
-    before = plan(size, device, **keys)
+    opened, before = plan(size, device, **keys)
     assert not before.report.fits
-    suggestions = suggest(before)
+    suggestions = suggest(opened, before)
     assert [int(s.missing > 0) for s in suggestions] == missing
     assert len(suggestions[0].changes) > 1
     check_exact(plan, size, device, suggestions, before, **keys)
@@ -104,27 +105,27 @@ def test_changes_are_combined_until_the_run_fits(plan: Plan, name: str) -> None:
     assert "per_device_train_batch_size" not in told or before.inputs.batch_size % 2 == 0
 
 
-def test_few_plans_are_made_for_a_suggestion(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_plans_are_made_for_a_suggestion(plan: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of combinations are estimated; the ones that are shown are planned, and not many more."""
-    before = plan("8b", "rtx4090", sequence_len=4096)
+    opened, before = plan("8b", "rtx4090", sequence_len=4096)
     made: list[object] = []
-    monkeypatch.setattr(suggestions_module, "assemble", lambda given: made.append(given) or assemble(given))
-    assert len(suggest(before)) == 2
+    monkeypatch.setattr(plan_module, "assemble", lambda given: made.append(given) or assemble(given))
+    assert len(suggest(opened, before)) == 2
     assert len(made) <= 3
 
 
-def test_what_fits_and_what_cannot_be_changed_have_no_suggestions(plan: Plan) -> None:
-    assert suggest(plan("tiny", "h200")) == []
+def test_what_fits_and_what_cannot_be_changed_have_no_suggestions(plan: Make) -> None:
+    assert suggest(*plan("tiny", "h200")) == []
     bare = {"per_device_train_batch_size": 1, "sequence_len": 255, "recompute_block": True}
     bare |= {"param_grad_dtype": "bf16", "optimizer_state_dtype": "bf16", "lora": True}
-    assert suggest(plan("70b", "rtx3090", **bare)) == []
+    assert suggest(*plan("70b", "rtx3090", **bare)) == []
 
 
-def test_a_run_that_does_not_fit_is_refused_with_the_suggestions(plan: Plan) -> None:
-    prepared = plan("8b", "rtx4090", sequence_len=4096)
+def test_a_run_that_does_not_fit_is_refused_with_the_suggestions(plan: Make) -> None:
+    opened, planned = plan("8b", "rtx4090", sequence_len=4096)
     with pytest.raises(ConfigError) as refused:
-        run._refuse_unless_it_fits(prepared)
+        run._refuse_unless_it_fits(opened, planned)
     text = str(refused.value)
-    for suggestion in suggest(prepared):
+    for suggestion in suggest(opened, planned):
         assert ", ".join(suggestion.changes) in text
     assert "still missing" in text and "; or lora: true" in text

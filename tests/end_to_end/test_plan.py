@@ -17,14 +17,14 @@ from surogate_core import run
 from surogate_core.cli.plan import _text as plan_text
 from surogate_core.memory.devices import COLLECTIVE_BYTES
 from surogate_core.memory.devices import device as known_device
-from surogate_core.plugins.registry import REFERENCE
+from surogate_core.plugins.registry import REFERENCE, Resolved
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from end_to_end.product import Workplace
 
-    from surogate_core.planning.prepare import Prepared
+    from surogate_core.planning.plan import Plan
 
 QWEN3: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -136,15 +136,15 @@ def _assert_sizes(plan: dict[str, Any], size: str) -> None:
 def test_a_plan_prices_determinism_and_tells_what_may_not_have_it(run_of: Any, tmp_path: Path) -> None:
     config = run_of("0.6B")
 
-    def planned(*overrides: str) -> Prepared:
+    def planned(*overrides: str) -> Plan:
         return run.plan(run.load(config, list(overrides)), "h200")
 
-    (packed,) = planned().notices
+    (packed,) = planned().kernels.notices
     assert packed.startswith("deterministic: auto: with cuDNN before 9.25.0 gradients may differ")
-    (refused,) = planned("deterministic=true").notices
+    (refused,) = planned("deterministic=true").kernels.notices
     assert refused.startswith("deterministic: true: with cuDNN before 9.25.0 the run is refused")
     short = ("sample_packing=false", "sequence_len=2048", "per_device_train_batch_size=2", "recompute_block=true")
-    assert planned(*short).notices == planned("deterministic=false").notices == ()
+    assert planned(*short).kernels.notices == planned("deterministic=false").kernels.notices == ()
     # Score gradients of 4 documents, 16 heads and 2,048 x 2,048 tokens are 512 MiB, dq in fp32 is 64.
     paid = [
         planned(*short, f"deterministic={word}").assembly.memory.arenas["micro_first"] for word in ("true", "false")
@@ -171,7 +171,7 @@ def test_the_plan_is_what_a_run_allocates_to_the_byte(here: Workplace, changes: 
     prepared = run.plan(run.load(here.write(**changes)), "cpu")
     parts = prepared.report.device_bytes
     inputs = parts["runtime"] - prepared.report.device.runtime_bytes
-    worker = Worker.on_cpu(prepared.assembly, prepared.registry.ops, seed=0)
+    worker = Worker.on_cpu(prepared.assembly, prepared.inputs.ops, seed=0)
     assert inputs > 0
     assert worker.buffers.nbytes == sum(parts[part] for part in PARTS[:-1]) + inputs
 
@@ -260,17 +260,19 @@ def test_the_other_verbs_take_the_defaults_of_sft_too(workplace: Workplace, verb
 def test_reasons_of_kernels_that_refuse_are_told_in_the_words_of_the_run(run_of: Any, capsys: Any) -> None:
     """A card for which no kernel is compiled, by the reasons that the kernels themselves give."""
     device = replace(known_device("h200"), name="old", title="NVIDIA Old", sm=80)
-    refused = refuse_everywhere(run.plan(run.load(run_of("0.6B")), device))
-    text = "\n".join(plan_text(refused, "", ""))
+    opened = run.open_run(run.load(run_of("0.6B")))
+    text = "\n".join(plan_text(opened, refuse_everywhere(run.plan(opened, device)), "", ""))
     assert "without a compiled kernel, so this GPU cannot run it" in text
     assert "attention, linear: needs a newer card" in text and "rmsnorm: no installed package has a kernel" in text
-    allowed = run.load(run_of("8B"), ["kernels=allow_reference"])
-    text = "\n".join(plan_text(refuse_everywhere(run.plan(allowed, device)), "", ""))
+    allowed = run.open_run(run.load(run_of("8B"), ["kernels=allow_reference"]))
+    text = "\n".join(plan_text(allowed, refuse_everywhere(run.plan(allowed, device)), "", ""))
     assert "run by plain torch, slowly (kernels: allow_reference)" in text and "cannot run" not in text
     assert "needs a newer card" in text
 
 
-def refuse_everywhere(prepared: Prepared) -> Prepared:
-    kinds = ("attention", "linear", "rmsnorm")
+def refuse_everywhere(plan: Plan) -> Plan:
     why = {"attention": ("needs a newer card",), "linear": ("needs a newer card", "needs a newer card"), "rmsnorm": ()}
-    return replace(prepared, kernels={**prepared.kernels, **dict.fromkeys(kinds, REFERENCE)}, refusals=why)
+    table = plan.kernels
+    refused = {op: Resolved(None, REFERENCE, why[op.kind]) for op in table.by_op if op.kind in why}
+    kernels = replace(table, by_op={**table.by_op, **refused})
+    return replace(plan, assembly=replace(plan.assembly, kernels=kernels))

@@ -22,7 +22,7 @@ from surogate_core.outputs import push as hub_push
 from surogate_core.outputs.check import OutputCheck
 from surogate_core.outputs.model_card import MARK, model_card
 from surogate_core.outputs.push import push, reserve
-from surogate_core.planning.prepare import Prepared
+from surogate_core.planning.run import Run
 
 if TYPE_CHECKING:
     from end_to_end.product import Workplace
@@ -93,11 +93,11 @@ def test_what_does_not_load_ends_the_run_and_is_neither_pushed_nor_deleted(
 ) -> None:
     finish = OutputCheck.finish
 
-    def break_and_finish(check: OutputCheck, prepared: Prepared) -> None:
+    def break_and_finish(check: OutputCheck, opened: Run) -> None:
         tensors = load_file(here.out / "model.safetensors")
         tensors.pop("model.norm.weight")
         save_file(tensors, here.out / "model.safetensors", metadata={"format": "pt"})
-        finish(check, prepared)
+        finish(check, opened)
 
     monkeypatch.setattr(OutputCheck, "finish", break_and_finish)
     with pytest.raises(RunStopped, match=f"{here.out} is written, but does not load in transformers: missing keys"):
@@ -142,13 +142,14 @@ def test_the_folder_of_an_adapter_is_pushed_whole(tmp_path: Path, hub: FakeHub) 
 
 def test_the_card_of_an_adapter_names_base_and_data_that_are_on_the_hub(here: Workplace) -> None:
     loaded = run.load(here.write(from_scratch=None, lora_rank=32), mode="sft")
-    prepared = run.plan(loaded, device="h200")
+    opened = run.open_run(loaded)
+    plan = run.plan(opened, device="h200")
     (local,) = loaded.config.datasets
     data = (local, local.model_copy(update={"path": "OpenLLM-Ro/ro_gsm8k"}))
     config = loaded.config.model_copy(update={"model": "Qwen/Qwen3-0.6B", "datasets": data})
-    there = replace(prepared, loaded=replace(loaded, config=config))
+    there = replace(opened, loaded=replace(loaded, config=config))
     progress = Progress(step=9, tokens=1000, loss=2.5, evaluations=[(5, 2.0, 10), (9, 2.25, 10)])
-    card = ModelCard(model_card(there, "ada/m", progress, {"torch": "2.13"}))
+    card = ModelCard(model_card(there, plan, "ada/m", progress, {"torch": "2.13"}))
     assert card.data.to_dict() == {
         "base_model": "Qwen/Qwen3-0.6B", "base_model_relation": "adapter", "datasets": ["OpenLLM-Ro/ro_gsm8k"],
         "library_name": "peft", "pipeline_tag": "text-generation", "tags": ["surogate", "lora"],
@@ -156,7 +157,7 @@ def test_the_card_of_an_adapter_names_base_and_data_that_are_on_the_hub(here: Wo
     for line in ("| validation loss | 2.2500 |", "| best validation loss | 2.0000 |", "| lora_rank | 32 |"):
         assert line in card.text
     assert "vllm serve Qwen/Qwen3-0.6B --enable-lora --max-lora-rank 32" in card.text
-    assert str(here.root) not in model_card(prepared, "ada/m", progress, {})
+    assert str(here.root) not in model_card(opened, plan, "ada/m", progress, {})
 
 
 def test_a_card_that_the_user_wrote_stays(here: Workplace) -> None:

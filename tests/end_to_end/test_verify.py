@@ -15,7 +15,7 @@ import surogate_models.reference as reference
 from surogate_core import run, verification
 from surogate_core.cli.verify import verify_command
 from surogate_core.errors import ConfigError
-from surogate_core.planning.prepare import Prepared
+from surogate_core.planning.plan import Plan
 from surogate_core.verification import Verification, theirs, verify
 from surogate_core.verification.float64 import KeepFloat64
 from surogate_models.rope import Rope
@@ -234,13 +234,13 @@ def test_what_cannot_be_verified_is_refused_by_name(here: Workplace, monkeypatch
 
 
 def test_a_model_that_transformers_does_not_have_is_refused(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare = verification.prepare
+    plan_run = verification.plan_run
 
-    def of_a_foreign_model(*args: Any) -> Prepared:
-        prepared = prepare(*args)
-        model = replace(prepared.inputs.model, in_transformers=False)
-        return replace(prepared, inputs=replace(prepared.inputs, model=model))
+    def of_a_foreign_model(*args: Any) -> Plan:
+        plan = plan_run(*args)
+        model = replace(plan.inputs.model, in_transformers=False)
+        return replace(plan, inputs=replace(plan.inputs, model=model))
 
-    monkeypatch.setattr(verification, "prepare", of_a_foreign_model)
+    monkeypatch.setattr(verification, "plan_run", of_a_foreign_model)
     with pytest.raises(ConfigError, match="transformers has no qwen3"):
         verified(here)

@@ -15,10 +15,11 @@ from end_to_end.planted import BLOCK, ERRORS, plant, registry_for_tests, write_r
 
 from surogate_core import run, verification
 from surogate_core.errors import ConfigError
-from surogate_core.planning.assemble import PlanInputs
-from surogate_core.planning.prepare import Prepared
+from surogate_core.planning.inputs import PlanInputs
+from surogate_core.planning.plan import Plan
 from surogate_core.verification import Verification, theirs, verify
 from surogate_core.verification.observed import Observed
+from surogate_core.verification.subject import Subject
 
 FAMILIES = ["qwen2", "qwen3", "llama", "olmo2"]
 
@@ -32,21 +33,20 @@ class Bench:
         self.root = root
         self.change: Change = lambda given: given
         self._results: dict[tuple[Path, torch.dtype, str], Observed] = {}
-        registry, prepare, observe = registry_for_tests(), verification.prepare, theirs.observe
+        registry, plan_run, observe = registry_for_tests(), verification.plan_run, theirs.observe
         monkeypatch.setattr(run, "load_registry", lambda: registry)
-        monkeypatch.setattr(verification, "load_registry", lambda: registry)
 
-        def prepare_changed(*args: Any) -> Prepared:
+        def plan_changed(*args: Any) -> Plan:
             *others, revise = args
-            return prepare(*others, lambda given: self.change(revise(given)))
+            return plan_run(*others, lambda given: self.change(revise(given)))
 
-        def observe_once(prepared: Prepared, chosen: Any, scratch: Path, compute: torch.dtype) -> Observed:
-            key = (prepared.model_dir, compute, prepared.inputs.precision.model)
+        def observe_once(subject: Subject, chosen: Any, scratch: Path, compute: torch.dtype) -> Observed:
+            key = (subject.run.model_dir, compute, subject.plan.inputs.precision.model)
             if key not in self._results:
-                self._results[key] = observe(prepared, chosen, scratch, compute)
+                self._results[key] = observe(subject, chosen, scratch, compute)
             return self._results[key]
 
-        monkeypatch.setattr(verification, "prepare", prepare_changed)
+        monkeypatch.setattr(verification, "plan_run", plan_changed)
         monkeypatch.setattr(theirs, "observe", observe_once)
 
     def verify(self, model: Path, dtype: str, *overrides: str) -> Verification:

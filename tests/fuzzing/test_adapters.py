@@ -15,38 +15,41 @@ from surogate_core import run
 from surogate_core.checkpoint import hf
 from surogate_core.checkpoint.adapter import load_adapter
 from surogate_core.memory.devices import cpu
-from surogate_core.planning.prepare import Prepared
+from surogate_core.planning.plan import Plan
+from surogate_core.planning.run import Run
 
 
 @pytest.fixture
-def adapted(here: Workplace) -> tuple[Prepared, Path]:
+def adapted(here: Workplace) -> tuple[Run, Plan, Path]:
     """A run that goes on with an adapter, and the adapter."""
     folder, base = here.root / "adapter", here.root / "model"
     folder.mkdir()
     config = here.write(from_scratch=False, lora=True, lora_rank=2, adapter_path=str(folder))
-    prepared = run.plan(run.load(config), cpu())
-    params = {name: torch.ones(value.shape) for name, value in prepared.assembly.params.items()}
-    weights = {m.param for m in prepared.assembly.weights}
+    opened = run.open_run(run.load(config))
+    plan = run.plan(opened, cpu())
+    params = {name: torch.ones(value.shape) for name, value in plan.assembly.params.items()}
+    weights = {m.param for m in plan.assembly.weights}
     made = here.root / "made"
     made.mkdir()
     hf.write_model(
-        *(made, prepared.assembly.weights, {n: p for n, p in params.items() if n in weights}),
-        *(prepared.model_config, base, "fp32"),
+        *(made, plan.assembly.weights, {n: p for n, p in params.items() if n in weights}),
+        *(opened.model_config, base, "fp32"),
     )
     shutil.rmtree(base)
     made.rename(base)
-    (adapter, options) = prepared.inputs.adapters[0]
-    adapter.save({v.name: params[v.name] for v in prepared.assembly.trainable}, folder, str(base), options)
-    return prepared, folder
+    assert opened.adapter is not None
+    adapter, options = opened.adapter
+    adapter.save({v.name: params[v.name] for v in plan.assembly.trainable}, folder, str(base), options)
+    return opened, plan, folder
 
 
-def refusals(prepared: Prepared, folder: Path, cases: range) -> list[bool]:
+def refusals(opened: Run, plan: Plan, folder: Path, cases: range) -> list[bool]:
     whole = {path.name: path.read_bytes() for path in folder.iterdir()}
-    params = {name: torch.zeros(value.shape) for name, value in prepared.assembly.params.items()}
+    params = {name: torch.zeros(value.shape) for name, value in plan.assembly.params.items()}
     outcomes = []
 
     def use() -> None:
-        load_adapter(prepared, params)
+        load_adapter(opened, plan.assembly, params)
         shutil.rmtree(folder.parent / "merged", ignore_errors=True)
         run.merge(folder, folder.parent / "merged")
 
@@ -59,10 +62,10 @@ def refusals(prepared: Prepared, folder: Path, cases: range) -> list[bool]:
     return outcomes
 
 
-def test_a_damaged_adapter_is_continued_and_merged_or_refused(adapted: tuple[Prepared, Path]) -> None:
+def test_a_damaged_adapter_is_continued_and_merged_or_refused(adapted: tuple[Run, Plan, Path]) -> None:
     both_sides(refusals(*adapted, seeds(150)))
 
 
 @pytest.mark.slow
-def test_a_much_damaged_adapter_is_continued_and_merged_or_refused(adapted: tuple[Prepared, Path]) -> None:
+def test_a_much_damaged_adapter_is_continued_and_merged_or_refused(adapted: tuple[Run, Plan, Path]) -> None:
     both_sides(refusals(*adapted, seeds(1000)))

@@ -27,9 +27,13 @@ def saved(here: Workplace) -> Iterator[tuple[SavedRun, Path]]:
     run.train(run.load(config), notice=lambda line: None)
     whole = here.out / "step_00000001"
     manifest = json.loads((whole / MANIFEST).read_text())
-    prepared = run.plan(run.load(config), cpu())
+    opened = run.open_run(run.load(config))
+    plan = run.plan(opened, cpu())
     records = here.out / "metrics.jsonl"
-    yield SavedRun(prepared=prepared, facts=manifest["facts"], versions=manifest["versions"], records=records), whole
+    yield (
+        SavedRun(run=opened, plan=plan, facts=manifest["facts"], versions=manifest["versions"], records=records),
+        whole,
+    )
 
 
 def damage(folder: Path, choice: random.Random) -> None:
@@ -49,7 +53,7 @@ def damage(folder: Path, choice: random.Random) -> None:
 
 
 def refusals(saved_run: SavedRun, whole: Path, root: Path, cases: range) -> list[bool]:
-    worker = run.make_worker(saved_run.prepared)
+    worker = run.make_worker(saved_run.run, saved_run.plan)
     checkpoints = root / "damaged"
     outcomes = []
     for seed in cases:

@@ -26,11 +26,12 @@ def model(here: Workplace) -> Workplace:
     """A workplace whose model has sharded weights and a chat template."""
     folder = here.root / "model"
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    prepared = run.plan(run.load(here.write()), cpu())
+    opened = run.open_run(run.load(here.write()))
+    prepared = run.plan(opened, cpu())
     params = {name: torch.zeros(value.shape) for name, value in prepared.assembly.params.items()}
     made = here.root / "made"
     made.mkdir()
-    hf.write_model(made, prepared.assembly.weights, params, prepared.model_config, folder, "fp32", SHARD_BYTES)
+    hf.write_model(made, prepared.assembly.weights, params, opened.model_config, folder, "fp32", SHARD_BYTES)
     shutil.rmtree(folder)
     made.rename(folder)
     assert len(list(folder.glob("*.safetensors"))) > 2 and (folder / "chat_template.jinja").exists()

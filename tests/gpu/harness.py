@@ -10,7 +10,9 @@ import torch
 
 from surogate_core.api import Deterministic, Precision, PrecisionRequest, Target
 from surogate_core.data.loader import MicroBatch
-from surogate_core.planning.assemble import Assembly, PlanInputs, assemble, op_workspace
+from surogate_core.planning.assemble import assemble
+from surogate_core.planning.assembly import Assembly
+from surogate_core.planning.inputs import PlanInputs
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.program.op import Op
 from surogate_core.runtime.device import training_device
@@ -106,24 +108,20 @@ class Setup:
             max_grad_norm=1.0,
             recompute=recompute,
             adapters=() if adapter is None else [(lora, lora.options(**adapter))],
-            device=self.target.device,
-            workspace=self._workspace,
+            target=self.target,
+            kernel_for=lambda op: self.registry.kernel_for(op, self.target, "bf16"),
         )
         self.assembly: Assembly = assemble(self.given)
 
     def _kernel(self, op: Op) -> Any:
-        return self.registry.kernel_for(op, self.target, "bf16").kernel
-
-    def _workspace(self, op: Op) -> int:
-        kernel = self._kernel(op)
-        return kernel.workspace(op, self.target) if kernel else op_workspace(self.registry.ops, op)
+        return self.assembly.kernels.kernel(op)
 
     def missing_kernels(self) -> set[str]:
         """Return the ops for which no kernel is supported, with the reasons."""
         found = set()
         for program in self.assembly.programs.values():
             for op in program.ops:
-                resolved = self.registry.kernel_for(op, self.target, "bf16")
+                resolved = self.assembly.kernels[op]
                 if resolved.kernel is None:
                     found.add(f"{op.kind}{[v.dtype for v in (*op.ins, *op.outs)][:8]}: {resolved.refusals}")
         return found

@@ -16,7 +16,8 @@ from step import random_batch  # benchmarks/step.py
 
 from surogate_core import run
 from surogate_core.config.load import load_config
-from surogate_core.planning.prepare import Prepared, prepare
+from surogate_core.planning.plan import Plan, plan_run
+from surogate_core.planning.run import Run, open_run
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.runtime.device import training_device
 from surogate_core.runtime.initialise import initialise
@@ -28,20 +29,21 @@ STEPS = 20
 def main() -> None:
     registry = load_registry()
     config = load_config(json.loads(sys.argv[1]), registry=registry, source="hold_memory.py")
-    prepared = prepare(config, registry, training_device())
-    print("plan", prepared.report.device_bytes["total"], flush=True)
+    opened = open_run(config, registry)
+    plan = plan_run(opened, training_device())
+    print("plan", plan.report.device_bytes["total"], flush=True)
     begin("construction")
-    worker = run.make_worker(prepared)
+    worker = run.make_worker(opened, plan)
     begin("loading")
-    if prepared.loaded.config.from_scratch:
-        fill_quickly(prepared, worker)
+    if opened.config.from_scratch:
+        fill_quickly(plan, worker)
     else:
-        run.fill_weights(prepared, worker)
+        run.fill_weights(opened, plan.assembly, worker)
     begin("capture")
     worker.start()
     worker.settle()
     begin("steps")
-    train(prepared, worker)
+    train(opened, plan, worker)
     begin("done")
 
 
@@ -49,21 +51,21 @@ def begin(phase: str) -> None:
     print("phase", phase, flush=True)
 
 
-def fill_quickly(prepared: Prepared, worker: Worker) -> None:
+def fill_quickly(plan: Plan, worker: Worker) -> None:
     """Fill the weights like `run.fill_weights`, but repeat 16M random numbers, because billions would take minutes."""
     noise = (0.02 * torch.randn(1 << 24)).to(next(iter(worker.params().values())).dtype)
-    matrices = {v for v in prepared.assembly.declared if v.role == "param" and v.init and v.init.kind == "normal"}
+    matrices = {v for v in plan.assembly.declared if v.role == "param" and v.init and v.init.kind == "normal"}
     view = worker.buffers.persistent
-    initialise((v for v in prepared.assembly.declared if v.init and v not in matrices), view, seed=1)
+    initialise((v for v in plan.assembly.declared if v.init and v not in matrices), view, seed=1)
     for value in matrices:
         for part in view(value).view(-1).split(noise.numel()):
             part.copy_(noise[: part.numel()])
 
 
-def train(prepared: Prepared, worker: Worker) -> None:
+def train(opened: Run, plan: Plan, worker: Worker) -> None:
     """Run optimizer steps with one micro-step (every fifth with two) and an evaluation, so that every program runs."""
-    documents = 4 if prepared.loaded.config.sample_packing else 1
-    batch = random_batch(prepared, documents=documents, labelled=1.0)
+    documents = 4 if opened.config.sample_packing else 1
+    batch = random_batch(plan, documents=documents, labelled=1.0)
     for step in range(1, STEPS + 1):
         micro_steps = 2 if step % 5 == 0 else 1
         for i in range(micro_steps):

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from models.harness import plan_inputs
 
-from surogate_core.api import DeviceInfo, Op, OpDef, PrecisionRequest, Program, Value
+from surogate_core.api import DeviceInfo, Op, OpDef, PrecisionRequest, Program, Target, Value
 from surogate_core.errors import ConfigError
 from surogate_core.memory.cost import Cost, op_cost, program_cost
 from surogate_core.memory.devices import DEVICES, GIB, cpu, device
 from surogate_core.memory.report import Report
-from surogate_core.planning.assemble import Assembly, PlanInputs, assemble
-from surogate_core.planning.prepare import summarise
+from surogate_core.planning.assemble import assemble
+from surogate_core.planning.assembly import Assembly
+from surogate_core.planning.inputs import PlanInputs
+from surogate_core.planning.plan import summarise
 from surogate_core.program import verify as verify_module
 from surogate_core.program.infer import infer
 from surogate_core.runtime.arena import Buffers
@@ -56,14 +58,14 @@ PRODUCTS = {"linear", "linear_dgrad", "linear_wgrad", "lm_head_ce", "lm_head_ce_
 
 
 def assembled(config: Mapping[str, Any], **changes: Any) -> tuple[Assembly, PlanInputs]:
-    sizes = {"batch_size": 2, "seq_len": 64, "max_documents": 18, "request": PrecisionRequest(), "device": H200}
+    sizes = {"batch_size": 2, "seq_len": 64, "max_documents": 18, "request": PrecisionRequest(), "target": Target(H200)}
     given = plan_inputs(config, **{**sizes, **changes})
     return assemble(given), given
 
 
 def reported(config: Mapping[str, Any], grad_accum_steps: int = 1, **changes: Any) -> tuple[Report, Assembly]:
     assembly, given = assembled(config, **changes)
-    return summarise(assembly, given, grad_accum_steps), assembly
+    return summarise(assembly, replace(given, grad_accum_steps=grad_accum_steps)), assembly
 
 
 MIXTURES = [
@@ -192,7 +194,7 @@ def test_a_step_is_its_micro_steps_and_an_update() -> None:
         program_cost(assembly.programs[name], OPS, H200) for name in ("micro_first", "micro_next", "update")
     )
     for steps in (1, 2, 5):
-        report = summarise(assembly, given, steps)
+        report = summarise(assembly, replace(given, grad_accum_steps=steps))
         expected = first + following.times(steps - 1) + update
         assert (report.step.flops, report.step.bytes) == (expected.flops, expected.bytes)
         assert report.step.seconds == pytest.approx(expected.seconds)
@@ -243,7 +245,7 @@ def test_a_sum_is_hidden_by_what_follows_it_and_waited_for_by_what_reads_it() ->
 def test_several_devices_hold_what_one_holds_and_share_a_larger_step() -> None:
     one, _ = reported(TINY, 2)
     assembly, given = assembled(TINY, world_size=4)
-    four = summarise(assembly, given, 2)
+    four = summarise(assembly, replace(given, grad_accum_steps=2))
     assert four.tokens == 4 * one.tokens
     differing = {part for part in one.device_bytes if one.device_bytes[part] != four.device_bytes[part]}
     assert differing == {"runtime", "total"}

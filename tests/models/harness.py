@@ -15,7 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from surogate_core.api import NoOptions, PrecisionRequest
 from surogate_core.memory.plan import plan_family
-from surogate_core.planning.assemble import PlanInputs, assemble, op_workspace
+from surogate_core.planning.assemble import assemble
+from surogate_core.planning.inputs import PlanInputs
 from surogate_core.program.passes.dead_code import dead_code
 from surogate_core.program.verify import verify
 from surogate_core.runtime.arena import Buffers
@@ -212,7 +213,7 @@ class PlannedModel:
         ops = tuple(op for op in evaluate.ops if op is not head)
         program = dead_code(replace(evaluate, name="logits", ops=ops, outputs=(norm,)), OPS)
         verify(program, OPS)
-        memory = plan_family([program], self.assembly.declared, lambda op: op_workspace(OPS, op))
+        memory = plan_family([program], self.assembly.declared, lambda op: OPS[op.kind].workspace(op))
         buffers = Buffers(memory, poison=True)
         self.write(rows, 1.0)
         for value in self.assembly.declared:

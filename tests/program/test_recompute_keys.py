@@ -8,7 +8,7 @@ from models.harness import PlannedModel, random_documents, tiny_config
 from torch import Tensor
 
 from surogate_core.api import PrecisionRequest
-from surogate_core.planning.assemble import RECOMPUTE_LABELS
+from surogate_core.planning.recomputed import PARTS
 
 PRECISIONS = {
     "fp32": PrecisionRequest(model_dtype="fp32"),
@@ -35,7 +35,7 @@ def trained(precision: str, keys: frozenset[str]) -> tuple[dict[str, Tensor], in
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_key_is_bit_identical_and_saves_memory(precision: str) -> None:
     expected, before = trained(precision, frozenset())
-    for keys in (*(frozenset({key}) for key in RECOMPUTE_LABELS), frozenset(RECOMPUTE_LABELS)):
+    for keys in (*(frozenset({key}) for key in PARTS), frozenset(PARTS)):
         results, after = trained(precision, keys)
         for name, value in results.items():
             assert torch.equal(value, expected[name]), f"{name} with {sorted(keys)}"

@@ -11,7 +11,8 @@ from models.harness import OPS, plan_inputs, tiny_config
 
 from surogate_core.memory.lifetimes import align
 from surogate_core.memory.plan import plan
-from surogate_core.planning.assemble import Assembly, assemble, op_workspace
+from surogate_core.planning.assemble import assemble
+from surogate_core.planning.assembly import Assembly
 from surogate_core.program.op import Op, Program
 from surogate_core.program.value import Value
 from surogate_lora.adapter import LORA
@@ -71,7 +72,7 @@ def test_a_frozen_head_spares_a_third_of_its_work_and_the_bytes_of_its_gradient(
         as_before, without, whole = with_gradient(program)
         flops = OPS["lm_head_ce_grads"].flops
         assert 3 * flops(without) == 2 * flops(whole) == 12 * 32 * 48 * 4099
-        bytes_of = [plan(p, lambda op: op_workspace(OPS, op)).arena_bytes for p in (program, as_before)]
+        bytes_of = [plan(p, lambda op: OPS[op.kind].workspace(op)).arena_bytes for p in (program, as_before)]
         assert bytes_of[1] - bytes_of[0] == align(4 * 4099 * 48)
 
 

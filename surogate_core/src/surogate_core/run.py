@@ -29,7 +29,9 @@ from .outputs.check import OutputCheck
 from .outputs.earlier_work import refuse_nonempty, set_aside_outputs
 from .outputs.folder import refuse_earlier_work, refuse_to_overwrite
 from .planning.idle_kernels import idle_kernels, idle_modules
-from .planning.prepare import Prepared, prepare
+from .planning.plan import Plan, plan_run
+from .planning.run import Run
+from .planning.run import open_run as find_run
 from .plugins.discovery import load_registry
 from .train.result import TrainResult
 from .train.worker_setup import fill_weights, make_worker
@@ -39,12 +41,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LoadedConfig",
-    "Prepared",
+    "Plan",
+    "Run",
     "TrainResult",
     "fill_weights",
     "load",
     "make_worker",
     "merge",
+    "open_run",
     "plan",
     "tokenize",
     "train",
@@ -63,17 +67,23 @@ def load(path: str | Path, overrides: Sequence[str] = (), mode: Mode = "train") 
     return load_config(raw, registry=load_registry(), mode=mode, source=str(path))
 
 
-def plan(loaded: LoadedConfig, device: str | DeviceInfo | LocalDevice | None = None) -> Prepared:
+def open_run(loaded: LoadedConfig, patterns: Sequence[str] = CONFIG_FILES) -> Run:
+    """Find the model of a config and the installed plugins that serve it; see `planning.run.open_run`."""
+    return find_run(loaded, load_registry(), patterns)
+
+
+def plan(given: LoadedConfig | Run, device: str | DeviceInfo | LocalDevice | None = None) -> Plan:
     """Plan a run from the model's config.json alone.
 
-    `device`: one to plan for, or its name in the device table; None: what a run here would train on, all visible GPUs
-    where the config has `gpus: 0`.
+    `device` is a device or its name in the device table. None: what a run here would train on, which with `gpus: 0` are
+    all visible GPUs.
     """
-    given = local_device() if device is None else device
-    if isinstance(given, LocalDevice):
-        count = loaded.config.gpus or given.count
-        return prepare(loaded, load_registry(), given.device, world_size=count if given.device.sm else None)
-    return prepare(loaded, load_registry(), known_device(given) if isinstance(given, str) else given)
+    opened = given if isinstance(given, Run) else open_run(given)
+    target = local_device() if device is None else device
+    if isinstance(target, LocalDevice):
+        count = opened.config.gpus or target.count
+        return plan_run(opened, target.device, count if target.device.sm else None)
+    return plan_run(opened, known_device(target) if isinstance(target, str) else target)
 
 
 def tokenize(loaded: LoadedConfig, notice: Notice = print) -> Corpora:
@@ -121,23 +131,24 @@ def _train(
     check: OutputCheck,
     notice: Notice,
 ) -> TrainResult:
-    config, registry = loaded.config, load_registry()
+    config = loaded.config
     files = [*CONFIG_FILES, *TOKENIZER_FILES, *(WEIGHT_FILES if _reads_weights(config, resumed) else ())]
     if here.device.sm is not None:
         open_contexts(min(config.gpus or here.count, here.count))
     from .runtime.device import devices_to_use
-    from .train.trainer import train_prepared
+    from .train.trainer import train_planned
 
     mark("import torch")
     device, devices = device_of_torch(here), devices_to_use(config.gpus)
     mark("devices")
-    prepared = prepare(loaded, registry, device, files, devices)
-    _refuse_idle_kernels(prepared, notice)
-    refuse_to_overwrite(prepared)
-    _refuse_unless_it_fits(prepared)
+    opened = open_run(loaded, files)
+    planned = plan_run(opened, device, devices)
+    _refuse_idle_kernels(opened, planned, notice)
+    refuse_to_overwrite(opened)
+    _refuse_unless_it_fits(opened, planned)
     mark("plan")
     result: TrainResult = launcher.run(
-        lambda comms: train_prepared(prepared, resumed, comms, check, notice),
+        lambda comms: train_planned(opened, planned, resumed, comms, check, notice),
         Topology(devices=devices),
         loaded.options["launcher", config.launcher],
     )
@@ -197,23 +208,23 @@ def device_of_torch(here: LocalDevice) -> DeviceInfo:
     return device
 
 
-def _refuse_idle_kernels(prepared: Prepared, notice: Notice) -> None:
-    idle = idle_modules(prepared)
-    if idle and prepared.loaded.config.kernels != "allow_reference":
-        raise ConfigError(idle_kernels(prepared.target.device, idle))
+def _refuse_idle_kernels(opened: Run, planned: Plan, notice: Notice) -> None:
+    idle = idle_modules(planned.kernels)
+    if idle and opened.config.kernels != "allow_reference":
+        raise ConfigError(idle_kernels(planned.target.device, idle))
     if idle:
         notice(f"kernels: allow_reference: torch references run instead of {', '.join(idle)}, slowly")
 
 
-def _refuse_unless_it_fits(prepared: Prepared) -> None:
-    report = prepared.report
+def _refuse_unless_it_fits(opened: Run, planned: Plan) -> None:
+    report = planned.report
     if report.fits:
         return
     from .planning.suggestions import one_line, suggest
 
-    suggestions = "; or ".join(map(one_line, suggest(prepared)))
+    suggestions = "; or ".join(map(one_line, suggest(opened, planned)))
     raise ConfigError(
-        f"{prepared.loaded.source}: the run needs {report.device_bytes['total'] / GIB:.1f} GiB, more than the "
+        f"{opened.loaded.source}: the run needs {report.device_bytes['total'] / GIB:.1f} GiB, more than the "
         f"{report.device.memory_bytes / GIB:.1f} of {report.device.title}. "
         + (f"Change {suggestions}." if suggestions else "Use a smaller model or a shorter sequence_len.")
     )

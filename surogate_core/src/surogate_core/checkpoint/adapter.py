@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..api import AdapterDef, Merge
+from ..api import AdapterDef, Merge, WeightMap
 from ..config.load import ADAPTER
 from ..errors import ConfigError
 from ..hub.config_json import read_config
 from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, find_local, resolve_model_dir
-from ..planning.prepare import Prepared
+from ..planning.assembly import Assembly
+from ..planning.run import Run
 from ..plugins.registry import Registry
 
 if TYPE_CHECKING:
@@ -22,30 +23,24 @@ ADAPTER_FOLDER = "adapter"
 MERGED_FOLDER = "merged"
 
 
-def adapter_of(prepared: Prepared) -> tuple[AdapterDef, Any] | None:
-    """The adapter that is trained, and its options; None where all weights are."""
-    return next(iter(prepared.inputs.adapters), None)
-
-
-def load_base(prepared: Prepared, params: Mapping[str, Tensor]) -> None:
-    """Copy the weights of the config's model, which is trained or adapted, into `params`."""
+def load_base(run: Run, weights: Sequence[WeightMap], params: Mapping[str, Tensor]) -> None:
+    """Copy the weights of the run's model from its files into `params`."""
     from .hf import load_weights
 
-    given = prepared.inputs
-    load_weights(
-        *(prepared.model_dir, prepared.assembly.weights, params),
-        given.model.ignored_tensors(given.dims),
-        given.model.tied_copies(given.dims),
-    )
+    ignored, copies = run.model.ignored_tensors(run.dims), run.model.tied_copies(run.dims)
+    load_weights(run.model_dir, weights, params, ignored, copies)
 
 
-def load_adapter(prepared: Prepared, params: Mapping[str, Tensor]) -> None:
-    """Copy the adapter of `adapter_path`, if there is one, into `params`. ConfigError unless it has just these."""
-    path, chosen = prepared.loaded.config.adapter_path, adapter_of(prepared)
-    if path is None or chosen is None:
+def load_adapter(run: Run, assembly: Assembly, params: Mapping[str, Tensor]) -> None:
+    """Copy the adapter of `adapter_path`, if the run has one, into `params`.
+
+    Raises ConfigError unless it has exactly the tensors that the run trains.
+    """
+    path = run.config.adapter_path
+    if path is None or run.adapter is None:
         return
-    adapter, options = chosen
-    trained = trained_tensors(prepared, params)
+    adapter, options = run.adapter
+    trained = trained_tensors(assembly, params)
     wanted = {name: tuple(tensor.shape) for name, tensor in trained.items()}
     tensors = adapter.load(Path(path), options)
     differing = sorted(wanted.keys() ^ tensors.keys())
@@ -66,13 +61,13 @@ def load_adapter(prepared: Prepared, params: Mapping[str, Tensor]) -> None:
         trained[name].copy_(tensor)
 
 
-def trained_tensors(prepared: Prepared, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def trained_tensors(assembly: Assembly, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What is trained, as an adapter stores it: weights of the model by checkpoint tensor, the rest by param. Views."""
     from .hf import rows_of
 
-    maps = {m.param: m for m in prepared.assembly.weights}
+    maps = {m.param: m for m in assembly.weights}
     tensors: dict[str, Tensor] = {}
-    for value in prepared.assembly.trainable:
+    for value in assembly.trainable:
         whole = params[value.name]
         if value.name in maps:
             tensors |= {t.name: whole.narrow(0, row, t.shape[0]) for t, row in rows_of(maps[value.name])}
@@ -81,15 +76,14 @@ def trained_tensors(prepared: Prepared, params: Mapping[str, Tensor]) -> dict[st
     return tensors
 
 
-def write_adapter(folder: Path, prepared: Prepared, params: Mapping[str, Tensor]) -> None:
-    """Fill an empty folder with the adapter, and with the tokenizer that goes with it."""
+def write_adapter(folder: Path, run: Run, assembly: Assembly, params: Mapping[str, Tensor]) -> None:
+    """Write the adapter and its tokenizer into an empty folder."""
     from .hf import copy_tokenizer
 
-    chosen = adapter_of(prepared)
-    assert chosen is not None
-    adapter, options = chosen
-    adapter.save(trained_tensors(prepared, params), folder, prepared.loaded.config.model, options)
-    copy_tokenizer(prepared.model_dir, folder)
+    assert run.adapter is not None
+    adapter, options = run.adapter
+    adapter.save(trained_tensors(assembly, params), folder, run.config.model, options)
+    copy_tokenizer(run.model_dir, folder)
 
 
 def kind_of_adapter(registry: Registry, folder: Path) -> str:

@@ -17,10 +17,11 @@ from ..config.load import resolved
 from ..data.loader import Loader
 from ..data.pack import PackedRows
 from ..errors import ConfigError
-from ..planning.prepare import Prepared
+from ..planning.plan import Plan
+from ..planning.run import Run
 from ..program.value import Value
 from . import hf
-from .adapter import adapter_of, load_base, write_adapter
+from .adapter import load_base, write_adapter
 from .folders import sync
 from .manifest import MANIFEST, Manifest, list_files, write_manifest
 from .resume import Resumed, differences, refuse_another_run
@@ -57,7 +58,8 @@ class SavedRun:
     versions: of what decides its bits, the device included. records: its metrics file.
     """
 
-    prepared: Prepared
+    run: Run
+    plan: Plan
     facts: Mapping[str, Any]
     versions: Mapping[str, str]
     records: Path
@@ -65,8 +67,8 @@ class SavedRun:
     @property
     def weights(self) -> list[Value]:
         """The params that are saved as a model or an adapter."""
-        assembly = self.prepared.assembly
-        if adapter_of(self.prepared):
+        assembly = self.plan.assembly
+        if self.run.adapter:
             return list(assembly.trainable)
         return [assembly.params[weight.param] for weight in assembly.weights]
 
@@ -80,17 +82,14 @@ class SavedRun:
 
         The records that led there are forced to the disk before it: whoever finds the checkpoint finds them too.
         """
-        given, assembly = self.prepared.inputs, self.prepared.assembly
-        model_dtype = given.precision.model
+        run, assembly = self.run, self.plan.assembly
         params = {v.name: view(v) for v in self.weights}
-        if adapter_of(self.prepared):
-            write_adapter(directory, self.prepared, params)
+        if run.adapter:
+            write_adapter(directory, run, assembly, params)
             hashes = {}
         else:
-            hashes = hf.write_model(
-                *(directory, assembly.weights, params, self.prepared.model_config, self.prepared.model_dir),
-                model_dtype,
-            )
+            dtype = self.plan.inputs.precision.model
+            hashes = hf.write_model(directory, assembly.weights, params, run.model_config, run.model_dir, dtype)
         hashes |= write_state(directory, ((v.name, view(v)) for v in self._kept()))
         if self.records.is_file():
             for path in (self.records, self.records.parent):  # a file that is new has its name there
@@ -102,7 +101,7 @@ class SavedRun:
                 step=step,
                 position=position | {"evaluations": progress.evaluations},
                 facts=self.facts,
-                config=resolved(self.prepared.loaded),
+                config=resolved(run.loaded),
                 versions=self.versions,
                 files=list_files(directory, hashes),
             ),
@@ -110,18 +109,18 @@ class SavedRun:
 
     def check(self, resumed: Resumed) -> list[str]:
         """Raise ConfigError unless the checkpoint is one of this run; else what is different, in lines for the user."""
-        refuse_another_run(resumed, self.facts, self.prepared.loaded.source)
-        models = self.prepared.registry.options_models()
+        refuse_another_run(resumed, self.facts, self.run.loaded.source)
+        models = self.run.registry.options_models()
         of_loggers = {key for (kind, _), model in models.items() if kind == "logger" for key in keys_of(model)}
-        return list(differences(resumed, resolved(self.prepared.loaded), self.versions, without_effect=of_loggers))
+        return list(differences(resumed, resolved(self.run.loaded), self.versions, without_effect=of_loggers))
 
     def restore(self, resumed: Resumed, worker: Worker | Team) -> Progress:
         """Fill the worker's params and states; returns where the loop stood. Before `worker.start()`."""
         position = _position(resumed)
-        if adapter_of(self.prepared):  # whose base is where it was
-            load_base(self.prepared, worker.params())
+        if self.run.adapter:  # a checkpoint does not hold the base
+            load_base(self.run, self.plan.assembly.weights, worker.params())
         else:
-            hf.load_weights(resumed.directory, self.prepared.assembly.weights, worker.params())
+            hf.load_weights(resumed.directory, self.plan.assembly.weights, worker.params())
         load_state(resumed.directory, self._kept(), worker.buffers.persistent)
         step = resumed.step
         worker.restored(lr=position.lr, step=step)
@@ -133,11 +132,11 @@ class SavedRun:
 
     def _kept(self) -> list[Value]:
         """What a checkpoint holds beside the model's files; those of an adapter's base have nothing that is trained."""
-        assembly = self.prepared.assembly
+        assembly = self.plan.assembly
         stored = {m.param for m in assembly.weights}
-        if adapter_of(self.prepared):
+        if self.run.adapter:
             stored -= {v.name for v in assembly.trainable}
-        return kept_values(assembly, stored, self.prepared.inputs.precision.model)
+        return kept_values(assembly, stored, self.plan.inputs.precision.model)
 
 
 def _position(resumed: Resumed) -> _Position:
@@ -157,18 +156,17 @@ def _position(resumed: Resumed) -> _Position:
         ) from None
 
 
-def facts(prepared: Prepared, loader: Loader, total_steps: int) -> dict[str, Any]:
+def facts(run: Run, plan: Plan, loader: Loader, total_steps: int) -> dict[str, Any]:
     """What decides samples, schedule and buffers, hence what a run that goes on must have the same; as it is told."""
-    config = prepared.loaded.config
-    adapter = adapter_of(prepared)
+    config, adapter = run.config, run.adapter
     ignored = {"dtype", "torch_dtype", "_name_or_path", "transformers_version", "auto_map"}
     return {
-        "model": prepared.inputs.model.name,
-        **{f"config.json {key}": value for key, value in prepared.model_config.items() if key not in ignored},
+        "model": run.model.name,
+        **{f"config.json {key}": value for key, value in run.model_config.items() if key not in ignored},
         "recipe": config.recipe,
         "optimizer": config.optimizer,
         **({"adapter": adapter[0].name, **adapter[1].model_dump(mode="json")} if adapter else {}),
-        **{f"{name}_dtype": dtype for name, dtype in asdict(prepared.inputs.precision).items()},
+        **{f"{name}_dtype": dtype for name, dtype in asdict(plan.inputs.precision).items()},
         "rows in an optimizer step (per_device_train_batch_size x gradient_accumulation_steps x GPUs)": (
             loader.batch_size * loader.micro_batches
         ),

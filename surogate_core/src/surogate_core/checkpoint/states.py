@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..planning.assemble import Assembly
+from ..planning.assembly import Assembly
 from ..program.value import Value
 from ..reference.rounding import TORCH_DTYPES
 from .tensor_file import STORED_AS, Stored, write_safetensors

@@ -15,7 +15,9 @@ from ..errors import SurogateError
 from ..machine.local_device import local_device
 from ..memory.devices import GIB
 from ..planning.idle_kernels import idle_kernels, idle_modules
-from ..planning.prepare import Prepared
+from ..planning.plan import Plan
+from ..planning.resolve import KernelTable
+from ..planning.run import Run
 from ..planning.suggestions import suggest
 from ..plugins.registry import REFERENCE
 from ..program.show import listing as program_listing
@@ -49,20 +51,21 @@ def _without_collections() -> Iterator[None]:
 def _plan(config: Path, overrides: list[str], device: str | None, as_json: bool, listing: bool, mode: Mode) -> int:
     loaded = run.load(config, overrides, mode)
     here = None if device else local_device()
-    prepared = run.plan(loaded, here or device)
+    opened = run.open_run(loaded)
+    plan = run.plan(opened, here or device)
     chosen = here.chosen if here else f"--device {device}"
-    problem = here.idle or _idle(prepared) if here else ""
+    problem = here.idle or _idle(plan) if here else ""
     if as_json:
-        print(json.dumps(to_json(prepared, chosen, problem), indent=2))
+        print(json.dumps(to_json(plan, loaded.mode, chosen, problem), indent=2))
         return 0
     if problem:
         print(f"{paint('problem:', 'red')} {problem}")
     if listing:
-        print(_passes(prepared))
-        for program in prepared.assembly.programs.values():
+        print(_passes(plan))
+        for program in plan.assembly.programs.values():
             print(f"\n{program_listing(program)}")
         print()
-    print("\n".join(_text(prepared, chosen, _defaults(loaded, config, overrides))))
+    print("\n".join(_text(opened, plan, chosen, _defaults(loaded, config, overrides))))
     return 0
 
 
@@ -80,21 +83,21 @@ def _defaults(loaded: LoadedConfig, config: Path, overrides: list[str]) -> str:
     return f"defaults of surogate {loaded.mode}: all weights (--sft: those of surogate sft, LoRA)"
 
 
-def _idle(prepared: Prepared) -> str:
-    idle = idle_modules(prepared)
-    return idle_kernels(prepared.target.device, idle) if idle else ""
+def _idle(plan: Plan) -> str:
+    idle = idle_modules(plan.kernels)
+    return idle_kernels(plan.target.device, idle) if idle else ""
 
 
-def to_json(prepared: Prepared, chosen: str, problem: str = "") -> dict[str, Any]:
+def to_json(plan: Plan, mode: Mode, chosen: str, problem: str = "") -> dict[str, Any]:
     """The plan as data: the contract of `surogate plan --json`. chosen: why this device.
 
     problem: why a GPU that is here would not be trained on; empty where nothing is wrong.
     """
-    report = prepared.report
+    report = plan.report
     device = report.device
     return {
         "fits": report.fits,
-        "defaults": prepared.loaded.mode,
+        "defaults": mode,
         "device": {
             "name": device.name,
             "title": device.title,
@@ -114,16 +117,15 @@ def to_json(prepared: Prepared, chosen: str, problem: str = "") -> dict[str, Any
             "collective_seconds": report.step.comm_seconds,
             "waiting_seconds": report.step.waiting_seconds,
         },
-        "kernels": dict(prepared.kernels),
-        "refusals": {kind: list(reasons) for kind, reasons in prepared.refusals.items()},
-        "notices": list(prepared.notices),
+        "kernels": dict(plan.kernels.providers),
+        "refusals": {kind: list(reasons) for kind, reasons in plan.kernels.refusals.items()},
+        "notices": list(plan.kernels.notices),
     }
 
 
-def _text(prepared: Prepared, chosen: str, defaults: str) -> Iterator[str]:
-    report, given = prepared.report, prepared.inputs
-    config = prepared.loaded.config
-    parameters, trained = parameters_text(prepared.n_params), parameters_text(prepared.n_trainable)
+def _text(opened: Run, plan: Plan, chosen: str, defaults: str) -> Iterator[str]:
+    report, given, config = plan.report, plan.inputs, opened.config
+    parameters, trained = parameters_text(plan.n_params), parameters_text(plan.n_trainable)
     yield f"{config.model}: {given.model.name}, {parameters} parameters, {trained} trained"
     yield (
         f"recipe {config.recipe}, model {given.precision.model}, products {given.precision.matmul}, "
@@ -163,26 +165,26 @@ def _text(prepared: Prepared, chosen: str, defaults: str) -> Iterator[str]:
         f"{_duration(step.seconds)}"
     )
     if step.comm_seconds:
-        sent = sum(given.ops[op.kind].link(op) for p in prepared.assembly.programs.values() for op in p.ops)
+        sent = sum(given.ops[op.kind].link(op) for p in plan.assembly.programs.values() for op in p.ops)
         yield (
             f"gpus:   each sends {sent / 1e9:,.2f} GB of gradients in {_duration(step.comm_seconds)}, "
             f"{_duration(step.waiting_seconds)} not hidden"
         )
     yield f"speed:  {report.tokens_per_second:,.0f} tokens/s (roofline; rates: {report.device.source})"
-    yield from _kernels(prepared)
-    for notice in prepared.notices:
+    yield from _kernels(plan.kernels, config.kernels)
+    for notice in plan.kernels.notices:
         yield paragraph(notice, output_width() or 80)
     if not report.fits:
         yield ""
-        yield from _suggestions(prepared)
+        yield from _suggestions(opened, plan)
 
 
-def _suggestions(prepared: Prepared) -> Iterator[str]:
-    suggestions = suggest(prepared)
+def _suggestions(opened: Run, plan: Plan) -> Iterator[str]:
+    suggestions = suggest(opened, plan)
     if suggestions:
         yield "cheapest ways to make room"
     for suggestion in suggestions:
-        cost = f"{suggestion.costs / prepared.report.step.seconds:+.0%} time"
+        cost = f"{suggestion.costs / plan.report.step.seconds:+.0%} time"
         enough = "enough alone" if len(suggestion.changes) == 1 else "enough together"
         missing = f"still {_size(suggestion.missing).strip()} too much"
         yield from (f"  {change}" for change in suggestion.changes)
@@ -199,30 +201,31 @@ def _by_label(labels: Mapping[str, int], most: int = 8) -> Iterator[str]:
         yield f"  {'others':<14}{_size(sum(nbytes for _, nbytes in rows[most:]))}"
 
 
-def _kernels(prepared: Prepared) -> Iterator[str]:
+def _kernels(kernels: KernelTable, allowed: str) -> Iterator[str]:
     by_provider: dict[str, list[str]] = {}
-    for kind, provider in prepared.kernels.items():
+    for kind, provider in kernels.providers.items():
         by_provider.setdefault(provider, []).append(kind)
     for provider, kinds in by_provider.items():
         if provider != REFERENCE:
             yield paragraph(f"kernels of {provider}: {', '.join(kinds)}", output_width() or 80)
-        elif prepared.report.device.sm is None:
+        elif kernels.target is None or kernels.target.device.sm is None:
             yield f"kernels: all {len(kinds)} kinds of ops run as torch references on a CPU"
         else:
-            yield from _without_kernel(prepared, kinds)
+            yield from _without_kernel(kernels, kinds, allowed)
 
 
-def _without_kernel(prepared: Prepared, kinds: list[str]) -> Iterator[str]:
+def _without_kernel(kernels: KernelTable, kinds: list[str], allowed: str) -> Iterator[str]:
     """Ops that a GPU runs by plain torch, or not at all, under the reasons that the kernels give."""
     width = output_width() or 80
-    if prepared.loaded.config.kernels == "allow_reference":
+    if allowed == "allow_reference":
         yield "without a compiled kernel; run by plain torch, slowly (kernels: allow_reference)"
     else:
         yield "without a compiled kernel, so this GPU cannot run it"
     by_reasons: dict[tuple[str, ...], list[str]] = {}
     for kind in kinds:
-        reasons = tuple(dict.fromkeys(prepared.refusals.get(kind, ())))
-        by_reasons.setdefault(reasons or ("no installed package has a kernel for it",), []).append(kind)
+        by_reasons.setdefault(
+            kernels.refusals.get(kind, ()) or ("no installed package has a kernel for it",), []
+        ).append(kind)
     for reasons, alike in by_reasons.items():
         more = f"; and {len(reasons) - 2} more" if len(reasons) > 2 else ""
         yield _indented(paragraph(f"{', '.join(alike)}: {'; '.join(reasons[:2])}{more}", width - 2))
@@ -232,8 +235,8 @@ def _indented(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())
 
 
-def _passes(prepared: Prepared) -> str:
-    rows = [f"  {p.name:<16}{p.program:<14}{p.ops_before:>6} -> {p.ops_after}" for p in prepared.assembly.passes]
+def _passes(plan: Plan) -> str:
+    rows = [f"  {p.name:<16}{p.program:<14}{p.ops_before:>6} -> {p.ops_after}" for p in plan.assembly.passes]
     return "\n".join(["passes, each verified:", *rows])
 
 

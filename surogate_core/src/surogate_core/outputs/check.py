@@ -14,11 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypedDict
 
-from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER, adapter_of
+from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER
 from ..errors import RunStopped
 from ..hub.files import WEIGHT_FILES
 from ..machine.system import available_memory_bytes
-from ..planning.prepare import Prepared
+from ..planning.run import Run
 from ..plugins.discovery import load_registry
 
 MEMORY_SHARE = 4
@@ -36,7 +36,7 @@ class OutputCheck:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
-        self._told: Prepared | None = None
+        self._prepared: Run | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -57,30 +57,29 @@ class OutputCheck:
                 text=True,
             )
 
-    def prepare(self, prepared: Prepared) -> None:
+    def prepare(self, run: Run) -> None:
         """Have the process import what loading this run's outputs takes."""
         self.begin()
         assert self._process is not None and self._process.stdin is not None
-        if self._told is None:
-            chosen = adapter_of(prepared)
-            line = json.dumps([str(prepared.model_dir), *([chosen[0].library] if chosen else [])])
+        if self._prepared is None:
+            line = json.dumps([str(run.model_dir), *([run.adapter[0].library] if run.adapter else [])])
             with suppress(BrokenPipeError):  # `finish` says so
                 self._process.stdin.write(line + "\n")
                 self._process.stdin.flush()
-            self._told = prepared
+            self._prepared = run
 
-    def finish(self, prepared: Prepared) -> None:
+    def finish(self, run: Run) -> None:
         """Load what a finished run has left in `output_dir`: the model, or the adapter and the merged model.
 
         Raises RunStopped that names the folder and says what is wrong. Nothing is deleted.
         """
-        self.prepare(prepared)
+        self.prepare(run)
         process = self._process
         assert process is not None
-        answer, _ = process.communicate(json.dumps(_requests(prepared)))
+        answer, _ = process.communicate(json.dumps(_requests(run)))
         if process.returncode or not answer:
             raise RunStopped(
-                f"{prepared.loaded.config.output_dir} is written, but the process that loads it once ended with "
+                f"{run.config.output_dir} is written, but the process that loads it once ended with "
                 f"exit code {process.returncode}; -9 means that memory ran out. Nothing was deleted. "
                 "verify_outputs: false ends a run without this check."
             )
@@ -97,7 +96,7 @@ class OutputCheck:
                 if pipe is not None:
                     with suppress(BrokenPipeError):
                         pipe.close()
-        self._process = self._told = None
+        self._process = self._prepared = None
 
 
 class _Request(TypedDict):
@@ -108,12 +107,12 @@ class _Request(TypedDict):
     base: str
 
 
-def _requests(prepared: Prepared) -> list[_Request]:
-    output, chosen, base = Path(prepared.loaded.config.output_dir), adapter_of(prepared), str(prepared.model_dir)
+def _requests(run: Run) -> list[_Request]:
+    output, chosen, base = Path(run.config.output_dir), run.adapter, str(run.model_dir)
     if chosen is None:
         return [_Request(folder=str(output), adapter=None, base=base)]
     requests = [_Request(folder=str(output / ADAPTER_FOLDER), adapter=chosen[0].name, base=base)]
-    if prepared.loaded.config.merge_adapter:
+    if run.config.merge_adapter:
         requests.append(_Request(folder=str(output / MERGED_FOLDER), adapter=None, base=base))
     return requests
 

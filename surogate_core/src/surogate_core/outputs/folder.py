@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..checkpoint import folders as checkpoint
 from ..checkpoint.adapter import MERGED_FOLDER
+from ..checkpoint.folders import SAVING
 from ..checkpoint.resume import Resumed, is_of, refuse_checkpoints
 from ..config.load import LoadedConfig, dump_yaml, resolved
 from ..errors import ConfigError
-from ..planning.prepare import Prepared
+from ..planning.run import Run
 from ..planning.versions import library_versions
 from ..reporting.metrics import METRICS_FILE, cut_metrics
 from .earlier_work import has_steps, is_foreign, refuse_metrics, refuse_outputs, set_aside_outputs
@@ -29,15 +31,15 @@ def records_file(loaded: LoadedConfig) -> Path:
     return Path(config.output_dir) / METRICS_FILE if config.log_file is None else Path(config.log_file)
 
 
-def refuse_to_overwrite(prepared: Prepared) -> None:
+def refuse_to_overwrite(run: Run) -> None:
     """Raise ConfigError where an output would replace the model that is trained."""
-    config = prepared.loaded.config
+    config = run.config
     output = Path(config.output_dir)
     if config.merge_adapter and config.adapter is not None:
         output = output / MERGED_FOLDER
-    if output.exists() and output.samefile(prepared.model_dir):
+    if output.exists() and output.samefile(run.model_dir):
         raise ConfigError(
-            f"{prepared.loaded.source}: output_dir: {output} is the directory of the model that is trained; its "
+            f"{run.loaded.source}: output_dir: {output} is the directory of the model that is trained; its "
             "weights would be replaced. Name another directory."
         )
 
@@ -49,12 +51,19 @@ def open_output(loaded: LoadedConfig, notice: Notice) -> None:
     try:
         output.mkdir(parents=True, exist_ok=True)
         checkpoints.mkdir(parents=True, exist_ok=True)
-        header = "".join(f"# {name} {version}\n" for name, version in library_versions().items())
-        (output / RUN_FILE).write_text(header + dump_yaml(resolved(loaded)), encoding="utf-8")
+        _write_run_file(output, loaded)
     except OSError as error:
         raise ConfigError(f"output_dir: cannot write to {error.filename or output}: {error.strerror}.") from None
     for leftover in {*checkpoint.remove_leftovers(checkpoints), *checkpoint.remove_leftovers(output)}:
         notice(f"removed {leftover.name}, left by a save that was killed")
+
+
+def _write_run_file(output: Path, loaded: LoadedConfig) -> None:
+    """Write run.yaml at once or not at all: a truncated one would look like a file of the user to the next run."""
+    header = "".join(f"# {name} {version}\n" for name, version in library_versions().items())
+    fresh = output / f"{SAVING}{RUN_FILE}"
+    fresh.write_text(header + dump_yaml(resolved(loaded)), encoding="utf-8")
+    os.replace(fresh, output / RUN_FILE)
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER, adapter_of
-from ..planning.prepare import Prepared
+from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER
+from ..planning.run import Run
 
 
-def load_commands(prepared: Prepared) -> tuple[tuple[str, str], ...]:
+def load_commands(run: Run) -> tuple[tuple[str, str], ...]:
     """(program, line) for the model, or for the adapter and, if there is one, the merged model; none where transformers
     has no such model."""
-    if not prepared.inputs.model.in_transformers:
+    if not run.model.in_transformers:
         return ()
-    config, chosen = prepared.loaded.config, adapter_of(prepared)
+    config, chosen = run.config, run.adapter
     output = Path(config.output_dir)
     if chosen is None:
         return model_commands(str(output))

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from ..checkpoint.adapter import ADAPTER_FOLDER, adapter_of
+from ..checkpoint.adapter import ADAPTER_FOLDER
 from ..checkpoint.folders import stopping_when_disk_refuses
 from ..checkpoint.progress import Progress
 from ..config.load import TrainConfig
 from ..hub.files import find_local, looks_like_repo
-from ..planning.prepare import Prepared
+from ..planning.plan import Plan
+from ..planning.run import Run
 from ..reporting.text import parameters_text
 from .load_commands import model_commands
 
@@ -26,16 +27,16 @@ _HYPERPARAMETERS = (
 )
 
 
-def write_card(prepared: Prepared, repo: str, progress: Progress, versions: Mapping[str, str]) -> None:
+def write_card(run: Run, plan: Plan, repo: str, progress: Progress, versions: Mapping[str, str]) -> None:
     """Put the card beside the trained weights, at once or not at all. One that the user wrote, or took over, stays.
 
     `repo`: the repository that it is for, or "". Raises RunStopped when the disk refuses.
     """
-    folder = Path(prepared.loaded.config.output_dir, ADAPTER_FOLDER if adapter_of(prepared) else "")
+    folder = Path(run.config.output_dir, ADAPTER_FOLDER if run.adapter else "")
     path = folder / CARD
     if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
         return
-    text = model_card(prepared, repo or prepared.loaded.config.resolved_run_name, progress, versions)
+    text = model_card(run, plan, repo or run.config.resolved_run_name, progress, versions)
     fresh = path.with_name(f".{CARD}.{os.getpid()}")
     with stopping_when_disk_refuses(path, safe_in=folder):
         try:
@@ -45,15 +46,15 @@ def write_card(prepared: Prepared, repo: str, progress: Progress, versions: Mapp
             fresh.unlink(missing_ok=True)
 
 
-def model_card(prepared: Prepared, name: str, progress: Progress, versions: Mapping[str, str]) -> str:
+def model_card(run: Run, plan: Plan, name: str, progress: Progress, versions: Mapping[str, str]) -> str:
     """The card's text. `name`: of the repository, or of the run.
 
     The license is left out of the front matter: it follows from base model and data, and is the user's to state.
     """
     from huggingface_hub import ModelCardData
 
-    config, chosen = prepared.loaded.config, adapter_of(prepared)
-    known = prepared.inputs.model.in_transformers
+    config, chosen = run.config, run.adapter
+    known = run.model.in_transformers
     base = None if config.from_scratch or not _on_hub(config.model) else config.model
     data = [entry.path for entry in config.datasets if _on_hub(entry.path)]
     front = ModelCardData(
@@ -69,9 +70,9 @@ def model_card(prepared: Prepared, name: str, progress: Progress, versions: Mapp
     parts = [
         f"---\n{front.to_yaml()}\n---\n\n{MARK}",
         f"# {name.rpartition('/')[2]}",
-        _what(prepared, None if config.from_scratch else shown),
+        _what(run, plan, None if config.from_scratch else shown),
         _table("Results", _results(progress)),
-        _table("Hyperparameters", _hyperparameters(prepared)),
+        _table("Hyperparameters", _hyperparameters(run, plan)),
         *(["## Use\n\n" + "\n".join(f"- {program}: `{line}`" for program, line in commands)] if known else []),
         "## Versions\n\n" + ", ".join(f"{package} {version}" for package, version in versions.items()),
     ]
@@ -95,25 +96,25 @@ def _on_hub(path: str) -> bool:
     return looks_like_repo(path) and find_local(path) is None
 
 
-def _what(prepared: Prepared, base: str | None) -> str:
-    chosen, size = adapter_of(prepared), f"{parameters_text(prepared.n_params)} parameters"
+def _what(run: Run, plan: Plan, base: str | None) -> str:
+    chosen, size = run.adapter, f"{parameters_text(plan.n_params)} parameters"
     if chosen:
-        trained = f"{parameters_text(prepared.n_trainable)} of {size} trained"
+        trained = f"{parameters_text(plan.n_trainable)} of {size} trained"
         return f"An adapter ({chosen[0].name}) of {base}, {trained}, by Surogate."
-    begun = f"{base}, trained further" if base else f"{prepared.inputs.model.name}, trained from random weights"
+    begun = f"{base}, trained further" if base else f"{run.model.name}, trained from random weights"
     return f"{begun} ({size}), by Surogate."
 
 
-def _hyperparameters(prepared: Prepared) -> Iterator[tuple[str, str]]:
-    config: TrainConfig = prepared.loaded.config
-    yield "GPUs" if prepared.target.device.sm else "devices", str(prepared.report.world_size)
+def _hyperparameters(run: Run, plan: Plan) -> Iterator[tuple[str, str]]:
+    config: TrainConfig = run.config
+    yield "GPUs" if plan.target.device.sm else "devices", str(plan.report.world_size)
     for kind in ("recipe", "optimizer"):
         yield kind, getattr(config, kind)
-    for what, dtype in asdict(prepared.inputs.precision).items():
+    for what, dtype in asdict(plan.inputs.precision).items():
         yield f"{what}_dtype", dtype
     for key in _HYPERPARAMETERS:
         yield key, str(getattr(config, key))
-    for (kind, _), options in prepared.loaded.options.items():
+    for (kind, _), options in run.loaded.options.items():
         if kind != "logger":
             for key, value in options.model_dump(mode="json", by_alias=True).items():
                 yield key, ", ".join(map(str, value)) if isinstance(value, list) else str(value)

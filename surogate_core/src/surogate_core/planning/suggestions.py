@@ -17,8 +17,10 @@ from ..memory.devices import GIB
 from ..memory.lifetimes import live_bytes
 from ..memory.report import Report
 from ..program.value import Value
-from .assemble import RECOMPUTE_LABELS, PlanInputs, assemble
-from .prepare import Prepared, max_documents, prepare, summarise
+from .inputs import PlanInputs
+from .plan import Plan, max_documents, plan_inputs, plan_run
+from .recomputed import includes, selector
+from .run import Run, open_run
 
 _CHOICES = (
     *((), ("rmsnorm",), ("swiglu",), ("swiglu", "rmsnorm"), ("ffn",), ("ffn", "rmsnorm"), ("att",), ("att", "rmsnorm")),
@@ -61,21 +63,21 @@ class _Candidate:
     halvings: int
 
 
-def suggest(prepared: Prepared, count: int = 3) -> list[Suggestion]:
+def suggest(run: Run, plan: Plan, count: int = 3) -> list[Suggestion]:
     """What makes a run fit that does not: up to `count` alternatives, the cheapest in time first.
 
     Single changes where one is enough. Else the cheapest combination that fits; where that needs shorter rows, first
     the one that saves most without; and training an adapter, where all weights are trained now. Empty for a run that
     fits, and where nothing can be changed.
     """
-    if prepared.report.fits:
+    if plan.report.fits:
         return []
-    room, step = prepared.report.device.memory_bytes, prepared.report.step.seconds
-    candidates = sorted(_candidates(prepared), key=lambda c: (c.halvings, round(c.costs / step, 2), len(c.changes)))
+    room, step = plan.report.device.memory_bytes, plan.report.step.seconds
+    candidates = sorted(_candidates(run, plan), key=lambda c: (c.halvings, round(c.costs / step, 2), len(c.changes)))
     hopeful = [c for c in candidates if c.total <= room]
-    alone = [_planned(prepared, c) for c in [c for c in hopeful if len(c.changes) == 1 and not c.halvings][: count + 1]]
+    alone = [_planned(plan, c) for c in [c for c in hopeful if len(c.changes) == 1 and not c.halvings][: count + 1]]
     enough = sorted((s for s in alone if not s.missing), key=lambda s: (s.costs, -s.saves))
-    return enough[:count] or [*_combined(prepared, candidates, hopeful), *_adapter(prepared)][:count]
+    return enough[:count] or [*_combined(plan, candidates, hopeful), *_adapter(run, plan)][:count]
 
 
 def one_line(suggestion: Suggestion) -> str:
@@ -84,48 +86,48 @@ def one_line(suggestion: Suggestion) -> str:
     return f"{', '.join(suggestion.changes)} (saves {suggestion.saves / GIB:.1f} GiB{missing})"
 
 
-def _combined(prepared: Prepared, candidates: list[_Candidate], hopeful: list[_Candidate]) -> Iterator[Suggestion]:
+def _combined(plan: Plan, candidates: list[_Candidate], hopeful: list[_Candidate]) -> Iterator[Suggestion]:
     """The first of `hopeful` that fits when it is planned. If it has shorter rows, first what saves most without."""
     whole = [c for c in candidates if not c.halvings]
     if whole and not (hopeful and not hopeful[0].halvings):
-        most = _planned(prepared, min(whole, key=lambda c: c.total))
+        most = _planned(plan, min(whole, key=lambda c: c.total))
         if most.saves > 0:
             yield most
         if not most.missing:
             return
     for candidate in hopeful[:_TRIES]:
-        planned = _planned(prepared, candidate)
+        planned = _planned(plan, candidate)
         if not planned.missing:
             yield planned
             return
 
 
-def _adapter(prepared: Prepared) -> Iterator[Suggestion]:
+def _adapter(run: Run, plan: Plan) -> Iterator[Suggestion]:
     """`lora: true` with the other keys as they are, where all weights are trained and an adapter can be."""
-    loaded = prepared.loaded
+    loaded = run.loaded
     if loaded.config.lora:
         return
     try:
         raw = {**resolved(loaded), ADAPTER: True}
-        changed = load_config(raw, registry=prepared.registry, mode=loaded.mode, source=loaded.source)
-        after = prepare(changed, prepared.registry, prepared.target.device, world_size=prepared.report.world_size)
+        changed = load_config(raw, registry=run.registry, mode=loaded.mode, source=loaded.source)
+        adapted = open_run(changed, run.registry)
+        after = plan_run(adapted, plan.target.device, plan.report.world_size)
     except SurogateError:  # no adapter is installed, or this run cannot have one
         return
-    own = _suggestion(prepared, (f"{ADAPTER}: true",), after.report)
-    further = next((s for s in suggest(after, 1) if not s.missing), None)
+    own = _suggestion(plan, (f"{ADAPTER}: true",), after.report)
+    further = next((s for s in suggest(adapted, after, 1) if not s.missing), None)
     if further:
         yield Suggestion((*own.changes, *further.changes), own.saves + further.saves, own.costs + further.costs, 0)
     elif own.saves > 0:
         yield own
 
 
-def _planned(prepared: Prepared, candidate: _Candidate) -> Suggestion:
-    given = candidate.given
-    return _suggestion(prepared, candidate.changes, summarise(assemble(given), given, given.grad_accum_steps))
+def _planned(plan: Plan, candidate: _Candidate) -> Suggestion:
+    return _suggestion(plan, candidate.changes, plan_inputs(candidate.given).report)
 
 
-def _suggestion(prepared: Prepared, changes: tuple[str, ...], after: Report) -> Suggestion:
-    before, total = prepared.report, after.device_bytes["total"]
+def _suggestion(plan: Plan, changes: tuple[str, ...], after: Report) -> Suggestion:
+    before, total = plan.report, after.device_bytes["total"]
     seconds = after.step.seconds * before.tokens / after.tokens
     missing = max(0, total - before.device.memory_bytes)
     return Suggestion(changes, before.device_bytes["total"] - total, seconds - before.step.seconds, missing)
@@ -134,17 +136,21 @@ def _suggestion(prepared: Prepared, changes: tuple[str, ...], after: Report) -> 
 # ----------------------------------------------------------------------------------------------------------- estimates
 
 
-def _candidates(prepared: Prepared) -> Iterator[_Candidate]:
+def _candidates(run: Run, plan: Plan) -> Iterator[_Candidate]:
     """Every combination of changes that this run can make, with its estimate."""
-    given, sizes = prepared.inputs, prepared.report.device_bytes
-    arena = prepared.assembly.memory.arena_bytes
-    recomputed = [(parts, *_without(prepared, parts)) for parts in _CHOICES if not set(parts) & given.recompute]
+    given, sizes = plan.inputs, plan.report.device_bytes
+    arena = plan.assembly.memory.arena_bytes
+    recomputed = [
+        (parts, *_without(plan, parts))
+        for parts in _CHOICES
+        if not any(includes(given.recompute, part) for part in parts)
+    ]
     if "block" in given.recompute:
         recomputed = [((), arena, 0.0)]
     narrower = [key for key in ("param_grad", "optimizer_state") if getattr(given.precision, key) == "fp32"]
     halved = {"param_grad": sizes["gradients"] / 2, "optimizer_state": sizes["optimizer"] / 2}
     for (parts, needed, costs), (size, halvings, smaller), chosen in product(
-        recomputed, _sizes(prepared), product((False, True), repeat=len(narrower))
+        recomputed, _sizes(run, plan), product((False, True), repeat=len(narrower))
     ):
         keys = [key for key, wanted in zip(narrower, chosen, strict=True) if wanted]
         changes = (
@@ -155,20 +161,17 @@ def _candidates(prepared: Prepared) -> Iterator[_Candidate]:
         if changes:
             activations = needed * smaller.batch_size * smaller.seq_len / (given.batch_size * given.seq_len)
             total = sizes["total"] - arena + activations - sum(halved[key] for key in keys)
-            covered = frozenset(
-                part for part, labels in RECOMPUTE_LABELS.items() if any(labels <= RECOMPUTE_LABELS[p] for p in parts)
-            )
             precision = replace(given.precision, **dict.fromkeys(keys, "bf16"))
-            changed = replace(smaller, recompute=given.recompute | covered, precision=precision)
+            changed = replace(smaller, recompute=given.recompute | set(parts), precision=precision)
             yield _Candidate(changes, changed, total, costs, halvings)
 
 
-def _sizes(prepared: Prepared) -> Iterator[tuple[str, int, PlanInputs]]:
+def _sizes(run: Run, plan: Plan) -> Iterator[tuple[str, int, PlanInputs]]:
     """(what to write, halvings of the rows' length, what is planned): smaller and smaller micro-steps.
 
     First the batch is halved while it is even, then the rows; a step keeps its tokens.
     """
-    given = prepared.inputs
+    given = plan.inputs
     yield "", 0, given
     rows, length, steps, halvings = given.batch_size, given.seq_len, given.grad_accum_steps, 0
     while rows % 2 == 0 or (length % 2 == 0 and length > _SHORTEST):
@@ -191,24 +194,24 @@ def _sizes(prepared: Prepared) -> Iterator[tuple[str, int, PlanInputs]]:
             batch_size=rows,
             seq_len=length,
             grad_accum_steps=steps,
-            max_documents=max_documents(prepared.loaded.config.sample_packing, length, rows),
+            max_documents=max_documents(run.config.sample_packing, length, rows),
             lmhead_chunks=chunks,
         )
         yield ", ".join(f"{key}: {new}" for key, (new, old) in keys.items() if new != old), halvings, smaller
 
 
-def _without(prepared: Prepared, parts: tuple[str, ...]) -> tuple[float, float]:
+def _without(plan: Plan, parts: tuple[str, ...]) -> tuple[float, float]:
     """(bytes of the arena, seconds a step more) with `parts` recomputed.
 
     A value that would be dropped is counted twice for a while instead of once for long: up to its last reader in the
     forward pass, and from its first in the backward pass.
     """
-    assembly, given, report = prepared.assembly, prepared.inputs, prepared.report
+    assembly, given, report = plan.assembly, plan.inputs, plan.report
     arenas = assembly.memory.arenas
     micro = {name: p for name, p in assembly.programs.items() if p.stage == "micro"}
     name = max(micro, key=lambda name: arenas[name].arena_bytes)
     program, arena = micro[name], arenas[name]
-    labels = frozenset().union(*(RECOMPUTE_LABELS[part] for part in parts))
+    drops = selector(parts)
     backward = next((i for i, op in enumerate(program.ops) if op.phase == "backward"), len(program.ops))
     last_forward: dict[Value, int] = {}
     first_backward: dict[Value, int] = {}
@@ -219,12 +222,12 @@ def _without(prepared: Prepared, parts: tuple[str, ...]) -> tuple[float, float]:
                 last_forward[value] = index
             else:
                 first_backward.setdefault(value, index)
-        if op.phase == "forward" and op.block >= 0 and any(v.label in labels for v in op.outs):
+        if op.phase == "forward" and op.block >= 0 and any(map(drops, op.outs)):
             seconds += op_cost(op, given.ops[op.kind], report.device).seconds
     lives = []
     for life in arena.lives:
         value = life.value
-        if value.label in labels and value.block >= 0 and value in last_forward and value in first_backward:
+        if drops(value) and value.block >= 0 and value in last_forward and value in first_backward:
             lives += [replace(life, last=last_forward[value]), replace(life, first=first_backward[value])]
         else:
             lives.append(life)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from ..plugins.registry import Plugin
-from .prepare import Prepared
+from .plan import Plan
+from .run import Run
 
 
 def library_versions() -> dict[str, str]:
@@ -16,25 +17,25 @@ def library_versions() -> dict[str, str]:
     return {name: metadata.version(name) for name in wanted} | {"python": platform.python_version()}
 
 
-def run_versions(prepared: Prepared) -> dict[str, str]:
+def run_versions(run: Run, plan: Plan) -> dict[str, str]:
     """Of all that has a part in a run's numbers."""
-    return library_versions() | plugin_versions(prepared)
+    return library_versions() | plugin_versions(run, plan)
 
 
-def plugin_versions(prepared: Prepared) -> dict[str, str]:
+def plugin_versions(run: Run, plan: Plan) -> dict[str, str]:
     """{distribution: version} of the plugins behind a run's model, recipe, optimizer, launcher, adapter, offload, ops
     and kernels."""
-    return {plugin.distribution: plugin.version for plugin in sorted(_used(prepared), key=lambda p: p.distribution)}
+    return {plugin.distribution: plugin.version for plugin in sorted(_used(run, plan), key=lambda p: p.distribution)}
 
 
-def _used(prepared: Prepared) -> Iterator[Plugin]:
-    registry, given, config = prepared.registry, prepared.inputs, prepared.loaded.config
+def _used(run: Run, plan: Plan) -> Iterator[Plugin]:
+    registry, given, config = run.registry, plan.inputs, run.config
     named = [("model", given.model.name), ("recipe", config.recipe), ("optimizer", config.optimizer)]
     named += [("launcher", config.launcher), *(("adapter", adapter.name) for adapter, _ in given.adapters)]
     named += [("offload", given.offload[0].name)] if given.offload else []
-    ops = (op for program in prepared.assembly.all_programs.values() for op in program.ops)
+    ops = (op for program in plan.assembly.all_programs.values() for op in program.ops)
     named += [("op", kind) for kind in {op.attrs["of"] if op.kind == "reference_vjp" else op.kind for op in ops}]
     for kind, name in named:
         yield registry.source(kind, name).plugin
-    serving = set(prepared.kernels.values())
+    serving = set(plan.kernels.providers.values())
     yield from (plugin for plugin in registry.plugins if plugin.distribution in serving)

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..api import Comm, OpDef, Target
 from ..data.loader import MicroBatch
 from ..machine.timing import mark
-from ..planning.assemble import Assembly
+from ..planning.assembly import Assembly
 from ..program.op import Program
 from ..program.value import Value
 from .arena import Buffers

@@ -1,4 +1,4 @@
-"""One run from its plan to its outputs: what the loop needs is made here, and put away behind it."""
+"""Trains a planned run: builds what the loop needs, runs it, writes the outputs, cleans up."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from ..api import Comm, RunInfo
 from ..checkpoint import folders as checkpoint
 from ..checkpoint import hf
-from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER, adapter_of, open_merge, write_adapter
+from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER, open_merge, write_adapter
 from ..checkpoint.progress import Progress
 from ..checkpoint.resume import Resumed
 from ..config.load import resolved
+from ..config.schema import TrainConfig
 from ..data.corpora import Corpora, load_corpora
 from ..data.loader import Loader, eval_batches
 from ..data.proof import bits_per_byte
@@ -26,7 +27,8 @@ from ..outputs.folder import open_output, records_file, set_aside
 from ..outputs.load_commands import load_commands
 from ..outputs.model_card import write_card
 from ..outputs.push import push, reserve
-from ..planning.prepare import Prepared
+from ..planning.plan import Plan
+from ..planning.run import Run
 from ..planning.versions import run_versions
 from ..reporting.gpu_telemetry import open_telemetry
 from ..reporting.loggers import Loggers, open_loggers
@@ -57,7 +59,7 @@ SHORT_RUN_SECONDS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """What a run trains on, for how long. total: optimizer steps."""
+    """What a run trains on and for how long. `total` counts optimizer steps."""
 
     data: Corpora
     loader: Loader
@@ -65,14 +67,13 @@ class TrainingPlan:
     total: int
 
     @classmethod
-    def of(cls, prepared: Prepared, notice: Notice) -> TrainingPlan:
-        config = prepared.loaded.config
-        formats, vocab_size = prepared.registry.dataset_formats(), prepared.inputs.dims.vocab_size
-        data = load_corpora(config, formats, prepared.model_dir, vocab_size, notice)
+    def of(cls, run: Run, world_size: int, notice: Notice) -> TrainingPlan:
+        config, formats = run.config, run.registry.dataset_formats()
+        data = load_corpora(config, formats, run.model_dir, run.dims.vocab_size, notice)
         loader = Loader(
             data.train,
             config.per_device_train_batch_size,
-            config.gradient_accumulation_steps * prepared.report.world_size,
+            config.gradient_accumulation_steps * world_size,
             config.train_seed,
             data.tokenizer.padding_id,
         )
@@ -90,54 +91,56 @@ class TrainingPlan:
         return cls(data=data, loader=loader, schedule=schedule, total=total)
 
 
-def train_prepared(
-    prepared: Prepared, resumed: Resumed | None, comms: Sequence[Comm], check: OutputCheck, notice: Notice
+def train_planned(
+    run: Run, plan: Plan, resumed: Resumed | None, comms: Sequence[Comm], check: OutputCheck, notice: Notice
 ) -> TrainResult:
-    """Train on the devices that `comms` connects, from `resumed` if there is one; see `run.train`."""
+    """Train on the devices that `comms` connects, from the checkpoint `resumed` if there is one; see `run.train`."""
     from ..checkpoint.saved_run import SavedRun, facts
     from ..checkpoint.writer import open_saves
 
-    config = prepared.loaded.config
-    for line in prepared.loaded.notices:
+    config = run.config
+    for line in run.loaded.notices:
         notice(line)
-    notice(_headline(prepared))
-    course = TrainingPlan.of(prepared, notice)
+    notice(_headline(plan))
+    course = TrainingPlan.of(run, plan.report.world_size, notice)
     notice(_data_line(course))
     mark("data")
     saved_run = SavedRun(
-        prepared=prepared,
-        facts=facts(prepared, course.loader, course.total),
-        versions=run_versions(prepared) | {"device": devices_text(prepared.report)},
-        records=records_file(prepared.loaded),
+        run=run,
+        plan=plan,
+        facts=facts(run, plan, course.loader, course.total),
+        versions=run_versions(run, plan) | {"device": devices_text(plan.report)},
+        records=records_file(run.loaded),
     )
     if resumed:
         changes = saved_run.check(resumed)
         for line in (f"goes on from {resumed.directory}, after step {resumed.step:,} of {course.total:,}", *changes):
             notice(line)
     repo = reserve(config) if config.push_to_hub else ""
-    _foresee(prepared, course, check)
+    _start_output_check(run, course.total * plan.report.step.seconds, check)
     with ExitStack() as stack:
-        worker = make_worker(prepared, comms, notice)
+        worker = make_worker(run, plan, comms, notice)
         stack.callback(worker.close)
-        progress = _fill(prepared, saved_run, resumed, worker)
+        progress = _fill(saved_run, resumed, worker)
         mark("weights")
         if config.check_finite:
-            check_finite(prepared, worker, progress.step)
+            check_finite(run, plan, worker, progress.step)
             notice("check_finite: runs op by op and looks at everything that an op writes, which is slow")
         wanted = config.save_in_background and 0 < config.save_steps < course.total
-        saves = open_saves(worker, saved_run.values, _writer(prepared, saved_run), notice, wanted=wanted)
+        saves = open_saves(worker, saved_run.values, _writer(config, saved_run), notice, wanted=wanted)
         stack.callback(saves.close)
         mark("memory for checkpoints")
         worker.start(graphs=config.use_cuda_graphs)
         mark("masters, CUDA graphs")
         if not config.check_finite:  # whose first batch is to be that of step one
-            _prove_packing(prepared, course, worker, notice)
-        set_aside(prepared.loaded, resumed, notice)
-        open_output(prepared.loaded, notice)
-        loggers = _open_loggers(prepared, course, progress, comms, notice, stack)
+            _check_packing(plan, course, worker, notice)
+        set_aside(run.loaded, resumed, notice)
+        open_output(run.loaded, notice)
+        loggers = _open_loggers(run, _run_info(run, plan, course, progress), notice, stack)
+        _open_telemetry(plan, config.log_gpu_util, comms, loggers, notice)
         loggers.opened.append(FirstStep())
         interrupt = stack.enter_context(Interrupt())
-        mark("proof of packing, loggers")
+        mark("check of packing, loggers")
 
         def validation(limit: int | None) -> Iterable[Any]:
             rows, size = course.data.validation, config.per_device_train_batch_size
@@ -155,16 +158,16 @@ def train_prepared(
             saves=saves,
             save_steps=config.save_steps,
             max_nonfinite_steps=config.max_nonfinite_steps,
-            watch=lambda steps_done: watch_finite(prepared, worker, steps_done),
+            watch=lambda steps_done: watch_finite(run.registry, plan, worker, steps_done),
         )
         loop(job, interrupt, progress)
         mark("the other steps, evaluations")
         signal_exit = interrupt.exit_code  # of a signal from here on there is nothing to tell: the run is done
         if not signal_exit:
-            _write_outputs(prepared, worker, progress, check)
-            write_card(prepared, repo, progress, saved_run.versions)
+            _write_outputs(run, plan, worker, progress, check)
+            write_card(run, plan, repo, progress, saved_run.versions)
         loggers.status = "interrupted" if signal_exit else "done"
-    done = _result(prepared, course, progress, signal_exit)
+    done = _result(run, course, progress, signal_exit)
     if not repo or signal_exit:
         return done
     return replace(done, pushed=push(done.adapter_dir or done.output_dir, repo, notice))
@@ -173,12 +176,12 @@ def train_prepared(
 # -------------------------------------------------------------------------------------------------------- before a run
 
 
-def _headline(prepared: Prepared) -> str:
-    given, report = prepared.inputs, prepared.report
-    some = prepared.n_trainable < prepared.n_params
+def _headline(plan: Plan) -> str:
+    given, report = plan.inputs, plan.report
+    some = plan.n_trainable < plan.n_params
     return (
-        f"{given.model.name}, {parameters_text(prepared.n_params)} parameters, "
-        + (f"{parameters_text(prepared.n_trainable)} trained, " if some else "")
+        f"{given.model.name}, {parameters_text(plan.n_params)} parameters, "
+        + (f"{parameters_text(plan.n_trainable)} trained, " if some else "")
         + f"{given.precision.model}, on {devices_text(report)}: {report.device_bytes['total'] / GIB:.2f} GiB planned"
         + (" on each" if report.world_size > 1 else "")
     )
@@ -193,17 +196,16 @@ def _data_line(course: TrainingPlan) -> str:
     )
 
 
-def _fill(prepared: Prepared, saved_run: SavedRun, resumed: Resumed | None, worker: Worker | Team) -> Progress:
-    """Weights and states as the run begins; where the loop then stands."""
+def _fill(saved_run: SavedRun, resumed: Resumed | None, worker: Worker | Team) -> Progress:
+    """Fill params and states as the run begins. Return the progress to start from."""
     if resumed:
         return saved_run.restore(resumed, worker)
-    fill_weights(prepared, worker)
+    fill_weights(saved_run.run, saved_run.plan.assembly, worker)
     return Progress()
 
 
-def _writer(prepared: Prepared, saved_run: SavedRun) -> Callable[[int, Progress, View], Path]:
-    """Writes the checkpoint of a step from views of its values, and removes those that are too many."""
-    config = prepared.loaded.config
+def _writer(config: TrainConfig, saved_run: SavedRun) -> Callable[[int, Progress, View], Path]:
+    """Return the function that writes the checkpoint of a step from views of its values and prunes old ones."""
     checkpoints = Path(config.resolved_checkpoint_dir)
 
     def write(step: int, progress: Progress, view: View) -> Path:
@@ -217,51 +219,45 @@ def _writer(prepared: Prepared, saved_run: SavedRun) -> Callable[[int, Progress,
     return write
 
 
-def _prove_packing(prepared: Prepared, course: TrainingPlan, worker: Worker | Team, notice: Notice) -> None:
-    given = prepared.inputs
-    proof = check_packing(
-        *(worker, course.data.train, given.batch_size, course.data.tokenizer.padding_id),
-        (given.precision.model, given.precision.matmul),
-    )
-    if proof:
-        notice(str(proof))
+def _check_packing(plan: Plan, course: TrainingPlan, worker: Worker | Team, notice: Notice) -> None:
+    inputs, padding = plan.inputs, course.data.tokenizer.padding_id
+    dtypes = (inputs.precision.model, inputs.precision.matmul)
+    found = check_packing(worker, course.data.train, inputs.batch_size, padding, dtypes)
+    if found:
+        notice(str(found))
 
 
-def _open_loggers(
-    prepared: Prepared,
-    course: TrainingPlan,
-    progress: Progress,
-    comms: Sequence[Comm],
-    notice: Notice,
-    stack: ExitStack,
-) -> Loggers:
-    """The run's loggers, which `stack` closes, and what watches its GPUs for them."""
-    from ..runtime.device import gpu_uuids
-
-    config = prepared.loaded.config
+def _open_loggers(run: Run, info: RunInfo, notice: Notice, stack: ExitStack) -> Loggers:
+    """Open the run's loggers. `stack` closes them."""
     loggers = Loggers()
     stack.callback(loggers.close)
-    for logger in open_loggers(prepared.loaded, prepared.registry, _run_info(prepared, course, progress), notice):
+    for logger in open_loggers(run.loaded, run.registry, info, notice):
         loggers.opened.append(logger)
-    if prepared.target.device.sm is not None and config.log_gpu_util:
-        uuids = gpu_uuids([comm.device for comm in comms] or [0])
-        loggers.opened[:0] = open_telemetry(uuids, config.log_gpu_util, loggers.gpu, notice)
     return loggers
 
 
-def _run_info(prepared: Prepared, course: TrainingPlan, progress: Progress) -> RunInfo:
-    config = prepared.loaded.config
+def _open_telemetry(plan: Plan, every: int, comms: Sequence[Comm], loggers: Loggers, notice: Notice) -> None:
+    """Report the state of the run's GPUs to `loggers` every `every` steps; 0: never."""
+    from ..runtime.device import gpu_uuids
+
+    if plan.target.device.sm is not None and every:
+        uuids = gpu_uuids([comm.device for comm in comms] or [0])
+        loggers.opened[:0] = open_telemetry(uuids, every, loggers.gpu, notice)
+
+
+def _run_info(run: Run, plan: Plan, course: TrainingPlan, progress: Progress) -> RunInfo:
+    config = run.config
     return RunInfo(
         run_name=config.resolved_run_name,
         output_dir=Path(config.output_dir),
         total_steps=course.total,
         steps_per_epoch=course.loader.steps_per_epoch,
         tokens_per_step=course.loader.tokens_per_step,
-        config=resolved(prepared.loaded),
-        versions=run_versions(prepared),
-        device=devices_text(prepared.report),
-        parameters=prepared.n_params,
-        trainable_parameters=prepared.n_trainable,
+        config=resolved(run.loaded),
+        versions=run_versions(run, plan),
+        device=devices_text(plan.report),
+        parameters=plan.n_params,
+        trainable_parameters=plan.n_trainable,
         done_steps=progress.step,
     )
 
@@ -284,45 +280,45 @@ def _refuse_broken_weights(weights: Iterable[Tensor], step: int, checkpoints: Pa
     )
 
 
-def _foresee(prepared: Prepared, course: TrainingPlan, check: OutputCheck) -> None:
-    """Let the output check import ahead, which takes as long as a short run; beside a long one it only takes memory."""
-    wanted = prepared.loaded.config.verify_outputs and prepared.inputs.model.in_transformers
-    if wanted and course.total * prepared.report.step.seconds < SHORT_RUN_SECONDS:
-        check.prepare(prepared)
+def _is_checked(run: Run) -> bool:
+    return run.config.verify_outputs and run.model.in_transformers
+
+
+def _start_output_check(run: Run, seconds: float, check: OutputCheck) -> None:
+    """Let the output check import its libraries during a short run. During a long one it would only hold memory."""
+    if _is_checked(run) and seconds < SHORT_RUN_SECONDS:
+        check.prepare(run)
     else:
         check.end()
 
 
-def _write_outputs(prepared: Prepared, worker: Worker | Team, progress: Progress, check: OutputCheck) -> None:
-    """The trained model, or the adapter and perhaps the merged model; `check` then loads each once."""
-    wanted = prepared.loaded.config.verify_outputs and prepared.inputs.model.in_transformers
-    if wanted:
-        check.prepare(prepared)
-    config, chosen = prepared.loaded.config, adapter_of(prepared)
+def _write_outputs(run: Run, plan: Plan, worker: Worker | Team, progress: Progress, check: OutputCheck) -> None:
+    """Write the trained model, or the adapter and perhaps the merged model. `check` then loads each once."""
+    if _is_checked(run):
+        check.prepare(run)
+    config, assembly = run.config, plan.assembly
     output = Path(config.output_dir)
     worker.settle()
     params = worker.params()
     _refuse_broken_weights(params.values(), progress.step, Path(config.resolved_checkpoint_dir))
-    if chosen is None:
-        hf.save_model(
-            *(output, prepared.assembly.weights, params, prepared.model_config, prepared.model_dir),
-            prepared.inputs.precision.model,
-        )
+    if run.adapter is None:
+        dtype = plan.inputs.precision.model
+        hf.save_model(output, assembly.weights, params, run.model_config, run.model_dir, dtype)
     else:
-        adapter, _ = chosen
+        adapter, _ = run.adapter
         folder = output / ADAPTER_FOLDER
-        hf.save_files(folder, lambda fresh: write_adapter(fresh, prepared, params), adapter.config_file)
+        hf.save_files(folder, lambda fresh: write_adapter(fresh, run, assembly, params), adapter.config_file)
         if config.merge_adapter:
             open_merge(adapter, folder, config.model).write(output / MERGED_FOLDER)
     mark("outputs written")
-    if wanted:
+    if _is_checked(run):
         import_ahead()
-        check.finish(prepared)
+        check.finish(run)
         mark("outputs loaded once")
 
 
-def _result(prepared: Prepared, course: TrainingPlan, progress: Progress, signal_exit: int) -> TrainResult:
-    config, data = prepared.loaded.config, course.data
+def _result(run: Run, course: TrainingPlan, progress: Progress, signal_exit: int) -> TrainResult:
+    config, data = run.config, course.data
     bits = None
     if progress.evaluations and data.validation_bytes:
         _, loss, labels = progress.evaluations[-1]
@@ -344,5 +340,5 @@ def _result(prepared: Prepared, course: TrainingPlan, progress: Progress, signal
         merged_dir=Path(config.output_dir) / MERGED_FOLDER
         if config.adapter is not None and config.merge_adapter
         else None,
-        commands=load_commands(prepared),
+        commands=load_commands(run),
     )

@@ -1,4 +1,4 @@
-"""The executor and buffers of a prepared run: made, filled with weights, watched."""
+"""Creates the worker of a run, fills its buffers with weights, and sets it up to check for NaN and inf."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING
 from ..api import Comm, KernelDef, Op
 from ..checkpoint.adapter import load_adapter, load_base, trained_tensors
 from ..errors import ConfigError
+from ..planning.assembly import Assembly
 from ..planning.idle_kernels import idle_modules
-from ..planning.prepare import Prepared
+from ..planning.plan import Plan
+from ..planning.resolve import KernelTable
+from ..planning.run import Run
+from ..plugins.registry import Registry
 
 if TYPE_CHECKING:
     from ..runtime.arena import Buffers
@@ -17,7 +21,9 @@ if TYPE_CHECKING:
     from ..runtime.worker import Worker
 
 
-def make_worker(prepared: Prepared, comms: Sequence[Comm] = (), notice: Callable[[str], None] = print) -> Worker | Team:
+def make_worker(
+    run: Run, plan: Plan, comms: Sequence[Comm] = (), notice: Callable[[str], None] = print
+) -> Worker | Team:
     """The executor and buffers of the device that the run was planned for; of all that `comms` connects, as a team.
 
     `notice` is called with lines for the user.
@@ -26,21 +32,20 @@ def make_worker(prepared: Prepared, comms: Sequence[Comm] = (), notice: Callable
     from ..runtime.team import Team
     from ..runtime.worker import Worker
 
-    config, given, registry = prepared.loaded.config, prepared.inputs, prepared.registry
-    target = prepared.target
+    config, assembly, target = run.config, plan.assembly, plan.target
     if target.device.sm is None:
-        return Worker.on_cpu(prepared.assembly, given.ops, config.train_seed)
+        return Worker.on_cpu(assembly, plan.inputs.ops, config.train_seed)
     choices = AutotuneCache(target.device.title, notice)
-    idle = idle_modules(prepared)  # with kernels: allow_reference; else the run was refused
+    idle = idle_modules(plan.kernels)  # with kernels: allow_reference; else the run was refused
 
     def kernel_for(op: Op) -> KernelDef | None:
-        kernel = registry.kernel_for(op, target, config.recipe).kernel
+        kernel = plan.kernels.kernel(op)
         return None if kernel is None or kernel.module in idle else kernel
 
     def on_gpu(comm: Comm | None) -> Worker:
         return Worker.on_gpu(
-            prepared.assembly,
-            given.ops,
+            assembly,
+            plan.inputs.ops,
             config.train_seed,
             kernel_for=kernel_for,
             target=target,
@@ -50,7 +55,7 @@ def make_worker(prepared: Prepared, comms: Sequence[Comm] = (), notice: Callable
             allow_reference=config.kernels == "allow_reference",
         )
 
-    worker = Team(comms, on_gpu) if prepared.report.world_size > 1 else on_gpu(None)
+    worker = Team(comms, on_gpu) if plan.report.world_size > 1 else on_gpu(None)
     choices.save()
     return worker
 
@@ -59,11 +64,11 @@ def _unheard(line: str) -> None:
     """What the first rank has said already."""
 
 
-def fill_weights(prepared: Prepared, worker: Worker | Team) -> None:
+def fill_weights(run: Run, assembly: Assembly, worker: Worker | Team) -> None:
     """Random weights or the checkpoint's, and the optimizer's first state, straight into the planned buffers."""
     from ..runtime.initialise import initialise
 
-    config, assembly = prepared.loaded.config, prepared.assembly
+    config = run.config
     view = worker.buffers.persistent
     stored = {weight.param for weight in assembly.weights}
     initialise(
@@ -73,56 +78,54 @@ def fill_weights(prepared: Prepared, worker: Worker | Team) -> None:
         config.init_projections_to_zero,
     )
     if not config.from_scratch:
-        load_base(prepared, worker.params())
-        refuse_nonfinite(prepared, worker)
-    load_adapter(prepared, worker.params())
+        load_base(run, assembly.weights, worker.params())
+        refuse_nonfinite(run, assembly, worker)
+    load_adapter(run, assembly, worker.params())
     if config.adapter_path is not None:
-        _refuse_nonfinite_adapter(prepared, worker, config.adapter_path)
+        _refuse_nonfinite_adapter(assembly, worker, config.adapter_path)
 
 
-def refuse_nonfinite(prepared: Prepared, worker: Worker | Team) -> None:
+def refuse_nonfinite(run: Run, assembly: Assembly, worker: Worker | Team) -> None:
     """Raise ConfigError naming file and tensor when the model's weights hold a number that is not finite."""
     from ..checkpoint.hf import file_of
     from ..runtime.finite_check import refuse_nonfinite_weights
 
-    refuse_nonfinite_weights(worker.params(), prepared.assembly.weights, prepared.model_dir, file_of)
+    refuse_nonfinite_weights(worker.params(), assembly.weights, run.model_dir, file_of)
 
 
-def _refuse_nonfinite_adapter(prepared: Prepared, worker: Worker | Team, path: str) -> None:
+def _refuse_nonfinite_adapter(assembly: Assembly, worker: Worker | Team, path: str) -> None:
     from ..runtime.finite_check import contents
 
-    for name, tensor in trained_tensors(prepared, worker.params()).items():
+    for name, tensor in trained_tensors(assembly, worker.params()).items():
         held = contents(tensor)
         if not held.finite:
             raise ConfigError(f"adapter_path: {path}: {name} holds {held}. Go on from another adapter.")
 
 
-def check_finite(prepared: Prepared, worker: Worker | Team, steps_done: int = 0) -> None:
+def check_finite(run: Run, plan: Plan, worker: Worker | Team, steps_done: int = 0) -> None:
     """Have `worker`, whose weights are in place, stop at the first op that writes a number which is not finite.
 
     Raises ConfigError when the weights hold one already.
     """
-    refuse_nonfinite(prepared, worker)
-    watch_finite(prepared, worker, steps_done)
+    refuse_nonfinite(run, plan.assembly, worker)
+    watch_finite(run.registry, plan, worker, steps_done)
 
 
-def watch_finite(prepared: Prepared, worker: Worker | Team, steps_done: int) -> None:
+def watch_finite(registry: Registry, plan: Plan, worker: Worker | Team, steps_done: int) -> None:
     """Have `worker` raise NonFiniteError at such an op from now on, `steps_done` optimizer steps into the run."""
     from ..runtime.finite_check import FiniteCheck
 
     def make(buffers: Buffers) -> FiniteCheck:
-        return FiniteCheck(prepared.assembly, buffers, lambda op: _served_by(prepared, op), steps_done)
+        return FiniteCheck(plan.assembly, buffers, lambda op: _served_by(registry, plan.kernels, op), steps_done)
 
     worker.watch(make)
 
 
-def _served_by(prepared: Prepared, op: Op) -> str:
-    """Who runs an op on the run's device, with the version."""
-    registry, target = prepared.registry, prepared.target
-    if target.device.sm is not None:
-        found = registry.kernel_for(op, target, prepared.loaded.config.recipe)
-        if found.kernel:
-            versions = {plugin.distribution: str(plugin) for plugin in registry.plugins}
-            return f"compiled kernel of {versions[found.provider]}"
+def _served_by(registry: Registry, kernels: KernelTable, op: Op) -> str:
+    """Return who runs an op, with the version."""
+    found = kernels[op]
+    if found.kernel:
+        versions = {plugin.distribution: str(plugin) for plugin in registry.plugins}
+        return f"compiled kernel of {versions[found.provider]}"
     kind = op.attrs["of"] if op.kind == "reference_vjp" else op.kind
     return f"torch reference of {registry.source('op', kind).plugin}"

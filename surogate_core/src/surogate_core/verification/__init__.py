@@ -23,15 +23,15 @@ from ..config.load import Mode
 from ..errors import ConfigError
 from ..hub.config_json import read_config
 from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
-from ..planning.prepare import Prepared, prepare
-from ..plugins.discovery import load_registry
+from ..planning.plan import plan_run
 from .needs import Needs, estimate, refuse_unless_it_fits
 from .programs import WithoutDropout, computes_in_fp32, in_fp32, refuse_training_only
+from .subject import Subject
 from .tokens import Chosen, from_data, random_batch
 from .verdict import Row, Verdict, compare
 
 if TYPE_CHECKING:
-    from ..planning.assemble import PlanInputs
+    from ..planning.inputs import PlanInputs
     from .observed import Observed
 
 __all__ = ["Row", "Verdict", "Verification", "verify"]
@@ -110,32 +110,33 @@ def verify(
         if layers is not None:
             changes["model"] = str(_cut(model_dir, layers, scratch / "cut"))
 
-        def planned(revise: Callable[[PlanInputs], PlanInputs], **more: str) -> Prepared:
+        def planned(revise: Callable[[PlanInputs], PlanInputs], **more: str) -> Subject:
             settings = [f"{key}={json.dumps(value)}" for key, value in (changes | more).items()]
             smaller = run.load(path, [*overrides, *settings], mode)
-            return prepare(smaller, load_registry(), run.device_of_torch(run.usable_device()), files, 1, revise)
+            opened = run.open_run(smaller, files)
+            return Subject(opened, plan_run(opened, run.device_of_torch(run.usable_device()), 1, revise))
 
         no_dropout = WithoutDropout()
-        prepared = planned(no_dropout)
-        model = prepared.inputs.model
+        subject = planned(no_dropout)
+        model = subject.plan.inputs.model
         if not model.in_transformers:
             raise ConfigError(f"model: transformers has no {model.name}, as its plugin says: nothing to compare with.")
-        refuse_training_only(prepared)
-        exact = None if computes_in_fp32(prepared.inputs) else planned(in_fp32, kernels="allow_reference")
+        refuse_training_only(subject)
+        exact = None if computes_in_fp32(subject.plan.inputs) else planned(in_fp32, kernels="allow_reference")
         if config.datasets and not random_tokens:
-            chosen = from_data(run.tokenize(loaded, notice), prepared, config.train_seed)
+            chosen = from_data(run.tokenize(loaded, notice), subject.plan.inputs, config.train_seed)
         else:
-            chosen = random_batch(prepared, config.train_seed)
-        needed = estimate(prepared, exact, chosen)
-        refuse_unless_it_fits(prepared, needed)
+            chosen = random_batch(subject.plan.inputs, config.train_seed)
+        needed = estimate(subject, exact, chosen)
+        refuse_unless_it_fits(subject, needed)
         with _only_new_objects_collected():
-            meaning, verdict = _compare(prepared, exact, chosen, model_dir, scratch, notice)
-    precision = prepared.inputs.precision
+            meaning, verdict = _compare(subject, exact, chosen, model_dir, scratch, notice)
+    precision = subject.plan.inputs.precision
     return Verification(
         model=config.model + (f", its first {layers} layers" if layers else ""),
-        recipe=config.recipe + "".join(f" with {adapter.name}" for adapter, _ in prepared.inputs.adapters),
+        recipe=config.recipe + "".join(f" with {adapter.name}" for adapter, _ in subject.plan.inputs.adapters),
         dtypes=f"model {precision.model}, products {precision.matmul}, their gradients {precision.gradient}",
-        device=prepared.report.device.title,
+        device=subject.plan.report.device.title,
         weights="random, as a run from scratch begins" if config.from_scratch else "of the checkpoint",
         tokens=chosen.told,
         left_out=tuple(sorted(no_dropout.left_out)),
@@ -146,8 +147,8 @@ def verify(
 
 
 def _compare(
-    prepared: Prepared,
-    exact: Prepared | None,
+    subject: Subject,
+    exact: Subject | None,
     chosen: Chosen,
     model_dir: Path,
     scratch: Path,
@@ -161,29 +162,29 @@ def _compare(
 
     from . import ours, theirs, yardstick
 
-    model, dims = prepared.inputs.model, prepared.inputs.dims
+    model, dims = subject.plan.inputs.model, subject.plan.inputs.dims
     skipped = sorted(_names(model.weights(model.dims(read_config(model_dir)))) - _names(model.weights(dims)))
-    stored = {v.name: v.dtype for v in prepared.assembly.declared if v.role == "param"}
+    stored = {v.name: v.dtype for v in subject.plan.assembly.declared if v.role == "param"}
 
-    def our_side(of: Prepared) -> Observed:
+    def our_side(of: Subject) -> Observed:
         observed = ours.observe(of, chosen, scratch, skipped, stored, notice)
         gc.collect()  # a watched worker refers to itself: its buffers would stay
         return observed
 
-    mine = our_side(prepared)
+    mine = our_side(subject)
     mine_in_fp32 = our_side(exact) if exact else None
-    truth = theirs.observe(prepared, chosen, scratch, torch.float64)
-    layers = _layers(prepared)
+    truth = theirs.observe(subject, chosen, scratch, torch.float64)
+    layers = _layers(subject)
     for missing in (mine.gradients.keys() ^ truth.gradients.keys(), layers.keys() ^ truth.gradients.keys()):
         if missing:
             raise ConfigError(f"{model_dir}: {min(missing)} has a gradient on one side only: nothing to compare with.")
-    beside = theirs.observe(prepared, chosen, scratch, torch.float32)
-    fp32 = yardstick.fp32(beside, _longest_sum(prepared), len(chosen.batch.tokens))
+    beside = theirs.observe(subject, chosen, scratch, torch.float32)
+    fp32 = yardstick.fp32(beside, _longest_sum(subject), len(chosen.batch.tokens))
     if mine_in_fp32 is None:
         return None, compare(mine, truth, fp32, layers)
     meaning = compare(mine_in_fp32, truth, fp32, layers)
     del beside, fp32, mine_in_fp32
-    bf16 = yardstick.bf16(theirs.observe(prepared, chosen, scratch, torch.bfloat16))
+    bf16 = yardstick.bf16(theirs.observe(subject, chosen, scratch, torch.bfloat16))
     return meaning, compare(mine, truth, bf16, layers)
 
 
@@ -197,19 +198,19 @@ def _only_new_objects_collected() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _longest_sum(prepared: Prepared) -> int:
+def _longest_sum(subject: Subject) -> int:
     """Terms of the longest sum in a product of the forward pass: the most columns of a weight."""
-    return max(v.shape[-1] for v in prepared.assembly.declared if v.role == "param" and len(v.shape) == 2)
+    return max(v.shape[-1] for v in subject.plan.assembly.declared if v.role == "param" and len(v.shape) == 2)
 
 
 def _names(weights: Iterable[WeightMap]) -> set[str]:
     return {tensor.name for weight in weights for tensor in weight.tensors}
 
 
-def _layers(prepared: Prepared) -> dict[str, int]:
+def _layers(subject: Subject) -> dict[str, int]:
     """Each trained tensor's layer, in the order of the layers: first what is outside."""
-    stored = {weight.param: [tensor.name for tensor in weight.tensors] for weight in prepared.assembly.weights}
-    trained = sorted(prepared.assembly.trainable, key=lambda v: v.block)
+    stored = {weight.param: [tensor.name for tensor in weight.tensors] for weight in subject.plan.assembly.weights}
+    trained = sorted(subject.plan.assembly.trainable, key=lambda v: v.block)
     return {name: v.block for v in trained for name in stored.get(v.name, [v.name])}
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..errors import ConfigError
 from ..machine.system import memory_bytes
 from ..memory.devices import GIB
-from ..planning.prepare import Prepared
+from .subject import Subject
 
 if TYPE_CHECKING:
     from .tokens import Chosen
@@ -26,41 +26,41 @@ class Needs:
         return " and ".join([*parts, f"{self.host / GIB:.1f} GiB of host memory"])
 
 
-def estimate(prepared: Prepared, exact: Prepared | None, chosen: Chosen) -> Needs:
+def estimate(subject: Subject, exact: Subject | None, chosen: Chosen) -> Needs:
     """Ours is planned to the byte; transformers' float64 model is estimated; the largest counts.
 
     An estimate: float64 weights and gradients, every activation of our forward pass in float64 twice (inputs and
     results of modules that we run as one), logits four times, attention's scores of the longest document three times a
     layer. Besides, what is compared is kept on the host in fp32. `exact`: the model in fp32, where it is compared too.
     """
-    assembly = prepared.assembly
-    plan = max(p.report.device_bytes["total"] for p in (prepared, exact) if p is not None)
+    assembly = subject.plan.assembly
+    plan = max(p.plan.report.device_bytes["total"] for p in (subject, exact) if p is not None)
     of_model = {weight.param for weight in assembly.weights}
     weights = sum(v.size for v in assembly.declared if v.role == "param" and v.name in of_model)
-    trained = prepared.n_trainable
+    trained = subject.plan.n_trainable
     forward = {v for op in assembly.only("evaluate").ops for v in op.outs if v.role == "act"}
     longest = max(b - a for a, b in chosen.documents)
     share = longest / len(chosen.batch.tokens)
-    heads = prepared.model_config.get("num_attention_heads")
-    scores = 3 * (heads if isinstance(heads, int) else 0) * _n_layers(prepared) * longest**2
-    logits = 4 * longest * prepared.inputs.dims.vocab_size
+    heads = subject.run.model_config.get("num_attention_heads")
+    scores = 3 * (heads if isinstance(heads, int) else 0) * _n_layers(subject) * longest**2
+    logits = 4 * longest * subject.plan.inputs.dims.vocab_size
     theirs = 8 * (weights + trained + scores + logits) + int(16 * share * sum(v.size for v in forward))
     compared = 3 if exact is None else 4
     kept = 4 * compared * (trained + sum(v.size for v in forward if v.label == "residual"))
-    if prepared.target.device.sm is None:
+    if subject.plan.target.device.sm is None:
         return Needs(0, kept + max(plan, theirs))
-    return Needs(max(plan, theirs + prepared.report.device.runtime_bytes), kept + 8 * weights)
+    return Needs(max(plan, theirs + subject.plan.report.device.runtime_bytes), kept + 8 * weights)
 
 
-def refuse_unless_it_fits(prepared: Prepared, needed: Needs) -> None:
+def refuse_unless_it_fits(subject: Subject, needed: Needs) -> None:
     """ConfigError with what to do, when this machine has not that much."""
-    have = Needs(prepared.report.device.memory_bytes if needed.device else 0, memory_bytes())
+    have = Needs(subject.plan.report.device.memory_bytes if needed.device else 0, memory_bytes())
     if needed.device > have.device or needed.host > have.host:
         raise ConfigError(
-            f"{prepared.loaded.source}: to verify needs about {needed}; there are {have}. "
+            f"{subject.run.loaded.source}: to verify needs about {needed}; there are {have}. "
             "Verify its first layers (--layers 4), or fewer tokens (--rows 1 --length 128)."
         )
 
 
-def _n_layers(prepared: Prepared) -> int:
-    return len({op.block for op in prepared.assembly.only("evaluate").ops if op.block >= 0})
+def _n_layers(subject: Subject) -> int:
+    return len({op.block for op in subject.plan.assembly.only("evaluate").ops if op.block >= 0})

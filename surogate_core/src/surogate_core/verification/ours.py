@@ -11,8 +11,8 @@ from torch import Tensor
 
 from .. import run
 from ..checkpoint import hf
-from ..checkpoint.adapter import adapter_of, load_adapter
-from ..planning.prepare import Prepared
+from ..checkpoint.adapter import load_adapter
+from ..planning.assembly import Assembly
 from ..program.op import Program
 from ..reference.rounding import TORCH_DTYPES
 from ..runtime.arena import Buffers
@@ -20,13 +20,14 @@ from ..runtime.initialise import initialise
 from ..runtime.team import Team
 from ..runtime.worker import Worker
 from .observed import EMBEDDING, LOGIT_POSITIONS, LOGITS, Observed, block_name
+from .subject import Subject
 from .tokens import Chosen
 
 _ADAPTER_STD = 0.02
 
 
 def observe(
-    prepared: Prepared,
+    subject: Subject,
     chosen: Chosen,
     scratch: Path,
     skipped: Sequence[str],
@@ -39,21 +40,21 @@ def observe(
     `skipped`: the checkpoint's tensors that belong to layers which were cut off. `stored`: the dtype of each param in
     the run that is verified, to which the weights are rounded.
     """
-    worker = run.make_worker(prepared, notice=notice)
+    worker = run.make_worker(subject.run, subject.plan, notice=notice)
     try:
-        _fill(prepared, worker, skipped)
+        _fill(subject, worker, skipped)
         for name, param in worker.params().items():
             param.copy_(param.to(TORCH_DTYPES[stored[name]]))
-        _write(prepared, worker, scratch)
+        _write(subject, worker, scratch)
         observed = Observed()
         positions = torch.cat([torch.arange(a, b) for a, b in chosen.documents])
-        worker.watch(lambda buffers: _Watcher(prepared, buffers, positions, observed))
+        worker.watch(lambda buffers: _Watcher(buffers, positions, observed))
         worker.start(graphs=False)
         worker.micro_step(chosen.batch, first=True, last=True, loss_scale=1 / chosen.batch.n_valid, index=1)
         worker.settle()
         view = worker.buffers.persistent
-        observed.loss = float(view(prepared.assembly.loss))
-        observed.gradients = _gradients(prepared, view)
+        observed.loss = float(view(subject.plan.assembly.loss))
+        observed.gradients = _gradients(subject.plan.assembly, view)
     finally:
         worker.close()
     return observed
@@ -62,7 +63,7 @@ def observe(
 class _Watcher:
     """Copies the residual stream as each block leaves it, and the logits, when the forward pass has written them."""
 
-    def __init__(self, prepared: Prepared, buffers: Buffers, positions: Tensor, observed: Observed) -> None:
+    def __init__(self, buffers: Buffers, positions: Tensor, observed: Observed) -> None:
         self._buffers = buffers
         self._positions = positions
         self._observed = observed
@@ -87,19 +88,19 @@ class _Watcher:
         self._observed.states[name] = value[self._positions.to(value.device)].float().cpu()
 
 
-def _fill(prepared: Prepared, worker: Worker | Team, skipped: Sequence[str]) -> None:
+def _fill(subject: Subject, worker: Worker | Team, skipped: Sequence[str]) -> None:
     """As a run begins, but that an adapter's zero matrices are drawn: they would hide their partners' gradients."""
-    config, assembly, given = prepared.loaded.config, prepared.assembly, prepared.inputs
+    config, assembly, given = subject.run.config, subject.plan.assembly, subject.plan.inputs
     params = worker.params()
     if skipped and not config.from_scratch:
         initialise((v for v in assembly.declared if v.init), worker.buffers.persistent, config.train_seed)
         ignored = [*given.model.ignored_tensors(given.dims), *skipped]
         copies = given.model.tied_copies(given.dims)
-        hf.load_weights(prepared.model_dir, assembly.weights, params, ignored, copies)
-        load_adapter(prepared, params)
+        hf.load_weights(subject.run.model_dir, assembly.weights, params, ignored, copies)
+        load_adapter(subject.run, assembly, params)
     else:
-        run.fill_weights(prepared, worker)
-    if adapter_of(prepared) is not None and config.adapter_path is None:
+        run.fill_weights(subject.run, assembly, worker)
+    if subject.run.adapter is not None and config.adapter_path is None:
         drawn = [
             replace(v, init=replace(v.init, kind="normal", std=_ADAPTER_STD)) for v in assembly.trainable if v.init
         ]
@@ -108,25 +109,24 @@ def _fill(prepared: Prepared, worker: Worker | Team, skipped: Sequence[str]) -> 
         initialise(zero, lambda v: worker.buffers.persistent(place[v.name]), config.train_seed)
 
 
-def _write(prepared: Prepared, worker: Worker | Team, scratch: Path) -> None:
+def _write(subject: Subject, worker: Worker | Team, scratch: Path) -> None:
     """What transformers cannot read from the user's files."""
-    config, params = prepared.loaded.config, worker.params()
+    config, params = subject.run.config, worker.params()
     worker.settle()
     if config.from_scratch and not (scratch / "model").exists():
-        dtype = prepared.inputs.precision.model
-        model = (prepared.assembly.weights, params, prepared.model_config, prepared.model_dir, dtype)
+        dtype = subject.plan.inputs.precision.model
+        model = (subject.plan.assembly.weights, params, subject.run.model_config, subject.run.model_dir, dtype)
         hf.save_model(scratch / "model", *model)
-    chosen = adapter_of(prepared)
+    chosen = subject.run.adapter
     if chosen is not None and not (scratch / "adapter").exists():
         adapter, options = chosen
         (scratch / "adapter").mkdir()
-        trained = {v.name: params[v.name] for v in prepared.assembly.trainable}
-        adapter.save(trained, scratch / "adapter", str(prepared.model_dir), options)
+        trained = {v.name: params[v.name] for v in subject.plan.assembly.trainable}
+        adapter.save(trained, scratch / "adapter", str(subject.run.model_dir), options)
 
 
-def _gradients(prepared: Prepared, view: Callable[..., Tensor]) -> dict[str, Tensor]:
+def _gradients(assembly: Assembly, view: Callable[..., Tensor]) -> dict[str, Tensor]:
     """By the names of the checkpoint's tensors, or of the adapter's params."""
-    assembly = prepared.assembly
     trained = {v.name for v in assembly.trainable}
     values = {v.name.removeprefix("grad."): v for v in assembly.declared if v.role == "grad"}
     grads = {name: view(value).float().cpu().clone() for name, value in values.items() if name in trained}

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from ..api import AdapterDef, OpDef, Precision, Program
 from ..errors import ConfigError
-from ..planning.assemble import PlanInputs
-from ..planning.prepare import Prepared
+from ..planning.inputs import PlanInputs
 from ..program.passes.evaluation import for_evaluation
+from .subject import Subject
 
 EXACT: Final = Precision(
     model="fp32",
@@ -62,12 +62,12 @@ def computes_in_fp32(given: PlanInputs) -> bool:
     return {p.model, p.matmul, p.gradient, p.param_grad, *([p.lora] if given.adapters else [])} == {"fp32"}
 
 
-def refuse_training_only(prepared: Prepared) -> None:
+def refuse_training_only(subject: Subject) -> None:
     """ConfigError if the model itself has ops for training alone: transformers' are off, ours would not be."""
-    ops = prepared.inputs.ops
-    kept = [op.kind for op in prepared.assembly.micro_step(first=True, last=True).ops if ops[op.kind].training_only]
+    ops = subject.plan.inputs.ops
+    kept = [op.kind for op in subject.plan.assembly.micro_step(first=True, last=True).ops if ops[op.kind].training_only]
     if kept:
         raise ConfigError(
-            f"model: {prepared.inputs.model.name} has {kept[0]}, which is for training alone and cannot be left "
+            f"model: {subject.plan.inputs.model.name} has {kept[0]}, which is for training alone and cannot be left "
             "out of a comparison with transformers. Verify it with a config that turns it off."
         )

@@ -15,28 +15,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..checkpoint.adapter import adapter_of
 from ..data.loader import NO_LABEL
 from ..errors import ConfigError
-from ..planning.prepare import Prepared
 from .float64 import KeepFloat64
 from .observed import EMBEDDING, LOGIT_POSITIONS, LOGITS, Observed, block_name
+from .subject import Subject
 from .tokens import Chosen
 
 STORED: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def observe(prepared: Prepared, chosen: Chosen, scratch: Path, compute: torch.dtype) -> Observed:
+def observe(subject: Subject, chosen: Chosen, scratch: Path, compute: torch.dtype) -> Observed:
     """Forward and backward of every document on its own, computed in `compute`: float64, float32 or bfloat16.
 
     Above bfloat16 the weights are first rounded to the dtype that the run stores, so that only the arithmetic differs.
     Dropout is off. `scratch`: where our side has written what is not in the user's files.
     """
-    device = "cpu" if prepared.target.device.sm is None else "cuda:0"
-    stored = compute if compute == torch.bfloat16 else STORED[prepared.inputs.precision.model]
+    device = "cpu" if subject.plan.target.device.sm is None else "cuda:0"
+    stored = compute if compute == torch.bfloat16 else STORED[subject.plan.inputs.precision.model]
     with _quiet():
-        model = _load(prepared, scratch, stored)
-        wrapped, parameters = _adapted(prepared, model, scratch)
+        model = _load(subject, scratch, stored)
+        wrapped, parameters = _adapted(subject, model, scratch)
         wrapped = _in_dtype(wrapped, compute).to(device).eval()
     _count_padding(model)
     observed = Observed()
@@ -55,7 +54,7 @@ def observe(prepared: Prepared, chosen: Chosen, scratch: Path, compute: torch.dt
             rest = LOGIT_POSITIONS - sum(len(part) for part in seen[LOGITS])
             seen[LOGITS].append(logits[:rest].detach().float().cpu())
     observed.states = {name: torch.cat(parts) for name, parts in seen.items()}
-    observed.gradients = _gradients(prepared, wrapped, parameters, scratch)
+    observed.gradients = _gradients(subject, wrapped, parameters, scratch)
     del model, wrapped, parameters
     gc.collect()
     if device != "cpu":
@@ -63,15 +62,15 @@ def observe(prepared: Prepared, chosen: Chosen, scratch: Path, compute: torch.dt
     return observed
 
 
-def _load(prepared: Prepared, scratch: Path, dtype: torch.dtype) -> Any:
+def _load(subject: Subject, scratch: Path, dtype: torch.dtype) -> Any:
     """The weights of the checkpoint, or those that our side has drawn, under the config that the run would save."""
     from transformers import AutoModelForCausalLM
     from transformers import __version__ as version
 
-    model_dir = scratch / "model" if (scratch / "model").exists() else prepared.model_dir
+    model_dir = scratch / "model" if (scratch / "model").exists() else subject.run.model_dir
     config = scratch / "config"
     config.mkdir(exist_ok=True)
-    (config / "config.json").write_text(json.dumps(prepared.model_config), encoding="utf-8")
+    (config / "config.json").write_text(json.dumps(subject.run.model_config), encoding="utf-8")
     try:
         return AutoModelForCausalLM.from_pretrained(
             model_dir, config=str(config), dtype=dtype, attn_implementation="eager"
@@ -105,9 +104,9 @@ def _count_padding(model: Any) -> None:
             module.padding_idx = None
 
 
-def _adapted(prepared: Prepared, model: Any, scratch: Path) -> tuple[Any, dict[str, Tensor]]:
+def _adapted(subject: Subject, model: Any, scratch: Path) -> tuple[Any, dict[str, Tensor]]:
     """(what is called, the parameters that are trained, by their names)."""
-    if adapter_of(prepared) is None:
+    if subject.run.adapter is None:
         return model, dict(model.named_parameters())
     try:
         import peft
@@ -117,9 +116,9 @@ def _adapted(prepared: Prepared, model: Any, scratch: Path) -> tuple[Any, dict[s
     return wrapped, {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
 
 
-def _gradients(prepared: Prepared, wrapped: Any, parameters: dict[str, Any], scratch: Path) -> dict[str, Tensor]:
+def _gradients(subject: Subject, wrapped: Any, parameters: dict[str, Any], scratch: Path) -> dict[str, Tensor]:
     """Under the names that our side uses. An adapter's go through the files of its format, which names them."""
-    found = adapter_of(prepared)
+    found = subject.run.adapter
     if found is None:
         return {name: p.grad.float().cpu() for name, p in parameters.items() if p.grad is not None}
     adapter, options = found

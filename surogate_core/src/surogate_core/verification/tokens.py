@@ -11,7 +11,7 @@ from ..data.corpora import Corpora
 from ..data.loader import NO_LABEL, MicroBatch, micro_batch
 from ..data.permute import SHUFFLE, permutation
 from ..errors import ConfigError
-from ..planning.prepare import Prepared
+from ..planning.inputs import PlanInputs
 
 _TRIED_ROWS = 256
 """Rows that are looked at for labels."""
@@ -33,14 +33,14 @@ class Chosen:
         return [(a, b) for a, b in bounds if bool((self.batch.targets[a:b] != NO_LABEL).any())]
 
 
-def from_data(data: Corpora, prepared: Prepared, seed: int) -> Chosen:
+def from_data(data: Corpora, inputs: PlanInputs, seed: int) -> Chosen:
     """Rows of the training data, at random, cut to the length that is compared; those without a label passed over."""
-    n_rows, length = _shape(prepared)
+    n_rows, length = _shape(inputs)
     found: list[MicroBatch] = []
     order = permutation(data.train.n_rows, seed, purpose=SHUFFLE)[:_TRIED_ROWS]
     for row in order:
         whole = micro_batch(data.train, np.array([row]), 1, data.tokenizer.padding_id)
-        cut = _cut(whole, length, _documents_a_row(prepared), data.tokenizer.padding_id)
+        cut = _cut(whole, length, _documents_a_row(inputs), data.tokenizer.padding_id)
         found += [cut] * bool(cut.n_valid)
         if len(found) == n_rows:
             break
@@ -51,36 +51,36 @@ def from_data(data: Corpora, prepared: Prepared, seed: int) -> Chosen:
         )
     while len(found) < n_rows:  # a small set: the same rows again
         found.append(found[len(found) % len(order)])
-    batch = _joined(found, length, prepared)
+    batch = _joined(found, length, inputs)
     return Chosen(batch, f"{n_rows} x {length} from the run's data, {batch.n_valid:,} labels")
 
 
-def random_batch(prepared: Prepared, seed: int) -> Chosen:
+def random_batch(inputs: PlanInputs, seed: int) -> Chosen:
     """Random tokens in documents of random lengths, all of them labelled."""
-    n_rows, length = _shape(prepared)
+    n_rows, length = _shape(inputs)
     rng = np.random.default_rng(seed)
-    documents = min(_DOCUMENTS_A_ROW, _documents_a_row(prepared) - 1, max(1, length // 8))
+    documents = min(_DOCUMENTS_A_ROW, _documents_a_row(inputs) - 1, max(1, length // 8))
     rows = []
     for _ in range(n_rows):
         inner = sorted(rng.choice(np.arange(2, length - 1), documents - 1, replace=False).tolist())
         starts = np.array([0, *inner], np.int32)
-        tokens = rng.integers(0, prepared.inputs.dims.vocab_size, length, dtype=np.int32)
+        tokens = rng.integers(0, inputs.dims.vocab_size, length, dtype=np.int32)
         targets = np.append(tokens[1:], NO_LABEL).astype(np.int32)
         targets[starts[1:] - 1] = NO_LABEL
         positions = np.arange(length) - np.repeat(starts, np.diff(np.append(starts, length)))
         labels = int((targets != NO_LABEL).sum())
         rows.append(MicroBatch(tokens, targets, positions.astype(np.int32), starts, length, labels))
-    batch = _joined(rows, length, prepared)
+    batch = _joined(rows, length, inputs)
     return Chosen(batch, f"{n_rows} x {length} random tokens in documents, {batch.n_valid:,} labels")
 
 
-def _shape(prepared: Prepared) -> tuple[int, int]:
-    return prepared.inputs.batch_size, prepared.inputs.seq_len
+def _shape(inputs: PlanInputs) -> tuple[int, int]:
+    return inputs.batch_size, inputs.seq_len
 
 
-def _documents_a_row(prepared: Prepared) -> int:
+def _documents_a_row(inputs: PlanInputs) -> int:
     """The most that the programs allow, padding counted as one."""
-    return prepared.inputs.max_documents // prepared.inputs.batch_size
+    return inputs.max_documents // inputs.batch_size
 
 
 def _cut(row: MicroBatch, length: int, most: int, pad_id: int) -> MicroBatch:
@@ -95,11 +95,11 @@ def _cut(row: MicroBatch, length: int, most: int, pad_id: int) -> MicroBatch:
     return MicroBatch(tokens, targets, positions, starts, length, int((targets != NO_LABEL).sum()))
 
 
-def _joined(rows: list[MicroBatch], length: int, prepared: Prepared) -> MicroBatch:
+def _joined(rows: list[MicroBatch], length: int, inputs: PlanInputs) -> MicroBatch:
     """Rows, whose `cu_seqlens` are but the starts of their documents, as one batch."""
     total = length * len(rows)
     starts = np.concatenate([row.cu_seqlens + n * length for n, row in enumerate(rows)])
-    cu_seqlens = np.full(prepared.inputs.max_documents + 1, total, np.int32)
+    cu_seqlens = np.full(inputs.max_documents + 1, total, np.int32)
     cu_seqlens[: len(starts)] = starts
     return MicroBatch(
         np.concatenate([row.tokens for row in rows]),

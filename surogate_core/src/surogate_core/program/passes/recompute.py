@@ -1,13 +1,13 @@
 """Activation recomputation: drops selected values after the forward pass and recomputes them in the backward pass.
 
-Values are selected by label ("norm", "swiglu", "qkv" ...), not by op, because the outputs of one op can differ:
+Values are selected, not ops, because the outputs of one op can differ:
 `add_rmsnorm` writes a residual that is kept and a norm that is dropped. The pass runs after the recipe's lowering, so
 recomputed values are bit-identical to those of the forward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ..builder import Builder
@@ -16,15 +16,15 @@ from ..opdef import OpDef
 from ..value import Value
 
 
-def recompute(program: Program, labels: frozenset[str], builder: Builder) -> Program:
+def recompute(program: Program, drops: Callable[[Value], bool], builder: Builder) -> Program:
     """Emit ops that recompute the dropped values, just before the first backward op that reads them.
 
-    A value is dropped if its label is in `labels` or its op is `always_recomputed`, provided that a forward op inside a
+    A value is dropped if `drops` selects it or its op is `always_recomputed`, provided that a forward op inside a
     block writes it and that op has no effects. `OpDef.rematerialise` emits the recomputation; by default the op is
     emitted again.
     """
     producer = _producers(program, builder.ops)
-    dropped = {v for v, op in producer.items() if v.label in labels or builder.ops[op.kind].always_recomputed}
+    dropped = {v for v, op in producer.items() if drops(v) or builder.ops[op.kind].always_recomputed}
     back: dict[Value, Value] = {}
     ops: list[Op] = []
 

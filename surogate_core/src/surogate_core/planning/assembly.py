@@ -1,0 +1,79 @@
+"""The planned programs of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..api import BatchInputs, Scalars, WeightMap
+from ..memory.plan import MemoryPlan
+from ..program.op import Program, Stage
+from ..program.passes.reduce import MicroStep
+from ..program.value import Value
+from .pass_runner import Pass
+from .resolve import KernelTable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assembly:
+    """The planned programs of a run and the values that the loop reads and writes.
+
+    variants    {name of a program that reads documents: the same program for batches of fewer documents}, in ascending
+                order of `Program.documents`
+    cu_seqlens  {`Program.documents`: the input that those variants read}
+    pending     copies of states that each step writes again; checkpoints do not hold them
+    kernels     what runs each op
+    """
+
+    programs: Mapping[str, Program]
+    variants: Mapping[str, tuple[Program, ...]]
+    cu_seqlens: Mapping[int, Value]
+    declared: tuple[Value, ...]
+    trainable: tuple[Value, ...]
+    memory: MemoryPlan
+    kernels: KernelTable
+    batch: BatchInputs
+    scalars: Scalars
+    loss: Value
+    eval_loss: Value
+    grad_norm: Value
+    weights: tuple[WeightMap, ...]
+    pending: tuple[Value, ...]
+    passes: tuple[Pass, ...]
+    world_size: int
+
+    @property
+    def all_programs(self) -> dict[str, Program]:
+        """Programs and their variants, by name."""
+        fewer = (program for variants in self.variants.values() for program in variants)
+        return {**self.programs, **{program.name: program for program in fewer}}
+
+    def micro_step(self, *, first: bool, last: bool) -> Program:
+        """Return the program of a micro-step of an optimizer step; see `Program.first` and `Program.last`."""
+        kind = MicroStep(first, last and self.world_size > 1)
+        return next(p for p in self.programs.values() if p.stage == "micro" and MicroStep(p.first, p.last) == kind)
+
+    def only(self, stage: Stage) -> Program:
+        """Return the program of a stage that has one program: "evaluate", "update" or "load"."""
+        (program,) = (p for p in self.programs.values() if p.stage == stage)
+        return program
+
+    def for_documents(self, program: Program, documents: int) -> Program:
+        """Return the variant of `program` for the fewest documents that still serves a batch of `documents`."""
+        fewer = self.variants.get(program.name, ())
+        return next((p for p in fewer if p.documents is not None and documents <= p.documents), program)
+
+    @property
+    def params(self) -> dict[str, Value]:
+        """Params by name."""
+        return {v.name: v for v in self.declared if v.role == "param"}
+
+    @property
+    def n_params(self) -> int:
+        """Elements of all weights."""
+        return sum(v.size for v in self.declared if v.role == "param")
+
+    @property
+    def n_trainable(self) -> int:
+        """Elements of the weights that are trained."""
+        return sum(v.size for v in self.trainable)

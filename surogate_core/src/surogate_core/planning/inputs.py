@@ -1,0 +1,53 @@
+"""What a plan is made of: definitions from plugins, each with its validated options, and the sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+
+from ..api import AdapterDef, Dims, ModelDef, OffloadDef, OpDef, OptimizerDef, Precision, RecipeDef, Target
+from .resolve import KernelFor, by_references
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanInputs:
+    """What `assemble` makes the programs of a run from.
+
+    batch_size        rows of one worker's micro-step
+    grad_accum_steps  micro-steps of an optimizer step. Which programs exist depends on whether it is 1, 2 or more.
+    world_size        workers, one device each
+    max_documents     most documents of a micro-step, padding at the end of a row included
+    lmhead_chunks     chunks of the LM head; None: chosen by the size of the logits
+    recompute         parts of `recompute_*` keys
+    target            device to plan for; None: no device, and references run every op
+    kernel_for        chooses what runs an op on the target
+    """
+
+    ops: Mapping[str, OpDef]
+    model: ModelDef
+    dims: Dims
+    recipe: RecipeDef
+    recipe_options: BaseModel
+    optimizer: OptimizerDef
+    optimizer_options: BaseModel
+    precision: Precision
+    batch_size: int
+    seq_len: int
+    max_documents: int
+    grad_accum_steps: int = 2
+    world_size: int = 1
+    lmhead_chunks: int | None = None
+    weight_decay: float = 0.0
+    max_grad_norm: float = 0.0
+    recompute: frozenset[str] = frozenset()
+    adapters: Sequence[tuple[AdapterDef, BaseModel]] = ()
+    offload: tuple[OffloadDef, BaseModel] | None = None
+    target: Target | None = None
+    kernel_for: KernelFor = by_references
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one worker's micro-step."""
+        return self.batch_size * self.seq_len

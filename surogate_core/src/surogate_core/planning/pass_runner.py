@@ -1,0 +1,46 @@
+"""Verifies what each pass returns and records which passes ran."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..api import Definition, OpDef
+from ..origin import blaming
+from ..program.op import Op, Program
+from ..program.verify import verify
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass that ran, for the listing of `surogate plan`."""
+
+    name: str
+    program: str
+    ops_before: int
+    ops_after: int
+
+
+@dataclass
+class PassRunner:
+    """Verifies programs between passes.
+
+    checked: ops that were found sound after an earlier pass, which are not checked again.
+    """
+
+    ops: Mapping[str, OpDef]
+    checked: set[Op] = field(default_factory=set)
+    passes: list[Pass] = field(default_factory=list)
+
+    def __call__(
+        self, name: str, before: Program | None, after: Program, by: tuple[Definition, str] | None = None
+    ) -> Program:
+        """Verify `after`, which the pass `name` made of `before`, and return it.
+
+        `by` is the plugin's definition and function that made it; None for a pass of core. ProgramError names them.
+        """
+        definition, function = by or (None, "")
+        with blaming(definition.origin if definition else None, function):
+            verify(after, self.ops, name, self.checked)
+        self.passes.append(Pass(name, after.name, len(before.ops) if before else 0, len(after.ops)))
+        return after

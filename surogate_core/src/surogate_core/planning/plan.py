@@ -1,0 +1,141 @@
+"""From a run to its plan: the programs, the memory and the time that they take on a device. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..api import DeviceInfo, Precision, Target
+from ..data.pieces import max_pieces
+from ..errors import ConfigError
+from ..memory.report import Report, report
+from .assemble import assemble
+from .assembly import Assembly
+from .inputs import PlanInputs
+from .resolve import KernelTable
+from .run import Run
+
+Revise = Callable[[PlanInputs], PlanInputs]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run takes on a device: its programs with the kernels that run them, and the report of memory and time."""
+
+    inputs: PlanInputs
+    target: Target
+    assembly: Assembly
+    report: Report
+
+    @property
+    def kernels(self) -> KernelTable:
+        return self.assembly.kernels
+
+    @property
+    def n_params(self) -> int:
+        """Elements of all weights."""
+        return self.assembly.n_params
+
+    @property
+    def n_trainable(self) -> int:
+        """Elements of the weights that are trained."""
+        return self.assembly.n_trainable
+
+
+def plan_run(
+    run: Run, device: DeviceInfo, world_size: int | None = None, revise: Revise = lambda inputs: inputs
+) -> Plan:
+    """Plan `run` for `device` and `world_size` - 1 more devices of the same kind; None: as many as `gpus` asks for.
+
+    `revise` changes the inputs before they are planned. Raises ConfigError or PluginError if config, model, recipe and
+    device do not fit together.
+    """
+    inputs = revise(_plan_inputs(run, device, _world_size(run, device) if world_size is None else world_size))
+    return plan_inputs(inputs)
+
+
+def plan_inputs(inputs: PlanInputs) -> Plan:
+    """Plan a run from inputs that name a device."""
+    assembly = assemble(inputs)
+    if inputs.target is None:
+        raise ValueError("a plan needs a device")
+    return Plan(inputs=inputs, target=inputs.target, assembly=assembly, report=summarise(assembly, inputs))
+
+
+def summarise(assembly: Assembly, inputs: PlanInputs) -> Report:
+    """Return the memory and time of an optimizer step on the device that `inputs` name."""
+    if inputs.target is None:
+        raise ValueError("a report needs a device")
+    return report(
+        assembly.programs,
+        assembly.memory,
+        inputs.ops,
+        inputs.target.device,
+        grad_accum_steps=inputs.grad_accum_steps,
+        tokens_per_micro_step=inputs.tokens,
+        world_size=inputs.world_size,
+    )
+
+
+def max_documents(sample_packing: bool, seq_len: int, rows: int) -> int:
+    """Return the most documents that fit into `rows` rows. Padding at the end of a row counts as a document."""
+    return ((max_pieces(seq_len) if sample_packing else 1) + 1) * rows
+
+
+def _world_size(run: Run, device: DeviceInfo) -> int:
+    count = max(run.config.gpus, 1)
+    if count > 1 and device.sm is None:
+        raise ConfigError(
+            f"gpus: {count}: a CPU trains alone. Use gpus: 1, or name the GPU to plan for: --device h200."
+        )
+    return count
+
+
+def _plan_inputs(run: Run, device: DeviceInfo, world_size: int) -> PlanInputs:
+    loaded, config, registry = run.loaded, run.config, run.registry
+    _check_length(run)
+    precision = _precision(run, device)
+    target = Target(device, config.deterministic)
+    offload = config.offload
+    return PlanInputs(
+        ops=registry.ops,
+        model=run.model,
+        dims=run.dims,
+        recipe=registry.get("recipe", config.recipe),
+        recipe_options=loaded.recipe_options,
+        optimizer=registry.get("optimizer", config.optimizer),
+        optimizer_options=loaded.optimizer_options,
+        precision=precision,
+        batch_size=config.per_device_train_batch_size,
+        seq_len=config.sequence_len,
+        grad_accum_steps=config.gradient_accumulation_steps,
+        world_size=world_size,
+        max_documents=max_documents(config.sample_packing, config.sequence_len, config.per_device_train_batch_size),
+        lmhead_chunks=config.lmhead_chunks if isinstance(config.lmhead_chunks, int) else None,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        recompute=config.recompute,
+        offload=(registry.get("offload", offload), loaded.options["offload", offload]) if offload else None,
+        adapters=[run.adapter] if run.adapter else [],
+        target=target,
+        kernel_for=lambda op: registry.kernel_for(op, target, config.recipe),
+    )
+
+
+def _check_length(run: Run) -> None:
+    length, longest = run.config.sequence_len, run.dims.max_positions
+    longest = min(run.config.max_model_len or longest, longest)
+    if length > longest:
+        raise ConfigError(
+            f"sequence_len: {length} is longer than the model allows ({longest} positions). Use {longest} or less."
+        )
+
+
+def _precision(run: Run, device: DeviceInfo) -> Precision:
+    config, options = run.config, run.loaded.recipe_options
+    recipe = run.registry.get("recipe", config.recipe)
+    precision: Precision = recipe.precision(config.precision_request, options)
+    support = recipe.supports(device, precision, options)
+    if not support.ok:
+        raise ConfigError(f"recipe: {config.recipe} cannot run on {device.title}: {support.reason}.")
+    return precision

@@ -1,0 +1,86 @@
+"""Chooses the kernel of every op, once, before data are touched.
+
+Planner, binder, report and finite check read the result and do not choose again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..api import KernelDef, Op, OpDef, Target
+from ..plugins.registry import REFERENCE, Resolved
+
+KernelFor = Callable[[Op], Resolved]
+"""Chooses what runs an op."""
+
+
+@dataclass(frozen=True)
+class KernelTable:
+    """What runs each op of a family of programs on `target`.
+
+    `target` is None for programs that are assembled for no device; their ops run as torch references.
+    """
+
+    target: Target | None
+    ops: Mapping[str, OpDef]
+    by_op: Mapping[Op, Resolved]
+
+    def __getitem__(self, op: Op) -> Resolved:
+        return self.by_op[op]
+
+    def kernel(self, op: Op) -> KernelDef | None:
+        """Return the compiled kernel of `op`, or None if its torch reference runs."""
+        return self.by_op[op].kernel
+
+    def workspace(self, op: Op) -> int:
+        """Return the bytes of scratch that `op` needs."""
+        kernel = self.by_op[op].kernel
+        if kernel is None or self.target is None:
+            return self.ops[op.kind].workspace(op)
+        return kernel.workspace(op, self.target)
+
+    @cached_property
+    def providers(self) -> Mapping[str, str]:
+        """{kind of op: distribution of its kernel}. REFERENCE if any op of the kind has no kernel."""
+        found: dict[str, str] = {}
+        for op, resolved in self.by_op.items():
+            if op.kind not in found or resolved.kernel is None:
+                found[op.kind] = resolved.provider
+        return dict(sorted(found.items()))
+
+    @cached_property
+    def refusals(self) -> Mapping[str, tuple[str, ...]]:
+        """{kind of op without a kernel: why no kernel serves it}, every reason once."""
+        found: dict[str, dict[str, None]] = {}
+        for op, resolved in self.by_op.items():
+            if resolved.kernel is None:
+                found.setdefault(op.kind, {}).update(dict.fromkeys(resolved.refusals))
+        return {kind: tuple(reasons) for kind, reasons in found.items()}
+
+    @cached_property
+    def notices(self) -> tuple[str, ...]:
+        """What the kernels tell a user who plans a run, each line once."""
+        target = self.target
+        if target is None:
+            return ()
+        lines = (found.kernel.notice(op, target) for op, found in self.by_op.items() if found.kernel is not None)
+        return tuple(dict.fromkeys(filter(None, lines)))
+
+    @cached_property
+    def modules(self) -> frozenset[str]:
+        """Import names of the compiled modules that the kernels are in."""
+        return frozenset(found.kernel.module for found in self.by_op.values() if found.kernel and found.kernel.module)
+
+
+def resolve(
+    ops: Iterable[Op], kernel_for: KernelFor, target: Target | None, definitions: Mapping[str, OpDef]
+) -> KernelTable:
+    """Choose what runs each of `ops`."""
+    return KernelTable(target, definitions, {op: kernel_for(op) for op in dict.fromkeys(ops)})
+
+
+def by_references(op: Op) -> Resolved:
+    """Choose the torch reference for every op."""
+    return Resolved(None, REFERENCE)

@@ -1,0 +1,37 @@
+"""The model's map from checkpoint tensors to params, checked against the params of its program."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ..api import WeightMap
+from ..errors import ProgramError
+from ..origin import blaming
+from ..program.value import Value
+from .inputs import PlanInputs
+
+
+def checked_weight_maps(inputs: PlanInputs, declared: Sequence[Value]) -> tuple[WeightMap, ...]:
+    """Return the model's weight maps. Raise ProgramError unless they cover the model's params exactly, with shapes."""
+    maps = tuple(inputs.model.weights(inputs.dims))
+    params = {v.name: v for v in declared if v.role == "param"}
+    with blaming(inputs.model.origin, "weights"):
+        _check(f"model {inputs.model.name}", maps, params)
+    return maps
+
+
+def _check(model: str, maps: Sequence[WeightMap], params: dict[str, Value]) -> None:
+    mapped = Counter(m.param for m in maps)
+    if mapped.keys() != params.keys():
+        raise ProgramError(f"{model}: weight maps and params differ: {sorted(mapped.keys() ^ params.keys())}")
+    sources = Counter(t.name for m in maps for t in m.tensors)
+    twice = [name for counts in (mapped, sources) for name, count in counts.items() if count > 1]
+    if twice:
+        raise ProgramError(f"{model}: mapped twice: {', '.join(twice)}")
+    for m in maps:
+        shape = params[m.param].shape
+        stored = [t.shape for t in m.tensors]
+        if any(s[1:] != shape[1:] for s in stored) or sum(s[0] for s in stored) != shape[0]:
+            parts = " + ".join(str(list(s)) for s in stored) or "nothing"
+            raise ProgramError(f"{model}: {m.param} is {list(shape)}, its checkpoint tensors make {parts}")
