@@ -83,7 +83,8 @@ MAY_IMPORT_TORCH = (
 NEVER_TORCH = {"program", "memory"}
 
 FOREIGN_NAMES = re.compile(
-    r"qwen|llama|adamw|normuon|nvfp4|fp8.?hybrid|surogate[_-](models|recipes?[_-]\w|optim[_-]\w|offload[_-]\w|lora)",
+    r"qwen|llama|adamw|normuon|nvfp4|fp8.?hybrid|surogate[_-](models|recipes?[_-]\w|optim[_-]\w|offload[_-]\w)"
+    r"|(?<![a-z])q?lora",
     re.I,
 )
 EXAMPLE = "Qwen/Qwen3-0.6B"

@@ -245,7 +245,24 @@ DISTRIBUTIONS: dict[tuple[str, str], str] = {
 """(kind, name) -> the package of this project that provides it. No other package may be suggested: anybody can
 register a name that follows a pattern."""
 
-ADAPTER_PACKAGE = DISTRIBUTIONS["adapter", "lora"]
+
+@dataclass(frozen=True)
+class Shorthand:
+    """A boolean key that selects a plugin: `key: true` means `kind: name`.
+
+    package: what provides the plugin. title: the plugin's name in sentences.
+    """
+
+    key: str
+    kind: str
+    name: str
+    package: str
+    title: str
+
+
+ADAPTER_FLAG = Shorthand("lora", "adapter", "lora", DISTRIBUTIONS["adapter", "lora"], "LoRA")
+"""`lora: true` means `adapter: lora`, and is the default of `surogate sft`. Core knows an adapter's name from here
+only."""
 
 PACKAGES: dict[str, str] = {
     "adamw_beta1": "surogate-optim-adamw",
@@ -262,7 +279,7 @@ PACKAGES: dict[str, str] = {
             "lora_modules_to_save",
             "lora_use_rslora",
         ),
-        ADAPTER_PACKAGE,
+        ADAPTER_FLAG.package,
     ),
     "wandb_project": "surogate-log-wandb",
     "wandb_name": "surogate-log-wandb",

@@ -6,11 +6,12 @@ a suggestion says that it saves is exact.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
-from ..config.load import ADAPTER, load_config, resolved
+from ..config.keys import ADAPTER_FLAG
+from ..config.load import load_config, resolved
 from ..errors import SurogateError
 from ..memory.cost import op_cost
 from ..memory.devices import GIB
@@ -101,17 +102,17 @@ def _combined(prepared: Prepared, candidates: list[_Candidate], hopeful: list[_C
 
 
 def _adapter(prepared: Prepared) -> Iterator[Suggestion]:
-    """`lora: true` with the other keys as they are, where all weights are trained and an adapter can be."""
+    """Suggest training an adapter with the other keys unchanged, if all weights are trained now."""
     loaded = prepared.loaded
-    if loaded.config.lora:
+    if loaded.config.adapter is not None:
         return
     try:
-        raw = {**resolved(loaded), ADAPTER: True}
+        raw = {**resolved(loaded), ADAPTER_FLAG.key: True}
         changed = load_config(raw, registry=prepared.registry, mode=loaded.mode, source=loaded.source)
         after = prepare(changed, prepared.registry, prepared.target.device, world_size=prepared.report.world_size)
     except SurogateError:  # no adapter is installed, or this run cannot have one
         return
-    own = _suggestion(prepared, (f"{ADAPTER}: true",), after.report)
+    own = _suggestion(prepared, (f"{ADAPTER_FLAG.key}: true",), after.report)
     further = next((s for s in suggest(after, 1) if not s.missing), None)
     if further:
         yield Suggestion((*own.changes, *further.changes), own.saves + further.saves, own.costs + further.costs, 0)
@@ -138,8 +139,9 @@ def _candidates(prepared: Prepared) -> Iterator[_Candidate]:
     """Every combination of changes that this run can make, with its estimate."""
     given, sizes = prepared.inputs, prepared.report.device_bytes
     arena = prepared.assembly.memory.arena_bytes
-    recomputed = [(parts, *_without(prepared, parts)) for parts in _CHOICES if not set(parts) & given.recompute]
-    if "block" in given.recompute:
+    present = _covered(given.recompute)
+    recomputed = [(parts, *_without(prepared, parts)) for parts in _CHOICES if not set(parts) & present]
+    if "block" in present:
         recomputed = [((), arena, 0.0)]
     narrower = [key for key in ("param_grad", "optimizer_state") if getattr(given.precision, key) == "fp32"]
     halved = {"param_grad": sizes["gradients"] / 2, "optimizer_state": sizes["optimizer"] / 2}
@@ -155,12 +157,16 @@ def _candidates(prepared: Prepared) -> Iterator[_Candidate]:
         if changes:
             activations = needed * smaller.batch_size * smaller.seq_len / (given.batch_size * given.seq_len)
             total = sizes["total"] - arena + activations - sum(halved[key] for key in keys)
-            covered = frozenset(
-                part for part, labels in RECOMPUTE_LABELS.items() if any(labels <= RECOMPUTE_LABELS[p] for p in parts)
-            )
             precision = replace(given.precision, **dict.fromkeys(keys, "bf16"))
-            changed = replace(smaller, recompute=given.recompute | covered, precision=precision)
+            changed = replace(smaller, recompute=given.recompute.union(parts), precision=precision)
             yield _Candidate(changes, changed, total, costs, halvings)
+
+
+def _covered(parts: Collection[str]) -> frozenset[str]:
+    """`parts`, and the parts that recomputing one of them recomputes too: `block` covers all others."""
+    return frozenset(
+        part for part, labels in RECOMPUTE_LABELS.items() if any(labels <= RECOMPUTE_LABELS[p] for p in parts)
+    )
 
 
 def _sizes(prepared: Prepared) -> Iterator[tuple[str, int, PlanInputs]]:
