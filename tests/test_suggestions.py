@@ -76,6 +76,13 @@ def test_single_changes_are_suggested_where_one_is_enough(plan: Plan) -> None:
     check_exact(plan, "8b", "h200", suggestions, before, sequence_len=4096)
 
 
+@pytest.mark.parametrize(("key", "covered"), [("recompute_ffn", {"ffn", "swiglu"}), ("recompute_att", {"att", "qkv"})])
+def test_a_part_that_is_recomputed_with_another_is_not_suggested(plan: Plan, key: str, covered: set[str]) -> None:
+    prepared = plan("tiny", "h200", **{key: True})
+    suggested = {change for candidate in suggestions_module._candidates(prepared) for change in candidate.changes}
+    assert suggested and not suggested & {f"recompute_{part}: true" for part in covered}
+
+
 CASES: dict[str, tuple[str, str, dict[str, Any], list[int]]] = {
     "an adapter of 70B needs several changes": ("70b", "h200", {"lora": True, "sequence_len": 3072}, [0]),
     "and shorter rows as the last resort": ("70b", "h200", {"lora": True, "sequence_len": 4096}, [1, 0]),
