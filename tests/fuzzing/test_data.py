@@ -14,8 +14,8 @@ from end_to_end.product import EXAMPLES
 from fuzzing.mutate import both_sides, of_bytes, of_json, refused, seeds
 
 from surogate_core.config.schema import DatasetEntry
+from surogate_core.data.checks import check_rows
 from surogate_core.data.pack import DocumentSpans, pack
-from surogate_core.data.proof import check_rows
 from surogate_core.data.tokenize import tokenize_dataset
 from surogate_core.data.tokenizer import Tokenizer
 from surogate_core.data.truncate import truncate
