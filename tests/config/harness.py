@@ -74,7 +74,7 @@ class FakeRegistry:
 
 
 class WithAdapter(FakeRegistry):
-    """The same with LoRA installed."""
+    """With LoRA installed."""
 
     def options_models(self) -> Mapping[tuple[str, str], type[BaseModel]]:
         return {**super().options_models(), ("adapter", "lora"): LoraOptions}

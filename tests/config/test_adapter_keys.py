@@ -28,8 +28,8 @@ def test_sft_trains_an_adapter_by_default_and_names_the_missing_package() -> Non
 def test_keys_of_adapters_need_an_adapter() -> None:
     assert "lora_rank: no installed plugin has this key; pip install surogate-lora" in message(lora_rank=8)
     assert "adapter_path: " in message(adapter_path="out/adapter")
-    told = load(registry=WithAdapter(), lora_rank=8).notices
-    assert any("lora_rank: has no effect" in line for line in told)
+    notices = load(registry=WithAdapter(), lora_rank=8).notices
+    assert any("lora_rank: has no effect" in line for line in notices)
 
 
 def test_an_adapter_needs_a_base_that_can_be_loaded_again() -> None:

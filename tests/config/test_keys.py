@@ -97,7 +97,7 @@ def test_an_alias_and_its_key_may_not_disagree() -> None:
 
 
 DEFAULTS_REFUSED = {"optimizer": "adamw_8bit: not yet"}
-"""Key -> what the error says of the original's default."""
+"""Key -> the error for the original's default."""
 
 
 class WandbOptions(BaseModel):
@@ -111,7 +111,7 @@ class AdamWAll(BaseModel):
 
 
 def test_every_key_of_the_original_is_accepted_at_its_default_or_has_a_reason() -> None:
-    """`data/original_keys.yaml`: key -> default, as its documents had them. `DEFAULTS_REFUSED`: what we cannot do."""
+    """`data/original_keys.yaml`: key -> documented default. `DEFAULTS_REFUSED`: the defaults that are not built."""
     registry = WithAdapter(wandb=WandbOptions, qwen=AdamWAll)
     refused = {}
     for key, value in read_yaml(Path(__file__).parents[1] / "data/original_keys.yaml").items():

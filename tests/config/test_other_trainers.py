@@ -29,7 +29,7 @@ FOREIGN = {
     "enable_activation_checkpointing": "recompute_block",
     "evaluation_strategy": "eval_steps",
 }
-"""Names of Trainer, axolotl, Unsloth, LLaMA-Factory and torchtune -> what the error must name."""
+"""Names of Trainer, axolotl, Unsloth, LLaMA-Factory and torchtune -> text that the error must contain."""
 
 
 @pytest.mark.parametrize("name", FOREIGN)

@@ -58,7 +58,7 @@ def test_a_key_of_a_package_that_is_not_installed_names_the_package() -> None:
 
 
 class WithBoard(FakeRegistry):
-    """The same with a logger that has an option."""
+    """With a logger that has an option."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid", frozen=True)
@@ -73,8 +73,8 @@ def test_the_keys_of_a_logger_are_read_when_report_to_selects_it() -> None:
     assert loaded.options["logger", "my-board"] == WithBoard.Options(board_project="p")
     assert resolved(loaded)["board_project"] == "p"
     assert load_config(resolved(loaded), registry=WithBoard(), source="again") == loaded
-    (told,) = load(registry=WithBoard(), board_project="p").notices
-    assert told == "board_project: has no effect, since logger my-board is not used by this run"
+    (notice,) = load(registry=WithBoard(), board_project="p").notices
+    assert notice == "board_project: has no effect, since logger my-board is not used by this run"
     assert "pip install surogate-log-wandb" in message(wandb_project="p")
 
 

@@ -36,7 +36,7 @@ def test_hub_download_asks_for_the_patterns_and_never_for_pickle(
     "model", ["missing", "", "a/b/c", "/no/such", "~no_such_user/x", pytest.param("x" * 5000, id="long"), "a\0b/c"]
 )
 def test_a_name_that_is_neither_directory_nor_repository_is_refused(model: str) -> None:
-    with pytest.raises(ConfigError, match=r"model: .* is no directory"):
+    with pytest.raises(ConfigError, match=r"model: .* is neither a directory"):
         resolve_model_dir(model, CONFIG_FILES)
 
 

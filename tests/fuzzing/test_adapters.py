@@ -1,4 +1,4 @@
-"""Damaged adapters: continued and merged, or refused with a message."""
+"""Damaged adapters are trained further and merged, or refused with one error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from surogate_core.planning.prepare import Prepared
 
 @pytest.fixture
 def adapted(here: Workplace) -> tuple[Prepared, Path]:
-    """A run that goes on with an adapter, and the adapter."""
+    """A run that continues an adapter, and the adapter."""
     folder, base = here.root / "adapter", here.root / "model"
     folder.mkdir()
     config = here.write(from_scratch=False, lora=True, lora_rank=2, adapter_path=str(folder))
@@ -59,10 +59,10 @@ def refusals(prepared: Prepared, folder: Path, cases: range) -> list[bool]:
     return outcomes
 
 
-def test_a_damaged_adapter_is_continued_and_merged_or_refused(adapted: tuple[Prepared, Path]) -> None:
+def test_a_damaged_adapter_is_merged_or_refused(adapted: tuple[Prepared, Path]) -> None:
     both_sides(refusals(*adapted, seeds(150)))
 
 
 @pytest.mark.slow
-def test_a_much_damaged_adapter_is_continued_and_merged_or_refused(adapted: tuple[Prepared, Path]) -> None:
+def test_many_damaged_adapters_are_merged_or_refused(adapted: tuple[Prepared, Path]) -> None:
     both_sides(refusals(*adapted, seeds(1000)))
