@@ -91,7 +91,7 @@ EXAMPLE = "Qwen/Qwen3-0.6B"
 """What messages give as an example of a checkpoint's name on the hub."""
 
 MAY_NAME = {"config/foreign.py", "config/keys.py", "config/schema.py"}
-"""The product's YAML keys and defaults (`optimizer: adamw`, names of the original's keys): data."""
+"""Tables of YAML keys and defaults (`optimizer: adamw`, `lora: true`, keys of other trainers): data, not code."""
 
 LINE_BUDGET = 2000
 

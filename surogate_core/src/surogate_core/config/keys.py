@@ -1,7 +1,7 @@
 """Tables of keys and names that core knows but does not serve: not built, never read, or served by another package.
 
-They tell a user who comes with a YAML file of the original what each key needs. Only these tables and `schema.py` name
-things of plugins. If an installed plugin declares one of these keys in its options, the plugin serves it.
+They say to a user who has a YAML file of the original what each key needs. In core, only this file, `foreign.py` and
+`schema.py` may name the things of plugins. If an installed plugin declares one of these keys in its options, the plugin serves it.
 """
 
 from __future__ import annotations
@@ -262,8 +262,8 @@ class Shorthand:
 
 
 ADAPTER_FLAG = Shorthand("lora", "adapter", "lora", DISTRIBUTIONS["adapter", "lora"], "LoRA")
-"""`lora: true` means `adapter: lora`, and is the default of `surogate sft`. Core knows an adapter's name from here
-only."""
+"""`lora: true` means `adapter: lora`, and `surogate sft` sets it by default. Code of core that needs an adapter's name
+takes it from here."""
 
 PACKAGES: dict[str, str] = {
     "adamw_beta1": "surogate-optim-adamw",

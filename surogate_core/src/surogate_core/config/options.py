@@ -1,4 +1,4 @@
-"""The keys of plugins: each plugin's `options` model, mounted flat beside core's keys."""
+"""The keys of plugins: each plugin's `options` model, mounted flat among core's keys."""
 
 from __future__ import annotations
 

@@ -84,7 +84,8 @@ class RunKeys(Keys):
         False, description="At the end upload the model, or the adapter, with its model card to the Hugging Face Hub."
     )
     hub_model_id: Text | None = Field(
-        None, description="Repository to upload to, `name` or `owner/name`; null: `run_name` of the logged-in account."
+        None,
+        description="Repository to upload to, `name` or `owner/name`; null: `run_name`, in the account that is logged in.",
     )
     hub_private: Flag | None = Field(
         None, description="Whether a newly created repository is private; null: the default of the account."
