@@ -1,7 +1,7 @@
 """Tables of keys and names that core knows but does not serve: not built, never read, or served by another package.
 
 They say to a user who has a YAML file of the original what each key needs. In core, only this file, `foreign.py` and
-`schema.py` may name the things of plugins. If an installed plugin declares one of these keys in its options, the plugin serves it.
+`schema.py` may name the things of plugins. A key that an installed plugin declares in its options is served by it.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class RunKeys(Keys):
     )
     hub_model_id: Text | None = Field(
         None,
-        description="Repository to upload to, `name` or `owner/name`; null: `run_name`, in the account that is logged in.",
+        description="Repository to upload to: `name` or `owner/name`; null: `run_name`, in the logged-in account.",
     )
     hub_private: Flag | None = Field(
         None, description="Whether a newly created repository is private; null: the default of the account."
