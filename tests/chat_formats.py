@@ -1,4 +1,4 @@
-"""Chat templates, written anew and published, and small tokenizers with their special tokens.
+"""Chat templates, our own and published ones, and small tokenizers with their special tokens.
 
 The templates in this file are written anew after three public formats: headers, ends of turn, think blocks, tool calls
 and responses are those of the models' own; the fixed sentences around tools are shortened.
@@ -182,7 +182,7 @@ TEMPLATES = Path(__file__).parent / "data/templates"
 
 @dataclass(frozen=True)
 class Published:
-    """A published template, the kinds of tokenizer that models with it have, and the tokens added to them.
+    """A published template, the kinds of tokenizer of the models that use it, and their added tokens.
 
     kinds: "bytes" (byte-level), "prepend" (as Llama 2's tokenizer.json was converted at first), "metaspace" (as it is
     converted today), "gemma". plain: added tokens that are not special. rstrip: added tokens swallow white space after
@@ -252,7 +252,7 @@ def template_text(name: str) -> str:
 
 
 def published_tokenizer(directory: Path, name: str, kind: str = "bytes", template: str | None = None) -> Tokenizer:
-    """A small tokenizer of this kind with the tokens that the template needs, and the template (or `template`)."""
+    """Make a small tokenizer of this kind with the tokens that the template needs, and with its template."""
     of = PUBLISHED[name]
     backend = tokenizers.Tokenizer.from_str(_base(kind))
     if of.bos:
@@ -272,7 +272,7 @@ def published_tokenizer(directory: Path, name: str, kind: str = "bytes", templat
 
 @cache
 def _base(kind: str) -> str:
-    """tokenizer.json of a kind, of a few hundred tokens of Shakespeare, with tokens for every byte."""
+    """Make a tokenizer.json of a kind: a few hundred tokens of Shakespeare, and a token for every byte."""
     text = TEXT.read_text()[:50_000]
     backend = tokenizers.Tokenizer(models.BPE())
     if kind == "bytes":
@@ -305,7 +305,7 @@ def _base(kind: str) -> str:
 
 
 def _add_merges(model: dict[str, Any], chars: list[str]) -> None:
-    """Tokens of two and of four equal characters, which published vocabularies have of spaces and line breaks."""
+    """Tokens of two and four equal characters; published vocabularies have them for spaces and line breaks."""
     for char in chars:
         for part in (char, char * 2):
             for text in (part, part * 2):

@@ -97,8 +97,8 @@ def low_rank(
             continue
         x, w, y = op.ins[0], op.ins[1], op.outs[0]
         with b.record("forward", op.block) as emitted:
-            down = b.param(f"{w.name}.A", (RANK, x.shape[1]), Init(kind="normal", std=0.2), precision.lora)
-            up = b.param(f"{w.name}.B", (w.shape[0], RANK), Init(kind="zeros"), precision.lora)
+            down = b.param(f"{w.name}.A", (RANK, x.shape[1]), Init(kind="normal", std=0.2), precision.adapter)
+            up = b.param(f"{w.name}.B", (w.shape[0], RANK), Init(kind="zeros"), precision.adapter)
             base = b.apply("linear", *op.ins, label=y.label, **op.attrs)
             branch = b.apply("linear", b.apply("linear", x, down, label=y.label), up, label=y.label)
             b.emit("add", base, branch, outs=[y])
@@ -328,7 +328,7 @@ def test_frozen_params_cost_nothing_but_their_bytes() -> None:
 def test_an_adapter_has_masters_only_where_they_are_wider(
     model: str, master: str, lora: str, adapter_master: str | None
 ) -> None:
-    request = PrecisionRequest(model_dtype=model, master_dtype=master, lora_dtype=lora)
+    request = PrecisionRequest(model_dtype=model, master_dtype=master, adapter_dtype=lora)
     assembly = assemble(plan_inputs(request=request, **ADAPTED))
     assert {v.dtype for v in assembly.trainable} == {lora}
     masters = {v.dtype for v in assembly.declared if v.name.startswith("master.")}

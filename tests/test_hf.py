@@ -196,7 +196,7 @@ SPOILED_SHARDS: dict[str, tuple[Callable[[Path], None], str]] = {
     "missing shard": (lambda d: (d / FIRST_SHARD).unlink(), f"names {FIRST_SHARD}, not there"),
     "truncated shard": (truncate(FIRST_SHARD, 900), f"{FIRST_SHARD}: is truncated"),
     "index is no JSON": (lambda d: (d / INDEX).write_text("{"), "not valid JSON"),
-    "index is a list": (lambda d: (d / INDEX).write_text("[]"), "must hold a JSON object"),
+    "index is a list": (lambda d: (d / INDEX).write_text("[]"), "must contain a JSON object"),
     "no weight_map": (edit_index(lambda i: i.pop("weight_map")), "no weight_map"),
     "outside": (edit_index(lambda i: i["weight_map"].update({UP: "../model.safetensors"})), "beside the index"),
     "a number": (edit_index(lambda i: i["weight_map"].update({UP: 3})), "beside the index"),
@@ -234,7 +234,7 @@ def test_a_spoiled_checkpoint_is_refused_before_anything_is_written(case: str, s
         ("[1]", "JSON object"),
         ("\udcff", "not valid JSON"),
         ("[" * 10**5, "not valid JSON"),
-        ('{"quantization_config": {"quant_method": "fp8"}}', "stored quantised"),
+        ('{"quantization_config": {"quant_method": "fp8"}}', "quantised checkpoints"),
     ],
     ids=["missing", "empty", "list", "not text", "deep", "quantised"],
 )

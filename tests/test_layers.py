@@ -83,14 +83,15 @@ MAY_IMPORT_TORCH = (
 NEVER_TORCH = {"program", "memory"}
 
 FOREIGN_NAMES = re.compile(
-    r"qwen|llama|adamw|normuon|nvfp4|fp8.?hybrid|surogate[_-](models|recipes?[_-]\w|optim[_-]\w|offload[_-]\w|lora)",
+    r"qwen|llama|adamw|normuon|nvfp4|fp8.?hybrid|surogate[_-](models|recipes?[_-]\w|optim[_-]\w|offload[_-]\w)"
+    r"|(?<![a-z])q?lora",
     re.I,
 )
 EXAMPLE = "Qwen/Qwen3-0.6B"
 """What messages give as an example of a checkpoint's name on the hub."""
 
 MAY_NAME = {"config/foreign.py", "config/keys.py", "config/schema.py"}
-"""The product's YAML keys and defaults (`optimizer: adamw`, names of the original's keys): data."""
+"""Tables of YAML keys and defaults (`optimizer: adamw`, `lora: true`, keys of other trainers): data, not code."""
 
 LINE_BUDGET = 2000
 

@@ -230,7 +230,7 @@ FAULTS = [
     case(
         "encode gives words",
         'change("FORMAT", encode=lambda r, t, o: Encoded(["to"], [True]))',
-        rf"rows\.jsonl.*: {FORMAT} failed in encode: returned what is no list of tokens",
+        rf"rows\.jsonl.*: {FORMAT} failed in encode: returned something other than tokens",
         "tokenize",
     ),
     case(

@@ -12,6 +12,7 @@ import pytest
 from surogate_core import run
 from surogate_core.errors import ConfigError
 from surogate_core.planning import plan as plan_module
+from surogate_core.planning import suggestions as suggestions_module
 from surogate_core.planning.assemble import assemble
 from surogate_core.planning.plan import Plan
 from surogate_core.planning.run import Run
@@ -75,6 +76,15 @@ def test_single_changes_are_suggested_where_one_is_enough(plan: Make) -> None:
     assert [len(s.changes) for s in suggestions] == [1, 1, 1] and not any(s.missing for s in suggestions)
     assert suggestions == sorted(suggestions, key=lambda s: s.costs)
     check_exact(plan, "8b", "h200", suggestions, before, sequence_len=4096)
+
+
+@pytest.mark.parametrize(("key", "covered"), [("recompute_ffn", {"ffn", "swiglu"}), ("recompute_att", {"att", "qkv"})])
+def test_a_part_that_is_recomputed_with_another_is_not_suggested(plan: Make, key: str, covered: set[str]) -> None:
+    opened, planned = plan("tiny", "h200", **{key: True})
+    suggested = {
+        change for candidate in suggestions_module._candidates(opened, planned) for change in candidate.changes
+    }
+    assert suggested and not suggested & {f"recompute_{part}: true" for part in covered}
 
 
 CASES: dict[str, tuple[str, str, dict[str, Any], list[int]]] = {

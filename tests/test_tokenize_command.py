@@ -129,4 +129,4 @@ def test_bad_data_is_one_message_with_file_and_line(run: Path) -> None:
 def test_tokens_past_the_models_vocabulary_are_refused(run: Path) -> None:
     (run.parent / "model/config.json").write_text(json.dumps({"vocab_size": 300}))
     result = tokenize(run)
-    assert result.returncode == 2 and "is past the model's vocab_size of 300" in result.stderr
+    assert result.returncode == 2 and "is outside the model's vocab_size of 300" in result.stderr

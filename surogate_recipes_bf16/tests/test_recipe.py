@@ -14,7 +14,7 @@ from models.harness import OPS, PlannedModel, random_documents, tiny_config, val
 from torch import Tensor
 
 from surogate_core.api import DeviceInfo, NoOptions, Op, Precision, PrecisionRequest, Program
-from surogate_core.config.schema import GradientDtype, MatmulDtype, StorageDtype
+from surogate_core.config.values import GradientDtype, MatmulDtype, StorageDtype
 from surogate_core.errors import ConfigError
 from surogate_core.memory.devices import DEVICES
 from surogate_core.program.verify import verify
@@ -53,7 +53,7 @@ def test_default_dtypes_are_bf16_with_fp32_gradients_and_states() -> None:
         matmul="bf16",
         gradient="bf16",
         master="bf16",
-        lora="fp32",
+        adapter="fp32",
         param_grad="fp32",
         optimizer_state="fp32",
     )
@@ -65,7 +65,7 @@ def test_products_and_masters_default_to_the_model_dtype() -> None:
     assert decide(model_dtype="fp32", matmul_dtype="bf16").gradient == "bf16"
 
 
-@pytest.mark.parametrize("key", ["master", "lora", "param_grad", "optimizer_state"])
+@pytest.mark.parametrize("key", ["master", "adapter", "param_grad", "optimizer_state"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_requested_dtypes_are_used(key: str, dtype: str) -> None:
     assert getattr(decide(**{f"{key}_dtype": dtype}), key) == dtype

@@ -80,7 +80,7 @@ def test_cache_follows_content_tokenizer_and_settings(tmp_path: Path, tokenizer_
     assert len(set(paths)) == 5
 
 
-def test_cache_does_not_know_sequence_len(tmp_path: Path, tokenizer: Tokenizer, play: str) -> None:
+def test_cache_does_not_depend_on_sequence_len(tmp_path: Path, tokenizer: Tokenizer, play: str) -> None:
     dataset = tokenized(write_jsonl(tmp_path / "a.jsonl", [play]), tokenizer)
     assert dataset.path is not None
     settings = json.loads((dataset.path / "manifest.json").read_text())["settings"]
@@ -89,7 +89,7 @@ def test_cache_does_not_know_sequence_len(tmp_path: Path, tokenizer: Tokenizer, 
 
 
 @pytest.mark.parametrize("damage", ["tokens.bin", "mask.bin", "offsets.npy", "manifest.json", "missing"])
-def test_damaged_cache_is_named_and_built_again(
+def test_damaged_cache_is_named_and_rebuilt(
     tmp_path: Path, tokenizer: Tokenizer, play: str, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entry = write_jsonl(tmp_path / "a.jsonl", [play, "hear me"])
@@ -104,19 +104,19 @@ def test_damaged_cache_is_named_and_built_again(
     again = tokenized(entry, tokenizer)
     assert documents(again) == expected
     notice = capsys.readouterr().err
-    assert "damaged and is built again" in notice and str(whole.path) in notice
+    assert "damaged and will be rebuilt" in notice and str(whole.path) in notice
     tokenized(entry, tokenizer)
     assert capsys.readouterr().err == ""
 
 
-def test_failed_write_leaves_nothing_behind(tmp_path: Path, tokenizer: Tokenizer, play: str) -> None:
+def test_failed_write_leaves_no_files(tmp_path: Path, tokenizer: Tokenizer, play: str) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": play}) + "\n{broken\n")
     with pytest.raises(ConfigError, match=r"a\.jsonl:2"):
         tokenized(Entry(str(tmp_path / "a.jsonl")), tokenizer)
     assert [path for path in default_cache_root().iterdir() if path.suffix != ".lock"] == []
 
 
-def test_full_disk_stops_the_run_and_leaves_nothing_behind(
+def test_full_disk_stops_the_run_and_leaves_no_files(
     tmp_path: Path, tokenizer: Tokenizer, play: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def append(*arguments: Any) -> None:
@@ -137,7 +137,7 @@ def test_unwritable_cache_root_names_the_remedy(
         tokenized(write_jsonl(tmp_path / "a.jsonl", [play]), tokenizer)
 
 
-def test_left_over_of_a_killed_process_is_removed(tmp_path: Path, tokenizer: Tokenizer, play: str) -> None:
+def test_partial_cache_of_a_killed_process_is_removed(tmp_path: Path, tokenizer: Tokenizer, play: str) -> None:
     entry = write_jsonl(tmp_path / "a.jsonl", [play])
     path = tokenized(entry, tokenizer).path
     assert path is not None
@@ -170,10 +170,10 @@ tokenize.tokenize_dataset(entry, TEXT, TextOptions(), Tokenizer(Path(sys.argv[2]
 
 
 @pytest.mark.parametrize("shards", [1, 7])
-def test_a_killed_process_leaves_its_shards_to_the_next_and_the_same_bytes_come_out(
+def test_shards_of_a_killed_process_are_continued_to_the_same_bytes(
     shards: int, tmp_path: Path, tokenizer: Tokenizer, play: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGKILL at a random moment behind the first shards; the next process encodes only what lies behind them."""
+    """SIGKILL at a random moment after the first shards; the next process encodes only the rows after them."""
     choice = random.Random()
     entry = write_jsonl(
         tmp_path / "a.jsonl", [(3 * play)[i % 99 : i % 99 + choice.randrange(200)] for i in range(5000)]
@@ -200,7 +200,7 @@ def test_a_killed_process_leaves_its_shards_to_the_next_and_the_same_bytes_come_
     resumed = tokenize_dataset(entry, TEXT, TextOptions(), tokenizer, cache, notice=told.append)
     assert resumed.path is not None
     assert sum(encoded) == 5000 - whole[-1]["rows"] and whole[-1]["rows"] > 0
-    assert f"{len(whole)} shards of it, {whole[-1]['n_tokens']:,} tokens, are kept" in told[0]
+    assert f"continuing after {len(whole)} shards ({whole[-1]['n_tokens']:,} tokens)" in told[0]
     files = sorted(path.name for path in straight.path.iterdir())
     assert files == sorted(path.name for path in resumed.path.iterdir())
     for name in files:
@@ -235,7 +235,7 @@ def test_mask_bits_survive_any_document_lengths(tmp_path: Path, word_tokenizer: 
     assert dataset.n_trained == int((np.array(dataset.tokens) % 3 == 0).sum())
 
 
-def test_format_that_returns_nonsense_is_the_plugins_fault(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_a_format_that_returns_invalid_tokens_raises_a_plugin_error(tmp_path: Path, tokenizer: Tokenizer) -> None:
     for encoded in (Encoded([1, 2], [True]), Encoded([-1], [True]), Encoded([tokenizer.vocab_size], [True])):
         broken = DatasetFormatDef(
             name="broken", summary="", options=NoOptions, matches=lambda c: True, fields=lambda o: (),
@@ -285,7 +285,7 @@ import sys
 from types import SimpleNamespace
 from pathlib import Path
 sys.modules["datasets"] = None
-from surogate_core.data import loader, pack, proof, tokenize
+from surogate_core.data import checks, loader, pack, tokenize
 from surogate_core.data.formats import TEXT, TextOptions
 from surogate_core.data.tokenizer import Tokenizer
 write = tokenize._write
@@ -307,7 +307,7 @@ def test_listing_the_format_loads_neither_numpy_nor_tokenizers() -> None:
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": source}, check=True)
 
 
-def test_two_processes_at_once_tokenise_once_without_torch_or_datasets(
+def test_two_concurrent_processes_tokenise_once_without_torch_or_datasets(
     tmp_path: Path, tokenizer_dir: Path, play: str
 ) -> None:
     entry = write_jsonl(tmp_path / "a.jsonl", [play] * 4000)

@@ -1,4 +1,4 @@
-"""Whatever is in a conversation reaches the tokens, or is named as left out, with counts, before training."""
+"""Every part of a conversation reaches the tokens, or is reported as left out, with counts, before training."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def told(encoded: Encoded) -> dict[tuple[str, str], tuple[int, int]]:
 
 
 @pytest.mark.parametrize(("key", "no", "yes"), [("weight", 0, 1), ("train", False, True), ("loss", False, True)])
-def test_answers_that_are_not_to_be_trained_are_not(key: str, no: Any, yes: Any, tmp_path: Path) -> None:
+def test_answers_with_weight_zero_are_not_trained(key: str, no: Any, yes: Any, tmp_path: Path) -> None:
     tokenizer = published_tokenizer(tmp_path / "model", "openhermes")
     more = [{"role": "user", "content": "Stand!"}, {"role": "assistant", "content": "I stand.", key: yes}]
     messages = [HELLO[0], {**HELLO[1], key: no}, *more]
@@ -60,7 +60,7 @@ def test_answers_that_are_not_to_be_trained_are_not(key: str, no: Any, yes: Any,
     whole = trained_text(encode(tokenizer, messages, loss_scale="all"), tokenizer)
     assert "Who goes there?" in whole and "A friend." not in whole and "I stand." in whole
     nothing = encode(tokenizer, messages[:2])
-    assert not nothing.tokens and "not trained" in nothing.left_out
+    assert not nothing.tokens and "from training" in nothing.left_out
     users = encode(tokenizer, [{**HELLO[0], key: yes}, HELLO[1]])
     assert told(users) == {(f"the key {key!r}", "messages that are not the assistant's"): (1, 1)}
 
@@ -71,7 +71,7 @@ def test_answers_that_are_not_to_be_trained_are_not(key: str, no: Any, yes: Any,
         ({"weight": 0.5}, r"message 1 \(assistant\) has weight 0.5: an answer is trained or not, 1 or 0"),
         ({"weight": "0"}, "has weight '0'"),
         ({"train": "no"}, "has train 'no': an answer is trained or not, True or False"),
-        ({"weight": 0, "train": True}, "is to be trained and not to be trained"),
+        ({"weight": 0, "train": True}, "has contradictory keys"),
         ({"train_detail": []}, "has train_detail: parts of an answer cannot be trained alone"),
     ],
 )
@@ -84,7 +84,7 @@ def test_other_weights_are_refused(keys: Row, problem: str, tmp_path: Path) -> N
 # ---------------------------------------------------------------------------------------------------------- omissions
 
 
-def test_what_a_template_does_not_write_is_named_and_counted(tmp_path: Path) -> None:
+def test_parts_that_a_template_does_not_write_are_named_and_counted(tmp_path: Path) -> None:
     tokenizer = published_tokenizer(tmp_path / "model", "qwen3")
     developer = [{"role": "developer", "content": "Be brief."}, {"role": "developer", "content": "friend"}]
     named = [{**HELLO[0], "name": "Bob"}, {**HELLO[1], "name": "Eve"}]
@@ -98,15 +98,15 @@ def test_what_a_template_does_not_write_is_named_and_counted(tmp_path: Path) -> 
     }
 
 
-def test_a_system_prompt_that_a_template_drops_is_told(tmp_path: Path) -> None:
-    """Mistral's v3 templates write it into the last message, if that is the user's: never in training."""
+def test_a_system_prompt_that_a_template_drops_is_reported(tmp_path: Path) -> None:
+    """Mistral's v3 templates write it into the last message only if that is the user's, hence never in training."""
     tokenizer = published_tokenizer(tmp_path / "model", "mistral-v3-tekken")
     encoded = encode(tokenizer, [{"role": "system", "content": "Be brief."}, *HELLO])
     assert told(encoded) == {("the text", "messages with role system"): (1, 1)}
     assert trained_text(encoded, tokenizer) == "A friend.</s>"
 
 
-def test_names_that_mappings_replace_and_keys_without_a_place_are_told(tmp_path: Path) -> None:
+def test_replaced_names_and_keys_without_a_place_are_reported(tmp_path: Path) -> None:
     tokenizer = published_tokenizer(tmp_path / "model", "qwen2.5")
     said = [{"type": "text", "text": "Who goes there?", "cache": "x"}]
     call = {**CALL, "id": "call-1", "function": {**CALL["function"], "strict": True}}
@@ -128,17 +128,17 @@ def load(tmp_path: Path, tokenizer: Tokenizer, rows: list[Row], notices: list[st
     return load_corpora(config, FORMATS, tokenizer.directory, tokenizer.vocab_size, notices.append)
 
 
-def test_what_is_left_out_is_told_with_counts_also_from_the_cache(tmp_path: Path) -> None:
+def test_omissions_are_reported_with_counts_also_from_the_cache(tmp_path: Path) -> None:
     tokenizer = published_tokenizer(tmp_path / "model", "qwen3")
     thought = {**HELLO[1], "reasoning_content": "A test."}
     rows = [HELLO, [*HELLO, *HELLO], [HELLO[0], {**thought, "weight": 0}], [HELLO[0], thought, HELLO[0], thought]]
     expected = [
-        "datasets.0: left out: 1 of 4 rows: weight, train or loss says of every answer that it is not trained "
+        "datasets.0: left out: 1 of 4 rows: weight, train or loss excludes every answer from training "
         "(first: rows.jsonl:3)",
-        "datasets.0: left out: the reasoning of 1 of 2 answers with reasoning: the chat template leaves it out of what "
-        "it writes of such answers (first: rows.jsonl:4)",
-        "datasets.0: left out: the training of 1 of 2 answers: they lose their reasoning while a later answer keeps "
-        "it, and the model never writes such answers. To train each with its reasoning, end a row after it "
+        "datasets.0: left out: the reasoning of 1 of 2 answers with reasoning: the chat template does not write it "
+        "(first: rows.jsonl:4)",
+        "datasets.0: left out: the training of 1 of 2 answers: the template drops their reasoning but keeps that of a "
+        "later answer, and the model never writes such answers. To train each with its reasoning, end a row after it "
         "(first: rows.jsonl:4)",
     ]
     for _ in range(2):
@@ -175,7 +175,7 @@ def _tokenizer(folder: Path, name: str) -> Tokenizer:
 
 @st.composite
 def rows(draw: st.DrawFn) -> Row:
-    """A conversation of which every text is a word of its own."""
+    """A conversation in which every text is a different word."""
     numbers = iter(range(1000))
 
     def word() -> str:
@@ -214,7 +214,7 @@ def rows(draw: st.DrawFn) -> Row:
 
 
 def missing_of(row: Row, text: str) -> Counter[tuple[str, str]]:
-    """What of the row is not in `text`, by what it must be called."""
+    """Return the names that the omissions of the row must have: of the parts that are not in `text`."""
     missing: Counter[tuple[str, str]] = Counter()
     for message in row["messages"]:
         role, content = message["role"], message.get("content") or ""
@@ -232,7 +232,7 @@ def missing_of(row: Row, text: str) -> Counter[tuple[str, str]]:
     return +missing
 
 
-def test_whatever_is_in_a_row_is_in_its_tokens_or_named_with_counts(tmp_path: Path) -> None:
+def test_every_part_of_a_row_is_in_its_tokens_or_reported_with_counts(tmp_path: Path) -> None:
     outcomes: Counter[str] = Counter()
 
     @settings(max_examples=250, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
@@ -245,7 +245,7 @@ def test_whatever_is_in_a_row_is_in_its_tokens_or_named_with_counts(tmp_path: Pa
 
 
 def _outcome(row: Row, tokenizer: Tokenizer, loss_scale: str) -> str:
-    """Whether the row is whole, lacks something that is named, is left out or is refused; each is checked."""
+    """Return "whole", "named" (parts are missing and reported), "left out" or "refused", after checking that claim."""
     template = tokenizer.chat_template
     assert template is not None
     try:
@@ -256,7 +256,7 @@ def _outcome(row: Row, tokenizer: Tokenizer, loss_scale: str) -> str:
     answers = [message for message in row["messages"] if message["role"] == "assistant"]
     if encoded.left_out:
         assert not encoded.tokens
-        if "not trained" in encoded.left_out:
+        if "from training" in encoded.left_out:
             assert answers[-1].get("weight") == 0
         elif "end the turn" not in encoded.left_out:
             text = template.render([{"content": "", **message} for message in row["messages"]], row["tools"])
@@ -275,7 +275,7 @@ def _outcome(row: Row, tokenizer: Tokenizer, loss_scale: str) -> str:
     return "named" if named else "whole"
 
 
-def test_the_parts_of_a_row_that_reach_the_tokens_are_not_named(tmp_path: Path) -> None:
+def test_parts_of_a_row_that_reach_the_tokens_are_not_reported(tmp_path: Path) -> None:
     tokenizer = chat_tokenizer(tmp_path / "model", QWEN25)
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "title": 'a "b"'}}}]
     assert not told(encode(tokenizer, [{"role": "system", "content": "Be brief."}, *CALLED], tools))

@@ -1,4 +1,4 @@
-"""What is in a row of a table becomes tokens, or is named as left out with its count, before training."""
+"""The content of a table's row becomes tokens, or is reported as left out with its count, before training."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def chat(tmp_path: Path) -> Tokenizer:
 
 
 def write(table: Table, path: Path) -> Path:
-    """The rows as a file of the kind that the suffix names. CSV holds null as an empty cell and nested ones as JSON."""
+    """Write the rows as a file of the suffix's kind. CSV has null as an empty cell and nested values as JSON."""
     columns = list(dict.fromkeys(name for row in table for name in row))
     if path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in table))
@@ -64,7 +64,7 @@ def _csv_cell(value: Any) -> str:
 
 
 def train_on(path: Path, tokenizer: Tokenizer, type: str = "auto", **options: Any) -> tuple[list[str], list[str]]:
-    """(the text of every document, the notices) of a run on one file."""
+    """Return (the text of every document, the notices) of a run on one file."""
     config = TrainConfig(
         model=str(tokenizer.directory),
         datasets=[DatasetEntry(path=str(path), type=type, options=options)],
@@ -86,7 +86,7 @@ def said(text: str, answer: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "json"])
-def test_auto_takes_a_column_that_only_a_later_row_has(kind: str, tmp_path: Path, chat: Tokenizer) -> None:
+def test_auto_uses_a_column_that_only_a_later_row_has(kind: str, tmp_path: Path, chat: Tokenizer) -> None:
     rows: Table = [{"messages": said("1 + 1?", "Two.")}, {"messages": said("1 + 2?", "Three."), "tools": [TOOL]}]
     texts, _ = train_on(write(rows, tmp_path / f"a.{kind}"), chat)
     turned, _ = train_on(write(rows[::-1], tmp_path / f"b.{kind}"), chat)
@@ -101,7 +101,7 @@ def test_auto_refuses_rows_of_two_types_in_either_order(tmp_path: Path, chat: To
             train_on(write(table, tmp_path / f"{name}.jsonl"), chat)
 
 
-def test_auto_passes_over_columns_that_are_empty_in_every_row(tmp_path: Path, chat: Tokenizer) -> None:
+def test_auto_ignores_columns_that_are_empty_in_every_row(tmp_path: Path, chat: Tokenizer) -> None:
     rows: Table = [{"instruction": None, "question": "Who?", "answer": "Me."}]
     texts, notices = train_on(write(rows, tmp_path / "a.parquet"), chat)
     assert "Who?" in texts[0] and notices == []
@@ -136,7 +136,7 @@ def test_empty_rows_are_counted(tmp_path: Path, chat: Tokenizer) -> None:
     assert train_on(path, chat)[1] == train_on(path, chat)[1] == ["datasets.0: 2 of 3 rows are empty and left out"]
 
 
-def test_a_table_of_many_columns_is_told_in_one_short_line() -> None:
+def test_many_unused_columns_are_reported_in_one_short_line() -> None:
     columns = Columns()
     columns.add_row(Row("a", {"text": "x", **{f"c{i}": i for i in range(1000)}}))
     told = unused_columns(columns, ["text"], {})
@@ -148,12 +148,10 @@ def test_a_table_of_many_columns_is_told_in_one_short_line() -> None:
     assert "'' (in 1 row)" in told and "'\\x1b[2J\\n' (in 1 row)" in told and "'\\ud800' (in 1 row)" in told
 
 
-def test_an_optional_column_that_no_row_has_is_a_mistaken_key(tmp_path: Path, chat: Tokenizer) -> None:
+def test_an_optional_column_that_no_row_has_is_refused(tmp_path: Path, chat: Tokenizer) -> None:
     for kind in KINDS:
         path = write([{"instruction": "a", "input": "b", "output": "c"}], tmp_path / f"a.{kind}")
-        with pytest.raises(
-            ConfigError, match=r"datasets\.0: path: .*: no column 'inputs'\. Columns there: instruction"
-        ):
+        with pytest.raises(ConfigError, match=r"datasets\.0: path: .*: no column 'inputs'\. Available: instruction"):
             train_on(path, chat, type="instruction", input_field="inputs")
 
 
@@ -161,7 +159,7 @@ def test_an_optional_column_that_no_row_has_is_a_mistaken_key(tmp_path: Path, ch
 def test_a_missing_required_column_names_its_row(kind: str, tmp_path: Path, chat: Tokenizer) -> None:
     rows: Table = [{"instruction": "a", "output": "b"}, {"instruction": "c"}, {"instruction": "a", "output": "b"}]
     where = {"jsonl": r"a\.jsonl:2", "json": r"a\.json\[1\]"}[kind]
-    with pytest.raises(ConfigError, match=rf"{where}: no column 'output'\. Columns there: instruction"):
+    with pytest.raises(ConfigError, match=rf"{where}: no column 'output'\. Available: instruction"):
         train_on(write(rows, tmp_path / f"a.{kind}"), chat)
 
 
@@ -174,9 +172,7 @@ def test_null_in_a_required_column_names_its_row(tmp_path: Path, chat: Tokenizer
             train_on(path, chat)
 
 
-def test_a_tokenizer_that_transformers_makes_larger_than_the_model_is_told_before_training(
-    tmp_path: Path, chat: Tokenizer
-) -> None:
+def test_a_tokenizer_that_is_larger_than_the_model_in_transformers_is_reported(tmp_path: Path, chat: Tokenizer) -> None:
     (chat.directory / "added_tokens.json").write_text('{"<late>": 5000}')
     config = TrainConfig(
         model="m",
@@ -208,7 +204,7 @@ def test_columns_are_counted_once_and_then_read_from_the_cache(tmp_path: Path, m
     assert count_columns(source, tmp_path / "cache") == first
 
 
-def test_samples_bound_what_is_counted(tmp_path: Path) -> None:
+def test_only_the_rows_of_samples_are_counted(tmp_path: Path) -> None:
     rows: Table = [{"text": "a", "x": 1}, {"text": "b", "x": None}, {"text": "c", "x": 1}, {"text": "d", "x": 1}]
     for kind in KINDS:
         path = write(rows, tmp_path / f"a.{kind}")
@@ -260,7 +256,7 @@ OPTIONS: Mapping[str, dict[str, Any]] = {
 
 @st.composite
 def rows_of(draw: st.DrawFn, kind: str) -> Table:
-    """Rows of one type. Extra columns have one type each, since parquet has no other; each value has its own marker."""
+    """Rows of one dataset type. Each extra column has one type, as parquet requires; each value has its own marker."""
     extra = {name: draw(st.sampled_from(("text", "list", "object"))) for name in EXTRA_NAMES if draw(st.booleans())}
     table: Table = []
     for number in range(draw(st.integers(1, 5))):
@@ -297,7 +293,7 @@ def _required(kind: str, draw: st.DrawFn, mark: Callable[[str], str]) -> dict[st
 
 
 def markers(value: Any) -> set[str]:
-    """Every marker in a cell, at any depth."""
+    """Return every marker in a cell, at any depth."""
     return set(re.findall(r"<[a-z]+\d+>", json.dumps(value)))
 
 
@@ -314,7 +310,7 @@ def shared_chat(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 @pytest.mark.parametrize("type_", list(USED))
 @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_what_is_in_a_row_is_trained_or_named_as_left_out(
+def test_the_content_of_a_row_is_trained_or_reported_as_left_out(
     type_: str, shared_chat: Tokenizer, monkeypatch: pytest.MonkeyPatch, data: st.DataObject
 ) -> None:
     table = data.draw(rows_of(type_))

@@ -28,7 +28,7 @@ def chat(tmp_path: Path) -> Tokenizer:
 
 
 def both(row: dict[str, Any], tokenizer: Tokenizer, **options: Any) -> tuple[str, str]:
-    """The text of a row, and what of it is trained."""
+    """Return the text of a row, and its trained part."""
     encoded = encode_conversation(row, tokenizer, ConversationOptions(**options))
     trained = [token for token, on in zip(encoded.tokens, encoded.trained, strict=True) if on]
     return tokenizer.decode(encoded.tokens), tokenizer.decode(trained)
@@ -82,11 +82,11 @@ def test_system_prompt_completion_and_tools_come_from_their_columns(chat: Tokeni
         ([{"role": "narrator", "content": "x"}], "message 0 has role 'narrator'. Known: human, gpt"),
         ([{"speaker": "user", "text": "x"}], "message 0 has role None.*Keys there: speaker, text"),
         ([HELLO[0], {"role": "assistant", "content": None}], "message 1 has content null, not text"),
-        ([HELLO[0], {"role": "assistant", "content": " "}], "message 1 is the assistant's and says nothing"),
+        ([HELLO[0], {"role": "assistant", "content": " "}], "message 1 is an empty message of the assistant"),
         ([HELLO[0], {"role": "assistant", "content": [{"type": "image"}]}], "message 1 has content .*only text"),
         ([{**HELLO[0], "tool_calls": [{"name": "f"}]}], "message 0 calls tools, but its role is user"),
         ([HELLO[0], {"role": "assistant", "tool_calls": [{"f": 1}]}], "tool call without the name"),
-        ([{"role": "user", "content": "\ud800"}, HELLO[1]], "message 0 .user. holds half a surrogate pair"),
+        ([{"role": "user", "content": "\ud800"}, HELLO[1]], "message 0 .user. contains half a surrogate pair"),
     ],
 )  # fmt: skip
 def test_unusable_messages_are_named(messages: object, problem: str, chat: Tokenizer) -> None:
@@ -94,7 +94,7 @@ def test_unusable_messages_are_named(messages: object, problem: str, chat: Token
         both({"messages": messages}, chat)
 
 
-def test_two_system_prompts_and_tools_that_are_none_are_refused(chat: Tokenizer) -> None:
+def test_two_system_prompts_and_invalid_tools_are_refused(chat: Tokenizer) -> None:
     row = {"messages": [{"role": "system", "content": "a"}, *HELLO], "sys": "b", "tools": "add"}
     with pytest.raises(ConfigError, match="begin with another"):
         both(row, chat, system_field="sys")
@@ -106,7 +106,7 @@ def test_two_system_prompts_and_tools_that_are_none_are_refused(chat: Tokenizer)
 
 
 def corpora(tmp_path: Path, tokenizer: Tokenizer, rows: list[dict[str, Any]], **keys: Any) -> tuple[Corpora, list[str]]:
-    """The data of a run on a JSONL file of `rows`, and the notices."""
+    """Return the data of a run on a JSONL file of `rows`, and the notices."""
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     entry = DatasetEntry(path=str(tmp_path / "rows.jsonl"), type=keys.pop("type", "conversation"))
     entry = entry.model_copy(update={"options": keys.pop("options", {})})
@@ -118,7 +118,7 @@ def corpora(tmp_path: Path, tokenizer: Tokenizer, rows: list[dict[str, Any]], **
 def test_a_bad_row_is_named_by_file_and_line(tmp_path: Path, chat: Tokenizer) -> None:
     with pytest.raises(ConfigError, match=r"rows.jsonl:2: column 'messages' holds no message"):
         corpora(tmp_path, chat, [{"messages": HELLO}, {"messages": []}])
-    with pytest.raises(ConfigError, match=r"rows.jsonl:1: no column 'messages'. Columns there: chat"):
+    with pytest.raises(ConfigError, match=r"rows.jsonl:1: no column 'messages'. Available: chat"):
         corpora(tmp_path, chat, [{"chat": HELLO}])
 
 
@@ -137,7 +137,9 @@ def test_conversations_longer_than_a_row_are_left_out_and_counted(tmp_path: Path
     ("strategy", "starts", "ends"),
     [("right", "<|im_start|>system", "A friend."), ("left", "A friend", "<|im_end|>\n")],
 )
-def test_truncation_keeps_the_other_end(strategy: str, starts: str, ends: str, tmp_path: Path, chat: Tokenizer) -> None:
+def test_truncation_on_one_side_keeps_the_other_end(
+    strategy: str, starts: str, ends: str, tmp_path: Path, chat: Tokenizer
+) -> None:
     data, notices = corpora(tmp_path, chat, [long(100)], sequence_len=128, truncation_strategy=strategy)
     tokens, trained = data.train.corpus.read(data.train.start[0] + range(128))
     assert int(data.train.stop[0] - data.train.start[0]) == 128 and trained.any()
@@ -150,7 +152,7 @@ def test_conversations_cut_before_their_answer_are_left_out(tmp_path: Path, chat
     late = {"messages": [{"role": "user", "content": "Who? " * 200}, HELLO[1]]}
     data, notices = corpora(tmp_path, chat, [late, long(1)], sequence_len=128, truncation_strategy="right")
     assert len(data.train.start) == 1 and "1 of them left out with nothing to train" in notices[0]
-    with pytest.raises(ConfigError, match=r"datasets.0: .*no document is left .*Raise sequence_len"):
+    with pytest.raises(ConfigError, match=r"datasets.0: .*no document remains .*Raise sequence_len"):
         corpora(tmp_path, chat, [late], sequence_len=128)
 
 
@@ -170,7 +172,7 @@ def test_validation_takes_whole_conversations(tmp_path: Path, chat: Tokenizer) -
     assert 0.2 < data.validation.n_tokens / (data.train.n_tokens + data.validation.n_tokens) < 0.3
 
 
-def test_the_runs_loss_scale_holds_where_the_entry_has_none(tmp_path: Path, chat: Tokenizer) -> None:
+def test_the_loss_scale_of_the_run_is_the_default_of_the_entry(tmp_path: Path, chat: Tokenizer) -> None:
     row = {"messages": [*HELLO, *HELLO]}
     trained = {
         name: corpora(tmp_path, chat, [row], **keys)[0].train.corpus.datasets[0].n_trained
@@ -212,7 +214,7 @@ def test_weights_repeat_documents_and_take_random_parts(tmp_path: Path, chat: To
         weigh(documents, [1, 0.001], seed=1)
 
 
-def test_an_entry_with_a_weight_is_trained_so_often_and_validated_once(tmp_path: Path, chat: Tokenizer) -> None:
+def test_an_entry_is_trained_by_its_weight_and_validated_once(tmp_path: Path, chat: Tokenizer) -> None:
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(long(n % 5 + 1)) + "\n" for n in range(40)))
     entry = DatasetEntry(path=str(tmp_path / "rows.jsonl"), type="conversation", weight=2)
     config = TrainConfig(model="model", datasets=(entry,), validation_split_ratio=0.25)
@@ -225,8 +227,8 @@ def test_an_entry_with_a_weight_is_trained_so_often_and_validated_once(tmp_path:
         load_corpora(only, FORMATS, chat.directory, chat.vocab_size, print)
 
 
-def test_whatever_stands_in_a_row_is_a_document_or_a_message(chat: Tokenizer) -> None:
-    """Random JSON in the shape of messages, mutated; anything but ConfigError is a fault of ours."""
+def test_any_row_is_encoded_or_refused(chat: Tokenizer) -> None:
+    """Mutated random JSON in the shape of messages: the only exception may be ConfigError."""
     chance = random.Random(7)
     leaves: list[Any] = [
         None,
@@ -283,7 +285,7 @@ def test_whatever_stands_in_a_row_is_a_document_or_a_message(chat: Tokenizer) ->
 
 
 def test_a_parquet_file_gives_the_tokens_of_the_same_rows_in_jsonl(chat: Tokenizer, tmp_path: Path) -> None:
-    """A table's structs have every key that any row has: what a row lacks must not reach the template as null."""
+    """Structs in a table have the keys of all rows: a key that a row lacks must not reach the template as null."""
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 
     def row(name: str, **arguments: Any) -> dict[str, Any]:

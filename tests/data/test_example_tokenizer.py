@@ -1,4 +1,4 @@
-"""The bundled text and the tokenizer made from it belong together."""
+"""The bundled tokenizer is made from the bundled text."""
 
 from __future__ import annotations
 

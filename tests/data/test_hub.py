@@ -11,13 +11,15 @@ from surogate_core.hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES,
 huggingface_hub = pytest.importorskip("huggingface_hub")
 
 
-def test_local_directory_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_directory_is_used_directly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "owner" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert resolve_model_dir("owner/name", CONFIG_FILES) == Path("owner/name")
 
 
-def test_hub_name_asks_for_the_patterns_and_never_for_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_download_asks_for_the_patterns_and_never_for_pickle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: dict[str, Any] = {}
 
     def snapshot_download(repo: str, **keys: Any) -> str:
@@ -33,12 +35,12 @@ def test_hub_name_asks_for_the_patterns_and_never_for_pickle(tmp_path: Path, mon
 @pytest.mark.parametrize(
     "model", ["missing", "", "a/b/c", "/no/such", "~no_such_user/x", pytest.param("x" * 5000, id="long"), "a\0b/c"]
 )
-def test_what_is_neither_directory_nor_name_is_told(model: str) -> None:
-    with pytest.raises(ConfigError, match=r"model: .* is no directory"):
+def test_a_name_that_is_neither_directory_nor_repository_is_refused(model: str) -> None:
+    with pytest.raises(ConfigError, match=r"model: .* is neither a directory"):
         resolve_model_dir(model, CONFIG_FILES)
 
 
-def test_file_is_told_from_directory(tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"is a file\. Name the directory"):
         resolve_model_dir(str(tmp_path / "config.json"), CONFIG_FILES)
@@ -53,7 +55,7 @@ def test_file_is_told_from_directory(tmp_path: Path) -> None:
         ("TimeoutError", "TimeoutError: slow"),
     ],
 )
-def test_failed_fetch_says_what_to_do(kind: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_download_names_the_remedy(kind: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     error = type(kind, (OSError,), {})("slow\nmore")
 
     def snapshot_download(*arguments: Any, **keys: Any) -> str:

@@ -20,7 +20,7 @@ def chat(tmp_path: Path) -> Tokenizer:
 
 
 def both(row: dict[str, Any], tokenizer: Tokenizer, **options: Any) -> tuple[str, str]:
-    """The text before what is trained, and what is trained."""
+    """Return the text before the trained part, and the trained part."""
     encoded = encode_instruction(row, tokenizer, InstructionOptions(**options))
     at = encoded.trained.index(True)
     trained = [token for token, on in zip(encoded.tokens, encoded.trained, strict=True) if on]
@@ -72,7 +72,7 @@ def test_without_chat_template_prompt_output_and_eos_are_text(tmp_path: Path) ->
     [
         ({**ROW, "output": ""}, "column 'output' is empty"),
         ({**ROW, "output": ["x"]}, "column 'output' holds a list, not text"),
-        ({**ROW, "instruction": "\udc00"}, "column 'instruction' holds half a surrogate pair"),
+        ({**ROW, "instruction": "\udc00"}, "column 'instruction' contains half a surrogate pair"),
     ],
 )
 def test_unusable_rows_are_named(row: dict[str, Any], problem: str, chat: Tokenizer) -> None:
@@ -86,7 +86,7 @@ def test_unusable_rows_are_named(row: dict[str, Any], problem: str, chat: Tokeni
         ({"system_prompt_type": "field"}, "needs system_prompt_field"),
         ({"system_prompt_type": "fixed"}, "needs system_prompt"),
         ({"system_prompt": "a", "system_prompt_field": "b"}, "both given"),
-        ({"prompt_format": "{output} and more"}, "goes on behind"),
+        ({"prompt_format": "{output} and more"}, "has text after"),
         ({"prompt_format": "no placeholder"}, "no placeholder"),
     ],
 )

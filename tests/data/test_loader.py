@@ -21,7 +21,7 @@ PAD = 7
 
 
 def dataset_of(lengths: list[int], trained_share: float = 1.0) -> TokenDataset:
-    """Every token is 1000 + its own position, so that a batch tells where each came from."""
+    """Every token is 1000 + its position, so that a batch shows where each token came from."""
     n = sum(lengths)
     mask = np.random.default_rng(0).random(n) < trained_share
     return TokenDataset(
@@ -77,7 +77,7 @@ def test_batches_keep_the_contract(lengths: list[int], sequence_len: int, batch_
 
 
 @given(st.integers(0, 300), st.integers(0, 2**64 - 1), st.integers(0, 100))
-def test_permutation_is_one_and_depends_on_its_key_only(n: int, seed: int, epoch: int) -> None:
+def test_permutation_is_valid_and_depends_on_its_key_only(n: int, seed: int, epoch: int) -> None:
     order = permutation(n, seed, epoch)
     assert sorted(order.tolist()) == list(range(n))
     assert (permutation(n, seed, epoch) == order).all()
@@ -134,7 +134,7 @@ def test_evaluation_reads_every_row_once_whatever_the_training_seed() -> None:
     assert [contents(batch) for batch in eval_batches(rows, 3, limit=2, pad_id=PAD)] == first[:2]
 
 
-def test_loader_refuses_what_it_cannot_serve() -> None:
+def test_loader_refuses_empty_data_and_sizes_below_one() -> None:
     with pytest.raises(ConfigError, match="per_device_train_batch_size"):
         Loader(packed([9]), 0, 1, 1)
     with pytest.raises(ConfigError, match="no row to train on"):
@@ -151,7 +151,7 @@ def test_prefetch_yields_every_item_in_order_and_ends() -> None:
     assert prefetch_threads() == []
 
 
-def test_prefetch_left_early_ends_its_thread_and_works_no_further_ahead() -> None:
+def test_prefetch_left_early_ends_its_thread_and_computes_no_more_items() -> None:
     made: list[int] = []
 
     def make(index: int) -> int:
@@ -165,7 +165,7 @@ def test_prefetch_left_early_ends_its_thread_and_works_no_further_ahead() -> Non
     assert len(made) <= 4  # one taken, two waiting, one in hand
 
 
-def test_prefetch_raises_the_error_in_its_turn() -> None:
+def test_prefetch_raises_an_error_at_the_item_that_failed() -> None:
     def make(index: int) -> int:
         if index == 2:
             raise ConfigError("broken at 2")

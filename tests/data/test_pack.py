@@ -15,7 +15,7 @@ sequence_lens = st.integers(2, 40)
 
 
 def dataset_of(lengths: list[int], first_token: int = 0) -> TokenDataset:
-    """Every token is its own position, counted from `first_token`."""
+    """Every token is its position, counted from `first_token`."""
     n = sum(lengths)
     return TokenDataset(
         tokens=np.arange(first_token, first_token + n, dtype=np.uint32),
@@ -76,7 +76,7 @@ def test_no_row_is_overfull_and_no_piece_crosses_a_document(
 
 
 @given(st.lists(st.integers(2, 40), min_size=1, max_size=80), st.integers(8, 40))
-def test_rows_are_those_of_best_fit_decreasing_one_by_one(lengths: list[int], sequence_len: int) -> None:
+def test_rows_equal_those_of_piecewise_best_fit_decreasing(lengths: list[int], sequence_len: int) -> None:
     rooms: list[list[int]] = []
     for length in sorted(pieces_by_hand(lengths, sequence_len), reverse=True):
         fits = [row for row in rooms if sequence_len - sum(row) >= length and len(row) < max_pieces(sequence_len)]
@@ -91,7 +91,7 @@ def test_rows_are_those_of_best_fit_decreasing_one_by_one(lengths: list[int], se
         assert sorted(sum(row) for row in row_lengths(packed)) == sorted(map(sum, rooms))
 
 
-def test_packing_is_dense_and_the_same_every_time() -> None:
+def test_packing_is_dense_and_deterministic() -> None:
     lengths = np.random.default_rng(0).integers(2, 2049, 20_000)
     documents = documents_of(lengths.tolist())
     first, second = pack(documents, 2048), pack(documents, 2048)
@@ -143,6 +143,6 @@ def test_validation_depends_on_the_seed() -> None:
 
 
 @pytest.mark.parametrize("ratio", [-0.1, 1.0, float("nan")])
-def test_impossible_share_is_refused(ratio: float) -> None:
+def test_a_validation_ratio_outside_0_to_1_is_refused(ratio: float) -> None:
     with pytest.raises(ConfigError, match="validation_split_ratio"):
         split_validation(documents_of([10]), ratio, 1)

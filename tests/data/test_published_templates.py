@@ -28,7 +28,7 @@ Messages = list[dict[str, Any]]
 
 CASES = [(name, kind) for name, of in PUBLISHED.items() for kind in of.kinds]
 THINKING_PROMPTS = {"deepseek-r1-distill": "<think>\n", "qwq": "<think>\n"}
-"""Templates whose prompt opens a think block that they remove from answers."""
+"""Templates whose prompt opens a think block which they remove from answers."""
 
 TWO_ROUNDS: Messages = [
     {"role": "user", "content": "Who goes there?"},
@@ -92,13 +92,13 @@ def brackets(encoded: Encoded, tokenizer: Tokenizer) -> str:
 
 
 def trained_runs(encoded: Encoded) -> list[tuple[int, int]]:
-    """First and last + 1 of each run of trained tokens."""
+    """Return (first, last + 1) of each run of trained tokens."""
     edges = [n for n, (a, b) in enumerate(itertools.pairwise([False, *encoded.trained, False])) if a != b]
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 class Server:
-    """What a server tokenizes: the prompt that transformers renders, by the tokenizers library alone."""
+    """Return the tokens of a server: the prompt rendered by transformers, tokenized by the tokenizers library."""
 
     def __init__(self, tokenizer: Tokenizer, name: str) -> None:
         from transformers import PreTrainedTokenizerFast
@@ -129,7 +129,9 @@ def test_every_template_file_is_tested_and_its_source_named() -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_trained_is_what_the_model_produces_after_the_servers_prompt(name: str, kind: str, tmp_path: Path) -> None:
+def test_the_trained_tokens_are_those_the_model_produces_after_the_prompt_of_a_server(
+    name: str, kind: str, tmp_path: Path
+) -> None:
     tokenizer = published_tokenizer(tmp_path / "model", name, kind)
     server = Server(tokenizer, name)
     encoded = encode_chat(TWO_ROUNDS, None, tokenizer, "default")
@@ -159,9 +161,7 @@ ODD_ANSWERS = (
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_whatever_an_answer_begins_with_the_prompt_has_the_tokens_of_inference(
-    name: str, kind: str, tmp_path: Path
-) -> None:
+def test_the_prompt_has_the_tokens_of_inference_before_any_answer(name: str, kind: str, tmp_path: Path) -> None:
     tokenizer = published_tokenizer(tmp_path / "model", name, kind)
     server = Server(tokenizer, name)
     prompt = server.prompt(TWO_ROUNDS[:3]).removesuffix(THINKING_PROMPTS.get(name, ""))
@@ -173,8 +173,8 @@ def test_whatever_an_answer_begins_with_the_prompt_has_the_tokens_of_inference(
 
 
 @pytest.mark.parametrize("kind", ["bytes", "prepend", "metaspace", "gemma"])
-def test_a_token_that_would_span_the_border_is_split_as_at_inference(kind: str, tmp_path: Path) -> None:
-    """Random text cut at random places: the left part has its own tokens, and both together give the text back."""
+def test_a_token_across_the_boundary_is_split_as_at_inference(kind: str, tmp_path: Path) -> None:
+    """Random text cut at random places: the left part has the tokens it has alone, and both give the text back."""
     tokenizer = published_tokenizer(tmp_path / "model", "gemma-2", kind)
     backend = tokenizers.Tokenizer.from_file(str(tokenizer.directory / "tokenizer.json"))
     chance = random.Random(9)
@@ -254,8 +254,8 @@ def test_rows_whose_calls_the_template_drops_are_left_out(name: str, tmp_path: P
     )
 
 
-def test_calls_of_r1_distill_are_trained_where_their_turn_ends(tmp_path: Path) -> None:
-    """Its template takes arguments as text and content that is none, and ends the turn after a second call only."""
+def test_tool_calls_of_r1_distill_are_trained_if_their_turn_ends(tmp_path: Path) -> None:
+    """Its template takes arguments as text and content that is None, and ends the turn only after a second call."""
     tokenizer = published_tokenizer(tmp_path / "model", "deepseek-r1-distill")
     one = encode(tokenizer, CALLS)
     assert one.left_out == "the chat template does not end the turn after tool calls" and not one.tokens
@@ -268,10 +268,12 @@ def test_calls_of_r1_distill_are_trained_where_their_turn_ends(tmp_path: Path) -
     ]
 
 
-def test_text_that_a_template_drops_beside_tool_calls_leaves_the_row_out(tmp_path: Path) -> None:
+def test_a_row_is_left_out_if_the_template_drops_text_next_to_tool_calls(tmp_path: Path) -> None:
     tokenizer = published_tokenizer(tmp_path / "model", "llama-3.1")
     said = [CALLS[0], {**CALLS[1], "content": "Let me add."}, *CALLS[2:]]
-    assert encode(tokenizer, said, [TOOL]).left_out == "the chat template does not write the text of an answer as it is"
+    assert (
+        encode(tokenizer, said, [TOOL]).left_out == "the chat template does not write the text of an answer unchanged"
+    )
     assert not encode(tokenizer, said, [TOOL], loss_scale="last_round").left_out  # context only
 
 
@@ -300,7 +302,7 @@ def test_earlier_answers_without_their_reasoning_are_context(tmp_path: Path) -> 
 
 
 def test_a_marked_template_needs_no_prompt(tmp_path: Path) -> None:
-    """Phi-3.5's own template writes eos where it writes no prompt."""
+    """The template of Phi-3.5 writes eos if it writes no prompt."""
     marks = template_text("phi-3.5").replace(
         "{{'<|assistant|>\n' + message['content'] + '<|end|>\n'}}",
         "{{'<|assistant|>\n'}}{% generation %}{{message['content'] + '<|end|>\n'}}{% endgeneration %}",
@@ -322,7 +324,7 @@ def test_debug_shows_the_first_space_of_an_answer(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------- named templates
 
 
-def test_named_templates_in_their_folder_are_used_and_exported(tmp_path: Path) -> None:
+def test_additional_chat_templates_are_used_and_exported(tmp_path: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
     from surogate_core.checkpoint.hf import copy_tokenizer
@@ -353,7 +355,7 @@ def test_a_folder_of_templates_without_a_default_is_refused_and_changes_the_cach
     (named / "tool_use.jinja").write_text(template_text("qwen2.5"))
     assert Tokenizer(tokenizer.directory).fingerprint != tokenizer.fingerprint
     (tokenizer.directory / "chat_template.jinja").unlink()
-    with pytest.raises(ConfigError, match=r"named tool_use, and none of them default. Add chat_template.jinja"):
+    with pytest.raises(ConfigError, match=r"named tool_use, none of them default. Add chat_template.jinja"):
         assert Tokenizer(tokenizer.directory).chat_template
     settings = json.loads((tokenizer.directory / "tokenizer_config.json").read_text())
     assert "chat_template" not in settings

@@ -49,7 +49,7 @@ def test_every_kind_of_file_yields_the_same_rows(tmp_path: Path, suffix: str) ->
     assert read(write_rows(tmp_path / f"data{suffix}", TEXTS)) == TEXTS
 
 
-def test_json_may_hold_an_object_a_line(tmp_path: Path) -> None:
+def test_json_may_have_one_object_per_line(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "data.jsonl", TEXTS).rename(tmp_path / "data.json")
     assert read(path) == TEXTS
 
@@ -67,7 +67,7 @@ def test_byte_order_mark_is_dropped(tmp_path: Path) -> None:
         assert read(tmp_path / name) == ["hello"]
 
 
-def test_csv_cell_longer_than_the_modules_limit(tmp_path: Path) -> None:
+def test_csv_cells_may_exceed_the_limit_of_the_csv_module(tmp_path: Path) -> None:
     assert read(write_rows(tmp_path / "data.csv", ["x" * 200_000])) == ["x" * 200_000]
 
 
@@ -88,11 +88,11 @@ def test_directory_is_read_in_sorted_order_without_hidden_files(tmp_path: Path) 
     assert read(f"{tmp_path}/**/*.txt") == ["a.txt", "b.txt", "sub/c.txt"]
 
 
-def test_samples_takes_the_first_rows(tmp_path: Path) -> None:
+def test_samples_uses_the_first_rows(tmp_path: Path) -> None:
     assert read(write_rows(tmp_path / "a.jsonl", TEXTS), samples=2) == TEXTS[:2]
 
 
-def test_content_hash_follows_content_not_names(tmp_path: Path) -> None:
+def test_content_hash_depends_on_content_not_names(tmp_path: Path) -> None:
     one = write_rows(tmp_path / "one.jsonl", TEXTS)
     two = write_rows(tmp_path / "two.jsonl", TEXTS)
     first = open_source(Entry(str(one))).content_hash()
@@ -110,7 +110,7 @@ def test_a_row_that_lacks_an_optional_column_has_none(tmp_path: Path) -> None:
     for suffix, inputs in {".jsonl": [None, "c", None], ".json": [None, "c", None], ".parquet": [None]}.items():
         source = open_source(Entry(str(tmp_path / f"a{suffix}")))
         assert [row.values["input"] for row in source.rows(["text", "input"], ["input"])] == inputs
-        with pytest.raises(ConfigError, match=r"a\.\w+(:1|\[0\])?: no column 'input'. Columns there: text"):
+        with pytest.raises(ConfigError, match=r"a\.\w+(:1|\[0\])?: no column 'input'. Available: text"):
             list(source.rows(["text", "input"]))
 
 
@@ -118,14 +118,16 @@ def test_other_files_of_a_directory_are_named(tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt.gz", "README.md", ".hidden"):
         (tmp_path / name).write_text(name)
     told = open_source(Entry(str(tmp_path))).left_out()
-    assert told == "files not read, since they are none of .txt, .jsonl, .json, .csv, .parquet: README.md, b.txt.gz"
+    assert (
+        told == "files not read, since their kind is none of .txt, .jsonl, .json, .csv, .parquet: README.md, b.txt.gz"
+    )
     assert open_source(Entry(str(tmp_path / "a.txt"))).left_out() is None
 
 
-def test_parquet_that_names_a_column_twice_is_refused(tmp_path: Path) -> None:
+def test_parquet_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
     arrays = [pyarrow.array(["a"]), pyarrow.array(["b"])]
     pyarrow.parquet.write_table(pyarrow.Table.from_arrays(arrays, ["text", "text"]), tmp_path / "a.parquet")
-    with pytest.raises(ConfigError, match=r"a\.parquet: column 'text' is there twice"):
+    with pytest.raises(ConfigError, match=r"a\.parquet: column 'text' appears twice"):
         read(tmp_path / "a.parquet")
 
 
@@ -133,11 +135,11 @@ def test_parquet_that_names_a_column_twice_is_refused(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("a.jsonl", b"", r"a\.jsonl: the file is empty"),
-        ("a.jsonl", b"\n\n", r"a\.jsonl: holds no rows"),
-        ("a.json", b"[]", r"a\.json: holds no rows"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": "b"\n', r"a\.jsonl:2: not one JSON object a line"),
+        ("a.jsonl", b"\n\n", r"a\.jsonl: contains no rows"),
+        ("a.json", b"[]", r"a\.json: contains no rows"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "b"\n', r"a\.jsonl:2: not one JSON object per line"),
         ("a.jsonl", b'{"text": "a"}\n["b"]\n', r"a\.jsonl:2: holds a list"),
-        ("a.jsonl", b'{"text": "a"}\n{"other": "b", "id": 1}\n', r"a\.jsonl:2: no column 'text'. Columns there: other"),
+        ("a.jsonl", b'{"text": "a"}\n{"other": "b", "id": 1}\n', r"a\.jsonl:2: no column 'text'. Available: other"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', r"a\.jsonl:2: not UTF-8: byte 0xff"),
         ("a.jsonl", b"[" * 100_000, r"a\.jsonl:1: not one JSON"),
         ("a.json", b'[{"text": "a"}, {"text": ', r"a\.json: element 1 of the array"),
@@ -145,15 +147,15 @@ def test_parquet_that_names_a_column_twice_is_refused(tmp_path: Path) -> None:
         ("a.json", b'[{"text": "\xff"}]', r"a\.json: not UTF-8"),
         ("a.json", b'{\n"text": "a"\n}', r"a\.json:1: not one JSON"),
         ("a.txt", b"abc\xff", r"a\.txt: not UTF-8: byte 0xff at offset 3"),
-        ("a.jsonl", b'{"text": "a", "text": "b"}\n', r"a\.jsonl:1: key 'text' is there twice in one object"),
-        ("a.jsonl", b'{"text": "a", "meta": {"x": 1, "x": 2}}\n', r"a\.jsonl:1: key 'x' is there twice"),
-        ("a.json", b'[{"text": "a"}, {"text": "a", "text": "b"}]', r"a\.json\[1\]: key 'text' is there twice"),
-        ("a.json", b'[{"text": "a"}]\n[{"text": "b"}]', r"a\.json: goes on after its array: '\[\{"),
-        ("a.csv", b"text,text\na,b\n", r"a\.csv: column 'text' is there twice"),
-        ("a.csv", b"id,text\n1,a\n2,b,c\n", r"a\.csv:3: 3 cells, but the header names 2"),
+        ("a.jsonl", b'{"text": "a", "text": "b"}\n', r"a\.jsonl:1: key 'text' appears twice in one object"),
+        ("a.jsonl", b'{"text": "a", "meta": {"x": 1, "x": 2}}\n', r"a\.jsonl:1: key 'x' appears twice"),
+        ("a.json", b'[{"text": "a"}, {"text": "a", "text": "b"}]', r"a\.json\[1\]: key 'text' appears twice"),
+        ("a.json", b'[{"text": "a"}]\n[{"text": "b"}]', r"a\.json: has text after its array: '\[\{"),
+        ("a.csv", b"text,text\na,b\n", r"a\.csv: column 'text' appears twice"),
+        ("a.csv", b"id,text\n1,a\n2,b,c\n", r"a\.csv:3: 3 cells, but the header has 2"),
         ("a.csv", b'id,text\n1,"a\n', r"a\.csv:2: not CSV"),
-        ("a.csv", b"id,words\n1,a\n", r"a\.csv:2: no column 'text'. Columns there: id, words"),
-        ("a.csv", b"id,text\n", r"a\.csv: holds no rows"),
+        ("a.csv", b"id,words\n1,a\n", r"a\.csv:2: no column 'text'. Available: id, words"),
+        ("a.csv", b"id,text\n", r"a\.csv: contains no rows"),
         ("a.parquet", b"PAR1 nothing of the kind", r"a\.parquet: not parquet"),
         ("a.bin", b"abc", r"a\.bin is none of \.txt"),
     ],
@@ -178,7 +180,7 @@ def test_truncated_parquet_is_named(tmp_path: Path) -> None:
 
 
 def test_parquet_without_the_column_names_the_others(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no column 'body'\. Columns there: id, text"):
+    with pytest.raises(ConfigError, match=r"no column 'body'\. Available: id, text"):
         read(write_rows(tmp_path / "a.parquet", TEXTS), column="body")
 
 
@@ -193,15 +195,15 @@ def test_parquet_without_the_column_names_the_others(tmp_path: Path) -> None:
         ("~no_such_user/a.txt", {}, "does not exist"),
         ("missing/*.jsonl", {}, "no file matches"),
         ("s3://bucket/a.jsonl", {}, "is a URL"),
-        ("empty", {}, "holds no .txt"),
+        ("empty", {}, "contains no .txt"),
         ("mixed", {}, "several kinds"),
-        ("mixed/a.txt", {"split": "test"}, "split: test is for hub datasets"),
-        ("mixed/a.txt", {"subset": "x"}, "subset: x is for hub datasets"),
+        ("mixed/a.txt", {"split": "test"}, "split: test is for Hub datasets"),
+        ("mixed/a.txt", {"subset": "x"}, "subset: x is for Hub datasets"),
         ("mixed/a.txt", {"samples": 0}, "samples: 0"),
         ("mixed/b.jsonl", {"sample_by": "line"}, "sample_by: line is for .txt"),
     ],
 )
-def test_unusable_entry_is_told(
+def test_unusable_entry_is_refused_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, keys: dict[str, Any], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -226,7 +228,7 @@ def test_hub_dataset_is_read_through_the_library(monkeypatch: pytest.MonkeyPatch
     assert read("owner/name", subset="small", split="test") == TEXTS
     assert asked == [("owner/name", "small", "test")]
     assert read("owner/name", samples=2) == TEXTS[:2]
-    with pytest.raises(ConfigError, match=r"owner/name\[train\]: no column 'body'. Columns there: id, text"):
+    with pytest.raises(ConfigError, match=r"owner/name\[train\]: no column 'body'. Available: id, text"):
         read("owner/name", column="body")
     first = open_source(Entry("owner/name")).content_hash()
     assert open_source(Entry("owner/name")).content_hash() == first
@@ -234,7 +236,7 @@ def test_hub_dataset_is_read_through_the_library(monkeypatch: pytest.MonkeyPatch
     assert limited == open_source(Entry("owner/name", samples=2)).content_hash() != first
 
 
-def test_hub_failure_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_failure_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
 
     def load_dataset(*arguments: Any, **keys: Any) -> Any:

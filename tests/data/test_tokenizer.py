@@ -33,7 +33,7 @@ def test_eos_falls_back_to_generation_config_then_config(tokenizer_dir: Path) ->
 
 
 def test_bos_of_config_json_is_ignored_when_the_tokenizer_is_configured(tokenizer_dir: Path) -> None:
-    """Qwen's config.json names a bos that its tokenizer never writes."""
+    """The config.json of Qwen names a bos that its tokenizer never writes."""
     edit(tokenizer_dir / "config.json", bos_token_id=0)
     assert Tokenizer(tokenizer_dir).bos_id is None
     (tokenizer_dir / "tokenizer_config.json").unlink()
@@ -60,7 +60,7 @@ def test_truncation_and_padding_of_the_file_are_switched_off(tokenizer_dir: Path
     assert Tokenizer(tokenizer_dir).encode_ids(play) == whole
 
 
-def test_long_text_read_in_pieces_has_the_tokens_of_the_whole(
+def test_long_text_tokenized_in_pieces_has_the_tokens_of_the_whole(
     tokenizer: Tokenizer, play: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = play * 20 + "x" * 500
@@ -104,7 +104,7 @@ def test_unusable_files_are_named(tokenizer_dir: Path, file: str, content: str |
 
 @pytest.mark.parametrize("decoder", [False, True], ids=["before transformers 5", "with added_tokens_decoder"])
 @pytest.mark.parametrize("with_config", [False, True])
-def test_special_tokens_map_is_read_as_transformers_reads_it(
+def test_special_tokens_map_follows_the_rule_of_transformers(
     with_config: bool, decoder: bool, tokenizer_dir: Path
 ) -> None:
     from transformers import PreTrainedTokenizerFast
@@ -123,7 +123,7 @@ def test_special_tokens_map_is_read_as_transformers_reads_it(
     assert ours.size_in_transformers == len(theirs)
 
 
-def test_a_special_token_that_is_not_there_names_the_file_that_says_it(tokenizer_dir: Path) -> None:
+def test_a_missing_special_token_names_the_file_that_defines_it(tokenizer_dir: Path) -> None:
     edit(tokenizer_dir / "special_tokens_map.json", pad_token="<pad>")
     with pytest.raises(ConfigError, match=r"special_tokens_map\.json: pad_token '<pad>' is not in tokenizer\.json"):
         Tokenizer(tokenizer_dir)
@@ -143,7 +143,7 @@ def test_a_special_token_that_is_not_there_names_the_file_that_says_it(tokenizer
     ],
     ids=str,
 )
-def test_tokens_that_transformers_adds_on_load_are_known(
+def test_tokens_that_transformers_adds_on_load_are_listed(
     files: dict[str, dict[str, object]], added: tuple[str, ...], tokenizer_dir: Path
 ) -> None:
     from transformers import PreTrainedTokenizerFast

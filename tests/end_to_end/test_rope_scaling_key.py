@@ -33,7 +33,7 @@ ILLEGAL: list[tuple[Any, str]] = [
     ({"rope_type": "yarn", "type": "linear"}, "one rope_type"),
     ({"rope_type": [1]}, "one rope_type"),
     ({"rope_type": "yarn", "facter": 2}, "did you mean factor"),
-    ({"rope_type": "yarn", 5: 2}, "5 is no setting"),
+    ({"rope_type": "yarn", 5: 2}, "5 is not a setting"),
     ({"rope_type": "yarn", "factor": True}, "factor must be a number"),
     ({"rope_type": "yarn", "factor": "nan"}, "factor must be a number"),
     ({"rope_type": "yarn", "factor": 10**400}, "factor must be a number"),

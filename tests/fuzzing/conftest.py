@@ -1,4 +1,4 @@
-"""The fixtures of whole runs, for damage to what they read and write."""
+"""Fixtures of whole runs, to damage what they read and write."""
 
 from end_to_end.conftest import here, workplace
 

@@ -1,4 +1,4 @@
-"""Seeded damage: to bytes, as disks and editors do it, and to parsed JSON, as people and scripts do it."""
+"""Seeded damage: to bytes, as by disks and editors, and to parsed JSON, as by people and scripts."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ ODD: tuple[Any, ...] = (
 
 
 def seeds(default: int) -> range:
-    """From SUROGATE_FUZZ_SEED (1) on, SUROGATE_FUZZ_CASES (`default`) many. A failure prints its own seed."""
+    """Return SUROGATE_FUZZ_CASES (`default`) seeds from SUROGATE_FUZZ_SEED (1). A failure prints its seed."""
     first = int(os.environ.get("SUROGATE_FUZZ_SEED", 1))
     return range(first, first + int(os.environ.get("SUROGATE_FUZZ_CASES", default)))
 
 
 def of_bytes(data: bytes, choice: random.Random) -> bytes:
-    """Bits flipped, ends cut off, pieces put in, taken out or repeated, another encoding, nothing left."""
+    """Flip bits, cut off the end, insert, remove or repeat pieces, change the encoding, or replace everything."""
     changed = bytearray(data)
     for _ in range(choice.choice((1, 1, 2, 10))):
         at = choice.randrange(len(changed) + 1)
@@ -75,7 +75,7 @@ def of_bytes(data: bytes, choice: random.Random) -> bytes:
 
 
 def of_json(value: Any, choice: random.Random) -> Any:
-    """Entries removed, renamed, repeated or of another type, anywhere in a copy of `value`."""
+    """Remove, rename, repeat or retype entries anywhere in a copy of `value`."""
     changed = [copy.deepcopy(value)]
     for _ in range(choice.choice((1, 1, 1, 2, 5))):
         places = list(_places(changed))
@@ -107,7 +107,7 @@ def _places(holder: Any, depth: int = 0) -> list[tuple[Any, Any]]:
 
 
 def refused(seed: int, what: Callable[[], object]) -> bool:
-    """Whether `what` was refused as a user should see it; False when it was done. Anything else fails the test."""
+    """Return True if `what` raises one clear error, False if it succeeds. Any other exception fails the test."""
     try:
         what()
         return False
@@ -121,14 +121,14 @@ def refused(seed: int, what: Callable[[], object]) -> bool:
 
 
 def both_sides(outcomes: list[bool]) -> None:
-    """The damage must reach both sides: nothing is learnt from cases that are all refused, or all done."""
+    """Assert that some cases were refused and some succeeded: otherwise the damage is too strong or too weak."""
     if len(outcomes) >= 100:
         share = sum(outcomes) / len(outcomes)
         assert 0.05 < share < 0.98, f"{share:.0%} of {len(outcomes)} refused"
 
 
 def of_safetensors(data: bytes, choice: random.Random) -> bytes:
-    """Its header as JSON, or its bytes."""
+    """Damage the header as JSON, or the bytes."""
     if choice.random() < 0.4:
         return of_bytes(data, choice)
     size = int.from_bytes(data[:8], "little")
@@ -137,7 +137,7 @@ def of_safetensors(data: bytes, choice: random.Random) -> bytes:
 
 
 def of_file(path: Path, choice: random.Random) -> bytes:
-    """Damage that fits a file's kind."""
+    """Damage a file in a way that fits its kind."""
     data = path.read_bytes()
     if path.suffix == ".safetensors":
         return of_safetensors(data, choice)

@@ -1,4 +1,4 @@
-"""Damaged adapters: continued and merged, or refused with a message."""
+"""Damaged adapters are trained further and merged, or refused with one error."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def refusals(opened: Run, plan: Plan, folder: Path, cases: range) -> list[bool]:
     return outcomes
 
 
-def test_a_damaged_adapter_is_continued_and_merged_or_refused(adapted: tuple[Run, Plan, Path]) -> None:
+def test_a_damaged_adapter_is_merged_or_refused(adapted: tuple[Run, Plan, Path]) -> None:
     both_sides(refusals(*adapted, seeds(150)))
 
 
 @pytest.mark.slow
-def test_a_much_damaged_adapter_is_continued_and_merged_or_refused(adapted: tuple[Run, Plan, Path]) -> None:
+def test_many_damaged_adapters_are_merged_or_refused(adapted: tuple[Run, Plan, Path]) -> None:
     both_sides(refusals(*adapted, seeds(1000)))

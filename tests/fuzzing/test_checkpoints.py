@@ -1,4 +1,4 @@
-"""Damaged checkpoints: a run goes on from one, or refuses it with a message. With hashes that still fit, too."""
+"""A run resumes from a damaged checkpoint or refuses it with one error, also if the hashes match the damage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from surogate_core.memory.devices import cpu
 
 @pytest.fixture
 def saved(here: Workplace) -> Iterator[tuple[SavedRun, Path]]:
-    """A run that has stopped after its first step, and a folder of its own for damaged copies of what it saved."""
+    """A run that stopped after its first step, and the folder of its checkpoint."""
     config = here.write(max_steps=1, warmup_steps=0, save_steps=1, model_dtype="bf16", master_dtype="fp32")
     run.train(run.load(config), notice=lambda line: None)
     whole = here.out / "step_00000001"
@@ -37,7 +37,7 @@ def saved(here: Workplace) -> Iterator[tuple[SavedRun, Path]]:
 
 
 def damage(folder: Path, choice: random.Random) -> None:
-    """One file or two; half of the time the manifest knows their new sizes and hashes."""
+    """Damage one or two files; half of the time, write their new sizes and hashes into the manifest."""
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     for _ in range(choice.choice((1, 1, 2))):
         name = choice.choice((MANIFEST, *names, *(n for n in names if n.endswith("safetensors"))))
@@ -76,10 +76,10 @@ def refusals(saved_run: SavedRun, whole: Path, root: Path, cases: range) -> list
     return outcomes
 
 
-def test_a_damaged_checkpoint_is_gone_on_from_or_refused(saved: tuple[SavedRun, Path], tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_resumed_or_refused(saved: tuple[SavedRun, Path], tmp_path: Path) -> None:
     both_sides(refusals(*saved, tmp_path, seeds(200)))
 
 
 @pytest.mark.slow
-def test_a_much_damaged_checkpoint_is_gone_on_from_or_refused(saved: tuple[SavedRun, Path], tmp_path: Path) -> None:
+def test_many_damaged_checkpoints_are_resumed_or_refused(saved: tuple[SavedRun, Path], tmp_path: Path) -> None:
     both_sides(refusals(*saved, tmp_path, seeds(1500)))

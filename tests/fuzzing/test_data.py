@@ -1,4 +1,4 @@
-"""Damaged data files of every type and format: tokenised and proven, or refused with a message."""
+"""Damaged data files of every type and format are tokenised and checked, or refused with one error."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from end_to_end.product import EXAMPLES
 from fuzzing.mutate import both_sides, of_bytes, of_json, refused, seeds
 
 from surogate_core.config.schema import DatasetEntry
+from surogate_core.data.checks import check_rows
 from surogate_core.data.pack import DocumentSpans, pack
-from surogate_core.data.proof import check_rows
 from surogate_core.data.tokenize import tokenize_dataset
 from surogate_core.data.tokenizer import Tokenizer
 from surogate_core.data.truncate import truncate
@@ -67,7 +67,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def as_file(rows: Any, kind: str) -> bytes:
-    """`rows`, which need not be rows any more, in a format; what it cannot hold is written as text."""
+    """Encode `rows`, which may be damaged, in a file format; values it cannot hold become text."""
     if kind == "json":
         return json.dumps(rows).encode()
     lines = rows if isinstance(rows, list) else [rows]
@@ -104,7 +104,7 @@ def _cell(value: Any) -> str:
 
 
 def outcome(seed: int, type_: str, kind: str, tokenizer: Tokenizer, folder: Path) -> bool:
-    """Whether the case was refused."""
+    """Return whether the case was refused."""
     choice = random.Random(f"{seed} {type_} {kind}")
     rows: Any = ROWS[type_]
     damage = choice.choice(("rows", "rows", "bytes", "both"))
@@ -135,6 +135,6 @@ def test_damaged_data_is_tokenised_or_refused(type_: str, kind: str, tokenizer: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("type_", list(ROWS))
-def test_much_damaged_data_is_tokenised_or_refused(type_: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_many_damaged_data_files_are_tokenised_or_refused(type_: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
     kinds = ("jsonl", "json", "csv", "parquet")
     both_sides([outcome(seed, type_, kinds[seed % 4], tokenizer, tmp_path) for seed in seeds(1500)])

@@ -1,4 +1,4 @@
-"""Damaged model folders: planned, tokenised and loaded, or refused with a message."""
+"""Damaged model folders are planned, tokenised and loaded, or refused with one error."""
 
 from __future__ import annotations
 
@@ -74,5 +74,5 @@ def test_a_damaged_model_is_used_or_refused(model: Workplace) -> None:
 
 
 @pytest.mark.slow
-def test_a_much_damaged_model_is_used_or_refused(model: Workplace) -> None:
+def test_many_damaged_models_are_used_or_refused(model: Workplace) -> None:
     both_sides(refusals(model, seeds(1000)))

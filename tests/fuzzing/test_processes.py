@@ -1,6 +1,6 @@
-"""Damaged data, models, checkpoints and adapters, as the program meets them: exit 0 or 2, one message, no traceback.
+"""The program on damaged data, models, checkpoints and adapters: exit code 0 or 2, one message, no traceback.
 
-SUROGATE_FUZZ_PROCESSES=<n> sets how many (40, three seconds each), SUROGATE_FUZZ_SEED=<seed> which.
+SUROGATE_FUZZ_PROCESSES=<n> sets the number of cases (40, three seconds each), SUROGATE_FUZZ_SEED=<seed> the first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PROCESSES = int(os.environ.get("SUROGATE_FUZZ_PROCESSES", "40"))
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    """A workplace with a trained model, its checkpoint, and an adapter of it."""
+    """A workplace with a trained model, its checkpoint, and an adapter for it."""
     workplace = make_workplace(tmp_path_factory.mktemp("whole"), warmup_steps=0, eval_steps=0)
     (workplace.root / "model/chat_template.jinja").write_text(TEMPLATE)
     for changes in (
@@ -37,7 +37,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
 
 
 def arguments(kind: str, here: Workplace, choice: random.Random) -> list[str | Path]:
-    """Damage something of that kind below `here`, and what to call the program with."""
+    """Damage something of that kind in `here`; return the arguments to call the program with."""
     out, root = here.out, here.root
     if kind == "data":
         type_, form = choice.choice(list(ROWS)), choice.choice(("jsonl", "json", "csv", "parquet"))
@@ -67,7 +67,7 @@ def arguments(kind: str, here: Workplace, choice: random.Random) -> list[str | P
     return ["merge", folder, root / "merged", "--base", out, "--overwrite"]
 
 
-def test_the_program_goes_on_or_refuses_whatever_is_damaged(whole: Workplace, tmp_path: Path) -> None:
+def test_the_program_runs_or_refuses_with_any_damage(whole: Workplace, tmp_path: Path) -> None:
     kinds = ("data", "data", "model", "model", "checkpoint", "adapter")
     codes: dict[str, set[int]] = {kind: set() for kind in kinds}
     failures = []

@@ -55,7 +55,7 @@ class Updates:
             matmul=model,
             gradient=model,
             master=master or model,
-            lora=model,
+            adapter=model,
             param_grad=grad or model,
             optimizer_state=state,
         )

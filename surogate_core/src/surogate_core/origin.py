@@ -1,4 +1,4 @@
-"""Where a definition comes from, so that an error in one of its functions names the plugin."""
+"""The plugin that provides a definition, so that an error in one of its functions names the plugin."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 from .errors import PluginError, ProgramError
 
-_LONGEST_CAUSE = 600  # characters of a message that a library wrote
+_LONGEST_CAUSE = 600  # characters of the message of another library
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Which plugin provides a definition, for errors about it. hook: the hook that returned the definition."""
+    """The plugin that provides a definition. hook: the hook that returned the definition."""
 
     kind: str
     name: str
@@ -27,9 +27,9 @@ class Origin:
         return f"{self.kind} {self.name} of {self.distribution} {self.version}"
 
     def failed(self, function: str, cause: BaseException | str) -> PluginError:
-        """The error to raise when `function` of the definition failed: one line that names plugin, function and cause.
+        """Return the error to raise if `function` of the definition failed: one line with plugin, function and cause.
 
-        For an exception the line ends with the plugin's own source line nearest to where it was raised.
+        For an exception, the line ends with the innermost file and line of the plugin in its traceback.
         """
         what = cause if isinstance(cause, str) else described(cause) + self._place(cause)
         return PluginError(
@@ -53,9 +53,9 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class Definition:
-    """The base of everything that a plugin defines.
+    """Base of everything that a plugin defines.
 
-    origin: which plugin provides it; the registry sets it. None for definitions of surogate-core.
+    origin: the plugin that provides it, set by the registry; None for definitions of surogate-core.
     """
 
     origin: Origin | None = field(default=None, repr=False, compare=False)
@@ -63,7 +63,7 @@ class Definition:
 
 @contextmanager
 def blaming(origin: Origin | None, function: str) -> Iterator[None]:
-    """Attribute a ProgramError raised inside to `function` of the plugin at `origin`; None: leave it as it is."""
+    """Turn a ProgramError raised inside into a PluginError of `function` of `origin`; None: leave it unchanged."""
     try:
         yield
     except ProgramError as error:
@@ -73,7 +73,7 @@ def blaming(origin: Origin | None, function: str) -> Iterator[None]:
 
 
 def described(error: BaseException) -> str:
-    """Type and message on one line; a ProgramError's message speaks for itself."""
+    """Return type and message on one line; of a ProgramError, the message alone."""
     message = " ".join(str(error).split())[:_LONGEST_CAUSE]
     if isinstance(error, ProgramError):
         return message

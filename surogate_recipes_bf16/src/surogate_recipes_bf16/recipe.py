@@ -53,7 +53,7 @@ def precision(request: PrecisionRequest, options: BaseModel) -> Precision:
         matmul=matmul,
         gradient=gradient,
         master=request.master_dtype or model,
-        lora=request.lora_dtype or "fp32",
+        adapter=request.adapter_dtype or "fp32",
         param_grad=request.param_grad_dtype or "fp32",
         optimizer_state=request.optimizer_state_dtype or "fp32",
     )

@@ -56,7 +56,7 @@ def apply(
             ops.append(op)
             continue
         with b.record("forward", op.block) as emitted:
-            _add_branches(b, op, projections, precision.lora, scalars, options, made)
+            _add_branches(b, op, projections, precision.adapter, scalars, options, made)
         ops += emitted
     return replace(forward, ops=tuple(ops))
 

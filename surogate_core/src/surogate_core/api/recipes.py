@@ -24,7 +24,7 @@ class PrecisionRequest:
     matmul_dtype: str | None = None
     gradient_dtype: str | None = None
     master_dtype: str | None = None
-    lora_dtype: str | None = None
+    adapter_dtype: str | None = None
     param_grad_dtype: str | None = None
     optimizer_state_dtype: str | None = None
 
@@ -34,14 +34,15 @@ class Precision:
     """The dtypes of a run, all decided.
 
     model: weights, norms, activations. matmul: operands of forward products. gradient: operands of backward products.
-    master: what the optimizer updates. param_grad: accumulated gradients. optimizer_state: moments.
+    master: what the optimizer updates. adapter: weights of an adapter.
+    param_grad: accumulated gradients. optimizer_state: moments.
     """
 
     model: str
     matmul: str
     gradient: str
     master: str
-    lora: str
+    adapter: str
     param_grad: str
     optimizer_state: str
 

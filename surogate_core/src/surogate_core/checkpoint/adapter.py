@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..api import AdapterDef, Merge, WeightMap
-from ..config.load import ADAPTER
+from ..config.keys import ADAPTER_FLAG
 from ..errors import ConfigError
 from ..hub.config_json import read_config
 from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, find_local, resolve_model_dir
@@ -97,7 +97,7 @@ def kind_of_adapter(registry: Registry, folder: Path) -> str:
     if len(files) == 1:  # which says itself what the folder lacks
         return next(iter(files))
     if not files:
-        raise registry.missing("adapter", ADAPTER)
+        raise registry.missing(ADAPTER_FLAG.kind, ADAPTER_FLAG.name)
     wanted = ", ".join(f"{file} ({name})" for name, file in files.items())
     raise ConfigError(f"{folder}: is no saved adapter: it holds none of {wanted}.")
 

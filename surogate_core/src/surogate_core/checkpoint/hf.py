@@ -36,11 +36,11 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_SHARD_BYTES = 5_000_000_000
 
-TOKENIZER_FILES = (
+COPIED_TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json"),
 )
-"""What is copied beside saved weights, where the source has it."""
+"""Files of a tokenizer that are copied next to saved weights, as far as the source has them."""
 
 _LOADABLE = {"F64", "F32", "F16", "BF16"}
 _SAVED = {"fp32": (torch.float32, "float32"), "bf16": (torch.bfloat16, "bfloat16")}
@@ -144,7 +144,7 @@ def _no_weights(model_dir: Path) -> str:
             "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) where you trust the file."
         )
     if any(model_dir.glob("adapter_model.safetensors")):
-        return f"{model_dir}: holds a LoRA adapter, not a model. Name the base model."
+        return f"{model_dir}: holds an adapter, not a model. Name the base model."
     return f"{model_dir}: holds neither {WEIGHTS} nor {INDEX}. {_AGAIN} To start without weights: from_scratch: true."
 
 
@@ -379,7 +379,7 @@ def write_merged(
 
 def copy_tokenizer(source_dir: Path, directory: Path) -> None:
     """Copy the tokenizer and its chat template, as far as the source has them."""
-    for name in TOKENIZER_FILES:
+    for name in COPIED_TOKENIZER_FILES:
         if (source_dir / name).is_file():
             shutil.copyfile(source_dir / name, directory / name)
     templates = sorted((source_dir / TEMPLATE_DIRECTORY).glob("*.jinja"))

@@ -14,6 +14,7 @@ from xxhash import xxh3_128
 from ..checkpoint.progress import Progress
 from ..config.errors import keys_of
 from ..config.load import resolved
+from ..config.schema import DTYPE_KEYS
 from ..data.loader import Loader
 from ..data.pack import PackedRows
 from ..errors import ConfigError
@@ -166,7 +167,7 @@ def facts(run: Run, plan: Plan, loader: Loader, total_steps: int) -> dict[str, A
         "recipe": config.recipe,
         "optimizer": config.optimizer,
         **({"adapter": adapter[0].name, **adapter[1].model_dump(mode="json")} if adapter else {}),
-        **{f"{name}_dtype": dtype for name, dtype in asdict(plan.inputs.precision).items()},
+        **{DTYPE_KEYS[name]: dtype for name, dtype in asdict(plan.inputs.precision).items()},
         "rows in an optimizer step (per_device_train_batch_size x gradient_accumulation_steps x GPUs)": (
             loader.batch_size * loader.micro_batches
         ),

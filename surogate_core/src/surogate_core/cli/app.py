@@ -96,7 +96,7 @@ CheckFiniteOption = Annotated[
     bool, typer.Option("--check-finite", help="Name the first op that writes NaN or inf, and stop.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-SftOption = Annotated[bool, typer.Option("--sft", help="Take the defaults of `surogate sft`: LoRA.")]
+SftOption = Annotated[bool, typer.Option("--sft", help="Take the defaults of `surogate sft`: train an adapter.")]
 PtOption = Annotated[bool, typer.Option("--pt", help="Take the defaults of `surogate pt`.")]
 
 

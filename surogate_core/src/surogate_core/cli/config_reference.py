@@ -16,7 +16,17 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from ..api import DatasetFormatDef
-from ..config.keys import ALIASES, DATASET_KEYS, DEAD, DECIDED, DIFFERS, IGNORED, NOT_YET, NOT_YET_NAMES
+from ..config.keys import (
+    ADAPTER_FLAG,
+    ALIASES,
+    DATASET_KEYS,
+    DEAD,
+    DECIDED,
+    DIFFERS,
+    IGNORED,
+    NOT_YET,
+    NOT_YET_NAMES,
+)
 from ..config.schema import THEMES, DatasetEntry, TrainConfig
 
 _HEAD = """# Config reference
@@ -70,7 +80,7 @@ def _fields_table(fields: Mapping[str, FieldInfo]) -> str:
 
 def _differs() -> str:
     def today(key: str) -> str:
-        if key == "lora":
+        if key == ADAPTER_FLAG.key:
             return "true for `sft`, false for `pt`"
         known = key in TrainConfig.model_fields
         return _default(TrainConfig.model_fields[key].default if known else NOT_YET[key].default)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import run
+from ..config.keys import ADAPTER_FLAG
 from ..config.load import LoadedConfig, Mode
 from ..errors import SurogateError
 from ..machine.local_device import local_device
@@ -79,8 +80,8 @@ def _defaults(loaded: LoadedConfig, config: Path, overrides: list[str]) -> str:
     if not differs:
         return ""
     if loaded.mode == "sft":
-        return "defaults of surogate sft: LoRA (--pt: those of surogate pt, all weights)"
-    return f"defaults of surogate {loaded.mode}: all weights (--sft: those of surogate sft, LoRA)"
+        return f"defaults of surogate sft: {ADAPTER_FLAG.title} (--pt: those of surogate pt, all weights)"
+    return f"defaults of surogate {loaded.mode}: all weights (--sft: those of surogate sft, {ADAPTER_FLAG.title})"
 
 
 def _idle(plan: Plan) -> str:

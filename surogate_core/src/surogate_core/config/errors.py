@@ -1,4 +1,4 @@
-"""The text of a configuration error: `run.yaml: key: what is wrong; what is allowed (got value)`."""
+"""Text of configuration errors: `run.yaml: key: what is wrong; what is allowed (got value)`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..errors import ConfigError, PluginError, SurogateError
 M = TypeVar("M", bound=BaseModel)
 
 MAX_LISTED = 20
-"""Problems spelled out in one message; the rest are counted."""
+"""Problems listed in one message; the rest are counted."""
 
 _LONGEST_KEY = 64
 _LONGEST_VALUE = 80
@@ -53,7 +53,7 @@ _TEXT = {
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong. `key`: where, dotted (`datasets.0.path`); `error`: set when a plugin is the cause."""
+    """One problem. key: its place, dotted (`datasets.0.path`). error: set if a plugin is the cause."""
 
     key: str
     text: str
@@ -64,27 +64,27 @@ class Problem:
 
 
 def shown(value: object) -> str:
-    """A value as an error quotes it: one line, short, whatever it is."""
+    """Return any value as a short text on one line, for errors."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     abridged = reprlib.Repr()
     abridged.maxstring = abridged.maxother = abridged.maxlong = 60
     try:
         text = abridged.repr(value)
-    except (ValueError, RecursionError):  # an int of thousands of digits; nesting without end
+    except (ValueError, RecursionError):  # an int of thousands of digits; very deep nesting
         text = f"<{type(value).__name__}>"
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
 
 
 def shown_key(key: object) -> str:
-    """A key as an error names it: printable and short."""
+    """Return any key as a short printable text, for errors."""
     text = key if isinstance(key, str) else shown(key)
     text = text if text and text.isprintable() else ascii(text)
     return text if len(text) <= _LONGEST_KEY else text[: _LONGEST_KEY - 3] + "..."
 
 
 def nearest(word: str, legal: Iterable[str]) -> str | None:
-    """The legal word that `word` was probably meant to be, or None."""
+    """Return the legal word closest to `word`; None if there is no close one."""
     if len(word) > _LONGEST_KEY:
         return None
     by_folded = {fold(name): name for name in legal}
@@ -93,14 +93,14 @@ def nearest(word: str, legal: Iterable[str]) -> str | None:
 
 
 def fold(word: str) -> str:
-    """Names are equal whatever their case and whether they use `-` or `_`."""
+    """Return the form in which names are compared: lower case, `_` for `-`."""
     return word.strip().lower().replace("-", "_")
 
 
 def unknown_key(key: object, legal: Iterable[str], *, within: str = "", meant: str | None = None) -> Problem:
-    """The problem of a key that nothing reads. `within`: dotted place it stands in, with its trailing dot.
+    """Return the problem of an unknown key.
 
-    `meant`: the key to suggest; by default the nearest legal one.
+    within: the dotted place of its section, with a trailing dot. meant: the key to suggest; None: the closest one.
     """
     guess = meant or (nearest(key, legal) if isinstance(key, str) else None)
     hint = f"did you mean {guess}?" if guess else "the config reference lists all keys"
@@ -108,14 +108,14 @@ def unknown_key(key: object, legal: Iterable[str], *, within: str = "", meant: s
 
 
 def keys_of(model: type[BaseModel]) -> list[str]:
-    """The keys that a model reads: its fields, by alias where there is one."""
+    """Return the keys that a model reads: the aliases, or else the names, of its fields."""
     return [info.alias or name for name, info in model.model_fields.items()]
 
 
 def validate(model: type[M], values: Mapping[str, Any], *, within: str = "") -> tuple[M | None, list[Problem]]:
-    """Validate `values` as `model`: the instance, or None and what is wrong with it, one problem a field.
+    """Validate `values` as `model`. Return (instance, []), or (None, problems) with at most one problem per field.
 
-    Stricter than pydantic where a YAML file goes wrong silently: a bool is no number, a number is finite.
+    Stricter than pydantic, to catch silent mistakes in YAML files: a bool is not a number, and numbers are finite.
     """
     problems: dict[str, Problem] = {}
     instance: M | None = None
@@ -137,7 +137,7 @@ def validate(model: type[M], values: Mapping[str, Any], *, within: str = "") -> 
 
 
 def problems_error(source: str, problems: Sequence[Problem]) -> SurogateError:
-    """Everything that is wrong as one ConfigError; a PluginError when a plugin is the only cause."""
+    """Return all problems as one ConfigError; a PluginError if a plugin is the only cause."""
     lines = [problem.line(source) for problem in problems[:MAX_LISTED]]
     if len(problems) > MAX_LISTED:
         lines.append(f"{source}: and {len(problems) - MAX_LISTED} more problems")
@@ -159,7 +159,7 @@ def _problem(details: ErrorDetails, model: type[BaseModel], within: str) -> Prob
 
 
 def _is_number(annotation: Any) -> bool:
-    """Whether values of this annotation are numbers and never bools."""
+    """Return whether values of this annotation are numbers and never bools."""
     if typing.get_origin(annotation) is typing.Annotated:
         return _is_number(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):

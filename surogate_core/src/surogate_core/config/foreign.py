@@ -1,6 +1,6 @@
-"""What other trainers call a key: names of Hugging Face's Trainer and TRL, axolotl, Unsloth, LLaMA-Factory, torchtune.
+"""Keys of other trainers: Hugging Face's Trainer and TRL, axolotl, Unsloth, LLaMA-Factory, torchtune.
 
-They are never accepted, since they do not mean quite the same; an error names what to write instead.
+They are never accepted, because their meaning differs in details. The error names the key to use instead.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ELSEWHERE: dict[str, str] = dict(
         *_same_key("wandb_name", "wandb_run_name"),
     )
 )
-"""Name elsewhere, folded -> the key of ours that means the same."""
+"""Folded key of another trainer -> our key of the same meaning."""
 
 
 def _hint(hint: str, *names: str) -> Iterator[tuple[str, str]]:
@@ -68,11 +68,11 @@ HINTS: dict[str, str] = dict(
         *_hint("save every N steps with save_steps; 0: only at the end", "save_strategy", "saves_per_epoch"),
         *_hint("report every N steps with logging_steps", "logging_strategy", "log_every_n_steps"),
         *_hint(
-            "evaluation has per_device_train_batch_size rows too; remove the key",
+            "evaluation uses per_device_train_batch_size too; remove the key",
             *("per_device_eval_batch_size", "per_gpu_eval_batch_size", "eval_batch_size"),
         ),
         *_hint(
-            "set the part that is kept for evaluation, below 1, with validation_split_ratio",
+            "set the part kept for evaluation, below 1, with validation_split_ratio",
             "val_set_size",
         ),
         *_hint(
@@ -84,21 +84,21 @@ HINTS: dict[str, str] = dict(
         *_hint("fp16 is not built; set model_dtype: bf16, which is the default, or fp32", "fp16", "float16", "half"),
         *_hint("set model_dtype: bf16 or fp32, and matmul_dtype for the products", "dtype", "mixed_precision", "tf32"),
         *_hint(
-            "attention is fused on a GPU, always; remove the key",
+            "attention is always fused on a GPU; remove the key",
             *("flash_attention", "flash_attn", "use_flash_attention", "use_flash_attention_2", "attn_implementation"),
             *("xformers_attention", "sdp_attention"),
         ),
         *_hint("set lora: true, and lora_target_modules: [all-linear], which is the default", "lora_target_linear"),
-        *_hint("set lora: true to train an adapter, false to train all weights", "use_peft", "use_lora"),
-        *_hint("set lora: true to train an adapter, false to train all weights", "finetuning_type", "peft_type"),
+        *_hint("set lora: true to train an adapter, or false to train all weights", "use_peft", "use_lora"),
+        *_hint("set lora: true to train an adapter, or false to train all weights", "finetuning_type", "peft_type"),
         *_hint(
             "QLoRA is not built; remove the key: lora: true trains over frozen weights in bf16",
             *("load_in_4bit", "load_in_8bit", "quantization_bit", "bnb_4bit_quant_type", "quantization_method"),
         ),
         *_hint("DoRA is not built; remove the key", "use_dora", "peft_use_dora"),
-        *_hint("set loss_scale: all to train prompts too, default to train answers alone", "train_on_inputs"),
-        *_hint("set loss_scale: all to train prompts too, default to train answers alone", "train_on_prompt"),
-        *_hint("set loss_scale: last_round to train the last answers alone", "mask_history"),
+        *_hint("set loss_scale: all to train prompts too, or default to train only answers", "train_on_inputs"),
+        *_hint("set loss_scale: all to train prompts too, or default to train only answers", "train_on_prompt"),
+        *_hint("set loss_scale: last_round to train only the last answers", "mask_history"),
         *_hint("set text_field in the entry of datasets", "dataset_text_field"),
         *_hint("the model's own chat template is used; put chat_template.jinja into its folder", "chat_template"),
         *_hint("the tokenizer of the model is used; remove the key", "tokenizer", "tokenizer_name", "tokenizer_type"),
@@ -117,4 +117,4 @@ HINTS: dict[str, str] = dict(
         *_hint("set WANDB_ENTITY in the environment", "wandb_entity"),
     )
 )
-"""Name elsewhere, folded -> what to do here, where no key of ours means the same."""
+"""Folded key of another trainer -> what to do here. For keys that have no equivalent."""

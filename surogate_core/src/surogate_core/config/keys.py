@@ -1,7 +1,7 @@
-"""The keys and names that core knows but does not serve: not built yet, never read, served by another package.
+"""Tables of keys and names that core knows but does not serve: not built, never read, or served by another package.
 
-The only table in core that may name a plugin's things: it exists to tell a user of the original's YAML files what
-each key needs. A plugin that declares one of these keys in its options takes the key over.
+They say to a user who has a YAML file of the original what each key needs. In core, only this file, `foreign.py` and
+`schema.py` may name the things of plugins. A key that an installed plugin declares in its options is served by it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from .errors import fold
 
 @dataclass(frozen=True)
 class NotYet:
-    """A key whose feature is not built. `default` and `inert` are accepted and do nothing.
+    """A key whose feature is not built. The values `default` and `inert` are accepted and have no effect.
 
-    matters_with: a key without which `inert` has no effect; with it only `default` is accepted.
+    matters_with: if this key is set too, only `default` is accepted.
     """
 
     key: str
@@ -29,14 +29,14 @@ class NotYet:
     matters_with: str = ""
 
     def accepts(self, value: Any, given: Collection[str] = ()) -> bool:
-        """Whether `value` does nothing in a config in which the keys `given` are set."""
+        """Return whether `value` has no effect in a config that sets the keys `given`."""
         inert = () if self.matters_with in given else self.inert
         return any(_same(value, harmless) for harmless in (None, self.default, *inert))
 
 
 @dataclass(frozen=True)
 class Dead:
-    """A key that nothing reads. `accepted`: values, besides null, that change nothing; any other is refused."""
+    """A key that nothing reads. accepted: values, besides null, that change nothing; others are refused."""
 
     key: str
     accepted: tuple[Any, ...]
@@ -48,7 +48,7 @@ class Dead:
 
 @dataclass(frozen=True)
 class Limit:
-    """A key of TrainConfig of which only the values `works` are built."""
+    """A key of TrainConfig for which only the values `works` are built."""
 
     key: str
     works: tuple[Any, ...]
@@ -57,7 +57,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Differs:
-    """A key whose default is the nearest thing that works today."""
+    """A key whose default differs from the original's, because that default is not built or not wanted."""
 
     key: str
     original: str
@@ -65,7 +65,7 @@ class Differs:
 
 
 def _same(value: Any, inert: Any) -> bool:
-    """Whether a raw YAML value means `inert`: numbers may be strings, names fold."""
+    """Return whether a raw YAML value means `inert`: numbers may be strings, names are folded."""
     if isinstance(inert, list):
         values = value if isinstance(value, list) else [value]
         return len(values) == len(inert) and all(map(_same, values, inert))
@@ -89,25 +89,25 @@ def _feature(feature: str, instead: str, *rows: tuple[Any, ...]) -> Iterator[Not
 _NOT_YET = (
     *_feature(
         "FP8 training", "train with recipe: bf16",
-        ("fp8_amax_history", 1024, "steps of amax that the delayed scaling looks back on", 16),
-        ("skip_quant_first_layers", 0, "first blocks that stay in bf16"),
-        ("skip_quant_last_layers", 0, "last blocks that stay in bf16"),
+        ("fp8_amax_history", 1024, "steps of amax history for delayed scaling", 16),
+        ("skip_quant_first_layers", 0, "number of first blocks that stay in bf16"),
+        ("skip_quant_last_layers", 0, "number of last blocks that stay in bf16"),
     ),
     *_feature(
         "FP4 training", "train with recipe: bf16",
         ("fp4_backend", "cutlass", "library of the FP4 products: cutlass or cudnn", "cudnn"),
-        ("fp4_four_over_six", True, "choose each block's maximum, 4 or 6, by error"),
+        ("fp4_four_over_six", True, "choose the maximum of each block, 4 or 6, by its error"),
         ("no_fp4_stochastic_rounding", False, "round gradients to nearest"),
     ),
     *_feature(
         "NorMuon", "train with optimizer: adamw",
         ("normuon_momentum", 0.95, "momentum of the matrices"),
         ("normuon_beta2", 0.95, "decay of the row and column variance"),
-        ("normuon_cautious_wd", True, "weight decay only where it agrees with the update"),
+        ("normuon_cautious_wd", True, "weight decay only where its sign agrees with the update"),
     ),
     NotYet(
         "adapter_init_mode", "trainable", "what to do with `adapter_path`: merge or trainable",
-        "merging a saved adapter before training", "surogate merge it, and train on the result",
+        "merging a saved adapter before training", "run surogate merge, and train the result",
         inert=("merge",), matters_with="adapter_path",
     ),
     *_feature(
@@ -122,7 +122,7 @@ _NOT_YET = (
         ("qlora_block_size", 128, "block of the FP8 scales"),
         ("qlora_bnb_block_size", 64, "block of the NF4 scales"),
         ("qlora_bnb_double_quant", True, "quantise the NF4 scales too"),
-        ("qlora_four_over_six", True, "choose each NVFP4 block's maximum by error"),
+        ("qlora_four_over_six", True, "choose the maximum of each NVFP4 block by its error"),
         ("qlora_selective_expert_dequant", False, "dequantise only the experts in use"),
         ("qlora_offload_experts", False, "keep experts on the host"),
     ),
@@ -135,17 +135,17 @@ _NOT_YET = (
         ("offload_quants", False, "keep quantised weights on the host"),
         ("offload_saved_tensors", False, "keep saved activations on the host"),
         ("persistent_quants", False, "keep quantised weights between steps"),
-        ("use_zero_copy", False, "read host memory from kernels"),
-        ("use_write_combined", False, "write-combined host memory"),
+        ("use_zero_copy", False, "read host memory directly from kernels"),
+        ("use_write_combined", False, "allocate write-combined host memory"),
         ("cpu_training", False, "stream the weights from the host"),
     ),
     *_feature(
-        "sharding over GPUs", "remove the key: every GPU holds weights, gradients and states whole",
+        "sharding over GPUs", "remove the key: every GPU holds all weights, gradients and states",
         ("shard_weights", False, "shard weights over GPUs"),
         ("shard_gradients", False, "shard gradients over GPUs"),
     ),
     *_feature(
-        "another way of summing over GPUs", "remove the key: gradients are summed by NCCL",
+        "another way to sum over GPUs", "remove the key: gradients are summed by NCCL",
         ("use_all_to_all_reduce", False, "reduce gradients by all-to-all"),
         ("memcpy_all_gather", False, "gather by copies between GPUs"),
         ("memcpy_send_recv", False, "send by copies between GPUs"),
@@ -160,7 +160,7 @@ _NOT_YET = (
     ),
     *_feature(
         "recommended values", "set the values in the config",
-        ("apply_recommended_values", False, "take over the model's training hints"),
+        ("apply_recommended_values", False, "use the training hints of the model"),
     ),
     *_feature(
         "fused RoPE", "remove the key",
@@ -169,15 +169,15 @@ _NOT_YET = (
     *_feature(
         "long-context training", "remove the key",
         ("long_context", False, "settings for very long rows"),
-        ("sequence_chunks", 1, "parts in which a row is processed"),
+        ("sequence_chunks", 1, "chunks in which a row is processed"),
         ("auto_lmhead_chunks", None, "choose `lmhead_chunks` by size", True),
-        ("lmhead_drop_ignored_rows", False, "skip logits of rows without labels, which is always done", True),
+        ("lmhead_drop_ignored_rows", False, "skip logits of unlabelled positions, which is always done", True),
     ),
     *_feature(
         "mixture-of-experts and vision models", "train a dense text model",
-        ("ep_size", 1, "GPUs that experts are spread over"),
+        ("ep_size", 1, "GPUs over which experts are distributed"),
         ("ep_load_balance_threshold", 1.3, "imbalance that triggers a new plan"),
-        ("ep_plan_refresh_interval", 16, "steps between plans"),
+        ("ep_plan_refresh_interval", 16, "steps between two plans"),
         ("router_aux_loss_coef", None, "weight of the balance loss"),
         ("router_z_loss_coef", None, "weight of the router's z-loss"),
         ("train_router", False, "train the router"),
@@ -186,15 +186,15 @@ _NOT_YET = (
     *_feature(
         "distillation", "remove the section",
         ("distillation.teacher_model", None, "the teacher"),
-        ("distillation.top_k", 32, "teacher logits kept a token"),
+        ("distillation.top_k", 32, "teacher logits kept per token"),
         ("distillation.temperature", 1, "softmax temperature"),
         ("distillation.kd_weight", 0.5, "weight of the teacher's loss"),
         ("distillation.ce_weight", None, "weight of the labels' loss; null: 1 - kd_weight"),
-        ("distillation.teacher_batch_size", 4, "rows a teacher batch"),
+        ("distillation.teacher_batch_size", 4, "rows per teacher batch"),
         ("distillation.kd_dir", None, "folder of teacher logits"),
         ("distillation.teacher_api_base", None, "address of a served teacher"),
-        ("distillation.teacher_api_key_var", "VLLM_API_KEY", "variable that holds its key"),
-        ("distillation.teacher_api_concurrency", 8, "requests at a time"),
+        ("distillation.teacher_api_key_var", "VLLM_API_KEY", "environment variable that holds its key"),
+        ("distillation.teacher_api_concurrency", 8, "concurrent requests"),
         ("distillation.teacher_api_timeout", 1200, "seconds a request may take"),
     ),
     *_feature(
@@ -207,18 +207,18 @@ _NOT_YET = (
         "debug reports", "use surogate plan for memory, metrics.jsonl for time",
         ("surogate_metrics_path", None, "file of internal metrics"),
         ("debug_time_breakdown", False, "report the time of each phase. Alias `debug_timing_breakdown`"),
-        ("debug_memory_breakdown", False, "report memory by segment"),
+        ("debug_memory_breakdown", False, "report the memory of each segment"),
     ),
     *_feature(
         "adaptive training", "set num_epochs or max_steps, and remove the key",
         ("auto_lr_reduction", False, "lower the learning rate on a plateau"),
         ("early_stop", False, "stop when the evaluation loss rises"),
-        ("epoch_adjustment", False, "choose `num_epochs` by the data"),
+        ("epoch_adjustment", False, "choose `num_epochs` from the data"),
     ),
 )  # fmt: skip
 
 NOT_YET: dict[str, NotYet] = {entry.key: entry for entry in _NOT_YET}
-"""By key; keys of a section are dotted."""
+"""By key; a key of a section is dotted."""
 
 SECTIONS: frozenset[str] = frozenset(key.partition(".")[0] for key in NOT_YET if "." in key)
 
@@ -230,7 +230,8 @@ NOT_YET_NAMES: dict[tuple[str, str], str] = {
     ("logger", "aim"): "use tensorboard or wandb",
     ("format", "preference"): "use type: conversation with the chosen answers",
 }
-"""Names of the original that no package has yet: (kind, folded name) -> what to use. An installed plugin overrules."""
+"""(kind, folded name) of the original that no package provides yet -> what to use. An installed plugin takes
+precedence."""
 
 DISTRIBUTIONS: dict[tuple[str, str], str] = {
     ("model", "qwen3"): "surogate-models",
@@ -242,10 +243,27 @@ DISTRIBUTIONS: dict[tuple[str, str], str] = {
     ("logger", "tensorboard"): "surogate-log-tensorboard",
     ("logger", "wandb"): "surogate-log-wandb",
 }
-"""(kind, name) -> the package of this project that provides it. No other package may be suggested: anybody can
-register a name that follows a pattern."""
+"""(kind, name) -> the package of this project that provides it. Only these are suggested: anybody could register a
+package whose name follows a pattern."""
 
-ADAPTER_PACKAGE = DISTRIBUTIONS["adapter", "lora"]
+
+@dataclass(frozen=True)
+class Shorthand:
+    """A boolean key that selects a plugin: `key: true` means `kind: name`.
+
+    package: what provides the plugin. title: the plugin's name in sentences.
+    """
+
+    key: str
+    kind: str
+    name: str
+    package: str
+    title: str
+
+
+ADAPTER_FLAG = Shorthand("lora", "adapter", "lora", DISTRIBUTIONS["adapter", "lora"], "LoRA")
+"""`lora: true` means `adapter: lora`, and `surogate sft` sets it by default. Code of core that needs an adapter's name
+takes it from here."""
 
 PACKAGES: dict[str, str] = {
     "adamw_beta1": "surogate-optim-adamw",
@@ -262,25 +280,25 @@ PACKAGES: dict[str, str] = {
             "lora_modules_to_save",
             "lora_use_rslora",
         ),
-        ADAPTER_PACKAGE,
+        ADAPTER_FLAG.package,
     ),
     "wandb_project": "surogate-log-wandb",
     "wandb_name": "surogate-log-wandb",
 }
-"""Keys of built packages that may not be installed -> the package."""
+"""Key of a package that may not be installed -> the package."""
 
 DATASET_KEYS: dict[str, str] = dict.fromkeys(("prompt", "chosen", "rejected", "enable_thinking"), "preference")
-"""Keys of a dataset entry that belong to a type which is not built -> the type."""
+"""Key of a dataset entry -> the dataset type it belongs to, which is not built."""
 
 LIMITS = (
-    Limit("attn_bwd_chunks", (1,), "the attention backward pass runs whole; set attn_bwd_chunks: 1"),
+    Limit("attn_bwd_chunks", (1,), "the attention backward pass is not chunked; set attn_bwd_chunks: 1"),
     Limit("zero_level", (1,), "sharding over GPUs is not built; set zero_level: 1"),
 )
 
 IGNORED: dict[str, str] = {
     "model_type": "the architecture is read from the model's config.json",
 }
-"""Keys that nothing reads and that can change nothing, whatever their value -> what to know. Accepted with a notice."""
+"""Key that nothing reads and whose value cannot matter -> the reason. Accepted with a notice."""
 
 _NO_TEMPLATE = "conversations use the model's own chat template: put chat_template.jinja into the model's folder"
 
@@ -296,43 +314,43 @@ DEAD: dict[str, Dead] = {
         Dead(
             "system", (), "set system_prompt (type: instruction) or system_field (conversation) in the dataset's entry"
         ),
-        Dead("response_prefix", (), "put it into the answers of the data"),
+        Dead("response_prefix", (), "put the prefix into the answers of the data"),
         Dead("max_length", (), "set sequence_len"),
-        Dead("padding_side", ("right",), "rows are padded on the right, without effect on what is trained"),
-        Dead("padding_free", (False,), "set sample_packing: true, which leaves hardly any padding"),
-        Dead("sequence_parallel_size", (1,), "a row is trained on one GPU"),
+        Dead("padding_side", ("right",), "rows are padded on the right, which does not affect training"),
+        Dead("padding_free", (False,), "set sample_packing: true, which leaves little padding"),
+        Dead("sequence_parallel_size", (1,), "each row is trained on one GPU"),
         Dead("max_pixels", (), "train a text model"),
         Dead("norm_bbox", (), "train a text model"),
     )
 }
-"""Keys of the original that nothing reads here, by name: any value but the original's default is refused."""
+"""Keys of the original that nothing reads here: any value except the original's default is refused."""
 
 ALIASES: dict[str, str] = {
     "recompute": "recompute_block",
     "recompute_attention": "recompute_att",
     "debug_timing_breakdown": "debug_time_breakdown",
 }
-"""Other spellings of keys -> the key."""
+"""Other name of a key -> the key."""
 
 DIFFERS = (
     Differs("optimizer", "adamw_8bit", "8-bit states are not built"),
     Differs("lora", "true", "pre-training trains all weights; `sft` keeps the default"),
     Differs("adapter_init_mode", "merge", "a saved adapter is trained further"),
     Differs("sequence_len", "the model's maximum", "a length that fits most machines"),
-    Differs("lmhead_chunks", "1", "chosen so that the logits stay small"),
+    Differs("lmhead_chunks", "1", "chosen to keep the logits small"),
     *(
-        Differs(f"recompute_{part}", "true", "nothing is recomputed unless asked")
+        Differs(f"recompute_{part}", "true", "nothing is recomputed by default")
         for part in ("swiglu", "rmsnorm", "ffn", "qkv", "att", "block")
     ),
-    Differs("zero_level", "1, the optimizer's states sharded", "every GPU holds the optimizer's states whole"),
+    Differs("zero_level", "1, the optimizer's states sharded", "every GPU holds all optimizer states"),
     Differs("run_name", "a random name", "runs are named after their folder"),
-    Differs("log_file", "log-{run_name}-{time}.json", "metrics are lines of JSON in `metrics.jsonl`"),
+    Differs("log_file", "log-{run_name}-{time}.json", "metrics are written as JSON lines to `metrics.jsonl`"),
 )
 
 DECIDED = {
     "max_grad_norm": "1.0 in the documents, 0 or 1.0 in the code",
-    "weight_decay": "0.1, or 0 in later code; ours spares vectors (norms, biases)",
+    "weight_decay": "0.1, or 0 in later code; here vectors (norms, biases) have no weight decay",
     "fp8_amax_history": "1024 or 16",
     "resume_from_checkpoint": "false, or true in later code",
 }
-"""Keys on which the original's documents and code disagree -> what they say."""
+"""Key on which the original's documents and code disagree -> what they say."""

@@ -1,6 +1,6 @@
-"""The key `rope_scaling`: RoPE scaling from the YAML file in place of the model's own. No torch.
+"""The key `rope_scaling`: RoPE scaling from the YAML file that replaces the model's own. Imports no torch.
 
-Which types there are, and what each needs, is the model's to say: it reads the config.json that is made here.
+The types, and the settings each needs, are checked by the model, which reads the config.json that is made here.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ SETTINGS: Final = (
     *("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
     *("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
 )
-"""What a scaling may be given besides its type: the names that config.json has for them."""
+"""Settings of a scaling besides its type, by their names in config.json."""
 
 
 def parse_rope_scaling(value: Any) -> dict[str, Any] | None:
-    """A type, a mapping with a `rope_type`, or one as JSON; `auto` is null. ValueError tells what is wrong."""
+    """Accept a type, a mapping with a `rope_type`, or its JSON text; `auto` is None. Raises ValueError otherwise."""
     if isinstance(value, str):
         word = value.strip()
         if word.lower() == "auto":
@@ -35,7 +35,7 @@ def parse_rope_scaling(value: Any) -> dict[str, Any] | None:
     for key in given:
         if key not in SETTINGS:
             guess = nearest(key, SETTINGS) if isinstance(key, str) else None
-            raise ValueError(f"{key!r} is no setting" + (f"; did you mean {guess}?" if guess else ""))
+            raise ValueError(f"{key!r} is not a setting" + (f"; did you mean {guess}?" if guess else ""))
     return {"rope_type": kinds.pop(), **{key: _setting(key, entry) for key, entry in given.items()}}
 
 
@@ -67,10 +67,10 @@ def _setting(key: str, value: Any) -> Any:
 def with_rope_scaling(
     config: Mapping[str, Any], scaling: Mapping[str, Any] | None, max_model_len: int | None
 ) -> dict[str, Any]:
-    """A model's parsed config.json with its RoPE scaled by `scaling`, if that is given. The base stays what it was.
+    """Return a model's parsed config.json with `scaling`, if given, as its RoPE scaling. The RoPE base is kept.
 
-    A factor that is left out is that of `max_model_len` to the model's own length, rounded up. What is written is
-    `rope_scaling` beside `rope_theta`, which transformers 4 and 5 read alike.
+    The default of `factor` is `max_model_len` divided by the model's own length, rounded up. The result has the keys
+    `rope_scaling` and `rope_theta`, which transformers 4 and 5 read alike.
     """
     if scaling is None:
         return dict(config)

@@ -1,7 +1,7 @@
-"""YAML in and out: a file or a `--set` value becomes plain mappings, lists and scalars, or a ConfigError.
+"""Read and write YAML: a file or a `--set` value becomes plain mappings, lists and scalars, or a ConfigError.
 
-Scalars follow YAML 1.2: `2e-4` is a number, `no` and `0123` and `2024-01-01` are text. Stricter than YAML where a
-mistake would go unseen or cost the machine: no duplicate keys, no keys that are not text, no tags, bounded size.
+Scalars follow YAML 1.2: `2e-4` is a number; `no`, `0123` and `2024-01-01` are text. Stricter than YAML where a mistake
+would go unnoticed or exhaust the machine: no duplicate keys, no keys that are not text, no tags, bounded size.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _SCALARS = {
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes, with only the scalars above; construction is ours."""
+    """Composes nodes with the scalars above only; `_Construction` turns them into values."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that a reader of YAML 1.1 or of 1.2 would take for something else."""
+    """Quotes text that a reader of YAML 1.1 or 1.2 would not read as text."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
-        breaks = any(char in text for char in "\x85\u2028\u2029")  # folded like newlines in other styles
+        breaks = any(char in text for char in "\x85\u2028\u2029")  # other styles fold these like newlines
         return self.represent_scalar(_PREFIX + "str", text, style='"' if breaks else None)
 
 
@@ -55,7 +55,7 @@ for _name, _pattern in _SCALARS.items():
 
 
 def read_yaml(path: Path | str) -> dict[str, Any]:
-    """The mapping in a YAML file. Raises ConfigError naming the file, and line and column of what is wrong."""
+    """Return the mapping in a YAML file. Raises ConfigError naming the file, and line and column of the mistake."""
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -74,14 +74,14 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     value = parse_yaml(text, source=str(path))
     if value is None:
-        raise ConfigError(f"{path}: is empty; a config names at least a model")
+        raise ConfigError(f"{path}: is empty; a config must name at least a model")
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: must be a mapping of keys to values (got {shown(value)})")
     return value
 
 
 def parse_yaml(text: str, *, source: str) -> Any:
-    """The value of a YAML document. `source` names it in errors. Raises ConfigError."""
+    """Return the value of a YAML document. `source` names it in errors. Raises ConfigError."""
     try:
         node = yaml.compose(text, _Loader)
         return None if node is None else _Construction(source).value(node, depth=0)
@@ -95,15 +95,15 @@ def parse_yaml(text: str, *, source: str) -> Any:
 
 
 def dump_yaml(value: Mapping[str, Any]) -> str:
-    """YAML text that `read_yaml` reads back as an equal mapping, keys in the given order."""
+    """Return YAML text that `read_yaml` reads back as an equal mapping; keys keep their order."""
     return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
 
 
 def apply_overrides(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """`raw` with each `key=value` of `--set` laid over it, in order; `raw` itself is not changed.
+    """Return a copy of `raw` with each `key=value` of `--set` applied, in order.
 
     The value is YAML (`2e-4`, `[a, b]`, empty for the default). A dotted key reaches inside: `distributed.num_nodes=2`,
-    `datasets.0.path=x`, where the index one past the end appends. Raises ConfigError naming the override.
+    `datasets.0.path=x`; the index one past the end appends. Raises ConfigError naming the override.
     """
     result: dict[str, Any] = _copy(raw)
     for override in overrides:
@@ -117,7 +117,7 @@ def apply_overrides(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[st
 
 
 class _Construction:
-    """Turns composed nodes into values, counting them: aliases may share nodes without end."""
+    """Turns composed nodes into values and counts them: aliases can expand a small file exponentially."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -190,7 +190,7 @@ def _copy(value: Any) -> Any:
 
 
 def _place_at(container: Any, steps: Sequence[str], value: Any, source: str) -> None:
-    """Set `value` at the path `steps` inside `container`, making mappings on the way where there is nothing."""
+    """Set `value` at the path `steps` inside `container`, creating missing mappings and lists on the way."""
     step, rest = steps[0], steps[1:]
     key: Any = step
     if isinstance(container, list):
@@ -200,7 +200,7 @@ def _place_at(container: Any, steps: Sequence[str], value: Any, source: str) -> 
         if key == len(container):
             container.append(None)
     elif not isinstance(container, dict):
-        raise ConfigError(f"{source}: cannot set {shown_key(step)} inside {shown(container)}, which is no section")
+        raise ConfigError(f"{source}: cannot set {shown_key(step)} inside {shown(container)}, which is not a section")
     if not rest:
         container[key] = value
         return

@@ -1,4 +1,4 @@
-"""From files of text to the batches of a step: sources -> tokenize (cached) -> pack -> loader.
+"""From data files to the batches of a step: sources -> tokenize (cached) -> pack -> loader.
 
-Nothing here imports torch: batches are numpy arrays.
+Nothing here imports torch; batches are numpy arrays.
 """

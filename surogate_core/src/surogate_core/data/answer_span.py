@@ -1,13 +1,14 @@
-"""Where an answer is in a rendered conversation: what the model must produce after the prompt that inference gives it.
+"""The span of an answer in a rendered conversation: the characters that the model must produce at inference.
 
-The answer begins where the prompt ends, and the prompt is the rendering of the messages before it with
-`add_generation_prompt`, as a server makes it. Most templates begin the rendering of the whole conversation with that
-text. Some write earlier messages differently in a longer conversation; there, what follows the last message before the
-answer is compared. A prompt that opens a think block may be missing from an answer of which the template drops the
-reasoning; such an answer begins where the think block would.
+Start: the answer starts where the prompt ends. The prompt is the rendering of the preceding messages with
+`add_generation_prompt`, as an inference server renders it. For most templates the rendering of the whole conversation
+starts with the prompt. Some templates write earlier messages differently in a longer conversation; for them, the text
+after the last message before the answer is compared instead. If the prompt opens a think block and the template drops
+the reasoning of the answer, the answer starts where the think block would be.
 
-The answer ends with the token that ends its turn: the first added token after what it says. What it says is found by
-rendering the conversation again with a marker in its place: as its text, or in the names of its tool calls.
+End: the answer ends with its end-of-turn token, the first added token after the content. The content is located by
+rendering the conversation again with a marker in its place: as the text of the message, or in the names of its tool
+calls.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .chat_template import ChatTemplate, Message, Span
 
 MARK_ANSWERS = "Mark the answers in the template by {% generation %} ... {% endgeneration %}."
 
-# A think block that a prompt opens, and may close again: "<think>\n", "<think>\n\n</think>\n\n", "[THINK]".
+# A think block that a prompt opens and may also close: "<think>\n", "<think>\n\n</think>\n\n", "[THINK]".
 _THINK_BLOCK = re.compile(r"(?:[<\[][^\s<>\[\]]*(?:think|thought|reason)[^\s<>\[\]]*[>\]]\s*)+\Z", re.IGNORECASE)
 
 
@@ -33,7 +34,7 @@ class NotWritten(Exception):
 
 @dataclass(frozen=True)
 class RenderedChat:
-    """A conversation and its rendering. added: texts of the tokenizer's added tokens, of which one ends a turn."""
+    """A conversation and its rendering. added: texts of the tokenizer's added tokens; one of them ends a turn."""
 
     messages: Sequence[Message]
     tools: Sequence[Any] | None
@@ -42,41 +43,43 @@ class RenderedChat:
     text: str
 
     def answer(self, index: int) -> tuple[Span, str]:
-        """The characters of the answer that is message `index`, and the token at its end.
+        """Return the span of the answer in message `index`, and its end-of-turn token.
 
-        Raises NotWritten when the template drops it, and ConfigError when its place cannot be told.
+        Raises NotWritten if the template drops the answer, and ConfigError if its span cannot be determined.
         """
         start = self._start(index)
-        return self._calls(index, start) if self.messages[index].get("tool_calls") else self._said(index, start)
+        return (
+            self._calls_span(index, start) if self.messages[index].get("tool_calls") else self._text_span(index, start)
+        )
 
     @cached_property
     def marker(self) -> str:
-        """Text that is not in the rendering."""
+        """A text that does not occur in the rendering."""
         marker = "\ue000\ue001"
         while marker in self.text:
             marker += "\ue001"
         return marker
 
-    # ------------------------------------------------------------------------------------------------- where it begins
+    # ---------------------------------------------------------------------------------------------------------- start
 
     def _start(self, index: int) -> int:
         prompt = self._attempt(self.messages[:index], prompt=True)
         if prompt is not None and self.text.startswith(prompt):
             return len(prompt)
-        for before in range(index - 1, -1, -1):  # past messages that the template does not write
+        for before in range(index - 1, -1, -1):  # skip messages that the template does not write
             start = self._start_after(before, index)
             if start is not None:
                 return start
-        if index == 0:  # few templates can write a prompt without a message
+        if index == 0:  # few templates can render a prompt without a message
             header = self.template.generation_prompt(self.tools)
             at = self.text.find(header)
             if header and at >= 0:
                 return at + len(header)
         given = self.text[:60] if prompt is None else prompt[-60:]
-        raise ConfigError(f"{self._name(index)} does not begin with the generation prompt: {given!r}. {MARK_ANSWERS}")
+        raise ConfigError(f"{self._name(index)} does not start with the generation prompt: {given!r}. {MARK_ANSWERS}")
 
     def _start_after(self, before: int, index: int) -> int | None:
-        """Where answer `index` begins, told by what follows the text of message `before`; None: cannot be told."""
+        """Return the start of answer `index`, found by the text after message `before`; None if it cannot be found."""
         messages = list(self.messages)
         messages[before] = {**messages[before], "content": self.marker}
         whole, prompt = self._attempt(messages), self._attempt(messages[:index], prompt=True)
@@ -91,60 +94,62 @@ class RenderedChat:
                 return len(self.text) - len(following) + len(header)
         return None
 
-    # ---------------------------------------------------------------------------------------------------- where it ends
+    # ------------------------------------------------------------------------------------------------------------ end
 
-    def _said(self, index: int, start: int) -> tuple[Span, str]:
-        """The span of an answer of text."""
+    def _text_span(self, index: int, start: int) -> tuple[Span, str]:
+        """Return the span and end-of-turn token of an answer without tool calls."""
         probe = self._marked(index, {**self.messages[index], "content": self.marker})
-        before, found, behind = probe.partition(self.marker)
+        before, found, following = probe.partition(self.marker)
         if not found:
             raise NotWritten("the chat template does not write the text of an answer")
-        if self.marker in behind:
-            raise ConfigError(f"{self._name(index)} does not appear once in the rendered text. {MARK_ANSWERS}")
-        after = self._after_what_it_says(index, start, before, behind)
-        end = self._token_at(behind)
+        if self.marker in following:
+            raise ConfigError(f"{self._name(index)} appears more than once in the rendered text. {MARK_ANSWERS}")
+        after = self._content_end(index, start, before, following)
+        end = self._token_at(following)
         if end is None:
             raise ConfigError(
-                f"{self._name(index)} is followed by {behind[:30]!r}, not by a special token. The model would not "
+                f"{self._name(index)} is followed by {following[:30]!r}, not by a special token. The model would not "
                 "learn to end its turn: use a template that ends it, and make its end-of-turn a special token of the "
                 "tokenizer."
             )
-        return self._closed(index, start, after + behind.index(end) + len(end), end)
+        return self._checked(index, start, after + following.index(end) + len(end), end)
 
-    def _calls(self, index: int, start: int) -> tuple[Span, str]:
-        """The span of an answer with tool calls."""
+    def _calls_span(self, index: int, start: int) -> tuple[Span, str]:
+        """Return the span and end-of-turn token of an answer with tool calls."""
         message = self.messages[index]
         named = [_renamed(call, self.marker) for call in message["tool_calls"]]
         probe = self._marked(index, {**message, "tool_calls": named})
-        before, found, behind = probe.rpartition(self.marker)
+        before, found, following = probe.rpartition(self.marker)
         if not found:
             raise NotWritten("the chat template does not write the tool calls of an answer")
-        after = self._after_what_it_says(index, start, before.partition(self.marker)[0], behind)
+        after = self._content_end(index, start, before.partition(self.marker)[0], following)
         end = self._end_of_turn(index)
         alone = self.template.render([*self.messages[:index], {**message, "tool_calls": named}], self.tools)
         rest, found, _ = alone.rpartition(self.marker)[2].partition(end)
         if not found:
             raise NotWritten("the chat template does not end the turn after tool calls")
-        if not behind.startswith(rest + end):
+        if not following.startswith(rest + end):
             raise ConfigError(f"{self._name(index)}: the end of its turn depends on what follows. {MARK_ANSWERS}")
-        return self._closed(index, start, after + len(rest) + len(end), end)
+        return self._checked(index, start, after + len(rest) + len(end), end)
 
     def _marked(self, index: int, message: Message) -> str:
-        """The conversation with this message in place of answer `index`."""
+        """Render the conversation with `message` in place of answer `index`."""
         return self.template.render([*self.messages[:index], message, *self.messages[index + 1 :]], self.tools)
 
-    def _after_what_it_says(self, index: int, start: int, before: str, behind: str) -> int:
-        """Where in the text what the answer says is over; `before` and `behind` it in the rendering with the marker."""
-        after = len(self.text) - len(behind)
-        shared = min(
-            start, len(before)
-        )  # a prompt that opens a think block holds the beginning of what some answers say
-        if not self.text.endswith(behind) or after < start or before[:shared] != self.text[:shared]:
-            raise ConfigError(f"{self._name(index)}: the text around it depends on what it says. {MARK_ANSWERS}")
+    def _content_end(self, index: int, start: int, before: str, following: str) -> int:
+        """Return where the content of the answer ends in `text`.
+
+        before, following: the text around the content in the rendering with the marker.
+        """
+        after = len(self.text) - len(following)
+        # A prompt that opens a think block contains the beginning of some answers.
+        shared = min(start, len(before))
+        if not self.text.endswith(following) or after < start or before[:shared] != self.text[:shared]:
+            raise ConfigError(f"{self._name(index)}: the text around it depends on its content. {MARK_ANSWERS}")
         return after
 
     def _end_of_turn(self, index: int) -> str:
-        """The token that ends an answer of text in place of answer `index`."""
+        """Return the token that would end the turn of a plain text answer at `index`."""
         said = {"role": "assistant", "content": self.marker}
         text = self.template.render([*self.messages[:index], said], self.tools)
         end = self._token_at(text.partition(self.marker)[2])
@@ -153,20 +158,21 @@ class RenderedChat:
         return end
 
     def _token_at(self, text: str) -> str | None:
-        """The added token that `text` begins with after white space; None: there is none."""
+        """Return the added token that `text` starts with, after white space; None if there is none."""
         space = len(text) - len(text.lstrip())
         return max((token for token in self.added if text.startswith(token, space)), key=len, default=None)
 
-    def _closed(self, index: int, start: int, stop: int, end: str) -> tuple[Span, str]:
+    def _checked(self, index: int, start: int, stop: int, end: str) -> tuple[Span, str]:
+        """Return the span and its end-of-turn token, which must not occur earlier in the span."""
         if end in self.text[start : stop - len(end)]:
             raise ConfigError(
-                f"{self._name(index)} holds the end-of-turn token {end} in its text: {self.text[start:stop][:60]!r}. "
-                "Remove it there: the template writes it."
+                f"{self._name(index)} contains the end-of-turn token {end}: {self.text[start:stop][:60]!r}. "
+                "Remove it from the data: the template writes it."
             )
         return (start, stop), end
 
     def _attempt(self, messages: Sequence[Message], prompt: bool = False) -> str | None:
-        """The rendering; None when the template refuses these messages."""
+        """Return the rendering; None if the template refuses these messages."""
         try:
             return self.template.render(messages, self.tools, prompt=prompt)
         except ConfigError:
@@ -177,5 +183,5 @@ class RenderedChat:
 
 
 def _renamed(call: Message, marker: str) -> dict[str, Any]:
-    """The call with the marker at the end of its function's name."""
+    """Return the call with the marker appended to the name of its function."""
     return {**call, "function": {**call["function"], "name": call["function"]["name"] + marker}}

@@ -1,15 +1,16 @@
-"""Tokenised datasets on disk, written once and memory-mapped after that.
+"""Tokenised datasets on disk, written once and then memory-mapped.
 
 A dataset is a directory `<cache root>/<hash>/`:
 
-    tokens.bin      uint16 (vocabularies of at most 65,536) or uint32, little-endian, all documents one behind the other
-    mask.bin        a bit a token, least significant first: bit i says that token i is trained, i.e. a label
-                    wherever it is the target
+    tokens.bin      uint16 (vocabularies of at most 65,536) or uint32, little-endian, the documents concatenated
+    mask.bin        one bit per token, least significant bit first: bit i is set if token i is trained, i.e. a label
+                    where it is the target
     offsets.npy     int64 [n_docs + 1]: document d is tokens offsets[d] to offsets[d + 1]
     manifest.json   counts, settings and hashes
 
-It is written to a directory beside it, `<hash>.partial`, synced and renamed: a directory of that name is whole, or was
-damaged later. While it is written, lengths.bin and a line of shards.jsonl for each finished shard are there too.
+It is written to `<hash>.partial`, synced and renamed. A directory named `<hash>` was therefore complete when it got
+its name. While it is being written, it also contains lengths.bin, and shards.jsonl with a line for each finished
+shard.
 """
 
 from __future__ import annotations
@@ -37,21 +38,22 @@ Int64s = npt.NDArray[np.int64]
 
 
 def default_cache_root() -> Path:
-    """`$XDG_CACHE_HOME/surogate/tokens`, by default below `~/.cache`."""
+    """Return `$XDG_CACHE_HOME/surogate/tokens`, by default in `~/.cache`."""
     return cache_home() / "tokens"
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The narrowest of the two dtypes that holds every token."""
+    """Return uint16 if it holds every token of the vocabulary, else uint32."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """n_bytes: of text, UTF-8. n_trained: bits set. empty_rows: rows without a token, left out.
+    """Counts and settings of a dataset.
 
-    omissions: what of the rows is not in the tokens, as `[what, unit, why, count, of, first row]` each.
-    settings: what the directory's name is the hash of.
+    n_bytes: UTF-8 bytes of text. n_trained: set bits of the mask. empty_rows: rows without a token, left out.
+    omissions: parts of the rows that are not in the tokens, each `[what, unit, why, count, of, first row]`.
+    settings: everything that decides the tokens; the directory is named after their hash.
     """
 
     format: int
@@ -67,12 +69,12 @@ class Manifest:
 
 
 class DamagedCache(Exception):
-    """A cache directory that is not what its manifest says. The message names it and what is wrong."""
+    """A cache directory does not match its manifest. The message names the file and the mismatch."""
 
 
 @dataclass(frozen=True)
 class FoundOmission:
-    """An omission added up over the rows of a dataset. first: the first row that has it ("rows.jsonl:7")."""
+    """An omission summed over the rows of a dataset. first: the first row with it ("rows.jsonl:7")."""
 
     omission: Omission
     first: str
@@ -80,10 +82,10 @@ class FoundOmission:
 
 @dataclass(frozen=True)
 class TokenDataset:
-    """Documents of a dataset as token ids. Arrays are memory maps when it was opened from disk.
+    """The documents of a dataset as token ids. The arrays are memory maps if the dataset was opened from disk.
 
-    tokens uint16 or uint32 [n_tokens]; mask uint8 [ceil(n_tokens / 8)]; offsets int64 [n_docs + 1]. empty_rows: rows
-    without a token, left out.
+    tokens: uint16 or uint32 [n_tokens]. mask: uint8 [ceil(n_tokens / 8)]. offsets: int64 [n_docs + 1].
+    empty_rows: rows without a token, left out.
     """
 
     tokens: npt.NDArray[Any]
@@ -105,17 +107,17 @@ class TokenDataset:
         return len(self.tokens)
 
     def trained(self, start: int, stop: int) -> Bools:
-        """Whether each of tokens `start` to `stop` is trained."""
+        """Return whether each of tokens `start` to `stop` is trained."""
         return self.trained_at(np.arange(start, stop))
 
     def trained_at(self, index: Int64s) -> Bools:
-        """Whether each token of `index` is trained."""
+        """Return whether each token of `index` is trained."""
         bits: Bools = (self.mask[index >> 3] >> (index & 7).astype(np.uint8)) & 1 == 1
         return bits
 
 
 def open_cache(directory: Path) -> TokenDataset:
-    """Map a cache directory into memory. Raises DamagedCache when sizes or counts are not those of its manifest."""
+    """Map a cache directory into memory. Raises DamagedCache if file sizes or counts differ from the manifest."""
     try:
         manifest = Manifest(**json.loads((directory / "manifest.json").read_text(encoding="utf-8")))
         offsets = np.load(directory / "offsets.npy", mmap_mode="r", allow_pickle=False)
@@ -147,7 +149,7 @@ def open_cache(directory: Path) -> TokenDataset:
 
 @dataclass(frozen=True)
 class _Counts:
-    """What has been written so far. bits: of the mask, those that wait for their byte to be full, "0" or "1" each."""
+    """What has been written so far. bits: mask bits of the last, incomplete byte, as "0" and "1"."""
 
     rows: int = 0
     n_docs: int = 0
@@ -161,18 +163,19 @@ class _Counts:
 
 
 class TokenWriter:
-    """Writes a cache directory: documents are appended in order, `publish` makes them visible at once.
+    """Writes a cache directory: documents are appended in order, and `publish` makes them visible atomically.
 
-    A context manager, for whoever holds the directory's lock. `finish_shard` keeps what was appended: when the process
-    is killed or interrupted, the next writer of the same directory has `rows` of the data done in `shards` and goes on
-    behind them, to the same bytes. Leaving it by another error, or without `publish`, leaves nothing behind.
+    A context manager; the caller must hold the lock of the directory. `finish_shard` makes what was appended durable.
+    If the process is killed or interrupted, the next writer of the same directory starts with `rows` rows and `shards`
+    shards done, and produces the same bytes. Leaving the context by another error, or without `publish`, removes the
+    partial directory.
     """
 
     def __init__(self, directory: Path, dtype: np.dtype[Any]) -> None:
         self._final = directory
         self._partial = directory.with_name(f"{directory.name}.partial")
         self._dtype = dtype
-        self._bits = np.zeros(0, np.bool_)  # fewer than 8 that wait for their byte
+        self._bits = np.zeros(0, np.bool_)  # fewer than 8: the last, incomplete byte
         self.rows = self.n_docs = self.n_tokens = self.n_trained = self.n_bytes = self.empty_rows = 0
         self.max_token = -1
         self.omissions: Sequence[Sequence[Any]] = []
@@ -188,7 +191,7 @@ class TokenWriter:
                 setattr(self, name, count)
         self._bits = np.array([bit == "1" for bit in kept.bits], np.bool_)
         sizes = _sizes(kept, self._dtype.itemsize)
-        self._tokens, self._mask, self._lengths = (_cut(self._partial / name, size) for name, size in sizes.items())
+        self._tokens, self._mask, self._lengths = (_open_at(self._partial / name, size) for name, size in sizes.items())
         self._journal = (self._partial / _JOURNAL).open("a" if found else "w", encoding="utf-8")
         return self
 
@@ -196,12 +199,12 @@ class TokenWriter:
         try:
             for file in (self._tokens, self._mask, self._lengths, self._journal):
                 file.close()
-        finally:  # closing writes, and fails, when the disk is full
+        finally:  # closing flushes, which fails if the disk is full
             if error is None or isinstance(error, Exception) or not self.shards:
                 shutil.rmtree(self._partial, ignore_errors=True)
 
     def finish_shard(self) -> None:
-        """Force what was appended to the disk, with a line that says how far it reaches."""
+        """Sync what was appended to disk, and record its extent in the journal."""
         for file in (self._tokens, self._mask, self._lengths):
             _sync(file)
         counts = {name: getattr(self, name) for name in _Counts.__annotations__ if name != "bits"}
@@ -211,7 +214,7 @@ class TokenWriter:
         self.shards += 1
 
     def append(self, tokens: npt.NDArray[Any], trained: Bools, lengths: Int64s) -> None:
-        """Add documents, given one behind the other; `lengths` says where each ends."""
+        """Append documents: their concatenated tokens and mask, and the length of each."""
         if len(tokens) == 0:
             return
         self._tokens.write(tokens.astype(self._dtype).tobytes())
@@ -226,7 +229,7 @@ class TokenWriter:
         self.max_token = max(self.max_token, int(tokens.max()))
 
     def omit(self, omission: Omission, where: str) -> None:
-        """Add what the row at `where` lacks to what the rows before it lack."""
+        """Add an omission of the row at `where` to the sums."""
         kind = [omission.what, omission.unit, omission.why]
         count, of, first = 0, 0, ""
         others = []
@@ -240,7 +243,7 @@ class TokenWriter:
         self.omissions = [*others, [*kind, count + omission.count, of + omission.of, first]]
 
     def publish(self, settings: Mapping[str, Any]) -> None:
-        """Write offsets and manifest, sync all to disk and give the directory its name."""
+        """Write offsets and manifest, sync everything to disk and rename the directory to its final name."""
         self._mask.write(np.packbits(self._bits, bitorder="little").tobytes())
         self._lengths.flush()
         lengths = np.fromfile(self._partial / _LENGTHS, "<i8")
@@ -257,7 +260,7 @@ class TokenWriter:
             max_token=self.max_token,
             empty_rows=self.empty_rows,
             omissions=[
-                [what, unit, why, count, of if what else self.rows, first]  # rows that are left out, of all
+                [what, unit, why, count, of if what else self.rows, first]  # without `what`, whole rows are left out
                 for what, unit, why, count, of, first in self.omissions
             ],
             settings=settings,
@@ -269,7 +272,7 @@ class TokenWriter:
             _sync(written)
         for name in (_LENGTHS, _JOURNAL):
             (self._partial / name).unlink()
-        if self._final.exists():  # damaged: its owner has found that out under the lock
+        if self._final.exists():  # damaged: the caller has checked that under the lock
             shutil.rmtree(self._final)
         self._partial.rename(self._final)
         parent = os.open(self._final.parent, os.O_RDONLY)
@@ -284,7 +287,7 @@ _JOURNAL = "shards.jsonl"
 
 
 def _sizes(counts: _Counts, itemsize: int) -> dict[str, int]:
-    """Bytes of each file when so much is written."""
+    """Return the size in bytes of each file after `counts`."""
     return {
         "tokens.bin": counts.n_tokens * itemsize,
         "mask.bin": counts.n_tokens // 8,
@@ -293,26 +296,26 @@ def _sizes(counts: _Counts, itemsize: int) -> dict[str, int]:
 
 
 def _finished_shards(directory: Path, itemsize: int) -> Iterator[_Counts]:
-    """What was written at the end of each shard, as far as the files have it; nothing of a damaged directory."""
+    """Yield the counts at the end of each shard whose data is in the files; nothing for a damaged directory."""
     try:
         lines = (directory / _JOURNAL).read_text(encoding="utf-8").splitlines()
-        there = {name: (directory / name).stat().st_size for name in _sizes(_Counts(), itemsize)}
+        present = {name: (directory / name).stat().st_size for name in _sizes(_Counts(), itemsize)}
     except (OSError, ValueError):
         return
     for line in lines:
         try:
             counts = _Counts(**json.loads(line))
             if len(counts.bits) != counts.n_tokens % 8 or any(
-                there[name] < size for name, size in _sizes(counts, itemsize).items()
+                present[name] < size for name, size in _sizes(counts, itemsize).items()
             ):
                 return
-        except (ValueError, TypeError):  # the last line, of a process that was killed while it wrote it
+        except (ValueError, TypeError):  # the last line, if the process was killed while writing it
             return
         yield counts
 
 
-def _cut(path: Path, size: int) -> BinaryIO:
-    """The file opened to go on behind its first `size` bytes, which it has; a new one where there is none."""
+def _open_at(path: Path, size: int) -> BinaryIO:
+    """Open a file for appending after its first `size` bytes, dropping the rest; create it if it does not exist."""
     file: BinaryIO = path.open("r+b" if path.exists() else "w+b")
     file.truncate(size)
     file.seek(size)

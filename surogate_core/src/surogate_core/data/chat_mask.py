@@ -1,12 +1,13 @@
-"""What of a rendered conversation is trained: the answers, each with the token that ends its turn.
+"""The training mask of a rendered conversation: the answers are trained, each with its end-of-turn token.
 
-A template that marks `{% generation %}` blocks says it itself. For others, `answer_span` finds each answer: all that
-the model has to produce after the prompt that inference gives it, reasoning and tool calls as the template writes them,
-and an empty think block where it writes one. Nothing is assumed of the format; where an answer's place cannot be told
-the row is refused, and where the template drops an answer, or a part of it, the row is left out.
+If the template marks `{% generation %}` blocks, these are the answers. Otherwise `answer_span` finds each answer:
+everything that the model must produce after the inference prompt, with reasoning and tool calls as the template writes
+them, and an empty think block if it writes one. No assumption is made about the format. A row is refused if the span
+of an answer cannot be determined, and left out if the template drops an answer or a part of it.
 
-An answer whose reasoning the template drops, while it writes that of another answer of the same conversation, is not
-trained: the template removes the thoughts of earlier rounds, and the model is shown such answers but never writes them.
+An answer is not trained if the template drops its reasoning but writes the reasoning of another answer of the same
+conversation. Such templates remove the reasoning of earlier rounds: at inference the model reads such answers but
+never writes them.
 """
 
 from __future__ import annotations
@@ -35,38 +36,38 @@ def encode_chat(
     loss_scale: LossScale,
     untrained: Collection[int] = (),
 ) -> Encoded:
-    """Tokens of the rendered conversation and which are trained.
+    """Return the tokens of the rendered conversation and which of them are trained.
 
-    loss_scale: "default": every answer, but those that lose their reasoning as the module says; "last_round": the
-    answers after the last message of the user; "all": every token. `untrained`: indices of answers that are not trained
-    in any case. A row whose answers the template drops has no tokens, and `left_out` says why. Raises ConfigError when
-    the template refuses the messages, or it cannot be told what is trained.
+    loss_scale: "default": every answer, except those that lose their reasoning as described above; "last_round": the
+    answers after the last message of the user; "all": every token. untrained: indices of answers that are never
+    trained. If the template drops an answer, the result has no tokens and `left_out` says why. Raises ConfigError if
+    the template refuses the messages, or if the span of an answer cannot be determined.
     """
     template = tokenizer.chat_template
     if template is None:
         raise ConfigError(
             f"the tokenizer in {tokenizer.directory} has no chat template. Put the chat_template.jinja of the chat "
-            "model of the same family beside it, or train on plain text (type: text)."
+            "model of the same family into that folder, or train on plain text (type: text)."
         )
     wanted = [index for index in _chosen(messages, loss_scale) if index not in untrained]
     if not wanted:
-        return Encoded((), (), left_out="weight, train or loss says of every answer that it is not trained")
+        return Encoded((), (), left_out="weight, train or loss excludes every answer from training")
     chat = RenderedChat(messages, tools, template, tokenizer.added_texts, template.render(messages, tools))
     try:
         if loss_scale == "all":
             spans = _all_but(chat, [index for index in _answers(messages) if index in untrained])
             for index in wanted:
                 check_answer(messages[index], chat.text)
-            trained, told = wanted, _dropped_reasoning(chat, {})
+            trained, lost = wanted, _dropped_reasoning(chat, {})
         else:
             found = _spans(chat, wanted)
-            trained = _without_lost_thoughts(chat, found) if loss_scale == "default" else wanted
+            trained = _without_dropped_reasoning(chat, found) if loss_scale == "default" else wanted
             spans = [found[index] for index in trained]
-            told = [*_dropped_reasoning(chat, found), *_passed_over(found, trained)]
+            lost = [*_dropped_reasoning(chat, found), *_not_trained(found, trained)]
     except NotWritten as reason:
         return Encoded((), (), left_out=str(reason))
     encoded = encode_spans(chat.text, spans, tokenizer)
-    return Encoded(encoded.tokens, encoded.trained, (*told, *omissions(chat, wanted)))
+    return Encoded(encoded.tokens, encoded.trained, (*lost, *omissions(chat, wanted)))
 
 
 def _answers(messages: Sequence[Message]) -> list[int]:
@@ -74,23 +75,23 @@ def _answers(messages: Sequence[Message]) -> list[int]:
 
 
 def _chosen(messages: Sequence[Message], loss_scale: LossScale) -> list[int]:
-    """Indices of the answers that `loss_scale` trains."""
+    """Return the indices of the answers that `loss_scale` trains."""
     indices = _answers(messages)
     if not indices:
-        raise ConfigError("no message is the assistant's, so nothing is trained. Remove such rows.")
+        raise ConfigError("the conversation has no message of the assistant, so nothing is trained. Remove such rows.")
     if loss_scale == "last_round":
         last_user = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=-1)
         indices = [index for index in indices if index > last_user]
         if not indices:
             raise ConfigError(
-                "no message of the assistant stands behind the last one of the user, so that loss_scale: last_round "
-                "trains nothing. Remove such rows, or use loss_scale: default."
+                "no message of the assistant follows the last message of the user, so loss_scale: last_round trains "
+                "nothing. Remove such rows, or use loss_scale: default."
             )
     return indices
 
 
 def _spans(chat: RenderedChat, wanted: Sequence[int]) -> dict[int, Span]:
-    """The characters of each wanted answer, by its index; what the answers say is checked to be in them."""
+    """Return {index: span} of the wanted answers. Raises NotWritten if a span lacks a part of its answer."""
     if chat.template.marks_generation(chat.tools):
         return _marked_spans(chat, wanted)
     spans = {}
@@ -108,13 +109,13 @@ def _spans(chat: RenderedChat, wanted: Sequence[int]) -> dict[int, Span]:
 
 
 def _marked_spans(chat: RenderedChat, wanted: Sequence[int]) -> dict[int, Span]:
-    """The `{% generation %}` blocks of the wanted answers: one block for each answer, in their order."""
+    """As `_spans`, from the `{% generation %}` blocks: the template must write one per answer, in order."""
     _, blocks = chat.template.render_spans(chat.messages, chat.tools)
     answers = _answers(chat.messages)
     if len(blocks) != len(answers):
         raise ConfigError(
             f"{chat.template.where}: the template marks {len(blocks)} {{% generation %}} blocks for {len(answers)} "
-            "messages of the assistant, so that it cannot be told which block is whose. Write one block for each."
+            "messages of the assistant, so the blocks cannot be assigned to messages. Write one block for each."
         )
     prompt = chat.template.generation_prompt(chat.tools)
     spans = {}
@@ -129,13 +130,13 @@ def _marked_spans(chat: RenderedChat, wanted: Sequence[int]) -> dict[int, Span]:
 def _checked_block(
     text: str, span: Span, prompt: str, added: Sequence[str], template: ChatTemplate
 ) -> tuple[Span, str]:
-    """A `{% generation %}` block without the white space after its end-of-turn token, and that token."""
+    """Return the span of a `{% generation %}` block up to its end-of-turn token, and that token."""
     start, stop = span
     block = text[start:stop].rstrip()
     if prompt.strip() and block.startswith(prompt.rstrip()):
         raise ConfigError(
             f"{template.where}: a {{% generation %}} block begins with the prompt {prompt!r}, which would be trained. "
-            "Begin it behind the header."
+            "Begin the block after that header."
         )
     end = max((token for token in added if block.endswith(token)), key=len, default=None)
     if end is None:
@@ -147,18 +148,18 @@ def _checked_block(
 
 
 def _all_but(chat: RenderedChat, untrained: Sequence[int]) -> list[Span] | None:
-    """All characters but those of these answers; None: all."""
+    """Return the spans outside the given answers; None if there are none: all text is trained."""
     if not untrained:
         return None
     cuts = [0, *(at for span in _spans(chat, untrained).values() for at in span), len(chat.text)]
     return [(start, stop) for start, stop in zip(cuts[::2], cuts[1::2], strict=True) if start < stop]
 
 
-def _without_lost_thoughts(chat: RenderedChat, spans: dict[int, Span]) -> list[int]:
-    """The answers to train: without those that lose their reasoning, unless all do."""
-    thoughtful = [index for index in spans if split_reasoning(chat.messages[index])[0]]
-    kept = [index for index in thoughtful if _keeps_reasoning(chat, index, spans)]
-    return [index for index in spans if not kept or index in kept or index not in thoughtful]
+def _without_dropped_reasoning(chat: RenderedChat, spans: dict[int, Span]) -> list[int]:
+    """Return the answers to train: those that lose their reasoning are excluded, unless all answers lose it."""
+    reasoning = [index for index in spans if split_reasoning(chat.messages[index])[0]]
+    kept = [index for index in reasoning if _keeps_reasoning(chat, index, spans)]
+    return [index for index in spans if not kept or index in kept or index not in reasoning]
 
 
 def _keeps_reasoning(chat: RenderedChat, index: int, spans: dict[int, Span]) -> bool:
@@ -167,18 +168,18 @@ def _keeps_reasoning(chat: RenderedChat, index: int, spans: dict[int, Span]) -> 
 
 
 def _dropped_reasoning(chat: RenderedChat, spans: dict[int, Span]) -> list[Omission]:
-    thoughtful = [index for index in _answers(chat.messages) if split_reasoning(chat.messages[index])[0]]
-    dropped = sum(not _keeps_reasoning(chat, index, spans) for index in thoughtful)
-    if not thoughtful:
+    reasoning = [index for index in _answers(chat.messages) if split_reasoning(chat.messages[index])[0]]
+    dropped = sum(not _keeps_reasoning(chat, index, spans) for index in reasoning)
+    if not reasoning:
         return []
-    why = "the chat template leaves it out of what it writes of such answers"
-    return [Omission("the reasoning", "answers with reasoning", why, dropped, len(thoughtful))]
+    why = "the chat template does not write it"
+    return [Omission("the reasoning", "answers with reasoning", why, dropped, len(reasoning))]
 
 
-def _passed_over(found: dict[int, Span], trained: Sequence[int]) -> list[Omission]:
-    passed = len(found) - len(trained)
+def _not_trained(found: dict[int, Span], trained: Sequence[int]) -> list[Omission]:
+    count = len(found) - len(trained)
     why = (
-        "they lose their reasoning while a later answer keeps it, and the model never writes such answers. To train "
-        "each with its reasoning, end a row after it"
+        "the template drops their reasoning but keeps that of a later answer, and the model never writes such answers. "
+        "To train each with its reasoning, end a row after it"
     )
-    return [Omission("the training", "answers", why, passed, len(found))] if passed else []
+    return [Omission("the training", "answers", why, count, len(found))] if count else []

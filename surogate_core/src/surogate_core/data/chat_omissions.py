@@ -1,9 +1,8 @@
-"""What of a conversation is missing from its rendering.
+"""The parts of a conversation that are missing from its rendering.
 
-A template writes what its author thought of. It may skip roles, tools, tool calls, reasoning and every other key of a
-message, without an error. What is skipped is found in two ways, and must pass both: the conversation is rendered again
-with a marker in place of each text, which must appear; and the text itself must be in the rendering, as it is or as
-JSON.
+A template may skip roles, tools, tool calls, reasoning and any other key of a message without an error. A part counts
+as written if it passes two checks: when the conversation is rendered again with a marker in place of each text, the
+marker appears; and the text itself is in the rendering, verbatim or as JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from .answer_span import NotWritten, RenderedChat
 from .chat_template import Message
 
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
-"""Keys of a message that hold reasoning; transformers passes the first that is there to templates by all of them."""
+"""Keys of a message that hold reasoning. transformers passes the first one present to templates under all names."""
 
 _KNOWN_KEYS = ("role", "content", "tool_calls", *REASONING_KEYS)
 _KNOWN_CALL_KEYS = ("type", "function")
@@ -27,12 +26,12 @@ _WHY = "the chat template does not write it"
 
 
 def check_answer(message: Message, answer: str) -> None:
-    """Raise NotWritten unless `answer`, without its end-of-turn token, holds what the message says and each call."""
+    """Raise NotWritten unless `answer`, without its end-of-turn token, holds the message's text and each tool call."""
     _, said = split_reasoning(message)
     if not answer.strip():
         raise NotWritten("the chat template leaves an answer empty")
     if not appears(said, answer):
-        raise NotWritten("the chat template does not write the text of an answer as it is")
+        raise NotWritten("the chat template does not write the text of an answer unchanged")
     for call in message.get("tool_calls") or ():
         function = call["function"]
         if not appears(function["name"], answer):
@@ -40,11 +39,11 @@ def check_answer(message: Message, answer: str) -> None:
         if not all(appears(text, answer) for text in _texts(function["arguments"])):
             raise NotWritten("the chat template does not write the arguments of a tool call")
     if not said and not message.get("tool_calls") and not writes_reasoning(message, answer):
-        raise NotWritten("the chat template does not write the reasoning of an answer that is nothing else")
+        raise NotWritten("the chat template does not write the reasoning of an answer that has nothing else")
 
 
 def split_reasoning(message: Message) -> tuple[str, str]:
-    """The reasoning of an answer and the rest of its text, without white space around them."""
+    """Return (reasoning, rest of the text) of an answer, both stripped of white space."""
     content = message.get("content") or ""
     thought, closed, said = content.rpartition("</think>")
     inside = thought.partition("<think>")[2] or thought
@@ -53,12 +52,12 @@ def split_reasoning(message: Message) -> tuple[str, str]:
 
 
 def writes_reasoning(message: Message, text: str) -> bool:
-    """Whether the reasoning of an answer is in `text`."""
+    """Return whether the reasoning of an answer is in `text`."""
     return appears(split_reasoning(message)[0], text)
 
 
 def appears(value: str, text: str) -> bool:
-    """Whether `value` is in `text`, without the white space around it: as it is, as JSON, or as JSON inside JSON."""
+    """Return whether the stripped `value` is in `text`: verbatim, as JSON, or as JSON inside JSON."""
     value = value.strip()
     for _ in range(3):
         if value in text:
@@ -68,7 +67,7 @@ def appears(value: str, text: str) -> bool:
 
 
 def omissions(chat: RenderedChat, trained: Sequence[int]) -> list[Omission]:
-    """What of the conversation is not in its rendering; of the answers `trained`, whose text was checked, only keys."""
+    """Return what is missing from the rendering. Of the answers `trained`, whose text is checked before, only keys."""
     skeleton = _skeleton(chat)
     found = _missing_texts(chat, trained, skeleton)
     if chat.tools:
@@ -81,7 +80,7 @@ def _mark(chat: RenderedChat, index: int) -> str:
 
 
 def _skeleton(chat: RenderedChat) -> str | None:
-    """The rendering with every text marked; None when the template refuses that."""
+    """Render the conversation with a marker in place of every text; None if the template refuses that."""
     marked = []
     for index, message in enumerate(chat.messages):
         text = _mark(chat, index)
@@ -96,7 +95,7 @@ def _skeleton(chat: RenderedChat) -> str | None:
 
 
 def _missing_texts(chat: RenderedChat, trained: Sequence[int], skeleton: str | None) -> list[Omission]:
-    """Texts of messages, by role; for answers that are not trained, their text and calls."""
+    """Count the messages whose text is missing, by role; of answers that are not trained, text and calls."""
     missing: Counter[str] = Counter()
     roles = Counter(message["role"] for message in chat.messages)
     for index, message in enumerate(chat.messages):
@@ -107,7 +106,7 @@ def _missing_texts(chat: RenderedChat, trained: Sequence[int], skeleton: str | N
         marked = skeleton is None or _mark(chat, index) in skeleton
         if not marked or not all(appears(text, chat.text) for text in texts):
             missing[message["role"]] += 1
-    why = "the chat template does not write it, or not whole"
+    why = "the chat template does not write it, or only a part"
     return [Omission("the text", f"messages with role {role}", why, n, roles[role]) for role, n in missing.items()]
 
 
@@ -125,7 +124,7 @@ def _tool_name(tool: Mapping[str, Any]) -> str:
 
 
 def _missing_keys(chat: RenderedChat) -> list[Omission]:
-    """Keys of messages that change nothing in the rendering when they are removed."""
+    """Count the keys of messages whose removal leaves the rendering unchanged."""
     given = [(n, key) for n, message in enumerate(chat.messages) for key in message if key not in _KNOWN_KEYS]
     if not given:
         return []
@@ -159,7 +158,7 @@ def _missing_call_keys(chat: RenderedChat) -> list[Omission]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """The leaves of a JSON value as text, without null, true and false, which languages write differently."""
+    """Yield the leaves of a JSON value as text, except null, true and false, whose spelling differs by language."""
     if isinstance(value, Mapping):
         for item in value.values():
             yield from _texts(item)

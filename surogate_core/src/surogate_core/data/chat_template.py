@@ -1,9 +1,9 @@
-"""The chat template of a model directory: messages to text, by the engine and the rules of transformers.
+"""The chat template of a model directory: renders messages to text, with the engine and the rules of transformers.
 
-Importing transformers' engine takes about a second and imports no torch; it happens with the first rendering.
+The engine is imported on the first rendering. That takes about a second and does not import torch.
 
-Templates disagree on the form of a tool call. Most read its arguments as an object, some as JSON text; some write calls
-only where the content is none, others only where it is text. `ChatTemplate` renders one call in each form, once, and
+Templates expect tool calls in different forms. Most read the arguments as an object, some as JSON text; some write
+calls only if the content is None, others only if it is text. `ChatTemplate` renders a test call in each form once, and
 uses the first form that the template writes.
 """
 
@@ -22,11 +22,12 @@ from ..hub.files import TEMPLATE_DIRECTORY
 
 Message = Mapping[str, Any]
 Span = tuple[int, int]
-"""Characters from the first to after the last."""
+"""(start, stop) of a range of characters; stop is exclusive."""
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _CUT_TAG = re.compile(r"<[^<>\s]*\Z")
-# The engine keeps the spans of a rendering in the compiled template, and rendering holds the interpreter's lock anyway.
+# The engine stores the spans of a rendering in the shared compiled template. Rendering holds the GIL, so the lock costs
+# nothing.
 _LOCK = threading.Lock()
 
 
@@ -34,7 +35,7 @@ _LOCK = threading.Lock()
 class _CallForm:
     """How a message with tool calls is passed to a template.
 
-    null_content: content that says nothing is none, not "". json_arguments: the arguments are JSON text, not an object.
+    null_content: empty content is None, not "". json_arguments: the arguments are JSON text, not an object.
     """
 
     null_content: bool
@@ -57,7 +58,7 @@ _ASKED = {"role": "user", "content": "a"}
 _CALLED = {
     "role": "assistant",
     "content": "",
-    # Mistral's templates want an id of nine characters.
+    # Mistral's templates require an id of nine characters.
     "tool_calls": [
         {"id": "abcdefghi", "type": "function", "function": {"name": _WORDS[0], "arguments": {_WORDS[1]: _WORDS[2]}}}
     ],
@@ -67,10 +68,13 @@ _ANSWER = {"role": "assistant", "content": "c"}
 
 
 class ChatTemplate:
-    """Renders messages. special_tokens: bos_token, eos_token, ... as the template's variables."""
+    """Renders messages. `where` names the template in errors."""
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str], where: str) -> None:
-        """`sources`: templates by name; "tool_use" serves rows with tools where there is one, "default" the others."""
+        """
+        sources: templates by name; "tool_use", if present, renders rows with tools, "default" all others.
+        special_tokens: variables of the template: bos_token, eos_token, ...
+        """
         self._sources = sources
         self._special_tokens = special_tokens
         self.where = where
@@ -78,23 +82,26 @@ class ChatTemplate:
         self._forms: dict[str, _CallForm] = {}
 
     def marks_generation(self, tools: Sequence[Any] | None) -> bool:
-        """Whether the template itself says by `{% generation %}` what the assistant generates."""
+        """Return whether the template marks what the assistant generates by `{% generation %}` blocks."""
         return _GENERATION.search(self._source(tools)) is not None
 
     def render(self, messages: Sequence[Message], tools: Sequence[Any] | None = None, prompt: bool = False) -> str:
-        """The text of `messages`; with `prompt`, up to where the next answer begins. ConfigError if it refuses."""
+        """Render `messages`; with `prompt`, followed by the start of the next answer.
+
+        Raises ConfigError if the template refuses the messages.
+        """
         return self._render(self._formed(messages, tools), tools, add_generation_prompt=prompt)[0]
 
     def render_spans(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> tuple[str, list[Span]]:
-        """The text of `messages` and its `{% generation %}` blocks."""
+        """Render `messages`; return the text and the spans of its `{% generation %}` blocks."""
         return self._render(self._formed(messages, tools), tools, return_assistant_tokens_mask=True)
 
     def generation_prompt(self, tools: Sequence[Any] | None) -> str:
-        """What the template adds where an answer is to begin ("<|im_start|>assistant\\n"); empty when nothing."""
+        """Return what the template writes before an answer ("<|im_start|>assistant\\n"); empty if nothing."""
         source = self._source(tools)
         if source not in self._prompts:
             without, with_prompt = self.render([_ASKED], tools), self.render([_ASKED], tools, prompt=True)
-            # Without a prompt, some templates end the text with eos: the prompt stands in its place.
+            # Without a prompt, some templates end the text with eos; with one, the prompt is in that place.
             pairs = enumerate(zip(without, with_prompt, strict=False))
             same = next((n for n, (one, other) in pairs if one != other), min(len(without), len(with_prompt)))
             cut_tag = _CUT_TAG.search(with_prompt[:same])
@@ -110,13 +117,13 @@ class ChatTemplate:
         source = self._source(tools)
         if source not in self._forms:
             written = [form for form in _CALL_FORMS if self._writes(form, [_ASKED, _CALLED], tools)]
-            # Some templates read a call differently when it is not the last message.
+            # Some templates read a call differently if it is not the last message.
             answered = [form for form in written if self._writes(form, [_ASKED, _CALLED, _RESULT, _ANSWER], tools)]
             self._forms[source] = next(iter(answered or written), _CALL_FORMS[1])
         return [self._forms[source].of(message) for message in messages]
 
     def _writes(self, form: _CallForm, messages: Sequence[Message], tools: Sequence[Any] | None) -> bool:
-        """Whether the template writes the call of `messages` in this form, and no "None" for content that is none."""
+        """Return whether the template writes the call of `messages` in this form, and does not write "None"."""
         try:
             text = self._render([form.of(message) for message in messages], tools)[0]
         except ConfigError:
@@ -137,7 +144,7 @@ class ChatTemplate:
                     chat_template=self._source(tools),
                     **settings,
                 )
-        except Exception as error:  # what the template raises, and whatever Jinja raises when it runs
+        except Exception as error:  # raised by the template itself, or any exception of Jinja
             raise ConfigError(f"{self.where} refuses these messages: {type(error).__name__}: {error}") from error
         texts, spans = rendered
         return texts[0], [(int(start), int(stop)) for start, stop in spans[0]] if spans else []
@@ -151,11 +158,11 @@ def _with_json_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_chat_template(directory: Path, settings: Mapping[str, Any]) -> ChatTemplate | None:
-    """The model's templates, found as transformers finds them; None: there is none.
+    """Read the model's templates from where transformers reads them; return None if there are none.
 
-    The files chat_template.jinja and additional_chat_templates/NAME.jinja, or, without either, the entry of
-    tokenizer_config.json (`settings`): a text, or a list of named ones. Raises ConfigError naming the file when it
-    holds no template, and when there are named ones but none that serves every conversation.
+    These are the files chat_template.jinja and additional_chat_templates/NAME.jinja or, if neither exists, the entry
+    in tokenizer_config.json (`settings`): a text, or a list of named texts. Raises ConfigError naming the file if a
+    file cannot be read, the entry is not a template, or no template is named "default".
     """
     files = {"default": directory / "chat_template.jinja"} if (directory / "chat_template.jinja").is_file() else {}
     files |= {path.stem: path for path in sorted((directory / TEMPLATE_DIRECTORY).glob("*.jinja"))}
@@ -170,7 +177,7 @@ def read_chat_template(directory: Path, settings: Mapping[str, Any]) -> ChatTemp
         texts = _named_texts(written, path)
     if "default" not in texts:
         raise ConfigError(
-            f"{path}: the templates are named {', '.join(texts)}, and none of them default. Add chat_template.jinja: "
+            f"{path}: the templates are named {', '.join(texts)}, none of them default. Add chat_template.jinja: "
             "conversations without tools need it."
         )
     return ChatTemplate(texts, _special_tokens(settings), f"chat template ({path})")
@@ -180,11 +187,11 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as UTF-8: {error}. Fetch it again.") from error
+        raise ConfigError(f"{path}: cannot be read as UTF-8: {error}. Download it again.") from error
 
 
 def _named_texts(written: Any, path: Path) -> dict[str, str]:
-    """Templates by name, of the entry of tokenizer_config.json."""
+    """Return {name: template} from the entry in tokenizer_config.json."""
     if isinstance(written, list) and all(isinstance(entry, dict) for entry in written):
         sources = {str(entry.get("name")): entry.get("template") for entry in written}
     else:
@@ -198,7 +205,7 @@ def _named_texts(written: Any, path: Path) -> dict[str, str]:
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Texts of bos_token, eos_token and the like."""
+    """Return the texts of bos_token, eos_token and the like."""
     found = {}
     for name, token in settings.items():
         text = token.get("content") if isinstance(token, dict) else token

@@ -1,4 +1,4 @@
-"""Columns of a dataset, counted once and kept in the cache."""
+"""The columns of a dataset, counted once and cached on disk."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _VERSION = 1
 
 
 def count_columns(source: Source, cache: Path) -> Columns:
-    """The columns of all rows of `source`. Reads every row once; later calls read a small file below `cache`.
+    """Count the columns of all rows of `source`. The first call reads every row, later calls a small file in `cache`.
 
-    Raises ConfigError naming file and line for rows that cannot be read, and OSError when `cache` cannot be written.
+    Raises ConfigError naming file and line if a row cannot be read, and OSError if `cache` cannot be written.
     """
     path = cache / "columns" / f"{source.content_hash()}.json"
     known = _read(path)
@@ -30,7 +30,7 @@ def count_columns(source: Source, cache: Path) -> Columns:
 
 
 def _read(path: Path) -> Columns | None:
-    """What an earlier call has counted; None when there is nothing, or it is damaged."""
+    """Return the counts of an earlier call; None if there are none or the file is damaged."""
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
         if known["version"] != _VERSION:

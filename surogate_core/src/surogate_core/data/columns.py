@@ -1,6 +1,6 @@
-"""The columns of a dataset: which there are, and in how many rows each holds something.
+"""The columns of a dataset, and in how many rows each is filled.
 
-Every decision about columns is made on the union over all rows, so that it does not depend on the order of the rows.
+Every decision about columns uses the union over all rows, so that it does not depend on the order of the rows.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _LONGEST_NAME = 60
 
 @dataclass
 class Columns:
-    """rows: of the dataset. filled: for each column, the rows in which it holds something, in order of appearance."""
+    """Counts over a dataset. filled: column -> number of rows in which it is filled, in order of appearance."""
 
     rows: int = 0
     filled: dict[str, int] = field(default_factory=dict)
 
     def holding_something(self) -> list[str]:
-        """Names of the columns that hold something in at least one row."""
+        """Return the names of the columns that are filled in at least one row."""
         return [name for name, count in self.filled.items() if count]
 
     def add_row(self, row: Row) -> None:
@@ -36,44 +36,44 @@ class Columns:
             self.filled[name] = self.filled.get(name, 0) + holds_something(value)
 
     def add_table(self, table: pyarrow.Table | pyarrow.RecordBatch) -> None:
-        """Count the rows of a table of Arrow."""
+        """Count the rows of an Arrow table."""
         self.rows += table.num_rows
         for name in table.schema.names:
             self.filled[name] = self.filled.get(name, 0) + _count(table.column(name))
 
 
 def holds_something(value: Any) -> bool:
-    """Whether a cell is more than null, an empty text, an empty list, or an object of nothing but such."""
+    """Return whether a cell is filled: not null, an empty text, an empty list, or an object of only such values."""
     if isinstance(value, Mapping):
         return any(map(holds_something, value.values()))
     return not (value is None or (isinstance(value, str | list | tuple) and not value))
 
 
 def unused_columns(columns: Columns, used: Sequence[str], keys: Mapping[str, Any]) -> str | None:
-    """One line that names the columns outside `used` that hold something, the most frequent first; None without any.
+    """Return one line that names the filled columns outside `used`, the most frequent first; None if there are none.
 
-    keys: what `type: auto` would set, which names the key that reads a column.
+    keys: {config key: column} that `type: auto` would set; the line names the key that reads a column.
     """
     left = sorted((-count, name) for name, count in columns.filled.items() if count and name not in used)
     if not left:
         return None
     readers = {column: key for key, column in keys.items() if isinstance(column, str)}
-    told = []
+    parts = []
     for count, name in left[:_MOST_NAMES]:
         remedy = f"; {readers[name]}: {name} reads it" if name in readers else ""
-        told.append(f"{_shown(name)} (in {-count:,} {'row' if count == -1 else 'rows'}{remedy})")
+        parts.append(f"{_shown(name)} (in {-count:,} {'row' if count == -1 else 'rows'}{remedy})")
     more = f" and {len(left) - _MOST_NAMES:,} more" if len(left) > _MOST_NAMES else ""
-    return f"columns not used: {', '.join(told)}{more}"
+    return f"columns not used: {', '.join(parts)}{more}"
 
 
 def _shown(name: str) -> str:
-    """A column's name on one line: control characters escaped, a long one cut."""
+    """Return a column's name on one line: control characters escaped, long names cut."""
     text = name if name and name.isprintable() else repr(name)
     return text if len(text) <= _LONGEST_NAME else f"{text[:_LONGEST_NAME]}..."
 
 
 def _count(column: Any) -> int:
-    """Cells of an Arrow column that hold something; only structs are converted to Python objects."""
+    """Count the filled cells of an Arrow column; only nested and dictionary columns become Python objects."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -30,7 +30,7 @@ ROLES = {
     "tool_response": "tool",
     **{role: role for role in ("system", "developer", "user", "assistant", "tool")},
 }
-"""What data sets call the speakers -> the role of chat templates."""
+"""Name of a speaker in data sets -> role in chat templates."""
 
 _CALLS = ("function_call", "tool_call")
 _PART = ("type", "text")
@@ -46,18 +46,18 @@ _WHY_DROPPED = {
 _COLUMNS = ("messages", "conversations", "conversation")
 
 _TRAINS = {"weight": (0, 1), "train": (False, True), "loss": (False, True)}
-"""Keys by which data says whether an answer is trained (OpenAI, axolotl, ms-swift): values for no and yes."""
+"""Keys that say whether an answer is trained (OpenAI, axolotl, ms-swift) -> values for no and yes."""
 _TRAINS_IN_PART = ("train_detail", "training_detail")
-"""Keys of axolotl that choose characters of an answer."""
+"""Keys of axolotl that select characters of an answer."""
 
 LOSS_SCALE = (
-    "What is trained: default: every answer, but in a conversation of which the template keeps only later reasoning, "
-    "not those that lose theirs; last_round: those after the user's last message; all: all text."
+    "What is trained. default: every answer, except answers whose reasoning the template drops while it keeps that of "
+    "a later answer; last_round: the answers after the user's last message; all: all text."
 )
 
 
 class MessageProperties(BaseModel):
-    """Where a message says what."""
+    """Names of the keys of a message."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -73,22 +73,25 @@ class ConversationOptions(BaseModel):
 
     messages_field: str = Field("messages", description="Column that holds the list of messages.")
     completion_field: str | None = Field(
-        None, description="Column with the messages, or the text, that answer those of `messages_field`."
+        None, description="Column with the messages, or the text, that follow those of `messages_field`."
     )
-    system_field: str | None = Field(None, description="Column with the system prompt; empty: none.")
+    system_field: str | None = Field(None, description="Column with the system prompt; a row may leave it empty.")
     tools_field: str | None = Field(
-        None, description="Column with the tools: a list of JSON schemas, or the same as text."
+        None, description="Column with the tools: a list of JSON schemas, or its JSON text."
     )
     message_property_mappings: MessageProperties | None = Field(
         None,
-        description="Names that messages use for `role`, `content`, `tool_calls`; "
-        "null: these, or `from` and `value` where a message has those.",
+        description="Names of the keys `role`, `content`, `tool_calls` in messages; "
+        "null: these names, or `from` and `value` if a message has them.",
     )
     loss_scale: LossScale = Field("default", description=LOSS_SCALE)
 
 
 def encode_conversation(row: Mapping[str, object], tokenizer: Tokenizer, options: ConversationOptions) -> Encoded:
-    """The rendered messages; answers are trained, each with its end-of-turn token."""
+    """Render the messages of a row and tokenize them; answers are trained, each with its end-of-turn token.
+
+    Raises ConfigError if the row is not a conversation, or if the chat template refuses it.
+    """
     names = options.message_property_mappings
     dropped: Counter[tuple[str, str]] = Counter()
     messages = _messages(row[options.messages_field], options.messages_field, names, dropped)
@@ -115,12 +118,12 @@ def encode_conversation(row: Mapping[str, object], tokenizer: Tokenizer, options
     _check_text(tools, f"column {options.tools_field!r}")
     untrained = [index for index, message in enumerate(messages) if not _is_trained(message, index, dropped)]
     encoded = encode_chat(messages, tools, tokenizer, options.loss_scale, untrained)
-    told = [Omission(what, unit, _WHY_DROPPED[unit], count, count) for (what, unit), count in dropped.items()]
-    return replace(encoded, omissions=(*encoded.omissions, *told))
+    ignored = [Omission(what, unit, _WHY_DROPPED[unit], count, count) for (what, unit), count in dropped.items()]
+    return replace(encoded, omissions=(*encoded.omissions, *ignored))
 
 
 def _is_trained(message: dict[str, Any], index: int, dropped: Counter[tuple[str, str]]) -> bool:
-    """Whether an answer is trained, by the keys of `_TRAINS`, which are removed from it: templates do not read them."""
+    """Return whether a message is trained according to the keys of `_TRAINS`, and remove these keys from it."""
     where = f"message {index} ({message['role']})"
     partly = next((key for key in _TRAINS_IN_PART if key in message), None)
     if partly is not None:
@@ -136,7 +139,7 @@ def _is_trained(message: dict[str, Any], index: int, dropped: Counter[tuple[str,
             )
         found[key] = value == yes
     if len(set(found.values())) > 1:
-        raise ConfigError(f"{where} is to be trained and not to be trained: {found}. Remove one of these keys.")
+        raise ConfigError(f"{where} has contradictory keys: {found}. Remove one of them.")
     for key, trained in found.items():
         if trained and message["role"] != "assistant":
             dropped[f"the key {key!r}", _NOT_ANSWERS] += 1
@@ -146,7 +149,7 @@ def _is_trained(message: dict[str, Any], index: int, dropped: Counter[tuple[str,
 def _messages(
     value: object, column: str, names: MessageProperties | None, dropped: Counter[tuple[str, str]]
 ) -> list[dict[str, Any]]:
-    """Messages with the keys that chat templates read."""
+    """Return the messages of a cell with the keys that chat templates read."""
     value = _from_json(value)
     if not isinstance(value, list | tuple):
         raise ConfigError(f"column {column!r} holds {_kind(value)}, not a list of messages. Set messages_field.")
@@ -176,7 +179,7 @@ def _message(
     content, calls = given.pop(names.content, None), given.pop(names.tool_calls, None)
     if said in _CALLS and calls is None:
         content, calls = None, content
-    for key in ("role", "content", "tool_calls"):  # of a message that uses other names for them
+    for key in ("role", "content", "tool_calls"):  # set in a message that uses other names for them
         if given.pop(key, None) is not None:
             dropped[f"the key {key!r}", "messages"] += 1
     message: dict[str, Any] = {
@@ -185,7 +188,7 @@ def _message(
         **given,
     }
     if role == "assistant" and not calls and not _says_something(message):
-        raise ConfigError(f"{where} is the assistant's and says nothing. Remove such rows, or the message.")
+        raise ConfigError(f"{where} is an empty message of the assistant. Remove the row, or the message.")
     if calls:
         if role != "assistant":
             raise ConfigError(f"{where} calls tools, but its role is {said}. Correct such rows.")
@@ -198,7 +201,7 @@ def _says_something(message: Mapping[str, Any]) -> bool:
 
 
 def _content(content: object, calls: object, where: str, name: str, dropped: Counter[tuple[str, str]]) -> str:
-    """Text, or the text parts of a list of parts; empty only beside tool calls."""
+    """Return the text, or the joined text parts of a list of parts. Empty only if the message calls tools."""
     if isinstance(content, list | tuple) and all(
         isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
         for part in content
@@ -213,12 +216,12 @@ def _content(content: object, calls: object, where: str, name: str, dropped: Cou
 
 
 def _others(value: Mapping[Any, Any], known: Sequence[str]) -> list[Any]:
-    """Keys that are not known and not null."""
+    """Return the keys that are neither known nor null."""
     return [key for key, item in value.items() if key not in known and item is not None]
 
 
 def _tool_calls(value: object, where: str, dropped: Counter[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Calls as templates read them: {"type", "function": {"name", "arguments"}}, the arguments an object."""
+    """Return calls in the form of templates: {"type", "function": {"name", "arguments"}}, the arguments an object."""
     value = _from_json(value)
     calls = [value] if isinstance(value, Mapping) else value
     if not isinstance(calls, list | tuple):
@@ -247,7 +250,7 @@ def _tools(value: object, column: str) -> list[Any] | None:
 
 
 def _from_json(value: object) -> object:
-    """What a text of JSON (an object or a list) holds; anything else as it is."""
+    """Parse the text of a JSON object or list; return anything else unchanged."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
             return json.loads(value)
@@ -257,13 +260,13 @@ def _from_json(value: object) -> object:
 
 
 def _check_text(value: object, where: str) -> None:
-    """Raises ConfigError for what is no JSON, and for text that UTF-8 cannot hold."""
+    """Raise ConfigError if `value` is not JSON, or contains text that UTF-8 cannot encode."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"{where} holds half a surrogate pair, which is no text. Correct the row.") from error
+        raise ConfigError(f"{where} contains half a surrogate pair: not valid text. Correct the row.") from error
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{where} is no JSON: {error}. Correct the row.") from error
+        raise ConfigError(f"{where} is not JSON: {error}. Correct the row.") from error
 
 
 def _kind(value: object) -> str:

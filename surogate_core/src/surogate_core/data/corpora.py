@@ -1,4 +1,4 @@
-"""The data of a run: every dataset that the config names, tokenised, split, packed and proven."""
+"""The data of a run: every dataset of the config, tokenised, split, packed and checked."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..api import DatasetFormatDef
 from ..config.schema import DatasetEntry, TrainConfig
 from ..errors import ConfigError
 from .cache import TokenDataset, default_cache_root
+from .checks import check_rows, label_bytes, label_counts, unigram_loss
 from .column_counts import count_columns
 from .columns import Columns, unused_columns
 from .mixture import weigh
 from .pack import DocumentSpans, PackedRows, pack, split_validation
-from .proof import check_rows, label_bytes, label_counts, unigram_loss
 from .readers import missing_column
 from .sources import Source, open_source
 from .tokenize import cache_error, tokenize_dataset
@@ -30,10 +30,10 @@ _MOST_NAMES = 5  # tokens that a notice spells out
 
 @dataclass(frozen=True, kw_only=True)
 class Corpora:
-    """Rows to train and to validate on. validation: None without any.
+    """Rows to train on and, unless `validation` is None, to validate on.
 
-    unigram_loss: nats a label of validation, of the model that knows only token frequencies. validation_labels and
-    validation_bytes: labels of the whole validation set and the bytes of text that they stand for.
+    unigram_loss: nats per validation label of a model that knows only token frequencies. validation_labels,
+    validation_bytes: labels of the whole validation set, and the bytes of text they stand for.
     """
 
     tokenizer: Tokenizer
@@ -51,15 +51,15 @@ def load_corpora(
     vocab_size: int,
     notice: Callable[[str], None],
 ) -> Corpora:
-    """Tokenise (or map from the cache), split, pack and check. Raises ConfigError naming key, file and line."""
+    """Tokenise (or map from the cache), split, pack and check the data. Raises ConfigError naming key, file, line."""
     _set_threads(config.dataloader_num_workers)
     tokenizer = Tokenizer(model_dir, f"model: {config.model}")
-    _tell_of_tokens_past_the_model(tokenizer, vocab_size, notice)
+    _note_extra_tokens(tokenizer, vocab_size, notice)
     documents = _documents(config, "datasets", formats, tokenizer, notice)
     if config.validation_datasets:
         for index, entry in enumerate(config.validation_datasets):
             if entry.weight is not None:
-                raise ConfigError(f"validation_datasets.{index}: weight is for training. Use samples, or remove it.")
+                raise ConfigError(f"validation_datasets.{index}: weight is for training data. Use samples instead.")
         held_out = _documents(config, "validation_datasets", formats, tokenizer, notice)
     else:
         documents, held_out = split_validation(documents, config.validation_split_ratio, config.eval_seed)
@@ -81,8 +81,8 @@ def load_corpora(
     )
 
 
-def _tell_of_tokens_past_the_model(tokenizer: Tokenizer, vocab_size: int, notice: Callable[[str], None]) -> None:
-    """No text is tokenised to them here, but the tokenizer that is saved with the model has them for its users."""
+def _note_extra_tokens(tokenizer: Tokenizer, vocab_size: int, notice: Callable[[str], None]) -> None:
+    """Warn if transformers adds tokens beyond the model's vocabulary: training never uses them, a prompt might."""
     size, added = tokenizer.size_in_transformers, tokenizer.added_by_transformers
     if size > vocab_size and added:
         named = ", ".join(added[:_MOST_NAMES]) + (
@@ -96,7 +96,7 @@ def _tell_of_tokens_past_the_model(tokenizer: Tokenizer, vocab_size: int, notice
 
 
 def _set_threads(workers: int | str) -> None:
-    """The tokenizers library reads its number of threads from the environment, when it first tokenises."""
+    """Set the number of threads for the tokenizers library, which reads it from the environment on first use."""
     if workers == 0:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
     elif workers != "auto":
@@ -123,7 +123,7 @@ def _documents(
         spans = truncate(DocumentSpans.of([dataset]), config.sequence_len, strategy, where, notice)
         if len(spans) == 0:
             raise ConfigError(
-                f"{where}: path: {entry.path}: no document is left with truncation_strategy: {strategy} and "
+                f"{where}: path: {entry.path}: no document remains with truncation_strategy: {strategy} and "
                 f"sequence_len: {config.sequence_len}. Raise sequence_len."
             )
         parts.append(spans)
@@ -139,7 +139,7 @@ def _columns(source: Source) -> Columns:
 
 
 def _refuse_absent(columns: Columns, optional: Sequence[str], where: str) -> None:
-    """Raise ConfigError for an optional column that no row has: the key that names it is mistaken."""
+    """Raise ConfigError for an optional column that no row has: the key that names it is wrong."""
     for column in optional:
         if column not in columns.filled:
             raise missing_column(where, column, list(columns.filled))
@@ -148,7 +148,7 @@ def _refuse_absent(columns: Columns, optional: Sequence[str], where: str) -> Non
 def _left_out(
     columns: Columns, source: Source, dataset: TokenDataset, chosen: DatasetFormatDef, options: BaseModel
 ) -> Iterator[str]:
-    """A line for each kind of data that is there and does not become tokens."""
+    """Yield a line for each kind of data that is present but not tokenised."""
     files = source.left_out()
     if files is not None:
         yield files
@@ -164,7 +164,7 @@ def _left_out(
 def _format(
     entry: DatasetEntry, formats: Mapping[str, DatasetFormatDef], loss_scale: str, where: str
 ) -> tuple[DatasetFormatDef, BaseModel, Source]:
-    """The named type, or for `auto` the one that fits the columns of all rows; its keys; and the rows."""
+    """Return the dataset type of an entry (for `auto`, the one that fits the columns), its options and the rows."""
     if entry.type != "auto":
         options = _options(entry, formats[entry.type], {}, loss_scale, where)
         return formats[entry.type], options, open_source(entry, getattr(options, "sample_by", "document"), where)
@@ -172,9 +172,9 @@ def _format(
     columns = sorted(_columns(source).holding_something())
     fitting = [f for f in formats.values() if f.matches(columns)]
     if len(fitting) != 1:
-        told = ", ".join(f.name for f in fitting) or "none"
+        names = ", ".join(f.name for f in fitting) or "none"
         raise ConfigError(
-            f"{where}: type: auto: columns {', '.join(columns) or '(all empty)'} fit these types: {told}. "
+            f"{where}: type: auto: columns {', '.join(columns) or '(all empty)'} fit these types: {names}. "
             f"Set type to one of {', '.join(formats)}."
         )
     return fitting[0], _options(entry, fitting[0], fitting[0].guess(columns), loss_scale, where), source

@@ -22,15 +22,15 @@ class TextOptions(BaseModel):
     text_field: str = Field("text", description="Column that holds the text.")
     sample_by: Literal["document", "paragraph", "line"] = Field(
         "document",
-        description="What a document of a .txt file is: the file, a paragraph (between blank lines), a line.",
+        description="A document in a .txt file: the whole file, a paragraph (between blank lines), or a line.",
     )
     add_bos: bool | None = Field(
-        None, description="Put the tokenizer's bos before each document; null: when the tokenizer itself does."
+        None, description="Start each document with the tokenizer's bos; null: if the tokenizer itself does."
     )
 
 
 def encode_text(row: Mapping[str, object], tokenizer: Tokenizer, options: TextOptions) -> Encoded:
-    """[bos] + tokens of the text + eos, every one trained. Empty text is no document."""
+    """Return [bos] + tokens of the text + eos, all trained; nothing for an empty text."""
     text = row[options.text_field]
     if not isinstance(text, str):
         raise ConfigError(
@@ -43,8 +43,8 @@ def encode_text(row: Mapping[str, object], tokenizer: Tokenizer, options: TextOp
         text.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"column {options.text_field!r} holds half a surrogate pair at character {error.start}, which is no text. "
-            "Correct or remove such rows."
+            f"column {options.text_field!r} contains half a surrogate pair at character {error.start}, which is not "
+            "valid text. Correct or remove such rows."
         ) from error
     tokens = list(tokenizer.encode_ids(text))
     add_bos = tokenizer.adds_bos if options.add_bos is None else options.add_bos

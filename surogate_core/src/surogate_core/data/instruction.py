@@ -1,4 +1,4 @@
-"""The dataset type `instruction`: an instruction, perhaps an input, and the output to learn."""
+"""The dataset type `instruction`: an instruction, an optional input, and the output to train."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class InstructionOptions(BaseModel):
 
     instruction_field: str = Field("instruction", description="Column with the instruction.")
     output_field: str = Field("output", description="Column with the output, which is trained.")
-    input_field: str | None = Field(None, description="Column with what the instruction is applied to; may be empty.")
+    input_field: str | None = Field(None, description="Column with the input; a row may leave it empty.")
     system_prompt_type: Literal["field", "fixed"] | None = Field(
-        None, description="Where the system prompt is: a column, or `system_prompt`; null: by which of both is given."
+        None, description="Source of the system prompt: a column, or `system_prompt`; null: the one that is set."
     )
     system_prompt_field: str | None = Field(None, description="Column with the system prompt.")
-    system_prompt: str | None = Field(None, description="The system prompt of every row.")
+    system_prompt: str | None = Field(None, description="System prompt of every row.")
     prompt_format: str = Field(
         "{instruction}\n{input}",
-        description="The prompt; `{instruction}`, `{input}`, `{system}` are replaced, `{output}` may stand at its end.",
+        description="The prompt. `{instruction}`, `{input}`, `{system}` are replaced; it may end with `{output}`.",
     )
-    prompt_format_no_input: str = Field("{instruction}", description="The prompt of rows without an input.")
+    prompt_format_no_input: str = Field("{instruction}", description="Prompt of rows without an input.")
     use_chat_template: bool = Field(
-        True, description="Send prompt and output as messages; false: prompt, output and eos as plain text."
+        True, description="Render prompt and output as chat messages; false: prompt, output and eos as plain text."
     )
     loss_scale: LossScale = Field("default", description=LOSS_SCALE)
 
@@ -55,14 +55,14 @@ class InstructionOptions(BaseModel):
             raise ValueError("system_prompt_field and system_prompt are both given; set system_prompt_type")
         for text in (self.prompt_format, self.prompt_format_no_input):
             if text.partition("{output}")[2].strip():
-                raise ValueError("prompt_format goes on behind {output}; end it there")
+                raise ValueError("prompt_format has text after {output}; remove it")
             if not _PLACEHOLDER.search(text):
                 raise ValueError("prompt_format has no placeholder such as {instruction}")
         return self
 
 
 def encode_instruction(row: Mapping[str, object], tokenizer: Tokenizer, options: InstructionOptions) -> Encoded:
-    """Prompt and output as messages of user and assistant, or as plain text; the output is trained."""
+    """Tokenize prompt and output, as chat messages or as plain text; the output is trained."""
     for column in (options.instruction_field, options.output_field):
         if row[column] is None:
             raise ConfigError(f"column {column!r} holds null. Remove such rows, or name another column.")
@@ -87,10 +87,10 @@ def encode_instruction(row: Mapping[str, object], tokenizer: Tokenizer, options:
 
 
 def _plain(prompt: str, output: str, tokenizer: Tokenizer, options: InstructionOptions) -> Encoded:
-    """[bos] + prompt + output + eos."""
+    """Return the tokens of [bos] + prompt + output + eos."""
     if tokenizer.eos_id is None:
         raise ConfigError(
-            "the tokenizer defines no eos token, so that the model would not learn to end its output. Set eos_token "
+            "the tokenizer defines no eos token, so the model would not learn to end its output. Set eos_token "
             "in tokenizer_config.json."
         )
     text = prompt + output
@@ -111,7 +111,9 @@ def _text(row: Mapping[str, object], column: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"column {column!r} holds half a surrogate pair, which is no text. Correct it.") from error
+        raise ConfigError(
+            f"column {column!r} contains half a surrogate pair, which is not valid text. Correct it."
+        ) from error
     return value
 
 
@@ -122,7 +124,7 @@ def _system(row: Mapping[str, object], options: InstructionOptions) -> str:
 
 
 def _pair(columns: Sequence[str]) -> tuple[str, str] | None:
-    """(query, response), the first that there are."""
+    """Return the first known names of a query and of a response column; None unless both exist."""
     query = next((name for name in _QUERIES if name in columns), None)
     response = next((name for name in _RESPONSES if name in columns), None)
     return (query, response) if query and response else None

@@ -1,4 +1,4 @@
-"""Batches of an optimizer step, by its number: the order of the data has no state but the seed.
+"""The batches of an optimizer step, as a function of its number: the seed is the only state of the data order.
 
 Micro-batches follow the contract of `api.BatchInputs`.
 """
@@ -31,8 +31,8 @@ Int32s = npt.NDArray[np.int32]
 class MicroBatch:
     """Rows of `sequence_len`, flattened to T = rows * sequence_len positions; all int32.
 
-    tokens, targets, positions [T]; cu_seqlens [rows * max_documents + 1]: documents tile [0, T], what is left of a row
-    is one document of padding, unused entries repeat T. n_tokens: positions that are not padding. n_valid: labels.
+    tokens, targets, positions: [T]. cu_seqlens: [rows * max_documents + 1]; documents tile [0, T], the rest of a row
+    is one document of padding, and unused entries repeat T. n_tokens: positions that are not padding. n_valid: labels.
     """
 
     tokens: Int32s
@@ -44,15 +44,16 @@ class MicroBatch:
 
     @property
     def n_documents(self) -> int:
-        """Documents that are not empty, padding counted as one a row."""
+        """Number of documents; the padding of a row counts as one."""
         return int(np.searchsorted(self.cu_seqlens, len(self.tokens)))
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """What an optimizer step reads. tokens: positions that are not padding. epoch: epochs done after the step.
+    """The data of an optimizer step.
 
-    micro: what several devices take at once lies next to one another.
+    micro: its micro-batches; those that several devices take at the same time are adjacent. tokens: positions that are
+    not padding. epoch: epochs completed after the step.
     """
 
     micro: list[MicroBatch]
@@ -62,11 +63,11 @@ class StepBatch:
 
 
 class Loader:
-    """Training batches. Rows are shuffled for each epoch by (seed, epoch); `step(i)` may be asked in any order.
+    """Training batches. Each epoch is shuffled by (seed, epoch); `step(i)` may be called in any order.
 
-    A step has `micro_batches` of `batch_size` rows: as many as gradients accumulate, on every device. Which rows a step
-    has depends on the product alone. steps_per_epoch = ceil(rows / (batch_size * micro_batches)); the last step of an
-    epoch is filled with rows of padding, which weigh nothing, since the loss is the mean over the labels of the step.
+    micro_batches: micro-batches per optimizer step, over all devices; each has `batch_size` rows. The rows of a step
+    depend on the product of both alone. steps_per_epoch = ceil(rows / (batch_size * micro_batches)). The last step of
+    an epoch is filled with rows of padding. These have no weight: the loss is the mean over the labels of the step.
     """
 
     def __init__(self, rows: PackedRows, batch_size: int, micro_batches: int, seed: int, pad_id: int = 0) -> None:
@@ -77,7 +78,7 @@ class Loader:
             )
         if rows.n_rows == 0:
             raise ConfigError(
-                "datasets: no row to train on. Every document is shorter than two tokens: give other data."
+                "datasets: no row to train on: every document is shorter than two tokens. Use other data."
             )
         self.rows = rows
         self.batch_size = batch_size
@@ -89,11 +90,11 @@ class Loader:
 
     @property
     def tokens_per_step(self) -> int:
-        """Positions of a step, padding included."""
+        """Positions of a step, including padding."""
         return self.batch_size * self.micro_batches * self.rows.sequence_len
 
     def step(self, index: int) -> StepBatch:
-        """The batch of optimizer step `index`, counted from 0 over the whole run."""
+        """Return the data of optimizer step `index`, counted from 0 over the whole run."""
         epoch, within = divmod(index, self.steps_per_epoch)
         per_step = self.batch_size * self.micro_batches
         chosen = self._epoch_order(epoch)[within * per_step : (within + 1) * per_step]
@@ -119,9 +120,9 @@ class Loader:
 def eval_batches(
     rows: PackedRows, batch_size: int, limit: int | None = None, *, pad_id: int = 0, seed: int = 0
 ) -> Iterator[MicroBatch]:
-    """Batches over every row once, at most `limit` of them, in an order that depends on `seed` alone.
+    """Yield batches that cover every row once, at most `limit` batches, in an order that depends on `seed` alone.
 
-    The order is random since packing sorts by length: the first rows are no sample of the set.
+    The order is random because packing sorts by length: the first rows are not a sample of the set.
     """
     order = permutation(rows.n_rows, seed, purpose=EVALUATION)
     last = rows.n_rows if limit is None else min(rows.n_rows, limit * batch_size)
@@ -130,7 +131,7 @@ def eval_batches(
 
 
 def micro_batch(rows: PackedRows, chosen: Int64s, batch_size: int, pad_id: int) -> MicroBatch:
-    """Rows `chosen` as a batch of `batch_size` rows; the missing ones are padding."""
+    """Return the rows `chosen` as a batch of `batch_size` rows; missing rows are padding."""
     seq_len, total = rows.sequence_len, batch_size * rows.sequence_len
     first, last = rows.row_offsets[chosen], rows.row_offsets[chosen + 1]
     piece = _ranges(first, last - first)
@@ -138,7 +139,7 @@ def micro_batch(rows: PackedRows, chosen: Int64s, batch_size: int, pad_id: int) 
     row = np.repeat(np.arange(len(chosen)), last - first)
     before = np.cumsum(length) - length
     row_length = np.bincount(row, weights=length, minlength=batch_size).astype(np.int64)
-    at = row * seq_len + before - (np.cumsum(row_length) - row_length)[row]  # where each piece begins in the batch
+    at = row * seq_len + before - (np.cumsum(row_length) - row_length)[row]  # start of each piece in the batch
 
     slots = _ranges(at, length)
     read_tokens, trained = rows.corpus.read(_ranges(start, length))
@@ -162,7 +163,7 @@ def micro_batch(rows: PackedRows, chosen: Int64s, batch_size: int, pad_id: int) 
 
 
 def _ranges(start: Int64s, length: Int64s) -> Int64s:
-    """range(start[i], start[i] + length[i]) for every i, one behind the other."""
+    """Return the concatenation of range(start[i], start[i] + length[i]) over all i."""
     ends = np.cumsum(length)
     total = int(ends[-1]) if len(ends) else 0
     ranges: Int64s = np.arange(total) + np.repeat(start - (ends - length), length)
@@ -173,10 +174,10 @@ Item = TypeVar("Item")
 
 
 class Prefetch(Generic[Item]):
-    """make(start) ... make(stop - 1), prepared by a thread at most `ahead` items early.
+    """Iterates over make(start) ... make(stop - 1), computed by a thread up to `ahead` items in advance.
 
-    A context manager and an iterator. An error of `make` is raised by `next` in its turn; leaving the context ends the
-    thread whether or not all was read.
+    Also a context manager: leaving the context ends the thread, whether or not all items were read. An error of `make`
+    is raised by `next` at that item.
     """
 
     def __init__(self, make: Callable[[int], Item], start: int, stop: int, ahead: int = 2) -> None:
@@ -208,8 +209,10 @@ class Prefetch(Generic[Item]):
         return item
 
     def close(self) -> None:
-        """End the thread and wait for it, though not for long: it may be in the middle of a step of thousands of rows,
-        which touches nothing that others use."""
+        """Stop the thread, and wait up to CLOSE_SECONDS for it.
+
+        It may be in the middle of a step of thousands of rows; finishing that step touches no shared data.
+        """
         self._closed.set()
         self._thread.join(CLOSE_SECONDS)
 
@@ -219,7 +222,7 @@ class Prefetch(Generic[Item]):
                 if not self._offer(make(index)):
                     return
             self._offer(None)
-        except BaseException as error:  # handed to the caller's thread, which raises it
+        except BaseException as error:  # raised in the thread of the caller
             self._offer(_Failure(error))
 
     def _offer(self, item: Item | _Failure | None) -> bool:

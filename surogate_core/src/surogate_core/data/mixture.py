@@ -1,4 +1,4 @@
-"""How often an epoch sees each data set."""
+"""Weights of datasets: how often an epoch trains each document."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .permute import WEIGHTS, permutation
 
 
 def weigh(documents: DocumentSpans, weights: Sequence[float], seed: int) -> DocumentSpans:
-    """Training documents, those of data set i `weights[i]` times: 2.5 is each twice and a random half once more.
+    """Repeat the documents of dataset i `weights[i]` times: 2.5 is each document twice and a random half once more.
 
-    Documents are counted, not tokens; which ones are chosen is a function of `seed`. Raises ConfigError when a data set
-    is left without any.
+    The fraction counts documents, not tokens; `seed` determines which ones are chosen. Raises ConfigError if no
+    document of a dataset remains.
     """
     if all(weight == 1 for weight in weights):
         return documents

@@ -1,10 +1,10 @@
-"""Documents become rows of `sequence_len` tokens.
+"""Pack documents into rows of `sequence_len` tokens.
 
-A document longer than a row is split into consecutive pieces, and each piece is a document of its own: positions
-restart, and its last position has no label. Pieces are packed best-fit-decreasing: longest first, each into the
-fullest row that still has room. Packing in the order of the documents (next-fit) leaves 10 to 25 % of the positions
-empty when documents are of the order of a row; this leaves well below 1 %, and as the lengths are small integers it
-runs on groups of equal rows rather than on rows (`_best_fit`), in about a second for a million documents.
+A document longer than a row is split into consecutive pieces. Each piece is a document of its own: positions restart,
+and its last position has no label. Pieces are packed best-fit-decreasing: longest first, each into the fullest row
+that still has room. Next-fit in document order leaves 10 to 25 % of the positions empty when documents are about as
+long as a row; best-fit-decreasing leaves well below 1 %. Because lengths are small integers, `_best_fit` works on
+groups of equal rows instead of rows: about a second for a million documents.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from .pieces import max_pieces
 
 @dataclass(frozen=True)
 class Corpus:
-    """Token datasets one behind the other: a position is a token's index in the whole."""
+    """Concatenated token datasets. A position is the index of a token in the concatenation."""
 
     datasets: tuple[TokenDataset, ...]
 
     @cached_property
     def bases(self) -> Int64s:
-        """[n_datasets + 1]: first position of each dataset, then the number of tokens."""
+        """int64 [n_datasets + 1]: first position of each dataset, then the number of tokens."""
         return np.cumsum([0, *(dataset.n_tokens for dataset in self.datasets)], dtype=np.int64)
 
     def read(self, positions: Int64s) -> tuple[npt.NDArray[np.int32], Bools]:
-        """Tokens at `positions`, and whether each is trained."""
+        """Return the tokens at `positions`, and whether each is trained."""
         tokens = np.empty(len(positions), np.int32)
         trained = np.empty(len(positions), np.bool_)
         if len(self.datasets) == 1:
@@ -54,9 +54,9 @@ class Corpus:
 
 @dataclass(frozen=True)
 class DocumentSpans:
-    """Documents, or parts of them, as positions of a corpus: int64 start and stop [n], ascending; nothing is copied.
+    """Documents, or parts of them, as ranges of positions of a corpus; no token is copied.
 
-    whole: bool [n], those whose parts mean nothing alone.
+    start, stop: int64 [n], ascending. whole: bool [n], documents that must not be split.
     """
 
     corpus: Corpus
@@ -70,7 +70,7 @@ class DocumentSpans:
 
     @classmethod
     def of(cls, datasets: Sequence[TokenDataset]) -> DocumentSpans:
-        """Every document of `datasets`, in order."""
+        """Return every document of `datasets`, in order."""
         corpus = Corpus(tuple(datasets))
         starts = [dataset.offsets[:-1] + base for dataset, base in zip(datasets, corpus.bases, strict=False)]
         stops = [dataset.offsets[1:] + base for dataset, base in zip(datasets, corpus.bases, strict=False)]
@@ -79,7 +79,7 @@ class DocumentSpans:
 
     @classmethod
     def joined(cls, parts: Sequence[DocumentSpans]) -> DocumentSpans:
-        """The documents of all parts, each of corpora of its own, in order."""
+        """Return the documents of all parts, in order. Each part has its own corpus."""
         corpus = Corpus(tuple(dataset for part in parts for dataset in part.corpus.datasets))
         bases = np.cumsum([0, *(part.corpus.bases[-1] for part in parts)])[:-1]
         none = np.zeros(0, np.int64)
@@ -99,20 +99,20 @@ class DocumentSpans:
 
 
 def split_validation(documents: DocumentSpans, ratio: float, seed: int) -> tuple[DocumentSpans, DocumentSpans]:
-    """(training, validation): the validation part has round(ratio * tokens) tokens.
+    """Return (training, validation), the latter with round(ratio * tokens) tokens.
 
-    Documents are put in a random order, a function of `seed`; the last ones are for validation. The document at the
-    boundary is cut, its head trained and its tail held out: of a single document, validation is the tail. One that
-    must stay whole goes where the larger part of it would.
+    Documents are shuffled by `seed`; the last ones are for validation. The document at the boundary is cut: its head is
+    trained, its tail held out. A single document is thus validated on its tail. A document that must stay whole goes
+    to the side of its larger part.
     """
     if not 0 <= ratio < 1:
-        raise ConfigError(f"validation_split_ratio: {ratio} is no share of the data. Give at least 0 and less than 1.")
+        raise ConfigError(f"validation_split_ratio: {ratio} must be at least 0 and less than 1.")
     held_out = round(ratio * documents.n_tokens)
     order = permutation(len(documents), seed, purpose=VALIDATION)
     start, stop, whole = documents.start[order], documents.stop[order], documents.whole[order]
     ends = np.cumsum(stop - start)
     first_held_out = documents.n_tokens - held_out
-    # of each document, the tokens before the boundary
+    # the boundary in each document: before it training, after it validation
     cut = stop - np.clip(ends - first_held_out, 0, stop - start)
     cut = np.where(whole, np.where(cut - start >= stop - cut, stop, start), cut)
     return _spans(documents.corpus, start, cut, whole), _spans(documents.corpus, cut, stop, whole)
@@ -126,10 +126,10 @@ def _spans(corpus: Corpus, start: Int64s, stop: Int64s, whole: Bools) -> Documen
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Rows of `sequence_len` tokens. Row r holds pieces row_offsets[r] to row_offsets[r + 1], in this order.
+    """Rows of `sequence_len` tokens. Row r holds the pieces row_offsets[r] to row_offsets[r + 1], in this order.
 
-    start, stop: int64 [n_pieces], positions of the corpus. max_documents: most documents a row has, its padding
-    counted as one.
+    start, stop: int64 [n_pieces], positions of the corpus. max_documents: upper bound of the documents in a row, with
+    its padding counted as one.
     """
 
     corpus: Corpus
@@ -150,9 +150,9 @@ class PackedRows:
 
 
 def pack(documents: DocumentSpans, sequence_len: int, sample_packing: bool = True) -> PackedRows:
-    """Split documents into pieces and pack them into rows; with `sample_packing` off, a row holds one piece.
+    """Split documents into pieces and pack them into rows; without `sample_packing`, a row holds one piece.
 
-    Pieces of one token carry no label and are left out. A function of its arguments, without chance.
+    Pieces of one token have no label and are left out. Deterministic.
     """
     if sequence_len < 2:
         raise ConfigError(f"sequence_len: {sequence_len} leaves no token to predict. Give 2 or more.")
@@ -166,7 +166,7 @@ def pack(documents: DocumentSpans, sequence_len: int, sample_packing: bool = Tru
 
 
 def _split(documents: DocumentSpans, sequence_len: int) -> tuple[Int64s, Int64s]:
-    """Pieces of at most `sequence_len` and at least two tokens."""
+    """Return (start, stop) of the pieces, of two to `sequence_len` tokens each."""
     pieces = -(-(documents.stop - documents.start) // sequence_len)
     first = np.cumsum(pieces) - pieces
     nth = np.arange(int(pieces.sum())) - np.repeat(first, pieces)
@@ -177,12 +177,12 @@ def _split(documents: DocumentSpans, sequence_len: int) -> tuple[Int64s, Int64s]
 
 
 def _best_fit(lengths: Int64s, capacity: int, limit: int) -> Int64s:
-    """The row of each piece, by best-fit-decreasing: equal to placing the pieces one by one, longest first, each into
-    the row with the least room that is enough, else a new row; a row with `limit` pieces is closed.
+    """Return the row of each piece by best-fit-decreasing.
 
-    Rows with equal room are one group. Pieces of equal length go to the group with the least sufficient room; there
-    each row takes pieces until it is too full, as it stays the best fit. So the work is per (length, group), not per
-    piece.
+    The result equals placing the pieces one by one, longest first, each into the row with the least sufficient room,
+    or into a new row. A row with `limit` pieces is closed. Rows with equal room form a group. Pieces of equal length go
+    to the group with the least sufficient room; each of its rows takes pieces until it is too full, since it remains
+    the best fit. The work is therefore per (length, group), not per piece.
     """
     order = np.argsort(-lengths, kind="stable")
     sizes, counts = np.unique(lengths, return_counts=True)
@@ -214,7 +214,7 @@ def _best_fit(lengths: Int64s, capacity: int, limit: int) -> Int64s:
 
 
 class _Groups:
-    """Open rows by the room they have left: row numbers and how many pieces each holds."""
+    """Open rows, grouped by remaining room: row numbers, and the number of pieces in each."""
 
     def __init__(self) -> None:
         self._rooms: list[int] = []
@@ -230,7 +230,7 @@ class _Groups:
         return room, np.concatenate([rows for rows, _ in parts]), np.concatenate([fill for _, fill in parts])
 
     def put(self, room: int, rows: Int64s, fill: Int64s) -> None:
-        """Add rows that have `room` left; no piece is shorter than two tokens, so less room closes them."""
+        """Add rows with `room` positions left. With less than 2 they are closed: no piece is shorter."""
         if room < 2 or len(rows) == 0:
             return
         if room not in self._members:

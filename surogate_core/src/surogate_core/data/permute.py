@@ -1,4 +1,4 @@
-"""Random orders that are functions of their key: no state to save, any epoch's order at once."""
+"""Permutations as functions of a key: no state to save, and the order of any epoch is available directly."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ WEIGHTS: Final = 3
 
 
 def permutation(n: int, seed: int, index: int = 0, purpose: int = SHUFFLE) -> npt.NDArray[np.int64]:
-    """A permutation of range(n), a function of the arguments alone.
+    """Return a permutation of range(n) that depends on the arguments alone.
 
-    Sorts the raw output of the counter-based Philox 4x64 under the key (seed, index): numpy promises that stream to
-    stay the same from version to version, and does not promise it of `Generator.permutation`.
+    Sorts the raw output of the counter-based generator Philox 4x64 with the key (seed, index). numpy guarantees that
+    this stream is the same in all versions, but not that of `Generator.permutation`.
     """
     key = np.array([seed % (1 << 64), index], np.uint64)
     draws = np.random.Philox(key=key, counter=np.array([0, 0, 0, purpose], np.uint64)).random_raw(n)

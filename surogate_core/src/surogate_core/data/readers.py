@@ -1,6 +1,6 @@
-"""Rows of a local file, one at a time: txt, jsonl, json, csv, parquet.
+"""Readers of local files, one row at a time: txt, jsonl, json, csv, parquet.
 
-Every reader raises ConfigError that names the file and, where it can, the line.
+Every reader raises ConfigError that names the file and, if possible, the line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PARQUET_ROWS = 1024
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a dataset and where it stands, for messages ("train.jsonl:17")."""
+    """A row of a dataset, and its place for messages ("train.jsonl:17")."""
 
     where: str
     values: Mapping[str, Any]
@@ -31,10 +31,10 @@ class Row:
 def read_file(
     path: Path, columns: Sequence[str] | None, sample_by: str = "document", optional: Sequence[str] = ()
 ) -> Iterator[Row]:
-    """Rows of `path`, each with at least `columns` (None: whatever there is); `sample_by` cuts a .txt file.
+    """Yield the rows of `path`, each with at least `columns`; None: all columns.
 
-    A row that lacks a column of `optional` has None there. Raises ConfigError when the file is empty, damaged, not
-    UTF-8, names a column twice, or lacks a column that is not optional.
+    sample_by: what a row of a .txt file is. A missing column becomes None if it is in `optional`. Raises ConfigError
+    if the file is empty, damaged, or not UTF-8, has two columns of one name, or lacks a column that is not optional.
     """
     reader = _READERS[path.suffix.lower()]
     if reader is not _read_txt and sample_by != "document":
@@ -43,21 +43,21 @@ def read_file(
     count = 0
     try:
         if path.stat().st_size == 0:
-            raise ConfigError(f"{path}: the file is empty. Remove it, or write it again.")
+            raise ConfigError(f"{path}: the file is empty. Remove it, or create it again.")
         for row in reader(path, wanted):
             count += 1
             yield _with_columns(row, wanted)
     except OSError as error:
         raise ConfigError(
-            f"{path}: cannot be read: {error.strerror or error}. Check the file and its rights."
+            f"{path}: cannot be read: {error.strerror or error}. Check the file and its permissions."
         ) from error
     if count == 0:
-        raise ConfigError(f"{path}: holds no rows. Remove it, or write it again.")
+        raise ConfigError(f"{path}: contains no rows. Remove it, or create it again.")
 
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What is read of a file. columns: none for all there are; a row may lack those that are in `optional`."""
+    """What to read from a file. columns: empty for all. optional: columns that a row may lack."""
 
     columns: Sequence[str]
     optional: Sequence[str]
@@ -78,16 +78,16 @@ def _with_columns(row: Row, wanted: _Wanted) -> Row:
 
 
 def missing_column(where: str, column: str, available: Sequence[str]) -> ConfigError:
-    """The error for a column that a dataset does not have."""
+    """Return the error for a column that a dataset does not have."""
     names = ", ".join(str(name) for name in available) or "none"
-    return ConfigError(f"{where}: no column {column!r}. Columns there: {names}. Set the entry's field to one of them.")
+    return ConfigError(f"{where}: no column {column!r}. Available: {names}. Set the entry's field to one of them.")
 
 
 class _RepeatedKey(Exception):
-    """An object of JSON that has a key twice, of which json.loads would keep the last without a word."""
+    """A JSON object has a key twice. json.loads would silently keep the last."""
 
     def __init__(self, key: str) -> None:
-        super().__init__(f"key {key!r} is there twice in one object")
+        super().__init__(f"key {key!r} appears twice in one object")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -102,10 +102,10 @@ def _first_repeated(names: Sequence[str]) -> str | None:
 
 
 def refuse_repeated_columns(where: str, names: Sequence[str]) -> None:
-    """Raise ConfigError when a table names a column twice: only one of them could be read."""
+    """Raise ConfigError if a table has two columns of one name: only one of them could be read."""
     repeated = _first_repeated(names)
     if repeated is not None:
-        raise ConfigError(f"{where}: column {repeated!r} is there twice. Rename or remove one of them.")
+        raise ConfigError(f"{where}: column {repeated!r} appears twice. Rename or remove one of them.")
 
 
 def _decode(data: bytes, where: str) -> str:
@@ -118,7 +118,7 @@ def _decode(data: bytes, where: str) -> str:
 
 
 def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[str, str]]:
-    """(location, line with its end) of a UTF-8 file; a byte order mark is dropped."""
+    """Yield (place, line with its line break) of a UTF-8 file; a byte order mark is dropped."""
     for number, line in enumerate(file, 1):
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
@@ -161,7 +161,7 @@ def _read_jsonl(path: Path, wanted: _Wanted) -> Iterator[Row]:
                 value = json.loads(line, object_pairs_hook=_unique_keys)
             except (ValueError, RecursionError) as error:
                 raise ConfigError(
-                    f"{where}: not one JSON object a line: {error}. Correct or remove the line."
+                    f"{where}: not one JSON object per line: {error}. Correct or remove the line."
                 ) from error
             except _RepeatedKey as error:
                 raise ConfigError(f"{where}: {error}. Correct or remove the line.") from error
@@ -175,7 +175,7 @@ def _object(value: Any, where: str) -> dict[str, Any]:
 
 
 def _read_json(path: Path, wanted: _Wanted) -> Iterator[Row]:
-    """An array of objects, or an object a line: the first character tells."""
+    """Read an array of objects or, if the first character is not "[", one object per line."""
     with path.open("rb") as file:
         head = file.read(CHUNK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
         is_array = head.startswith(b"[")
@@ -183,11 +183,11 @@ def _read_json(path: Path, wanted: _Wanted) -> Iterator[Row]:
 
 
 def _read_json_array(path: Path) -> Iterator[Row]:
-    """The elements of a top-level array, holding one chunk of the file at a time."""
+    """Yield the elements of a top-level array, with one chunk of the file in memory at a time."""
     decoder = json.JSONDecoder(object_pairs_hook=_unique_keys)
     with path.open(encoding="utf-8-sig") as file:
         text, line, index = _read_text(file, path, CHUNK_BYTES).lstrip(), 1, 0
-        at = 1  # behind the bracket
+        at = 1  # after the bracket
         while True:
             while at < len(text) and text[at] in " \t\r\n,":
                 at += 1
@@ -202,7 +202,7 @@ def _read_json_array(path: Path) -> Iterator[Row]:
                     line += text.count("\n", 0, at)
                     raise ConfigError(
                         f"{path}: element {index} of the array, near line {line}: {error}. "
-                        "The file is damaged or cut short: write it again."
+                        "The file is damaged or truncated: create it again."
                     ) from error
                 line += text.count("\n", 0, at)
                 text, at = text[at:] + more, 0
@@ -215,13 +215,13 @@ def _read_json_array(path: Path) -> Iterator[Row]:
 
 
 def _refuse_more(rest: str, file: Any, path: Path) -> None:
-    """Raise ConfigError when the file goes on after its array: what follows would not be read."""
+    """Raise ConfigError if text follows the array: it would not be read."""
     while not rest.strip():
         rest = _read_text(file, path, CHUNK_BYTES)
         if not rest:
             return
     raise ConfigError(
-        f"{path}: goes on after its array: {rest.strip()[:40]!r}. Write one array, or an object a line (.jsonl)."
+        f"{path}: has text after its array: {rest.strip()[:40]!r}. Write one array, or one object per line (.jsonl)."
     )
 
 
@@ -233,7 +233,7 @@ def _read_text(file: Any, path: Path, chars: int) -> str:
 
 
 def _read_csv(path: Path, wanted: _Wanted) -> Iterator[Row]:
-    csv.field_size_limit(sys.maxsize)  # the module's own limit of 128 KiB is shorter than many a document
+    csv.field_size_limit(sys.maxsize)  # the default limit of 128 KiB is shorter than many documents
     with path.open("rb") as file:
         reader = csv.reader((line for _, line in _lines(file, path)), strict=True)
         try:
@@ -245,7 +245,7 @@ def _read_csv(path: Path, wanted: _Wanted) -> Iterator[Row]:
                     continue
                 if len(cells) != len(header):
                     raise ConfigError(
-                        f"{where}: {len(cells)} cells, but the header names {len(header)}. Quote cells with commas."
+                        f"{where}: {len(cells)} cells, but the header has {len(header)}. Quote cells with commas."
                     )
                 yield Row(where, dict(zip(header, cells, strict=True)))
         except csv.Error as error:
@@ -262,9 +262,9 @@ def _read_parquet(path: Path, wanted: _Wanted) -> Iterator[Row]:
 
 
 def read_parquet_tables(path: Path) -> Iterator[Any]:
-    """All columns of a parquet file as record batches of Arrow, without a Python object for each cell.
+    """Yield all columns of a parquet file as Arrow record batches, without creating a Python object per cell.
 
-    Raises ConfigError when the file is damaged, names a column twice, or pyarrow is not installed.
+    Raises ConfigError if the file is damaged, has two columns of one name, or pyarrow is not installed.
     """
     with _naming_parquet(path):
         yield from _batches(path, _Wanted((), (), "document"))
@@ -283,7 +283,7 @@ def _batches(path: Path, wanted: _Wanted) -> Iterator[Any]:
 
 @contextmanager
 def _naming_parquet(path: Path) -> Iterator[None]:
-    """Damage raises any of these: text that is not UTF-8 and dates out of range only when a cell is read."""
+    """Turn errors of pyarrow into ConfigError. Some, as for invalid UTF-8, are raised only when a cell is read."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -294,12 +294,14 @@ def _naming_parquet(path: Path) -> Iterator[None]:
     try:
         yield
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise ConfigError(f"{path}: not parquet, or damaged: {error}. Write or fetch it again.") from error
+        raise ConfigError(f"{path}: not parquet, or damaged: {error}. Create or download it again.") from error
 
 
 def without_nulls(cell: Any) -> Any:
-    """A table's cell without the keys that are null, at any depth: a struct has every key that any row has, and what a
-    row does not have is null there. The cell itself may be."""
+    """Drop the null keys of a table's cell, at any depth; a cell that is null itself is returned unchanged.
+
+    In a table, a struct has the keys of all rows, and null for those that the row does not have.
+    """
     if isinstance(cell, dict):
         return {key: without_nulls(value) for key, value in cell.items() if value is not None}
     return [without_nulls(value) for value in cell] if isinstance(cell, list) else cell

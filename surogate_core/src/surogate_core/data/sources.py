@@ -1,4 +1,4 @@
-"""Rows of a `datasets:` entry: a local file, a directory, a glob, or a dataset of the Hugging Face hub."""
+"""The rows of a `datasets:` entry: a local file, a directory, a glob, or a dataset of the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _MOST_NAMES = 5
 
 
 class DatasetEntry(Protocol):
-    """The keys of a `datasets:` entry that every type has.
+    """The keys that a `datasets:` entry of any type has.
 
-    path: file, directory, glob or hub name. subset, split: of a hub dataset. samples: the first so many rows only.
+    path: file, directory, glob or Hub name. subset, split: of a Hub dataset. samples: number of leading rows to use.
     """
 
     @property
@@ -46,57 +46,57 @@ class DatasetEntry(Protocol):
 
 
 class Source(Protocol):
-    """Rows with a name for their content."""
+    """The rows of a dataset."""
 
     def content_hash(self) -> str:
-        """Equal when the rows are equal."""
+        """Return a hash of everything that determines the rows."""
         ...
 
     def rows(self, columns: Sequence[str] | None, optional: Sequence[str] = ()) -> Iterator[Row]:
-        """Rows in order, each with at least `columns`; one that lacks a column of `optional` has None there.
+        """Yield the rows in order, each with at least `columns`; a missing column of `optional` becomes None.
 
         Raises ConfigError naming file and line.
         """
         ...
 
     def count_columns(self) -> Columns:
-        """The columns of all rows. Raises ConfigError as `rows` does."""
+        """Return the columns of all rows. Raises ConfigError as `rows` does."""
         ...
 
     def left_out(self) -> str | None:
-        """What lies beside the rows and is not read, as a line for the user; None for nothing."""
+        """Return a line for the user about files that are not read; None if there are none."""
         ...
 
 
 def open_source(entry: DatasetEntry, sample_by: str = "document", where: str = "datasets") -> Source:
-    """Find the rows of `entry`. Raises ConfigError, beginning with `where`, when there are none to be found."""
+    """Find the rows of `entry`. Raises ConfigError, beginning with `where`, if they cannot be found."""
     if entry.samples is not None and entry.samples < 1:
-        raise ConfigError(f"{where}: samples: {entry.samples} is no number of rows. Give 1 or more, or remove it.")
+        raise ConfigError(f"{where}: samples: {entry.samples} must be 1 or more. Change it, or remove it.")
     files, others = _local_files(entry.path, where)
     if not files:
         return HubSource(entry.path, entry.subset, entry.split, entry.samples, where)
     if entry.subset is not None:
-        raise ConfigError(f"{where}: subset: {entry.subset} is for hub datasets, but {entry.path} is local. Remove it.")
+        raise ConfigError(f"{where}: subset: {entry.subset} is for Hub datasets, but {entry.path} is local. Remove it.")
     if entry.split != "train":
         raise ConfigError(
-            f"{where}: split: {entry.split} is for hub datasets, but {entry.path} is local. "
-            "Name the split's own files in path."
+            f"{where}: split: {entry.split} is for Hub datasets, but {entry.path} is local. "
+            "Name the files of the split in path."
         )
     return FileSource(tuple(files), sample_by, entry.samples, tuple(others))
 
 
 @dataclass(frozen=True)
 class FileSource:
-    """Local files, read one after the other."""
+    """Local files, read in order."""
 
     files: tuple[Path, ...]
     sample_by: str
     samples: int | None
     others: tuple[Path, ...] = ()
-    """Files of the same directory that are of no kind that can be read."""
+    """Files of the same directory whose kind cannot be read."""
 
     def content_hash(self) -> str:
-        """sha256 over the kind and the bytes of each file; their names and places do not matter."""
+        """Return a sha256 over the kind and the bytes of each file; names and locations do not matter."""
         return self._content_hash
 
     @cached_property
@@ -127,7 +127,7 @@ class FileSource:
             return None
         names = ", ".join(path.name for path in self.others[:_MOST_NAMES])
         more = f" and {len(self.others) - _MOST_NAMES:,} more" if len(self.others) > _MOST_NAMES else ""
-        return f"files not read, since they are none of {', '.join(SUFFIXES)}: {names}{more}"
+        return f"files not read, since their kind is none of {', '.join(SUFFIXES)}: {names}{more}"
 
 
 def _file_digest(path: Path) -> str:
@@ -136,12 +136,12 @@ def _file_digest(path: Path) -> str:
             return f"{path.suffix.lower()} {hashlib.file_digest(file, 'sha256').hexdigest()}"
     except OSError as error:
         raise ConfigError(
-            f"{path}: cannot be read: {error.strerror or error}. Check the file and its rights."
+            f"{path}: cannot be read: {error.strerror or error}. Check the file and its permissions."
         ) from error
 
 
 def _local_files(path: str, where: str) -> tuple[list[Path], list[Path]]:
-    """Files in a fixed order, none when `path` can only be the name of a hub dataset; and those that are not read."""
+    """Return (files to read, other files), sorted. Both are empty if `path` can only name a Hub dataset."""
     others: list[Path] = []
     if "://" in path:
         raise ConfigError(f"{where}: path: {path} is a URL, which is not supported yet. Download it and name the file.")
@@ -153,18 +153,18 @@ def _local_files(path: str, where: str) -> tuple[list[Path], list[Path]]:
         files = [file for file in below if file.suffix.lower() in SUFFIXES]
         others = [file for file in below if file.suffix.lower() not in SUFFIXES]
         if not files:
-            raise ConfigError(f"{where}: path: directory {path} holds no {', '.join(SUFFIXES)} file. Name another.")
+            raise ConfigError(f"{where}: path: directory {path} contains no {', '.join(SUFFIXES)} file. Name another.")
     elif glob.has_magic(path):
         files = sorted(
             file for file in map(Path, glob.glob(os.path.expanduser(path), recursive=True)) if file.is_file()
         )
         if not files:
-            raise ConfigError(f"{where}: path: no file matches {path} (looked from {Path.cwd()}). Check the pattern.")
+            raise ConfigError(f"{where}: path: no file matches {path} (searched from {Path.cwd()}). Check the pattern.")
     elif looks_like_repo(path) and not path.lower().endswith(SUFFIXES):
         return [], []
     else:
         raise ConfigError(
-            f"{where}: path: {path} does not exist (looked from {Path.cwd()}). "
+            f"{where}: path: {path} does not exist (searched from {Path.cwd()}). "
             "Name a file, a directory, a glob, or a Hugging Face dataset as owner/name."
         )
     _check_kinds(path, files, where)
@@ -185,15 +185,15 @@ def _check_kinds(path: str, files: Sequence[Path], where: str) -> None:
     kinds = sorted({file.suffix.lower() for file in files})
     if len(kinds) > 1:
         raise ConfigError(
-            f"{where}: path: {path} holds files of several kinds ({', '.join(kinds)}). "
+            f"{where}: path: {path} contains files of several kinds ({', '.join(kinds)}). "
             f"Name one kind by a glob that ends in *{kinds[0]}."
         )
 
 
 class HubSource:
-    """A dataset of the Hugging Face hub through the `datasets` library, which caches it on disk.
+    """A dataset of the Hugging Face Hub, loaded and cached on disk by the `datasets` library.
 
-    HF_HOME, HF_TOKEN and HF_HUB_OFFLINE are honoured by the library; no code of the repository runs.
+    The library honours HF_HOME, HF_TOKEN and HF_HUB_OFFLINE. No code of the repository runs.
     """
 
     def __init__(self, name: str, subset: str | None, split: str, samples: int | None, where: str) -> None:
@@ -201,15 +201,15 @@ class HubSource:
             import datasets
         except ImportError as error:
             raise ConfigError(
-                f"{where}: path: {name} is no local path, and a hub dataset needs the datasets library: {error}. "
+                f"{where}: path: {name} is not a local path, and a Hub dataset needs the datasets library: {error}. "
                 "Install it (pip install datasets), or check the path."
             ) from error
         try:
             self._table: Any = datasets.load_dataset(name, subset, split=split)
-        except Exception as error:  # the library raises its own, its HTTP client's and the system's exceptions
+        except Exception as error:  # exceptions of the library, of its HTTP client and of the system
             raise ConfigError(
-                f"{where}: path: {name} (subset {subset or 'default'}, split {split}) is no local path and could not "
-                f"be loaded from the Hugging Face hub. {hub_remedy(error)}"
+                f"{where}: path: {name} (subset {subset or 'default'}, split {split}) is not a local path and could "
+                f"not be loaded from the Hugging Face Hub. {hub_remedy(error)}"
             ) from error
         self._name = f"{name}[{split}]"
         if samples is not None:

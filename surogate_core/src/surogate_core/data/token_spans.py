@@ -1,14 +1,15 @@
-"""Tokens of a text in which some spans of characters are trained.
+"""Tokenize a text of which some spans of characters are trained.
 
-The prompt and the answer must be the tokens that they are at inference: there the prompt is tokenized alone, and the
-model continues it token by token. With a byte-level tokenizer, a text whose pieces end where an answer begins gives
-these tokens. With a tokenizer of the SentencePiece kind it does not, because such a tokenizer puts a space before
-every piece. There the whole text is tokenized, and a token is trained where its first character is. In BPE and unigram
-models, a whole text with a token border at the end of the prompt has the tokens of the prompt before it.
+The tokens must be those of inference, where the prompt is tokenized alone and the model continues it token by token.
 
-A token that spans the border ("▁A" where the prompt ends with the space) is not what inference sees: it gives the
-model "▁" and has to get "A". The text is then tokenized in two parts, the second with a neutral character before it,
-whose token is dropped again. The same holds for an added token that strips the white space of an answer's beginning.
+- A byte-level tokenizer gives these tokens if the text is cut where an answer begins or ends, and each piece is
+  tokenized alone.
+- A tokenizer of the SentencePiece kind does not, because it puts a space before every piece. Here the whole text is
+  tokenized, and a token is trained if its first character is inside a span. With BPE and unigram models, if a token
+  boundary is at the end of the prompt, the tokens before it are those of the prompt alone.
+- A token that crosses the boundary ("▁A" if the prompt ends with the space) never occurs at inference: the model gets
+  "▁" and must produce "A". Then the text is tokenized in two parts. A neutral character is put before the second part,
+  and its token is dropped. The same is done for an added token that strips the white space at the start of an answer.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
 Span = tuple[int, int]
-"""Characters from the first to after the last."""
+"""(start, stop) of a range of characters; stop is exclusive."""
 
-# Put before a text that continues another: with one of them, no token joins it with the text.
+# Characters to put before a text that continues another, until one does not form a common token with the text.
 _NEUTRAL = ("\n", ".", "a", "0", "\t", "文")
 
 
 def encode_spans(text: str, spans: Sequence[Span] | None, tokenizer: Tokenizer) -> Encoded:
-    """Tokens of `text`, trained inside `spans` (in order, not overlapping); None: all are.
+    """Return the tokens of `text`, trained inside `spans` (sorted, disjoint); None: all of them are trained.
 
-    Raises ConfigError when everything or nothing is trained, when the text begins with two bos tokens, and when a
-    token spans the beginning of a span whatever is put before it.
+    Raises ConfigError if spans are given and all or no tokens are trained, if the text begins with two bos tokens, or
+    if a token crosses the start of a span with every neutral character.
     """
     if spans is None:
         tokens = tokenizer.encode_ids(text)
@@ -43,7 +44,7 @@ def encode_spans(text: str, spans: Sequence[Span] | None, tokenizer: Tokenizer) 
     encode = _by_pieces if tokenizer.reads_pieces_as_parts else _by_offsets
     result = _checked(encode(text, spans, tokenizer), tokenizer)
     if not any(result.trained) or all(result.trained):
-        what = "every token is trained, the prompt too" if any(result.trained) else "no token is trained"
+        what = "every token is trained, including the prompt" if any(result.trained) else "no token is trained"
         raise ConfigError(f"{what}: {marked(result, tokenizer)}. Check the chat template.")
     return result
 
@@ -57,7 +58,7 @@ def _by_pieces(text: str, spans: Sequence[Span], tokenizer: Tokenizer) -> Encode
 
 def _by_offsets(text: str, spans: Sequence[Span], tokenizer: Tokenizer) -> Encoded:
     starts = [start for start, _ in spans]
-    if not tokenizer.is_byte_level:  # how a byte-level one splits white space depends on what follows: always cut
+    if not tokenizer.is_byte_level:  # byte-level splitting of white space depends on the text after it: always cut
         _, offsets = tokenizer.encode_offsets(text)
         starts = [start for start in starts if any(first < start < after for first, after in offsets)]
     cuts = sorted({0, *starts, len(text)})
@@ -72,7 +73,7 @@ def _by_offsets(text: str, spans: Sequence[Span], tokenizer: Tokenizer) -> Encod
 
 
 def _continued(text: str, tokenizer: Tokenizer) -> tuple[list[int], list[Span]]:
-    """Tokens of `text` and their characters, as they are after other text."""
+    """Return the tokens of `text` and their characters, as they are when other text precedes it."""
     if tokenizer.is_byte_level and not tokenizer.puts_space_first:
         return tokenizer.encode_offsets(text)
     for before in _NEUTRAL:
@@ -82,8 +83,8 @@ def _continued(text: str, tokenizer: Tokenizer) -> tuple[list[int], list[Span]]:
             own = next((n for n, (first, _) in enumerate(offsets) if first >= size), len(ids))
             return ids[own:], [(first - size, after - size) for first, after in offsets[own:]]
     raise ConfigError(
-        f"a token joins the answer {text[:30]!r} with whatever stands before it, so that what is trained cannot be "
-        "told. Use a tokenizer that splits there."
+        f"a token joins the answer {text[:30]!r} with the text before it, so the trained tokens cannot be determined. "
+        "Use a tokenizer that splits there."
     )
 
 
@@ -98,24 +99,24 @@ def _checked(encoded: Encoded, tokenizer: Tokenizer) -> Encoded:
 
 
 def marked(encoded: Encoded, tokenizer: Tokenizer, chars: int = 400) -> str:
-    """The document as text, trained parts in [[ ]], of long ones both ends."""
+    """Return the document as text with trained parts in [[ ]]; of a long document, both ends."""
     parts = (f"[[{text}]]" if trained else text for text, trained in runs(encoded, tokenizer))
     shown = re.sub(r"\n", r"\\n", "".join(parts))
     return shown if len(shown) <= chars else f"{shown[: chars // 2]} ... {shown[-chars // 2 :]}"
 
 
 def runs(encoded: Encoded, tokenizer: Tokenizer) -> list[tuple[str, bool]]:
-    """The document as text, cut where training begins or ends: (text, whether it is trained).
+    """Return the document as text, cut where training starts or stops: (text, whether it is trained).
 
-    Each part is what it adds to the text of the tokens before it: decoded alone, a part loses its first space with
-    tokenizers of the SentencePiece kind.
+    The text of a part is what it adds to the text of all tokens before it. Decoded alone, a part would lose its first
+    space with tokenizers of the SentencePiece kind.
     """
     cuts = [n for n in range(1, len(encoded.tokens)) if encoded.trained[n] != encoded.trained[n - 1]]
     found: list[tuple[str, bool]] = []
     before = ""
     for start, stop in itertools.pairwise([0, *cuts, len(encoded.tokens)]):
         text = tokenizer.decode(encoded.tokens[:stop])
-        if not text.startswith(before):  # a character whose bytes are on both sides
+        if not text.startswith(before):  # the bytes of a character are on both sides
             text = before + tokenizer.decode(encoded.tokens[start:stop])
         if stop > start:
             found.append((text[len(before) :], bool(encoded.trained[start])))

@@ -1,4 +1,4 @@
-"""A `datasets:` entry becomes a tokenised dataset: from the cache, or tokenised on all cores into it."""
+"""Turn a `datasets:` entry into a tokenised dataset: read it from the cache, or tokenise into it on all cores."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from .tokenizer import Tokenizer
 CHUNK_ROWS = 256
 CHUNK_CHARS = 1 << 20
 SHARD_TOKENS = 1 << 22
-"""Tokens after which what is done is kept for a process that comes after a killed one: every few seconds."""
+"""Tokens per shard. A finished shard (every few seconds) survives if the process is killed."""
 
 Progress = Callable[[int, int], None]
 """Called with the rows and the tokens done so far."""
 
 
 def print_notice(message: str) -> None:
-    """To standard error: standard output may be read by a program."""
+    """Print to standard error: standard output may be read by a program."""
     print(message, file=sys.stderr)
 
 
@@ -66,24 +66,26 @@ def tokenize_dataset(
     notice: Callable[[str], None] = print_notice,
     source: Source | None = None,
 ) -> TokenDataset:
-    """The documents of `entry` as tokens, memory-mapped from the cache below `cache_root`. source: its rows, if they
-    are open already.
+    """Return the documents of `entry` as tokens, memory-mapped from the cache in `cache_root`.
 
-    The cache's key is a hash over the data's content, the tokenizer and the settings; not over sequence_len. When it
-    is missing or damaged (told by `notice`) the rows are read as a stream and tokenised in threads, behind what a
-    process that was stopped has finished. Memory is bounded by a few chunks of rows and the longest row. A second
-    process that asks for the same waits and then maps it too. What of the rows is not in the tokens is told by `notice`
-    every time, also when the tokens come from the cache.
-    Raises ConfigError, naming file and line, for data that cannot be used, and RunStopped when the disk is full.
+    source: the rows, if they are already open. notice: called with lines for the user, among them the parts of rows
+    that are not in the tokens, also if the tokens come from the cache.
+
+    The key of the cache is a hash over the content of the data, the tokenizer and the settings, but not sequence_len.
+    If the dataset is missing or damaged, the rows are streamed and tokenised in threads, starting after the last shard
+    that an interrupted process has finished. Memory is bounded by a few chunks of rows and the longest row. A second
+    process that needs the same dataset waits for it and maps it too.
+
+    Raises ConfigError, naming file and line, if the data cannot be used, and RunStopped if the disk is full.
     """
     dataset = _tokenised(entry, format_def, options, tokenizer, cache_root, progress, where, notice, source)
-    for line in told_omissions(dataset.omissions):
+    for line in omission_lines(dataset.omissions):
         notice(f"{where}: left out: {line}")
     return dataset
 
 
-def told_omissions(found: Sequence[FoundOmission]) -> Iterator[str]:
-    """A line for each kind of omission: "the reasoning of 2 of 3 answers: why (first: rows.jsonl:7)"."""
+def omission_lines(found: Sequence[FoundOmission]) -> Iterator[str]:
+    """Yield a line for each kind of omission: "the reasoning of 2 of 3 answers: why (first: rows.jsonl:7)"."""
     for one in found:
         omission = one.omission
         if omission.count:
@@ -102,12 +104,12 @@ def _tokenised(
     notice: Callable[[str], None],
     source: Source | None,
 ) -> TokenDataset:
-    """The dataset, from the cache or tokenised into it."""
+    """Return the dataset from the cache, after tokenising into it if necessary."""
     source = source or open_source(entry, getattr(options, "sample_by", "document"), where)
     settings = _settings(source, format_def, options, tokenizer)
     root = cache_root or default_cache_root()
     directory = root / hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
-    cached = _open(directory, notice=None)  # damage is looked at again, and told, under the lock
+    cached = _open(directory, notice=None)  # damage is checked again and reported under the lock
     if cached is not None:
         return cached
     try:
@@ -119,8 +121,8 @@ def _tokenised(
             with TokenWriter(directory, token_dtype(tokenizer.vocab_size)) as writer:
                 if writer.shards:
                     notice(
-                        f"{where}: an earlier process was stopped while it tokenised this: {writer.shards:,} shards of "
-                        f"it, {writer.n_tokens:,} tokens, are kept"
+                        f"{where}: continuing after {writer.shards:,} shards ({writer.n_tokens:,} tokens) that an "
+                        "interrupted process has tokenised"
                     )
                 _write(writer, source, format_def, options, tokenizer, progress)
                 if writer.n_docs == 0:
@@ -134,27 +136,26 @@ def _tokenised(
 def _no_documents(writer: TokenWriter) -> str:
     reasons = [why for what, _, why, count, *_ in writer.omissions if not what and count]
     if not reasons:
-        return "every row is empty. Name other data."
-    told = "; ".join(reasons)
-    return f"every row is left out: {told}. Use a chat template that writes what the rows hold, or other data."
+        return "every row is empty. Use other data."
+    return f"every row is left out: {'; '.join(reasons)}. Use a chat template that writes these parts, or other data."
 
 
 def _open(directory: Path, notice: Callable[[str], None] | None) -> TokenDataset | None:
-    """The cache in `directory`; None when there is none or, told by `notice`, it is damaged."""
+    """Open the cache in `directory`. Return None if it does not exist, or is damaged, which `notice` reports."""
     if not directory.exists():
         return None
     try:
         return open_cache(directory)
     except DamagedCache as damage:
         if notice is not None:
-            notice(f"token cache is damaged and is built again: {damage}")
+            notice(f"the token cache is damaged and will be rebuilt: {damage}")
         return None
 
 
 def _settings(
     source: Source, format_def: DatasetFormatDef, options: BaseModel, tokenizer: Tokenizer
 ) -> dict[str, str | int | dict[str, Any]]:
-    """All that decides the tokens."""
+    """Return everything that determines the tokens."""
     return {
         "cache_format": CACHE_FORMAT,
         "content": source.content_hash(),
@@ -167,7 +168,7 @@ def _settings(
 
 
 def _code_hash(function: Callable[..., Any]) -> str:
-    """sha256 of the files of `function` and what its module imports of its own package: new code makes new tokens."""
+    """Return a sha256 of the source files of `function` in its package: changed code must not reuse cached tokens."""
     module = sys.modules.get(getattr(function, "__module__", None) or type(function).__module__)
     if module is None or not getattr(module, "__file__", None):
         return ""
@@ -178,7 +179,7 @@ def _code_hash(function: Callable[..., Any]) -> str:
 
 
 def _own_files(module: ModuleType, found: dict[str, Path]) -> dict[str, Path]:
-    """Files by module: of `module`, and of those in its package that its names come from."""
+    """Collect in `found` the source files of `module` and of the modules in its package that it imports from."""
     if module.__file__ is None or module.__name__ in found:
         return found
     found[module.__name__] = Path(module.__file__)
@@ -195,7 +196,7 @@ def _lock(path: Path, notice: Callable[[str], None]) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
-        notice(f"waiting for another process that tokenises the same data ({path})")
+        notice(f"waiting for another process that is tokenising the same data ({path})")
         lock.acquire()
     try:
         yield
@@ -204,17 +205,17 @@ def _lock(path: Path, notice: Callable[[str], None]) -> Iterator[None]:
 
 
 def cache_error(error: OSError, root: Path) -> ConfigError | RunStopped:
-    """The error to raise when a file below `root` cannot be written."""
+    """Return the error to raise if a file in `root` cannot be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return RunStopped(f"token cache {root}: the disk is full. Free space, or set XDG_CACHE_HOME to another disk.")
     return ConfigError(
-        f"token cache {root}: cannot be written: {error.strerror or error}. Set XDG_CACHE_HOME to a directory of yours."
+        f"token cache {root}: cannot be written: {error.strerror or error}. Set XDG_CACHE_HOME to a writable directory."
     )
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Tokenised rows, one document after another. empty: rows without tokens that no omission names."""
+    """Tokenised rows, their documents concatenated. empty: rows without tokens that no omission names."""
 
     tokens: npt.NDArray[np.uint32]
     trained: npt.NDArray[np.bool_]
@@ -233,7 +234,7 @@ def _write(
     tokenizer: Tokenizer,
     progress: Progress | None,
 ) -> None:
-    """Tokenise in threads and append in the order of the rows."""
+    """Tokenise in threads, and append in the order of the rows."""
     columns = list(format_def.fields(options))
     workers = len(os.sched_getaffinity(0))
     kept = writer.n_tokens
@@ -269,7 +270,7 @@ def _write(
 
 
 def _chunks(rows: Iterator[Row], columns: Sequence[str]) -> Iterator[list[Row]]:
-    """Lists of at most CHUNK_ROWS rows and, but for the last row, CHUNK_CHARS characters."""
+    """Yield lists of at most CHUNK_ROWS rows; a list ends with the row that reaches CHUNK_CHARS characters."""
     chunk: list[Row] = []
     chars = 0
     for row in rows:
@@ -304,7 +305,7 @@ def _encode(
             raise ConfigError(f"{row.where}: {error}") from error
         except PluginError as error:
             raise error.reworded(f"{row.where}: {error}") from error.__cause__
-        except Exception as error:  # of a format of core
+        except Exception as error:  # an error in a format of core
             error.add_note(f"while encoding {row.where}")
             raise
         for omission in _omissions(encoded):
@@ -319,7 +320,7 @@ def _encode(
             ids = np.asarray(encoded.tokens, np.int64)
             mask = np.asarray(encoded.trained, np.bool_)
         except (TypeError, ValueError, OverflowError) as error:
-            raise _wrong_result(row, format_def, f"what is no list of tokens and mask entries ({error})") from error
+            raise _wrong_result(row, format_def, f"something other than tokens and mask entries ({error})") from error
         if ids.shape != mask.shape or ids.ndim != 1 or ids.min() < 0 or ids.max() >= tokenizer.vocab_size:
             found = f"{ids.size} tokens from {ids.min()} to {ids.max()} and {mask.size} mask entries"
             raise _wrong_result(row, format_def, f"{found}; the vocabulary is {tokenizer.vocab_size}")
@@ -338,7 +339,7 @@ def _encode(
 
 
 def _omissions(encoded: Encoded) -> Iterator[Omission]:
-    """What of a row is not in its tokens; of a row that is left out, only that."""
+    """Yield the omissions of a row; of a row that is left out, only that."""
     if encoded.left_out:
         yield Omission("", "rows", encoded.left_out)
     else:
@@ -349,4 +350,4 @@ def _wrong_result(row: Row, format_def: DatasetFormatDef, what: str) -> PluginEr
     if format_def.origin is not None:
         error = format_def.origin.failed("encode", f"returned {what}")
         return error.reworded(f"{row.where}: {error}")
-    return PluginError(f"{row.where}: dataset type {format_def.name!r} returned {what}. Report it to its authors.")
+    return PluginError(f"{row.where}: dataset type {format_def.name!r} returned {what}. Report this to its authors.")

@@ -1,4 +1,4 @@
-"""The fast tokenizer of a model directory, without torch or transformers."""
+"""The fast tokenizer of a model directory. Imports neither torch nor transformers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ..hub.files import TEMPLATE_DIRECTORY
 from .chat_template import ChatTemplate, read_chat_template
 
 PIECE_CHARS = 1 << 20
-"""Byte-level tokenizers read longer texts in pieces of about this length, at once and in less memory."""
+"""Byte-level tokenizers read longer texts in pieces of about this length: in parallel, and with less memory."""
 
-# A line break between a word and a word: every byte-level pre-tokenizer in use splits there, so that the pieces'
-# tokens are those of the whole text.
+# A line break between two words. Every byte-level pre-tokenizer in use splits there, so the tokens of the pieces are
+# the tokens of the whole text.
 _SAFE_CUT = re.compile(r"(?<=\S)\n(?=[^\W_])")
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _SPECIAL_TOKENS = "special_tokens_map.json"
@@ -31,14 +31,14 @@ _FINGERPRINTED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map
 
 
 class Tokenizer:
-    """Text to token ids.
+    """Converts text to token ids.
 
-    bos_id, eos_id, pad_id: None when the tokenizer defines none. adds_bos: it puts bos before a text by itself.
-    vocab_size: one more than the largest id. fingerprint: sha256 over the tokenizer's files.
+    bos_id, eos_id, pad_id: None if the tokenizer defines none. adds_bos: whether it starts every text with bos.
+    vocab_size: largest id + 1. fingerprint: sha256 over the files of the tokenizer.
     """
 
     def __init__(self, directory: Path, where: str = "model") -> None:
-        """Read `directory`/tokenizer.json and the files beside it. Raises ConfigError, beginning with `where`."""
+        """Read tokenizer.json and related files in `directory`. Raises ConfigError, beginning with `where`."""
         self.directory = directory
         self._backend = _read_backend(directory, where)
         self._spec: dict[str, Any] = json.loads(self._backend.to_str())
@@ -51,37 +51,37 @@ class Tokenizer:
         self.fingerprint = self._fingerprint()
 
     def encode_ids(self, text: str) -> list[int]:
-        """Tokens of `text`, without bos or eos. Special tokens written out in the text are recognised."""
+        """Return the tokens of `text`, without bos or eos. Special tokens written in the text are recognised."""
         if len(text) > PIECE_CHARS and self.is_byte_level:
             return [token for ids in self.encode_batch(list(_pieces(text, PIECE_CHARS))) for token in ids]
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode_ids` of each text, on all cores and without the interpreter's lock."""
+        """Return `encode_ids` of each text, computed on all cores and without the GIL."""
         return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """`encode_ids` of a text, and for each token its characters there: from the first to after the last."""
+        """Return `encode_ids` of a text and, for each token, (start, stop) of its characters."""
         encoding = self._backend.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of `tokens`, special ones written out."""
+        """Return the text of `tokens`, including special tokens."""
         return str(self._backend.decode(list(tokens), skip_special_tokens=False))
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
-        """The model's chat template; None when it has none."""
+        """The model's chat template; None if it has none."""
         return read_chat_template(self.directory, _read_json(self.directory / "tokenizer_config.json", "model") or {})
 
     @cached_property
     def added_texts(self) -> tuple[str, ...]:
-        """The added tokens as they are written, special or not: the tokenizer reads each of them as one token."""
+        """The texts of the added tokens, special or not. The tokenizer reads each as one token."""
         return tuple(token.content for token in self._backend.get_added_tokens_decoder().values())
 
     @cached_property
     def added_by_transformers(self) -> tuple[str, ...]:
-        """Tokens that tokenizer.json lacks, and that transformers adds when it loads the files beside it."""
+        """Tokens that tokenizer.json lacks and transformers adds from the other files in the directory."""
         settings = self._settings or {}
         named = [settings.get(name) for name in _NAMED_TOKENS]
         decoder = settings.get("added_tokens_decoder")
@@ -96,12 +96,12 @@ class Tokenizer:
 
     @property
     def size_in_transformers(self) -> int:
-        """Tokens of the tokenizer once transformers has loaded it."""
+        """Number of tokens after transformers has loaded the tokenizer."""
         return self._backend.get_vocab_size(with_added_tokens=True) + len(self.added_by_transformers)
 
     @cached_property
     def reads_pieces_as_parts(self) -> bool:
-        """Whether a text's pieces, tokenised one by one, give its bytes: nothing is put before a text or swallowed."""
+        """Whether pieces tokenised one by one give the bytes of the whole text: nothing is prepended or stripped."""
         added = self._backend.get_added_tokens_decoder().values()
         swallows = any(token.lstrip or token.rstrip for token in added)
         return self.is_byte_level and not self.puts_space_first and not swallows
@@ -113,12 +113,12 @@ class Tokenizer:
 
     @property
     def padding_id(self) -> int:
-        """What fills a row behind its last document: pad, else eos, else 0. No loss is computed there."""
+        """The token that fills a row after its last document: pad, else eos, else 0. It has no loss."""
         return next((token for token in (self.pad_id, self.eos_id) if token is not None), 0)
 
     @cached_property
     def token_bytes(self) -> npt.NDArray[np.int32]:
-        """UTF-8 bytes of text that each token stands for, [vocab_size]; 0 for special tokens."""
+        """UTF-8 bytes of text that each token stands for, int32 [vocab_size]; 0 for special tokens."""
         sizes = np.zeros(self.vocab_size, np.int32)
         added = self._backend.get_added_tokens_decoder()
         for text, token in self._backend.get_vocab(with_added_tokens=True).items():
@@ -134,11 +134,11 @@ class Tokenizer:
 
     @property
     def is_byte_level(self) -> bool:
-        """Whether tokens are made of bytes of the text, so that every text has tokens that give it back."""
+        """Whether tokens consist of bytes, so that every text can be encoded without loss."""
         return '"ByteLevel"' in json.dumps(self._spec.get("pre_tokenizer"))
 
     def _special(self, name: str, settings: Mapping[str, Any] | None, where: str) -> int | None:
-        """The id of bos, eos or pad: by the tokenizer's settings, else by the model's configuration."""
+        """Return the id of bos, eos or pad from the tokenizer's settings, else from the model's configuration."""
         if settings is not None and f"{name}_token" in settings:
             token = settings[f"{name}_token"]
             text = token.get("content") if isinstance(token, dict) else token
@@ -179,9 +179,10 @@ class Tokenizer:
 
 
 def _read_settings(directory: Path, where: str) -> dict[str, Any] | None:
-    """tokenizer_config.json, or None; special_tokens_map.json overrides it where it holds no `added_tokens_decoder`.
+    """Read tokenizer_config.json; special_tokens_map.json overrides it unless it has `added_tokens_decoder`.
 
-    That is the rule of transformers 5, which reads the second file only for tokenizers of before that key.
+    This is the rule of transformers 5, which reads the second file only for tokenizers older than that key. Returns
+    None if neither file exists.
     """
     config = _read_json(directory / "tokenizer_config.json", where)
     special = _read_json(directory / _SPECIAL_TOKENS, where)
@@ -191,7 +192,7 @@ def _read_settings(directory: Path, where: str) -> dict[str, Any] | None:
 
 
 def _naming_file(directory: Path, name: str) -> Path:
-    """The file that says what bos, eos or pad is."""
+    """Return the file that defines bos, eos or pad."""
     special = _read_json(directory / _SPECIAL_TOKENS, "model") or {}
     config = _read_json(directory / "tokenizer_config.json", "model") or {}
     overrides = f"{name}_token" in special and "added_tokens_decoder" not in config
@@ -207,8 +208,8 @@ def _read_backend(directory: Path, where: str) -> tokenizers.Tokenizer:
         )
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
-        raise ConfigError(f"{where}: {path} cannot be read: {error}. Fetch it again.") from error
+    except Exception as error:  # the library raises Exception itself
+        raise ConfigError(f"{where}: {path} cannot be read: {error}. Download it again.") from error
     backend.no_truncation()
     backend.no_padding()
     return backend
@@ -220,9 +221,9 @@ def _read_json(path: Path, where: str) -> dict[str, Any] | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigError(f"{where}: {path} is not JSON: {error}. Fetch it again.") from error
+        raise ConfigError(f"{where}: {path} is not JSON: {error}. Download it again.") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{where}: {path} holds a {type(content).__name__}, not an object. Fetch it again.")
+        raise ConfigError(f"{where}: {path} holds a {type(content).__name__}, not an object. Download it again.")
     return content
 
 

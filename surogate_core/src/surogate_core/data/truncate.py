@@ -1,4 +1,4 @@
-"""What becomes of documents longer than a row, and of those that then have nothing to train."""
+"""Shorten or drop documents that are longer than a row, and drop those that then have no label."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Strategy = Literal["delete", "left", "right", "split"]
 def truncate(
     documents: DocumentSpans, sequence_len: int, strategy: Strategy, where: str, notice: Callable[[str], None]
 ) -> DocumentSpans:
-    """Documents of at most `sequence_len` tokens that may not be cut any further; with "split", as they are.
+    """Return documents of at most `sequence_len` tokens, which packing must not split.
 
-    "delete" leaves longer ones out, "left" and "right" cut tokens off that end. Documents in which no label is left
-    are left out. What is lost is told to `notice`.
+    strategy: "delete" drops longer documents, "left" and "right" cut off that end, "split" returns all documents
+    unchanged, for packing to split. A document that has no label after the cut is dropped. `notice` reports the losses.
     """
     if strategy == "split":
         return documents
@@ -37,7 +37,7 @@ def truncate(
     keep &= ~unlabelled
     if too_long.any():
         notice(
-            f"{where}: {_told(too_long, documents)} longer than sequence_len ({sequence_len}; the longest has "
+            f"{where}: {_share(too_long, documents)} longer than sequence_len ({sequence_len}; the longest has "
             f"{length.max():,} tokens): "
             + ("left out" if strategy == "delete" else f"cut at the {strategy}")
             + (f", {int(unlabelled.sum()):,} of them left out with nothing to train" if unlabelled.any() else "")
@@ -45,6 +45,6 @@ def truncate(
     return replace(documents, start=start[keep], stop=stop[keep], whole=np.ones(int(keep.sum()), np.bool_))
 
 
-def _told(chosen: np.ndarray[tuple[int], np.dtype[np.bool_]], documents: DocumentSpans) -> str:
+def _share(chosen: np.ndarray[tuple[int], np.dtype[np.bool_]], documents: DocumentSpans) -> str:
     count = int(chosen.sum())
     return f"{count:,} of {len(documents):,} documents ({count / len(documents):.1%}) {'is' if count == 1 else 'are'}"

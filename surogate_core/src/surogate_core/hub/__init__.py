@@ -1,1 +1,1 @@
-"""Files of a model: from a local folder or the Hugging Face hub."""
+"""Files of a model, from a local folder or the Hugging Face Hub."""

@@ -1,4 +1,4 @@
-"""Reads a model's `config.json`. Light: `surogate plan` needs it before torch, weights or a tokenizer are there."""
+"""Reads a model's `config.json`. Imports nothing heavy: `surogate plan` needs no torch, weights or tokenizer."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from ..errors import ConfigError
 
 
 def read_config(model_dir: Path) -> dict[str, Any]:
-    """The parsed `config.json` of a model directory.
+    """Return the parsed `config.json` of a model directory.
 
-    Raises ConfigError when it is missing, unreadable or no JSON object, and for a checkpoint that is stored quantised.
+    Raises ConfigError if it is missing, unreadable or not a JSON object, or if the weights are stored quantised.
     """
     path = model_dir / "config.json"
-    config = read_json(path, f"Give a directory that holds a Hugging Face model ({model_dir} holds no config.json).")
+    config = read_json(path, f"Name a directory with a Hugging Face model ({model_dir} has no config.json).")
     if config.get("quantization_config") is not None:
         raise ConfigError(
-            f"{path}: quantization_config: checkpoints stored quantised are not yet supported. "
+            f"{path}: quantization_config: quantised checkpoints are not yet supported. "
             "Use the original checkpoint of this model, in bf16 or fp32."
         )
     return config
 
 
 def read_json(path: Path, if_missing: str) -> dict[str, Any]:
-    """A JSON object from a file; ConfigError naming the file otherwise, ending with `if_missing` when there is none."""
+    """Return the JSON object in a file. Raises ConfigError naming the file; if it is missing, with `if_missing`."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -35,5 +35,5 @@ def read_json(path: Path, if_missing: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: is not valid JSON: {error}. Download it again.") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"{path}: must hold a JSON object, holds {type(content).__name__}. Download it again.")
+        raise ConfigError(f"{path}: must contain a JSON object, contains {type(content).__name__}. Download it again.")
     return content

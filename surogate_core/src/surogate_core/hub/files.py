@@ -1,7 +1,7 @@
-"""Where a model's files are: a local directory as it is, or a Hugging Face repository downloaded to the hub's cache.
+"""Locates the files of a model: in a local directory, or in a Hugging Face repository downloaded to the Hub's cache.
 
-`huggingface_hub` is imported on first need. It honours HF_HOME, HF_TOKEN and HF_HUB_OFFLINE. Weights come as
-safetensors only: pickled files are never asked for, and no code of the repository runs.
+`huggingface_hub` is imported on first use. It honours HF_HOME, HF_TOKEN and HF_HUB_OFFLINE. Only safetensors are
+downloaded as weights, never pickled files, and no code of the repository runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from ..errors import ConfigError
 
 TEMPLATE_DIRECTORY = "additional_chat_templates"
-"""Folder of a model that holds its named chat templates as `NAME.jinja`; the default one is chat_template.jinja."""
+"""Folder of a model with its named chat templates, `NAME.jinja`. The default template is chat_template.jinja."""
 CONFIG_FILES = ("config.json", "generation_config.json")
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -23,6 +23,7 @@ TOKENIZER_FILES = (
     f"{TEMPLATE_DIRECTORY}/*.jinja",
     *CONFIG_FILES,
 )
+"""Patterns of what a tokenizer and its chat templates are read from, to download from the Hub or upload to it."""
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 
@@ -30,12 +31,12 @@ _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def looks_like_repo(name: str) -> bool:
-    """Whether `name` has the form `owner/name` of a Hugging Face repository."""
+    """Return whether `name` has the form `owner/name` of a Hugging Face repository."""
     return _REPO.fullmatch(name) is not None
 
 
 def find_local(name: str) -> Path | None:
-    """The existing file or directory of that name, `~` expanded; None when there is none that we may look at."""
+    """Return the existing file or directory of that name, with `~` expanded; None if there is none we can access."""
     try:
         path = Path(name).expanduser()
         return path if name.strip() and path.exists() else None
@@ -44,21 +45,21 @@ def find_local(name: str) -> Path | None:
 
 
 def resolve_model_dir(model: str, patterns: Sequence[str], where: str = "model") -> Path:
-    """The directory that holds `model`'s files.
+    """Return the directory with the files of `model`.
 
-    A local directory is returned as it is. Else `owner/name` is looked up on the hub and the files that match
-    `patterns` are downloaded (nothing, when they are in the hub's cache). Raises ConfigError, which begins with
-    `where`, when there is neither.
+    A local directory is returned unchanged. Otherwise the files of the Hub repository `owner/name` that match
+    `patterns` are downloaded, unless they are in the Hub's cache. Raises ConfigError, beginning with `where`, if
+    neither exists.
     """
     local = find_local(model)
     if local is not None and local.is_dir():
         return local
     if local is not None:
-        raise ConfigError(f"{where}: {model} is a file. Name the directory that holds config.json.")
+        raise ConfigError(f"{where}: {model} is a file. Name the directory that contains config.json.")
     if not looks_like_repo(model):
         raise ConfigError(
-            f"{where}: {model!r} is no directory (looked from {Path.cwd()}) and no Hugging Face name. "
-            "Give a directory with config.json, or a name such as Qwen/Qwen3-0.6B."
+            f"{where}: {model!r} is neither a directory (searched from {Path.cwd()}) nor a Hugging Face name. "
+            "Name a directory with config.json, or a repository such as Qwen/Qwen3-0.6B."
         )
     return _download(model, patterns, where)
 
@@ -68,20 +69,20 @@ def _download(repo: str, patterns: Sequence[str], where: str) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise ConfigError(
-            f"{where}: {repo!r} is no local directory, and fetching it needs huggingface_hub: {error}. "
-            "Install it (pip install huggingface_hub) or give a local directory."
+            f"{where}: {repo!r} is not a local directory, and downloading it needs huggingface_hub: {error}. "
+            "Install it (pip install huggingface_hub), or name a local directory."
         ) from error
     try:
         return Path(snapshot_download(repo, allow_patterns=list(patterns), ignore_patterns=list(PICKLED)))
-    except Exception as error:  # the library raises its own, its HTTP client's and the system's exceptions
+    except Exception as error:  # exceptions of the library, of its HTTP client and of the system
         raise ConfigError(
-            f"{where}: {repo!r} is no local directory and could not be fetched from the Hugging Face hub. "
+            f"{where}: {repo!r} is not a local directory and could not be downloaded from the Hugging Face Hub. "
             f"{hub_remedy(error)}"
         ) from error
 
 
 def hub_remedy(error: Exception) -> str:
-    """One or two sentences for a failed request to the hub: what it was and what to do."""
+    """Return one or two sentences on a failed request to the Hub: the cause and the remedy."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     first_line = (str(error).strip().splitlines() or [""])[0]
     if "GatedRepoError" in kinds:
@@ -90,7 +91,7 @@ def hub_remedy(error: Exception) -> str:
         return "There is no such public repository: check the name, or set HF_TOKEN if it is private."
     if kinds & {"OfflineModeIsEnabled", "LocalEntryNotFoundError", "ConnectionError", "ConnectError"}:
         return (
-            "It is not in the local cache and the hub cannot be reached: unset HF_HUB_OFFLINE, check the network, "
-            "or give a local path."
+            "It is not in the local cache and the Hub cannot be reached: unset HF_HUB_OFFLINE, check the network, "
+            "or use a local path."
         )
     return f"{type(error).__name__}: {first_line}"

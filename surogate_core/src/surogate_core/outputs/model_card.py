@@ -10,7 +10,7 @@ from pathlib import Path
 from ..checkpoint.adapter import ADAPTER_FOLDER
 from ..checkpoint.folders import stopping_when_disk_refuses
 from ..checkpoint.progress import Progress
-from ..config.load import TrainConfig
+from ..config.schema import DTYPE_KEYS, TrainConfig
 from ..hub.files import find_local, looks_like_repo
 from ..planning.plan import Plan
 from ..planning.run import Run
@@ -111,7 +111,7 @@ def _hyperparameters(run: Run, plan: Plan) -> Iterator[tuple[str, str]]:
     for kind in ("recipe", "optimizer"):
         yield kind, getattr(config, kind)
     for what, dtype in asdict(plan.inputs.precision).items():
-        yield f"{what}_dtype", dtype
+        yield DTYPE_KEYS[what], dtype
     for key in _HYPERPARAMETERS:
         yield key, str(getattr(config, key))
     for (kind, _), options in run.loaded.options.items():

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
-from ..config.load import ADAPTER, load_config, resolved
+from ..config.keys import ADAPTER_FLAG
+from ..config.load import load_config, resolved
 from ..errors import SurogateError
 from ..memory.cost import op_cost
 from ..memory.devices import GIB
@@ -103,18 +104,18 @@ def _combined(plan: Plan, candidates: list[_Candidate], hopeful: list[_Candidate
 
 
 def _adapter(run: Run, plan: Plan) -> Iterator[Suggestion]:
-    """`lora: true` with the other keys as they are, where all weights are trained and an adapter can be."""
+    """Suggest training an adapter with the other keys unchanged, if all weights are trained now."""
     loaded = run.loaded
-    if loaded.config.lora:
+    if loaded.config.adapter is not None:
         return
     try:
-        raw = {**resolved(loaded), ADAPTER: True}
+        raw = {**resolved(loaded), ADAPTER_FLAG.key: True}
         changed = load_config(raw, registry=run.registry, mode=loaded.mode, source=loaded.source)
         adapted = open_run(changed, run.registry)
         after = plan_run(adapted, plan.target.device, plan.report.world_size)
     except SurogateError:  # no adapter is installed, or this run cannot have one
         return
-    own = _suggestion(plan, (f"{ADAPTER}: true",), after.report)
+    own = _suggestion(plan, (f"{ADAPTER_FLAG.key}: true",), after.report)
     further = next((s for s in suggest(adapted, after, 1) if not s.missing), None)
     if further:
         yield Suggestion((*own.changes, *further.changes), own.saves + further.saves, own.costs + further.costs, 0)

@@ -16,9 +16,9 @@ from ..checkpoint.progress import Progress
 from ..checkpoint.resume import Resumed
 from ..config.load import resolved
 from ..config.schema import TrainConfig
+from ..data.checks import bits_per_byte
 from ..data.corpora import Corpora, load_corpora
 from ..data.loader import Loader, eval_batches
-from ..data.proof import bits_per_byte
 from ..errors import RunStopped
 from ..machine.timing import FirstStep, mark
 from ..memory.devices import GIB

@@ -17,7 +17,7 @@ EXACT: Final = Precision(
     matmul="fp32",
     gradient="fp32",
     master="fp32",
-    lora="fp32",
+    adapter="fp32",
     param_grad="fp32",
     optimizer_state="fp32",
 )
@@ -59,7 +59,7 @@ def in_fp32(given: PlanInputs) -> PlanInputs:
 def computes_in_fp32(given: PlanInputs) -> bool:
     """Whether weights, products and gradients all are fp32."""
     p = given.precision
-    return {p.model, p.matmul, p.gradient, p.param_grad, *([p.lora] if given.adapters else [])} == {"fp32"}
+    return {p.model, p.matmul, p.gradient, p.param_grad, *([p.adapter] if given.adapters else [])} == {"fp32"}
 
 
 def refuse_training_only(subject: Subject) -> None:

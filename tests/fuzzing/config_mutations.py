@@ -1,29 +1,14 @@
-"""Whatever a config holds, loading it succeeds or says what is wrong: no traceback, no hang, no endless message.
-
-SUROGATE_FUZZ_SEED=<seed> looks at other cases, SUROGATE_FUZZ_CASES=<n> at more; a failure prints the case's seed.
-"""
+"""Seeded mutations of a good config: keys dropped, renamed, added, and values replaced by odd ones."""
 
 from __future__ import annotations
 
 import copy
-import os
 import random
-import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-import pytest
-import yaml
-
 from surogate_core.config.keys import ALIASES, DEAD, NOT_YET, SECTIONS
-from surogate_core.config.load import TrainConfig, load_config, read_yaml, resolved
-from surogate_core.errors import SurogateError
-from surogate_core.plugins.discovery import load_registry
-from surogate_core.plugins.registry import Registry
-
-CASES = int(os.environ.get("SUROGATE_FUZZ_CASES", "5000"))
-LONGEST_MESSAGE = 10_000
+from surogate_core.config.load import TrainConfig
 
 GOOD: dict[str, Any] = {
     "model": "Qwen/Qwen3-0.6B",
@@ -47,7 +32,6 @@ GOOD: dict[str, Any] = {
 }
 
 KEYS = sorted({*TrainConfig.model_fields, *NOT_YET, *SECTIONS, *DEAD, *ALIASES, "adamw_epsilon"})
-
 
 NUMBERS = (0, -1, 1, 3, 2**31, 2**63, -(2**64), 10**400, 10**5000, 0.5, -0.0, 1e-320, 1e308)
 OTHERS = (float("nan"), float("inf"), float("-inf"), True, False, None, b"bytes", 1j, (1, 2), {1}, object())
@@ -136,65 +120,11 @@ MUTATIONS: tuple[Callable[[dict[Any, Any], random.Random], None], ...] = (
 )
 
 
-def _mutated(seed: int) -> dict[Any, Any]:
+def mutated(seed: int) -> dict[Any, Any]:
+    """Return `GOOD` with 1 to 20 random mutations; the same seed gives the same config."""
     choice = random.Random(seed)
     config: dict[Any, Any] = copy.deepcopy(GOOD)
     for _ in range(choice.choice((1, 1, 1, 2, 5, 20))):
         if config:
             choice.choice(MUTATIONS)(config, choice)
     return config
-
-
-@pytest.fixture(scope="module")
-def registry() -> Registry:
-    return load_registry({})
-
-
-def _outcome(config: Any, registry: Registry, seed: int) -> bool:
-    """Whether the config was accepted. Fails the test when it was refused otherwise than a user should see."""
-    mode = random.Random(seed).choice(("train", "pt", "sft"))
-    try:
-        loaded = load_config(config, registry=registry, mode=mode, source="run.yaml")
-        assert load_config(resolved(loaded), registry=registry, mode=mode, source="run.yaml") == loaded
-        return True
-    except SurogateError as error:
-        text = str(error)
-        assert error.exit_code == 2, f"seed {seed}: exit code {error.exit_code}: {text[:500]}"
-        assert len(text) < LONGEST_MESSAGE, f"seed {seed}: {len(text)} characters: {text[:500]}"
-        assert all(line.startswith("run.yaml: ") and len(line) > 15 for line in text.splitlines()), (
-            f"seed {seed}: {text}"
-        )
-        return False
-    except Exception:
-        pytest.fail(f"seed {seed}: {traceback.format_exc()[-3000:]}")
-
-
-def test_mutated_configs_load_or_say_what_is_wrong(registry: Registry) -> None:
-    first = int(os.environ.get("SUROGATE_FUZZ_SEED", 1))
-    print(f"seeds {first} to {first + CASES - 1}")
-    assert _outcome(copy.deepcopy(GOOD), registry, 0), "the config that is mutated is a good one"
-    accepted = sum(_outcome(_mutated(seed), registry, seed) for seed in range(first, first + CASES))
-    if CASES >= 1000:
-        assert 0.02 < accepted / CASES < 0.9, f"{accepted} of {CASES} accepted: the mutations reach one side only"
-
-
-def test_mutated_files_are_read_or_say_what_is_wrong(tmp_path: Path) -> None:
-    text = yaml.safe_dump(GOOD).encode()
-    path = tmp_path / "run.yaml"
-    first = int(os.environ.get("SUROGATE_FUZZ_SEED", 1))
-    for seed in range(first, first + CASES // 10):
-        choice = random.Random(seed)
-        data = bytearray(text)
-        for _ in range(choice.choice((1, 2, 10))):
-            at = choice.randrange(len(data))
-            piece = choice.choice(
-                (b"", b"\t", b"\n", b": ", b"- ", b"{", b"[[[[", b"&a ", b"*a", b"!!int ", b"'", b"\xff", b"|")
-            )
-            data[at : at + choice.choice((0, 1, 5))] = piece
-        path.write_bytes(data)
-        try:
-            assert isinstance(read_yaml(path), dict)
-        except SurogateError as error:
-            assert error.exit_code == 2 and len(str(error)) < 1000, f"seed {seed}: {error}"
-        except Exception:
-            pytest.fail(f"seed {seed}: {traceback.format_exc()[-3000:]}")

@@ -1,4 +1,4 @@
-"""What must hold before step one, and the figures that a loss is read against."""
+"""Checks of the data before the first step, and reference figures for its loss."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from .loader import eval_batches
 from .pack import PackedRows
 
 COUNTED_LABELS = 50_000_000
-"""Labels that `label_counts` looks at: of larger sets a random sample, good to a thousandth of a nat."""
+"""Most labels that `label_counts` reads. Larger sets are sampled, which is accurate to a thousandth of a nat."""
 
 
 def check_rows(rows: PackedRows, vocab_size: int, key: str = "datasets") -> None:
-    """Refuse, with a ConfigError that begins with `key`, data that cannot train a model of `vocab_size` tokens."""
+    """Raise ConfigError, beginning with `key`, if the rows cannot train a model with `vocab_size` tokens."""
     if rows.n_rows == 0:
-        raise ConfigError(f"{key}: no document has two tokens or more: there is nothing to predict. Name other data.")
+        raise ConfigError(f"{key}: no document has two tokens or more, so there is nothing to predict. Use other data.")
     for dataset in rows.corpus.datasets:
         if dataset.max_token >= vocab_size:
             raise ConfigError(
-                f"{key}: token {dataset.max_token} is past the model's vocab_size of {vocab_size}. "
+                f"{key}: token {dataset.max_token} is outside the model's vocab_size of {vocab_size}. "
                 "Use the tokenizer that belongs to the model."
             )
     if not any(batch.n_valid for batch in eval_batches(rows, 1)):
-        raise ConfigError(f"{key}: no token is trained: the dataset's type masks every one. Check its options.")
+        raise ConfigError(f"{key}: no token is trained: the dataset's type masks all of them. Check its options.")
 
 
 def label_counts(rows: PackedRows, vocab_size: int) -> npt.NDArray[np.int64]:
-    """How often each token is a label, int64 [vocab_size]; of at most about COUNTED_LABELS labels."""
+    """Return how often each token is a label, int64 [vocab_size], over at most about COUNTED_LABELS labels."""
     counts = np.zeros(vocab_size, np.int64)
     batch_size = max(1, (1 << 18) // rows.sequence_len)
     limit = -(-COUNTED_LABELS // (batch_size * rows.sequence_len))
@@ -40,28 +40,29 @@ def label_counts(rows: PackedRows, vocab_size: int) -> npt.NDArray[np.int64]:
 
 
 def unigram_loss(train_labels: npt.NDArray[np.int64], valid_labels: npt.NDArray[np.int64], vocab_size: int) -> float:
-    """Mean loss in nats, over the validation labels, of the model that knows only how often each token is a label.
+    """Return the mean validation loss, in nats, of a model that knows only the frequency of each label.
 
-    Arguments are `label_counts`; training counts are smoothed by one. Raises ConfigError without validation labels.
+    train_labels, valid_labels: results of `label_counts`; one is added to each training count. Raises ConfigError if
+    there is no validation label.
     """
     labels = int(valid_labels.sum())
     if labels == 0:
-        raise ConfigError("validation set: no token is a label. Raise validation_split_ratio or name more data.")
+        raise ConfigError("validation set: no token is a label. Raise validation_split_ratio, or use more data.")
     log_p = np.log(train_labels + 1.0) - math.log(int(train_labels.sum()) + vocab_size)
     return float(-(valid_labels @ log_p) / labels)
 
 
 def label_bytes(valid_labels: npt.NDArray[np.int64], token_bytes: npt.NDArray[np.int32]) -> int:
-    """UTF-8 bytes of the text that the labels stand for; `token_bytes` is that of the tokenizer."""
+    """Return the UTF-8 bytes of text that the labels stand for. token_bytes: `Tokenizer.token_bytes`."""
     known = min(len(valid_labels), len(token_bytes))
     return int(valid_labels[:known] @ token_bytes[:known].astype(np.int64))
 
 
 def bits_per_byte(loss: float, valid_tokens: int, n_bytes: int) -> float:
-    """A mean loss in nats over `valid_tokens` labels, which stand for `n_bytes` of text, in bits a byte of text.
+    """Convert a mean loss in nats over `valid_tokens` labels, which stand for `n_bytes` of text, to bits per byte.
 
-    Comparable between tokenizers, unlike the loss.
+    Unlike the loss, bits per byte can be compared between tokenizers.
     """
     if n_bytes < 1:
-        raise ConfigError(f"validation set: {n_bytes} bytes of text in its labels. Name data with text.")
+        raise ConfigError(f"validation set: {n_bytes} bytes of text in its labels. Use data with text.")
     return loss * valid_tokens / n_bytes / math.log(2)

@@ -1,7 +1,7 @@
-"""Mutated configs, as a user would hand them to the program: exit 0 or 2, no traceback, no hang.
+"""The program on mutated configs: exit code 0 or 2, no traceback, no hang.
 
-SUROGATE_FUZZ_SEED=<seed> repeats a run, SUROGATE_FUZZ_PROCESSES=<n> sets how many. The mutations are those of
-`test_config_fuzz.py`; here they go through a file, the command line and a process.
+The mutations are those of `test_configs.py`, passed through a file, the command line and a process.
+SUROGATE_FUZZ_SEED=<seed> repeats a run, SUROGATE_FUZZ_PROCESSES=<n> sets the number of processes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from end_to_end.product import COMMAND, environment, write_model
-from test_config_fuzz import GOOD, _mutated
+from fuzzing.config_mutations import GOOD, mutated
 
 PROCESSES = int(os.environ.get("SUROGATE_FUZZ_PROCESSES", "100"))
 AT_ONCE = 2
@@ -27,7 +27,7 @@ DEEPEST = 40
 
 
 def writable(value: Any, depth: int = 0) -> Any:
-    """`value` as plain YAML can say it: what it cannot becomes text."""
+    """Return `value` as plain YAML; what YAML cannot express becomes text."""
     if value is None or isinstance(value, bool | float):
         return value
     if isinstance(value, int):
@@ -45,7 +45,7 @@ def writable(value: Any, depth: int = 0) -> Any:
 
 
 def without_data(config: dict[Any, Any]) -> dict[Any, Any]:
-    """The config with every dataset's path at a place where nothing is, so that no training begins."""
+    """Point the path of every dataset at a file that does not exist, so that no training starts."""
     for key in ("datasets", "validation_datasets"):
         entries = config.get(key)
         for entry in entries if isinstance(entries, list) else []:
@@ -55,8 +55,8 @@ def without_data(config: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def outcome(seed: int, root: Path, verb: str) -> tuple[int, str | None]:
-    """(exit code, what was wrong with how the process ended, or None)."""
-    config = writable(_mutated(seed))
+    """Return (exit code, a description of what went wrong or None)."""
+    config = writable(mutated(seed))
     if config.get("model") == GOOD["model"]:
         config["model"] = str(root / "model")
     path = root / f"{seed}.yaml"
@@ -87,7 +87,7 @@ def outcome(seed: int, root: Path, verb: str) -> tuple[int, str | None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("verb", "share"), [("plan", 0.7), ("train", 0.3)])
-def test_the_program_plans_or_refuses_whatever_it_is_given(verb: str, share: float, tmp_path: Path) -> None:
+def test_the_program_plans_or_refuses_any_config(verb: str, share: float, tmp_path: Path) -> None:
     first = int(os.environ.get("SUROGATE_FUZZ_SEED", 1))
     count = max(1, round(PROCESSES * share))
     print(f"seeds {first} to {first + count - 1}")
@@ -98,4 +98,4 @@ def test_the_program_plans_or_refuses_whatever_it_is_given(verb: str, share: flo
     assert not failures, "\n\n".join(failures[:5])
     assert not (tmp_path / "out").exists()
     if verb == "plan" and count >= 50:
-        assert {0, 2} <= {code for code, _ in results}, "the mutations reach one side only"
+        assert {0, 2} <= {code for code, _ in results}, "the mutations must reach both outcomes"

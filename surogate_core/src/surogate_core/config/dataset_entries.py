@@ -1,0 +1,77 @@
+"""The entries of `datasets` and `validation_datasets`: core's keys, and the keys of each entry's dataset type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .errors import fold, keys_of, shown, unknown_key, validate
+from .findings import Findings
+from .keys import DATASET_KEYS
+from .options import validate_options
+from .registry import Registry
+from .schema import DatasetEntry
+from .selection import registered_name
+
+
+def parse_datasets(key: str, value: Any, registry: Registry, findings: Findings) -> tuple[DatasetEntry, ...]:
+    """Return the usable entries of the list `value` of `key`; every other one is a problem."""
+    if not isinstance(value, list | tuple):
+        findings.wrong(key, f"must be a list of entries, each a mapping with a path (got {shown(value)})")
+        return ()
+    entries = [_parse_entry(f"{key}.{index}", entry, registry, findings) for index, entry in enumerate(value)]
+    return tuple(entry for entry in entries if entry is not None)
+
+
+def _parse_entry(place: str, given: Any, registry: Registry, findings: Findings) -> DatasetEntry | None:
+    """Validate one entry; the keys of its type become `options`. None, with problems, if it cannot be used."""
+    if not isinstance(given, Mapping):
+        findings.wrong(place, f"must be a mapping with a path (got {shown(given)})")
+        return None
+    within = f"{place}."
+    known = DatasetEntry.model_fields.keys() - {"options"}
+    values = {key: value for key, value in given.items() if value is not None}
+    entry, problems = validate(
+        DatasetEntry, {key: value for key, value in values.items() if key in known}, within=within
+    )
+    findings.problems += problems
+    if entry is None:
+        return None
+    name = (
+        "auto"
+        if fold(entry.type) == "auto"
+        else registered_name("format", f"{within}type", entry.type, registry, findings)
+    )
+    if name is None:
+        return None
+    options = _format_options(
+        name, {key: values[key] for key in values if key not in known}, within, registry, findings
+    )
+    return entry.model_copy(update={"type": name, "options": options})
+
+
+def _format_options(
+    name: str, given: Mapping[str, Any], within: str, registry: Registry, findings: Findings
+) -> dict[str, Any]:
+    """Validate the keys of a dataset's type. With `auto`, at least one type must accept all of them."""
+    formats = registry.dataset_formats()
+    candidates = [formats[name]] if name != "auto" else list(formats.values())
+    legal = {key for candidate in candidates for key in keys_of(candidate.options)}
+    unknown = [key for key in given if key not in legal]
+    for key in unknown:
+        if key in DATASET_KEYS:
+            findings.wrong(
+                f"{within}{key}",
+                f"not yet: datasets of type {DATASET_KEYS[key]} are not built; use type: conversation",
+            )
+        else:
+            words = {*legal, *DatasetEntry.model_fields} - {"options"}
+            findings.problems.append(unknown_key(key, words, within=within))
+    if unknown or not candidates or (name == "auto" and not given):
+        return {}
+    results = [validate_options(("format", c.name), c.options, given, registry, within) for c in candidates]
+    for options, _ in results:
+        if options is not None:
+            return options.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    findings.problems += min((problems for _, problems in results), key=lambda found: len(list(found)))
+    return {}

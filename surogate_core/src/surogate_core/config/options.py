@@ -1,0 +1,79 @@
+"""The keys of plugins: each plugin's `options` model, mounted flat among core's keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from ..api import NoOptions
+from .errors import Problem, keys_of, validate
+from .findings import Findings
+from .registry import Registry
+from .selection import REQUIRED
+
+Owner = tuple[str, str]
+"""(kind, name) of a definition."""
+
+
+def owners_of_keys(models: Mapping[Owner, type[BaseModel]]) -> dict[str, list[Owner]]:
+    """Return {key: the definitions whose options declare it}."""
+    owners: dict[str, list[Owner]] = {}
+    for owner, model in models.items():
+        for key in keys_of(model):
+            owners.setdefault(key, []).append(owner)
+    return owners
+
+
+def validate_selected(
+    core: Mapping[str, Any], adapter: str | None, given: Mapping[str, Any], registry: Registry, findings: Findings
+) -> dict[Owner, BaseModel]:
+    """Return the options of the selected plugins. given: the plugins' keys of the config.
+
+    Keys of plugins that are not selected are validated too; a notice says that they have no effect.
+    """
+    models = registry.options_models()
+    selected = [(kind, core[kind]) for kind in (*REQUIRED, "offload") if kind in core]
+    selected += [("adapter", adapter)] if adapter is not None else []
+    selected += [("logger", name) for name in core.get("report_to", ())]
+    options: dict[Owner, BaseModel] = {}
+    for owner in selected:
+        model = models.get(owner, NoOptions)
+        values = {key: given[key] for key in keys_of(model) if key in given}
+        instance, problems = validate_options(owner, model, values, registry)
+        findings.problems += problems
+        if instance is not None:
+            options[owner] = instance
+    owners = owners_of_keys(models)
+    for key, value in given.items():
+        if not any(owner in selected for owner in owners[key]):
+            _check_idle(key, value, owners[key], models, registry, findings)
+    return options
+
+
+def validate_options(
+    owner: Owner, model: type[BaseModel], given: Mapping[str, Any], registry: Registry, within: str = ""
+) -> tuple[BaseModel | None, list[Problem]]:
+    """As `validate`. Raises PluginError if a validator of the plugin fails with anything but a ValidationError."""
+    try:
+        return validate(model, given, within=within)
+    except Exception as error:
+        failed = registry.failed(*owner, "options", error)
+        if failed is None:
+            raise
+        raise failed from error
+
+
+def _check_idle(
+    key: str,
+    value: Any,
+    owners: Sequence[Owner],
+    models: Mapping[Owner, type[BaseModel]],
+    registry: Registry,
+    findings: Findings,
+) -> None:
+    kind, name = owners[0]
+    _, problems = validate_options(owners[0], models[kind, name], {key: value}, registry)
+    findings.problems += [problem for problem in problems if problem.key == key]
+    findings.notices.append(f"{key}: has no effect, since {kind} {name} is not used by this run")

@@ -1,0 +1,37 @@
+"""The part of the plugin registry that the configuration uses. `plugins/registry.py` implements it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from pydantic import BaseModel
+
+from ..errors import PluginError
+
+if TYPE_CHECKING:
+    from ..api import DatasetFormatDef
+
+
+class Registry(Protocol):
+    """Definitions of the installed plugins, by kind (recipe, optimizer, logger, format, ...) and name."""
+
+    def options_models(self) -> Mapping[tuple[str, str], type[BaseModel]]:
+        """Return {(kind, name): model of its options}."""
+        ...
+
+    def dataset_formats(self) -> Mapping[str, DatasetFormatDef]:
+        """Return {name: dataset type}."""
+        ...
+
+    def names(self, kind: str) -> Sequence[str]:
+        """Return the names of the usable definitions of a kind."""
+        ...
+
+    def failed(self, kind: str, name: str, function: str, cause: BaseException) -> PluginError | None:
+        """Return `cause` as an error that names the plugin whose code raised it; None if core raised it."""
+        ...
+
+    def missing(self, kind: str, name: str) -> PluginError:
+        """Return the error to raise for a name that no working plugin provides."""
+        ...

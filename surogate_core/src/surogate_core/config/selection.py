@@ -1,0 +1,78 @@
+"""Keys that select plugins by name: `recipe`, `optimizer`, `launcher`, `adapter`, `offload`, `report_to`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .errors import Problem, fold, nearest, shown, shown_key
+from .findings import Findings
+from .keys import NOT_YET_NAMES
+from .registry import Registry
+from .schema import TrainConfig
+
+REQUIRED = ("recipe", "optimizer", "launcher")
+"""Kinds of plugins of which every run has one, selected by the key of the same name."""
+
+OPTIONAL = ("adapter", "offload")
+"""Kinds of plugins that a run can do without: `none`, the default, selects nothing."""
+
+
+def registered_name(kind: str, key: str, value: str, registry: Registry, findings: Findings) -> str | None:
+    """Return the registered spelling of the name `value` of `key`; None, with a problem, if no plugin provides it."""
+    names = {fold(name): name for name in registry.names(kind)}
+    found = names.get(fold(value))
+    if found is not None:
+        return found
+    instead = NOT_YET_NAMES.get((kind, fold(value)))
+    if instead is not None:
+        findings.wrong(key, f"{shown_key(value)}: not yet: it is not built; {instead}")
+        return None
+    guess = nearest(value, names)
+    if guess is not None:
+        findings.wrong(key, f"{shown_key(value)} is unknown; did you mean {names[guess]}?")
+    else:
+        findings.problems.append(Problem(key, "", error=registry.missing(kind, shown_key(value))))
+        findings.failed.add(key)
+    return None
+
+
+def select_plugins(core: dict[str, Any], registry: Registry, findings: Findings) -> None:
+    """Replace the names of plugins in `core` by their registered spellings.
+
+    A name that cannot be used is removed, so that validation continues with the default.
+    """
+    for kind in REQUIRED:
+        _select(core, kind, registry, findings)
+    for kind in OPTIONAL:
+        value = core.get(kind)
+        if value is None or (isinstance(value, str) and fold(value) == "none"):
+            core.pop(kind, None)
+        else:
+            _select(core, kind, registry, findings)
+    _select_loggers(core, registry, findings)
+
+
+def _select(core: dict[str, Any], kind: str, registry: Registry, findings: Findings) -> None:
+    value = core.get(kind, TrainConfig.model_fields[kind].default)
+    if kind not in findings.failed and not (isinstance(value, str) and value.strip()):
+        findings.wrong(kind, f"must be a name (got {shown(value)})")
+    name = None if kind in findings.failed else registered_name(kind, kind, value, registry, findings)
+    core.pop(kind, None)
+    if name is not None:
+        core[kind] = name
+
+
+def _select_loggers(core: dict[str, Any], registry: Registry, findings: Findings) -> None:
+    value = core.pop("report_to", ())
+    names = [value] if isinstance(value, str) else value
+    if "report_to" in findings.failed:
+        return
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        findings.wrong("report_to", f"must be a name or a list of names (got {shown(value)})")
+        return
+    found = [
+        registered_name("logger", "report_to", name, registry, findings)
+        for name in names
+        if fold(name) not in ("none", "")
+    ]
+    core["report_to"] = [name for name in found if name is not None]

@@ -1,0 +1,95 @@
+"""Sort the keys of a user's mapping by who reads them: core, a plugin, or nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from .errors import Problem, fold, shown, shown_key, unknown_key
+from .findings import Findings
+from .foreign import ELSEWHERE, HINTS
+from .keys import ALIASES, DEAD, IGNORED, NOT_YET, PACKAGES, SECTIONS
+from .schema import TrainConfig
+from .variables import expand_variables
+
+
+def sort_keys(
+    raw: Mapping[str, Any], plugin_keys: Collection[str], findings: Findings
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (core's keys, plugins' keys) with aliases resolved, variables expanded and nulls dropped.
+
+    plugin_keys: keys that the options of any installed plugin declare. Every other key is checked against the tables
+    of `keys.py`: accepted if its value does nothing, else a problem.
+    """
+    given = {key for key, value in raw.items() if value is not None}
+    core: dict[str, Any] = {}
+    plugin: dict[str, Any] = {}
+    for written, value in raw.items():
+        key = ALIASES.get(written, written) if isinstance(written, str) else written
+        if written == "recompute" and value in ("none", "None"):  # the original's word for false
+            value = False
+        if key != written and raw.get(key) not in (None, value):
+            findings.wrong(key, f"is given twice, as {written} too; keep one")
+        elif key in plugin_keys or key in TrainConfig.model_fields:
+            if value is not None:
+                (plugin if key in plugin_keys else core)[key] = expand_variables(key, value, findings)
+        else:
+            _unserved(key, value, given, plugin_keys, findings)
+    return core, plugin
+
+
+def _unserved(key: Any, value: Any, given: Collection[Any], plugin_keys: Collection[str], findings: Findings) -> None:
+    """Check a key that nothing in this installation reads."""
+    if key in NOT_YET:
+        _not_yet(key, value, given, findings)
+    elif key in SECTIONS:
+        _section(key, value, given, findings)
+    elif key in DEAD:
+        _dead(key, value, findings)
+    elif key in IGNORED:
+        if value is not None:
+            findings.notices.append(f"{key}: ignored, nothing reads this key; {IGNORED[key]}")
+    elif key in PACKAGES:
+        findings.wrong(key, f"no installed plugin has this key; pip install {PACKAGES[key]}")
+    else:
+        findings.problems.append(_unknown(key, plugin_keys))
+
+
+def _not_yet(key: str, value: Any, given: Collection[Any], findings: Findings) -> None:
+    entry = NOT_YET[key]
+    if not entry.accepts(value, given):
+        findings.wrong(
+            key,
+            f"not yet: {entry.feature} is not built (got {shown(value)}); {entry.instead} "
+            f"(accepted: {shown(entry.default)})",
+        )
+
+
+def _section(name: str, value: Any, given: Collection[Any], findings: Findings) -> None:
+    if value is None:
+        return
+    if not isinstance(value, Mapping):
+        findings.wrong(name, f"must be a section of keys (got {shown(value)})")
+        return
+    legal = [key.partition(".")[2] for key in NOT_YET if key.startswith(f"{name}.")]
+    for key, inner in value.items():
+        if key in legal:
+            _not_yet(f"{name}.{key}", inner, given, findings)
+        else:
+            findings.problems.append(unknown_key(key, legal, within=f"{name}."))
+
+
+def _dead(key: str, value: Any, findings: Findings) -> None:
+    entry = DEAD[key]
+    if not entry.accepts(value):
+        accepted = f" (accepted: {', '.join(map(shown, entry.accepted))})" if entry.accepted else ""
+        findings.wrong(key, f"nothing reads this key (got {shown(value)}); {entry.instead}{accepted}")
+
+
+def _unknown(key: Any, plugin_keys: Collection[str]) -> Problem:
+    """Return the problem of an unknown key, with a hint if it is another trainer's name, else with the nearest key."""
+    name = fold(key) if isinstance(key, str) else ""
+    if name in HINTS:
+        return Problem(shown_key(key), f"unknown key; {HINTS[name]}")
+    legal = {*TrainConfig.model_fields, *plugin_keys, *NOT_YET, *SECTIONS, *DEAD, *PACKAGES, *ALIASES}
+    return unknown_key(key, legal, meant=ELSEWHERE.get(name))

@@ -1,0 +1,176 @@
+"""Types of the values in a run's YAML file: what each accepts and what it becomes.
+
+Numbers and booleans may be written as strings, names in any case and with `-` or `_`. A validator raises ValueError
+with the end of a sentence that begins with the key: "must be a whole number".
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import unicodedata
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from .errors import fold
+
+LARGEST_COUNT = 2**31 - 1
+"""Upper bound of every `Int`: kernels count in 32 bits."""
+
+_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_DTYPES = {"float32": "fp32", "torch.float32": "fp32", "bfloat16": "bf16", "torch.bfloat16": "bf16"}
+
+# ----------------------------------------------------------------------------------------------------------- numbers
+
+
+def parse_int(value: Any) -> int:
+    """Accept 8, "8", 8.0 and "1e3"; refuse true and 1.5."""
+    if isinstance(value, str) and len(value) <= 40:
+        number = _as_float(value)
+        digits = value.strip().removeprefix("-").removeprefix("+")
+        value = int(value) if digits.isascii() and digits.isdigit() else number
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError("must be a whole number")
+    return value
+
+
+def parse_number(value: Any) -> float:
+    """Accept a finite number or its text; refuse booleans."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("must be a number")
+    number = _as_float(value)
+    if number is None:
+        raise ValueError("must be a number")
+    if not math.isfinite(number):
+        raise ValueError("must be a finite number")
+    return number
+
+
+def count_or_auto(smallest: int) -> Callable[[Any], Any]:
+    """Return a validator that accepts `auto` or a whole number of at least `smallest`."""
+
+    def parse(value: Any) -> Any:
+        if parse_word(value) == "auto":
+            return "auto"
+        try:
+            number = parse_int(value)
+        except ValueError:
+            raise ValueError("must be auto or a whole number") from None
+        if not smallest <= number <= LARGEST_COUNT:
+            raise ValueError(f"must be auto or a whole number of at least {smallest}")
+        return number
+
+    return parse
+
+
+def _as_float(value: int | float | str) -> float | None:
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None
+
+
+# ----------------------------------------------------------------------------------------------------- flags and words
+
+
+def parse_flag(value: Any) -> bool:
+    """Accept a boolean, or true, yes, on, false, no, off as text."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lower() in _WORDS:
+        return _WORDS[value.strip().lower()]
+    raise ValueError("must be true or false")
+
+
+def flag_or_auto(value: Any) -> str:
+    """Accept `auto` or a flag; return the word auto, true or false."""
+    if parse_word(value) == "auto":
+        return "auto"
+    try:
+        return "true" if parse_flag(value) else "false"
+    except ValueError:
+        raise ValueError("must be auto, true or false") from None
+
+
+def parse_word(value: Any) -> Any:
+    """Fold the case and the hyphens of a text; return anything else as it is."""
+    return fold(value) if isinstance(value, str) else value
+
+
+def parse_names(value: Any) -> tuple[str, ...]:
+    """Accept a name or a list of names; `none` means the empty list. Duplicates are dropped, the order is kept."""
+    entries = [value] if isinstance(value, str) else value
+    if not isinstance(entries, list | tuple) or not all(isinstance(entry, str) for entry in entries):
+        raise ValueError("must be a name or a list of names")
+    return tuple(dict.fromkeys(entry for entry in entries if fold(entry) not in ("none", "")))
+
+
+def parse_dtype(value: Any) -> Any:
+    """Translate PyTorch's names of dtypes to fp32 and bf16; return anything else as it is."""
+    folded = value.strip().lower() if isinstance(value, str) else value
+    return _DTYPES.get(folded, folded) if isinstance(folded, str) else folded
+
+
+def dtype_or_auto(value: Any) -> Any:
+    """As `parse_dtype`; `auto` becomes None."""
+    folded = parse_dtype(value)
+    return None if folded == "auto" else folded
+
+
+# ---------------------------------------------------------------------------------------------------- text and paths
+
+
+def parse_text(value: Any) -> str:
+    """Accept text of 1 to 4096 characters without control characters, and whole numbers (`run_name: 7`)."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value) if abs(value) < 10**18 else None
+    if not isinstance(value, str):
+        raise ValueError("must be text; put it in quotes")
+    if not value.strip():
+        raise ValueError("must not be empty")
+    if len(value) > 4096:
+        raise ValueError("must have at most 4096 characters")
+    if any(unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp") for char in value):
+        raise ValueError("must not contain control characters or line breaks")
+    return value
+
+
+def parse_path(value: Any) -> str:
+    """As `parse_text`, with `~` expanded: no shell has seen a path in YAML or in `--set`."""
+    return os.path.expanduser(parse_text(value))
+
+
+def parse_resume(value: Any) -> bool | int | str:
+    """Accept true, false, a step, `last-good`, or a path."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lower() in _WORDS:
+        return _WORDS[value.strip().lower()]
+    if isinstance(value, str) and fold(value) == fold("last-good"):
+        return "last-good"
+    if isinstance(value, str) and not value.strip().isdecimal():
+        return parse_path(value)
+    try:
+        step = parse_int(value)
+    except ValueError:
+        raise ValueError("must be true, false, a step, the folder of a checkpoint, or last-good") from None
+    if not 1 <= step <= LARGEST_COUNT:
+        raise ValueError(f"must be a step from 1 to {LARGEST_COUNT}")
+    return step
+
+
+Int = Annotated[int, BeforeValidator(parse_int), Field(le=LARGEST_COUNT)]
+Seed = Annotated[int, BeforeValidator(parse_int), Field(ge=0, lt=2**63)]
+Number = Annotated[float, BeforeValidator(parse_number)]
+Flag = Annotated[bool, BeforeValidator(parse_flag)]
+Word = BeforeValidator(parse_word)
+Text = Annotated[str, BeforeValidator(parse_text)]
+PathText = Annotated[str, BeforeValidator(parse_path)]
+Names = Annotated[tuple[str, ...], BeforeValidator(parse_names)]
+StorageDtype = Annotated[Literal["fp32", "bf16"], BeforeValidator(parse_dtype)]
+MatmulDtype = Annotated[Literal["fp32", "bf16", "e4m3"], BeforeValidator(parse_dtype)]
+GradientDtype = Annotated[Literal["fp32", "bf16", "e5m2"], BeforeValidator(parse_dtype)]

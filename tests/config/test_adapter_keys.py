@@ -1,0 +1,44 @@
+"""`adapter`, `lora` and the keys that need an adapter."""
+
+from __future__ import annotations
+
+import pytest
+from config.harness import WithAdapter, config, load, message
+
+from surogate_core.config.load import Mode, load_config, resolved
+from surogate_core.errors import ConfigError
+from surogate_lora.options import LoraOptions
+
+
+@pytest.mark.parametrize("mode", ["train", "pt"])
+def test_pretraining_trains_all_weights_by_default(mode: Mode) -> None:
+    assert load(mode).config.lora is False
+
+
+def test_sft_trains_an_adapter_by_default_and_names_the_missing_package() -> None:
+    text = message("sft")
+    assert text.startswith("run.yaml: lora: no installed plugin") and "surogate-lora" in text and "lora: false" in text
+    assert load("sft", lora=False).config.lora is False
+    loaded = load("sft", WithAdapter(), lora_rank=8)
+    assert loaded.config.lora is True
+    assert loaded.adapters == {"lora": LoraOptions(lora_rank=8)}
+    assert load_config(resolved(loaded), registry=WithAdapter(), mode="sft", source="again") == loaded
+
+
+def test_keys_of_adapters_need_an_adapter() -> None:
+    assert "lora_rank: no installed plugin has this key; pip install surogate-lora" in message(lora_rank=8)
+    assert "adapter_path: " in message(adapter_path="out/adapter")
+    notices = load(registry=WithAdapter(), lora_rank=8).notices
+    assert any("lora_rank: has no effect" in line for line in notices)
+
+
+def test_an_adapter_needs_a_base_that_can_be_loaded_again() -> None:
+    with pytest.raises(ConfigError, match=r"lora: .*from_scratch"):
+        load(registry=WithAdapter(), lora=True, from_scratch=True)
+
+
+def test_adapter_init_mode_matters_only_with_an_adapter_path() -> None:
+    lora = {"lora": True, "registry": WithAdapter()}
+    assert config(adapter_init_mode="merge", **lora) == config(**lora)
+    assert config(adapter_init_mode="trainable", adapter_path="a", **lora).adapter_path == "a"
+    assert "adapter_init_mode: not yet" in message(adapter_init_mode="merge", adapter_path="a", **lora)

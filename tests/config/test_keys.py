@@ -1,0 +1,135 @@
+"""Keys: unknown, not built, never read, aliases; every key of the original has one meaning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from config.harness import WithAdapter, load, message
+from pydantic import BaseModel
+
+from surogate_core.config.foreign import ELSEWHERE
+from surogate_core.config.keys import ALIASES, DEAD, DIFFERS, IGNORED, LIMITS, NOT_YET, NOT_YET_NAMES, PACKAGES
+from surogate_core.config.load import TrainConfig, read_yaml
+from surogate_core.errors import SurogateError
+
+
+def test_an_unknown_key_names_the_nearest() -> None:
+    assert "did you mean gradient_accumulation_steps?" in message(gradient_acumulation_steps=2)
+    assert "did you mean learning_rate?" in message(lr=1e-4)
+    assert "did you mean sgd_momentum?" in message(sgd_momemtum=0.5)
+    assert "did you mean learning_rate?" in message(**{"Learning-Rate": 1})
+    assert "datasets.0.sampels: unknown key; did you mean samples?" in message(datasets=[{"path": "x", "sampels": 2}])
+    assert "unknown key; the config reference lists all keys" in message(**{"x" * 5000: 1})
+
+
+def test_all_problems_are_reported_at_once() -> None:
+    lines = message(num_epochs=0, learning_rate="x", nonsense=1, offload_grads=True, optimizer="none-such").splitlines()
+    assert len(lines) == 5 and all(line.startswith("run.yaml: ") for line in lines)
+    many = message(**{f"zz{index}": 1 for index in range(500)})
+    assert many.endswith("and 480 more problems")
+
+
+def test_a_key_that_is_not_built_is_accepted_at_its_default_and_refused_at_other_values() -> None:
+    def nested(key: str, value: Any) -> dict[str, Any]:
+        section, dot, inner = key.partition(".")
+        return {section: {inner: value}} if dot else {key: value}
+
+    for key, entry in NOT_YET.items():
+        for value in (entry.default, *entry.inert, None):
+            assert load(**nested(key, value)) == load(), key
+        text = message(**nested(key, "something else"))
+        assert text.startswith(f"run.yaml: {key}: not yet: ") and "'something else'" in text and entry.instead in text
+    assert load(fp8_amax_history="1024", qlora_bnb="false") == load()
+
+
+@pytest.mark.parametrize(("key", "value"), [("attn_bwd_chunks", 2), ("zero_level", 3)])
+def test_a_value_whose_feature_is_not_built_is_refused(key: str, value: Any) -> None:
+    assert f"{key}: not yet: " in message(**{key: value})
+
+
+def test_names_of_plugins_that_are_not_built_are_refused_with_an_alternative() -> None:
+    keys = {"recipe": "recipe", "optimizer": "optimizer", "logger": "report_to"}
+    for (kind, name), instead in NOT_YET_NAMES.items():
+        given_keys = {"datasets": [{"path": "x", "type": name}]} if kind == "format" else {keys[kind]: name}
+        text = message(**given_keys)
+        assert "not yet" in text and name in text and instead in text
+
+
+def test_errors_inside_sections_and_datasets_name_the_dotted_key() -> None:
+    assert "distributed.num_nodes: not yet" in message(distributed={"num_nodes": 2})
+    assert "distributed.nodes: unknown key; did you mean num_nodes?" in message(distributed={"nodes": 2})
+    assert "distributed: must be a section" in message(distributed=3)
+    entry = {"path": "x", "chosen": "good"}
+    assert "datasets.0.chosen: not yet" in message(datasets=[entry])
+
+
+def test_the_remedy_for_qlora_is_lora() -> None:
+    assert "remove the key: lora: true trains over frozen weights in bf16" in message(qlora_fp8=True)
+    assert not any("lora: false" in entry.instead for entry in NOT_YET.values())
+    page = (Path(__file__).parents[2] / "docs/reference/config.md").read_text()
+    assert "on the CPU so far" not in page
+
+
+def test_a_key_that_nothing_reads_is_refused_unless_its_value_changes_nothing() -> None:
+    for key, entry in DEAD.items():
+        for value in (None, *entry.accepted):
+            assert load(**{key: value}) == load() and load(**{key: value}).notices == (), key
+        for value in ("something else", 7, {"a": 1}):
+            text = message(**{key: value})
+            assert text.startswith(f"run.yaml: {key}: nothing reads this key (got ") and entry.instead in text
+    assert "system_prompt (type: instruction) or system_field (conversation)" in message(system="Be brief.")
+    assert "in the entry of datasets" in message(use_chat_template=False)
+
+
+def test_an_ignored_key_gives_one_notice() -> None:
+    loaded = load(**dict.fromkeys(IGNORED, "x"))
+    assert loaded == load()
+    assert [notice.partition(":")[0] for notice in loaded.notices] == list(IGNORED)
+    assert load(model_type=None).notices == ()
+
+
+def test_an_alias_and_its_key_may_not_disagree() -> None:
+    assert "given twice" in message(recompute_att=False, recompute_attention=True)
+    for alias, key in ALIASES.items():
+        assert key in TrainConfig.model_fields or key in NOT_YET, alias
+
+
+DEFAULTS_REFUSED = {"optimizer": "adamw_8bit: not yet"}
+"""Key -> the error for the original's default."""
+
+
+class WandbOptions(BaseModel):
+    wandb_project: str = "Surogate"
+    wandb_name: str | None = None
+
+
+class AdamWAll(BaseModel):
+    adamw_beta2: float = 0.999
+    adamw_epsilon: float = 1e-8
+
+
+def test_every_key_of_the_original_is_accepted_at_its_default_or_has_a_reason() -> None:
+    """`data/original_keys.yaml`: key -> documented default. `DEFAULTS_REFUSED`: the defaults that are not built."""
+    registry = WithAdapter(wandb=WandbOptions, qwen=AdamWAll)
+    refused = {}
+    for key, value in read_yaml(Path(__file__).parents[1] / "data/original_keys.yaml").items():
+        section, dot, inner = key.partition(".")
+        try:
+            load("sft", registry, **({section: {inner: value}} if dot else {key: value}))
+        except SurogateError as error:
+            refused[key] = str(error)
+    assert {key: text for key, text in refused.items() if key not in DEFAULTS_REFUSED} == {}
+    assert refused.keys() == DEFAULTS_REFUSED.keys()
+    assert all(DEFAULTS_REFUSED[key] in text for key, text in refused.items())
+
+
+def test_every_key_is_in_one_table_and_the_tables_refer_to_existing_keys() -> None:
+    core = TrainConfig.model_fields.keys()
+    for table in (NOT_YET, DEAD, IGNORED, PACKAGES, ALIASES):
+        assert not core & table.keys()
+    assert set(ELSEWHERE.values()) <= {*core, *PACKAGES} and not core & ELSEWHERE.keys()
+    assert all(limit.key in core for limit in LIMITS)
+    assert all(entry.key in core or entry.key in NOT_YET for entry in DIFFERS)
+    assert all(info.description for info in TrainConfig.model_fields.values())

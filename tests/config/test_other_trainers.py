@@ -1,0 +1,44 @@
+"""Keys of other trainers: the error names what to write here."""
+
+from __future__ import annotations
+
+import pytest
+from config.harness import message
+
+from surogate_core.config.foreign import ELSEWHERE, HINTS
+from surogate_core.config.keys import ALIASES, DEAD, IGNORED, NOT_YET, PACKAGES
+from surogate_core.config.load import TrainConfig
+
+FOREIGN = {
+    "logging_dir": "output_dir",
+    "num_train_epochs": "num_epochs",
+    "output_directory": "output_dir",
+    "micro_batch_size": "per_device_train_batch_size",
+    "per_gpu_train_batch_size": "per_device_train_batch_size",
+    "per_device_eval_batch_size": "per_device_train_batch_size",
+    "cutoff_len": "sequence_len",
+    "gradient_checkpointing": "recompute_block: true",
+    "bf16": "model_dtype: bf16",
+    "fp16": "fp16 is not built",
+    "optim": "optimizer",
+    "flash_attention": "fused",
+    "val_set_size": "validation_split_ratio",
+    "lora_target_linear": "lora_target_modules: [all-linear]",
+    "load_in_4bit": "QLoRA is not built",
+    "train_on_inputs": "loss_scale: all",
+    "enable_activation_checkpointing": "recompute_block",
+    "evaluation_strategy": "eval_steps",
+}
+"""Names of Trainer, axolotl, Unsloth, LLaMA-Factory and torchtune -> text that the error must contain."""
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_key_of_another_trainer_is_refused_with_the_key_to_use_here(name: str) -> None:
+    text = message(**{name: 1})
+    assert text.startswith(f"run.yaml: {name}: unknown key; ") and FOREIGN[name] in text
+
+
+def test_no_hint_is_for_a_key_that_is_read() -> None:
+    ours = {*TrainConfig.model_fields, *NOT_YET, *DEAD, *IGNORED, *ALIASES, *PACKAGES}
+    assert not ours & HINTS.keys() and not ours & ELSEWHERE.keys() and not HINTS.keys() & ELSEWHERE.keys()
+    assert all(name == name.lower() and "-" not in name for name in (*HINTS, *ELSEWHERE))

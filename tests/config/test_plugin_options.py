@@ -1,0 +1,91 @@
+"""The options of plugins and of dataset types as flat keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from config.harness import FakeRegistry, SgdOptions, config, load, message
+from pydantic import BaseModel, ConfigDict
+
+from surogate_core.api import NoOptions
+from surogate_core.config.load import load_config, resolved
+from surogate_core.errors import ConfigError, PluginError
+
+
+def test_options_of_the_selected_plugins_are_flat_keys() -> None:
+    loaded = load(optimizer="sgd", sgd_momentum="0.5")
+    assert loaded.optimizer_options == SgdOptions(sgd_momentum=0.5)
+    assert loaded.recipe_options == NoOptions()
+    assert set(loaded.options) == {("recipe", "bf16"), ("optimizer", "sgd"), ("launcher", "local")}
+
+
+def test_options_of_an_unselected_plugin_are_validated_and_give_a_notice() -> None:
+    assert load(sgd_momentum=0.5).notices == (
+        "sgd_momentum: has no effect, since optimizer sgd is not used by this run",
+    )
+    assert "sgd_momentum: must be less than 1" in message(sgd_momentum=2)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("sgd_steps", True), ("sgd_steps", 1.5), ("sgd_momentum", "nan"), ("sgd_nesterov", "perhaps")]
+)
+def test_options_of_plugins_are_validated_as_strictly_as_keys_of_core(key: str, value: Any) -> None:
+    assert f"run.yaml: {key}: must be" in message(optimizer="sgd", **{key: value})
+
+
+def test_a_plugin_can_declare_a_key_that_core_lists_as_not_built() -> None:
+    class Normuon(BaseModel):
+        normuon_momentum: float = 0.95
+
+    loaded = load(registry=FakeRegistry(normuon=Normuon), optimizer="NorMuon", normuon_momentum=0.5)
+    assert loaded.optimizer_options == Normuon(normuon_momentum=0.5)
+
+
+def test_a_missing_plugin_raises_the_plugin_error_of_the_registry() -> None:
+    with pytest.raises(PluginError, match=r"^run.yaml: optimizer: lion — no installed plugin") as caught:
+        load(optimizer="lion")
+    assert caught.value.distribution == "d"
+    assert "did you mean adamw?" in message(optimizer="adamv")
+
+
+def test_a_key_of_a_package_that_is_not_installed_names_the_package() -> None:
+    registry = FakeRegistry()
+    registry.optimizers = {"sgd": SgdOptions}
+    with pytest.raises(ConfigError, match="adamw_beta1: no installed plugin has this key; pip install surogate-optim"):
+        load(registry=registry, optimizer="sgd", adamw_beta1=0.5)
+
+
+class WithBoard(FakeRegistry):
+    """With a logger that has an option."""
+
+    class Options(BaseModel):
+        model_config = ConfigDict(extra="forbid", frozen=True)
+        board_project: str = "Surogate"
+
+    def options_models(self) -> Mapping[tuple[str, str], type[BaseModel]]:
+        return {**super().options_models(), ("logger", "my-board"): self.Options}
+
+
+def test_the_keys_of_a_logger_are_read_when_report_to_selects_it() -> None:
+    loaded = load(registry=WithBoard(), report_to="my_board", board_project="p")
+    assert loaded.options["logger", "my-board"] == WithBoard.Options(board_project="p")
+    assert resolved(loaded)["board_project"] == "p"
+    assert load_config(resolved(loaded), registry=WithBoard(), source="again") == loaded
+    (notice,) = load(registry=WithBoard(), board_project="p").notices
+    assert notice == "board_project: has no effect, since logger my-board is not used by this run"
+    assert "pip install surogate-log-wandb" in message(wandb_project="p")
+
+
+def test_report_to_takes_a_name_a_list_or_none() -> None:
+    assert config(report_to=["console", "my-board", "console"]).report_to == ("console", "my-board")
+    assert config(report_to="none").report_to == config(report_to=[]).report_to == ()
+
+
+def test_dataset_options_are_validated_by_their_type() -> None:
+    entry = {"path": "x", "type": "text", "sample_by": "line"}
+    assert config(datasets=[entry]).datasets[0].options == {"sample_by": "line"}
+    assert config(datasets=[{"path": "x", "text_field": "body"}]).datasets[0].options == {"text_field": "body"}
+    assert "datasets.0.sample_by: must be 'document'" in message(datasets=[{**entry, "sample_by": "word"}])
+    assert "datasets.1.path: is required" in message(datasets=[entry, {}])

@@ -1,0 +1,69 @@
+"""Defaults, and values that follow from other keys."""
+
+from __future__ import annotations
+
+import pytest
+from config.harness import config, load, message
+
+from surogate_core.config.load import TrainConfig
+from surogate_core.errors import ConfigError
+
+
+def test_defaults_are_the_decided_ones() -> None:
+    c = config()
+    assert (c.optimizer, c.recipe, c.sequence_len, c.lmhead_chunks, c.lora) == ("adamw", "bf16", 1024, "auto", False)
+    assert (c.learning_rate, c.weight_decay, c.max_grad_norm, c.lr_scheduler_type) == (2e-4, 0.1, 1.0, "linear")
+    assert (c.per_device_train_batch_size, c.gradient_accumulation_steps, c.num_epochs) == (2, 4, 3)
+    assert (c.save_steps, c.save_total_limit, c.eval_steps, c.logging_steps) == (50, 5, 100, 1)
+    assert (c.train_seed, c.eval_seed, c.validation_split_ratio, c.max_nonfinite_steps) == (1234, 1234, 0.1, 10)
+    assert (c.datasets[0].type, c.datasets[0].split, c.recompute) == ("auto", "train", frozenset())
+
+
+def test_folders_and_names_follow_the_output_folder_unless_set() -> None:
+    c = config(output_dir="out/first")
+    assert (c.resolved_run_name, c.resolved_checkpoint_dir) == ("first", "out/first")
+    c = config(output_dir="out/first", run_name="r", checkpoint_dir="c")
+    assert (c.resolved_run_name, c.resolved_checkpoint_dir) == ("r", "c")
+
+
+def test_explicit_null_means_the_default() -> None:
+    assert load(**dict.fromkeys(TrainConfig.model_fields.keys() - {"model", "datasets"})) == load()
+
+
+def test_dtypes_take_the_names_of_torch_and_reach_the_precision_request() -> None:
+    request = config(torch_dtype="bfloat16", master_dtype="float32", matmul_dtype="e4m3").precision_request
+    assert (request.model_dtype, request.master_dtype, request.matmul_dtype) == ("bf16", "fp32", "e4m3")
+    assert config(torch_dtype="auto").model_dtype is None
+    assert "keep one" in message(torch_dtype="bf16", model_dtype="fp32")
+
+
+def test_recompute_is_the_set_of_keys_that_are_true() -> None:
+    assert config(recompute_block=True).recompute == {"block"}
+    assert config(recompute_attention=True, recompute_swiglu=True).recompute == {"att", "swiglu"}
+    assert config().recompute == frozenset()
+
+
+def test_recompute_is_the_originals_word_for_recompute_block() -> None:
+    assert config(recompute=True) == config(recompute_block=True)
+    assert config(recompute="none") == config(recompute=False) == config()
+    assert "given twice" in message(recompute=True, recompute_block=False)
+
+
+def test_a_validation_set_leaves_the_training_data_whole() -> None:
+    c = config(validation_datasets=[{"path": "v.txt"}], validation_split_ratio=0.2)
+    assert c.validation_split_ratio == 0.0
+    assert config(validation_datasets=[]).validation_split_ratio == 0.1
+
+
+def test_planning_needs_no_data_and_training_does() -> None:
+    loaded = load(datasets=None)
+    with pytest.raises(ConfigError, match=r"run.yaml: datasets: is required"):
+        loaded.require_datasets()
+    assert load().require_datasets()[0].path == "data.txt"
+
+
+def test_keys_that_have_no_effect_without_another_key_are_refused() -> None:
+    assert "merge_adapter: writes base + adapter, but lora is false" in message(merge_adapter=True)
+    assert "init_projections_to_zero: sets new weights, but from_scratch is false" in message(
+        init_projections_to_zero=True
+    )
