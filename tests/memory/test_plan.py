@@ -12,7 +12,7 @@ from small_programs import INIT, everything
 
 from surogate_core.api import Op, Program, Value
 from surogate_core.memory import placement
-from surogate_core.memory.lifetimes import ALIGNMENT, align
+from surogate_core.memory.alignment import ALIGNMENT, align
 from surogate_core.memory.placement import Interval, Occupied, place
 from surogate_core.memory.plan import ArenaPlan, lay_out, plan, plan_family
 from surogate_core.program.builder import Builder
