@@ -1,4 +1,4 @@
-"""What a worker needs of an executor, whatever device it runs on."""
+"""The interface between a worker and its executor, the same for all devices."""
 
 from __future__ import annotations
 

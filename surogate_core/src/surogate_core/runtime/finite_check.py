@@ -113,7 +113,7 @@ class FiniteCheck:
         self._served_by = served_by
         self._step = steps_done
         self._micro = 0
-        self._rehearse(assembly.all_programs.values())
+        self._warm_up(assembly.all_programs.values())
 
     def __call__(self, program: Program, index: int) -> None:
         if index == 0 and program.stage == "micro":
@@ -132,7 +132,7 @@ class FiniteCheck:
             weights_whole=not any(out.role == "param" for op in ops[: index + 1] for out in op.outs),
         )
 
-    def _rehearse(self, programs: Iterable[Program]) -> None:
+    def _warm_up(self, programs: Iterable[Program]) -> None:
         """Check a tensor of NaN in every dtype, so that modules are loaded and memory is allocated here.
 
         Later, a collective on another device may be waiting for this one.

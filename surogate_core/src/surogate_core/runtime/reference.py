@@ -46,7 +46,7 @@ class ReferenceExecutor:
         self._calls = {name: _bind(program, ops, buffers, poison, instead or {}) for name, program in programs.items()}
 
     def run(self, program: str, labels: int | None = None) -> None:
-        """Run every op of `program` in order, whatever `labels` is: references skip unlabelled rows by the targets.
+        """Run every op of `program` in order. `labels` is not used: references find the labelled rows by the targets.
 
         Raises what `ReferenceCall.run` raises.
         """

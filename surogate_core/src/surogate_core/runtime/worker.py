@@ -187,7 +187,7 @@ class Worker:
         else:
             self.executor.walk(program.name, lambda index: watcher(program, index), labels)
 
-    # ------------------------------------------------------------------------------------------------ beside the steps
+    # ------------------------------------------------------------------------------------------------ between steps
 
     def watch(self, make: Callable[[Buffers], Watcher]) -> None:
         """From now on run programs op by op, never as graphs. Call the watcher that `make` returns after every op."""
