@@ -108,7 +108,7 @@ def measure_worker(
         "held_bytes": held,
         "planned_buffers": planned["total"] - planned["runtime"],
         "held_beyond_buffers": held - (planned["total"] - planned["runtime"]),
-        "captured": list(first.executor.captured),  # type: ignore[union-attr]
+        "captured": list(first.executor.captured),
         "loss": worker.update(lr=0.0, step=1).values()[0],
     }
     worker.close()

@@ -1,4 +1,4 @@
-"""Teams on a CPU: ranks are threads that run the references, and sums are made where the threads meet."""
+"""Teams on a CPU: ranks are threads that run the references and sum at a barrier."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from surogate_core.train import trainer
 
 
 @dataclass
-class Meeting:
-    """Where the ranks of a team meet."""
+class Exchange:
+    """The values of all ranks of a team, and the barrier at which they are exchanged."""
 
     world_size: int
     values: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
@@ -31,27 +31,27 @@ class Meeting:
 
 
 @dataclass
-class MeetingComm:
-    """A rank's `Comm`, whose `sum` takes the place of the reference of all_reduce."""
+class ExchangeComm:
+    """The `Comm` of a rank. `sum` replaces the reference of all_reduce."""
 
     rank: int
-    meeting: Meeting
+    exchange: Exchange
     device: int = 0
 
     @property
     def world_size(self) -> int:
-        return self.meeting.world_size
+        return self.exchange.world_size
 
     def sum(self, *values: Tensor, world_size: int) -> tuple[Tensor, ...]:
-        """In fp64 and in order of rank: the same bits on all of them."""
+        """Sum in fp64 and in order of rank, which gives the same bits on all ranks."""
         assert world_size == self.world_size
-        self.meeting.values[self.rank] = values
-        self.meeting.barrier.wait()
-        parts = [self.meeting.values[rank] for rank in range(world_size)]
+        self.exchange.values[self.rank] = values
+        self.exchange.barrier.wait()
+        parts = [self.exchange.values[rank] for rank in range(world_size)]
         totals = tuple(
             torch.stack([p.double() for p in part]).sum(0).to(part[0].dtype) for part in zip(*parts, strict=True)
         )
-        self.meeting.barrier.wait()
+        self.exchange.barrier.wait()
         return totals
 
     def all_reduce(self, ranges: Sequence[tuple[int, int, str]], stream: int) -> None:
@@ -61,16 +61,16 @@ class MeetingComm:
         pass
 
     def abort(self) -> None:
-        self.meeting.barrier.abort()
+        self.exchange.barrier.abort()
 
 
-def comms(world_size: int) -> tuple[MeetingComm, ...]:
-    meeting = Meeting(world_size)
-    return tuple(MeetingComm(rank, meeting, rank) for rank in range(world_size))
+def comms(world_size: int) -> tuple[ExchangeComm, ...]:
+    exchange = Exchange(world_size)
+    return tuple(ExchangeComm(rank, exchange, rank) for rank in range(world_size))
 
 
 def cpu_team(opened: Run, plan: Plan, ways: Sequence[Comm], notice: Callable[[str], None] = print) -> Team:
-    """Workers of a run that was planned for as many, each by references."""
+    """Return a team of CPU workers, one per communicator, for a run planned with this world size."""
 
     def make(comm: Any) -> Worker:
         config = opened.config
@@ -81,8 +81,8 @@ def cpu_team(opened: Run, plan: Plan, ways: Sequence[Comm], notice: Callable[[st
 
 
 def pretend(world_size: int, replace: Callable[[Any, str, Any], None] = setattr) -> None:
-    """Let `run.train` find `world_size` devices on this CPU. `replace(object, name, value)` makes the changes."""
+    """Make `run.train` find `world_size` devices on this CPU. `replace(object, name, value)` applies the patches."""
     replace(device, "devices_to_use", lambda gpus: world_size)
     replace(nccl, "connect", lambda devices: comms(len(devices)))
-    replace(nccl, "disconnect", lambda ways: [way.abort() for way in ways])
+    replace(nccl, "disconnect", lambda comms: [comm.abort() for comm in comms])
     replace(trainer, "make_worker", cpu_team)

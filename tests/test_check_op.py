@@ -1,4 +1,4 @@
-"""Claims about `check_op`: what is wrong with an op's reference is noticed before a run."""
+"""`check_op` detects what is wrong with the reference of an op."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from surogate_core.testing.ops import check_op
 
 
 def as_op(monkeypatch: pytest.MonkeyPatch, reference: object) -> OpDef:
-    """An op of one input and one output like it."""
+    """Return an op whose one output has the shape and dtype of its one input."""
     module = ModuleType("made_up_reference")
     module.f = reference  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "made_up_reference", module)
@@ -27,13 +27,13 @@ def as_op(monkeypatch: pytest.MonkeyPatch, reference: object) -> OpDef:
 
 
 def through_numpy(x: Tensor) -> Tensor:
-    """Writes to its input where torch's version counters do not see it."""
+    """Write to the input in a way that torch's version counters do not detect."""
     y = x.clone()
     x.numpy()[0] = 7
     return y
 
 
-def test_an_op_that_is_right_gives_its_outputs() -> None:
+def test_a_correct_op_returns_its_outputs() -> None:
     x, w = torch.randn(5, 8), torch.randn(8)
     y, rstd = check_op(load_registry().ops["rmsnorm"], x, w, eps=1e-6)
     expected = torch.rsqrt(x.square().mean(-1) + 1e-6)
@@ -42,17 +42,17 @@ def test_an_op_that_is_right_gives_its_outputs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reference", "told"),
+    ("reference", "message"),
     [
         (lambda x: x.mul_(2), "wrote to input 0"),
         (through_numpy, "wrote to input 0"),
         (lambda x: (x.data.add_(1), x.clone())[1], "wrote to input 0"),
-        (lambda x: x[:1], r"y is \(\(1,\), torch.float32\), the shape rule says \(\(4,\), torch.float32\)"),
+        (lambda x: x[:1], r"y is \(\(1,\), torch.float32\), but \(\(4,\), torch.float32\) in the shape rule"),
         (lambda x: x.double(), "torch.float64"),
-        (lambda x: (x, x), "2 results, the shape rule says 1"),
-        (lambda x: torch.rand(4), "a second call gives another y"),
+        (lambda x: (x, x), "2 outputs, but 1 in the shape rule"),
+        (lambda x: torch.rand(4), "a second call changes y"),
     ],
 )
-def test_an_op_that_is_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch, reference: object, told: str) -> None:
-    with pytest.raises(AssertionError, match=told):
+def test_a_wrong_reference_is_detected(monkeypatch: pytest.MonkeyPatch, reference: object, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
         check_op(as_op(monkeypatch, reference), torch.ones(4))

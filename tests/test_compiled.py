@@ -1,4 +1,4 @@
-"""What doctor says of compiled modules, on packages made up for each test."""
+"""Findings of `surogate doctor` about compiled modules, with a generated package in each test."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def machine(*gpus: dict[str, Any]) -> SystemInfo:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
-    """package(source of its `_C`, None for a package without): the name of an importable one."""
+    """Return a function that writes an importable package with this source of `_C`, or without `_C` for None."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def write(source: str | None) -> str:
@@ -44,16 +44,18 @@ def compiled(*targets: str) -> str:
 
 
 @pytest.mark.parametrize(("gpus", "level"), [((), "ok"), ((BROKEN_DRIVER,), "ok"), ((H200,), "warning")])
-def test_a_package_without_kernels_matters_where_there_is_a_gpu(
+def test_missing_kernels_are_a_warning_only_with_a_gpu(
     package: Any, gpus: tuple[dict[str, Any], ...], level: str
 ) -> None:
     (finding,) = diagnose(package(None), machine(*gpus))
     assert (finding.level, finding.subject) == (level, "acme_kernels")
-    assert "not compiled in" in finding.message and ("SUROGATE_CUDA=on" in finding.remedy) == (level != "ok")
+    assert "not compiled" in finding.message and ("SUROGATE_CUDA=on" in finding.remedy) == (level != "ok")
 
 
 @pytest.mark.parametrize(("gpus", "level"), [((), "warning"), ((H200,), "error")])
-def test_a_module_that_does_not_load_is_named(package: Any, gpus: tuple[dict[str, Any], ...], level: str) -> None:
+def test_a_module_that_does_not_load_is_reported_with_the_reason(
+    package: Any, gpus: tuple[dict[str, Any], ...], level: str
+) -> None:
     (finding,) = diagnose(package("raise ImportError('undefined symbol: cuLaunch')"), machine(*gpus))
     assert (finding.level, finding.message) == (
         level,
@@ -62,19 +64,19 @@ def test_a_module_that_does_not_load_is_named(package: Any, gpus: tuple[dict[str
     assert "SUROGATE_CUDA=on" in finding.remedy
 
 
-def test_targets_are_listed_and_a_gpu_that_is_served_is_nothing_more(package: Any) -> None:
-    told = "kernels compiled by CUDA 13.0.88 for SM80, SM86, SM89, SM90a, SM100f, SM120f, PTX 90, PTX 120"
-    assert diagnose(package(compiled(*DEFAULT)), machine(H200)) == [Finding("ok", "acme_kernels", told)]
+def test_targets_are_listed_and_supported_gpus_give_no_finding(package: Any) -> None:
+    message = "kernels compiled by CUDA 13.0.88 for SM80, SM86, SM89, SM90a, SM100f, SM120f, PTX 90, PTX 120"
+    assert diagnose(package(compiled(*DEFAULT)), machine(H200)) == [Finding("ok", "acme_kernels", message)]
 
 
 @pytest.mark.parametrize(
     ("present", "level", "names"),
     [([75], "error", "SM75"), ([75, 90], "warning", "SM75"), ([75, 70], "error", "SM70, SM75")],
 )
-def test_a_gpu_that_is_not_served_is_named(package: Any, present: list[int], level: str, names: str) -> None:
+def test_an_unsupported_gpu_is_reported(package: Any, present: list[int], level: str, names: str) -> None:
     gpus = [{"index": i, "sm": sm} for i, sm in enumerate(present)]
     _, finding = diagnose(package(compiled(*DEFAULT)), machine(*gpus, {"index": 9, "sm": None}))
-    assert (finding.level, finding.message) == (level, f"no kernel runs on the {names} here")
+    assert (finding.level, finding.message) == (level, f"no kernel runs on the {names} of this machine")
     assert f"CUDAARCHS='{names.replace('SM', '').replace(', ', '-real;')}-real'" in finding.remedy
 
 
@@ -92,14 +94,14 @@ def test_a_gpu_that_is_not_served_is_named(package: Any, present: list[int], lev
         ("native", [75, 90], []),
     ],
 )
-def test_a_target_serves_what_cuda_says(target: str, yes: list[int], no: list[int]) -> None:
+def test_targets_run_where_cuda_documents_it(target: str, yes: list[int], no: list[int]) -> None:
     """CUDA C++ Programming Guide, "Binary Compatibility", "PTX Compatibility" and "Family-Specific Targets"."""
     assert [sm for sm in yes + no if serves(target, sm)] == yes
 
 
-def test_every_plugin_with_kernels_says_whether_they_are_there() -> None:
+def test_every_plugin_with_kernels_reports_whether_they_are_compiled() -> None:
     registry = load_registry()
     packages = {item.plugin.module.split(".")[0] for item in registry.provided if item.kind == "kernel"}
-    packages.remove("surogate_core")  # whose kernels are calls of libraries
+    packages.remove("surogate_core")  # its kernels call libraries
     assert len(packages) >= 3
     assert packages <= {finding.subject for _, finding in registry.diagnose(machine())}

@@ -252,29 +252,28 @@ void* at(const void* tensor, int64_t elements) {
 // Limits the bytes of score gradients that the frontend may store on SM90, while a graph is built (-1: no limit, 0:
 // none). The frontend has no other interface that selects its ordered route. Changes the environment of the process, so
 // hold plan_mutex.
+//
+// Other threads may read the environment meanwhile, for example in libraries that another rank initializes. Replacing
+// the value of a variable is safe for them; adding or removing a variable moves the others. So the variable is added
+// when this module is loaded, before there are threads of ranks, and never removed.
 class ScoreBytesLimit {
 public:
     explicit ScoreBytesLimit(const char* bytes) {
         const char* before = std::getenv(name);
-        had_ = before != nullptr;
-        before_ = had_ ? before : "";
+        before_ = before == nullptr ? "-1" : before;
         setenv(name, bytes, /*overwrite=*/1);
     }
-    ~ScoreBytesLimit() {
-        if (had_) {
-            setenv(name, before_.c_str(), /*overwrite=*/1);
-        } else {
-            unsetenv(name);
-        }
-    }
+    ~ScoreBytesLimit() { setenv(name, before_.c_str(), /*overwrite=*/1); }
     ScoreBytesLimit(const ScoreBytesLimit&) = delete;
     ScoreBytesLimit& operator=(const ScoreBytesLimit&) = delete;
 
-private:
     static constexpr auto name = "CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT";
-    bool had_;
+
+private:
     std::string before_;
 };
+
+[[maybe_unused]] const int limit_exists = setenv(ScoreBytesLimit::name, "-1", /*overwrite=*/0);
 
 }  // namespace
 

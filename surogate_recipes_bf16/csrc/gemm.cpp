@@ -351,12 +351,12 @@ struct Gemm::Impl {
         const cublasStatus_t status = lt().MatmulAlgoCheck(handle, desc.get(), b.get(), a.get(), d.get(), d.get(),
                                                            &choice.algo, &result);
         check_status(status, "the cached algorithm for " + description + " is not supported. To select a new one, delete "
-                             "surogate/choices in $XDG_CACHE_HOME or ~/.cache");
+                             "surogate/autotune in $XDG_CACHE_HOME or ~/.cache");
         if (static_cast<int64_t>(result.workspaceSize) > shape.library_bytes) {
             throw std::runtime_error("gemm: the cached algorithm for " + description + " needs " +
                                      std::to_string(result.workspaceSize) + " bytes of workspace, available are " +
                                      std::to_string(shape.library_bytes) + ". To select a new one, delete "
-                                     "surogate/choices in $XDG_CACHE_HOME or ~/.cache");
+                                     "surogate/autotune in $XDG_CACHE_HOME or ~/.cache");
         }
         if (buffers.a != nullptr) {
             check_status(multiply(choice.algo, buffers.a, buffers.b, buffers.d, buffers.bias, buffers.workspace, stream),

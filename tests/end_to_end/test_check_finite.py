@@ -63,7 +63,7 @@ def test_the_op_that_overflows_first_is_named_with_its_plugin_and_line(acme: Wor
         r"^  run by   torch reference of acme-surogate-sgd 0\.1\.0$",
         r"^  wrote    1\.squared_relu:fp32\[256,256\]\n           [\d,]+ inf of 65,536, first at \[\d+, 3\]$",
         r"^  read     1\.up:fp32\[256,256\]\n           finite, largest \d\.\d+e\+2\d$",
-        r"^What it read is finite: the numbers went wrong in this op\.",
+        r"^Its inputs are finite, so the error arose in this op\.",
     ):
         assert re.search(words, done.stderr, re.M), f"{words}\n{done.stderr}"
 
@@ -130,4 +130,4 @@ def test_a_step_that_would_be_skipped_stops_the_run_at_what_the_loop_wrote(
     monkeypatch.setattr(Worker, "micro_step", poisoned)
     with pytest.raises(NonFiniteError, match="step 3, micro-step 2: lm_head_ce_grads") as stopped:
         run.train(run.load(here.write(check_finite=True)), silent)
-    assert "passed on what it was given: loss_scale is written by the loop" in str(stopped.value)
+    assert "passed on inputs that are not finite: loss_scale is written by the training loop" in str(stopped.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from surogate_core.planning.assembly import Assembly
 from surogate_core.planning.inputs import PlanInputs
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.program.op import Op
+from surogate_core.runtime.context import ExecutionContext
 from surogate_core.runtime.device import training_device
 from surogate_core.runtime.initialise import initialise
 from surogate_core.runtime.team import Team
@@ -126,6 +128,11 @@ class Setup:
                     found.add(f"{op.kind}{[v.dtype for v in (*op.ins, *op.outs)][:8]}: {resolved.refusals}")
         return found
 
+    def context(self) -> ExecutionContext:
+        return ExecutionContext(
+            ops=self.registry.ops, kernel_for=self._kernel, target=self.target, notice=self.notices.append
+        )
+
     def gpu(
         self,
         *,
@@ -135,16 +142,8 @@ class Setup:
         weights: Mapping[str, torch.Tensor] | None = None,
     ) -> Worker:
         """Return a GPU worker with random weights, or with `weights` by checkpoint tensor name."""
-        worker = Worker.on_gpu(
-            self.assembly,
-            self.registry.ops,
-            1,
-            kernel_for=self._kernel,
-            target=self.target,
-            notice=self.notices.append,
-            allow_reference=allow_reference,
-            poison=poison,
-        )
+        context = replace(self.context(), allow_reference=allow_reference)
+        worker = Worker.on_gpu(self.assembly, context, 1, poison=poison)
         self._fill(worker, weights)
         worker.start(graphs=graphs)
         return worker

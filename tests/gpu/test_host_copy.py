@@ -56,7 +56,7 @@ def test_copies_are_pinned_and_asynchronous() -> None:
     copied: HostCopy = worker.allocate_snapshot(setup.assembly.params.values())
     assert copied.view(next(iter(setup.assembly.params.values()))).is_pinned()
     torch.cuda.synchronize()
-    with torch.cuda.stream(worker.executor.stream):  # type: ignore[union-attr]
+    with torch.cuda.stream(worker.executor.stream):
         torch.cuda._sleep(2_000_000_000)  # about a second
     worker.snapshot()
     assert not copied._done.query()

@@ -49,14 +49,7 @@ def team_of(setup: Setup, *, graphs: bool = True) -> Iterator[Team]:
     comms = nccl.connect([0, 1])
 
     def make(comm: Any) -> Worker:
-        return Worker.on_gpu(
-            *(setup.assembly, setup.registry.ops, 1),
-            kernel_for=setup._kernel,
-            target=setup.target,
-            notice=print,
-            comm=comm,
-            poison=True,
-        )
+        return Worker.on_gpu(setup.assembly, replace(setup.context(), comm=comm), 1, poison=True)
 
     team = Team(comms, make)
     try:
@@ -125,7 +118,7 @@ def test_captured_and_eager_steps_of_two_gpus_are_bit_identical(dtypes: str) -> 
             curve = [step(setup, team, number, 4) for number in range(1, 6)]
             team.settle()
             results.append((curve, {name: weight.cpu() for name, weight in team.params().items()}))
-            captured = team._workers[1].executor.captured  # type: ignore[union-attr]
+            captured = team._workers[1].executor.captured
             assert ("micro_last" in captured) == graphs
     (eager, weights), (replayed, others) = results
     assert eager == replayed

@@ -1,4 +1,4 @@
-"""The arena plan: no two values share bytes while both are needed, and little more than the lower bound is used."""
+"""Arena plans: values that are live at the same time never overlap, and the arena is close to the lower bound."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from small_programs import INIT, everything
 
 from surogate_core.api import Op, Program, Value
 from surogate_core.memory import placement
-from surogate_core.memory.lifetimes import ALIGNMENT, align
+from surogate_core.memory.alignment import ALIGNMENT, align
 from surogate_core.memory.placement import Interval, Occupied, place
 from surogate_core.memory.plan import ArenaPlan, lay_out, plan, plan_family
 from surogate_core.program.builder import Builder
@@ -22,7 +22,7 @@ from surogate_core.standard_ops import OPS
 
 
 def check(program: Program, arena: ArenaPlan, scratch: dict[int, int]) -> None:
-    """Everything that must hold of a plan, from the definition: who lives when is derived again from the ops."""
+    """Check all invariants of a plan. Lifetimes are derived again, from the ops."""
     needed: dict[str, tuple[int, int, int]] = {}
     for index, op in enumerate(program.ops):
         for v in (*op.ins, *op.outs):
@@ -56,11 +56,11 @@ def test_values_of_random_training_programs_never_overlap(seed: int) -> None:
     for name, program in given.programs.items():
         arena = given.memory.arenas[name]
         check(program, arena, {i: scratch(op) for i, op in enumerate(program.ops)})
-        assert arena.arena_bytes <= 1.25 * arena.lower_bound  # 1.2 is the worst of the first 250 seeds
+        assert arena.arena_bytes <= 1.25 * arena.lower_bound  # at most 1.2 for the first 250 seeds
 
 
 def random_lives(seed: int) -> tuple[Program, dict[int, int]]:
-    """A program of nothing but lives: sizes from empty to huge, read near and far, kept to the end or never read."""
+    """Return a program with random lifetimes, and workspaces. Values have 0 to 100,000 bytes. Some are never read."""
     rng = Random(seed)
     values: list[Value] = []
     ops = []
@@ -76,7 +76,7 @@ def random_lives(seed: int) -> tuple[Program, dict[int, int]]:
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_values_of_random_lives_never_overlap(part: int) -> None:
+def test_values_with_random_lifetimes_never_overlap(part: int) -> None:
     ratios = []
     for seed in range(part * 50, part * 50 + 50):
         program, scratch = random_lives(seed)
@@ -88,7 +88,7 @@ def test_values_of_random_lives_never_overlap(part: int) -> None:
     assert sum(ratios) / len(ratios) < 1.1
 
 
-def test_the_same_program_has_the_same_plan() -> None:
+def test_planning_is_deterministic() -> None:
     first, second = (plan(*_planned(random_lives(7))) for _ in range(2))
     assert [*first.offsets.values()] == [*second.offsets.values()]
     assert first.workspace == second.workspace
@@ -100,19 +100,19 @@ def _planned(given: tuple[Program, dict[int, int]]) -> tuple[Program, object]:
     return program, lambda op: scratch[position[op]]
 
 
-def test_an_empty_program_needs_nothing() -> None:
+def test_an_empty_program_needs_no_arena() -> None:
     arena = plan(Program("empty", ()), lambda op: 0)
     assert (arena.arena_bytes, arena.lower_bound) == (0, 0)
 
 
-def test_a_chain_of_equal_values_needs_two() -> None:
+def test_a_chain_of_equal_values_needs_memory_for_two() -> None:
     values = [Value(str(i), (1000,), "fp32", "act") for i in range(10)]
     ops = tuple(Op("x", (a,), (b,)) for a, b in pairwise(values))
     assert plan(Program("chain", (Op("x", (), (values[0],)), *ops)), lambda op: 0).arena_bytes == 2 * align(4000)
 
 
-def test_an_activation_may_be_called_workspace() -> None:
-    """Labels are an open vocabulary: a plugin's word must not collide with the planner's own."""
+def test_an_activation_may_have_the_label_workspace() -> None:
+    """Plugins may use any label, also the one that the planner uses."""
     value = Value("0.mine", (100,), "fp32", "act", "workspace")
     program = Program("m", (Op("x", (), (value,)), Op("x", (value,), ())))
     arena = plan(program, lambda op: 512)
@@ -138,7 +138,7 @@ def test_programs_of_a_family_share_segments_and_the_largest_arena() -> None:
 
 
 def transformer(n_layers: int) -> Program:
-    """A differentiated decoder with the sizes of an 8B model; some 25 arena values a layer."""
+    """Return a differentiated decoder with the sizes of an 8B model and about 25 arena values per layer."""
     b = Builder({definition.kind: definition for definition in OPS}, "bf16")
     tokens, width, ffn = 2048, 4096, 12288
     with b.record("forward"):
@@ -168,23 +168,23 @@ def test_three_thousand_values_are_planned_close_to_the_lower_bound() -> None:
     assert arena.arena_bytes <= 1.05 * arena.lower_bound
 
 
-def test_placing_a_value_in_a_model_eight_times_as_deep_takes_less_than_twice_the_lookups() -> None:
-    """Lookups in sets of taken bytes per value grow with the logarithm of the number of ops, not with the values."""
+def test_placing_a_value_in_an_eight_times_deeper_model_takes_less_than_twice_the_probes() -> None:
+    """The probes per value grow with the logarithm of the number of ops."""
 
-    def looks(n_layers: int) -> tuple[int, float]:
+    def probes(n_layers: int) -> tuple[int, float]:
         lives = plan(transformer(n_layers), lambda op: 4096).lives
         occupied = Occupied(max(life.last for life in lives) + 1)
         for life in sorted(lives, key=lambda life: (-life.nbytes, life.first, life.value.name)):
             occupied.claim(life.nbytes, life.first, life.last)
         return len(lives), occupied.probes / len(lives)
 
-    (few, shallow), (many, deep) = looks(10), looks(80)
+    (few, shallow), (many, deep) = probes(10), probes(80)
     assert many > 7 * few
     assert deep < 2 * shallow and deep < 40
 
 
-def plainly(values: list[Interval]) -> list[int]:
-    """Offsets as the definition has them: try every place where something ends, lowest first."""
+def plain_search(values: list[Interval]) -> list[int]:
+    """Return the offsets by definition: try 0 and the end of each placed value, in ascending order."""
     placed: list[tuple[int, Interval]] = []
     for nbytes, first, last in values:
         others = [(at, at + n) for at, (n, f, t) in placed if f <= last and first <= t and n]
@@ -195,8 +195,8 @@ def plainly(values: list[Interval]) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_offsets_are_those_of_a_plain_search(seed: int) -> None:
-    """In any order, not only largest first: what is placed early leaves holes for the rest."""
+def test_offsets_equal_those_of_a_plain_search(seed: int) -> None:
+    """Half of the lists are not sorted by size, so that later values fill gaps between earlier ones."""
     rng = Random(seed)
     n_ops = rng.choice((1, 2, 3, 17, 64, 100))
     values: list[Interval] = []
@@ -206,10 +206,10 @@ def test_offsets_are_those_of_a_plain_search(seed: int) -> None:
         values.append((256 * rng.choice((0, 1, 1, 2, 3, 7, rng.randint(0, 50))), first, last))
     if seed % 2:
         values.sort(key=lambda value: -value[0])
-    assert list(place(tuple(values))) == plainly(values)
+    assert list(place(tuple(values))) == plain_search(values)
 
 
-def test_programs_with_equal_lives_are_placed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_with_equal_lifetimes_are_placed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
     class Counted(Occupied):

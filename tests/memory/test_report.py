@@ -1,4 +1,4 @@
-"""The report of a plan: bytes that add up and are allocated, FLOPs that can be computed by hand, a roofline per op."""
+"""Reports: bytes equal those that are allocated, FLOPs those computed by hand, times the roofline of each op."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ MIXTURES = [
 
 
 @pytest.mark.parametrize("changes", MIXTURES, ids=range(len(MIXTURES)))
-def test_the_parts_sum_to_what_is_allocated(changes: dict[str, Any]) -> None:
+def test_the_parts_sum_to_the_allocated_bytes(changes: dict[str, Any]) -> None:
     report, assembly = reported(TINY, **changes)
     parts = {name: nbytes for name, nbytes in report.device_bytes.items() if name != "total"}
     assert list(parts) == ["weights", "gradients", "optimizer", "activations", "workspace", "runtime"]
@@ -95,14 +95,14 @@ def test_the_parts_sum_to_what_is_allocated(changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("changes", MIXTURES, ids=range(len(MIXTURES)))
 def test_persistent_bytes_are_those_of_the_values(changes: dict[str, Any]) -> None:
-    """Up to an alignment of 256 bytes a value."""
+    """Except for the alignment of each value to 256 bytes."""
     report, assembly = reported(TINY, **changes)
     for part, role in (("weights", "param"), ("gradients", "grad"), ("optimizer", "state")):
         sizes = [v.nbytes for v in assembly.declared if v.role == role]
         assert sum(sizes) <= report.device_bytes[part] < sum(sizes) + 256 * len(sizes)
 
 
-def test_what_is_live_at_the_peak_is_told_by_label() -> None:
+def test_the_report_has_the_live_bytes_at_the_peak_by_label() -> None:
     report, assembly = reported(TINY)
     assert sum(report.activations_by_label.values()) == report.lower_bound <= report.arena_bytes
     assert list(report.activations_by_label.values()) == sorted(report.activations_by_label.values(), reverse=True)
@@ -110,8 +110,8 @@ def test_what_is_live_at_the_peak_is_told_by_label() -> None:
     assert report.peak.startswith("micro_") and f"op {arena.peak_op}: " in report.peak
 
 
-def test_the_largest_values_are_told_by_kind_and_in_words() -> None:
-    """The first rows hold as many values, of the same sizes, as the plan's largest."""
+def test_the_largest_values_are_grouped_by_kind() -> None:
+    """Number and sizes in the first rows are those of the plan's largest values. No name has a block index."""
     report, assembly = reported(TINY)
     arena = max(assembly.memory.arenas.values(), key=lambda arena: arena.arena_bytes)
     values = [v for s in assembly.memory.segments.values() for v in s.offsets] + [life.value for life in arena.lives]
@@ -126,7 +126,7 @@ def test_the_largest_values_are_told_by_kind_and_in_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "master", "state", "bytes_a_param"),
+    ("model", "master", "state", "bytes_per_param"),
     [
         ("bf16", "bf16", "fp32", 8),
         ("bf16", "fp32", "fp32", 12),
@@ -134,16 +134,16 @@ def test_the_largest_values_are_told_by_kind_and_in_words() -> None:
         ("fp32", "fp32", "fp32", 8),
     ],
 )
-def test_optimizer_bytes_of_qwen3_0_6b(model: str, master: str, state: str, bytes_a_param: int) -> None:
-    """Two moments, and a master where it is not the param: by hand from the number of parameters, 596,049,920."""
+def test_optimizer_bytes_of_qwen3_0_6b(model: str, master: str, state: str, bytes_per_param: int) -> None:
+    """Two moments, and a master unless it is the param itself, for each of 596,049,920 parameters."""
     request = PrecisionRequest(model_dtype=model, master_dtype=master, optimizer_state_dtype=state)
     report, _ = reported(QWEN3_0_6B, request=request)
-    assert report.device_bytes["optimizer"] == pytest.approx(596_049_920 * bytes_a_param, rel=1e-4)
+    assert report.device_bytes["optimizer"] == pytest.approx(596_049_920 * bytes_per_param, rel=1e-4)
     assert report.device_bytes["weights"] == pytest.approx(596_049_920 * (2 if model == "bf16" else 4), rel=1e-4)
     assert report.device_bytes["gradients"] == pytest.approx(596_049_920 * 4, rel=1e-4)
 
 
-def test_it_fits_up_to_the_last_byte() -> None:
+def test_a_plan_fits_if_its_total_is_at_most_the_memory() -> None:
     report, _ = reported(TINY)
     total = report.device_bytes["total"]
     for memory, fits in ((total, True), (total - 1, False)):
@@ -155,14 +155,14 @@ def test_it_fits_up_to_the_last_byte() -> None:
 
 @pytest.mark.parametrize(("batch_size", "seq_len"), [(1, 4096), (8, 1024)])
 def test_flops_of_qwen3_0_6b_are_those_computed_by_hand(batch_size: int, seq_len: int) -> None:
-    """6 N T of the matrices (2 N T forward, twice that backward), the tied embedding counted as LM head; attention:
-    2 products forward and 5 backward of T x T/2 x 2048 each row, two operations a product. Norms, SwiGLU and RoPE add
-    less than a percent."""
+    """6 N T for the matrices (2 N T forward, twice that backward), including the tied embedding as LM head. Attention
+    has 2 products forward and 5 backward of T x T/2 x 2048 per row, with two operations each. Norms, SwiGLU and RoPE
+    add less than 1 %."""
     tokens = batch_size * seq_len
     qkv, o = 1024 * (16 + 2 * 8) * 128, 16 * 128 * 1024
     mlp = 3 * 1024 * 3072
     n_matmul = 28 * (qkv + o + mlp) + 151936 * 1024
-    assert n_matmul == 595_984_384  # all parameters but those of the norms
+    assert n_matmul == 595_984_384  # all parameters except those of the norms
     attention = 28 * 7 * tokens * seq_len * 16 * 128
     assembly, _ = assembled(QWEN3_0_6B, batch_size=batch_size, seq_len=seq_len)
     for name in ("micro_first", "micro_next"):
@@ -178,7 +178,7 @@ def test_flops_of_qwen3_0_6b_are_those_computed_by_hand(batch_size: int, seq_len
 
 
 def test_recomputing_blocks_adds_a_forward_pass() -> None:
-    """Of all products inside blocks but the last of each, whose output only the forward pass reads."""
+    """For all products in blocks except the last one of each block, whose output the backward pass does not read."""
     costs = []
     for parts in (frozenset(), frozenset({"block"})):
         assembly, _ = assembled(QWEN3_0_6B, recompute=parts)
@@ -188,7 +188,7 @@ def test_recomputing_blocks_adds_a_forward_pass() -> None:
     assert costs[1] - costs[0] == 28 * 2 * block * 2 * 64
 
 
-def test_a_step_is_its_micro_steps_and_an_update() -> None:
+def test_the_cost_of_a_step_is_that_of_its_micro_steps_and_an_update() -> None:
     assembly, given = assembled(TINY)
     first, following, update = (
         program_cost(assembly.programs[name], OPS, H200) for name in ("micro_first", "micro_next", "update")
@@ -211,15 +211,15 @@ def summed(*values: Value, world_size: int = 2) -> Op:
     return Op("all_reduce", values, values, {"world_size": world_size}, lane="comm")
 
 
-def test_a_ring_sends_every_byte_twice_but_for_the_part_that_is_a_ranks_own() -> None:
+def test_a_ring_all_reduce_sends_two_times_n_minus_one_nths_of_the_bytes() -> None:
     value = Value("grad", (1 << 30,), "bf16", "grad")
     for n in (1, 2, 4, 8):
         assert OPS["all_reduce"].link(summed(value, world_size=n)) == 2 * (n - 1) * value.nbytes // n
     assert op_cost(summed(value), OPS["all_reduce"], H200).seconds == value.nbytes / H200.link_bandwidth
 
 
-def test_a_sum_is_hidden_by_what_follows_it_and_waited_for_by_what_reads_it() -> None:
-    """A toy op of a second; a sum of 1.5 seconds, and of 0.5."""
+def test_a_collective_overlaps_with_later_ops_except_those_that_use_its_values() -> None:
+    """The ops take one second each, the collectives 1.5 and 0.5 seconds."""
     second = int(H200.bandwidth)
     ops = {"all_reduce": OPS["all_reduce"], "work": replace(toy_definition(0, second), kind="work")}
     long, short = (Value(f"g{s}", (int(s * H200.link_bandwidth),), "uint8", "grad") for s in (1.5, 0.5))
@@ -242,7 +242,7 @@ def test_a_sum_is_hidden_by_what_follows_it_and_waited_for_by_what_reads_it() ->
         assert seconds(*program) == pytest.approx(expected, rel=1e-6)
 
 
-def test_several_devices_hold_what_one_holds_and_share_a_larger_step() -> None:
+def test_each_of_several_devices_holds_the_same_as_one_and_runs_its_part_of_a_larger_step() -> None:
     one, _ = reported(TINY, 2)
     assembly, given = assembled(TINY, world_size=4)
     four = summarise(assembly, replace(given, grad_accum_steps=2))
@@ -274,7 +274,7 @@ def toy_definition(flops: int, traffic: int | None) -> OpDef:
 
 
 @pytest.mark.parametrize("name", list(DEVICES))
-def test_an_op_takes_the_longest_of_arithmetic_traffic_and_launch(name: str) -> None:
+def test_the_time_of_an_op_is_the_maximum_of_arithmetic_traffic_and_launch(name: str) -> None:
     d = DEVICES[name]
     much = 10**15
     for flops, traffic, seconds in (
@@ -286,13 +286,13 @@ def test_an_op_takes_the_longest_of_arithmetic_traffic_and_launch(name: str) -> 
         assert op_cost(toy(4), toy_definition(flops, traffic), d) == Cost(flops, traffic, seconds)
 
 
-def test_the_rate_is_that_of_the_operands() -> None:
+def test_the_rate_is_that_of_the_operand_dtype() -> None:
     for dtype in ("bf16", "fp32", "fp64"):
         cost = op_cost(toy(4, dtype), toy_definition(10**15, 0), H200)
         assert cost.seconds == 10**15 / H200.flops[dtype]
 
 
-def test_an_op_reads_and_writes_everything_once_and_sums_twice() -> None:
+def test_traffic_counts_each_value_once_and_accumulated_outputs_twice() -> None:
     x, total = Value("x", (1000,), "bf16", "act"), Value("g", (500,), "fp32", "grad")
     definition = toy_definition(0, None)
     assert op_cost(Op("toy", (x,), (total,)), definition, H200).bytes == 2000 + 2000
@@ -303,8 +303,8 @@ def test_an_op_reads_and_writes_everything_once_and_sums_twice() -> None:
 
 
 @pytest.mark.parametrize("d", [*DEVICES.values(), cpu()], ids=lambda d: d.name)
-def test_every_device_of_the_table_is_sane(d: DeviceInfo) -> None:
-    """Orders of magnitude, so that a slipped unit shows: memory 16 GiB to 300, a bf16 product 30 TFLOP/s to 2500."""
+def test_every_device_of_the_table_is_plausible(d: DeviceInfo) -> None:
+    """Orders of magnitude reveal wrong units: memory is 16 to 300 GiB, the bf16 rate 30 to 2500 TFLOP/s."""
     assert device(d.name).name == d.name and d.title and d.source
     assert d.flops.keys() >= {"bf16", "fp32", "fp64"}
     if d.name == "cpu":
@@ -317,15 +317,15 @@ def test_every_device_of_the_table_is_sane(d: DeviceInfo) -> None:
     assert d.flops["fp64"] <= d.flops["fp32"] <= d.flops["bf16"]
     assert 0.1e12 < d.bandwidth < 10e12
     assert 1e-6 < d.launch_seconds < 1e-5
-    assert 20 < d.flops["bf16"] / d.bandwidth < 700  # operations a byte at which products stop being bound by memory
+    assert 20 < d.flops["bf16"] / d.bandwidth < 700  # FLOPs per byte above which products are limited by arithmetic
 
 
-def test_a_device_is_found_however_it_is_written() -> None:
+def test_device_names_ignore_case_spaces_and_underscores() -> None:
     for name in ("h200", "H200", "rtx_4090", "RTX 4090", "a100-40", "RTX PRO 6000", "CPU"):
         assert device(name).name == name.lower().replace("_", "").replace(" ", "")
 
 
-def test_an_unknown_device_lists_the_names() -> None:
+def test_the_error_for_an_unknown_device_lists_the_names() -> None:
     with pytest.raises(ConfigError) as refused:
         device("h2000")
     assert "h2000" in str(refused.value)
@@ -335,8 +335,8 @@ def test_an_unknown_device_lists_the_names() -> None:
 # --------------------------------------------------------------------------------------------------------------- speed
 
 
-def test_a_large_model_is_built_and_checked_in_few_looks_at_an_op(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixty-four layers of 32B. What a pass leaves alone is not checked again: less than two inferences an op."""
+def test_planning_a_large_model_checks_each_op_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 layers of a 32B model. Ops that a pass does not change are not checked again: less than 1.5 checks per op."""
     inferred = []
     monkeypatch.setattr(verify_module, "infer", lambda *a: inferred.append(a) or infer(*a))
     config = QWEN3_0_6B | {

@@ -79,7 +79,7 @@ def _ulp(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_bf16_gradients_are_determined_by_tick_and_seed(seed: int) -> None:
+def test_bf16_gradients_are_determined_by_micro_step_and_seed(seed: int) -> None:
     given = family(seed, dtype="bf16", grad_dtype="bf16")
     once, again, other = (_accumulated(given, micro_step=micro_step) for micro_step in (0, 0, 100))
     other_seed = _accumulated(given, seed=99)

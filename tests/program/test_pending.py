@@ -1,4 +1,4 @@
-"""A skipped step moves no state on, whoever writes it; and where nobody does, nothing is added."""
+"""A skipped step changes no state, also none that micro-steps write. Without such states no op is added."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _toys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Run:
-    """A run of a recipe that keeps a history: two micro-steps an optimizer step."""
+    """A run of a recipe with a history of maxima, with two micro-steps per optimizer step."""
 
     def __init__(self) -> None:
         self.model = PlannedModel(CONFIG, 2, 16, recipe=tracking.tracking(BF16), grad_accum_steps=2)
@@ -41,7 +41,7 @@ class Run:
         self.losses: list[float] = []
 
     def step(self, number: int, scale: float | None = None) -> None:
-        """One optimizer step; with a `scale` that is not finite, one that is skipped."""
+        """Run an optimizer step. A `scale` that is not finite makes it a skipped one."""
         documents = [document for row in ROWS for document in row]
         scale = 1 / valid_tokens(documents) if scale is None else scale
         self.model.micro_step(ROWS[:2], scale)
@@ -58,13 +58,13 @@ class Run:
         return [float(x) for x in self.model.buffers.persistent(value)]
 
     def kept(self) -> dict[str, Tensor]:
-        """All that a step carries into the next, as copies."""
+        """Return copies of everything that a step carries into the next one."""
         assembly = self.model.assembly
         values = [v for v in assembly.declared if v.role == "param"] + kept_values(assembly, assembly.params, "fp32")
         return {v.name: self.model.buffers.persistent(v).clone() for v in values}
 
 
-def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> list[str]:
+def different(left: dict[str, Tensor], right: dict[str, Tensor]) -> list[str]:
     assert left.keys() == right.keys() and tracking.HISTORY in left
     return [name for name in left if not torch.equal(left[name], right[name])]
 
@@ -76,32 +76,32 @@ def test_a_skipped_step_changes_no_bit_of_any_state(scale: float) -> None:
     run.step(1)
     before = run.kept()
     run.step(2, scale)
-    assert same(before, run.kept()) == []
+    assert different(before, run.kept()) == []
     run.step(2)
-    assert set(same(before, run.kept())) >= {tracking.HISTORY}
+    assert set(different(before, run.kept())) >= {tracking.HISTORY}
 
 
 @pytest.mark.usefixtures("_toys")
-def test_a_run_with_a_skipped_step_has_the_bits_of_one_without() -> None:
+def test_a_run_with_a_skipped_step_is_bit_identical_to_one_without() -> None:
     skipped, straight = Run(), Run()
     for number, scale in ((1, None), (2, float("inf")), (2, None), (3, None)):
         skipped.step(number, scale)
     for number in (1, 2, 3):
         straight.step(number)
-    assert same(skipped.kept(), straight.kept()) == []
+    assert different(skipped.kept(), straight.kept()) == []
     assert [loss for i, loss in enumerate(skipped.losses) if i != 1] == straight.losses
 
 
 @pytest.mark.usefixtures("_toys")
-def test_a_state_goes_on_through_the_micro_steps_of_a_step_and_is_committed_once() -> None:
+def test_micro_steps_share_a_pending_state_that_the_update_commits() -> None:
     run = Run()
     assert run.history() == [0, 0]
     run.model.micro_step(ROWS[:2], 0.01)
-    assert run.history() == [0, 0]  # nothing yet: the step may be skipped
+    assert run.history() == [0, 0]  # not committed yet: the step may be skipped
     run.model.micro_step(ROWS[2:], 0.01, first=False)
     run.model.update(1, 0.0)
     largest, before = run.history()
-    assert largest >= before > 0  # what the first micro-step put in front, the second found there
+    assert largest >= before > 0  # the second micro-step found what the first had written
 
 
 @pytest.mark.usefixtures("_toys")
@@ -110,10 +110,10 @@ def test_an_evaluation_changes_no_state() -> None:
     run.step(1)
     before = run.kept()
     run.evaluate()
-    assert same(before, run.kept()) == []
+    assert different(before, run.kept()) == []
 
 
-def test_where_no_state_is_written_nothing_is_added() -> None:
+def test_without_written_states_no_op_is_added() -> None:
     assembly = assemble(plan_inputs(CONFIG))
     assert assembly.pending == ()
     assert "pending" not in {step.name for step in assembly.passes}
@@ -121,13 +121,13 @@ def test_where_no_state_is_written_nothing_is_added() -> None:
 
 
 @pytest.mark.usefixtures("_toys")
-def test_what_a_step_writes_before_it_reads_needs_no_copy() -> None:
+def test_a_state_that_a_step_writes_before_it_reads_it_needs_no_copy() -> None:
     assembly = assemble(plan_inputs(CONFIG, recipe=tracking.noting(BF16)))
     assert tracking.NOTED in {v.name for v in assembly.declared} and assembly.pending == ()
 
 
 @pytest.mark.usefixtures("_toys")
-def test_a_copy_is_planned_and_not_saved() -> None:
+def test_a_pending_copy_is_planned_but_not_saved() -> None:
     assembly = Run().model.assembly
     (copy,) = assembly.pending
     assert copy.name == f"pending.{tracking.HISTORY}" and copy in assembly.memory.segments["state"].offsets
@@ -136,7 +136,7 @@ def test_a_copy_is_planned_and_not_saved() -> None:
 
 
 @pytest.mark.usefixtures("_toys")
-def test_an_op_that_reads_such_a_state_is_not_recomputed() -> None:
+def test_an_op_that_reads_a_pending_state_cannot_be_recomputed() -> None:
     def recomputed(parts: Sequence[str]) -> None:
         assemble(plan_inputs(CONFIG, recipe=tracking.tracking(BF16), recompute=frozenset(parts)))
 
@@ -145,5 +145,5 @@ def test_an_op_that_reads_such_a_state_is_not_recomputed() -> None:
         recomputed(["rmsnorm"])
 
 
-def test_the_toys_are_no_standard_ops() -> None:
+def test_the_toy_ops_are_not_standard_ops() -> None:
     assert not tracking.OPS.keys() & OPS.keys()

@@ -1,4 +1,4 @@
-"""Binding says what is missing, where, and what to do."""
+"""Binding gives launches their addresses and streams, and its errors name the op and the remedy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from surogate_core.plugins.discovery import load_registry
 from surogate_core.program.builder import Builder
 from surogate_core.program.op import Op
 from surogate_core.runtime.arena import Buffers
-from surogate_core.runtime.bind import Bound, bind, each_once
+from surogate_core.runtime.bind import BoundProgram, bind, each_once
+from surogate_core.runtime.context import ExecutionContext
 
 
 def bound(
@@ -23,8 +24,8 @@ def bound(
     allow_reference: bool = False,
     deterministic: Deterministic = "auto",
     notices: list[str] | None = None,
-) -> Bound:
-    """A program of one addition, bound in CPU memory: addresses are addresses."""
+) -> BoundProgram:
+    """Bind a program of one addition to CPU memory, on the stream 7."""
     ops = load_registry().ops
     b = Builder(ops, "fp32")
     with b.record("forward"):
@@ -32,16 +33,21 @@ def bound(
         program = b.program("sum", (total,))
     memory = plan_family([program], b.declared, lambda op: 64)
     buffers = Buffers(memory)
-    target = Target(DEVICES["h200"], deterministic)
-    notice = ([] if notices is None else notices).append
-    return bind(program, ops, lambda op: kernel, buffers, target, 7, notice, allow_reference=allow_reference)
+    context = ExecutionContext(
+        ops=ops,
+        kernel_for=lambda op: kernel,
+        target=Target(DEVICES["h200"], deterministic),
+        notice=([] if notices is None else notices).append,
+        allow_reference=allow_reference,
+    )
+    return bind(program, buffers, context, {"compute": 7, "comm": 8})
 
 
 def kernel(bind: Any) -> KernelDef:
     return KernelDef(op="add", dtypes=("*", "..."), supports=lambda op, target: Support(True), bind=bind)
 
 
-def test_values_become_addresses_and_the_stream_comes_last() -> None:
+def test_values_become_addresses_and_the_stream_is_the_last_argument() -> None:
     def launch(*arguments: int) -> None:
         raise AssertionError("binding must not launch")
 
@@ -50,25 +56,25 @@ def test_values_become_addresses_and_the_stream_comes_last() -> None:
         return context.call(launch, *op.ins, *op.outs, 4)
 
     result = bound(kernel(bind_add))
-    (((part,),),) = (result.parts,)
-    function, arguments = part.call
-    assert part.above == -1
+    ((bound_launch,),) = result.launches
+    function, arguments = bound_launch.call
+    assert bound_launch.above == -1
     assert function is launch
     assert len(set(arguments[:3])) == 3
     assert arguments[3:] == (4, 7)
     assert result.capturable
 
 
-def test_an_op_without_a_kernel_is_an_error_that_names_it_and_the_way_out() -> None:
+def test_the_error_for_an_op_without_a_kernel_names_op_and_remedy() -> None:
     with pytest.raises(ConfigError, match=r"add .*test_bind\.py:\d+.*no compiled kernel.*kernels: allow_reference"):
         bound(None)
 
 
-def test_a_reference_on_a_gpu_is_never_captured() -> None:
+def test_a_program_with_a_reference_is_not_capturable() -> None:
     assert not bound(None, allow_reference=True).capturable
 
 
-def test_a_package_without_compiled_code_says_how_to_get_it() -> None:
+def test_the_error_for_a_package_without_compiled_code_says_how_to_install_it() -> None:
     def bind_add(op: Op, context: Any) -> Any:
         raise ImportError("cannot import name '_C'")
 
@@ -76,7 +82,7 @@ def test_a_package_without_compiled_code_says_how_to_get_it() -> None:
         bound(kernel(bind_add))
 
 
-def test_a_kernel_that_fails_to_bind_is_named() -> None:
+def test_the_error_for_a_kernel_that_fails_to_bind_names_the_op() -> None:
     def bind_add(op: Op, context: Any) -> Any:
         raise RuntimeError("no algorithm fits")
 
@@ -85,7 +91,7 @@ def test_a_kernel_that_fails_to_bind_is_named() -> None:
 
 
 @pytest.mark.parametrize("deterministic", ["auto", "true", "false"])
-def test_a_kernel_sees_whether_bits_must_repeat_and_can_tell_the_user(deterministic: Deterministic) -> None:
+def test_a_kernel_gets_the_key_deterministic_and_can_give_a_notice(deterministic: Deterministic) -> None:
     def bind_add(op: Op, context: Any) -> Any:
         context.notice(f"asked for {context.target.deterministic}")
         return context.call(print)
@@ -95,7 +101,7 @@ def test_a_kernel_sees_whether_bits_must_repeat_and_can_tell_the_user(determinis
     assert notices == [f"asked for {deterministic}"]
 
 
-def test_a_kernel_that_refuses_is_not_overruled() -> None:
+def test_a_config_error_of_a_kernel_is_passed_on_unchanged() -> None:
     def bind_add(op: Op, context: Any) -> Any:
         raise ConfigError("deterministic: true cannot be kept by add")
 
@@ -103,7 +109,7 @@ def test_a_kernel_that_refuses_is_not_overruled() -> None:
         bound(kernel(bind_add), deterministic="true")
 
 
-def test_a_reference_on_a_gpu_promises_no_bits() -> None:
+def test_a_reference_on_a_gpu_is_not_deterministic() -> None:
     notices: list[str] = []
     bound(None, allow_reference=True, notices=notices)
     bound(None, allow_reference=True, deterministic="false", notices=notices)
@@ -112,9 +118,9 @@ def test_a_reference_on_a_gpu_promises_no_bits() -> None:
         bound(None, allow_reference=True, deterministic="true")
 
 
-def test_what_many_ops_say_is_told_once() -> None:
-    told: list[str] = []
-    notice = each_once(told.append)
+def test_equal_notices_are_shown_once() -> None:
+    shown: list[str] = []
+    notice = each_once(shown.append)
     for text in ("a", "b", "a"):
         notice(text)
-    assert told == ["a", "b"]
+    assert shown == ["a", "b"]

@@ -1,4 +1,4 @@
-"""The search for the op that first wrote a number which is not finite, on small programs with a fault put in."""
+"""The finite check finds the first op that writes NaN or infinity, in small programs with a planted fault."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ NAN, INF = float("nan"), float("inf")
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four elements at a time, so that small tensors are looked at in several pieces."""
+    """Use chunks of four elements, so that small tensors have several."""
     monkeypatch.setattr(finite, "_CHUNK", 4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("index", range(12))
-@pytest.mark.parametrize("broken", [NAN, INF, -INF])
-def test_one_broken_element_is_found_wherever_it_is(dtype: torch.dtype, index: int, broken: float) -> None:
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+def test_a_single_non_finite_element_is_found_at_any_index(dtype: torch.dtype, index: int, bad: float) -> None:
     x = torch.arange(12.0, dtype=dtype).view(2, 2, 3)
     assert all_finite([x]) and contents(x).finite
-    x.view(-1)[index] = broken
+    x.view(-1)[index] = bad
     held = contents(x)
     assert not all_finite([torch.zeros(3), x, torch.zeros(3)])
     assert held.first == (index // 6, index // 3 % 2, index % 3)
-    assert (held.n_nan, held.n_inf, held.size) == ((1, 0, 12) if broken != broken else (0, 1, 12))
+    assert (held.n_nan, held.n_inf, held.size) == ((1, 0, 12) if bad != bad else (0, 1, 12))
 
 
-def test_every_broken_element_is_counted() -> None:
+def test_all_non_finite_elements_are_counted() -> None:
     x = torch.zeros(11)
     x[3], x[4], x[9], x[10] = NAN, INF, -INF, NAN
     assert str(contents(x)) == "2 NaN and 2 inf of 11, first at [3]"
@@ -54,7 +54,7 @@ def test_every_broken_element_is_counted() -> None:
     assert contents(torch.tensor(INF)).first == ()
 
 
-def test_fp8_is_looked_at_and_integers_are_not() -> None:
+def test_fp8_is_checked_and_integers_are_not() -> None:
     x = torch.ones(6).to(torch.float8_e5m2)
     assert all_finite([x])
     x.view(torch.uint8)[5] = 0x7C  # infinity of E5M2
@@ -62,11 +62,11 @@ def test_fp8_is_looked_at_and_integers_are_not() -> None:
     assert all_finite([torch.full((4,), -1, dtype=torch.int32), torch.empty(0)])
 
 
-# --------------------------------------------------------------------------------------------------- behind every op
+# --------------------------------------------------------------------------------------------------- after every op
 
 
 class Watched:
-    """A program run op by op with a check behind every op; `fault(index)` may change a buffer after that."""
+    """A program that is run op by op with a check after each; then `fault(index)` may change a buffer."""
 
     def __init__(self, emit: Callable[[Builder], Any], name: str = "micro_first", stage: Stage = "micro") -> None:
         b = Builder(VOCABULARY, "fp32")
@@ -111,33 +111,36 @@ def test_finite_values_pass() -> None:
     Watched(chain).run()
 
 
-def test_the_op_that_overflows_is_named_and_what_it_read_is_finite() -> None:
+def test_the_op_that_overflows_is_named_and_its_inputs_are_finite() -> None:
     run = Watched(chain)
     run.view("x")[1, 2] = 1e38
-    told = run.stopped()
-    assert told.startswith("step 7, micro-step 1: add wrote NaN or inf.\n  op       1 of micro_first: ")
-    assert "block 3, forward" in told and "run by   acme 1.0 (add)" in told and "test_finite.py:" in told
-    assert "  wrote    3.z:fp32[2,3]\n           1 inf of 6, first at [1, 2]\n" in told
-    assert "  read     3.y:fp32[2,3]\n           finite, largest 2e+38\n" in told
+    message = run.stopped()
+    assert message.startswith("step 7, micro-step 1: add wrote NaN or inf.\n  op       1 of micro_first: ")
+    assert "block 3, forward" in message and "run by   acme 1.0 (add)" in message and "test_finite.py:" in message
+    assert "  wrote    3.z:fp32[2,3]\n           1 inf of 6, first at [1, 2]\n" in message
+    assert "  read     3.y:fp32[2,3]\n           finite, largest 2e+38\n" in message
     assert run.error.weights_whole and run.error.exit_code == 3
 
 
-def test_an_input_that_was_broken_already_is_told_apart() -> None:
+def test_an_op_with_a_non_finite_input_passes_it_on() -> None:
     run = Watched(chain)
     run.view("x")[0, 0] = NAN
-    told = run.stopped()
-    assert "op       0 of" in told and "passed on what it was given: x is written by the loop" in told
+    message = run.stopped()
+    assert (
+        "op       0 of" in message
+        and "passed on inputs that are not finite: x is written by the training loop" in message
+    )
 
 
-def test_a_value_that_breaks_after_it_was_written_is_told_apart() -> None:
-    """As when a kernel writes past the end of its buffer."""
+def test_a_value_that_is_overwritten_after_its_check_is_reported() -> None:
+    """For example by a kernel that writes past the end of its buffer."""
     run = Watched(chain)
-    told = run.stopped(lambda index: run.view("3.y")[1].fill_(INF) if index == 0 else None)
-    assert "op       1 of" in told and "read     3.y:fp32[2,3]\n           3 inf of 6, first at [1, 0]" in told
-    assert "3.y was finite when it was written: something has overwritten it since" in told
+    message = run.stopped(lambda index: run.view("3.y")[1].fill_(INF) if index == 0 else None)
+    assert "op       1 of" in message and "read     3.y:fp32[2,3]\n           3 inf of 6, first at [1, 0]" in message
+    assert "3.y was finite when it was written, and was overwritten since" in message
 
 
-def test_a_gradient_that_is_added_to_is_looked_at() -> None:
+def test_a_gradient_that_is_accumulated_is_checked() -> None:
     def emit(b: Builder) -> None:
         x, w = b.input("x", (2, 3), "fp32"), b.param("w", (2, 3), INIT)
         b.emit("add", x, x, outs=[b.grad(w, "fp32")], accumulate=frozenset({0}))
@@ -148,7 +151,7 @@ def test_a_gradient_that_is_added_to_is_looked_at() -> None:
     assert "wrote    grad.w:fp32[2,3]\n           6 inf of 6, first at [0, 0]" in run.stopped()
 
 
-def test_weights_that_an_op_has_begun_to_change_are_not_whole() -> None:
+def test_after_an_op_has_changed_weights_they_are_not_whole() -> None:
     def emit(b: Builder) -> None:
         x, w = b.input("x", (3,), "fp32"), b.param("w", (3,), INIT)
         b.emit("add", x, x, outs=[w])
@@ -159,7 +162,7 @@ def test_weights_that_an_op_has_begun_to_change_are_not_whole() -> None:
     assert run.stopped().startswith("step 6, update: add wrote") and not run.error.weights_whole
 
 
-def test_of_many_inputs_the_largest_are_shown() -> None:
+def test_only_the_largest_of_many_inputs_are_listed() -> None:
     def emit(b: Builder) -> None:
         grads = [b.grad(b.param(f"w{i}", (3,), INIT), "fp32") for i in range(40)]
         outs = [b.state(name, (), "fp32", INIT) for name in ("norm", "clip_coef")]
@@ -167,9 +170,11 @@ def test_of_many_inputs_the_largest_are_shown() -> None:
 
     run = Watched(emit, "update", "update")
     run.view("grad.w31").fill_(3e38)
-    told = run.stopped()
-    assert told.count("finite, largest") == 6 and "  read     grad.w31:fp32[3]" in told and "and 34 more" in told
-    assert "norm:fp32[]\n           1 inf of 1, first at []" in told
+    message = run.stopped()
+    assert (
+        message.count("finite, largest") == 6 and "  read     grad.w31:fp32[3]" in message and "and 34 more" in message
+    )
+    assert "norm:fp32[]\n           1 inf of 1, first at []" in message
 
 
 @pytest.mark.parametrize(
@@ -184,7 +189,7 @@ def test_of_many_inputs_the_largest_are_shown() -> None:
         (["micro_first", "update", "evaluate", "micro_first"], "step 2, micro-step 1"),
     ],
 )
-def test_the_moment_is_told(runs: list[str], moment: str) -> None:
+def test_the_message_has_step_and_micro_step(runs: list[str], moment: str) -> None:
     given = Watched(chain)
     ops = given.program.ops
     programs = {
@@ -205,7 +210,7 @@ def test_the_moment_is_told(runs: list[str], moment: str) -> None:
         check(programs[runs[-1]], 0)
 
 
-def test_a_broken_weight_is_named_as_its_checkpoint_has_it() -> None:
+def test_the_error_for_a_non_finite_weight_names_the_tensor_of_the_checkpoint() -> None:
     weights = [WeightMap("qkv", (HFTensor("q", (4, 3)), HFTensor("k", (2, 3)))), WeightMap("w", (HFTensor("v", (3,)),))]
     params = {"qkv": torch.zeros(6, 3), "w": torch.zeros(3)}
     refuse_nonfinite_weights(params, weights, Path("model"), lambda folder, tensor: folder / f"{tensor}.safetensors")

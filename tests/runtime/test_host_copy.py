@@ -1,4 +1,4 @@
-"""Copies of weights and states in host memory have the bits of their moment. Here on the CPU; streams: tests/gpu."""
+"""Snapshots of weights and states in host memory are consistent. On the CPU; tests/gpu covers streams."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from surogate_core.standard_ops import OPS
 
 
 def filled() -> Buffers:
-    """States of every dtype and of odd sizes, which hold random bytes."""
+    """Return buffers with states of every dtype and of odd sizes, filled with random bytes."""
     b = Builder({op.kind: op for op in OPS}, "fp32")
     for n, dtype in enumerate(DTYPE_BYTES):
         b.state(f"state.{dtype}", (n + 1, 5), dtype, INIT)
@@ -30,11 +30,11 @@ def filled() -> Buffers:
     return buffers
 
 
-def test_a_copy_stays_as_it_was_when_the_values_change() -> None:
+def test_a_copy_does_not_change_with_its_values() -> None:
     buffers = filled()
     values = [v for v in buffers._plan.segments["state"].offsets if v.name.startswith("state.")]
     copied = HostCopy(buffers, values, {})
-    for _ in range(2):  # the memory is used again
+    for _ in range(2):  # the memory is reused
         buffers.segment("state").random_()
         before = {v: buffers.persistent(v).clone() for v in values}
         copied.take()
@@ -46,8 +46,8 @@ def test_a_copy_stays_as_it_was_when_the_values_change() -> None:
             assert torch.equal(ours.view(-1).view(torch.uint8), tensor.view(-1).view(torch.uint8)), value
 
 
-def test_only_programs_that_write_what_is_copied_have_to_wait() -> None:
-    """All else, the steps' long part, goes on beside a copy; frozen values are nobody's."""
+def test_only_programs_that_write_copied_values_wait() -> None:
+    """Forward and backward passes overlap with a copy."""
     config = harness.tiny_config(num_hidden_layers=1)
     assembly = assemble(harness.plan_inputs(config))
     buffers = Buffers(assembly.memory)
@@ -66,7 +66,7 @@ def test_the_device_waits_once_before_the_first_writer(monkeypatch: pytest.Monke
     stream = SimpleNamespace(wait_event=waits.append)
     monkeypatch.setattr(copied, "_main", stream)
     monkeypatch.setattr(copied, "_done", "the copy", raising=False)
-    monkeypatch.setattr(copied, "_under_way", True)
+    monkeypatch.setattr(copied, "_pending", True)
     for program in ("micro_first", "micro_next", "evaluate"):
         copied.before(program)
     assert not waits
@@ -75,6 +75,6 @@ def test_the_device_waits_once_before_the_first_writer(monkeypatch: pytest.Monke
     assert waits == ["the copy"]
 
 
-def test_memory_that_the_system_refuses_is_told() -> None:
+def test_memory_that_the_system_refuses_raises_no_host_memory() -> None:
     with pytest.raises(NoHostMemory, match="the system refuses"):
         _allocate(1 << 60)

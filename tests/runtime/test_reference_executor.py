@@ -1,4 +1,4 @@
-"""The reference executor runs a plan in its planned memory, shows planning errors, and names the op at fault."""
+"""The reference executor runs in the planned memory, which reveals errors of the plan. Its errors name the op."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ T, C = 4, 6
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_sharing_memory_changes_no_bit(seed: int) -> None:
-    """With poison, against a plan in which every value has memory of its own."""
+def test_sharing_memory_is_bit_identical(seed: int) -> None:
+    """Compares a poisoned run with one whose plan shares no memory."""
     given = family(seed, dtype=("fp32", "bf16")[seed % 2], labels=random_labels(seed))
     shared, apart = Run(given), Run(given, memory=without_sharing(given.memory), poison=False)
     assert given.memory.arena_bytes < without_sharing(given.memory).arena_bytes
@@ -38,8 +38,8 @@ def test_sharing_memory_changes_no_bit(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_plan_that_is_wrong_shows(seed: int) -> None:
-    """The check above can fail: with any one value moved onto another that is alive, results change or turn to NaN."""
+def test_a_wrong_plan_changes_results(seed: int) -> None:
+    """The test above can fail: moving one value onto another that is live changes results or makes them NaN."""
     given = family(seed)
     good = Run(given)
     good.micro_step("micro_first")
@@ -47,30 +47,30 @@ def test_a_plan_that_is_wrong_shows(seed: int) -> None:
     lives = [life for life in arena.lives if life.last > life.first and life.value.dtype == "fp32"]
     pairs = [(a, b) for a in lives for b in lives if b.first < a.first < b.last and b.value.nbytes >= a.value.nbytes]
     chosen = Random(seed).sample(pairs, min(6, len(pairs)))
-    shown = 0
+    detected = 0
     for life, victim in chosen:
         wrong = replace(arena, offsets={**arena.offsets, life.value: arena.offsets[victim.value]})
         bad = Run(given, memory=replace(given.memory, arenas={**given.memory.arenas, "micro_first": wrong}))
         bad.micro_step("micro_first")
-        shown += any(not torch.equal(v, good.results()[n]) for n, v in bad.results().items())
+        detected += any(not torch.equal(v, good.results()[n]) for n, v in bad.results().items())
     assert chosen
-    assert shown == len(chosen), f"seed {seed}: {len(chosen) - shown} of {len(chosen)} wrong plans went unnoticed"
+    assert detected == len(chosen), f"seed {seed}: {len(chosen) - detected} of {len(chosen)} were not detected"
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_same_run_gives_the_same_bits(seed: int) -> None:
+def test_two_runs_are_bit_identical(seed: int) -> None:
     given = family(seed, dtype="bf16")
     runs = [Run(given), Run(given)]
     for run in runs:
         run.micro_step("micro_first")
         run.micro_step("micro_next", 1)
-    runs[0].micro_step("micro_first")  # what a run left behind does not reach the next
+    runs[0].micro_step("micro_first")  # contents left by a run do not affect the next one
     runs[0].micro_step("micro_next", 1)
     for name, value in runs[0].results().items():
         assert torch.equal(value, runs[1].results()[name]), f"seed {seed}: {name}"
 
 
-# ---------------------------------------------------------------------------------------------- an op on its own
+# ------------------------------------------------------------------------------------------------- a single op
 
 
 def two(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,7 +94,7 @@ def _same(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
 
 
 def _prepared(reference: str, monkeypatch: pytest.MonkeyPatch, **attrs: Any) -> tuple[ReferenceExecutor, Tensor]:
-    """A program y = op(x) whose op is the function `reference` of this file; returns y's view too."""
+    """Return an executor of y = op(x) and the view of y. The op is the function `reference` of this file."""
     from surogate_core.runtime import reference as module
 
     monkeypatch.setattr(module, "load", lambda name: globals()[name])
@@ -116,7 +116,7 @@ def _prepared(reference: str, monkeypatch: pytest.MonkeyPatch, **attrs: Any) -> 
         ("wide", "fp64|float64"),
     ],
 )
-def test_a_reference_that_returns_something_else_is_named(
+def test_the_error_for_a_wrong_result_names_the_op(
     reference: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor, _ = _prepared(reference, monkeypatch)
@@ -124,14 +124,14 @@ def test_a_reference_that_returns_something_else_is_named(
         executor.run("odd program")
 
 
-def test_outputs_of_a_program_outlive_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_remain_valid_after_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     executor, y = _prepared("untouched", monkeypatch)
-    assert y.isnan().all()  # poison, until it is written
+    assert y.isnan().all()  # poison
     executor.run("odd program")
     assert torch.equal(y, torch.ones(T, C))
 
 
-def test_poison_destroys_a_value_when_its_life_ends() -> None:
+def test_poison_overwrites_a_value_when_its_life_ends() -> None:
     b = Builder(VOCABULARY, "fp32")
     with b.record("forward"):
         x = b.input("x", (T, C), "fp32")
@@ -149,18 +149,18 @@ def test_poison_destroys_a_value_when_its_life_ends() -> None:
     assert torch.equal(buffers.view(z, "m"), torch.full((T, C), 4.0))
 
 
-def test_a_value_without_a_place_is_named() -> None:
+def test_the_error_for_a_value_that_is_not_planned_names_it() -> None:
     b = Builder(VOCABULARY, "fp32")
     stranger = Value("stranger", (T,), "fp32", "act")
     buffers = Buffers(MemoryPlan({}, plan_family((Program("m", ()),), (), lambda op: 0).arenas))
-    with pytest.raises(ProgramError, match=r"m: stranger:fp32\[4\] has no place in the arena plan"):
+    with pytest.raises(ProgramError, match=r"m: stranger:fp32\[4\] is not in the arena plan"):
         buffers.view(stranger, "m")
-    with pytest.raises(ProgramError, match=r"w:fp32\[4\] has no place in the memory plan"):
+    with pytest.raises(ProgramError, match=r"w:fp32\[4\] is not in the memory plan"):
         buffers.persistent(b.param("w", (T,), INIT))
 
 
 def test_an_op_may_write_what_it_reads() -> None:
-    """As optimizers do: a state is input and output of one op."""
+    """Optimizers do: a state is both input and output of an op."""
     b = Builder(VOCABULARY, "fp32")
     with b.record("update"):
         largest = b.state("largest", (), "fp32", INIT)

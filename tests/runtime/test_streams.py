@@ -1,4 +1,4 @@
-"""What runs when: events make a side stream begin late enough and be waited for in time, and no more than that."""
+"""Events start the side stream late enough, and are waited for in time, but no earlier than necessary."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from surogate_core.runtime.streams import order_streams
 
 
 class Stream:
-    """Remembers for what each launch has waited, through events, on whatever stream."""
+    """Records what each launch has waited for, directly or through events on any stream."""
 
     def __init__(self) -> None:
         self.done: frozenset[str] = frozenset()
@@ -32,19 +32,19 @@ class Event:
 
 
 def run(*ops: Op, **above_of: int) -> tuple[dict[str, frozenset[str]], Stream]:
-    """What each op waited for, by name, and the main stream afterwards. Runs twice: events are used again.
+    """Return what each op waited for, by name, and the main stream at the end. Runs twice, because events are reused.
 
-    above_of: ops that only batches with more labels need.
+    `above_of` gives the ops that only batches with more labels need.
     """
     compute, comm = Stream(), Stream()
     streams = {"compute": compute, "comm": comm}
     seen: dict[str, frozenset[str]] = {}
-    parts = [(Launch((streams[op.lane].launch, (op.kind, seen)), above_of.get(op.kind, -1)),) for op in ops]
-    ordered = order_streams(ops, parts, compute, comm, Event)
+    launches = [(Launch((streams[op.lane].launch, (op.kind, seen)), above_of.get(op.kind, -1)),) for op in ops]
+    ordered = order_streams(ops, launches, compute, comm, Event)
     assert len(ordered) == len(ops)
     for _ in range(2):
         compute.done = comm.done = frozenset()
-        for function, arguments in (part.call for its in ordered for part in its):
+        for function, arguments in (launch.call for of_op in ordered for launch in of_op):
             function(*arguments)
     return seen, compute
 
@@ -56,26 +56,26 @@ def op(kind: str, *values: Value, lane: Any = "compute") -> Op:
     return Op(kind, values, values, lane=lane)
 
 
-def test_a_collective_waits_for_what_is_before_it_and_for_nothing_after() -> None:
+def test_a_collective_waits_for_all_ops_before_it_and_for_none_after_it() -> None:
     seen, _ = run(op("write a", a), op("sum a", a, lane="comm"), op("write b", b), op("sum b", b, lane="comm"))
     assert seen["sum a"] == {"write a"}
-    assert seen["write b"] == {"write a"}, "the compute stream goes on"
+    assert seen["write b"] == {"write a"}, "the compute stream does not wait for the collective"
     assert seen["sum b"] == {"write a", "sum a", "write b"}
 
 
-def test_what_touches_the_values_of_a_collective_waits_for_it() -> None:
+def test_an_op_that_uses_values_of_a_collective_waits_for_it() -> None:
     seen, _ = run(op("write a", a), op("sum a", a, lane="comm"), op("write b", b), op("read a", a), op("read c", c))
     assert "sum a" not in seen["write b"]
     assert "sum a" in seen["read a"]
 
 
-def test_where_a_graph_ends_nothing_is_under_way() -> None:
+def test_collectives_are_done_where_a_graph_ends() -> None:
     seen, compute = run(op("write a", a), op("sum a", a, lane="comm"), op("chunk", b), op("write b", b), chunk=16)
     assert seen["chunk"] == {"write a", "sum a"}
     assert compute.done == {"write a", "sum a", "chunk", "write b"}
 
 
-def test_what_comes_after_a_program_waits_for_all_of_it() -> None:
+def test_collectives_are_done_at_the_end_of_a_program() -> None:
     for ops in (
         (
             op("write a", a),
@@ -91,7 +91,7 @@ def test_what_comes_after_a_program_waits_for_all_of_it() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 3])
-def test_a_program_of_one_lane_is_left_as_it_is(count: int) -> None:
+def test_a_program_without_collectives_is_unchanged(count: int) -> None:
     ops = tuple(op(f"op {i}", a) for i in range(count))
     calls = tuple((print, (i,)) for i in range(count))
     assert order_streams(ops, calls, None, None, Event) == calls

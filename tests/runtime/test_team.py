@@ -1,4 +1,4 @@
-"""A team of fake workers: what it asks of each rank, and how it ends when one of them does not go on."""
+"""A team of fake workers: the calls that each rank receives, and how the team ends when a rank fails or blocks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from surogate_core.runtime.team import Team
 from surogate_core.runtime.threads import RankThread
 
 
-class Way(SingleComm):
-    """A `Comm` that remembers being given up, and may lose its peers."""
+class FakeComm(SingleComm):
+    """A `Comm` that records `abort` and may lose its peers."""
 
     lost: Exception | None = None
 
@@ -27,8 +27,8 @@ class Way(SingleComm):
         object.__setattr__(self, "freed", freed)
 
     def check(self) -> None:
-        if Way.lost:
-            raise Way.lost
+        if FakeComm.lost:
+            raise FakeComm.lost
 
     def abort(self) -> None:
         self.freed.set()  # type: ignore[attr-defined]
@@ -49,13 +49,13 @@ class Reading:
 
 
 class Fake:
-    """A rank's worker: remembers its calls and the threads that made them; behaves as a test says."""
+    """The worker of a rank. Records its calls and their threads; a test determines what each call does."""
 
     behave: dict[str, Callable[[Fake], Any]]
 
-    def __init__(self, way: Way, behave: dict[str, Callable[[Fake], Any]]) -> None:
-        self.rank, self.behave = way.rank, behave
-        self.freed = way.freed  # type: ignore[attr-defined]
+    def __init__(self, comm: FakeComm, behave: dict[str, Callable[[Fake], Any]]) -> None:
+        self.rank, self.behave = comm.rank, behave
+        self.freed = comm.freed  # type: ignore[attr-defined]
         self.calls: list[tuple[str, Any]] = []
         self.threads: set[str] = set()
         self._do("make", None)
@@ -90,11 +90,11 @@ def make() -> Iterator[Make]:
     teams: list[Team] = []
 
     def build(**behave: Callable[[Fake], Any]) -> Team:
-        teams.append(Team([Way(0, freed), Way(1, freed)], lambda way: Fake(way, behave)))  # type: ignore[arg-type, return-value]
+        teams.append(Team([FakeComm(0, freed), FakeComm(1, freed)], lambda comm: Fake(comm, behave)))  # type: ignore[arg-type, return-value]
         return teams[-1]
 
     yield build
-    Way.lost = None
+    FakeComm.lost = None
     freed.set()
     for team in teams:
         team.close()
@@ -110,7 +110,7 @@ def step(team: Team, index: int = 10) -> Any:
 
 
 def blocks_until_freed(fake: Fake) -> None:
-    assert fake.freed.wait(30), "nobody freed this rank"
+    assert fake.freed.wait(30), "no abort freed this rank"
 
 
 def raises(error: Exception) -> Callable[[Fake], Any]:
@@ -124,7 +124,7 @@ def of_rank(rank: int, behave: Callable[[Fake], Any], other: Callable[[Fake], An
     return lambda fake: behave(fake) if fake.rank == rank else other(fake) if other else None
 
 
-def test_each_rank_gets_its_batch_and_its_tick_on_a_thread_of_its_own(make: Make) -> None:
+def test_each_rank_gets_its_batch_and_index_on_its_own_thread(make: Make) -> None:
     team = make()
     team.start(graphs=False)
     assert step(team).values() == (1.0, 2.0)
@@ -138,7 +138,7 @@ def test_each_rank_gets_its_batch_and_its_tick_on_a_thread_of_its_own(make: Make
     assert names(second) == ["make", "copy_from", "connect", "start", "micro_step", "update", "settle"]
 
 
-def test_no_rank_goes_on_to_a_stage_of_the_start_before_all_have_done_the_one_before(make: Make) -> None:
+def test_all_ranks_finish_a_stage_of_the_start_before_any_begins_the_next(make: Make) -> None:
     order: list[str] = []
 
     def slow(name: str) -> Callable[[Fake], None]:
@@ -152,14 +152,14 @@ def test_no_rank_goes_on_to_a_stage_of_the_start_before_all_have_done_the_one_be
     assert order == ["copy_from", "connect", "connect", "start", "start"]
 
 
-def test_fewer_batches_than_ranks_are_evaluated_by_the_first_ranks(make: Make) -> None:
+def test_the_first_ranks_evaluate_fewer_batches_than_ranks(make: Make) -> None:
     team = make()
     assert team.evaluate(3.0, 4.0) == 7.0  # type: ignore[arg-type]
     assert team.evaluate(5.0) == 5.0  # type: ignore[arg-type]
     assert names(team._workers[1]).count("evaluate") == 1
 
 
-def test_a_step_is_not_waited_for_until_it_is_read(make: Make) -> None:
+def test_a_step_is_not_awaited_before_it_is_read(make: Make) -> None:
     gate = threading.Event()
     team = make(micro_step=lambda fake: gate.wait(30))
     reading = step(team)
@@ -169,25 +169,27 @@ def test_a_step_is_not_waited_for_until_it_is_read(make: Make) -> None:
 
 
 @pytest.mark.parametrize("stage", ["make", "connect", "start", "micro_step", "update", "settle", "evaluate"])
-def test_a_rank_that_raises_while_the_other_waits_for_it_ends_the_run_and_frees_it(make: Make, stage: str) -> None:
-    """Noticed at the next call or while waiting; the first to fail is named, whatever its failure does to others."""
+def test_a_rank_that_fails_ends_the_run_and_frees_a_rank_that_waits_for_it(make: Make, stage: str) -> None:
+    """Detected at the next call or during a wait. Of several failures, the error names the rank that failed first."""
     freed: list[bool] = []
 
     def fails_later(fake: Fake) -> None:
         freed.append(fake.freed.wait(30))
         raise RuntimeError("only because it was freed")
 
-    with pytest.raises(RunStopped, match=r"rank 1 of 2 \(GPU 1\) failed: ValueError: broken\. .*nothing of the step"):
+    with pytest.raises(
+        RunStopped, match=r"rank 1 of 2 \(GPU 1\) failed: ValueError: broken\. .*nothing of the current step"
+    ):
         team = make(**{stage: of_rank(1, raises(ValueError("broken")), fails_later)})
         team.start()
         step(team).values()
         team.evaluate(1.0, 2.0)  # type: ignore[arg-type]
         team.settle()
-    assert all(freed), "the run ended only when the other rank gave up by itself"
+    assert all(freed), "the run ended only after the timeout of the other rank"
 
 
-def test_a_failed_device_is_found_through_its_reading(make: Make) -> None:
-    """A kernel's fault shows when its device is asked, and only the reading asks: rank 0's would never be ready."""
+def test_a_failed_device_is_detected_by_its_reading(make: Make) -> None:
+    """Only the reading queries the device after an error of a kernel. That of rank 0 never becomes ready."""
     never = Reading((0.0, 0.0), lambda: False)
 
     def fault() -> bool:
@@ -200,20 +202,20 @@ def test_a_failed_device_is_found_through_its_reading(make: Make) -> None:
                 time.sleep(0.01)
 
 
-def test_a_lost_way_to_the_others_ends_the_run_while_a_reading_is_waited_for(make: Make) -> None:
+def test_a_failed_communicator_ends_the_run_during_the_wait_for_a_reading(make: Make) -> None:
     team = make(update=lambda fake: Reading((0.0, 0.0), lambda: False))
     reading = step(team)
-    Way.lost = RuntimeError("remote process exited")
+    FakeComm.lost = RuntimeError("remote process exited")
     with pytest.raises(RunStopped, match="remote process exited"):
         reading.values()
 
 
-def test_an_error_that_says_who_must_act_stays_what_it_is(make: Make) -> None:
+def test_a_surogate_error_of_a_rank_is_raised_unchanged(make: Make) -> None:
     with pytest.raises(ConfigError, match="no compiled kernel"):
         make(make=raises(ConfigError("no compiled kernel serves it")))
 
 
-def test_ranks_that_disagree_on_a_step_stop_the_run_and_two_nans_agree(make: Make) -> None:
+def test_different_readings_stop_the_run_and_equal_nans_do_not(make: Make) -> None:
     drift = make(update=lambda fake: Reading((1.0, 2.0 + fake.rank * 1e-7), lambda: True))
     with pytest.raises(RunStopped, match=r"the ranks disagree .*rank 1: loss 1\.0, norm 2\.0000001"):
         step(drift).values()
@@ -221,7 +223,7 @@ def test_ranks_that_disagree_on_a_step_stop_the_run_and_two_nans_agree(make: Mak
     assert repr(step(nan).values()) == "(nan, inf)"
 
 
-def test_closing_cancels_what_waits_frees_every_rank_and_is_bounded(
+def test_close_cancels_queued_calls_frees_all_ranks_and_has_a_timeout(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(team_module, "CLOSE_SECONDS", 0.5)
@@ -232,7 +234,7 @@ def test_closing_cancels_what_waits_frees_every_rank_and_is_bounded(
     while not team._threads[0].busy:
         time.sleep(0.01)
     team.close()
-    assert not gave_up, "closing waited for the rank that is stuck"
+    assert not gave_up, "close waited for the blocked rank"
     first, second = team._workers
     assert "close" in names(second) and "close" not in names(first) and "update" not in names(first)
     assert team._threads[0].busy and not team._threads[1].is_alive()
@@ -241,7 +243,7 @@ def test_closing_cancels_what_waits_frees_every_rank_and_is_bounded(
     assert names(first)[-2:] == ["micro_step", "close"]
 
 
-def test_a_thread_runs_nothing_after_an_error_but_its_last_job() -> None:
+def test_after_an_error_a_thread_runs_only_its_last_job() -> None:
     done: list[str] = []
     thread = RankThread("test")
     failed = thread.submit(raises(ValueError("broken")), None)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from models.harness import OPS, plan_inputs, tiny_config
 
-from surogate_core.memory.lifetimes import align
+from surogate_core.memory.alignment import align
 from surogate_core.memory.plan import plan
 from surogate_core.planning.assemble import assemble
 from surogate_core.planning.assembly import Assembly

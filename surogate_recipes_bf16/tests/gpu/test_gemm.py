@@ -63,8 +63,8 @@ def product(kind: str, t: int, n: int, k: int, dtypes: Sequence[str], *, accumul
 
 def algorithm(op: Op, contents: dict[Value, Tensor], deterministic: Deterministic = "auto") -> str:
     """Bind the op and return its description: shape, selected algorithm and its origin."""
-    (part,) = bind_kernel(gemm.KERNELS, op, contents, deterministic=deterministic).parts
-    return str(part.call[0].__self__.describe())
+    (bound,) = bind_kernel(gemm.KERNELS, op, contents, deterministic=deterministic).launches
+    return str(bound.call[0].__self__.describe())
 
 
 # Tensor cores add the products of one step exactly and truncate the running sum. That is at most `length` roundings,
@@ -175,7 +175,7 @@ def test_planned_workspace_equals_that_of_the_product(kind: str, dtypes: Sequenc
 def test_errors_name_the_invalid_argument() -> None:
     x = product("linear", 8, 8, 8, ("bf16", "bf16", "bf16"))
     binding = bind_kernel(gemm.KERNELS, x.op, x.contents)
-    launch, arguments = binding.parts[0].call
+    launch, arguments = binding.launches[0].call
     with pytest.raises(ValueError, match="gemm: d is a null pointer"):
         launch(*arguments[:2], 0, *arguments[3:])
     with pytest.raises(ValueError, match="gemm: a must be aligned"):

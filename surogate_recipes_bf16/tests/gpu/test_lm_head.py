@@ -170,7 +170,7 @@ def test_with_deterministic_true_products_are_not_timed() -> None:
     contents = {v: torch.zeros(v.shape, dtype=TORCH.get(v.dtype, torch.int32)) for v in op.ins}
     for deterministic, timed in (("auto", True), ("true", False), ("false", True)):
         binding = bind_kernel(loss.KERNELS, op, contents, deterministic=deterministic)
-        assert ("TFLOP/s" in binding.parts[0].call[0].__self__.describe()) == timed
+        assert ("TFLOP/s" in binding.launches[0].call[0].__self__.describe()) == timed
 
 
 def test_a_chunk_runs_if_it_has_at_least_one_label() -> None:
@@ -178,7 +178,7 @@ def test_a_chunk_runs_if_it_has_at_least_one_label() -> None:
     targets, scale, total = value("t", (64,), "int32"), value("s", (), "fp32"), value("loss", (), "fp32")
     op = Op("lm_head_ce", (x, w, targets, scale), (total,), {"chunks": 4})
     contents = {v: torch.zeros(v.shape, dtype=TORCH.get(v.dtype, torch.int32)) for v in op.ins}
-    assert [part.above for part in bind_kernel(loss.KERNELS, op, contents).parts] == [-1, -1, 16, 32, 48, -1]
+    assert [launch.above for launch in bind_kernel(loss.KERNELS, op, contents).launches] == [-1, -1, 16, 32, 48, -1]
 
 
 @pytest.mark.parametrize("dw_dtype", [None, "fp32", "bf16"])

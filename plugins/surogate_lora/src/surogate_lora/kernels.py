@@ -1,4 +1,4 @@
-"""The compiled `lora_add`, `lora_slice` and `lora_dropout`."""
+"""Compiled kernels of `lora_add`, `lora_slice` and `lora_dropout`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FLOATS = ("fp32", "bf16")
 
 
 def _bind_add(op: Op, ctx: BindContext) -> Call:
-    """Four words a branch, `Branch` in branches.cu."""
+    """The table has four words per branch (`Branch` in branches.cu)."""
     from . import _C
 
     (base, *branches), (y,) = op.ins, op.outs
@@ -59,7 +59,7 @@ def _writes(op: Op, target: Target) -> Support:
     if (target.device.sm or 0) < 80:
         return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
     if op.accumulate:
-        return Support(False, "writes its output, does not add to it")
+        return Support(False, "cannot accumulate into its output")
     return Support(True)
 
 
@@ -67,16 +67,16 @@ def _add_supports(op: Op, target: Target) -> Support:
     base, *branches = op.ins
     others = [v for v in branches if v.dtype not in _FLOATS]
     if others:
-        return Support(False, f"branches are fp32 or bf16, {others[0]!r} is not")
+        return Support(False, f"branches must be fp32 or bf16, got {others[0]!r}")
     if op.outs[0].dtype != base.dtype:
-        return Support(False, f"its output has the dtype of {base!r}, {op.outs[0]!r} has not")
+        return Support(False, f"the output must have the dtype of {base!r}, got {op.outs[0]!r}")
     return _writes(op, target)
 
 
 def _slice_supports(op: Op, target: Target) -> Support:
-    """A result that was first rounded to `dtype` and then widened would need a second rounding."""
+    """Support only outputs in `dtype`. For a wider output, the kernel would have to round to `dtype` first."""
     if op.attrs["dtype"] != op.outs[0].dtype:
-        return Support(False, f"rounds to the dtype of its output, not to {op.attrs['dtype']} into {op.outs[0]!r}")
+        return Support(False, f"the output must be {op.attrs['dtype']}, got {op.outs[0]!r}")
     return _writes(op, target)
 
 

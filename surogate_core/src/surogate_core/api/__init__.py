@@ -1,7 +1,7 @@
-"""What a plugin hands over: one frozen dataclass per kind of thing, and nothing else.
+"""The interface of plugins: one frozen dataclass for each kind of definition.
 
-A plugin is a light module (no torch at import) named by an entry point of the group `surogate`. It says which
-version of this interface it was written for and implements the hooks it needs:
+A plugin is a module that an entry point of the group `surogate` names. It must not import torch at import time. It
+declares the version of this interface that it was written for, and implements the hooks that it needs:
 
     import pluggy
     from surogate_core.api import OptimizerDef
@@ -13,8 +13,8 @@ version of this interface it was written for and implements the hooks it needs:
     def surogate_optimizers():
         return [OptimizerDef(name="sgd", ...)]
 
-Every `options` model is a pydantic model with `extra="forbid"` whose fields are keys of the user's YAML file; name
-them with the plugin's own prefix (`adamw_beta1`), since all installed plugins share one flat space of keys.
+The fields of an `options` model, a pydantic model with `extra="forbid"`, are keys of the user's YAML file. Their names
+need a prefix (`adamw_beta1`), because all installed plugins share one flat namespace of keys.
 """
 
 from __future__ import annotations
@@ -96,4 +96,4 @@ __all__ = [
 ]
 
 API = 0
-"""Version of this interface; core refuses a plugin whose `SUROGATE_API` is another. 0: any release may change it."""
+"""Version of this interface. Core refuses plugins with a different `SUROGATE_API`. 0: any release may change it."""

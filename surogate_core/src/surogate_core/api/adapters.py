@@ -1,4 +1,4 @@
-"""Adapters: what is trained beside or instead of the weights."""
+"""Adapters: params that are trained in addition to, or instead of, the weights of a model."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterDef(Definition):
-    """Trains something beside or instead of the weights: a rewrite of the forward program before differentiation.
+    """An adapter: a rewrite of the forward program before differentiation, and the files of what was trained.
 
     apply       (program, builder, precision, the model's weight maps, scalars, options) -> the rewritten program, whose
-                one output is the loss. Raises ConfigError for options that do not fit the model. Of the scalars, a
-                micro-step has micro_step and seed; lr and step are those of the last update, 0 before the first, and
-                after a resume those of the checkpoint's.
-    trainable   (param, its weight map or None where the adapter made it, options) -> whether it is trained; the others
-                are frozen
-    save        (trained tensors by name, empty folder, the base model's name, options): writes the ecosystem's files.
-                Weights of the model have the names of their checkpoint's tensors, the adapter's own those of their
-                params.
-    load        (folder, options) -> tensors by the same names. Raises ConfigError, naming file and key, where the
-                folder holds no such adapter or one of other options.
-    merge       folder -> what it changes in which model. Raises ConfigError as `load` does.
-    config_file the file of `save` without which a folder is no adapter: it is put in its place last
-    library     the library that loads such a folder, by its name on the hub ("peft")
-    check       (folder, the base model's folder): loads it once, as others will; raises, with the reason, if it fails
-    commands    (folder, the base model's name, options) -> (program, the line to copy that loads it there)
+                only output is the loss. Raises ConfigError if the options do not fit the model. In a micro-step, the
+                scalars micro_step and seed are those of the micro-step; lr and step are those of the last update: 0
+                before the first, or those of the checkpoint after a resume.
+    trainable   (param, its weight map or None if the adapter made it, options) -> whether the param is trained. The
+                others are frozen.
+    save        (trained tensors by name, empty folder, name of the base model, options): writes the adapter in the
+                format of its ecosystem. Weights of the model have the names of their checkpoint tensors, params of the
+                adapter their own names.
+    load        (folder, options) -> tensors by the same names. Raises ConfigError, with file and key, if the folder has
+                no such adapter or one with different options.
+    merge       folder -> Merge. Raises ConfigError as `load` does.
+    config_file the file of `save` that identifies an adapter folder. It is moved to its place last.
+    library     name on the hub of the library that loads such a folder ("peft")
+    check       (folder, folder of the base model): loads the adapter as its users will. Raises, with the reason, if
+                that fails.
+    commands    (folder, name of the base model, options) -> pairs of a program and the command that loads it there
     """
 
     name: str
@@ -58,13 +59,14 @@ class AdapterDef(Definition):
 
 @dataclass(frozen=True)
 class Merge:
-    """A saved adapter that is to be added to its base.
+    """How to merge a saved adapter into its base model.
 
-    base_model  name of the base model, as the adapter's files have it
-    changes     name of a checkpoint tensor of the base -> function from that tensor to the merged one, of its dtype
-    may_lack    those of them that a base need not have: copies of tied weights
-    check       (the base's parsed config.json): raises ConfigError where the two cannot become one model
-    base_revision  revision of the base on the hub, "" for its main one
+    base_model     name of the base model in the adapter's files
+    changes        maps the names of checkpoint tensors of the base to functions that return the merged tensor, in the
+                   dtype of the original
+    may_lack       names in `changes` that the base may lack, because they are copies of tied weights
+    check          (parsed config.json of the base): raises ConfigError if the two cannot be merged
+    base_revision  revision of the base on the hub; "" for the main one
     """
 
     base_model: str

@@ -1,4 +1,4 @@
-"""What all pages share: options, support, devices."""
+"""Definitions used by several kinds of plugins: options, support, devices."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pydantic import BaseModel, ConfigDict
 
 
 class NoOptions(BaseModel):
-    """The options of a plugin that has none."""
+    """For definitions without options."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 @dataclass(frozen=True)
 class Support:
-    """Whether something can be used, and if not, one sentence that says why."""
+    """Whether something is supported, and if not, the reason in one sentence."""
 
     ok: bool
     reason: str = ""
@@ -25,12 +25,15 @@ class Support:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceInfo:
-    """A device as the planner sees it. `surogate plan --device` picks one from the table, without the hardware.
+    """The properties of a device that plans depend on. `surogate plan --device` reads them from the device table.
 
-    sm: compute capability as one number (90 for Hopper); None for a CPU. `flops`: sustained matrix-product FLOP/s by
-    operand dtype. `bandwidth`: bytes/s of reads and writes together. `launch_seconds`: floor of any op.
-    `runtime_bytes`: what the process holds on the device besides the plan's buffers. `link_bandwidth`: bytes/s that it
-    sends to another device of its machine while it receives as many.
+    sm              compute capability as one number (90 for Hopper); None for a CPU
+    flops           sustained FLOP/s of matrix products, by operand dtype
+    bandwidth       bytes/s of reads and writes together
+    launch_seconds  minimum time of an op
+    runtime_bytes   device memory of a process besides the planned buffers
+    source          where the rates come from
+    link_bandwidth  bytes/s that it can send to another device of the machine while it receives at the same rate
     """
 
     name: str
@@ -46,16 +49,17 @@ class DeviceInfo:
 
 
 Deterministic = Literal["auto", "true", "false"]
-"""Whether a run must give the same bits as the one before it.
+"""Whether equal runs must be bit-identical.
 
-auto: where a kernel can afford it, and where not the user is told. true: always, else the run is refused before it
-begins. false: whatever is fastest.
+auto    where this is cheap; otherwise the user gets a notice
+true    always; a run that cannot be is refused before it starts
+false   no; the fastest algorithms are used
 """
 
 
 @dataclass(frozen=True)
 class Target:
-    """What kernels are chosen, priced and bound for."""
+    """The device, and the determinism, that kernels are selected, priced and bound for."""
 
     device: DeviceInfo
     deterministic: Deterministic = "auto"

@@ -1,4 +1,4 @@
-"""For packages with kernels: is the compiled module there, and does it serve the GPUs here?
+"""For packages with kernels: whether the compiled module exists and supports the GPUs of this machine.
 
 @hookimpl
 def surogate_kernels():
@@ -8,7 +8,7 @@ def surogate_kernels():
 def surogate_diagnose(system):
     return diagnose("my_package", system)
 
-The module is `my_package._C`, as SurogateKernels.cmake builds it: it imports without a GPU and without torch.
+SurogateKernels.cmake builds the module `my_package._C`, which can be imported without a GPU and without torch.
 """
 
 from __future__ import annotations
@@ -22,51 +22,51 @@ from typing import Any
 
 from . import Finding, KernelDef, SystemInfo
 
-INSTALL = "install it again with SUROGATE_CUDA=on, which takes nvcc of CUDA 13 from the PATH or from NVIDIA's wheels"
+INSTALL = "install it again with SUROGATE_CUDA=on, which uses nvcc of CUDA 13 from the PATH or from NVIDIA's wheels"
 
 
 def of_module(module: str, kernels: Iterable[KernelDef]) -> tuple[KernelDef, ...]:
-    """The kernels, marked as bound by this compiled module: "my_package._C"."""
+    """Return the kernels with their `module` set to the import name `module` ("my_package._C")."""
     return tuple(replace(kernel, module=module) for kernel in kernels)
 
 
 def problem(module: str, sm: int) -> str:
-    """Why a compiled module cannot serve compute capability `sm`, as "is not compiled"; empty when it can."""
+    """Return why a compiled module does not support compute capability `sm`, such as "is not compiled", or ""."""
     try:
         if find_spec(module) is None:
             return "is not compiled"
         targets = list(import_module(module).build_info()["architectures"])
-    except Exception as error:  # an ImportError, or whatever a damaged file does
+    except Exception as error:  # an ImportError, or any error of a damaged file
         return f"does not load: {type(error).__name__}: {error}"
     return "" if any(serves(target, sm) for target in targets) else f"is compiled for {_shown(targets)}"
 
 
 def diagnose(package: str, system: SystemInfo) -> list[Finding]:
-    """Findings about the compiled module of `package`. Never raises."""
+    """Return findings about the compiled module of `package`. Never raises."""
     gpus = [gpu for gpu in system.gpus if "error" not in gpu]
     if find_spec(f"{package}._C") is None:
         if not gpus:
-            return [Finding("ok", package, "kernels are not compiled in; without a GPU none are needed")]
-        return [Finding("warning", package, "kernels are not compiled in: a GPU cannot run its ops", INSTALL)]
+            return [Finding("ok", package, "kernels are not compiled, which is fine without a GPU")]
+        return [Finding("warning", package, "kernels are not compiled, so its ops cannot run on a GPU", INSTALL)]
     try:
         info = import_module(f"{package}._C").build_info()
-    except Exception as error:  # an ImportError, or whatever a damaged file does
-        told = f"compiled kernels do not load: {type(error).__name__}: {error}"
-        return [Finding("error" if gpus else "warning", package, told, INSTALL)]
+    except Exception as error:  # an ImportError, or any error of a damaged file
+        message = f"compiled kernels do not load: {type(error).__name__}: {error}"
+        return [Finding("error" if gpus else "warning", package, message, INSTALL)]
     return list(_targets(package, info, {gpu["sm"] for gpu in gpus if gpu.get("sm")}))
 
 
 def _targets(package: str, info: Mapping[str, Any], present: set[int]) -> Iterator[Finding]:
-    """What is compiled in; and the compute capabilities here that none of it runs on, an error if all are such."""
+    """Yield the compiled targets, and the GPUs that they do not support. It is an error if they support no GPU."""
     targets = list(info["architectures"])
     yield Finding("ok", package, f"kernels compiled by CUDA {info['cuda']} for {_shown(targets)}")
-    idle = sorted(sm for sm in present if not any(serves(target, sm) for target in targets))
-    if idle:
-        names = ", ".join(f"SM{sm}" for sm in idle)
-        archs = ";".join(f"{sm}-real" for sm in idle)
-        level = "error" if len(idle) == len(present) else "warning"
+    unsupported = sorted(sm for sm in present if not any(serves(target, sm) for target in targets))
+    if unsupported:
+        names = ", ".join(f"SM{sm}" for sm in unsupported)
+        archs = ";".join(f"{sm}-real" for sm in unsupported)
+        level = "error" if len(unsupported) == len(present) else "warning"
         remedy = f"{INSTALL}, and CUDAARCHS='{archs}'; or hide that GPU by CUDA_VISIBLE_DEVICES"
-        yield Finding(level, package, f"no kernel runs on the {names} here", remedy)
+        yield Finding(level, package, f"no kernel runs on the {names} of this machine", remedy)
 
 
 def _shown(targets: list[str]) -> str:
@@ -77,11 +77,11 @@ def _shown(targets: list[str]) -> str:
 
 
 def serves(target: str, sm: int) -> bool:
-    """Whether code for a target of CMake's CUDA_ARCHITECTURES ("90a-real") runs on compute capability `sm` (90).
+    """Return whether code for a target of CMake's CUDA_ARCHITECTURES ("90a-real") runs on compute capability `sm` (90).
 
-    Machine code runs on its own major version, from its minor version on; PTX ("-virtual") is compiled by the driver
-    for anything later; `f` is for a family (one major version), `a` for exactly one. What cannot be told, as "native",
-    counts as served.
+    Machine code runs on the same major version with an equal or later minor version. The driver compiles PTX
+    ("-virtual") for any later version. `f` restricts code to one major version, `a` to exactly one version. Other
+    targets, such as "native", are assumed to run.
     """
     match = re.fullmatch(r"(\d+)([af]?)(-real|-virtual)?", target)
     if match is None:

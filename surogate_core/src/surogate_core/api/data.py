@@ -1,4 +1,4 @@
-"""Types of datasets."""
+"""Dataset types: how rows become documents."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..origin import Definition
 
 @dataclass(frozen=True)
 class Omission:
-    """Something in a row that is not in its tokens, or not trained as the row says.
+    """A part of a row that is missing from its tokens, or is not trained although the row asks for it.
 
-    `count` of `of` things of the kind `unit` ("answers", "rows"): their part `what` ("the reasoning") is missing, for
-    the reason `why`. Omissions that differ only in their counts are added up over a dataset and printed before
-    training, so none of the texts may quote the row.
+    In `count` of `of` units ("answers", "rows"), the part `what` ("the reasoning") is missing, for the reason `why`.
+    Omissions that differ only in their counts are summed over a dataset and printed before training, so the texts must
+    not quote the row.
     """
 
     what: str
@@ -29,10 +29,10 @@ class Omission:
 
 @dataclass(frozen=True)
 class Encoded:
-    """One document: token ids, and for each whether the model is trained to produce it.
+    """A document: token ids, and for each token whether the model is trained to produce it.
 
-    omissions   what of the row is not in the tokens
-    left_out    why a row has no tokens though it is not empty: such rows are counted and printed before training
+    omissions   parts of the row that are missing
+    left_out    why a row that is not empty has no tokens. Such rows are counted, and reported before training.
     """
 
     tokens: Sequence[int]
@@ -43,16 +43,16 @@ class Encoded:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetFormatDef(Definition):
-    """How a row of a dataset becomes a document.
+    """A dataset type: how a row becomes a document.
 
-    options     pydantic model of this type's keys inside a `datasets:` entry ("text_field" ...)
-    matches     names of the columns that hold something in any row -> whether `type: auto` should take this format
-    encode      (row, tokenizer, options) -> Encoded. The tokenizer is a `tokenizers.Tokenizer`-backed object with
-                `encode_ids(text) -> list[int]`, `bos_id`, `eos_id` (None when the tokenizer has none).
+    options     pydantic model of the type's keys in an entry of `datasets:` ("text_field" ...)
+    matches     (names of the columns with content in at least one row) -> whether `type: auto` should select this type
+    encode      (row, tokenizer, options) -> Encoded. The tokenizer is backed by a `tokenizers.Tokenizer` and has
+                `encode_ids(text) -> list[int]`, `bos_id` and `eos_id` (None if the tokenizer has none).
     fields      (options) -> names of the columns that `encode` reads
-    optional    (options) -> those of `fields` that a row may lack; `encode` then finds None
-    guess       the same names -> the keys that `type: auto` sets where the entry does not
-    truncation  what becomes of a document longer than a row: "split", or "delete" where its parts mean nothing alone
+    optional    (options) -> those of `fields` that a row may lack; `encode` then gets None
+    guess       (the same names as `matches`) -> keys that `type: auto` sets if the entry does not
+    truncation  what to do with a document longer than a row: "split", or "delete" if its parts are useless alone
     """
 
     name: str

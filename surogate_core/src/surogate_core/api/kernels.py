@@ -1,4 +1,4 @@
-"""Kernels: what runs an op."""
+"""Kernels: compiled implementations of ops."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .base import Support, Target
 from .running import Comm
 
 Call = tuple[Callable[..., None], tuple[Any, ...]]
-"""A launch, ready to run: `function(*arguments)`, enqueued and not waited for."""
+"""A function and its arguments: `function(*arguments)` enqueues work on a stream and returns without waiting for it."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch that a micro-batch only needs when it has more than `above` labels; -1: always.
+    """A call, and the micro-batches that need it: those with more than `above` labels; -1: all.
 
-    The host knows how many labels a batch has, so leaving a part out costs no synchronisation.
+    The host knows the number of labels of a batch, so skipping a launch needs no synchronisation.
     """
 
     call: Call
@@ -28,48 +28,49 @@ class Launch:
 
 
 class BindContext(Protocol):
-    """What a kernel sees of the run when it is bound, once, before the first step. Not for the hot path."""
+    """What a kernel is bound to: an op's buffers and stream. Used once per op, before the first step."""
 
     @property
     def target(self) -> Target: ...
     @property
     def stream(self) -> int:
-        """The CUDA stream that the op is enqueued on, as an integer: that of its lane."""
+        """The CUDA stream of the op's lane, as an integer."""
         ...
 
     @property
     def comm(self) -> Comm:
-        """The way to the other workers of the run."""
+        """The communicator of this rank."""
         ...
 
     def pointer(self, value: Value) -> int:
-        """Device address of a value's buffer, aligned to 256 bytes."""
+        """Return the device address of a value's buffer, aligned to 256 bytes."""
         ...
 
     @property
     def workspace(self) -> int:
-        """Device address of the op's scratch, `KernelDef.workspace` bytes; 0 without any."""
+        """Device address of the op's workspace of `KernelDef.workspace` bytes; 0 if it has none."""
         ...
 
-    def call(self, launch: Callable[..., None], *arguments: Any) -> Call:
-        """A call of `launch` with values replaced by their pointers and the stream added as the last argument."""
+    def call(self, function: Callable[..., None], *arguments: Any) -> Call:
+        """Return a call of `function`, with each Value replaced by its pointer and the stream as the last argument."""
         ...
 
     def table(self, words: Sequence[int]) -> int:
-        """Device address of an int64 array with these contents; it lives as long as the run."""
+        """Return the device address of an int64 array with these contents, which lives as long as the run."""
         ...
 
     def notice(self, text: str) -> None:
-        """Tell the user. A text is shown once a run, however many ops say it, so it should not name one of them."""
+        """Show a line to the user. Each different text is shown once per run, so it should not name a single op."""
         ...
 
     def autotune_cache(
-        self, name: str, recall: Callable[[Mapping[str, str]], None], tell: Callable[[], Mapping[str, str]]
+        self, name: str, load: Callable[[Mapping[str, str]], None], dump: Callable[[], Mapping[str, str]]
     ) -> None:
-        """Keep what kernels choose by timing, so that later runs on such a GPU choose the same and give the same bits.
+        """Cache what kernels select by timing, so that later runs on the same GPU model give the same bits.
 
-        `recall` is called once a run, now, with what earlier ones have chosen; `tell` when everything is bound, for all
-        that is known then. Keys must name whatever a choice depends on, a library's version too. `name`: whose choices.
+        `name` identifies the cache. Once per run `load` is called immediately, with the entries of earlier runs, and
+        `dump` when everything is bound, for all entries known by then. A key must contain everything that a selection
+        depends on, library versions too.
         """
         ...
 
@@ -78,19 +79,21 @@ class BindContext(Protocol):
 class KernelDef(Definition):
     """A compiled implementation of an op.
 
-    dtypes      the dtypes of (ins..., outs...) that it serves; "*" matches any; a last "..." matches any number more
-    supports    (op, target) -> Support; light: imports no compiled module, never raises
-    bind        (op, context) -> the launch, or the parts that it is made of, in order. Imports the compiled module,
-                chooses algorithms, times them if need be. A launch takes raw pointers and sizes, the stream last; it
-                neither allocates nor synchronises. `op.accumulate` says which outputs it must add to. Where bits may
-                differ from run to run: a ConfigError if `context.target.deterministic` is "true", a `context.notice` if
-                it is "auto".
-    workspace   (op, target) -> bytes of scratch for this op; replaces the OpDef's figure. Known before anything is
-                loaded: where it depends on the version of a library, an upper bound over the versions.
-    notice      (op, target) -> what `surogate plan` tells the user of this kernel, "" for nothing; light as `supports`.
-                In a run `bind` tells what has become of it.
-    module      import name of the compiled module that `bind` imports ("my_package._C"), by SurogateKernels.cmake:
-                runs say before they start where it is missing or has no code for the GPU. "": nothing to look for
+    dtypes      the supported dtypes of (ins..., outs...); "*" matches any dtype, a final "..." any number of further
+                values
+    supports    (op, target) -> Support. Must be cheap: imports no compiled module, never raises.
+    bind        (op, context) -> a Call, or a tuple of Launch to run in order. Imports the compiled module and selects
+                algorithms, by timing if necessary. The functions take raw pointers and sizes, and the stream last. They
+                neither allocate nor synchronise. They must add to the outputs in `op.accumulate`. If the algorithm is
+                not deterministic, bind raises ConfigError where `context.target.deterministic` is "true", and calls
+                `context.notice` where it is "auto".
+    workspace   (op, target) -> bytes of workspace, in place of the OpDef's. Known before anything is loaded: if it
+                depends on the version of a library, an upper bound over all versions.
+    notice      (op, target) -> a line about this kernel for the user of `surogate plan`, or "". Must be cheap. In a
+                run, `bind` gives the notice instead.
+    capturable  whether its launches may be captured in a CUDA graph
+    module      import name of the compiled module that `bind` imports ("my_package._C"), built by
+                SurogateKernels.cmake. A run is refused early if it is missing or has no code for the GPU. "": no check.
     """
 
     op: str

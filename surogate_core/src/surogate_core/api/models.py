@@ -1,4 +1,4 @@
-"""Models: sizes, inputs, weights, and the function that records the forward program."""
+"""Models: sizes, weights, and the function that records the forward program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Dims(Protocol):
-    """A model's sizes, as its plugin derives them from `config.json`. Core reads only these."""
+    """The sizes of a model, which its plugin derives from `config.json`. Core reads only these."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -24,7 +24,7 @@ class Dims(Protocol):
     def n_layers(self) -> int: ...
     @property
     def max_positions(self) -> int:
-        """Longest sequence that the checkpoint's configuration allows, in tokens."""
+        """Longest sequence in tokens that `config.json` allows."""
         ...
 
 
@@ -38,7 +38,7 @@ class HFTensor:
 
 @dataclass(frozen=True)
 class WeightMap:
-    """A param is the concatenation of `tensors` along their first dimension. Export splits it again."""
+    """A param that is the concatenation of checkpoint `tensors` along the first dimension. Export splits it again."""
 
     param: str
     tensors: tuple[HFTensor, ...]
@@ -46,17 +46,18 @@ class WeightMap:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDef(Definition):
-    """An architecture.
+    """A model architecture.
 
-    architectures   names of `config.json["architectures"]`; `model_types` of `config.json["model_type"]`
-    dims            parsed config.json -> Dims; raises ConfigError naming key and value
-    build           emits the forward program and returns the scalar loss
-    weights         one WeightMap per param of the program, in file order
-    ignored_tensors fnmatch patterns of checkpoint tensors that carry nothing (buffers)
-    tied_copies     checkpoint tensors that may be there too, each an equal copy of another: {copy: original}. A file
-                    in which the two differ is refused
-    in_transformers whether transformers, and what stands on it, has the architecture: a run's outputs are then loaded
-                    with it once, and `surogate verify` can compare
+    architectures   values of `config.json["architectures"]` that select it
+    model_types     values of `config.json["model_type"]` that select it
+    dims            (parsed config.json) -> Dims. Raises ConfigError with key and value.
+    build           (builder, dims, batch) -> the scalar loss. Emits the forward program.
+    weights         (dims) -> one WeightMap per param of the program, in file order
+    ignored_tensors (dims) -> fnmatch patterns of checkpoint tensors without information (buffers)
+    tied_copies     (dims) -> {copy: original}: checkpoint tensors that may exist in addition, as copies of others. A
+                    checkpoint in which the two differ is refused.
+    in_transformers whether transformers has the architecture. Outputs of a run are then loaded with it once, and
+                    `surogate verify` can compare.
     """
 
     name: str

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ParamGrad:
-    """A trainable param, its accumulated gradient, and its master: the param itself, or a state in `master_dtype`."""
+    """A trained param, its accumulated gradient, and its master: the param itself, or a state in `master_dtype`."""
 
     param: Value
     grad: Value
@@ -30,11 +30,11 @@ class ParamGrad:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerDef(Definition):
-    """An optimizer: appends update ops for all params at once.
+    """An optimizer.
 
-    `update(builder, params, clip_coef, scalars, precision, weight_decay, options)`. States are made by
-    `builder.state(name, shape, dtype, init)`. The gradient to use is `clip_coef * grad`; when `clip_coef` is not
-    finite the op must write nothing: the step is skipped.
+    update  (builder, params, clip_coef, scalars, precision, weight_decay, options): emits the update of all params.
+            Declares its states by `builder.state(name, shape, dtype, init)`. The gradient to use is `clip_coef * grad`.
+            If `clip_coef` is not finite, the step is skipped: the ops must not change any value.
     """
 
     name: str
@@ -45,7 +45,10 @@ class OptimizerDef(Definition):
 
 @dataclass(frozen=True, kw_only=True)
 class OffloadDef(Definition):
-    """A strategy that moves values to the host: (program, builder, device bytes to stay under, options) -> program."""
+    """An offload strategy.
+
+    schedule  (program, builder, limit of device bytes, options) -> program that moves values to the host and back
+    """
 
     name: str
     summary: str

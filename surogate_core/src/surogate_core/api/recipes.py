@@ -1,4 +1,4 @@
-"""Precision recipes: dtypes, and a rewrite of the program."""
+"""Precision recipes: the dtypes of a run, and a rewrite of its programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionRequest:
-    """The dtype keys as the user wrote them; None where left to the default."""
+    """The dtype keys that the user set; None for those that the recipe decides."""
 
     model_dtype: str | None = None
     matmul_dtype: str | None = None
@@ -31,11 +31,15 @@ class PrecisionRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """The dtypes of a run, all decided.
+    """The dtypes of a run.
 
-    model: weights, norms, activations. matmul: operands of forward products. gradient: operands of backward products.
-    master: what the optimizer updates. adapter: weights of an adapter.
-    param_grad: accumulated gradients. optimizer_state: moments.
+    model            weights, norms, activations
+    matmul           operands of products in the forward pass
+    gradient         operands of products in the backward pass
+    master           the weights that the optimizer updates
+    adapter          the weights of an adapter
+    param_grad       accumulated gradients
+    optimizer_state  moments
     """
 
     model: str
@@ -51,11 +55,11 @@ class Precision:
 class RecipeDef(Definition):
     """A precision recipe.
 
-    precision   decides the dtypes; raises ConfigError naming the legal combinations
-    supports    (device, precision, options) -> Support; imports no compiled module, never raises
-    lower       rewrites a differentiated program; called on the training and on the evaluation program
-                A state that it lets micro-steps write changes when the step is applied: they work on a copy, which the
-                update commits if the gradient norm is finite (`program/passes/pending.py`).
+    precision   (request, options) -> Precision. Raises ConfigError with the valid combinations.
+    supports    (device, precision, options) -> Support. Imports no compiled module, never raises.
+    lower       (program, builder, precision, options) -> program. Called with the differentiated training program and
+                with the evaluation program. If micro-steps write a state, they work on a copy, which the update commits
+                if the gradient norm is finite (`program/passes/pending.py`).
     """
 
     name: str

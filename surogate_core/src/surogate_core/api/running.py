@@ -1,4 +1,4 @@
-"""Launchers, and what a run reports to its loggers."""
+"""Launchers, loggers and the reports that they receive, and `surogate doctor`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .base import NoOptions
 
 
 class Comm(Protocol):
-    """What a worker knows of the others, and its way to reach them. A rank is one device, driven by one thread."""
+    """The communicator of a rank. A rank is one device, driven by one thread."""
 
     @property
     def rank(self) -> int: ...
@@ -22,36 +22,36 @@ class Comm(Protocol):
     def world_size(self) -> int: ...
     @property
     def device(self) -> int:
-        """Index of the rank's device among those visible to its process."""
+        """Index of the rank's device among the devices visible to its process."""
         ...
 
     def all_reduce(self, ranges: Sequence[tuple[int, int, str]], stream: int) -> None:
-        """Enqueue the sum over all ranks, in place, of each (device address, elements, dtype)."""
+        """Enqueue an in-place sum over all ranks of each range (device address, elements, dtype)."""
         ...
 
     def check(self) -> None:
-        """Raise what went wrong on the way to the others since the start. From any thread, without waiting."""
+        """Raise if an asynchronous error has occurred. Does not wait. May be called on any thread."""
         ...
 
     def abort(self) -> None:
-        """Give up: what is enqueued ends instead of waiting for the others. From any thread, without waiting."""
+        """End collectives that wait for other ranks. Does not wait. May be called on any thread."""
         ...
 
 
 @dataclass(frozen=True)
 class Topology:
-    """What a launcher is asked for: devices of this machine."""
+    """The devices of this machine that a launcher should use."""
 
     devices: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherDef(Definition):
-    """Brings up the processes of a run and the ways between their devices.
+    """Starts the processes of a run and connects their devices.
 
-    run     (work, topology, options) -> what `work` returns in the process of rank 0. In every process it calls `work`
-            once, with a Comm for each device that the process drives, in order of rank, and takes the Comms down
-            after it. A process that fails must end the others.
+    run     (work, topology, options) -> the result of `work` in the process of rank 0. In every process, calls `work`
+            once with a Comm for each device that the process drives, in order of rank, and ends the Comms afterwards.
+            If a process fails, the others must end.
     """
 
     name: str
@@ -62,10 +62,11 @@ class LauncherDef(Definition):
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """What a logger is told when a run begins. `config` is the resolved config, ready for JSON.
+    """Properties of a run, for loggers.
 
-    done_steps: optimizer steps of the checkpoint that the run goes on from, 0 at a fresh start. Reports of later steps
-    that an earlier run may have left in `output_dir` do not count any more.
+    config      the resolved config, as JSON types
+    done_steps  optimizer steps of the checkpoint that the run resumes from; 0 for a new run. Reports of later steps
+                that an earlier run left in `output_dir` are obsolete.
     """
 
     run_name: str
@@ -83,10 +84,15 @@ class RunInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """An optimizer step. loss: mean over valid tokens, nats. norm: of the gradient before clipping.
+    """An optimizer step.
 
-    tokens: non-padding positions. valid_tokens: positions with a label. tokens_per_second = tokens / duration.
-    skipped: the step was not applied, since loss or norm was not finite.
+    loss               mean over the valid tokens, in nats
+    norm               2-norm of the gradient before clipping
+    tokens             positions that are not padding
+    valid_tokens       positions with a label
+    tokens_per_second  tokens / duration
+    time               when the report was made, in seconds since the epoch
+    skipped            the step was not applied, because its gradient norm was not finite
     """
 
     step: int
@@ -104,7 +110,7 @@ class StepReport:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalReport:
-    """An evaluation after `step` optimizer steps. loss: mean over valid tokens, nats."""
+    """An evaluation after `step` optimizer steps. `loss` is the mean over the valid tokens, in nats."""
 
     step: int
     loss: float
@@ -115,11 +121,12 @@ class EvalReport:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuReport:
-    """A look at one GPU of the run after `step` optimizer steps. What the driver does not tell of it is None.
+    """The state of one GPU of the run after `step` optimizer steps. Figures that the driver does not have are None.
 
-    gpu: its number in the run. utilization: part of the driver's last sampling period (up to a second) in which a
-    kernel ran, 0 to 1; memory_utilization: in which its memory was read or written. memory_used_bytes: by all
-    processes.
+    gpu                 index of the GPU in the run
+    utilization         fraction of the driver's last sampling period (up to a second) in which a kernel ran
+    memory_utilization  fraction of that period in which memory was read or written
+    memory_used_bytes   of all processes
     """
 
     step: int
@@ -136,7 +143,7 @@ class GpuReport:
     time: float
 
     def figures(self) -> dict[str, float]:
-        """What changes and was told, by name, memory in GiB: the curves of a tracker."""
+        """Return the figures that vary over time and are not None, by name, with memory in GiB."""
         used = self.memory_used_bytes
         figures = {
             "utilization": self.utilization,
@@ -152,9 +159,10 @@ class GpuReport:
 
 @runtime_checkable
 class Logger(Protocol):
-    """Receives reports, in order, from the loop's thread. A GPU's report comes when it is there: its step may be past.
+    """Receives reports, in order, on the thread of the training loop. Reports of GPUs may arrive some steps late.
 
-    One that the user asked for and that raises is told of and left out from then on; RunStopped ends the run, saved.
+    If the logger of a plugin raises, the user gets a notice and it receives no more reports. RunStopped ends the run,
+    which is saved first.
     """
 
     def step(self, report: StepReport) -> None: ...
@@ -167,9 +175,10 @@ class Logger(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LoggerDef(Definition):
-    """A place where reports go. Opened only when `report_to` names it (`always`: in every run).
+    """A destination of reports.
 
-    open    (info, options) -> Logger, before the first step. Raises ConfigError for what the user has to change.
+    open    (info, options) -> Logger. Called before the first step. Raises ConfigError if the user must act.
+    always  open it in every run, not only if `report_to` names it
     """
 
     name: str
@@ -181,7 +190,7 @@ class LoggerDef(Definition):
 
 @dataclass(frozen=True, kw_only=True)
 class SystemInfo:
-    """What `surogate doctor` knows of the machine."""
+    """The machine, for the checks of `surogate doctor`."""
 
     python: str
     platform: str
@@ -193,7 +202,7 @@ class SystemInfo:
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of `surogate doctor`. level: "ok", "warning" or "error"; remedy: what to do, empty when ok."""
+    """One line of `surogate doctor`. `level` is "ok", "warning" or "error"; `remedy` is empty if it is "ok"."""
 
     level: str
     subject: str

@@ -1,1 +1,1 @@
-"""Lifetimes, the static arena plan, the report and the device table. No torch."""
+"""Lifetimes, the memory plan, its report and the device table. Imports no torch."""

@@ -1,4 +1,4 @@
-"""How long a program takes on a device, from FLOPs and bytes: a roofline per op, summed."""
+"""Estimated time of a program on a device: the sum of a roofline estimate per op, from FLOPs and bytes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cost:
-    """Work of a run of ops: floating-point operations, bytes read and written, seconds.
+    """The work of a sequence of ops.
 
-    comm_seconds: what collectives take, side by side with the rest. waiting_seconds: the part of `seconds` in which
-    nothing else is left to do.
+    flops            floating-point operations
+    bytes            bytes read and written
+    seconds          estimated time
+    comm_seconds     time of the collectives, which overlap with the other ops
+    waiting_seconds  the part of `seconds` that waits for collectives
     """
 
     flops: int = 0
@@ -31,12 +34,12 @@ class Cost:
         return Cost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def times(self, count: int) -> Cost:
-        """The same work `count` times."""
+        """Return the cost of the same work `count` times."""
         return Cost(*(getattr(self, f.name) * count for f in fields(self)))
 
 
 def op_cost(op: Op, definition: OpDef, device: DeviceInfo) -> Cost:
-    """An op takes the longest of its arithmetic, its traffic, what it sends to others, and the floor of a launch."""
+    """Return the cost of an op: the maximum of the times for FLOPs, memory traffic, communication and a launch."""
     flops = definition.flops(op)
     traffic = definition.traffic(op) if definition.traffic else _traffic(op)
     operand = next((v.dtype for v in op.ins if v.dtype in device.flops), "fp32")
@@ -46,10 +49,10 @@ def op_cost(op: Op, definition: OpDef, device: DeviceInfo) -> Cost:
 
 
 def program_cost(program: Program, ops: Mapping[str, OpDef], device: DeviceInfo) -> Cost:
-    """The ops of a program one after another, those of the lane "comm" beside the others.
+    """Return the cost of a program. Ops of a lane run one after another; the lanes overlap.
 
-    A collective begins when the ops before it are done; ops that touch its values, and the program's end, wait for it.
-    That it takes bandwidth and processors from what runs beside it is not counted.
+    A collective starts when all ops before it are done. Ops that use its values wait for it, as does the end of the
+    program. The bandwidth and the multiprocessors that it takes from concurrent ops are not counted.
     """
     flops = nbytes = 0
     seconds = comm_seconds = 0.0

@@ -1,4 +1,4 @@
-"""The device table: what the planner needs to know of a GPU that need not be here.
+"""The device table: properties of GPUs, for plans on machines that do not have them.
 
 FLOP/s are sustained dense matrix-product rates by operand dtype. For the H200 they were measured (one H200, 700 W,
 CUDA 13.0, torch 2.11+cu130, cuBLASLt 13.1, 2026-11-20: bf16 640-690 TFLOP/s over the shapes of a step, 4.2 TB/s of
@@ -21,18 +21,19 @@ _SUSTAINED = 0.67
 _BANDWIDTH = 0.87
 _LINK = 0.8
 _CUDA_RUNTIME_BYTES = 720 << 20
-"""What a process holds besides planned buffers. Measured on an H200 (driver 580, torch 2.11+cu130, cuDNN 9.19): 620 MiB
-of context, and up to 97 MiB of modules, graphs and library handles over the configurations of benchmarks/h200.md."""
+"""Device memory of a process besides the planned buffers. Measured on an H200 (driver 580, torch 2.11+cu130, cuDNN
+9.19): 620 MiB of context, and up to 97 MiB of modules, graphs and library handles for the configurations of
+benchmarks/h200.md."""
 
 
 COLLECTIVE_BYTES = 768 << 20
-"""What NCCL takes on each of several GPUs: measured on two H200s with NVLink, with the NCCL of torch 2.11."""
+"""Device memory of NCCL on each of several GPUs, measured on two H200s with NVLink and the NCCL of torch 2.11."""
 
 
 def _gpu(
     name: str, title: str, sm: int, gib: float, bf16: float, fp32: float, bandwidth: float, link: float
 ) -> DeviceInfo:
-    """bf16, fp32: dense peak in TFLOP/s; bandwidth in TB/s; link in GB/s, one way; all from the vendor's data sheet."""
+    """Return a device from its data sheet: dense peak in TFLOP/s, bandwidth in TB/s, link in GB/s for one direction."""
     flops = {"bf16": bf16 * _SUSTAINED * 1e12, "fp32": fp32 * _SUSTAINED * 1e12, "fp64": fp32 * _SUSTAINED / 2 * 1e12}
     return DeviceInfo(
         name=name,
@@ -81,11 +82,11 @@ DEVICES: dict[str, DeviceInfo] = {
         _gpu("spark", "NVIDIA DGX Spark (GB10)", 121, 119.0, 125, 31, 0.273, 25),
     )
 }
-"""Every device that `surogate plan --device` knows, by name."""
+"""The devices of `surogate plan --device`, by name."""
 
 
 def cpu() -> DeviceInfo:
-    """This machine's processors: all of its memory, and rates good enough to order things by."""
+    """Return this machine's CPU, with all of its memory. The rates are rough, but sufficient for comparisons."""
     cores = os.cpu_count() or 1
     return DeviceInfo(
         name="cpu",
@@ -102,9 +103,9 @@ def cpu() -> DeviceInfo:
 
 
 def gpu(title: str, sm: int, memory_bytes: int) -> DeviceInfo:
-    """A GPU by name, compute capability and memory: the entry of the device table, with the memory that it really has.
+    """Return the GPU with this name from the device table, with the actual compute capability and memory.
 
-    A GPU that the table does not know takes the rates of the smallest one of its generation or the one before.
+    A GPU that is not in the table gets the rates of the slowest one of its generation, or of the generation before.
     """
     words = set(title.lower().replace("-", " ").split())
     named = [d for d in DEVICES.values() if set(d.title.lower().replace("-", " ").split()) <= words]
@@ -119,7 +120,7 @@ def gpu(title: str, sm: int, memory_bytes: int) -> DeviceInfo:
 
 
 def device(name: str) -> DeviceInfo:
-    """A device of the table or "cpu". Raises ConfigError listing the names."""
+    """Return a device of the table, or the CPU for "cpu". Raises ConfigError with the known names."""
     key = name.lower().replace("_", "").replace(" ", "")
     if key == "cpu":
         return cpu()

@@ -1,4 +1,4 @@
-"""From when to when each arena value is needed."""
+"""Lifetimes: the first and last op that needs each arena value."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ from dataclasses import dataclass
 
 from ..program.op import Op, Program
 from ..program.value import Value
-
-ALIGNMENT = 256
-"""Bytes to which every buffer is aligned: what cudaMalloc gives, and enough for any vector load."""
-
-
-def align(nbytes: int) -> int:
-    """`nbytes` rounded up to the alignment."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+from .alignment import align
 
 
 @dataclass(frozen=True, eq=False)
 class Lifetime:
-    """`value` occupies `nbytes` (aligned) while ops `first` to `last` run, both included. scratch: of one op alone."""
+    """`value` occupies `nbytes` (aligned) from op `first` to op `last`, both included.
+
+    `scratch` marks the workspace of an op.
+    """
 
     value: Value
     nbytes: int
@@ -29,10 +25,10 @@ class Lifetime:
 
 
 def lifetimes(program: Program, workspace: Callable[[Op], int]) -> list[Lifetime]:
-    """One entry per arena value, in order of first use; scratch of an op lives for that op alone.
+    """Return the lifetime of each arena value, in order of first use.
 
-    A value of the program's `outputs` lives to the end. Scratch values are named "<index>.workspace" and labelled
-    "workspace".
+    Outputs of the program live until its end. The workspace of an op lives during that op; its value is named
+    "<index>.workspace" and labelled "workspace".
     """
     first: dict[Value, int] = {}
     last: dict[Value, int] = {}
@@ -54,7 +50,7 @@ def lifetimes(program: Program, workspace: Callable[[Op], int]) -> list[Lifetime
 
 
 def live_bytes(lives: list[Lifetime], n_ops: int) -> list[int]:
-    """Bytes that are live while each op runs: no arena can be smaller than the largest."""
+    """Return the live bytes at each op. Their maximum is a lower bound of the arena."""
     change = [0] * (n_ops + 1)
     for life in lives:
         change[life.first] += life.nbytes

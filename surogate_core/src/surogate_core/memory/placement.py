@@ -1,4 +1,4 @@
-"""Where values go in an arena: each at the lowest offset that is free during its whole life."""
+"""Placement in an arena: each value gets the lowest offset that is free during its lifetime."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 Interval = tuple[int, int, int]
-"""(bytes, first op, last op) of a value, both ops included."""
+"""(bytes, first op, last op) of a value; its lifetime includes both ops."""
 
 
 @lru_cache(maxsize=64)
 def place(values: tuple[Interval, ...]) -> tuple[int, ...]:
-    """Offsets of `values`, placed in the order given, each at the lowest offset that is free from `first` to `last`.
+    """Return the offsets of `values`, placed in the given order, each at the lowest offset free during its lifetime.
 
-    O(n log n) index operations for n values (`Occupied`). The results of the last 64 different lists are kept: the
-    micro-step programs of a run, and most of the programs that suggestions try, have equal lives.
+    Takes O(n log n) operations of the index (`Occupied`) for n values. The results of the last 64 lists are cached,
+    because the micro-step programs of a run, and most programs that suggestions try, have equal lifetimes.
     """
     occupied = Occupied(max((last for _, _, last in values), default=0) + 1)
     return tuple(occupied.claim(*value) for value in values)
 
 
 class Occupied:
-    """The parts of an arena that are taken, by op: a segment tree over the `n_ops` ops of a program.
+    """The occupied bytes of an arena at each op: a segment tree over the `n_ops` ops of a program.
 
-    A value whose life is [first, last] is entered at the nodes that make up this range. A node knows two sets of
-    bytes: `whole`, of values entered at it, taken during all of its ops, and `any`, of values entered at it or below,
-    taken during some of its ops. A set is a sorted list of boundaries [start, end, start, end, ...] in which parts that
-    touch are one. Values are packed densely, so that a set has few parts however many values are in it.
+    A value with the lifetime [first, last] is stored at the nodes that together cover this range. Each node has two
+    sets of bytes: `whole`, of the values stored at it, which are occupied during all of its ops; and `any`, of the
+    values stored at it or below, which are occupied during some of its ops. A set is a sorted list of boundaries
+    [start, end, start, end, ...] in which adjacent intervals are merged. Values are packed densely, so a set has few
+    intervals however many values it contains.
     """
 
     def __init__(self, n_ops: int) -> None:
@@ -37,7 +38,7 @@ class Occupied:
         self.probes = 0
 
     def claim(self, nbytes: int, first: int, last: int) -> int:
-        """Take `nbytes` from op `first` to op `last`, at the lowest offset that is free there; nothing is at 0."""
+        """Occupy `nbytes` from op `first` to op `last` at the lowest free offset, and return it; 0 if `nbytes` is 0."""
         if not nbytes:
             return 0
         nodes, above = self._nodes(first, last)
@@ -46,28 +47,28 @@ class Occupied:
         )
         for node in nodes:
             _add(self._whole[node], at, at + nbytes)
-            while node and _add(self._any[node], at, at + nbytes):  # what a node has, those above it have
+            while node and _add(self._any[node], at, at + nbytes):  # a node's ancestors contain its set
                 node //= 2
         return at
 
     def _lowest_gap(self, nbytes: int, taken: Sequence[list[int]]) -> int:
-        """The lowest offset at which `nbytes` overlap no part of any set: skips overlaps until there is none."""
+        """Return the lowest offset at which `nbytes` overlap no interval of any set."""
         at, clear, i = 0, 0, 0
         while clear < len(taken):
             boundaries = taken[i]
             i = (i + 1) % len(taken)
             self.probes += 1
             after = bisect_right(boundaries, at)
-            if after % 2:  # inside of a part
+            if after % 2:  # inside an interval
                 at, clear = boundaries[after], 0
-            elif after < len(boundaries) and boundaries[after] < at + nbytes:  # a part begins too soon
+            elif after < len(boundaries) and boundaries[after] < at + nbytes:  # an interval begins before at + nbytes
                 at, clear = boundaries[after + 1], 0
             else:
                 clear += 1
         return at
 
     def _nodes(self, first: int, last: int) -> tuple[list[int], list[int]]:
-        """The nodes that make up [first, last], and all nodes above them."""
+        """Return the nodes that cover [first, last], and all their ancestors."""
         low, high = first + self._leaves, last + self._leaves + 1
         nodes = []
         while low < high:
@@ -84,7 +85,7 @@ class Occupied:
 
 
 def _add(boundaries: list[int], start: int, end: int) -> bool:
-    """Add [start, end) to a set, merging the parts that it overlaps or touches. Returns whether the set has changed."""
+    """Add [start, end) to a set, merged with intervals that it overlaps or touches. Return whether the set changed."""
     inside = bisect_right(boundaries, start)
     if inside % 2 and end <= boundaries[inside]:
         return False

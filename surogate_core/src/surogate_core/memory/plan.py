@@ -1,4 +1,4 @@
-"""The static arena plan: a byte offset for every activation, before anything runs."""
+"""The memory plan: a byte offset for every value, determined before anything runs."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from dataclasses import dataclass
 
 from ..program.op import Op, Program
 from ..program.value import Value
-from .lifetimes import Lifetime, align, lifetimes, live_bytes
+from .alignment import align
+from .lifetimes import Lifetime, lifetimes, live_bytes
 from .placement import place
 
 
 @dataclass(frozen=True)
 class ArenaPlan:
-    """Where a program's activations lie.
+    """The places of a program's activations in the arena.
 
-    offsets: bytes into the arena, multiples of the alignment. workspace: (offset, bytes) of the scratch of the op at
-    that index. peak_op: the op at which the most bytes are live; `lower_bound` bytes are live there.
+    offsets      in bytes, multiples of ALIGNMENT
+    workspace    (offset, bytes) of the workspace of an op, by the op's index
+    arena_bytes  end of the last value
+    lower_bound  largest number of live bytes at any op
+    peak_op      index of that op
     """
 
     offsets: Mapping[Value, int]
@@ -28,10 +32,10 @@ class ArenaPlan:
 
 
 def plan(program: Program, workspace: Callable[[Op], int]) -> ArenaPlan:
-    """Assign every activation a byte offset in one arena.
+    """Assign each activation a byte offset in one arena.
 
-    Two values overlap in memory only if their lives do not. Largest first, each at the lowest offset that is free
-    during its whole life ("greedy by size", Pisarchyk & Lee 2020).
+    Two values overlap in memory only if their lifetimes do not. The largest values are placed first, each at the lowest
+    offset that is free during its lifetime ("greedy by size", Pisarchyk & Lee 2020).
     """
     lives = lifetimes(program, workspace)
     order = sorted(lives, key=lambda life: (-life.nbytes, life.first, life.value.name))
@@ -51,14 +55,14 @@ def plan(program: Program, workspace: Callable[[Op], int]) -> ArenaPlan:
 
 @dataclass(frozen=True)
 class Segment:
-    """Values that live as long as the run, laid out one after another."""
+    """Values that live as long as the run, at consecutive offsets in bytes."""
 
     offsets: Mapping[Value, int]
     nbytes: int
 
 
 def lay_out(values: Iterable[Value]) -> Segment:
-    """Offsets for values that never share memory, in the order given."""
+    """Assign offsets to values that never share memory, in the given order."""
     offsets: dict[Value, int] = {}
     at = 0
     for value in values:
@@ -69,14 +73,14 @@ def lay_out(values: Iterable[Value]) -> Segment:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Everything that a run keeps on one device: persistent segments by role, and one arena that all programs share."""
+    """The memory of a run on one device: segments by role, and an arena that all programs share."""
 
     segments: Mapping[str, Segment]
     arenas: Mapping[str, ArenaPlan]
 
     @property
     def arena_bytes(self) -> int:
-        """Size of the shared arena: programs run one at a time, so the largest decides."""
+        """Size of the shared arena: the maximum over all programs, because they run one at a time."""
         return max((arena.arena_bytes for arena in self.arenas.values()), default=0)
 
 
@@ -86,17 +90,18 @@ def plan_family(
     workspace: Callable[[Op], int],
     variants: Mapping[str, Sequence[Program]] | None = None,
 ) -> MemoryPlan:
-    """Plan the programs of a family: segments "param", "grad", "state" and "input", and an arena per program.
+    """Plan the segments "param", "grad", "state" and "input" of a family of programs, and the arena of each program.
 
-    variants: by the name of a program, others that touch the same activations op for op. They share its arena plan, in
-    which every op has the scratch that the most demanding of them needs.
+    `variants` maps the name of a program to other programs that use the same activations op for op. They share its
+    arena plan, in which the workspace of each op is the largest that any of them needs.
     """
     values = list(declared)
     arenas: dict[str, ArenaPlan] = {}
     for program in programs:
         alike = [program, *(variants or {}).get(program.name, ())]
-        scratch = {ops[0]: max(workspace(op) for op in set(ops)) for ops in zip(*(p.ops for p in alike), strict=True)}
-        arenas |= dict.fromkeys((p.name for p in alike), plan(program, scratch.__getitem__))
+        op_by_op = zip(*(p.ops for p in alike), strict=True)
+        largest = {ops[0]: max(workspace(op) for op in set(ops)) for ops in op_by_op}
+        arenas |= dict.fromkeys((p.name for p in alike), plan(program, largest.__getitem__))
     return MemoryPlan(
         segments={role: lay_out(v for v in values if v.role == role) for role in ("param", "grad", "state", "input")},
         arenas=arenas,

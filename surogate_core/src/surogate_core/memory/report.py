@@ -1,4 +1,4 @@
-"""What a run will hold and cost: bytes by segment, the largest values, time per step."""
+"""The report of a plan: bytes by segment, the largest values, time per step."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from ..api import DeviceInfo, OpDef
 
 STAGED_STEPS = 3
-"""Optimizer steps whose batches the host holds: one in use, two that the loader's thread has made ahead."""
+"""Optimizer steps whose batches are in host memory: the current one, and two that the loader's thread prepares."""
 
 
 @dataclass(frozen=True)
 class SameValues:
-    """Values of one kind and size, such as the same activation of every block. nbytes: of each."""
+    """Values of the same kind and size, such as one activation of every block. `nbytes` is the size of one."""
 
     name: str
     count: int
@@ -34,10 +34,15 @@ class SameValues:
 
 @dataclass(frozen=True)
 class Report:
-    """Bytes on each device by segment, bytes on the host, and the work of an optimizer step on each.
+    """Memory and time of a run on each of `world_size` equal devices.
 
-    activations_by_label: bytes of arena values that are live at the moment of the peak. largest: the largest values
-    of the whole plan, by kind. tokens: positions of a step, on all devices. `fits`: total <= the device's memory.
+    device_bytes          by segment, and "total"
+    host_bytes            by purpose, and "total"
+    activations_by_label  bytes of the arena values that are live at the peak
+    largest               the largest values of the plan, grouped by kind
+    peak                  the op at which the arena is fullest, as text
+    step                  cost of an optimizer step on one device
+    tokens                positions of an optimizer step, on all devices
     """
 
     device: DeviceInfo
@@ -54,12 +59,12 @@ class Report:
 
     @property
     def fits(self) -> bool:
-        """Whether everything has room on the device."""
+        """Whether the total is at most the device's memory."""
         return self.device_bytes["total"] <= self.device.memory_bytes
 
     @property
     def tokens_per_second(self) -> float:
-        """Positions per second at the planned speed, on all devices."""
+        """Estimated positions per second, on all devices."""
         return self.tokens / self.step.seconds if self.step.seconds else 0.0
 
 
@@ -73,9 +78,9 @@ def report(
     tokens_per_micro_step: int,
     world_size: int = 1,
 ) -> Report:
-    """Sum up a plan for each of `world_size` equal devices.
+    """Return the report of a plan.
 
-    Totals are exact for the buffers of the plan; `runtime` is the device table's estimate.
+    The bytes of the plan's buffers are exact. "runtime" is an estimate from the device table.
     """
     name, arena = max(memory.arenas.items(), key=lambda item: item[1].arena_bytes)
     alive = [life for life in arena.lives if life.first <= arena.peak_op <= life.last]
@@ -116,7 +121,7 @@ def report(
 
 
 def _largest(memory: MemoryPlan, arena: ArenaPlan, program: Program) -> tuple[SameValues, ...]:
-    """All values of the segments and of one arena, grouped by kind and size, largest first."""
+    """Return the values of the segments and of one arena, grouped by kind and size, largest first."""
     persistent = [(_kind(v), v) for segment in memory.segments.values() for v in segment.offsets]
     shared = [
         (f"workspace of {program.ops[life.first].kind}" if life.scratch else life.value.label, life.value)
@@ -128,5 +133,5 @@ def _largest(memory: MemoryPlan, arena: ArenaPlan, program: Program) -> tuple[Sa
 
 
 def _kind(value: Value) -> str:
-    """The name of a param, gradient or state, with * for the number of its block."""
+    """Return the name of a param, gradient or state with * instead of the block index."""
     return ".".join("*" if part.isdigit() else part for part in value.name.split("."))

@@ -1,4 +1,4 @@
-"""The inputs of every family of programs: what the training loop writes before a program runs."""
+"""The inputs of a family of programs, which the training loop writes before a program runs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .value import Value
 class BatchInputs:
     """The input values of a micro-step of T tokens: rows of `seq_len`, flattened.
 
-    tokens      int32 [T]
-    targets     int32 [T]: the label of each position, already shifted; -100 where there is none
-    positions   int32 [T]: restart at every document
-    cu_seqlens  int32 [max_documents + 1]: offsets of the documents in [0, T], ascending; unused entries repeat T.
-                Documents tile [0, T]: padding is a document without labels.
-    loss_scale  fp32 []: 1 / valid tokens of the whole optimizer step
-    seq_len     tokens a row: no document is longer
-    lmhead_chunks  into how many pieces `lm_head_ce` divides the T rows, to keep its logits small
+    tokens         int32 [T]
+    targets        int32 [T]: the label of each position, already shifted; -100 for none
+    positions      int32 [T]: restart at 0 in each document
+    cu_seqlens     int32 [max_documents + 1]: ascending offsets of the documents in [0, T]; unused entries are T. The
+                   documents cover [0, T]: padding is a document without labels.
+    loss_scale     fp32 []: 1 / number of labels in the whole optimizer step
+    seq_len        tokens per row; no document is longer
+    lmhead_chunks  number of chunks into which `lm_head_ce` divides the T rows to limit the memory of its logits
     """
 
     tokens: Value
@@ -32,11 +32,11 @@ class BatchInputs:
 
 @dataclass(frozen=True)
 class Scalars:
-    """Device scalars that the loop writes before a program runs, so that a captured graph never bakes one in.
+    """Scalars in device memory, so that a captured graph does not contain their values as constants.
 
     lr          fp32 []
-    step        int32 []: 1 at the first optimizer step
-    micro_step  int32 []: counts micro-steps over the whole run
+    step        int32 []: number of the optimizer step, from 1
+    micro_step  int32 []: number of the micro-step in the whole run
     seed        int64 []
     """
 

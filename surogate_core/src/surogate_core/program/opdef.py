@@ -1,4 +1,4 @@
-"""The definition of a kind of op: its shapes, its meaning, and the rules that passes follow."""
+"""The definition of a kind of op: shapes, reference, and the rules that passes apply."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class OutSpec:
 
 
 Gradients = tuple[Value | None, ...]
-"""One gradient per input or output of an op, None where there is none."""
+"""One gradient per input or output of an op; None if there is none."""
 
 
 class Emitter(Protocol):
-    """What a rule of an op may do: emit ops. `Builder` satisfies it."""
+    """The part of `Builder` that rules of an op use."""
 
     def emit(self, kind: str, *ins: Value, label: str | Sequence[str] | None = None, **attrs: Any) -> tuple[Value, ...]:
         """Append an op and return its outputs."""
@@ -44,31 +44,30 @@ def _none(op: Op) -> int:
 class OpDef(Definition):
     """A kind of op.
 
-    infer       (ins, attrs) -> one OutSpec per output. Raises ProgramError with the shapes when they do not fit.
-    reference   "module:function", imported on first use. Called as `function(*ins, **attrs)` with torch tensors,
-                returns one tensor or a tuple of one tensor per output; must not write to its inputs. It defines
-                what the op means: kernels are tested against it.
-    vjp         (builder, op, gradients of the outputs) -> gradients of the inputs, None where there is none (an
-                input that is not floating point, say). None: core differentiates the reference itself, slow but right.
+    infer       (ins, attrs) -> one OutSpec per output. Raises ProgramError, with the shapes, if they are invalid.
+    reference   "module:function", imported on first use. Called as `function(*ins, **attrs)` with torch tensors;
+                returns one tensor, or a tuple with one tensor per output. Must not write to its inputs. It defines what
+                the op computes: kernels are tested against it.
+    vjp         (builder, op, gradients of the outputs) -> gradients of the inputs; None for inputs without a gradient,
+                such as integers. Without a rule, core differentiates the reference by autograd, which is slow.
     loss_with_grads
-                for an op whose first output is the loss: the kind that replaces it when a program is differentiated
-                with respect to that loss; same inputs and attrs, and the attr `wrt`: those of `loss_grad_ins` that
-                something trainable reaches. Its outputs are the loss, then the gradient of each input in `wrt`.
+                for an op whose first output is the loss: the kind of op that replaces it when that loss is
+                differentiated. It has the same inputs and attrs, and the attr `wrt`: the indices in `loss_grad_ins`
+                whose inputs depend on trained params. Its outputs are the loss and the gradient of each input in `wrt`.
     rematerialise
-                (builder, op, kept) -> one Value per output, None where the original is kept. `kept` are the outputs
-                that stay in memory. None: the op is emitted once more. Lets an op with an output to keep and an
-                output to drop compute the second from the first.
-    flops       floating-point operations of a run of the op
-    traffic     bytes read and written; None: all inputs and outputs once, outputs that accumulate twice
+                (builder, op, kept) -> one Value per output; None for outputs in `kept`, which stay in memory. Emits the
+                recomputation of the others, possibly from the kept ones. Without it, the op is emitted again.
+    flops       floating-point operations
+    traffic     bytes read and written. Default: every input and output once, outputs that accumulate twice.
     link        bytes that a device sends to others
-    workspace   bytes of scratch that every implementation needs while the op runs
+    workspace   bytes of workspace that every implementation needs
     training_only
-                the op is for training alone: an evaluation leaves it out, and its one output is its first input
+                evaluations omit the op. It has one output, whose readers then read the first input instead.
     always_recomputed
-                its outputs do not wait for the backward pass but are computed again there, as if the user had asked
-                for it: for what costs less time than memory
-    effects     names of state that a run changes besides its outputs ("amax_history"): such an op may not be
-                recomputed nor removed
+                recompute its outputs in the backward pass whatever the user chose, because that is cheaper than storing
+                them
+    effects     names of states that the op changes in addition to its outputs ("amax_history"). Such an op is neither
+                recomputed nor removed.
     """
 
     kind: str

@@ -94,7 +94,7 @@ def rmsnorm_bwd(
 
 
 def documents(cu_seqlens: Tensor) -> Iterator[Tensor]:
-    """Token indices [n, L] of the documents, those of equal length L together; empty ones left out."""
+    """Yield the token indices [n, L] of all documents of the same length L, for each length but zero."""
     starts, lengths = cu_seqlens[:-1].long(), cu_seqlens.diff()
     for length in sorted(set(lengths.tolist()) - {0}):
         yield starts[lengths == length][:, None] + torch.arange(length)
@@ -158,10 +158,10 @@ def attention_bwd(
 
         dv = p^T do;  ds = p * (dp - rowsum(p * dp)) / sqrt(D);  dq = ds k;  dk = ds^T q
 
-    exp(s - lse) is p and rowsum(do * out) is rowsum(p * dp), in exact arithmetic, and kernels may stop there. Their
-    rounding leaves rows of ds that do not sum to zero, and that sum multiplies the component that all keys share: with
-    key biases of standard deviation 10 to 100 the error of dq was 2.3 to 4 times that of torch's autograd (at most
-    6.4). So both are only what the reference begins with, and one more sum over the keys corrects each.
+    In exact arithmetic exp(s - lse) is p and rowsum(do * out) is rowsum(p * dp), and kernels may use these. After their
+    rounding the rows of ds do not sum to zero, and the sum multiplies the component that all keys share: with key
+    biases of standard deviation 10 to 100 the error of dq was 2.3 to 4 times that of torch's autograd (at most 6.4).
+    The reference therefore corrects both by another sum over the keys.
     """
     q, k, v = _split(qkv, n_heads, n_kv_heads, head_dim)
     dqkv = torch.empty_like(qkv)
@@ -278,7 +278,7 @@ def copy(x: Tensor) -> Tensor:
 
 
 def commit(clip_coef: Tensor, pending: Tensor, state: Tensor) -> Tensor:
-    """`pending`, or `state` as it was where `clip_coef` is not finite: that step is skipped."""
+    """Return `pending`, or `state` if `clip_coef` is not finite, because the step is then skipped."""
     return pending if bool(torch.isfinite(clip_coef)) else state
 
 

@@ -1,4 +1,4 @@
-"""The buffers of a run: one allocation per segment, every value a view at its planned offset."""
+"""The buffers of a run: one allocation per segment. Every value is a view at its planned offset."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..reference.rounding import TORCH_DTYPES
 
 
 class Buffers:
-    """Allocates a plan's segments on one device and hands out views.
+    """The memory of a plan, allocated on one device.
 
-    `poison` fills the arena with NaN bit patterns, so that a value read outside its planned life shows.
+    `poison` fills the arena with NaN, which reveals values that are read outside their planned lives.
     """
 
     def __init__(self, plan: MemoryPlan, device: str = "cpu", *, poison: bool = False) -> None:
@@ -28,36 +28,36 @@ class Buffers:
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated, all segments and the arena together."""
+        """Allocated bytes of all segments and the arena."""
         return self._arena.numel() + sum(s.numel() for s in self._segments.values())
 
     def segment(self, role: str) -> Tensor:
-        """All bytes of the params, gradients, states or inputs."""
+        """Return all bytes of the segment of a role: "param", "grad", "state" or "input"."""
         return self._segments[role]
 
     def persistent(self, value: Value) -> Tensor:
-        """The view of a param, gradient, state or input."""
+        """Return the view of a param, gradient, state or input."""
         segment = self._plan.segments.get(value.role)
         if segment is None or value not in segment.offsets:
-            raise ProgramError(f"{value!r} has no place in the memory plan")
+            raise ProgramError(f"{value!r} is not in the memory plan")
         return _view(self._segments[value.role], segment.offsets[value], value)
 
     def view(self, value: Value, program: str) -> Tensor:
-        """The view of any value that `program` touches."""
+        """Return the view of any value that `program` uses."""
         if value.role != "act":
             return self.persistent(value)
         offset = self._plan.arenas[program].offsets.get(value)
         if offset is None:
-            raise ProgramError(f"{program}: {value!r} has no place in the arena plan")
+            raise ProgramError(f"{program}: {value!r} is not in the arena plan")
         return _view(self._arena, offset, value)
 
     def scratch(self, program: str, index: int) -> tuple[int, int]:
-        """(address, bytes) of the scratch of the op at `index` of `program`; (0, 0) without any."""
+        """Return (address, bytes) of the workspace of the op at `index` of `program`; (0, 0) if it has none."""
         offset, nbytes = self._plan.arenas[program].workspace.get(index, (0, 0))
         return (self._arena.data_ptr() + offset, nbytes) if nbytes else (0, 0)
 
     def kill(self, value: Value, program: str) -> None:
-        """Overwrite an arena value with NaN bit patterns: nobody may read it again."""
+        """Overwrite an activation with NaN, because its life has ended."""
         raw = self._plan.arenas[program].offsets[value]
         self._arena[raw : raw + value.nbytes] = 0xFF
 

@@ -1,123 +1,113 @@
-"""Turns ops into launches: every op of a program becomes a function and its arguments, once, before the first step."""
+"""Binding: turns each op of a program into launches, once, before the first step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..api import Call, Comm, KernelDef, Launch, OpDef, Target
+from ..api import Call, Comm, KernelDef, Launch, Target
 from ..errors import ConfigError, ProgramError, SurogateError
-from ..program.op import Op, Program
+from ..program.op import Lane, Op, Program
 from ..program.value import Value
 from .arena import Buffers
-from .launch import SingleComm
+from .context import ExecutionContext
 from .reference import place, reference_call
-
-KernelFor = Callable[[Op], KernelDef | None]
-"""Which kernel serves an op; None: its torch reference."""
-
-UseAutotuneCache = Callable[[str, Callable[[Mapping[str, str]], None], Callable[[], Mapping[str, str]]], None]
-"""`BindContext.autotune_cache`."""
-
-
-def keep_nothing(name: str, recall: Callable[[Mapping[str, str]], None], tell: Callable[[], Mapping[str, str]]) -> None:
-    """For runs that neither know of earlier ones nor leave anything to later ones."""
-
-
-@dataclass
-class Binding:
-    """A `BindContext`: the buffers of one program, one op at a time."""
-
-    target: Target
-    stream: int
-    buffers: Buffers
-    program: str
-    notice: Callable[[str], None]
-    autotune_cache: UseAutotuneCache
-    index: int = 0
-    tables: list[Tensor] = field(default_factory=list)
-    comm: Comm = field(default_factory=SingleComm)
-
-    def pointer(self, value: Value) -> int:
-        """Device address of the value's planned place."""
-        return self.buffers.view(value, self.program).data_ptr()
-
-    @property
-    def workspace(self) -> int:
-        """Device address of the op's scratch, 0 without any."""
-        return self.buffers.scratch(self.program, self.index)[0]
-
-    def call(self, launch: Callable[..., None], *arguments: Any) -> Call:
-        """`launch` with pointers for values, and the stream last."""
-        return launch, (*(self.pointer(a) if isinstance(a, Value) else a for a in arguments), self.stream)
-
-    def table(self, words: Sequence[int]) -> int:
-        """Device address of an int64 array that lives as long as the binding."""
-        unsigned = torch.tensor([w - (1 << 64) if w >= 1 << 63 else w for w in words], dtype=torch.int64)
-        self.tables.append(unsigned.to(self.buffers.device))
-        return self.tables[-1].data_ptr()
 
 
 @dataclass(frozen=True)
-class Bound:
-    """A program as launches: the parts of each op, in the order of `ops`.
+class BoundProgram:
+    """A program as launches.
 
-    tables: device memory that the arguments point to. capturable: fit for CUDA graphs.
+    launches    of each op, in the order of `ops`
+    tables      device memory that the arguments point to
+    capturable  whether the launches may be captured as CUDA graphs
     """
 
-    parts: tuple[tuple[Launch, ...], ...]
     ops: tuple[Op, ...]
+    launches: tuple[tuple[Launch, ...], ...]
     tables: tuple[Tensor, ...]
     capturable: bool
 
 
-def bind(
-    program: Program,
-    ops: Mapping[str, OpDef],
-    kernel_for: KernelFor,
-    buffers: Buffers,
-    target: Target,
-    stream: int,
-    notice: Callable[[str], None],
-    autotune_cache: UseAutotuneCache = keep_nothing,
-    *,
-    allow_reference: bool,
-    comm: Comm | None = None,
-    comm_stream: int = 0,
-) -> Bound:
-    """Bind every op of `program`, those of the lane "comm" to `comm_stream`.
+def bind(program: Program, buffers: Buffers, context: ExecutionContext, streams: Mapping[Lane, int]) -> BoundProgram:
+    """Bind every op of `program` to the stream of its lane.
 
-    `notice` is called with what kernels have to tell the user, again and again. Raises ConfigError when an op has no
-    kernel and references are not allowed, or none does what `target` asks for.
+    Raises ConfigError if an op has no kernel and references are not allowed, or if its kernel cannot be as
+    deterministic as the target requires.
     """
-    context = Binding(target, stream, buffers, program.name, notice, autotune_cache, comm=comm or SingleComm())
-    parts: list[tuple[Launch, ...]] = []
+    launches: list[tuple[Launch, ...]] = []
+    tables: list[Tensor] = []
     capturable = True
     for index, op in enumerate(program.ops):
-        context.index = index
-        context.stream = stream if op.lane == "compute" else comm_stream
-        kernel = kernel_for(op)
+        kernel = context.kernel_for(op)
         if kernel is not None:
             capturable = capturable and kernel.capturable
-            parts.append(_bind_kernel(kernel, op, context))
-        elif allow_reference:
+            launches.append(_bind_kernel(kernel, op, Binding(context, buffers, program, index, streams, tables)))
+        elif context.allow_reference:
             capturable = False
-            parts.append((Launch(_bind_reference(op, ops, context)),))
+            launches.append((Launch(_bind_reference(op, context, buffers, program)),))
         else:
             raise ConfigError(
-                f"{place(op)}: no compiled kernel serves it on {target.device.title}. Install the package that has "
-                "one, or set kernels: allow_reference (slow)."
+                f"{place(op)}: no compiled kernel serves it on {context.target.device.title}. Install the package "
+                "that has one, or set kernels: allow_reference (slow)."
             )
-    return Bound(tuple(parts), program.ops, tuple(context.tables), capturable)
+    return BoundProgram(program.ops, tuple(launches), tuple(tables), capturable)
 
 
-def _bind_kernel(kernel: KernelDef, op: Op, context: Binding) -> tuple[Launch, ...]:
+@dataclass(frozen=True)
+class Binding:
+    """The `BindContext` of the op at `index` of `program`."""
+
+    context: ExecutionContext
+    buffers: Buffers
+    program: Program
+    index: int
+    streams: Mapping[Lane, int]
+    tables: list[Tensor]
+
+    @property
+    def target(self) -> Target:
+        return self.context.target
+
+    @property
+    def comm(self) -> Comm:
+        return self.context.comm
+
+    @property
+    def stream(self) -> int:
+        return self.streams[self.program.ops[self.index].lane]
+
+    @property
+    def workspace(self) -> int:
+        return self.buffers.scratch(self.program.name, self.index)[0]
+
+    def pointer(self, value: Value) -> int:
+        return self.buffers.view(value, self.program.name).data_ptr()
+
+    def call(self, function: Callable[..., None], *arguments: Any) -> Call:
+        return function, (*(self.pointer(a) if isinstance(a, Value) else a for a in arguments), self.stream)
+
+    def table(self, words: Sequence[int]) -> int:
+        signed = torch.tensor([w - (1 << 64) if w >= 1 << 63 else w for w in words], dtype=torch.int64)
+        self.tables.append(signed.to(self.buffers.device))
+        return self.tables[-1].data_ptr()
+
+    def notice(self, text: str) -> None:
+        self.context.notice(text)
+
+    def autotune_cache(
+        self, name: str, load: Callable[[Mapping[str, str]], None], dump: Callable[[], Mapping[str, str]]
+    ) -> None:
+        self.context.autotune_cache(name, load, dump)
+
+
+def _bind_kernel(kernel: KernelDef, op: Op, binding: Binding) -> tuple[Launch, ...]:
     try:
-        return as_parts(kernel.bind(op, context))
+        return as_launches(kernel.bind(op, binding))
     except ProgramError as error:
         if kernel.origin is None:
             raise
@@ -135,48 +125,49 @@ def _bind_kernel(kernel: KernelDef, op: Op, context: Binding) -> tuple[Launch, .
         raise kernel.origin.failed(f"bind, {place(op)}", error) from error
 
 
-def as_parts(bound: Call | tuple[Launch, ...]) -> tuple[Launch, ...]:
-    """What a kernel's `bind` returned, as parts: a launch is one that is always needed. Raises TypeError for anything
-    else."""
-    if isinstance(bound, tuple) and all(isinstance(part, Launch) for part in bound):
-        calls: tuple[Launch, ...] = bound  # type: ignore[assignment]
+def as_launches(bound: Call | tuple[Launch, ...]) -> tuple[Launch, ...]:
+    """Return what a kernel's `bind` returned as launches. A call becomes a launch that every batch needs.
+
+    Raises TypeError for anything else.
+    """
+    if isinstance(bound, tuple) and all(isinstance(launch, Launch) for launch in bound):
+        launches: tuple[Launch, ...] = bound  # type: ignore[assignment]
     else:
-        calls = (Launch(bound),)  # type: ignore[arg-type]
-    for call in (part.call for part in calls):
+        launches = (Launch(bound),)  # type: ignore[arg-type]
+    for call in (launch.call for launch in launches):
         if not (isinstance(call, tuple) and len(call) == 2 and callable(call[0]) and isinstance(call[1], tuple)):
             raise TypeError(f"returned {bound!r:.80}, expected (function, arguments) or a tuple of Launch")
-    return calls
+    return launches
 
 
-def _bind_reference(op: Op, ops: Mapping[str, OpDef], context: Binding) -> Call:
+def _bind_reference(op: Op, context: ExecutionContext, buffers: Buffers, program: Program) -> Call:
     if context.target.deterministic == "true":
         raise ConfigError(
-            f"{place(op)}: deterministic: true, but on a GPU torch does not promise the same bits from run to run, and "
-            "this op runs as its torch reference. Install the package that has a compiled kernel, or set "
-            "deterministic: auto."
+            f"{place(op)}: deterministic: true cannot be kept, because this op runs as its torch reference, and on a "
+            "GPU torch does not promise the same bits from run to run. Install the package that has a compiled kernel, "
+            "or set deterministic: auto."
         )
     if context.target.deterministic == "auto":
         context.notice(
-            "deterministic: auto: results may differ in their last bits from run to run, since some ops run as torch "
-            "references on a GPU (kernels: allow_reference)."
+            "deterministic: auto: results may differ in their last bits from run to run, because some ops run as torch "
+            "references on the GPU (kernels: allow_reference)."
         )
-    call = reference_call(op, ops, context.buffers, context.program)
-    device = context.buffers.device
+    reference = reference_call(op, context.ops, buffers, program.name)
 
-    def launch() -> None:
-        with torch.device(device):
-            call.run()
+    def call() -> None:
+        with torch.device(buffers.device):
+            reference.run()
 
-    return launch, ()
+    return call, ()
 
 
 def each_once(notice: Callable[[str], None]) -> Callable[[str], None]:
-    """`notice`, called with a text the first time only."""
-    told: set[str] = set()
+    """Return a function that passes each different text on to `notice` once."""
+    seen: set[str] = set()
 
-    def tell(text: str) -> None:
-        if text not in told:
-            told.add(text)
+    def once(text: str) -> None:
+        if text not in seen:
+            seen.add(text)
             notice(text)
 
-    return tell
+    return once

@@ -1,24 +1,24 @@
-"""Core's own kernels: collectives, which are a call of the run's `Comm`."""
+"""The kernel of `all_reduce`, which calls the communicator of the rank."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ..api import BindContext, Call, KernelDef, Op, Support, Target, Value
-from ..memory.lifetimes import align
+from ..memory.alignment import align
 from ..program.value import DTYPE_BYTES
 
 SUMMABLE = frozenset({"fp32", "bf16", "fp64", "int32", "int64"})
-"""Dtypes that can be summed on the way."""
+"""Dtypes that communicators can sum."""
 
 
 def _supports(op: Op, target: Target) -> Support:
     if target.device.sm is None:
-        return Support(False, f"needs GPUs, not {target.device.title}")
+        return Support(False, f"needs GPUs, got {target.device.title}")
     wrong = [v for v in op.ins if v.dtype not in SUMMABLE]
     if wrong or op.ins != op.outs or op.accumulate:
         return Support(
-            False, f"sums {', '.join(sorted(SUMMABLE))} in place, not {', '.join(map(repr, wrong or op.ins))}"
+            False, f"sums only {', '.join(sorted(SUMMABLE))}, in place; got {', '.join(map(repr, wrong or op.ins))}"
         )
     return Support(True)
 
@@ -28,9 +28,9 @@ def _bind(op: Op, ctx: BindContext) -> Call:
 
 
 def ranges(values: Sequence[tuple[int, Value]]) -> tuple[tuple[int, int, str], ...]:
-    """(address, elements, dtype) of the fewest ranges that cover values at these addresses.
+    """Return the fewest ranges (address, elements, dtype) that cover values at these addresses.
 
-    Neighbours of one dtype are one range: the gap between them, up to the alignment, belongs to nobody and is zero.
+    Adjacent values of the same dtype are one range. The padding between them is not used and contains zeros.
     """
     found: list[tuple[int, int, str]] = []
     for address, value in values:

@@ -1,139 +1,141 @@
-"""The CUDA executor: bound launches, run one by one or captured once and replayed as CUDA graphs.
+"""The CUDA executor: enqueues bound launches one by one, or captures them once and replays CUDA graphs.
 
-A graph is fixed, but how many chunks of the LM head a micro-batch needs is not: a program is one graph up to the first
-launch that may be left out, one graph for each of those, and one for the rest.
+A graph always runs as a whole, but the number of LM-head chunks that a micro-batch needs varies. A program is therefore
+split into several graphs: one up to the first launch that can be skipped, one for each of those, one for the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
+from torch import Tensor
 
-from ..api import Call, Comm, Launch, OpDef, Target
-from ..program.op import Program
+from ..api import Call, Launch
+from ..program.op import Lane, Program
 from .arena import Buffers
-from .bind import Bound, KernelFor, UseAutotuneCache, bind, each_once
+from .bind import BoundProgram, bind, each_once
+from .context import ExecutionContext
+from .readings import DeviceReadings
 from .streams import order_streams
 
 
 class CudaExecutor:
-    """Runs the programs of an assembly on one device: on one stream, and on another one the ops of the lane "comm".
+    """Runs programs on `stream`, and ops of the lane "comm" on a second stream.
 
-    Life: construct (binds, times algorithms), `warm_up` and with other workers `connect` once, while buffers hold
-    nothing of value, fill the weights, `capture`, then `run` as often as needed. Everything is enqueued; nothing waits.
+    Life: construct, which binds and times algorithms; `warm_up`; with several workers `connect`. All of these overwrite
+    buffers. Then fill the weights, `capture`, and `run` any number of times. `run` enqueues and does not wait.
     """
 
     def __init__(
-        self,
-        programs: Mapping[str, Program],
-        ops: Mapping[str, OpDef],
-        kernel_for: KernelFor,
-        buffers: Buffers,
-        target: Target,
-        stream: torch.cuda.Stream,
-        notice: Callable[[str], None],
-        autotune_cache: UseAutotuneCache,
-        *,
-        comm: Comm | None = None,
-        allow_reference: bool = False,
+        self, programs: Mapping[str, Program], buffers: Buffers, context: ExecutionContext, stream: torch.cuda.Stream
     ) -> None:
-        self.buffers = buffers
-        self.stream = stream
-        self._side = torch.cuda.Stream(stream.device, priority=-1)  # its few blocks go first, or would start too late
-        self._bound: dict[str, Bound] = {}
-        tell = each_once(notice)
+        """Bind all programs. Of equal notices of different kernels, only the first is shown."""
+        self._stream = stream
+        # With high priority: otherwise the few blocks of a collective would start too late.
+        self._side = torch.cuda.Stream(stream.device, priority=-1)
+        self._bound: dict[str, BoundProgram] = {}
+        context = replace(context, notice=each_once(context.notice))
+        streams: dict[Lane, int] = {"compute": stream.cuda_stream, "comm": self._side.cuda_stream}
         with torch.cuda.stream(stream):
             for name, program in programs.items():
-                bound = bind(
-                    *(program, ops, kernel_for, buffers, target, stream.cuda_stream, tell, autotune_cache),
-                    allow_reference=allow_reference,
-                    comm=comm,
-                    comm_stream=self._side.cuda_stream,
-                )
-                self._bound[name] = replace(bound, parts=order_streams(bound.ops, bound.parts, stream, self._side))
+                bound = bind(program, buffers, context, streams)
+                ordered = order_streams(bound.ops, bound.launches, stream, self._side)
+                self._bound[name] = replace(bound, launches=ordered)
         self._segments = {
-            name: graph_segments(part for op in b.parts for part in op) for name, b in self._bound.items()
+            name: graph_segments(launch for launches in bound.launches for launch in launches)
+            for name, bound in self._bound.items()
         }
 
-    def run(self, program: str, labels: int | None = None) -> None:
-        """Enqueue `program`: graphs where they were captured, else launch by launch.
+    @property
+    def stream(self) -> torch.cuda.Stream:
+        return self._stream
 
-        labels: how many the micro-batch has; None: as many as it could.
-        """
-        with torch.cuda.stream(self.stream):
+    @property
+    def captured(self) -> tuple[str, ...]:
+        return tuple(name for name, segments in self._segments.items() if segments and all(s.graph for s in segments))
+
+    def run(self, program: str, labels: int | None = None) -> None:
+        with torch.cuda.stream(self._stream):
             for segment in self._segments[program]:
                 if labels is None or labels > segment.above:
                     segment.run()
 
     @torch.no_grad()
     def walk(self, program: str, after: Callable[[int], None], labels: int | None = None) -> None:
-        """`run` op by op, never a graph, and call `after` with the op's index behind every op.
-
-        It is called on the executor's stream: torch functions see what the op has written.
-        """
-        with torch.cuda.stream(self.stream):
+        """See `Executor.walk`. During `after` the executor's stream is current, so torch functions see the results."""
+        with torch.cuda.stream(self._stream):
             bound = self._bound[program]
-            for index, (op, parts) in enumerate(zip(bound.ops, bound.parts, strict=True)):
-                for launch, arguments in (p.call for p in parts if labels is None or labels > p.above):
-                    launch(*arguments)
+            for index, (op, launches) in enumerate(zip(bound.ops, bound.launches, strict=True)):
+                for function, arguments in (x.call for x in launches if labels is None or labels > x.above):
+                    function(*arguments)
                 if op.lane == "comm":
-                    self.stream.wait_stream(self._side)
+                    self._stream.wait_stream(self._side)
                 after(index)
+
+    def readings(self, values: Sequence[Tensor]) -> DeviceReadings:
+        return DeviceReadings(values, self._stream)
 
     @torch.no_grad()
     def warm_up(self) -> None:
-        """Run everything but collectives once: loads every module, which a capture must not do, nor anybody while a
-        collective waits. Leaves garbage in all outputs."""
-        with torch.cuda.stream(self.stream):
+        """Run everything but the collectives once. Leaves garbage in all outputs.
+
+        This loads every module, which is not allowed during a capture, nor while a collective waits for a peer.
+        """
+        with torch.cuda.stream(self._stream):
             for bound in self._bound.values():
-                for launch, arguments in _calls(bound, "compute"):
-                    launch(*arguments)
-        torch.cuda.synchronize(self.stream.device)
+                for function, arguments in _calls(bound, "compute"):
+                    function(*arguments)
+        self.synchronize()
 
     def connect(self) -> None:
-        """Run every collective once, on garbage, at the same time as all other workers: ways between devices are made
-        on first use. Each is awaited, so that none waits for a peer while the next one is prepared."""
+        """Run every collective once, on garbage, because NCCL connects devices on first use.
+
+        Each is awaited, so that none waits for a peer while the next one is prepared.
+        """
         for bound in self._bound.values():
-            for launch, arguments in _calls(bound, "comm"):
-                launch(*arguments)
-                torch.cuda.synchronize(self.stream.device)
+            for function, arguments in _calls(bound, "comm"):
+                function(*arguments)
+                self.synchronize()
 
     def capture(self) -> None:
-        """Capture each program that can be. Runs nothing."""
+        """Capture each program that supports it. Runs nothing."""
         for program, bound in self._bound.items():
             for segment in self._segments[program] if bound.capturable else ():
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.stream(self.stream):
+                with torch.cuda.stream(self._stream):
                     graph.capture_begin(capture_error_mode="thread_local")
                     segment.run()
                     graph.capture_end()
                 segment.graph = graph
 
+    def wait(self) -> None:
+        self._stream.synchronize()
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self._stream.device)
+
     def release(self) -> None:
-        """Drop the graphs, once they are done: a communicator cannot end while one refers to it."""
-        with suppress(RuntimeError):  # a device in error: whoever met the error first has told it
-            self.stream.synchronize()
-        for segment in (s for all_of in self._segments.values() for s in all_of):
+        """Wait for the graphs and drop them: a communicator cannot end while a graph refers to it."""
+        with suppress(RuntimeError):  # a device in an error state, which has been reported already
+            self._stream.synchronize()
+        for segment in (segment for segments in self._segments.values() for segment in segments):
             segment.graph = None
 
-    @property
-    def captured(self) -> tuple[str, ...]:
-        """Names of the programs that run as graphs."""
-        return tuple(name for name, all_of in self._segments.items() if all_of and all(s.graph for s in all_of))
 
-
-def _calls(bound: Bound, lane: str) -> Iterator[Call]:
-    """The launches of the ops on a lane."""
-    return (part.call for op, parts in zip(bound.ops, bound.parts, strict=True) if op.lane == lane for part in parts)
+def _calls(bound: BoundProgram, lane: Lane) -> Iterator[Call]:
+    """The calls of all ops on a lane."""
+    for op, launches in zip(bound.ops, bound.launches, strict=True):
+        if op.lane == lane:
+            yield from (launch.call for launch in launches)
 
 
 @dataclass
 class GraphSegment:
-    """Launches that run together or not at all: only where there are more than `above` labels."""
+    """Consecutive calls that are needed by the same batches: those with more than `above` labels."""
 
     calls: tuple[Call, ...]
     above: int
@@ -141,14 +143,15 @@ class GraphSegment:
 
     @torch.no_grad()
     def run(self) -> None:
-        """Enqueue it on the current stream."""
+        """Replay the graph on the current stream, or make the calls if there is none."""
         if self.graph is not None:
             self.graph.replay()
             return
-        for launch, arguments in self.calls:
-            launch(*arguments)
+        for function, arguments in self.calls:
+            function(*arguments)
 
 
-def graph_segments(parts: Iterable[Launch]) -> list[GraphSegment]:
-    """Neighbours that are needed by the same batches, together."""
-    return [GraphSegment(tuple(p.call for p in run), above) for above, run in groupby(parts, lambda part: part.above)]
+def graph_segments(launches: Iterable[Launch]) -> list[GraphSegment]:
+    """Group consecutive launches with equal `above`."""
+    groups = groupby(launches, lambda launch: launch.above)
+    return [GraphSegment(tuple(launch.call for launch in group), above) for above, group in groups]

@@ -1,4 +1,4 @@
-"""Which device a run trains on. `machine/local_device.py` tells the same without torch."""
+"""The device that a run trains on, by torch. `machine/local_device.py` finds the same device without torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..memory.devices import cpu, gpu
 
 
 def training_device() -> DeviceInfo:
-    """The first visible GPU, else this machine's processors. CUDA_VISIBLE_DEVICES= (empty) chooses the processors."""
+    """Return the first visible GPU, or the CPU if none is. CUDA_VISIBLE_DEVICES= (empty) selects the CPU."""
     if not torch.cuda.is_available():
         return cpu()
     found = torch.cuda.get_device_properties(0)
@@ -20,14 +20,14 @@ def training_device() -> DeviceInfo:
 
 
 def gpu_uuids(indices: Sequence[int]) -> list[str]:
-    """The driver's names of GPUs, by their index among the visible ones."""
+    """Return the UUIDs of GPUs, given by their indices among the visible ones."""
     return [f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in indices]
 
 
 def devices_to_use(gpus: int) -> int:
-    """How many devices the config's `gpus` means here: that many GPUs, 0 for all visible; 1 where the CPU trains.
+    """Return the number of devices that the key `gpus` selects: for 0 all visible GPUs, or the CPU if there are none.
 
-    Raises ConfigError when so many are not visible, or are not of one kind.
+    Raises ConfigError if fewer are visible, or if they are different models.
     """
     visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
     count = gpus or max(visible, 1)
@@ -35,16 +35,14 @@ def devices_to_use(gpus: int) -> int:
         return 1
     if count > visible:
         seen = f"{visible} {'is' if visible == 1 else 'are'} visible" if visible else "no GPU is visible"
-        alone = "" if visible else ", and a CPU trains alone"
-        raise ConfigError(
-            f"gpus: {count}: {seen} here{alone}. Use gpus: {max(visible, 1)}, or 0 for all that there are."
-        )
+        alone = "" if visible else ", and only one CPU can train"
+        raise ConfigError(f"gpus: {count}: {seen} here{alone}. Use gpus: {max(visible, 1)}, or 0 for all visible GPUs.")
     found = [torch.cuda.get_device_properties(index) for index in range(count)]
     kinds = [f"{p.name}, {p.multi_processor_count} processors, {p.total_memory >> 30} GiB" for p in found]
     if len(set(kinds)) > 1:
         listed = "; ".join(f"GPU {index}: {kind}" for index, kind in enumerate(kinds))
         raise ConfigError(
-            f"gpus: {count}: the GPUs differ ({listed}); a step would be as slow as the slowest and as small as the "
-            "smallest. Choose equal ones with CUDA_VISIBLE_DEVICES, or use gpus: 1."
+            f"gpus: {count}: the GPUs differ ({listed}), so a step would have the speed and the memory of the weakest. "
+            "Select equal GPUs with CUDA_VISIBLE_DEVICES, or use gpus: 1."
         )
     return count

@@ -1,7 +1,7 @@
-"""Fills planned buffers from the host with all processor cores: draws, reads and copies overlap.
+"""Fills planned buffers from the host on all CPU cores, so that random draws, reads and copies overlap.
 
-A single thread draws 250 million random numbers a second and copies pageable memory at a few GB/s; a model of 8B would
-take 45 s. Each thread here has pinned memory and a CUDA stream of its own.
+A single thread draws 250 million random numbers per second and copies pageable memory at a few GB/s, which takes 45 s
+for a model of 8B parameters. Each thread here has its own pinned memory and CUDA stream.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STAGES = 2
 
 
 class Upload:
-    """Copies of one thread from the host into planned buffers, on whatever device these are."""
+    """Copies from the host into planned buffers on any device. Each thread has its own."""
 
     def __init__(self) -> None:
         self._stages: list[tuple[Tensor, torch.cuda.Event]] = []
@@ -27,20 +27,20 @@ class Upload:
         self._turn = 0
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Write `source`, on the host, into the contiguous `target` of the same shape, converting its dtype.
+        """Copy `source`, on the host, to the contiguous `target` of the same shape, and convert its dtype.
 
-        `source` may be changed when this returns; `target` holds it after `finish`.
+        `source` may be changed when this returns. `target` is complete after `finish`.
         """
         if target.device.type != "cuda":
             target.copy_(source)
             return
-        flat, given = target.view(-1), source.reshape(-1)
+        flat, flat_source = target.view(-1), source.reshape(-1)
         size = STAGE_BYTES // target.element_size()
         for start in range(0, flat.numel(), size):
             part = flat[start : start + size]
             memory, event = self._next_stage(target.device)
             staged = memory[: part.numel() * part.element_size()].view(part.dtype)
-            staged.copy_(given[start : start + size])
+            staged.copy_(flat_source[start : start + size])
             with torch.cuda.stream(self._stream):
                 part.copy_(staged, non_blocking=True)
                 event.record(self._stream)
@@ -57,20 +57,20 @@ class Upload:
             self._stages = [(stage, torch.cuda.Event()) for stage in memory]
         self._turn = (self._turn + 1) % STAGES
         stage, event = self._stages[self._turn]
-        event.synchronize()  # of the copy that last used it
+        event.synchronize()  # the last copy from this stage
         return stage, event
 
 
 def fill(jobs: Iterable[Callable[[Upload], None]]) -> None:
-    """Run the jobs on threads, one for each core, which take them in order. Raises what the first failed job raised.
+    """Run the jobs on one thread per core, in order. Raises the exception of the first job that failed.
 
-    In these threads torch computes on one core each, so that they do not compete.
+    Within a job torch uses a single thread, so that jobs do not compete for cores.
     """
     left, lock = iter(jobs), Lock()
     threads = torch.get_num_threads()
 
     def work() -> None:
-        torch.set_num_threads(1)  # of this thread, and of those that start later: see below
+        torch.set_num_threads(1)  # for this thread and for later ones, so it is restored below
         upload = Upload()
         while True:
             with lock:

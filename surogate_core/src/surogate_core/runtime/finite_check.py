@@ -1,10 +1,10 @@
-"""Finds the op that first wrote a number that is not finite, and says all that is known of it.
+"""Finds the first op that writes a number that is not finite, and reports what is known about it.
 
     worker.watch(lambda buffers: FiniteCheck(assembly, buffers, served_by))
 
-has every program run op by op. Behind each op everything floating that it has written is looked at, the gradients that
-it added to included, so that whatever an op reads was finite when it was written. No op of a healthy step writes an
-infinity: masks and the like stay inside an op.
+runs every program op by op. After each op all its floating-point outputs are checked, including gradients that it adds
+to, so every input of an op was finite when it was written. No op of a healthy step writes infinity: masks, for example,
+stay inside an op.
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ from ..program.value import Value
 from ..reference.rounding import TORCH_DTYPES
 from .arena import Buffers
 
-_CHUNK = 1 << 22  # elements looked at together: what is computed beside the planned buffers stays within 32 MiB
+_CHUNK = 1 << 22  # elements per check, which limits the memory besides the planned buffers to 32 MiB
 _MOST_INPUTS = 6
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What a buffer holds. first: index of the first element that is not finite. largest: magnitude, where finite."""
+    """Statistics of a buffer.
+
+    first    index of the first element that is not finite; None if all are
+    largest  largest magnitude, if all elements are finite
+    """
 
     n_nan: int
     n_inf: int
@@ -50,7 +54,7 @@ class Contents:
 
 
 def contents(tensor: Tensor) -> Contents:
-    """Look at every element of a contiguous tensor."""
+    """Return the statistics of a contiguous tensor."""
     n_nan, n_inf, first, largest = 0, 0, None, 0.0
     for start, part in _parts(tensor):
         if _bounds(part).isfinite().all():
@@ -64,13 +68,13 @@ def contents(tensor: Tensor) -> Contents:
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether every element of all of them is a finite number. Waits for the device once."""
+    """Return whether all elements of all tensors are finite. Waits for the device once."""
     bounds = [_bounds(part) for tensor in tensors for _, part in _parts(tensor)]
     return not bounds or bool(torch.stack(bounds).isfinite().all())
 
 
 def _parts(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """(first element, elements) of a tensor, piece by piece; FP8, which torch hardly computes with, as fp32."""
+    """Yield (index of the first element, elements) for the chunks of a tensor. FP8, with few ops in torch, as fp32."""
     if not tensor.is_floating_point() or not tensor.numel():
         return
     flat, start = tensor.view(-1), 0
@@ -80,7 +84,7 @@ def _parts(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def _bounds(part: Tensor) -> Tensor:
-    """Smallest and largest element, fp64 [2]; NaN if any is."""
+    """Return the smallest and the largest element, fp64 [2]; NaN if any element is NaN."""
     return torch.stack(part.aminmax()).double()
 
 
@@ -92,13 +96,14 @@ def _unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(place))
 
 
-# ------------------------------------------------------------------------------------------------------ behind every op
+# ------------------------------------------------------------------------------------------------------- after every op
 
 
 class FiniteCheck:
-    """Called behind every op of a watched worker, as `check(program, index)`. Raises NonFiniteError at the first fault.
+    """A `Watcher`. Raises NonFiniteError at the first op that writes NaN or infinity.
 
-    `served_by` names who runs an op. `steps_done`: optimizer steps before the first that is watched.
+    `served_by` returns, for the report, what runs an op. `steps_done` is the number of optimizer steps before the first
+    watched one.
     """
 
     def __init__(
@@ -108,7 +113,7 @@ class FiniteCheck:
         self._served_by = served_by
         self._step = steps_done
         self._micro = 0
-        self._rehearse(assembly.all_programs.values())
+        self._warm_up(assembly.all_programs.values())
 
     def __call__(self, program: Program, index: int) -> None:
         if index == 0 and program.stage == "micro":
@@ -127,9 +132,11 @@ class FiniteCheck:
             weights_whole=not any(out.role == "param" for op in ops[: index + 1] for out in op.outs),
         )
 
-    def _rehearse(self, programs: Iterable[Program]) -> None:
-        """Look at something broken in every dtype: what looking loads and allocates it does here, and not later, while
-        a collective on another device waits for this one."""
+    def _warm_up(self, programs: Iterable[Program]) -> None:
+        """Check a tensor of NaN in every dtype, so that modules are loaded and memory is allocated here.
+
+        Later, a collective on another device may be waiting for this one.
+        """
         written = {out.dtype for program in programs for op in program.ops for out in op.outs}
         for dtype in sorted(written):
             found = torch.full((_CHUNK,), torch.nan, device=self._buffers.device).to(TORCH_DTYPES[dtype])
@@ -147,7 +154,7 @@ class FiniteCheck:
 def _report(
     program: str, index: int, op: Op, server: str, written: Mapping[Value, Contents], inputs: Mapping[Value, Contents]
 ) -> Iterator[str]:
-    block = f"block {op.block}" if op.block >= 0 else "outside of blocks"
+    block = f"block {op.block}" if op.block >= 0 else "outside blocks"
     yield f"  op       {index} of {program}: {op.kind}, {block}, {op.phase}"
     plain = [f"{key}={value}" for key, value in op.attrs.items() if isinstance(value, int | float | str)]
     if plain:
@@ -159,11 +166,11 @@ def _report(
     sound = dict(sorted(inputs.items(), key=lambda item: -item[1].largest))
     yield from _rows("read", broken or sound)
     if broken:
-        yield "The op passed on what it was given: " + "; ".join(dict.fromkeys(map(_origin, broken))) + "."
+        yield "The op passed on inputs that are not finite: " + "; ".join(dict.fromkeys(map(_origin, broken))) + "."
     else:
         yield (
-            "What it read is finite: the numbers went wrong in this op. Large magnitudes mean\n"
-            "an overflow: lower learning_rate, look at the data, or use a wider dtype."
+            "Its inputs are finite, so the error arose in this op. Large magnitudes indicate\n"
+            "an overflow: lower learning_rate, inspect the data, or use a wider dtype."
         )
 
 
@@ -177,14 +184,14 @@ def _rows(title: str, values: Mapping[Value, Contents]) -> Iterator[str]:
 
 
 def _origin(value: Value) -> str:
-    """Why an input can be broken although all that ops write is looked at."""
+    """Return why an input is not finite, although all values that ops write are checked."""
     if value.role == "input":
-        return f"{value.name} is written by the loop before the program runs"
+        return f"{value.name} is written by the training loop before the program runs"
     if value.role == "param":
         return f"{value.name} is a weight that no op of this run has written"
     if value.role == "act":
-        return f"{value.name} was finite when it was written: something has overwritten it since"
-    return f"{value.name} is a {value.role} that was broken before this run wrote it"
+        return f"{value.name} was finite when it was written, and was overwritten since"
+    return f"{value.name} is a {value.role} that was not finite before this run wrote it"
 
 
 # ------------------------------------------------------------------------------------------------ before the first step
@@ -196,9 +203,9 @@ def refuse_nonfinite_weights(
     model_dir: Path,
     file_of: Callable[[Path, str], Path],
 ) -> None:
-    """Raise ConfigError naming the tensors of the checkpoint that hold numbers which are not finite, and their files.
+    """Raise ConfigError with the tensors of the checkpoint, and their files, that contain NaN or infinity.
 
-    Waits for the device once where all are finite.
+    Waits for the device once if there are none.
     """
     weights = list(weights)
     if all_finite(params[weight.param] for weight in weights):

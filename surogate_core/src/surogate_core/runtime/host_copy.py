@@ -1,8 +1,8 @@
-"""Weights and states in host memory as they were between two steps, taken while the next ones begin.
+"""A snapshot of weights and states between two steps, copied to host memory while the next steps run.
 
-On a GPU the copy runs on a stream of its own, behind everything that was enqueued before it. Only a program that writes
-what is being copied has to wait for it, which is the update: a copy costs a step nothing that is shorter than its
-forward and backward pass. Nobody on the host waits but who reads the copy.
+On a GPU the copy runs on a separate stream, after all work enqueued before it. Only programs that write the copied
+values, which means the update, wait for it. A copy that takes less time than a forward and backward pass therefore does
+not delay a step. On the host only the reader of the copy waits.
 """
 
 from __future__ import annotations
@@ -15,27 +15,26 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from ..memory.lifetimes import align
+from ..memory.alignment import align
 from ..program.op import Program
 from ..program.value import Value
 from ..reference.rounding import TORCH_DTYPES
 from .arena import Buffers
 
 _GAP_BYTES = 4096
-"""Neighbours in a segment are copied together across gaps as small as those that alignment leaves."""
+"""Values of a segment with smaller gaps between them, such as those of alignment, are copied together."""
 
-_PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE: pinned for every device
+_PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE: pinned for all devices
 
 
 class NoHostMemory(Exception):
-    """The host memory for a copy cannot be had. The message says why."""
+    """The host memory for copies is not available. The message completes "copies would take 3 GiB, and ..."."""
 
 
 class HostCopy:
-    """Host memory for `values`, allocated once: pinned when they are on a GPU, whose programs run on `stream`.
+    """Host memory for `values`, allocated once, and pinned for values on a GPU.
 
-    `programs`: all that will run, by name; `writers` are those that write one of the values. Make it before the first
-    step: while several devices sum, none may allocate. Raises NoHostMemory.
+    Construct it before the first step, because no device may allocate while several of them run collectives.
     """
 
     def __init__(
@@ -45,32 +44,34 @@ class HostCopy:
         programs: Mapping[str, Program],
         stream: torch.cuda.Stream | None = None,
     ) -> None:
+        """`programs` are all that will run, by name, on `stream` (None on a CPU). Raises NoHostMemory."""
         copied = list(values)
-        stretches = list(_stretches(buffers, copied))
-        self._memory = _allocate(sum(align(source.numel()) for source, _ in stretches))
+        ranges = list(_ranges(buffers, copied))
+        self._memory = _allocate(sum(align(source.numel()) for source, _ in ranges))
         self._main = stream
         if stream is not None:
             _pin(self._memory, stream.device)
             self._side = torch.cuda.Stream(stream.device)
             self._begun, self._done = torch.cuda.Event(), torch.cuda.Event(blocking=True)
             for event in (self._begun, self._done):
-                event.record(stream)  # which makes it
+                event.record(stream)  # the first record creates the event
         self._parts: list[tuple[Tensor, Tensor]] = []
         self._views: dict[Value, Tensor] = {}
         at = 0
-        for source, members in stretches:
+        for source, members in ranges:
             target = self._memory[at : at + source.numel()]
             self._parts.append((source, target))
             self._views |= {value: _view(target, offset, value) for value, offset in members}
             at += align(source.numel())
-        of_these = set(copied)
-        self.writers = {name for name, p in programs.items() if any(out in of_these for op in p.ops for out in op.outs)}
-        self._under_way = False
+        kept = set(copied)
+        self.writers = {name for name, p in programs.items() if any(out in kept for op in p.ops for out in op.outs)}
+        """Names of the programs that write one of the values."""
+        self._pending = False
 
     def take(self) -> None:
-        """Copy the values as they are once everything that is enqueued is done; on a CPU at once.
+        """Copy the values as they are once all work enqueued so far is done; on a CPU immediately.
 
-        Call it where programs are enqueued, and when nobody reads the copy before.
+        Call it on the thread that enqueues programs, when the previous copy is no longer read.
         """
         if self._main is None:
             for source, target in self._parts:
@@ -82,38 +83,38 @@ class HostCopy:
             for source, target in self._parts:
                 target.copy_(source, non_blocking=True)
             self._done.record(self._side)
-        self._under_way = True
+        self._pending = True
 
     def before(self, program: str) -> None:
-        """Call it before `program` is enqueued: if it writes what is being copied, the device lets it wait."""
-        if self._under_way and program in self.writers and self._main is not None:
+        """Call it before `program` is enqueued. If it writes copied values, the device waits for the copy first."""
+        if self._pending and program in self.writers and self._main is not None:
             self._main.wait_event(self._done)
-            self._under_way = False
+            self._pending = False
 
     def wait(self) -> None:
-        """Wait on the host until the copy is whole. On any thread."""
+        """Wait on the host until the copy is complete. May be called on any thread."""
         if self._main is not None:
             self._done.synchronize()
 
     def view(self, value: Value) -> Tensor:
-        """A value as it was; good from `wait` until the next `take`."""
+        """Return the copy of a value. Valid from `wait` until the next `take`."""
         return self._views[value]
 
     def close(self) -> None:
-        """Unpin the memory. What was copied can still be read, by whoever holds a view."""
+        """Unpin the memory. Views of it remain valid."""
         if self._main is not None:
-            with suppress(RuntimeError):  # a device in error: whoever met the error first has told it
+            with suppress(RuntimeError):  # a device in an error state, which has been reported already
                 self._done.synchronize()
             ctypes.CDLL("libcuda.so.1").cuMemHostUnregister(ctypes.c_void_p(self._memory.data_ptr()))
 
 
 def copied_bytes(values: Iterable[Value]) -> int:
-    """Host memory that a copy of `values` takes, but for the gaps between them."""
+    """Return the host memory for a copy of `values`, without the gaps between them."""
     return sum(value.nbytes for value in values)
 
 
-def _stretches(buffers: Buffers, values: Iterable[Value]) -> Iterator[tuple[Tensor, list[tuple[Value, int]]]]:
-    """(bytes of a segment, the values in them, each with its first byte there): as few as possible."""
+def _ranges(buffers: Buffers, values: Iterable[Value]) -> Iterator[tuple[Tensor, list[tuple[Value, int]]]]:
+    """Yield as few ranges of the segments as possible, each with its values and their offsets in the range."""
     by_role: dict[str, list[tuple[int, Value]]] = {}
     for value in values:
         first = buffers.persistent(value).data_ptr() - buffers.segment(value.role).data_ptr()
@@ -136,23 +137,23 @@ def _view(memory: Tensor, offset: int, value: Value) -> Tensor:
 
 
 def _allocate(nbytes: int) -> Tensor:
-    """Bytes of anonymous memory, in huge pages where the system has them: pinning takes a call a page.
+    """Allocate anonymous memory, in huge pages if the system has them, because pinning takes time per page.
 
-    Not by torch's pinned allocator, which takes the next power of two: 128 GiB for 65.
+    torch's pinned allocator is not used because it rounds up to a power of two: 128 GiB for 65.
     """
     try:
         memory = mmap.mmap(-1, max(nbytes, 1))
     except OSError as error:
         raise NoHostMemory(f"the system refuses them ({error.strerror or error})") from None
-    with suppress(OSError):  # a kernel without huge pages
+    with suppress(OSError):  # the kernel does not support huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def _pin(memory: Tensor, device: torch.device) -> None:
-    """By the driver's own call, whose failure leaves no error behind for the next CUDA call to find."""
+    """Pin by the driver API: its failures, unlike those of the runtime API, do not reappear at the next CUDA call."""
     with torch.cuda.device(device):
-        torch.cuda.synchronize()  # which makes the device's context this thread's
+        torch.cuda.synchronize()  # makes the device's context current on this thread
         register = ctypes.CDLL("libcuda.so.1").cuMemHostRegister_v2
         register.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint]
         code = register(memory.data_ptr(), memory.numel(), _PORTABLE)

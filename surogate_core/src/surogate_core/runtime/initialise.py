@@ -1,4 +1,4 @@
-"""Fills params and states from their `Init`, the same whatever the order, the plan or the precision."""
+"""Fills params and states according to their `Init`, independently of order, plan and precision."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from ..errors import ProgramError
 from ..program.value import Init, Value
 from .filling import Upload, fill
 
-_CALL = 1 << 24  # elements of a run of the generator: a normal draw ends with its own last 16 numbers
-_CHUNK = 1 << 20  # elements drawn at once: 4 MiB, which stay in a core's cache
-_LEAST = 16  # elements that a normal draw takes at once: fewer are drawn in another way, to other bits
+_CALL = 1 << 24  # elements per notional draw; torch generates the last 16 numbers of a normal draw separately
+_CHUNK = 1 << 20  # elements per actual draw: 4 MiB, which fit in the cache of a core
+_LEAST = 16  # smallest normal draw: torch uses a different algorithm for fewer elements
 
 
 def initialise(
     values: Iterable[Value], view: Callable[[Value], Tensor], seed: int, zero_projections: bool = False
 ) -> None:
-    """Write every value's initial content into `view(value)`; values without an `init` are left as they are.
+    """Write the initial contents of every value to `view(value)`. Values without an `init` are not changed.
 
-    A random draw is made in fp32 by a generator of its own, seeded from (seed, name), then cast: a param starts the
-    same whatever else the model has, and on however many cores. `zero_projections` zeroes the matrices that write to
-    the residual stream. Raises ProgramError for a param without an `init`.
+    Random values are drawn in fp32 and then cast, with a separate generator per value that is seeded with (seed, name).
+    A param therefore starts the same whatever other params the model has, on any number of cores. `zero_projections`
+    sets the matrices that write to the residual stream to zero. Raises ProgramError for a param without an `init`.
     """
     drawn: list[tuple[Tensor, Init, int]] = []
     for value in values:
         init = value.init
         if init is None:
             if value.role == "param":
-                raise ProgramError(f"{value!r} has no init: it can only be loaded")
+                raise ProgramError(f"{value!r} has no init, so it must be loaded from a checkpoint")
         elif init.kind == "zeros" or (zero_projections and init.residual_projection):
             view(value).zero_()
         elif init.kind in ("normal", "uniform"):
             drawn.append((view(value), init, crc32(f"{seed}/{value.name}".encode())))
         else:
             view(value).fill_(1.0 if init.kind == "ones" else init.value)
-    drawn.sort(key=lambda job: -job[0].numel())  # the largest first, or they end last, alone
+    drawn.sort(key=lambda job: -job[0].numel())  # largest first: a large one at the end would run alone
     fill(partial(_draw, *job) for job in drawn)
 
 
@@ -56,7 +56,7 @@ def _draw(target: Tensor, init: Init, seed: int, upload: Upload) -> None:
 
 
 def chunks(n: int) -> Iterator[tuple[int, int]]:
-    """(start, stop) of the parts in which `n` numbers are drawn, with the bits of draws of _CALL numbers at once."""
+    """Yield (start, stop) of the draws for `n` numbers. Their bits equal those of single draws of _CALL numbers."""
     for call in range(0, n, _CALL):
         end, start = min(call + _CALL, n), call
         while start < end:

@@ -1,7 +1,7 @@
-"""What the loop writes before a program runs, on its way to the device.
+"""The inputs of programs on their way to the device.
 
-All inputs of a program family lie in one segment, so a micro-step costs one copy. On a GPU the loop writes into pinned
-mirrors of that segment, a few in turn: it can be that many micro-steps ahead before it waits for a copy to be done.
+All inputs lie in one segment, so a micro-step needs one copy. On a GPU the host writes to pinned mirrors of the segment
+in turn. It can therefore be MIRRORS micro-steps ahead before it waits for a copy.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..memory.plan import Segment
+from ..memory.plan import MemoryPlan
 from ..program.value import Value
 from ..reference.rounding import TORCH_DTYPES
 from .arena import Buffers
@@ -22,26 +22,30 @@ MIRRORS = 4
 
 
 class Inputs:
-    """Write values by name, then `commit`: they are on the device, in order with what is enqueued there."""
+    """Write values by name, then `commit`: programs that are enqueued later read them."""
 
-    def __init__(self, values: Iterable[Value], segment: Segment, buffers: Buffers, stream: Any | None = None) -> None:
-        self._values = {v.name: v for v in values}
-        self._segment = segment
+    def __init__(
+        self, values: Iterable[Value], memory: MemoryPlan, buffers: Buffers, stream: torch.cuda.Stream | None = None
+    ) -> None:
+        """Of `values`, those with the role "input" can be written. `stream`: that of the programs; None on a CPU."""
+        self._values = {v.name: v for v in values if v.role == "input"}
+        self._segment = memory.segments["input"]
         self._target = buffers.segment("input")
         self._stream = stream
         self._turn = 0
         self._dirty = False
         if stream is None:
             self._mirrors = [self._target]
-            self._done: list[Any] = []
+            self._done: list[torch.cuda.Event] = []
         else:
-            self._mirrors = [torch.zeros(segment.nbytes, dtype=torch.uint8, pin_memory=True) for _ in range(MIRRORS)]
+            nbytes = self._segment.nbytes
+            self._mirrors = [torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True) for _ in range(MIRRORS)]
             self._done = [torch.cuda.Event() for _ in self._mirrors]
             for event in self._done:
-                event.record(stream)  # which makes it
+                event.record(stream)  # the first record creates the event
 
     def write(self, name: str, value: np.ndarray[Any, Any] | float) -> None:
-        """Set an input: an array of its shape, or a number for a scalar."""
+        """Set an input to an array of its shape, or a scalar input to a number."""
         if not self._dirty:
             self._next_mirror()
         view = self._view(self._values[name])
@@ -51,7 +55,7 @@ class Inputs:
             view.fill_(value)
 
     def commit(self) -> None:
-        """Make everything written since the last commit what programs read from now on."""
+        """Enqueue the copy of everything written since the last commit."""
         if self._stream is not None and self._dirty:
             with torch.cuda.stream(self._stream):
                 self._target.copy_(self._mirrors[self._turn], non_blocking=True)
@@ -59,7 +63,7 @@ class Inputs:
         self._dirty = False
 
     def _next_mirror(self) -> None:
-        """Turn to the next mirror, once its last copy is done, and begin with what the one before holds."""
+        """Turn to the next mirror, once its last copy is done, and start with the contents of the current one."""
         self._dirty = True
         if self._stream is None:
             return

@@ -1,4 +1,4 @@
-"""The built-in launcher: this process, with a thread for each GPU. Other processes and machines join at this seam."""
+"""The built-in launcher: one process with a thread per GPU. A launcher plugin can add processes and machines."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from ..api import Comm, LauncherDef, Topology
 
 @dataclass(frozen=True)
 class SingleComm:
-    """The `Comm` of the only worker of a run: sums over one are what they are."""
+    """The `Comm` of a run with one worker. A sum over one worker changes nothing."""
 
     rank: int = 0
     world_size: int = 1
     device: int = 0
 
     def all_reduce(self, ranges: Sequence[tuple[int, int, str]], stream: int) -> None:
-        """Nothing to add."""
+        """See `Comm`."""
 
     def check(self) -> None:
-        """Nobody to lose."""
+        """See `Comm`."""
 
     def abort(self) -> None:
-        """Nothing waits."""
+        """See `Comm`."""
 
 
 def run_local(work: Callable[[Sequence[Comm]], Any], topology: Topology, options: object = None) -> Any:
-    """Call `work` here, with a way between the first `topology.devices` GPUs, which it may not outlive."""
+    """Call `work` in this process with communicators of the first `topology.devices` GPUs. They end when it returns."""
     if topology.devices == 1:
         return work((SingleComm(),))
     from . import nccl
@@ -40,4 +40,4 @@ def run_local(work: Callable[[Sequence[Comm]], Any], topology: Topology, options
         nccl.disconnect(comms)
 
 
-LAUNCHERS = (LauncherDef(name="local", summary="This process, with a thread for each GPU", run=run_local),)
+LAUNCHERS = (LauncherDef(name="local", summary="One process with a thread per GPU", run=run_local),)

@@ -1,7 +1,7 @@
-"""NCCL by ctypes: communicators for several GPUs of one process, a thread each.
+"""NCCL through ctypes: communicators for several GPUs of one process, each driven by its own thread.
 
-torch.distributed wants a process for each rank, so the few calls that are needed are bound here. `ctypes.CDLL` lets go
-of the interpreter's lock while a call runs, which it must: a call may wait for the same call on another thread.
+torch.distributed requires a process per rank, so the few functions that are needed are bound here. `ctypes.CDLL`
+releases the GIL during a call, which is required: a call may wait for the same call on another thread.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from .threads import RankThread, join
 
 SONAME = "libnccl.so.2"
 OLDEST = 21800
-"""2.18, of 2023; older ones are not tested."""
+"""Oldest supported version: 2.18, of 2023. Older ones are not tested."""
 
 DTYPES = {"int32": 2, "int64": 4, "fp32": 7, "fp64": 8, "bf16": 9}
-"""`ncclDataType_t` of what can be summed."""
+"""`ncclDataType_t` of the dtypes that can be summed."""
 
 _SUCCESS, _IN_PROGRESS = 0, 7
 _SUM = 0
@@ -43,14 +43,14 @@ _TEXTS = {"ncclGetErrorString": (_INT,), "ncclGetLastError": (_POINTER,)}
 
 
 class NcclError(RuntimeError):
-    """A call of NCCL failed; the message has NCCL's own words."""
+    """A call of NCCL failed. The message contains that of NCCL."""
 
 
 class Library:
-    """NCCL's functions; a call raises NcclError unless it succeeds."""
+    """The functions of NCCL. A call raises NcclError if it fails."""
 
     def __init__(self, functions: Any) -> None:
-        """`functions`: a loaded library, or what has functions of the same names."""
+        """`functions` is a loaded library, or an object with functions of the same names."""
         for name, argtypes in (_SIGNATURES | _TEXTS).items():
             getattr(functions, name).argtypes = argtypes
             getattr(functions, name).restype = ctypes.c_char_p if name in _TEXTS else _INT
@@ -58,7 +58,7 @@ class Library:
 
     @property
     def version(self) -> int:
-        """2.27.3 is 22703."""
+        """Version as one number: 22703 for 2.27.3."""
         number = _INT()
         self("ncclGetVersion", ctypes.byref(number))
         return number.value
@@ -68,16 +68,16 @@ class Library:
         self.check(getattr(self._functions, name)(*arguments), name)
 
     def check(self, result: int, what: str) -> None:
-        """Raise NcclError unless `result` says that `what` succeeded or goes on."""
+        """Raise NcclError unless `result` means that `what` succeeded or is in progress."""
         if result in (_SUCCESS, _IN_PROGRESS):
             return
-        words = [self._functions.ncclGetErrorString(result), self._functions.ncclGetLastError(None)]
-        told = ". ".join(w.decode(errors="replace").strip().rstrip(".") for w in words if w and w.strip())
-        raise NcclError(f"{what}: NCCL error {result}: {told}. NCCL_DEBUG=WARN in the environment tells more.")
+        texts = [self._functions.ncclGetErrorString(result), self._functions.ncclGetLastError(None)]
+        reason = ". ".join(text.decode(errors="replace").strip().rstrip(".") for text in texts if text and text.strip())
+        raise NcclError(f"{what}: NCCL error {result}: {reason}. Set NCCL_DEBUG=WARN in the environment for details.")
 
 
 class NcclComm:
-    """A rank's `api.Comm`."""
+    """The `api.Comm` of a rank."""
 
     def __init__(self, library: Library, handle: int, rank: int, world_size: int, device: int) -> None:
         self.rank = rank
@@ -89,10 +89,10 @@ class NcclComm:
         self._enqueuing = threading.Lock()
 
     def all_reduce(self, ranges: Sequence[tuple[int, int, str]], stream: int) -> None:
-        """See `api.Comm`. Several ranges go as one group: one launch. Raises NcclError once it has been given up."""
+        """See `api.Comm`. Several ranges are one group, hence one launch. Raises NcclError after `abort`."""
         with self._enqueuing:
             if self.aborting is not None:
-                raise NcclError(f"rank {self.rank}: its communicator was given up")
+                raise NcclError(f"rank {self.rank}: its communicator was aborted")
             if len(ranges) > 1:
                 self._nccl("ncclGroupStart")
             for address, elements, dtype in ranges:
@@ -101,31 +101,34 @@ class NcclComm:
                 self._nccl("ncclGroupEnd")
 
     def check(self) -> None:
-        """See `api.Comm`: errors of links and peers, which come while kernels run."""
+        """See `api.Comm`. Raises NcclError for errors of links and peers, which occur while kernels run."""
         if self.aborting is None:
             result = _INT()
             self._nccl("ncclCommGetAsyncError", self._handle, ctypes.byref(result))
             self._nccl.check(result.value, f"rank {self.rank}")
 
     def abort(self) -> None:
-        """See `api.Comm`. Also how a communicator ends that is no longer used.
+        """See `api.Comm`. Also called when a communicator is no longer needed.
 
-        A thread of its own makes the call: it raises the flag that ends waiting kernels at once, but returns only when
-        every CUDA graph that holds a collective of this communicator is gone.
+        A separate thread calls ncclCommAbort: it ends waiting kernels at once, but returns only when every CUDA graph
+        with a collective of this communicator is gone.
         """
         if self.aborting is None:
             self.aborting = RankThread(f"surogate-nccl-abort-{self.rank}")
             self.aborting.close(last=self._abort)
 
     def _abort(self) -> None:
-        """Not in the middle of `all_reduce`, whose memory this frees, unless that waits for a peer itself."""
+        """Wait up to 1 s for a running `all_reduce`, because the abort frees memory that it uses.
+
+        If it is still running then, it is blocked on a peer, and the abort goes ahead.
+        """
         if self._enqueuing.acquire(timeout=_ENQUEUE_SECONDS):
             self._enqueuing.release()
         self._nccl("ncclCommAbort", self._handle)
 
 
 def connect(devices: Sequence[int], library: Library | None = None) -> tuple[NcclComm, ...]:
-    """A communicator for each GPU of `devices`, rank by rank. Raises ConfigError when there is no way between them."""
+    """Return a communicator per GPU of `devices`, in order of rank. Raises ConfigError if NCCL cannot connect them."""
     nccl = library or load()
     handles = (_POINTER * len(devices))()
     try:
@@ -139,16 +142,16 @@ def connect(devices: Sequence[int], library: Library | None = None) -> tuple[Ncc
 
 
 def disconnect(comms: Sequence[NcclComm]) -> None:
-    """End communicators, all at once since they wait for one another. Returns within seconds, done or not."""
+    """Abort all communicators concurrently, because they wait for each other. Returns after at most 5 s."""
     for comm in comms:
         comm.abort()
     join([comm.aborting for comm in comms if comm.aborting], _ABORT_SECONDS)
 
 
 def load(candidates: Iterator[tuple[str, int]] | None = None) -> Library:
-    """The NCCL that this process has loaded already, else torch's wheel's, else the system's.
+    """Load NCCL: the library that this process has already loaded, else that of torch's wheel, else the system's.
 
-    Raises ConfigError when there is none, or only one that is too old.
+    Raises ConfigError if there is none, or if it is too old.
     """
     tried = []
     for path, mode in candidates or _candidates():
@@ -160,12 +163,12 @@ def load(candidates: Iterator[tuple[str, int]] | None = None) -> Library:
         if library.version < OLDEST:
             raise ConfigError(
                 f"gpus: NCCL {_dotted(library.version)} ({path}) is older than {_dotted(OLDEST)}. "
-                "Install a newer torch, which brings its own, or use gpus: 1."
+                "Install a newer torch, which includes it, or use gpus: 1."
             )
         return library
     raise ConfigError(
         f"gpus: training on several GPUs needs NCCL, which was not found ({'; '.join(dict.fromkeys(tried))}). Install "
-        "torch with CUDA from its wheels, which bring NCCL along, or use gpus: 1."
+        "a CUDA build of torch, which includes it, or use gpus: 1."
     )
 
 

@@ -1,16 +1,16 @@
-"""The reference executor: runs a planned op list on the CPU with torch functions, in the planned buffers.
+"""The reference executor: runs programs on the CPU with torch functions, in the planned buffers.
 
-It promises the same bits for the same library versions and thread count, and shows planning errors: every result is
-written to the offset that the plan gives it, and with `poison` a value is destroyed the moment its planned life ends.
+Results are bit-identical for the same library versions and thread count. Every result is written at its planned offset,
+so errors of the plan show as wrong results. With `poison`, a value is overwritten as soon as its planned life ends.
 
-A reference that writes to one of its inputs is noticed by torch's version counters, which every in-place operation of
-torch raises: reading them costs under a microsecond an op, so every run does. Writes behind torch's back (numpy,
-`.data`) raise none: `testing.check_op` compares the inputs' bits.
+A reference must not write to its inputs. torch counts in-place operations on every tensor. Comparing these counters
+takes less than a microsecond per op, so every run does it. Writes that bypass torch (numpy, `.data`) are not counted;
+`testing.check_op` compares the inputs' bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,14 +23,70 @@ from ..program.op import Op, Program
 from ..program.value import Value
 from ..reference.ops import load
 from .arena import Buffers
+from .readings import HostReadings
+
+
+class ReferenceExecutor:
+    """The `Executor` of a CPU: binds programs to buffers once and runs them by name."""
+
+    stream = None
+    captured: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        programs: Mapping[str, Program],
+        ops: Mapping[str, OpDef],
+        buffers: Buffers,
+        *,
+        poison: bool = False,
+        instead: Mapping[str, Callable[..., object]] | None = None,
+    ) -> None:
+        """`instead` maps op kinds to functions that replace their references, such as sums over several workers."""
+        self._buffers = buffers
+        self._calls = {name: _bind(program, ops, buffers, poison, instead or {}) for name, program in programs.items()}
+
+    def run(self, program: str, labels: int | None = None) -> None:
+        """Run every op of `program` in order. `labels` is not used: references find the labelled rows by the targets.
+
+        Raises what `ReferenceCall.run` raises.
+        """
+        self.walk(program, lambda index: None, labels)
+
+    @torch.no_grad()
+    def walk(self, program: str, after: Callable[[int], None], labels: int | None = None) -> None:
+        """See `Executor.walk`. `after` is called before the values whose life ends with the op are poisoned."""
+        for index, call in enumerate(self._calls[program]):
+            call.run()
+            after(index)
+            for value in call.dies:
+                self._buffers.kill(value, program)
+
+    def readings(self, values: Sequence[Tensor]) -> HostReadings:
+        return HostReadings(values)
+
+    def connect(self) -> None:
+        """The functions `instead` communicate."""
+
+    def capture(self) -> None:
+        """A CPU has no graphs."""
+
+    def wait(self) -> None:
+        """Everything is done when `run` returns."""
+
+    def synchronize(self) -> None:
+        """Everything is done when `run` returns."""
+
+    def release(self) -> None:
+        """Nothing is held."""
 
 
 @dataclass(frozen=True)
 class ReferenceCall:
-    """An op bound to buffers: `function(*ins, **attrs)`, then each result stored or added.
+    """An op bound to buffers: `function(*ins, **attrs)`, each result of which is stored or added.
 
-    ins: aliases of the buffers with version counters of their own. origin: the plugin whose reference runs, None for
-    core's. dies: values whose planned life ends with the op.
+    ins     aliases of the buffers with separate version counters
+    origin  the plugin that provides the reference; None for core
+    dies    values to poison, because their planned life ends with the op
     """
 
     op: Op
@@ -41,8 +97,11 @@ class ReferenceCall:
     dies: tuple[Value, ...] = ()
 
     def run(self) -> None:
-        """Raises an error that names op, block and line when the reference fails, writes to an input, or returns
-        another shape or dtype than the program says: PluginError for a plugin's reference, ProgramError for core's."""
+        """Call the reference and store its results.
+
+        Raises PluginError for a plugin's reference and ProgramError for core's if the reference fails, writes to an
+        input, or returns a shape or dtype that the program does not have. The message names op, block and line.
+        """
         before = [x._version for x in self.ins]
         try:
             results = self.function(*self.ins, **self.op.attrs)
@@ -70,11 +129,20 @@ class ReferenceCall:
             if not isinstance(result, Tensor):
                 found = "None" if result is None else f"a {type(result).__name__}"
                 raise ProgramError(f"{place(self.op)} returned {found} for output {i}, expected a tensor")
-            _check(self.op, i, result, out)
+            _check_result(self.op, i, result, out)
             if i in self.op.accumulate:
                 out.add_(result)
             else:
                 out.copy_(result)
+
+
+def _check_result(op: Op, index: int, result: Tensor, out: Tensor) -> None:
+    """Check that shape and dtype are those of the program. A gradient may be stored in a different dtype."""
+    if result.shape != out.shape:
+        got, want = list(result.shape), list(out.shape)
+        raise ProgramError(f"{place(op)} returned shape {got} for output {index}, the program says {want}")
+    if result.dtype != out.dtype and op.outs[index].role != "grad":
+        raise ProgramError(f"{place(op)} returned {result.dtype} for output {index}, the program says {out.dtype}")
 
 
 def reference_call(
@@ -85,9 +153,9 @@ def reference_call(
     function: Callable[..., object] | None = None,
     dies: tuple[Value, ...] = (),
 ) -> ReferenceCall:
-    """Bind an op of `program` to its reference, or to `function` in its place.
+    """Bind an op of `program` to its reference, or to `function` instead.
 
-    Raises PluginError where a plugin's reference cannot be loaded.
+    Raises PluginError if a plugin's reference cannot be loaded.
     """
     definition = ops[op.attrs["of"]] if op.kind == "reference_vjp" else ops[op.kind]
     origin = definition.origin
@@ -104,50 +172,8 @@ def reference_call(
     return ReferenceCall(op, function, ins, outs, origin, dies)
 
 
-class ReferenceExecutor:
-    """Binds programs to buffers once and runs them by name."""
-
-    def __init__(
-        self,
-        programs: Mapping[str, Program],
-        ops: Mapping[str, OpDef],
-        buffers: Buffers,
-        *,
-        poison: bool = False,
-        instead: Mapping[str, Callable[..., object]] | None = None,
-    ) -> None:
-        """`instead`: functions in place of the references of these kinds, such as sums over several workers."""
-        self.buffers = buffers
-        self._calls = {name: _bind(program, ops, buffers, poison, instead or {}) for name, program in programs.items()}
-
-    def run(self, program: str, labels: int | None = None) -> None:
-        """Run every op of `program` in order. `labels` changes nothing: references look at the targets.
-
-        Raises what `ReferenceCall.run` does.
-        """
-        self.walk(program, lambda index: None, labels)
-
-    @torch.no_grad()
-    def walk(self, program: str, after: Callable[[int], None], labels: int | None = None) -> None:
-        """`run`, and call `after` with the op's index behind every op, before any value dies."""
-        for index, call in enumerate(self._calls[program]):
-            call.run()
-            after(index)
-            for value in call.dies:
-                self.buffers.kill(value, program)
-
-
-def _check(op: Op, index: int, result: Tensor, out: Tensor) -> None:
-    """A gradient may be stored in another dtype; everything else must be what the program says."""
-    if result.shape != out.shape:
-        got, want = list(result.shape), list(out.shape)
-        raise ProgramError(f"{place(op)} returned shape {got} for output {index}, the program says {want}")
-    if result.dtype != out.dtype and op.outs[index].role != "grad":
-        raise ProgramError(f"{place(op)} returned {result.dtype} for output {index}, the program says {out.dtype}")
-
-
 def place(op: Op) -> str:
-    """How messages name an op."""
+    """Return how messages name an op."""
     return f"{op.kind} (block {op.block}, {op.phase}, emitted at {op.where})"
 
 

@@ -1,7 +1,7 @@
-"""A thread for each rank: it runs what it is given, in order, and keeps the first error for others to notice.
+"""The thread of a rank: runs jobs in order and keeps the first error.
 
-A rank may wait for ever inside a driver, for a peer that is gone. Its thread therefore never holds up the end of the
-process: it is a daemon, waits for it are bounded, and `leave_if_stuck` ends the process past it.
+A rank may be blocked forever inside the driver, waiting for a peer that has failed. Its thread must not prevent the
+process from ending: it is a daemon thread, waits for it have a timeout, and `leave_if_stuck` does not wait for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 class Failure(NamedTuple):
-    """The error that ended a thread's work, and when it came, by `time.monotonic`."""
+    """The error of a job, and its time by `time.monotonic`."""
 
     time: float
     error: BaseException
@@ -32,7 +32,7 @@ class _Job(NamedTuple):
 
 
 class RankThread(threading.Thread):
-    """Runs jobs one after another, until an error or `close`: jobs that still wait then are cancelled."""
+    """Runs jobs one after another. After an error or `close`, queued jobs are cancelled."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name=name, daemon=True)
@@ -45,27 +45,27 @@ class RankThread(threading.Thread):
 
     @property
     def busy(self) -> bool:
-        """Whether it is in the middle of a job."""
+        """Whether a job is running."""
         return self._busy
 
     def submit(self, function: Callable[..., Result], *arguments: Any, **named: Any) -> Future[Result]:
-        """Let the thread call `function`; the future has its result or its error."""
+        """Queue a call of `function`. The future gets its result or its exception."""
         future: Future[Result] = Future()
         self._jobs.put(_Job(future, lambda: function(*arguments, **named)))
         return future
 
     def close(self, last: Callable[[], object] | None = None) -> None:
-        """End after the job under way and then `last`, which runs after an error too and whose own nobody hears."""
+        """Finish the current job, run `last` (even after an error; exceptions in it are discarded), then stop."""
         self._last, self._closed = last, True
         self._jobs.put(None)
 
     def run(self) -> None:
-        """The thread's life."""
+        """Run jobs until `close`. Called by `threading`."""
         while (job := self._jobs.get()) is not None:
             self._busy = True
             self._do(job)
             self._busy = False
-            del job  # it holds the worker, whose memory goes with its last reference
+            del job  # it refers to the worker, whose memory is freed with its last reference
         if self._last is not None:
             self._busy = True
             with suppress(Exception):
@@ -75,11 +75,11 @@ class RankThread(threading.Thread):
     def _do(self, job: _Job) -> None:
         if self.failure is not None or self._closed:
             job.future.cancel()
-            job.future.set_running_or_notify_cancel()  # which tells those who wait
+            job.future.set_running_or_notify_cancel()  # wakes threads that wait for the future
             return
         try:
             result = job.work()
-        except BaseException as error:  # whatever it is, another thread reports it
+        except BaseException as error:  # any exception: another thread reports it
             self.failure = Failure(time.monotonic(), error)
             job.future.set_exception(error)
         else:
@@ -87,17 +87,17 @@ class RankThread(threading.Thread):
 
 
 def join(threads: list[RankThread], seconds: float) -> None:
-    """Wait for closed threads, `seconds` at most for all of them."""
+    """Wait for closed threads, at most `seconds` in total."""
     deadline = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def leave_if_stuck(error: BaseException) -> None:
-    """End the process here, with the exit code of `error`, if a thread is still inside a job.
+    """End the process immediately, with the exit code of `error`, if a thread is still running a job.
 
-    The interpreter's own end would run destructors of libraries that the thread is in the middle of, and these may
-    wait for it. To be called where `error` is about to leave the program.
+    A normal exit of the interpreter would run destructors of the libraries that the thread is inside of, and these may
+    wait for it. Call this where `error` is about to leave the program.
     """
     if not any(isinstance(thread, RankThread) and thread.busy for thread in threading.enumerate()):
         return

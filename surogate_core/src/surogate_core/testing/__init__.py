@@ -1,1 +1,1 @@
-"""What authors of plugins test their work with."""
+"""Test tools for authors of plugins."""

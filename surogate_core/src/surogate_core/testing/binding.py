@@ -1,4 +1,4 @@
-"""For tests of a kernel on a GPU by its KernelDef: chosen, bound, launched and checked as in a run.
+"""Tests of a kernel on a GPU by its KernelDef: selected, bound, launched and checked as in a run.
 
 x, y = Value(name="x", ...), Value(name="y", ...)
 (out,) = run_kernel(KERNELS, Op("silu", (x,), (y,)), {x: torch.randn(5, 64)})
@@ -16,7 +16,7 @@ from torch import Tensor
 from ..api import Call, Comm, Deterministic, KernelDef, Launch, Op, Target, Value
 from ..plugins.registry import refusal
 from ..reference.rounding import TORCH_DTYPES
-from ..runtime.bind import as_parts
+from ..runtime.bind import as_launches
 from ..runtime.device import training_device
 from ..runtime.launch import SingleComm
 from .kernels import Guarded, eager_and_graph, guarded, guarded_copy
@@ -24,7 +24,7 @@ from .kernels import Guarded, eager_and_graph, guarded, guarded_copy
 
 @dataclass
 class Binding:
-    """An op bound to guarded buffers: the `BindContext` of its kernel, then its launch."""
+    """An op bound to guarded buffers: first the `BindContext` of its kernel, then its launches."""
 
     buffers: Mapping[Value, Guarded]
     scratch: Guarded | None
@@ -32,7 +32,7 @@ class Binding:
     stream: int = 0
     tables: list[Tensor] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
-    parts: tuple[Launch, ...] = ()
+    launches: tuple[Launch, ...] = ()
     comm: Comm = field(default_factory=SingleComm)
 
     def pointer(self, value: Value) -> int:
@@ -42,8 +42,8 @@ class Binding:
     def workspace(self) -> int:
         return self.scratch.pointer if self.scratch else 0
 
-    def call(self, launch: Callable[..., None], *arguments: Any) -> Call:
-        return launch, (*(self.pointer(a) if isinstance(a, Value) else a for a in arguments), self.stream)
+    def call(self, function: Callable[..., None], *arguments: Any) -> Call:
+        return function, (*(self.pointer(a) if isinstance(a, Value) else a for a in arguments), self.stream)
 
     def table(self, words: Sequence[int]) -> int:
         self.tables.append(torch.tensor(words, dtype=torch.int64, device="cuda"))
@@ -52,17 +52,17 @@ class Binding:
     def notice(self, text: str) -> None:
         self.notices.append(text)
 
-    def autotune_cache(self, name: str, recall: Callable[..., None], tell: Callable[..., Any]) -> None:
-        """Tests neither know of earlier runs nor leave anything to later ones."""
+    def autotune_cache(self, name: str, load: Callable[..., None], dump: Callable[..., Any]) -> None:
+        """Cache nothing: tests neither use nor change the cache of runs."""
 
     def launch(self, stream: int, labels: int | None = None) -> None:
-        """Enqueue the op on `stream`, which takes the place of the one that it was bound with.
+        """Enqueue the op on `stream`, instead of the one that it was bound to.
 
-        labels: leave out the parts that a batch with so many does not need; None: run them all.
+        With `labels`, skip the launches that a batch with this number of labels does not need.
         """
-        for part in self.parts:
-            if labels is None or labels > part.above:
-                function, arguments = part.call
+        for launch in self.launches:
+            if labels is None or labels > launch.above:
+                function, arguments = launch.call
                 function(*arguments[:-1], stream)
 
     @property
@@ -72,12 +72,12 @@ class Binding:
 
     @property
     def everything(self) -> list[Guarded]:
-        """All buffers, the workspace too."""
+        """All buffers, including the workspace."""
         return [*self.buffers.values(), *self.workspaces]
 
 
 def choose(kernels: Sequence[KernelDef], op: Op, target: Target) -> KernelDef:
-    """The first kernel that serves `op`. AssertionError with every refusal when none does."""
+    """Return the first kernel that serves `op`. Raises AssertionError with the reason of each kernel if none does."""
     dtypes = tuple(value.dtype for value in (*op.ins, *op.outs))
     reasons = [(kernel, refusal(kernel, op, dtypes, target)) for kernel in kernels if kernel.op == op.kind]
     for kernel, reason in reasons:
@@ -94,10 +94,10 @@ def bind_kernel(
     skew: int = 0,
     deterministic: Deterministic = "auto",
 ) -> Binding:
-    """`op`, bound to the kernel that serves it.
+    """Bind `op` to the first kernel that serves it.
 
-    What `contents` does not give is an output and holds NaN; what is given and no output must stay as it is. Buffers
-    begin `skew` elements past a multiple of 256 bytes, scalars excepted.
+    Values without `contents` are outputs and start as NaN. Values with contents that are not outputs must not change.
+    Buffers begin `skew` elements after a multiple of 256 bytes, except for scalars.
     """
     target = Target(training_device(), deterministic)
     kernel = choose(kernels, op, target)
@@ -111,8 +111,8 @@ def bind_kernel(
             buffers[value] = guarded(value.shape, TORCH_DTYPES[value.dtype], skew=shift)
     scratch_bytes = kernel.workspace(op, target)
     binding = Binding(buffers, guarded((scratch_bytes,), torch.uint8) if scratch_bytes else None, target)
-    binding.parts = as_parts(kernel.bind(op, binding))
-    for out in op.outs:  # a bind may time algorithms on them
+    binding.launches = as_launches(kernel.bind(op, binding))
+    for out in op.outs:  # `bind` may have timed algorithms, which overwrites outputs
         if out in contents:
             buffers[out].tensor.copy_(contents[out])
         else:
@@ -129,7 +129,10 @@ def run_kernel(
     labels: int | None = None,
     deterministic: Deterministic = "auto",
 ) -> list[Tensor]:
-    """The outputs of `op`, on the CPU, after `eager_and_graph`: repeatable, capturable, within its buffers."""
+    """Return the outputs of `op`, on the CPU.
+
+    Checks that they are the same eagerly and captured, in every run, and that nothing is written outside the buffers.
+    """
     binding = bind_kernel(kernels, op, contents, skew=skew, deterministic=deterministic)
     eager_and_graph(
         lambda stream: binding.launch(stream, labels), list(binding.buffers.values()), scratch=binding.workspaces

@@ -1,10 +1,10 @@
-"""Parameters of a kernel's tests: a few that meet every path of it, and more.
+"""Parameters of a kernel's tests: a few that cover every code path, and more.
 
 @pytest.mark.parametrize("columns", cases([5, 264, 8200], more=[1, 8, 64, 16392]))
 
-All of them run, unless `-m "gpu and not exhaustive"` asks for the few alone: what a tool can bear that slows kernels
-down a hundredfold, such as compute-sanitizer. A few is at least one case of several thread blocks and odd sizes for
-every kernel that the test launches.
+All of them run by default. `-m "gpu and not exhaustive"` selects the few, for tools that slow kernels down a
+hundredfold, such as compute-sanitizer. The few must include, for each kernel that the test launches, at least one case
+with several thread blocks and odd sizes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Cases = Iterable[Any] | Mapping[str, Any]
 
 
 def cases(few: Cases, more: Cases = ()) -> list[Any]:
-    """What `parametrize` takes: `few` as they are, `more` marked `exhaustive`; of a mapping the keys are the ids."""
+    """Return parameters for `parametrize`; `more` are marked `exhaustive`. The keys of a mapping are test ids."""
     return [*_params(few), *_params(more, pytest.mark.exhaustive)]
 
 

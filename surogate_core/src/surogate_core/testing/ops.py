@@ -1,4 +1,4 @@
-"""For tests of an op by its OpDef: the shape rule and the torch reference agree, and the reference is a function.
+"""Tests of an op by its OpDef: shape rule and torch reference agree, and the reference has no side effects.
 
 (y,) = check_op(SQUARED_RELU, torch.randn(5, 64))
 assert torch.equal(y, ...)
@@ -19,25 +19,25 @@ _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 def check_op(definition: OpDef, *ins: Tensor, **attrs: Any) -> tuple[Tensor, ...]:
-    """Call the reference of an op as a run does and return its outputs.
+    """Call the reference of an op as a run does, and return its outputs.
 
     Raises AssertionError unless
-    - it returns what the shape rule says: number, shapes and dtypes of the outputs
-    - its inputs hold the same bits afterwards, whatever wrote to them (a run notices in-place operations of torch only)
-    - a second call with the same inputs gives the same bits
+    - the number, shapes and dtypes of the outputs are those of the shape rule
+    - the bits of its inputs are unchanged (a run detects only in-place operations of torch)
+    - a second call with the same inputs is bit-identical
     """
     values = tuple(Value(f"in{i}", tuple(x.shape), _NAMES[x.dtype], "act") for i, x in enumerate(ins))
     specs = definition.infer(values, attrs)
     before = [x.clone() for x in ins]
     outs = _call(definition, ins, attrs)
     _check_inputs(definition, ins, before)
-    assert len(outs) == len(specs), f"{definition.kind}: {len(outs)} results, the shape rule says {len(specs)}"
+    assert len(outs) == len(specs), f"{definition.kind}: {len(outs)} outputs, but {len(specs)} in the shape rule"
     for spec, out in zip(specs, outs, strict=True):
         found, expected = (tuple(out.shape), out.dtype), (tuple(spec.shape), TORCH_DTYPES[spec.dtype])
-        assert found == expected, f"{definition.kind}: {spec.label} is {found}, the shape rule says {expected}"
+        assert found == expected, f"{definition.kind}: {spec.label} is {found}, but {expected} in the shape rule"
     kept = [out.clone() for out in outs]
     for spec, first, second in zip(specs, kept, _call(definition, ins, attrs), strict=True):
-        assert same_bits(first, second), f"{definition.kind}: a second call gives another {spec.label}"
+        assert same_bits(first, second), f"{definition.kind}: a second call changes {spec.label}"
     _check_inputs(definition, ins, before)
     return tuple(kept)
 

@@ -18,8 +18,9 @@ from .schedule import Schedule
 
 if TYPE_CHECKING:
     from ..checkpoint.writer import Saves
+    from ..runtime.readings import Reading
     from ..runtime.team import Team
-    from ..runtime.worker import Reading, Worker
+    from ..runtime.worker import Worker
 
 EVAL_BATCHES = 100
 """A periodic evaluation looks at no more than this; the one at the end sees everything."""

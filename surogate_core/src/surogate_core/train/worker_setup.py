@@ -29,34 +29,35 @@ def make_worker(
     `notice` is called with lines for the user.
     """
     from ..runtime.autotune_cache import AutotuneCache
+    from ..runtime.context import ExecutionContext
+    from ..runtime.launch import SingleComm
     from ..runtime.team import Team
     from ..runtime.worker import Worker
 
     config, assembly, target = run.config, plan.assembly, plan.target
     if target.device.sm is None:
         return Worker.on_cpu(assembly, plan.inputs.ops, config.train_seed)
-    choices = AutotuneCache(target.device.title, notice)
-    idle = idle_modules(plan.kernels)  # with kernels: allow_reference; else the run was refused
+    cache = AutotuneCache(target.device.title, notice)
+    idle = idle_modules(plan.kernels)  # only with kernels: allow_reference; otherwise the run was refused
 
     def kernel_for(op: Op) -> KernelDef | None:
         kernel = plan.kernels.kernel(op)
         return None if kernel is None or kernel.module in idle else kernel
 
-    def on_gpu(comm: Comm | None) -> Worker:
-        return Worker.on_gpu(
-            assembly,
-            plan.inputs.ops,
-            config.train_seed,
+    def on_gpu(comm: Comm) -> Worker:
+        context = ExecutionContext(
+            ops=plan.inputs.ops,
             kernel_for=kernel_for,
             target=target,
-            notice=notice if comm is None or comm.rank == 0 else _unheard,
-            autotune_cache=choices.keep,
+            notice=notice if comm.rank == 0 else _unheard,
+            autotune_cache=cache.attach,
             comm=comm,
             allow_reference=config.kernels == "allow_reference",
         )
+        return Worker.on_gpu(assembly, context, config.train_seed)
 
-    worker = Team(comms, on_gpu) if plan.report.world_size > 1 else on_gpu(None)
-    choices.save()
+    worker = Team(comms, on_gpu) if plan.report.world_size > 1 else on_gpu(SingleComm())
+    cache.save()
     return worker
 
 

@@ -35,7 +35,7 @@ def autotune_cache(ctx: BindContext) -> None:
 
     if is_timed(ctx.target):
         ctx.autotune_cache(
-            "cublaslt", lambda known: _C.gemm_import(list(known.items())), lambda: dict(_C.gemm_export())
+            "cublaslt", lambda entries: _C.gemm_import(list(entries.items())), lambda: dict(_C.gemm_export())
         )
 
 

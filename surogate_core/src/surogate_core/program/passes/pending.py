@@ -1,9 +1,8 @@
-"""States that micro-steps change take effect only when the optimizer step is applied.
+"""Pending states: changes that micro-steps make to states take effect only if the optimizer step is applied.
 
-A step whose gradient norm is not finite changes nothing. Params and moments are written by the update alone, which
-checks the norm. A state that a micro-step writes, such as a history of maxima, is therefore kept twice: micro-steps and
-evaluations work on a pending copy, and the update commits it if the norm is finite. Where there is no such state,
-nothing is added.
+A step whose gradient norm is not finite changes nothing. Params and moments are written only by the update, which
+checks the norm. If a micro-step writes a state, such as a history of maxima, micro-steps and evaluations work on a
+pending copy of it, and the update commits the copy if the norm is finite. Without such states the pass changes nothing.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from ..value import Value
 def carried_states(
     micro: Sequence[Program], evaluate: Program, ops: Mapping[str, OpDef], sums: frozenset[Value]
 ) -> tuple[Value, ...]:
-    """The states that these programs write and that carry something into a later step or evaluation, by name.
+    """Return the states that these programs write and whose contents a later step or evaluation reads, sorted by name.
 
-    `micro`: the programs of a step, in the order in which they run. Left out are `sums`, and states that a step and
-    an evaluation write before they read them. An op with effects may write every state that it reads.
+    `micro` are the programs of a step, in the order in which they run. `sums` are excluded, and states that a step and
+    an evaluation write before they read them. An op with effects is assumed to write every state that it reads.
     """
     first, *others = micro
     written = {v for program in (*micro, evaluate) for op in program.ops for v in _writes(op, ops)}
@@ -34,16 +33,16 @@ def carried_states(
 
 
 def on_copies(program: Program, copies: Mapping[Value, Value], builder: Builder, *, begins: bool) -> Program:
-    """`program` with `copies` (state: its pending copy) in place of the states; if it `begins`, it takes them first.
+    """Return `program` with each state of `copies` replaced by its pending copy. If it `begins`, it makes the copies.
 
-    Raises ProgramError for a recomputed op that reads such a state: it would read what was written since.
+    Raises ProgramError if a recomputed op reads such a state, because its contents would have changed.
     """
     for op in program.ops:
         changed = [v.name for v in op.ins if v in copies]
         if op.phase == "recompute" and changed:
             raise ProgramError(
                 f"{program.name}: {op.kind} (block {op.block}, {op.where}) is recomputed, and reads the state "
-                f"{changed[0]}, which the step changes. Give its outputs a label that is not recomputed."
+                f"{changed[0]}, which the step changes. Give its outputs labels that are not recomputed."
             )
     taken: list[Op] = []
     if begins:
@@ -68,7 +67,7 @@ def _used(program: Program) -> set[Value]:
 
 
 def _read_first(program: Program, ops: Mapping[str, OpDef]) -> set[Value]:
-    """States whose value from before the program is read, by an op or by adding to it."""
+    """Return the states whose contents from before the program are read, or added to."""
     read: set[Value] = set()
     replaced: set[Value] = set()
     for op in program.ops:

@@ -1,0 +1,118 @@
+"""The calls that a worker makes to its executor: their order, and when the host waits. The same for every device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from models import harness
+from torch import Tensor
+
+from surogate_core.data.loader import MicroBatch
+from surogate_core.planning.assemble import assemble
+from surogate_core.runtime.arena import Buffers
+from surogate_core.runtime.inputs import Inputs
+from surogate_core.runtime.readings import HostReadings, ReadyReading
+from surogate_core.runtime.reference import ReferenceExecutor
+from surogate_core.runtime.worker import Worker
+
+
+class Recorder(ReferenceExecutor):
+    """A reference executor that records the calls of the worker."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.calls: list[str] = []
+
+    def run(self, program: str, labels: int | None = None) -> None:
+        self.calls.append(f"run {program}")
+        super().walk(program, lambda index: None, labels)
+
+    def walk(self, program: str, after: Callable[[int], None], labels: int | None = None) -> None:
+        self.calls.append(f"walk {program}")
+        super().walk(program, after, labels)
+
+    def readings(self, values: Sequence[Tensor]) -> HostReadings:
+        calls = self.calls
+
+        class Recorded(HostReadings):
+            def enqueue(self) -> ReadyReading:
+                calls.append("read")
+                return super().enqueue()
+
+        return Recorded(values)
+
+    def capture(self) -> None:
+        self.calls.append("capture")
+
+    def wait(self) -> None:
+        self.calls.append("wait")
+
+    def synchronize(self) -> None:
+        self.calls.append("synchronize")
+
+
+@pytest.fixture
+def worker() -> Worker:
+    assembly = assemble(harness.plan_inputs(harness.tiny_config(num_hidden_layers=1)))
+    buffers = Buffers(assembly.memory)
+    executor = Recorder(assembly.all_programs, harness.OPS, buffers)
+    return Worker(assembly, buffers, executor, Inputs(assembly.declared, assembly.memory, buffers), seed=1)
+
+
+def taken(worker: Worker) -> list[str]:
+    """Return the calls since the last call of this function."""
+    calls: list[str] = worker.executor.calls  # type: ignore[attr-defined]
+    found = [*calls]
+    calls.clear()
+    return found
+
+
+def batch(worker: Worker) -> MicroBatch:
+    """Return a batch with one document, so that the variant for the fewest documents runs, if there is one."""
+    size = worker.assembly.batch.tokens.shape[0]
+    zeros, targets = np.zeros(size, np.int32), np.ones(size, np.int32)
+    cu_seqlens = np.full(worker.assembly.batch.cu_seqlens.shape, size, np.int32)
+    cu_seqlens[0] = 0
+    return MicroBatch(zeros, targets, zeros, cu_seqlens, size, size)
+
+
+def step(worker: Worker) -> None:
+    worker.micro_step(batch(worker), first=True, loss_scale=1.0, index=0)
+    worker.micro_step(batch(worker), first=False, loss_scale=1.0, index=1)
+    worker.update(lr=0.1, step=1)
+
+
+def test_start_waits_for_the_weights_derives_masters_captures_and_reads_once(worker: Worker) -> None:
+    worker.start()
+    assert taken(worker) == ["synchronize", "run load", "capture", "read"]
+
+
+def test_after_a_restore_masters_are_not_derived(worker: Worker) -> None:
+    worker.restored(lr=0.1, step=3)
+    worker.start(graphs=False)
+    assert taken(worker) == ["synchronize", "read"]
+
+
+def test_the_host_does_not_wait_during_a_step(worker: Worker) -> None:
+    step(worker)
+    assert taken(worker) == ["run micro_first", "run micro_next", "run update", "read"]
+
+
+def test_an_evaluation_waits_once(worker: Worker) -> None:
+    worker.evaluate(batch(worker))
+    assert taken(worker) == ["run evaluate", "wait"]
+
+
+def test_a_watched_worker_runs_op_by_op_without_graphs_and_waits_for_the_update(worker: Worker) -> None:
+    seen: list[tuple[str, int]] = []
+    worker.watch(lambda buffers: lambda program, index: seen.append((program.name, index)))
+    worker.start()
+    assert taken(worker) == ["synchronize", "walk load", "read"]
+    step(worker)
+    assert taken(worker) == ["walk micro_first", "walk micro_next", "walk update", "read", "wait"]
+    programs = worker.assembly.programs
+    order = [programs[name] for name in ("load", "micro_first", "micro_next", "update")]
+    assert seen == [(program.name, index) for program in order for index in range(len(program.ops))]
