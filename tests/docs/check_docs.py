@@ -1,14 +1,17 @@
-"""What the documents say is run, so that it stays true. Run by `make docs-test`, not by `make test`: it takes pip.
+"""Runs the commands and code of the documentation and compares its quotations, so that it stays true.
 
-A comment on the line before a fenced block says what to do with it; readers do not see it:
+`make docs-test` runs this file; `make test` does not, because it needs pip.
+
+A comment on the line before a fenced block says how to test it. Readers do not see the comment:
 
     <!-- test: file acme/plugin.py -->    write the block to this file
     <!-- test: run -->                    run it (`bash` or `python`); it must succeed
-    <!-- test: run, exit 2 -->            run it; it must exit with 2
-    <!-- test: output -->                 the block must be part of what the last one that ran has printed
+    <!-- test: run, exit 2 -->            run it; it must exit with code 2
+    <!-- test: output -->                 the block must occur in the output of the last block that ran
+    <!-- test: quote train/loop.py -->    the block must occur, line by line, in this file of the repository
 
-The blocks of a document share a fresh directory, in which `examples/` is the checkout's, and a fresh environment with
-everything that `make install` installs; a block may `pip install` more. Blocks without a comment are only read.
+The blocks of a document share a new directory with a link to `examples/`, and a new virtual environment with
+everything that `make install` installs. A block may `pip install` more. Blocks without a comment are not run.
 """
 
 from __future__ import annotations
@@ -29,18 +32,25 @@ from surogate_core.cli.external import CORE_VERBS
 from surogate_core.plugins import hookspecs
 
 ROOT = Path(__file__).parents[2]
+CORE = ROOT / "surogate_core/src/surogate_core"
 EXAMPLE = ROOT / "plugins/example_third_party"
 WRITE_A_PLUGIN = ROOT / "docs/write-a-plugin.md"
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
+DOCUMENTS = sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md", "tests/*.md", "benchmarks/*.md")
+    for path in ROOT.glob(pattern)
+)
+SOURCE_FOLDERS = [ROOT, CORE, *ROOT.glob("*/src/*"), *ROOT.glob("plugins/*/src/*"), *ROOT.glob("surogate_recipes_*")]
 
 _FENCE = re.compile(r"(?:<!-- test: (?P<todo>[^>]*?) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)#\s]+)(?:#[^)]*)?\)")
+_SOURCE = re.compile(r"`(?P<path>[a-z_]+/[\w/.]*\.(?:py|cu|cmake|sh|h))`")
 _COMMAND = re.compile(r"(?:^|`|\$ )surogate (?P<verb>[a-z]+)(?P<rest>[^`\n]*)", re.M)
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. `todo`: "run", "file", "output" or "" when it is only to be read."""
+    """A fenced block. `todo`: "run", "file", "output", "quote", or "" for no test. `file`: of "file" and "quote"."""
 
     language: str
     text: str
@@ -57,16 +67,20 @@ def blocks(document: Path) -> Iterator[Block]:
         line = content.count("\n", 0, match.start("language")) + 1
         where = f"{document.name}:{line}"
         todo = words[0].rstrip(",") if words else ""
-        assert todo in ("", "run", "file", "output"), f"{where}: unknown comment {match['todo']!r}"
+        assert todo in ("", "run", "file", "output", "quote"), f"{where}: unknown comment {match['todo']!r}"
         code = int(words[2]) if words[1:2] == ["exit"] else 0
-        yield Block(match["language"], match["text"], todo, words[1] if todo == "file" else "", code, line)
+        yield Block(match["language"], match["text"], todo, words[1] if todo in ("file", "quote") else "", code, line)
 
 
 def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.parametrize("document", [path for path in DOCUMENTS if any(b.todo for b in blocks(path))], ids=name)
+def documents_with(*todos: str) -> list[Path]:
+    return [path for path in DOCUMENTS if any(block.todo in todos for block in blocks(path))]
+
+
+@pytest.mark.parametrize("document", documents_with("run", "file", "output"), ids=name)
 def test_the_blocks_of_a_document_run(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = virtualenvs.create(tmp_path / "venv", on_top_of=virtualenvs.current_site_packages())
     script = environment.root / "bin/surogate"
@@ -92,8 +106,27 @@ def test_the_blocks_of_a_document_run(document: Path, tmp_path: Path, monkeypatc
             assert block.text.strip() in printed, f"{name(document)}:{block.line}: not printed; printed was\n{printed}"
 
 
+@pytest.mark.parametrize("document", documents_with("quote"), ids=name)
+def test_quoted_source_occurs_in_its_file(document: Path) -> None:
+    for block in blocks(document):
+        if block.todo == "quote":
+            source = (ROOT / block.file).read_text()
+            assert f"\n{block.text}" in f"\n{source}", (
+                f"{name(document)}:{block.line}: not in {block.file}:\n{block.text}"
+            )
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)
-def test_the_links_of_a_document_lead_somewhere(document: Path) -> None:
+def test_the_source_files_that_a_document_names_exist(document: Path) -> None:
+    """Paths are relative to the document, the repository or a package; "..." stands for any folders."""
+    named = {match["path"].replace("/.../", "/**/") for match in _SOURCE.finditer(document.read_text())}
+    folders = [document.parent, *SOURCE_FOLDERS]
+    missing = [path for path in sorted(named) if not any(any(folder.glob(path)) for folder in folders)]
+    assert not missing
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_the_local_links_of_a_document_exist(document: Path) -> None:
     targets = {match["target"] for match in _LINK.finditer(document.read_text())}
     local = {target for target in targets if "://" not in target and not target.startswith("mailto:")}
     missing = sorted(target for target in local if not (document.parent / target).exists())
