@@ -27,6 +27,7 @@ from pathlib import Path
 import pytest
 import virtualenvs
 import yaml
+from test_layers import MAY_IMPORT
 
 from surogate_core.cli.external import CORE_VERBS
 from surogate_core.plugins import hookspecs
@@ -162,6 +163,15 @@ def test_the_commands_of_a_document_exist(document: Path, options: dict[str, set
         given = set(re.findall(r"(?<!\S)--[a-z][a-z-]*", match["rest"]))
         wrong += [f"surogate {verb} {option}: no such option" for option in sorted(given - options[verb])]
     assert not wrong
+
+
+def test_the_parts_of_core_are_in_the_contributors_table_from_the_bottom_up() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("| part | what |\n|---|---|\n")[2].partition("\n\n")[0]
+    listed = re.findall(r"^\| `(\w+)` \|", table, re.M)
+    places = {part: place for place, part in enumerate(listed)}
+    assert set(listed) == {part for part in MAY_IMPORT if not part.startswith("__")}
+    upward = [(part, below) for part in listed for below in MAY_IMPORT[part] if places[below] > places[part]]
+    assert not upward
 
 
 def test_every_hook_is_in_the_authors_guide() -> None:
