@@ -149,8 +149,8 @@ OPS = [
 
 ERRORS: dict[str, dict[str, Any]] = {
     "wrong eps": {"attrs": wrong_eps},
-    "swapped head": {"behind": {"attention": swapped}},
-    "RoPE off by one": {"behind": {"rope": turned, "qk_norm_rope": turned}},
+    "swapped head": {"after": {"attention": swapped}},
+    "RoPE off by one": {"after": {"rope": turned, "qk_norm_rope": turned}},
 }
 
 
