@@ -44,7 +44,8 @@ DOCUMENTS = sorted(
 SOURCE_FOLDERS = [ROOT, CORE, *ROOT.glob("*/src/*"), *ROOT.glob("plugins/*/src/*"), *ROOT.glob("surogate_recipes_*")]
 
 _FENCE = re.compile(r"(?:<!-- test: (?P<todo>[^>]*?) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
-_LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)#\s]+)(?:#[^)]*)?\)")
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)#\s]*)(?:#(?P<anchor>[^)]*))?\)")
+_HEADING = re.compile(r"^#+ (?P<text>.*)$", re.M)
 _SOURCE = re.compile(r"`(?P<path>[a-z_]+/[\w/.]*\.(?:py|cu|cmake|sh|h))`")
 _COMMAND = re.compile(r"(?:^|`|\$ )surogate (?P<verb>[a-z]+)(?P<rest>[^`\n]*)", re.M)
 
@@ -128,10 +129,20 @@ def test_the_source_files_that_a_document_names_exist(document: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)
 def test_the_local_links_of_a_document_exist(document: Path) -> None:
-    targets = {match["target"] for match in _LINK.finditer(document.read_text())}
-    local = {target for target in targets if "://" not in target and not target.startswith("mailto:")}
-    missing = sorted(target for target in local if not (document.parent / target).exists())
+    missing = []
+    for match in _LINK.finditer(document.read_text()):
+        if "://" in match["target"] or match["target"].startswith("mailto:"):
+            continue
+        path = document.parent / match["target"] if match["target"] else document
+        if not path.exists() or (match["anchor"] and match["anchor"] not in anchors(path)):
+            missing.append(match[0])
     assert not missing
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a document."""
+    headings = (match["text"].lower() for match in _HEADING.finditer(document.read_text()))
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)
