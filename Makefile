@@ -1,6 +1,6 @@
-# Every target works on a fresh clone: what it needs is installed first, and again only when a pyproject.toml or the
-# source of a kernel changes. SUROGATE_CUDA=on|off says whether kernels are compiled; without it they are where a GPU is
-# visible, for that GPU. Where a GPU is visible and no nvcc is found, nvcc is installed from NVIDIA's wheels.
+# Every target works on a fresh clone. It installs its requirements first, and again only if a pyproject.toml or the
+# source of a kernel changes. SUROGATE_CUDA=on|off decides whether kernels are compiled. By default they are compiled if
+# a GPU is visible, for that GPU. If a GPU is visible and no nvcc is found, nvcc is installed from NVIDIA's wheels.
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -16,10 +16,10 @@ PACKAGES := surogate_core surogate_models surogate_recipes_bf16 plugins/surogate
 	plugins/surogate_log_tensorboard plugins/surogate_log_wandb .
 BUILD_TOOLS := cmake editables hatchling nanobind ninja scikit-build-core
 TOOLS := build coverage hypothesis mypy nvidia-cuda-cuobjdump pytest pytest-xdist ruff types-PyYAML
-# Bytecode is made when a module is first imported: compiling all of torch would double the time of an install.
+# Bytecode is compiled at the first import of a module. Compiling all of torch would double the time of an install.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
 
-# The tested versions where no GPU is visible; with a GPU, whatever pip takes for the ranges in the metadata.
+# Without a visible GPU, the tested versions. With a GPU, the versions that pip chooses from the ranges in the metadata.
 CONSTRAINTS := $(abspath constraints/cpu.txt)
 CONSTRAIN := $(shell nvidia-smi -L >/dev/null 2>&1 || echo --constraint $(CONSTRAINTS))
 
@@ -47,7 +47,7 @@ $(TOOLS_INSTALLED): $(INSTALLED)
 test: install
 	$(BIN)/python -m pytest -n auto
 
-# Whole runs, stopped, killed, resumed and compared: minutes.
+# Whole runs that are stopped, killed, resumed and compared. Takes minutes.
 test-slow: install
 	$(BIN)/python -m pytest -n auto -m "slow and not gpu"
 
@@ -69,7 +69,7 @@ wheels: install
 	for package in $(PACKAGES); do $(BIN)/python -m build --wheel --no-isolation --outdir dist $$package || exit 1; done
 	@du --apparent-size --block-size=KiB dist/*.whl
 
-# Not by `make test`: fresh environments and pip, some minutes.
+# Not part of `make test`: it makes new environments with pip and takes some minutes.
 test-wheels: wheels
 	$(BIN)/python -m pytest tests/packaging/check_wheels.py tests/packaging/check_kernels.py --constraint="$(CONSTRAIN)"
 

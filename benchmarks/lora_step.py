@@ -1,11 +1,11 @@
-"""LoRA steps beside PEFT's on this machine's GPU, in one run: time, memory, ratios.
+"""Compare LoRA steps with those of PEFT on this machine's GPU in one run: time, memory, ratios.
 
     python benchmarks/lora_step.py --model benchmarks/models/qwen3-0.6b --seq-len 2048 --batch 8
 
-Random weights are written to a temporary folder once, since an adapter is of a model that can be loaded. Both train
-rank 16 beside every linear projection, bf16 with adapters in fp32, AdamW, clipping, no recomputation, random tokens.
-PEFT runs on transformers' SDPA attention under autocast. Each runs in a process of its own; medians of 12 steps behind
-4.
+Random weights are written to a temporary folder once, because an adapter needs a model that can be loaded. Both train
+rank 16 on every linear projection: bf16 with adapters in fp32, AdamW, clipping, no recomputation, random tokens. PEFT
+uses transformers' SDPA attention under autocast. Each runs in a separate process. Results are medians of 12 steps after
+4 warm-up steps.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def run(script: str, *arguments: str) -> dict:
-    """The last line that the script prints, which is JSON."""
+    """Run a script and return the last line of its output, parsed as JSON."""
     done = subprocess.run([sys.executable, script, *arguments], check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.strip().splitlines()[-1])
 

@@ -1,9 +1,9 @@
-"""Processor seconds (user and system) of whole `surogate plan` commands, start of the interpreter included.
+"""Measure processor seconds (user and system) of whole `surogate plan` commands, including interpreter start.
 
     python benchmarks/plan.py
 
-The smallest of three runs each. Configs without a hub: README's 8B line, LoRA of Qwen3-32B, LoRA of Llama-70B once with
-changes that let it fit an H200 and once without, where suggestions are searched.
+Prints the minimum of three runs per config: the 8B model of the README, LoRA of Qwen3-32B, and LoRA of Llama-70B twice:
+once with changes that make it fit an H200, and once without, which searches for suggestions. No hub is needed.
 """
 
 from __future__ import annotations

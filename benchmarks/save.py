@@ -1,12 +1,12 @@
-"""What a checkpoint costs the training: the same run without saves, with saves beside the steps, and with waits.
+"""Measure what a checkpoint costs training: the same run without saves, with background and with foreground saves.
 
     python benchmarks/save.py examples/quickstart.yaml --steps 60 --save-steps 10
     python benchmarks/save.py examples/quickstart.yaml --model benchmarks/models/qwen3-0.6b --steps 60 \\
         --save-steps 20 --set model_dtype=bf16 --set sequence_len=2048 --set per_device_train_batch_size=8
 
-`--model`: a config.json to train from random weights, with the tokenizer of the example. A line of JSON for each way:
-how long the loop was held by each save, seconds from the report of the fifth step to the end of the last save, and what
-a save adds to the run without any. TMPDIR says on which disk.
+`--model` is a folder with a config.json to train from random weights, with the tokenizer of the example. The script
+prints one line of JSON per variant: how long each save blocked the loop, seconds from the report of the fifth step to
+the end of the last save, and the seconds that a save adds to the run without saves. TMPDIR selects the disk.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def measure(arguments: argparse.Namespace, keys: list[str]) -> dict[str, Any]:
-    """One run in a folder of its own. The final model, which is always waited for, is not counted."""
+    """Measure one run in a temporary folder, without the final model, which is always saved in the foreground."""
     with tempfile.TemporaryDirectory() as name:
         folder, told = Path(name), list[tuple[float, str]]()
         if arguments.model:
@@ -85,7 +85,7 @@ def measure(arguments: argparse.Namespace, keys: list[str]) -> dict[str, Any]:
 
 
 def timed(saves: Any, held: list[float]) -> None:
-    """Have `saves.save` tell how long it took."""
+    """Make `saves.save` append its duration in seconds to `held`."""
     save = getattr(saves.save, "untimed", saves.save)
 
     def measured(self: Any, step: int, progress: Any) -> None:

@@ -1,15 +1,15 @@
-"""How long whole commands take on this machine, from the start of their process, and where the time goes.
+"""Measure whole commands on this machine from the start of their process, by phase.
 
     python benchmarks/startup.py quickstart
     python benchmarks/startup.py lora --model Qwen/Qwen3-0.6B --data examples/data/tinyshakespeare.txt
     python benchmarks/startup.py scratch --model examples/qwen3-8b
 
-Each is `surogate train` with SUROGATE_TIMING=1 in a process of its own, run `--rounds` times after one that fills the
-caches (tokens, bytecode, algorithms chosen by timing). Printed is the table of every round, then the medians:
+Each is `surogate train` with SUROGATE_TIMING=1 in a separate process. It runs `--rounds` times after one run that fills
+the caches (tokens, bytecode, autotuned algorithms). The script prints the table of every round, then the medians:
 
     quickstart   the whole command of examples/quickstart.yaml
-    lora         until the first step of LoRA was reported, its tokens cached
-    scratch      the phase "weights" of a model from scratch: drawn on the host, written to the GPU
+    lora         until the first step of LoRA is reported, with cached tokens
+    scratch      the phase "weights" of a model from scratch: drawn on the host, copied to the GPU
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def write_config(arguments: argparse.Namespace, folder: Path) -> Path:
-    """The run's YAML file."""
+    """Write the YAML file of the run and return its path."""
     if arguments.what == "quickstart":
         return ROOT / "examples/quickstart.yaml"
     keys = {
@@ -76,7 +76,7 @@ def write_config(arguments: argparse.Namespace, folder: Path) -> Path:
 
 
 def measure(arguments: argparse.Namespace, config: Path, output: Path) -> float:
-    """Seconds of one round, as the module's text says."""
+    """Run one round and return its seconds, as described at the top of this file."""
     overrides = [f"output_dir={output}", *arguments.set]
     command = [sys.executable, "-m", "surogate_core.cli", "train", str(config)]
     command += [part for override in overrides for part in ("--set", override)]

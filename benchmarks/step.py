@@ -1,11 +1,11 @@
-"""Time and memory of training steps on this machine's GPU, eager and captured, beside the plan.
+"""Measure time and memory of training steps on this machine's GPU, eager and captured, and compare with the plan.
 
     python benchmarks/step.py --model benchmarks/models/qwen3-0.6b --seq-len 2048 --batch 2 --batch 8 --out step.jsonl
 
-Random tokens, random weights; `--documents` a row of equal length, `--labelled` of the tokens with a label. A line of
-JSON per batch size: median of the timed optimizer steps (one micro-step each) after a warm-up, and the bytes that the
-process holds on the first device beyond an empty context's, by cudaMemGetInfo. `--gpus 2` trains on two, each with the
-batch size given.
+Tokens and weights are random. `--documents` is the number of documents of equal length per row, `--labelled` the share
+of tokens with a label. The script prints one line of JSON per batch size: the median of the timed optimizer steps (one
+micro-step each) after a warm-up, and the bytes that the process holds on the first device in addition to an empty
+context, by cudaMemGetInfo. `--gpus 2` trains on two GPUs, each with the given batch size.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def measure(arguments: argparse.Namespace, batch_size: int) -> dict[str, Any]:
-    """One configuration: plan, run, compare."""
+    """Plan and run one configuration, and return its results."""
     torch.cuda.init()
     torch.zeros(1, device="cuda")
     torch.cuda.synchronize()
@@ -74,7 +74,7 @@ def measure(arguments: argparse.Namespace, batch_size: int) -> dict[str, Any]:
 def measure_worker(
     arguments: argparse.Namespace, opened: Run, plan: Plan, comms: Sequence[Comm], before: int
 ) -> dict[str, Any]:
-    """Times and bytes of a worker, or of a team; `before`: bytes free on the first device in an empty process."""
+    """Measure a worker or a team. `before`: bytes free on the first device in an empty process."""
     worker = run.make_worker(opened, plan, comms, lambda line: print(line, file=sys.stderr))
     run.fill_weights(opened, plan.assembly, worker)
     batch = random_batch(plan, arguments.documents, arguments.labelled)
@@ -132,7 +132,7 @@ def plan(arguments: argparse.Namespace, batch_size: int) -> tuple[Run, Plan]:
 
 
 def random_batch(plan: Plan, documents: int, labelled: float) -> MicroBatch:
-    """Rows of `documents` documents of equal length; the first `labelled` of each document's tokens have a label."""
+    """Make rows of `documents` documents of equal length. The first `labelled` share of each document has labels."""
     given, assembly = plan.inputs, plan.assembly
     total = given.batch_size * given.seq_len
     length = given.seq_len // documents

@@ -1,6 +1,6 @@
-"""Print lines that a trained checkpoint writes: `python examples/generate.py OUTPUT_DIR [--prompt TEXT ...]`.
+"""Generate text with a trained checkpoint: `python examples/generate.py OUTPUT_DIR [--prompt TEXT ...]`.
 
-Nothing of Surogate is imported: what a run saves is an ordinary Hugging Face checkpoint.
+Nothing of Surogate is imported: a run saves an ordinary Hugging Face checkpoint.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def find_problem(directory: Path) -> str | None:
-    """Why `directory` cannot be loaded and what to do; None when it can."""
+    """Return why `directory` cannot be loaded and a remedy, or None if it can."""
     if not directory.is_dir():
         return f"{directory} is no directory. Give the output_dir of a run that has saved a checkpoint."
     missing = [name for name in ("config.json", "tokenizer.json") if not (directory / name).is_file()]
@@ -50,7 +50,7 @@ def find_problem(directory: Path) -> str | None:
 
 
 def generate(directory: Path, prompts: Sequence[str], tokens: int, seed: int) -> list[str]:
-    """For each prompt: the prompt and up to `tokens` sampled tokens after it (fewer when the model ends its text)."""
+    """Return each prompt with up to `tokens` sampled tokens after it (fewer if the model ends its text)."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -1,4 +1,4 @@
-"""Train the tokenizer of the quickstart: byte-level BPE over the bundled Shakespeare. Same input, same files.
+"""Train the tokenizer of the quickstart: byte-level BPE over the bundled Shakespeare. Deterministic.
 
     python examples/make_tokenizer.py [--text examples/data/tinyshakespeare.txt] [--out examples/tiny-qwen3]
 
@@ -22,7 +22,7 @@ WORDS = (
 
 
 def train_tokenizer(text: str, vocab_size: int) -> Tokenizer:
-    """Byte-level BPE of exactly `vocab_size` tokens; id 0 is `<|endoftext|>`."""
+    """Train byte-level BPE with exactly `vocab_size` tokens. Id 0 is `<|endoftext|>`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -1,14 +1,17 @@
-"""What the documents say is run, so that it stays true. Run by `make docs-test`, not by `make test`: it takes pip.
+"""Runs the commands and code of the documentation and compares its quotations, so that it stays true.
 
-A comment on the line before a fenced block says what to do with it; readers do not see it:
+`make docs-test` runs this file; `make test` does not, because it needs pip.
+
+A comment on the line before a fenced block says how to test it. Readers do not see the comment:
 
     <!-- test: file acme/plugin.py -->    write the block to this file
     <!-- test: run -->                    run it (`bash` or `python`); it must succeed
-    <!-- test: run, exit 2 -->            run it; it must exit with 2
-    <!-- test: output -->                 the block must be part of what the last one that ran has printed
+    <!-- test: run, exit 2 -->            run it; it must exit with code 2
+    <!-- test: output -->                 the block must occur in the output of the last block that ran
+    <!-- test: quote train/loop.py -->    the block must occur, line by line, in this file of the repository
 
-The blocks of a document share a fresh directory, in which `examples/` is the checkout's, and a fresh environment with
-everything that `make install` installs; a block may `pip install` more. Blocks without a comment are only read.
+The blocks of a document share a new directory with a link to `examples/`, and a new virtual environment with
+everything that `make install` installs. A block may `pip install` more. Blocks without a comment are not run.
 """
 
 from __future__ import annotations
@@ -24,23 +27,32 @@ from pathlib import Path
 import pytest
 import virtualenvs
 import yaml
+from test_layers import MAY_IMPORT
 
 from surogate_core.cli.external import CORE_VERBS
 from surogate_core.plugins import hookspecs
 
 ROOT = Path(__file__).parents[2]
+CORE = ROOT / "surogate_core/src/surogate_core"
 EXAMPLE = ROOT / "plugins/example_third_party"
 WRITE_A_PLUGIN = ROOT / "docs/write-a-plugin.md"
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
+DOCUMENTS = sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md", "tests/*.md", "benchmarks/*.md")
+    for path in ROOT.glob(pattern)
+)
+SOURCE_FOLDERS = [ROOT, CORE, *ROOT.glob("*/src/*"), *ROOT.glob("plugins/*/src/*"), *ROOT.glob("surogate_recipes_*")]
 
 _FENCE = re.compile(r"(?:<!-- test: (?P<todo>[^>]*?) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
-_LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)#\s]+)(?:#[^)]*)?\)")
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)#\s]*)(?:#(?P<anchor>[^)]*))?\)")
+_HEADING = re.compile(r"^#+ (?P<text>.*)$", re.M)
+_SOURCE = re.compile(r"`(?P<path>[a-z_]+/[\w/.]*\.(?:py|cu|cmake|sh|h))`")
 _COMMAND = re.compile(r"(?:^|`|\$ )surogate (?P<verb>[a-z]+)(?P<rest>[^`\n]*)", re.M)
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. `todo`: "run", "file", "output" or "" when it is only to be read."""
+    """A fenced block. `todo`: "run", "file", "output", "quote", or "" for no test. `file`: of "file" and "quote"."""
 
     language: str
     text: str
@@ -57,16 +69,20 @@ def blocks(document: Path) -> Iterator[Block]:
         line = content.count("\n", 0, match.start("language")) + 1
         where = f"{document.name}:{line}"
         todo = words[0].rstrip(",") if words else ""
-        assert todo in ("", "run", "file", "output"), f"{where}: unknown comment {match['todo']!r}"
+        assert todo in ("", "run", "file", "output", "quote"), f"{where}: unknown comment {match['todo']!r}"
         code = int(words[2]) if words[1:2] == ["exit"] else 0
-        yield Block(match["language"], match["text"], todo, words[1] if todo == "file" else "", code, line)
+        yield Block(match["language"], match["text"], todo, words[1] if todo in ("file", "quote") else "", code, line)
 
 
 def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.parametrize("document", [path for path in DOCUMENTS if any(b.todo for b in blocks(path))], ids=name)
+def documents_with(*todos: str) -> list[Path]:
+    return [path for path in DOCUMENTS if any(block.todo in todos for block in blocks(path))]
+
+
+@pytest.mark.parametrize("document", documents_with("run", "file", "output"), ids=name)
 def test_the_blocks_of_a_document_run(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = virtualenvs.create(tmp_path / "venv", on_top_of=virtualenvs.current_site_packages())
     script = environment.root / "bin/surogate"
@@ -92,12 +108,41 @@ def test_the_blocks_of_a_document_run(document: Path, tmp_path: Path, monkeypatc
             assert block.text.strip() in printed, f"{name(document)}:{block.line}: not printed; printed was\n{printed}"
 
 
+@pytest.mark.parametrize("document", documents_with("quote"), ids=name)
+def test_quoted_source_occurs_in_its_file(document: Path) -> None:
+    for block in blocks(document):
+        if block.todo == "quote":
+            source = (ROOT / block.file).read_text()
+            assert f"\n{block.text}" in f"\n{source}", (
+                f"{name(document)}:{block.line}: not in {block.file}:\n{block.text}"
+            )
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)
-def test_the_links_of_a_document_lead_somewhere(document: Path) -> None:
-    targets = {match["target"] for match in _LINK.finditer(document.read_text())}
-    local = {target for target in targets if "://" not in target and not target.startswith("mailto:")}
-    missing = sorted(target for target in local if not (document.parent / target).exists())
+def test_the_source_files_that_a_document_names_exist(document: Path) -> None:
+    """Paths are relative to the document, the repository or a package; "..." stands for any folders."""
+    named = {match["path"].replace("/.../", "/**/") for match in _SOURCE.finditer(document.read_text())}
+    folders = [document.parent, *SOURCE_FOLDERS]
+    missing = [path for path in sorted(named) if not any(any(folder.glob(path)) for folder in folders)]
     assert not missing
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_the_local_links_of_a_document_exist(document: Path) -> None:
+    missing = []
+    for match in _LINK.finditer(document.read_text()):
+        if "://" in match["target"] or match["target"].startswith("mailto:"):
+            continue
+        path = document.parent / match["target"] if match["target"] else document
+        if not path.exists() or (match["anchor"] and match["anchor"] not in anchors(path)):
+            missing.append(match[0])
+    assert not missing
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a document."""
+    headings = (match["text"].lower() for match in _HEADING.finditer(document.read_text()))
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)
@@ -129,6 +174,15 @@ def test_the_commands_of_a_document_exist(document: Path, options: dict[str, set
         given = set(re.findall(r"(?<!\S)--[a-z][a-z-]*", match["rest"]))
         wrong += [f"surogate {verb} {option}: no such option" for option in sorted(given - options[verb])]
     assert not wrong
+
+
+def test_the_parts_of_core_are_in_the_contributors_table_from_the_bottom_up() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("| part | what |\n|---|---|\n")[2].partition("\n\n")[0]
+    listed = re.findall(r"^\| `(\w+)` \|", table, re.M)
+    places = {part: place for place, part in enumerate(listed)}
+    assert set(listed) == {part for part in MAY_IMPORT if not part.startswith("__")}
+    upward = [(part, below) for part in listed for below in MAY_IMPORT[part] if places[below] > places[part]]
+    assert not upward
 
 
 def test_every_hook_is_in_the_authors_guide() -> None:

@@ -1,4 +1,4 @@
-"""Fixtures of the end-to-end tests: a user's directory for each test, and one trained run that many look at."""
+"""Fixtures of the end-to-end tests: a user's directory for each test, and one finished run shared by many tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from end_to_end.product import Workplace, documents, environment, make_workplace
 
 @dataclass(frozen=True)
 class Finished:
-    """A run of ten steps that has ended, and what it printed."""
+    """A finished run of ten steps, and its output."""
 
     workplace: Workplace
     stdout: str
@@ -25,7 +25,7 @@ class Finished:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """`surogate train` in a process of its own: evaluation every 5 steps, checkpoints every 2, of which 3 are kept."""
+    """`surogate train` in a separate process. It evaluates every 5 steps, saves every 2, and keeps 3 checkpoints."""
     root = tmp_path_factory.mktemp("finished")
     held_out = write_jsonl(root / "held_out.jsonl", documents(30, skip=300))
     workplace = make_workplace(
@@ -47,7 +47,7 @@ def workplace(tmp_path: Path) -> Workplace:
 
 @pytest.fixture
 def here(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workplace]:
-    """A workplace for runs inside this process: same environment as a user's, one thread."""
+    """A workplace for runs inside this process: the environment of a user, one thread."""
     import torch
 
     for name, value in environment(workplace.root).items():

@@ -37,8 +37,10 @@ def write_random_model(
     hidden_size: int = 48,
     head_dim: int = 12,
 ) -> Path:
-    """transformers' model of a family ("qwen2", "qwen3", "llama", "olmo2") with weights of its own: norms around 1,
-    biases, keys' of standard deviation `key_bias`."""
+    """Write transformers' model of a family ("qwen2", "qwen3", "llama", "olmo2") with random weights.
+
+    Norm weights are around 1. Biases are nonzero; those of the keys have standard deviation `key_bias`.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     architecture = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "olmo2": "Olmo2"}[family]
@@ -76,26 +78,26 @@ def write_random_model(
 
 
 def wrong_eps(kind: str, ins: tuple[Value, ...], attrs: dict[str, Any]) -> dict[str, Any]:
-    """Ten times the eps of the block's norms."""
+    """Multiply the eps of the block's norms by ten."""
     return attrs | {"eps": 10 * attrs["eps"]} if "eps" in attrs else attrs
 
 
 class Planting:
-    """A builder that passes everything on, changed in BLOCK.
+    """A builder that plants an error in BLOCK and forwards everything else unchanged.
 
-    attrs: (kind, inputs, attributes) -> attributes of an op. behind: kind of op -> function (builder, output,
-    attributes) -> what is read in place of its first output.
+    attrs: (kind, inputs, attributes) -> changed attributes of an op. after: {kind of op: function (builder, output,
+    attributes) -> value that replaces the first output}.
     """
 
     def __init__(
         self,
         builder: Builder,
         attrs: Callable[..., dict[str, Any]] | None = None,
-        behind: dict[str, Callable[..., Value]] | None = None,
+        after: dict[str, Callable[..., Value]] | None = None,
     ) -> None:
         self._builder = builder
         self._attrs = attrs
-        self._behind = behind or {}
+        self._after = after or {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._builder, name)
@@ -105,8 +107,8 @@ class Planting:
             return self._builder.emit(kind, *ins, **given)
         attrs = self._attrs(kind, ins, given) if self._attrs else given
         outs = self._builder.emit(kind, *ins, **attrs)
-        if kind in self._behind:
-            outs = (self._behind[kind](self._builder, outs[0], attrs), *outs[1:])
+        if kind in self._after:
+            outs = (self._after[kind](self._builder, outs[0], attrs), *outs[1:])
         return outs
 
     def apply(self, kind: str, *ins: Value, **given: Any) -> Value:
@@ -123,13 +125,13 @@ def turned(b: Builder, out: Value, attrs: dict[str, Any]) -> Value:
 
 
 def swap_heads(x: Tensor, *, head_dim: int) -> Tensor:
-    """The first two heads change places."""
+    """Swap the first two heads."""
     first, second, rest = x[:, :head_dim], x[:, head_dim : 2 * head_dim], x[:, 2 * head_dim :]
     return torch.cat((second, first, rest), dim=1)
 
 
 def turn_queries(qkv: Tensor, *, n_heads: int, n_kv_heads: int, head_dim: int, **attrs: Any) -> Tensor:
-    """Queries one position further on than keys. Both by one would change nothing: only their distance matters."""
+    """Rotate queries by one position more than keys. Rotating both by one would have no effect."""
     width = n_heads * head_dim
     ones = torch.ones(qkv.shape[0], dtype=torch.int32)
     q = rope(qkv[:, :width], ones, n_heads=n_heads, n_kv_heads=0, head_dim=head_dim, **attrs)
@@ -147,13 +149,13 @@ OPS = [
 
 ERRORS: dict[str, dict[str, Any]] = {
     "wrong eps": {"attrs": wrong_eps},
-    "swapped head": {"behind": {"attention": swapped}},
-    "RoPE off by one": {"behind": {"rope": turned, "qk_norm_rope": turned}},
+    "swapped head": {"after": {"attention": swapped}},
+    "RoPE off by one": {"after": {"rope": turned, "qk_norm_rope": turned}},
 }
 
 
 def plant(given: PlanInputs, error: str) -> PlanInputs:
-    """The same with an error in the model."""
+    """Return the same plan inputs with an error planted in the model."""
     right = given.model.build
 
     def build(b: Builder, dims: Any, batch: Any) -> Value:
@@ -163,7 +165,7 @@ def plant(given: PlanInputs, error: str) -> PlanInputs:
 
 
 def registry_for_tests() -> Registry:
-    """The installed plugins, OLMo 2 and the ops of the planted errors."""
+    """Return a registry of the installed plugins, OLMo 2 and the ops of the planted errors."""
     installed = load_registry()
     plugin = Plugin("planted", "planted", "0", __name__)
     ops = [Provided("op", op.kind, op, plugin) for op in (*OPS, COLUMNS)]

@@ -1,6 +1,6 @@
-"""OLMo 2 as a third party would write it: norms behind attention and MLP, and over all heads of queries and of keys.
+"""OLMo 2 as a third party would write it: norms after attention and MLP, and over all heads of queries and of keys.
 
-Its own op has no `vjp`, so that core differentiates the reference.
+Its own op has no `vjp`, so core differentiates the reference.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from surogate_core.program.builder import Builder
 
 @dataclass(frozen=True)
 class Olmo2Dims:
-    """Sizes, from config.json."""
+    """Sizes of the model, from config.json."""
 
     n_layers: int
     d_model: int
@@ -42,7 +42,7 @@ def dims(config: Mapping[str, Any]) -> Olmo2Dims:
 
 
 def _params(d: Olmo2Dims) -> dict[str, tuple[int, ...]]:
-    """Tensors of the checkpoint, in the order of the forward pass: a param each."""
+    """Map each param to one tensor of the checkpoint, in the order of the forward pass."""
     kv_rows = d.n_kv_heads * d.head_dim
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (d.vocab_size, d.d_model)}
     for i in range(d.n_layers):
@@ -95,7 +95,7 @@ def build(b: Builder, d: Olmo2Dims, batch: BatchInputs) -> Value:
 
 
 def columns(*parts: Tensor) -> Tensor:
-    """Matrices side by side."""
+    """Concatenate matrices along their columns."""
     return torch.cat(parts, dim=1)
 
 

@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: a tiny model and corpus on disk, the program as a user starts it, its records."""
+"""Shared by the end-to-end tests: a tiny model and corpus on disk, the program as a user starts it, its records."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def write_model(directory: Path, **changes: Any) -> Path:
 
 
 def documents(count: int, longest: int = 200, skip: int = 0) -> list[str]:
-    """Speeches of Shakespeare of at most `longest` characters: short documents of unequal length."""
+    """Return speeches of Shakespeare of at most `longest` characters: short documents of unequal length."""
     text = (EXAMPLES / "data/tinyshakespeare.txt").read_text(encoding="utf-8")
     return [speech for speech in text.split("\n\n") if 10 < len(speech) <= longest][skip : skip + count]
 
@@ -62,7 +62,7 @@ def write_jsonl(path: Path, texts: list[str]) -> Path:
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    """The environment of a user whose home is `home`, who is offline and has one thread and a dumb terminal."""
+    """Return the environment of an offline user with home directory `home`, one thread and a dumb terminal."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("SUROGATE_", "HF_", "XDG_"))}
     set_ = {"XDG_CACHE_HOME": home / "cache", "HF_HOME": home / "hf", "HF_HUB_OFFLINE": 1, "OMP_NUM_THREADS": 1}
     return own | {name: str(value) for name, value in set_.items()} | {"COLUMNS": "80", "TERM": "dumb"} | more
@@ -70,7 +70,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Workplace:
-    """A directory of a user: `run.yaml` below `root` is what its runs begin from."""
+    """A directory of a user. Runs read `run.yaml` in `root`."""
 
     root: Path
     config: Mapping[str, Any]
@@ -80,14 +80,14 @@ class Workplace:
         return Path(self.config["output_dir"])
 
     def write(self, **changes: Any) -> Path:
-        """run.yaml with `changes`; a change to None drops the key."""
+        """Write run.yaml with `changes` and return its path. A change to None drops the key."""
         path = self.root / "run.yaml"
         merged = {key: value for key, value in (dict(self.config) | changes).items() if value is not None}
         path.write_text(yaml.safe_dump(merged))
         return path
 
     def surogate(self, *args: str | Path, timeout: float = 120, **environ: str) -> subprocess.CompletedProcess[str]:
-        """Run the program to its end. Standard output and error are apart."""
+        """Run the program to its end. Standard output and standard error are captured separately."""
         return subprocess.run(
             [*COMMAND, *map(str, args)],
             capture_output=True,
@@ -99,7 +99,7 @@ class Workplace:
         )
 
     def start(self, *args: str | Path) -> subprocess.Popen[str]:
-        """Start the program; its output and its errors come line by line from `stdout`."""
+        """Start the program. Its output and its errors can be read line by line from `stdout`."""
         return subprocess.Popen(
             [*COMMAND, *map(str, args)],
             stdout=subprocess.PIPE,
@@ -107,13 +107,13 @@ class Workplace:
             text=True,
             cwd=self.root,
             env=environment(self.root),
-            # As from a terminal: a shell without job control has what runs behind it ignore Ctrl-C.
+            # As in a terminal. Background processes of a shell without job control ignore SIGINT.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
 
 def make_workplace(root: Path, **changes: Any) -> Workplace:
-    """A tiny model and 300 short documents below `root`, and the config of a run of ten steps that uses them."""
+    """Write a tiny model and 300 short documents below `root`, and return a workplace for runs of ten steps on them."""
     model = write_model(root / "model")
     data = write_jsonl(root / "documents.jsonl", documents(300))
     config: dict[str, Any] = {
@@ -129,13 +129,13 @@ def make_workplace(root: Path, **changes: Any) -> Workplace:
         "max_steps": 10,
         "learning_rate": 3e-3,
         "warmup_steps": 2,
-        "verify_outputs": False,  # a process needs seconds to import transformers
+        "verify_outputs": False,  # the check imports transformers, which takes seconds
     }
     return Workplace(root, config | changes)
 
 
 def records(output: Path, log: str | None = None) -> list[dict[str, Any]]:
-    """The objects of metrics.jsonl, all or those of one kind."""
+    """Return the records of metrics.jsonl: all, or those of one kind."""
     found = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     return [record for record in found if log in (None, record["log"])]
 
@@ -145,10 +145,10 @@ def losses(output: Path) -> list[float]:
 
 
 def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
-    """Exit 2, one message on stderr that has `words`, no traceback."""
-    told = done.stderr.strip()
+    """Assert exit code 2 and a single line on stderr that contains all `words`, without a traceback."""
+    message = done.stderr.strip()
     assert done.returncode == 2, done.stdout + done.stderr
-    assert told.startswith("error: ") and "\n" not in told, told
-    assert "Traceback" not in done.stdout + told
+    assert message.startswith("error: ") and "\n" not in message, message
+    assert "Traceback" not in done.stdout + message
     for word in words:
-        assert word in told, told
+        assert word in message, message

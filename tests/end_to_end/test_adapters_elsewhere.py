@@ -1,4 +1,4 @@
-"""An adapter outside of its run: merged into a folder, loaded by the printed lines, trained on after a refusal."""
+"""Adapters after their run: merging into a folder, the printed load commands, the remedy of a refused resume."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BASE_FILES = ("model.safetensors", "config.json")
 
 @pytest.fixture
 def based(here: Workplace) -> Workplace:
-    """A workplace whose model has weights, and a config that trains an adapter for two steps."""
+    """A workplace with a base model, and a config that trains an adapter for two steps."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     folder = here.root / "model"
@@ -40,7 +40,7 @@ def train(workplace: Workplace, *overrides: str) -> run.TrainResult:
 
 @pytest.fixture
 def adapter(based: Workplace) -> Path:
-    """A whole adapter."""
+    """The folder of a complete adapter."""
     folder = based.root / "adapter"
     folder.mkdir()
     prepared = run.plan(run.load(based.root / "run.yaml"), cpu())
@@ -73,9 +73,7 @@ def test_merge_replaces_nothing_unless_told_to(based: Workplace, adapter: Path) 
     assert (output / "model.safetensors").read_bytes() != before["model.safetensors"]
 
 
-def test_merge_takes_a_new_folder_an_empty_one_and_what_a_killed_merge_has_left(
-    based: Workplace, adapter: Path
-) -> None:
+def test_merge_accepts_new_and_empty_folders_and_leftovers_of_a_killed_merge(based: Workplace, adapter: Path) -> None:
     for number, left in enumerate((None, "", ".saving-x")):
         output = based.root / f"merged{number}"
         if left is not None:
@@ -89,15 +87,15 @@ def test_merge_takes_a_new_folder_an_empty_one_and_what_a_killed_merge_has_left(
             run.merge(adapter, file, overwrite=overwrite)
 
 
-def test_what_is_merged_is_never_set_aside(based: Workplace, adapter: Path) -> None:
-    for output in (based.root / "model", adapter, based.root):  # the base, the adapter, and the parent of the latter
+def test_merge_never_sets_aside_what_it_reads(based: Workplace, adapter: Path) -> None:
+    for output in (based.root / "model", adapter, based.root):  # base, adapter, parent of both
         before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
         with pytest.raises(ConfigError, match=r"is read, and would be set aside"):
             run.merge(adapter, output, overwrite=True)
         assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
 
 
-def test_a_base_of_another_revision_is_named_or_refused(based: Workplace, adapter: Path) -> None:
+def test_a_base_of_another_revision_must_be_given_with_base(based: Workplace, adapter: Path) -> None:
     path = adapter / "adapter_config.json"
     given = json.loads(path.read_text())
     path.write_text(json.dumps(given | {"revision": "v2", "base_model_name_or_path": "owner/model"}))
@@ -117,8 +115,10 @@ RANKS = {"lora_rank_pattern": {"q_proj": 1}}
 @pytest.mark.parametrize(
     ("options", "merge"), [(PLAIN, True), (PLAIN, False), (WHOLE, True), (WHOLE, False), (RANKS, True)]
 )
-def test_vllm_is_given_what_it_can_serve(based: Workplace, options: dict[str, Any], merge: bool) -> None:
-    """It refuses adapters with whole modules, and would scale one with patterns wrongly."""
+def test_the_vllm_command_loads_only_what_vllm_can_serve(
+    based: Workplace, options: dict[str, Any], merge: bool
+) -> None:
+    """vLLM refuses adapters with fully trained modules, and scales adapters with patterns wrongly."""
     keys = {"lora": True, "from_scratch": None, "merge_adapter": merge}
     found = load_commands(run.plan(run.load(based.write(**keys, **options)), cpu()))
     lines = [line for program, line in found if program == "vLLM"]
@@ -135,7 +135,7 @@ def test_vllm_is_given_what_it_can_serve(based: Workplace, options: dict[str, An
 # --------------------------------------------------------------------------------------------------------------- resume
 
 
-def test_the_remedy_of_a_refused_resume_trains_on(based: Workplace) -> None:
+def test_the_remedy_named_by_a_refused_resume_works(based: Workplace) -> None:
     train(based)
     with pytest.raises(ConfigError) as refused:
         train(based, "resume_from_checkpoint=true", "max_steps=3")

@@ -1,4 +1,4 @@
-"""Whole runs whose checkpoints are written while they go on."""
+"""Whole runs that write checkpoints in the background."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MASTERS = {"model_dtype": "bf16", "master_dtype": "fp32", "optimizer_state_dtype
 
 
 def at_step(step: int, what: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Call `what` when the loop has finished a step."""
+    """Call `what` when the loop has finished step `step`."""
     finish = loop.finish
 
     def finished(job: Any, done: Any, progress: Any, mark: float) -> float:
@@ -43,7 +43,7 @@ def at_step(step: int, what: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("gpus", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_steps_go_on_while_the_writer_writes_and_the_checkpoint_has_the_bits_of_its_step(
+def test_training_continues_during_a_save_and_the_checkpoint_has_the_bits_of_its_step(
     here: Workplace, monkeypatch: pytest.MonkeyPatch, gpus: int
 ) -> None:
     if gpus > 1:
@@ -80,10 +80,10 @@ def test_steps_go_on_while_the_writer_writes_and_the_checkpoint_has_the_bits_of_
             assert (ours / file).read_bytes() == (theirs / file).read_bytes(), (name, file)
 
 
-def test_a_disk_that_is_full_beside_the_steps_ends_the_run_and_keeps_what_was_whole(
+def test_a_full_disk_during_a_background_save_ends_the_run_and_keeps_complete_checkpoints(
     here: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`save_total_limit: 1`: the older checkpoint goes when the newer one is whole, and not before."""
+    """With `save_total_limit: 1` the older checkpoint is removed only when the newer one is complete."""
     write_manifest = saved_run.write_manifest
 
     def full(directory: Path, manifest: Any) -> None:
@@ -98,7 +98,7 @@ def test_a_disk_that_is_full_beside_the_steps_ends_the_run_and_keeps_what_was_wh
     assert not (here.out / "model.safetensors").exists()
 
 
-def test_the_records_of_a_checkpoints_steps_are_on_the_disk_before_it(
+def test_the_records_of_a_checkpoints_steps_are_on_disk_before_the_checkpoint(
     here: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[tuple[str, int]] = []
@@ -136,7 +136,7 @@ app.main()
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_second_signal_ends_at_once_although_a_save_is_under_way(
+def test_a_second_signal_exits_immediately_even_during_a_save(
     workplace: Workplace, number: signal.Signals, code: int
 ) -> None:
     process = subprocess.Popen(
@@ -161,7 +161,7 @@ def test_a_second_signal_ends_at_once_although_a_save_is_under_way(
 
 
 @pytest.mark.slow
-def test_a_signal_waits_for_the_save_under_way_and_then_saves(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_waits_for_the_current_save_and_then_saves(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     at_step(3, lambda: os.kill(os.getpid(), signal.SIGTERM), monkeypatch)
     done = run.train(run.load(here.write(max_steps=60, save_steps=2)), notice=lambda line: None)
     assert done.signal_exit == 143

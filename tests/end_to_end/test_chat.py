@@ -1,4 +1,4 @@
-"""Training on conversations, through the product."""
+"""Training on conversations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEMPLATE = """
 
 
 def test_packed_loss_equals_unpacked_loss_and_depends_on_the_mask(here: Workplace) -> None:
-    """One step over all rows: the mean over the same labels, whatever rows they stand in."""
+    """One step over all rows: the mean over the same labels, whichever rows hold them."""
     (here.root / "model/chat_template.jinja").write_text(TEMPLATE)
     rows = [[("user", "Who goes there? " * (n % 3 + 1)), ("assistant", "A friend. " * (n % 2 + 1))] for n in range(12)]
     lines = [{"messages": [{"role": role, "content": said} for role, said in row]} for row in rows]

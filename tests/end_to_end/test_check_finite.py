@@ -1,4 +1,4 @@
-"""`--check-finite`: the first op that writes a number which is not finite is named, and a healthy run is unchanged."""
+"""`--check-finite` names the first op that writes a non-finite number, and does not change a healthy run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ACME = Path(__file__).parents[2] / "plugins/example_third_party/src/acme_surogat
 
 @pytest.fixture(scope="module")
 def acme(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    """The example of somebody else's plugin, beside the installed ones, and weights of its model after one step."""
+    """The third-party example plugin in addition to the installed ones, and weights of its model after one step."""
     workplace = make_workplace(tmp_path_factory.mktemp("acme"), warmup_steps=0)
     info = workplace.root / "site/acme_surogate_sgd-0.1.0.dist-info"
     info.mkdir(parents=True)
@@ -39,7 +39,7 @@ def acme(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
 
 
 def train_on(acme: Workplace, tmp_path: Path, tensor: str, place: tuple[int, ...], value: float) -> Any:
-    """Train on from the saved weights, checked, with an element of a tensor (or all below `place`) set to `value`."""
+    """Continue training from the saved weights with `--check-finite`, after setting `tensor[place]` to `value`."""
     model = shutil.copytree(acme.out, tmp_path / "model")
     weights = load_file(model / "model.safetensors")
     weights[tensor][place] = value
@@ -50,7 +50,7 @@ def train_on(acme: Workplace, tmp_path: Path, tensor: str, place: tuple[int, ...
 
 @pytest.mark.slow
 def test_the_op_that_overflows_first_is_named_with_its_plugin_and_line(acme: Workplace, tmp_path: Path) -> None:
-    """A weight of 1e25 is finite, and so is its product; the square of that is not, in fp32."""
+    """In fp32 a weight of 1e25 is finite and so is its product, but the square of the product is not."""
     done = train_on(acme, tmp_path, "layers.1.up.weight", (3,), 1e25)
     assert done.returncode == 3, done.stdout + done.stderr
     assert "Traceback" not in done.stderr and max(map(len, done.stderr.splitlines())) <= 80, done.stderr
@@ -69,9 +69,7 @@ def test_the_op_that_overflows_first_is_named_with_its_plugin_and_line(acme: Wor
 
 
 @pytest.mark.slow
-def test_a_weight_of_the_checkpoint_that_is_not_finite_is_found_before_step_one(
-    acme: Workplace, tmp_path: Path
-) -> None:
+def test_a_non_finite_weight_of_the_checkpoint_is_found_before_step_one(acme: Workplace, tmp_path: Path) -> None:
     done = train_on(acme, tmp_path, "layers.0.down.weight", (5, 7), float("nan"))
     assert done.returncode == 2, done.stdout + done.stderr
     assert f"{tmp_path}/model: weights hold NaN or inf" in done.stderr
@@ -84,7 +82,7 @@ def silent(line: str) -> None:
 
 
 def test_a_healthy_run_passes_with_the_same_bits(here: Workplace) -> None:
-    """bf16 with everything that is special: separate masters, rounded gradients, recomputation, evaluation."""
+    """bf16 with separate masters, rounded gradients, recomputation and evaluation."""
     config = here.write(
         model_dtype="bf16",
         master_dtype="fp32",
@@ -104,7 +102,7 @@ def test_a_healthy_run_passes_with_the_same_bits(here: Workplace) -> None:
     assert all(ours[name].equal(theirs[name]) for name in theirs)
 
 
-def test_a_run_that_diverges_stops_at_once_and_saves_the_weights_before(here: Workplace) -> None:
+def test_a_diverging_run_stops_immediately_and_saves_the_last_good_weights(here: Workplace) -> None:
     config = here.write(learning_rate=1e30, lr_scheduler_type="constant", check_finite=True)
     with pytest.raises(NonFiniteError) as stopped:
         run.train(run.load(config), silent)
@@ -117,7 +115,7 @@ def test_a_run_that_diverges_stops_at_once_and_saves_the_weights_before(here: Wo
     assert all(tensor.isfinite().all() for tensor in saved.values())
 
 
-def test_a_step_that_would_be_skipped_stops_the_run_at_what_the_loop_wrote(
+def test_a_step_that_would_be_skipped_stops_the_run_and_names_the_input_at_fault(
     here: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from surogate_core.runtime.worker import Worker

@@ -1,4 +1,4 @@
-"""Training on from a checkpoint of ours, and what happens with checkpoints that are damaged."""
+"""Training that continues from the weights of a finished run, and refusal of damaged weights."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from end_to_end.product import Workplace
 
 
-def test_training_goes_on_from_a_finished_run_where_it_stood(finished: Finished, here: Workplace) -> None:
-    """Held-out loss without a step taken (learning rate 0) is the run's last one; with steps it falls further."""
+def test_training_continues_from_the_weights_of_a_finished_run(finished: Finished, here: Workplace) -> None:
+    """With learning rate 0 the held-out loss is the last one of that run. With a learning rate it falls further."""
     entry = finished.workplace.config["validation_datasets"]
     config = here.write(model=str(finished.out), from_scratch=None, validation_datasets=entry, max_steps=3)
     last = records(finished.out, "eval")[-1]["loss"]
@@ -33,7 +33,7 @@ def test_training_goes_on_from_a_finished_run_where_it_stood(finished: Finished,
     assert on.evaluations[-1][1] < last - 0.05
 
 
-def test_bf16_weights_are_exported_as_bf16_and_train_on(here: Workplace) -> None:
+def test_bf16_weights_are_exported_as_bf16_and_can_be_trained_further(here: Workplace) -> None:
     config = here.write(model_dtype="bf16", max_steps=2)
     first = run.train(run.load(config), notice=lambda line: None)
     assert {tensor.dtype for tensor in load_file(here.out / "model.safetensors").values()} == {torch.bfloat16}

@@ -1,4 +1,4 @@
-"""What a finished run leaves: files, records, checkpoints that transformers loads and agrees with."""
+"""The outputs of a finished run: files, records, and checkpoints that give the same loss in transformers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def names(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
 
 
-def test_a_run_leaves_these_files_and_no_others(finished: Finished) -> None:
+def test_a_run_writes_these_files_and_no_others(finished: Finished) -> None:
     steps = {"step_00000006", "step_00000008", "step_00000010"}
     assert names(finished.out) == CHECKPOINT_FILES | steps | {"metrics.jsonl", "loss.png", "run.yaml", "README.md"}
     for step in steps:
@@ -39,7 +39,7 @@ def test_a_run_leaves_these_files_and_no_others(finished: Finished) -> None:
     assert (finished.out / "loss.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
-def test_metrics_begin_with_the_run_and_have_the_contracts_keys_in_its_order(finished: Finished) -> None:
+def test_metrics_begin_with_the_run_record_and_have_the_documented_keys_in_order(finished: Finished) -> None:
     first, *rest = records(finished.out)
     assert first["log"] == "run"
     assert [record["step"] for record in rest if record["log"] == "step"] == list(range(1, 11))
@@ -51,7 +51,7 @@ def test_metrics_begin_with_the_run_and_have_the_contracts_keys_in_its_order(fin
             assert list(record)[:4] == ["log", "step", "loss", "valid_tokens"]
 
 
-def test_metrics_mean_what_the_contract_says(finished: Finished) -> None:
+def test_metrics_have_the_documented_meaning(finished: Finished) -> None:
     steps = records(finished.out, "step")
     assert abs(steps[0]["loss"] - math.log(VOCAB_SIZE)) < 0.1, "nats a label"
     assert steps[-1]["loss"] < steps[0]["loss"] - 0.3
@@ -81,7 +81,9 @@ def test_the_terminal_output_fits_80_columns_and_ends_with_the_summary(finished:
 
 
 @pytest.mark.parametrize("which", ["", "step_00000010"])
-def test_transformers_loads_a_checkpoint_and_has_the_evaluations_loss(finished: Finished, which: str) -> None:
+def test_transformers_loads_a_checkpoint_and_computes_the_loss_of_the_evaluation(
+    finished: Finished, which: str
+) -> None:
     check_by_transformers(finished.out / which, records(finished.out, "eval")[-1])
 
 
@@ -93,7 +95,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_trains_and_transformers_has_its_loss(family: str, here: Workplace) -> None:
+def test_every_family_trains_and_transformers_computes_its_loss(family: str, here: Workplace) -> None:
     write_model(
         here.root / "model", architectures=[f"{family}ForCausalLM"], model_type=family.lower(), **FAMILIES[family]
     )
@@ -105,7 +107,7 @@ def test_every_family_trains_and_transformers_has_its_loss(family: str, here: Wo
 
 
 def check_by_transformers(path: Path, evaluation: dict[str, Any]) -> None:
-    """The validation documents one by one, unpacked, through transformers: the mean over their labels."""
+    """Compare the loss of an evaluation with that of transformers, which reads the documents one by one, unpacked."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -124,17 +126,17 @@ def check_by_transformers(path: Path, evaluation: dict[str, Any]) -> None:
 
 
 def _validation_pieces(tokenizer: Any) -> Iterator[list[int]]:
-    """The tokens of each document with its end, cut at the 64 positions of a row, by nothing of Surogate's."""
+    """Return the tokens of each document with its end, cut at the 64 positions of a row, without code of Surogate."""
     for text in documents(30, skip=300):
         tokens = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
         yield from (tokens[at : at + 64] for at in range(0, len(tokens), 64))
 
 
 @pytest.mark.parametrize(("max_steps", "num_epochs", "expected"), [(-1, 2, 8), (0, 1, 4), (3, 2, 3), (6, 1, 6)])
-def test_max_steps_overrules_epochs_and_an_epoch_reads_every_row_once(
+def test_max_steps_overrides_epochs_and_an_epoch_reads_every_row_once(
     here: Workplace, max_steps: int, num_epochs: int, expected: int
 ) -> None:
-    """26 rows in steps of 8: the fourth has two rows and six of padding."""
+    """26 rows in steps of 8: the fourth step has two rows and six rows of padding."""
     write_jsonl(here.root / "documents.jsonl", documents(26, longest=120))
     config = here.write(max_steps=max_steps, num_epochs=num_epochs, validation_split_ratio=0, sample_packing=False)
     done = run.train(run.load(config), notice=lambda line: None)
@@ -150,7 +152,7 @@ def test_max_steps_overrules_epochs_and_an_epoch_reads_every_row_once(
     assert not records(here.out, "eval")
 
 
-def test_checkpoints_of_an_earlier_run_do_not_push_out_the_new_ones(here: Workplace) -> None:
+def test_checkpoints_of_an_earlier_run_do_not_count_towards_save_total_limit(here: Workplace) -> None:
     config = here.write(save_total_limit=2)
     run.train(run.load(config, ["max_steps=6", "save_steps=3"]), notice=lambda line: None)
     overrides = ["max_steps=4", "save_steps=1", "overwrite_output_dir=true"]

@@ -1,4 +1,4 @@
-"""Models by their hub name, offline: from the hub's cache, or a message that says what to do."""
+"""Models by their hub name, offline: taken from the hub's cache, or refused with a remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REVISION = "0123456789abcdef0123456789abcdef01234567"
 
 
 def put_into_hub_cache(files: Path, home: Path, repo: str) -> Path:
-    """The files of a directory as the snapshot of `repo` in the cache below `home`: blobs, and links to them."""
+    """Copy a directory into the cache below `home` as the snapshot of `repo`: blobs and links to them."""
     base = home / "hf/hub" / f"models--{repo.replace('/', '--')}"
     snapshot = base / "snapshots" / REVISION
     snapshot.mkdir(parents=True)
@@ -51,7 +51,7 @@ def test_a_model_in_the_hubs_cache_is_planned_and_trained(finished: Finished, wo
     assert not (workplace.out / "tokenizer.json").is_symlink()
 
 
-def test_planning_needs_no_more_of_a_hub_model_than_its_config(workplace: Workplace) -> None:
+def test_planning_a_hub_model_needs_only_its_config(workplace: Workplace) -> None:
     files = write_model(workplace.root / "files")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (files / name).unlink()

@@ -1,4 +1,4 @@
-"""Signals: the first saves and ends after the step, the second ends at once, and none leaves half of anything."""
+"""Signals: the first one finishes the step, saves and exits; the second exits immediately; files stay complete."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AT_ONCE_SECONDS = 5.0
 
 
 def start_and_wait_for(workplace: Workplace, config: Path, words: str) -> tuple[subprocess.Popen[str], str]:
-    """Start a run and read its output up to the line that has `words`; blanks of any number count as one."""
+    """Start a run and read its output up to the line that contains `words`. Runs of blanks count as one."""
     process = workplace.start("train", config)
     assert process.stdout is not None
     seen = ""
@@ -38,7 +38,7 @@ def start_and_wait_for(workplace: Workplace, config: Path, words: str) -> tuple[
 
 
 def end(process: subprocess.Popen[str]) -> tuple[str, float]:
-    """The rest of the output and the seconds until the process ended; it is killed when it does not."""
+    """Return the rest of the output and the seconds until the process ended. Kill it if it does not end."""
     began = time.monotonic()
     try:
         rest, _ = process.communicate(timeout=30)
@@ -66,14 +66,14 @@ def test_a_signal_finishes_the_step_saves_it_and_exits(workplace: Workplace, num
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_second_signal_ends_at_once(workplace: Workplace, number: signal.Signals, code: int) -> None:
-    """Steps of a thousand micro-steps, more than ten seconds each: only the first line of output is waited for."""
+def test_a_second_signal_exits_immediately(workplace: Workplace, number: signal.Signals, code: int) -> None:
+    """A step has a thousand micro-steps and takes more than ten seconds. The test waits for one line only."""
     config = workplace.write(gradient_accumulation_steps=2000, per_device_train_batch_size=8, max_steps=2)
     process, _ = start_and_wait_for(workplace, config, "in all")
     deadline = time.monotonic() + 30
     while not (workplace.out / "metrics.jsonl").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    time.sleep(0.5)  # the loggers are open, then the loop takes the signals
+    time.sleep(0.5)  # from the opened loggers to the loop, which handles the signals
     process.send_signal(number)
     time.sleep(0.5)
     assert process.poll() is None, "the first signal lets the step go on"
@@ -86,7 +86,7 @@ def test_a_second_signal_ends_at_once(workplace: Workplace, number: signal.Signa
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_while_tokenising_ends_cleanly_and_leaves_no_half_cache(
+def test_a_signal_while_tokenizing_exits_cleanly_and_leaves_no_incomplete_cache(
     workplace: Workplace, number: signal.Signals, code: int
 ) -> None:
     text = (EXAMPLES / "data/tinyshakespeare.txt").read_text()
@@ -107,7 +107,7 @@ def test_a_signal_while_tokenising_ends_cleanly_and_leaves_no_half_cache(
     assert not workplace.out.exists()
     left = {path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"}
     assert not [path for path in left if path.parent.name != "columns"], (
-        "columns are counted, and written whole, before"
+        "the counts of columns, which are complete before, are the only files"
     )
 
 
@@ -123,10 +123,10 @@ def start_and_load(workplace: Workplace, config: Path, library: str) -> subproce
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize(("loaded", "delay"), [("_pydantic_core", 0.0), ("libtorch", 0.0), ("libtorch", 0.6)])
-def test_a_signal_while_loading_ends_cleanly(
+def test_a_signal_while_loading_exits_cleanly(
     workplace: Workplace, loaded: str, delay: float, number: signal.Signals, code: int
 ) -> None:
-    """From the first library on that our own code loads; before that the signal is the interpreter's."""
+    """From the first library that our code loads. Before that the interpreter handles the signal."""
     process = start_and_load(workplace, workplace.write(max_steps=100_000), loaded)
     time.sleep(delay)
     process.send_signal(number)
@@ -159,9 +159,7 @@ def test_a_signal_in_the_last_evaluation_still_saves_the_run(here: Workplace, mo
     assert (done.checkpoint_dir / "step_00000003/model.safetensors").exists()
 
 
-def test_a_signal_while_the_finished_model_is_saved_comes_too_late(
-    here: Workplace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_while_the_final_model_is_saved_is_ignored(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     from surogate_core.checkpoint import hf
 
     save_model = hf.save_model
@@ -176,7 +174,9 @@ def test_a_signal_while_the_finished_model_is_saved_comes_too_late(
     assert (here.out / "model.safetensors").exists()
 
 
-def test_killed_while_it_saves_a_run_leaves_whole_checkpoints_and_the_next_cleans_up(workplace: Workplace) -> None:
+def test_a_run_killed_during_a_save_leaves_complete_checkpoints_and_the_next_run_cleans_up(
+    workplace: Workplace,
+) -> None:
     config = workplace.write(max_steps=100_000, save_steps=1, save_total_limit=3)
     process, _ = start_and_wait_for(workplace, config, "step 6/")
     process.kill()

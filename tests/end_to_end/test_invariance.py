@@ -1,4 +1,4 @@
-"""What must not change the numbers of a run: the split of a batch, the process, evaluations, recomputation."""
+"""What must not change the results of a run: the split of a batch, the process, evaluations, recomputation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PARTS = ("block", "att", "ffn", "rmsnorm", "qkv", "swiglu")
 
 
 def trained(workplace: Workplace, *overrides: str, name: str) -> tuple[list[float], list[float]]:
-    """Losses and gradient norms of five steps into the output `name`."""
+    """Train five steps into the output `name`; return losses and gradient norms."""
     out = workplace.root / name
     config = workplace.write(max_steps=5, validation_split_ratio=0.1, learning_rate=1e-3)
     run.train(run.load(config, [*overrides, f"output_dir={out}"]), notice=lambda line: None)
@@ -29,7 +29,7 @@ def trained(workplace: Workplace, *overrides: str, name: str) -> tuple[list[floa
 
 
 def test_the_split_of_a_batch_does_not_change_the_loss(here: Workplace) -> None:
-    """Rows hold documents of unequal length: a mean of the micro-batches' means would be off by far more."""
+    """Rows hold documents of unequal length, so a mean of the means of micro-batches would differ by far more."""
     results = {}
     for batch, accumulation in ((8, 1), (4, 2), (2, 4), (1, 8)):
         split = (f"per_device_train_batch_size={batch}", f"gradient_accumulation_steps={accumulation}")
@@ -42,7 +42,7 @@ def test_the_split_of_a_batch_does_not_change_the_loss(here: Workplace) -> None:
 
 
 def test_the_labels_of_micro_batches_differ_in_number(here: Workplace) -> None:
-    """The premise of the test above: without this it would prove nothing."""
+    """The premise of the test above, which would prove nothing otherwise."""
     from surogate_core.data.corpora import load_corpora
     from surogate_core.data.loader import Loader
 
@@ -53,7 +53,7 @@ def test_the_labels_of_micro_batches_differ_in_number(here: Workplace) -> None:
     assert len({batch.n_valid for batch in micro}) > 2
 
 
-def test_the_same_run_in_two_processes_has_the_same_bits(finished: Finished, here: Workplace) -> None:
+def test_the_same_run_in_two_processes_is_bit_identical(finished: Finished, here: Workplace) -> None:
     again = here.root / "again"
     done = finished.workplace.surogate("train", finished.workplace.root / "run.yaml", "--set", f"output_dir={again}")
     assert done.returncode == 0, done.stderr
@@ -62,7 +62,7 @@ def test_the_same_run_in_two_processes_has_the_same_bits(finished: Finished, her
         assert (again / file).read_bytes() == (finished.out / file).read_bytes()
 
 
-def test_evaluating_and_saving_do_not_disturb_training(here: Workplace) -> None:
+def test_evaluating_and_saving_do_not_change_training(here: Workplace) -> None:
     undisturbed = trained(here, "eval_steps=0", name="undisturbed")
     assert trained(here, "eval_steps=1", "save_steps=1", name="disturbed") == undisturbed
     assert len(records(here.root / "disturbed", "eval")) == 5
@@ -70,7 +70,7 @@ def test_evaluating_and_saving_do_not_disturb_training(here: Workplace) -> None:
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_recomputation_in_any_combination_gives_the_same_bits(here: Workplace) -> None:
+def test_recomputation_in_any_combination_is_bit_identical(here: Workplace) -> None:
     kept = trained(here, name="kept")
     combos: list[Sequence[str]] = [*((part,) for part in PARTS), *combinations(("att", "ffn", "rmsnorm"), 2), PARTS]
     combos += [("qkv", "swiglu"), ("rmsnorm", "qkv", "swiglu")]

@@ -1,4 +1,4 @@
-"""`surogate sft` trains an adapter; what it leaves loads in PEFT, goes on, and merges into the model that it was."""
+"""`surogate sft` trains an adapter, which loads in PEFT, can be resumed and continued, and merges into its base."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def names(directory: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def based(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    """A workplace whose model has weights, those that transformers draws."""
+    """A workplace whose model has weights, drawn by transformers."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     workplace = make_workplace(
@@ -54,7 +54,9 @@ def trained(based: Workplace) -> Iterator[tuple[Workplace, CompletedProcess[str]
     yield based, done
 
 
-def test_an_adapter_run_leaves_these_files_and_says_so(trained: tuple[Workplace, CompletedProcess[str]]) -> None:
+def test_an_adapter_run_writes_these_files_and_prints_their_folders(
+    trained: tuple[Workplace, CompletedProcess[str]],
+) -> None:
     workplace, done = trained
     out = workplace.out
     steps = {"step_00000002", "step_00000004"}
@@ -70,7 +72,7 @@ def test_an_adapter_run_leaves_these_files_and_says_so(trained: tuple[Workplace,
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.25])
-def test_a_run_that_stopped_goes_on_with_the_same_bits(
+def test_an_interrupted_run_resumes_bit_identically(
     dropout: float, based: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def sft(name: str, *overrides: str) -> Path:
@@ -93,10 +95,10 @@ def test_a_run_that_stopped_goes_on_with_the_same_bits(
         assert left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
-def test_two_devices_drop_what_one_does_in_as_many_micro_steps(
+def test_two_devices_drop_the_same_elements_as_one_device_in_as_many_micro_steps(
     based: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each drops other elements. fp32: the gradients' sums differ in their order only."""
+    """Each device drops different elements. In fp32 only the order of the sums of gradients differs."""
 
     def sft(name: str, **changes: Any) -> list[float]:
         settings = {"lora_dropout": 0.25, "per_device_train_batch_size": 2, **changes}
@@ -111,7 +113,7 @@ def test_two_devices_drop_what_one_does_in_as_many_micro_steps(
 
 
 def test_peft_and_the_merged_model_give_the_same_logits(trained: tuple[Workplace, CompletedProcess[str]]) -> None:
-    """The merged weights are rounded once to fp32; the adapter's path sums in another order."""
+    """Merged weights are rounded once to fp32, and the adapter's branch sums in another order."""
     peft = pytest.importorskip("peft")
     from transformers import AutoModelForCausalLM
 
@@ -158,10 +160,10 @@ def test_surogate_merge_writes_the_same_model(trained: tuple[Workplace, Complete
     assert not (tmp_path / "x").exists() and not (tmp_path / "y").exists()
 
 
-def test_an_adapter_is_continued_from_where_it_was(
+def test_a_saved_adapter_can_be_trained_further(
     trained: tuple[Workplace, CompletedProcess[str]], tmp_path: Path
 ) -> None:
-    """Without a learning rate the adapter that comes out is the one that went in, and so is the loss."""
+    """With learning rate 0 the adapter and its loss do not change."""
     workplace, _ = trained
     start: dict[str, Any] = {"adapter_path": str(workplace.out / "adapter"), "output_dir": str(tmp_path / "more")}
     start |= {"warmup_steps": 0, "max_steps": 1, "learning_rate": 0.0, "overwrite_output_dir": True}
@@ -185,8 +187,8 @@ def test_wrong_targets_are_refused_by_the_plan_too(based: Workplace) -> None:
     assert_refused(based.surogate("sft", based.write(from_scratch=True)), "from_scratch")
 
 
-def test_the_plan_tells_what_is_trained_and_holds_nothing_for_the_rest(based: Workplace) -> None:
-    """r (in + out) of each projection, fp32; a gradient and two moments each, and no masters."""
+def test_the_plan_shows_what_is_trained_and_holds_nothing_for_frozen_weights(based: Workplace) -> None:
+    """Each projection has r (in + out) elements in fp32, with a gradient, two moments and no master each."""
     model = based.root / "model/config.json"
     c = json.loads(model.read_text())
     d, ff, q, kv = c["hidden_size"], c["intermediate_size"], 4 * 16, 2 * 16

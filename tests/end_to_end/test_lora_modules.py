@@ -1,4 +1,4 @@
-"""Runs that train an adapter, the tied embeddings and norms: stopped and resumed, continued, merged, loaded in PEFT."""
+"""Runs that train an adapter, tied embeddings and norms: resumed, continued, merged, loaded in PEFT."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WHOLE = ["embed_tokens", "lm_head", "input_layernorm"]
 
 @pytest.fixture(scope="module")
 def based(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    """A workplace whose model ties its embeddings and has weights, in bf16 with masters in fp32."""
+    """A workplace with a base model that ties its embeddings, in bf16 with masters in fp32."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     workplace = make_workplace(
@@ -59,7 +59,7 @@ def straight(based: Workplace) -> Iterator[Path]:
     yield sft(based, "straight")
 
 
-def test_a_run_that_stopped_goes_on_with_the_same_bits(
+def test_an_interrupted_run_resumes_bit_identically(
     based: Workplace, straight: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -77,7 +77,7 @@ def test_a_run_that_stopped_goes_on_with_the_same_bits(
 
 
 def test_peft_and_the_merged_model_give_the_same_logits(based: Workplace, straight: Path) -> None:
-    """Merged, each projection is rounded to bf16 once more: 2^-9 each, over two blocks of a few products in a row."""
+    """Merging rounds each projection to bf16 once more: 2^-9 each, over two blocks with a few consecutive products."""
     peft = pytest.importorskip("peft")
     from transformers import AutoModelForCausalLM
 
@@ -98,8 +98,8 @@ def test_peft_and_the_merged_model_give_the_same_logits(based: Workplace, straig
     )
 
 
-def test_an_adapter_is_continued_from_where_it_was(based: Workplace, straight: Path) -> None:
-    """Without a learning rate the adapter that comes out is the one that went in."""
+def test_a_saved_adapter_can_be_trained_further(based: Workplace, straight: Path) -> None:
+    """With learning rate 0 the adapter does not change."""
     still = ("learning_rate=0", "warmup_steps=0", "max_steps=1", f"adapter_path={straight / 'adapter'}")
     more = sft(based, "more", *still)
     before, after = (load_file(folder / "adapter" / TENSORS) for folder in (straight, more))

@@ -1,4 +1,4 @@
-"""Two runs are never mixed in one folder, and what an earlier one has left is never deleted."""
+"""Two runs never share a folder, and outputs of an earlier run are never deleted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def go(config: Path, *overrides: str) -> list[str]:
 
 
 @pytest.mark.parametrize("key", ["output_dir", "checkpoint_dir"])
-def test_a_new_run_where_an_earlier_one_was_saved_is_refused_with_what_to_do(here: Workplace, key: str) -> None:
+def test_a_new_run_in_the_folder_of_an_earlier_run_is_refused_with_a_remedy(here: Workplace, key: str) -> None:
     for step in (2, 50):
         (here.out / f"step_{step:08d}").mkdir(parents=True)
     config = here.write(**{"max_steps": 2, "output_dir": "new", key: str(here.out)})
@@ -39,7 +39,7 @@ def test_a_new_run_where_an_earlier_one_was_saved_is_refused_with_what_to_do(her
     assert not (here.root / "new").exists() and not (here.out / "metrics.jsonl").exists()
 
 
-def test_the_key_sets_aside_checkpoints_and_records_and_deletes_nothing(here: Workplace) -> None:
+def test_overwrite_output_dir_sets_checkpoints_and_records_aside_and_deletes_nothing(here: Workplace) -> None:
     config = here.write(max_steps=3, save_steps=1, save_total_limit=1)
     go(config)
     before = (here.out / "step_00000003/model.safetensors").read_bytes()
@@ -58,7 +58,7 @@ def test_the_key_sets_aside_checkpoints_and_records_and_deletes_nothing(here: Wo
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_elsewhere_does_not_begin_a_run_among_others(here: Workplace) -> None:
+def test_resuming_from_another_folder_is_refused_where_a_run_already_is(here: Workplace) -> None:
     go(here.write(max_steps=2, save_steps=1, output_dir="first"))
     config = here.write(max_steps=2, save_steps=1, resume_from_checkpoint="first/step_00000001")
     go(config)
@@ -71,12 +71,12 @@ def test_a_checkpoint_of_elsewhere_does_not_begin_a_run_among_others(here: Workp
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder."""
+    """Return the contents of every file below a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def refusal(config: Path, *overrides: str) -> str:
-    """The message of a run that is refused and changes nothing below the config's folder."""
+    """Assert that a run is refused without changing a file below the config's folder; return the message."""
     before = contents(config.parent)
     with pytest.raises(ConfigError) as refused:
         go(config, *overrides)
@@ -97,7 +97,7 @@ def test_a_finished_run_without_checkpoints_is_not_overwritten(here: Workplace) 
         in told
     )
     assert "another output_dir" in told and "overwrite_output_dir: true" in told
-    asked = refusal(config, "resume_from_checkpoint=true")  # there is nothing to go on from, and a model to lose
+    asked = refusal(config, "resume_from_checkpoint=true")  # no checkpoint to resume from, and a model to lose
     assert "holds config.json" in asked
     before = contents(here.out)
     go(config, "train_seed=7", "overwrite_output_dir=true")
@@ -121,9 +121,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS.values(), ids=OTHERS)
-def test_whatever_a_run_would_replace_or_mix_with_is_refused_and_set_aside_by_the_key(
-    here: Workplace, name: str
-) -> None:
+def test_anything_a_run_would_replace_or_mix_with_is_refused_or_set_aside(here: Workplace, name: str) -> None:
     config = here.write(max_steps=1, warmup_steps=0, eval_steps=0, save_steps=0)
     path = here.out / name
     path.parent.mkdir(parents=True)
@@ -135,7 +133,7 @@ def test_whatever_a_run_would_replace_or_mix_with_is_refused_and_set_aside_by_th
     assert aside.read_text() == "model: mine"
 
 
-def test_what_a_run_does_not_write_is_nobodys_business(here: Workplace) -> None:
+def test_files_that_a_run_does_not_write_are_left_alone(here: Workplace) -> None:
     (here.out / "notes").mkdir(parents=True)
     (here.out / "notes/config.json").write_text("{}")
     (here.out / "README.md").write_text("mine")
@@ -143,7 +141,7 @@ def test_what_a_run_does_not_write_is_nobodys_business(here: Workplace) -> None:
     assert (here.out / "README.md").read_text() == "mine" and (here.out / "notes/config.json").read_text() == "{}"
 
 
-def test_a_run_that_failed_before_its_first_step_is_begun_again(here: Workplace, monkeypatch: Any) -> None:
+def test_a_run_that_failed_before_its_first_step_can_be_started_again(here: Workplace, monkeypatch: Any) -> None:
     def failing(*given: Any) -> None:
         raise RuntimeError("before the first step")
 
@@ -157,7 +155,7 @@ def test_a_run_that_failed_before_its_first_step_is_begun_again(here: Workplace,
     assert len(records(here.out, "run")) == 2 and len(records(here.out, "step")) == 1
 
 
-def test_a_run_that_is_always_resumed_begins_again_when_it_was_stopped_before_its_first_save(here: Workplace) -> None:
+def test_with_resume_a_run_that_was_stopped_before_its_first_save_starts_again(here: Workplace) -> None:
     config = here.write(max_steps=2, save_steps=0, resume_from_checkpoint=True)
     here.out.mkdir()
     (here.out / "metrics.jsonl").write_text('{"log": "run"}\n{"log": "step", "step": 1}\n')
@@ -167,7 +165,7 @@ def test_a_run_that_is_always_resumed_begins_again_when_it_was_stopped_before_it
     assert [record["step"] for record in records(here.out, "step")] == [1, 2]
 
 
-def test_metrics_elsewhere_are_an_earlier_runs_too_and_no_other_file_is_appended_to(here: Workplace) -> None:
+def test_a_log_file_elsewhere_counts_as_an_earlier_run_and_other_files_are_not_appended_to(here: Workplace) -> None:
     logs = here.root / "logs.jsonl"
     go(here.write(max_steps=1, warmup_steps=0, save_steps=0, log_file=str(logs), output_dir="first"))
     config = here.write(max_steps=1, warmup_steps=0, save_steps=0, log_file=str(logs), output_dir="second")
@@ -181,7 +179,7 @@ def test_metrics_elsewhere_are_an_earlier_runs_too_and_no_other_file_is_appended
         assert f"log_file: {data} holds no metrics of a run" in told
 
 
-def test_a_run_that_goes_on_in_a_renamed_folder_is_the_same_run(here: Workplace) -> None:
+def test_a_run_can_be_resumed_in_a_renamed_folder(here: Workplace) -> None:
     config = here.write(max_steps=2, save_steps=1)
     go(config)
     moved = here.out.rename(here.root / "moved")
@@ -192,7 +190,7 @@ def test_a_run_that_goes_on_in_a_renamed_folder_is_the_same_run(here: Workplace)
     ]
 
 
-def test_a_run_that_goes_on_does_not_cut_the_metrics_of_another(here: Workplace) -> None:
+def test_a_resumed_run_does_not_truncate_the_metrics_of_another_run(here: Workplace) -> None:
     go(here.write(max_steps=2, save_steps=1, checkpoint_dir="steps"))
     go(here.write(max_steps=2, save_steps=0, output_dir="other"))
     config = here.write(max_steps=2, save_steps=1, checkpoint_dir="steps", resume_from_checkpoint=1)
@@ -200,7 +198,7 @@ def test_a_run_that_goes_on_does_not_cut_the_metrics_of_another(here: Workplace)
     go(config)
 
 
-def test_an_example_runs_as_often_as_one_likes() -> None:
-    """`make quickstart` runs it; the documents say so."""
+def test_an_example_can_be_run_repeatedly() -> None:
+    """`make quickstart` runs it, and the documentation promises this."""
     for name in ("quickstart", "quickstart-sft"):
         assert yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())["overwrite_output_dir"] is True

@@ -1,4 +1,4 @@
-"""`surogate plan`: real models from config.json alone, its JSON contract, the plan against what is allocated."""
+"""`surogate plan`: published models from config.json alone, the JSON contract, and the plan against allocations."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ SIZES = {
     },
 }
 PARAMETERS = {"0.6B": 596_049_920, "8B": 8_190_735_360, "32B": 32_762_123_264}
-"""As published; the 0.6B model's embedding is tied."""
+"""Published counts. The embedding of the 0.6B model is tied."""
 
 PARTS = ["weights", "gradients", "optimizer", "activations", "workspace", "runtime"]
 
@@ -85,7 +85,7 @@ def run_of(tmp_path: Path) -> Any:
 
 
 def surogate_plan(root: Path, *args: str | Path) -> subprocess.CompletedProcess[str]:
-    """`surogate plan` with torch, transformers and numpy forbidden."""
+    """Run `surogate plan` in a process that cannot import torch, transformers or numpy."""
     code = (
         "import sys\n"
         "sys.modules['torch'] = sys.modules['transformers'] = sys.modules['numpy'] = None\n"
@@ -104,7 +104,7 @@ def surogate_plan(root: Path, *args: str | Path) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.parametrize("size", list(SIZES))
-def test_a_real_model_is_planned_from_its_config_without_torch(size: str, run_of: Any, tmp_path: Path) -> None:
+def test_a_published_model_is_planned_from_its_config_without_torch(size: str, run_of: Any, tmp_path: Path) -> None:
     done = surogate_plan(tmp_path, run_of(size), "--device", "h200", "--json")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
@@ -121,7 +121,7 @@ def test_a_real_model_is_planned_from_its_config_without_torch(size: str, run_of
 
 
 def _assert_sizes(plan: dict[str, Any], size: str) -> None:
-    """Weights in bf16, fp32 gradients, masters as the weights, two fp32 moments: 14 bytes a parameter, and padding."""
+    """bf16 weights are their own masters; gradients and two moments are fp32: 14 bytes per parameter plus padding."""
     n, measured = PARAMETERS[size], plan["device_bytes"]
     n_values = 11 * SIZES[size]["num_hidden_layers"] + 3
     for part, bytes_a_parameter in (("weights", 2), ("gradients", 4), ("optimizer", 8)):
@@ -133,7 +133,7 @@ def _assert_sizes(plan: dict[str, Any], size: str) -> None:
     assert products < plan["step"]["flops"] < 1.6 * products, "and attention, and recomputed logits"
 
 
-def test_a_plan_prices_determinism_and_tells_what_may_not_have_it(run_of: Any, tmp_path: Path) -> None:
+def test_a_plan_includes_the_cost_of_determinism_and_names_ops_that_may_lack_it(run_of: Any, tmp_path: Path) -> None:
     config = run_of("0.6B")
 
     def planned(*overrides: str) -> Plan:
@@ -177,7 +177,7 @@ def test_the_plan_is_what_a_run_allocates_to_the_byte(here: Workplace, changes: 
 
 
 @pytest.mark.slow
-def test_a_model_that_does_not_fit_is_planned_with_the_knobs_and_not_trained(workplace: Workplace) -> None:
+def test_a_model_that_does_not_fit_is_planned_with_suggestions_and_not_trained(workplace: Workplace) -> None:
     config = workplace.write(per_device_train_batch_size=2_000_000)
     planned = workplace.surogate("plan", config, "--json")
     assert planned.returncode == 0 and json.loads(planned.stdout)["fits"] is False
@@ -190,7 +190,7 @@ def test_a_model_that_does_not_fit_is_planned_with_the_knobs_and_not_trained(wor
     assert not workplace.out.exists()
 
 
-def test_a_batch_that_is_a_large_prime_is_planned_without_a_hang(workplace: Workplace) -> None:
+def test_a_batch_size_that_is_a_large_prime_is_planned_quickly(workplace: Workplace) -> None:
     done = workplace.surogate("plan", workplace.write(per_device_train_batch_size=2**31 - 1), timeout=20)
     assert done.returncode == 0 and "does not fit" in done.stdout
     assert "Nothing makes it fit: " in done.stdout
@@ -203,8 +203,8 @@ def test_the_listing_shows_every_program(workplace: Workplace) -> None:
         assert word in done.stdout
 
 
-def test_several_gpus_are_planned_with_what_they_send_each_other(workplace: Workplace) -> None:
-    """Two ranks send each gradient once: half to be summed, half to be known."""
+def test_a_plan_for_several_gpus_includes_their_communication(workplace: Workplace) -> None:
+    """Two ranks send each gradient once: half of it to reduce, half to gather."""
     one, two = (
         json.loads(workplace.surogate("plan", workplace.write(gpus=gpus), "--device", "h200", "--json").stdout)
         for gpus in (1, 2)
@@ -226,11 +226,11 @@ def gradients(workplace: Workplace) -> list[tuple[int, ...]]:
     return [v.shape for v in run.plan(run.load(workplace.write())).assembly.trainable]
 
 
-def test_a_cpu_has_no_plan_for_several(workplace: Workplace) -> None:
+def test_several_cpus_cannot_be_planned(workplace: Workplace) -> None:
     assert_refused(workplace.surogate("plan", workplace.write(gpus=2)), "gpus: 2", "--device h200")
 
 
-def test_what_sft_would_train_is_planned_with_its_defaults(workplace: Workplace) -> None:
+def test_plan_sft_uses_the_defaults_of_sft(workplace: Workplace) -> None:
     config = workplace.write(from_scratch=False)
     plain, sft, pt = (
         json.loads(workplace.surogate("plan", config, "--json", *option).stdout)
@@ -246,19 +246,19 @@ def test_what_sft_would_train_is_planned_with_its_defaults(workplace: Workplace)
 
 
 @pytest.mark.parametrize("verb", ["plan", "tokenize", "verify"])
-def test_the_defaults_of_one_verb_at_a_time(workplace: Workplace, verb: str) -> None:
+def test_only_the_defaults_of_one_verb_can_be_chosen(workplace: Workplace, verb: str) -> None:
     assert_refused(workplace.surogate(verb, workplace.write(), "--sft", "--pt"), "--sft and --pt", "Give one")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["tokenize", "verify"])
-def test_the_other_verbs_take_the_defaults_of_sft_too(workplace: Workplace, verb: str) -> None:
-    """`sft` trains an adapter, which needs weights that can be loaded again."""
+def test_other_verbs_accept_sft_too(workplace: Workplace, verb: str) -> None:
+    """`sft` trains an adapter, which needs a base that can be loaded again."""
     assert_refused(workplace.surogate(verb, workplace.write(from_scratch=True), "--sft"), "lora: ", "from_scratch")
 
 
-def test_reasons_of_kernels_that_refuse_are_told_in_the_words_of_the_run(run_of: Any, capsys: Any) -> None:
-    """A card for which no kernel is compiled, by the reasons that the kernels themselves give."""
+def test_the_plan_gives_the_reasons_of_kernels_that_refuse_as_the_run_does(run_of: Any, capsys: Any) -> None:
+    """A device for which no kernel is compiled. The reasons are those that the kernels give."""
     device = replace(known_device("h200"), name="old", title="NVIDIA Old", sm=80)
     opened = run.open_run(run.load(run_of("0.6B")))
     text = "\n".join(plan_text(opened, refuse_everywhere(run.plan(opened, device)), "", ""))

@@ -1,4 +1,4 @@
-"""A run that reports to TensorBoard and Weights & Biases, and goes back to a checkpoint."""
+"""A run that reports to TensorBoard and Weights & Biases and is resumed from an earlier checkpoint."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_goes_on_in_the_same_curve_and_the_same_tracked_run(
+def test_a_resumed_run_continues_the_same_curve_and_the_same_wandb_run(
     here: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="it is read back")
-    pytest.importorskip("wandb", reason="it is reported to")
+    reader = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="TensorBoard is not installed"
+    )
+    pytest.importorskip("wandb", reason="Weights & Biases is not installed")
     for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(here.root)}.items():
         monkeypatch.setenv(name, value)
     told: list[str] = []
@@ -35,7 +37,7 @@ def test_a_resumed_run_goes_on_in_the_same_curve_and_the_same_tracked_run(
     assert [loss for _, loss in curve] == pytest.approx(losses(here.out), rel=1e-6)  # events are fp32
     assert [event.step for event in events.Scalars("eval/loss")] == [4]
     assert (here.out / "wandb/run_id").read_text() == first
-    assert not any("not the bits" in line for line in told), "where a run reports to decides no bit"
+    assert not any("not the bits" in line for line in told), "report_to does not change results"
 
 
 def test_a_tracker_that_is_not_installed_is_an_error_that_lists_those_that_are(here: Workplace) -> None:

@@ -1,4 +1,4 @@
-"""After a resume a micro-step sees the `step` and `lr` of the last update, as it would have without the stop."""
+"""After a resume, micro-steps read the `step` and `lr` of the last update, as in an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def noting_registry() -> Registry:
-    """The installed plugins, with a bf16 recipe that notes the scalars."""
+    """Return the installed plugins, with a bf16 recipe that records the scalars in a state."""
     real = load_registry()
     plugin = real.source("recipe", "bf16").plugin
     provided = [
@@ -38,7 +38,7 @@ def noted(checkpoint: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_an_op_that_copies_the_scalars_gets_those_of_the_checkpoint(
+def test_an_op_that_copies_the_scalars_reads_those_of_the_checkpoint(
     here: Workplace, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
     registry = noting_registry()

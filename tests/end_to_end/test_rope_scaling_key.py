@@ -1,4 +1,4 @@
-"""The key `rope_scaling`: what it may hold, what it makes of a model's config.json, what is refused by name."""
+"""The key `rope_scaling`: accepted values, its effect on a model's config.json, and refusals."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ ILLEGAL: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("value", "parsed"), LEGAL)
-def test_a_type_a_mapping_and_json_are_read(value: Any, parsed: dict[str, Any] | None) -> None:
+def test_a_type_name_a_mapping_and_json_are_accepted(value: Any, parsed: dict[str, Any] | None) -> None:
     assert parse_rope_scaling(value) == parsed
 
 
 @pytest.mark.parametrize(("value", "told"), ILLEGAL)
-def test_anything_else_is_told(value: Any, told: str) -> None:
+def test_any_other_value_is_refused(value: Any, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         parse_rope_scaling(value)
 
@@ -63,7 +63,7 @@ def test_anything_else_is_told(value: Any, told: str) -> None:
         {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 7.0}, "rope_scaling": None},
     ],
 )
-def test_the_base_stays_and_transformers_reads_what_is_written(own: dict[str, Any]) -> None:
+def test_the_base_frequency_is_kept_and_transformers_reads_the_written_config(own: dict[str, Any]) -> None:
     config = {"max_position_embeddings": 64, "original_max_position_embeddings": 8, **own}
     made = with_rope_scaling(config, {"rope_type": "yarn", "original_max_position_embeddings": 32}, 100)
     theirs = AutoConfig.for_model("llama", **json.loads(json.dumps(made))).rope_parameters
@@ -78,7 +78,7 @@ def told(workplace: Workplace, **changes: Any) -> str:
     return str(error.value)
 
 
-def test_what_does_not_go_together_is_refused_by_name(tmp_path: Path) -> None:
+def test_incompatible_settings_are_refused_by_name(tmp_path: Path) -> None:
     workplace = make_workplace(tmp_path)
     assert "rope_scaling" in told(workplace, rope_scaling="yarn") and "factor" in told(workplace, rope_scaling="yarn")
     assert "linear, dynamic, yarn or llama3" in told(workplace, rope_scaling="longrope")
@@ -98,7 +98,7 @@ def test_what_does_not_go_together_is_refused_by_name(tmp_path: Path) -> None:
         pytest.param({"rope_type": "llama3", "factor": 8.0, **LLAMA3}, marks=pytest.mark.slow, id="llama3"),
     ],
 )
-def test_a_run_trains_saves_and_verifies_what_it_was_told(here: Workplace, scaling: dict[str, Any]) -> None:
+def test_a_run_trains_saves_and_verifies_with_the_given_scaling(here: Workplace, scaling: dict[str, Any]) -> None:
     length = 64 if scaling["rope_type"] == "llama3" else 128
     config = here.write(rope_scaling=scaling, sequence_len=length, max_steps=1, warmup_steps=0, eval_steps=0)
     run.train(run.load(config), notice=lambda line: None)

@@ -1,4 +1,4 @@
-"""Runs that stop themselves: divergence and full disks. Exit 3, with everything that was complete."""
+"""Runs that stop themselves on divergence or a full disk: exit code 3, and complete outputs are kept."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def finite(path: Path) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in load_file(path).values())
 
 
-def test_a_run_that_diverges_stops_with_3_and_saves_finite_weights(workplace: Workplace) -> None:
+def test_a_diverging_run_exits_with_3_and_saves_finite_weights(workplace: Workplace) -> None:
     config = workplace.write(learning_rate=1e30, lr_scheduler_type="constant", max_steps=60, max_nonfinite_steps=2)
     done = workplace.surogate("train", config)
     assert done.returncode == 3, done.stdout + done.stderr
@@ -46,8 +46,8 @@ def test_a_run_that_diverges_stops_with_3_and_saves_finite_weights(workplace: Wo
 def test_weights_that_are_not_finite_are_never_saved(
     here: Workplace, monkeypatch: pytest.MonkeyPatch, save_steps: int, complete: str
 ) -> None:
-    """A finite gradient, an update that overflows: before the next gradient tells. Neither the checkpoint of the step
-    nor the model at the end is written."""
+    """The gradient is finite and the update overflows. Neither the checkpoint of the step nor the final model is
+    written, although no gradient has shown the fault yet."""
     from surogate_core.runtime.worker import Worker
 
     here.out.mkdir()
@@ -70,7 +70,7 @@ def test_weights_that_are_not_finite_are_never_saved(
 def test_the_op_that_goes_wrong_first_is_named_with_its_block_and_values(
     here: Workplace, monkeypatch: pytest.MonkeyPatch, gpus: int
 ) -> None:
-    """A weight of block 1, finite still, is too large from step 4 on: the second step that is skipped stops the run."""
+    """A finite weight of block 1 is too large from step 4 on. The second skipped step stops the run."""
     from surogate_core.runtime.worker import Worker
 
     if gpus > 1:
@@ -93,14 +93,12 @@ def test_the_op_that_goes_wrong_first_is_named_with_its_block_and_values(
     assert re.search(r"  op       \d+ of micro_\w+: linear, block 1, forward\n", told), told
     assert "run by   torch reference of surogate-core" in told, told
     assert re.search(r"  wrote    1\.\w+:fp32\[256,256\]\n +\d+ inf of 65,536, first at \[\d+, 5\]", told), told
-    (saved,) = here.out.glob("step_*")  # of a team, one more step may be under way
+    (saved,) = here.out.glob("step_*")  # a team may have launched one more step
     assert finite(saved / "model.safetensors")
     assert [step["step"] for step in records(here.out, "step") if step.get("skipped")] == [4, 5]
 
 
-def test_a_step_that_is_finite_when_it_is_taken_once_more_is_told_apart(
-    here: Workplace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_that_does_not_repeat_is_reported_as_such(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     from surogate_core.runtime.worker import Worker
 
     micro_step, watch, watched = Worker.micro_step, Worker.watch, list[int]()
@@ -116,7 +114,7 @@ def test_a_step_that_is_finite_when_it_is_taken_once_more_is_told_apart(
     assert finite(here.out / "step_00000004/model.safetensors")
 
 
-def test_a_single_step_without_a_finite_gradient_is_skipped_and_the_run_goes_on(
+def test_a_single_step_with_a_non_finite_gradient_is_skipped_and_training_continues(
     here: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from surogate_core.runtime.worker import Worker
@@ -136,7 +134,7 @@ def test_a_single_step_without_a_finite_gradient_is_skipped_and_the_run_goes_on(
 
 @pytest.fixture
 def full_from_step_4(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk is full when a checkpoint of a step from 4 on, or the final model, is written."""
+    """Make the disk full when a checkpoint of step 4 or later, or the final model, is written."""
     from surogate_core.checkpoint import hf
 
     write = hf.write_safetensors
@@ -151,16 +149,16 @@ def full_from_step_4(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("full_from_step_4")
-def test_a_full_disk_stops_the_run_and_keeps_the_checkpoints_before(here: Workplace) -> None:
+def test_a_full_disk_stops_the_run_and_keeps_earlier_checkpoints(here: Workplace) -> None:
     with pytest.raises(RunStopped, match=r"No space left.*step_00000002.*Free some space"):
         run.train(run.load(here.write(max_steps=6, save_steps=2)), notice=lambda line: None)
     assert {path.name for path in here.out.iterdir()} == {"step_00000002", "metrics.jsonl", "run.yaml", "loss.png"}
-    assert 4 <= len(records(here.out, "step")) <= 6, "it is written while training goes on, to the next save at most"
+    assert 4 <= len(records(here.out, "step")) <= 6, "the save runs in the background, at most until the next one"
     assert finite(here.out / "step_00000002/model.safetensors")
 
 
 @pytest.mark.usefixtures("full_from_step_4")
-def test_a_disk_that_is_full_for_the_final_model_keeps_the_one_before(here: Workplace) -> None:
+def test_a_full_disk_at_the_final_model_keeps_the_earlier_model(here: Workplace) -> None:
     here.out.mkdir()
     (here.out / "model.safetensors").write_bytes(b"an earlier model")
     (here.out / "config.json").write_text("{}")
@@ -172,17 +170,15 @@ def test_a_disk_that_is_full_for_the_final_model_keeps_the_one_before(here: Work
     assert not list(here.out.glob(".saving-*"))
 
 
-def test_a_disk_that_is_full_for_the_records_stops_the_run_after_saving_it(here: Workplace) -> None:
-    """The log is on a device that is always full; the checkpoints are elsewhere."""
+def test_a_full_disk_at_the_metrics_file_stops_the_run(here: Workplace) -> None:
+    """The log file is on a device that is always full. Checkpoints are elsewhere."""
     (here.root / "full.jsonl").symlink_to("/dev/full")
     with pytest.raises((RunStopped, OSError)) as stopped:
         run.train(run.load(here.write(max_steps=6, log_file=str(here.root / "full.jsonl"))), notice=lambda line: None)
     assert isinstance(stopped.value, RunStopped) and "No space left" in str(stopped.value)
 
 
-def test_records_that_can_no_longer_be_written_stop_the_run_after_saving_it(
-    here: Workplace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_metrics_file_stops_the_run_after_a_save(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     from surogate_core.reporting.metrics import JsonLinesLogger
 
     step = JsonLinesLogger.step
@@ -198,8 +194,8 @@ def test_records_that_can_no_longer_be_written_stop_the_run_after_saving_it(
     assert finite(here.out / "step_00000003/model.safetensors")
 
 
-def test_a_full_disk_is_3_and_one_message(workplace: Workplace) -> None:
-    """A file system of 300 KiB, where the environment lets us mount one; the message otherwise comes from above."""
+def test_a_full_disk_gives_exit_code_3_and_one_message(workplace: Workplace) -> None:
+    """Uses a file system of 300 KiB if one can be mounted here. The tests above cover the message otherwise."""
     import subprocess
     import sys
 

@@ -1,4 +1,4 @@
-"""Several devices, played by threads on the CPU: the same training as one, and an end within seconds when one dies."""
+"""Several devices, simulated by threads on the CPU: the same training as on one, and a quick exit if one fails."""
 
 from __future__ import annotations
 
@@ -48,10 +48,12 @@ def trained(workplace: Workplace, name: str, batch: int, accumulation: int, **ch
     return out
 
 
-def test_two_devices_train_like_one_at_the_same_batch(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """fp32: the gradients' sums differ in order only, as they do between splits of a batch on one device.
+def test_two_devices_train_like_one_with_the_same_global_batch(
+    here: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In fp32 only the order of the sums of gradients differs, as between splits of a batch on one device.
 
-    Evaluations see the same rows too, also where their number is odd.
+    Evaluations use the same rows too, also if their number is odd.
     """
     alone = trained(here, "alone", 4, 2)
     pretend(2, monkeypatch.setattr)
@@ -70,7 +72,7 @@ def test_two_devices_train_like_one_at_the_same_batch(here: Workplace, monkeypat
 
 @pytest.mark.usefixtures("two_devices")
 @pytest.mark.parametrize("narrow", [{}, {"model_dtype": "bf16", "param_grad_dtype": "bf16"}], ids=["fp32", "bf16"])
-def test_all_ranks_have_the_same_bits(here: Workplace, monkeypatch: pytest.MonkeyPatch, narrow: dict[str, str]) -> None:
+def test_all_ranks_are_bit_identical(here: Workplace, monkeypatch: pytest.MonkeyPatch, narrow: dict[str, str]) -> None:
     teams: list[Team] = []
     monkeypatch.setattr(Team, "close", lambda self: teams.append(self))
     out = trained(here, "out", 2, 2, **narrow)
@@ -85,7 +87,7 @@ def test_all_ranks_have_the_same_bits(here: Workplace, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("two_devices")
-def test_a_rank_that_fails_is_named_and_the_others_are_freed(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_rank_is_named_and_the_others_are_released(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     micro_step = Worker.micro_step
 
     def failing(self: Worker, *batches: Any, index: int, **which: Any) -> None:
@@ -114,7 +116,7 @@ def failing(self, *batches, index, **which):
     if index == 9:
         raise RuntimeError("the device fell off the bus")
     if index == 8:
-        threading.Event().wait()  # as in a driver that waits for the other device and that nothing wakes
+        threading.Event().wait()  # like a driver call that waits for the other device and never returns
     micro_step(self, *batches, index=index, **which)
 
 Worker.micro_step = failing
@@ -122,7 +124,7 @@ app.main()
 """
 
 
-def test_a_dead_rank_ends_the_process_with_3_although_another_never_wakes(workplace: Workplace) -> None:
+def test_a_dead_rank_ends_the_process_with_3_even_if_another_never_returns(workplace: Workplace) -> None:
     from end_to_end.product import EXAMPLES
 
     config = workplace.write(per_device_train_batch_size=2, gradient_accumulation_steps=2)
@@ -139,7 +141,7 @@ def test_a_dead_rank_ends_the_process_with_3_although_another_never_wakes(workpl
     seen = ""
     while "step 2/" not in " ".join(seen.split()) and (line := process.stdout.readline()):
         seen += line
-    out, err = process.communicate(timeout=60)  # the other rank never wakes
+    out, err = process.communicate(timeout=60)  # the other rank never returns
     assert process.returncode == 3, seen + out + err
     assert err.startswith("error: rank 1 of 2 (GPU 1) failed: RuntimeError: the device fell off the bus"), err
     assert err.count("\n") == 1 and "Traceback" not in err

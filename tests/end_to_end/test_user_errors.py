@@ -1,4 +1,4 @@
-"""Input that cannot be used: exit 2, one message that names the cause, no traceback, nothing written."""
+"""Invalid input: exit code 2, one message that names the cause, no traceback, nothing written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def refusal(here: Workplace, *args: str) -> str:
-    """What `surogate train` says on stderr, in this process; it must refuse."""
+    """Run `surogate train` in this process, assert that it refuses, and return its message on stderr."""
     done = CliRunner().invoke(app, ["train", str(here.root / "run.yaml"), *args])
     assert done.exit_code == 2, (done.output, done.exception)
     assert isinstance(done.exception, SystemExit)
@@ -29,7 +29,7 @@ def refusal(here: Workplace, *args: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["pt", "train", "sft"])
-def test_the_modes_train_on_text(workplace: Workplace, verb: str) -> None:
+def test_pt_train_and_sft_train_on_text(workplace: Workplace, verb: str) -> None:
     config = workplace.write(max_steps=3)
     lora = ["--set", "lora=false"] if verb == "sft" else []
     done = workplace.surogate(verb, "--config", config, *lora, "--set", "max_steps=2", "--set", "run_name=mine")
@@ -44,7 +44,7 @@ def test_sft_trains_an_adapter_which_needs_a_base(workplace: Workplace) -> None:
     assert not workplace.out.exists()
 
 
-def test_a_broken_configuration_and_data_set_are_refused_in_a_process_of_their_own(workplace: Workplace) -> None:
+def test_a_broken_config_and_a_broken_dataset_are_refused_in_a_separate_process(workplace: Workplace) -> None:
     assert_refused(workplace.surogate("train", workplace.write(learning_rat=1)), "learning_rat", "learning_rate")
     assert_refused(workplace.surogate("train", "absent.yaml"), "absent.yaml: no such file")
     missing = workplace.write(datasets=[{"path": "absent.txt", "type": "text"}])
@@ -124,7 +124,7 @@ def test_data_that_cannot_be_read_is_refused(spoil: Callable[[Path], None], told
         ({"matmul_dtype": "bf16", "gradient_dtype": "fp32"}, ["gradient_dtype"]),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(
+def test_invalid_and_incompatible_settings_are_refused(
     changes: dict[str, Any], words: list[str], here: Workplace
 ) -> None:
     here.write(**changes)
@@ -133,7 +133,7 @@ def test_settings_that_do_not_go_together_are_refused(
     assert not here.out.exists()
 
 
-def test_a_tokenizer_that_knows_more_tokens_than_the_model_is_refused(here: Workplace) -> None:
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(here: Workplace) -> None:
     write_model(here.root / "model", vocab_size=512)
     here.write()
     told = refusal(here)
@@ -142,14 +142,14 @@ def test_a_tokenizer_that_knows_more_tokens_than_the_model_is_refused(here: Work
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])
-def test_a_model_directory_without_its_files_is_refused(missing: str, here: Workplace) -> None:
+def test_a_model_directory_with_missing_files_is_refused(missing: str, here: Workplace) -> None:
     (here.root / "model" / missing).unlink()
     here.write()
     assert missing in refusal(here)
     assert not here.out.exists()
 
 
-def test_a_model_of_another_architecture_is_refused_with_what_is_installed(here: Workplace) -> None:
+def test_an_unknown_architecture_is_refused_with_a_list_of_installed_ones(here: Workplace) -> None:
     write_model(here.root / "model", architectures=["GPT2LMHeadModel"], model_type="gpt2")
     here.write()
     told = refusal(here)
@@ -182,7 +182,7 @@ def test_a_tilde_in_a_path_is_the_home_directory(here: Workplace, monkeypatch: p
     assert not (here.root / "~").exists()
 
 
-def test_checkpoints_in_the_models_own_directory_do_not_touch_it(here: Workplace) -> None:
+def test_checkpoints_in_the_models_own_directory_leave_its_files_unchanged(here: Workplace) -> None:
     before = {path.name: path.read_bytes() for path in (here.root / "model").iterdir()}
     here.write(max_steps=2, checkpoint_dir=str(here.root / "model"), save_steps=2)
     done = CliRunner().invoke(app, ["train", str(here.root / "run.yaml")])

@@ -1,4 +1,4 @@
-"""`surogate verify`: a right model passes in fp32, bf16 and with an adapter; of a wrong one the place is named."""
+"""`surogate verify`: a correct model passes in fp32, bf16 and with an adapter; an error in a model is located."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from surogate_models.rope import Rope
 
 
 def silent(line: str) -> None:
-    """A notice that nobody reads."""
+    """Discard a notice."""
 
 
 def verified(workplace: Workplace, *overrides: str, **options: Any) -> Verification:
@@ -41,7 +41,9 @@ def based(here: Workplace) -> Workplace:
 # ------------------------------------------------------------------------------------------------------ a right model
 
 
-def test_random_weights_pass_in_fp32_on_the_runs_own_data(here: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_random_weights_pass_in_fp32_on_the_data_of_the_run(
+    here: Workplace, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert verify_command(here.write(), [], 2, None, None, False, False) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80, out
@@ -56,8 +58,8 @@ def test_random_weights_pass_in_fp32_on_the_runs_own_data(here: Workplace, capsy
     assert not here.out.exists()
 
 
-def test_a_checkpoint_passes_in_bf16_and_its_model_in_fp32(based: Workplace) -> None:
-    """Each beside transformers in the same precision, and both against its float64."""
+def test_a_checkpoint_passes_in_bf16_and_in_fp32(based: Workplace) -> None:
+    """Errors are relative to transformers in float64, and compared with those of transformers in the same precision."""
     result = verified(based)
     assert result.in_fp32 is not None and result.in_fp32.passed, result.first_wrong
     assert (result.in_fp32.precision, result.verdict.precision) == ("fp32", "bf16")
@@ -69,7 +71,7 @@ def test_a_checkpoint_passes_in_bf16_and_its_model_in_fp32(based: Workplace) -> 
 
 
 @pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
-def test_an_adapter_passes_beside_that_of_peft(based: Workplace, dtype: str) -> None:
+def test_an_adapter_agrees_with_peft(based: Workplace, dtype: str) -> None:
     pytest.importorskip("peft")
     result = verified(based, "lora=true", "lora_rank=4", f"model_dtype={dtype}")
     assert result.passed, result.first_wrong
@@ -89,7 +91,7 @@ def test_dropout_of_an_adapter_is_off_on_both_sides_and_the_output_says_so(
 
 
 def test_defaults_are_those_of_the_verb_that_will_train(based: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
-    """`sft` trains an adapter unless the file says otherwise, `train` all weights."""
+    """Unless the file says otherwise, `sft` trains an adapter and `train` all weights."""
     pytest.importorskip("peft")
     recipes = []
     for mode in ("train", "sft"):
@@ -98,7 +100,7 @@ def test_defaults_are_those_of_the_verb_that_will_train(based: Workplace, capsys
     assert recipes == ["bf16", "bf16 with lora"]
 
 
-def test_the_first_layers_of_a_checkpoint_are_verified_alone(based: Workplace) -> None:
+def test_only_the_first_layers_of_a_checkpoint_can_be_verified(based: Workplace) -> None:
     result = verified(based, layers=2, random_tokens=True, rows=1, length=32)
     assert result.passed, result.first_wrong
     assert max(row.layer for row in result.verdict.rows) == 1
@@ -149,7 +151,7 @@ def test_a_weight_map_that_swaps_two_tensors_is_found_in_its_layer(
 def test_a_wrong_rope_theta_is_found_in_the_first_block(
     based: Workplace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """11,000 instead of 10,000: less than what rounding to bf16 would excuse in a single number."""
+    """11,000 instead of 10,000: a smaller error than rounding a single number to bf16 would permit."""
     right = Rope.attrs.fget
     assert right is not None
     monkeypatch.setattr(Rope, "attrs", property(lambda rope: right(rope) | {"theta": 1.1 * rope.theta}))
@@ -161,10 +163,10 @@ def test_a_wrong_rope_theta_is_found_in_the_first_block(
     assert not told["model_in_fp32"]["passed"]
 
 
-def test_a_wrong_backward_op_is_found_where_it_first_ran(
+def test_a_wrong_backward_op_is_found_in_the_block_that_ran_it_first(
     here: Workplace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The queries' and keys' backward pass, a thousandth off: forward is right, and so is what comes before it."""
+    """The backward pass of queries and keys is wrong by a thousandth. All that runs before it is right."""
     right = reference.qk_norm_rope_bwd
 
     def off(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
@@ -190,7 +192,7 @@ def test_a_wrong_scale_of_the_adapter_is_found(based: Workplace, monkeypatch: py
 
 
 def test_float64_stays_where_transformers_asks_for_float32() -> None:
-    """Its norms and softmax do; what is narrower, or whole numbers, goes to float32 as always."""
+    """Norms and softmax stay in float64. Narrower dtypes and integers are cast to float32 as usual."""
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
     torch.manual_seed(0)
@@ -205,8 +207,8 @@ def test_float64_stays_where_transformers_asks_for_float32() -> None:
 
 
 def test_the_frequencies_of_rope_are_never_rounded_to_bf16(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They would be by `model.to(torch.bfloat16)`: angles are then off by 0.1 rad at position 50, and what is called
-    the error of transformers in bf16 is that."""
+    """`model.to(torch.bfloat16)` would round them: angles would be off by 0.1 rad at position 50, and that would
+    dominate the error of transformers in bf16."""
     dtypes: dict[torch.dtype, set[torch.dtype]] = {}
     right = theirs._in_dtype
 
@@ -224,7 +226,7 @@ def test_the_frequencies_of_rope_are_never_rounded_to_bf16(here: Workplace, monk
 # ---------------------------------------------------------------------------------------------------- what is refused
 
 
-def test_what_cannot_be_verified_is_refused_by_name(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_that_cannot_be_verified_are_refused_by_name(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     for options, words in (({"layers": 3}, "--layers: 3"), ({"length": 65}, "--length: 65")):
         with pytest.raises(ConfigError, match=words):
             verified(here, **options)

@@ -1,5 +1,5 @@
-"""`surogate verify` on random models of four families: right ones pass, and an error that is planted in one block is
-found there, whether the run computes in fp32 or in bf16."""
+"""`surogate verify` on random models of four families: correct ones pass, and an error planted in one block is found
+there, in fp32 and in bf16."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Change = Callable[[PlanInputs], PlanInputs]
 
 
 class Bench:
-    """Verifies models, changed by `change`. Transformers' results on one model are computed once."""
+    """Verifies models after `change`. Results of transformers are computed once per model and precision."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
@@ -81,7 +81,7 @@ CONDITIONS = {
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_a_right_model_passes_in_fp32_however_hard_its_gradients_are(bench: Bench, condition: str) -> None:
+def test_a_correct_model_passes_in_fp32_even_with_ill_conditioned_gradients(bench: Bench, condition: str) -> None:
     result = bench.verify(write_random_model(bench.root / "model", **CONDITIONS[condition]), "fp32")
     assert result.passed, all_rows(result)
 
@@ -89,7 +89,7 @@ def test_a_right_model_passes_in_fp32_however_hard_its_gradients_are(bench: Benc
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_right_models_pass_in_bf16(bench: Bench, condition: str, seed: int) -> None:
+def test_correct_models_pass_in_bf16(bench: Bench, condition: str, seed: int) -> None:
     settings = {**CONDITIONS[condition], "seed": seed}
     result = bench.verify(write_random_model(bench.root / "model", **settings), "bf16")
     assert result.passed, all_rows(result)
@@ -100,7 +100,7 @@ def test_right_models_pass_in_bf16(bench: Bench, condition: str, seed: int) -> N
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_planted_errors_are_found_in_their_block(bench: Bench, family: str) -> None:
-    """In fp32 and in bf16, in models whose gradients are as hard as those of published ones."""
+    """In fp32 and in bf16, in models with gradients as ill-conditioned as those of published models."""
     model = write_random_model(bench.root / "model", family, key_bias=30.0 if family != "olmo2" else 0.1)
     for dtype in ("fp32", "bf16"):
         for error in ERRORS:
@@ -111,8 +111,8 @@ def test_planted_errors_are_found_in_their_block(bench: Bench, family: str) -> N
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_planted_errors_of_the_bf16_program_alone_are_found(bench: Bench, family: str) -> None:
-    """As a recipe or its kernels could have them: in fp32 the model is right."""
+def test_errors_planted_in_the_bf16_program_only_are_found(bench: Bench, family: str) -> None:
+    """Errors as a recipe or its kernels could have them: in fp32 the model is correct."""
     model = write_random_model(bench.root / "model", family)
     for error in ("swapped head", "RoPE off by one"):
 
@@ -126,8 +126,8 @@ def test_planted_errors_of_the_bf16_program_alone_are_found(bench: Bench, family
         assert wrong is not None and wrong.layer == BLOCK, (error, wrong)
 
 
-def test_a_model_that_drops_while_it_trains_is_refused(bench: Bench) -> None:
-    """Transformers' dropout is off; the model's own cannot be left out, as an adapter's is."""
+def test_a_model_with_its_own_dropout_is_refused(bench: Bench) -> None:
+    """Dropout is off in transformers. That of an adapter can be left out, that of a model cannot."""
     model = write_random_model(bench.root / "model", "olmo2", layers=1)
 
     def always_dropping(given: PlanInputs) -> PlanInputs:

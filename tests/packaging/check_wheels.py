@@ -1,11 +1,12 @@
-"""The wheels, as users get them: installed into fresh environments, each with the packages that the case names.
+"""The wheels as users get them: each test installs some of them into a new environment.
 
-Run by `make test-wheels` after `make wheels`, not by `make test`: it takes pip, an index and some minutes.
+`make test-wheels` runs this file after `make wheels`. `make test` does not, because it needs pip, an index and some
+minutes.
 
-Every environment is its own, made from `dist/*.whl` alone; none sees the checkout. To install torch once and not four
-times, the dependencies of `surogate-core` are installed into one environment by pip from the core wheel's own
-metadata, the core is removed again, and the cases lie on top of that. pip resolves each case against what is there, so
-a requirement that the metadata lacks or that does not fit fails here as it would for a user.
+Environments are made from `dist/*.whl` only and do not see the checkout. To install torch once instead of four times,
+pip installs the dependencies of `surogate-core` into one environment from the metadata of the core wheel, and
+uninstalls core. Every other environment is layered on that one. pip resolves each installation against it, so a missing
+or incompatible requirement fails here as it would for a user.
 """
 
 from __future__ import annotations
@@ -61,13 +62,13 @@ datasets:
 
 @pytest.fixture(scope="session")
 def constrain(request: pytest.FixtureRequest) -> list[str]:
-    """`--constraint FILE` where the Makefile asks for the tested versions."""
+    """`--constraint FILE` if the Makefile asks for the tested versions."""
     return shlex.split(request.config.getoption("--constraint"))
 
 
 @pytest.fixture(scope="session")
 def dependencies(tmp_path_factory: pytest.TempPathFactory, constrain: list[str]) -> Path:
-    """site-packages with what the core wheel's metadata asks for, and no package of ours."""
+    """site-packages with the dependencies of the core wheel and no package of ours."""
     environment = virtualenvs.create(tmp_path_factory.mktemp("dependencies") / "venv")
     environment.pip("install", "--quiet", "--no-compile", *constrain, *DIST.glob("surogate_core-*.whl"))
     environment.pip("uninstall", "--quiet", "--yes", "surogate-core")
@@ -75,7 +76,7 @@ def dependencies(tmp_path_factory: pytest.TempPathFactory, constrain: list[str])
 
 
 class Case:
-    """An environment with some of the wheels, and a tiny run to plan."""
+    """An environment for some of the wheels, and a tiny run to plan."""
 
     def __init__(self, root: Path, dependencies: Path, constrain: list[str]) -> None:
         self.environment: Environment = virtualenvs.create(root / "venv", on_top_of=dependencies)
@@ -114,11 +115,11 @@ def case(tmp_path: Path, dependencies: Path, constrain: list[str]) -> Case:
 
 
 def compiled(source: Path) -> set[str]:
-    """What a build with SUROGATE_CUDA=on adds."""
+    """Return the files that a build with SUROGATE_CUDA=on adds."""
     return {f"{source.name}/_C.abi3.so"}
 
 
-def test_every_package_has_one_wheel_that_holds_every_file_of_its_source() -> None:
+def test_every_package_has_one_wheel_with_every_source_file() -> None:
     for name, source in PACKAGES.items():
         (wheel,) = DIST.glob(f"{name.replace('-', '_')}-*.whl")
         held = {file for file in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in file}
@@ -134,7 +135,7 @@ def test_every_package_has_one_wheel_that_holds_every_file_of_its_source() -> No
     assert all(".dist-info/" in file for file in zipfile.ZipFile(meta).namelist())
 
 
-def test_the_meta_package_brings_everything(case: Case) -> None:
+def test_the_meta_package_installs_all_packages(case: Case) -> None:
     case.install("surogate")
     assert case.plugins() == dict.fromkeys(("builtin", "adamw", "bf16", "lora", "models"), "loaded")
     assert case.has("datasets")
@@ -150,7 +151,7 @@ def test_the_packages_work_without_the_meta_package(case: Case) -> None:
     assert json.loads(case.surogate("plan", "run.yaml", "--json"))["fits"] is True
 
 
-def test_a_plugin_brings_the_core(case: Case) -> None:
+def test_a_plugin_installs_core(case: Case) -> None:
     case.install("surogate-models")
     assert case.plugins() == {"builtin": "loaded", "models": "loaded"}
 
@@ -158,15 +159,15 @@ def test_a_plugin_brings_the_core(case: Case) -> None:
 def test_without_the_recipe_the_error_names_the_package_to_install(case: Case) -> None:
     case.install("surogate-core", "surogate-models", "surogate-optim-adamw")
     assert "bf16" not in case.plugins()
-    told = case.surogate("plan", "run.yaml", code=2)
-    assert "no installed plugin provides it. Installed: none. Try: pip install surogate-recipe-bf16" in told
+    message = case.surogate("plan", "run.yaml", code=2)
+    assert "no installed plugin provides it. Installed: none. Try: pip install surogate-recipe-bf16" in message
     case.install("surogate-recipe-bf16")
     case.surogate("plan", "run.yaml")
     case.environment.pip("uninstall", "--quiet", "--yes", "surogate-recipe-bf16")
     assert "pip install surogate-recipe-bf16" in case.surogate("plan", "run.yaml", code=2)
 
 
-def test_a_third_partys_plugin_comes_and_goes(case: Case, tmp_path: Path) -> None:
+def test_a_third_party_plugin_can_be_installed_and_uninstalled(case: Case, tmp_path: Path) -> None:
     case.install(*CORE_AND_FIRST)
     case.environment.pip("wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path / "built", EXAMPLE)
     case.install(*(tmp_path / "built").glob("*.whl"))

@@ -1,4 +1,4 @@
-"""Options of the checks of the wheels."""
+"""Options of the wheel tests."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--constraint", default="", help="options for pip, as the Makefile decides them")
+    parser.addoption("--constraint", default="", help="options for pip, set by the Makefile")

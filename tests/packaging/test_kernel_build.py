@@ -1,4 +1,4 @@
-"""What packages that compile kernels share: the build backend, the folders that core ships, the headers."""
+"""What packages with kernels share: the build backend, the folders that core provides, the headers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def program(folder: Path, name: str, says: str) -> None:
 
 @pytest.fixture
 def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    """backend(asked, nvcc, gpu): the build backend, imported on a machine with these and nothing else of NVIDIA's."""
+    """backend(asked, nvcc, gpu): import the build backend as on a machine with these and nothing else of NVIDIA."""
     pytest.importorskip("scikit_build_core")
 
     def load(asked: str | None = None, nvcc: bool = False, gpu: str = "") -> dict[str, Any]:
@@ -47,7 +47,7 @@ def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., di
             program(tmp_path, "nvcc", "")
         program(tmp_path, "nvidia-smi", gpu or "No devices were found")
         for name in ("CUDACXX", "CUDA_PATH", "CUDAARCHS", "LIBRARY_PATH"):
-            monkeypatch.setenv(name, "")  # so that what the backend sets is undone
+            monkeypatch.setenv(name, "")  # registers it, so that changes by the backend are undone
             monkeypatch.delenv(name)
         monkeypatch.chdir(FOLDERS[0])  # as pip does
         monkeypatch.setenv("PATH", str(tmp_path))
@@ -91,7 +91,7 @@ def test_kernels_are_compiled_when_asked_or_when_nvcc_and_a_gpu_are_visible(
         ("off", False, "9.0", False),
     ],
 )
-def test_nvcc_comes_as_wheels_where_a_gpu_is_visible_and_no_toolkit(
+def test_nvcc_wheels_are_required_if_a_gpu_is_visible_and_no_toolkit_is_installed(
     asked: str | None, nvcc: bool, gpu: str, wanted: bool, backend: Callable[..., dict[str, Any]]
 ) -> None:
     loaded = backend(asked, nvcc, gpu)
@@ -102,7 +102,7 @@ def test_nvcc_comes_as_wheels_where_a_gpu_is_visible_and_no_toolkit(
     assert any(requirement.startswith("nanobind") for requirement in required) == (wanted or nvcc)
 
 
-def test_nvcc_of_wheels_is_used_where_there_is_no_other(
+def test_nvcc_of_wheels_is_used_if_there_is_no_other(
     tmp_path: Path, backend: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "site/nvidia/cu13/bin"
@@ -136,8 +136,8 @@ def test_an_editable_install_compiles_for_the_gpus_that_are_visible(
 
 
 @pytest.mark.slow
-def test_a_package_compiles_and_imports_by_nvcc_of_wheels_without_a_toolkit(tmp_path: Path) -> None:
-    """As `make install` on a machine with a driver and no toolkit: only /usr/bin is on the PATH."""
+def test_a_package_compiles_with_nvcc_of_wheels_and_imports(tmp_path: Path) -> None:
+    """Like `make install` on a machine with a driver and without a toolkit: PATH is /usr/bin only."""
     environment = virtualenvs.create(tmp_path / "venv", on_top_of=Path(pytest.__file__).parents[1])
     source = tmp_path / "plugins/surogate_optim_adamw"
     shutil.copytree(ROOT / "plugins/surogate_optim_adamw", source, ignore=shutil.ignore_patterns("build"))
@@ -181,13 +181,13 @@ def folder(option: str) -> Path:
     return Path(told.stdout.strip())
 
 
-def test_core_names_its_folders() -> None:
+def test_core_prints_its_cmake_and_include_folders() -> None:
     assert (folder("--cmake-dir") / "SurogateKernels.cmake").is_file()
     assert (folder("--include-dir") / "surogate/dtype.h").is_file()
 
 
 def headers_of_wheel(files: dict[str, str], cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that a build is given when the wheel of `a-library` has these files."""
+    """Return the include folder that a build gets if the wheel of `a-library` has these files."""
     spec = importlib.util.spec_from_file_location("fetch_headers", CORE / "cmake/fetch_headers.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -204,7 +204,7 @@ def headers_of_wheel(files: dict[str, str], cache: Path, monkeypatch: pytest.Mon
     return module.folder("a-library==1.0")
 
 
-def test_headers_are_kept_in_a_folder_include_for_they_ask_for_it(
+def test_headers_that_include_each_other_by_a_folder_include_get_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {"nvidia/a/include/a.h": '#include "../include/b.h"', "nvidia/a/include/b.h": "", "nvidia/a/lib/a.so": ""}
@@ -214,18 +214,20 @@ def test_headers_are_kept_in_a_folder_include_for_they_ask_for_it(
     assert [path.name for path in folder.parent.parent.iterdir()] == ["a-library-1.0"]
 
 
-def test_a_wheel_cannot_write_beside_the_folder_of_its_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_cannot_write_outside_the_folder_of_its_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = headers_of_wheel({"include/../../a.h": "", "include/b.h": ""}, tmp_path, monkeypatch)
     assert {path.name for path in tmp_path.rglob("*.h")} == {"b.h"}
     assert (folder / "b.h").is_file()
 
 
-def test_one_file_alone_includes_the_cudnn_frontend_for_it_is_slow_to_compile() -> None:
+def test_only_one_file_includes_the_cudnn_frontend_which_is_slow_to_compile() -> None:
     sources = [path for folder in FOLDERS for path in (folder / "csrc").iterdir()]
     assert [path.name for path in sources if "#include <cudnn_frontend" in path.read_text()] == ["attention_cudnn.cpp"]
 
 
-def test_dtype_codes_are_those_of_the_header() -> None:
+def test_dtype_codes_match_the_header() -> None:
     assert set(DTYPE_CODES) == set(DTYPE_BYTES)
     entries = ", ".join(f"{name.upper()} = {code}" for name, code in DTYPE_CODES.items())
     assert f"{{ {entries} }}" in (CORE / "include/surogate/dtype.h").read_text()
@@ -256,9 +258,9 @@ int main() {
 
 
 @pytest.mark.skipif(NVCC is None, reason="needs nvcc")
-def test_random_numbers_and_rounding_of_the_header_are_the_references_to_the_bit(tmp_path: Path) -> None:
+def test_random_numbers_and_rounding_in_the_headers_are_bit_identical_to_the_references(tmp_path: Path) -> None:
     assert NVCC is not None
-    seed = 0x9123456789ABCDEF - 2**64  # both halves of the key, the sign bit as well
+    seed = 0x9123456789ABCDEF - 2**64  # uses both halves of the key and the sign bit
     (tmp_path / "words.cu").write_text(SOURCE)
     command = [
         NVCC,
@@ -275,7 +277,7 @@ def test_random_numbers_and_rounding_of_the_header_are_the_references_to_the_bit
     generator = torch.Generator().manual_seed(int.from_bytes(os.urandom(4)))
     anything = torch.randint(-(2**31), 2**31, (4001,), generator=generator).to(torch.int32)
     x = torch.cat([anything.view(torch.float32), torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 3.4e38, 1e-45])])
-    x = x[~x.isnan()]  # which NaN it becomes is not said
+    x = x[~x.isnan()]  # the payload of a NaN is unspecified
     given = "\n".join(f"{bits & 0xFFFFFFFF:x}" for bits in x.view(torch.int32).tolist())
     told = subprocess.run([tmp_path / "words"], input=given, capture_output=True, text=True, check=True).stdout
     known, *rows = told.splitlines()
