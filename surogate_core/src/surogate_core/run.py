@@ -28,8 +28,9 @@ from .memory.devices import device as known_device
 from .outputs.check import OutputCheck
 from .outputs.earlier_work import refuse_nonempty, set_aside_outputs
 from .outputs.folder import refuse_earlier_work, refuse_to_overwrite
-from .planning.idle_kernels import idle_kernels, idle_modules
+from .planning.missing_kernels import idle_kernels, idle_modules, unserved_ops
 from .planning.plan import Plan, plan_run
+from .planning.resolve import KernelTable
 from .planning.run import Run
 from .planning.run import open_run as find_run
 from .plugins.discovery import load_registry
@@ -143,7 +144,7 @@ def _train(
     mark("devices")
     opened = open_run(loaded, files)
     planned = plan_run(opened, device, devices)
-    _refuse_idle_kernels(opened, planned, notice)
+    _refuse_missing_kernels(opened.config, planned.kernels, device, notice)
     refuse_to_overwrite(opened)
     _refuse_unless_it_fits(opened, planned)
     mark("plan")
@@ -208,12 +209,16 @@ def device_of_torch(here: LocalDevice) -> DeviceInfo:
     return device
 
 
-def _refuse_idle_kernels(opened: Run, planned: Plan, notice: Notice) -> None:
-    idle = idle_modules(planned.kernels)
-    if idle and opened.config.kernels != "allow_reference":
-        raise ConfigError(idle_kernels(planned.target.device, idle))
+def _refuse_missing_kernels(config: TrainConfig, kernels: KernelTable, device: DeviceInfo, notice: Notice) -> None:
+    idle = idle_modules(kernels)
+    if config.kernels == "allow_reference":
+        if idle:
+            notice(f"kernels: allow_reference: torch references run instead of {', '.join(idle)}, slowly")
+        return
     if idle:
-        notice(f"kernels: allow_reference: torch references run instead of {', '.join(idle)}, slowly")
+        raise ConfigError(idle_kernels(device, idle))
+    if missing := unserved_ops(kernels):
+        raise ConfigError(missing)
 
 
 def _refuse_unless_it_fits(opened: Run, planned: Plan) -> None:

@@ -15,7 +15,7 @@ from ..config.load import LoadedConfig, Mode
 from ..errors import SurogateError
 from ..machine.local_device import local_device
 from ..memory.devices import GIB
-from ..planning.idle_kernels import idle_kernels, idle_modules
+from ..planning.missing_kernels import idle_kernels, idle_modules
 from ..planning.plan import Plan
 from ..planning.resolve import KernelTable
 from ..planning.run import Run

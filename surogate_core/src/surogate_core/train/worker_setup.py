@@ -9,7 +9,7 @@ from ..api import Comm, KernelDef, Op
 from ..checkpoint.adapter import load_adapter, load_base, trained_tensors
 from ..errors import ConfigError
 from ..planning.assembly import Assembly
-from ..planning.idle_kernels import idle_modules
+from ..planning.missing_kernels import idle_modules
 from ..planning.plan import Plan
 from ..planning.resolve import KernelTable
 from ..planning.run import Run

@@ -1,4 +1,4 @@
-"""Compiled kernels that a run on a GPU needs and that are not there: found before the run starts. No torch."""
+"""Kernels that a run on a GPU lacks: modules that are not compiled for it, ops that no kernel serves. No torch."""
 
 from __future__ import annotations
 
@@ -26,4 +26,25 @@ def idle_kernels(device: DeviceInfo, idle: Mapping[str, str]) -> str:
         f"{device.title} is here, but kernels for it (SM{device.sm}) are not: {modules}. Compile them: `make install` "
         "in a checkout, else install these packages again with SUROGATE_CUDA=on, which takes nvcc of CUDA 13 from the "
         f"PATH or from NVIDIA's wheels; or {USE_THE_CPU}; or set kernels: allow_reference (slow)."
+    )
+
+
+def unserved_ops(kernels: KernelTable) -> str:
+    """Return the ops that no kernel serves on a GPU, with the reasons of every kernel that was considered.
+
+    Empty on a CPU, or if every op has a kernel.
+    """
+    device = kernels.target.device if kernels.target else None
+    if device is None or device.sm is None or not kernels.refusals:
+        return ""
+    by_reasons: dict[tuple[str, ...], list[str]] = {}
+    for kind, reasons in kernels.refusals.items():
+        by_reasons.setdefault(reasons or ("no installed package has a kernel for it",), []).append(kind)
+    lines = (f"  {', '.join(kinds)}: {'; '.join(reasons)}" for reasons, kinds in by_reasons.items())
+    return "\n".join(
+        [
+            f"{device.title}: no compiled kernel serves these ops. Install a package that has one, or set "
+            "kernels: allow_reference (slow).",
+            *lines,
+        ]
     )

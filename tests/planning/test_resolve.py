@@ -1,0 +1,96 @@
+"""Kernels are chosen once; a run on a GPU that lacks one is refused before data are read, with every reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from models.harness import OPS, plan_inputs, tiny_config
+
+from surogate_core import run
+from surogate_core.api import DeviceInfo, KernelDef, Op, Support, Target
+from surogate_core.errors import ConfigError
+from surogate_core.machine.local_device import LocalDevice
+from surogate_core.memory.devices import device
+from surogate_core.planning.assemble import assemble
+from surogate_core.planning.missing_kernels import unserved_ops
+from surogate_core.planning.resolve import KernelTable
+from surogate_core.plugins.registry import REFERENCE, Registry, Resolved
+
+H200 = Target(device("h200"))
+TINY = Path(__file__).parents[2] / "examples/quickstart.yaml"
+
+
+def kernel(op: str, scratch: int = 0) -> KernelDef:
+    return KernelDef(
+        op=op,
+        dtypes=("*",),
+        supports=lambda op, target: Support(True),
+        bind=lambda op, context: (print, ()),
+        workspace=lambda op, target: scratch,
+        notice=lambda op, target: f"{op.kind} is new",
+        module="acme._C",
+    )
+
+
+def table(target: Target = H200) -> KernelTable:
+    def kernel_for(op: Op) -> Resolved:
+        if op.kind == "linear":
+            return Resolved(kernel("linear", scratch=512), "acme")
+        return Resolved(None, REFERENCE, ("acme: needs SM100", "acme: serves dtypes (fp32)"))
+
+    return assemble(replace(plan_inputs(tiny_config()), kernel_for=kernel_for, target=target)).kernels
+
+
+def test_the_choice_is_made_once_for_an_op() -> None:
+    asked: Counter[Op] = Counter()
+
+    def kernel_for(op: Op) -> Resolved:
+        asked[op] += 1
+        return Resolved(None, REFERENCE)
+
+    assembly = assemble(
+        replace(plan_inputs(tiny_config(), seq_len=32, max_documents=64), kernel_for=kernel_for, target=H200)
+    )
+    assert assembly.variants
+    assert asked == Counter({op for program in assembly.all_programs.values() for op in program.ops})
+
+
+def test_planner_and_report_read_the_table() -> None:
+    kernels = table()
+    linear = next(op for op in kernels.by_op if op.kind == "linear")
+    swiglu = next(op for op in kernels.by_op if op.kind == "swiglu")
+    assert kernels.workspace(linear) == 512 and kernels.workspace(swiglu) == OPS["swiglu"].workspace(swiglu)
+    assert kernels.providers["linear"] == "acme" and kernels.providers["swiglu"] == REFERENCE
+    assert kernels.notices == ("linear is new",) and kernels.modules == {"acme._C"}
+
+
+def test_unserved_ops_are_named_with_every_reason_on_a_gpu_alone() -> None:
+    text = unserved_ops(table())
+    assert "NVIDIA H200: no compiled kernel serves these ops" in text and "kernels: allow_reference" in text
+    assert "swiglu" in text and "acme: needs SM100; acme: serves dtypes (fp32)" in text and "linear," not in text
+    assert unserved_ops(table(Target(device("cpu")))) == ""
+
+
+def test_a_run_that_lacks_a_kernel_is_refused_before_data_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_swiglu(self: Registry, op: Op, target: Target, recipe: str) -> Resolved:
+        served = Resolved(kernel(op.kind), "acme")
+        return Resolved(None, REFERENCE, ("acme: needs SM100",)) if op.kind == "swiglu" else served
+
+    here: DeviceInfo = H200.device
+    begun: list[str] = []
+    monkeypatch.setattr(Registry, "kernel_for", no_swiglu)
+    monkeypatch.setattr(run, "idle_modules", lambda kernels: {})
+    monkeypatch.setattr(run, "usable_device", lambda: LocalDevice(here, 1, "the first GPU"))
+    monkeypatch.setattr(run, "device_of_torch", lambda local: here)
+    monkeypatch.setattr(run, "open_contexts", lambda count: None)
+    monkeypatch.setattr("surogate_core.runtime.device.devices_to_use", lambda gpus: 1)
+    monkeypatch.setattr("surogate_core.train.trainer.train_planned", lambda *given: begun.append("train"))
+    monkeypatch.chdir(TINY.parents[1])
+    with pytest.raises(ConfigError, match=r"no compiled kernel serves these ops.*\n  swiglu: acme: needs SM100"):
+        run.train(run.load(TINY, ["overwrite_output_dir=true"]))
+    assert not begun
+    run.train(run.load(TINY, ["overwrite_output_dir=true", "kernels=allow_reference"]), lambda line: None)
+    assert begun == ["train"]
