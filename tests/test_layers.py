@@ -63,9 +63,13 @@ MAY_IMPORT: Mapping[str, set[str]] = {
         *("api", "checkpoint", "config", "data", "errors", "hub", "machine", "memory", "planning", "plugins"),
         *("program", "reference", "run", "runtime"),
     },
+    "profiling": {
+        *("api", "checkpoint", "config", "data", "errors", "hub", "memory", "planning", "plugins", "program", "run"),
+        "runtime",
+    },
     "cli": {
-        *("api", "config", "data", "errors", "machine", "memory", "origin", "planning", "plugins", "program"),
-        *("reporting", "run", "runtime", "verification"),
+        *("api", "config", "data", "errors", "machine", "memory", "origin", "planning", "plugins", "profiling"),
+        *("program", "reporting", "run", "runtime", "verification"),
     },
     "__main__": set(),
 }
@@ -78,7 +82,7 @@ HEAVY = {
 MAY_IMPORT_TORCH = (
     *("runtime/", "reference/", "data/", "testing/", "verification/"),
     *("checkpoint/folders.py", "checkpoint/hf.py", "checkpoint/saved_run.py", "checkpoint/states.py"),
-    "checkpoint/tensor_file.py",
+    *("checkpoint/tensor_file.py", "profiling/measure.py"),
 )
 NEVER_TORCH = {"program", "memory"}
 

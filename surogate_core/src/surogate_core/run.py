@@ -132,9 +132,9 @@ def _train(
     device, devices = device_of_torch(here), devices_to_use(config.gpus)
     mark("devices")
     prepared = prepare(loaded, registry, device, files, devices)
-    _refuse_idle_kernels(prepared, notice)
+    refuse_idle_kernels(prepared, notice)
     refuse_to_overwrite(prepared)
-    _refuse_unless_it_fits(prepared)
+    refuse_unless_it_fits(prepared)
     mark("plan")
     result: TrainResult = launcher.run(
         lambda comms: train_prepared(prepared, resumed, comms, check, notice),
@@ -197,7 +197,11 @@ def device_of_torch(here: LocalDevice) -> DeviceInfo:
     return device
 
 
-def _refuse_idle_kernels(prepared: Prepared, notice: Notice) -> None:
+def refuse_idle_kernels(prepared: Prepared, notice: Notice) -> None:
+    """Raise ConfigError if a compiled module of the plan is missing, or has no code for the GPU.
+
+    With `kernels: allow_reference`, call `notice` instead.
+    """
     idle = idle_modules(prepared)
     if idle and prepared.loaded.config.kernels != "allow_reference":
         raise ConfigError(idle_kernels(prepared.target.device, idle))
@@ -205,7 +209,8 @@ def _refuse_idle_kernels(prepared: Prepared, notice: Notice) -> None:
         notice(f"kernels: allow_reference: torch references run instead of {', '.join(idle)}, slowly")
 
 
-def _refuse_unless_it_fits(prepared: Prepared) -> None:
+def refuse_unless_it_fits(prepared: Prepared) -> None:
+    """Raise ConfigError if the plan needs more than the device's memory. The message names the cheapest changes."""
     report = prepared.report
     if report.fits:
         return

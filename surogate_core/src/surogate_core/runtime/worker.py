@@ -161,6 +161,10 @@ class Worker:
 
         self._execute, self._watched = walk, True
 
+    def execute_by(self, execute: Callable[[str, int | None], None]) -> None:
+        """Run programs by `execute(program's name, labels of the micro-batch)`, in place of the executor's `run`."""
+        self._execute = execute
+
     def copy_from(self, other: Worker) -> None:
         """Take over the weights and states of another worker of the same assembly, on whatever device."""
         for role in ("param", "state"):
