@@ -1,6 +1,6 @@
 """A training run that prints its phases, for a process that measures its GPU memory (test_memory.py).
 
-    PYTHONPATH=benchmarks python tests/gpu/hold_memory.py '{"model": "benchmarks/models/qwen3-0.6b", ...}'
+    python tests/gpu/hold_memory.py '{"model": "benchmarks/models/qwen3-0.6b", ...}'
 
 The argument is a config as JSON. Prints `plan <bytes>`, then `phase construction`, `loading`, `capture`, `steps` and
 `done`, each when it begins.
@@ -12,12 +12,12 @@ import json
 import sys
 
 import torch
-from step import random_batch  # benchmarks/step.py
 
 from surogate_core import run
 from surogate_core.config.load import load_config
 from surogate_core.planning.prepare import Prepared, prepare
 from surogate_core.plugins.discovery import load_registry
+from surogate_core.profiling.batches import random_batch
 from surogate_core.runtime.device import training_device
 from surogate_core.runtime.initialise import initialise
 from surogate_core.runtime.worker import Worker
