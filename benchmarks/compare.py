@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,11 +104,10 @@ def measure_side(words: list[str], seconds: float, read: Callable[[], Sample] | 
         try:
             out, err = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # with the compilers that it started
-            process.communicate()
+            end(process)
             return {"error": f"not done after {seconds:.0f} s, what --seconds left"}
         except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
+            end(process)
             raise
     if process.returncode:
         return {"error": (err.strip() or f"exit code {process.returncode}")[-600:]}
@@ -116,6 +116,13 @@ def measure_side(words: list[str], seconds: float, read: Callable[[], Sample] | 
     except (ValueError, IndexError):
         return {"error": f"printed no JSON but {out[-200:]!r}"}
     return result | samples.during(*result["window"]) | {"process_seconds": round(time.monotonic() - began, 1)}
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """End a side with the compilers that it started, and wait until the GPU's memory is free again."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
 
 
 def summarise(row: Row, ours: dict[str, Any], torch: dict[str, Any]) -> dict[str, Any]:
@@ -145,7 +152,9 @@ def line(found: dict[str, Any]) -> str:
         cells += _side(found[side])
     for key, width, form in (("ratio", 7, ".3f"), ("share_of_floor", 7, ".3f"), ("planned_share", 6, ".2f")):
         cells += f"{'-' if found[key] is None else format(found[key], form):>{width}}"
-    errors = [f"  {side}: {found[side]['error'].splitlines()[-1]}" for side in ("torch", "ours") if "error" in found[side]]
+    errors = [
+        f"  {side}: {found[side]['error'].splitlines()[-1]}" for side in ("torch", "ours") if "error" in found[side]
+    ]
     return "\n".join([cells, *errors])
 
 

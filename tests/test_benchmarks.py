@@ -88,7 +88,7 @@ def test_a_row_is_written_with_both_sides_and_what_failed_is_said(tmp_path: Path
         "import sys, compare, rows; rows.ROWS = (rows.Row('lora-tiny', 'qwen3-0.6b', 1, 32, 2, lora=True, floor=1e3),"
         " rows.Row('full-absent', 'absent', 1, 32, 1)); sys.argv[0] = 'compare.py'; compare.main()"
     )
-    words = [sys.executable, "-c", small, "--models", str(models), "--timed", "0.1", "--seconds", "300"]
+    words = [sys.executable, "-c", small, "--models", str(models), "--timed", "0.1", "--seconds", "900"]
     done = subprocess.run(
         [*words, "--out", str(tmp_path / "rows.jsonl")],
         capture_output=True,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from end_to_end.product import Workplace, assert_refused
+from end_to_end.product import Workplace
 from typer.testing import CliRunner
 
 from surogate_core import run
@@ -175,13 +175,18 @@ def test_no_op_is_listed_with_top_0(here: Workplace) -> None:
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_is_measured(
-    workplace: Workplace, arguments: list[str], words: list[str]
+    here: Workplace, arguments: list[str], words: list[str]
 ) -> None:
-    done = workplace.surogate("profile", workplace.write(), *arguments)
-    assert_refused(done, *words)
+    assert_profile_refused(here, ["--random-tokens", *arguments], words)
+
+
+def test_a_run_that_does_not_fit_is_refused(here: Workplace) -> None:
+    assert_profile_refused(here, ["--set", "per_device_train_batch_size=1000003"], ["GiB", "Change"])
+
+
+def assert_profile_refused(here: Workplace, arguments: list[str], words: list[str]) -> None:
+    """One message on stderr that has `words`, exit code 2, no table."""
+    done = CliRunner().invoke(app, ["profile", str(here.write()), *arguments])
+    assert done.exit_code == 2, done.output
+    assert done.stderr.startswith("error: ") and all(word in done.stderr for word in words), done.stderr
     assert not done.stdout
-
-
-def test_a_run_that_does_not_fit_is_refused(workplace: Workplace) -> None:
-    config = workplace.write(sequence_len=64, per_device_train_batch_size=4_000_000)
-    assert_refused(workplace.surogate("profile", config, "--random-tokens"), "GiB", "Change")
