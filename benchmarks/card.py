@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from statistics import fmean
 from threading import Event, Thread
@@ -60,15 +60,16 @@ def sampling(read: Callable[[], Sample] | None) -> Iterator[Samples]:
     if read is None:
         yield samples
         return
-    samples.taken.append(read())
+
+    def take() -> None:
+        with suppress(RuntimeError, OSError, ValueError, subprocess.SubprocessError):  # one sample less
+            samples.taken.append(read())
 
     def sample() -> None:
         while not stop.wait(SECONDS):
-            try:
-                samples.taken.append(read())
-            except (RuntimeError, OSError, ValueError):  # one sample less
-                continue
+            take()
 
+    take()
     thread = Thread(target=sample, daemon=True)
     thread.start()
     try:
@@ -104,11 +105,8 @@ def _nvml_reader() -> Callable[[], Sample] | None:
 
 def _handle(nvml: Any) -> Any:
     first = _first_visible()
-    return (
-        nvml.nvmlDeviceGetHandleByUUID(first)
-        if first.startswith("GPU-")
-        else nvml.nvmlDeviceGetHandleByIndex(int(first))
-    )
+    by_uuid = first.startswith("GPU-")
+    return nvml.nvmlDeviceGetHandleByUUID(first) if by_uuid else nvml.nvmlDeviceGetHandleByIndex(int(first))
 
 
 def _smi_reader() -> Callable[[], Sample] | None:

@@ -123,7 +123,7 @@ def test_what_fits_and_what_cannot_be_changed_have_no_suggestions(plan: Plan) ->
 def test_a_run_that_does_not_fit_is_refused_with_the_suggestions(plan: Plan) -> None:
     prepared = plan("8b", "rtx4090", sequence_len=4096)
     with pytest.raises(ConfigError) as refused:
-        run._refuse_unless_it_fits(prepared)
+        run.refuse_unless_it_fits(prepared)
     text = str(refused.value)
     for suggestion in suggest(prepared):
         assert ", ".join(suggestion.changes) in text
