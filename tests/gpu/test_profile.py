@@ -32,7 +32,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def profiled(config: Path, *overrides: str) -> StepProfile:
-    return profile(config, overrides, steps=3, notice=lambda line: None)
+    adapted = "lora=true" in overrides
+    return profile(config, overrides, steps=3, use_random_weights=adapted, notice=lambda line: None)
 
 
 def calls(result: StepProfile) -> dict[str, float]:
@@ -44,7 +45,7 @@ def calls(result: StepProfile) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize("overrides", [(), ("lora=true", "from_scratch=true"), ("lmhead_chunks=8",)])
+@pytest.mark.parametrize("overrides", [(), ("lora=true", "from_scratch=false"), ("lmhead_chunks=8",)])
 def test_every_op_of_the_captured_step_is_timed(config: Path, overrides: tuple[str, ...]) -> None:
     result = profiled(config, "gradient_accumulation_steps=3", *overrides)
     assert result.method == GRAPHS
