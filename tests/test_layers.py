@@ -63,9 +63,13 @@ MAY_IMPORT: Mapping[str, set[str]] = {
         *("api", "checkpoint", "config", "data", "errors", "hub", "machine", "memory", "planning", "plugins"),
         *("program", "reference", "run", "runtime"),
     },
+    "profiling": {
+        *("api", "checkpoint", "config", "data", "errors", "hub", "memory", "planning", "plugins", "program", "run"),
+        "runtime",
+    },
     "cli": {
-        *("api", "config", "data", "errors", "machine", "memory", "origin", "planning", "plugins", "program"),
-        *("reporting", "run", "runtime", "verification"),
+        *("api", "config", "data", "errors", "machine", "memory", "origin", "planning", "plugins", "profiling"),
+        *("program", "reporting", "run", "runtime", "verification"),
     },
     "__main__": set(),
 }

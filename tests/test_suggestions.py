@@ -134,7 +134,7 @@ def test_what_fits_and_what_cannot_be_changed_have_no_suggestions(plan: Make) ->
 def test_a_run_that_does_not_fit_is_refused_with_the_suggestions(plan: Make) -> None:
     opened, planned = plan("8b", "rtx4090", sequence_len=4096)
     with pytest.raises(ConfigError) as refused:
-        run._refuse_unless_it_fits(opened, planned)
+        run.refuse_unless_it_fits(opened, planned)
     text = str(refused.value)
     for suggestion in suggest(opened, planned):
         assert ", ".join(suggestion.changes) in text

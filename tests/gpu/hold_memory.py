@@ -1,6 +1,6 @@
 """A training run that prints its phases, for a process that measures its GPU memory (test_memory.py).
 
-    PYTHONPATH=benchmarks python tests/gpu/hold_memory.py '{"model": "benchmarks/models/qwen3-0.6b", ...}'
+    python tests/gpu/hold_memory.py '{"model": "benchmarks/models/qwen3-0.6b", ...}'
 
 The argument is a config as JSON. Prints `plan <bytes>`, then `phase construction`, `loading`, `capture`, `steps` and
 `done`, each when it begins.
@@ -12,13 +12,13 @@ import json
 import sys
 
 import torch
-from step import random_batch  # benchmarks/step.py
 
 from surogate_core import run
 from surogate_core.config.load import load_config
 from surogate_core.planning.plan import Plan, plan_run
 from surogate_core.planning.run import Run, open_run
 from surogate_core.plugins.discovery import load_registry
+from surogate_core.profiling.batches import random_batch
 from surogate_core.runtime.device import training_device
 from surogate_core.runtime.initialise import initialise
 from surogate_core.runtime.worker import Worker
@@ -65,7 +65,7 @@ def fill_quickly(plan: Plan, worker: Worker) -> None:
 def train(opened: Run, plan: Plan, worker: Worker) -> None:
     """Run optimizer steps with one micro-step (every fifth with two) and an evaluation, so that every program runs."""
     documents = 4 if opened.config.sample_packing else 1
-    batch = random_batch(plan, documents=documents, labelled=1.0)
+    batch = random_batch(plan.inputs, documents=documents, labelled=1.0)
     for step in range(1, STEPS + 1):
         micro_steps = 2 if step % 5 == 0 else 1
         for i in range(micro_steps):

@@ -105,7 +105,6 @@ def observe(raw: dict[str, Any]) -> tuple[int, dict[str, int]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'benchmarks'}:{os.environ.get('PYTHONPATH', '')}"},
     )
     lines = ["phase start"]
 

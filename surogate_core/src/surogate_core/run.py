@@ -144,9 +144,9 @@ def _train(
     mark("devices")
     opened = open_run(loaded, files)
     planned = plan_run(opened, device, devices)
-    _refuse_missing_kernels(opened.config, planned.kernels, device, notice)
+    refuse_missing_kernels(opened.config, planned.kernels, device, notice)
     refuse_to_overwrite(opened)
-    _refuse_unless_it_fits(opened, planned)
+    refuse_unless_it_fits(opened, planned)
     mark("plan")
     result: TrainResult = launcher.run(
         lambda comms: train_planned(opened, planned, resumed, comms, check, notice),
@@ -209,7 +209,7 @@ def device_of_torch(here: LocalDevice) -> DeviceInfo:
     return device
 
 
-def _refuse_missing_kernels(config: TrainConfig, kernels: KernelTable, device: DeviceInfo, notice: Notice) -> None:
+def refuse_missing_kernels(config: TrainConfig, kernels: KernelTable, device: DeviceInfo, notice: Notice) -> None:
     idle = idle_modules(kernels)
     if config.kernels == "allow_reference":
         if idle:
@@ -221,7 +221,7 @@ def _refuse_missing_kernels(config: TrainConfig, kernels: KernelTable, device: D
         raise ConfigError(missing)
 
 
-def _refuse_unless_it_fits(opened: Run, planned: Plan) -> None:
+def refuse_unless_it_fits(opened: Run, planned: Plan) -> None:
     report = planned.report
     if report.fits:
         return

@@ -246,6 +246,42 @@ def verify(
     return verify_command(config_path, overrides or [], rows, length, layers, random_tokens, as_json, mode=mode)
 
 
+@app.command(help="Time the run's own step op by op, on the device that it would use.")
+def profile(
+    ctx: typer.Context,
+    path: ConfigArgument = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    sft: SftOption = False,
+    pt: PtOption = False,
+    steps: Annotated[int, typer.Option("--steps", min=1, metavar="N", help="Steps to time.")] = 5,
+    top: Annotated[int, typer.Option("--top", min=0, metavar="N", help="Longest ops to list.")] = 10,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the profile as JSON.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", metavar="FILE.png", help="Draw measured and planned time by kind of op.")
+    ] = None,
+    random_tokens: Annotated[
+        bool, typer.Option("--random-tokens", help="Not the run's data, which is the default where there is any.")
+    ] = False,
+    random_weights: Annotated[bool, typer.Option("--random-weights", help="Do not read the checkpoint.")] = False,
+) -> int:
+    config_path, mode = _config_path(ctx, path, config), _mode(sft, pt)
+    from .profile import profile_command
+
+    _print_notices()
+    return profile_command(
+        config_path,
+        overrides or [],
+        steps=steps,
+        top=top,
+        json_file=json_file,
+        picture=picture,
+        random_tokens=random_tokens,
+        random_weights=random_weights,
+        mode=mode,
+    )
+
+
 @app.command(help="List installed plugins and what each provides.")
 def plugins(as_json: JsonOption = False) -> int:
     from .plugins import plugins_command

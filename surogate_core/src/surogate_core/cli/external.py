@@ -21,7 +21,7 @@ from ..origin import described
 from ..plugins.switch import switched_off
 
 GROUP: Final = "surogate.commands"
-CORE_VERBS: Final = ("train", "pt", "sft", "plan", "merge", "tokenize", "verify", "plugins", "doctor")
+CORE_VERBS: Final = ("train", "pt", "sft", "plan", "merge", "tokenize", "verify", "profile", "plugins", "doctor")
 
 
 @dataclass(frozen=True)

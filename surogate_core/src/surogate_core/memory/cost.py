@@ -42,10 +42,15 @@ def op_cost(op: Op, definition: OpDef, device: DeviceInfo) -> Cost:
     """Return the cost of an op: the maximum of the times for FLOPs, memory traffic, communication and a launch."""
     flops = definition.flops(op)
     traffic = definition.traffic(op) if definition.traffic else _traffic(op)
-    operand = next((v.dtype for v in op.ins if v.dtype in device.flops), "fp32")
-    rate = device.flops.get(operand, device.flops["fp32"])
     sent = definition.link(op) / device.link_bandwidth
-    return Cost(flops, traffic, max(flops / rate, traffic / device.bandwidth, sent, device.launch_seconds))
+    arithmetic = flops / arithmetic_rate(op, device)
+    return Cost(flops, traffic, max(arithmetic, traffic / device.bandwidth, sent, device.launch_seconds))
+
+
+def arithmetic_rate(op: Op, device: DeviceInfo) -> float:
+    """Return the FLOP/s of `device` that price an op: those of the first dtype of its inputs that has a rate."""
+    operand = next((v.dtype for v in op.ins if v.dtype in device.flops), "fp32")
+    return device.flops.get(operand, device.flops["fp32"])
 
 
 def program_cost(program: Program, ops: Mapping[str, OpDef], device: DeviceInfo) -> Cost:

@@ -64,6 +64,10 @@ class CudaExecutor:
                 if labels is None or labels > segment.above:
                     segment.run()
 
+    def segments_needed(self, program: str, labels: int | None) -> int:
+        """Return how many graph segments of `program` a micro-batch with `labels` labels runs."""
+        return sum(labels is None or labels > segment.above for segment in self._segments[program])
+
     @torch.no_grad()
     def walk(self, program: str, after: Callable[[int], None], labels: int | None = None) -> None:
         """See `Executor.walk`. During `after` the executor's stream is current, so torch functions see the results."""

@@ -27,6 +27,9 @@ from .reference import ReferenceExecutor
 Watcher = Callable[[Program, int], None]
 """Called as `watcher(program, index)` after the op at `index` of `program`."""
 
+Execute = Callable[[str, int | None], None]
+"""Called as `execute(program's name, labels of the micro-batch)`."""
+
 
 class Worker:
     """Runs the programs of an assembly in planned buffers on one device: references on a CPU, kernels on a GPU.
@@ -47,6 +50,7 @@ class Worker:
         self._inputs.write("seed", seed)
         self._readings = executor.readings([buffers.persistent(v) for v in (assembly.loss, assembly.grad_norm)])
         self._copy: HostCopy | None = None
+        self._execute: Execute = executor.run
         self._watcher: Watcher | None = None
         self._restored = False
 
@@ -183,7 +187,7 @@ class Worker:
             self._copy.before(program.name)
         watcher = self._watcher
         if watcher is None:
-            self.executor.run(program.name, labels)
+            self._execute(program.name, labels)
         else:
             self.executor.walk(program.name, lambda index: watcher(program, index), labels)
 
@@ -192,6 +196,10 @@ class Worker:
     def watch(self, make: Callable[[Buffers], Watcher]) -> None:
         """From now on run programs op by op, never as graphs. Call the watcher that `make` returns after every op."""
         self._watcher = make(self.buffers)
+
+    def execute_by(self, execute: Execute) -> None:
+        """From now on run programs by `execute` in place of the executor's `run`."""
+        self._execute = execute
 
     def allocate_snapshot(self, values: Iterable[Value]) -> HostCopy:
         """Allocate the host memory into which `snapshot` copies these params and states. Call once, before `start`.

@@ -1,0 +1,68 @@
+"""The rows that `compare.py` measures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+MODELS = Path(__file__).parent / "models"
+
+BF16 = ("model_dtype=bf16", "master_dtype=bf16", "param_grad_dtype=bf16", "optimizer_state_dtype=bf16")
+"""Full training in bf16: weights, gradients and both moments."""
+
+LORA = ("model_dtype=bf16",)
+
+FLOOR_GPU = "NVIDIA H200"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A configuration: `accumulate` micro-steps of `batch` rows of `seq_len` tokens, one document a row.
+
+    lora: rank 16, alpha 32, beside all seven linear layers; else full training. floor: tokens/s of the in-step floor on
+    FLOOR_GPU, that is, if each op took the best time that it reaches inside a step at the power limit (measured on
+    2026-11-20): products and attention at their sustained rates, element-wise traffic at 4.2 TB/s, and the optimizer.
+    For LoRA without the work of the adapters.
+    """
+
+    name: str
+    model: str
+    batch: int
+    seq_len: int
+    accumulate: int
+    lora: bool = False
+    floor: float | None = None
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Config keys of our side. Attention may add in any order, as on the other side."""
+        return (*(LORA if self.lora else BF16), "deterministic=false")
+
+
+ROWS = (
+    Row("lora-qwen3-0.6b", "qwen3-0.6b", 2, 2048, 4, lora=True, floor=145e3),
+    Row("lora-qwen3-1.7b", "qwen3-1.7b", 2, 2048, 4, lora=True, floor=67.7e3),
+    Row("lora-qwen3-4b", "qwen3-4b", 2, 2048, 4, lora=True, floor=30.4e3),
+    Row("lora-qwen3-8b", "qwen3-8b", 2, 2048, 4, lora=True, floor=18.5e3),
+    Row("full-qwen2.5-0.5b", "qwen2.5-0.5b", 32, 1024, 4, floor=166e3),
+    Row("full-qwen2.5-1.5b", "qwen2.5-1.5b", 32, 1024, 2, floor=60.9e3),
+    Row("full-qwen2.5-7b", "qwen2.5-7b", 8, 1024, 4, floor=14.8e3),
+    Row("full-llama-3.2-1b", "llama-3.2-1b", 32, 1024, 2, floor=77.1e3),
+    Row("full-qwen3-0.6b", "qwen3-0.6b", 16, 2048, 2, floor=120e3),
+    Row("full-qwen3-8b", "qwen3-8b", 4, 2048, 4, floor=13.1e3),
+)
+
+
+def chosen(patterns: list[str]) -> list[Row]:
+    """Return the rows whose name matches one of `patterns` ("lora-*"), in the order of the patterns; none: all rows.
+
+    Raises ValueError for a pattern that matches none.
+    """
+    found: dict[Row, None] = {}
+    for pattern in patterns or ["*"]:
+        rows = [row for row in ROWS if fnmatch(row.name, pattern)]
+        if not rows:
+            raise ValueError(f"no row is named {pattern}. Rows: {', '.join(row.name for row in ROWS)}")
+        found.update(dict.fromkeys(rows))
+    return list(found)

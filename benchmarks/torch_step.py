@@ -1,0 +1,283 @@
+"""Time and memory of the same training step in PyTorch, made as fast as PyTorch makes it without writing kernels.
+
+    python benchmarks/torch_step.py --model benchmarks/models/qwen3-0.6b --seq-len 2048 --batch 16 --accumulate 2
+    python benchmarks/torch_step.py --model benchmarks/models/qwen3-0.6b --seq-len 2048 --batch 2 --accumulate 4 --lora
+
+The model of transformers with random weights in bf16: torch.compile of each layer, cuDNN attention without a mask, a
+compiled cross-entropy that includes the LM head, fused AdamW with bf16 states, clipping of the gradient. With `--lora`
+all but the adapters is frozen: PEFT's layers of rank 16 beside the seven linear layers of a block, or the same layers
+written out below if PEFT is missing. Then the step is timed twice, as it is and with forward and backward captured as a
+CUDA graph, which helps where launches take longer than kernels. The faster one is reported. Prints one line of JSON.
+On a CPU nothing is compiled, because that takes minutes: there the script only shows that it works.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+WARM_UP = 3
+DISTINCT_BATCHES = 8
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+RANK, ALPHA = 16, 32
+ATTENTION = "causal_without_mask"
+
+
+def main() -> None:
+    print(json.dumps(measure(parse(sys.argv[1:]))), flush=True)
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="folder with a config.json")
+    parser.add_argument("--seq-len", type=int, default=2048)
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--no-peft", action="store_true", help="the LoRA layers of this file, also where PEFT is there")
+    parser.add_argument("--graph", choices=["auto", "never", "only"], default="auto", help="auto: with --lora, as well")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of timed steps, at most; three are timed anyway")
+    return parser.parse_args(words)
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Time the step as it is and, if asked for, with a captured micro-step. Return the faster one."""
+    on_gpu = torch.cuda.is_available()
+    torch.manual_seed(0)
+    model = build(arguments.model, "cuda" if on_gpu else "cpu")
+    layers = "full"
+    if arguments.lora:
+        layers = add_lora(model, peft_wanted=not arguments.no_peft)
+    step = Step.of(model, arguments, compiled=on_gpu)
+    graph = on_gpu and (arguments.graph == "only" or (arguments.graph == "auto" and arguments.lora))
+    found = []
+    if arguments.graph != "only" or not on_gpu:
+        found.append(timed(step.run, arguments) | {"captured": False})
+    if graph:
+        step.capture()
+        found.append(timed(step.run, arguments) | {"captured": True})
+    best = min(found, key=lambda result: float(result["step_ms"]))
+    tokens = arguments.batch * arguments.seq_len * arguments.accumulate
+    return {
+        "model": Path(arguments.model).name,
+        **best,
+        "tokens_per_second": round(tokens / best["step_ms"] * 1000),
+        "other_ms": [result["step_ms"] for result in found if result is not best],
+        "layers": layers,
+        "loss": float(step.loss),
+        "reserved_bytes": torch.cuda.max_memory_reserved() if on_gpu else None,
+        "versions": versions(arguments.lora and layers == "PEFT"),
+    }
+
+
+def build(folder: str, device: str) -> Any:
+    """The model with random weights in bf16, whose attention is cuDNN's causal one on a GPU."""
+    try:
+        import transformers
+        from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    except ImportError as error:
+        sys.exit(f"torch_step.py: transformers is needed ({error}). Install it: pip install 'transformers>=5'.")
+    ALL_ATTENTION_FUNCTIONS[ATTENTION] = attention
+    ALL_MASK_ATTENTION_FUNCTIONS[ATTENTION] = lambda *arguments, **options: None
+    if device == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        torch.backends.cuda.enable_flash_sdp(False)
+        torch.backends.cuda.enable_mem_efficient_sdp(False)
+        torch.backends.cuda.enable_math_sdp(False)
+    config = transformers.AutoConfig.from_pretrained(folder)
+    config.use_cache = False
+    with torch.device(device):
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16, attn_implementation=ATTENTION
+        )
+    wrong = {str(p.dtype) for p in model.parameters()} - {"torch.bfloat16"}
+    if wrong:
+        sys.exit(f"torch_step.py: transformers made weights of {', '.join(wrong)}, expected bf16.")
+    return model.train()
+
+
+def attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float | None = None, **options: Any
+) -> tuple[Tensor, None]:
+    """Every row is one document: causal attention over the whole row."""
+    out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def add_lora(model: Any, peft_wanted: bool) -> str:
+    """Freeze the model and put an adapter beside every linear layer of its blocks. Return whose adapters they are."""
+    try:
+        if not peft_wanted:
+            raise ImportError
+        import peft
+    except ImportError:
+        for p in model.parameters():
+            p.requires_grad_(False)
+        for block in model.model.layers:
+            for parent in list(block.modules()):
+                for name in set(LINEAR) & set(dict(parent.named_children())):
+                    setattr(parent, name, LoraLinear(getattr(parent, name)))
+        found = "written out"
+    else:
+        config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=list(LINEAR), task_type="CAUSAL_LM")
+        peft.get_peft_model(model, config, autocast_adapter_dtype=False)
+        found = "PEFT"
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            p.data = p.data.to(torch.bfloat16)
+            if "lora_B" in name:  # zero at the start of a run only: products of zeros are faster
+                nn.init.normal_(p, std=0.01)
+    return found
+
+
+class LoraLinear(nn.Module):
+    """base(x) + alpha / rank * B A x: what PEFT's layer computes without dropout."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.lora_A = nn.Parameter(torch.empty(RANK, base.in_features, device=base.weight.device))
+        self.lora_B = nn.Parameter(torch.empty(base.out_features, RANK, device=base.weight.device))
+        nn.init.kaiming_uniform_(self.lora_A, a=5**0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + F.linear(F.linear(x, self.lora_A), self.lora_B) * (ALPHA / RANK)
+
+
+def head_and_loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    logits = F.linear(hidden.reshape(-1, hidden.shape[-1]), weight)
+    return F.cross_entropy(logits.float(), labels.reshape(-1))
+
+
+@dataclass
+class Step:
+    """An optimizer step.
+
+    inputs, labels: [DISTINCT_BATCHES, batch, seq_len]. graph: a captured micro-step, which reads `place`.
+    """
+
+    model: Any
+    loss_function: Callable[[Tensor, Tensor, Tensor], Tensor]
+    optimizer: torch.optim.Optimizer
+    inputs: Tensor
+    labels: Tensor
+    accumulate: int
+    params: list[Tensor] = field(default_factory=list)
+    graph: torch.cuda.CUDAGraph | None = None
+    place: tuple[Tensor, Tensor] | None = None
+    graph_loss: Tensor | None = None
+    loss: Tensor | float = 0.0
+
+    @classmethod
+    def of(cls, model: Any, arguments: argparse.Namespace, compiled: bool) -> Step:
+        params = [p for p in model.parameters() if p.requires_grad]
+        device = params[0].device
+        shape = (DISTINCT_BATCHES, arguments.batch, arguments.seq_len + 1)
+        tokens = torch.randint(0, model.config.vocab_size, shape, device=device)
+        if compiled:
+            torch._dynamo.config.cache_size_limit = 64
+            for layer in model.model.layers:
+                layer.compile(dynamic=False)
+        return cls(
+            model=model,
+            loss_function=torch.compile(head_and_loss, dynamic=False) if compiled else head_and_loss,
+            optimizer=torch.optim.AdamW(params, lr=1e-5, betas=(0.9, 0.999), weight_decay=0.1, fused=True),
+            inputs=tokens[:, :, :-1].contiguous(),
+            labels=tokens[:, :, 1:].contiguous(),
+            accumulate=arguments.accumulate,
+            params=params,
+        )
+
+    def run(self) -> None:
+        """Enqueue the step."""
+        loss: Tensor | float = 0.0
+        for i in range(self.accumulate):
+            loss = loss + self._micro_step(self.inputs[i % DISTINCT_BATCHES], self.labels[i % DISTINCT_BATCHES])
+        torch.nn.utils.clip_grad_norm_(self.params, 1.0, foreach=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=self.graph is None)
+        self.loss = loss
+
+    def capture(self) -> None:
+        """Capture a micro-step, which writes into gradients that stay where they are from now on."""
+        torch.cuda.empty_cache()
+        self.place = self.inputs[0].clone(), self.labels[0].clone()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self._forward_backward(*self.place)
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.graph_loss = self._forward_backward(*self.place)
+        self.optimizer.zero_grad(set_to_none=False)
+        self.graph = graph
+
+    def _micro_step(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        if self.graph is None or self.place is None or self.graph_loss is None:
+            return self._forward_backward(inputs, labels)
+        self.place[0].copy_(inputs)
+        self.place[1].copy_(labels)
+        self.graph.replay()
+        return self.graph_loss.clone()
+
+    def _forward_backward(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        hidden = self.model.model(input_ids=inputs, use_cache=False).last_hidden_state
+        loss = self.loss_function(hidden, self.model.lm_head.weight, labels) / self.accumulate
+        loss.backward()
+        return loss.detach()
+
+
+def timed(step: Callable[[], None], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Milliseconds of the median step and of all, and when timing began and ended (`time.time`)."""
+    times: list[float] = []
+    window = [0.0, 0.0]
+    while len(times) < WARM_UP + arguments.steps:
+        if len(times) == WARM_UP:
+            window[0] = time.time()
+        if len(times) >= WARM_UP + 3 and sum(times[WARM_UP:]) > 1000 * arguments.seconds:
+            break
+        began = time.perf_counter()
+        step()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        times.append((time.perf_counter() - began) * 1000)
+    window[1] = time.time()
+    times = times[WARM_UP:]
+    return {"step_ms": round(statistics.median(times), 3), "all_ms": [round(t, 3) for t in times], "window": window}
+
+
+def versions(with_peft: bool) -> str:
+    import transformers
+
+    found = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    if with_peft:
+        import peft
+
+        found += f", peft {peft.__version__}"
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""`surogate profile`: the run's own step, op by op, as a table, as JSON and as a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..config.load import Mode
+from ..errors import ConfigError
+from ..profiling import Group, StepProfile, profile
+from ..profiling.picture import draw
+from ..profiling.table import lines
+from .render import print_warning
+
+PICTURE_SUFFIX = ".png"
+
+
+def profile_command(
+    config: Path,
+    overrides: list[str],
+    *,
+    steps: int,
+    top: int,
+    json_file: Path | None,
+    picture: Path | None,
+    random_tokens: bool,
+    random_weights: bool,
+    mode: Mode = "train",
+) -> int:
+    """Print the profile, and write it to `json_file` and `picture` if given. Returns 0.
+
+    Raises ConfigError for a file that cannot be written, before anything is measured.
+    """
+    if picture is not None and picture.suffix != PICTURE_SUFFIX:
+        raise ConfigError(f"--picture: {picture}: the picture is a PNG. Give a name that ends in {PICTURE_SUFFIX}.")
+    _check_writable("--json", json_file)
+    _check_writable("--picture", picture)
+    measured = profile(
+        config,
+        overrides,
+        steps=steps,
+        use_random_tokens=random_tokens,
+        use_random_weights=random_weights,
+        mode=mode,
+        notice=print_warning,
+    )
+    print("\n".join(lines(measured, top)))
+    if json_file is not None:
+        _write(json_file, (json.dumps(to_json(measured), indent=1) + "\n").encode(), "--json")
+    if picture is not None:
+        _write(picture, draw(measured), "--picture")
+    return 0
+
+
+def to_json(measured: StepProfile) -> dict[str, Any]:
+    """The profile as data: the contract of `surogate profile --json`. Figures are sums over a step."""
+    device = measured.device
+    return {
+        "model": measured.model,
+        "recipe": measured.recipe,
+        "device": {
+            "name": device.name,
+            "title": device.title,
+            "bandwidth": device.bandwidth,
+            "flops": dict(device.flops),
+            "source": device.source,
+        },
+        "weights": measured.weights,
+        "batches": measured.batches,
+        "method": measured.method,
+        "event_seconds": measured.event_seconds,
+        "step": {
+            "seconds": measured.seconds,
+            "all_seconds": list(measured.steps),
+            "ops_seconds": measured.total.seconds,
+            "gaps_seconds": measured.gaps,
+            "planned_seconds": measured.planned_seconds,
+            "tokens": measured.tokens,
+            "tokens_per_second": measured.tokens / measured.seconds,
+        },
+        "programs": [{"program": group.ops[0].program, **_figures(group)} for group in measured.by_program()],
+        "kinds": [{"kind": group.kind, **_figures(group)} for group in measured.by_kind()],
+        "ops": [
+            {
+                "program": timed.program,
+                "index": timed.index,
+                "kind": timed.op.kind,
+                "phase": timed.op.phase,
+                "block": timed.op.block if timed.op.block >= 0 else None,
+                "ins": [repr(value) for value in timed.op.ins],
+                "outs": [repr(value) for value in timed.op.outs],
+                "accumulates": bool(timed.op.accumulate),
+                **_figures(Group((timed,), device)),
+            }
+            for timed in measured.ops
+        ],
+    }
+
+
+def _figures(group: Group) -> dict[str, float]:
+    return {
+        "calls": group.calls,
+        "seconds": group.seconds,
+        "bytes": group.bytes,
+        "flops": group.flops,
+        "bandwidth_share": group.bandwidth_share,
+        "peak_share": group.peak_share,
+        "planned_seconds": group.planned_seconds,
+    }
+
+
+def _check_writable(option: str, path: Path | None) -> None:
+    if path is None:
+        return
+    if path.is_dir():
+        raise ConfigError(f"{option}: {path} is a directory. Give the name of a file.")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"{option}: the directory {path.parent} does not exist. Make it, or give another path.")
+
+
+def _write(path: Path, content: bytes, option: str) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise ConfigError(f"{option}: {path} cannot be written: {error.strerror}.") from None

@@ -1,0 +1,112 @@
+"""`surogate profile`: times the steps of a run op by op, on the device that the run would use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from .. import run
+from ..config.load import Mode
+from ..config.schema import TrainConfig
+from ..errors import ConfigError
+from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES
+from ..memory.cost import arithmetic_rate, op_cost
+from ..planning.inputs import PlanInputs
+from ..planning.plan import Plan, plan_run
+from ..planning.run import Run
+from .batches import Batches, from_data, random_tokens
+from .step_profile import Group, OpTime, StepProfile
+
+if TYPE_CHECKING:
+    from .measure import Times
+
+__all__ = ["Group", "OpTime", "StepProfile", "profile"]
+
+DEFAULT_STEPS = 5
+
+
+def profile(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    steps: int = DEFAULT_STEPS,
+    use_random_tokens: bool = False,
+    use_random_weights: bool = False,
+    mode: Mode = "train",
+    notice: Callable[[str], None] = print,
+) -> StepProfile:
+    """Time the steps of the run that a YAML file describes, whole and op by op, on one device of this machine.
+
+    Measures `steps` steps on the first batches of the run's data, or on random tokens if the config names no data or
+    `use_random_tokens` is set. `use_random_weights` draws the weights instead of reading the checkpoint. Writes
+    nothing but the token cache. `mode` is the verb whose defaults the run takes. Raises ConfigError for a run that
+    cannot start here.
+    """
+    os.environ.setdefault("GOMP_SPINCOUNT", run.OPENMP_SPINS)  # read when torch is imported
+    loaded = run.load(path, [*overrides, "gpus=1"], mode)
+    config = loaded.config
+    reads_weights = not (config.from_scratch or use_random_weights)
+    has_data = bool(config.datasets) and not use_random_tokens
+    files = [*CONFIG_FILES, *(TOKENIZER_FILES if has_data else ()), *(WEIGHT_FILES if reads_weights else ())]
+    device = run.device_of_torch(run.usable_device())
+    opened = run.open_run(loaded, files)
+    plan = plan_run(opened, device, 1)
+    run.refuse_missing_kernels(config, plan.kernels, device, notice)
+    run.refuse_unless_it_fits(opened, plan)
+    batches = from_data(run.tokenize(loaded, notice), config, steps) if has_data else random_tokens(plan.inputs, steps)
+    if not any(batch.valid_tokens for batch in batches.steps):
+        raise ConfigError("datasets: no token of the profiled steps has a label. Use --random-tokens.")
+    times = _measure(opened, plan, batches, use_random_weights, notice)
+    return StepProfile(
+        model=config.model,
+        recipe=_recipe(config, plan.inputs),
+        device=plan.report.device,
+        weights="of the checkpoint" if reads_weights else "random",
+        batches=batches.source,
+        method=times.method,
+        steps=times.steps,
+        tokens=batches.tokens_per_step,
+        planned_seconds=plan.report.step.seconds,
+        event_seconds=times.event_seconds,
+        ops=tuple(_op_times(plan, times)),
+    )
+
+
+def _measure(opened: Run, plan: Plan, batches: Batches, random_weights: bool, notice: Callable[[str], None]) -> Times:
+    from ..runtime.worker import Worker
+    from .measure import measure
+    from .weights import fill
+
+    worker = run.make_worker(opened, plan, notice=notice)
+    assert isinstance(worker, Worker)  # one device
+    try:
+        fill(opened, plan.assembly, worker, random=random_weights)
+        worker.start(graphs=opened.config.use_cuda_graphs)
+        return measure(worker, batches.steps)
+    finally:
+        worker.close()
+
+
+def _op_times(plan: Plan, times: Times) -> list[OpTime]:
+    """The ops that ran, by program and in its order."""
+    definitions, device = plan.inputs.ops, plan.report.device
+    found = []
+    for name, program in plan.assembly.all_programs.items():
+        for index, op in enumerate(program.ops):
+            if (name, index) not in times.ops:
+                continue
+            calls = times.ops[name, index]
+            cost, rate = op_cost(op, definitions[op.kind], device), arithmetic_rate(op, device)
+            found.append(OpTime(name, index, op, len(calls) / len(times.steps), fmean(calls), cost, rate))
+    return found
+
+
+def _recipe(config: TrainConfig, given: PlanInputs) -> str:
+    adapters = "".join(f", adapter {adapter.name}" for adapter, _ in given.adapters)
+    return (
+        f"{config.recipe}, model {given.precision.model}, products {given.precision.matmul}, "
+        f"optimizer {config.optimizer}{adapters}"
+    )

@@ -1,0 +1,71 @@
+"""The batches of a profile: the first steps of the run's data, or random tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..config.schema import TrainConfig
+from ..data.corpora import Corpora
+from ..data.loader import NO_LABEL, Loader, MicroBatch, StepBatch
+from ..planning.inputs import PlanInputs
+
+
+@dataclass(frozen=True)
+class Batches:
+    """One batch for each step. source: where the tokens come from, in words."""
+
+    steps: tuple[StepBatch, ...]
+    source: str
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean positions of a step, padding excluded."""
+        return sum(batch.tokens for batch in self.steps) / len(self.steps)
+
+
+def from_data(data: Corpora, config: TrainConfig, count: int) -> Batches:
+    """Return the batches of the first `count` steps of the run."""
+    micro_steps = config.gradient_accumulation_steps
+    rows = config.per_device_train_batch_size
+    loader = Loader(data.train, rows, micro_steps, config.train_seed, data.tokenizer.padding_id)
+    steps = tuple(loader.step(index) for index in range(count))
+    return Batches(
+        steps, f"{micro_steps} x {rows} x {config.sequence_len} of the run's data, {_labels(steps):.0%} with a label"
+    )
+
+
+def random_tokens(inputs: PlanInputs, count: int) -> Batches:
+    """Return `count` steps of random tokens: one document a row, every token but the last with a label."""
+    micro_steps = inputs.grad_accum_steps
+    steps = []
+    for index in range(count):
+        first = index * micro_steps
+        micro = [random_batch(inputs, seed=first + i) for i in range(micro_steps)]
+        steps.append(StepBatch(micro, sum(b.n_tokens for b in micro), sum(b.n_valid for b in micro), epoch=0.0))
+    return Batches(
+        tuple(steps), f"{micro_steps} x {inputs.batch_size} x {inputs.seq_len} random tokens, one document a row"
+    )
+
+
+def random_batch(inputs: PlanInputs, documents: int = 1, labelled: float = 1.0, seed: int = 1) -> MicroBatch:
+    """Return a micro-batch of random tokens.
+
+    documents: of equal length in each row; must divide the row's length. labelled: share of each document's tokens that
+    have a label, from its first token on.
+    """
+    total, length = inputs.tokens, inputs.seq_len // documents
+    tokens = np.random.default_rng(seed).integers(0, inputs.dims.vocab_size, total, dtype=np.int32)
+    starts = np.arange(0, total, length, dtype=np.int32)
+    offsets = np.full(inputs.max_documents + 1, total, np.int32)
+    offsets[: len(starts)] = starts
+    positions = np.tile(np.arange(length, dtype=np.int32), len(starts))
+    targets = np.where(positions < min(labelled * length, length - 1), np.roll(tokens, -1), NO_LABEL).astype(np.int32)
+    return MicroBatch(tokens, targets, positions, offsets, total, int((targets >= 0).sum()))
+
+
+def _labels(steps: tuple[StepBatch, ...]) -> float:
+    """Share of the positions, padding included, that have a label."""
+    positions = sum(len(micro.tokens) for batch in steps for micro in batch.micro)
+    return sum(batch.valid_tokens for batch in steps) / positions

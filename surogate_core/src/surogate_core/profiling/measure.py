@@ -1,0 +1,198 @@
+"""Times a worker's steps, whole and op by op.
+
+Every op is timed where it stands in the step, once a step. So it runs on the step's own values, with the caches and
+clocks that the ops before it leave. Nothing is repeated: an op that adds to its output does so once, as in training.
+The learning rate is 0, which leaves the weights as they are.
+
+On a GPU the programs run as CUDA graphs with an event between any two ops. The same steps also run without events. They
+give the time of a step, and the time that an event adds on average, which is subtracted from every op. Programs that
+are not captured (`use_cuda_graphs: false`, or an op without a compiled kernel) are timed with events between eager
+launches. There an op that is shorter than its launch is reported with the time of the launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+
+from ..data.loader import StepBatch
+from ..runtime.cuda import CudaExecutor
+from ..runtime.executor import Executor
+from ..runtime.readings import Reading
+from ..runtime.worker import Execute, Worker
+
+WARM_UP_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Times:
+    """What `measure` found.
+
+    steps: seconds of each step. ops: (name of the program, index of the op) -> seconds of every call in those steps.
+    event_seconds: subtracted from every call for the event after it. method: in words.
+    """
+
+    steps: tuple[float, ...]
+    ops: Mapping[tuple[str, int], Sequence[float]]
+    event_seconds: float
+    method: str
+
+
+def measure(worker: Worker, batches: Sequence[StepBatch]) -> Times:
+    """Time one step for each of `batches`. `worker` must be started."""
+    executor = worker.executor
+    if isinstance(executor, CudaExecutor) and executor.captured:
+        return _measure_graphs(worker, executor, batches)
+    return _measure_eager(worker, executor, batches)
+
+
+def _measure_graphs(worker: Worker, executor: CudaExecutor, batches: Sequence[StepBatch]) -> Times:
+    clock = StreamClock(executor.stream)
+    runs: list[tuple[Any, Any]] = []
+
+    def run_whole(program: str, labels: int | None) -> None:
+        start = clock.now()
+        executor.run(program, labels)
+        runs.append((start, clock.now()))
+
+    steps = _time_steps(worker, batches, clock, run_whole, runs.clear)
+    graphs = GraphsWithEvents(executor, clock)
+    _time_steps(worker, batches, clock, graphs.run, graphs.calls.clear)
+    count = sum(map(len, graphs.calls.values()))
+    added = sum(map(sum, graphs.calls.values())) - sum(clock.seconds(*run) for run in runs)
+    event_seconds = max(added, 0.0) / max(count, 1)
+    ops = {key: [max(s - event_seconds, 0.0) for s in seconds] for key, seconds in graphs.calls.items()}
+    return Times(steps, ops, event_seconds, "CUDA graphs with an event between ops")
+
+
+def _measure_eager(worker: Worker, executor: Executor, batches: Sequence[StepBatch]) -> Times:
+    on_gpu = isinstance(executor, CudaExecutor)
+    clock: Clock = StreamClock(executor.stream) if isinstance(executor, CudaExecutor) else HostClock()
+    runs: list[tuple[str, list[Any]]] = []
+
+    def run_by_op(program: str, labels: int | None) -> None:
+        runs.append((program, walk(executor, clock, program, labels)))
+
+    steps = _time_steps(worker, batches, clock, run_by_op, runs.clear)
+    ops: dict[tuple[str, int], list[float]] = {}
+    for program, moments in runs:
+        _record(ops, program, moments, clock)
+    return Times(steps, ops, 0.0, "events between eager launches" if on_gpu else "each op by the host's clock")
+
+
+def _time_steps(
+    worker: Worker, batches: Sequence[StepBatch], clock: Clock, execute: Execute, forget: Callable[[], None]
+) -> tuple[float, ...]:
+    """Return the seconds of a step for each of `batches`, whose programs `execute` runs.
+
+    Calls `forget` between the warm-up and the steps. On a GPU the steps are queued behind the warm-up without waiting,
+    as in training, so the GPU does not wait for the host.
+    """
+    worker.execute_by(execute)
+    for index in range(WARM_UP_STEPS):
+        take_step(worker, batches[index % len(batches)])
+    forget()
+    moments = [clock.now()]
+    for batch in batches:
+        take_step(worker, batch)
+        moments.append(clock.now())
+    worker.settle()
+    worker.execute_by(worker.executor.run)
+    return tuple(clock.seconds(*pair) for pair in pairwise(moments))
+
+
+def take_step(worker: Worker, batch: StepBatch) -> Reading:
+    """Run an optimizer step whose learning rate is 0."""
+    scale, count = 1 / max(batch.valid_tokens, 1), len(batch.micro)
+    for index, micro in enumerate(batch.micro):
+        worker.micro_step(micro, first=index == 0, last=index == count - 1, loss_scale=scale, index=index)
+    return worker.update(lr=0.0, step=1)
+
+
+def walk(executor: Executor, clock: Clock, program: str, labels: int | None) -> list[Any]:
+    """Run `program` op by op. Returns the moments at its start and after every op."""
+    moments = [clock.now()]
+    executor.walk(program, lambda index: moments.append(clock.now()), labels)
+    return moments
+
+
+def _record(calls: dict[tuple[str, int], list[float]], program: str, moments: list[Any], clock: Clock) -> None:
+    for index, pair in enumerate(pairwise(moments)):
+        calls.setdefault((program, index), []).append(clock.seconds(*pair))
+
+
+class Clock(Protocol):
+    """Moments of the device that runs the ops."""
+
+    def now(self) -> Any:
+        """The moment at which the work enqueued so far is done."""
+        ...
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Seconds between two moments that have passed."""
+        ...
+
+
+class HostClock:
+    """The clock of the processor that runs the ops."""
+
+    def now(self) -> float:
+        return perf_counter()
+
+    def seconds(self, start: float, end: float) -> float:
+        return end - start
+
+
+class StreamClock:
+    """Events on a CUDA stream. Inside a capture they become nodes of the graph, which every replay records."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+
+    def now(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True, external=torch.cuda.is_current_stream_capturing())
+        event.record(self._stream)
+        return event
+
+    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        return float(start.elapsed_time(end)) / 1000
+
+
+class GraphsWithEvents:
+    """Runs programs as CUDA graphs with an event between any two ops. calls: as `Times.ops`, events included.
+
+    A graph is captured when its program first runs, for each number of graph segments that batches need.
+    """
+
+    def __init__(self, executor: CudaExecutor, clock: StreamClock) -> None:
+        self.calls: dict[tuple[str, int], list[float]] = {}
+        self._executor = executor
+        self._clock = clock
+        self._graphs: dict[tuple[str, int], tuple[torch.cuda.CUDAGraph, list[torch.cuda.Event]]] = {}
+
+    def run(self, program: str, labels: int | None) -> None:
+        """Run `program` and wait for it: the next replay of its graph records the same events."""
+        executor = self._executor
+        with torch.cuda.stream(executor.stream):
+            if program in executor.captured:
+                graph, events = self._graph(program, labels)
+                graph.replay()
+            else:
+                events = walk(executor, self._clock, program, labels)
+        executor.stream.synchronize()
+        _record(self.calls, program, events, self._clock)
+
+    def _graph(self, program: str, labels: int | None) -> tuple[torch.cuda.CUDAGraph, list[torch.cuda.Event]]:
+        key = program, self._executor.segments_needed(program, labels)
+        if key not in self._graphs:
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(capture_error_mode="thread_local")
+            events = walk(self._executor, self._clock, program, labels)
+            graph.capture_end()
+            self._graphs[key] = graph, events
+        return self._graphs[key]

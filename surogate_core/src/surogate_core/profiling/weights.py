@@ -1,0 +1,35 @@
+"""The weights of a profile: those that the run starts from, or random ones. The profile never changes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from .. import run
+from ..planning.assembly import Assembly
+from ..planning.run import Run
+
+if TYPE_CHECKING:
+    from ..runtime.worker import Worker
+
+ADAPTER_STD = 0.01
+
+
+def fill(opened: Run, assembly: Assembly, worker: Worker, *, random: bool) -> None:
+    """Fill params and states. With `random`, draw all params and read no checkpoint.
+
+    Adapter matrices that start at zero are drawn: they are zero in a run's first step only, and a GPU multiplies zeros
+    faster than other numbers, because it needs less power.
+    """
+    from ..runtime.initialise import initialise
+
+    config = opened.config
+    view = worker.buffers.persistent
+    if random:
+        initialise((v for v in assembly.declared if v.init), view, config.train_seed)
+    else:
+        run.fill_weights(opened, assembly, worker)
+    if opened.adapter is not None and config.adapter_path is None:
+        zeros = {v.name: v for v in assembly.trainable if v.init and not view(v).any()}
+        drawn = [replace(v, init=replace(v.init, kind="normal", std=ADAPTER_STD)) for v in zeros.values() if v.init]
+        initialise(drawn, lambda v: view(zeros[v.name]), config.train_seed)

@@ -1,0 +1,158 @@
+"""The harness of benchmarks/: both sides take a step of the same size, and a row is the two of them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TINY = str(ROOT / "examples/tiny-qwen3")
+SIZES = ["--model", TINY, "--seq-len", "32", "--batch", "2", "--accumulate", "2", "--steps", "3", "--seconds", "0.1"]
+
+
+@pytest.fixture
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Import a module of benchmarks/ by its name."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+
+    def load(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    return load
+
+
+def test_our_side_times_steps_with_accumulation(benchmarks: Any) -> None:
+    step = benchmarks("step")
+    arguments = step.parse([*SIZES, "--set", "model_dtype=bf16"])
+    result = step.measure(arguments, 2)
+    assert len(result["all_ms"]) == 3
+    assert result["tokens_per_second"] == round(2 * 2 * 32 / result["step_ms"] * 1000)
+    assert result["loss"] > 0 and result["planned_bytes"] > 0 and result["window"][0] < result["window"][1]
+
+
+def test_our_side_trains_an_adapter_on_random_weights(benchmarks: Any) -> None:
+    step = benchmarks("step")
+    result = step.measure(step.parse([*SIZES, "--lora", "--set", "model_dtype=bf16"]), 2)
+    assert result["lora"] and result["loss"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "layers"), [([], "full"), (["--lora", "--no-peft"], "written out"), (["--lora"], "PEFT")]
+)
+def test_the_other_side_times_the_same_step(benchmarks: Any, options: list[str], layers: str) -> None:
+    if layers == "PEFT":
+        pytest.importorskip("peft")
+    torch_step = benchmarks("torch_step")
+    result = torch_step.measure(torch_step.parse([*SIZES, *options]))
+    assert (result["layers"], result["captured"]) == (layers, False)
+    assert result["tokens_per_second"] == round(2 * 2 * 32 / result["step_ms"] * 1000)
+    assert result["loss"] == pytest.approx(7.6, abs=0.5)  # random weights: about log of the vocabulary
+
+
+@pytest.mark.slow
+def test_the_written_out_adapter_computes_what_pefts_does(benchmarks: Any) -> None:
+    peft = pytest.importorskip("peft")
+    import torch
+
+    torch_step = benchmarks("torch_step")
+    base = torch.nn.Linear(8, 6, bias=False)
+    ours = torch_step.LoraLinear(base)
+    parent = torch.nn.Sequential(torch.nn.Linear(8, 6, bias=False))
+    config = peft.LoraConfig(r=torch_step.RANK, lora_alpha=torch_step.ALPHA, target_modules=["0"])
+    theirs = peft.get_peft_model(parent, config).base_model.model[0]
+    torch.nn.init.normal_(ours.lora_B)
+    with torch.no_grad():
+        theirs.base_layer.weight.copy_(base.weight)
+        theirs.lora_A["default"].weight.copy_(ours.lora_A)
+        theirs.lora_B["default"].weight.copy_(ours.lora_B)
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+@pytest.mark.slow
+def test_a_row_is_written_with_both_sides_and_what_failed_is_said(tmp_path: Path) -> None:
+    """The whole command. The models' folder holds tiny models under the names that two rows ask for."""
+    models = tmp_path / "models"
+    models.mkdir()
+    (models / "qwen3-0.6b").symlink_to(TINY)
+    small = (
+        "import sys, compare, rows; rows.ROWS = (rows.Row('lora-tiny', 'qwen3-0.6b', 1, 32, 2, lora=True, floor=1e3),"
+        " rows.Row('full-absent', 'absent', 1, 32, 1)); sys.argv[0] = 'compare.py'; compare.main()"
+    )
+    words = [sys.executable, "-c", small, "--models", str(models), "--timed", "0.1", "--seconds", "900"]
+    done = subprocess.run(
+        [*words, "--out", str(tmp_path / "rows.jsonl")],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "benchmarks"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    first, second = map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines())
+    assert first["ratio"] == pytest.approx(
+        first["ours"]["tokens_per_second"] / first["torch"]["tokens_per_second"], abs=1e-3
+    )
+    assert first["share_of_floor"] is None  # the floor is that of another device
+    assert second["ratio"] is None and "absent" in second["ours"]["error"] and second["torch"]["error"]
+    assert "lora-tiny" in done.stdout and "  ours: " in done.stdout
+
+
+def test_a_side_that_takes_too_long_is_ended(benchmarks: Any) -> None:
+    compare = benchmarks("compare")
+    result = compare.measure_side([sys.executable, "-c", "import time; time.sleep(600)"], 0.5, None)
+    assert result == {"error": "not done after 0 s, what --seconds left"}
+    assert "error" in compare.measure_side(["true"], -1.0, None)
+
+
+def test_ratio_floor_and_plan_follow_from_the_two_sides(benchmarks: Any) -> None:
+    compare, rows = benchmarks("compare"), benchmarks("rows")
+    row = rows.Row("r", "m", 1, 32, 1, floor=200.0)
+    ours = {"tokens_per_second": 150, "gpu": rows.FLOOR_GPU, "planned_ms": 9.0, "step_ms": 10.0}
+    found = compare.summarise(row, ours, {"tokens_per_second": 100, "captured": True})
+    assert (found["ratio"], found["share_of_floor"], found["planned_share"]) == (1.5, 0.75, 0.9)
+    assert "1.500" in compare.line(found) and "100g" in compare.line(found)
+    assert compare.summarise(row, {}, {"tokens_per_second": 100})["ratio"] is None
+    assert len(compare.HEADINGS) == len(compare.line(found))
+
+
+def test_samples_are_averaged_over_the_timed_steps_alone(benchmarks: Any) -> None:
+    card = benchmarks("card")
+    taken = [card.Sample(float(t), 1000.0 + t, 100.0 * t, (10 + t) << 20) for t in range(5)]
+    samples = card.Samples(taken)
+    assert samples.during(2, 3) == {"clock_mhz": 1002, "watts": 250, "process_bytes": 3 << 20}
+    assert samples.during(9, 10) == {"clock_mhz": None, "watts": None, "process_bytes": None}
+    with card.sampling(None) as none:
+        assert none.during(0, 1)["watts"] is None
+
+
+def test_rows_are_chosen_by_pattern_and_their_models_exist(benchmarks: Any) -> None:
+    rows = benchmarks("rows")
+    assert [row.name for row in rows.chosen(["lora-*-8b", "full-llama*"])] == ["lora-qwen3-8b", "full-llama-3.2-1b"]
+    assert len(rows.chosen([])) == len(rows.ROWS) == 10
+    with pytest.raises(ValueError, match="no row is named nothing"):
+        rows.chosen(["nothing"])
+    assert all((rows.MODELS / row.model / "config.json").exists() for row in rows.ROWS)
+
+
+def test_every_row_can_be_planned_and_fits_an_h200(benchmarks: Any) -> None:
+    from surogate_core import run
+    from surogate_core.config.load import load_config
+    from surogate_core.plugins.discovery import load_registry
+
+    rows = benchmarks("rows")
+    for row in rows.ROWS:
+        raw = {"model": str(rows.MODELS / row.model), "from_scratch": not row.lora, "lora": row.lora}
+        raw |= {"sequence_len": row.seq_len, "per_device_train_batch_size": row.batch, "sample_packing": False}
+        raw |= {"gradient_accumulation_steps": row.accumulate, **dict(s.split("=") for s in row.settings)}
+        plan = run.plan(load_config(raw, registry=load_registry(), source=row.name), "h200")
+        assert plan.report.fits, row.name
