@@ -61,7 +61,7 @@ def test_merge_replaces_nothing_unless_told_to(based: Workplace, adapter: Path) 
         shutil.copy(based.root / "model" / name, output / name)
     (output / "pytorch_model.bin").write_text("older")
     before = {path.name: path.read_bytes() for path in output.iterdir()}
-    with pytest.raises(ConfigError, match=r"merged: is not empty, it holds config\.json, .* --overwrite, which sets"):
+    with pytest.raises(ConfigError, match=r"merged: is not empty: it holds config\.json, .* --overwrite, which sets"):
         run.merge(adapter, output)
     assert {path.name: path.read_bytes() for path in output.iterdir()} == before
     run.merge(adapter, output, overwrite=True)
@@ -92,7 +92,7 @@ def test_merge_takes_a_new_folder_an_empty_one_and_what_a_killed_merge_has_left(
 def test_what_is_merged_is_never_set_aside(based: Workplace, adapter: Path) -> None:
     for output in (based.root / "model", adapter, based.root):  # the base, the adapter, and the parent of the latter
         before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
-        with pytest.raises(ConfigError, match=r"is read, and would be set aside"):
+        with pytest.raises(ConfigError, match=r"is an input, but would be set aside"):
             run.merge(adapter, output, overwrite=True)
         assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
 
@@ -120,7 +120,7 @@ RANKS = {"lora_rank_pattern": {"q_proj": 1}}
 def test_vllm_is_given_what_it_can_serve(based: Workplace, options: dict[str, Any], merge: bool) -> None:
     """It refuses adapters with whole modules, and would scale one with patterns wrongly."""
     keys = {"lora": True, "from_scratch": None, "merge_adapter": merge}
-    found = load_commands(run.plan(run.load(based.write(**keys, **options)), cpu()))
+    found = load_commands(run.open_run(run.load(based.write(**keys, **options))))
     lines = [line for program, line in found if program == "vLLM"]
     adapter, merged = based.out / "adapter", based.out / "merged"
     if options is PLAIN:

@@ -1,4 +1,4 @@
-"""Damaged checkpoints: a run goes on from one, or refuses it with a message. With hashes that still fit, too."""
+"""Damaged checkpoints, also with matching hashes: a run resumes from them or refuses them with a message."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from fuzzing.mutate import both_sides, of_file, refused, seeds
 
 from surogate_core import run
 from surogate_core.checkpoint.manifest import MANIFEST, hash_file
-from surogate_core.checkpoint.resume import choose
+from surogate_core.checkpoint.resume import choose_checkpoint
 from surogate_core.checkpoint.saved_run import SavedRun
 from surogate_core.memory.devices import cpu
 
 
 @pytest.fixture
 def saved(here: Workplace) -> Iterator[tuple[SavedRun, Path]]:
-    """A run that has stopped after its first step, and a folder of its own for damaged copies of what it saved."""
+    """Return a run that has stopped after its first step, and its checkpoint."""
     config = here.write(max_steps=1, warmup_steps=0, save_steps=1, model_dtype="bf16", master_dtype="fp32")
     run.train(run.load(config), notice=lambda line: None)
     whole = here.out / "step_00000001"
     manifest = json.loads((whole / MANIFEST).read_text())
     opened = run.open_run(run.load(config))
     plan = run.plan(opened, cpu())
-    records = here.out / "metrics.jsonl"
+    metrics = here.out / "metrics.jsonl"
     yield (
-        SavedRun(run=opened, plan=plan, facts=manifest["facts"], versions=manifest["versions"], records=records),
+        SavedRun(run=opened, plan=plan, facts=manifest["facts"], versions=manifest["versions"], metrics=metrics),
         whole,
     )
 
 
 def damage(folder: Path, choice: random.Random) -> None:
-    """One file or two; half of the time the manifest knows their new sizes and hashes."""
+    """Damage one file or two. More often than not, the manifest gets their new sizes and hashes."""
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     for _ in range(choice.choice((1, 1, 2))):
         name = choice.choice((MANIFEST, *names, *(n for n in names if n.endswith("safetensors"))))
@@ -60,11 +60,13 @@ def refusals(saved_run: SavedRun, whole: Path, root: Path, cases: range) -> list
         shutil.rmtree(checkpoints, ignore_errors=True)
         folder = shutil.copytree(whole, checkpoints / whole.name)
         choice = random.Random(seed)
-        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):  # of a manifest damaged already
+        with suppress(
+            OSError, ValueError, LookupError, TypeError, AttributeError
+        ):  # the manifest may be damaged already
             damage(folder, choice)
 
-        def go_on(named: bool = bool(seed % 3), folder: Path = folder) -> None:
-            resumed = choose(checkpoints, True if named else str(folder), "run.yaml", lambda line: None)
+        def resume(named: bool = bool(seed % 3), folder: Path = folder) -> None:
+            resumed = choose_checkpoint(checkpoints, True if named else str(folder), "run.yaml", lambda line: None)
             assert resumed is not None
             saved_run.check(resumed)
             progress = saved_run.restore(resumed, worker)
@@ -72,14 +74,14 @@ def refusals(saved_run: SavedRun, whole: Path, root: Path, cases: range) -> list
             assert all(f"{loss:.3f} {labels:,} {at:,}" for at, loss, labels in progress.evaluations)
             assert progress.loss is None or f"{progress.loss:.3f}"
 
-        outcomes.append(refused(seed, go_on))
+        outcomes.append(refused(seed, resume))
     return outcomes
 
 
-def test_a_damaged_checkpoint_is_gone_on_from_or_refused(saved: tuple[SavedRun, Path], tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_resumed_or_refused(saved: tuple[SavedRun, Path], tmp_path: Path) -> None:
     both_sides(refusals(*saved, tmp_path, seeds(200)))
 
 
 @pytest.mark.slow
-def test_a_much_damaged_checkpoint_is_gone_on_from_or_refused(saved: tuple[SavedRun, Path], tmp_path: Path) -> None:
+def test_many_damaged_checkpoints_are_resumed_or_refused(saved: tuple[SavedRun, Path], tmp_path: Path) -> None:
     both_sides(refusals(*saved, tmp_path, seeds(1500)))
