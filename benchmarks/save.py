@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from surogate_core import run
-from surogate_core.checkpoint import writer as saving
+from surogate_core.checkpoint import writer
 from surogate_core.reporting.metrics import read_metrics
 
 WARM_UP_STEPS = 5
@@ -67,8 +67,8 @@ def measure(arguments: argparse.Namespace, keys: list[str]) -> dict[str, Any]:
             *(f"logging_steps={arguments.steps}", "validation_split_ratio=0", "save_total_limit=2", *arguments.set),
         ]
         held = list[float]()
-        timed(saving.BackgroundSaves, held)
-        timed(saving.ForegroundSaves, held)
+        timed(writer.BackgroundWriter, held)
+        timed(writer.ForegroundWriter, held)
         run.train(run.load(arguments.config, keys), lambda line: told.append((time.time(), line)))
         steps = [record for record in read_metrics(folder / "out/metrics.jsonl") if record["log"] == "step"]
         saves = [(at, line) for at, line in told if line.startswith("saved step_")]

@@ -34,7 +34,7 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_a_checkpoint_gets_its_name_when_complete(tmp_path: Path) -> None:
+def test_a_checkpoint_gets_its_name_only_when_it_is_complete(tmp_path: Path) -> None:
     out = tmp_path / "run"
     seen: list[str] = []
 
@@ -58,7 +58,7 @@ def test_checkpoints_are_listed_by_step(tmp_path: Path) -> None:
     assert list_checkpoints(tmp_path / "absent") == []
 
 
-def test_pruning_never_removes_the_newest(tmp_path: Path) -> None:
+def test_pruning_never_removes_the_newest_checkpoint(tmp_path: Path) -> None:
     for step in (10, 20, 30):
         save_checkpoint(tmp_path, step, writes("x"))
     assert prune_checkpoints(tmp_path, 0) == []
@@ -68,7 +68,7 @@ def test_pruning_never_removes_the_newest(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step_00000030"]
 
 
-def test_the_same_step_is_replaced(tmp_path: Path) -> None:
+def test_a_checkpoint_replaces_an_older_one_of_its_step(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 10, writes("old"))
     path = save_checkpoint(tmp_path, 10, writes("new"))
     assert (path / "config.json").read_text() == "new"
@@ -77,20 +77,20 @@ def test_the_same_step_is_replaced(tmp_path: Path) -> None:
 
 def test_a_full_disk_stops_the_run_and_names_what_is_safe(tmp_path: Path) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with pytest.raises(RunStopped, match="No checkpoint was complete yet"):
+    with pytest.raises(RunStopped, match="No checkpoint is complete yet"):
         save_checkpoint(tmp_path, 10, fails(full))
-    safe = save_checkpoint(tmp_path, 10, writes("whole"))
+    safe = save_checkpoint(tmp_path, 10, writes("complete"))
     with pytest.raises(RunStopped) as stopped:
         save_checkpoint(tmp_path, 20, fails(full))
     assert str(safe) in str(stopped.value)
     assert "step_00000020" in str(stopped.value)
     assert "No space left" in str(stopped.value)
-    assert names(tmp_path) == ["step_00000010"], "the half-written one is gone"
+    assert names(tmp_path) == ["step_00000010"], "the half-written one is removed"
 
 
-def test_a_failed_save_keeps_the_older_one_of_that_step(tmp_path: Path) -> None:
+def test_a_failed_save_keeps_the_older_checkpoint_of_its_step(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 10, writes("old"))
-    for error in (KeyboardInterrupt(), ValueError("a fault of ours")):
+    for error in (KeyboardInterrupt(), ValueError("a bug")):
         with pytest.raises(type(error)):
             save_checkpoint(tmp_path, 10, fails(error))
     assert names(tmp_path) == ["step_00000010"]
@@ -98,7 +98,7 @@ def test_a_failed_save_keeps_the_older_one_of_that_step(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_a_killed_run_are_removed(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, 10, writes("whole"))
+    save_checkpoint(tmp_path, 10, writes("complete"))
     for name in ("step_00000020.partial", "step_00000010.replaced", "step_00000005.removed", ".saving-x"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "part").write_text("x")
@@ -109,7 +109,7 @@ def test_leftovers_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     assert remove_leftovers(tmp_path / "absent") == []
 
 
-def test_a_checkpoint_killed_while_being_replaced_comes_back(tmp_path: Path) -> None:
+def test_a_checkpoint_is_restored_when_the_run_is_killed_while_replacing_it(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 10, writes("old")).rename(tmp_path / "step_00000010.replaced")
     (tmp_path / "step_00000010.partial").mkdir()
     remove_leftovers(tmp_path)

@@ -1,4 +1,4 @@
-"""A save that is killed, or refused by the disk, at any write, fsync, rename or removal: what was complete stays."""
+"""A save is killed, or refused by the disk, at every write, fsync, rename and removal: complete checkpoints survive."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from surogate_core.checkpoint.folders import list_checkpoints, prune_checkpoints
 from surogate_core.checkpoint.manifest import Manifest, list_files, read_manifest, verify_files, write_manifest
 from surogate_core.checkpoint.progress import Progress
 from surogate_core.checkpoint.states import write_state
-from surogate_core.checkpoint.writer import BackgroundSaves
+from surogate_core.checkpoint.writer import BackgroundWriter
 from surogate_core.errors import RunStopped
 
 CALLS = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir")
 
 
 class Faults:
-    """Counts what a save asks of the file system and calls `fault` in place of the `at`-th of it."""
+    """Counts the file system calls of a save and calls `fault` instead of the `at`-th."""
 
     def __init__(self, at: int, fault: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
         self.at, self.fault, self.seen = at, fault, 0
@@ -55,7 +55,7 @@ class Faults:
 
 
 class Written:
-    """A file whose every write is counted; half of it is on the disk when it fails."""
+    """A file that counts its writes. Half of the data is on the disk when a write fails."""
 
     def __init__(self, file: Any, faults: Faults) -> None:
         self._file, self._faults = file, faults
@@ -78,7 +78,7 @@ class Written:
 
 
 def fill(step: int) -> Callable[[Path], None]:
-    """The content of a small checkpoint of that step."""
+    """Return a function that writes a small checkpoint of a step."""
 
     def save(directory: Path) -> None:
         (directory / "config.json").write_text(f'{{"step": {step}}}')
@@ -96,19 +96,19 @@ def save_and_prune(directory: Path, step: int, keep: int = 2) -> None:
 
 
 def in_background(directory: Path, step: int) -> None:
-    """`save_and_prune` as a run does it: by a thread, whose error is raised when it is waited for."""
+    """`save_and_prune` in a thread, as a run does it. Its error is raised by `wait`."""
 
     def write(step: int, progress: Progress, view: Any) -> Path:
         save_and_prune(directory, step)
         return directory
 
     nothing: Any = SimpleNamespace(snapshot=lambda: None, wait=lambda: None, view=None)
-    saves = BackgroundSaves(nothing, nothing, write, lambda line: None)
+    writer = BackgroundWriter(nothing, nothing, write, lambda line: None)
     try:
-        saves.save(step, Progress())
-        saves.wait()
+        writer.save(step, Progress())
+        writer.wait()
     finally:
-        saves.close()
+        writer.close()
 
 
 Save = Callable[[Path, int], None]
@@ -116,7 +116,7 @@ BY = pytest.mark.parametrize("by", [save_and_prune, in_background])
 
 
 def complete(directory: Path) -> Iterator[int]:
-    """The steps whose checkpoints have their names, each verified to the bit."""
+    """Yield the steps of the checkpoints that have their names, after verifying every file."""
     for path in list_checkpoints(directory):
         manifest = read_manifest(path)
         verify_files(path, manifest)
@@ -131,7 +131,7 @@ def before(directory: Path) -> None:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    """Checkpoints of steps 10 and 20, to be copied for every fault."""
+    """Return a folder with checkpoints of steps 10 and 20, which is copied for every fault."""
     before(tmp_path / "made")
     return tmp_path / "made"
 
@@ -144,11 +144,11 @@ def count_events(directory: Path, step: int) -> int:
 
 
 @BY
-@pytest.mark.parametrize("step", [30, 20], ids=["a new step", "a step that is there"])
-def test_killed_at_any_moment_of_a_save_the_newest_complete_checkpoint_is_whole(
+@pytest.mark.parametrize("step", [30, 20], ids=["a new step", "an existing step"])
+def test_a_save_killed_at_any_moment_leaves_the_newest_complete_checkpoint_intact(
     made: Path, tmp_path: Path, step: int, by: Save
 ) -> None:
-    """SIGKILL, in a process of its own. Two are kept: whatever is killed, never is there less than one of them."""
+    """SIGKILL, in another process. Two checkpoints are kept: at least one of them survives every kill."""
     events = count_events(Path(shutil.copytree(made, tmp_path / "counted")), step)
     assert events > 20
     for at in range(1, events + 1):
@@ -170,8 +170,8 @@ def test_killed_at_any_moment_of_a_save_the_newest_complete_checkpoint_is_whole(
 
 
 @BY
-@pytest.mark.parametrize("step", [30, 20], ids=["a new step", "a step that is there"])
-def test_a_disk_that_is_full_at_any_moment_ends_the_run_and_loses_nothing(
+@pytest.mark.parametrize("step", [30, 20], ids=["a new step", "an existing step"])
+def test_a_disk_full_at_any_moment_ends_the_run_and_loses_nothing(
     made: Path, tmp_path: Path, step: int, by: Save
 ) -> None:
     def full() -> None:
@@ -185,10 +185,10 @@ def test_a_disk_that_is_full_at_any_moment_ends_the_run_and_loses_nothing(
             Faults(at, full, patch)
             try:
                 by(directory, step)
-            except RunStopped as told:
+            except RunStopped as error:
                 stopped += 1
-                assert told.exit_code == 3 and "No space left" in str(told)
-                assert "The newest complete checkpoint is" in str(told)
+                assert error.exit_code == 3 and "No space left" in str(error)
+                assert "The newest complete checkpoint is" in str(error)
         assert 20 in complete(directory), at
         remove_leftovers(directory)
         assert 20 in complete(directory), at
@@ -196,8 +196,8 @@ def test_a_disk_that_is_full_at_any_moment_ends_the_run_and_loses_nothing(
     assert stopped > 15
 
 
-def test_nothing_is_named_before_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every file and folder of a checkpoint is forced to the disk before the rename, the folder around it after."""
+def test_a_checkpoint_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file and folder of a checkpoint is synced before the rename, the folder around it after."""
     synced: list[Path] = []
     sync = checkpoint.sync
     monkeypatch.setattr(checkpoint, "sync", lambda path: (synced.append(path), sync(path)))

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints in and out, against transformers itself."""
+"""Loading and saving Hugging Face checkpoints, compared with transformers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from surogate_core.checkpoint import hf, tensor_file
-from surogate_core.checkpoint.hf import INDEX, WEIGHTS, load_weights, save_model
+from surogate_core.checkpoint.hf import INDEX, WEIGHTS, ModelExport, load_weights, save_model
 from surogate_core.errors import ConfigError, ProgramError, RunStopped
 from surogate_core.hub.config_json import read_config
 
@@ -54,7 +54,14 @@ class Model:
         }
 
     def save(self, directory: Path, dtype: str = "fp32", source: Path | None = None, **settings: Any) -> None:
-        save_model(directory, self.maps, self.params, self.config, source, dtype, **settings)
+        given = {
+            "weights": self.maps,
+            "params": self.params,
+            "config": self.config,
+            "source_dir": source,
+            "dtype": dtype,
+        }
+        save_model(directory, ModelExport(**given, **settings))
 
 
 def logits(model: Any) -> Tensor:
@@ -98,7 +105,7 @@ def test_import_converts_dtypes(stored: torch.dtype, tmp_path: Path) -> None:
         assert all(torch.equal(loaded[name], p.to(held)) for name, p in theirs.named_parameters())
 
 
-def test_import_ignores_tied_copies_and_old_buffers(tmp_path: Path) -> None:
+def test_import_ignores_tied_copies_and_legacy_buffers(tmp_path: Path) -> None:
     model = Model(tie_word_embeddings=True)
     tensors = {name: p.detach().clone() for name, p in random_hf_model(model.config).named_parameters()}
     extra = {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
@@ -113,7 +120,7 @@ def test_import_ignores_tied_copies_and_old_buffers(tmp_path: Path) -> None:
 def test_a_tied_model_with_another_head_in_its_file_is_refused(
     sharded: bool, stored: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """transformers keeps both then: a run that drops one would train another model, and export it without the head."""
+    """transformers keeps both tensors then. A run that dropped one would train and export another model."""
     monkeypatch.setattr(hf, "COMPARED_ROWS", 50)
     model = Model(tie_word_embeddings=True)
     tensors = {name: p.detach().clone() for name, p in random_hf_model(model.config).named_parameters()}
@@ -134,11 +141,11 @@ def test_a_tied_model_with_another_head_in_its_file_is_refused(
     model.load(tmp_path)  # equal
     head[rows - 1, 3] += 1
     save()
-    with pytest.raises(ConfigError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight") as told:
+    with pytest.raises(ConfigError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight") as refused:
         model.load(tmp_path)
-    assert f"{'b' if sharded else 'model'}.safetensors: " in str(told.value)
-    assert f"in 1 of {rows * columns:,} elements, first at [{rows - 1}, 3]" in str(told.value)
-    assert "Set tie_word_embeddings: false" in str(told.value)
+    assert f"{'b' if sharded else 'model'}.safetensors: " in str(refused.value)
+    assert f"in 1 of {rows * columns:,} elements, first at [{rows - 1}, 3]" in str(refused.value)
+    assert "Set tie_word_embeddings: false" in str(refused.value)
     head = head[:-1]
     save()
     with pytest.raises(ConfigError, match=rf"lm_head\.weight is \[{rows - 1}, {columns}\], expected \[{rows}, "):
@@ -193,13 +200,16 @@ SPOILED_FILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "pickle": (only_pickle, "pickled weights only"),
 }
 SPOILED_SHARDS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "missing shard": (lambda d: (d / FIRST_SHARD).unlink(), f"names {FIRST_SHARD}, not there"),
+    "missing shard": (lambda d: (d / FIRST_SHARD).unlink(), f"names {FIRST_SHARD}, which"),
     "truncated shard": (truncate(FIRST_SHARD, 900), f"{FIRST_SHARD}: is truncated"),
     "index is no JSON": (lambda d: (d / INDEX).write_text("{"), "not valid JSON"),
     "index is a list": (lambda d: (d / INDEX).write_text("[]"), "must contain a JSON object"),
     "no weight_map": (edit_index(lambda i: i.pop("weight_map")), "no weight_map"),
-    "outside": (edit_index(lambda i: i["weight_map"].update({UP: "../model.safetensors"})), "beside the index"),
-    "a number": (edit_index(lambda i: i["weight_map"].update({UP: 3})), "beside the index"),
+    "outside": (
+        edit_index(lambda i: i["weight_map"].update({UP: "../model.safetensors"})),
+        "in the folder of the index",
+    ),
+    "a number": (edit_index(lambda i: i["weight_map"].update({UP: 3})), "in the folder of the index"),
     "wrong shard": (edit_index(lambda i: i["weight_map"].update({UP: FIRST_SHARD})), f"says that {UP} is in"),
     "not in index": (edit_index(lambda i: i["weight_map"].pop(UP)), f"lacks {UP}"),
 }
@@ -215,7 +225,7 @@ def saved() -> Model:
 
 
 @pytest.mark.parametrize("case", [*SPOILED_FILE, *SPOILED_SHARDS])
-def test_a_spoiled_checkpoint_is_refused_before_anything_is_written(case: str, saved: Model, tmp_path: Path) -> None:
+def test_an_invalid_checkpoint_is_refused_before_anything_is_written(case: str, saved: Model, tmp_path: Path) -> None:
     spoil, message = (SPOILED_FILE | SPOILED_SHARDS)[case]
     saved.save(tmp_path, max_shard_bytes=SMALL_SHARDS if case in SPOILED_SHARDS else 10**9)
     spoil(tmp_path)
@@ -238,7 +248,7 @@ def test_a_spoiled_checkpoint_is_refused_before_anything_is_written(case: str, s
     ],
     ids=["missing", "empty", "list", "not text", "deep", "quantised"],
 )
-def test_config_that_cannot_be_used_is_refused(text: str | None, message: str, tmp_path: Path) -> None:
+def test_an_invalid_config_is_refused(text: str | None, message: str, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ConfigError, match=message):
@@ -295,11 +305,11 @@ def test_shards_stay_under_their_limit_and_the_index_covers_them(saved: Model, t
     assert index["weight_map"] == {name: shard for shard, tensors in shards.items() for name in tensors}
 
 
-def test_export_brings_tokenizer_chat_template_and_generation_config(saved: Model, tmp_path: Path) -> None:
+def test_export_copies_tokenizer_chat_template_and_generation_config(saved: Model, tmp_path: Path) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        (source / name).symlink_to(EXAMPLE / name)  # the hub's cache is made of links
+        (source / name).symlink_to(EXAMPLE / name)  # as in the hub's cache
     (source / "chat_template.jinja").write_text("{{ messages[0].content }}")
     (source / "modeling_custom.py").write_text("raise SystemExit")
     saved.save(out, source=source)
@@ -327,10 +337,10 @@ def test_export_replaces_an_older_model_and_leaves_other_files(saved: Model, tmp
     ]
 
 
-def test_a_kill_while_files_move_in_never_leaves_a_mixture(
+def test_a_kill_while_files_are_moved_never_leaves_a_mixture(
     saved: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stop after every possible number of renames: with a config.json there, the model is whole, old or new."""
+    """Stop after every possible number of renames: if there is a config.json, the model is complete, old or new."""
     old = {name: part.clone() for name, part in saved.by_tensor().items()}
     new = Model()
     for count in range(12):
@@ -348,7 +358,7 @@ def test_a_kill_while_files_move_in_never_leaves_a_mixture(
 
 
 def renames_fail_after(count: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
-    """Interrupt the rename that follows `count` others; the result says whether it never came to that."""
+    """Interrupt the rename after `count` others. Return a function that tells whether it was never reached."""
     left = [count]
     real = Path.replace
 

@@ -1,4 +1,4 @@
-"""What a run leaves is loaded by transformers; what does not load is named, and stays."""
+"""The outputs of a run are loaded by transformers. One that does not load is named and kept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NORM = "model.norm.weight"
 
 @pytest.fixture(params=[True, False], ids=["loaded", "without data"])
 def saved(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A tiny model that transformers has saved; it fits into memory or it does not."""
+    """Return a tiny model that transformers has saved; `without data`: as if it did not fit into memory."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     monkeypatch.setattr(output_check, "available_memory_bytes", lambda: 2**33 if request.param else 1)
@@ -48,17 +48,17 @@ def refusal(folder: Path) -> str:
     return text
 
 
-def test_a_whole_model_loads_and_nothing_is_printed(saved: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_complete_model_loads_and_nothing_is_printed(saved: Path, capfd: pytest.CaptureFixture[str]) -> None:
     check_loads(saved, "transformers", check_model)
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_weight_that_lacks_is_named(saved: Path) -> None:
+def test_a_missing_weight_is_named(saved: Path) -> None:
     change(saved, lambda tensors: tensors.pop(NORM))
     assert f"missing keys: {NORM}" in refusal(saved)
 
 
-def test_a_weight_too_many_is_named(saved: Path) -> None:
+def test_an_unexpected_weight_is_named(saved: Path) -> None:
     change(saved, lambda tensors: tensors.update(extra=torch.ones(2)))
     assert "unexpected keys: extra" in refusal(saved)
 
@@ -68,19 +68,19 @@ def test_a_weight_of_another_shape_is_named(saved: Path) -> None:
     assert NORM in refusal(saved)
 
 
-def test_a_truncated_file_is_found(saved: Path) -> None:
+def test_a_truncated_file_is_detected(saved: Path) -> None:
     os.truncate(saved / WEIGHTS, 5000)
     assert "safetensors" in refusal(saved).lower() or "header" in refusal(saved).lower()
 
 
-def test_a_tokenizer_larger_than_the_model_is_found(saved: Path) -> None:
+def test_a_tokenizer_larger_than_the_model_is_detected(saved: Path) -> None:
     config = json.loads((saved / "config.json").read_text())
     (saved / "config.json").write_text(json.dumps(config | {"vocab_size": 100}))
     change(saved, lambda t: t.update({k: v[:100].clone() for k, v in t.items() if "embed" in k or "lm_head" in k}))
     assert "the tokenizer has" in refusal(saved)
 
 
-def test_a_tokenizer_as_large_as_that_of_the_base_is_no_fault_of_the_output(saved: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_as_large_as_the_base_models_is_accepted(saved: Path, tmp_path: Path) -> None:
     (saved / "added_tokens.json").write_text(json.dumps({f"<added {n}>": 9000 + n for n in range(3000)}))
     assert "the tokenizer has" in refusal(saved)
     base = tmp_path / "base"

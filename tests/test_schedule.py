@@ -1,4 +1,4 @@
-"""The learning-rate schedule at points computed by hand, its continuity, and its agreement with transformers."""
+"""The learning-rate schedule: points computed by hand, continuity, agreement with transformers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_constant_ignores_the_final_fraction_until_there_is_a_cooldown() -> None
     assert lrs(schedule) == pytest.approx([1.0] * 4 + [0.8, 0.6, 0.4, 0.2])
 
 
-def test_cooldown_starts_where_the_schedule_stands_not_at_the_final_rate() -> None:
+def test_cooldown_starts_at_the_current_rate_not_at_the_final_one() -> None:
     plain, cooled = build("cosine", 100), build("cosine", 100, cooldown_steps=20)
     assert lrs(cooled)[:80] == lrs(plain)[:80]
     start = cooled.lr(80)
@@ -92,7 +92,7 @@ def test_warmup_ratio_rounds_up_but_not_by_float_noise(ratio: float, total: int,
 
 
 @pytest.mark.parametrize("warmup", [1, 10, 33])
-def test_linear_and_cosine_are_those_of_transformers_one_index_later(warmup: int) -> None:
+def test_linear_and_cosine_equal_those_of_transformers_from_index_1(warmup: int) -> None:
     torch = pytest.importorskip("torch")
     from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
@@ -112,7 +112,7 @@ def test_linear_and_cosine_are_those_of_transformers_one_index_later(warmup: int
     final=st.floats(0, 1),
 )
 @settings(max_examples=300, deadline=None)
-def test_every_schedule_rises_to_base_then_never_rises_again_and_ends_where_it_says(
+def test_every_schedule_rises_to_base_then_never_rises_and_ends_at_its_final_rate(
     kind: str, total: int, warmup: float, cooldown: float, final: float
 ) -> None:
     warmup_steps = int(warmup * total)
@@ -120,7 +120,7 @@ def test_every_schedule_rises_to_base_then_never_rises_again_and_ends_where_it_s
     try:
         schedule = build(kind, total, warmup_steps=warmup_steps, cooldown_steps=cooldown_steps, final_lr_fraction=final)
     except ConfigError:
-        assert kind == "wsd" and cooldown_steps == 0  # its own decay of a tenth is the only thing left not to fit
+        assert kind == "wsd" and cooldown_steps == 0  # only the default decay of a tenth can fail to fit
         return
     values, slack = lrs(schedule), 1e-12
     rising, falling = values[: schedule.warmup_steps], values[max(schedule.warmup_steps - 1, 0) :]

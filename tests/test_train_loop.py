@@ -1,4 +1,4 @@
-"""The loop on a fake device with a clock of its own: what it reports of each step, and when it evaluates."""
+"""The loop on a fake device with its own clock: the times that it reports, and when it evaluates."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from surogate_core.train import loop as module
 from surogate_core.train.loop import Job, train
 
 LAUNCH = 0.001
-"""Seconds that the host takes to enqueue a micro-step."""
+"""Seconds that the host spends on enqueueing a micro-step."""
 
 
 @dataclass
 class Clock:
-    """Seconds as the host sees them; nothing but the fakes moves it."""
+    """The host's time in seconds. Only the fakes advance it."""
 
     now: float = 100.0
 
@@ -32,7 +32,7 @@ class Clock:
 
 @dataclass
 class Device:
-    """Runs micro-steps one after another, each `micro_seconds(step)` long; the host is at most `ahead` of it."""
+    """Runs micro-steps one after another, each `micro_seconds(step)` long. At most `ahead` of them are queued."""
 
     clock: Clock
     ahead: int
@@ -61,7 +61,7 @@ class Device:
 
 @dataclass
 class LateReading:
-    """Arrives when the device is done; whoever asks later learns it later."""
+    """A reading that is ready when the device has finished, however late it is read."""
 
     clock: Clock
     finished_at: float
@@ -96,13 +96,13 @@ def run(
     device = Device(clock, ahead, micro_seconds)
     recorder = Recorder()
     batch = SimpleNamespace(n_valid=4)
-    saves = SimpleNamespace(look=lambda: None, save=lambda *given: None, wait=lambda: None)
+    writer = SimpleNamespace(poll=lambda: None, save=lambda *given: None, wait=lambda: None)
     given: dict[str, Any] = {
         "worker": device,
         "loader": SimpleNamespace(step=lambda n: StepBatch([batch] * micro, 1000, 900, 0.0)),  # type: ignore[list-item]
         "schedule": SimpleNamespace(lr=lambda step: 1e-3),
         "loggers": [recorder],
-        "saves": saves,
+        "checkpoints": writer,
         "eval_batches": lambda limit: [batch] * (validation if limit is None else min(limit, validation)),
     }
     job = Job(
@@ -114,29 +114,29 @@ def run(
 
 @pytest.mark.parametrize("ahead", [1, 4, 16, 1000])
 @pytest.mark.parametrize("micro", [1, 8])
-def test_every_step_is_reported_with_the_time_that_the_device_took(
+def test_every_step_is_reported_with_its_time_on_the_device(
     micro: int, ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the queue is full and a reading is looked at when the next step is nearly done, and for the last."""
+    """Also for the last step, and when the queue is full, so that a step is read when the next one is nearly done."""
     recorder, progress, device = run(
         monkeypatch, steps=6, micro=micro, ahead=ahead, micro_seconds=lambda step: 0.125 * step
     )
     seconds = [0.125 * step * micro for step in range(1, 7)]
-    tolerance = 2 * micro * LAUNCH  # the device waits for the first launch, and for each where nothing is queued ahead
+    tolerance = 2 * micro * LAUNCH  # the device waits for the first launch, and for each one if nothing is queued
     for report, expected in zip(recorder.steps, seconds, strict=True):
         assert report.duration_ms / 1000 == pytest.approx(expected, abs=tolerance), report.step
         assert report.tokens_per_second == pytest.approx(1000 / expected, rel=tolerance / expected)
     assert progress.seconds == pytest.approx(device.free_at - 100.0)
 
 
-def test_the_time_of_an_evaluation_is_no_part_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_an_evaluation_does_not_count_as_part_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder, progress, _ = run(monkeypatch, steps=4, eval_steps=2, validation=3)
     assert [report.duration_ms / 1000 for report in recorder.steps] == pytest.approx([1.0] * 4, abs=0.02)
     assert [(report.step, report.duration_ms) for report in recorder.evals] == [(2, 15000.0), (4, 15000.0)]
     assert progress.seconds == pytest.approx(4.0, abs=0.05)
 
 
-def test_a_step_that_took_no_measurable_time_has_a_finite_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_too_short_to_measure_has_finite_tokens_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.LAUNCH", 0.0)
     recorder, _, _ = run(monkeypatch, steps=2, micro_seconds=lambda step: 0.0)
     assert [report.tokens_per_second < 1e10 for report in recorder.steps] == [True, True]

@@ -1,4 +1,4 @@
-"""Training state goes to disk and back to the bit, in every dtype, and only into the values that it is of."""
+"""Training state is saved and loaded bit for bit, in every dtype, and only into the values that it was saved from."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def values(rows: int = 3) -> list[Value]:
 
 
 def random_bits(value: Value) -> torch.Tensor:
-    """Whatever bits: NaNs of every kind too."""
+    """Random bits, which include NaNs of every kind."""
     raw = torch.randint(0, 256, (value.nbytes,), dtype=torch.uint8)
     return raw.view(TORCH_DTYPES[value.dtype]).view(value.shape)
 
 
 @pytest.mark.parametrize("max_shard_bytes", [1, 200, 10_000])
-def test_every_dtype_comes_back_to_the_bit(tmp_path: Path, max_shard_bytes: int) -> None:
+def test_every_dtype_is_saved_and_loaded_bit_for_bit(tmp_path: Path, max_shard_bytes: int) -> None:
     saved = {value: random_bits(value) for value in values()}
     hashes = write_state(tmp_path, ((v.name, tensor) for v, tensor in saved.items()), max_shard_bytes)
     assert len(hashes) == {1: 8, 200: 3, 10_000: 1}[max_shard_bytes]
@@ -37,7 +37,7 @@ def test_every_dtype_comes_back_to_the_bit(tmp_path: Path, max_shard_bytes: int)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "told"),
+    ("wanted", "message"),
     [
         (values(rows=4), r"is BF16 \[3, 5\], this run has state.bf16:bf16\[4,5\]"),
         ([Value("state.fp64", (3, 5), "fp32", "state"), *values()[1:]], "this run has state.fp64:fp32"),
@@ -45,13 +45,13 @@ def test_every_dtype_comes_back_to_the_bit(tmp_path: Path, max_shard_bytes: int)
         ([*values(), Value("new", (1,), "fp32", "state")], "differ in new"),
     ],
 )
-def test_states_of_another_run_are_refused_and_nothing_is_written(
-    tmp_path: Path, wanted: list[Value], told: str
+def test_states_of_another_run_are_refused_and_nothing_is_copied(
+    tmp_path: Path, wanted: list[Value], message: str
 ) -> None:
     write_state(tmp_path, [(v.name, random_bits(v)) for v in values()])
 
     def view(value: Value) -> torch.Tensor:
         raise AssertionError(f"{value!r} was written")
 
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         load_state(tmp_path, wanted, view)

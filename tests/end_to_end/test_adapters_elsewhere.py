@@ -61,7 +61,7 @@ def test_merge_replaces_nothing_unless_told_to(based: Workplace, adapter: Path) 
         shutil.copy(based.root / "model" / name, output / name)
     (output / "pytorch_model.bin").write_text("older")
     before = {path.name: path.read_bytes() for path in output.iterdir()}
-    with pytest.raises(ConfigError, match=r"merged: is not empty, it holds config\.json, .* --overwrite, which sets"):
+    with pytest.raises(ConfigError, match=r"merged: is not empty: it holds config\.json, .* --overwrite, which sets"):
         run.merge(adapter, output)
     assert {path.name: path.read_bytes() for path in output.iterdir()} == before
     run.merge(adapter, output, overwrite=True)
@@ -90,7 +90,7 @@ def test_merge_accepts_new_and_empty_folders_and_leftovers_of_a_killed_merge(bas
 def test_merge_never_sets_aside_what_it_reads(based: Workplace, adapter: Path) -> None:
     for output in (based.root / "model", adapter, based.root):  # base, adapter, parent of both
         before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
-        with pytest.raises(ConfigError, match=r"is read, and would be set aside"):
+        with pytest.raises(ConfigError, match=r"is an input, but would be set aside"):
             run.merge(adapter, output, overwrite=True)
         assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
 
@@ -120,7 +120,7 @@ def test_the_vllm_command_loads_only_what_vllm_can_serve(
 ) -> None:
     """vLLM refuses adapters with fully trained modules, and scales adapters with patterns wrongly."""
     keys = {"lora": True, "from_scratch": None, "merge_adapter": merge}
-    found = load_commands(run.plan(run.load(based.write(**keys, **options)), cpu()))
+    found = load_commands(run.open_run(run.load(based.write(**keys, **options))))
     lines = [line for program, line in found if program == "vLLM"]
     adapter, merged = based.out / "adapter", based.out / "merged"
     if options is PLAIN:

@@ -122,14 +122,14 @@ def test_the_records_of_a_checkpoints_steps_are_on_disk_before_the_checkpoint(
 
 SCRIPT = """
 import threading
-from surogate_core import checkpoint
+from surogate_core.checkpoint import folders
 from surogate_core.cli import app
 
 def stuck(*given):
     print("the disk hangs", flush=True)
     threading.Event().wait()
 
-checkpoint.save_checkpoint = stuck
+folders.save_checkpoint = stuck
 app.main()
 """
 

@@ -57,7 +57,7 @@ def test_a_signal_finishes_the_step_saves_it_and_exits(workplace: Workplace, num
     last = records(workplace.out, "step")[-1]["step"]
     (saved,) = workplace.out.glob("step_*")
     assert saved.name == f"step_{last:08d}"
-    assert f"{number.name}: saving after this step; once more to stop at once" in rest
+    assert f"{number.name}: saving after this step; a second signal stops at once" in rest
     assert f"interrupted after step {last} of 100,000; saved: {saved}" in rest
     assert len(load_file(saved / "model.safetensors")) == 24
     assert {path.name for path in workplace.out.iterdir()} == {saved.name, "metrics.jsonl", "loss.png", "run.yaml"}
@@ -69,7 +69,7 @@ def test_a_signal_finishes_the_step_saves_it_and_exits(workplace: Workplace, num
 def test_a_second_signal_exits_immediately(workplace: Workplace, number: signal.Signals, code: int) -> None:
     """A step has a thousand micro-steps and takes more than ten seconds. The test waits for one line only."""
     config = workplace.write(gradient_accumulation_steps=2000, per_device_train_batch_size=8, max_steps=2)
-    process, _ = start_and_wait_for(workplace, config, "in all")
+    process, _ = start_and_wait_for(workplace, config, "in total")
     deadline = time.monotonic() + 30
     while not (workplace.out / "metrics.jsonl").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -149,9 +149,9 @@ def test_sigusr1_while_loading_says_that_there_is_nothing_to_save(workplace: Wor
 def test_a_signal_in_the_last_evaluation_still_saves_the_run(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluate = loop.evaluate
 
-    def interrupted(job: loop.Job, progress: Progress, limit: int | None) -> None:
+    def interrupted(job: loop.Job, progress: Progress) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        evaluate(job, progress, limit)
+        evaluate(job, progress)
 
     monkeypatch.setattr(loop, "evaluate", interrupted)
     done = run.train(run.load(here.write(max_steps=3)), notice=lambda line: None)

@@ -50,7 +50,7 @@ def test_overwrite_output_dir_sets_checkpoints_and_records_aside_and_deletes_not
     assert sorted(path.name for path in here.out.glob("step_*")) == ["step_00000002", "step_00000003.set_aside"]
     assert [record["step"] for record in records(here.out, "step")] == [1, 2]
     assert (here.out / "outputs.set_aside/model.safetensors").read_bytes() == before
-    assert [line.split(":")[0] for line in told if "set aside, since a new run begins" in line] == [
+    assert [line.split(":")[0] for line in told if "set aside, because a new run starts" in line] == [
         *("step_00000003.set_aside", "metrics.jsonl.set_aside", "outputs.set_aside")
     ]
     go(config, "resume_from_checkpoint=true", "train_seed=7", "max_steps=2")
@@ -147,7 +147,7 @@ def test_a_run_that_failed_before_its_first_step_can_be_started_again(here: Work
 
     config = here.write(max_steps=1, warmup_steps=0, save_steps=0)
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "loop", failing)
+        patch.setattr(trainer, "train", failing)
         with pytest.raises(RuntimeError, match="before the first step"):
             go(config)
     assert sorted(path.name for path in here.out.iterdir()) == ["metrics.jsonl", "run.yaml"]
@@ -176,7 +176,7 @@ def test_a_log_file_elsewhere_counts_as_an_earlier_run_and_other_files_are_not_a
     data = here.root / "documents.jsonl"
     for overwrite in ("true", "false"):
         told = refusal(config, f"log_file={data}", "output_dir=third", f"overwrite_output_dir={overwrite}")
-        assert f"log_file: {data} holds no metrics of a run" in told
+        assert f"log_file: {data} does not hold metrics of a run" in told
 
 
 def test_a_run_can_be_resumed_in_a_renamed_folder(here: Workplace) -> None:
@@ -186,7 +186,7 @@ def test_a_run_can_be_resumed_in_a_renamed_folder(here: Workplace) -> None:
     told = go(config, f"output_dir={moved}", "resume_from_checkpoint=1")
     assert [record["step"] for record in records(moved, "step")] == [1, 2]
     assert [line for line in told if "set aside" in line] == [
-        "step_00000002.set_aside: set aside, since the run goes on from step 1"
+        "step_00000002.set_aside: set aside, because the run resumes from step 1"
     ]
 
 

@@ -163,7 +163,7 @@ def test_resuming_a_finished_run_takes_no_step(here: Workplace) -> None:
 
 def test_resume_true_without_a_checkpoint_starts_a_new_run_and_prints_so(here: Workplace) -> None:
     told = go(here.write(max_steps=2), "resume_from_checkpoint=true")
-    assert any("a fresh start" in line for line in told)
+    assert any("starting a new run" in line for line in told)
     assert [record["step"] for record in records(here.out, "step")] == [1, 2]
 
 
@@ -252,7 +252,7 @@ def test_damage_is_named_and_last_good_resumes_from_the_previous_checkpoint(
     told = refusal(saved)
     assert str(path) in told and "last-good" in told
     lines = go(saved, "resume_from_checkpoint=last-good")
-    assert any("step_00000002 is the newest checkpoint that is whole" in line for line in lines)
+    assert any("step_00000002 is the newest intact checkpoint" in line for line in lines)
     assert [record["step"] for record in records(here.out, "step")] == [1, 2, 3, 4]
 
 

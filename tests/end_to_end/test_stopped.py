@@ -36,13 +36,13 @@ def test_a_diverging_run_exits_with_3_and_saves_finite_weights(workplace: Workpl
     assert f"step {last}: " in done.stderr
     told = " ".join(done.stderr.split())
     assert "max_nonfinite_steps: 2" in told and "Lower learning_rate" in told
-    assert re.search(rf"once more, op by op: step {last}, micro-step 1: \w+ wrote NaN or inf\. op \d+ of micro_", told)
+    assert re.search(rf"repeated op by op: step {last}, micro-step 1: \w+ wrote NaN or inf\. op \d+ of micro_", told)
     assert re.search(r"run by torch reference of \S+ \S+ wrote \S+:fp32\[.*?(NaN|inf) of .*? first at \[", told)
     assert finite(workplace.out / f"step_{last:08d}/model.safetensors")
     assert not (workplace.out / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize(("save_steps", "complete"), [(1, "newest complete .*step_00000001"), (0, "no checkpoint was")])
+@pytest.mark.parametrize(("save_steps", "complete"), [(1, "newest complete .*step_00000001"), (0, "no checkpoint is")])
 def test_weights_that_are_not_finite_are_never_saved(
     here: Workplace, monkeypatch: pytest.MonkeyPatch, save_steps: int, complete: str
 ) -> None:
@@ -89,7 +89,7 @@ def test_the_op_that_goes_wrong_first_is_named_with_its_block_and_values(
         run.train(run.load(config), notice=lambda line: None)
     told = str(stopped.value)
     assert told.startswith("step 5: loss or gradient was not finite in 2 steps in a row"), told
-    assert "once more, op by op: step 5, micro-step 1: " in told
+    assert "repeated op by op: step 5, micro-step 1: " in told
     assert re.search(r"  op       \d+ of micro_\w+: linear, block 1, forward\n", told), told
     assert "run by   torch reference of surogate-core" in told, told
     assert re.search(r"  wrote    1\.\w+:fp32\[256,256\]\n +\d+ inf of 65,536, first at \[\d+, 5\]", told), told
@@ -109,7 +109,7 @@ def test_a_fault_that_does_not_repeat_is_reported_as_such(here: Workplace, monke
 
     monkeypatch.setattr(Worker, "micro_step", poisoned)
     monkeypatch.setattr(Worker, "watch", lambda self, make: (watched.append(1), watch(self, make))[1])
-    with pytest.raises(RunStopped, match=r"step 4: .*\n.* not found: taken once more, op by op, the step was finite"):
+    with pytest.raises(RunStopped, match=r"step 4: .*\n.* not found: repeated op by op, the step was finite"):
         run.train(run.load(here.write(max_steps=8, max_nonfinite_steps=0)), notice=lambda line: None)
     assert finite(here.out / "step_00000004/model.safetensors")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from fuzzing.mutate import both_sides, of_file, refused, seeds
 from surogate_core import run
 from surogate_core.checkpoint import hf
 from surogate_core.checkpoint.adapter import load_adapter
+from surogate_core.checkpoint.saved_run import model_export
 from surogate_core.memory.devices import cpu
 from surogate_core.planning.plan import Plan
 from surogate_core.planning.run import Run
@@ -21,7 +23,7 @@ from surogate_core.planning.run import Run
 
 @pytest.fixture
 def adapted(here: Workplace) -> tuple[Run, Plan, Path]:
-    """A run that goes on with an adapter, and the adapter."""
+    """Return a run that trains an adapter further, and the folder of the adapter."""
     folder, base = here.root / "adapter", here.root / "model"
     folder.mkdir()
     config = here.write(from_scratch=False, lora=True, lora_rank=2, adapter_path=str(folder))
@@ -31,10 +33,8 @@ def adapted(here: Workplace) -> tuple[Run, Plan, Path]:
     weights = {m.param for m in plan.assembly.weights}
     made = here.root / "made"
     made.mkdir()
-    hf.write_model(
-        *(made, plan.assembly.weights, {n: p for n, p in params.items() if n in weights}),
-        *(opened.model_config, base, "fp32"),
-    )
+    export = model_export(opened, plan, {name: tensor for name, tensor in params.items() if name in weights})
+    hf.write_model(made, replace(export, dtype="fp32"))
     shutil.rmtree(base)
     made.rename(base)
     assert opened.adapter is not None

@@ -15,7 +15,7 @@ from fuzzing.mutate import both_sides, of_file, refused, seeds
 
 from surogate_core import run
 from surogate_core.checkpoint.manifest import MANIFEST, hash_file
-from surogate_core.checkpoint.resume import choose
+from surogate_core.checkpoint.resume import choose_checkpoint
 from surogate_core.checkpoint.saved_run import SavedRun
 from surogate_core.memory.devices import cpu
 
@@ -29,9 +29,9 @@ def saved(here: Workplace) -> Iterator[tuple[SavedRun, Path]]:
     manifest = json.loads((whole / MANIFEST).read_text())
     opened = run.open_run(run.load(config))
     plan = run.plan(opened, cpu())
-    records = here.out / "metrics.jsonl"
+    metrics = here.out / "metrics.jsonl"
     yield (
-        SavedRun(run=opened, plan=plan, facts=manifest["facts"], versions=manifest["versions"], records=records),
+        SavedRun(run=opened, plan=plan, facts=manifest["facts"], versions=manifest["versions"], metrics=metrics),
         whole,
     )
 
@@ -60,11 +60,13 @@ def refusals(saved_run: SavedRun, whole: Path, root: Path, cases: range) -> list
         shutil.rmtree(checkpoints, ignore_errors=True)
         folder = shutil.copytree(whole, checkpoints / whole.name)
         choice = random.Random(seed)
-        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):  # of a manifest damaged already
+        with suppress(
+            OSError, ValueError, LookupError, TypeError, AttributeError
+        ):  # the manifest may be damaged already
             damage(folder, choice)
 
-        def go_on(named: bool = bool(seed % 3), folder: Path = folder) -> None:
-            resumed = choose(checkpoints, True if named else str(folder), "run.yaml", lambda line: None)
+        def resume(named: bool = bool(seed % 3), folder: Path = folder) -> None:
+            resumed = choose_checkpoint(checkpoints, True if named else str(folder), "run.yaml", lambda line: None)
             assert resumed is not None
             saved_run.check(resumed)
             progress = saved_run.restore(resumed, worker)
@@ -72,7 +74,7 @@ def refusals(saved_run: SavedRun, whole: Path, root: Path, cases: range) -> list
             assert all(f"{loss:.3f} {labels:,} {at:,}" for at, loss, labels in progress.evaluations)
             assert progress.loss is None or f"{progress.loss:.3f}"
 
-        outcomes.append(refused(seed, go_on))
+        outcomes.append(refused(seed, resume))
     return outcomes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from fuzzing.test_data import ROWS, TEMPLATE
 
 from surogate_core import run
 from surogate_core.checkpoint import hf
+from surogate_core.checkpoint.saved_run import model_export
 from surogate_core.data.tokenizer import Tokenizer
 from surogate_core.memory.devices import cpu
 from surogate_core.plugins.discovery import load_registry
@@ -23,15 +25,16 @@ SHARD_BYTES = 100_000
 
 @pytest.fixture
 def model(here: Workplace) -> Workplace:
-    """A workplace whose model has sharded weights and a chat template."""
+    """Return a workplace whose model has sharded weights and a chat template."""
     folder = here.root / "model"
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     opened = run.open_run(run.load(here.write()))
-    prepared = run.plan(opened, cpu())
-    params = {name: torch.zeros(value.shape) for name, value in prepared.assembly.params.items()}
+    plan = run.plan(opened, cpu())
+    params = {name: torch.zeros(value.shape) for name, value in plan.assembly.params.items()}
     made = here.root / "made"
     made.mkdir()
-    hf.write_model(made, prepared.assembly.weights, params, opened.model_config, folder, "fp32", SHARD_BYTES)
+    export = model_export(opened, plan, params)
+    hf.write_model(made, replace(export, dtype="fp32", max_shard_bytes=SHARD_BYTES))
     shutil.rmtree(folder)
     made.rename(folder)
     assert len(list(folder.glob("*.safetensors"))) > 2 and (folder / "chat_template.jinja").exists()
@@ -46,11 +49,11 @@ def refusals(workplace: Workplace, cases: range) -> list[bool]:
     outcomes = []
 
     def use() -> None:
-        prepared = run.plan(loaded, cpu())
-        given = prepared.inputs
-        params = {name: torch.empty(value.shape, device="meta") for name, value in prepared.assembly.params.items()}
-        ignored, copies = given.model.ignored_tensors(given.dims), given.model.tied_copies(given.dims)
-        hf.load_weights(folder, prepared.assembly.weights, params, ignored, copies)
+        plan = run.plan(loaded, cpu())
+        inputs = plan.inputs
+        params = {name: torch.empty(value.shape, device="meta") for name, value in plan.assembly.params.items()}
+        ignored, copies = inputs.model.ignored_tensors(inputs.dims), inputs.model.tied_copies(inputs.dims)
+        hf.load_weights(folder, plan.assembly.weights, params, ignored, copies)
         tokenizer = Tokenizer(folder)
         assert tokenizer.decode(tokenizer.encode_ids("To be")) is not None and tokenizer.padding_id >= 0
         assert len(tokenizer.token_bytes) == tokenizer.vocab_size

@@ -25,6 +25,6 @@ def test_a_run_that_diverges_names_the_first_op_with_a_non_finite_result(
     done = place.surogate("train", place.write())
     assert done.returncode == 3, done.stdout + done.stderr
     message = " ".join(done.stderr.split())
-    assert re.search(r"once more, op by op: step \d+, .* wrote NaN or inf\. op \d+ of ", message), message
+    assert re.search(r"repeated op by op: step \d+, .* wrote NaN or inf\. op \d+ of ", message), message
     assert "run by compiled kernel of surogate-" in message
     assert [step.get("skipped", False) for step in records(place.out, "step")[-3:]] == [True] * 3

@@ -1,4 +1,4 @@
-"""The Python API, which the command line is written on.
+"""The Python API. The command line is built on it.
 
 from surogate_core import run
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from .api import DeviceInfo, LauncherDef, Topology
 from .checkpoint.adapter import kind_of_adapter, open_merge
-from .checkpoint.resume import Resumed, choose
+from .checkpoint.resume import Resumed, choose_checkpoint
 from .config.load import LoadedConfig, Mode, TrainConfig, apply_overrides, load_config, read_yaml
 from .errors import ConfigError
 from .hub.config_json import read_config
@@ -58,12 +58,12 @@ __all__ = [
 Notice = Callable[[str], None]
 
 OPENMP_SPINS = "1000"
-"""How long torch's CPU threads spin at a barrier before they sleep. Spinning without end, the default, makes a step
-10 to 70 times slower as soon as another process computes on the same cores (dev/LOG.md)."""
+"""How long torch's CPU threads spin at a barrier before they sleep. By default they spin without end, which makes a
+step 10 to 70 times slower as soon as another process computes on the same cores (dev/LOG.md)."""
 
 
 def load(path: str | Path, overrides: Sequence[str] = (), mode: Mode = "train") -> LoadedConfig:
-    """Read and validate a YAML file; `overrides` are "key=value". Raises ConfigError naming file and key."""
+    """Read and validate a YAML file. `overrides` are "key=value". Raises ConfigError naming file and key."""
     raw = apply_overrides(read_yaml(Path(path)), list(overrides))
     return load_config(raw, registry=load_registry(), mode=mode, source=str(path))
 
@@ -76,8 +76,8 @@ def open_run(loaded: LoadedConfig, patterns: Sequence[str] = CONFIG_FILES) -> Ru
 def plan(given: LoadedConfig | Run, device: str | DeviceInfo | LocalDevice | None = None) -> Plan:
     """Plan a run from the model's config.json alone.
 
-    `device` is a device or its name in the device table. None: what a run here would train on, which with `gpus: 0` are
-    all visible GPUs.
+    `device` is a device or its name in the device table. None: the device of this machine that a run would train on, or
+    all its visible GPUs with `gpus: 0`.
     """
     opened = given if isinstance(given, Run) else open_run(given)
     target = local_device() if device is None else device
@@ -88,10 +88,10 @@ def plan(given: LoadedConfig | Run, device: str | DeviceInfo | LocalDevice | Non
 
 
 def tokenize(loaded: LoadedConfig, notice: Notice = print) -> Corpora:
-    """Tokenise the data of a run into the cache, pack and check it, as `train` begins; without torch or a device.
+    """Tokenise the data of a run into the cache, pack and check it, as `train` does first. Needs no torch or device.
 
-    What the config says of anything else is not told: some of it depends on which verb will train. Raises ConfigError
-    naming key, file and line for data that cannot be trained on.
+    Notices on other settings are not given, because some depend on the verb that will train. Raises ConfigError naming
+    key, file and line for data that cannot be trained on.
     """
     from .data.corpora import load_corpora
 
@@ -99,23 +99,25 @@ def tokenize(loaded: LoadedConfig, notice: Notice = print) -> Corpora:
     model_dir = resolve_model_dir(loaded.config.model, TOKENIZER_FILES)
     vocab_size = read_config(model_dir).get("vocab_size")
     if not isinstance(vocab_size, int):
-        raise ConfigError(f"model: {model_dir / 'config.json'}: vocab_size is {vocab_size!r}, not a number. Fetch it.")
+        raise ConfigError(
+            f"model: {model_dir / 'config.json'}: vocab_size is {vocab_size!r}, not a number. Replace it."
+        )
     return load_corpora(loaded.config, load_registry().dataset_formats(), model_dir, vocab_size, notice)
 
 
 def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
-    """Train as the config says and leave a Hugging Face checkpoint in `output_dir`; of an adapter, in its `adapter`.
+    """Train as the config says and write a Hugging Face checkpoint to `output_dir`, or an adapter to its `adapter`.
 
     `notice` is called with lines for the user. Raises ConfigError for input that cannot be used, before anything is
-    written; RunStopped when the run stopped itself, after saving what is complete.
+    written, and RunStopped when the run stops itself, after saving what is complete.
     """
-    os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)  # read when torch is imported, which is below
+    os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)  # read at the import of torch, below
     here = usable_device()
     config = loaded.config
     launcher = load_registry().get("launcher", config.launcher)
     loaded.require_datasets()
     checkpoints = Path(config.resolved_checkpoint_dir)
-    resumed = choose(checkpoints, config.resume_from_checkpoint, loaded.source, notice)
+    resumed = choose_checkpoint(checkpoints, config.resume_from_checkpoint, loaded.source, notice)
     refuse_earlier_work(loaded, resumed)
     mark("earlier runs")
     with OutputCheck() as check:
@@ -163,11 +165,11 @@ def merge(
     overwrite: bool = False,
     adapter: str | None = None,
 ) -> Path:
-    """Write the model that the adapter in `folder` makes of its base into `output`; returns the base's folder.
+    """Merge the adapter in `folder` into its base, write the model to `output` and return the folder of the base.
 
-    `base`: directory or hub id, if not what the adapter's files name. `output` must be empty, or `overwrite` set, which
-    moves the model that is there into `outputs.set_aside`. `adapter`: which kind of adapter it is, where several
-    installed plugins could read the folder. Raises ConfigError for files that cannot be used.
+    `base`: directory or hub id, if not the one that the adapter's files name. `output` must be empty unless `overwrite`
+    is set, which moves a model in it to `outputs.set_aside`. `adapter`: the kind of adapter, if several installed
+    plugins can read the folder. Raises ConfigError for files that cannot be used.
     """
     if not (overwrite and Path(output).is_dir()):
         refuse_nonempty(Path(output))
@@ -181,12 +183,12 @@ def merge(
 
 
 def _reads_weights(config: TrainConfig, resumed: Resumed | None) -> bool:
-    """Whether the model's own weights are needed: a checkpoint has them, but for those that an adapter leaves alone."""
+    """Return whether a run reads the model's weights. A checkpoint has them, except an adapter's frozen base."""
     return config.adapter is not None if resumed else not config.from_scratch
 
 
 def usable_device() -> LocalDevice:
-    """This machine's device, without importing torch. Raises ConfigError for a GPU that is here and cannot be used."""
+    """Return this machine's device, without importing torch. Raises ConfigError for a GPU that cannot be used."""
     here = local_device()
     if here.idle:
         raise ConfigError(here.idle)
@@ -194,7 +196,7 @@ def usable_device() -> LocalDevice:
 
 
 def device_of_torch(here: LocalDevice) -> DeviceInfo:
-    """The device that torch computes on. Raises ConfigError if torch cannot use the GPU of `here`."""
+    """Return the device that torch computes on. Raises ConfigError if torch cannot use the GPU of `here`."""
     from .runtime.device import training_device
 
     device = training_device()
@@ -202,9 +204,9 @@ def device_of_torch(here: LocalDevice) -> DeviceInfo:
         import torch
 
         raise ConfigError(
-            f"{here.device.title} is here, but torch {torch.__version__} cannot use it: it is for CUDA "
-            f"{torch.version.cuda}, for which the NVIDIA driver may be too old. Update the driver, install a torch for "
-            f"an older CUDA, or {USE_THE_CPU}."
+            f"torch {torch.__version__} cannot use {here.device.title}: it is built for CUDA {torch.version.cuda}, for "
+            f"which the NVIDIA driver may be too old. Update the driver, install a torch for an older CUDA, or "
+            f"{USE_THE_CPU}."
         )
     return device
 

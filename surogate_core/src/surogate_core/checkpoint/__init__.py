@@ -1,1 +1,1 @@
-"""Checkpoints and Hugging Face files: folders, manifests, training states, resume."""
+"""Checkpoints and Hugging Face files: folders, manifests, training states, resuming."""

@@ -1,4 +1,4 @@
-"""What becomes of a run's adapter, and of the model beneath it, outside of programs: loaded, saved, merged."""
+"""Files of adapters and their base models: loaded into a run's params, saved, merged into one model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def load_base(run: Run, weights: Sequence[WeightMap], params: Mapping[str, Tenso
 
 
 def load_adapter(run: Run, assembly: Assembly, params: Mapping[str, Tensor]) -> None:
-    """Copy the adapter of `adapter_path`, if the run has one, into `params`.
+    """Copy the adapter in `adapter_path`, if the config names one, into `params`.
 
     Raises ConfigError unless it has exactly the tensors that the run trains.
     """
@@ -48,7 +48,7 @@ def load_adapter(run: Run, assembly: Assembly, params: Mapping[str, Tensor]) -> 
         name = differing[0]
         raise ConfigError(
             f"adapter_path: {path} "
-            + (f"lacks {name}" if name in wanted else f"holds {name}, which this run does not")
+            + (f"lacks {name}" if name in wanted else f"holds {name}, which this run does not train")
             + f" ({len(differing)} such tensors). It must be of the same model, targets and modules."
         )
     for name, tensor in tensors.items():
@@ -62,22 +62,25 @@ def load_adapter(run: Run, assembly: Assembly, params: Mapping[str, Tensor]) -> 
 
 
 def trained_tensors(assembly: Assembly, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What is trained, as an adapter stores it: weights of the model by checkpoint tensor, the rest by param. Views."""
+    """Return views of the trained params, named as an adapter stores them.
+
+    Weights of the model have the names of the checkpoint's tensors, all others those of the params.
+    """
     from .hf import rows_of
 
     maps = {m.param: m for m in assembly.weights}
     tensors: dict[str, Tensor] = {}
     for value in assembly.trainable:
-        whole = params[value.name]
+        param = params[value.name]
         if value.name in maps:
-            tensors |= {t.name: whole.narrow(0, row, t.shape[0]) for t, row in rows_of(maps[value.name])}
+            tensors |= {t.name: param.narrow(0, row, t.shape[0]) for t, row in rows_of(maps[value.name])}
         else:
-            tensors[value.name] = whole
+            tensors[value.name] = param
     return tensors
 
 
 def write_adapter(folder: Path, run: Run, assembly: Assembly, params: Mapping[str, Tensor]) -> None:
-    """Write the adapter and its tokenizer into an empty folder."""
+    """Write the run's adapter and tokenizer into an empty folder."""
     from .hf import copy_tokenizer
 
     assert run.adapter is not None
@@ -87,30 +90,33 @@ def write_adapter(folder: Path, run: Run, assembly: Assembly, params: Mapping[st
 
 
 def kind_of_adapter(registry: Registry, folder: Path) -> str:
-    """The name of the installed adapter whose file the folder holds. Raises ConfigError unless there is one."""
+    """Return the name of the installed adapter plugin that can read a folder.
+
+    Raises ConfigError if there is none, or several.
+    """
     files = {name: registry.get("adapter", name).config_file for name in registry.names("adapter")}
     found = [name for name, file in files.items() if (folder / file).is_file()]
     if len(found) == 1:
         return found[0]
     if len(found) > 1:
-        raise ConfigError(f"{folder}: is an adapter of {' or '.join(found)}. Say which: --adapter {found[0]}.")
-    if len(files) == 1:  # which says itself what the folder lacks
+        raise ConfigError(f"{folder}: could be an adapter of {' or '.join(found)}. Choose one: --adapter {found[0]}.")
+    if len(files) == 1:  # its own error says what the folder lacks
         return next(iter(files))
     if not files:
         raise registry.missing(ADAPTER_FLAG.kind, ADAPTER_FLAG.name)
     wanted = ", ".join(f"{file} ({name})" for name, file in files.items())
-    raise ConfigError(f"{folder}: is no saved adapter: it holds none of {wanted}.")
+    raise ConfigError(f"{folder}: is not a saved adapter: it holds none of {wanted}.")
 
 
 @dataclass(frozen=True)
 class Merging:
-    """A saved adapter and its base, which can become one model."""
+    """A saved adapter and its base, checked to fit each other."""
 
     base_dir: Path
     merge: Merge
 
     def write(self, output: Path) -> None:
-        """Write the merged model into a folder, in place of a model that is there."""
+        """Write the merged model into a folder. A model in it is replaced."""
         from .hf import CONFIG, save_files, write_merged
 
         merge = self.merge
@@ -118,16 +124,19 @@ class Merging:
 
 
 def open_merge(adapter: AdapterDef, folder: Path, base: str | None) -> Merging:
-    """Read the adapter in `folder` and find its base, or `base`. Raises ConfigError where they cannot become one."""
+    """Read the adapter in `folder` and find its base: `base`, else the one that its files name.
+
+    Raises ConfigError if the base cannot be found or does not fit.
+    """
     merge = adapter.merge(folder)
     model = base or merge.base_model
     if not model:
-        raise ConfigError(f"{folder / adapter.config_file}: names no base model. Name it: --base MODEL.")
+        raise ConfigError(f"{folder / adapter.config_file}: names no base model. Give it: --base MODEL.")
     if not base and merge.base_revision and find_local(model) is None:
         raise ConfigError(
-            f"{folder / adapter.config_file}: revision is {merge.base_revision!r}, and models are fetched at their "
-            f"main revision. Fetch it (hf download {model} --revision {merge.base_revision} --local-dir base) and "
-            "name it: --base base."
+            f"{folder / adapter.config_file}: revision is {merge.base_revision!r}, but models are downloaded at their "
+            f"main revision. Download it (hf download {model} --revision {merge.base_revision} --local-dir base) and "
+            "give its folder: --base base."
         )
     base_dir = resolve_model_dir(model, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES])
     merge.check(read_config(base_dir))

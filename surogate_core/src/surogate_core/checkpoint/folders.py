@@ -1,4 +1,8 @@
-"""`step_*` directories: complete or absent, whatever kills the run while one is written."""
+"""`step_*` directories: complete or absent, whatever kills the run while one is written.
+
+To set a file or folder aside is to rename it to a free name that ends in `.set_aside`. It is never deleted, and no run
+reads it again.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +19,27 @@ from ..errors import RunStopped
 
 _STEP = re.compile(r"step_(\d{8,})")
 _PARTIAL = ".partial"  # step_00000050.partial: being written
-_REPLACED = ".replaced"  # step_00000050.replaced: a whole older one, until the new one of that step has its name
+_REPLACED = ".replaced"  # step_00000050.replaced: a complete older one, until the new one of that step has its name
 _REMOVED = ".removed"  # step_00000050.removed: being deleted
-_ASIDE = ".set_aside"  # step_00000050.set_aside: a whole one that the run went back behind
+_ASIDE = ".set_aside"  # step_00000050.set_aside: a complete one of a later step than the run resumed from
 SAVING = ".saving-"
-"""Prefix of the hidden directories in which files wait to be moved into their places."""
+"""Prefix of hidden directories that hold complete files until they are moved to their final names."""
 
 _STOPPING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM})
 
 
-def save_checkpoint(directory: Path, step: int, save: Callable[[Path], None]) -> Path:
-    """Let `save` fill a fresh directory and make it `directory/step_XXXXXXXX`; returns that path.
+def step_folder(directory: Path, step: int) -> Path:
+    """Return the path of the checkpoint of a step."""
+    return directory / f"step_{step:08d}"
 
-    It gets its name only when all of it is on the disk, and takes the place of an older one of the same step. Raises
+
+def save_checkpoint(directory: Path, step: int, save: Callable[[Path], None]) -> Path:
+    """Have `save` fill a new directory and rename it to `directory/step_XXXXXXXX`. Return that path.
+
+    It is renamed only when all of it is on the disk, and replaces an older checkpoint of the same step. Raises
     RunStopped when the disk is full or refuses, after removing what was written; earlier checkpoints are untouched.
     """
-    final = directory / f"step_{step:08d}"
+    final = step_folder(directory, step)
     partial, replaced = (final.with_name(final.name + suffix) for suffix in (_PARTIAL, _REPLACED))
     with stopping_when_disk_refuses(final, safe_in=directory):
         try:
@@ -54,20 +63,25 @@ def save_checkpoint(directory: Path, step: int, save: Callable[[Path], None]) ->
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """The complete checkpoints in `directory`, oldest step first; empty when it does not exist."""
+    """Return the complete checkpoints in `directory`, lowest step first. Empty if the directory does not exist."""
     if not directory.is_dir():
         return []
-    found = [(int(match[1]), path) for path in directory.iterdir() if (match := _STEP.fullmatch(path.name))]
-    return [path for _, path in sorted(found) if path.is_dir()]
+    found = [path for path in directory.iterdir() if _STEP.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=lambda path: (_step_of(path), path))
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step_"))
 
 
 def prune_checkpoints(directory: Path, keep: int, newest: int | None = None) -> list[Path]:
     """Remove all but the `keep` checkpoints of the highest steps and return the removed; 0 keeps all.
 
-    `newest` is the step that was just saved: higher ones are of an earlier run and neither count nor go, so that
-    they cannot push it out. Each is renamed before it is deleted: what still has its name is whole.
+    `newest` is the step that was just saved. Checkpoints of higher steps belong to an earlier run: they neither count
+    nor are removed, so the new one always stays. Each is renamed before it is deleted, so that every checkpoint that
+    has its name is complete.
     """
-    own = [path for path in list_checkpoints(directory) if newest is None or int(path.name[len("step_") :]) <= newest]
+    own = [path for path in list_checkpoints(directory) if newest is None or _step_of(path) <= newest]
     removed = own[:-keep] if keep > 0 else []
     for path in removed:
         doomed = path.with_name(path.name + _REMOVED)
@@ -79,11 +93,11 @@ def prune_checkpoints(directory: Path, keep: int, newest: int | None = None) -> 
 
 
 def remove_leftovers(directory: Path) -> list[Path]:
-    """Clean up after a killed run, before the next begins; returns what was removed.
+    """Remove what a killed run left half-written or half-deleted, and return it. Call it before the next run writes.
 
-    What is half-written or half-deleted goes. A replaced one gets its name back if its successor never took it.
+    See also `restore_replaced`, which this calls first.
     """
-    give_back_replaced(directory)
+    restore_replaced(directory)
     removed = []
     for path in sorted(directory.iterdir()) if directory.is_dir() else []:
         of_a_step = _STEP.fullmatch(path.stem) is not None and path.suffix in (_PARTIAL, _REPLACED, _REMOVED)
@@ -93,29 +107,28 @@ def remove_leftovers(directory: Path) -> list[Path]:
     return removed
 
 
-def give_back_replaced(directory: Path) -> None:
-    """Give a checkpoint that was being replaced its name back, if its successor never took it."""
+def restore_replaced(directory: Path) -> None:
+    """Give a checkpoint that was being replaced its name back if the run was killed before the new one took it."""
     for path in directory.glob(f"step_*{_REPLACED}"):
         if _STEP.fullmatch(path.stem) and not path.with_name(path.stem).exists():
             path.rename(path.with_name(path.stem))
 
 
 def set_aside(directory: Path, after: int) -> list[Path]:
-    """Rename the checkpoints of later steps than `after`, where a run goes back to, or begins (-1); returns their new
-    paths.
+    """Set aside the checkpoints of later steps than `after`, -1 for all. Return their new paths.
 
-    Nothing is deleted, but no later resume takes them for its newest.
+    `after` is the step that a run resumes from: a later resume must not take them for its own.
     """
-    return [aside(path) for path in list_checkpoints(directory) if int(path.name[len("step_") :]) > after]
+    return [rename_aside(path) for path in list_checkpoints(directory) if _step_of(path) > after]
 
 
-def aside(path: Path) -> Path:
-    """Rename a file or folder to a free name that says that it was set aside; returns it."""
+def rename_aside(path: Path) -> Path:
+    """Set a file or folder aside. Return its new path."""
     return path.rename(free_name(path))
 
 
 def free_name(path: Path) -> Path:
-    """The first name for what is set aside of `path` that nothing has."""
+    """Return the first free name for setting `path` aside."""
     names = (path.with_name(f"{path.name}{_ASIDE}{n or ''}") for n in count())
     return next(name for name in names if not name.exists())
 
@@ -125,20 +138,20 @@ def free_name(path: Path) -> Path:
 
 @contextmanager
 def stopping_when_disk_refuses(target: Path, *, safe_in: Path, doing: str = "saving") -> Iterator[None]:
-    """Turn a full, read-only or failing disk into RunStopped that says what could not be done and what is safe."""
+    """Turn errors of a full, read-only or failing disk into RunStopped, naming the failed action and what is safe."""
     try:
         yield
     except OSError as error:
         if error.errno not in _STOPPING:
             raise
         complete = list_checkpoints(safe_in)
-        safe = f"The newest complete checkpoint is {complete[-1]}." if complete else "No checkpoint was complete yet."
+        safe = f"The newest complete checkpoint is {complete[-1]}." if complete else "No checkpoint is complete yet."
         free = "" if error.errno not in (errno.ENOSPC, errno.EDQUOT) else " Free some space or lower save_total_limit."
         raise RunStopped(f"{doing} {target} failed: {error.strerror}. {safe}{free}") from error
 
 
 def sync(path: Path) -> None:
-    """Force a file's content, or a directory's entries, to the disk."""
+    """Sync a file's content, or a directory's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -147,7 +160,7 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(directory: Path) -> None:
-    """`sync` for every file and directory below `directory`, and for itself."""
+    """Sync `directory` and every file and directory below it to the disk."""
     for path in sorted(directory.rglob("*"), reverse=True):
         sync(path)
     sync(directory)

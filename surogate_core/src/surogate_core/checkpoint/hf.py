@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints: safetensors into planned buffers, and back into a directory that transformers loads.
+"""Hugging Face checkpoints: safetensors files to planned buffers, and back to a directory that transformers loads.
 
 Weights are read and written one tensor at a time, so that no second copy of the model is ever in memory. Pickled
 files are never opened.
@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from math import prod
@@ -27,14 +28,14 @@ from ..api import HFTensor, WeightMap
 from ..errors import ConfigError, ProgramError
 from ..hub.config_json import read_json
 from ..hub.files import PICKLED, TEMPLATE_DIRECTORY
+from ..reporting.text import names_text
 from ..runtime.filling import Upload, fill
 from .folders import SAVING, stopping_when_disk_refuses, sync, sync_tree
-from .tensor_file import Stored, write_safetensors
+from .tensor_file import MAX_SHARD_BYTES, Stored, split_into_shards, write_safetensors
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-MAX_SHARD_BYTES = 5_000_000_000
 
 COPIED_TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -44,8 +45,8 @@ COPIED_TOKENIZER_FILES = (
 
 _LOADABLE = {"F64", "F32", "F16", "BF16"}
 _SAVED = {"fp32": (torch.float32, "float32"), "bf16": (torch.bfloat16, "bfloat16")}
-COMPARED_ROWS = 4096  # of a tensor and its copy: what is held beside the params stays below a GiB
-_MOST_NAMES = 3  # names that an error spells out
+COMPARED_ROWS = 4096
+"""Rows of a tensor and its copy that are compared at a time: keeps the memory for it below 1 GiB."""
 
 
 # -------------------------------------------------------------------------------------------------------------- import
@@ -60,10 +61,12 @@ def load_weights(
 ) -> None:
     """Copy a checkpoint's tensors into `params` (by param name), converting dtypes.
 
-    `copies`: tensors that the checkpoint may hold as equal copies of others, {copy: original}. All names, shapes,
-    dtypes and copies are checked before anything is written. Raises ConfigError, naming file and tensor, for a missing,
-    unexpected (unless a pattern of `ignored` matches it), wrongly shaped or quantised tensor, a copy that differs, a
-    missing, truncated or corrupt file, and where there are only pickled weights.
+    `ignored`: patterns of tensors that the checkpoint may hold besides. `copies`: {copy: original}, tensors that it may
+    hold as equal copies of others.
+
+    All names, shapes, dtypes and copies are checked before anything is written. Raises ConfigError, naming file and
+    tensor, for a missing, unexpected, wrongly shaped or quantised tensor, for a copy that differs, for a missing,
+    truncated or corrupt file, and if there are only pickled weights.
     """
     places = {tensor.name: (tensor, params[m.param], row) for m in maps for tensor, row in rows_of(m)}
     files = _locate(model_dir)
@@ -87,12 +90,12 @@ def load_weights(
 
 
 def file_of(model_dir: Path, tensor: str) -> Path:
-    """The file of a checkpoint that holds a tensor; the folder where none does."""
+    """Return the file of a checkpoint that holds a tensor, or the folder if none does."""
     return next((path for path, names in _locate(model_dir).items() if tensor in names), model_dir)
 
 
 def rows_of(m: WeightMap) -> Iterator[tuple[HFTensor, int]]:
-    """The tensors of a param, each with the first row that it fills."""
+    """Yield the checkpoint's tensors of a param, each with its first row in the param."""
     row = 0
     for tensor in m.tensors:
         yield tensor, row
@@ -100,24 +103,24 @@ def rows_of(m: WeightMap) -> Iterator[tuple[HFTensor, int]]:
 
 
 def _locate(model_dir: Path) -> dict[Path, set[str]]:
-    """The checkpoint's files and the tensors in each, from the files' own headers."""
+    """Return the checkpoint's files and the tensors in each, as the files' headers have them."""
     if (model_dir / WEIGHTS).exists():
         paths = [model_dir / WEIGHTS]
-        promised: dict[str, Path] = {}
+        indexed: dict[str, Path] = {}
     elif (model_dir / INDEX).exists():
-        promised = _read_index(model_dir)
-        paths = sorted(set(promised.values()))
+        indexed = _read_index(model_dir)
+        paths = sorted(set(indexed.values()))
     else:
         raise ConfigError(_no_weights(model_dir))
     files: dict[Path, set[str]] = {}
     for path in paths:
         with _open(path) as file:
             files[path] = set(file.keys())
-    for name, path in promised.items():
+    for name, path in indexed.items():
         if name not in files[path]:
-            raise ConfigError(f"{model_dir / INDEX}: says that {name} is in {path.name}, but it is not there. {_AGAIN}")
-    listed = {path: {name for name, at in promised.items() if at == path} for path in paths}
-    return listed if promised else files
+            raise ConfigError(f"{model_dir / INDEX}: says that {name} is in {path.name}, but it is not. {_AGAIN}")
+    listed = {path: {name for name, at in indexed.items() if at == path} for path in paths}
+    return listed if indexed else files
 
 
 _AGAIN = "Download the checkpoint again."
@@ -130,18 +133,20 @@ def _read_index(model_dir: Path) -> dict[str, Path]:
         raise ConfigError(f"{path}: has no weight_map. {_AGAIN}")
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
-            raise ConfigError(f"{path}: {name}: must name a .safetensors file beside the index (got {shard!r}).")
+            raise ConfigError(
+                f"{path}: {name}: must name a .safetensors file in the folder of the index (got {shard!r})."
+            )
     missing = sorted({shard for shard in weight_map.values() if not (model_dir / shard).is_file()})
     if missing:
-        raise ConfigError(f"{path}: names {_some(missing)}, not there in {model_dir}. {_AGAIN}")
+        raise ConfigError(f"{path}: names {names_text(missing)}, which {model_dir} lacks. {_AGAIN}")
     return {name: model_dir / shard for name, shard in weight_map.items()}
 
 
 def _no_weights(model_dir: Path) -> str:
     if any(path for pattern in PICKLED for path in model_dir.glob(pattern)):
         return (
-            f"{model_dir}: holds pickled weights only; they can run code when opened and are never read. Convert them: "
-            "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) where you trust the file."
+            f"{model_dir}: holds pickled weights only; they can run code when opened and are never read. If you trust "
+            "the file, convert it: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)."
         )
     if any(model_dir.glob("adapter_model.safetensors")):
         return f"{model_dir}: holds an adapter, not a model. Name the base model."
@@ -163,14 +168,14 @@ def _check_names(model_dir: Path, wanted: set[str], found: set[str], ignored: Se
     missing = sorted(wanted - found)
     if missing:
         raise ConfigError(
-            f"{model_dir}: the checkpoint lacks {_some(missing)}, which config.json asks for. "
-            "Are weights and config.json of the same model?"
+            f"{model_dir}: the checkpoint lacks {names_text(missing)}, which config.json asks for. "
+            "Check that the weights and config.json are of the same model."
         )
     unexpected = sorted(name for name in found - wanted if not any(fnmatchcase(name, pattern) for pattern in ignored))
     if unexpected:
         raise ConfigError(
-            f"{model_dir}: the checkpoint holds {_some(unexpected)}, which a model of this config.json does not have. "
-            "Are weights and config.json of the same model?"
+            f"{model_dir}: the checkpoint holds {names_text(unexpected)}, which a model of this config.json does not "
+            "have. Check that the weights and config.json are of the same model."
         )
 
 
@@ -189,7 +194,7 @@ def _check_tensor(path: Path, file: Any, expected: HFTensor) -> None:
 
 
 def _check_copy(files: Mapping[Path, set[str]], copy: str, original: HFTensor) -> None:
-    """Raise ConfigError unless the tensor `copy` has the values of `original`, in whatever dtype each is stored."""
+    """Raise ConfigError unless the tensor `copy` has the values of `original`. The stored dtypes may differ."""
     path, twin = (next(path for path, names in files.items() if name in names) for name in (copy, original.name))
     n_different, first = 0, ""
     with _open(path) as file, _open(twin) as other:
@@ -210,60 +215,56 @@ def _check_copy(files: Mapping[Path, set[str]], copy: str, original: HFTensor) -
         )
 
 
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-
-
 # -------------------------------------------------------------------------------------------------------------- export
 
 
-def write_model(
-    directory: Path,
-    maps: Sequence[WeightMap],
-    params: Mapping[str, Tensor],
-    config: Mapping[str, Any],
-    source_dir: Path | None,
-    dtype: str,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
-) -> dict[str, str]:
-    """Write into an empty directory what `AutoModelForCausalLM.from_pretrained` loads: the inverse of `load_weights`.
+@dataclass(frozen=True, kw_only=True)
+class ModelExport:
+    """A model to be written as a Hugging Face checkpoint.
 
-    `config` is the model's parsed config.json; `dtype`, fp32 or bf16, is what the weights are stored in. Tokenizer,
-    chat template and generation config are copied from `source_dir`. Weights go to one file, or to several of at most
-    `max_shard_bytes` (a larger tensor stands alone) with an index; their hashes are returned, {file's name:
-    hash}. For use inside `save_checkpoint`: neither atomic nor forced to the disk.
+    weights          the checkpoint's tensors of each param
+    params           the params by name
+    config           the model's parsed config.json
+    source_dir       the folder that tokenizer, chat template and generation config are copied from; None: none
+    dtype            of the stored weights: fp32 or bf16
+    max_shard_bytes  largest size of a weights file; larger models have several and an index, a larger tensor its own
     """
-    if dtype not in _SAVED:
-        raise ProgramError(f"a checkpoint cannot be stored in {dtype}; fp32 and bf16 can")
-    hashes = _write_weights(directory, list(_export(maps, params, dtype)), max_shard_bytes)
-    _write_companions(directory, config, source_dir)
-    _write_json(directory / CONFIG, _saved_config(config, dtype))
+
+    weights: Sequence[WeightMap]
+    params: Mapping[str, Tensor]
+    config: Mapping[str, Any]
+    source_dir: Path | None
+    dtype: str
+    max_shard_bytes: int = MAX_SHARD_BYTES
+
+
+def write_model(directory: Path, model: ModelExport) -> dict[str, str]:
+    """Write a model into an empty directory, as `AutoModelForCausalLM.from_pretrained` loads it.
+
+    The inverse of `load_weights`. Return the hashes of the weights, {file name: hash}. For use inside
+    `save_checkpoint`: neither atomic nor synced to the disk.
+    """
+    if model.dtype not in _SAVED:
+        raise ProgramError(f"a checkpoint cannot be stored in {model.dtype}; fp32 and bf16 can")
+    hashes = _write_weights(directory, list(_stored_tensors(model)), model.max_shard_bytes)
+    _write_companions(directory, model.config, model.source_dir)
+    _write_json(directory / CONFIG, _saved_config(model.config, model.dtype))
     return hashes
 
 
-def save_model(
-    out_dir: Path,
-    maps: Sequence[WeightMap],
-    params: Mapping[str, Tensor],
-    config: Mapping[str, Any],
-    source_dir: Path | None,
-    dtype: str,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
-) -> None:
-    """`write_model` into a directory that may hold other files, and an older model, atomically.
+def save_model(out_dir: Path, model: ModelExport) -> None:
+    """Write a model into a directory that may hold other files and an older model, atomically.
 
-    Everything is written and forced to the disk in a hidden directory inside `out_dir`; then config.json of the older
-    model goes, the files move in, older weights that are left go, and the new config.json comes last: killed at any
-    moment, a directory with a config.json holds one whole model. Raises RunStopped when the disk is full or refuses.
+    The files are written and synced in a hidden directory inside `out_dir`. Then the older config.json is removed, the
+    new files are moved, remaining older weights are removed, and the new config.json is moved last. So a directory with
+    a config.json holds one complete model, whenever the process is killed. Raises RunStopped when the disk is full or
+    refuses.
     """
-    save_files(
-        out_dir, lambda fresh: write_model(fresh, maps, params, config, source_dir, dtype, max_shard_bytes), CONFIG
-    )
+    save_files(out_dir, lambda fresh: write_model(fresh, model), CONFIG)
 
 
 def save_files(out_dir: Path, write: Callable[[Path], object], last: str) -> None:
-    """Let `write` fill a folder and move its files into `out_dir`, as `save_model` tells of config.json and `last`."""
+    """Have `write` fill a folder and move its files into `out_dir` as `save_model` does; `last` is moved last."""
     with stopping_when_disk_refuses(out_dir, safe_in=out_dir):
         out_dir.mkdir(parents=True, exist_ok=True)
         for leftover in out_dir.glob(f"{SAVING}*"):
@@ -275,23 +276,16 @@ def save_files(out_dir: Path, write: Callable[[Path], object], last: str) -> Non
             _move_in(fresh, out_dir, last)
 
 
-def _export(maps: Sequence[WeightMap], params: Mapping[str, Tensor], dtype: str) -> Iterator[Stored]:
-    torch_dtype, _ = _SAVED[dtype]
-    for m in maps:
+def _stored_tensors(model: ModelExport) -> Iterator[Stored]:
+    torch_dtype, _ = _SAVED[model.dtype]
+    for m in model.weights:
         for tensor, row in rows_of(m):
-            yield Stored(tensor.name, params[m.param].detach().narrow(0, row, tensor.shape[0]), torch_dtype)
+            yield Stored(tensor.name, model.params[m.param].detach().narrow(0, row, tensor.shape[0]), torch_dtype)
 
 
 def _write_weights(directory: Path, tensors: Sequence[Stored], max_shard_bytes: int) -> dict[str, str]:
-    """Returns {file's name: hash} of the weight files."""
-    shards: list[list[Stored]] = [[]]
-    size = 0
-    for tensor in tensors:
-        if shards[-1] and size + tensor.nbytes > max_shard_bytes:
-            shards.append([])
-            size = 0
-        shards[-1].append(tensor)
-        size += tensor.nbytes
+    """Write the weights and, for several files, their index. Return {file name: hash} of the weights."""
+    shards = split_into_shards(tensors, max_shard_bytes)
     if len(shards) == 1:
         return {WEIGHTS: write_safetensors(directory / WEIGHTS, shards[0])}
     hashes: dict[str, str] = {}
@@ -306,7 +300,7 @@ def _write_weights(directory: Path, tensors: Sequence[Stored], max_shard_bytes: 
 
 
 def _saved_config(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """The config of the saved weights: their dtype under both names that readers know, and no code beside them."""
+    """Return the config for the saved weights: with their dtype under both names in use, without references to code."""
     kept = {key: value for key, value in config.items() if key not in ("auto_map", "_name_or_path")}
     return {**kept, "dtype": _SAVED[dtype][1], "torch_dtype": _SAVED[dtype][1]}
 
@@ -326,7 +320,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _move_in(fresh: Path, out_dir: Path, last: str) -> None:
-    """The order is told in `save_model`. Synced between the steps, since renames may reach the disk in any order."""
+    """Move the files in the order of `save_model`. Sync in between, because renames may reach the disk in any order."""
     new = {path.name for path in fresh.iterdir()}
     (out_dir / last).unlink(missing_ok=True)
     sync(out_dir)
@@ -351,14 +345,15 @@ def write_merged(
 ) -> None:
     """Write the checkpoint in `base_dir` with some of its tensors changed: same files, names, order and dtypes.
 
-    One file at a time is in memory. Raises ConfigError for a change of a tensor that the base does not have, but for
-    those that it `may_lack`, or that is quantised. For use inside `save_files`.
+    `changes`: {tensor: function of its old value}. `may_lack`: tensors of `changes` that are skipped if the base lacks
+    them. One file at a time is in memory. Raises ConfigError for any other changed tensor that the base lacks, or that
+    is quantised. For use inside `save_files`.
     """
     files = _locate(base_dir)
     absent = sorted(changes.keys() - {name for names in files.values() for name in names} - set(may_lack))
     if absent:
         raise ConfigError(
-            f"{base_dir}: has no {_some(absent)}, which the adapter changes. Name the adapter's own base."
+            f"{base_dir}: has no {names_text(absent)}, which the adapter changes. Name the base that it was trained on."
         )
     for path, names in files.items():
         with _open(path) as file:
@@ -366,7 +361,7 @@ def write_merged(
             for name in sorted(names):
                 stored_as = file.get_slice(name).get_dtype()
                 if name in changes and stored_as not in _LOADABLE:
-                    raise ConfigError(f"{path}: {name} is stored as {stored_as}; merge into the unquantised base.")
+                    raise ConfigError(f"{path}: {name} is stored as {stored_as}; merge into the unquantised model.")
                 tensor = file.get_tensor(name)
                 tensors[name] = changes[name](tensor) if name in changes else tensor
         save_file(tensors, directory / path.name, metadata={"format": "pt"})

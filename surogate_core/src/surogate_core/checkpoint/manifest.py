@@ -1,9 +1,9 @@
-"""`manifest.json`: what a checkpoint holds and of which run, with size and hash of every file.
+"""`manifest.json`: the contents of a checkpoint and its run, with size and hash of every file.
 
     {"format", "step", "position", "facts", "config", "versions", "files": {name: {"bytes", "xxh3_128"}}}
 
-It is the last file that is written. The hash is XXH3, 20 GB/s on one core against 0.8 of BLAKE2: it is there to find
-what a disk did, not what an enemy did.
+It is the last file that is written. The hash is XXH3: 20 GB/s on one core against 0.8 GB/s of BLAKE2. It detects damage
+by a disk, not tampering.
 """
 
 from __future__ import annotations
@@ -24,15 +24,19 @@ _BLOCK_BYTES = 1 << 22
 
 
 class DamagedCheckpoint(Exception):
-    """A checkpoint that is not what its manifest says, or has none. The message names the file and what is wrong."""
+    """A checkpoint that differs from its manifest, or has none. The message names the file and what is wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a checkpoint is of.
+    """The content of manifest.json.
 
-    step: optimizer steps done. position: where the loop stood beside that. facts: what a run that goes on must have the
-    same. config and versions: what it should have. files: name below the directory -> {"bytes", "xxh3_128"}.
+    step      optimizer steps done
+    position  the rest of the loop's progress
+    facts     what a resumed run must have in common with this one; see `saved_run.facts`
+    config    the resolved config; a resumed run should have the same, and so the versions
+    versions  of the packages and the device
+    files     path below the directory -> {"bytes", "xxh3_128"}
     """
 
     step: int
@@ -56,12 +60,12 @@ class HashedFile:
         self._file.write(data)
 
     def hexdigest(self) -> str:
-        """Of everything written so far."""
+        """Return the hash of everything written so far."""
         return self._hash.hexdigest()
 
 
 def hash_file(path: Path) -> str:
-    """XXH3, 128 bits, of a file's content."""
+    """Return the 128-bit XXH3 hash of a file's content."""
     digest = xxh3_128()
     with path.open("rb", buffering=0) as file:
         while block := file.read(_BLOCK_BYTES):
@@ -70,7 +74,7 @@ def hash_file(path: Path) -> str:
 
 
 def list_files(directory: Path, hashed: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """`Manifest.files` of a directory. `hashed`: files whose hash is known from writing them; others are read."""
+    """Return `Manifest.files` of a directory. `hashed`: known hashes of files; the other files are read."""
     files = {}
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
         name = path.relative_to(directory).as_posix()
@@ -79,12 +83,12 @@ def list_files(directory: Path, hashed: Mapping[str, str]) -> dict[str, dict[str
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Write it. Not forced to the disk: `save_checkpoint` does that for the directory."""
+    """Write the manifest. Not synced to the disk: `save_checkpoint` does that for the directory."""
     (directory / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1) + "\n", encoding="utf-8")
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Raises DamagedCheckpoint when there is none, or none that this version reads."""
+    """Read the manifest. Raises DamagedCheckpoint if it is missing or invalid or has another format."""
     path = directory / MANIFEST
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -102,10 +106,10 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def _check(manifest: Manifest) -> None:
-    """ValueError unless everything is of the type that `Manifest` says."""
+    """Raise ValueError unless every field has the type that `Manifest` declares."""
     for field in ("position", "facts", "config", "versions", "files"):
         if not isinstance(getattr(manifest, field), dict):
-            raise ValueError(f"{field} is no object")
+            raise ValueError(f"{field} is not an object")
     if isinstance(manifest.step, bool) or not isinstance(manifest.step, int) or manifest.step < 0:
         raise ValueError(f"step is {manifest.step!r}")
     for name, entry in manifest.files.items():
@@ -116,20 +120,20 @@ def _check(manifest: Manifest) -> None:
 
 
 def verify_files(directory: Path, manifest: Manifest) -> None:
-    """Read every file once. Raises DamagedCheckpoint naming the first that has another size or another hash."""
+    """Read every file once. Raises DamagedCheckpoint naming the first with another size or hash."""
     paths = {directory / name: expected for name, expected in manifest.files.items()}
-    for path, expected in paths.items():  # sizes first: that takes no time
+    for path, expected in paths.items():  # sizes first, which is quick
         try:
             found = os.stat(path).st_size if path.is_file() else -1
         except OSError as error:
             raise DamagedCheckpoint(f"{path}: {error.strerror or error}") from None
         if found != expected["bytes"]:
-            told = "missing" if found < 0 else f"{found:,} bytes"
-            raise DamagedCheckpoint(f"{path}: {told}, {expected['bytes']:,} bytes were written")
+            size = "missing" if found < 0 else f"{found:,} bytes"
+            raise DamagedCheckpoint(f"{path}: {size}, {expected['bytes']:,} bytes were written")
     for path, expected in paths.items():
         try:
             found_hash = hash_file(path)
         except OSError as error:
             raise DamagedCheckpoint(f"{path}: cannot be read: {error.strerror or error}") from None
         if found_hash != expected.get("xxh3_128"):
-            raise DamagedCheckpoint(f"{path}: its content is not what was written (the hash differs)")
+            raise DamagedCheckpoint(f"{path}: its content differs from what was written (hash mismatch)")

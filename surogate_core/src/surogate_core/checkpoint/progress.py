@@ -1,4 +1,4 @@
-"""How far a run has come: what the loop keeps up to date and a checkpoint holds."""
+"""How far a run has come: updated by the loop, saved in checkpoints."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Progress:
-    """Where the loop stands, and where it ended.
+    """Counts and results of a run, from its first step on, resumed or not.
 
-    step: optimizer steps done and reported; launched: those under way too; lr: that of the last launched. nonfinite:
-    steps in a row without a finite loss and gradient. evaluations: (step, mean loss in nats, labels). All of it counts
-    from the run's first step, resumed or not.
+    step         optimizer steps finished and reported
+    launched     optimizer steps launched, finished or not
+    loss         of the last finished step, in nats; None before the first
+    tokens       of all finished steps
+    seconds      of all finished steps
+    saved        the step of the last checkpoint
+    nonfinite    last steps in a row without a finite loss and gradient
+    lr           learning rate of the last launched step
+    evaluations  (step, mean loss in nats, labels) of each evaluation
     """
 
     step: int = 0

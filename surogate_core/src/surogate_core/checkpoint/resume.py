@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and whether it is one of this run."""
+"""Which checkpoint a run resumes from, and whether that checkpoint is of the same run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from .folders import give_back_replaced, list_checkpoints
+from .folders import list_checkpoints, restore_replaced, step_folder
 from .manifest import DamagedCheckpoint, Manifest, read_manifest, verify_files
 
 LAST_GOOD = "last-good"
@@ -17,38 +17,19 @@ LAST_GOOD = "last-good"
 Choice = bool | int | str
 """`resume_from_checkpoint`: false, true (the newest), a step, a checkpoint's directory, or LAST_GOOD."""
 
-_WITHOUT_EFFECT = frozenset(
-    {
-        *("adapter", "launcher"),  # the adapter is one of the facts that must agree
-        *("model", "from_scratch", "init_projections_to_zero", "datasets", "validation_datasets"),
-        *(
-            "validation_split_ratio",
-            "output_dir",
-            "checkpoint_dir",
-            "overwrite_output_dir",
-            "run_name",
-            "log_file",
-            "report_to",
-        ),
-        *(
-            "logging_steps",
-            "save_steps",
-            "save_total_limit",
-            "save_in_background",
-            "eval_steps",
-            "resume_from_checkpoint",
-            "num_epochs",
-        ),
-        *("max_steps", "dataloader_num_workers", "check_finite", "use_cuda_graphs", "log_gpu_util"),
-        *("verify_outputs", "push_to_hub", "hub_model_id", "hub_private"),
-    }
-)
-"""Keys that decide no bit of a run that goes on, or that a fact stands for."""
+_FACTS = ("model", "from_scratch", "init_projections_to_zero", "adapter", "num_epochs", "max_steps")
+_DATA = ("datasets", "validation_datasets", "validation_split_ratio", "dataloader_num_workers")
+_FOLDERS = ("output_dir", "checkpoint_dir", "overwrite_output_dir", "run_name", "log_file")
+_REPORTS = ("report_to", "logging_steps", "log_gpu_util", "push_to_hub", "hub_model_id", "hub_private")
+_SAVES = ("save_steps", "save_total_limit", "save_in_background", "resume_from_checkpoint")
+_EXECUTION = ("launcher", "use_cuda_graphs", "eval_steps", "check_finite", "verify_outputs")
+_WITHOUT_EFFECT = frozenset((*_FACTS, *_DATA, *_FOLDERS, *_REPORTS, *_SAVES, *_EXECUTION))
+"""Keys that change no bit of a resumed run, or that are compared as one of the run's `facts`."""
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """A checkpoint whose files are what was written."""
+    """The checkpoint that a run resumes from. All its files match its manifest."""
 
     directory: Path
     manifest: Manifest
@@ -58,117 +39,121 @@ class Resumed:
         """Optimizer steps done."""
         return self.manifest.step
 
+    def is_in(self, checkpoints: Path) -> bool:
+        """Return whether the checkpoint lies in the folder `checkpoints`."""
+        return self.directory.resolve().parent == checkpoints.resolve()
 
-def choose(checkpoints: Path, choice: Choice, source: str, notice: Callable[[str], None]) -> Resumed | None:
-    """The checkpoint that `choice` means, every file of it verified; None: start fresh.
 
-    `checkpoints` is where the run's own ones lie. Raises ConfigError when there is no such one, or it is damaged.
+def choose_checkpoint(checkpoints: Path, choice: Choice, source: str, notice: Callable[[str], None]) -> Resumed | None:
+    """Return the checkpoint that `choice` selects, with every file verified; None: start a new run.
+
+    `checkpoints` is the folder of the run's own checkpoints, `source` the config that errors name. Raises ConfigError
+    if there is no such checkpoint, or it is damaged.
     """
     if choice is False:
         return None
-    give_back_replaced(checkpoints)
+    restore_replaced(checkpoints)
     complete = list_checkpoints(checkpoints)
     if choice is True or choice == LAST_GOOD:
         if not complete:
-            notice(f"resume_from_checkpoint: no checkpoint in {checkpoints} yet: a fresh start")
+            notice(f"resume_from_checkpoint: no checkpoint in {checkpoints} yet: starting a new run")
             return None
-        return _last_good(complete, source, notice) if choice == LAST_GOOD else _verified(complete[-1], source)
-    directory = Path(choice) if isinstance(choice, str) else checkpoints / f"step_{choice:08d}"
+        return _last_good(complete, source, notice) if choice == LAST_GOOD else _intact(complete[-1], source)
+    directory = Path(choice) if isinstance(choice, str) else step_folder(checkpoints, choice)
     if not directory.is_dir():
-        there = ", ".join(path.name for path in complete[-5:]) or "none"
+        found = ", ".join(path.name for path in complete[-5:]) or "none"
         raise ConfigError(
-            f"{source}: resume_from_checkpoint: there is no checkpoint {directory}. In {checkpoints}: {there}."
+            f"{source}: resume_from_checkpoint: there is no checkpoint {directory}. In {checkpoints}: {found}."
         )
     if list_checkpoints(directory):
         raise ConfigError(
             f"{source}: resume_from_checkpoint: {directory} is a folder of checkpoints. Name one: "
             f"{list_checkpoints(directory)[-1]}."
         )
-    return _verified(directory, source)
+    return _intact(directory, source)
 
 
-def _verified(directory: Path, source: str) -> Resumed:
+def _intact(directory: Path, source: str) -> Resumed:
     try:
-        manifest = read_manifest(directory)
-        verify_files(directory, manifest)
+        return _verified(directory)
     except DamagedCheckpoint as damage:
         raise ConfigError(
             f"{source}: resume_from_checkpoint: the checkpoint is damaged: {damage}. "
-            f"resume_from_checkpoint: {LAST_GOOD} goes on from the newest one that is whole."
+            f"resume_from_checkpoint: {LAST_GOOD} resumes from the newest intact one."
         ) from None
-    return Resumed(directory, manifest)
 
 
 def _last_good(complete: list[Path], source: str, notice: Callable[[str], None]) -> Resumed:
     for directory in reversed(complete):
         try:
-            manifest = read_manifest(directory)
-            verify_files(directory, manifest)
+            resumed = _verified(directory)
         except DamagedCheckpoint as damage:
             notice(f"{directory.name} is damaged: {damage}")
             continue
         if directory != complete[-1]:
-            notice(f"{directory.name} is the newest checkpoint that is whole: the run goes on from there")
-        return Resumed(directory, manifest)
+            notice(f"{directory.name} is the newest intact checkpoint: resuming from it")
+        return resumed
     raise ConfigError(
         f"{source}: resume_from_checkpoint: {LAST_GOOD}: every checkpoint in {complete[-1].parent} is damaged. "
         "resume_from_checkpoint: false starts a new run."
     )
 
 
-def is_of(resumed: Resumed | None, checkpoints: Path) -> bool:
-    """Whether a run goes on where it was saved, in `checkpoints`."""
-    return resumed is not None and resumed.directory.resolve().parent == checkpoints.resolve()
+def _verified(directory: Path) -> Resumed:
+    """Return the checkpoint. Raises DamagedCheckpoint unless all its files match its manifest."""
+    manifest = read_manifest(directory)
+    verify_files(directory, manifest)
+    return Resumed(directory, manifest)
 
 
 def refuse_checkpoints(checkpoints: Path, key: str, source: str) -> None:
-    """Raise ConfigError for a folder of another run's checkpoints. `key` is what names the folder.
+    """Raise ConfigError if a new run would write into a folder with checkpoints of another. `key` names the folder.
 
-    Old and new would be told apart by nothing: the next resume, and the limit on their number, would take the ones for
-    the others.
+    Nothing would tell the checkpoints of the two runs apart: the next resume, and the limit on their number, would mix
+    them up.
     """
-    give_back_replaced(checkpoints)
-    if there := list_checkpoints(checkpoints):
-        named = there[0].name if len(there) == 1 else f"{there[0].name} to {there[-1].name}"
+    restore_replaced(checkpoints)
+    if found := list_checkpoints(checkpoints):
+        names = found[0].name if len(found) == 1 else f"{found[0].name} to {found[-1].name}"
         raise ConfigError(
-            f"{source}: {key}: {checkpoints} holds checkpoints of an earlier run ({named}). To go on with that run: "
-            f"resume_from_checkpoint: true. To begin anew: another {key}, or overwrite_output_dir: true, which sets "
-            "them aside and deletes nothing."
+            f"{source}: {key}: {checkpoints} holds checkpoints of an earlier run ({names}). To continue that run: "
+            f"resume_from_checkpoint: true. To start a new one: another {key}, or overwrite_output_dir: true, which "
+            "sets them aside and deletes nothing."
         )
 
 
 def refuse_another_run(resumed: Resumed, facts: Mapping[str, Any], source: str) -> None:
-    """Raise ConfigError naming what this run has differently from the saved one, with both values."""
+    """Raise ConfigError naming the facts that differ from the saved run's, with both values."""
     saved, now = resumed.manifest.facts, json.loads(json.dumps(facts))
     key = "adapter_path" if "adapter" in saved else "model"  # a checkpoint of an adapter holds no model
-    told = [f"{name}: {_shown(was)} (this run: {_shown(is_)})" for name, was, is_ in _differing(saved, now)]
-    if told:
+    changed = [f"{name}: {_text(old)} (this run: {_text(new)})" for name, old, new in _differing(saved, now)]
+    if changed:
         raise ConfigError(
-            f"{source}: resume_from_checkpoint: {resumed.directory} was saved with {'; '.join(told)}. Set it as it "
-            "was, or start a new run in another output_dir, with resume_from_checkpoint: false; its weights can be "
-            f"trained on with {key}: {resumed.directory}."
+            f"{source}: resume_from_checkpoint: {resumed.directory} was saved with {'; '.join(changed)}. Restore these "
+            "settings to resume. To train its weights further, start a new run in another output_dir, with "
+            f"resume_from_checkpoint: false and {key}: {resumed.directory}."
         )
 
 
 def differences(
     resumed: Resumed, config: Mapping[str, Any], versions: Mapping[str, str], without_effect: Collection[str] = ()
 ) -> Iterator[str]:
-    """Lines that tell why the run will not have the bits that it would have had without the stop.
+    """Yield lines that say why the resumed run will not be bit-identical to an uninterrupted one.
 
-    `without_effect`: keys of plugins that decide no bit.
+    `without_effect`: keys of plugins that change no bit.
     """
     now = json.loads(json.dumps(config))
     changed = [
-        f"{name}: {_shown(is_)} (saved: {_shown(was)})"
-        for name, was, is_ in _differing(resumed.manifest.config, now)
+        f"{name}: {_text(new)} (saved: {_text(old)})"
+        for name, old, new in _differing(resumed.manifest.config, now)
         if name not in _WITHOUT_EFFECT and name not in without_effect
     ]
     changed += [
-        f"{name} {is_ or 'absent'} (saved: {was or 'absent'})"
-        for name, was, is_ in _differing(resumed.manifest.versions, versions)
+        f"{name} {new or 'absent'} (saved: {old or 'absent'})"
+        for name, old, new in _differing(resumed.manifest.versions, versions)
     ]
     if changed:
-        yield f"resumes with {'; '.join(changed)}: not the bits of a run that never stopped"
+        yield f"resuming with {'; '.join(changed)}: not bit-identical to an uninterrupted run"
 
 
 def _differing(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
@@ -177,5 +162,5 @@ def _differing(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tup
             yield name, saved.get(name), now.get(name)
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)

@@ -1,4 +1,4 @@
-"""A run in a checkpoint: the model for others, and for the run itself what it needs to go on with the same bits."""
+"""A run in a checkpoint: a model or adapter that other programs load, and the state that a bit-exact resume needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 from xxhash import xxh3_128
 
-from ..checkpoint.progress import Progress
 from ..config.errors import keys_of
 from ..config.load import resolved
 from ..config.schema import DTYPE_KEYS
@@ -25,6 +24,7 @@ from . import hf
 from .adapter import load_base, write_adapter
 from .folders import sync
 from .manifest import MANIFEST, Manifest, list_files, write_manifest
+from .progress import Progress
 from .resume import Resumed, differences, refuse_another_run
 from .states import kept_values, load_state, write_state
 
@@ -36,19 +36,19 @@ if TYPE_CHECKING:
 
 MAX_STEP = 2**31 - 1
 MAX_FP32 = 3.4e38
-"""What the inputs `step` (int32) and `lr` (fp32) can hold."""
+"""Largest values of the program inputs `step` (int32) and `lr` (fp32)."""
 
 _POSITION = ("tokens", "seconds", "nonfinite", "loss", "lr")
 
 
 class _Position(BaseModel):
-    """`Manifest.position` as it is written."""
+    """The schema of `Manifest.position`."""
 
     tokens: int
     seconds: float
     nonfinite: int
     loss: float | None
-    lr: float = Field(0.0, ge=0, le=MAX_FP32)  # a checkpoint of before has none
+    lr: float = Field(0.0, ge=0, le=MAX_FP32)  # older checkpoints have none
     evaluations: list[tuple[int, float, int]]
 
 
@@ -56,18 +56,20 @@ class _Position(BaseModel):
 class SavedRun:
     """Writes and restores the checkpoints of one run.
 
-    versions: of what decides its bits, the device included. records: its metrics file.
+    facts     what a resumed run must have in common with the saved one; see `facts`
+    versions  of the packages that the run uses, and the device
+    metrics   the run's metrics file
     """
 
     run: Run
     plan: Plan
     facts: Mapping[str, Any]
     versions: Mapping[str, str]
-    records: Path
+    metrics: Path
 
     @property
     def weights(self) -> list[Value]:
-        """The params that are saved as a model or an adapter."""
+        """The params that are saved as the model or the adapter."""
         assembly = self.plan.assembly
         if self.run.adapter:
             return list(assembly.trainable)
@@ -75,13 +77,13 @@ class SavedRun:
 
     @property
     def values(self) -> list[Value]:
-        """All that is saved, each once."""
-        return list(dict.fromkeys([*self.weights, *self._kept()]))
+        """All saved values, each once."""
+        return list(dict.fromkeys([*self.weights, *self._kept_values()]))
 
     def write(self, directory: Path, view: Callable[[Value], Tensor], step: int, progress: Progress) -> None:
-        """Fill an empty directory with `values` as they are after `step`, by their `view`s; the manifest comes last.
+        """Write `values` after `step`, as `view` returns them, into an empty directory. The manifest is written last.
 
-        The records that led there are forced to the disk before it: whoever finds the checkpoint finds them too.
+        The metrics file is synced before it: where a checkpoint survives, so do the metrics of its steps.
         """
         run, assembly = self.run, self.plan.assembly
         params = {v.name: view(v) for v in self.weights}
@@ -89,11 +91,10 @@ class SavedRun:
             write_adapter(directory, run, assembly, params)
             hashes = {}
         else:
-            dtype = self.plan.inputs.precision.model
-            hashes = hf.write_model(directory, assembly.weights, params, run.model_config, run.model_dir, dtype)
-        hashes |= write_state(directory, ((v.name, view(v)) for v in self._kept()))
-        if self.records.is_file():
-            for path in (self.records, self.records.parent):  # a file that is new has its name there
+            hashes = hf.write_model(directory, model_export(run, self.plan, params))
+        hashes |= write_state(directory, ((v.name, view(v)) for v in self._kept_values()))
+        if self.metrics.is_file():
+            for path in (self.metrics, self.metrics.parent):  # the folder holds the name of a new file
                 sync(path)
         position = {name: getattr(progress, name) for name in _POSITION}
         write_manifest(
@@ -109,20 +110,20 @@ class SavedRun:
         )
 
     def check(self, resumed: Resumed) -> list[str]:
-        """Raise ConfigError unless the checkpoint is one of this run; else what is different, in lines for the user."""
+        """Raise ConfigError unless the checkpoint is of this run. Return lines for the user about other differences."""
         refuse_another_run(resumed, self.facts, self.run.loaded.source)
         models = self.run.registry.options_models()
-        of_loggers = {key for (kind, _), model in models.items() if kind == "logger" for key in keys_of(model)}
-        return list(differences(resumed, resolved(self.run.loaded), self.versions, without_effect=of_loggers))
+        logger_keys = {key for (kind, _), model in models.items() if kind == "logger" for key in keys_of(model)}
+        return list(differences(resumed, resolved(self.run.loaded), self.versions, without_effect=logger_keys))
 
     def restore(self, resumed: Resumed, worker: Worker | Team) -> Progress:
-        """Fill the worker's params and states; returns where the loop stood. Before `worker.start()`."""
+        """Fill the worker's params and states and return the saved progress. Call it before `worker.start()`."""
         position = _position(resumed)
         if self.run.adapter:  # a checkpoint does not hold the base
             load_base(self.run, self.plan.assembly.weights, worker.params())
         else:
             hf.load_weights(resumed.directory, self.plan.assembly.weights, worker.params())
-        load_state(resumed.directory, self._kept(), worker.buffers.persistent)
+        load_state(resumed.directory, self._kept_values(), worker.buffers.persistent)
         step = resumed.step
         worker.restored(lr=position.lr, step=step)
         progress = Progress(
@@ -131,8 +132,9 @@ class SavedRun:
         progress.evaluations += position.evaluations
         return progress
 
-    def _kept(self) -> list[Value]:
-        """What a checkpoint holds beside the model's files; those of an adapter's base have nothing that is trained."""
+    def _kept_values(self) -> list[Value]:
+        """Return the values that a checkpoint holds besides the model's files. With an adapter, those hold no param
+        that is trained."""
         assembly = self.plan.assembly
         stored = {m.param for m in assembly.weights}
         if self.run.adapter:
@@ -157,8 +159,22 @@ def _position(resumed: Resumed) -> _Position:
         ) from None
 
 
+def model_export(run: Run, plan: Plan, params: Mapping[str, Tensor]) -> hf.ModelExport:
+    """Return the model of a run whose weights are `params`, ready to be written."""
+    return hf.ModelExport(
+        weights=plan.assembly.weights,
+        params=params,
+        config=run.model_config,
+        source_dir=run.model_dir,
+        dtype=plan.inputs.precision.model,
+    )
+
+
 def facts(run: Run, plan: Plan, loader: Loader, total_steps: int) -> dict[str, Any]:
-    """What decides samples, schedule and buffers, hence what a run that goes on must have the same; as it is told."""
+    """Return the settings that a resumed run must share with the saved one, keyed by the text that errors show.
+
+    They determine samples, schedule and buffers. The keys are part of the checkpoint's format.
+    """
     config, adapter = run.config, run.adapter
     ignored = {"dtype", "torch_dtype", "_name_or_path", "transformers_version", "auto_map"}
     return {
@@ -179,9 +195,9 @@ def facts(run: Run, plan: Plan, loader: Loader, total_steps: int) -> dict[str, A
 
 
 def _identity(rows: PackedRows) -> str:
-    """A hash of which tokens of which data lie in which row."""
+    """Return a hash of which tokens of which dataset lie in which row."""
     digest = xxh3_128()
-    for dataset in rows.corpus.datasets:  # a cache directory is named after the hash of what is in it
+    for dataset in rows.corpus.datasets:  # a cache directory is named after the hash of its content
         digest.update(f"{dataset.path.name if dataset.path else ''} {dataset.n_tokens}\n".encode())
     for part in (rows.start, rows.stop, rows.row_offsets):
         digest.update(np.ascontiguousarray(part).data)

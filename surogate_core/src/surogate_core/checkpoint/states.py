@@ -1,7 +1,6 @@
-"""What a run needs beside the model's weights to go on with the same bits: masters, moments, states of the recipe.
+"""The training state of a checkpoint: masters, moments and states of the recipe, which a bit-exact resume needs.
 
-In a checkpoint they lie in a folder of their own: programs that load a model read every safetensors file beside its
-config.json.
+It has a folder of its own, because programs that load a model read every safetensors file next to its config.json.
 """
 
 from __future__ import annotations
@@ -16,17 +15,16 @@ from ..errors import ConfigError
 from ..planning.assembly import Assembly
 from ..program.value import Value
 from ..reference.rounding import TORCH_DTYPES
-from .tensor_file import STORED_AS, Stored, write_safetensors
+from .tensor_file import MAX_SHARD_BYTES, STORED_AS, Stored, split_into_shards, write_safetensors
 
 FOLDER = "training_state"
-MAX_SHARD_BYTES = 5_000_000_000
 
 
 def kept_values(assembly: Assembly, stored: Collection[str], stored_dtype: str) -> list[Value]:
-    """The values that a checkpoint holds beside a model whose files have the params `stored`, in `stored_dtype`.
+    """Return the values that a checkpoint holds besides a model whose files have the params `stored` in `stored_dtype`.
 
-    All states but those that every step and evaluation writes anew, and the params that the model's files do not hold
-    to the bit.
+    These are all states except those that every step and evaluation overwrites, and the params that the model's files
+    do not hold bit for bit.
     """
     readings = (assembly.loss, assembly.eval_loss, assembly.grad_norm, *assembly.pending)
     return [
@@ -40,30 +38,21 @@ def kept_values(assembly: Assembly, stored: Collection[str], stored_dtype: str) 
 def write_state(
     directory: Path, tensors: Iterable[tuple[str, Tensor]], max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> dict[str, str]:
-    """Write tensors in the dtypes that they have below `directory`; returns {file's name: hash}.
+    """Write tensors in their dtypes below `directory`, in shards of at most `max_shard_bytes`.
 
-    Into one file, or several of at most `max_shard_bytes` (a larger tensor stands alone). For use inside
-    `save_checkpoint`: neither atomic nor forced to the disk.
+    Return {file name: hash}. For use inside `save_checkpoint`: neither atomic nor synced to the disk.
     """
-    shards: list[list[Stored]] = [[]]
-    size = 0
-    for name, tensor in tensors:
-        stored = Stored(name, tensor, tensor.dtype)
-        if shards[-1] and size + stored.nbytes > max_shard_bytes:
-            shards.append([])
-            size = 0
-        shards[-1].append(stored)
-        size += stored.nbytes
+    shards = split_into_shards((Stored(name, tensor, tensor.dtype) for name, tensor in tensors), max_shard_bytes)
     (directory / FOLDER).mkdir()
     names = [f"{FOLDER}/state-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
     return {name: write_safetensors(directory / name, shard) for name, shard in zip(names, shards, strict=True)}
 
 
 def load_state(directory: Path, values: Sequence[Value], view: Callable[[Value], Tensor]) -> None:
-    """Copy what `write_state` has written below `directory` into `view(value)`, by name.
+    """Copy the tensors that `write_state` wrote below `directory` into `view(value)`, by name.
 
-    All names, shapes and dtypes are checked before anything is written. Raises ConfigError when they are not those of
-    `values`, or a file cannot be read.
+    All names, shapes and dtypes are checked before anything is copied. Raises ConfigError if they differ from those of
+    `values` or a file cannot be read.
     """
     wanted = {v.name: v for v in values}
     paths = sorted((directory / FOLDER).glob("*.safetensors"))
@@ -75,17 +64,17 @@ def load_state(directory: Path, values: Sequence[Value], view: Callable[[Value],
                 tensor, value = file.get_slice(name), wanted[name]
                 shape, dtype = list(tensor.get_shape()), tensor.get_dtype()
                 if shape != list(value.shape) or dtype != STORED_AS[TORCH_DTYPES[value.dtype]]:
-                    raise ConfigError(f"{path}: {name} is {dtype} {shape}, this run has {value!r}. {_AS_IT_WAS}")
+                    raise ConfigError(f"{path}: {name} is {dtype} {shape}, this run has {value!r}. {_REMEDY}")
     if held != set(wanted):
         differing = ", ".join(sorted(held ^ set(wanted))[:3])
-        raise ConfigError(f"{directory / FOLDER}: not the states of this run: they differ in {differing}. {_AS_IT_WAS}")
+        raise ConfigError(f"{directory / FOLDER}: not the states of this run: they differ in {differing}. {_REMEDY}")
     for path in paths:
         with _open(path) as file:
             for name in file.keys():  # noqa: SIM118 (it is no mapping)
                 view(wanted[name]).copy_(file.get_tensor(name))
 
 
-_AS_IT_WAS = "Resume with the optimizer, the recipe, their options and their packages as they were."
+_REMEDY = "Resume with the same optimizer, recipe, options and package versions."
 
 
 def _open(path: Path) -> safe_open:

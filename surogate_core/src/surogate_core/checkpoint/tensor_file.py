@@ -1,4 +1,7 @@
-"""Tensors into a safetensors file, one at a time and hashed on the way: no second copy of them is ever in memory."""
+"""Writes safetensors files, one tensor at a time, so that no second copy of a model is ever in memory.
+
+The hash of a file is computed while it is written.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from torch import Tensor
 
 from .manifest import HashedFile
 
+MAX_SHARD_BYTES = 5_000_000_000
+
 STORED_AS = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -23,12 +28,12 @@ STORED_AS = {
     torch.int32: "I32",
     torch.uint8: "U8",
 }
-"""What a safetensors header calls each dtype."""
+"""The name of each dtype in a safetensors header."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of a file: `rows`, on whatever device, in the dtype in which it is saved."""
+    """A tensor of a file: `rows`, on any device, and the dtype that it is saved in."""
 
     name: str
     rows: Tensor
@@ -43,8 +48,21 @@ class Stored:
         file.write(raw.numpy().data)
 
 
+def split_into_shards(tensors: Iterable[Stored], max_shard_bytes: int) -> list[list[Stored]]:
+    """Return the tensors in shards of at most `max_shard_bytes`, in order. A larger tensor has a shard of its own."""
+    shards: list[list[Stored]] = [[]]
+    size = 0
+    for tensor in tensors:
+        if shards[-1] and size + tensor.nbytes > max_shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(tensor)
+        size += tensor.nbytes
+    return shards
+
+
 def write_safetensors(path: Path, tensors: Iterable[Stored]) -> str:
-    """Write `tensors`, sorted by name, and return the file's hash, as the manifest has it.
+    """Write `tensors`, sorted by name. Return the file's hash, as a manifest holds it.
 
     The format: length of the header in 8 bytes, little-endian; the header, JSON padded to 8 bytes; the data.
     """

@@ -1,6 +1,6 @@
-"""When a checkpoint is written: by a thread, from copies in host memory, while training goes on; or while it waits.
+"""When a checkpoint is written: in the background by a thread, from a copy in host memory, or while training waits.
 
-The loop calls `save` and then, before every step, `look`. What the thread could not do is raised there.
+The loop calls `save`, and `poll` before every step. An error of the thread is raised in the loop, by the next call.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ from ..reporting.text import step_time_text
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..checkpoint.progress import Progress
     from ..program.value import Value
     from ..runtime.host_copy import HostCopy
     from ..runtime.team import Team
     from ..runtime.worker import Worker
+    from .progress import Progress
 
 View = Callable[["Value"], "Tensor"]
 
 Write = Callable[[int, "Progress", View], Path]
-"""Make the checkpoint of a step from where its values are, remove what it replaces, and return its folder."""
+"""(step, progress, view) -> the folder of the checkpoint, written from `view(value)`. Also removes old checkpoints."""
 
 SPARE_BYTES = 1 * GIB
-"""Host memory that copies leave to everybody else."""
+"""Host memory that must stay free beside the copy."""
 
 
-class Saves(Protocol):
-    """How a run writes its checkpoints."""
+class CheckpointWriter(Protocol):
+    """How a run writes its checkpoints, one at a time."""
 
     def save(self, step: int, progress: Progress) -> None:
-        """Write, or begin to write, the weights as they are, which are those after `step`."""
+        """Write, or begin to write, the current weights, which are those after `step`."""
         ...
 
     def poll(self) -> None:
-        """Tell of a save that has become whole; raise what kept it from that."""
+        """Give notice if the current save has finished; raise its error if it failed. Does not wait."""
         ...
 
     def wait(self) -> None:
-        """`look`, once nothing is being written any more."""
+        """Wait for the current save, then `poll`."""
         ...
 
     def close(self) -> None:
-        """End without waiting. What is being written may stay half-written, under a name that says so."""
+        """Stop without waiting. An unfinished checkpoint keeps its temporary name."""
         ...
 
 
-class ForegroundSaves:
-    """Training waits until a checkpoint is whole."""
+class ForegroundWriter:
+    """Writes checkpoints while training waits."""
 
     def __init__(self, worker: Worker | Team, write: Write, notice: Callable[[str], None]) -> None:
         self._worker, self._write, self._notice = worker, write, ignoring_broken_pipe(notice)
@@ -69,93 +69,98 @@ class ForegroundSaves:
         self._notice(_saved(path, time.perf_counter() - began))
 
     def poll(self) -> None:
-        """Nothing is under way."""
+        """Return at once: `save` has finished."""
 
     def wait(self) -> None:
-        """Nothing is under way."""
+        """Return at once: `save` has finished."""
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Return at once: there is nothing to stop."""
 
 
 @dataclass(frozen=True)
-class _UnderWay:
+class _Save:
+    """A save that the thread has begun. `future` is its folder and when it finished."""
+
     step: int
     began: float
     future: Future[tuple[Path, float]]
 
 
-class BackgroundSaves:
-    """A thread writes from `copied`, which the worker has copied its values into; one checkpoint at a time."""
+class BackgroundWriter:
+    """Writes checkpoints in a thread, from `snapshot`, into which the worker copies its values."""
 
-    def __init__(self, worker: Worker | Team, copied: HostCopy, write: Write, notice: Callable[[str], None]) -> None:
+    def __init__(self, worker: Worker | Team, snapshot: HostCopy, write: Write, notice: Callable[[str], None]) -> None:
         from ..runtime.threads import RankThread
 
-        self._worker, self._copied, self._write = worker, copied, write
+        self._worker, self._snapshot, self._write = worker, snapshot, write
         self._notice = ignoring_broken_pipe(notice)
         self._thread = RankThread("surogate-saves")
-        self._under_way: _UnderWay | None = None
+        self._current: _Save | None = None
 
     def save(self, step: int, progress: Progress) -> None:
         self.poll()
-        if self._under_way is not None:
-            before, began = self._under_way.step, time.perf_counter()
+        if self._current is not None:
+            previous, began = self._current.step, time.perf_counter()
             self.wait()
             waited = step_time_text((time.perf_counter() - began) * 1000)
-            self._notice(f"step {step} waited {waited} to be saved, for step {before}: a larger save_steps avoids it")
+            self._notice(f"step {step} waited {waited} for the save of step {previous}: a larger save_steps avoids it")
         self._worker.snapshot()
         then = copy.deepcopy(progress)
-        self._under_way = _UnderWay(step, time.perf_counter(), self._thread.submit(self._make, step, then))
+        self._current = _Save(step, time.perf_counter(), self._thread.submit(self._run, step, then))
 
     def poll(self) -> None:
-        if self._under_way is not None and self._under_way.future.done():
+        if self._current is not None and self._current.future.done():
             self.wait()
 
     def wait(self) -> None:
-        under_way = self._under_way
-        if under_way is None:
+        current = self._current
+        if current is None:
             return
         try:
-            path, finished = under_way.future.result()
-        finally:  # whoever stops waiting does not begin again
-            self._under_way = None
-        self._notice(_saved(path, finished - under_way.began, " beside the steps"))
+            path, finished = current.future.result()
+        finally:  # after an interrupt or an error nobody waits for this save again
+            self._current = None
+        self._notice(_saved(path, finished - current.began, " in the background"))
 
     def close(self) -> None:
         self._thread.close()
 
-    def _make(self, step: int, progress: Progress) -> tuple[Path, float]:
-        self._copied.wait()
-        return self._write(step, progress, self._copied.view), time.perf_counter()
+    def _run(self, step: int, progress: Progress) -> tuple[Path, float]:
+        self._snapshot.wait()
+        return self._write(step, progress, self._snapshot.view), time.perf_counter()
 
 
-def open_saves(
+def open_writer(
     worker: Worker | Team,
     values: list[Value],
     write: Write,
     notice: Callable[[str], None],
     *,
-    wanted: bool,
-) -> Saves:
-    """In the background if that is `wanted` and host memory suffices for copies of `values`; to be called before
-    `worker.start`. `notice` is told where it does not."""
-    if not wanted:
-        return ForegroundSaves(worker, write, notice)
+    background: bool,
+) -> CheckpointWriter:
+    """Return a background writer if `background` is set and host memory suffices for a copy of `values`.
+
+    Otherwise return a foreground writer; `notice` is called with the reason if host memory does not suffice. Call it
+    before `worker.start`.
+    """
+    if not background:
+        return ForegroundWriter(worker, write, notice)
     from ..runtime.host_copy import NoHostMemory, copied_bytes
 
     needed, free = copied_bytes(values), available_memory_bytes()
     try:
         if needed + SPARE_BYTES > free:
             raise NoHostMemory(f"{free / GIB:.1f} GiB are free")
-        copied = worker.allocate_snapshot(values)
+        snapshot = worker.allocate_snapshot(values)
     except NoHostMemory as error:
         notice(
-            f"saves stop the training while they write: copies of what is saved would take {needed / GIB:.1f} GiB of "
-            f"host memory, and {error}"
+            f"training waits for each save: copies of the saved tensors would take {needed / GIB:.1f} GiB of host "
+            f"memory, and {error}"
         )
-        return ForegroundSaves(worker, write, notice)
-    return BackgroundSaves(worker, copied, write, notice)
+        return ForegroundWriter(worker, write, notice)
+    return BackgroundWriter(worker, snapshot, write, notice)
 
 
-def _saved(path: Path, seconds: float, beside: str = "") -> str:
-    return f"saved {path.name} in {step_time_text(seconds * 1000)}{beside}"
+def _saved(path: Path, seconds: float, where: str = "") -> str:
+    return f"saved {path.name} in {step_time_text(seconds * 1000)}{where}"

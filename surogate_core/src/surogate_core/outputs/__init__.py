@@ -1,1 +1,1 @@
-"""What a run leaves in `output_dir`, and the checks of it."""
+"""The files that a run leaves in `output_dir`, and their checks."""

@@ -1,4 +1,4 @@
-"""Every output of a run is loaded once by the library that others load it with, before the run says that it is done."""
+"""A check at the end of a run: each output is loaded once, by the library that its users will load it with."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ from ..hub.files import WEIGHT_FILES
 from ..machine.system import available_memory_bytes
 from ..planning.run import Run
 from ..plugins.discovery import load_registry
+from ..reporting.text import names_text
 
 MEMORY_SHARE = 4
-"""A model is loaded with its data if that takes less than this part of the free memory; a larger one without."""
-
-_MOST_NAMES = 3
+"""A model is loaded with its data if that takes less than 1 / MEMORY_SHARE of the free memory, else without."""
 
 
 class OutputCheck:
-    """Loads the outputs of a run in a process of its own, where importing transformers delays nobody.
+    """Loads the outputs of a run in another process, where importing transformers for seconds delays nothing.
 
-    Life: `begin` with the run and `prepare` when it is planned, both if it may be short; `finish` when the outputs are
-    written; leave the context in any case. The process sees no GPU.
+    For a short run, call `begin` at its start and `prepare` once it is planned. For any run, call `finish` when the
+    outputs are written. The process sees no GPU and ends with the context.
     """
 
     def __init__(self) -> None:
@@ -45,7 +44,7 @@ class OutputCheck:
         self.end()
 
     def begin(self) -> None:
-        """Start the process, which imports transformers and waits. A process that was begun stays."""
+        """Start the process, unless it runs already. It imports transformers and waits."""
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "surogate_core.outputs.check"],
@@ -53,25 +52,25 @@ class OutputCheck:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-                start_new_session=True,  # Ctrl-C is for the run, which ends this
+                start_new_session=True,  # Ctrl-C reaches the run only, which ends this process
                 text=True,
             )
 
     def prepare(self, run: Run) -> None:
-        """Have the process import what loading this run's outputs takes."""
+        """Have the process import the modules that load this run's outputs."""
         self.begin()
         assert self._process is not None and self._process.stdin is not None
         if self._prepared is None:
             line = json.dumps([str(run.model_dir), *([run.adapter[0].library] if run.adapter else [])])
-            with suppress(BrokenPipeError):  # `finish` says so
+            with suppress(BrokenPipeError):  # reported by `finish`
                 self._process.stdin.write(line + "\n")
                 self._process.stdin.flush()
             self._prepared = run
 
     def finish(self, run: Run) -> None:
-        """Load what a finished run has left in `output_dir`: the model, or the adapter and the merged model.
+        """Load the model in `output_dir`, or the adapter and the merged model.
 
-        Raises RunStopped that names the folder and says what is wrong. Nothing is deleted.
+        Raises RunStopped naming the folder and the error if one does not load. Deletes nothing.
         """
         self.prepare(run)
         process = self._process
@@ -79,9 +78,9 @@ class OutputCheck:
         answer, _ = process.communicate(json.dumps(_requests(run)))
         if process.returncode or not answer:
             raise RunStopped(
-                f"{run.config.output_dir} is written, but the process that loads it once ended with "
-                f"exit code {process.returncode}; -9 means that memory ran out. Nothing was deleted. "
-                "verify_outputs: false ends a run without this check."
+                f"{run.config.output_dir} is written, but the process that checks that it loads ended with exit code "
+                f"{process.returncode} (-9: out of memory). Nothing was deleted. verify_outputs: false skips this "
+                "check."
             )
         if problem := json.loads(answer):
             raise RunStopped(problem)
@@ -100,7 +99,7 @@ class OutputCheck:
 
 
 class _Request(TypedDict):
-    """A folder to load. adapter: the plugin's name, with the folder of its base; None for a model of transformers."""
+    """A folder to load. adapter: the name of its plugin; None for a model. base: the folder of the base model."""
 
     folder: str
     adapter: str | None
@@ -118,15 +117,15 @@ def _requests(run: Run) -> list[_Request]:
 
 
 def check_loads(folder: Path, library: str, check: Callable[[Path], None]) -> None:
-    """Run `check` on a folder, without what libraries print. Whatever it raises becomes a RunStopped."""
+    """Run `check` on a folder, with the output of libraries silenced. Any exception becomes a RunStopped."""
     try:
         with _quiet():
             check(folder)
-    except Exception as error:  # a library's own, of any kind: the run's word for all of them is that it does not load
+    except Exception as error:  # libraries raise exceptions of many types
         reason = " ".join(str(error).split()) or type(error).__name__
         raise RunStopped(
-            f"{folder} is written, but does not load in {library}: {reason[:600]}. Nothing was deleted: the weights "
-            "are there, and the checkpoints beside them. verify_outputs: false ends a run without this check."
+            f"{folder} is written, but does not load in {library}: {reason[:600]}. Nothing was deleted: weights "
+            "and checkpoints are still there. verify_outputs: false skips this check."
         ) from error
 
 
@@ -134,9 +133,9 @@ def check_model(folder: Path, base: Path | None = None) -> None:
     """Load a model with transformers: config, generation config, every weight by name and shape, tokenizer.
 
     Raises what transformers raises, and ValueError for weights that are missing, unexpected or of another shape, and
-    for a tokenizer with more tokens than the model, unless that of `base` has as many: a run tells of that at its
-    start, and the output is as good as what it was made from. A model that is large for this machine's memory is loaded
-    onto torch's meta device: names, shapes and files are checked all the same, and no data is read.
+    for a tokenizer with more tokens than the model. If the tokenizer of `base` has as many tokens, the output is as
+    good as its base, and a run gives notice of it at its start. A model that is large for the free memory is loaded
+    onto torch's meta device: names, shapes and files are checked, but no data is read.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -148,7 +147,7 @@ def check_model(folder: Path, base: Path | None = None) -> None:
         dtype="auto",
         device_map=device,
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # they are in the report, with names and shapes
+        ignore_mismatched_sizes=True,  # the report names them
     )
     model, report = loaded
     refuse_incomplete(report)
@@ -165,17 +164,16 @@ def _tokens_of(folder: Path) -> int:
 
 
 def refuse_incomplete(report: Any) -> None:
-    """Raise ValueError unless a loading report of transformers says that all weights came, and no others."""
+    """Raise ValueError if transformers' loading report has missing, unexpected or mismatched weights, or errors."""
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
         found = sorted(map(str, report[kind]))
         if found:
-            more = f" and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
-            raise ValueError(f"{kind.replace('_', ' ')}: {', '.join(found[:_MOST_NAMES])}{more}")
+            raise ValueError(f"{kind.replace('_', ' ')}: {names_text(found)}")
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' progress bars, log lines and warnings: what matters of them is raised."""
+    """Silence transformers' progress bars, log lines and warnings. Errors are raised all the same."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -191,17 +189,17 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-# ------------------------------------------------------------------------------------------------- the process's side
+# -------------------------------------------------------------------------------------------------------- the process
 
 
 def _serve() -> None:
-    """Import what loading takes, as far as it is known, then load what stdin names: two lines of JSON.
+    """Read two lines of JSON from stdin, the modules to import and the folders to load, and do so.
 
-    Prints "" or the problem, as JSON, and nothing else.
+    Print "" or the problem as JSON, and nothing else.
     """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever libraries print
-    with suppress(Exception):  # if it fails, so does the check, which says so
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print
+    with suppress(Exception):  # if the import fails, the check fails too and reports it
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: F401
     with suppress(Exception):
         _import_ahead(*json.loads(sys.stdin.readline()))
@@ -218,7 +216,7 @@ def _serve() -> None:
 
 
 def _import_ahead(base: str, *libraries: str) -> None:
-    """A model without data imports its own modules of transformers, which its config alone names."""
+    """Build a model without data, which imports the modules of transformers that its config selects."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

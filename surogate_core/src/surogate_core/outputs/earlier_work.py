@@ -1,57 +1,69 @@
-"""What a folder holds of an earlier run, or of another model: the one rule for everything that writes outputs.
+"""Outputs of an earlier run or of another model in a folder: one rule for everything that writes outputs.
 
-Whatever a run or a merge would replace, or mix with its own, counts: checkpoints, metrics with a step, files of a model
-or an adapter, `adapter/`, `merged/`, the loss picture. What a run leaves that failed before its first step does not: a
-`run.yaml`, and metrics that only say that it began.
+The rule covers what a run or a merge would replace or mix with its own: checkpoints, metrics of a step, files of a
+model or an adapter, `adapter/`, `merged/`, the loss picture. It does not cover what a run leaves that fails before its
+first step: `run.yaml`, and metrics that hold only the record of its start.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER
 from ..checkpoint.folders import SAVING, free_name
 from ..errors import ConfigError
-from ..hub.files import CONFIG_FILES
+from ..hub.files import CONFIG_FILES, WEIGHT_FILES
 from ..reporting.metrics import METRICS_FILE
 from ..reporting.picture import PICTURE_FILE
+from ..reporting.text import names_text
 
 OUTPUTS = "outputs"
-"""`outputs.set_aside` is the folder that the outputs of an earlier run are moved to."""
+"""The outputs of an earlier run are moved to the folder `outputs.set_aside`."""
 
-_OF_A_MODEL = (
-    *(*CONFIG_FILES, "*.safetensors", "*.safetensors.index.json", "pytorch_model*"),
-    *("adapter_config.json", "adapter_model*", "tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
-    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.*"),
+_MODEL_FILES = (
+    *CONFIG_FILES,
+    *WEIGHT_FILES,
+    "pytorch_model*",
+    "adapter_config.json",
+    "adapter_model*",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.*",
 )
-_MOST_NAMES = 3
 
 
 def outputs_in(folder: Path) -> list[Path]:
-    """The outputs in a folder, by name, without checkpoints and metrics."""
-    found = {path for pattern in _OF_A_MODEL for path in folder.glob(pattern)}
+    """Return the outputs in a folder, sorted by name, without checkpoints and metrics."""
+    found = {path for pattern in _MODEL_FILES for path in folder.glob(pattern)}
     found |= {folder / name for name in (ADAPTER_FOLDER, MERGED_FOLDER) if _entries(folder / name)}
     found |= {path for path in (folder / PICTURE_FILE,) if path.exists()}
     return sorted(found)
 
 
-def has_steps(records: Path) -> bool:
-    """Whether a metrics file holds anything but that a run began."""
-    return any(record is None or record.get("log") != "run" for record in _lines(records))
+def has_steps(metrics: Path) -> bool:
+    """Return whether a metrics file holds anything besides records of the start of a run."""
+    return any(record is None or record.get("log") != "run" for record in _lines(metrics))
 
 
 def is_foreign(file: Path) -> bool:
-    """Whether a file does not begin as metrics do."""
+    """Return whether the first line of a file is not a record of metrics."""
     first = next(_lines(file), {"log": "run"})
     return first is None or "log" not in first
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
-    """The lines of a regular file, None for one that is no JSON object. A last line that a crash tore is left out."""
-    if not path.is_file():  # nothing, or /dev/null
+    """Yield the lines of a regular file, None for one that is not a JSON object. A last line cut off by a crash is
+    skipped."""
+    if not path.is_file():  # it does not exist, or is /dev/null
         return
     with path.open("rb") as lines:
         for line in lines:
@@ -69,50 +81,48 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def refuse_outputs(folder: Path, key: str, source: str, *, with_metrics: bool = True) -> None:
-    """Raise ConfigError for a folder with outputs of an earlier run or another model, or, `with_metrics`, its steps."""
+    """Raise ConfigError for a folder with outputs of an earlier run or another model; `with_metrics`: or with steps."""
     found = outputs_in(folder)
     if with_metrics and has_steps(folder / METRICS_FILE):
         found.append(folder / METRICS_FILE)
     if found:
         raise ConfigError(
             f"{source}: {key}: {folder} holds {_named(found)}, of an earlier run or another model. Name another {key}, "
-            "or say overwrite_output_dir: true, which sets aside what is there and deletes nothing."
+            "or set overwrite_output_dir: true, which sets these files aside and deletes nothing."
         )
 
 
-def refuse_metrics(records: Path, source: str) -> None:
-    """Raise ConfigError for a `log_file` that holds an earlier run's steps."""
-    if has_steps(records):
+def refuse_metrics(metrics: Path, source: str) -> None:
+    """Raise ConfigError for a `log_file` with steps of an earlier run."""
+    if has_steps(metrics):
         raise ConfigError(
-            f"{source}: log_file: {records} holds the metrics of an earlier run. Name another log_file, or say "
+            f"{source}: log_file: {metrics} holds the metrics of an earlier run. Name another log_file, or set "
             "overwrite_output_dir: true, which sets it aside."
         )
 
 
 def refuse_nonempty(folder: Path) -> None:
-    """Raise ConfigError for a path that a merged model cannot be written to without mixing with what is there."""
+    """Raise ConfigError unless a merged model can be written to a path without mixing with other files."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder}: is a file. Name a folder for the merged model.")
     if found := _entries(folder):
         raise ConfigError(
-            f"{folder}: is not empty, it holds {_named(found)}. Name another folder, or say --overwrite, which sets "
-            "aside the model that is there and deletes nothing."
+            f"{folder}: is not empty: it holds {_named(found)}. Name another folder, or use --overwrite, which sets "
+            "a model in it aside and deletes nothing."
         )
 
 
 def set_aside_outputs(folder: Path, read: Sequence[Path] = ()) -> list[Path]:
-    """Move the outputs in a folder into `outputs.set_aside` there; returns that path, if there are any.
+    """Move the outputs in a folder to its subfolder `outputs.set_aside`. Return that path, or [] without outputs.
 
-    `read`: folders that are still to be read, where they exist. Raises ConfigError if one of them would be moved,
-    or the disk refuses.
+    `read`: folders, existing or not, that are read afterwards. Raises ConfigError if one of them would be moved, or the
+    disk refuses.
     """
     found = outputs_in(folder)
     for source in filter(Path.exists, read):
         place = source.resolve()
         if place == folder.resolve() or any(place.is_relative_to(path.resolve()) for path in found):
-            raise ConfigError(
-                f"{source}: is read, and would be set aside in {folder}. Name another folder to write to."
-            )
+            raise ConfigError(f"{source}: is an input, but would be set aside in {folder}. Name another output folder.")
     if not found:
         return []
     target = free_name(folder / OUTPUTS)
@@ -126,11 +136,9 @@ def set_aside_outputs(folder: Path, read: Sequence[Path] = ()) -> list[Path]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What a folder holds, without what a killed save left."""
+    """Return what a folder holds, without what a killed save left."""
     return sorted(path for path in folder.iterdir() if not path.name.startswith(SAVING)) if folder.is_dir() else []
 
 
-def _named(paths: Collection[Path]) -> str:
-    names = sorted(path.name for path in paths)
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+def _named(paths: Sequence[Path]) -> str:
+    return names_text(sorted(path.name for path in paths))

@@ -1,4 +1,4 @@
-"""The folders of a run before its first step: made, cleared of what a killed save has left, no two runs in one."""
+"""The folders of a run: created before its first step, cleaned up after a killed save, never shared by two runs."""
 
 from __future__ import annotations
 
@@ -10,29 +10,23 @@ from pathlib import Path
 from ..checkpoint import folders as checkpoint
 from ..checkpoint.adapter import MERGED_FOLDER
 from ..checkpoint.folders import SAVING
-from ..checkpoint.resume import Resumed, is_of, refuse_checkpoints
+from ..checkpoint.resume import Resumed, refuse_checkpoints
 from ..config.load import LoadedConfig, dump_yaml, resolved
 from ..errors import ConfigError
 from ..planning.run import Run
 from ..planning.versions import library_versions
-from ..reporting.metrics import METRICS_FILE, cut_metrics
+from ..reporting.metrics import cut_metrics, metrics_path
 from .earlier_work import has_steps, is_foreign, refuse_metrics, refuse_outputs, set_aside_outputs
 
 Notice = Callable[[str], None]
 
 RUN_FILE = "run.yaml"
 HEADER = "# surogate-core "
-"""What the first line of a resolved config begins with."""
-
-
-def records_file(loaded: LoadedConfig) -> Path:
-    """Where the run's metrics go."""
-    config = loaded.config
-    return Path(config.output_dir) / METRICS_FILE if config.log_file is None else Path(config.log_file)
+"""The first line of a resolved config begins with this."""
 
 
 def refuse_to_overwrite(run: Run) -> None:
-    """Raise ConfigError where an output would replace the model that is trained."""
+    """Raise ConfigError if an output would replace the model that is trained."""
     config = run.config
     output = Path(config.output_dir)
     if config.merge_adapter and config.adapter is not None:
@@ -45,7 +39,7 @@ def refuse_to_overwrite(run: Run) -> None:
 
 
 def open_output(loaded: LoadedConfig, notice: Notice) -> None:
-    """Make the folders, clear what a killed save has left, and write run.yaml: the resolved config and versions."""
+    """Create the folders, remove what killed saves left, and write run.yaml: the resolved config and versions."""
     config = loaded.config
     output, checkpoints = Path(config.output_dir), Path(config.resolved_checkpoint_dir)
     try:
@@ -59,89 +53,103 @@ def open_output(loaded: LoadedConfig, notice: Notice) -> None:
 
 
 def _write_run_file(output: Path, loaded: LoadedConfig) -> None:
-    """Write run.yaml at once or not at all: a truncated one would look like a file of the user to the next run."""
+    """Write run.yaml atomically: the next run would take a truncated one for a file of the user."""
     header = "".join(f"# {name} {version}\n" for name, version in library_versions().items())
     fresh = output / f"{SAVING}{RUN_FILE}"
     fresh.write_text(header + dump_yaml(resolved(loaded)), encoding="utf-8")
     os.replace(fresh, output / RUN_FILE)
 
 
-@dataclass(frozen=True)
-class Own:
-    """Which places of a run are its own from before: those that it goes on in. The others must hold no earlier run."""
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where a run writes, and which of these places it owns: those in which a resumed run continues.
 
-    checkpoints: bool
-    output: bool
-    records: bool
+    Places that it does not own must hold no earlier run.
+    """
 
-    @classmethod
-    def of(cls, loaded: LoadedConfig, resumed: Resumed | None) -> Own:
-        if resumed is None:
-            return cls(False, False, False)
-        config, saved = loaded.config, resumed.manifest.config
-        output = Path(config.output_dir)
-        saved_output = Path(str(saved.get("output_dir")))
-        is_own = is_of(resumed, output) or saved_output.resolve() == output.resolve()
-        records = records_file(loaded)
-        saved_records = Path(str(saved.get("log_file") or saved_output / METRICS_FILE))
-        beside = is_own and records.resolve().parent == output.resolve()  # also of a folder that was renamed
-        return cls(
-            checkpoints=is_of(resumed, Path(config.resolved_checkpoint_dir)),
-            output=is_own,
-            records=beside or saved_records.resolve() == records.resolve(),
-        )
+    output: Path
+    checkpoints: Path
+    metrics: Path
+    owns_output: bool = False
+    owns_checkpoints: bool = False
+    owns_metrics: bool = False
+
+
+def places_of(loaded: LoadedConfig, resumed: Resumed | None) -> Places:
+    """Return the places of a run. A new one (`resumed` is None) owns none of them."""
+    config = loaded.config
+    output, checkpoints = Path(config.output_dir), Path(config.resolved_checkpoint_dir)
+    metrics = metrics_path(output, config.log_file)
+    if resumed is None:
+        return Places(output=output, checkpoints=checkpoints, metrics=metrics)
+    saved = resumed.manifest.config
+    saved_output = Path(str(saved.get("output_dir")))
+    saved_metrics = metrics_path(saved_output, str(saved.get("log_file") or ""))
+    owns_output = resumed.is_in(output) or saved_output.resolve() == output.resolve()
+    in_own_output = owns_output and metrics.resolve().parent == output.resolve()  # the folder may have been renamed
+    return Places(
+        output=output,
+        checkpoints=checkpoints,
+        metrics=metrics,
+        owns_output=owns_output,
+        owns_checkpoints=resumed.is_in(checkpoints),
+        owns_metrics=in_own_output or saved_metrics.resolve() == metrics.resolve(),
+    )
 
 
 def refuse_earlier_work(loaded: LoadedConfig, resumed: Resumed | None) -> None:
-    """Raise ConfigError where outputs, checkpoints or metrics of this run would replace, or mix with, something else.
+    """Raise ConfigError if outputs, checkpoints or metrics of the run would replace others or mix with them.
 
-    `overwrite_output_dir: true` allows what is an earlier run's. Where a checkpoint was asked for and none is there,
-    metrics alone are no reason: the run was stopped before its first save.
+    `overwrite_output_dir: true` allows this for an earlier run's. If a run is to be resumed and there is no checkpoint,
+    metrics alone are allowed too: it was stopped before its first save.
     """
-    config, source, own = loaded.config, loaded.source, Own.of(loaded, resumed)
-    output, checkpoints, records = Path(config.output_dir), Path(config.resolved_checkpoint_dir), records_file(loaded)
-    if config.log_file is not None and is_foreign(records):
-        raise ConfigError(f"{source}: log_file: {records} holds no metrics of a run. Name another file.")
+    config, source, places = loaded.config, loaded.source, places_of(loaded, resumed)
+    if config.log_file is not None and is_foreign(places.metrics):
+        raise ConfigError(f"{source}: log_file: {places.metrics} does not hold metrics of a run. Name another file.")
     if config.overwrite_output_dir:
         return
-    if _is_users(output / RUN_FILE):
+    run_file = places.output / RUN_FILE
+    if _is_users(run_file):
         raise ConfigError(
-            f"{source}: output_dir: {output / RUN_FILE} was not written by a run, and the resolved config would "
-            "replace it. Move it, name another output_dir, or say overwrite_output_dir: true, which sets it aside."
+            f"{source}: output_dir: {run_file} was not written by a run, and the resolved config would "
+            "replace it. Move it, name another output_dir, or set overwrite_output_dir: true, which sets it aside."
         )
-    if not own.checkpoints:
-        refuse_checkpoints(checkpoints, "checkpoint_dir" if config.checkpoint_dir else "output_dir", source)
-    begins_again = resumed is None and config.resume_from_checkpoint is not False
-    if not own.output:
-        refuse_outputs(output, "output_dir", source, with_metrics=not begins_again)
-    if config.log_file is not None and not own.records and not begins_again:
-        refuse_metrics(records, source)
+    if not places.owns_checkpoints:
+        refuse_checkpoints(places.checkpoints, "checkpoint_dir" if config.checkpoint_dir else "output_dir", source)
+    starts_over = resumed is None and config.resume_from_checkpoint is not False
+    if not places.owns_output:
+        refuse_outputs(places.output, "output_dir", source, with_metrics=not starts_over)
+    if config.log_file is not None and not places.owns_metrics and not starts_over:
+        refuse_metrics(places.metrics, source)
 
 
 def set_aside(loaded: LoadedConfig, resumed: Resumed | None, notice: Notice) -> None:
-    """Leave of earlier work what this run goes on from, and rename the rest."""
-    config, own = loaded.config, Own.of(loaded, resumed)
-    output, checkpoints, records = Path(config.output_dir), Path(config.resolved_checkpoint_dir), records_file(loaded)
-    step = resumed.step if resumed is not None and own.checkpoints else -1
-    why = f"the run goes on from step {step:,}" if own.checkpoints else "a new run begins"
+    """Set aside what the run's places hold of earlier work, except what it resumes from. Cut its own metrics there."""
+    config, places = loaded.config, places_of(loaded, resumed)
+    step = resumed.step if resumed is not None and places.owns_checkpoints else -1
+    why = f"the run resumes from step {step:,}" if places.owns_checkpoints else "a new run starts"
+    run_file = places.output / RUN_FILE
     moved: list[Path] = []
     try:
-        # Before the records are cut: killed in between, they reach beyond the newest checkpoint, never the reverse.
-        moved += checkpoint.set_aside(checkpoints, after=step)
-        if not own.records and has_steps(records):
-            moved.append(checkpoint.aside(records))
-        if not own.output:
-            moved += set_aside_outputs(output, read=[Path(config.model)])
-        if _is_users(output / RUN_FILE):
-            moved.append(checkpoint.aside(output / RUN_FILE))
+        # Before the metrics are cut: if the run is killed in between, they reach past the newest checkpoint, which the
+        # next resume mends. They must never end before it.
+        moved += checkpoint.set_aside(places.checkpoints, after=step)
+        if not places.owns_metrics and has_steps(places.metrics):
+            moved.append(checkpoint.rename_aside(places.metrics))
+        if not places.owns_output:
+            moved += set_aside_outputs(places.output, read=[Path(config.model)])
+        if _is_users(run_file):
+            moved.append(checkpoint.rename_aside(run_file))
     except OSError as error:
-        raise ConfigError(f"output_dir: cannot set aside {error.filename or output}: {error.strerror}.") from None
+        raise ConfigError(
+            f"output_dir: cannot set aside {error.filename or places.output}: {error.strerror}."
+        ) from None
     for path in moved:
-        notice(f"{path.name}: set aside, since {why}")
+        notice(f"{path.name}: set aside, because {why}")
     if resumed:
-        cut_metrics(records, resumed.step)
+        cut_metrics(places.metrics, resumed.step)
 
 
 def _is_users(path: Path) -> bool:
-    """Whether there is a file that `open_output` has not written."""
+    """Return whether a file exists that `open_output` has not written."""
     return path.is_file() and not path.read_bytes().startswith(HEADER.encode())

@@ -1,4 +1,4 @@
-"""The lines that load what a run has left, to be copied by its user: at the end of a run, and in the model card."""
+"""Commands that load the outputs of a run in other programs: printed at its end and written into the model card."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from ..planning.run import Run
 
 
 def load_commands(run: Run) -> tuple[tuple[str, str], ...]:
-    """(program, line) for the model, or for the adapter and, if there is one, the merged model; none where transformers
-    has no such model."""
+    """Return (program, line) for the model, or for the adapter and the merged model.
+
+    Empty if transformers does not have the model.
+    """
     if not run.model.in_transformers:
         return ()
     config, chosen = run.config, run.adapter
@@ -24,8 +26,10 @@ def load_commands(run: Run) -> tuple[tuple[str, str], ...]:
 
 
 def _merged_commands(output: Path, served: Collection[str], *, is_merged: bool) -> Iterator[tuple[str, str]]:
-    """The lines for the merged model, of transformers and of programs that cannot load the adapter; those merge it
-    first, if the run does not."""
+    """Yield the lines for the merged model: of transformers, and of programs that are not in `served`.
+
+    Those programs cannot load the adapter. If the run does not merge it, their lines do so first.
+    """
     merged = str(output / MERGED_FOLDER)
     transformers, *others = model_commands(merged)
     if is_merged:
@@ -36,7 +40,7 @@ def _merged_commands(output: Path, served: Collection[str], *, is_merged: bool) 
 
 
 def model_commands(model: str) -> tuple[tuple[str, str], ...]:
-    """(program, line) for a model: a folder, or a name on the hub."""
+    """Return (program, line) for a model: a folder, or a name on the hub."""
     return (
         ("transformers", f"transformers.AutoModelForCausalLM.from_pretrained({model!r})"),
         ("vLLM", f"vllm serve {model}"),

@@ -1,4 +1,4 @@
-"""The model card of what a run leaves: `README.md` with the front matter that the Hugging Face hub reads."""
+"""The model card of a run's output: `README.md` with the front matter that the Hugging Face hub reads."""
 
 from __future__ import annotations
 
@@ -21,16 +21,28 @@ CARD = "README.md"
 MARK = "<!-- Written by surogate; without this line a later run leaves the file alone. -->"
 
 _HYPERPARAMETERS = (
-    *("learning_rate", "lr_scheduler_type", "warmup_ratio", "warmup_steps", "cooldown_steps", "final_lr_fraction"),
-    *("weight_decay", "max_grad_norm", "sequence_len", "per_device_train_batch_size"),
-    *("gradient_accumulation_steps", "sample_packing", "loss_scale", "train_seed"),
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_ratio",
+    "warmup_steps",
+    "cooldown_steps",
+    "final_lr_fraction",
+    "weight_decay",
+    "max_grad_norm",
+    "sequence_len",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "sample_packing",
+    "loss_scale",
+    "train_seed",
 )
 
 
 def write_card(run: Run, plan: Plan, repo: str, progress: Progress, versions: Mapping[str, str]) -> None:
-    """Put the card beside the trained weights, at once or not at all. One that the user wrote, or took over, stays.
+    """Write the card into the folder of the trained weights, atomically.
 
-    `repo`: the repository that it is for, or "". Raises RunStopped when the disk refuses.
+    A card without MARK is the user's and is kept. `repo`: the hub repository, or "". Raises RunStopped when the disk is
+    full or refuses.
     """
     folder = Path(run.config.output_dir, ADAPTER_FOLDER if run.adapter else "")
     path = folder / CARD
@@ -47,9 +59,9 @@ def write_card(run: Run, plan: Plan, repo: str, progress: Progress, versions: Ma
 
 
 def model_card(run: Run, plan: Plan, name: str, progress: Progress, versions: Mapping[str, str]) -> str:
-    """The card's text. `name`: of the repository, or of the run.
+    """Return the card's text. `name`: of the repository, or of the run.
 
-    The license is left out of the front matter: it follows from base model and data, and is the user's to state.
+    The front matter states no license: it follows from base model and data, and the user has to state it.
     """
     from huggingface_hub import ModelCardData
 
@@ -65,7 +77,7 @@ def model_card(run: Run, plan: Plan, name: str, progress: Progress, versions: Ma
         pipeline_tag="text-generation",
         tags=["surogate", *([chosen[0].name] if chosen else [])],
     )
-    shown = base or Path(config.model).name  # a folder's place is nobody's business
+    shown = base or Path(config.model).name  # a local path is private
     commands = chosen[0].commands(Path(name), shown, chosen[1]) if chosen else model_commands(name)
     parts = [
         f"---\n{front.to_yaml()}\n---\n\n{MARK}",
@@ -80,7 +92,7 @@ def model_card(run: Run, plan: Plan, name: str, progress: Progress, versions: Ma
 
 
 def _results(progress: Progress) -> Iterator[tuple[str, str]]:
-    """Losses in nats a token. The best of several evaluations is told where it is not the last."""
+    """Yield rows of results. Losses are in nats per token. The best evaluation is included unless it is the last."""
     yield "optimizer steps", f"{progress.step:,}"
     yield "tokens", f"{progress.tokens:,}"
     if progress.loss is not None:

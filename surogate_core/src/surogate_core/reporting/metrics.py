@@ -33,10 +33,9 @@ __all__ = ["METRICS_FILE", "JsonLinesLogger", "read_metrics"]
 METRICS_FILE = "metrics.jsonl"
 
 
-def metrics_path(info: RunInfo) -> Path:
-    """The file that a run's reports go to: `log_file` of the config, else `output_dir/metrics.jsonl`."""
-    chosen = info.config.get("log_file")
-    return Path(chosen) if chosen else info.output_dir / METRICS_FILE
+def metrics_path(output_dir: Path, log_file: str | None) -> Path:
+    """Return the metrics file of a run: `log_file` of its config, else `output_dir/metrics.jsonl`."""
+    return Path(log_file) if log_file else output_dir / METRICS_FILE
 
 
 class JsonLinesLogger:
@@ -48,7 +47,7 @@ class JsonLinesLogger:
     """
 
     def __init__(self, info: RunInfo) -> None:
-        self._path = metrics_path(info)
+        self._path = metrics_path(info.output_dir, info.config.get("log_file"))
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             _mend_last_line(self._path)

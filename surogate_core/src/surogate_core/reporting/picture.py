@@ -61,7 +61,7 @@ class PictureLogger:
 
     def __init__(self, info: RunInfo) -> None:
         self._output_dir = info.output_dir
-        self._metrics = metrics_path(info)
+        self._metrics = metrics_path(info.output_dir, info.config.get("log_file"))
         self._stepped = False
 
     def step(self, report: StepReport) -> None:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..memory.report import Report
 
 LINE_WIDTH = 80
+
+MOST_NAMES = 3
+"""Names that `names_text` spells out."""
+
+
+def names_text(names: Collection[str]) -> str:
+    """The first names, and how many more there are: a, b, c and 2 more."""
+    shown, more = list(names)[:MOST_NAMES], len(names) - MOST_NAMES
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
 def count_text(count: float) -> str:

@@ -1,1 +1,1 @@
-"""A training run: setup, loop, outputs."""
+"""Training: setup, loop, result."""

@@ -1,6 +1,7 @@
-"""Ctrl-C and SIGTERM: the first asks the loop to save and end after the step it is in, the second ends it at once.
+"""Signals during training: Ctrl-C and SIGTERM end the run, SIGUSR1 saves a checkpoint.
 
-SIGUSR1 asks it to save after the step and to go on.
+The first Ctrl-C or SIGTERM asks the loop to finish the current step, save and stop. The second ends the process at
+once. SIGUSR1 asks the loop to save after the current step and continue.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Self
 
 
 class Interrupt:
-    """Context manager around the loop. `requested` is the signal that came to end it, or None.
+    """Context manager that handles the signals. `requested` is the signal that asked to stop, or None.
 
-    Handlers can only be set in the main thread; elsewhere signals keep their meaning.
+    Python sets signal handlers in the main thread only; in another thread signals keep their handlers.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -25,35 +26,39 @@ class Interrupt:
     def __init__(self) -> None:
         self.requested: signal.Signals | None = None
         self._save_requested = False
-        self._before: dict[signal.Signals, object] = {}
+        self._previous: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in self.SIGNALS:
-                self._before[number] = signal.signal(number, self._handle)
-            self._before[self.SAVE] = signal.signal(self.SAVE, self._handle_save)
+                self._previous[number] = signal.signal(number, self._handle)
+            self._previous[self.SAVE] = signal.signal(self.SAVE, self._handle_save)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for number, handler in self._before.items():
+        self._restore_handlers()
+
+    def _restore_handlers(self) -> None:
+        for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         first = self.requested is None
         self.requested = signal.Signals(number)
         if first:
-            with contextlib.suppress(OSError):  # os.write, since a signal may come in the middle of a print
-                os.write(2, f"\n{self.requested.name}: saving after this step; once more to stop at once\n".encode())
+            with contextlib.suppress(OSError):  # os.write, because a signal may arrive in the middle of a print
+                os.write(
+                    2, f"\n{self.requested.name}: saving after this step; a second signal stops at once\n".encode()
+                )
             return
-        for again, handler in self._before.items():
-            signal.signal(again, handler)  # type: ignore[arg-type]
+        self._restore_handlers()
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     def _handle_save(self, number: int, frame: FrameType | None) -> None:
         self._save_requested = True
 
     def take_save_request(self) -> bool:
-        """Whether a save was asked for since the last call."""
+        """Return whether a save was requested since the last call."""
         requested, self._save_requested = self._save_requested, False
         return requested
 

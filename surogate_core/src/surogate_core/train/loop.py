@@ -1,13 +1,17 @@
-"""The loop: batches in, optimizer steps out. Everything that it needs is made by `trainer.py`."""
+"""The training loop: micro-batches in, optimizer steps out. `trainer.py` builds what it uses.
+
+Read from the top: `train` runs the steps, `launch` enqueues one of them, `finish` reports it.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from ..api import EvalReport, Logger, StepReport
 from ..checkpoint.progress import Progress
@@ -17,22 +21,26 @@ from .interrupt import Interrupt
 from .schedule import Schedule
 
 if TYPE_CHECKING:
-    from ..checkpoint.writer import Saves
+    from ..checkpoint.writer import CheckpointWriter
     from ..runtime.readings import Reading
     from ..runtime.team import Team
     from ..runtime.worker import Worker
 
 EVAL_BATCHES = 100
-"""A periodic evaluation looks at no more than this; the one at the end sees everything."""
+"""Most batches of a periodic evaluation. The evaluation after the last step reads the whole validation set."""
 
 SHORTEST_SECONDS = 1e-6
-"""Of a step: keeps tokens per second finite where the clocks of host and device disagree."""
+"""Shortest reported time of a step. Keeps tokens per second finite if the clocks of host and device disagree."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the loop runs on. `eval_batches(limit)` starts over at every call. `watch(steps_done)` has the worker run
-    op by op from now on, and raise NonFiniteError at the first that writes a number which is not finite."""
+    """What the loop works with.
+
+    eval_batches   limit -> the validation batches, from the first at every call; at most `limit`, None: all
+    watch          steps_done -> None: from now on the worker runs op by op and raises NonFiniteError at the first op
+                   that writes NaN or inf
+    """
 
     worker: Worker | Team
     loader: Loader
@@ -41,85 +49,70 @@ class Job:
     total_steps: int
     eval_batches: Callable[[int | None], Iterable[MicroBatch]]
     eval_steps: int
-    saves: Saves
+    checkpoints: CheckpointWriter
     save_steps: int
     max_nonfinite_steps: int
     watch: Callable[[int], None]
 
 
 def train(job: Job, interrupt: Interrupt, progress: Progress) -> Progress:
-    """Train to the last step, or until an interrupt asks to end; the interrupted step is finished and saved.
+    """Train from `progress` to the last step, or until an interrupt: then finish the current step and save it.
 
-    `progress` is where to begin: that of the checkpoint when the worker holds one; it is brought up to date.
-    A step is reported once it is done, which on a GPU is while the next one runs; before an evaluation or a save the
-    loop catches up. Raises RunStopped, after saving, when more than `max_nonfinite_steps` steps in a row had no finite
-    gradient; it names the op that went wrong first when the last of them is taken once more. What a checked run's
-    NonFiniteError leaves whole, the weights of the step before, is saved too. However it ends, but for a second
-    interrupt, every save that was begun is whole then, or its error is raised.
+    `progress` is updated in place and returned; at a resume it is the checkpoint's. Every checkpoint that was begun is
+    complete on return, or its error is raised; only a second interrupt does not wait for it.
+
+    Raises RunStopped, after saving, when loss or gradient was not finite in more than `max_nonfinite_steps` steps in a
+    row; the message names the first op that went wrong. NonFiniteError of a checked run is raised after saving too,
+    unless an op has begun to change the weights.
     """
     try:
-        _train(job, interrupt, progress)
-    except Exception:
-        job.saves.wait()
+        with _saving_intact_weights(job, progress):
+            _run_steps(job, interrupt, progress)
+    except Exception:  # not KeyboardInterrupt or SystemExit: the second interrupt
+        job.checkpoints.wait()
         raise
-    job.saves.wait()
+    job.checkpoints.wait()
     return progress
 
 
-def _train(job: Job, interrupt: Interrupt, progress: Progress) -> None:
-    try:
-        _take_steps(job, interrupt, progress)
-    except NonFiniteError as error:
-        if not error.weights_whole or not progress.step:
-            raise
-        progress.launched = progress.step  # the step that failed has changed nothing
-        progress.lr = job.schedule.lr(progress.step)
-        _save(job, progress)
-        raise NonFiniteError(
-            f"{error}\nThe weights after step {progress.step} are saved.", weights_whole=True
-        ) from None
+def _run_steps(job: Job, interrupt: Interrupt, progress: Progress) -> None:
+    """Launch the steps. Finish each after the next one is launched, so that the GPU never waits for the host.
 
-
-def _take_steps(job: Job, interrupt: Interrupt, progress: Progress) -> None:
-    pending: Launched | None = None
-    done = progress.step  # an interrupt saves before the evaluation that was due
-    if done and _evaluates(job, done) and done not in [step for step, _, _ in progress.evaluations]:
-        evaluate(job, progress, _limit(job, done))
-    mark = time.perf_counter()
-    with Prefetch(job.loader.step, done, job.total_steps) as batches:
+    A step is finished at once if it is done already, and before an evaluation, a save and the end.
+    """
+    _make_up_for_evaluation(job, progress)
+    unfinished: Launched | None = None
+    since = time.perf_counter()
+    with Prefetch(job.loader.step, progress.step, job.total_steps) as batches:
         for batch in batches:
-            job.saves.poll()
+            job.checkpoints.poll()
             launched = launch(job, batch, progress)
-            if pending is not None:
-                mark = finish(job, pending, progress, mark)
-            pending = launched
-            evaluates = _evaluates(job, launched.step)
+            if unfinished is not None:
+                since = finish(job, unfinished, progress, since)
+            unfinished = launched
+            evaluates = _evaluates_after(job, launched.step)
             saves = interrupt.take_save_request() or bool(job.save_steps and launched.step % job.save_steps == 0)
             if not (launched.reading.ready or evaluates or saves or interrupt.requested):
                 continue
-            mark, pending = finish(job, pending, progress, mark), None
+            since, unfinished = finish(job, launched, progress, since), None
             if interrupt.requested:
                 break
             if evaluates:
-                evaluate(job, progress, _limit(job, launched.step))
+                evaluate(job, progress)
             if saves:
                 _save(job, progress)
-            mark = time.perf_counter() if evaluates or saves else mark
-        if interrupt.requested:  # also when it came during the last evaluation
+            if evaluates or saves:
+                since = time.perf_counter()
+        if interrupt.requested:  # also during the last evaluation
             _save(job, progress)
 
 
-def _evaluates(job: Job, step: int) -> bool:
-    return step == job.total_steps or bool(job.eval_steps and step % job.eval_steps == 0)
-
-
-def _limit(job: Job, step: int) -> int | None:
-    return None if step == job.total_steps else EVAL_BATCHES
+# ------------------------------------------------------------------------------------------------------------ one step
 
 
 @dataclass(frozen=True)
 class Launched:
-    """An optimizer step that is under way. `step` counts from 1."""
+    """An optimizer step that the device may still be running. `step` counts from 1."""
 
     step: int
     batch: StepBatch
@@ -128,13 +121,14 @@ class Launched:
 
 
 def launch(job: Job, batch: StepBatch, progress: Progress) -> Launched:
-    """One optimizer step: every micro-batch forward and backward, then the update."""
+    """Launch the next optimizer step."""
     progress.launched += 1
     lr = progress.lr = job.schedule.lr(progress.launched)
-    return Launched(progress.launched, batch, lr, _take(job.worker, batch, progress.launched, lr))
+    return Launched(progress.launched, batch, lr, _optimizer_step(job.worker, batch, progress.launched, lr))
 
 
-def _take(worker: Worker | Team, batch: StepBatch, step: int, lr: float) -> Reading:
+def _optimizer_step(worker: Worker | Team, batch: StepBatch, step: int, lr: float) -> Reading:
+    """Enqueue forward and backward pass of every micro-batch, then the update. A team takes `width` at a time."""
     scale = 1 / batch.valid_tokens if batch.valid_tokens else 0.0
     width, count = worker.width, len(batch.micro)
     for at in range(0, count, width):
@@ -143,15 +137,16 @@ def _take(worker: Worker | Team, batch: StepBatch, step: int, lr: float) -> Read
     return worker.update(lr=lr, step=step)
 
 
-def finish(job: Job, done: Launched, progress: Progress, mark: float) -> float:
-    """Wait for a step, report it to all loggers, and return when it was done on the device.
+def finish(job: Job, done: Launched, progress: Progress, since: float) -> float:
+    """Wait for a launched step, report it to all loggers and return when the device finished it.
 
-    `mark`: when the step before was done, or when the loop went on after an evaluation or a save. A reading may be read
-    long after its step was done, while the next step is queued: the time of reading says nothing about the step.
+    `since`: when the device finished the step before, or when the loop continued after an evaluation or a save. The
+    time of a step ends when the device finished it, not at this call, which is often much later: after the launch of
+    the next step.
     """
     loss, norm = done.reading.values()
-    finished = done.reading.finished_at
-    seconds = max(finished - mark, SHORTEST_SECONDS)
+    finished_at = done.reading.finished_at
+    seconds = max(finished_at - since, SHORTEST_SECONDS)
     progress.step = done.step
     progress.nonfinite = 0 if math.isfinite(norm) and math.isfinite(loss) else progress.nonfinite + 1
     progress.loss = loss
@@ -170,37 +165,50 @@ def finish(job: Job, done: Launched, progress: Progress, mark: float) -> float:
         time=time.time(),
         skipped=not math.isfinite(norm),
     )
-    _tell(job, progress, lambda logger: logger.step(report))
+    _report(job, progress, lambda logger: logger.step(report))
     if progress.nonfinite > job.max_nonfinite_steps:
-        _save(job, progress)
-        job.saves.wait()
-        raise RunStopped(
-            f"step {progress.step}: loss or gradient was not finite in {progress.nonfinite} steps in a row "
-            f"(max_nonfinite_steps: {job.max_nonfinite_steps}). The weights of the last good step are saved. "
-            f"Lower learning_rate, look at the data, or use a wider dtype.\n{_first_fault(job, done)}"
-        )
-    return finished
+        _stop_diverged(job, done, progress)
+    return finished_at
 
 
-def _first_fault(job: Job, done: Launched) -> str:
-    """What is found when a step that changed nothing is taken once more, op by op. Only for a run that ends then."""
+def _report(job: Job, progress: Progress, send: Callable[[Logger], None]) -> None:
+    """Report to every logger. If one raises RunStopped, such as for a full disk, save before the run ends."""
     try:
-        job.worker.settle()
-        job.watch(done.step - 1)
-        _take(job.worker, done.batch, done.step, done.lr).values()
-    except NonFiniteError as error:
-        return f"The same step once more, op by op: {error}"
-    except Exception as error:  # the run stops for another reason, which this must not hide
-        return f"The op that went wrong first was not found: the step failed when it was taken once more ({error})."
-    return (
-        "The op that went wrong first was not found: taken once more, op by op, the step was finite. The weights have "
-        "changed since (on a GPU one more step was under way), or a kernel gives other bits each time."
-    )
+        for logger in job.loggers:
+            send(logger)
+    except RunStopped:
+        _save(job, progress)
+        raise
 
 
-def evaluate(job: Job, progress: Progress, limit: int | None) -> None:
-    """Mean loss over the labels of the validation rows; touches neither weights nor the order of training data."""
+def _save(job: Job, progress: Progress) -> None:
+    """Save the weights as they are: after the last launched step, which may not be finished when the run stops."""
+    if progress.saved != progress.launched:
+        job.checkpoints.save(progress.launched, progress)
+        progress.saved = progress.launched
+
+
+# ---------------------------------------------------------------------------------------------------------- evaluation
+
+
+def _evaluates_after(job: Job, step: int) -> bool:
+    return step == job.total_steps or bool(job.eval_steps and step % job.eval_steps == 0)
+
+
+def _make_up_for_evaluation(job: Job, progress: Progress) -> None:
+    """Evaluate now if the interrupted run should have after its last step: an interrupt saves without evaluating."""
+    evaluated = [step for step, _, _ in progress.evaluations]
+    if progress.step and _evaluates_after(job, progress.step) and progress.step not in evaluated:
+        evaluate(job, progress)
+
+
+def evaluate(job: Job, progress: Progress) -> None:
+    """Report the mean loss over the validation labels: of the whole set after the last step, else of EVAL_BATCHES.
+
+    Changes neither the weights nor the order of the training data.
+    """
     began = time.perf_counter()
+    limit = None if progress.step == job.total_steps else EVAL_BATCHES
     total, labels = sum_losses(job.worker, iter(job.eval_batches(limit)))
     if not labels:
         return
@@ -209,11 +217,11 @@ def evaluate(job: Job, progress: Progress, limit: int | None) -> None:
         step=progress.step, loss=total / labels, valid_tokens=labels, duration_ms=seconds * 1000, time=time.time()
     )
     progress.evaluations.append((progress.step, report.loss, labels))
-    _tell(job, progress, lambda logger: logger.eval(report))
+    _report(job, progress, lambda logger: logger.eval(report))
 
 
 def sum_losses(worker: Worker | Team, batches: Iterator[MicroBatch]) -> tuple[float, int]:
-    """(sum over the labels of all batches in nats, labels)."""
+    """Return (sum of the losses of all labels in nats, number of labels)."""
     total, labels = 0.0, 0
     while together := tuple(islice(batches, worker.width)):
         total += worker.evaluate(*together)
@@ -221,18 +229,46 @@ def sum_losses(worker: Worker | Team, batches: Iterator[MicroBatch]) -> tuple[fl
     return total, labels
 
 
-def _tell(job: Job, progress: Progress, tell: Callable[[Logger], None]) -> None:
-    """Report to every logger. One that cannot go on, since its disk is full, ends the run after saving it."""
+# ----------------------------------------------------------------------------------------------------------- NaN, inf
+
+
+@contextmanager
+def _saving_intact_weights(job: Job, progress: Progress) -> Iterator[None]:
+    """Save the weights of the step before when a checked run raises NonFiniteError and they are unchanged."""
     try:
-        for logger in job.loggers:
-            tell(logger)
-    except RunStopped:
+        yield
+    except NonFiniteError as error:
+        if not error.weights_whole or not progress.step:
+            raise
+        progress.launched = progress.step  # the failed step has changed nothing
+        progress.lr = job.schedule.lr(progress.step)
         _save(job, progress)
-        raise
+        raise NonFiniteError(
+            f"{error}\nThe weights after step {progress.step} are saved.", weights_whole=True
+        ) from None
 
 
-def _save(job: Job, progress: Progress) -> None:
-    """Of the weights as they are: after the last launched step, which may not be reported yet when a run stops."""
-    if progress.saved != progress.launched:
-        job.saves.save(progress.launched, progress)
-        progress.saved = progress.launched
+def _stop_diverged(job: Job, done: Launched, progress: Progress) -> NoReturn:
+    _save(job, progress)
+    job.checkpoints.wait()
+    raise RunStopped(
+        f"step {progress.step}: loss or gradient was not finite in {progress.nonfinite} steps in a row "
+        f"(max_nonfinite_steps: {job.max_nonfinite_steps}). The weights of the last good step are saved. "
+        f"Lower learning_rate, check the data, or use a wider dtype.\n{_first_nonfinite_op(job, done)}"
+    )
+
+
+def _first_nonfinite_op(job: Job, done: Launched) -> str:
+    """Repeat a skipped step op by op and return what went wrong first. The worker is of no use afterwards."""
+    try:
+        job.worker.settle()
+        job.watch(done.step - 1)
+        _optimizer_step(job.worker, done.batch, done.step, done.lr).values()
+    except NonFiniteError as error:
+        return f"The step repeated op by op: {error}"
+    except Exception as error:  # must not hide why the run stops
+        return f"The op that went wrong first was not found: repeating the step failed ({error})."
+    return (
+        "The op that went wrong first was not found: repeated op by op, the step was finite. The weights have changed "
+        "since (on a GPU one more step had been launched), or a kernel is not deterministic."
+    )

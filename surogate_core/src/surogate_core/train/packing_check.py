@@ -1,7 +1,7 @@
-"""Proof, on the run's own rows and weights, that packed documents do not see each other.
+"""A check, on the run's own rows and weights, that packed documents do not affect each other.
 
-The loss of some packed rows is compared with that of the same documents in rows of their own. They are equal if, and in
-practice only if, neither attention nor positions nor labels reach across a document's border.
+It compares the loss of some packed rows with the loss of the same documents in a row each. The two are equal if, and in
+practice only if, neither attention nor positions nor labels cross a document's border.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from ..runtime.worker import Worker
 
 DOCUMENTS = 16
-"""About as many are looked at: as many forward passes of a row, at most."""
+"""About how many documents are compared. Each takes at most the forward pass of a row."""
 
 LABEL_ERROR = 1
-"""Rounding error of one label's loss, in eps of the loss: its document lies elsewhere in the tiles of the same sums."""
+"""Rounding error of one label's loss, in eps of the loss: the same sums are split into other tiles."""
 
 SUM_ERROR = 8
-"""Rounding error of the sum of all labels, in eps of fp32."""
+"""Rounding error of the sum over all labels, in eps of fp32."""
 
 
 @dataclass(frozen=True)
-class PackingProof:
-    """Mean losses in nats over the same labels; `tolerance` is how far rounding may set them apart."""
+class PackingCheck:
+    """Mean losses in nats over the same labels. `tolerance`: the largest difference that rounding explains."""
 
     packed: float
     alone: float
@@ -52,11 +52,11 @@ class PackingProof:
 
 def check_packing(
     worker: Worker | Team, rows: PackedRows, batch_size: int, pad_id: int, dtypes: Sequence[str]
-) -> PackingProof | None:
-    """Evaluate a few rows packed and unpacked; None where no row has two documents, or a loss is not finite.
+) -> PackingCheck | None:
+    """Evaluate a few rows packed and unpacked. Return None if no row has two documents, or a loss is not finite.
 
-    `dtypes`: what the forward pass computes in. Changes neither weights nor gradients. Raises ProgramError when the
-    losses differ by more than rounding.
+    `dtypes`: those that the forward pass computes in. Changes neither weights nor gradients. Raises ProgramError when
+    the losses differ by more than rounding explains.
     """
     import torch
 
@@ -67,25 +67,25 @@ def check_packing(
         return None
     first, last = rows.row_offsets[chosen], rows.row_offsets[chosen + 1]
     pieces = np.concatenate([np.arange(a, b) for a, b in zip(first, last, strict=True)])
-    packed, labels = _mean_loss(worker, _of(rows, pieces, last - first), batch_size, pad_id)
-    alone, _ = _mean_loss(worker, _of(rows, pieces, np.ones_like(pieces)), batch_size, pad_id)
+    packed, labels = _mean_loss(worker, _repacked(rows, pieces, last - first), batch_size, pad_id)
+    alone, _ = _mean_loss(worker, _repacked(rows, pieces, np.ones_like(pieces)), batch_size, pad_id)
     if not (labels and isfinite(packed) and isfinite(alone)):
         return None
     eps = max(torch.finfo(TORCH_DTYPES[dtype]).eps for dtype in dtypes)
-    # errors of single labels are of either sign and average out
+    # The errors of single labels have either sign and average out.
     tolerance = abs(alone) * (SUM_ERROR * torch.finfo(torch.float32).eps + LABEL_ERROR * eps / sqrt(labels))
-    proof = PackingProof(packed, alone, labels, len(pieces), len(chosen), tolerance)
+    check = PackingCheck(packed, alone, labels, len(pieces), len(chosen), tolerance)
     if not abs(packed - alone) <= tolerance:
         raise ProgramError(
-            f"{proof}: they differ by {abs(packed - alone):.2g} nats, more than rounding explains "
-            f"({tolerance:.1g}). Documents of a row reach into each other: a fault of attention or of the model's "
-            "plugin. Until it is mended, train with sample_packing: false."
+            f"{check}: a difference of {abs(packed - alone):.2g} nats, more than rounding explains "
+            f"({tolerance:.1g}). Documents in a row affect each other: a fault in attention or in the model's "
+            "plugin. Until it is fixed, train with sample_packing: false."
         )
-    return proof
+    return check
 
 
 def _some_packed_rows(rows: PackedRows) -> np.ndarray:
-    """Rows of several documents, those with the fewest first; about DOCUMENTS documents in all."""
+    """Return rows of several documents, those with the fewest first, until they have about DOCUMENTS documents."""
     counts = np.diff(rows.row_offsets)
     several = np.flatnonzero(counts > 1)
     several = several[np.argsort(counts[several], kind="stable")]
@@ -93,9 +93,9 @@ def _some_packed_rows(rows: PackedRows) -> np.ndarray:
     return np.sort(several[:enough])
 
 
-def _of(rows: PackedRows, pieces: np.ndarray, a_row: np.ndarray) -> PackedRows:
-    """The pieces as rows of so many each."""
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(a_row)])
+def _repacked(rows: PackedRows, pieces: np.ndarray, counts: np.ndarray) -> PackedRows:
+    """Return rows of `pieces` in order, `counts[i]` of them in row i."""
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     return PackedRows(
         rows.corpus, rows.sequence_len, rows.start[pieces], rows.stop[pieces], offsets, rows.max_documents
     )

@@ -1,4 +1,4 @@
-"""What a run tells whoever started it."""
+"""The result of a training run, as `run.train` returns it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """How a run ended. Losses are means over labels, in nats; None when there was nothing to take them from.
+    """How a run ended. Losses are means over labels, in nats.
 
-    loss: of the last step. evaluations: (step, loss, labels), in order. unigram_loss: of a model that knows only how
-    often each token occurs, on the validation set. bits_per_byte: of the last evaluation, if it saw the whole set.
-    signal_exit: 0, or 130 or 143 when a signal ended the run. adapter_dir, merged_dir: None where there is none.
-    commands: (program, the line that loads the result there). pushed: None where nothing was to be pushed.
+    loss          of the last step; None without a step
+    evaluations   (step, loss, labels), in order
+    unigram_loss  on the validation set, of a model that knows only how often each token occurs; None without a set
+    bits_per_byte of the last evaluation; None unless it read the whole validation set
+    signal_exit   0, or 130 or 143 when a signal ended the run
+    adapter_dir   None when all weights are trained
+    merged_dir    None without a merged model
+    commands      (program, line): the lines that load the outputs
+    pushed        the upload; None when none was asked for
     """
 
     run_name: str

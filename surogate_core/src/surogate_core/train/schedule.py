@@ -14,7 +14,7 @@ KINDS: tuple[str, ...] = get_args(Kind)
 
 @dataclass(frozen=True)
 class Schedule:
-    """A learning rate for each step 1 .. total_steps, as `build` decided it.
+    """The learning rate of each step 1 .. total_steps. Made by `build`.
 
     With W = warmup_steps, N = total_steps, C = cooldown_steps, and "no warmup" meaning W = 1:
 
@@ -22,13 +22,13 @@ class Schedule:
     - linear, cosine: from `base` at step W to `final` at step N.
     - wsd: `base` until step N - C, then `base + (final - base) * sqrt(k / C)` at the k-th of the last C steps.
     - constant: `base` to the end; `final_lr_fraction` matters only with a cooldown.
-    - cooldown (all but wsd, whose decay it is): the last C steps go on a straight line from where the schedule
-      stands at step N - C to `final` at step N. So there is no jump: neither down to `final` when the cooldown
+    - cooldown (all but wsd, where it is the decay): a straight line over the last C steps, from the rate of the
+      schedule at step N - C to `final` at step N. There is no jump: neither down to `final` when the cooldown
       begins, which would train its steps at 0 by default, nor back up to `base` after a decay. `linear` is on that
       line already and does not change.
 
-    Step s here is index s of `transformers.get_{linear,cosine}_schedule_with_warmup`, whose first step is index 0
-    and runs at 0 when there is a warmup.
+    Step s equals index s of `transformers.get_{linear,cosine}_schedule_with_warmup`, whose first step has index 0
+    and rate 0 when there is a warmup.
     """
 
     kind: Kind
@@ -50,11 +50,11 @@ class Schedule:
         final_lr_fraction: float = 0.0,
         wsd_decay_steps_fraction: float = 0.1,
     ) -> Schedule:
-        """Decide the lengths of the phases from the config's keys.
+        """Compute the lengths of the phases from the config's keys.
 
-        `warmup_steps` > 0 overrides `warmup_ratio`, which is of total_steps, rounded up. The decay of wsd is
-        `cooldown_steps` when > 0, else `wsd_decay_steps_fraction` of total_steps, rounded: none in a run of a
-        few steps. Raises ConfigError for values out of range and for phases that do not fit in total_steps.
+        `warmup_steps` > 0 overrides `warmup_ratio`, a fraction of total_steps, rounded up. The decay of wsd is
+        `cooldown_steps` when > 0, else `wsd_decay_steps_fraction` of total_steps, rounded, which is 0 in a run of a
+        few steps. Raises ConfigError for values out of range and for phases that do not fit into total_steps.
         """
         if kind not in KINDS:
             raise ConfigError(f"lr_scheduler_type: {kind!r} is unknown. Use one of {', '.join(KINDS)}.")
@@ -75,7 +75,7 @@ class Schedule:
 
         warmup, warmup_from = warmup_steps, f"warmup_steps: {warmup_steps}"
         if warmup_steps == 0:
-            # Rounded before the ceiling: 0.07 * 100 is 7.000000000000001, and means 7.
+            # Rounded before the ceiling: 0.07 * 100 is 7.000000000000001 and stands for 7.
             warmup, warmup_from = math.ceil(round(warmup_ratio * total_steps, 6)), f"warmup_ratio: {warmup_ratio}"
         cooldown, cooldown_from = cooldown_steps, f"cooldown_steps: {cooldown_steps}"
         if kind == "wsd" and cooldown_steps == 0:
@@ -92,7 +92,7 @@ class Schedule:
         )
 
     def lr(self, step: int) -> float:
-        """The learning rate of optimizer step `step`, 1 .. total_steps. Raises ProgramError outside of that."""
+        """Return the learning rate of optimizer step `step`. Raises ProgramError unless it is in 1 .. total_steps."""
         if not 1 <= step <= self.total_steps:
             raise ProgramError(f"schedule: lr asked for step {step}, but the run has steps 1 to {self.total_steps}")
         if step <= self.warmup_steps:
@@ -106,7 +106,7 @@ class Schedule:
         return _between(self._before_cooldown(cooldown_start), self.final_lr, done)
 
     def _before_cooldown(self, step: int) -> float:
-        """The schedule without its cooldown, at `step` >= warmup_steps (0 when the cooldown is the whole run)."""
+        """Return the rate without a cooldown at `step` >= warmup_steps (0 when the cooldown is the whole run)."""
         if self.kind in ("wsd", "constant"):
             return self.base_lr
         peak_step = max(self.warmup_steps, 1)
@@ -119,7 +119,7 @@ class Schedule:
 
 
 def _between(start: float, end: float, done: float) -> float:
-    """Linear interpolation that gives exactly `start` at 0 and exactly `end` at 1."""
+    """Interpolate linearly: exactly `start` at `done` = 0 and exactly `end` at 1."""
     return start * (1 - done) + end * done
 
 

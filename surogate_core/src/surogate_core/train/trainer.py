@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..api import Comm, RunInfo
 from ..checkpoint import folders as checkpoint
@@ -17,13 +17,12 @@ from ..checkpoint.resume import Resumed
 from ..config.load import resolved
 from ..config.schema import TrainConfig
 from ..data.checks import bits_per_byte
-from ..data.corpora import Corpora, load_corpora
-from ..data.loader import Loader, eval_batches
+from ..data.loader import MicroBatch, eval_batches
 from ..errors import RunStopped
 from ..machine.timing import FirstStep, mark
 from ..memory.devices import GIB
 from ..outputs.check import OutputCheck
-from ..outputs.folder import open_output, records_file, set_aside
+from ..outputs.folder import open_output, set_aside
 from ..outputs.load_commands import load_commands
 from ..outputs.model_card import write_card
 from ..outputs.push import push, reserve
@@ -32,92 +31,49 @@ from ..planning.run import Run
 from ..planning.versions import run_versions
 from ..reporting.gpu_telemetry import open_telemetry
 from ..reporting.loggers import Loggers, open_loggers
+from ..reporting.metrics import metrics_path
 from ..reporting.picture import import_ahead
 from ..reporting.text import devices_text, parameters_text
 from .interrupt import Interrupt
-from .loop import Job
-from .loop import train as loop
+from .loop import Job, train
 from .packing_check import check_packing
 from .result import TrainResult
-from .schedule import Schedule
+from .steps import Steps, load_steps
 from .worker_setup import check_finite, fill_weights, make_worker, watch_finite
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..checkpoint.saved_run import SavedRun
-    from ..checkpoint.writer import View
+    from ..checkpoint.writer import CheckpointWriter, View
     from ..runtime.team import Team
     from ..runtime.worker import Worker
 
 Notice = Callable[[str], None]
 
-
 SHORT_RUN_SECONDS = 60
-"""Runs that the plan expects to be shorter start the process that checks their outputs early, others at their end."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingPlan:
-    """What a run trains on and for how long. `total` counts optimizer steps."""
-
-    data: Corpora
-    loader: Loader
-    schedule: Schedule
-    total: int
-
-    @classmethod
-    def of(cls, run: Run, world_size: int, notice: Notice) -> TrainingPlan:
-        config, formats = run.config, run.registry.dataset_formats()
-        data = load_corpora(config, formats, run.model_dir, run.dims.vocab_size, notice)
-        loader = Loader(
-            data.train,
-            config.per_device_train_batch_size,
-            config.gradient_accumulation_steps * world_size,
-            config.train_seed,
-            data.tokenizer.padding_id,
-        )
-        total = config.max_steps if config.max_steps > 0 else config.num_epochs * loader.steps_per_epoch
-        schedule = Schedule.build(
-            config.lr_scheduler_type,
-            config.learning_rate,
-            total,
-            config.warmup_steps,
-            config.warmup_ratio,
-            config.cooldown_steps,
-            config.final_lr_fraction,
-            config.wsd_decay_steps_fraction,
-        )
-        return cls(data=data, loader=loader, schedule=schedule, total=total)
+"""A run that is planned to be shorter starts the process that checks its outputs before its steps, a longer one
+after them."""
 
 
 def train_planned(
     run: Run, plan: Plan, resumed: Resumed | None, comms: Sequence[Comm], check: OutputCheck, notice: Notice
 ) -> TrainResult:
     """Train on the devices that `comms` connects, from the checkpoint `resumed` if there is one; see `run.train`."""
-    from ..checkpoint.saved_run import SavedRun, facts
-    from ..checkpoint.writer import open_saves
-
     config = run.config
     for line in run.loaded.notices:
         notice(line)
     notice(_headline(plan))
-    course = TrainingPlan.of(run, plan.report.world_size, notice)
-    notice(_data_line(course))
+    steps = load_steps(run, plan.report.world_size, notice)
+    notice(_data_line(steps))
     mark("data")
-    saved_run = SavedRun(
-        run=run,
-        plan=plan,
-        facts=facts(run, plan, course.loader, course.total),
-        versions=run_versions(run, plan) | {"device": devices_text(plan.report)},
-        records=records_file(run.loaded),
-    )
+    saved_run = _saved_run(run, plan, steps)
     if resumed:
         changes = saved_run.check(resumed)
-        for line in (f"goes on from {resumed.directory}, after step {resumed.step:,} of {course.total:,}", *changes):
+        for line in (f"resuming from {resumed.directory} after step {resumed.step:,} of {steps.total:,}", *changes):
             notice(line)
     repo = reserve(config) if config.push_to_hub else ""
-    _start_output_check(run, course.total * plan.report.step.seconds, check)
+    _start_output_check(run, steps.total * plan.report.step.seconds, check)
     with ExitStack() as stack:
         worker = make_worker(run, plan, comms, notice)
         stack.callback(worker.close)
@@ -125,74 +81,64 @@ def train_planned(
         mark("weights")
         if config.check_finite:
             check_finite(run, plan, worker, progress.step)
-            notice("check_finite: runs op by op and looks at everything that an op writes, which is slow")
-        wanted = config.save_in_background and 0 < config.save_steps < course.total
-        saves = open_saves(worker, saved_run.values, _writer(config, saved_run), notice, wanted=wanted)
-        stack.callback(saves.close)
+            notice("check_finite: ops run one by one and every value that they write is checked, which is slow")
+        checkpoints = _open_writer(saved_run, worker, steps.total, notice)
+        stack.callback(checkpoints.close)
         mark("memory for checkpoints")
         worker.start(graphs=config.use_cuda_graphs)
         mark("masters, CUDA graphs")
-        if not config.check_finite:  # whose first batch is to be that of step one
-            _check_packing(plan, course, worker, notice)
+        if not config.check_finite:  # a checked run runs nothing before step 1
+            _check_packing(plan, steps, worker, notice)
         set_aside(run.loaded, resumed, notice)
         open_output(run.loaded, notice)
-        loggers = _open_loggers(run, _run_info(run, plan, course, progress), notice, stack)
-        _open_telemetry(plan, config.log_gpu_util, comms, loggers, notice)
-        loggers.opened.append(FirstStep())
+        loggers = _open_loggers(run, plan, _run_info(run, plan, steps, progress), comms, notice, stack)
         interrupt = stack.enter_context(Interrupt())
         mark("check of packing, loggers")
-
-        def validation(limit: int | None) -> Iterable[Any]:
-            rows, size = course.data.validation, config.per_device_train_batch_size
-            most = None if limit is None else limit * worker.width
-            return () if rows is None else eval_batches(rows, size, most, pad_id=course.data.tokenizer.padding_id)
-
-        job = Job(
-            worker=worker,
-            loader=course.loader,
-            schedule=course.schedule,
-            loggers=loggers.opened,
-            total_steps=course.total,
-            eval_batches=validation,
-            eval_steps=config.eval_steps,
-            saves=saves,
-            save_steps=config.save_steps,
-            max_nonfinite_steps=config.max_nonfinite_steps,
-            watch=lambda steps_done: watch_finite(run.registry, plan, worker, steps_done),
-        )
-        loop(job, interrupt, progress)
+        train(_job(run, plan, steps, worker, checkpoints, loggers), interrupt, progress)
         mark("the other steps, evaluations")
-        signal_exit = interrupt.exit_code  # of a signal from here on there is nothing to tell: the run is done
+        signal_exit = interrupt.exit_code  # a later signal changes nothing: all steps are done
         if not signal_exit:
             _write_outputs(run, plan, worker, progress, check)
             write_card(run, plan, repo, progress, saved_run.versions)
         loggers.status = "interrupted" if signal_exit else "done"
-    done = _result(run, course, progress, signal_exit)
+    result = _result(run, steps, progress, signal_exit)
     if not repo or signal_exit:
-        return done
-    return replace(done, pushed=push(done.adapter_dir or done.output_dir, repo, notice))
+        return result
+    return replace(result, pushed=push(result.adapter_dir or result.output_dir, repo, notice))
 
 
-# -------------------------------------------------------------------------------------------------------- before a run
+# ------------------------------------------------------------------------------------------------ before the first step
 
 
 def _headline(plan: Plan) -> str:
-    given, report = plan.inputs, plan.report
-    some = plan.n_trainable < plan.n_params
+    inputs, report = plan.inputs, plan.report
+    partly = plan.n_trainable < plan.n_params
     return (
-        f"{given.model.name}, {parameters_text(plan.n_params)} parameters, "
-        + (f"{parameters_text(plan.n_trainable)} trained, " if some else "")
-        + f"{given.precision.model}, on {devices_text(report)}: {report.device_bytes['total'] / GIB:.2f} GiB planned"
+        f"{inputs.model.name}, {parameters_text(plan.n_params)} parameters, "
+        + (f"{parameters_text(plan.n_trainable)} trained, " if partly else "")
+        + f"{inputs.precision.model}, on {devices_text(report)}: {report.device_bytes['total'] / GIB:.2f} GiB planned"
         + (" on each" if report.world_size > 1 else "")
     )
 
 
-def _data_line(course: TrainingPlan) -> str:
-    data, loader = course.data, course.loader
-    held = f", {data.validation.n_tokens:,} to validate" if data.validation else ""
+def _data_line(steps: Steps) -> str:
+    data, loader = steps.data, steps.loader
+    validation = f", {data.validation.n_tokens:,} validation tokens" if data.validation else ""
     return (
-        f"{data.train.n_tokens:,} tokens to train in {data.train.n_rows:,} rows{held}; "
-        f"{loader.steps_per_epoch:,} steps an epoch, {course.total:,} in all"
+        f"{data.train.n_tokens:,} training tokens in {data.train.n_rows:,} rows{validation}; "
+        f"{loader.steps_per_epoch:,} steps per epoch, {steps.total:,} in total"
+    )
+
+
+def _saved_run(run: Run, plan: Plan, steps: Steps) -> SavedRun:
+    from ..checkpoint.saved_run import SavedRun, facts
+
+    return SavedRun(
+        run=run,
+        plan=plan,
+        facts=facts(run, plan, steps.loader, steps.total),
+        versions=run_versions(run, plan) | {"device": devices_text(plan.report)},
+        metrics=metrics_path(Path(run.config.output_dir), run.config.log_file),
     )
 
 
@@ -204,12 +150,21 @@ def _fill(saved_run: SavedRun, resumed: Resumed | None, worker: Worker | Team) -
     return Progress()
 
 
-def _writer(config: TrainConfig, saved_run: SavedRun) -> Callable[[int, Progress, View], Path]:
+def _open_writer(saved_run: SavedRun, worker: Worker | Team, total_steps: int, notice: Notice) -> CheckpointWriter:
+    """Open the writer of the run's checkpoints. A run that saves only at its end needs none in the background."""
+    from ..checkpoint.writer import open_writer
+
+    config = saved_run.run.config
+    background = config.save_in_background and 0 < config.save_steps < total_steps
+    return open_writer(worker, saved_run.values, _write_checkpoint(config, saved_run), notice, background=background)
+
+
+def _write_checkpoint(config: TrainConfig, saved_run: SavedRun) -> Callable[[int, Progress, View], Path]:
     """Return the function that writes the checkpoint of a step from views of its values and prunes old ones."""
     checkpoints = Path(config.resolved_checkpoint_dir)
 
     def write(step: int, progress: Progress, view: View) -> Path:
-        _refuse_broken_weights((view(v) for v in saved_run.weights), step, checkpoints)
+        _refuse_nonfinite_weights((view(v) for v in saved_run.weights), step, checkpoints)
         path = checkpoint.save_checkpoint(
             checkpoints, step, lambda folder: saved_run.write(folder, view, step, progress)
         )
@@ -219,20 +174,24 @@ def _writer(config: TrainConfig, saved_run: SavedRun) -> Callable[[int, Progress
     return write
 
 
-def _check_packing(plan: Plan, course: TrainingPlan, worker: Worker | Team, notice: Notice) -> None:
-    inputs, padding = plan.inputs, course.data.tokenizer.padding_id
+def _check_packing(plan: Plan, steps: Steps, worker: Worker | Team, notice: Notice) -> None:
+    inputs, padding = plan.inputs, steps.data.tokenizer.padding_id
     dtypes = (inputs.precision.model, inputs.precision.matmul)
-    found = check_packing(worker, course.data.train, inputs.batch_size, padding, dtypes)
+    found = check_packing(worker, steps.data.train, inputs.batch_size, padding, dtypes)
     if found:
         notice(str(found))
 
 
-def _open_loggers(run: Run, info: RunInfo, notice: Notice, stack: ExitStack) -> Loggers:
-    """Open the run's loggers. `stack` closes them."""
+def _open_loggers(
+    run: Run, plan: Plan, info: RunInfo, comms: Sequence[Comm], notice: Notice, stack: ExitStack
+) -> Loggers:
+    """Open the run's loggers, the reports on its GPUs first. `stack` closes them."""
     loggers = Loggers()
     stack.callback(loggers.close)
     for logger in open_loggers(run.loaded, run.registry, info, notice):
         loggers.opened.append(logger)
+    _open_telemetry(plan, run.config.log_gpu_util, comms, loggers, notice)
+    loggers.opened.append(FirstStep())
     return loggers
 
 
@@ -245,14 +204,14 @@ def _open_telemetry(plan: Plan, every: int, comms: Sequence[Comm], loggers: Logg
         loggers.opened[:0] = open_telemetry(uuids, every, loggers.gpu, notice)
 
 
-def _run_info(run: Run, plan: Plan, course: TrainingPlan, progress: Progress) -> RunInfo:
+def _run_info(run: Run, plan: Plan, steps: Steps, progress: Progress) -> RunInfo:
     config = run.config
     return RunInfo(
         run_name=config.resolved_run_name,
         output_dir=Path(config.output_dir),
-        total_steps=course.total,
-        steps_per_epoch=course.loader.steps_per_epoch,
-        tokens_per_step=course.loader.tokens_per_step,
+        total_steps=steps.total,
+        steps_per_epoch=steps.loader.steps_per_epoch,
+        tokens_per_step=steps.loader.tokens_per_step,
         config=resolved(run.loaded),
         versions=run_versions(run, plan),
         device=devices_text(plan.report),
@@ -262,20 +221,49 @@ def _run_info(run: Run, plan: Plan, course: TrainingPlan, progress: Progress) ->
     )
 
 
-# -------------------------------------------------------------------------------------------------------- behind a run
+def _job(
+    run: Run, plan: Plan, steps: Steps, worker: Worker | Team, checkpoints: CheckpointWriter, loggers: Loggers
+) -> Job:
+    config, data = run.config, steps.data
+
+    def validation(limit: int | None) -> Iterable[MicroBatch]:
+        if data.validation is None:
+            return ()
+        most = None if limit is None else limit * worker.width
+        padding = data.tokenizer.padding_id
+        return eval_batches(data.validation, config.per_device_train_batch_size, most, pad_id=padding)
+
+    return Job(
+        worker=worker,
+        loader=steps.loader,
+        schedule=steps.schedule,
+        loggers=loggers.opened,
+        total_steps=steps.total,
+        eval_batches=validation,
+        eval_steps=config.eval_steps,
+        checkpoints=checkpoints,
+        save_steps=config.save_steps,
+        max_nonfinite_steps=config.max_nonfinite_steps,
+        watch=lambda steps_done: watch_finite(run.registry, plan, worker, steps_done),
+    )
 
 
-def _refuse_broken_weights(weights: Iterable[Tensor], step: int, checkpoints: Path) -> None:
-    """An update can overflow although its gradient was finite; what it leaves must not replace a good checkpoint."""
-    from ..checkpoint.folders import list_checkpoints
+# -------------------------------------------------------------------------------------------------- after the last step
+
+
+def _refuse_nonfinite_weights(weights: Iterable[Tensor], step: int, checkpoints: Path) -> None:
+    """Raise RunStopped for weights with NaN or inf, so that they never replace a good checkpoint.
+
+    An update can overflow although its gradient was finite.
+    """
     from ..runtime.finite_check import all_finite
 
     if all_finite(weights):
         return
-    complete = list_checkpoints(checkpoints)
+    complete = checkpoint.list_checkpoints(checkpoints)
     raise RunStopped(
-        f"step {step}: the weights hold numbers that are not finite: an update overflowed. They are not saved; "
-        + (f"the newest complete checkpoint is {complete[-1]}. " if complete else "no checkpoint was complete yet. ")
+        f"step {step}: the weights hold NaN or inf: an update overflowed. They are not saved; "
+        + (f"the newest complete checkpoint is {complete[-1]}. " if complete else "no checkpoint is complete yet. ")
         + "Lower learning_rate or weight_decay."
     )
 
@@ -293,17 +281,18 @@ def _start_output_check(run: Run, seconds: float, check: OutputCheck) -> None:
 
 
 def _write_outputs(run: Run, plan: Plan, worker: Worker | Team, progress: Progress, check: OutputCheck) -> None:
-    """Write the trained model, or the adapter and perhaps the merged model. `check` then loads each once."""
+    """Write the trained model, or the adapter and, if asked for, the merged model. `check` then loads each of them."""
+    from ..checkpoint.saved_run import model_export
+
     if _is_checked(run):
         check.prepare(run)
     config, assembly = run.config, plan.assembly
     output = Path(config.output_dir)
     worker.settle()
     params = worker.params()
-    _refuse_broken_weights(params.values(), progress.step, Path(config.resolved_checkpoint_dir))
+    _refuse_nonfinite_weights(params.values(), progress.step, Path(config.resolved_checkpoint_dir))
     if run.adapter is None:
-        dtype = plan.inputs.precision.model
-        hf.save_model(output, assembly.weights, params, run.model_config, run.model_dir, dtype)
+        hf.save_model(output, model_export(run, plan, params))
     else:
         adapter, _ = run.adapter
         folder = output / ADAPTER_FOLDER
@@ -317,18 +306,19 @@ def _write_outputs(run: Run, plan: Plan, worker: Worker | Team, progress: Progre
         mark("outputs loaded once")
 
 
-def _result(run: Run, course: TrainingPlan, progress: Progress, signal_exit: int) -> TrainResult:
-    config, data = run.config, course.data
+def _result(run: Run, steps: Steps, progress: Progress, signal_exit: int) -> TrainResult:
+    config, data = run.config, steps.data
+    output, is_adapter = Path(config.output_dir), config.adapter is not None
     bits = None
     if progress.evaluations and data.validation_bytes:
         _, loss, labels = progress.evaluations[-1]
         bits = bits_per_byte(loss, labels, data.validation_bytes) if labels == data.validation_labels else None
     return TrainResult(
         run_name=config.resolved_run_name,
-        output_dir=Path(config.output_dir),
+        output_dir=output,
         checkpoint_dir=Path(config.resolved_checkpoint_dir),
         steps=progress.step,
-        total_steps=course.total,
+        total_steps=steps.total,
         tokens=progress.tokens,
         seconds=progress.seconds,
         loss=progress.loss,
@@ -336,9 +326,7 @@ def _result(run: Run, course: TrainingPlan, progress: Progress, signal_exit: int
         unigram_loss=data.unigram_loss,
         bits_per_byte=bits,
         signal_exit=signal_exit,
-        adapter_dir=Path(config.output_dir) / ADAPTER_FOLDER if config.adapter is not None else None,
-        merged_dir=Path(config.output_dir) / MERGED_FOLDER
-        if config.adapter is not None and config.merge_adapter
-        else None,
+        adapter_dir=output / ADAPTER_FOLDER if is_adapter else None,
+        merged_dir=output / MERGED_FOLDER if is_adapter and config.merge_adapter else None,
         commands=load_commands(run),
     )

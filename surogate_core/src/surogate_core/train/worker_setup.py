@@ -1,4 +1,4 @@
-"""Creates the worker of a run, fills its buffers with weights, and sets it up to check for NaN and inf."""
+"""Creates the worker of a run, fills its buffers with weights, and has it check what ops write for NaN and inf."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 def make_worker(
     run: Run, plan: Plan, comms: Sequence[Comm] = (), notice: Callable[[str], None] = print
 ) -> Worker | Team:
-    """The executor and buffers of the device that the run was planned for; of all that `comms` connects, as a team.
+    """Return a worker for the device that the run is planned for; a team of workers if it is planned for several.
 
-    `notice` is called with lines for the user.
+    `comms`: one for each device of a team. `notice` is called with lines for the user, by the first rank only.
     """
     from ..runtime.autotune_cache import AutotuneCache
     from ..runtime.context import ExecutionContext
@@ -62,11 +62,11 @@ def make_worker(
 
 
 def _unheard(line: str) -> None:
-    """What the first rank has said already."""
+    """Discard a notice of a later rank: the first rank has given the same one."""
 
 
 def fill_weights(run: Run, assembly: Assembly, worker: Worker | Team) -> None:
-    """Random weights or the checkpoint's, and the optimizer's first state, straight into the planned buffers."""
+    """Fill the worker's params with random weights or the model's, and its states with their initial values."""
     from ..runtime.initialise import initialise
 
     config = run.config
@@ -87,7 +87,7 @@ def fill_weights(run: Run, assembly: Assembly, worker: Worker | Team) -> None:
 
 
 def refuse_nonfinite(run: Run, assembly: Assembly, worker: Worker | Team) -> None:
-    """Raise ConfigError naming file and tensor when the model's weights hold a number that is not finite."""
+    """Raise ConfigError naming file and tensor if the model's weights hold NaN or inf."""
     from ..checkpoint.hf import file_of
     from ..runtime.finite_check import refuse_nonfinite_weights
 
@@ -100,20 +100,20 @@ def _refuse_nonfinite_adapter(assembly: Assembly, worker: Worker | Team, path: s
     for name, tensor in trained_tensors(assembly, worker.params()).items():
         held = contents(tensor)
         if not held.finite:
-            raise ConfigError(f"adapter_path: {path}: {name} holds {held}. Go on from another adapter.")
+            raise ConfigError(f"adapter_path: {path}: {name} holds {held}. Use another adapter.")
 
 
 def check_finite(run: Run, plan: Plan, worker: Worker | Team, steps_done: int = 0) -> None:
-    """Have `worker`, whose weights are in place, stop at the first op that writes a number which is not finite.
+    """Make `worker`, whose weights are loaded, raise NonFiniteError at the first op that writes NaN or inf.
 
-    Raises ConfigError when the weights hold one already.
+    `steps_done`: optimizer steps before this call, for the error. Raises ConfigError if the weights hold NaN or inf.
     """
     refuse_nonfinite(run, plan.assembly, worker)
     watch_finite(run.registry, plan, worker, steps_done)
 
 
 def watch_finite(registry: Registry, plan: Plan, worker: Worker | Team, steps_done: int) -> None:
-    """Have `worker` raise NonFiniteError at such an op from now on, `steps_done` optimizer steps into the run."""
+    """`check_finite` without the check of the weights."""
     from ..runtime.finite_check import FiniteCheck
 
     def make(buffers: Buffers) -> FiniteCheck:
@@ -123,7 +123,7 @@ def watch_finite(registry: Registry, plan: Plan, worker: Worker | Team, steps_do
 
 
 def _served_by(registry: Registry, kernels: KernelTable, op: Op) -> str:
-    """Return who runs an op, with the version."""
+    """Return the package that runs an op, with its version."""
     found = kernels[op]
     if found.kernel:
         versions = {plugin.distribution: str(plugin) for plugin in registry.plugins}

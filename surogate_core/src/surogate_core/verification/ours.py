@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import run
 from ..checkpoint import hf
 from ..checkpoint.adapter import load_adapter
+from ..checkpoint.saved_run import model_export
 from ..planning.assembly import Assembly
 from ..program.op import Program
 from ..reference.rounding import TORCH_DTYPES
@@ -114,9 +115,7 @@ def _write(subject: Subject, worker: Worker | Team, scratch: Path) -> None:
     config, params = subject.run.config, worker.params()
     worker.settle()
     if config.from_scratch and not (scratch / "model").exists():
-        dtype = subject.plan.inputs.precision.model
-        model = (subject.plan.assembly.weights, params, subject.run.model_config, subject.run.model_dir, dtype)
-        hf.save_model(scratch / "model", *model)
+        hf.save_model(scratch / "model", model_export(subject.run, subject.plan, params))
     chosen = subject.run.adapter
     if chosen is not None and not (scratch / "adapter").exists():
         adapter, options = chosen

@@ -1,4 +1,4 @@
-"""Documents of a packed row that see each other are found before step one."""
+"""Packed documents that affect each other are detected before step one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from surogate_core.planning.assemble import assemble
 from surogate_core.reference.ops import attention
 from surogate_core.runtime.initialise import initialise
 from surogate_core.runtime.worker import Worker
-from surogate_core.train.packing_check import PackingProof, check_packing
+from surogate_core.train.packing_check import PackingCheck, check_packing
 
 SEQ_LEN, ROWS, VOCAB = 64, 2, 61
 CONFIG = tiny_config(vocab_size=VOCAB, hidden_size=24, intermediate_size=40, num_hidden_layers=2, head_dim=8)
@@ -39,7 +39,7 @@ def rows_of(lengths: list[int]) -> PackedRows:
     return pack(DocumentSpans.of([dataset]), SEQ_LEN)
 
 
-def prove(rows: PackedRows, dtype: str, instead: dict[str, Callable[..., Any]] | None = None) -> PackingProof | None:
+def check(rows: PackedRows, dtype: str, instead: dict[str, Callable[..., Any]] | None = None) -> PackingCheck | None:
     given = plan_inputs(
         CONFIG,
         batch_size=ROWS,
@@ -55,27 +55,27 @@ def prove(rows: PackedRows, dtype: str, instead: dict[str, Callable[..., Any]] |
 
 
 def across(qkv: Tensor, cu_seqlens: Tensor, **attrs: Any) -> tuple[Tensor, Tensor]:
-    """Attention that takes every row for one document."""
+    """Attention that treats every row as one document."""
     rows = torch.arange(0, qkv.shape[0] + 1, SEQ_LEN, dtype=cu_seqlens.dtype)
     return attention(qkv, rows, **attrs)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_documents_that_keep_to_themselves_have_the_same_loss_alone(dtype: str) -> None:
-    proof = prove(rows_of([20, 30, 9, 40, 22, 64, 13, 5]), dtype)
-    assert proof and (proof.documents, proof.rows, proof.labels) == (7, 3, 139 - 7)
-    assert abs(proof.packed - proof.alone) < proof.tolerance / 2
+def test_independent_documents_have_the_same_loss_packed_and_alone(dtype: str) -> None:
+    found = check(rows_of([20, 30, 9, 40, 22, 64, 13, 5]), dtype)
+    assert found and (found.documents, found.rows, found.labels) == (7, 3, 139 - 7)
+    assert abs(found.packed - found.alone) < found.tolerance / 2
 
 
 def test_attention_across_documents_is_refused() -> None:
     with pytest.raises(ProgramError, match=r"packing: 7 documents .* sample_packing: false"):
-        prove(rows_of([20, 30, 9, 40, 22, 64, 13, 5]), "fp32", {"attention": across})
+        check(rows_of([20, 30, 9, 40, 22, 64, 13, 5]), "fp32", {"attention": across})
 
 
-def test_rows_of_one_document_prove_nothing() -> None:
-    assert prove(rows_of([64, 64, 50]), "fp32") is None
+def test_rows_of_one_document_are_not_checked() -> None:
+    assert check(rows_of([64, 64, 50]), "fp32") is None
 
 
-def test_of_many_documents_only_some_are_looked_at() -> None:
-    proof = prove(rows_of([7] * 400), "fp32")
-    assert proof and proof.documents <= 25
+def test_only_some_of_many_documents_are_compared() -> None:
+    found = check(rows_of([7] * 400), "fp32")
+    assert found and found.documents <= 25

@@ -1,0 +1,46 @@
+"""The optimizer steps of a run: how many, and the batches and the learning rate of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..data.corpora import Corpora, load_corpora
+from ..data.loader import Loader
+from ..planning.run import Run
+from .schedule import Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """The optimizer steps of a run; `total` of them."""
+
+    data: Corpora
+    loader: Loader
+    schedule: Schedule
+    total: int
+
+
+def load_steps(run: Run, world_size: int, notice: Callable[[str], None]) -> Steps:
+    """Tokenise and pack the run's data and derive its steps for `world_size` devices."""
+    config, formats = run.config, run.registry.dataset_formats()
+    data = load_corpora(config, formats, run.model_dir, run.dims.vocab_size, notice)
+    loader = Loader(
+        data.train,
+        config.per_device_train_batch_size,
+        config.gradient_accumulation_steps * world_size,
+        config.train_seed,
+        data.tokenizer.padding_id,
+    )
+    total = config.max_steps if config.max_steps > 0 else config.num_epochs * loader.steps_per_epoch
+    schedule = Schedule.build(
+        config.lr_scheduler_type,
+        config.learning_rate,
+        total,
+        warmup_steps=config.warmup_steps,
+        warmup_ratio=config.warmup_ratio,
+        cooldown_steps=config.cooldown_steps,
+        final_lr_fraction=config.final_lr_fraction,
+        wsd_decay_steps_fraction=config.wsd_decay_steps_fraction,
+    )
+    return Steps(data=data, loader=loader, schedule=schedule, total=total)
