@@ -1,4 +1,4 @@
-"""An adapter outside of its run: merged into a folder, loaded by the printed lines, trained on after a refusal."""
+"""An adapter after its run: merged, loaded by the printed commands, trained further after a refused resume."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BASE_FILES = ("model.safetensors", "config.json")
 
 @pytest.fixture
 def based(here: Workplace) -> Workplace:
-    """A workplace whose model has weights, and a config that trains an adapter for two steps."""
+    """Return a workplace whose model has weights, with a config that trains an adapter for two steps."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     folder = here.root / "model"
@@ -40,12 +40,12 @@ def train(workplace: Workplace, *overrides: str) -> run.TrainResult:
 
 @pytest.fixture
 def adapter(based: Workplace) -> Path:
-    """A whole adapter."""
+    """Return the folder of a complete adapter."""
     folder = based.root / "adapter"
     folder.mkdir()
-    prepared = run.plan(run.load(based.root / "run.yaml"), cpu())
-    ((definition, options),) = prepared.inputs.adapters
-    trained = {v.name: torch.ones(v.shape) for v in prepared.assembly.trainable}
+    plan = run.plan(run.load(based.root / "run.yaml"), cpu())
+    ((definition, options),) = plan.inputs.adapters
+    trained = {v.name: torch.ones(v.shape) for v in plan.assembly.trainable}
     definition.save(trained, folder, str(based.root / "model"), options)
     return folder
 
@@ -53,7 +53,7 @@ def adapter(based: Workplace) -> Path:
 # ---------------------------------------------------------------------------------------------------------------- merge
 
 
-def test_merge_replaces_nothing_unless_told_to(based: Workplace, adapter: Path) -> None:
+def test_merge_replaces_nothing_without_overwrite(based: Workplace, adapter: Path) -> None:
     output = based.root / "merged"
     output.mkdir()
     (output / "notes.txt").write_text("mine")
@@ -73,9 +73,7 @@ def test_merge_replaces_nothing_unless_told_to(based: Workplace, adapter: Path) 
     assert (output / "model.safetensors").read_bytes() != before["model.safetensors"]
 
 
-def test_merge_takes_a_new_folder_an_empty_one_and_what_a_killed_merge_has_left(
-    based: Workplace, adapter: Path
-) -> None:
+def test_merge_writes_to_a_new_folder_an_empty_one_and_one_of_a_killed_merge(based: Workplace, adapter: Path) -> None:
     for number, left in enumerate((None, "", ".saving-x")):
         output = based.root / f"merged{number}"
         if left is not None:
@@ -89,15 +87,15 @@ def test_merge_takes_a_new_folder_an_empty_one_and_what_a_killed_merge_has_left(
             run.merge(adapter, file, overwrite=overwrite)
 
 
-def test_what_is_merged_is_never_set_aside(based: Workplace, adapter: Path) -> None:
-    for output in (based.root / "model", adapter, based.root):  # the base, the adapter, and the parent of the latter
+def test_inputs_of_a_merge_are_never_set_aside(based: Workplace, adapter: Path) -> None:
+    for output in (based.root / "model", adapter, based.root):  # the base, the adapter, the adapter's parent
         before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
         with pytest.raises(ConfigError, match=r"is an input, but would be set aside"):
             run.merge(adapter, output, overwrite=True)
         assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
 
 
-def test_a_base_of_another_revision_is_named_or_refused(based: Workplace, adapter: Path) -> None:
+def test_a_base_of_another_revision_is_refused_unless_given(based: Workplace, adapter: Path) -> None:
     path = adapter / "adapter_config.json"
     given = json.loads(path.read_text())
     path.write_text(json.dumps(given | {"revision": "v2", "base_model_name_or_path": "owner/model"}))
@@ -117,8 +115,8 @@ RANKS = {"lora_rank_pattern": {"q_proj": 1}}
 @pytest.mark.parametrize(
     ("options", "merge"), [(PLAIN, True), (PLAIN, False), (WHOLE, True), (WHOLE, False), (RANKS, True)]
 )
-def test_vllm_is_given_what_it_can_serve(based: Workplace, options: dict[str, Any], merge: bool) -> None:
-    """It refuses adapters with whole modules, and would scale one with patterns wrongly."""
+def test_the_vllm_command_serves_what_vllm_can_load(based: Workplace, options: dict[str, Any], merge: bool) -> None:
+    """vLLM refuses adapters with whole modules, and scales those with rank patterns wrongly."""
     keys = {"lora": True, "from_scratch": None, "merge_adapter": merge}
     found = load_commands(run.open_run(run.load(based.write(**keys, **options))))
     lines = [line for program, line in found if program == "vLLM"]
@@ -135,7 +133,7 @@ def test_vllm_is_given_what_it_can_serve(based: Workplace, options: dict[str, An
 # --------------------------------------------------------------------------------------------------------------- resume
 
 
-def test_the_remedy_of_a_refused_resume_trains_on(based: Workplace) -> None:
+def test_the_remedy_of_a_refused_resume_trains_further(based: Workplace) -> None:
     train(based)
     with pytest.raises(ConfigError) as refused:
         train(based, "resume_from_checkpoint=true", "max_steps=3")

@@ -1,4 +1,4 @@
-"""Whole runs whose checkpoints are written while they go on."""
+"""Runs whose checkpoints are written in the background."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 MASTERS = {"model_dtype": "bf16", "master_dtype": "fp32", "optimizer_state_dtype": "bf16", "param_grad_dtype": "bf16"}
 
 
-def at_step(step: int, what: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Call `what` when the loop has finished a step."""
+def at_step(step: int, action: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Call `action` when the loop has finished a step."""
     finish = loop.finish
 
-    def finished(job: Any, done: Any, progress: Any, mark: float) -> float:
-        at = finish(job, done, progress, mark)
+    def finished(job: Any, done: Any, progress: Any, since: float) -> float:
+        finished_at = finish(job, done, progress, since)
         if done.step == step:
-            what()
-        return at
+            action()
+        return finished_at
 
     monkeypatch.setattr(loop, "finish", finished)
 
 
 @pytest.mark.parametrize("gpus", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_steps_go_on_while_the_writer_writes_and_the_checkpoint_has_the_bits_of_its_step(
+def test_a_checkpoint_written_during_later_steps_has_the_bits_of_its_own_step(
     here: Workplace, monkeypatch: pytest.MonkeyPatch, gpus: int
 ) -> None:
     if gpus > 1:
@@ -52,22 +52,22 @@ def test_steps_go_on_while_the_writer_writes_and_the_checkpoint_has_the_bits_of_
     run.train(run.load(config, ["save_in_background=false", "output_dir=waited"]), notice=lambda line: None)
 
     may, seen = threading.Event(), list[tuple[str, int]]()
-    save_checkpoint, told = checkpoint.save_checkpoint, list[str]()
+    save_checkpoint, notices = checkpoint.save_checkpoint, list[str]()
 
     def blocked(directory: Path, step: int, save: Any) -> Path:
         assert step != 2 or may.wait(60)
         return save_checkpoint(directory, step, save)
 
-    def let() -> None:
+    def unblock() -> None:
         seen.extend((path.name, 3) for path in here.out.glob("step_*"))
-        seen.extend((line, 3) for line in told if "saved step" in line)
+        seen.extend((line, 3) for line in notices if "saved step" in line)
         may.set()
 
     monkeypatch.setattr(checkpoint, "save_checkpoint", blocked)
-    at_step(3, let, monkeypatch)
-    run.train(run.load(config), notice=told.append)
-    assert not seen, "nothing was whole, and nothing said to be, when step 3 was done"
-    assert [line.split(" in ")[0] for line in told if line.startswith("saved ")] == [
+    at_step(3, unblock, monkeypatch)
+    run.train(run.load(config), notice=notices.append)
+    assert not seen, "no checkpoint was complete, and no notice given, when step 3 was done"
+    assert [line.split(" in ")[0] for line in notices if line.startswith("saved ")] == [
         "saved step_00000002",
         "saved step_00000004",
         "saved step_00000006",
@@ -80,10 +80,10 @@ def test_steps_go_on_while_the_writer_writes_and_the_checkpoint_has_the_bits_of_
             assert (ours / file).read_bytes() == (theirs / file).read_bytes(), (name, file)
 
 
-def test_a_disk_that_is_full_beside_the_steps_ends_the_run_and_keeps_what_was_whole(
+def test_a_disk_full_during_a_background_save_ends_the_run_and_keeps_complete_checkpoints(
     here: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`save_total_limit: 1`: the older checkpoint goes when the newer one is whole, and not before."""
+    """`save_total_limit: 1`: the older checkpoint is removed only when the newer one is complete."""
     write_manifest = saved_run.write_manifest
 
     def full(directory: Path, manifest: Any) -> None:
@@ -98,7 +98,7 @@ def test_a_disk_that_is_full_beside_the_steps_ends_the_run_and_keeps_what_was_wh
     assert not (here.out / "model.safetensors").exists()
 
 
-def test_the_records_of_a_checkpoints_steps_are_on_the_disk_before_it(
+def test_the_metrics_of_a_checkpoints_steps_are_on_the_disk_before_it(
     here: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[tuple[str, int]] = []
@@ -136,9 +136,7 @@ app.main()
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_second_signal_ends_at_once_although_a_save_is_under_way(
-    workplace: Workplace, number: signal.Signals, code: int
-) -> None:
+def test_a_second_signal_ends_at_once_during_a_save(workplace: Workplace, number: signal.Signals, code: int) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, "train", str(workplace.write(max_steps=100_000, save_steps=2))],
         stdout=subprocess.PIPE,
@@ -161,7 +159,7 @@ def test_a_second_signal_ends_at_once_although_a_save_is_under_way(
 
 
 @pytest.mark.slow
-def test_a_signal_waits_for_the_save_under_way_and_then_saves(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_waits_for_the_current_save_and_then_saves(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     at_step(3, lambda: os.kill(os.getpid(), signal.SIGTERM), monkeypatch)
     done = run.train(run.load(here.write(max_steps=60, save_steps=2)), notice=lambda line: None)
     assert done.signal_exit == 143

@@ -1,4 +1,4 @@
-"""Signals: the first saves and ends after the step, the second ends at once, and none leaves half of anything."""
+"""Signals: the first saves and ends after the step, the second ends at once. Neither leaves incomplete files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AT_ONCE_SECONDS = 5.0
 
 
 def start_and_wait_for(workplace: Workplace, config: Path, words: str) -> tuple[subprocess.Popen[str], str]:
-    """Start a run and read its output up to the line that has `words`; blanks of any number count as one."""
+    """Start a run and read its output up to the line with `words`. Runs of blanks count as one."""
     process = workplace.start("train", config)
     assert process.stdout is not None
     seen = ""
@@ -38,7 +38,7 @@ def start_and_wait_for(workplace: Workplace, config: Path, words: str) -> tuple[
 
 
 def end(process: subprocess.Popen[str]) -> tuple[str, float]:
-    """The rest of the output and the seconds until the process ended; it is killed when it does not."""
+    """Return the rest of the output and the seconds until the process ended. Kill it after 30 s."""
     began = time.monotonic()
     try:
         rest, _ = process.communicate(timeout=30)
@@ -67,16 +67,16 @@ def test_a_signal_finishes_the_step_saves_it_and_exits(workplace: Workplace, num
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_second_signal_ends_at_once(workplace: Workplace, number: signal.Signals, code: int) -> None:
-    """Steps of a thousand micro-steps, more than ten seconds each: only the first line of output is waited for."""
+    """Steps of 2000 micro-steps take more than ten seconds: only the line on the data is waited for."""
     config = workplace.write(gradient_accumulation_steps=2000, per_device_train_batch_size=8, max_steps=2)
     process, _ = start_and_wait_for(workplace, config, "in total")
     deadline = time.monotonic() + 30
     while not (workplace.out / "metrics.jsonl").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    time.sleep(0.5)  # the loggers are open, then the loop takes the signals
+    time.sleep(0.5)  # the loggers are open; then the handlers are set
     process.send_signal(number)
     time.sleep(0.5)
-    assert process.poll() is None, "the first signal lets the step go on"
+    assert process.poll() is None, "the first signal does not end the step"
     process.send_signal(number)
     rest, seconds = end(process)
     assert process.returncode == code, rest
@@ -86,7 +86,7 @@ def test_a_second_signal_ends_at_once(workplace: Workplace, number: signal.Signa
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_while_tokenising_ends_cleanly_and_leaves_no_half_cache(
+def test_a_signal_during_tokenisation_ends_cleanly_and_leaves_no_incomplete_cache(
     workplace: Workplace, number: signal.Signals, code: int
 ) -> None:
     text = (EXAMPLES / "data/tinyshakespeare.txt").read_text()
@@ -106,9 +106,7 @@ def test_a_signal_while_tokenising_ends_cleanly_and_leaves_no_half_cache(
     assert rest == ""
     assert not workplace.out.exists()
     left = {path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"}
-    assert not [path for path in left if path.parent.name != "columns"], (
-        "columns are counted, and written whole, before"
-    )
+    assert not [path for path in left if path.parent.name != "columns"], "columns are counted, and written, before"
 
 
 def start_and_load(workplace: Workplace, config: Path, library: str) -> subprocess.Popen[str]:
@@ -123,10 +121,10 @@ def start_and_load(workplace: Workplace, config: Path, library: str) -> subproce
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize(("loaded", "delay"), [("_pydantic_core", 0.0), ("libtorch", 0.0), ("libtorch", 0.6)])
-def test_a_signal_while_loading_ends_cleanly(
+def test_a_signal_during_start_up_ends_cleanly(
     workplace: Workplace, loaded: str, delay: float, number: signal.Signals, code: int
 ) -> None:
-    """From the first library on that our own code loads; before that the signal is the interpreter's."""
+    """From the first library that our code loads. Before it, Python itself handles the signal."""
     process = start_and_load(workplace, workplace.write(max_steps=100_000), loaded)
     time.sleep(delay)
     process.send_signal(number)
@@ -137,7 +135,7 @@ def test_a_signal_while_loading_ends_cleanly(
 
 
 @pytest.mark.parametrize("loaded", ["_pydantic_core", "libtorch"])
-def test_sigusr1_while_loading_says_that_there_is_nothing_to_save(workplace: Workplace, loaded: str) -> None:
+def test_sigusr1_during_start_up_says_that_there_is_nothing_to_save(workplace: Workplace, loaded: str) -> None:
     process = start_and_load(workplace, workplace.write(max_steps=2), loaded)
     process.send_signal(signal.SIGUSR1)
     rest, _ = end(process)
@@ -146,7 +144,9 @@ def test_sigusr1_while_loading_says_that_there_is_nothing_to_save(workplace: Wor
     assert not list(workplace.out.glob("step_*")) and len(records(workplace.out, "step")) == 2
 
 
-def test_a_signal_in_the_last_evaluation_still_saves_the_run(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_during_the_last_evaluation_still_saves_the_run(
+    here: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     evaluate = loop.evaluate
 
     def interrupted(job: loop.Job, progress: Progress) -> None:
@@ -159,7 +159,7 @@ def test_a_signal_in_the_last_evaluation_still_saves_the_run(here: Workplace, mo
     assert (done.checkpoint_dir / "step_00000003/model.safetensors").exists()
 
 
-def test_a_signal_while_the_finished_model_is_saved_comes_too_late(
+def test_a_signal_while_the_final_model_is_saved_changes_nothing(
     here: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from surogate_core.checkpoint import hf
@@ -176,14 +176,14 @@ def test_a_signal_while_the_finished_model_is_saved_comes_too_late(
     assert (here.out / "model.safetensors").exists()
 
 
-def test_killed_while_it_saves_a_run_leaves_whole_checkpoints_and_the_next_cleans_up(workplace: Workplace) -> None:
+def test_a_run_killed_while_it_saves_leaves_complete_checkpoints_and_the_next_cleans_up(workplace: Workplace) -> None:
     config = workplace.write(max_steps=100_000, save_steps=1, save_total_limit=3)
     process, _ = start_and_wait_for(workplace, config, "step 6/")
     process.kill()
     process.communicate()
-    whole = sorted(workplace.out.glob("step_????????"))
-    assert 2 <= len(whole) <= 4
-    for checkpoint in whole:
+    complete = sorted(workplace.out.glob("step_????????"))
+    assert 2 <= len(complete) <= 4
+    for checkpoint in complete:
         assert len(load_file(checkpoint / "model.safetensors")) == 24
     (workplace.out / "step_00000099.partial").mkdir()
     done = workplace.surogate("train", workplace.write(max_steps=2, overwrite_output_dir=True))

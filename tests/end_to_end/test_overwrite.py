@@ -1,4 +1,4 @@
-"""Two runs are never mixed in one folder, and what an earlier one has left is never deleted."""
+"""Two runs are never mixed in one folder, and outputs of an earlier run are never deleted."""
 
 from __future__ import annotations
 
@@ -20,45 +20,47 @@ if TYPE_CHECKING:
 
 
 def go(config: Path, *overrides: str) -> list[str]:
-    told: list[str] = []
-    run.train(run.load(config, overrides), notice=told.append)
-    return told
+    notices: list[str] = []
+    run.train(run.load(config, overrides), notice=notices.append)
+    return notices
 
 
 @pytest.mark.parametrize("key", ["output_dir", "checkpoint_dir"])
-def test_a_new_run_where_an_earlier_one_was_saved_is_refused_with_what_to_do(here: Workplace, key: str) -> None:
+def test_a_new_run_in_the_folder_of_an_earlier_one_is_refused_with_remedies(here: Workplace, key: str) -> None:
     for step in (2, 50):
         (here.out / f"step_{step:08d}").mkdir(parents=True)
     config = here.write(**{"max_steps": 2, "output_dir": "new", key: str(here.out)})
     with pytest.raises(ConfigError) as refused:
         go(config)
-    told = str(refused.value)
-    assert f"{key}: {here.out} holds checkpoints of an earlier run (step_00000002 to step_00000050)" in told
+    message = str(refused.value)
+    assert f"{key}: {here.out} holds checkpoints of an earlier run (step_00000002 to step_00000050)" in message
     for remedy in ("resume_from_checkpoint: true", f"another {key}", "overwrite_output_dir: true"):
-        assert remedy in told
+        assert remedy in message
     assert not (here.root / "new").exists() and not (here.out / "metrics.jsonl").exists()
 
 
-def test_the_key_sets_aside_checkpoints_and_records_and_deletes_nothing(here: Workplace) -> None:
+def test_the_key_sets_checkpoints_and_metrics_aside_and_deletes_nothing(here: Workplace) -> None:
     config = here.write(max_steps=3, save_steps=1, save_total_limit=1)
     go(config)
     before = (here.out / "step_00000003/model.safetensors").read_bytes()
     recorded = (here.out / "metrics.jsonl").read_bytes()
-    told = go(config, "overwrite_output_dir=true", "train_seed=7", "max_steps=2")
+    notices = go(config, "overwrite_output_dir=true", "train_seed=7", "max_steps=2")
     assert (here.out / "step_00000003.set_aside/model.safetensors").read_bytes() == before
     assert (here.out / "metrics.jsonl.set_aside").read_bytes() == recorded
     assert sorted(path.name for path in here.out.glob("step_*")) == ["step_00000002", "step_00000003.set_aside"]
     assert [record["step"] for record in records(here.out, "step")] == [1, 2]
     assert (here.out / "outputs.set_aside/model.safetensors").read_bytes() == before
-    assert [line.split(":")[0] for line in told if "set aside, because a new run starts" in line] == [
-        *("step_00000003.set_aside", "metrics.jsonl.set_aside", "outputs.set_aside")
+    assert [line.split(":")[0] for line in notices if "set aside, because a new run starts" in line] == [
+        "step_00000003.set_aside",
+        "metrics.jsonl.set_aside",
+        "outputs.set_aside",
     ]
     go(config, "resume_from_checkpoint=true", "train_seed=7", "max_steps=2")
     assert sorted(path.name for path in here.out.glob("step_*")) == ["step_00000002", "step_00000003.set_aside"]
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_elsewhere_does_not_begin_a_run_among_others(here: Workplace) -> None:
+def test_a_run_resumed_from_another_folder_is_not_mixed_with_an_earlier_one(here: Workplace) -> None:
     go(here.write(max_steps=2, save_steps=1, output_dir="first"))
     config = here.write(max_steps=2, save_steps=1, resume_from_checkpoint="first/step_00000001")
     go(config)
@@ -71,12 +73,12 @@ def test_a_checkpoint_of_elsewhere_does_not_begin_a_run_among_others(here: Workp
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder."""
+    """Return {path: content} of every file below a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def refusal(config: Path, *overrides: str) -> str:
-    """The message of a run that is refused and changes nothing below the config's folder."""
+    """Return the message of a run that is refused and changes nothing below the config's folder."""
     before = contents(config.parent)
     with pytest.raises(ConfigError) as refused:
         go(config, *overrides)
@@ -91,14 +93,14 @@ def test_a_finished_run_without_checkpoints_is_not_overwritten(here: Workplace) 
     config = here.write(max_steps=2, save_steps=0)
     go(config)
     assert not list(here.out.glob("step_*"))
-    told = refusal(config, "train_seed=7")
+    message = refusal(config, "train_seed=7")
     assert (
         f"output_dir: {here.out} holds config.json, generation_config.json, loss.png and 4 more, of an earlier run"
-        in told
+        in message
     )
-    assert "another output_dir" in told and "overwrite_output_dir: true" in told
-    asked = refusal(config, "resume_from_checkpoint=true")  # there is nothing to go on from, and a model to lose
-    assert "holds config.json" in asked
+    assert "another output_dir" in message and "overwrite_output_dir: true" in message
+    message = refusal(config, "resume_from_checkpoint=true")  # no checkpoint to resume from, and a model to lose
+    assert "holds config.json" in message
     before = contents(here.out)
     go(config, "train_seed=7", "overwrite_output_dir=true")
     assert [record["step"] for record in records(here.out, "step")] == [1, 2]
@@ -121,21 +123,20 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS.values(), ids=OTHERS)
-def test_whatever_a_run_would_replace_or_mix_with_is_refused_and_set_aside_by_the_key(
-    here: Workplace, name: str
-) -> None:
+def test_what_a_run_would_replace_or_mix_with_is_refused_and_the_key_sets_it_aside(here: Workplace, name: str) -> None:
     config = here.write(max_steps=1, warmup_steps=0, eval_steps=0, save_steps=0)
     path = here.out / name
     path.parent.mkdir(parents=True)
     path.write_text("model: mine")
-    told = refusal(config)
-    assert f"output_dir: {here.out}" in told and name.split("/")[0] in told and "overwrite_output_dir: true" in told
+    message = refusal(config)
+    for words in (f"output_dir: {here.out}", name.split("/")[0], "overwrite_output_dir: true"):
+        assert words in message
     set_aside(run.load(config, ["overwrite_output_dir=true"]), None, lambda line: None)
     aside = here.out / ("run.yaml.set_aside" if name == "run.yaml" else f"outputs.set_aside/{name}")
     assert aside.read_text() == "model: mine"
 
 
-def test_what_a_run_does_not_write_is_nobodys_business(here: Workplace) -> None:
+def test_files_that_a_run_does_not_write_are_ignored(here: Workplace) -> None:
     (here.out / "notes").mkdir(parents=True)
     (here.out / "notes/config.json").write_text("{}")
     (here.out / "README.md").write_text("mine")
@@ -143,7 +144,7 @@ def test_what_a_run_does_not_write_is_nobodys_business(here: Workplace) -> None:
     assert (here.out / "README.md").read_text() == "mine" and (here.out / "notes/config.json").read_text() == "{}"
 
 
-def test_a_run_that_failed_before_its_first_step_is_begun_again(here: Workplace, monkeypatch: Any) -> None:
+def test_a_run_that_failed_before_its_first_step_can_be_started_again(here: Workplace, monkeypatch: Any) -> None:
     def failing(*given: Any) -> None:
         raise RuntimeError("before the first step")
 
@@ -157,17 +158,17 @@ def test_a_run_that_failed_before_its_first_step_is_begun_again(here: Workplace,
     assert len(records(here.out, "run")) == 2 and len(records(here.out, "step")) == 1
 
 
-def test_a_run_that_is_always_resumed_begins_again_when_it_was_stopped_before_its_first_save(here: Workplace) -> None:
+def test_a_run_that_is_always_resumed_starts_over_when_stopped_before_its_first_save(here: Workplace) -> None:
     config = here.write(max_steps=2, save_steps=0, resume_from_checkpoint=True)
     here.out.mkdir()
     (here.out / "metrics.jsonl").write_text('{"log": "run"}\n{"log": "step", "step": 1}\n')
     assert "metrics.jsonl" in refusal(config, "resume_from_checkpoint=false")
-    told = go(config)
-    assert any(line.startswith("metrics.jsonl.set_aside: set aside") for line in told)
+    notices = go(config)
+    assert any(line.startswith("metrics.jsonl.set_aside: set aside") for line in notices)
     assert [record["step"] for record in records(here.out, "step")] == [1, 2]
 
 
-def test_metrics_elsewhere_are_an_earlier_runs_too_and_no_other_file_is_appended_to(here: Workplace) -> None:
+def test_metrics_in_another_folder_count_as_an_earlier_runs_and_other_files_are_refused(here: Workplace) -> None:
     logs = here.root / "logs.jsonl"
     go(here.write(max_steps=1, warmup_steps=0, save_steps=0, log_file=str(logs), output_dir="first"))
     config = here.write(max_steps=1, warmup_steps=0, save_steps=0, log_file=str(logs), output_dir="second")
@@ -177,22 +178,22 @@ def test_metrics_elsewhere_are_an_earlier_runs_too_and_no_other_file_is_appended
     assert (here.root / "logs.jsonl.set_aside").read_bytes() == recorded
     data = here.root / "documents.jsonl"
     for overwrite in ("true", "false"):
-        told = refusal(config, f"log_file={data}", "output_dir=third", f"overwrite_output_dir={overwrite}")
-        assert f"log_file: {data} does not hold metrics of a run" in told
+        message = refusal(config, f"log_file={data}", "output_dir=third", f"overwrite_output_dir={overwrite}")
+        assert f"log_file: {data} does not hold metrics of a run" in message
 
 
-def test_a_run_that_goes_on_in_a_renamed_folder_is_the_same_run(here: Workplace) -> None:
+def test_a_run_resumed_in_its_renamed_folder_is_the_same_run(here: Workplace) -> None:
     config = here.write(max_steps=2, save_steps=1)
     go(config)
     moved = here.out.rename(here.root / "moved")
-    told = go(config, f"output_dir={moved}", "resume_from_checkpoint=1")
+    notices = go(config, f"output_dir={moved}", "resume_from_checkpoint=1")
     assert [record["step"] for record in records(moved, "step")] == [1, 2]
-    assert [line for line in told if "set aside" in line] == [
+    assert [line for line in notices if "set aside" in line] == [
         "step_00000002.set_aside: set aside, because the run resumes from step 1"
     ]
 
 
-def test_a_run_that_goes_on_does_not_cut_the_metrics_of_another(here: Workplace) -> None:
+def test_a_resumed_run_does_not_cut_the_metrics_of_another(here: Workplace) -> None:
     go(here.write(max_steps=2, save_steps=1, checkpoint_dir="steps"))
     go(here.write(max_steps=2, save_steps=0, output_dir="other"))
     config = here.write(max_steps=2, save_steps=1, checkpoint_dir="steps", resume_from_checkpoint=1)
@@ -200,7 +201,7 @@ def test_a_run_that_goes_on_does_not_cut_the_metrics_of_another(here: Workplace)
     go(config)
 
 
-def test_an_example_runs_as_often_as_one_likes() -> None:
-    """`make quickstart` runs it; the documents say so."""
+def test_an_example_can_be_run_repeatedly() -> None:
+    """`make quickstart` and the documentation run the examples in the same folder."""
     for name in ("quickstart", "quickstart-sft"):
         assert yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())["overwrite_output_dir"] is True

@@ -1,4 +1,4 @@
-"""A finished run is pushed to a made-up hub: asked before the first step, uploaded after the last."""
+"""Pushing to a fake hub: access is checked before the first step, the upload follows the last."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class FakeHub:
-    """What is asked of HfApi, each call with a signature that the real one takes. `refuses`: a call that fails."""
+    """Records calls of HfApi and checks them against its real signatures. `refuses`: the call that fails."""
 
     def __init__(self, refuses: str = "") -> None:
         self.calls: list[str] = []
@@ -67,12 +67,12 @@ def use(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
 
 
 def go(config: Path) -> tuple[run.TrainResult, list[str]]:
-    told: list[str] = []
-    return run.train(run.load(config), notice=told.append), told
+    notices: list[str] = []
+    return run.train(run.load(config), notice=notices.append), notices
 
 
 @pytest.mark.slow
-def test_a_model_is_pushed_with_its_card_and_nothing_that_tells_of_the_user(here: Workplace, hub: FakeHub) -> None:
+def test_a_model_is_pushed_with_its_card_and_without_local_paths(here: Workplace, hub: FakeHub) -> None:
     keys = {"push_to_hub": True, "hub_private": True, "run_name": "my run", "verify_outputs": True}
     result, _ = go(here.write(max_steps=2, save_steps=1, **keys))
     assert result.pushed is not None and result.pushed.url == "https://huggingface.co/ada/my-run"
@@ -88,7 +88,7 @@ def test_a_model_is_pushed_with_its_card_and_nothing_that_tells_of_the_user(here
 
 
 @pytest.mark.slow
-def test_what_does_not_load_ends_the_run_and_is_neither_pushed_nor_deleted(
+def test_an_output_that_does_not_load_is_neither_pushed_nor_deleted(
     here: Workplace, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finish = OutputCheck.finish
@@ -105,7 +105,7 @@ def test_what_does_not_load_ends_the_run_and_is_neither_pushed_nor_deleted(
     assert (here.out / "model.safetensors").is_file() and "upload_folder" not in hub.calls
 
 
-def test_a_failed_upload_leaves_a_finished_run_a_command_and_exit_code_3(
+def test_a_failed_upload_exits_with_3_and_prints_the_command_to_repeat_it(
     here: Workplace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(FakeHub(refuses="upload_folder"), monkeypatch)
@@ -116,31 +116,32 @@ def test_a_failed_upload_leaves_a_finished_run_a_command_and_exit_code_3(
 
 
 @pytest.mark.parametrize(
-    ("refuses", "says"), [("whoami", "hf auth login"), ("create_repo", "hub_model_id"), ("auth_check", "hub_model_id")]
+    ("refuses", "remedy"),
+    [("whoami", "hf auth login"), ("create_repo", "hub_model_id"), ("auth_check", "hub_model_id")],
 )
-def test_who_may_not_write_is_told_before_the_first_step(
-    here: Workplace, monkeypatch: pytest.MonkeyPatch, refuses: str, says: str
+def test_missing_access_is_an_error_before_the_first_step(
+    here: Workplace, monkeypatch: pytest.MonkeyPatch, refuses: str, remedy: str
 ) -> None:
     hub = use(FakeHub(refuses), monkeypatch)
-    with pytest.raises(ConfigError, match=f"push_to_hub: .*403 Forbidden.*{says}"):
+    with pytest.raises(ConfigError, match=f"push_to_hub: .*403 Forbidden.*{remedy}"):
         go(here.write(push_to_hub=True))
     assert hub.calls[-1] == refuses and not here.out.exists()
 
 
-def test_offline_is_told_before_the_first_step(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_mode_is_an_error_before_the_first_step(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match="HF_HUB_OFFLINE"):
         reserve(run.load(here.write(push_to_hub=True)).config, FakeHub())
 
 
-def test_the_folder_of_an_adapter_is_pushed_whole(tmp_path: Path, hub: FakeHub) -> None:
+def test_every_file_of_an_adapter_is_pushed(tmp_path: Path, hub: FakeHub) -> None:
     for name in ("adapter_config.json", "adapter_model.safetensors", "README.md", ".hidden"):
         (tmp_path / name).write_text("x")
     assert push(tmp_path, "ada/a", lambda line: None).url
     assert hub.uploaded == {"adapter_config.json", "adapter_model.safetensors", "README.md"}
 
 
-def test_the_card_of_an_adapter_names_base_and_data_that_are_on_the_hub(here: Workplace) -> None:
+def test_the_card_of_an_adapter_names_its_base_and_data_on_the_hub(here: Workplace) -> None:
     loaded = run.load(here.write(from_scratch=None, lora_rank=32), mode="sft")
     opened = run.open_run(loaded)
     plan = run.plan(opened, device="h200")
@@ -160,7 +161,7 @@ def test_the_card_of_an_adapter_names_base_and_data_that_are_on_the_hub(here: Wo
     assert str(here.root) not in model_card(opened, plan, "ada/m", progress, {})
 
 
-def test_a_card_that_the_user_wrote_stays(here: Workplace) -> None:
+def test_a_card_of_the_user_is_kept(here: Workplace) -> None:
     here.out.mkdir()
     (here.out / "README.md").write_text("mine")
     go(here.write(max_steps=2))

@@ -1,4 +1,4 @@
-"""A run that stopped goes on with the bits that it would have had."""
+"""A resumed run is bit-identical to an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ NARROW = {
 
 
 def go(config: Path, *overrides: str) -> list[str]:
-    """Run to the end; what the user was told."""
-    told: list[str] = []
-    run.train(run.load(config, overrides), notice=told.append)
-    return told
+    """Run to the end and return the notices."""
+    notices: list[str] = []
+    run.train(run.load(config, overrides), notice=notices.append)
+    return notices
 
 
 def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next runs of this process get SIGTERM in step `step`."""
+    """Have the next runs of this process receive SIGTERM during step `step`."""
     finish = loop.finish
 
-    def interrupted(job: Any, done: Any, progress: Any, mark: float) -> float:
+    def interrupted(job: Any, done: Any, progress: Any, since: float) -> float:
         if done.step == step:
             os.kill(os.getpid(), signal.SIGTERM)
-        return finish(job, done, progress, mark)
+        return finish(job, done, progress, since)
 
     monkeypatch.setattr(loop, "finish", interrupted)
 
 
-def told_steps(output: Path) -> list[dict[str, Any]]:
-    """Steps and evaluations as they were recorded, without what the clock decides."""
+def timeless_records(output: Path) -> list[dict[str, Any]]:
+    """Return the recorded steps and evaluations without their times."""
     wanted = [record for record in records(output) if record["log"] != "run"]
     return [{key: value for key, value in record.items() if key not in TIMES} for record in wanted]
 
 
-def same_bits(one: Path, other: Path) -> None:
-    """All tensors of two checkpoints, states included, and what was recorded on the way there."""
+def assert_same_bits(one: Path, other: Path) -> None:
+    """Compare all tensors of two checkpoints, states included, and the metrics of their runs."""
     files = sorted(path.relative_to(one) for path in one.rglob("*.safetensors"))
     assert len(files) == 2
     for file in files:
@@ -68,31 +68,33 @@ def same_bits(one: Path, other: Path) -> None:
         assert left.keys() == right.keys() and left
         different = [name for name in left if not left[name].view(-1).equal(right[name].view(-1))]
         assert not different, (file, different)
-    assert told_steps(one.parent) == told_steps(other.parent)
+    assert timeless_records(one.parent) == timeless_records(other.parent)
 
 
 def straight_and_resumed(
     here: Workplace, monkeypatch: pytest.MonkeyPatch, after: int = 10, split: Sequence[str] = (), **changes: Any
 ) -> tuple[Path, Path]:
-    """The last checkpoints of a run of 20 steps and of one that was interrupted, the second part with `split`."""
+    """Return the last checkpoints of a run of 20 steps and of one that is interrupted and resumed, with `split`."""
     config = here.write(max_steps=20, save_steps=20, eval_steps=5, **changes)
     go(config, "output_dir=straight")
     with monkeypatch.context() as patch:
         stop_after(after, patch)
         go(config, "output_dir=resumed")
-    (saved,) = (here.root / "resumed").glob("step_*")  # of a team, one more step may be under way
+    (saved,) = (here.root / "resumed").glob("step_*")  # of a team, one more step may have been launched
     assert saved.name in (f"step_{after:08d}", f"step_{after + 1:08d}")
-    told = go(config, "output_dir=resumed", "resume_from_checkpoint=true", *split)
-    assert any(saved.name in line and "of 20" in line for line in told), told
+    notices = go(config, "output_dir=resumed", "resume_from_checkpoint=true", *split)
+    assert any(line.startswith("resuming from ") and saved.name in line and "of 20" in line for line in notices), (
+        notices
+    )
     return here.root / "straight/step_00000020", here.root / "resumed/step_00000020"
 
 
 @pytest.mark.parametrize("dtypes", [{}, NARROW, {"model_dtype": "bf16"}], ids=["fp32", "masters", "bf16"])
-def test_ten_steps_and_ten_more_are_twenty(
+def test_a_run_resumed_after_ten_steps_equals_one_of_twenty(
     here: Workplace, monkeypatch: pytest.MonkeyPatch, dtypes: dict[str, str]
 ) -> None:
     straight, resumed = straight_and_resumed(here, monkeypatch, **dtypes)
-    same_bits(straight, resumed)
+    assert_same_bits(straight, resumed)
     for name in ("model.safetensors", "config.json"):
         assert (straight.parent / name).read_bytes() == (resumed.parent / name).read_bytes()
     assert [record["step"] for record in records(resumed.parent, "step")] == list(range(1, 21))
@@ -110,12 +112,12 @@ def test_masters_and_moments_are_in_the_checkpoint_and_readings_are_not(here: Wo
     assert len(tensors) == 3 * sum(key.startswith("master.") for key in tensors)
 
 
-def test_a_team_goes_on_with_the_same_bits(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_team_has_the_same_bits(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(2, monkeypatch.setattr)
-    same_bits(*straight_and_resumed(here, monkeypatch, after=7, gpus=2, **NARROW))
+    assert_same_bits(*straight_and_resumed(here, monkeypatch, after=7, gpus=2, **NARROW))
 
 
-def test_another_split_of_the_same_rows_goes_on_with_the_same_samples(
+def test_a_run_resumed_with_another_split_of_a_step_has_the_same_samples(
     here: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     split = ["per_device_train_batch_size=2", "gradient_accumulation_steps=4"]
@@ -129,47 +131,47 @@ def test_another_split_of_the_same_rows_goes_on_with_the_same_samples(
         assert other["loss"] == pytest.approx(one["loss"], rel=1e-4)  # sums in another order, 10 steps long
 
 
-def test_a_run_that_was_killed_between_checkpoints_repeats_no_step_in_its_records(here: Workplace) -> None:
-    """Killed at step 8, saved at 6: steps 7 and 8 are recorded once, by the run that goes on."""
+def test_a_run_killed_between_checkpoints_records_each_step_once(here: Workplace) -> None:
+    """Killed at step 8, saved at 6: steps 7 and 8 are recorded once, by the resumed run."""
     config = here.write(max_steps=10, save_steps=3, eval_steps=4)
     go(config, "output_dir=straight")
     go(config)
     for late in ("step_00000009", "model.safetensors"):
         (here.out / late).rename(here.root / late)
     go(config, "resume_from_checkpoint=true")
-    same_bits(here.root / "straight/step_00000009", here.out / "step_00000009")
+    assert_same_bits(here.root / "straight/step_00000009", here.out / "step_00000009")
 
 
-def test_going_back_to_an_earlier_step_sets_later_checkpoints_aside(here: Workplace) -> None:
+def test_resuming_from_an_earlier_step_sets_later_checkpoints_aside(here: Workplace) -> None:
     config = here.write(max_steps=8, save_steps=2)
     go(config)
     before = (here.out / "model.safetensors").read_bytes()
-    told = go(config, "resume_from_checkpoint=4")
+    notices = go(config, "resume_from_checkpoint=4")
     assert (here.out / "model.safetensors").read_bytes() == before
     aside = sorted(path.name for path in here.out.glob("*.set_aside"))
     assert aside == ["step_00000006.set_aside", "step_00000008.set_aside"]
-    assert sum("set aside" in line for line in told) == 2
+    assert sum("set aside" in line for line in notices) == 2
     assert [record["step"] for record in records(here.out, "step")] == list(range(1, 9))
 
 
-def test_a_finished_run_has_nothing_left_to_do(here: Workplace) -> None:
+def test_resuming_a_finished_run_changes_nothing(here: Workplace) -> None:
     config = here.write(max_steps=3, save_steps=3)
     go(config)
-    recorded, weights = told_steps(here.out), (here.out / "model.safetensors").read_bytes()
+    recorded, weights = timeless_records(here.out), (here.out / "model.safetensors").read_bytes()
     go(config, "resume_from_checkpoint=true")
-    assert told_steps(here.out) == recorded
+    assert timeless_records(here.out) == recorded
     assert (here.out / "model.safetensors").read_bytes() == weights
 
 
-def test_without_a_checkpoint_true_starts_fresh_and_says_so(here: Workplace) -> None:
-    told = go(here.write(max_steps=2), "resume_from_checkpoint=true")
-    assert any("starting a new run" in line for line in told)
+def test_without_a_checkpoint_true_starts_a_new_run_with_a_notice(here: Workplace) -> None:
+    notices = go(here.write(max_steps=2), "resume_from_checkpoint=true")
+    assert any("starting a new run" in line for line in notices)
     assert [record["step"] for record in records(here.out, "step")] == [1, 2]
 
 
 @pytest.fixture
 def saved(here: Workplace) -> Path:
-    """The config of a run with checkpoints after steps 2 and 4 of 4."""
+    """Return the config of a run with checkpoints of steps 2 and 4 of 4."""
     config = here.write(max_steps=4, save_steps=2)
     go(config)
     return config
@@ -194,9 +196,9 @@ def refusal(config: Path, *overrides: str) -> str:
 )
 def test_another_run_is_refused_with_both_values(saved: Path, here: Workplace, change: str, was: str, is_: str) -> None:
     before = (here.out / "metrics.jsonl").read_bytes()
-    told = refusal(saved, change)
-    assert was in told and is_ in told
-    assert "step_00000004" in told
+    message = refusal(saved, change)
+    assert was in message and is_ in message
+    assert "step_00000004" in message
     assert (here.out / "metrics.jsonl").read_bytes() == before
 
 
@@ -205,20 +207,20 @@ def test_another_model_is_refused_with_both_values(saved: Path, here: Workplace)
     assert "config.json intermediate_size: 128 (this run: 96)" in refusal(saved, f"model={other}")
 
 
-def test_another_learning_rate_is_told(saved: Path) -> None:
-    told = go(saved, "resume_from_checkpoint=2", "learning_rate=1e-3")
-    assert any("learning_rate: 0.001 (saved: 0.003)" in line for line in told)
+def test_another_learning_rate_gives_notice(saved: Path) -> None:
+    notices = go(saved, "resume_from_checkpoint=2", "learning_rate=1e-3")
+    assert any("learning_rate: 0.001 (saved: 0.003)" in line for line in notices)
 
 
-def test_another_version_of_a_plugin_is_told_and_the_run_goes_on(saved: Path, here: Workplace) -> None:
+def test_another_version_of_a_plugin_gives_notice_and_the_run_resumes(saved: Path, here: Workplace) -> None:
     path = here.out / "step_00000002/manifest.json"
     manifest = json.loads(path.read_text())
     used = {"surogate-core", "surogate-models", "surogate-recipe-bf16", "surogate-optim-adamw"}
     assert used < manifest["versions"].keys() and "surogate-lora" not in manifest["versions"]
     installed, manifest["versions"]["surogate-models"] = manifest["versions"]["surogate-models"], "0.0.1"
     path.write_text(json.dumps(manifest))
-    told = go(saved, "resume_from_checkpoint=2")
-    assert any(f"surogate-models {installed} (saved: 0.0.1)" in line for line in told)
+    notices = go(saved, "resume_from_checkpoint=2")
+    assert any(f"surogate-models {installed} (saved: 0.0.1)" in line for line in notices)
 
 
 def _truncated(path: Path) -> None:
@@ -240,7 +242,7 @@ def _gone(path: Path) -> None:
     "file",
     ["model.safetensors", "training_state/state-00001-of-00001.safetensors", "config.json", "manifest.json"],
 )
-def test_damage_is_named_and_last_good_goes_on_from_the_one_before(
+def test_damage_is_named_and_last_good_resumes_from_the_previous_checkpoint(
     file: str, damage: Any, saved: Path, here: Workplace
 ) -> None:
     path = here.out / "step_00000004" / file
@@ -248,34 +250,34 @@ def test_damage_is_named_and_last_good_goes_on_from_the_one_before(
         damage = _truncated
     damage(path)
     if (file, damage) == ("manifest.json", _truncated):
-        damage(path)  # the last byte of it is a line break
-    told = refusal(saved)
-    assert str(path) in told and "last-good" in told
+        damage(path)  # its last byte is a line break
+    message = refusal(saved)
+    assert str(path) in message and "last-good" in message
     lines = go(saved, "resume_from_checkpoint=last-good")
     assert any("step_00000002 is the newest intact checkpoint" in line for line in lines)
     assert [record["step"] for record in records(here.out, "step")] == [1, 2, 3, 4]
 
 
-def test_last_good_of_nothing_good_is_refused(saved: Path, here: Workplace) -> None:
+def test_last_good_is_refused_when_every_checkpoint_is_damaged(saved: Path, here: Workplace) -> None:
     for checkpoint in here.out.glob("step_*"):
         _flipped(checkpoint / "model.safetensors")
     with pytest.raises(ConfigError, match=r"every checkpoint in .* is damaged"):
         go(saved, "resume_from_checkpoint=last-good")
 
 
-@pytest.mark.parametrize(("choice", "told"), [("7", "In .*: step_00000002, step_00000004"), ("out", "Name one: ")])
-def test_a_checkpoint_that_is_not_there_is_refused(saved: Path, choice: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+@pytest.mark.parametrize(("choice", "message"), [("7", "In .*: step_00000002, step_00000004"), ("out", "Name one: ")])
+def test_a_missing_checkpoint_is_refused(saved: Path, choice: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         go(saved, f"resume_from_checkpoint={choice}")
 
 
-def test_a_path_is_a_checkpoint_of_whatever_folder(saved: Path, here: Workplace) -> None:
+def test_a_path_names_a_checkpoint_in_any_folder(saved: Path, here: Workplace) -> None:
     go(saved, "resume_from_checkpoint=out/step_00000002", "output_dir=elsewhere")
     final = [(folder / "model.safetensors").read_bytes() for folder in (here.out, here.root / "elsewhere")]
     assert final[0] == final[1]
 
 
-def test_sigusr1_saves_now_and_goes_on(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigusr1_saves_and_training_continues(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     launch = loop.launch
 
     def asked(job: Any, batch: Any, progress: Any) -> Any:
@@ -309,8 +311,8 @@ def recorded():
     file = Path("killed/metrics.jsonl")
     return file.read_bytes().count(b'"log": "step"') if file.exists() else 0
 
-def newest_of_what_is_whole():
-    # Everything that has its name is whole, and the steps up to it are recorded, once each.
+def newest_complete():
+    # Every checkpoint that has its name is complete, and the steps up to it are recorded, once each.
     complete = [read_manifest(path).step for path in list_checkpoints(Path("killed"))]
     for path in list_checkpoints(Path("killed")):
         verify_files(path, read_manifest(path))
@@ -327,12 +329,12 @@ for kill in range(int(sys.argv[1])):
     deadline = time.monotonic() + rng.uniform(0, 1)
     while recorded() < before + more if more else time.monotonic() < deadline:
         time.sleep(0.002)
-        if recorded() < before:  # it cut off what it will do again
+        if recorded() < before:  # it cut off the records that it will repeat
             before = recorded()
     time.sleep(rng.uniform(0, 0.1))
     os.kill(child, signal.SIGKILL)
     killed += os.WIFSIGNALED(os.waitpid(child, 0)[1])
-    before, newest = newest, newest_of_what_is_whole()
+    before, newest = newest, newest_complete()
     assert newest >= before, "a checkpoint that was complete is gone"
 print("killed", killed)
 assert os.waitpid(begin("output_dir=killed", "resume_from_checkpoint=true"), 0)[1] == 0
@@ -340,10 +342,8 @@ assert os.waitpid(begin("output_dir=killed", "resume_from_checkpoint=true"), 0)[
 
 
 @pytest.mark.parametrize(("kills", "steps"), [(3, 12), pytest.param(20, 70, marks=pytest.mark.slow)])
-def test_a_run_that_is_killed_again_and_again_ends_with_the_same_weights(
-    workplace: Workplace, kills: int, steps: int
-) -> None:
-    """While it loads, trains and saves: some of the kills come before its first step, most after a step or three."""
+def test_a_run_killed_repeatedly_ends_with_the_same_weights(workplace: Workplace, kills: int, steps: int) -> None:
+    """Killed while it loads, trains and saves: sometimes before its first step, mostly after one to three steps."""
     small = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1}
     workplace.write(max_steps=steps, save_steps=1, save_total_limit=2, eval_steps=5, **small, **NARROW)
     done = subprocess.run(
@@ -358,4 +358,4 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_weights(
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"killed {kills}\n" in done.stdout
     last = f"step_{steps:08d}"
-    same_bits(workplace.root / "straight" / last, workplace.root / "killed" / last)
+    assert_same_bits(workplace.root / "straight" / last, workplace.root / "killed" / last)

@@ -1,4 +1,4 @@
-"""After a resume a micro-step sees the `step` and `lr` of the last update, as it would have without the stop."""
+"""After a resume a micro-step reads the `step` and `lr` of the last update, as in an uninterrupted run."""
 
 from __future__ import annotations
 

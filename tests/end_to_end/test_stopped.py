@@ -1,4 +1,4 @@
-"""Runs that stop themselves: divergence and full disks. Exit 3, with everything that was complete."""
+"""Runs that stop themselves, by divergence or a full disk: exit 3, and complete files are kept."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def test_a_run_that_diverges_stops_with_3_and_saves_finite_weights(workplace: Wo
     assert "Traceback" not in done.stderr
     steps = records(workplace.out, "step")
     assert [step.get("skipped", False) for step in steps[-3:]] == [True] * 3
-    assert steps[-1]["norm"] is None, "JSON has no word for nan"
+    assert steps[-1]["norm"] is None, "JSON has no nan"
     last = steps[-1]["step"]
     assert f"step {last}: " in done.stderr
-    told = " ".join(done.stderr.split())
-    assert "max_nonfinite_steps: 2" in told and "Lower learning_rate" in told
-    assert re.search(rf"repeated op by op: step {last}, micro-step 1: \w+ wrote NaN or inf\. op \d+ of micro_", told)
-    assert re.search(r"run by torch reference of \S+ \S+ wrote \S+:fp32\[.*?(NaN|inf) of .*? first at \[", told)
+    message = " ".join(done.stderr.split())
+    assert "max_nonfinite_steps: 2" in message and "Lower learning_rate" in message
+    assert re.search(rf"repeated op by op: step {last}, micro-step 1: \w+ wrote NaN or inf\. op \d+ of micro_", message)
+    assert re.search(r"run by torch reference of \S+ \S+ wrote \S+:fp32\[.*?(NaN|inf) of .*? first at \[", message)
     assert finite(workplace.out / f"step_{last:08d}/model.safetensors")
     assert not (workplace.out / "model.safetensors").exists()
 
@@ -46,8 +46,7 @@ def test_a_run_that_diverges_stops_with_3_and_saves_finite_weights(workplace: Wo
 def test_weights_that_are_not_finite_are_never_saved(
     here: Workplace, monkeypatch: pytest.MonkeyPatch, save_steps: int, complete: str
 ) -> None:
-    """A finite gradient, an update that overflows: before the next gradient tells. Neither the checkpoint of the step
-    nor the model at the end is written."""
+    """The gradient is finite and the update overflows. Neither the step's checkpoint nor the final model is written."""
     from surogate_core.runtime.worker import Worker
 
     here.out.mkdir()
@@ -67,10 +66,10 @@ def test_weights_that_are_not_finite_are_never_saved(
 
 
 @pytest.mark.parametrize("gpus", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_the_op_that_goes_wrong_first_is_named_with_its_block_and_values(
+def test_the_first_op_with_a_non_finite_result_is_named_with_its_block_and_values(
     here: Workplace, monkeypatch: pytest.MonkeyPatch, gpus: int
 ) -> None:
-    """A weight of block 1, finite still, is too large from step 4 on: the second step that is skipped stops the run."""
+    """A weight of block 1 is finite but too large from step 4 on. The second skipped step stops the run."""
     from surogate_core.runtime.worker import Worker
 
     if gpus > 1:
@@ -87,18 +86,18 @@ def test_the_op_that_goes_wrong_first_is_named_with_its_block_and_values(
     config = here.write(max_steps=9, gpus=gpus, gradient_accumulation_steps=2 // gpus, max_nonfinite_steps=1)
     with pytest.raises(RunStopped) as stopped:
         run.train(run.load(config), notice=lambda line: None)
-    told = str(stopped.value)
-    assert told.startswith("step 5: loss or gradient was not finite in 2 steps in a row"), told
-    assert "repeated op by op: step 5, micro-step 1: " in told
-    assert re.search(r"  op       \d+ of micro_\w+: linear, block 1, forward\n", told), told
-    assert "run by   torch reference of surogate-core" in told, told
-    assert re.search(r"  wrote    1\.\w+:fp32\[256,256\]\n +\d+ inf of 65,536, first at \[\d+, 5\]", told), told
-    (saved,) = here.out.glob("step_*")  # of a team, one more step may be under way
+    message = str(stopped.value)
+    assert message.startswith("step 5: loss or gradient was not finite in 2 steps in a row"), message
+    assert "repeated op by op: step 5, micro-step 1: " in message
+    assert re.search(r"  op       \d+ of micro_\w+: linear, block 1, forward\n", message), message
+    assert "run by   torch reference of surogate-core" in message, message
+    assert re.search(r"  wrote    1\.\w+:fp32\[256,256\]\n +\d+ inf of 65,536, first at \[\d+, 5\]", message), message
+    (saved,) = here.out.glob("step_*")  # of a team, one more step may have been launched
     assert finite(saved / "model.safetensors")
     assert [step["step"] for step in records(here.out, "step") if step.get("skipped")] == [4, 5]
 
 
-def test_a_step_that_is_finite_when_it_is_taken_once_more_is_told_apart(
+def test_a_step_that_is_finite_when_repeated_has_a_message_of_its_own(
     here: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from surogate_core.runtime.worker import Worker
@@ -116,7 +115,7 @@ def test_a_step_that_is_finite_when_it_is_taken_once_more_is_told_apart(
     assert finite(here.out / "step_00000004/model.safetensors")
 
 
-def test_a_single_step_without_a_finite_gradient_is_skipped_and_the_run_goes_on(
+def test_a_single_step_without_a_finite_gradient_is_skipped_and_training_continues(
     here: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from surogate_core.runtime.worker import Worker
@@ -136,7 +135,7 @@ def test_a_single_step_without_a_finite_gradient_is_skipped_and_the_run_goes_on(
 
 @pytest.fixture
 def full_from_step_4(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk is full when a checkpoint of a step from 4 on, or the final model, is written."""
+    """Make the disk full for checkpoints from step 4 on and for the final model."""
     from surogate_core.checkpoint import hf
 
     write = hf.write_safetensors
@@ -151,16 +150,16 @@ def full_from_step_4(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("full_from_step_4")
-def test_a_full_disk_stops_the_run_and_keeps_the_checkpoints_before(here: Workplace) -> None:
+def test_a_full_disk_stops_the_run_and_keeps_earlier_checkpoints(here: Workplace) -> None:
     with pytest.raises(RunStopped, match=r"No space left.*step_00000002.*Free some space"):
         run.train(run.load(here.write(max_steps=6, save_steps=2)), notice=lambda line: None)
     assert {path.name for path in here.out.iterdir()} == {"step_00000002", "metrics.jsonl", "run.yaml", "loss.png"}
-    assert 4 <= len(records(here.out, "step")) <= 6, "it is written while training goes on, to the next save at most"
+    assert 4 <= len(records(here.out, "step")) <= 6, "training continues during a save, until the next one at most"
     assert finite(here.out / "step_00000002/model.safetensors")
 
 
 @pytest.mark.usefixtures("full_from_step_4")
-def test_a_disk_that_is_full_for_the_final_model_keeps_the_one_before(here: Workplace) -> None:
+def test_a_disk_full_for_the_final_model_keeps_the_older_model(here: Workplace) -> None:
     here.out.mkdir()
     (here.out / "model.safetensors").write_bytes(b"an earlier model")
     (here.out / "config.json").write_text("{}")
@@ -172,15 +171,15 @@ def test_a_disk_that_is_full_for_the_final_model_keeps_the_one_before(here: Work
     assert not list(here.out.glob(".saving-*"))
 
 
-def test_a_disk_that_is_full_for_the_records_stops_the_run_after_saving_it(here: Workplace) -> None:
-    """The log is on a device that is always full; the checkpoints are elsewhere."""
+def test_a_disk_full_for_the_metrics_stops_the_run_after_saving_it(here: Workplace) -> None:
+    """The metrics go to a device that is always full, the checkpoints elsewhere."""
     (here.root / "full.jsonl").symlink_to("/dev/full")
     with pytest.raises((RunStopped, OSError)) as stopped:
         run.train(run.load(here.write(max_steps=6, log_file=str(here.root / "full.jsonl"))), notice=lambda line: None)
     assert isinstance(stopped.value, RunStopped) and "No space left" in str(stopped.value)
 
 
-def test_records_that_can_no_longer_be_written_stop_the_run_after_saving_it(
+def test_metrics_that_cannot_be_written_stop_the_run_after_saving_it(
     here: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from surogate_core.reporting.metrics import JsonLinesLogger
@@ -198,8 +197,8 @@ def test_records_that_can_no_longer_be_written_stop_the_run_after_saving_it(
     assert finite(here.out / "step_00000003/model.safetensors")
 
 
-def test_a_full_disk_is_3_and_one_message(workplace: Workplace) -> None:
-    """A file system of 300 KiB, where the environment lets us mount one; the message otherwise comes from above."""
+def test_a_full_disk_exits_with_3_and_one_message(workplace: Workplace) -> None:
+    """On a file system of 300 KiB. Skipped where one cannot be mounted."""
     import subprocess
     import sys
 
