@@ -333,7 +333,10 @@ def test_export_replaces_an_older_model_and_leaves_other_files(saved: Model, tmp
     saved.save(tmp_path, max_shard_bytes=SMALL_SHARDS)
     saved.save(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *("config.json", "generation_config.json", "metrics.jsonl", "model.safetensors"),
+        "config.json",
+        "generation_config.json",
+        "metrics.jsonl",
+        "model.safetensors",
     ]
 
 

@@ -93,9 +93,9 @@ def test_a_healthy_run_passes_with_the_same_bits(here: Workplace) -> None:
         eval_steps=2,
     )
     plain = run.train(run.load(config), silent)
-    told: list[str] = []
-    checked = run.train(run.load(config, ["check_finite=true", f"output_dir={here.root}/checked"]), told.append)
-    assert any(line.startswith("check_finite: runs op by op") for line in told)
+    notices: list[str] = []
+    checked = run.train(run.load(config, ["check_finite=true", f"output_dir={here.root}/checked"]), notices.append)
+    assert any(line.startswith("check_finite: runs op by op") for line in notices)
     assert losses(checked.output_dir) == losses(plain.output_dir)
     assert checked.evaluations == plain.evaluations and len(plain.evaluations) == 2
     ours, theirs = (load_file(done.output_dir / "model.safetensors") for done in (checked, plain))

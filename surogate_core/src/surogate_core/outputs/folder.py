@@ -124,7 +124,7 @@ def refuse_earlier_work(loaded: LoadedConfig, resumed: Resumed | None) -> None:
 
 
 def set_aside(loaded: LoadedConfig, resumed: Resumed | None, notice: Notice) -> None:
-    """Set aside what the run's places hold of earlier work, except what it resumes from. Cut its own metrics there."""
+    """Set aside earlier work in the run's places, except what it resumes from. Cut its metrics after that step."""
     config, places = loaded.config, places_of(loaded, resumed)
     step = resumed.step if resumed is not None and places.owns_checkpoints else -1
     why = f"the run resumes from step {step:,}" if places.owns_checkpoints else "a new run starts"

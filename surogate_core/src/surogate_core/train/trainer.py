@@ -81,7 +81,7 @@ def train_planned(
         mark("weights")
         if config.check_finite:
             check_finite(run, plan, worker, progress.step)
-            notice("check_finite: ops run one by one and every value that they write is checked, which is slow")
+            notice("check_finite: runs op by op and checks every value that an op writes, which is slow")
         checkpoints = _open_writer(saved_run, worker, steps.total, notice)
         stack.callback(checkpoints.close)
         mark("memory for checkpoints")
