@@ -43,9 +43,9 @@ def adapter(based: Workplace) -> Path:
     """The folder of a complete adapter."""
     folder = based.root / "adapter"
     folder.mkdir()
-    plan = run.plan(run.load(based.root / "run.yaml"), cpu())
-    ((definition, options),) = plan.inputs.adapters
-    trained = {v.name: torch.ones(v.shape) for v in plan.assembly.trainable}
+    prepared = run.plan(run.load(based.root / "run.yaml"), cpu())
+    ((definition, options),) = prepared.inputs.adapters
+    trained = {v.name: torch.ones(v.shape) for v in prepared.assembly.trainable}
     definition.save(trained, folder, str(based.root / "model"), options)
     return folder
 
@@ -53,7 +53,7 @@ def adapter(based: Workplace) -> Path:
 # ---------------------------------------------------------------------------------------------------------------- merge
 
 
-def test_merge_replaces_nothing_without_overwrite(based: Workplace, adapter: Path) -> None:
+def test_merge_replaces_nothing_unless_told_to(based: Workplace, adapter: Path) -> None:
     output = based.root / "merged"
     output.mkdir()
     (output / "notes.txt").write_text("mine")

@@ -33,11 +33,11 @@ def at_step(step: int, what: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Call `what` when the loop has finished step `step`."""
     finish = loop.finish
 
-    def finished(job: Any, done: Any, progress: Any, since: float) -> float:
-        finished_at = finish(job, done, progress, since)
+    def finished(job: Any, done: Any, progress: Any, mark: float) -> float:
+        at = finish(job, done, progress, mark)
         if done.step == step:
-            action()
-        return finished_at
+            what()
+        return at
 
     monkeypatch.setattr(loop, "finish", finished)
 
@@ -52,22 +52,22 @@ def test_training_continues_during_a_save_and_the_checkpoint_has_the_bits_of_its
     run.train(run.load(config, ["save_in_background=false", "output_dir=waited"]), notice=lambda line: None)
 
     may, seen = threading.Event(), list[tuple[str, int]]()
-    save_checkpoint, notices = checkpoint.save_checkpoint, list[str]()
+    save_checkpoint, told = checkpoint.save_checkpoint, list[str]()
 
     def blocked(directory: Path, step: int, save: Any) -> Path:
         assert step != 2 or may.wait(60)
         return save_checkpoint(directory, step, save)
 
-    def unblock() -> None:
+    def let() -> None:
         seen.extend((path.name, 3) for path in here.out.glob("step_*"))
-        seen.extend((line, 3) for line in notices if "saved step" in line)
+        seen.extend((line, 3) for line in told if "saved step" in line)
         may.set()
 
     monkeypatch.setattr(checkpoint, "save_checkpoint", blocked)
-    at_step(3, unblock, monkeypatch)
-    run.train(run.load(config), notice=notices.append)
-    assert not seen, "no checkpoint was complete, and no notice given, when step 3 was done"
-    assert [line.split(" in ")[0] for line in notices if line.startswith("saved ")] == [
+    at_step(3, let, monkeypatch)
+    run.train(run.load(config), notice=told.append)
+    assert not seen, "nothing was whole, and nothing said to be, when step 3 was done"
+    assert [line.split(" in ")[0] for line in told if line.startswith("saved ")] == [
         "saved step_00000002",
         "saved step_00000004",
         "saved step_00000006",

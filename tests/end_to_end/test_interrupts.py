@@ -76,7 +76,7 @@ def test_a_second_signal_exits_immediately(workplace: Workplace, number: signal.
     time.sleep(0.5)  # from the opened loggers to the loop, which handles the signals
     process.send_signal(number)
     time.sleep(0.5)
-    assert process.poll() is None, "the first signal does not end the step"
+    assert process.poll() is None, "the first signal lets the step go on"
     process.send_signal(number)
     rest, seconds = end(process)
     assert process.returncode == code, rest
@@ -137,7 +137,7 @@ def test_a_signal_while_loading_exits_cleanly(
 
 
 @pytest.mark.parametrize("loaded", ["_pydantic_core", "libtorch"])
-def test_sigusr1_during_start_up_says_that_there_is_nothing_to_save(workplace: Workplace, loaded: str) -> None:
+def test_sigusr1_while_loading_says_that_there_is_nothing_to_save(workplace: Workplace, loaded: str) -> None:
     process = start_and_load(workplace, workplace.write(max_steps=2), loaded)
     process.send_signal(signal.SIGUSR1)
     rest, _ = end(process)
@@ -146,9 +146,7 @@ def test_sigusr1_during_start_up_says_that_there_is_nothing_to_save(workplace: W
     assert not list(workplace.out.glob("step_*")) and len(records(workplace.out, "step")) == 2
 
 
-def test_a_signal_during_the_last_evaluation_still_saves_the_run(
-    here: Workplace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_in_the_last_evaluation_still_saves_the_run(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluate = loop.evaluate
 
     def interrupted(job: loop.Job, progress: Progress) -> None:
@@ -183,9 +181,9 @@ def test_a_run_killed_during_a_save_leaves_complete_checkpoints_and_the_next_run
     process, _ = start_and_wait_for(workplace, config, "step 6/")
     process.kill()
     process.communicate()
-    complete = sorted(workplace.out.glob("step_????????"))
-    assert 2 <= len(complete) <= 4
-    for checkpoint in complete:
+    whole = sorted(workplace.out.glob("step_????????"))
+    assert 2 <= len(whole) <= 4
+    for checkpoint in whole:
         assert len(load_file(checkpoint / "model.safetensors")) == 24
     (workplace.out / "step_00000099.partial").mkdir()
     done = workplace.surogate("train", workplace.write(max_steps=2, overwrite_output_dir=True))

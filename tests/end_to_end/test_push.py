@@ -67,8 +67,8 @@ def use(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
 
 
 def go(config: Path) -> tuple[run.TrainResult, list[str]]:
-    notices: list[str] = []
-    return run.train(run.load(config), notice=notices.append), notices
+    told: list[str] = []
+    return run.train(run.load(config), notice=told.append), told
 
 
 @pytest.mark.slow
@@ -116,14 +116,13 @@ def test_a_failed_upload_exits_with_3_and_prints_a_command_and_the_run_is_comple
 
 
 @pytest.mark.parametrize(
-    ("refuses", "remedy"),
-    [("whoami", "hf auth login"), ("create_repo", "hub_model_id"), ("auth_check", "hub_model_id")],
+    ("refuses", "says"), [("whoami", "hf auth login"), ("create_repo", "hub_model_id"), ("auth_check", "hub_model_id")]
 )
 def test_missing_write_permission_is_an_error_before_the_first_step(
     here: Workplace, monkeypatch: pytest.MonkeyPatch, refuses: str, says: str
 ) -> None:
     hub = use(FakeHub(refuses), monkeypatch)
-    with pytest.raises(ConfigError, match=f"push_to_hub: .*403 Forbidden.*{remedy}"):
+    with pytest.raises(ConfigError, match=f"push_to_hub: .*403 Forbidden.*{says}"):
         go(here.write(push_to_hub=True))
     assert hub.calls[-1] == refuses and not here.out.exists()
 

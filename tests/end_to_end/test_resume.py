@@ -45,10 +45,10 @@ def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Send SIGTERM in step `step` of the next runs of this process."""
     finish = loop.finish
 
-    def interrupted(job: Any, done: Any, progress: Any, since: float) -> float:
+    def interrupted(job: Any, done: Any, progress: Any, mark: float) -> float:
         if done.step == step:
             os.kill(os.getpid(), signal.SIGTERM)
-        return finish(job, done, progress, since)
+        return finish(job, done, progress, mark)
 
     monkeypatch.setattr(loop, "finish", interrupted)
 
@@ -68,7 +68,7 @@ def same_bits(one: Path, other: Path) -> None:
         assert left.keys() == right.keys() and left
         different = [name for name in left if not left[name].view(-1).equal(right[name].view(-1))]
         assert not different, (file, different)
-    assert timeless_records(one.parent) == timeless_records(other.parent)
+    assert told_steps(one.parent) == told_steps(other.parent)
 
 
 def straight_and_resumed(
@@ -82,10 +82,8 @@ def straight_and_resumed(
         go(config, "output_dir=resumed")
     (saved,) = (here.root / "resumed").glob("step_*")  # a team may have launched one more step
     assert saved.name in (f"step_{after:08d}", f"step_{after + 1:08d}")
-    notices = go(config, "output_dir=resumed", "resume_from_checkpoint=true", *split)
-    assert any(line.startswith("resuming from ") and saved.name in line and "of 20" in line for line in notices), (
-        notices
-    )
+    told = go(config, "output_dir=resumed", "resume_from_checkpoint=true", *split)
+    assert any(saved.name in line and "of 20" in line for line in told), told
     return here.root / "straight/step_00000020", here.root / "resumed/step_00000020"
 
 
@@ -94,7 +92,7 @@ def test_ten_steps_and_ten_more_equal_twenty(
     here: Workplace, monkeypatch: pytest.MonkeyPatch, dtypes: dict[str, str]
 ) -> None:
     straight, resumed = straight_and_resumed(here, monkeypatch, **dtypes)
-    assert_same_bits(straight, resumed)
+    same_bits(straight, resumed)
     for name in ("model.safetensors", "config.json"):
         assert (straight.parent / name).read_bytes() == (resumed.parent / name).read_bytes()
     assert [record["step"] for record in records(resumed.parent, "step")] == list(range(1, 21))
@@ -114,7 +112,7 @@ def test_a_checkpoint_has_masters_and_moments_but_not_the_loss_and_norm(here: Wo
 
 def test_a_team_resumes_bit_identically(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(2, monkeypatch.setattr)
-    assert_same_bits(*straight_and_resumed(here, monkeypatch, after=7, gpus=2, **NARROW))
+    same_bits(*straight_and_resumed(here, monkeypatch, after=7, gpus=2, **NARROW))
 
 
 def test_another_split_of_the_same_rows_resumes_with_the_same_samples(
@@ -139,27 +137,27 @@ def test_a_run_killed_between_checkpoints_records_every_step_once(here: Workplac
     for late in ("step_00000009", "model.safetensors"):
         (here.out / late).rename(here.root / late)
     go(config, "resume_from_checkpoint=true")
-    assert_same_bits(here.root / "straight/step_00000009", here.out / "step_00000009")
+    same_bits(here.root / "straight/step_00000009", here.out / "step_00000009")
 
 
 def test_resuming_from_an_earlier_step_sets_later_checkpoints_aside(here: Workplace) -> None:
     config = here.write(max_steps=8, save_steps=2)
     go(config)
     before = (here.out / "model.safetensors").read_bytes()
-    notices = go(config, "resume_from_checkpoint=4")
+    told = go(config, "resume_from_checkpoint=4")
     assert (here.out / "model.safetensors").read_bytes() == before
     aside = sorted(path.name for path in here.out.glob("*.set_aside"))
     assert aside == ["step_00000006.set_aside", "step_00000008.set_aside"]
-    assert sum("set aside" in line for line in notices) == 2
+    assert sum("set aside" in line for line in told) == 2
     assert [record["step"] for record in records(here.out, "step")] == list(range(1, 9))
 
 
 def test_resuming_a_finished_run_takes_no_step(here: Workplace) -> None:
     config = here.write(max_steps=3, save_steps=3)
     go(config)
-    recorded, weights = timeless_records(here.out), (here.out / "model.safetensors").read_bytes()
+    recorded, weights = told_steps(here.out), (here.out / "model.safetensors").read_bytes()
     go(config, "resume_from_checkpoint=true")
-    assert timeless_records(here.out) == recorded
+    assert told_steps(here.out) == recorded
     assert (here.out / "model.safetensors").read_bytes() == weights
 
 
@@ -171,7 +169,7 @@ def test_resume_true_without_a_checkpoint_starts_a_new_run_and_prints_so(here: W
 
 @pytest.fixture
 def saved(here: Workplace) -> Path:
-    """Return the config of a run with checkpoints of steps 2 and 4 of 4."""
+    """The config of a run with checkpoints after steps 2 and 4 of 4."""
     config = here.write(max_steps=4, save_steps=2)
     go(config)
     return config
@@ -196,9 +194,9 @@ def refusal(config: Path, *overrides: str) -> str:
 )
 def test_another_run_is_refused_with_both_values(saved: Path, here: Workplace, change: str, was: str, is_: str) -> None:
     before = (here.out / "metrics.jsonl").read_bytes()
-    message = refusal(saved, change)
-    assert was in message and is_ in message
-    assert "step_00000004" in message
+    told = refusal(saved, change)
+    assert was in told and is_ in told
+    assert "step_00000004" in told
     assert (here.out / "metrics.jsonl").read_bytes() == before
 
 
@@ -219,8 +217,8 @@ def test_another_version_of_a_plugin_is_reported_and_accepted(saved: Path, here:
     assert used < manifest["versions"].keys() and "surogate-lora" not in manifest["versions"]
     installed, manifest["versions"]["surogate-models"] = manifest["versions"]["surogate-models"], "0.0.1"
     path.write_text(json.dumps(manifest))
-    notices = go(saved, "resume_from_checkpoint=2")
-    assert any(f"surogate-models {installed} (saved: 0.0.1)" in line for line in notices)
+    told = go(saved, "resume_from_checkpoint=2")
+    assert any(f"surogate-models {installed} (saved: 0.0.1)" in line for line in told)
 
 
 def _truncated(path: Path) -> None:
@@ -360,4 +358,4 @@ def test_a_run_that_is_killed_repeatedly_ends_with_the_same_weights(
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"killed {kills}\n" in done.stdout
     last = f"step_{steps:08d}"
-    assert_same_bits(workplace.root / "straight" / last, workplace.root / "killed" / last)
+    same_bits(workplace.root / "straight" / last, workplace.root / "killed" / last)

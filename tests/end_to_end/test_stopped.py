@@ -31,13 +31,13 @@ def test_a_diverging_run_exits_with_3_and_saves_finite_weights(workplace: Workpl
     assert "Traceback" not in done.stderr
     steps = records(workplace.out, "step")
     assert [step.get("skipped", False) for step in steps[-3:]] == [True] * 3
-    assert steps[-1]["norm"] is None, "JSON has no nan"
+    assert steps[-1]["norm"] is None, "JSON has no word for nan"
     last = steps[-1]["step"]
     assert f"step {last}: " in done.stderr
-    message = " ".join(done.stderr.split())
-    assert "max_nonfinite_steps: 2" in message and "Lower learning_rate" in message
-    assert re.search(rf"repeated op by op: step {last}, micro-step 1: \w+ wrote NaN or inf\. op \d+ of micro_", message)
-    assert re.search(r"run by torch reference of \S+ \S+ wrote \S+:fp32\[.*?(NaN|inf) of .*? first at \[", message)
+    told = " ".join(done.stderr.split())
+    assert "max_nonfinite_steps: 2" in told and "Lower learning_rate" in told
+    assert re.search(rf"repeated op by op: step {last}, micro-step 1: \w+ wrote NaN or inf\. op \d+ of micro_", told)
+    assert re.search(r"run by torch reference of \S+ \S+ wrote \S+:fp32\[.*?(NaN|inf) of .*? first at \[", told)
     assert finite(workplace.out / f"step_{last:08d}/model.safetensors")
     assert not (workplace.out / "model.safetensors").exists()
 
@@ -67,7 +67,7 @@ def test_weights_that_are_not_finite_are_never_saved(
 
 
 @pytest.mark.parametrize("gpus", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_the_first_op_with_a_non_finite_result_is_named_with_its_block_and_values(
+def test_the_op_that_goes_wrong_first_is_named_with_its_block_and_values(
     here: Workplace, monkeypatch: pytest.MonkeyPatch, gpus: int
 ) -> None:
     """A finite weight of block 1 is too large from step 4 on. The second skipped step stops the run."""
