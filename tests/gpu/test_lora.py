@@ -21,7 +21,7 @@ SOME: dict[str, Any] = {
     "lora_target_modules": ["q_proj", "v_proj", "up_proj", "layers.1.mlp.down_proj"],
 }
 """Some columns between the branches have no adapter, and the rank is not a multiple of 8."""
-DTYPES = {"fp32": FP32, "bf16": BF16, "mixed": MIXED, "bf16 adapter": {"model_dtype": "bf16", "lora_dtype": "bf16"}}
+DTYPES = {"fp32": FP32, "bf16": BF16, "mixed": MIXED, "bf16 adapter": {"model_dtype": "bf16", "adapter_dtype": "bf16"}}
 DROPPING = SOME | {"lora_dropout": 0.2}
 TARGETS = {"all": ALL, "some": SOME, "dropout": DROPPING}
 

@@ -65,17 +65,18 @@ def test_eager_launches_are_timed_where_graphs_are_off(config: Path) -> None:
 
 def test_measuring_changes_no_weight_and_blows_up_nothing(config: Path) -> None:
     loaded = run.load(config, ["master_dtype=bf16", "learning_rate=1.0"])
-    prepared = run.plan(loaded)
-    batches = from_data(run.tokenize(loaded, lambda line: None), prepared, 3)
-    worker = run.make_worker(prepared)
+    opened = run.open_run(loaded)
+    plan = run.plan(opened)
+    batches = from_data(run.tokenize(loaded, lambda line: None), opened.config, 3)
+    worker = run.make_worker(opened, plan)
     assert isinstance(worker, Worker)
-    fill(prepared, worker, random=False)
+    fill(opened, plan.assembly, worker, random=False)
     worker.start()
     before = worker.buffers.segment("param").clone()
     times = measure(worker, batches.steps)
     worker.settle()
     assert torch.equal(before, worker.buffers.segment("param"))
     assert times.method == GRAPHS and len(times.steps) == 3
-    values = [v for v in prepared.assembly.declared if v.role in ("grad", "state")]
+    values = [v for v in plan.assembly.declared if v.role in ("grad", "state")]
     assert all(bool(torch.isfinite(worker.buffers.persistent(v).float()).all()) for v in values)
     worker.close()
