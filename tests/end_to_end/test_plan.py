@@ -273,6 +273,10 @@ def test_reasons_of_kernels_that_refuse_are_told_in_the_words_of_the_run(run_of:
 def refuse_everywhere(plan: Plan) -> Plan:
     why = {"attention": ("needs a newer card",), "linear": ("needs a newer card", "needs a newer card"), "rmsnorm": ()}
     table = plan.kernels
-    refused = {op: Resolved(None, REFERENCE, why[op.kind]) for op in table.by_op if op.kind in why}
-    kernels = replace(table, by_op={**table.by_op, **refused})
+    refused = {
+        signature: (op, Resolved(None, REFERENCE, why[op.kind]))
+        for signature, (op, _) in table.by_signature.items()
+        if op.kind in why
+    }
+    kernels = replace(table, by_signature={**table.by_signature, **refused})
     return replace(plan, assembly=replace(plan.assembly, kernels=kernels))

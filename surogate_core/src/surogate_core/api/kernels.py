@@ -76,7 +76,8 @@ class BindContext(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class KernelDef(Definition):
-    """A compiled implementation of an op.
+    """A compiled implementation of an op. `supports`, `workspace` and `notice` are called once for ops of equal
+    `Op.signature`; `bind` is called for every op.
 
     dtypes      the dtypes of (ins..., outs...) that it serves; "*" matches any; a last "..." matches any number more
     supports    (op, target) -> Support; light: imports no compiled module, never raises
