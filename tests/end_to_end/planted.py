@@ -37,8 +37,8 @@ def write_random_model(
     hidden_size: int = 48,
     head_dim: int = 12,
 ) -> Path:
-    """transformers' model of a family ("qwen2", "qwen3", "llama", "olmo2") with weights of its own: norms around 1,
-    biases, keys' of standard deviation `key_bias`."""
+    """Write a model of a family ("qwen2", "qwen3", "llama", "olmo2") with random weights: norms around 1, biases, and
+    key biases of standard deviation `key_bias`."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     architecture = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "olmo2": "Olmo2"}[family]
@@ -76,7 +76,7 @@ def write_random_model(
 
 
 def wrong_eps(kind: str, ins: tuple[Value, ...], attrs: dict[str, Any]) -> dict[str, Any]:
-    """Ten times the eps of the block's norms."""
+    """Multiply the eps of the block's norms by ten."""
     return attrs | {"eps": 10 * attrs["eps"]} if "eps" in attrs else attrs
 
 
@@ -123,13 +123,13 @@ def turned(b: Builder, out: Value, attrs: dict[str, Any]) -> Value:
 
 
 def swap_heads(x: Tensor, *, head_dim: int) -> Tensor:
-    """The first two heads change places."""
+    """Swap the first two heads."""
     first, second, rest = x[:, :head_dim], x[:, head_dim : 2 * head_dim], x[:, 2 * head_dim :]
     return torch.cat((second, first, rest), dim=1)
 
 
 def turn_queries(qkv: Tensor, *, n_heads: int, n_kv_heads: int, head_dim: int, **attrs: Any) -> Tensor:
-    """Queries one position further on than keys. Both by one would change nothing: only their distance matters."""
+    """Shift queries by one position. Shifting keys too would change nothing: only the distance matters."""
     width = n_heads * head_dim
     ones = torch.ones(qkv.shape[0], dtype=torch.int32)
     q = rope(qkv[:, :width], ones, n_heads=n_heads, n_kv_heads=0, head_dim=head_dim, **attrs)
@@ -153,7 +153,7 @@ ERRORS: dict[str, dict[str, Any]] = {
 
 
 def plant(given: PlanInputs, error: str) -> PlanInputs:
-    """The same with an error in the model."""
+    """Return inputs whose model has an error."""
     right = given.model.build
 
     def build(b: Builder, dims: Any, batch: Any) -> Value:
@@ -163,7 +163,7 @@ def plant(given: PlanInputs, error: str) -> PlanInputs:
 
 
 def registry_for_tests() -> Registry:
-    """The installed plugins, OLMo 2 and the ops of the planted errors."""
+    """Return a registry of the installed plugins, OLMo 2 and the ops of the planted errors."""
     installed = load_registry()
     plugin = Plugin("planted", "planted", "0", __name__)
     ops = [Provided("op", op.kind, op, plugin) for op in (*OPS, COLUMNS)]

@@ -1,4 +1,4 @@
-"""`surogate plan`: real models from config.json alone, its JSON contract, the plan against what is allocated."""
+"""`surogate plan`: real models from config.json alone, the JSON contract, and the plan against what is allocated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import yaml
 from end_to_end.product import assert_refused, environment
 
 from surogate_core import run
-from surogate_core.cli.plan import _text as plan_text
+from surogate_core.cli.plan_text import plan_text
 from surogate_core.memory.devices import COLLECTIVE_BYTES
 from surogate_core.memory.devices import device as known_device
 from surogate_core.plugins.registry import REFERENCE, Resolved
@@ -121,7 +121,7 @@ def test_a_real_model_is_planned_from_its_config_without_torch(size: str, run_of
 
 
 def _assert_sizes(plan: dict[str, Any], size: str) -> None:
-    """Weights in bf16, fp32 gradients, masters as the weights, two fp32 moments: 14 bytes a parameter, and padding."""
+    """Weights and masters in bf16, gradients and two moments in fp32: 14 bytes per parameter, and padding."""
     n, measured = PARAMETERS[size], plan["device_bytes"]
     n_values = 11 * SIZES[size]["num_hidden_layers"] + 3
     for part, bytes_a_parameter in (("weights", 2), ("gradients", 4), ("optimizer", 8)):
@@ -133,7 +133,7 @@ def _assert_sizes(plan: dict[str, Any], size: str) -> None:
     assert products < plan["step"]["flops"] < 1.6 * products, "and attention, and recomputed logits"
 
 
-def test_a_plan_prices_determinism_and_tells_what_may_not_have_it(run_of: Any, tmp_path: Path) -> None:
+def test_a_plan_includes_the_cost_of_determinism_and_what_may_not_be_deterministic(run_of: Any, tmp_path: Path) -> None:
     config = run_of("0.6B")
 
     def planned(*overrides: str) -> Plan:
@@ -155,7 +155,7 @@ def test_a_plan_prices_determinism_and_tells_what_may_not_have_it(run_of: Any, t
     assert " ".join(done.stdout.split()).count(packed) == 1
 
 
-def test_the_text_names_the_published_size_and_fits_80_columns(run_of: Any, tmp_path: Path) -> None:
+def test_the_text_has_the_published_size_and_fits_80_columns(run_of: Any, tmp_path: Path) -> None:
     done = surogate_plan(tmp_path, run_of("8B"), "--device", "h200")
     assert "8.19B parameters" in done.stdout
     assert run.plan(run.load(tmp_path / "8B.yaml"), "h200").n_params == 8_190_735_360
@@ -165,7 +165,7 @@ def test_the_text_names_the_published_size_and_fits_80_columns(run_of: Any, tmp_
 
 
 @pytest.mark.parametrize("changes", [{}, {"model_dtype": "bf16", "master_dtype": "fp32"}, {"recompute_block": True}])
-def test_the_plan_is_what_a_run_allocates_to_the_byte(here: Workplace, changes: dict[str, Any]) -> None:
+def test_the_plan_equals_what_a_run_allocates_to_the_byte(here: Workplace, changes: dict[str, Any]) -> None:
     from surogate_core.runtime.worker import Worker
 
     prepared = run.plan(run.load(here.write(**changes)), "cpu")
@@ -177,13 +177,13 @@ def test_the_plan_is_what_a_run_allocates_to_the_byte(here: Workplace, changes: 
 
 
 @pytest.mark.slow
-def test_a_model_that_does_not_fit_is_planned_with_the_knobs_and_not_trained(workplace: Workplace) -> None:
+def test_a_run_that_does_not_fit_is_planned_with_suggestions_and_not_trained(workplace: Workplace) -> None:
     config = workplace.write(per_device_train_batch_size=2_000_000)
     planned = workplace.surogate("plan", config, "--json")
     assert planned.returncode == 0 and json.loads(planned.stdout)["fits"] is False
     text = workplace.surogate("plan", config).stdout
-    told = text.partition("cheapest ways to make room\n")[2].splitlines()
-    changes = [line.strip() for line in told if line[:3].strip()]
+    suggestions = text.partition("cheapest ways to make room\n")[2].splitlines()
+    changes = [line.strip() for line in suggestions if line[:3].strip()]
     assert any("per_device_train_batch_size: " in change for change in changes), text
     refused = workplace.surogate("train", config)
     assert_refused(refused, "GiB", *(change for change in changes if ": " in change))
@@ -203,8 +203,8 @@ def test_the_listing_shows_every_program(workplace: Workplace) -> None:
         assert word in done.stdout
 
 
-def test_several_gpus_are_planned_with_what_they_send_each_other(workplace: Workplace) -> None:
-    """Two ranks send each gradient once: half to be summed, half to be known."""
+def test_a_plan_for_several_gpus_includes_the_traffic_between_them(workplace: Workplace) -> None:
+    """Two ranks send each gradient once: one half in the reduce-scatter, one half in the all-gather."""
     one, two = (
         json.loads(workplace.surogate("plan", workplace.write(gpus=gpus), "--device", "h200", "--json").stdout)
         for gpus in (1, 2)
@@ -226,7 +226,7 @@ def gradients(workplace: Workplace) -> list[tuple[int, ...]]:
     return [v.shape for v in run.plan(run.load(workplace.write())).assembly.trainable]
 
 
-def test_a_cpu_has_no_plan_for_several(workplace: Workplace) -> None:
+def test_several_cpus_are_refused(workplace: Workplace) -> None:
     assert_refused(workplace.surogate("plan", workplace.write(gpus=2)), "gpus: 2", "--device h200")
 
 
@@ -241,24 +241,24 @@ def test_what_sft_would_train_is_planned_with_its_defaults(workplace: Workplace)
     assert sft["device_bytes"] == run.plan(run.load(config, mode="sft"), "cpu").report.device_bytes
     assert sft["device_bytes"]["weights"] > plain["device_bytes"]["weights"]
     assert "adapter lora" in workplace.surogate("plan", config, "--sft").stdout
-    assert "--sft: those of surogate sft, LoRA" in workplace.surogate("plan", config).stdout
+    assert "--sft for those of surogate sft: LoRA" in workplace.surogate("plan", config).stdout
     assert "defaults of" not in workplace.surogate("plan", workplace.write(from_scratch=False, lora=True)).stdout
 
 
-@pytest.mark.parametrize("verb", ["plan", "tokenize", "verify"])
-def test_the_defaults_of_one_verb_at_a_time(workplace: Workplace, verb: str) -> None:
-    assert_refused(workplace.surogate(verb, workplace.write(), "--sft", "--pt"), "--sft and --pt", "Give one")
+@pytest.mark.parametrize("command", ["plan", "tokenize", "verify"])
+def test_sft_and_pt_together_are_refused(workplace: Workplace, command: str) -> None:
+    assert_refused(workplace.surogate(command, workplace.write(), "--sft", "--pt"), "--sft and --pt", "Give one")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", ["tokenize", "verify"])
-def test_the_other_verbs_take_the_defaults_of_sft_too(workplace: Workplace, verb: str) -> None:
-    """`sft` trains an adapter, which needs weights that can be loaded again."""
-    assert_refused(workplace.surogate(verb, workplace.write(from_scratch=True), "--sft"), "lora: ", "from_scratch")
+@pytest.mark.parametrize("command", ["tokenize", "verify"])
+def test_the_other_commands_take_the_defaults_of_sft_too(workplace: Workplace, command: str) -> None:
+    """`sft` trains an adapter, which needs weights that can be loaded."""
+    assert_refused(workplace.surogate(command, workplace.write(from_scratch=True), "--sft"), "lora: ", "from_scratch")
 
 
-def test_reasons_of_kernels_that_refuse_are_told_in_the_words_of_the_run(run_of: Any, capsys: Any) -> None:
-    """A card for which no kernel is compiled, by the reasons that the kernels themselves give."""
+def test_reasons_of_kernels_that_refuse_are_shown(run_of: Any, capsys: Any) -> None:
+    """A GPU for which no kernel is compiled, with the reasons that the kernels give."""
     device = replace(known_device("h200"), name="old", title="NVIDIA Old", sm=80)
     opened = run.open_run(run.load(run_of("0.6B")))
     text = "\n".join(plan_text(opened, refuse_everywhere(run.plan(opened, device)), "", ""))
@@ -266,7 +266,7 @@ def test_reasons_of_kernels_that_refuse_are_told_in_the_words_of_the_run(run_of:
     assert "attention, linear: needs a newer card" in text and "rmsnorm: no installed package has a kernel" in text
     allowed = run.open_run(run.load(run_of("8B"), ["kernels=allow_reference"]))
     text = "\n".join(plan_text(allowed, refuse_everywhere(run.plan(allowed, device)), "", ""))
-    assert "run by plain torch, slowly (kernels: allow_reference)" in text and "cannot run" not in text
+    assert "run in plain torch, slowly (kernels: allow_reference)" in text and "cannot run" not in text
     assert "needs a newer card" in text
 
 

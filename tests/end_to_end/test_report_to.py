@@ -1,4 +1,4 @@
-"""A run that reports to TensorBoard and Weights & Biases, and goes back to a checkpoint."""
+"""A run that reports to TensorBoard and Weights & Biases and resumes from a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_goes_on_in_the_same_curve_and_the_same_tracked_run(
+def test_a_resumed_run_continues_the_same_curve_and_the_same_tracked_run(
     here: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="it is read back")

@@ -1,4 +1,4 @@
-"""`surogate verify`: a right model passes in fp32, bf16 and with an adapter; of a wrong one the place is named."""
+"""`surogate verify`: a correct model passes in fp32, in bf16 and with an adapter; a wrong place is named."""
 
 from __future__ import annotations
 
@@ -13,20 +13,27 @@ from end_to_end.product import Workplace, write_model
 import surogate_models.decoder as decoder
 import surogate_models.reference as reference
 from surogate_core import run, verification
+from surogate_core.cli.options import RunArguments
 from surogate_core.cli.verify import verify_command
+from surogate_core.config.load import Mode
 from surogate_core.errors import ConfigError
 from surogate_core.planning.plan import Plan
-from surogate_core.verification import Verification, theirs, verify
+from surogate_core.verification import Extent, Verification, transformers_side, verify
 from surogate_core.verification.float64 import KeepFloat64
 from surogate_models.rope import Rope
 
 
 def silent(line: str) -> None:
-    """A notice that nobody reads."""
+    """Discard a notice."""
 
 
 def verified(workplace: Workplace, *overrides: str, **options: Any) -> Verification:
-    return verify(workplace.write(), list(overrides), notice=silent, **options)
+    return verify(workplace.write(), list(overrides), Extent(**options), notice=silent)
+
+
+def printed(workplace: Workplace, *overrides: str, as_json: bool = False, **options: Any) -> int:
+    """Run the command and return its exit code."""
+    return verify_command(RunArguments(workplace.write(), list(overrides)), Extent(**options), as_json=as_json)
 
 
 @pytest.fixture
@@ -38,11 +45,11 @@ def based(here: Workplace) -> Workplace:
     return replace(here, config={**here.config, **changes})
 
 
-# ------------------------------------------------------------------------------------------------------ a right model
+# ---------------------------------------------------------------------------------------------------- a correct model
 
 
 def test_random_weights_pass_in_fp32_on_the_runs_own_data(here: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
-    assert verify_command(here.write(), [], 2, None, None, False, False) == 0
+    assert printed(here) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80, out
     for words in (
@@ -57,7 +64,7 @@ def test_random_weights_pass_in_fp32_on_the_runs_own_data(here: Workplace, capsy
 
 
 def test_a_checkpoint_passes_in_bf16_and_its_model_in_fp32(based: Workplace) -> None:
-    """Each beside transformers in the same precision, and both against its float64."""
+    """Each is measured by transformers in the same precision, and both against float64."""
     result = verified(based)
     assert result.in_fp32 is not None and result.in_fp32.passed, result.first_wrong
     assert (result.in_fp32.precision, result.verdict.precision) == ("fp32", "bf16")
@@ -69,7 +76,7 @@ def test_a_checkpoint_passes_in_bf16_and_its_model_in_fp32(based: Workplace) -> 
 
 
 @pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
-def test_an_adapter_passes_beside_that_of_peft(based: Workplace, dtype: str) -> None:
+def test_an_adapter_agrees_with_that_of_peft(based: Workplace, dtype: str) -> None:
     pytest.importorskip("peft")
     result = verified(based, "lora=true", "lora_rank=4", f"model_dtype={dtype}")
     assert result.passed, result.first_wrong
@@ -82,23 +89,28 @@ def test_dropout_of_an_adapter_is_off_on_both_sides_and_the_output_says_so(
 ) -> None:
     pytest.importorskip("peft")
     overrides = ["lora=true", "lora_rank=4", "lora_dropout=0.3", "model_dtype=fp32"]
-    assert verify_command(based.write(), overrides, 1, 32, 1, False, False) == 0
+    one_layer = {"rows": 1, "length": 32, "layers": 1}
+    assert printed(based, *overrides, **one_layer) == 0
     assert "\ndropout   off on both sides (lora_dropout)\n" in capsys.readouterr().out
-    assert verify_command(based.write(), overrides, 1, 32, 1, False, True) == 0
+    assert printed(based, *overrides, as_json=True, **one_layer) == 0
     assert json.loads(capsys.readouterr().out)["left_out"] == ["lora_dropout"]
 
 
-def test_defaults_are_those_of_the_verb_that_will_train(based: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
-    """`sft` trains an adapter unless the file says otherwise, `train` all weights."""
+def test_defaults_are_those_of_the_command_that_will_train(
+    based: Workplace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`sft` trains an adapter unless the file says otherwise; `train` trains all weights."""
     pytest.importorskip("peft")
     recipes = []
-    for mode in ("train", "sft"):
-        verify_command(based.write(model_dtype="fp32"), [], 1, 32, 1, True, True, mode)  # type: ignore[arg-type]
+    modes: tuple[Mode, ...] = ("train", "sft")
+    for mode in modes:
+        arguments = RunArguments(based.write(model_dtype="fp32"), [], mode)
+        verify_command(arguments, Extent(rows=1, length=32, layers=1, random_tokens=True), as_json=True)
         recipes.append(json.loads(capsys.readouterr().out)["recipe"])
     assert recipes == ["bf16", "bf16 with lora"]
 
 
-def test_the_first_layers_of_a_checkpoint_are_verified_alone(based: Workplace) -> None:
+def test_layers_verifies_only_the_first_layers(based: Workplace) -> None:
     result = verified(based, layers=2, random_tokens=True, rows=1, length=32)
     assert result.passed, result.first_wrong
     assert max(row.layer for row in result.verdict.rows) == 1
@@ -149,22 +161,22 @@ def test_a_weight_map_that_swaps_two_tensors_is_found_in_its_layer(
 def test_a_wrong_rope_theta_is_found_in_the_first_block(
     based: Workplace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """11,000 instead of 10,000: less than what rounding to bf16 would excuse in a single number."""
+    """11,000 instead of 10,000: less than the rounding of a single number to bf16."""
     right = Rope.attrs.fget
     assert right is not None
     monkeypatch.setattr(Rope, "attrs", property(lambda rope: right(rope) | {"theta": 1.1 * rope.theta}))
     assert first_wrong(verified(based, "model_dtype=fp32")) == "block 0"
-    assert verify_command(based.write(), [], 2, None, None, False, True) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert (told["passed"], told["first_wrong"]) == (False, "block 0")
-    assert next(row for row in told["rows"] if row["name"] == "embedding")["ok"]
-    assert not told["model_in_fp32"]["passed"]
+    assert printed(based, as_json=True) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["passed"], found["first_wrong"]) == (False, "block 0")
+    assert next(row for row in found["rows"] if row["name"] == "embedding")["ok"]
+    assert not found["model_in_fp32"]["passed"]
 
 
-def test_a_wrong_backward_op_is_found_where_it_first_ran(
+def test_a_wrong_backward_op_is_found_where_it_runs_first(
     here: Workplace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The queries' and keys' backward pass, a thousandth off: forward is right, and so is what comes before it."""
+    """The backward op of queries and keys is off by a thousandth: the forward pass and earlier gradients are right."""
     right = reference.qk_norm_rope_bwd
 
     def off(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
@@ -172,7 +184,7 @@ def test_a_wrong_backward_op_is_found_where_it_first_ran(
         return (first * 1.001, *rest)
 
     monkeypatch.setattr(reference, "qk_norm_rope_bwd", off)
-    assert verify_command(here.write(), [], 2, None, None, False, False) == 1
+    assert printed(here) == 1
     out = capsys.readouterr().out
     assert "fail: " in out and "forward pass right" in out and "model.layers.1.self_attn" in out
 
@@ -190,7 +202,7 @@ def test_a_wrong_scale_of_the_adapter_is_found(based: Workplace, monkeypatch: py
 
 
 def test_float64_stays_where_transformers_asks_for_float32() -> None:
-    """Its norms and softmax do; what is narrower, or whole numbers, goes to float32 as always."""
+    """Norms and softmax do; casts of narrower dtypes and integers to float32 do not change."""
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
     torch.manual_seed(0)
@@ -205,10 +217,10 @@ def test_float64_stays_where_transformers_asks_for_float32() -> None:
 
 
 def test_the_frequencies_of_rope_are_never_rounded_to_bf16(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They would be by `model.to(torch.bfloat16)`: angles are then off by 0.1 rad at position 50, and what is called
-    the error of transformers in bf16 is that."""
+    """`model.to(torch.bfloat16)` would round them: angles would be off by 0.1 rad at position 50, and that would count
+    as the error of transformers in bf16."""
     dtypes: dict[torch.dtype, set[torch.dtype]] = {}
-    right = theirs._in_dtype
+    right = transformers_side._in_dtype
 
     def spied(model: Any, dtype: torch.dtype) -> Any:
         converted = right(model, dtype)
@@ -216,7 +228,7 @@ def test_the_frequencies_of_rope_are_never_rounded_to_bf16(here: Workplace, monk
         dtypes[dtype] = {b.dtype for name, b in converted.named_buffers() if "inv_freq" in name}
         return converted
 
-    monkeypatch.setattr(theirs, "_in_dtype", spied)
+    monkeypatch.setattr(transformers_side, "_in_dtype", spied)
     verified(here, "model_dtype=bf16", layers=1, rows=1, length=32, random_tokens=True)
     assert dtypes == {dtype: {torch.float32} for dtype in (torch.float64, torch.float32, torch.bfloat16)}
 
@@ -229,7 +241,7 @@ def test_what_cannot_be_verified_is_refused_by_name(here: Workplace, monkeypatch
         with pytest.raises(ConfigError, match=words):
             verified(here, **options)
     monkeypatch.setattr(verification.needs, "memory_bytes", lambda: 1 << 20)
-    with pytest.raises(ConfigError, match=r"needs about 0.* GiB of host memory; there are 0.0 .*--layers 4"):
+    with pytest.raises(ConfigError, match=r"needs about 0.* GiB of host memory; this machine has 0.0 .*--layers 4"):
         verified(here)
 
 

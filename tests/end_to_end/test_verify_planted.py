@@ -1,5 +1,5 @@
-"""`surogate verify` on random models of four families: right ones pass, and an error that is planted in one block is
-found there, whether the run computes in fp32 or in bf16."""
+"""`surogate verify` on random models of four families: correct ones pass, and an error that is planted in one block is
+found in that block, whether the run computes in fp32 or in bf16."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from surogate_core import run, verification
 from surogate_core.errors import ConfigError
 from surogate_core.planning.inputs import PlanInputs
 from surogate_core.planning.plan import Plan
-from surogate_core.verification import Verification, theirs, verify
+from surogate_core.verification import Verification, transformers_side, verify
 from surogate_core.verification.observed import Observed
 from surogate_core.verification.subject import Subject
 
@@ -27,13 +27,13 @@ Change = Callable[[PlanInputs], PlanInputs]
 
 
 class Bench:
-    """Verifies models, changed by `change`. Transformers' results on one model are computed once."""
+    """Verifies models, changed by `change`. The results of transformers are computed once per model."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
         self.change: Change = lambda given: given
         self._results: dict[tuple[Path, torch.dtype, str], Observed] = {}
-        registry, plan_run, observe = registry_for_tests(), verification.plan_run, theirs.observe
+        registry, plan_run, observe = registry_for_tests(), verification.plan_run, transformers_side.observe
         monkeypatch.setattr(run, "load_registry", lambda: registry)
 
         def plan_changed(*args: Any) -> Plan:
@@ -47,7 +47,7 @@ class Bench:
             return self._results[key]
 
         monkeypatch.setattr(verification, "plan_run", plan_changed)
-        monkeypatch.setattr(theirs, "observe", observe_once)
+        monkeypatch.setattr(transformers_side, "observe", observe_once)
 
     def verify(self, model: Path, dtype: str, *overrides: str) -> Verification:
         config = {"model": str(model), "output_dir": str(self.root / "out"), "sequence_len": 32, "learning_rate": 1e-3}
@@ -68,7 +68,7 @@ def all_rows(result: Verification) -> list[tuple[str, float, float]]:
     return [(row.name, row.error, row.allowed) for verdict in result.verdicts for row in verdict.rows if not row.ok]
 
 
-# ------------------------------------------------------------------------------------------------------- right models
+# ----------------------------------------------------------------------------------------------------- correct models
 
 CONDITIONS = {
     "key biases of 30": {"family": "qwen2", "key_bias": 30.0},
@@ -81,7 +81,7 @@ CONDITIONS = {
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_a_right_model_passes_in_fp32_however_hard_its_gradients_are(bench: Bench, condition: str) -> None:
+def test_a_correct_model_passes_in_fp32_however_hard_its_gradients_are(bench: Bench, condition: str) -> None:
     result = bench.verify(write_random_model(bench.root / "model", **CONDITIONS[condition]), "fp32")
     assert result.passed, all_rows(result)
 
@@ -89,7 +89,7 @@ def test_a_right_model_passes_in_fp32_however_hard_its_gradients_are(bench: Benc
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_right_models_pass_in_bf16(bench: Bench, condition: str, seed: int) -> None:
+def test_correct_models_pass_in_bf16(bench: Bench, condition: str, seed: int) -> None:
     settings = {**CONDITIONS[condition], "seed": seed}
     result = bench.verify(write_random_model(bench.root / "model", **settings), "bf16")
     assert result.passed, all_rows(result)
@@ -112,7 +112,7 @@ def test_planted_errors_are_found_in_their_block(bench: Bench, family: str) -> N
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_planted_errors_of_the_bf16_program_alone_are_found(bench: Bench, family: str) -> None:
-    """As a recipe or its kernels could have them: in fp32 the model is right."""
+    """A recipe or its kernels could have such errors: the model in fp32 is correct."""
     model = write_random_model(bench.root / "model", family)
     for error in ("swapped head", "RoPE off by one"):
 
@@ -127,12 +127,12 @@ def test_planted_errors_of_the_bf16_program_alone_are_found(bench: Bench, family
 
 
 def test_a_model_that_drops_while_it_trains_is_refused(bench: Bench) -> None:
-    """Transformers' dropout is off; the model's own cannot be left out, as an adapter's is."""
+    """Dropout is off in transformers. Dropout of the model itself cannot be left out, unlike that of an adapter."""
     model = write_random_model(bench.root / "model", "olmo2", layers=1)
 
     def always_dropping(given: PlanInputs) -> PlanInputs:
         return replace(given, ops={**given.ops, "add": replace(given.ops["add"], training_only=True)})
 
     bench.change = always_dropping
-    with pytest.raises(ConfigError, match="olmo2 has add, which is for training alone"):
+    with pytest.raises(ConfigError, match="olmo2 has add, a training-only op"):
         bench.verify(model, "fp32")

@@ -69,7 +69,7 @@ class KernelTable:
 
     @cached_property
     def notices(self) -> tuple[str, ...]:
-        """What the kernels tell a user who plans a run, each line once."""
+        """The notices of the kernels for a user who plans a run, each line once."""
         target = self.target
         if target is None:
             return ()
