@@ -1,4 +1,4 @@
-"""Distributions with a plugin that tests make up, and a whole plugin to take apart: one definition of every kind."""
+"""Distributions made for tests, and a complete plugin with one definition of every kind."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def surogate_dataset_formats(): return [FORMAT]
 def surogate_loggers(): return [LOGGER]
 
 """
-"""The source of a plugin that works; `change("MODEL", build=boom)` behind it breaks one function."""
+"""The source of a plugin that works. Appending `change("MODEL", build=boom)` breaks one function."""
 
 REFERENCE = """
 def twice(x):
@@ -207,4 +207,4 @@ def narrow(grad, master):
 def none(*ins):
     return None
 """
-"""The module of its references."""
+"""The module with the references of WHOLE."""

@@ -48,6 +48,7 @@ from surogate_core.planning.lm_head_chunks import LOGITS_BYTES, auto_lmhead_chun
 from surogate_core.program.builder import Builder
 from surogate_core.program.show import listing
 from surogate_core.program.value import DTYPE_BYTES
+from surogate_core.program.verify import Checked
 from surogate_core.runtime.initialise import initialise
 from surogate_models.qwen3 import QWEN3
 from surogate_optim_adamw.adamw import ADAMW, AdamWOptions
@@ -179,7 +180,7 @@ def test_every_pass_is_verified_and_every_program_is_the_verified_one(monkeypatc
     verified: list[tuple[str, Program]] = []
     real = surogate_core.planning.pass_runner.verify
 
-    def recording(program: Program, ops: Any, after: str, checked: set[Op]) -> None:
+    def recording(program: Program, ops: Any, after: str, checked: Checked) -> None:
         real(program, ops, after, checked)
         verified.append((after, program))
 

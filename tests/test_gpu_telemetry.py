@@ -1,4 +1,4 @@
-"""Looks at GPUs by a made-up NVML: what is recorded, and that no step waits."""
+"""GPU telemetry with a fake NVML: what is recorded, and that no step waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from test_metrics import info, step
 
 from surogate_core.api import GpuReport, Logger
-from surogate_core.reporting.gpu_telemetry import look, open_telemetry
+from surogate_core.reporting.gpu_telemetry import open_telemetry, read_gpu
 from surogate_core.reporting.metrics import JsonLinesLogger, read_metrics
 
 
@@ -26,7 +26,7 @@ class NotSupported(NVMLError):
 
 
 def fake_nvml(**changes: Any) -> Any:
-    """A module of two GPUs, "GPU-a" and "GPU-b"; a handle is an index."""
+    """Return a module with two GPUs, "GPU-a" and "GPU-b". A handle is an index."""
 
     def memory_info(handle: int) -> Any:
         return SimpleNamespace(used=(handle + 1) * 2**30, total=4 * 2**30)
@@ -61,7 +61,7 @@ def fake_nvml(**changes: Any) -> Any:
 
 
 class Watched:
-    """Telemetry of both GPUs every other step, by the given module."""
+    """Return telemetry of both GPUs at every other step, with the given module."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, nvml: Any, uuids: tuple[str, ...] = ("GPU-b", "GPU-a")) -> None:
         monkeypatch.setitem(sys.modules, "pynvml", nvml)
@@ -76,8 +76,8 @@ class Watched:
         self.loggers[0].close("done")
 
 
-def test_a_look_has_the_units_of_the_record_and_none_for_what_is_not_told() -> None:
-    report = look(fake_nvml(), 1, step=20, gpu=0)
+def test_a_reading_has_the_units_of_the_record_and_none_for_what_is_not_supported() -> None:
+    report = read_gpu(fake_nvml(), 1, step=20, gpu=0)
     assert report == GpuReport(
         step=20, gpu=0, utilization=0.97, memory_utilization=0.4, memory_used_bytes=2 * 2**30, power_watts=345.6,
         memory_total_bytes=4 * 2**30, power_limit_watts=None, temperature_celsius=61, sm_clock_mhz=1980,
@@ -85,16 +85,16 @@ def test_a_look_has_the_units_of_the_record_and_none_for_what_is_not_told() -> N
     )  # fmt: skip
 
 
-def test_a_look_is_a_line_of_the_metrics_file(tmp_path: Path) -> None:
+def test_a_reading_is_a_line_of_the_metrics_file(tmp_path: Path) -> None:
     logger = JsonLinesLogger(info(tmp_path))
-    logger.gpu(look(fake_nvml(), 0, step=20, gpu=3))
+    logger.gpu(read_gpu(fake_nvml(), 0, step=20, gpu=3))
     logger.close("done")
     *_, record = read_metrics(tmp_path / "metrics.jsonl")
     assert list(record)[:4] == ["log", "step", "gpu", "utilization"]
     assert (record["log"], record["gpu"], record["power_limit_watts"]) == ("gpu", 3, None)
 
 
-def test_every_gpu_is_looked_at_every_so_many_steps_in_the_runs_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_gpu_is_read_every_few_steps_in_the_order_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, fake_nvml())
     for number in (1, 2, 3, 4, 5):
         watched.step(number)
@@ -105,7 +105,7 @@ def test_every_gpu_is_looked_at_every_so_many_steps_in_the_runs_order(monkeypatc
     assert not watched.notices
 
 
-def test_no_step_waits_for_a_slow_driver_and_looks_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_step_waits_for_a_slow_driver_and_readings_do_not_queue_up(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Event()
 
     def slow(handle: int) -> Any:
@@ -121,7 +121,7 @@ def test_no_step_waits_for_a_slow_driver_and_looks_do_not_pile_up(monkeypatch: p
     assert [report.step for report in watched.seen] == [2]
 
 
-def test_a_driver_that_fails_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_fails_is_one_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(handle: int) -> Any:
         raise NVMLError("GPU is lost")
 

@@ -1,4 +1,4 @@
-"""What `surogate plan` plans for by itself, with a driver made up for each test."""
+"""The device that `surogate plan` plans for by default, with a fake driver for each test."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Driver:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """driver(**of `Driver`): install it, for a torch that can use it and without CUDA_VISIBLE_DEVICES."""
+    """Install a `Driver` with the given arguments, a torch with CUDA, and no CUDA_VISIBLE_DEVICES."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(module, "torch_has_cuda", lambda: True)
 
@@ -76,7 +76,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Any:
     return install
 
 
-def test_the_gpu_is_known_with_the_memory_that_it_really_has(driver: Any) -> None:
+def test_a_known_gpu_has_its_actual_memory(driver: Any) -> None:
     driver()
     here = local_device()
     found, why = here.device, here.chosen
@@ -84,13 +84,13 @@ def test_the_gpu_is_known_with_the_memory_that_it_really_has(driver: Any) -> Non
     assert (found.flops, why) == (DEVICES["h200"].flops, "this machine's GPU")
 
 
-def test_the_choice_names_what_the_user_set(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_names_cuda_visible_devices(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     driver()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     assert local_device().chosen == "first of CUDA_VISIBLE_DEVICES=3,1"
 
 
-def test_a_gpu_that_the_table_does_not_know_takes_the_rates_of_its_generation(driver: Any) -> None:
+def test_an_unknown_gpu_has_the_rates_of_its_generation(driver: Any) -> None:
     driver("NVIDIA Z9", 103, 1 << 36)
     found, _ = visible_gpus()
     assert (found.name, found.title, found.sm, found.memory_bytes) == ("gpu", "NVIDIA Z9", 103, 1 << 36)
@@ -100,10 +100,10 @@ def test_a_gpu_that_the_table_does_not_know_takes_the_rates_of_its_generation(dr
 @pytest.mark.parametrize(
     ("fails", "visible", "why"),
     [
-        ({"cuInit": 100}, None, "no GPU here"),
+        ({"cuInit": 100}, None, "no GPU found"),
         ({"cuInit": 100}, "", "no GPU in CUDA_VISIBLE_DEVICES="),
         ({"cuInit": 100}, "9", "no GPU in CUDA_VISIBLE_DEVICES=9"),
-        ({"cuInit": 34}, None, "no NVIDIA driver here, only a toolkit's stub of it"),
+        ({"cuInit": 34}, None, "no NVIDIA driver found, only a toolkit's stub of it"),
         ({"cuInit": 803}, None, "no GPU: the CUDA driver's cuInit fails with 803"),
         ({"cuDeviceTotalMem_v2": 201}, None, "no GPU: the CUDA driver's cuDeviceTotalMem_v2 fails with 201"),
     ],
@@ -120,7 +120,7 @@ def test_without_a_gpu_it_is_the_cpu_and_the_reason(
 
 def test_without_a_driver_it_is_the_cpu(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DRIVER", "libno_such_driver.so.1")
-    with pytest.raises(NoGpuError, match="no NVIDIA driver here"):
+    with pytest.raises(NoGpuError, match="no NVIDIA driver found"):
         visible_gpus()
     assert local_device().device.name == "cpu"
 
@@ -130,19 +130,19 @@ def test_a_torch_without_cuda_trains_on_the_cpu(driver: Any, monkeypatch: pytest
     monkeypatch.setattr(module, "find_spec", lambda name: spec)
     monkeypatch.setattr(module, "torch_has_cuda", torch_has_cuda)
     driver()
-    assert local_device().chosen == "torch is built without CUDA, so NVIDIA H200 stays idle"
+    assert local_device().chosen == "torch is built without CUDA and cannot use NVIDIA H200"
     (tmp_path / "torch/lib").mkdir(parents=True)
     (tmp_path / "torch/lib/libtorch_cuda.so").touch()
     assert local_device().device.name == "h200"
 
 
-def test_the_installed_torch_is_judged_as_it_judges_itself() -> None:
+def test_torch_has_cuda_agrees_with_torch() -> None:
     import torch
 
     assert torch_has_cuda() == torch.backends.cuda.is_built()
 
 
-def test_plan_says_for_which_device_and_why(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_shows_the_device_and_the_reason(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     driver(total=70 << 30)
     ours, asked = CliRunner().invoke(app, PLAN), CliRunner().invoke(app, [*PLAN, "--device", "h100"])
     assert "\nNVIDIA H200, 70.00 GiB (this machine's GPU)\n" in ours.output
@@ -160,9 +160,7 @@ def test_a_gpu_that_torch_cannot_use_is_the_first_line_of_plan_and_doctor_and_th
 ) -> None:
     driver()
     monkeypatch.setattr(module, "torch_has_cuda", lambda: False)
-    says = (
-        "a GPU is asked for or here, but runs cannot use it: torch is built without CUDA, so NVIDIA H200 stays idle. "
-    )
+    says = "runs cannot use the GPU: torch is built without CUDA and cannot use NVIDIA H200. "
     for verb in (PLAN, ["doctor"]):
         assert CliRunner().invoke(app, verb).output.startswith(f"problem: {says}"), verb
     refused = CliRunner().invoke(app, TRAIN)
@@ -171,18 +169,15 @@ def test_a_gpu_that_torch_cannot_use_is_the_first_line_of_plan_and_doctor_and_th
     assert not local_device().idle, "the user hides it"
 
 
-def test_a_driver_that_fails_is_no_reason_to_train_on_the_cpu_quietly(driver: Any) -> None:
+def test_a_failing_driver_is_an_error_and_not_a_run_on_the_cpu(driver: Any) -> None:
     driver(cuInit=803)
     refused = CliRunner().invoke(app, TRAIN)
     assert refused.exit_code == 2
-    assert (
-        "error: a GPU is asked for or here, but runs cannot use it: no GPU: the CUDA driver's cuInit fails with 803."
-        in refused.output
-    )
+    assert "error: runs cannot use the GPU: no GPU: the CUDA driver's cuInit fails with 803." in refused.output
 
 
 @pytest.mark.parametrize(("visible", "quiet"), [("9", False), ("", True), ("-1", True)])
-def test_a_gpu_that_is_named_and_absent_is_no_wish_for_the_cpu(
+def test_a_named_gpu_that_is_absent_is_an_error_and_not_a_run_on_the_cpu(
     driver: Any, monkeypatch: pytest.MonkeyPatch, visible: str, quiet: bool
 ) -> None:
     driver(cuInit=100)
@@ -199,7 +194,7 @@ def test_a_gpu_that_the_driver_sees_and_torch_does_not_ends_a_run(driver: Any) -
 
 @pytest.fixture
 def absent_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the packages were installed without compiled code."""
+    """Kernel modules are missing, as if the packages were installed without compiled code."""
     monkeypatch.setattr(compiled, "find_spec", lambda name: None)
 
 
@@ -207,11 +202,11 @@ def test_a_gpu_without_kernels_is_the_first_line_of_plan_and_doctor(driver: Any,
     driver()
     for verb in (PLAN, ["doctor"]):
         first = CliRunner().invoke(app, verb).output.splitlines()[0]
-        assert first.startswith("problem: NVIDIA H200 is here, but kernels for it (SM90) are not: "), verb
+        assert first.startswith("problem: kernels for NVIDIA H200 (SM90) are missing: "), verb
         assert "surogate_recipes_bf16._C is not compiled" in first and "SUROGATE_CUDA=on" in first
     assert "problem:" not in CliRunner().invoke(app, [*PLAN, "--device", "h200"]).output
     as_json = json.loads(CliRunner().invoke(app, [*PLAN, "--json"]).output)
-    assert as_json["device"]["problem"].startswith("NVIDIA H200 is here, but kernels")
+    assert as_json["device"]["problem"].startswith("kernels for NVIDIA H200")
 
 
 def test_a_run_on_a_gpu_without_kernels_ends_before_it_reads_data_unless_references_are_allowed(
@@ -222,17 +217,17 @@ def test_a_run_on_a_gpu_without_kernels_ends_before_it_reads_data_unless_referen
     monkeypatch.setattr("surogate_core.runtime.device.training_device", lambda: local_device().device)
     monkeypatch.setattr("surogate_core.train.trainer.train_planned", lambda *given: begun.append("train") or None)
     monkeypatch.setattr("surogate_core.runtime.device.devices_to_use", lambda gpus: 1)
-    told: list[str] = []
-    with pytest.raises(ConfigError, match=r"H200 is here, but kernels for it .SM90. are not: .*CUDA_VISIBLE_DEVICES="):
-        run.train(run.load(TRAIN[1], TRAIN[3::2]), told.append)
-    assert (begun, told) == ([], [])
-    run.train(run.load(TRAIN[1], [*TRAIN[3::2], "kernels=allow_reference"]), told.append)
-    assert begun == ["train"] and told[0].startswith("kernels: allow_reference: torch references run instead of")
+    notices: list[str] = []
+    with pytest.raises(ConfigError, match=r"kernels for NVIDIA H200 .SM90. are missing: .*CUDA_VISIBLE_DEVICES="):
+        run.train(run.load(TRAIN[1], TRAIN[3::2]), notices.append)
+    assert (begun, notices) == ([], [])
+    run.train(run.load(TRAIN[1], [*TRAIN[3::2], "kernels=allow_reference"]), notices.append)
+    assert begun == ["train"] and notices[0].startswith("kernels: allow_reference: torch references run instead of")
 
 
 @pytest.mark.parametrize(("gpus", "planned"), [(0, "4 x NVIDIA H200"), (2, "2 x NVIDIA H200"), (1, "NVIDIA H200")])
-def test_gpus_0_plans_for_all_that_this_machine_has(driver: Any, gpus: int, planned: str) -> None:
+def test_gpus_0_plans_for_all_gpus_of_this_machine(driver: Any, gpus: int, planned: str) -> None:
     driver(count=4, total=70 << 30)
     each = ", on each" if gpus != 1 else ""
-    told = " ".join(CliRunner().invoke(app, [*PLAN, "--set", f"gpus={gpus}"]).output.split())
-    assert f" {planned}, 70.00 GiB{each} (first of this machine's 4 GPUs) " in told
+    text = " ".join(CliRunner().invoke(app, [*PLAN, "--set", f"gpus={gpus}"]).output.split())
+    assert f" {planned}, 70.00 GiB{each} (first of this machine's 4 GPUs) " in text

@@ -1,4 +1,4 @@
-"""Which loggers a run opens, and what becomes of one that fails."""
+"""Which loggers a run opens, and what happens if one fails."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from surogate_core.reporting.loggers import Loggers, open_loggers
 
 
 class Recorder:
-    """Keeps what it is told; raises `fails` at the second step."""
+    """Records its reports; raises `fails` at the second step."""
 
     def __init__(self, fails: Exception | None = None) -> None:
-        self.told: list[str] = []
+        self.received: list[str] = []
         self._fails = fails
 
     def step(self, report: Any) -> None:
-        if self._fails and self.told:
+        if self._fails and self.received:
             raise self._fails
-        self.told.append(f"step {report.step}")
+        self.received.append(f"step {report.step}")
 
     def eval(self, report: Any) -> None:
-        self.told.append(f"eval {report.step}")
+        self.received.append(f"eval {report.step}")
 
     def gpu(self, report: Any) -> None:
-        self.told.append(f"gpu {report.step}")
+        self.received.append(f"gpu {report.step}")
 
     def close(self, status: str) -> None:
-        self.told.append(status)
+        self.received.append(status)
 
 
 def opened(tmp_path: Path, *definitions: LoggerDef, notices: list[str] | None = None) -> Loggers:
@@ -65,26 +65,26 @@ def define(logger: Logger, name: str = "board", always: bool = False) -> LoggerD
     return LoggerDef(name=name, summary="", open=lambda info, options: logger, always=always)
 
 
-def test_core_s_own_and_those_asked_for_are_opened(tmp_path: Path) -> None:
+def test_core_loggers_and_requested_ones_are_opened(tmp_path: Path) -> None:
     own, asked, idle = Recorder(), Recorder(), Recorder()
     loggers = opened(tmp_path, define(own, "own", always=True), define(asked), define(idle, "idle"))
     loggers.step(step(1))
     loggers.eval(evaluation(1))
     loggers.status = "done"
     loggers.close()
-    assert own.told == asked.told == ["step 1", "eval 1", "done"] and idle.told == []
+    assert own.received == asked.received == ["step 1", "eval 1", "done"] and idle.received == []
 
 
-def test_a_tracker_that_fails_is_told_of_and_left_out_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_tracker_that_fails_is_a_notice_and_the_run_continues_without_it(tmp_path: Path) -> None:
     own, broken, notices = Recorder(), Recorder(OSError("no route")), list[str]()
     loggers = opened(tmp_path, define(own, "own", always=True), define(broken), notices=notices)
     for number in (1, 2, 3):
         loggers.step(step(number))
     loggers.status = "done"
     loggers.close()
-    assert broken.told == ["step 1"] and own.told == ["step 1", "step 2", "step 3", "done"]
-    (told,) = notices
-    assert "board" in told and "no route" in told and "metrics.jsonl" in told
+    assert broken.received == ["step 1"] and own.received == ["step 1", "step 2", "step 3", "done"]
+    (notice,) = notices
+    assert "board" in notice and "no route" in notice and "metrics.jsonl" in notice
 
 
 def test_a_tracker_may_end_the_run(tmp_path: Path) -> None:

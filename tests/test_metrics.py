@@ -1,4 +1,4 @@
-"""The record of a run, what a person sees of it while it runs and at its end, and the loss picture."""
+"""The metrics file of a run, its console output, the loss picture and the summary."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ EVAL_KEYS = {"log", "step", "loss", "valid_tokens", "duration_ms", "time"}
 
 def info(output_dir: Path, **changes: Any) -> RunInfo:
     known: dict[str, Any] = {
-        "run_name": "tiny [red]$x_1",  # neither Rich markup nor a formula
+        "run_name": "tiny [red]$x_1",  # must not be read as Rich markup or a formula
         "output_dir": output_dir,
         "total_steps": 1200,
         "steps_per_epoch": 400,
@@ -91,7 +91,7 @@ def feed(logger: Logger, reports: Sequence[StepReport | EvalReport]) -> None:
 
 
 def parse(path: Path) -> list[dict[str, Any]]:
-    """Every line, by a parser that knows no NaN: fails when a line is not valid JSON."""
+    """Return every line, parsed without NaN: fails if a line is not valid JSON."""
 
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is not JSON")
@@ -158,27 +158,27 @@ def test_a_second_run_appends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", [b'{"log": "step", "step": 2, "lo', b"\0" * 300, b"x" * 200_000])
-def test_a_line_torn_by_a_crash_does_not_spoil_the_lines_around_it(tmp_path: Path, torn: bytes) -> None:
+def test_a_partial_line_of_a_crash_does_not_affect_other_lines(tmp_path: Path, torn: bytes) -> None:
     path = record(tmp_path, [step(1)])
     path.write_bytes(path.read_bytes() + torn)
     record(tmp_path, [step(2)])
     assert [(r["log"], r.get("step")) for r in parse(path)] == [("run", None), ("step", 1), ("run", None), ("step", 2)]
 
 
-def test_a_whole_last_line_that_only_lacks_its_newline_is_kept(tmp_path: Path) -> None:
+def test_a_complete_last_line_without_a_newline_is_kept(tmp_path: Path) -> None:
     path = record(tmp_path, [step(1)])
     path.write_bytes(path.read_bytes()[:-1])
     record(tmp_path, [step(2)])
     assert [r.get("step") for r in parse(path)] == [None, 1, None, 2]
 
 
-def test_a_file_that_is_one_torn_line_starts_over(tmp_path: Path) -> None:
+def test_a_file_of_one_partial_line_starts_empty(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(b'{"log": "ru')
     assert [r["log"] for r in parse(record(tmp_path, [step(1)]))] == ["run", "step"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
-def test_a_full_disk_stops_the_run_with_what_to_do(tmp_path: Path) -> None:
+def test_a_full_disk_stops_the_run_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     with pytest.raises(RunStopped, match=r"metrics\.jsonl: cannot write: No space left on device\. Make room"):
         JsonLinesLogger(info(tmp_path))
@@ -190,7 +190,7 @@ def test_an_output_directory_that_cannot_be_written_is_the_users_error(tmp_path:
         JsonLinesLogger(info(tmp_path / "file"))
 
 
-def test_reading_leaves_out_lines_that_are_no_objects(tmp_path: Path) -> None:
+def test_reading_skips_lines_that_are_not_objects(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"log": "step", "step": 1}\n{"log": "st\n\xff\xfe\n12\n\n{"log": "step", "step": 2}\n')
     assert [r["step"] for r in read_metrics(path)] == [1, 2]
@@ -215,7 +215,7 @@ def test_plain_line_of_an_evaluation() -> None:
     assert plain([evaluation(3, math.nan)]) == ["eval at step 3: loss nan, 110k tokens in 834ms"]
 
 
-def test_plain_lines_come_every_logging_steps_and_at_the_first_last_and_skipped_step() -> None:
+def test_plain_lines_are_printed_every_logging_steps_and_for_the_first_last_and_skipped_steps() -> None:
     reports = [step(n, skipped=n == 7, loss=math.nan if n == 7 else 2.0) for n in range(1, 26)]
     lines = plain(reports, total_steps=25, config={"logging_steps": 10})
     assert [int(line.split()[1].split("/")[0]) for line in lines] == [1, 7, 10, 20, 25]
@@ -252,7 +252,7 @@ def test_columns_of_plain_lines_line_up() -> None:
         assert small.index(word) == large.index(word)
 
 
-def test_eta_is_the_median_step_time_so_that_a_slow_first_step_does_not_count() -> None:
+def test_eta_uses_the_median_step_time_so_a_slow_first_step_does_not_count() -> None:
     times = StepTimes()
     for ms in (60_000, 100, 100, 110, 90):
         times.add(ms)
@@ -260,7 +260,7 @@ def test_eta_is_the_median_step_time_so_that_a_slow_first_step_does_not_count() 
     assert times.eta_seconds(105, 105) == 0
 
 
-def test_parameters_are_counted_as_models_are_named() -> None:
+def test_numbers_of_parameters_are_written_as_in_names_of_models() -> None:
     told = {0: "0", 999: "999", 1000: "1.0K", 8192: "8.2K", 999_949: "999.9K", 999_951: "1.0M", 596_049_920: "596.0M"}
     told |= {999_949_000: "999.9M", 999_951_000: "1.00B", 8_190_735_360: "8.19B"}
     assert {n: parameters_text(n) for n in told} == told
@@ -291,7 +291,7 @@ def test_number_formats() -> None:
 
 
 class Broken(io.StringIO):
-    """A stream whose reader has gone after `lines` lines."""
+    """A stream whose reader exits after `lines` lines."""
 
     def __init__(self, lines: int) -> None:
         super().__init__()
@@ -304,7 +304,7 @@ class Broken(io.StringIO):
         return super().write(text)
 
 
-def test_plain_lines_stop_and_the_run_goes_on_when_the_reader_is_gone() -> None:
+def test_plain_lines_stop_and_the_run_continues_when_the_reader_exits() -> None:
     out = Broken(lines=1)
     feed(PlainLogger(info(Path()), out), [step(n) for n in range(1, 5)])
     assert out.getvalue().count("\n") == 1
@@ -315,7 +315,7 @@ def test_a_closed_pipe_does_not_change_the_exit_code(tmp_path: Path) -> None:
         import sys; sys.path.insert(0, {tests!r})
         from test_metrics import *
         logger = open_console(info(Path()))
-        sys.stdin.readline()  # by now the reader is gone
+        sys.stdin.readline()  # the reader has exited by now
         feed(logger, [step(n) for n in range(1, 50)])
         print("more from elsewhere")
     """
@@ -368,14 +368,14 @@ def test_the_display_leaves_the_cursor_visible_and_stdout_as_it_was() -> None:
     assert out.getvalue().rfind("\x1b[?25h") > out.getvalue().rfind("\x1b[?25l")
 
 
-def test_the_run_goes_on_when_the_terminal_is_gone() -> None:
+def test_the_run_continues_when_the_terminal_is_closed() -> None:
     before = sys.stdout
     for lines in (0, 2, 3):
         live(Broken(lines), 80, REPORTS)
         assert sys.stdout is before
 
 
-def test_stdout_that_is_no_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stdout_that_is_not_a_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(open_console(info(Path())), PlainLogger)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "dumb")
@@ -423,7 +423,7 @@ def test_no_picture_of_a_run_without_steps_nor_without_a_finite_loss(tmp_path: P
     assert not (tmp_path / "loss.png").exists()
 
 
-def test_picture_survives_skipped_steps_wild_losses_and_a_zero_learning_rate(tmp_path: Path) -> None:
+def test_skipped_steps_outliers_and_a_zero_learning_rate_are_drawn(tmp_path: Path) -> None:
     reports = [
         *(step(n, loss=1e30 if n == 20 else 2.0, lr=0.0) for n in range(1, 60)),
         step(60, loss=math.nan, norm=math.nan, skipped=True),
@@ -432,10 +432,10 @@ def test_picture_survives_skipped_steps_wild_losses_and_a_zero_learning_rate(tmp
     assert draw_loss(record(tmp_path, reports), tmp_path / "loss.png")
 
 
-def test_a_picture_that_cannot_be_drawn_costs_a_message_not_the_run(
+def test_a_picture_that_cannot_be_drawn_is_a_message_and_not_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    feed(PictureLogger(info(tmp_path)), run_of(3))  # nobody has written metrics.jsonl
+    feed(PictureLogger(info(tmp_path)), run_of(3))  # metrics.jsonl does not exist
     assert re.match(r".*loss\.png was not drawn: .*No such file.*metrics\.jsonl", capsys.readouterr().err)
 
 
@@ -447,7 +447,7 @@ def test_the_curve_of_a_resumed_run_begins_at_its_first_step_and_repeats_none(tm
     assert sum(point.tokens for point in curve.train) == 70 * 16000
 
 
-def test_the_curve_of_a_run_started_anew_in_the_same_directory_is_the_new_run(tmp_path: Path) -> None:
+def test_the_curve_of_a_run_restarted_in_the_same_folder_is_that_of_the_new_run(tmp_path: Path) -> None:
     record(tmp_path, run_of(50), run_name="old")
     curve = read_curve(record(tmp_path, [evaluation(0, 9.0), *run_of(12)], run_name="new"))
     assert curve.title == "new"
@@ -463,7 +463,7 @@ def test_smoothing_ignores_a_spike_and_keeps_a_straight_line_to_its_ends() -> No
     assert smooth(spiked, 9) == pytest.approx(line, abs=0.1)
 
 
-def test_a_long_run_is_thinned_to_what_shows() -> None:
+def test_a_long_run_is_reduced_to_the_points_that_are_visible() -> None:
     steps, losses = thin_out(np.arange(1.0, 100_001.0), np.linspace(8.0, 2.0, 100_000))
     assert len(steps) == len(losses) == 1500
     assert losses == pytest.approx(8 - 6 * (steps - 1) / 99_999)
@@ -478,7 +478,7 @@ def summary(**facts: Any) -> list[str]:
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
-def test_summary_has_every_figure_in_80_columns() -> None:
+def test_summary_has_every_number_in_80_columns() -> None:
     lines = summary(
         run_name="quickstart [red]",
         steps=1600,
@@ -507,22 +507,22 @@ def test_summary_has_every_figure_in_80_columns() -> None:
         "  vLLM",
         "    vllm serve output/quickstart",
         "  long",
-        "    " + "x" * 100,  # not broken: it is there to be copied
+        "    " + "x" * 100,  # not wrapped, so that it can be copied
     ]
 
 
-def test_summary_leaves_out_what_is_not_known() -> None:
+def test_summary_omits_what_is_not_known() -> None:
     lines = summary(seconds=0.0)
     assert [line.split("  ")[1] for line in lines[2:4]] == ["trained", "output"]
     assert not any("tokens/s" in line for line in lines)
 
 
-def test_summary_is_loud_about_a_model_worse_than_unigram() -> None:
+def test_summary_marks_a_model_worse_than_unigram() -> None:
     assert any("this model is 1.0000 ABOVE" in line for line in summary(validation_loss=7.0, unigram_loss=6.0))
 
 
-def test_records_beyond_the_checkpoint_and_records_told_twice_are_cut(tmp_path: Path) -> None:
-    """A run to step 3, one that began again and came to step 2, a torn line, and one that goes on from 2."""
+def test_records_after_the_checkpoint_and_repeated_records_are_removed(tmp_path: Path) -> None:
+    """A run to step 3, one that restarted and reached step 2, a partial line, and one that resumes from step 2."""
     path = tmp_path / "metrics.jsonl"
     first = ["run a", "step 1", "eval 1", "step 2", "step 3", "eval 3"]
     again = ["run b", "step 1", "eval 1", "step 2", "gpu 2", "step 3"]

@@ -1,4 +1,4 @@
-"""Claims about broken plugins: every fault ends in one line that names plugin, version, function and cause."""
+"""Broken plugins: every fault ends in one line that names plugin, version, function and cause."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
 
 def write_config(folder: Path, **changes: Any) -> Path:
-    """A run.yaml that trains the whole plugin's model with its optimizer for a step."""
+    """Write a run.yaml that trains the model of the complete plugin with its optimizer for a step."""
     model = folder / "model"
     model.mkdir(exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -65,7 +65,7 @@ def write_config(folder: Path, **changes: Any) -> Path:
 
 
 def the_error(result: Result) -> str:
-    """The one line that a command ends in, without "error: "; no traceback."""
+    """Return the last line of a command without "error: ". There is no traceback."""
     assert result.exit_code == 2, (result.output, result.exception)
     assert "Traceback" not in result.output
     last = result.output.splitlines()[-1]
@@ -75,16 +75,16 @@ def the_error(result: Result) -> str:
 
 @dataclass(frozen=True)
 class Broken:
-    """A plugin with one fault. verb: what shows it; config: keys of the run; told: a regular expression."""
+    """A plugin with one fault, the command that shows it, keys of the config, and a pattern of the message."""
 
     patch: str
-    told: str
+    message: str
     config: Mapping[str, Any] = field(default_factory=dict)
-    verb: tuple[str, ...] = ("plan",)
+    command: tuple[str, ...] = ("plan",)
 
 
-def case(name: str, patch: str, told: str, *verb: str, **config: Any) -> Any:
-    return pytest.param(Broken(patch, told, config, verb or ("plan",)), id=name)
+def case(name: str, patch: str, message: str, *command: str, **config: Any) -> Any:
+    return pytest.param(Broken(patch, message, config, command or ("plan",)), id=name)
 
 
 BOOM = r"KeyError: 'boom' \(.*acme_zz\.py:\d+\)"
@@ -298,11 +298,13 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("broken", FAULTS)
-def test_a_fault_in_a_function_ends_in_one_line_that_names_it(tmp_path: Path, install: Install, broken: Broken) -> None:
+def test_an_error_in_a_function_ends_in_one_line_that_names_it(
+    tmp_path: Path, install: Install, broken: Broken
+) -> None:
     install("acme", "0.1.0", "zz", broken.patch)
-    verb, *options = broken.verb
-    result = CliRunner().invoke(app, [verb, str(write_config(tmp_path, **broken.config)), *options])
-    assert re.search(broken.told, the_error(result)), result.output
+    command, *options = broken.command
+    result = CliRunner().invoke(app, [command, str(write_config(tmp_path, **broken.config)), *options])
+    assert re.search(broken.message, the_error(result)), result.output
 
 
 WRONG_DEFINITIONS = [
@@ -362,13 +364,13 @@ WRONG_DEFINITIONS = [
 ]
 
 
-@pytest.mark.parametrize(("patch", "told"), [pytest.param(p, t, id=i) for i, p, t in WRONG_DEFINITIONS])
-def test_a_wrong_definition_is_told_alike_by_the_run_that_needs_it_and_by_plugins_and_stops_no_other_run(
-    tmp_path: Path, install: Install, patch: str, told: str
+@pytest.mark.parametrize(("patch", "message"), [pytest.param(p, t, id=i) for i, p, t in WRONG_DEFINITIONS])
+def test_a_wrong_definition_has_the_same_message_in_a_run_and_in_plugins_and_stops_no_other_run(
+    tmp_path: Path, install: Install, patch: str, message: str
 ) -> None:
     install("acme", "0.1.0", "zz", patch)
     needs = the_error(CliRunner().invoke(app, ["plan", str(write_config(tmp_path, datasets=[]))]))
-    assert "acme 0.1.0" in needs and told in needs
+    assert "acme 0.1.0" in needs and message in needs
 
     listed = CliRunner().invoke(app, ["plugins", "--json"])
     (plugin,) = [entry for entry in json.loads(listed.output)["plugins"] if entry["distribution"] == "acme"]
@@ -377,20 +379,20 @@ def test_a_wrong_definition_is_told_alike_by_the_run_that_needs_it_and_by_plugin
     other = CliRunner().invoke(
         app, ["plan", str(write_config(tmp_path, optimizer="adamw", model=str(TOKENIZER), datasets=[]))]
     )
-    assert other.exit_code == 0 and told in other.output and "warning: " in other.output
+    assert other.exit_code == 0 and message in other.output and "warning: " in other.output
 
 
-def test_the_plugin_that_is_taken_apart_works(tmp_path: Path, install: Install) -> None:
+def test_the_complete_plugin_works(tmp_path: Path, install: Install) -> None:
     install("acme", "0.1.0", "zz", "")
     path = write_config(tmp_path, recipe="acme", report_to="acme")
     assert CliRunner().invoke(app, ["train", str(path)]).exit_code == 0
     assert (tmp_path / "out/model.safetensors").is_file()
 
 
-# ------------------------------------------------------------------------------------------------ how it is attributed
+# --------------------------------------------------------------------------------------------------------- attribution
 
 
-def test_every_function_of_every_definition_is_accounted_for() -> None:
+def test_every_function_of_every_definition_is_wrapped_or_listed() -> None:
     functions = {
         (kind, f.name) for kind, cls in KINDS.items() for f in fields(cls) if str(f.type).startswith("Callable")
     }
@@ -413,26 +415,26 @@ def test_a_function_that_raises_is_named(install: Install, kind: str, function: 
     assert caught.value.hook.startswith("surogate_") and isinstance(caught.value.__cause__, KeyError)
 
 
-def test_what_a_merge_does_later_is_named_too(install: Install) -> None:
+def test_errors_in_functions_of_a_merge_name_the_plugin_too(install: Install) -> None:
     install("acme", "0.1.0", "zz", 'change("ADAPTER", merge=lambda folder: Merge("base", {"w": boom}))')
     merge = load_registry().get("adapter", "acme").merge(None)
     with pytest.raises(PluginError, match=rf"{ADAPTER} failed in merge of w: {BOOM}"):
         merge.changes["w"](None)
 
 
-def test_a_plugin_s_own_word_to_the_user_passes_unchanged(tmp_path: Path, install: Install) -> None:
+def test_a_plugin_s_own_config_error_passes_unchanged(tmp_path: Path, install: Install) -> None:
     patch = 'def refuse(*a):\n    raise ConfigError("acme_rate: too low")\nchange("OPTIMIZER", update=refuse)'
     install("acme", "0.1.0", "zz", patch)
     assert the_error(CliRunner().invoke(app, ["plan", str(write_config(tmp_path))])) == "acme_rate: too low"
 
 
-def test_what_a_run_raises_is_not_blamed_on_its_launcher(tmp_path: Path, install: Install) -> None:
+def test_errors_of_a_run_are_not_attributed_to_its_launcher(tmp_path: Path, install: Install) -> None:
     install("acme", "0.1.0", "zz", 'change("FORMAT", encode=boom)')
     path = write_config(tmp_path, launcher="acme")
     assert f"{FORMAT} failed in encode" in the_error(CliRunner().invoke(app, ["train", str(path)]))
 
 
-def test_a_fault_of_core_is_not_blamed_on_a_plugin(
+def test_errors_of_core_are_not_attributed_to_a_plugin(
     tmp_path: Path, install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install("acme", "0.1.0", "zz", "")
@@ -465,7 +467,7 @@ def test_the_traceback_is_shown_on_request(
     assert result.output.splitlines()[-1].startswith(f"error: {OPTIMIZER} failed in update: KeyError: 'boom'")
 
 
-def test_a_logger_of_a_plugin_that_fails_later_is_named_and_left_out(tmp_path: Path, install: Install) -> None:
+def test_a_logger_that_fails_in_a_step_is_named_and_no_longer_called(tmp_path: Path, install: Install) -> None:
     patch = (
         'change("LOGGER", always=True, open=lambda i, o: SimpleNamespace(step=boom, eval=boom, gpu=boom, close=boom))'
     )
@@ -475,31 +477,33 @@ def test_a_logger_of_a_plugin_that_fails_later_is_named_and_left_out(tmp_path: P
     assert "logger acme of acme 0.1.0 failed and gets no more reports: KeyError: 'boom'" in result.output
 
 
-def test_a_verb_that_fails_names_its_distribution(install: Install) -> None:
-    source = "def verb() -> None:\n    raise KeyError('boom')"
+def test_a_command_that_fails_names_its_distribution(install: Install) -> None:
+    source = "def command() -> None:\n    raise KeyError('boom')"
     install("acme-verbs", "1.0", "hello", source, group="surogate.commands", head="")
     assert the_error(CliRunner().invoke(app, ["hello"])).startswith(
-        "verb 'hello' of acme-verbs 1.0 failed: KeyError: 'boom'"
+        "command 'hello' of acme-verbs 1.0 failed: KeyError: 'boom'"
     )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("patch", "verb", "told"),
+    ("patch", "command", "message"),
     [
         ("import no_such_module", "plan", "No module named 'no_such_module'"),
         ('change("OPTIMIZER", update=boom)', "plan", f"{OPTIMIZER} failed in update: {BOOM}"),
         ('change("SGD", reference="acme_reference:writes")', "train", "acme_sgd of acme 0.1.0 .*wrote to its input 1"),
     ],
 )
-def test_a_process_ends_in_the_same_line(tmp_path: Path, install: Install, patch: str, verb: str, told: str) -> None:
+def test_a_process_ends_in_the_same_line(
+    tmp_path: Path, install: Install, patch: str, command: str, message: str
+) -> None:
     install("acme", "0.1.0", "zz", patch)
-    keys: dict[str, Any] = {"datasets": []} if verb == "plan" else {}
+    keys: dict[str, Any] = {"datasets": []} if command == "plan" else {}
     environ = os.environ | {"PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-m", "surogate_core.cli", verb, str(write_config(tmp_path, **keys))]
+    command = [sys.executable, "-m", "surogate_core.cli", command, str(write_config(tmp_path, **keys))]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert re.search(f"^error: .*{told}", done.stderr.splitlines()[-1])
+    assert re.search(f"^error: .*{message}", done.stderr.splitlines()[-1])
 
 
 # ------------------------------------------------------------------------------- adapters, launchers, offload by a key
@@ -537,7 +541,7 @@ def test_a_folder_that_is_no_adapter_names_the_files_of_all_installed_ones(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "message"),
     [
         ({"lora": True, "adapter": "acme"}, r"adapter: is 'acme', but lora: true means adapter: lora; remove one"),
         ({"lora": True, "adapter": "none"}, r"adapter: is 'none', but lora: true means adapter: lora; remove one"),
@@ -549,10 +553,10 @@ def test_a_folder_that_is_no_adapter_names_the_files_of_all_installed_ones(tmp_p
     ],
 )
 def test_contradictory_and_unknown_names_are_refused(
-    tmp_path: Path, install: Install, keys: dict[str, Any], told: str
+    tmp_path: Path, install: Install, keys: dict[str, Any], message: str
 ) -> None:
     install("acme", "0.1.0", "zz", "")
-    with pytest.raises((ConfigError, PluginError), match=told):
+    with pytest.raises((ConfigError, PluginError), match=message):
         run.load(write_config(tmp_path, **{"from_scratch": False, **keys}))
 
 

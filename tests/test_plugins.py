@@ -1,4 +1,4 @@
-"""Claims about discovery, the registry and what users are told, on distributions made up for each test."""
+"""Discovery, the registry and their messages, with distributions made for each test."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def outcome(registry: Registry, name: str) -> Plugin:
     return next(plugin for plugin in registry.plugins if plugin.name == name)
 
 
-# ------------------------------------------------------------------------------------------------------------ outcomes
+# -------------------------------------------------------------------------------------------------------------- states
 
 
 def test_a_plugin_is_loaded_and_its_definitions_carry_their_origin(install: Install) -> None:
@@ -103,7 +103,7 @@ def test_the_off_switch_can_only_switch_off() -> None:
         load_registry({"SUROGATE_PLUGINS": "-bf16,acme"})
 
 
-def test_a_broken_plugin_keeps_its_exception_and_takes_nobody_down(install: Install) -> None:
+def test_a_broken_plugin_keeps_its_exception_and_does_not_affect_others(install: Install) -> None:
     install("acme-bad", "0.3", "bad", "import no_such_module")
     install("acme-optim", "1.2", "zebra", "@hookimpl\ndef surogate_optimizers():\n    return [optimizer('acme_sgd')]")
     registry = load_registry()
@@ -117,12 +117,12 @@ def test_a_broken_plugin_keeps_its_exception_and_takes_nobody_down(install: Inst
     assert registry.get("optimizer", "acme_sgd")
 
 
-def test_a_plugin_that_exits_at_import_is_broken_not_the_program(install: Install) -> None:
+def test_a_plugin_that_exits_at_import_is_broken_and_the_program_continues(install: Install) -> None:
     install("acme-bad", "0.3", "bad", "raise SystemExit(0)")
     assert outcome(load_registry(), "bad").state is State.BROKEN
 
 
-def test_of_two_plugins_with_one_name_neither_is_loaded(install: Install) -> None:
+def test_neither_of_two_plugins_with_the_same_name_is_loaded(install: Install) -> None:
     source = "@hookimpl\ndef surogate_optimizers():\n    return [optimizer('{}')]"
     install("acme-a", "1.0", "twin", source.format("from_a"))
     install("acme-b", "2.0", "twin", source.format("from_b"))
@@ -144,12 +144,12 @@ def test_of_two_plugins_with_one_name_neither_is_loaded(install: Install) -> Non
                                       "Try: pip install -U surogate-core"),
         (f"SUROGATE_API = {API - 1}", f"is written for API {API - 1}, surogate-core 0.1.0 has API {API}. "
                                       "Try: pip install -U acme-old"),
-        ("", f"states no SUROGATE_API, surogate-core 0.1.0 has API {API}. Try: pip install -U acme-old"),
+        ("", f"declares no SUROGATE_API, surogate-core 0.1.0 has API {API}. Try: pip install -U acme-old"),
         ("SUROGATE_API = False", f"is written for API False, surogate-core 0.1.0 has API {API}. "
                                  "Try: pip install -U acme-old"),
     ],
 )  # fmt: skip
-def test_a_plugin_for_another_api_is_told_both_numbers_and_the_pip_line(
+def test_a_plugin_for_another_api_shows_both_numbers_and_the_pip_command(
     install: Install, states: str, reason: str
 ) -> None:
     install("acme-old", "0.9", "old", states, head="")
@@ -167,11 +167,12 @@ def test_a_plugin_for_another_api_is_told_both_numbers_and_the_pip_line(
         ),
         (
             "def surogate_optimizers():\n    return []",
-            'failed in surogate_optimizers(): is not marked: put @pluggy.HookimplMarker("surogate") on it',
+            "failed in surogate_optimizers(): is not marked as a hook: decorate it with "
+            '@pluggy.HookimplMarker("surogate")',
         ),
         (
             "@hookimpl\ndef optimizers():\n    return []",
-            "failed in optimizers(): is marked as a hook, but every hook is called surogate_...",
+            "failed in optimizers(): is marked as a hook, but names of hooks start with surogate_",
         ),
         (
             "@hookimpl\ndef surogate_optimizers(registry=None):\n    return []",
@@ -224,7 +225,7 @@ def test_a_plugin_that_fails_in_one_hook_contributes_nothing(install: Install) -
 # ----------------------------------------------------------------------------------------------------------- conflicts
 
 
-def test_two_definitions_of_one_name_are_refused_with_both_sides_and_the_off_switch(install: Install) -> None:
+def test_two_definitions_with_the_same_name_are_refused_with_both_sides_and_the_off_switch(install: Install) -> None:
     source = "@hookimpl\ndef surogate_recipes():\n    return [recipe('{}')]"
     install("surogate-recipe-fp9", "0.3.1", "fp9", source.format("fp9-hybrid"))
     install("zacme-fp9", "1.0", "zacme", source.format("fp9_hybrid"))
@@ -237,7 +238,7 @@ def test_two_definitions_of_one_name_are_refused_with_both_sides_and_the_off_swi
     assert load_registry({"SUROGATE_PLUGINS": "-zacme-fp9"}).get("recipe", "fp9_hybrid")
 
 
-def test_nobody_replaces_what_core_provides_and_core_is_never_the_side_to_switch_off(install: Install) -> None:
+def test_definitions_of_core_cannot_be_replaced_or_switched_off(install: Install) -> None:
     kind = next(iter(load_registry().ops))
     install("acme-ops", "1.0", "acme", f"@hookimpl\ndef surogate_ops():\n    return [op('{kind}')]")
     with pytest.raises(PluginError) as refused:
@@ -294,7 +295,7 @@ def test_plugins_share_an_option_key_by_inheriting_it(install: Install) -> None:
     assert set(models["optimizer", "acme_b"].model_fields) == {"acme_rate", "acme_block"}
 
 
-def test_a_plugin_that_claims_a_key_of_core_is_broken_everywhere_and_stops_only_runs_that_use_it(
+def test_a_plugin_with_an_option_of_core_is_broken_and_stops_only_runs_that_use_it(
     install: Install,
 ) -> None:
     install("acme-a", "1.0", "a", OPTIONS.format("acme_a").replace("acme_rate", "learning_rate"))
@@ -336,7 +337,7 @@ def test_an_option_of_a_format_cannot_be_a_key_of_every_dataset_entry(install: I
 
 
 def test_only_a_package_of_this_project_is_suggested_to_install() -> None:
-    """Nobody owns the names that a pattern gives to any word that a user types."""
+    """A name made from a word that the user typed could belong to anybody."""
     registry = load_registry()
     assert str(registry.missing("logger", "wandb")).endswith(" Try: pip install surogate-log-wandb")
     for kind, name in (("recipe", "fp6"), ("recipe", "nvfp4"), ("optimizer", "lion"), ("logger", "mlflow")):
@@ -392,7 +393,7 @@ def acme_op() -> Op:
     return Op("acme_op", (Value("x", (4,), "fp32", "act"),), (Value("y", (4,), "fp32", "act"),))
 
 
-def test_kernels_resolve_recipe_first_then_the_ops_owner_then_anybody(install: Install) -> None:
+def test_kernels_of_the_recipe_come_first_then_those_of_the_op_then_others(install: Install) -> None:
     install("acme-owner", "1.0", "owner", OPS + KERNELS.format("kernel('acme_op')"))
     install("acme-recipe", "1.0", "recipe", RECIPES + KERNELS.format("kernel('acme_op')"))
     install("acme-third", "1.0", "third", KERNELS.format("kernel('acme_op')"))
@@ -406,7 +407,7 @@ def test_kernels_resolve_recipe_first_then_the_ops_owner_then_anybody(install: I
     assert provider("bf16", "-recipe") == "acme-owner"
 
 
-def test_two_foreign_kernels_at_one_rank_are_a_conflict(install: Install) -> None:
+def test_two_kernels_of_equal_rank_are_a_conflict(install: Install) -> None:
     install("acme-owner", "1.0", "owner", OPS)
     install("acme-a", "1.0", "a", KERNELS.format("kernel('acme_op')"))
     install("acme-b", "1.0", "b", KERNELS.format("kernel('acme_op')"))
@@ -414,7 +415,7 @@ def test_two_foreign_kernels_at_one_rank_are_a_conflict(install: Install) -> Non
         load_registry().kernel_for(acme_op(), Target(CPU), "bf16")
 
 
-def test_an_op_without_a_fitting_kernel_falls_to_the_reference_with_the_reasons(install: Install) -> None:
+def test_an_op_without_a_kernel_runs_the_reference_with_the_reasons(install: Install) -> None:
     install(
         "acme-owner",
         "1.0",
@@ -424,7 +425,7 @@ def test_an_op_without_a_fitting_kernel_falls_to_the_reference_with_the_reasons(
     resolved = load_registry().kernel_for(acme_op(), Target(CPU), "bf16")
     assert (resolved.kernel, resolved.provider) == (None, "reference")
     assert resolved.refusals == (
-        "acme-owner: serves dtypes (bf16, *), the op has (fp32, fp32)",
+        "acme-owner: supports dtypes (bf16, *), the op has (fp32, fp32)",
         "acme-owner: needs SM90",
     )
 
@@ -461,7 +462,7 @@ def test_the_plugins_command_shows_conflicts_and_fails(install: Install) -> None
     assert "recipe 'bf16' is provided by acme-a 1.0 and surogate-recipe-bf16 0.1.0" in result.output
 
 
-def test_a_verb_of_another_distribution_is_listed_without_import_and_runs(install: Install) -> None:
+def test_a_command_of_another_distribution_is_listed_without_import_and_runs(install: Install) -> None:
     source = "print('imported')\ndef verb(name: str) -> int:\n    print('hi', name)\n    return 5"
     install("acme-verbs", "1.0", "hello", source, group="surogate.commands", head="")
     helped = CliRunner().invoke(app, ["--help"])
@@ -471,17 +472,17 @@ def test_a_verb_of_another_distribution_is_listed_without_import_and_runs(instal
     assert (ran.exit_code, ran.output) == (5, "imported\nhi world\n")
 
 
-def test_a_verb_cannot_replace_one_of_the_core(install: Install) -> None:
+def test_a_command_cannot_replace_one_of_core(install: Install) -> None:
     install("acme-verbs", "1.0", "doctor", "def verb() -> None:\n    print('mine')", group="surogate.commands", head="")
     assert "mine" not in CliRunner().invoke(app, ["doctor"]).output
     listed = json.loads(CliRunner().invoke(app, ["plugins", "--json"]).output)
-    assert [verb["problem"] for verb in listed["commands"]] == [
-        "'doctor' is a verb of surogate itself and cannot be replaced"
+    assert [command["problem"] for command in listed["commands"]] == [
+        "'doctor' is a command of surogate itself and cannot be replaced"
     ]
 
 
-def test_a_broken_verb_names_its_distribution(install: Install) -> None:
+def test_a_broken_command_names_its_distribution(install: Install) -> None:
     install("acme-verbs", "1.0", "oops", "import no_such_module", group="surogate.commands", head="")
     result = CliRunner().invoke(app, ["oops"])
     assert result.exit_code == 2
-    assert "verb 'oops' of acme-verbs 1.0 cannot be used: acme_verbs_oops:verb: ModuleNotFoundError" in result.output
+    assert "command 'oops' of acme-verbs 1.0 cannot be used: acme_verbs_oops:verb: ModuleNotFoundError" in result.output

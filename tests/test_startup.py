@@ -1,4 +1,4 @@
-"""How the command line starts: quickly, without torch, with the exit codes that scripts rely on."""
+"""The start of the command line: quick, without torch, and with the exit codes that scripts rely on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from surogate_core.cli import app as cli
-from surogate_core.cli.external import CORE_VERBS
+from surogate_core.cli.external import CORE_COMMANDS
 from surogate_core.errors import ConfigError, PluginError, ProgramError, RunStopped
 
 ROOT = Path(__file__).parents[1]
@@ -29,7 +29,7 @@ HEAVY = ("pydantic", "pluggy", "numpy", "torch", "transformers", "datasets", "py
 
 
 def imported(*args: str) -> set[str]:
-    """Which of HEAVY, and which plugins, `surogate args` imports."""
+    """Return which of HEAVY, and which plugins, `surogate args` imports."""
     code = (
         "import sys\n"
         "from surogate_core.cli.app import main\n"
@@ -52,10 +52,10 @@ def test_help_and_version_read_metadata_alone(args: list[str]) -> None:
     assert imported(*args) == set()
 
 
-@pytest.mark.parametrize("verb", ["train", "plan"])
-def test_help_of_a_verb_imports_what_typer_does(verb: str) -> None:
-    """Recent versions of typer parse arguments by pydantic."""
-    assert imported(verb, "--help") <= {"pydantic"}
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_help_of_a_command_imports_only_what_typer_imports(command: str) -> None:
+    """Recent versions of typer parse arguments with pydantic."""
+    assert imported(command, "--help") <= {"pydantic"}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_help_of_a_verb_imports_what_typer_does(verb: str) -> None:
         (["plan", "examples/quickstart.yaml"], {"pydantic", "pluggy"}),
     ],
 )
-def test_verbs_that_do_not_compute_import_no_torch(
+def test_commands_that_do_not_compute_import_no_torch(
     args: list[str], needed: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
@@ -74,7 +74,7 @@ def test_verbs_that_do_not_compute_import_no_torch(
 
 
 def test_a_run_imports_torch_but_neither_transformers_nor_matplotlib_before_its_last_step(tmp_path: Path) -> None:
-    """transformers takes seconds: the outputs are loaded by another process. What stands here is a run's start-up."""
+    """transformers takes seconds to import; another process loads the outputs. The rest is the start-up of a run."""
     code = (
         "import sys\n"
         "from surogate_core import run\nfrom surogate_core.train import trainer\n"
@@ -108,21 +108,21 @@ def test_timing_prints_where_a_command_spent_its_time() -> None:
     assert sum(float(line.split()[0]) for line in told) == pytest.approx(ends[-1], abs=0.02)
 
 
-def test_without_a_verb_help_is_printed_and_the_exit_code_is_2() -> None:
+def test_without_a_command_help_is_printed_and_the_exit_code_is_2() -> None:
     result = surogate()
     assert result.returncode == 2
     assert "Usage: surogate" in result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("verb", ["train", "pt", "sft", "plan"])
-def test_without_a_config_help_is_printed_and_the_exit_code_is_2(verb: str) -> None:
-    result = surogate(verb)
+@pytest.mark.parametrize("command", ["train", "pt", "sft", "plan"])
+def test_without_a_config_help_is_printed_and_the_exit_code_is_2(command: str) -> None:
+    result = surogate(command)
     assert result.returncode == 2
-    assert f"Usage: surogate {verb}" in result.stderr
-    assert f"No config file. Give one: surogate {verb} run.yaml" in result.stderr
+    assert f"Usage: surogate {command}" in result.stderr
+    assert f"No config file. Give one: surogate {command} run.yaml" in result.stderr
 
 
-def test_an_unknown_verb_or_option_is_a_message_and_2() -> None:
+def test_an_unknown_command_or_option_is_a_message_and_2() -> None:
     for args in (["trian"], ["plan", "--devise", "h200"]):
         result = surogate(*args)
         assert result.returncode == 2
@@ -141,9 +141,9 @@ def test_a_missing_config_file_is_one_message_and_2(tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_the_core_verbs_are_the_ones_that_cannot_be_replaced() -> None:
+def test_the_core_commands_are_the_ones_that_cannot_be_replaced() -> None:
     group = typer.main.get_command(cli.app)
-    assert tuple(group.list_commands(group.make_context("surogate", ["plugins"]))) == CORE_VERBS
+    assert tuple(group.list_commands(group.make_context("surogate", ["plugins"]))) == CORE_COMMANDS
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("error", [ProgramError("op 3 reads what nobody wrote"), ZeroDivisionError()])
-def test_our_own_fault_leaves_as_an_exception_with_its_traceback(
+def test_an_error_in_our_code_is_an_exception_with_its_traceback(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(type(error)):
@@ -175,7 +175,7 @@ def _run_raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
 
     monkeypatch.setattr("surogate_core.cli.plugins.plugins_command", fail)
     monkeypatch.setattr(sys, "argv", ["surogate", "plugins"])
-    # As in a process that has run nothing: past a thread that another test has left, the program would end this one.
+    # As in a new process: with a thread that another test left behind, `main` would end this process.
     monkeypatch.delitem(sys.modules, "surogate_core.runtime.threads", raising=False)
     with pytest.raises(SystemExit) as exit_:
         cli.main()
@@ -183,7 +183,7 @@ def _run_raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
     return exit_.value.code
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
+def test_a_reader_that_exits_is_not_an_error() -> None:
     command = f"{' '.join(SUROGATE)} plugins --json; echo $? >&2"
     result = subprocess.run(
         ["bash", "-c", f"({command}) | true"], capture_output=True, text=True, check=False, timeout=60

@@ -1,4 +1,4 @@
-"""The changes that are offered when a run does not fit: each, written into the config, saves what was promised."""
+"""Suggestions for a run that does not fit: each one, written into the config, saves exactly what it says."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Make = Callable[..., Planned]
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Make:
-    """(size, device, key=value ...) -> the planned run."""
+    """Return a function that plans a run: (size, device, key=value ...) -> run and plan."""
 
     def planned(size: str, device: str, *overrides: str, **keys: Any) -> Planned:
         model = tmp_path / size
@@ -56,7 +56,7 @@ def plan(tmp_path: Path) -> Make:
 
 
 def overrides(suggestion: Suggestion) -> list[str]:
-    """ "a: 1, b: 2" as a user would set it."""
+    """Return the --set arguments of a suggestion like "a: 1, b: 2"."""
     return [part.replace(": ", "=") for change in suggestion.changes for part in change.split(", ")]
 
 
@@ -70,7 +70,7 @@ def check_exact(plan: Make, size: str, device: str, suggestions: list[Suggestion
         assert after.report.tokens == before.report.tokens, f"{suggestion}: the tokens of a step are the user's"
 
 
-def test_single_changes_are_suggested_where_one_is_enough(plan: Make) -> None:
+def test_single_changes_are_suggested_if_one_is_enough(plan: Make) -> None:
     opened, before = plan("8b", "h200", sequence_len=4096)
     suggestions = suggest(opened, before)
     assert [len(s.changes) for s in suggestions] == [1, 1, 1] and not any(s.missing for s in suggestions)
@@ -94,7 +94,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], list[int]]] = {
     "an adapter and recomputation": ("8b", "rtx4090", {"sequence_len": 4096}, [1, 0]),
     "an odd batch is not halved": ("8b", "h100", {"per_device_train_batch_size": 3}, [0, 0]),
 }
-"""Name -> size, device, keys, and whether bytes are missing still with each of the suggestions."""
+"""Name -> size, device, keys, and for each suggestion whether the run still does not fit."""
 
 
 SLOW = {name for name, (size, *_) in CASES.items() if size in ("70b", "32b")}
@@ -109,14 +109,14 @@ def test_changes_are_combined_until_the_run_fits(plan: Make, name: str) -> None:
     assert [int(s.missing > 0) for s in suggestions] == missing
     assert len(suggestions[0].changes) > 1
     check_exact(plan, size, device, suggestions, before, **keys)
-    told = " ".join(", ".join(s.changes) for s in suggestions)
-    assert ("sequence_len" in told) is ("shorter rows" in name)
-    assert ("lora: true" in told) is not keys.get("lora", False)
-    assert "per_device_train_batch_size" not in told or before.inputs.batch_size % 2 == 0
+    text = " ".join(", ".join(s.changes) for s in suggestions)
+    assert ("sequence_len" in text) is ("shorter rows" in name)
+    assert ("lora: true" in text) is not keys.get("lora", False)
+    assert "per_device_train_batch_size" not in text or before.inputs.batch_size % 2 == 0
 
 
 def test_few_plans_are_made_for_a_suggestion(plan: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of combinations are estimated; the ones that are shown are planned, and not many more."""
+    """Hundreds of combinations are estimated; only those that are shown and few others are planned."""
     opened, before = plan("8b", "rtx4090", sequence_len=4096)
     made: list[object] = []
     monkeypatch.setattr(plan_module, "assemble", lambda given: made.append(given) or assemble(given))
@@ -124,7 +124,7 @@ def test_few_plans_are_made_for_a_suggestion(plan: Make, monkeypatch: pytest.Mon
     assert len(made) <= 3
 
 
-def test_what_fits_and_what_cannot_be_changed_have_no_suggestions(plan: Make) -> None:
+def test_a_run_that_fits_or_cannot_be_changed_has_no_suggestions(plan: Make) -> None:
     assert suggest(*plan("tiny", "h200")) == []
     bare = {"per_device_train_batch_size": 1, "sequence_len": 255, "recompute_block": True}
     bare |= {"param_grad_dtype": "bf16", "optimizer_state_dtype": "bf16", "lora": True}

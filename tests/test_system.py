@@ -1,4 +1,4 @@
-"""What doctor says of GPUs that runs would not use."""
+"""Findings of `surogate doctor` about GPUs and memory."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def gpu_findings(*gpus: dict[str, Any]) -> list[Finding]:
 
 
 @pytest.mark.parametrize("built", [True, False])
-def test_a_torch_without_cuda_is_a_warning_beside_a_gpu_only(built: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_cuda_is_a_warning_only_if_there_is_a_gpu(built: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(system, "torch_has_cuda", lambda: built)
-    told = [finding.message for finding in gpu_findings(GPU)]
-    assert told == ([] if built else ["2.13.0+cpu is built without CUDA: runs will use the CPU"])
+    messages = [finding.message for finding in gpu_findings(GPU)]
+    assert messages == ([] if built else ["2.13.0+cpu is built without CUDA, so runs use the CPU"])
     assert [finding.message for finding in gpu_findings()] == ["none found: runs use the CPU"]
     assert [finding.message for finding in gpu_findings({"error": "no driver"})] == ["no driver"]
 
 
-def test_available_memory_is_what_the_system_and_the_container_leave(tmp_path: Path) -> None:
+def test_available_memory_is_the_least_that_the_system_and_the_container_allow(tmp_path: Path) -> None:
     assert 0 < system.available_memory_bytes() <= system.memory_bytes()
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal:  9000000 kB\nMemFree:  1 kB\nMemAvailable:   600000 kB\n")

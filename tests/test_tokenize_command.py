@@ -67,14 +67,14 @@ def test_neither_torch_nor_a_model_is_loaded(run: Path) -> None:
     assert "HEAVY []" in result.stdout, result.stdout + result.stderr
 
 
-def test_debug_shows_what_is_trained_in_brackets(run: Path) -> None:
+def test_debug_shows_trained_text_in_brackets(run: Path) -> None:
     out = tokenize(run, "--debug", "--rows", "1").stdout
     assert "row 0" in out and "row 1" not in out and "\x1b" not in out
     assert "<|im_start|>assistant⏎\n[[A friend. A friend." in out and "<|im_end|>]]⏎" in out
     assert re.search(r"\d+ of 256 positions are padding", out)
 
 
-def test_debug_shows_the_spaces_of_sentencepiece_tokens_and_what_is_left_out(run: Path) -> None:
+def test_debug_shows_the_spaces_of_sentencepiece_tokens_and_what_is_omitted(run: Path) -> None:
     shutil.rmtree(run.parent / "model")
     published_tokenizer(run.parent / "model", "llama-2", "metaspace")
     (run.parent / "model/config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 2000}))
@@ -97,7 +97,7 @@ def test_debug_fits_a_terminal_of_80_columns_and_colours_it(run: Path) -> None:
 
 
 def in_terminal(command: list[str]) -> str:
-    """What a command writes to a terminal of 80 columns."""
+    """Return what a command writes to a terminal of 80 columns."""
     master, slave = pty.openpty()
     environ = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
     environ.pop("NO_COLOR", None)
@@ -114,7 +114,7 @@ def in_terminal(command: list[str]) -> str:
     return output.decode()
 
 
-def test_data_does_not_steer_the_terminal(run: Path) -> None:
+def test_data_does_not_control_the_terminal(run: Path) -> None:
     write(run.parent, [{"messages": conversation("\x1b[31mred\x07")}])
     assert r"\x1b[31mred\x07" in tokenize(run, "--debug").stdout
 

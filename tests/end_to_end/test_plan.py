@@ -14,7 +14,7 @@ import yaml
 from end_to_end.product import assert_refused, environment
 
 from surogate_core import run
-from surogate_core.cli.plan import _text as plan_text
+from surogate_core.cli.plan_text import plan_text
 from surogate_core.memory.devices import COLLECTIVE_BYTES
 from surogate_core.memory.devices import device as known_device
 from surogate_core.plugins.registry import REFERENCE, Resolved
@@ -155,7 +155,7 @@ def test_a_plan_includes_the_cost_of_determinism_and_names_ops_that_may_lack_it(
     assert " ".join(done.stdout.split()).count(packed) == 1
 
 
-def test_the_text_names_the_published_size_and_fits_80_columns(run_of: Any, tmp_path: Path) -> None:
+def test_the_text_has_the_published_size_and_fits_80_columns(run_of: Any, tmp_path: Path) -> None:
     done = surogate_plan(tmp_path, run_of("8B"), "--device", "h200")
     assert "8.19B parameters" in done.stdout
     assert run.plan(run.load(tmp_path / "8B.yaml"), "h200").n_params == 8_190_735_360
@@ -165,7 +165,7 @@ def test_the_text_names_the_published_size_and_fits_80_columns(run_of: Any, tmp_
 
 
 @pytest.mark.parametrize("changes", [{}, {"model_dtype": "bf16", "master_dtype": "fp32"}, {"recompute_block": True}])
-def test_the_plan_is_what_a_run_allocates_to_the_byte(here: Workplace, changes: dict[str, Any]) -> None:
+def test_the_plan_equals_what_a_run_allocates_to_the_byte(here: Workplace, changes: dict[str, Any]) -> None:
     from surogate_core.runtime.worker import Worker
 
     prepared = run.plan(run.load(here.write(**changes)), "cpu")
@@ -182,8 +182,8 @@ def test_a_model_that_does_not_fit_is_planned_with_suggestions_and_not_trained(w
     planned = workplace.surogate("plan", config, "--json")
     assert planned.returncode == 0 and json.loads(planned.stdout)["fits"] is False
     text = workplace.surogate("plan", config).stdout
-    told = text.partition("cheapest ways to make room\n")[2].splitlines()
-    changes = [line.strip() for line in told if line[:3].strip()]
+    suggestions = text.partition("cheapest ways to make room\n")[2].splitlines()
+    changes = [line.strip() for line in suggestions if line[:3].strip()]
     assert any("per_device_train_batch_size: " in change for change in changes), text
     refused = workplace.surogate("train", config)
     assert_refused(refused, "GiB", *(change for change in changes if ": " in change))
@@ -241,7 +241,7 @@ def test_plan_sft_uses_the_defaults_of_sft(workplace: Workplace) -> None:
     assert sft["device_bytes"] == run.plan(run.load(config, mode="sft"), "cpu").report.device_bytes
     assert sft["device_bytes"]["weights"] > plain["device_bytes"]["weights"]
     assert "adapter lora" in workplace.surogate("plan", config, "--sft").stdout
-    assert "--sft: those of surogate sft, LoRA" in workplace.surogate("plan", config).stdout
+    assert "--sft for those of surogate sft: LoRA" in workplace.surogate("plan", config).stdout
     assert "defaults of" not in workplace.surogate("plan", workplace.write(from_scratch=False, lora=True)).stdout
 
 
@@ -266,13 +266,17 @@ def test_the_plan_gives_the_reasons_of_kernels_that_refuse_as_the_run_does(run_o
     assert "attention, linear: needs a newer card" in text and "rmsnorm: no installed package has a kernel" in text
     allowed = run.open_run(run.load(run_of("8B"), ["kernels=allow_reference"]))
     text = "\n".join(plan_text(allowed, refuse_everywhere(run.plan(allowed, device)), "", ""))
-    assert "run by plain torch, slowly (kernels: allow_reference)" in text and "cannot run" not in text
+    assert "run in plain torch, slowly (kernels: allow_reference)" in text and "cannot run" not in text
     assert "needs a newer card" in text
 
 
 def refuse_everywhere(plan: Plan) -> Plan:
     why = {"attention": ("needs a newer card",), "linear": ("needs a newer card", "needs a newer card"), "rmsnorm": ()}
     table = plan.kernels
-    refused = {op: Resolved(None, REFERENCE, why[op.kind]) for op in table.by_op if op.kind in why}
-    kernels = replace(table, by_op={**table.by_op, **refused})
+    refused = {
+        signature: (op, Resolved(None, REFERENCE, why[op.kind]))
+        for signature, (op, _) in table.by_signature.items()
+        if op.kind in why
+    }
+    kernels = replace(table, by_signature={**table.by_signature, **refused})
     return replace(plan, assembly=replace(plan.assembly, kernels=kernels))

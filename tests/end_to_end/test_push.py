@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from surogate_core import run
 from surogate_core.checkpoint.progress import Progress
+from surogate_core.cli.options import RunArguments
 from surogate_core.cli.train import train_command
 from surogate_core.errors import ConfigError, RunStopped
 from surogate_core.outputs import push as hub_push
@@ -109,7 +110,7 @@ def test_a_failed_upload_exits_with_3_and_prints_a_command_and_the_run_is_comple
     here: Workplace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(FakeHub(refuses="upload_folder"), monkeypatch)
-    assert train_command(here.write(max_steps=2, push_to_hub=True, hub_model_id="org/m"), [], "train") == 3
+    assert train_command(RunArguments(here.write(max_steps=2, push_to_hub=True, hub_model_id="org/m"), [])) == 3
     out, err = capsys.readouterr()
     assert "done, 2 steps" in out and (here.out / "model.safetensors").is_file()
     assert "403 Forbidden" in err and f"hf upload org/m {here.out} ." in err and "Traceback" not in err

@@ -13,10 +13,12 @@ from end_to_end.product import Workplace, write_model
 import surogate_models.decoder as decoder
 import surogate_models.reference as reference
 from surogate_core import run, verification
+from surogate_core.cli.options import RunArguments
 from surogate_core.cli.verify import verify_command
+from surogate_core.config.load import Mode
 from surogate_core.errors import ConfigError
 from surogate_core.planning.plan import Plan
-from surogate_core.verification import Verification, theirs, verify
+from surogate_core.verification import Extent, Verification, transformers_side, verify
 from surogate_core.verification.float64 import KeepFloat64
 from surogate_models.rope import Rope
 
@@ -26,7 +28,12 @@ def silent(line: str) -> None:
 
 
 def verified(workplace: Workplace, *overrides: str, **options: Any) -> Verification:
-    return verify(workplace.write(), list(overrides), notice=silent, **options)
+    return verify(workplace.write(), list(overrides), Extent(**options), notice=silent)
+
+
+def printed(workplace: Workplace, *overrides: str, as_json: bool = False, **options: Any) -> int:
+    """Run the command and return its exit code."""
+    return verify_command(RunArguments(workplace.write(), list(overrides)), Extent(**options), as_json=as_json)
 
 
 @pytest.fixture
@@ -38,7 +45,7 @@ def based(here: Workplace) -> Workplace:
     return replace(here, config={**here.config, **changes})
 
 
-# ------------------------------------------------------------------------------------------------------ a right model
+# ---------------------------------------------------------------------------------------------------- a correct model
 
 
 def test_random_weights_pass_in_fp32_on_the_data_of_the_run(
@@ -84,9 +91,10 @@ def test_dropout_of_an_adapter_is_off_on_both_sides_and_the_output_says_so(
 ) -> None:
     pytest.importorskip("peft")
     overrides = ["lora=true", "lora_rank=4", "lora_dropout=0.3", "model_dtype=fp32"]
-    assert verify_command(based.write(), overrides, 1, 32, 1, False, False) == 0
+    one_layer = {"rows": 1, "length": 32, "layers": 1}
+    assert printed(based, *overrides, **one_layer) == 0
     assert "\ndropout   off on both sides (lora_dropout)\n" in capsys.readouterr().out
-    assert verify_command(based.write(), overrides, 1, 32, 1, False, True) == 0
+    assert printed(based, *overrides, as_json=True, **one_layer) == 0
     assert json.loads(capsys.readouterr().out)["left_out"] == ["lora_dropout"]
 
 
@@ -94,8 +102,10 @@ def test_defaults_are_those_of_the_verb_that_will_train(based: Workplace, capsys
     """Unless the file says otherwise, `sft` trains an adapter and `train` all weights."""
     pytest.importorskip("peft")
     recipes = []
-    for mode in ("train", "sft"):
-        verify_command(based.write(model_dtype="fp32"), [], 1, 32, 1, True, True, mode)  # type: ignore[arg-type]
+    modes: tuple[Mode, ...] = ("train", "sft")
+    for mode in modes:
+        arguments = RunArguments(based.write(model_dtype="fp32"), [], mode)
+        verify_command(arguments, Extent(rows=1, length=32, layers=1, random_tokens=True), as_json=True)
         recipes.append(json.loads(capsys.readouterr().out)["recipe"])
     assert recipes == ["bf16", "bf16 with lora"]
 
@@ -156,11 +166,11 @@ def test_a_wrong_rope_theta_is_found_in_the_first_block(
     assert right is not None
     monkeypatch.setattr(Rope, "attrs", property(lambda rope: right(rope) | {"theta": 1.1 * rope.theta}))
     assert first_wrong(verified(based, "model_dtype=fp32")) == "block 0"
-    assert verify_command(based.write(), [], 2, None, None, False, True) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert (told["passed"], told["first_wrong"]) == (False, "block 0")
-    assert next(row for row in told["rows"] if row["name"] == "embedding")["ok"]
-    assert not told["model_in_fp32"]["passed"]
+    assert printed(based, as_json=True) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["passed"], found["first_wrong"]) == (False, "block 0")
+    assert next(row for row in found["rows"] if row["name"] == "embedding")["ok"]
+    assert not found["model_in_fp32"]["passed"]
 
 
 def test_a_wrong_backward_op_is_found_in_the_block_that_ran_it_first(
@@ -174,7 +184,7 @@ def test_a_wrong_backward_op_is_found_in_the_block_that_ran_it_first(
         return (first * 1.001, *rest)
 
     monkeypatch.setattr(reference, "qk_norm_rope_bwd", off)
-    assert verify_command(here.write(), [], 2, None, None, False, False) == 1
+    assert printed(here) == 1
     out = capsys.readouterr().out
     assert "fail: " in out and "forward pass right" in out and "model.layers.1.self_attn" in out
 
@@ -210,7 +220,7 @@ def test_the_frequencies_of_rope_are_never_rounded_to_bf16(here: Workplace, monk
     """`model.to(torch.bfloat16)` would round them: angles would be off by 0.1 rad at position 50, and that would
     dominate the error of transformers in bf16."""
     dtypes: dict[torch.dtype, set[torch.dtype]] = {}
-    right = theirs._in_dtype
+    right = transformers_side._in_dtype
 
     def spied(model: Any, dtype: torch.dtype) -> Any:
         converted = right(model, dtype)
@@ -218,7 +228,7 @@ def test_the_frequencies_of_rope_are_never_rounded_to_bf16(here: Workplace, monk
         dtypes[dtype] = {b.dtype for name, b in converted.named_buffers() if "inv_freq" in name}
         return converted
 
-    monkeypatch.setattr(theirs, "_in_dtype", spied)
+    monkeypatch.setattr(transformers_side, "_in_dtype", spied)
     verified(here, "model_dtype=bf16", layers=1, rows=1, length=32, random_tokens=True)
     assert dtypes == {dtype: {torch.float32} for dtype in (torch.float64, torch.float32, torch.bfloat16)}
 
@@ -231,7 +241,7 @@ def test_features_that_cannot_be_verified_are_refused_by_name(here: Workplace, m
         with pytest.raises(ConfigError, match=words):
             verified(here, **options)
     monkeypatch.setattr(verification.needs, "memory_bytes", lambda: 1 << 20)
-    with pytest.raises(ConfigError, match=r"needs about 0.* GiB of host memory; there are 0.0 .*--layers 4"):
+    with pytest.raises(ConfigError, match=r"needs about 0.* GiB of host memory; this machine has 0.0 .*--layers 4"):
         verified(here)
 
 

@@ -17,7 +17,7 @@ from surogate_core import run, verification
 from surogate_core.errors import ConfigError
 from surogate_core.planning.inputs import PlanInputs
 from surogate_core.planning.plan import Plan
-from surogate_core.verification import Verification, theirs, verify
+from surogate_core.verification import Verification, transformers_side, verify
 from surogate_core.verification.observed import Observed
 from surogate_core.verification.subject import Subject
 
@@ -33,7 +33,7 @@ class Bench:
         self.root = root
         self.change: Change = lambda given: given
         self._results: dict[tuple[Path, torch.dtype, str], Observed] = {}
-        registry, plan_run, observe = registry_for_tests(), verification.plan_run, theirs.observe
+        registry, plan_run, observe = registry_for_tests(), verification.plan_run, transformers_side.observe
         monkeypatch.setattr(run, "load_registry", lambda: registry)
 
         def plan_changed(*args: Any) -> Plan:
@@ -47,7 +47,7 @@ class Bench:
             return self._results[key]
 
         monkeypatch.setattr(verification, "plan_run", plan_changed)
-        monkeypatch.setattr(theirs, "observe", observe_once)
+        monkeypatch.setattr(transformers_side, "observe", observe_once)
 
     def verify(self, model: Path, dtype: str, *overrides: str) -> Verification:
         config = {"model": str(model), "output_dir": str(self.root / "out"), "sequence_len": 32, "learning_rate": 1e-3}
@@ -68,7 +68,7 @@ def all_rows(result: Verification) -> list[tuple[str, float, float]]:
     return [(row.name, row.error, row.allowed) for verdict in result.verdicts for row in verdict.rows if not row.ok]
 
 
-# ------------------------------------------------------------------------------------------------------- right models
+# ----------------------------------------------------------------------------------------------------- correct models
 
 CONDITIONS = {
     "key biases of 30": {"family": "qwen2", "key_bias": 30.0},
@@ -134,5 +134,5 @@ def test_a_model_with_its_own_dropout_is_refused(bench: Bench) -> None:
         return replace(given, ops={**given.ops, "add": replace(given.ops["add"], training_only=True)})
 
     bench.change = always_dropping
-    with pytest.raises(ConfigError, match="olmo2 has add, which is for training alone"):
+    with pytest.raises(ConfigError, match="olmo2 has add, a training-only op"):
         bench.verify(model, "fp32")

@@ -1,4 +1,4 @@
-"""`python -m surogate_core --cmake-dir`, `--include-dir`: where packages that compile kernels find what they need."""
+"""`python -m surogate_core --cmake-dir`, `--include-dir`: the folders that packages need to compile kernels."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The core's own plugin: standard ops, collectives, formats, loggers and launcher come by the same hooks as others'.
+"""Core's own plugin: provides standard ops, collectives, formats, loggers and launcher through the usual hooks.
 
-Imports inside the hooks: listing plugins must not cost more than it needs.
+Imports are inside the hooks, so that listing plugins stays cheap.
 """
 
 from __future__ import annotations

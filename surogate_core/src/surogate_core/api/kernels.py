@@ -77,7 +77,8 @@ class BindContext(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class KernelDef(Definition):
-    """A compiled implementation of an op.
+    """A compiled implementation of an op. `supports`, `workspace` and `notice` are called once for ops of equal
+    `Op.signature`; `bind` is called for every op.
 
     dtypes      the supported dtypes of (ins..., outs...); "*" matches any dtype, a final "..." any number of further
                 values

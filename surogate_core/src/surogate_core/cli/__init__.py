@@ -1,1 +1,1 @@
-"""The command line. Nothing here imports torch before a verb needs it: `surogate --help` is instant."""
+"""The command line. torch is imported only by the commands that need it, so that `surogate --help` is instant."""

@@ -1,4 +1,4 @@
-"""`python -m surogate_core.cli` is `surogate`."""
+"""`python -m surogate_core.cli` runs `surogate`."""
 
 from .app import main
 

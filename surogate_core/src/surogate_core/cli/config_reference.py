@@ -1,4 +1,4 @@
-"""Writes the config reference from the models and tables that the configuration itself is checked by.
+"""Writes the config reference from the models and tables that validate configs.
 
 python -m surogate_core.cli.config_reference > docs/reference/config.md
 """
@@ -46,7 +46,7 @@ an error that names the nearest one.
 
 
 def reference(options: Mapping[tuple[str, str], type[BaseModel]], formats: Mapping[str, DatasetFormatDef]) -> str:
-    """The whole page. `options`: (kind, name) -> options of the plugins to list; `formats`: dataset types by name."""
+    """Return the whole page. `options`: by (kind, name) of a plugin's definition; `formats`: dataset types by name."""
     parts = [_HEAD]
     for theme in THEMES:
         keys = theme.__annotations__
@@ -177,7 +177,7 @@ def _type(info: FieldInfo) -> str:
 
 
 def _annotation(annotation: Any, metadata: Sequence[Any] = ()) -> str:
-    """`int >= 1`, `fp32 or bf16 or null`, ...: what a person may write."""
+    """Return what a user may write: `int >= 1`, `fp32 or bf16 or null`, ..."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         inner = [m for extra in args[1:] for m in (extra.metadata if isinstance(extra, FieldInfo) else (extra,))]
@@ -198,12 +198,12 @@ def _bounds(metadata: Sequence[Any]) -> Iterator[str]:
     bounds = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
     for name, sign in bounds.items():
         found = [getattr(item, name) for item in metadata if getattr(item, name, None) is not None]
-        if found and abs(found[-1]) < 2**31 - 1:  # larger ones only keep numbers within their machine type
+        if found and abs(found[-1]) < 2**31 - 1:  # larger bounds only keep numbers within their machine type
             yield f"{sign} {found[-1]}"
 
 
 def main() -> None:
-    """Print the page with the keys of this project's own packages, those that are installed."""
+    """Print the page with the keys of those of this project's own packages that are installed."""
     from ..plugins.discovery import load_registry
 
     registry = load_registry()

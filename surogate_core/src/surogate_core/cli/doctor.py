@@ -1,4 +1,4 @@
-"""`surogate doctor`: the machine, the versions, and what core and plugins have to say about them."""
+"""`surogate doctor`: the machine, the versions, and the findings of core and plugins."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _LEVELS: Final = ("error", "warning", "ok")
 
 
 def doctor_command(as_json: bool) -> int:
-    """Print what is found. 2 when a finding is an error or a GPU cannot be used, else 0."""
+    """Print the findings. Return 2 if one is an error or a GPU cannot be used, else 0."""
     system = collect()
     registry = survey()
     findings = [*registry.diagnose(system), *_plugin_findings(registry)]
     findings.sort(key=lambda item: _LEVELS.index(item[1].level))
-    told = gpu_problem(registry)
+    gpu = gpu_problem(registry)
     if as_json:
-        print(json.dumps(_as_json(system, findings, told), indent=2))
+        print(json.dumps(_as_json(system, findings, gpu), indent=2))
     else:
-        if told:
-            print(f"{paint('problem:', 'red')} {told}\n")
+        if gpu:
+            print(f"{paint('problem:', 'red')} {gpu}\n")
         _print_report(system, findings)
-    return 2 if told or any(finding.level == "error" for _, finding in findings) else 0
+    return 2 if gpu or any(finding.level == "error" for _, finding in findings) else 0
 
 
 def gpu_problem(registry: Registry) -> str:
-    """Why no run here would train on a GPU that is here; empty where nothing is wrong, or none is here."""
+    """Return why runs would not use a GPU of this machine; "" if they would, or if there is none."""
     here = local_device()
     if here.idle or here.device.sm is None:
         return here.idle
@@ -53,9 +53,9 @@ def _plugin_findings(registry: Registry) -> list[tuple[Plugin, Finding]]:
     return [(core, finding) for finding in (*conflicts, *notices)]
 
 
-def _as_json(system: SystemInfo, findings: list[tuple[Plugin, Finding]], told: str) -> dict[str, Any]:
+def _as_json(system: SystemInfo, findings: list[tuple[Plugin, Finding]], gpu: str) -> dict[str, Any]:
     return {
-        "problem": told,
+        "problem": gpu,
         "system": {**dataclasses.asdict(system), "gpus": [dict(gpu) for gpu in system.gpus]},
         "findings": [{"plugin": plugin.name, **dataclasses.asdict(finding)} for plugin, finding in findings],
     }
@@ -74,9 +74,9 @@ def _print_report(system: SystemInfo, findings: list[tuple[Plugin, Finding]]) ->
     print(table(rows, width))
     print()
     for plugin, finding in findings:
-        by = "" if plugin.distribution == "surogate-core" else f" (says {plugin.name})"
-        told = paragraph(f"{finding.level}: {finding.subject}: {finding.message}{by}", width)
-        print(paint(finding.level, _COLOUR[finding.level]) + told.removeprefix(finding.level))
+        by = "" if plugin.distribution == "surogate-core" else f" (from {plugin.name})"
+        text = paragraph(f"{finding.level}: {finding.subject}: {finding.message}{by}", width)
+        print(paint(finding.level, _COLOUR[finding.level]) + text.removeprefix(finding.level))
         if finding.remedy:
             print(paragraph(f"-> {finding.remedy}", width, "    "))
     if all(finding.level == "ok" for _, finding in findings):
@@ -85,6 +85,6 @@ def _print_report(system: SystemInfo, findings: list[tuple[Plugin, Finding]]) ->
 
 def _describe_gpu(gpu: Mapping[str, Any]) -> str:
     total, used, sm = gpu["memory_bytes"], gpu["used_bytes"], gpu["sm"]
-    memory = f"{total / GIB:.1f} GiB" if total else "memory not told by the driver"
+    memory = f"{total / GIB:.1f} GiB" if total else "memory not reported by the driver"
     busy = f" ({used / GIB:.1f} in use)" if used else ""
     return f"{gpu['name']}, {memory}{busy}, {f'SM{sm}' if sm else 'SM unknown'}, driver {gpu['driver']}"

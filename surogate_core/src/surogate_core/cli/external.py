@@ -1,7 +1,7 @@
-"""Verbs of other distributions: entry points of the group `surogate.commands`, imported when they are used.
+"""Commands of other packages: entry points of the group `surogate.commands`, imported when they are used.
 
-The value is `module:object`, a Typer app, a function, or a command that Typer made. The core's own verbs cannot be
-replaced; an attempt is told by `surogate plugins`.
+The value is `module:object`: a Typer app, a function, or a command made by Typer. Core's own commands cannot be
+replaced; `surogate plugins` reports an attempt.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import typer
@@ -21,12 +21,12 @@ from ..origin import described
 from ..plugins.switch import switched_off
 
 GROUP: Final = "surogate.commands"
-CORE_VERBS: Final = ("train", "pt", "sft", "plan", "merge", "tokenize", "verify", "profile", "plugins", "doctor")
+CORE_COMMANDS: Final = ("train", "pt", "sft", "plan", "merge", "tokenize", "verify", "profile", "plugins", "doctor")
 
 
 @dataclass(frozen=True)
-class Verb:
-    """A verb of a distribution. `problem`: why it cannot be used, empty when it can."""
+class Command:
+    """A command of a distribution. `problem`: why it cannot be used; "" if it can."""
 
     name: str
     distribution: str
@@ -38,68 +38,69 @@ class Verb:
         return f"{self.distribution} {self.version}"
 
 
-def all_verbs() -> list[Verb]:
-    """Every entry point of the group that is not switched off, by name."""
+def all_commands() -> list[Command]:
+    """Return every entry point of the group that is not switched off, sorted by name."""
     found = []
     for entry in importlib.metadata.entry_points(group=GROUP):
         name, version = (entry.dist.name, entry.dist.version) if entry.dist else ("unknown", "unknown")
         if not switched_off(entry.name, name, os.environ):
-            found.append(Verb(entry.name, name, version, entry))
-    found.sort(key=lambda verb: (verb.name, verb.distribution))
-    return [_judge(verb, found) for verb in found]
+            found.append(Command(entry.name, name, version, entry))
+    found.sort(key=lambda command: (command.name, command.distribution))
+    return [_checked(command, found) for command in found]
 
 
-def _judge(verb: Verb, others: list[Verb]) -> Verb:
+def _checked(command: Command, others: list[Command]) -> Command:
     problem = ""
-    twins = [other for other in others if other.name == verb.name and other is not verb]
-    if verb.name in CORE_VERBS:
-        problem = f"'{verb.name}' is a verb of surogate itself and cannot be replaced"
+    twins = [other for other in others if other.name == command.name and other is not command]
+    if command.name in CORE_COMMANDS:
+        problem = f"'{command.name}' is a command of surogate itself and cannot be replaced"
     elif twins:
         problem = (
-            f"verb '{verb.name}' is provided by {verb} and {twins[0]}; uninstall one or set "
+            f"command '{command.name}' is provided by {command} and {twins[0]}; uninstall one or set "
             f"SUROGATE_PLUGINS=-{twins[0].distribution}"
         )
-    return Verb(verb.name, verb.distribution, verb.version, verb.entry, problem)
+    return replace(command, problem=problem)
 
 
-def external_verbs() -> Mapping[str, Verb]:
-    """Verbs by name, without those that try to replace one of the core's."""
-    return {verb.name: verb for verb in all_verbs() if verb.name not in CORE_VERBS}
+def external_commands() -> Mapping[str, Command]:
+    """Return commands by name, without those that try to replace one of core's."""
+    return {command.name: command for command in all_commands() if command.name not in CORE_COMMANDS}
 
 
-def stand_in(verb: Verb) -> Any:
-    """A command with the verb's name that only help looks at: the real one is not imported for a listing."""
+def stand_in(command: Command) -> Any:
+    """Return a command of the same name for the listing of help, which need not import the real one."""
     listing = typer.Typer(add_completion=False)
-    listing.command(verb.name, help=f"From {verb}.")(lambda: None)
+    listing.command(command.name, help=f"From {command}.")(lambda: None)
     return get_command(listing)
 
 
-def load_verb(verb: Verb) -> Any:
-    """Import a verb. Raises PluginError when two distributions claim it, or the import fails."""
-    if verb.problem:
-        raise PluginError(verb.problem, distribution=verb.distribution, version=verb.version)
+def load_command(command: Command) -> Any:
+    """Import a command. Raise PluginError if two distributions provide it or the import fails."""
+    if command.problem:
+        raise PluginError(command.problem, distribution=command.distribution, version=command.version)
     try:
-        target = verb.entry.load()
+        target = command.entry.load()
         if isinstance(target, typer.Typer):
-            command = get_command(target)
+            loaded = get_command(target)
         elif hasattr(target, "make_context"):
-            command = target
+            loaded = target
         else:
             wrapper = typer.Typer(add_completion=False)
-            wrapper.command(verb.name)(target)
-            command = get_command(wrapper)
+            wrapper.command(command.name)(target)
+            loaded = get_command(wrapper)
     except Exception as error:
         raise PluginError(
-            f"verb '{verb.name}' of {verb} cannot be used: {verb.entry.value}: {type(error).__name__}: {error}",
-            distribution=verb.distribution,
-            version=verb.version,
+            f"command '{command.name}' of {command} cannot be used: {command.entry.value}: "
+            f"{type(error).__name__}: {error}",
+            distribution=command.distribution,
+            version=command.version,
         ) from error
-    command.invoke = _attributed(verb, command.invoke)  # type: ignore[method-assign, assignment]
-    return command
+    loaded.invoke = _attributed(command, loaded.invoke)  # type: ignore[method-assign, assignment]
+    return loaded
 
 
-def _attributed(verb: Verb, invoke: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """What goes wrong in a verb names its distribution. Errors of ours, click's and signals pass through."""
+def _attributed(command: Command, invoke: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Name the distribution in exceptions of a command. Surogate's own, click's and broken pipes pass through."""
 
     def call(context: Any) -> Any:
         try:
@@ -108,9 +109,9 @@ def _attributed(verb: Verb, invoke: Callable[[Any], Any]) -> Callable[[Any], Any
             raise
         except Exception as error:
             raise PluginError(
-                f"verb '{verb.name}' of {verb} failed: {described(error)}",
-                distribution=verb.distribution,
-                version=verb.version,
+                f"command '{command.name}' of {command} failed: {described(error)}",
+                distribution=command.distribution,
+                version=command.version,
             ) from error
 
     return call

@@ -1,4 +1,4 @@
-"""`surogate plugins`: every plugin found, what it provides, and what is wrong with each that did not load."""
+"""`surogate plugins`: every plugin found, what it provides, and why it did not load if it did not."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any, Final
 from ..api import API
 from ..plugins.discovery import survey
 from ..plugins.registry import KINDS, Plugin, Registry, State
-from .external import Verb, all_verbs
+from .external import Command, all_commands
 from .render import output_width, paint, paragraph, print_error, print_warning, table, traceback_wanted
 
 MOST_NAMES: Final = 6
-"""Names listed of a kind; above that the table tells their number and `--json` the names."""
+"""Names of a kind that the table lists; if there are more it shows their number, and `--json` has the names."""
 
 
 def plugins_command(as_json: bool) -> int:
-    """Print the table or JSON. 2 when plugins are in conflict, else 0."""
+    """Print the table or JSON. Return 2 if plugins are in conflict, else 0."""
     registry = survey()
-    verbs = all_verbs()
+    commands = all_commands()
     if as_json:
-        print(json.dumps(_as_json(registry, verbs), indent=2))
+        print(json.dumps(_as_json(registry, commands), indent=2))
     else:
-        _print_table(registry, verbs)
+        _print_table(registry, commands)
     for conflict in registry.conflicts:
         print_error(conflict)
     return 2 if registry.conflicts else 0
 
 
 def provides(registry: Registry, plugin: Plugin) -> dict[str, list[str]]:
-    """Names of what a plugin provides, by kind."""
+    """Return the names of what a plugin provides, by kind."""
     names: dict[str, list[str]] = {}
     for kind in KINDS:
         found = {item.name for item in registry.provided if item.kind == kind and item.plugin == plugin}
@@ -39,7 +39,7 @@ def provides(registry: Registry, plugin: Plugin) -> dict[str, list[str]]:
     return names
 
 
-def _as_json(registry: Registry, verbs: list[Verb]) -> dict[str, Any]:
+def _as_json(registry: Registry, commands: list[Command]) -> dict[str, Any]:
     return {
         "api": API,
         "plugins": [
@@ -57,27 +57,27 @@ def _as_json(registry: Registry, verbs: list[Verb]) -> dict[str, Any]:
         ],
         "commands": [
             {
-                "name": verb.name,
-                "distribution": verb.distribution,
-                "version": verb.version,
-                "value": verb.entry.value,
-                "problem": verb.problem,
+                "name": command.name,
+                "distribution": command.distribution,
+                "version": command.version,
+                "value": command.entry.value,
+                "problem": command.problem,
             }
-            for verb in verbs
+            for command in commands
         ],
         "conflicts": list(registry.conflicts),
         "notices": list(registry.notices),
     }
 
 
-def _print_table(registry: Registry, verbs: list[Verb]) -> None:
+def _print_table(registry: Registry, commands: list[Command]) -> None:
     width = output_width()
     rows = [("NAME", "DISTRIBUTION", "VERSION", "STATE", "PROVIDES")]
     rows += [
         (plugin.name, plugin.distribution, plugin.version, str(plugin.state), _summary(provides(registry, plugin)))
         for plugin in registry.plugins
     ]
-    rows += [(verb.name, verb.distribution, verb.version, "verb", verb.problem or "a command") for verb in verbs]
+    rows += [(c.name, c.distribution, c.version, "command", c.problem or "a command") for c in commands]
     print(table(rows, width))
     for plugin in registry.plugins:
         if plugin.state is not State.LOADED:

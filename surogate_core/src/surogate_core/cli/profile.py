@@ -6,19 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Mode
 from ..errors import ConfigError
 from ..profiling import Group, StepProfile, profile
 from ..profiling.picture import draw
 from ..profiling.table import lines
+from .options import RunArguments
 from .render import print_warning
 
 PICTURE_SUFFIX = ".png"
 
 
 def profile_command(
-    config: Path,
-    overrides: list[str],
+    arguments: RunArguments,
     *,
     steps: int,
     top: int,
@@ -26,7 +25,6 @@ def profile_command(
     picture: Path | None,
     random_tokens: bool,
     random_weights: bool,
-    mode: Mode = "train",
 ) -> int:
     """Print the profile, and write it to `json_file` and `picture` if given. Returns 0.
 
@@ -37,12 +35,12 @@ def profile_command(
     _check_writable("--json", json_file)
     _check_writable("--picture", picture)
     measured = profile(
-        config,
-        overrides,
+        arguments.config,
+        arguments.overrides,
         steps=steps,
         use_random_tokens=random_tokens,
         use_random_weights=random_weights,
-        mode=mode,
+        mode=arguments.mode,
         notice=print_warning,
     )
     print("\n".join(lines(measured, top)))

@@ -1,4 +1,4 @@
-"""Text on a terminal: tables, messages. Colour only where a person reads it."""
+"""Text on a terminal: tables and messages, in colour if the output is a terminal."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _MINIMUM_LAST_COLUMN: Final = 24
 
 
 def print_error(message: str) -> None:
-    """One message on stderr."""
+    """Print a message on stderr."""
     print(f"{paint('error:', 'red', sys.stderr)} {message}", file=sys.stderr)
 
 
 def print_traceback(error: BaseException) -> str:
-    """Print the traceback of an error that a plugin caused, if SUROGATE_TRACEBACK asks for it.
+    """Print the traceback of an error that a plugin caused, if SUROGATE_TRACEBACK is set.
 
-    Returns what to add to the error's message otherwise: how to see the traceback, "" where it would say nothing.
+    Return what to append to the error's message: how to see the traceback, or "" if it is printed or there is none.
     """
     if not isinstance(error, PluginError) or error.__cause__ is None:
         return ""
@@ -36,17 +36,17 @@ def print_traceback(error: BaseException) -> str:
 
 
 def traceback_wanted() -> bool:
-    """Whether SUROGATE_TRACEBACK is set to anything but 0."""
+    """Return whether SUROGATE_TRACEBACK is set to anything but 0."""
     return os.environ.get(TRACEBACK, "0") not in ("", "0")
 
 
 def print_warning(message: str) -> None:
-    """One line on stderr."""
+    """Print a line on stderr."""
     print(f"{paint('warning:', 'yellow', sys.stderr)} {message}", file=sys.stderr)
 
 
 def paint(text: str, colour: str, stream: TextIO | None = None) -> str:
-    """The text in a colour if `stream` (stdout by default) is a terminal and NO_COLOR is not set."""
+    """Return the text in a colour if `stream` (stdout by default) is a terminal and NO_COLOR is not set."""
     stream = stream or sys.stdout
     if not stream.isatty() or os.environ.get("NO_COLOR"):
         return text
@@ -54,12 +54,15 @@ def paint(text: str, colour: str, stream: TextIO | None = None) -> str:
 
 
 def output_width() -> int | None:
-    """Columns of the terminal; None when stdout is not one, since what is piped must not be wrapped."""
+    """Return the columns of the terminal; None if stdout is not one, because piped output must not be wrapped."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def table(rows: Sequence[Sequence[str]], width: int | None) -> str:
-    """Aligned columns, two spaces apart. The last one is wrapped to `width`, on its own lines when too narrow."""
+    """Return rows as aligned columns, two spaces apart.
+
+    The last column is wrapped to `width`. If too little room is left for it, its text goes on lines of its own.
+    """
     lead = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
     indent = sum(lead) + 2 * len(lead)
     lines = []
@@ -77,7 +80,7 @@ def table(rows: Sequence[Sequence[str]], width: int | None) -> str:
 
 
 def paragraph(text: str, width: int | None, indent: str = "") -> str:
-    """Text wrapped to `width`, each line of it indented. Words are not broken: commands are there to be copied."""
+    """Return text wrapped to `width`, each line indented. Words are not broken, so that commands can be copied."""
     if width is None:
         return indent + text
     return textwrap.fill(

@@ -1,10 +1,9 @@
-"""`surogate tokenize`: what a run's data is once it is tokens, and how its first rows look."""
+"""`surogate tokenize`: counts of a run's tokens, and its first rows."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -13,21 +12,22 @@ from rich.text import Text
 
 from .. import run
 from ..api import Encoded
-from ..config.load import LoadedConfig, Mode
+from ..config.load import LoadedConfig
 from ..data.cache import TokenDataset
 from ..data.corpora import Corpora
 from ..data.pack import PackedRows
 from ..data.token_spans import runs
 from ..data.tokenize import print_notice
+from .options import RunArguments
 from .render import output_width, paint
 
 _SHOWN_TOKENS: Final = 1000
-"""Of a row; a longer one is cut in the middle of its documents."""
+"""Tokens of a row that are shown at most."""
 
 
-def tokenize_command(config: Path, overrides: list[str], rows: int, mode: Mode = "train") -> int:
-    """Tokenise, check, and print counts; and the first `rows` rows of the training data."""
-    loaded = run.load(config, overrides, mode)
+def tokenize_command(arguments: RunArguments, rows: int) -> int:
+    """Tokenize and check the data of a run. Print counts and the first `rows` rows of the training data."""
+    loaded = run.load(arguments.config, arguments.overrides, arguments.mode)
     data = run.tokenize(loaded, print_notice)
     print("\n".join(_summary(loaded, data)))
     if rows:
@@ -75,11 +75,11 @@ def _packed(rows: PackedRows, length: int) -> str:
 def _legend() -> str:
     if sys.stdout.isatty():
         return f"{paint('trained', 'green')}, {paint('masked', 'dim')}, {paint('padding', 'yellow')}"
-    return "[[trained]], masked, and padding counted at the end of a row"
+    return "[[trained]], masked; padding is counted at the end of a row"
 
 
 def _row(data: Corpora, row: int) -> Text:
-    """A packed row: its documents one behind the other, then how much of it is padding."""
+    """Return a packed row as text: its documents, then the number of padding positions."""
     rows, plain = data.train, not sys.stdout.isatty()
     shown = Text(f"row {row}", style="bold")
     used = 0
@@ -105,7 +105,7 @@ def _row(data: Corpora, row: int) -> Text:
 
 
 def _visible(text: str) -> str:
-    """Line breaks marked, control characters written out: data must not steer the terminal."""
+    """Mark line breaks and escape control characters, which would otherwise control the terminal."""
     return "".join(
         "⏎\n" if char == "\n" else char if char.isprintable() else char.encode("unicode_escape").decode()
         for char in text

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from .. import run
-from ..config.load import Mode
 from ..errors import RunStopped
 from ..machine.timing import mark
 from ..reporting.summary import print_summary
+from .options import RunArguments
 from .render import print_error
 
 
-def train_command(config: Path, overrides: list[str], mode: Mode) -> int:
-    """Train as the YAML file says; 130 or 143 when a signal ended the run after saving, 3 when a push failed."""
+def train_command(arguments: RunArguments) -> int:
+    """Train a run. Return 130 or 143 if a signal ended it after a save, 3 if a push failed, else 0."""
     mark("command line")
-    loaded = run.load(config, overrides, mode)
+    loaded = run.load(arguments.config, arguments.overrides, arguments.mode)
     mark("config, plugins")
     result = run.train(loaded, _say)
     if result.signal_exit:
@@ -52,7 +51,7 @@ def _print_summary(result: run.TrainResult) -> None:
 
 
 def _weights(result: run.TrainResult) -> str:
-    """What was trained, and in which folder of the output it is."""
+    """Return what was trained and in which folder of the output it is."""
     if result.adapter_dir is None:
         return "the model"
     parts = [f"the adapter in {result.adapter_dir.name}"]

@@ -1,4 +1,4 @@
-"""`surogate verify`: the run's model and recipe beside transformers', layer by layer."""
+"""`surogate verify`: compares the run's model and recipe with transformers, layer by layer."""
 
 from __future__ import annotations
 
@@ -6,41 +6,22 @@ import json
 from collections.abc import Iterator
 from itertools import groupby
 from math import isfinite
-from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
-from ..config.load import Mode
-from ..verification import Row, Verdict, Verification, verify
+from ..verification import Extent, Row, Verdict, Verification, verify
+from .options import RunArguments
 from .render import paint, print_warning
 
 FAILED: Final = 1
 _WIDTH: Final = 80
 
 
-def verify_command(
-    config: Path,
-    overrides: list[str],
-    rows: int,
-    length: int | None,
-    layers: int | None,
-    random: bool,
-    as_json: bool,
-    mode: Mode = "train",
-) -> int:
-    """Print the comparison; 0 when everything is within its bound, else 1. `mode`: whose defaults the run takes."""
-    result = verify(
-        config,
-        overrides,
-        rows=rows,
-        length=length,
-        layers=layers,
-        random_tokens=random,
-        mode=mode,
-        notice=print_warning,
-    )
+def verify_command(arguments: RunArguments, extent: Extent, *, as_json: bool) -> int:
+    """Print the comparison. Return 0 if every error is within its bound, else 1."""
+    result = verify(arguments.config, arguments.overrides, extent, mode=arguments.mode, notice=print_warning)
     if as_json:
         print(json.dumps(to_json(result), indent=2))
     else:
@@ -49,7 +30,7 @@ def verify_command(
 
 
 def to_json(result: Verification) -> dict[str, Any]:
-    """The comparison as data: the contract of `surogate verify --json`. What is not finite is null."""
+    """Return the comparison as data: the contract of `surogate verify --json`. Numbers that are not finite are null."""
     wrong = result.first_wrong
     return {
         "passed": result.passed,
@@ -68,7 +49,7 @@ def to_json(result: Verification) -> dict[str, Any]:
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:
-    """`loss` is ours, `transformers_loss` that of transformers in float64."""
+    """`loss` is ours, `transformers_loss` is that of transformers in float64."""
     return {
         "passed": verdict.passed,
         "precision": verdict.precision,
@@ -80,7 +61,7 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
                 "kind": row.kind,
                 "layer": row.layer if row.layer >= 0 else None,
                 "error": _number(row.error),
-                "transformers_error": _number(row.theirs),
+                "transformers_error": _number(row.transformers_error),
                 "allowed": _number(row.allowed),
                 "cosine": _number(row.cosine),
                 "ok": row.ok,
@@ -119,14 +100,16 @@ def _print_tables(console: Console, verdict: Verdict) -> None:
 
 
 def _in_fp32(verdict: Verdict) -> Iterator[str]:
-    """Of a comparison that passed."""
+    """Yield the lines about a comparison in fp32 that passed."""
     worst = max(verdict.rows, key=lambda row: row.error)
-    yield f"model in fp32, without the recipe: all {len(verdict.rows)} within what is allowed"
-    yield f"          largest error {worst.error:.1e} ({worst.name}), of transformers in fp32 {worst.theirs:.1e}"
+    yield f"model in fp32, without the recipe: all {len(verdict.rows)} within bounds"
+    reference = f"transformers in fp32 {worst.transformers_error:.1e}"
+    yield f"          largest error {worst.error:.1e} ({worst.name}); {reference}"
 
 
 def _table(title: str, rows: list[Row], precision: str, *, cosine: bool) -> Table:
-    """Errors are relative distances to transformers in float64; `precision`: in which transformers is measured too."""
+    """Return the errors as a table: relative distances to transformers in float64, ours and transformers' own in
+    `precision`."""
     table = Table(box=None, width=_WIDTH, pad_edge=False)
     table.add_column(title, no_wrap=True, ratio=1)
     for head in ["ours", precision, "allowed", *(["cosine"] if cosine else []), ""]:
@@ -137,7 +120,7 @@ def _table(title: str, rows: list[Row], precision: str, *, cosine: bool) -> Tabl
             table.add_row(section)
         prefix = _shared([row.name for row in members]) if members[0].kind == "gradient" else ""
         for row in members:
-            cells = [f"{row.error:.1e}", f"{row.theirs:.1e}", f"{row.allowed:.1e}"]
+            cells = [f"{row.error:.1e}", f"{row.transformers_error:.1e}", f"{row.allowed:.1e}"]
             cells += [f"{row.cosine:.6f}" if row.cosine is not None else ""] if cosine else []
             name = ("  " if section else "") + row.name.removeprefix(prefix)
             table.add_row(name, *cells, "" if row.ok else "wrong", style="" if row.ok else "red")
@@ -147,11 +130,11 @@ def _table(title: str, rows: list[Row], precision: str, *, cosine: bool) -> Tabl
 def _section(row: Row) -> str:
     if row.kind != "gradient":
         return ""
-    return f"layer {row.layer}" if row.layer >= 0 else "outside of layers"
+    return f"layer {row.layer}" if row.layer >= 0 else "outside the layers"
 
 
 def _shared(names: list[str]) -> str:
-    """What all names begin with, up to a dot: the layer's own name."""
+    """Return what all names begin with, up to a dot: the name of the layer."""
     first, last = min(names).split("."), max(names).split(".")
     same = 0
     while same < min(len(first), len(last)) - 1 and first[same] == last[same]:
@@ -162,22 +145,22 @@ def _shared(names: list[str]) -> str:
 def _conclusion(result: Verification) -> Iterator[str]:
     wrong = result.first_wrong
     if wrong is None:
-        yield f"{paint('pass', 'green')}: all {len(result.verdict.rows)} within what is allowed"
+        yield f"{paint('pass', 'green')}: all {len(result.verdict.rows)} within bounds"
         return
     verdict = next(verdict for verdict in result.verdicts if not verdict.passed)
     count = sum(not row.ok for row in verdict.rows)
     place = {
         "output": f"forward pass: the first wrong output is that of {wrong.name}",
         "loss": "forward pass: every layer is right, the loss is wrong",
-        "gradient": "forward pass right; backward pass: the first wrong gradient, counted from the loss, is that of\n"
+        "gradient": "forward pass right; backward pass: the first wrong gradient after the loss is that of\n"
         f"      {wrong.name}",
-        "average": "each is within its own bound, but not their average: more is rounded than need be",
+        "average": "each gradient is within its bound, but not their average: something rounds too much",
     }[wrong.kind]
     yield (
         f"{paint('fail', 'red')}: {count} of {len(verdict.rows)} are farther from transformers in float64 than allowed"
     )
     yield f"      {place}"
     if verdict is result.in_fp32:
-        yield "      already in fp32: the model is wrong, whatever the recipe"
+        yield "      wrong in fp32 too: the error is in the model, not in the recipe"
     elif result.in_fp32 is not None:
-        yield "      in fp32 the model is right: look at the recipe and its kernels"
+        yield "      right in fp32: the error is in the recipe or its kernels"

@@ -1,4 +1,4 @@
-"""Where this machine keeps what a later run can use again."""
+"""The folder of this machine for what later runs can use again."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from pathlib import Path
 
 
 def cache_home() -> Path:
-    """`$XDG_CACHE_HOME/surogate`, by default below `~/.cache`. It may not exist yet."""
+    """Return `$XDG_CACHE_HOME/surogate`, or `~/.cache/surogate` by default. It may not exist yet."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "surogate"

@@ -1,7 +1,7 @@
-"""The device that a run on this machine trains on, learnt without torch: what `surogate plan` plans for by itself.
+"""Finds the device that a run on this machine trains on, without torch. `surogate plan` plans for it by default.
 
-The CUDA driver is asked through ctypes, since it alone counts GPUs as a run does: by CUDA_VISIBLE_DEVICES (indices,
-UUIDs, MIG) and CUDA_DEVICE_ORDER. But for `open_contexts`, no context is made and no memory of the GPU taken.
+It calls the CUDA driver through ctypes, because only the driver counts GPUs as a run does: by CUDA_VISIBLE_DEVICES
+(indices, UUIDs, MIG) and CUDA_DEVICE_ORDER. Only `open_contexts` creates contexts and uses memory of the GPU.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from ..api import DeviceInfo
 from ..memory.devices import cpu, gpu
 
 DRIVER: Final = "libcuda.so.1"
-USE_THE_CPU: Final = "train on the CPU all the same by CUDA_VISIBLE_DEVICES= (empty)"
+USE_THE_CPU: Final = "train on the CPU with CUDA_VISIBLE_DEVICES= (empty)"
 HIDDEN: Final = ("", "-1")
-"""What CUDA_VISIBLE_DEVICES is set to by those who want the CPU."""
+"""Values of CUDA_VISIBLE_DEVICES that ask for the CPU."""
 _STUB_LIBRARY, _NO_DEVICE = 34, 100
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 
 
 class NoGpuError(Exception):
-    """Why a run would not use a GPU, in a few words."""
+    """A run would not use a GPU. The message says why, in a few words."""
 
 
 class UnusableGpuError(NoGpuError):
-    """A GPU, or its driver, is here and cannot be used. remedy: what to do about it."""
+    """This machine has a GPU or a driver that cannot be used. `remedy` is what to do about it."""
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(reason)
@@ -40,9 +40,11 @@ class UnusableGpuError(NoGpuError):
 
 @dataclass(frozen=True)
 class LocalDevice:
-    """What a run here trains on. count: GPUs that are visible, 1 for a CPU. chosen: in a few words why this device.
+    """The device that a run on this machine trains on.
 
-    idle: why a GPU that is here is not used, and what to do; empty without one, and where the user hides it.
+    count   visible GPUs; 1 for a CPU
+    chosen  why this device, in a few words
+    idle    why a GPU of this machine is not used, and what to do; "" if there is none or the user hides it
     """
 
     device: DeviceInfo
@@ -52,13 +54,13 @@ class LocalDevice:
 
 
 def local_device() -> LocalDevice:
-    """The first visible GPU, else this machine's processors."""
+    """Return the first visible GPU, or the CPU if there is none."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
         found, count = visible_gpus()
         if not torch_has_cuda():
             raise UnusableGpuError(
-                f"torch is built without CUDA, so {found.title} stays idle",
+                f"torch is built without CUDA and cannot use {found.title}",
                 "Install a torch for CUDA 13: https://pytorch.org/get-started/locally",
             )
     except NoGpuError as why:
@@ -71,13 +73,13 @@ def local_device() -> LocalDevice:
 def _idle(why: NoGpuError) -> str:
     if not isinstance(why, UnusableGpuError) or os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:
         return ""
-    return f"a GPU is asked for or here, but runs cannot use it: {why}. {why.remedy}, or {USE_THE_CPU}."
+    return f"runs cannot use the GPU: {why}. {why.remedy}, or {USE_THE_CPU}."
 
 
 def open_contexts(count: int) -> None:
-    """Make the CUDA contexts of the first `count` GPUs on a thread, while torch is imported, which takes them over.
+    """Create the CUDA contexts of the first `count` GPUs on a thread, while torch is imported. torch then uses them.
 
-    What fails is left to torch, which tries again and says why.
+    Errors are ignored: torch tries again and reports them.
     """
 
     def retain() -> None:
@@ -92,14 +94,11 @@ def open_contexts(count: int) -> None:
 
 
 def visible_gpus() -> tuple[DeviceInfo, int]:
-    """The GPU that CUDA numbers 0 for this process, with the memory that it has, and how many there are.
-
-    Raises NoGpuError.
-    """
+    """Return the GPU with CUDA index 0 in this process, and the number of GPUs. Raises NoGpuError."""
     try:
         driver = ctypes.CDLL(DRIVER)
     except OSError:
-        raise NoGpuError("no NVIDIA driver here") from None
+        raise NoGpuError("no NVIDIA driver found") from None
     _call(driver, "cuInit", 0)
     device, count, major, minor = (ctypes.c_int() for _ in range(4))
     total, name = ctypes.c_size_t(), ctypes.create_string_buffer(256)
@@ -117,19 +116,19 @@ def _call(driver: Any, function: str, *arguments: Any) -> None:
     if code == _NO_DEVICE:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if visible is None or visible in HIDDEN:
-            raise NoGpuError("no GPU here" if visible is None else f"no GPU in CUDA_VISIBLE_DEVICES={visible}")
-        raise UnusableGpuError(f"no GPU in CUDA_VISIBLE_DEVICES={visible}", "Name one that `nvidia-smi -L` lists")
+            raise NoGpuError("no GPU found" if visible is None else f"no GPU in CUDA_VISIBLE_DEVICES={visible}")
+        raise UnusableGpuError(f"no GPU in CUDA_VISIBLE_DEVICES={visible}", "Use one that `nvidia-smi -L` lists")
     if code == _STUB_LIBRARY:
-        raise NoGpuError("no NVIDIA driver here, only a toolkit's stub of it")
+        raise NoGpuError("no NVIDIA driver found, only a toolkit's stub of it")
     if code:
         raise UnusableGpuError(
             f"no GPU: the CUDA driver's {function} fails with {code}",
-            "See what `nvidia-smi` says; a driver that was updated needs a reboot",
+            "Run `nvidia-smi`; after an update of the driver, reboot",
         )
 
 
 def torch_has_cuda() -> bool:
-    """Whether the installed torch is built for CUDA, by its files; true where none is installed: a plan needs none."""
+    """Return whether the installed torch is built for CUDA, judged by its files. True if torch is not installed."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return True

@@ -1,4 +1,4 @@
-"""What `surogate doctor` knows of the machine, learnt without importing torch: nothing here starts CUDA."""
+"""Facts about this machine for `surogate doctor`. Imports no torch and does not start CUDA."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PACKAGES: Final = (
     "rich",
     "matplotlib",
 )
-"""Distributions whose versions matter for a run, in the order in which they are shown."""
+"""Distributions whose versions matter for a run, in display order."""
 
 OPTIONAL_PACKAGES: Final = {"datasets": "to load from the Hugging Face Hub", "pyarrow": "to read parquet files"}
 MINIMUM_VERSIONS: Final = {"torch": (2, 9), "transformers": (5,), "pydantic": (2,), "pluggy": (1, 6)}
@@ -46,7 +46,7 @@ _GPU_TIMEOUT_SECONDS: Final = 10.0
 
 
 def collect() -> SystemInfo:
-    """Look at this machine. Takes as long as nvidia-smi does, at most ten seconds; nothing without it."""
+    """Collect the facts. Takes as long as nvidia-smi, at most ten seconds."""
     return SystemInfo(
         python=platform.python_version(),
         platform=platform.platform(),
@@ -58,14 +58,14 @@ def collect() -> SystemInfo:
 
 
 def available_cpus() -> int:
-    """Cores that this process may use: affinity counts, not what the machine has."""
+    """Return the number of cores that this process may use, by its affinity."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def memory_bytes() -> int:
-    """Physical memory, or the limit of the container when that is lower."""
+    """Return the bytes of physical memory, or the limit of the container if it is lower."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
@@ -76,7 +76,7 @@ def memory_bytes() -> int:
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
-    """Memory that can be taken without swapping, by the system's estimate and within the container's limit."""
+    """Return the bytes available without swapping, by the system's estimate and within the container's limit."""
     free = memory_bytes()
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
@@ -93,7 +93,7 @@ def available_memory_bytes(root: Path = Path("/")) -> int:
 
 
 def package_versions() -> dict[str, str]:
-    """Installed versions of the packages that matter, from metadata alone; absent ones are left out."""
+    """Return the versions of the installed packages that matter, from metadata alone."""
     found = {}
     for name in PACKAGES:
         try:
@@ -104,7 +104,7 @@ def package_versions() -> dict[str, str]:
 
 
 def _query_gpus() -> Iterator[dict[str, Any]]:
-    """One mapping per GPU that nvidia-smi lists; `{"error": text}` when it fails; nothing when it is not installed."""
+    """Yield a mapping per GPU that nvidia-smi lists, `{"error": text}` if it fails, nothing if it is not installed."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return
@@ -121,9 +121,9 @@ def _query_gpus() -> Iterator[dict[str, Any]]:
 
 
 def parse_gpus(text: str) -> Iterator[dict[str, Any]]:
-    """Lines of nvidia-smi's CSV -> index, name, memory_bytes, used_bytes, driver, sm (90 for compute capability 9.0).
+    """Parse the CSV of nvidia-smi: index, name, memory_bytes, used_bytes, driver, sm (90 for compute capability 9.0).
 
-    memory_bytes, used_bytes and sm are None where the driver says "[N/A]".
+    memory_bytes, used_bytes and sm are None where the driver reports "[N/A]".
     """
     for row in csv.reader(text.splitlines(), skipinitialspace=True):
         if len(row) != len(_GPU_FIELDS):
@@ -144,7 +144,7 @@ def parse_gpus(text: str) -> Iterator[dict[str, Any]]:
 
 
 def diagnose(system: SystemInfo) -> list[Finding]:
-    """The core's own findings: versions, memory, disk, GPUs."""
+    """Return core's own findings: versions, memory, disk, GPUs."""
     return [*_check_python(), *_check_packages(system), *_check_resources(system), *_check_gpus(system)]
 
 
@@ -179,7 +179,7 @@ def _check_resources(system: SystemInfo) -> Iterator[Finding]:
             "warning",
             "memory",
             f"{system.memory_bytes / GIB:.1f} GiB of host memory",
-            "expect only small models to fit; `surogate plan` tells before a run",
+            "only small models fit; `surogate plan` shows what a run needs",
         )
     free = shutil.disk_usage(Path.cwd()).free
     if free < LOW_DISK_BYTES:
@@ -194,13 +194,13 @@ def _check_resources(system: SystemInfo) -> Iterator[Finding]:
 def _check_gpus(system: SystemInfo) -> Iterator[Finding]:
     errors = [gpu["error"] for gpu in system.gpus if "error" in gpu]
     for error in errors:
-        yield Finding("warning", "gpu", error, "check the NVIDIA driver: runs will use the CPU until it answers")
+        yield Finding("warning", "gpu", error, "check the NVIDIA driver; until it answers, runs use the CPU")
     if not system.gpus:
         yield Finding("ok", "gpu", "none found: runs use the CPU")
     if len(errors) < len(system.gpus) and not torch_has_cuda():
         installed = system.versions.get("torch", "")
         remedy = "install a torch for CUDA 13: https://pytorch.org/get-started/locally"
-        yield Finding("warning", "torch", f"{installed} is built without CUDA: runs will use the CPU", remedy)
+        yield Finding("warning", "torch", f"{installed} is built without CUDA, so runs use the CPU", remedy)
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None and system.gpus and not errors:
         yield Finding("ok", "gpu", f"CUDA_VISIBLE_DEVICES={hidden} limits which of them a run sees")

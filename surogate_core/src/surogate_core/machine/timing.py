@@ -1,4 +1,4 @@
-"""Where the time of a command goes: with SUROGATE_TIMING=1 it ends by printing a table of its phases on stderr."""
+"""Times the phases of a command. With SUROGATE_TIMING=1 they are printed as a table on stderr at its end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SWITCH = "SUROGATE_TIMING"
 
 
 class Phase(NamedTuple):
-    """What ended `at` seconds after the process began; cpu: seconds of all its threads so far."""
+    """A phase that ended `at` seconds after the start of the process. cpu: CPU seconds of all threads until then."""
 
     name: str
     at: float
@@ -26,7 +26,7 @@ _phases: list[Phase] = []
 
 
 def mark(name: str) -> None:
-    """The phase `name` of this process ends now, and the next one begins. Marks of other threads do not count."""
+    """End the phase `name` now and begin the next one. Calls from threads other than the main thread are ignored."""
     if os.environ.get(SWITCH, "") in ("", "0") or threading.current_thread() is not threading.main_thread():
         return
     _phases.append(Phase(name, seconds_since_start(), time.process_time()))
@@ -54,7 +54,7 @@ class FirstStep:
 
 
 def print_phases() -> None:
-    """Print what was marked, if anything was."""
+    """Print the phases, if there are any."""
     if not _phases:
         return
     mark("end")
@@ -68,7 +68,7 @@ def print_phases() -> None:
 
 
 def seconds_since_start() -> float:
-    """Since the system started this process, to a hundredth of a second: the interpreter's own start counts."""
+    """Return the seconds since the system started this process, including the start of the interpreter."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started

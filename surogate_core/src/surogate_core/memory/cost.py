@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from ..program.op import Op, Program
+from ..program.op import Op, Program, Signature
 from ..program.value import Value
 
 if TYPE_CHECKING:
@@ -53,6 +53,22 @@ def arithmetic_rate(op: Op, device: DeviceInfo) -> float:
     return device.flops.get(operand, device.flops["fp32"])
 
 
+class OpCosts:
+    """The costs of ops on a device. Ops of equal signature cost the same, so each signature is priced once."""
+
+    def __init__(self, ops: Mapping[str, OpDef], device: DeviceInfo) -> None:
+        self._ops = ops
+        self._device = device
+        self._costs: dict[Signature, Cost] = {}
+
+    def __call__(self, op: Op) -> Cost:
+        """Return `op_cost` of `op`."""
+        cost = self._costs.get(op.signature)
+        if cost is None:
+            cost = self._costs[op.signature] = op_cost(op, self._ops[op.kind], self._device)
+        return cost
+
+
 def program_cost(program: Program, ops: Mapping[str, OpDef], device: DeviceInfo) -> Cost:
     """Return the cost of a program. Ops of a lane run one after another; the lanes overlap.
 
@@ -61,10 +77,11 @@ def program_cost(program: Program, ops: Mapping[str, OpDef], device: DeviceInfo)
     """
     flops = nbytes = 0
     seconds = comm_seconds = 0.0
+    costs = OpCosts(ops, device)
     done: dict[Value, float] = {}
     free = clock = 0.0
     for op in program.ops:
-        cost = op_cost(op, ops[op.kind], device)
+        cost = costs(op)
         flops += cost.flops
         nbytes += cost.bytes
         if op.lane == "compute":

@@ -22,73 +22,80 @@ def place(values: tuple[Interval, ...]) -> tuple[int, ...]:
 
 
 class Occupied:
-    """The occupied bytes of an arena at each op: a segment tree over the `n_ops` ops of a program.
+    """The occupied parts of an arena, by op: a tree with four children a node, whose leaves are the ops of a program.
 
-    A value with the lifetime [first, last] is stored at the nodes that together cover this range. Each node has two
-    sets of bytes: `whole`, of the values stored at it, which are occupied during all of its ops; and `any`, of the
-    values stored at it or below, which are occupied during some of its ops. A set is a sorted list of boundaries
-    [start, end, start, end, ...] in which adjacent intervals are merged. Values are packed densely, so a set has few
-    intervals however many values it contains.
+    A value that lives from op `first` to op `last` is entered at the nodes that make up this range. A node knows two
+    sets of bytes: `whole`, of values entered at it, occupied during all of its ops, and `any`, of values entered at it
+    or below, occupied during some of its ops. A set is a sorted list of boundaries [start, end, start, end, ...] in
+    which adjacent parts are one. Values are packed densely, so a set has few parts however many values are in it.
+
+    Most values live for one to three ops: with four children a node their path to the root is half that of a binary
+    tree.
     """
 
     def __init__(self, n_ops: int) -> None:
-        self._leaves = 1 << (n_ops - 1).bit_length()
+        self._leaves = 1
+        while self._leaves < n_ops:
+            self._leaves *= 4
         self._whole: list[list[int]] = [[] for _ in range(2 * self._leaves)]
         self._any: list[list[int]] = [[] for _ in range(2 * self._leaves)]
         self.probes = 0
 
     def claim(self, nbytes: int, first: int, last: int) -> int:
-        """Occupy `nbytes` from op `first` to op `last` at the lowest free offset, and return it; 0 if `nbytes` is 0."""
+        """Occupy `nbytes` from op `first` to op `last` at the lowest free offset, and return it. 0 bytes lie at 0."""
         if not nbytes:
             return 0
         nodes, above = self._nodes(first, last)
-        at = self._lowest_gap(
-            nbytes, [s for s in (*(self._any[n] for n in nodes), *(self._whole[n] for n in above)) if s]
-        )
+        occupied = [self._any[node] for node in nodes] + [self._whole[node] for node in above]
+        at = self._lowest_gap(nbytes, [boundaries for boundaries in occupied if boundaries])
         for node in nodes:
-            _add(self._whole[node], at, at + nbytes)
-            while node and _add(self._any[node], at, at + nbytes):  # a node's ancestors contain its set
-                node //= 2
+            if node < self._leaves:  # a leaf is above no other node
+                _add(self._whole[node], at, at + nbytes)
+            while node and _add(self._any[node], at, at + nbytes):  # a node's ancestors have what the node has
+                node //= 4
         return at
 
-    def _lowest_gap(self, nbytes: int, taken: Sequence[list[int]]) -> int:
-        """Return the lowest offset at which `nbytes` overlap no interval of any set."""
+    def _lowest_gap(self, nbytes: int, occupied: Sequence[list[int]]) -> int:
+        """Return the lowest offset at which `nbytes` overlap no part of any set. Skips overlaps until there is none."""
         at, clear, i = 0, 0, 0
-        while clear < len(taken):
-            boundaries = taken[i]
-            i = (i + 1) % len(taken)
+        while clear < len(occupied):
+            boundaries = occupied[i]
+            i = (i + 1) % len(occupied)
             self.probes += 1
             after = bisect_right(boundaries, at)
-            if after % 2:  # inside an interval
+            if after % 2:  # inside a part
                 at, clear = boundaries[after], 0
-            elif after < len(boundaries) and boundaries[after] < at + nbytes:  # an interval begins before at + nbytes
+            elif after < len(boundaries) and boundaries[after] < at + nbytes:  # the next part begins too soon
                 at, clear = boundaries[after + 1], 0
             else:
                 clear += 1
         return at
 
-    def _nodes(self, first: int, last: int) -> tuple[list[int], list[int]]:
-        """Return the nodes that cover [first, last], and all their ancestors."""
+    def _nodes(self, first: int, last: int) -> tuple[list[int], set[int]]:
+        """Return the nodes that make up [first, last], and all nodes above them. Node n is the parent of 4n to 4n+3."""
         low, high = first + self._leaves, last + self._leaves + 1
-        nodes = []
+        nodes: list[int] = []
         while low < high:
-            if low & 1:
+            while low % 4 and low < high:
                 nodes.append(low)
                 low += 1
-            if high & 1:
+            while high % 4 and low < high:
                 high -= 1
                 nodes.append(high)
-            low >>= 1
-            high >>= 1
-        above = {node >> up for node in nodes for up in range(1, node.bit_length())}
-        return nodes, list(above)
+            low //= 4
+            high //= 4
+        above: set[int] = set()
+        for node in nodes:
+            while (node := node // 4) and node not in above:
+                above.add(node)
+        return nodes, above
 
 
 def _add(boundaries: list[int], start: int, end: int) -> bool:
-    """Add [start, end) to a set, merged with intervals that it overlaps or touches. Return whether the set changed."""
+    """Add [start, end) to a set and merge the parts that it overlaps or touches. Return whether the set has changed."""
     inside = bisect_right(boundaries, start)
     if inside % 2 and end <= boundaries[inside]:
         return False
-    i, j = bisect_left(boundaries, start), bisect_right(boundaries, end)
+    i, j = bisect_left(boundaries, start), bisect_right(boundaries, end, inside)
     boundaries[i:j] = [start] * (i % 2 == 0) + [end] * (j % 2 == 0)
     return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..program.op import Op, Program
@@ -40,13 +40,13 @@ def plan(program: Program, workspace: Callable[[Op], int]) -> ArenaPlan:
     lives = lifetimes(program, workspace)
     order = sorted(lives, key=lambda life: (-life.nbytes, life.first, life.value.name))
     offsets = place(tuple((life.nbytes, life.first, life.last) for life in order))
-    offset_of = dict(zip(order, offsets, strict=True))
+    placed = list(zip(order, offsets, strict=True))
     live = live_bytes(lives, len(program.ops))
     peak_op = max(range(len(live)), key=live.__getitem__, default=0)
     return ArenaPlan(
-        offsets={life.value: at for life, at in offset_of.items() if not life.scratch},
-        workspace={life.first: (at, life.nbytes) for life, at in offset_of.items() if life.scratch},
-        arena_bytes=max((at + life.nbytes for life, at in offset_of.items()), default=0),
+        offsets={life.value: at for life, at in placed if not life.scratch},
+        workspace={life.first: (at, life.nbytes) for life, at in placed if life.scratch},
+        arena_bytes=max((at + life.nbytes for life, at in placed), default=0),
         lower_bound=live[peak_op] if live else 0,
         peak_op=peak_op,
         lives=tuple(lives),
@@ -92,16 +92,23 @@ def plan_family(
 ) -> MemoryPlan:
     """Plan the segments "param", "grad", "state" and "input" of a family of programs, and the arena of each program.
 
-    `variants` maps the name of a program to other programs that use the same activations op for op. They share its
-    arena plan, in which the workspace of each op is the largest that any of them needs.
+    variants: by the name of a program, others that touch the same activations op for op. They share its arena plan, in
+    which every op has the scratch that the most demanding of them needs. Programs that touch the same values, such as
+    the first and the later micro-steps with gradients in fp32, are planned once.
     """
     values = list(declared)
     arenas: dict[str, ArenaPlan] = {}
+    planned: dict[Hashable, ArenaPlan] = {}
     for program in programs:
-        alike = [program, *(variants or {}).get(program.name, ())]
-        op_by_op = zip(*(p.ops for p in alike), strict=True)
-        largest = {ops[0]: max(workspace(op) for op in set(ops)) for ops in op_by_op}
-        arenas |= dict.fromkeys((p.name for p in alike), plan(program, largest.__getitem__))
+        fewer = (variants or {}).get(program.name, ())
+        scratch = workspace
+        if fewer:
+            alike = zip(program.ops, *(p.ops for p in fewer), strict=True)
+            scratch = {ops[0]: max(map(workspace, ops)) for ops in alike}.__getitem__
+        touched = (program.outputs, *((op.ins, op.outs, scratch(op)) for op in program.ops))
+        if touched not in planned:
+            planned[touched] = plan(program, scratch)
+        arenas |= dict.fromkeys((p.name for p in (program, *fewer)), planned[touched])
     return MemoryPlan(
         segments={role: lay_out(v for v in values if v.role == role) for role in ("param", "grad", "state", "input")},
         arenas=arenas,

@@ -23,9 +23,9 @@ def idle_kernels(device: DeviceInfo, idle: Mapping[str, str]) -> str:
     """Return one line that says what `idle_modules` found, and what to do."""
     modules = ", ".join(f"{module} {why}" for module, why in idle.items())
     return (
-        f"{device.title} is here, but kernels for it (SM{device.sm}) are not: {modules}. Compile them: `make install` "
-        "in a checkout, else install these packages again with SUROGATE_CUDA=on, which takes nvcc of CUDA 13 from the "
-        f"PATH or from NVIDIA's wheels; or {USE_THE_CPU}; or set kernels: allow_reference (slow)."
+        f"kernels for {device.title} (SM{device.sm}) are missing: {modules}. Compile them: `make install` in a "
+        "checkout, or reinstall these packages with SUROGATE_CUDA=on, which uses nvcc of CUDA 13 from the PATH or from "
+        f"NVIDIA's wheels; or {USE_THE_CPU}; or set kernels: allow_reference (slow)."
     )
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from ..api import Definition, OpDef
 from ..origin import blaming
-from ..program.op import Op, Program
-from ..program.verify import verify
+from ..program.op import Program
+from ..program.verify import Checked, verify
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,10 @@ class Pass:
 
 @dataclass
 class PassRunner:
-    """Verifies programs between passes.
-
-    checked: ops that were found sound after an earlier pass, which are not checked again.
-    """
+    """Verifies the programs of a family between passes. `checked` is what it found valid so far."""
 
     ops: Mapping[str, OpDef]
-    checked: set[Op] = field(default_factory=set)
+    checked: Checked = field(default_factory=Checked)
     passes: list[Pass] = field(default_factory=list)
 
     def __call__(

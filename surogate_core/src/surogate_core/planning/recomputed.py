@@ -16,7 +16,7 @@ LABELS: Mapping[str, frozenset[str]] = {
     "att": frozenset({"qkv", "rope", "attention", "lse", "attn_out"}),
     "ffn": frozenset({"gate_up", "swiglu", "mlp_out"}),
 }
-"""The labels of the values that a key drops. `block` drops all values of a block but the one that enters it."""
+"""The labels of the values that a key drops. `block` drops all values of a block except the one that enters it."""
 
 PARTS = ("block", "att", "ffn", "rmsnorm", "qkv", "swiglu")
 

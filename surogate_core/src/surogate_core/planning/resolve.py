@@ -11,41 +11,49 @@ from functools import cached_property
 
 from ..api import KernelDef, Op, OpDef, Target
 from ..plugins.registry import REFERENCE, Resolved
+from ..program.op import Signature
 
 KernelFor = Callable[[Op], Resolved]
 """Chooses what runs an op."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KernelTable:
     """What runs each op of a family of programs on `target`.
 
-    `target` is None for programs that are assembled for no device; their ops run as torch references.
+    `target` is None for programs that are assembled for no device; their ops run as torch references. `by_signature`
+    pairs each signature with an op that has it, and with what runs such ops.
     """
 
     target: Target | None
     ops: Mapping[str, OpDef]
-    by_op: Mapping[Op, Resolved]
+    by_signature: Mapping[Signature, tuple[Op, Resolved]]
 
     def __getitem__(self, op: Op) -> Resolved:
-        return self.by_op[op]
+        return self.by_signature[op.signature][1]
 
     def kernel(self, op: Op) -> KernelDef | None:
         """Return the compiled kernel of `op`, or None if its torch reference runs."""
-        return self.by_op[op].kernel
+        return self[op].kernel
 
     def workspace(self, op: Op) -> int:
         """Return the bytes of scratch that `op` needs."""
-        kernel = self.by_op[op].kernel
-        if kernel is None or self.target is None:
+        return self._workspaces[op.signature]
+
+    @cached_property
+    def _workspaces(self) -> Mapping[Signature, int]:
+        return {signature: self._workspace(*found) for signature, found in self.by_signature.items()}
+
+    def _workspace(self, op: Op, resolved: Resolved) -> int:
+        if resolved.kernel is None or self.target is None:
             return self.ops[op.kind].workspace(op)
-        return kernel.workspace(op, self.target)
+        return resolved.kernel.workspace(op, self.target)
 
     @cached_property
     def providers(self) -> Mapping[str, str]:
         """{kind of op: distribution of its kernel}. REFERENCE if any op of the kind has no kernel."""
         found: dict[str, str] = {}
-        for op, resolved in self.by_op.items():
+        for op, resolved in self.by_signature.values():
             if op.kind not in found or resolved.kernel is None:
                 found[op.kind] = resolved.provider
         return dict(sorted(found.items()))
@@ -54,31 +62,34 @@ class KernelTable:
     def refusals(self) -> Mapping[str, tuple[str, ...]]:
         """{kind of op without a kernel: why no kernel serves it}, every reason once."""
         found: dict[str, dict[str, None]] = {}
-        for op, resolved in self.by_op.items():
+        for op, resolved in self.by_signature.values():
             if resolved.kernel is None:
                 found.setdefault(op.kind, {}).update(dict.fromkeys(resolved.refusals))
         return {kind: tuple(reasons) for kind, reasons in found.items()}
 
     @cached_property
     def notices(self) -> tuple[str, ...]:
-        """What the kernels tell a user who plans a run, each line once."""
+        """The notices of the kernels for a user who plans a run, each line once."""
         target = self.target
         if target is None:
             return ()
-        lines = (found.kernel.notice(op, target) for op, found in self.by_op.items() if found.kernel is not None)
+        found = self.by_signature.values()
+        lines = (resolved.kernel.notice(op, target) for op, resolved in found if resolved.kernel is not None)
         return tuple(dict.fromkeys(filter(None, lines)))
 
     @cached_property
     def modules(self) -> frozenset[str]:
         """Import names of the compiled modules that the kernels are in."""
-        return frozenset(found.kernel.module for found in self.by_op.values() if found.kernel and found.kernel.module)
+        kernels = (resolved.kernel for _, resolved in self.by_signature.values())
+        return frozenset(kernel.module for kernel in kernels if kernel and kernel.module)
 
 
 def resolve(
     ops: Iterable[Op], kernel_for: KernelFor, target: Target | None, definitions: Mapping[str, OpDef]
 ) -> KernelTable:
-    """Choose what runs each of `ops`."""
-    return KernelTable(target, definitions, {op: kernel_for(op) for op in dict.fromkeys(ops)})
+    """Choose what runs each of `ops`. Ops of equal signature run by the same kernel."""
+    alike = {op.signature: op for op in ops}
+    return KernelTable(target, definitions, {signature: (op, kernel_for(op)) for signature, op in alike.items()})
 
 
 def by_references(op: Op) -> Resolved:

@@ -1,4 +1,4 @@
-"""Versions of what has a part in a run's numbers."""
+"""Versions of everything that affects the numbers of a run."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .run import Run
 
 
 def library_versions() -> dict[str, str]:
-    """Of core and of the libraries that every run stands on."""
+    """Return the versions of core and of the libraries that every run uses."""
     wanted = ("surogate-core", "torch", "transformers", "tokenizers", "safetensors", "numpy")
     return {name: metadata.version(name) for name in wanted} | {"python": platform.python_version()}
 
 
 def run_versions(run: Run, plan: Plan) -> dict[str, str]:
-    """Of all that has a part in a run's numbers."""
+    """Return the versions of everything that affects the numbers of a run."""
     return library_versions() | plugin_versions(run, plan)
 
 
 def plugin_versions(run: Run, plan: Plan) -> dict[str, str]:
-    """{distribution: version} of the plugins behind a run's model, recipe, optimizer, launcher, adapter, offload, ops
-    and kernels."""
+    """Return {distribution: version} of the plugins that provide a run's model, recipe, optimizer, launcher, adapter,
+    offload strategy, ops and kernels."""
     return {plugin.distribution: plugin.version for plugin in sorted(_used(run, plan), key=lambda p: p.distribution)}
 
 

@@ -1,8 +1,8 @@
-"""Wraps the functions of a plugin's definitions, so that what fails in one of them names the plugin.
+"""Wraps the functions of a plugin's definitions so that their errors name the plugin.
 
-The registry wraps each definition once, when it is built. Definitions of surogate-core are not wrapped: a fault in them
-is ours. Not wrapped either are `KernelDef.bind`, whose errors `runtime/bind.py` attributes, `AdapterDef.check`, whose
-answer is an exception, and launches of kernels, which run in every step.
+The registry wraps each definition once, when the registry is built. Not wrapped are: definitions of surogate-core,
+whose errors are ours; `KernelDef.bind`, whose errors `runtime/bind.py` attributes; `AdapterDef.check`, which returns an
+exception; and launches of kernels, which run in every step.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ..program.value import DTYPE_BYTES
 D = TypeVar("D", bound=Definition)
 
 Check = Callable[[Any, Sequence[Any]], str]
-"""(result, arguments of the call) -> what was expected instead; "" when the result fits."""
+"""(result, arguments of the call) -> what was expected instead; "" if the result is valid."""
 
 
 def attributed(definition: D, origin: Origin) -> D:
-    """The same definition with its origin, its functions wrapped. One that has an origin is returned as it is."""
+    """Return the definition with its origin and wrapped functions. One that already has an origin is returned as is."""
     if definition.origin is not None:
         return definition
     wrapped = {
@@ -39,7 +39,7 @@ def _wrapped(origin: Origin, function: str, call: Callable[..., Any]) -> Callabl
     if (origin.kind, function) == ("launcher", "run"):
         return _wrapped_launcher(origin, call)
     check = RESULTS[origin.kind, function]
-    # A shape rule raises ProgramError for what it was given: whoever emits the op is at fault.
+    # A shape rule raises ProgramError for invalid inputs: the code that emits the op is at fault.
     callers_fault = (origin.kind, function) == ("op", "infer")
 
     @functools.wraps(call)
@@ -54,7 +54,7 @@ def _wrapped(origin: Origin, function: str, call: Callable[..., Any]) -> Callabl
         except SurogateError:
             raise
         except SystemExit as error:
-            if error.code:  # a signal's, which may arrive here
+            if error.code:  # raised by a signal handler, at any point
                 raise
             raise origin.failed(function, error) from error
         except Exception as error:
@@ -67,7 +67,7 @@ def _wrapped(origin: Origin, function: str, call: Callable[..., Any]) -> Callabl
 
 
 def _wrapped_merge(origin: Origin, merge: Merge) -> Merge:
-    """The functions that an adapter's `merge` returns run later, for each tensor."""
+    """Wrap the functions that an adapter's `merge` returns. They run later, for each tensor."""
 
     def wrap(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
@@ -86,7 +86,7 @@ def _wrapped_merge(origin: Origin, merge: Merge) -> Merge:
 
 
 def _wrapped_launcher(origin: Origin, run: Callable[..., Any]) -> Callable[..., Any]:
-    """A launcher runs all of a run: what that raises passes through, what the launcher itself raises is attributed."""
+    """Wrap `run` of a launcher. Errors of the work that it runs pass through; its own errors name the plugin."""
 
     @functools.wraps(run)
     def wrapper(work: Callable[[Any], Any], topology: Any, options: Any) -> Any:
@@ -96,7 +96,7 @@ def _wrapped_launcher(origin: Origin, run: Callable[..., Any]) -> Callable[..., 
         def watched(comms: Any) -> Any:
             try:
                 if not isinstance(comms, Sequence) or not comms:
-                    raise origin.failed("run", f"called its work with {_shown(comms)}, expected one Comm a device")
+                    raise origin.failed("run", f"called its work with {_shown(comms)}, expected one Comm per device")
                 results.append(work(comms))
             except BaseException as error:
                 raised.append(error)
@@ -109,7 +109,7 @@ def _wrapped_launcher(origin: Origin, run: Callable[..., Any]) -> Callable[..., 
             if isinstance(error, SurogateError) or error in raised:
                 raise
             if raised and (error.__context__ is raised[-1] or error.__cause__ is raised[-1]):
-                raise raised[-1] from error  # the first fault is the one to mend
+                raise raised[-1] from error  # the first error is the cause
             raise origin.failed("run", error) from error
         if raised:
             raise origin.failed(
@@ -123,7 +123,7 @@ def _wrapped_launcher(origin: Origin, run: Callable[..., Any]) -> Callable[..., 
 
 
 def _shown(value: Any) -> str:
-    """A value in a message: small plain ones as they are, others by type."""
+    """Return a value for a message: its repr if it is plain, otherwise its type."""
     if value is None or isinstance(value, bool | int | float | str | Value | tuple | list):
         text = repr(value)
         return text if len(text) <= 80 else f"{text[:77]}..."
@@ -143,7 +143,7 @@ def _a(cls: Any, words: str = "") -> Check:
 
 
 def _many(cls: type, words: str) -> Check:
-    """A sequence of `cls`: text is none, nor is what can be read only once."""
+    """Return the check for a sequence of `cls`. Text and iterators are not accepted."""
 
     def check(result: Any, args: Sequence[Any]) -> str:
         fits = isinstance(result, Sequence) and not isinstance(result, str | bytes)
@@ -182,7 +182,7 @@ def _specs(result: Any, args: Sequence[Any]) -> str:
 
 
 def _one_each(what: str) -> Check:
-    """A Value or None for each input or output of the op, the second argument of the call."""
+    """Return the check for a Value or None per input or output of the op, which is the second argument of the call."""
 
     def check(result: Any, args: Sequence[Any]) -> str:
         op = args[1]
@@ -251,7 +251,7 @@ RESULTS: Final[Mapping[tuple[str, str], Check]] = {
     ("launcher", "run"): _anything,  # see `_wrapped_launcher`
     ("logger", "open"): _a(Logger),
 }
-"""What each function of a definition must return, by kind and function."""
+"""The check of the result of each function, by kind of definition and function."""
 
 UNWRAPPED: Final = frozenset({("kernel", "bind"), ("adapter", "check")})
-"""Functions whose errors somebody else handles: see the head of this file."""
+"""Functions whose errors are handled elsewhere: see the top of this file."""

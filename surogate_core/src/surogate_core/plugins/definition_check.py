@@ -1,4 +1,4 @@
-"""What is wrong with a plugin's definition, as far as it can be seen without calling its functions."""
+"""Checks a plugin's definition without calling its functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..api import Definition, OpDef
 
 
 def faults(kind: str, name: str, definition: Definition) -> Iterator[str]:
-    """One text for each thing that is wrong: fields of the wrong type, references to nothing, keys of core's config."""
+    """Yield a message for each fault: wrong types of fields, references that do not exist, options that core has."""
     wrong = list(_wrong_fields(definition))
     yield from wrong
     if wrong:
@@ -40,7 +40,7 @@ def _wrong_fields(definition: Definition) -> Iterator[str]:
 
 
 def _expected(annotation: str, value: Any) -> str:
-    """What a field of a definition should hold by its annotation; "" when the value fits."""
+    """Return what a field should hold by its annotation, or "" if the value is valid."""
     if value is None and annotation.endswith("| None"):
         return ""
     if annotation.startswith("Callable"):
@@ -65,7 +65,7 @@ def _expected(annotation: str, value: Any) -> str:
 
 
 def _core_keys(kind: str) -> set[str]:
-    """The keys of core that the options of this kind stand beside."""
+    """Return core's keys in the same mapping as the options of this kind."""
     from ..config.schema import DatasetEntry, TrainConfig
 
     return set(DatasetEntry.model_fields if kind == "format" else TrainConfig.model_fields)
@@ -75,7 +75,7 @@ def _core_keys(kind: str) -> set[str]:
 
 
 def _wrong_reference(reference: str) -> Iterator[str]:
-    """Whether "module:function" leads somewhere. The module is found and read, not imported: it may import torch."""
+    """Check that "module:function" exists. The module is parsed, not imported, because it may import torch."""
     module, colon, function = reference.partition(":")
     if not (module and colon and function.isidentifier()):
         yield f"reference '{reference}' is not of the form module:function"
@@ -84,7 +84,7 @@ def _wrong_reference(reference: str) -> Iterator[str]:
         spec = importlib.util.find_spec(module)
         file = spec.origin if spec and spec.origin and spec.origin.endswith(".py") else None
         names = _top_level_names(file) if file else None
-    except Exception as error:  # of the package that the module is in, which is imported, or a SyntaxError
+    except Exception as error:  # from the parent package, which is imported, or a SyntaxError
         yield f"reference '{reference}': {type(error).__name__}: {error}"
         return
     if spec is None:
@@ -95,7 +95,7 @@ def _wrong_reference(reference: str) -> Iterator[str]:
 
 @lru_cache(maxsize=256)
 def _top_level_names(file: str) -> frozenset[str] | None:
-    """Names that a source file binds at its top level; None where that cannot be told without running it."""
+    """Return the names that a source file binds at its top level. None if only running it would show them."""
     names: set[str] = set()
     for node in ast.parse(Path(file).read_bytes(), file).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -106,5 +106,5 @@ def _top_level_names(file: str) -> frozenset[str] | None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names.update(name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name))
         elif not isinstance(node, ast.Expr):
-            return None  # if, try, with, for: what they bind depends on what happens
+            return None  # if, try, with, for: what they bind is known only at run time
     return None if names & {"*", "__getattr__"} else frozenset(names)

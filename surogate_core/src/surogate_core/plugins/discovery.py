@@ -1,9 +1,9 @@
 """Discovery and loading of plugins: the only file that knows pluggy.
 
 A plugin is an entry point of the group `surogate`: a short unique name and a light module. Every entry point of every
-installed distribution gets an outcome (`registry.State`); one that fails never takes the others down, and nothing is
-skipped in silence. pluggy checks hook implementations against `hookspecs.py`; hooks are called plugin by plugin, so
-that an exception carries the name of its plugin and no order of registration matters.
+installed distribution gets a state (`registry.State`). A plugin that fails does not affect the others, and none is
+skipped silently. pluggy checks hook implementations against `hookspecs.py`. Hooks are called plugin by plugin, so that
+an exception names its plugin and the order of registration does not matter.
 
 `SUROGATE_PLUGINS=-name,-other` switches plugins off, by entry name or by distribution.
 """
@@ -39,9 +39,9 @@ BUILTIN: Final = Plugin("builtin", CORE, __version__, "surogate_core.builtin")
 
 
 def load_registry(environ: Mapping[str, str] | None = None) -> Registry:
-    """The registry of this process, built on the first call (and again for another SUROGATE_PLUGINS).
+    """Return the registry of this process. Built on the first call, and again if SUROGATE_PLUGINS changes.
 
-    Raises PluginError when two plugins claim one name: nothing starts until one is uninstalled or switched off.
+    Raises PluginError if two plugins provide the same name: nothing starts until one is uninstalled or switched off.
     """
     registry = survey(environ)
     if registry.conflicts:
@@ -50,7 +50,7 @@ def load_registry(environ: Mapping[str, str] | None = None) -> Registry:
 
 
 def survey(environ: Mapping[str, str] | None = None) -> Registry:
-    """As `load_registry`, but conflicts are left in `registry.conflicts`: for commands that show what is wrong."""
+    """Return the registry even if `registry.conflicts` is not empty, for commands that show problems."""
     return _survey((os.environ if environ is None else environ).get(OFF_SWITCH, ""))
 
 
@@ -80,7 +80,7 @@ def _survey(switched_off: str) -> Registry:
 
 
 def _discover() -> Iterator[Plugin]:
-    """Every entry point of the group, importing nothing. A distribution found twice on the path counts once."""
+    """Yield every entry point of the group, without importing. A distribution found twice on the path counts once."""
     for entry in importlib.metadata.entry_points(group=GROUP):
         distribution = entry.dist
         name = distribution.name if distribution else "unknown"
@@ -97,7 +97,7 @@ def _switch_off(plugins: Iterable[Plugin], off: frozenset[str]) -> list[Plugin]:
 
 
 def _refuse_duplicates(plugins: list[Plugin]) -> list[Plugin]:
-    """Of plugins that share an entry name none is loaded: to take the first would let the order choose."""
+    """Refuse all plugins that share an entry name: loading the first would make the order decide."""
     result = []
     for plugin in plugins:
         twins = [other for other in plugins if other is not plugin and other.name == plugin.name]
@@ -115,7 +115,7 @@ def _refuse_duplicates(plugins: list[Plugin]) -> list[Plugin]:
 
 
 class _Loader:
-    """Imports plugins one by one and asks each for its definitions. A plugin contributes all of them or none."""
+    """Imports plugins one by one and collects their definitions. A plugin contributes all definitions or none."""
 
     def __init__(self) -> None:
         self._manager = pluggy.PluginManager("surogate")
@@ -124,7 +124,7 @@ class _Loader:
         self.provided: list[Provided] = []
 
     def load(self, plugin: Plugin) -> None:
-        """Record the plugin with its outcome; what went wrong is kept, not raised."""
+        """Record the plugin with its state. Errors are recorded, not raised."""
         if plugin.state is not State.LOADED:
             self.plugins.append(plugin)
             return
@@ -150,7 +150,7 @@ class _Loader:
         self.provided += provided
 
     def _register(self, plugin: Plugin, module: ModuleType) -> None:
-        """Register a module's hooks. Raises PluginError for unknown hooks, wrong arguments, defaults and wrappers."""
+        """Register a module's hooks. Raise PluginError for unknown hooks, wrong arguments, defaults and wrappers."""
         for name, function in inspect.getmembers(module, inspect.isfunction):
             _check_hook(plugin, name, function, self._manager.parse_hookimpl_opts(module, name))
         try:
@@ -174,7 +174,7 @@ class _Loader:
         return items
 
     def _call(self, plugin: Plugin, hook: str, **arguments: Any) -> list[Any]:
-        """What one plugin answers to one hook; [] without an implementation. Raises PluginError naming the plugin."""
+        """Call a hook of one plugin; [] if it does not implement the hook. Raise PluginError that names the plugin."""
         for implementation in getattr(self._manager.hook, hook).get_hookimpls():
             if implementation.plugin_name != _id(plugin):
                 continue
@@ -186,7 +186,7 @@ class _Loader:
         return []
 
     def diagnose(self, system: SystemInfo) -> list[tuple[Plugin, Finding]]:
-        """Findings of every loaded plugin; one that fails becomes a finding itself."""
+        """Return the findings of every loaded plugin. A plugin that fails becomes a finding itself."""
         findings = []
         for plugin in self.plugins:
             try:
@@ -208,31 +208,31 @@ def _id(plugin: Plugin) -> str:
 
 
 def _name_of(kind: str, definition: Any) -> str:
-    """What a definition is looked up by: an op by its kind, a kernel by the kind of op that it serves."""
+    """Return the key of a definition: an op's kind, the kind of op that a kernel serves, or a name."""
     return str(getattr(definition, {"op": "kind", "kernel": "op"}.get(kind, "name")))
 
 
-def _api_mismatch(plugin: Plugin, states: object) -> str:
-    """Why a plugin's API version does not fit, with the pip line; empty when it fits."""
-    if states == API and type(states) is int:
+def _api_mismatch(plugin: Plugin, declared: object) -> str:
+    """Return why a plugin's API version does not match, with the pip command; "" if it matches."""
+    if declared == API and type(declared) is int:
         return ""
-    if states is None:
+    if declared is None:
         return (
-            f"{plugin.module} states no SUROGATE_API, surogate-core {__version__} has API {API}. "
+            f"{plugin.module} declares no SUROGATE_API, surogate-core {__version__} has API {API}. "
             f"Try: pip install -U {plugin.distribution}"
         )
-    newer = isinstance(states, int) and states > API
+    newer = isinstance(declared, int) and declared > API
     return (
-        f"{plugin.module} is written for API {states}, surogate-core {__version__} has API {API}. "
+        f"{plugin.module} is written for API {declared}, surogate-core {__version__} has API {API}. "
         f"Try: pip install -U {'surogate-core' if newer else plugin.distribution}"
     )
 
 
 def _check_hook(plugin: Plugin, name: str, function: Any, options: Any) -> None:
-    """Refuse what pluggy accepts in silence or treats differently from version to version."""
+    """Refuse what pluggy accepts silently or treats differently in different versions."""
     if not name.startswith("surogate_"):
         if options is not None:
-            raise _failure(plugin, f"{name}()", "is marked as a hook, but every hook is called surogate_...")
+            raise _failure(plugin, f"{name}()", "is marked as a hook, but names of hooks start with surogate_")
         return
     known = sorted((*HOOKS, "surogate_diagnose"))
     if name not in known:
@@ -240,7 +240,9 @@ def _check_hook(plugin: Plugin, name: str, function: Any, options: Any) -> None:
         hint = f"did you mean {near[0]}?" if near else f"hooks: {', '.join(known)}"
         raise _failure(plugin, f"{name}()", f"is an unknown hook; {hint}")
     if options is None:
-        raise _failure(plugin, f"{name}()", 'is not marked: put @pluggy.HookimplMarker("surogate") on it')
+        raise _failure(
+            plugin, f"{name}()", 'is not marked as a hook: decorate it with @pluggy.HookimplMarker("surogate")'
+        )
     if options["wrapper"] or options["hookwrapper"]:
         raise _failure(plugin, f"{name}()", "is a wrapper; hooks only return lists")
     for parameter in inspect.signature(function).parameters.values():

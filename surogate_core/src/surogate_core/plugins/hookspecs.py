@@ -1,4 +1,4 @@
-"""Every hook that a plugin can implement. Each returns a list; what a thing is, its *Def in `api/` says."""
+"""Every hook that a plugin can implement. Each returns a list of definitions, which `api/` documents."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def surogate_ops() -> Iterable[OpDef]:  # type: ignore[empty-body]
 
 @hookspec
 def surogate_kernels() -> Iterable[KernelDef]:  # type: ignore[empty-body]
-    """Compiled implementations of ops, one's own or another plugin's."""
+    """Compiled implementations of ops of any plugin."""
 
 
 @hookspec
@@ -61,7 +61,7 @@ def surogate_offload_strategies() -> Iterable[OffloadDef]:  # type: ignore[empty
 
 @hookspec
 def surogate_dataset_formats() -> Iterable[DatasetFormatDef]:  # type: ignore[empty-body]
-    """Dataset types: a row becomes tokens and a mask of what is trained."""
+    """Dataset types: turn a row into tokens and a mask of trained tokens."""
 
 
 @hookspec
@@ -71,9 +71,9 @@ def surogate_launchers() -> Iterable[LauncherDef]:  # type: ignore[empty-body]
 
 @hookspec
 def surogate_loggers() -> Iterable[LoggerDef]:  # type: ignore[empty-body]
-    """Places where step and evaluation reports go."""
+    """Receivers of step and evaluation reports."""
 
 
 @hookspec
 def surogate_diagnose(system: SystemInfo) -> Iterable[Finding]:  # type: ignore[empty-body]
-    """Lines of `surogate doctor`."""
+    """Findings for `surogate doctor`."""

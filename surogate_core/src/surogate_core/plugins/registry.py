@@ -1,7 +1,7 @@
-"""What the loaded plugins provide: definitions by kind and name, each with its origin. Knows nothing of discovery.
+"""What the loaded plugins provide: definitions by kind and name, each with its origin.
 
-Built once at start by `plugins.load_registry` and never changed. No order chooses a winner: two definitions of one
-kind and name are a conflict, and a conflict is refused at start.
+Built once at start by `discovery.load_registry` and never changed. The order of plugins does not matter: two
+definitions of the same kind and name are a conflict, which is refused at start.
 """
 
 from __future__ import annotations
@@ -62,20 +62,20 @@ HOOKS: Final[Mapping[str, str]] = {
     "surogate_launchers": "launcher",
     "surogate_loggers": "logger",
 }
-"""Hooks that provide definitions, and the kind that each provides."""
+"""The hooks that provide definitions, and the kind of each."""
 
 CORE: Final = "surogate-core"
-"""The distribution whose faults are ours."""
+"""The distribution whose errors are ours."""
 
 FLAT_OPTIONS: Final = ("recipe", "adapter", "optimizer", "offload", "launcher", "logger")
-"""Kinds whose options are keys at the top level of the YAML file. A format's are keys of its dataset's entry."""
+"""Kinds whose options are top-level keys of the YAML file. Those of a format are keys of its dataset's entry."""
 
 REFERENCE: Final = "reference"
-"""Provider of an op that no kernel serves: the torch reference of its OpDef."""
+"""Provider of an op without a kernel: the torch reference of its OpDef."""
 
 
 class State(StrEnum):
-    """What became of an entry point."""
+    """The result of loading an entry point."""
 
     LOADED = "loaded"
     BLOCKED = "blocked"
@@ -86,7 +86,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Plugin:
-    """An entry point of the group `surogate`. `reason`: one sentence, empty when loaded; `error`: what broke it."""
+    """An entry point of the group `surogate`. If it is not loaded, `reason` is a sentence and `error` the cause."""
 
     name: str
     distribution: str
@@ -102,7 +102,7 @@ class Plugin:
 
 @dataclass(frozen=True)
 class Provided:
-    """A definition and the plugin that it came from."""
+    """A definition and the plugin that provides it."""
 
     kind: str
     name: str
@@ -112,7 +112,7 @@ class Provided:
 
 @dataclass(frozen=True)
 class Resolved:
-    """Who serves an op. kernel: None for the torch reference; refusals: why kernels in question do not serve it."""
+    """What runs an op. kernel: None for the torch reference. refusals: why the other kernels of its kind do not."""
 
     kernel: KernelDef | None
     provider: str
@@ -123,11 +123,10 @@ class Registry:
     """Definitions of all loaded plugins.
 
     plugins     every entry point found, loaded or not
-    provided    what the loaded ones hand over
+    provided    the definitions of the loaded ones
     diagnose    SystemInfo -> the findings of all plugins, for `surogate doctor`
-    notices     one line per plugin that is not loaded although nobody switched it off, and per idle switch
-
-    `conflicts` are the reasons to refuse to start: see `plugins.load_registry`.
+    notices     a line per plugin that failed to load, and per word of SUROGATE_PLUGINS that matches no plugin
+    conflicts   reasons to refuse to start: see `discovery.load_registry`
     """
 
     def __init__(
@@ -155,22 +154,22 @@ class Registry:
     # ------------------------------------------------------------------------------------------------------- by name
 
     def names(self, kind: str) -> list[str]:
-        """Names of everything of a kind, sorted; for kernels the kinds of ops that they serve."""
+        """Return the names of a kind, sorted. For kernels: the kinds of ops that they serve."""
         return sorted({item.name for item in self.provided if item.kind == kind})
 
     def get(self, kind: str, name: str) -> Any:
-        """The definition of this kind and name ("-" and "_" are the same). Raises PluginError as `missing` words it."""
+        """Return the definition of this kind and name ("-" and "_" are equal). Raise the error of `missing` if none."""
         return self.source(kind, name).definition
 
     def source(self, kind: str, name: str) -> Provided:
-        """The definition of this kind and name with the plugin that provides it."""
+        """Return the definition of this kind and name with the plugin that provides it."""
         found = self._by_name[kind].get(_key(name))
         if found is None:
             raise self.missing(kind, name)
         return found
 
     def missing(self, kind: str, name: str) -> PluginError:
-        """The error for something that no loaded plugin provides: what is installed, what is not loaded, what to do."""
+        """Return the error for a name that no loaded plugin provides: what is installed, what failed, what to do."""
         text = (
             f"{kind}: {name} — no installed plugin provides it. Installed: {', '.join(self.names(kind)) or 'none'}."
             f"{self._unloaded_hint()}"
@@ -186,15 +185,15 @@ class Registry:
         return [plugin for plugin in self.plugins if plugin.state is not State.LOADED]
 
     def _unloaded_hint(self) -> str:
-        told = [f"{plugin.name} of {plugin} ({plugin.state}: {plugin.reason})" for plugin in self._unloaded()]
-        return f" Installed but not loaded: {'; '.join(told)}." if told else ""
+        unloaded = [f"{plugin.name} of {plugin} ({plugin.state}: {plugin.reason})" for plugin in self._unloaded()]
+        return f" Installed but not loaded: {'; '.join(unloaded)}." if unloaded else ""
 
     # -------------------------------------------------------------------------------------------------------- models
 
     def model_for(self, config_json: Mapping[str, Any]) -> ModelDef:
-        """The model that builds a checkpoint, by `architectures` of its config.json, else by `model_type`.
+        """Return the model for a checkpoint, by `architectures` of its config.json, else by `model_type`.
 
-        Raises ConfigError with what the file says and what is supported.
+        Raises ConfigError, with what the file says and what is supported, if there is none.
         """
         named = config_json.get("architectures")
         architectures = [str(name) for name in named] if isinstance(named, list) else []
@@ -210,39 +209,39 @@ class Registry:
                     return model
         supported = sorted(name for model in models for name in model.architectures)
         raise ConfigError(
-            f"model: config.json has architectures {architectures} and model_type {model_type!r}: no installed plugin "
-            f"builds them. Supported: {', '.join(supported) or 'none'}.{self._unloaded_hint()} Use one of these, or "
+            f"model: config.json has architectures {architectures} and model_type {model_type!r}, which no installed "
+            f"plugin builds. Supported: {', '.join(supported) or 'none'}.{self._unloaded_hint()} Use one of these, or "
             f"install the package that provides it (pip install surogate brings the standard models)."
         )
 
     # ------------------------------------------------------------------------------------------------------- options
 
     def options_models(self) -> Mapping[tuple[str, str], type[BaseModel]]:
-        """Options by (kind, name), of the kinds whose options are top-level keys of the YAML file."""
+        """Return options by (kind, name), of the kinds whose options are top-level keys of the YAML file."""
         return {
             (kind, item.name): item.definition.options for kind in FLAT_OPTIONS for item in self._by_name[kind].values()
         }
 
     def failed(self, kind: str, name: str, function: str, cause: BaseException) -> PluginError | None:
-        """`cause`, raised in `function` of a definition, as an error that names the plugin; None where that is core."""
+        """Return `cause`, raised in `function` of a definition, as an error that names the plugin. None for core."""
         origin: Origin | None = self.source(kind, name).definition.origin
         return origin.failed(function, cause) if origin else None
 
     def dataset_formats(self) -> Mapping[str, DatasetFormatDef]:
-        """Dataset formats by name."""
+        """Return dataset formats by name."""
         return {item.name: item.definition for item in self._by_name["format"].values()}
 
     # ------------------------------------------------------------------------------------------------ ops and kernels
 
     def op_owner(self, kind: str) -> str:
-        """The distribution that defines this kind of op."""
+        """Return the distribution that defines this kind of op."""
         return self.source("op", kind).plugin.distribution
 
     def kernel_for(self, op: Op, target: Target, recipe: str) -> Resolved:
-        """Who serves `op` on `target`: the recipe's own plugin, else the one that defined the op, else any other.
+        """Choose what runs `op` on `target`: a kernel of the recipe's plugin, else of the op's plugin, else of another.
 
-        Within a plugin the first kernel that fits, in the order of its list, serves. Two plugins at one rank are a
-        conflict (PluginError). Nothing fits: the torch reference, with the kernels' reasons.
+        Within a plugin it is the first kernel of its list that supports the op. Raises PluginError if two plugins rank
+        equal. If no kernel supports the op, the result is the torch reference, with the reasons of the kernels.
         """
         home = self.source("recipe", recipe).plugin.distribution
         owner = self.op_owner(op.kind)
@@ -278,7 +277,7 @@ def _attributed(item: Provided) -> Provided:
 
 
 def _conflicts(provided: Sequence[Provided]) -> Iterator[str]:
-    """Every reason to refuse to start, each a full sentence with both sides and the off switch."""
+    """Yield every reason to refuse to start: a sentence with both sides and how to switch one off."""
     seen: dict[tuple[str, str], Provided] = {}
     for item in provided:
         for what, name in _claims(item):
@@ -293,7 +292,7 @@ def _conflicts(provided: Sequence[Provided]) -> Iterator[str]:
 
 
 def _claims(item: Provided) -> Iterator[tuple[str, str]]:
-    """The names that an item claims for itself alone. Several kernels may serve one op: `kernel_for` ranks them."""
+    """Yield the names that only one item may have. Several kernels may serve one op: `kernel_for` ranks them."""
     if item.kind == "kernel":
         return
     yield item.kind, item.name
@@ -310,7 +309,7 @@ def _flat_options(provided: Iterable[Provided]) -> Iterator[tuple[Provided, str]
 
 
 def _declares(item: Provided, key: str) -> type:
-    """The class that first declares an option: plugins share a key by inheriting it from one options model."""
+    """Return the class that first declares an option. Plugins share a key by inheriting it from one options model."""
     options: type[BaseModel] = item.definition.options
     for cls in reversed(options.__mro__):
         if key in inspect.get_annotations(cls):
@@ -328,7 +327,7 @@ def _conflict(what: str, name: str, first: Plugin, second: Plugin) -> str:
 
 
 def _switchable(first: Plugin, second: Plugin) -> Plugin:
-    """The side that the off switch of a conflict names: the core itself cannot be switched off."""
+    """Return the side of a conflict that can be switched off. Core itself cannot."""
     return first if second.distribution == CORE else second
 
 
@@ -348,11 +347,11 @@ def _may_provide(plugin: Plugin, name: str) -> bool:
 
 
 def refusal(kernel: KernelDef, op: Op, dtypes: tuple[str, ...], target: Target) -> str:
-    """Why a kernel cannot serve an op; empty when it can."""
+    """Return why a kernel cannot serve an op, or "" if it can."""
     wanted = kernel.dtypes
     if wanted[-1:] == ("...",):  # the dtype before it, any number of times
         wanted = (*wanted[:-1], *wanted[-2:-1] * (len(dtypes) - len(wanted) + 1))
     if len(wanted) != len(dtypes) or any(want not in ("*", have) for want, have in zip(wanted, dtypes, strict=True)):
-        return f"serves dtypes ({', '.join(kernel.dtypes)}), the op has ({', '.join(dtypes)})"
+        return f"supports dtypes ({', '.join(kernel.dtypes)}), the op has ({', '.join(dtypes)})"
     support = kernel.supports(op, target)
-    return "" if support.ok else support.reason or "says no without a reason"
+    return "" if support.ok else support.reason or "refuses without a reason"

@@ -1,6 +1,6 @@
 """`SUROGATE_PLUGINS=-name,-other` switches plugins off, by entry name or by distribution.
 
-Imports nothing but the standard library: `surogate --help` lists the verbs of plugins from metadata alone.
+Imports only the standard library: `surogate --help` lists the commands of plugins from metadata alone.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ OFF_SWITCH: Final = "SUROGATE_PLUGINS"
 
 
 def switched_off(name: str, distribution: str, environ: Mapping[str, str]) -> bool:
-    """Whether SUROGATE_PLUGINS switches off an entry point, by its name or by its distribution."""
+    """Return whether SUROGATE_PLUGINS switches off an entry point, by its name or by its distribution."""
     return any(is_called(name, distribution, word) for word in parse_off_switch(environ.get(OFF_SWITCH, "")))
 
 
 def parse_off_switch(text: str) -> frozenset[str]:
-    """The names in a value of SUROGATE_PLUGINS, without their "-". Raises PluginError for any other form."""
+    """Return the names in a value of SUROGATE_PLUGINS, without their "-". Raise PluginError for any other form."""
     names = [part.strip() for part in text.split(",") if part.strip()]
     for name in names:
         if not name.startswith("-") or name == "-":
@@ -28,7 +28,7 @@ def parse_off_switch(text: str) -> frozenset[str]:
 
 
 def is_called(name: str, distribution: str, word: str) -> bool:
-    """Whether a word of SUROGATE_PLUGINS means this entry point."""
+    """Return whether a word of SUROGATE_PLUGINS names this entry point."""
     return word == name or _normal(word) == _normal(distribution)
 
 

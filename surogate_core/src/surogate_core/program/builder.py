@@ -94,15 +94,15 @@ class Builder:
         first `len(label)` outputs. With `outs` the op writes existing values (states, params) instead of new
         activations. Raises ProgramError if the kind is unknown or the shapes do not fit.
         """
-        definition = self.ops.get(kind)
+        definition, where = self.ops.get(kind), _caller()
         if definition is None:
-            raise ProgramError(f"{_caller()}: no installed plugin defines op {kind!r}")
-        specs = infer(definition, ins, attrs, _caller())
+            raise ProgramError(f"{where}: no installed plugin defines op {kind!r}")
+        specs = infer(definition, ins, attrs, where)
         if outs is None:
             given = (label,) if isinstance(label, str) else tuple(label or ())
             labels = (*given, *(spec.label for spec in specs[len(given) :]))
             outs = [self.activation(name, s.shape, s.dtype) for name, s in zip(labels, specs, strict=True)]
-        op = Op(kind, ins, tuple(outs), attrs, self._block, self._phase, accumulate, _caller(), lane)
+        op = Op(kind, ins, tuple(outs), attrs, self._block, self._phase, accumulate, where, lane)
         self._recording.append(op)
         return op.outs
 

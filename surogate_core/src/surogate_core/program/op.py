@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from .value import Value
@@ -39,6 +40,31 @@ class Op:
     accumulate: frozenset[int] = frozenset()
     where: str = ""
     lane: Lane = "compute"
+
+    @cached_property
+    def signature(self) -> Signature:
+        """Equal for ops that differ only in which values they use and in `block` and `where`."""
+        values = [(v.shape, v.dtype, v.role) for v in (*self.ins, *self.outs)]
+        attrs = tuple(self.attrs.items())
+        try:
+            return _signature((self.kind, self.phase, self.lane, self.accumulate, len(self.ins), attrs, *values))
+        except TypeError:  # an attr that cannot be hashed
+            return Signature()
+
+
+class Signature:
+    """Stands for kind, attrs, phase, lane and accumulated outputs of an op, and shape, dtype and role of its values.
+
+    Shape rule, cost, scratch and choice of kernel depend on nothing else, so they are computed once for each signature
+    instead of once for each block. Compared by identity: cheap to look up.
+    """
+
+    __slots__ = ()
+
+
+@lru_cache(maxsize=1 << 16)
+def _signature(content: Hashable) -> Signature:
+    return Signature()
 
 
 @dataclass(frozen=True, eq=False)

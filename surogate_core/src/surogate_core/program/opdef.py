@@ -44,6 +44,10 @@ def _none(op: Op) -> int:
 class OpDef(Definition):
     """A kind of op.
 
+    `flops`, `traffic`, `link` and `workspace` are called once for all ops of equal `Op.signature`. They, and the shapes
+    and dtypes of `infer`, may depend on kind, attrs, phase, lane and accumulated outputs of an op and on shapes, dtypes
+    and roles of its values, but not on its block or on which values it uses.
+
     infer       (ins, attrs) -> one OutSpec per output. Raises ProgramError, with the shapes, if they are invalid.
     reference   "module:function", imported on first use. Called as `function(*ins, **attrs)` with torch tensors;
                 returns one tensor, or a tuple with one tensor per output. Must not write to its inputs. It defines what

@@ -74,7 +74,7 @@ class Value:
     @cached_property
     def nbytes(self) -> int:
         """Bytes of the buffer, without alignment."""
-        return self.size * DTYPE_BYTES[self.dtype]
+        return prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     def __repr__(self) -> str:
         return f"{self.name}:{self.dtype}[{','.join(map(str, self.shape))}]"

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import get_args
 
 from ..errors import ProgramError
 from .infer import infer
-from .op import Lane, Op, Program
+from .op import Lane, Op, Program, Signature
 from .opdef import OpDef
 from .value import DTYPE_BYTES, Value
 
 
-def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked: set[Op] | None = None) -> None:
+@dataclass
+class Checked:
+    """What `verify` found valid in the programs of a family so far: ops, their signatures, and values by name."""
+
+    ops: set[Op] = field(default_factory=set)
+    signatures: set[Signature] = field(default_factory=set)
+    values: dict[str, Value] = field(default_factory=dict)
+
+
+def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked: Checked | None = None) -> None:
     """Check the invariants below. Raise ProgramError, naming the op and its source line, if one does not hold.
 
     - Value names are unique and dtypes are known.
@@ -24,28 +34,27 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
       activation's memory after its last reader in program order, when an op on another lane may still be running.
     - Every output of the program is written by the program or outlives it.
 
-    `checked` holds ops that earlier calls found valid; this call adds those of `program`. Ops are immutable, so the
-    rules about a single op are checked once, however many passes keep it.
+    `checked` is what earlier calls for programs of the same family found; this call adds to it. Ops are immutable, so
+    the rules about a single op are checked once, however many passes keep it and however many blocks repeat it.
     """
     context = f"{program.name}{f' after {after}' if after else ''}"
-    checked = set() if checked is None else checked
-    names: dict[str, Value] = {}
+    checked = checked or Checked()
     written: set[Value] = set()
     for index, op in enumerate(program.ops):
         for value in op.ins:
-            if names.setdefault(value.name, value) is not value:
-                raise ProgramError(f"{_place(context, index, op)}: two values are named {value.name!r}")
-            if value.role == "act" and value not in written:
+            if value not in written and value.role == "act":
                 raise ProgramError(f"{_place(context, index, op)}: reads {value!r} before any op writes it")
         for value in op.outs:
-            if names.setdefault(value.name, value) is not value:
-                raise ProgramError(f"{_place(context, index, op)}: two values are named {value.name!r}")
-            if value.role == "act" and value in written:
+            if value in written and value.role == "act":
                 raise ProgramError(f"{_place(context, index, op)}: writes {value!r} a second time")
             written.add(value)
-        if op not in checked:
-            _check_op(op, ops, _place(context, index, op))
-            checked.add(op)
+        if op not in checked.ops:
+            place = _place(context, index, op)
+            _check_names(op, checked.values, place)
+            if op.signature not in checked.signatures:
+                _check_op(op, ops, place)
+            checked.signatures.add(op.signature)
+            checked.ops.add(op)
     for value in program.outputs:
         if value.role == "act" and value not in written:
             raise ProgramError(f"{context}: output {value!r} is never written")
@@ -53,6 +62,12 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
 
 def _place(context: str, index: int, op: Op) -> str:
     return f"{context}, op {index} {op.kind} (block {op.block}, {op.where})"
+
+
+def _check_names(op: Op, values: dict[str, Value], place: str) -> None:
+    for value in (*op.ins, *op.outs):
+        if values.setdefault(value.name, value) is not value:
+            raise ProgramError(f"{place}: two values are named {value.name!r}")
 
 
 def _check_op(op: Op, ops: Mapping[str, OpDef], place: str) -> None:

@@ -1,4 +1,4 @@
-"""The loggers of every run: metrics file, console and picture. What they need is imported when they are opened."""
+"""The loggers of every run: metrics file, console and picture. Their imports are done when they are opened."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .metrics import JsonLinesLogger
 
 
 def open_console(info: RunInfo) -> Logger:
-    """The live display when stdout is a terminal that can move its cursor, else plain lines."""
+    """Return the live display if stdout is a terminal that can move its cursor, else plain lines."""
     if sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):
         from .live import LiveLogger
 
@@ -37,10 +37,13 @@ def _open_picture(info: RunInfo, options: Any) -> Logger:
 
 LOGGERS: tuple[LoggerDef, ...] = (
     LoggerDef(
-        name="jsonl", summary="every report as a line of output_dir/metrics.jsonl", open=_open_metrics, always=True
+        name="jsonl", summary="every report as a line in output_dir/metrics.jsonl", open=_open_metrics, always=True
     ),
     LoggerDef(
-        name="console", summary="live progress, plain lines when not a terminal", open=_open_console, always=True
+        name="console",
+        summary="live progress; plain lines if stdout is not a terminal",
+        open=_open_console,
+        always=True,
     ),
     LoggerDef(name="picture", summary="the loss curve as output_dir/loss.png", open=_open_picture, always=True),
 )

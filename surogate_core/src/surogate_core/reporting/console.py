@@ -1,4 +1,4 @@
-"""Reports on stdout: plain lines here, the live display of a terminal in `live.py`; the words are the same."""
+"""Reports on stdout as plain lines. `live.py` has the display of a terminal, with the same wording."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .text import LINE_WIDTH, count_text, eta_text, loss_text, lr_text, norm_tex
 
 
 class PlainLogger:
-    """One line per `logging_steps` steps, plus the first, the last and every skipped step; one per evaluation.
+    """Prints a line every `logging_steps` steps, for the first, last and every skipped step, and for each evaluation.
 
-    No escape codes, ASCII only, at most 80 columns. When the reader of a pipe goes away the lines stop and the run
-    goes on.
+    No escape codes, ASCII only, at most 80 columns. If the reader of a pipe exits, the lines stop and the run
+    continues.
     """
 
     def __init__(self, info: RunInfo, out: TextIO) -> None:
@@ -36,10 +36,10 @@ class PlainLogger:
         self._line(eval_line(report))
 
     def gpu(self, report: GpuReport) -> None:
-        return  # for the record, not for the eye
+        return  # recorded in the metrics file, not shown
 
     def close(self, status: str) -> None:
-        return  # how a run ended is for its caller to say
+        return  # the command prints how a run ended
 
     def _line(self, text: str) -> None:
         if self._out is None:
@@ -52,7 +52,7 @@ class PlainLogger:
 
 
 class StepTimes:
-    """The durations of the latest steps. Their median ignores the odd slow one (a first step, a busy machine)."""
+    """The durations of the latest steps. Their median ignores single slow ones (a first step, a busy machine)."""
 
     def __init__(self, window: int = 32) -> None:
         self._durations_ms: deque[float] = deque(maxlen=window)
@@ -61,12 +61,12 @@ class StepTimes:
         self._durations_ms.append(duration_ms)
 
     def eta_seconds(self, step: int, total_steps: int) -> float:
-        """Seconds until the last step is done. Evaluations and checkpoints are not counted."""
+        """Return the seconds until the last step is done. Evaluations and checkpoints are not counted."""
         return statistics.median(self._durations_ms) / 1000 * max(0, total_steps - step)
 
 
 def step_line(report: StepReport, total_steps: int, eta_seconds: float) -> str:
-    """A step in at most 80 columns. Columns line up over a run; the duration is left out when there is no room."""
+    """Return a step in at most 80 columns, aligned over a run. The duration is left out if there is no room."""
     digits = len(str(total_steps))
     head = f"step {report.step:>{digits}}/{total_steps}  loss {loss_text(report.loss):<6}"
     head += f"  norm {norm_text(report.norm):<4}"
@@ -82,6 +82,6 @@ def step_line(report: StepReport, total_steps: int, eta_seconds: float) -> str:
 
 def eval_line(report: EvalReport) -> str:
     line = f"eval at step {report.step}: loss {loss_text(report.loss)}"
-    if report.loss < 20:  # beyond that the number says nothing, and from 710 on exp() overflows
+    if report.loss < 20:  # above that the perplexity means nothing, and above 709 exp() overflows
         line += f" (perplexity {math.exp(report.loss):.4g})"
     return f"{line}, {count_text(report.valid_tokens)} tokens in {step_time_text(report.duration_ms)}"

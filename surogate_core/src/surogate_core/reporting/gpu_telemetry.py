@@ -1,4 +1,4 @@
-"""Looks at the GPUs of a run by NVML every so many steps, on a thread of its own: no step waits for a driver."""
+"""Reads the state of a run's GPUs from NVML every few steps, on a thread of its own: no step waits for a driver."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ Notice = Callable[[str], None]
 
 PACKAGE = "nvidia-ml-py"
 CLOSE_SECONDS = 2.0
-"""How long the end of a run waits for a look that is under way. A driver that hangs must not hold a finished run."""
+"""How long the end of a run waits for a reading in progress. A driver that hangs must not hold up a finished run."""
 
 
 class GpuTelemetry:
-    """A logger that looks at the GPUs after every `every`th step and passes what it saw on to `tell`.
+    """A logger that reads the GPUs after every `every`th step and passes a report of each GPU to `deliver`.
 
-    `step` only asks for a look, and hands over, from the loop's thread, the reports of those that are done by then.
-    While one is under way no other is asked for. A driver that fails is told of once, and not asked again.
+    `step` only requests a reading. It also delivers, on the loop's thread, the reports of readings that are done. While
+    a reading is in progress, no other is requested. If the driver fails, `notice` is called and no more are requested.
     """
 
     def __init__(
-        self, nvml: ModuleType, gpus: Sequence[Any], every: int, tell: Callable[[GpuReport], None], notice: Notice
+        self, nvml: ModuleType, gpus: Sequence[Any], every: int, deliver: Callable[[GpuReport], None], notice: Notice
     ) -> None:
         self._nvml = nvml
         self._gpus = gpus
         self._every = every
-        self._tell = tell
+        self._deliver = deliver
         self._notice = notice
-        self._asked: SimpleQueue[int | None] = SimpleQueue()
+        self._requested: SimpleQueue[int | None] = SimpleQueue()
         self._done: SimpleQueue[list[GpuReport] | Exception] = SimpleQueue()
-        self._under_way = False
-        self._thread = Thread(target=self._look_when_asked, name="gpu-telemetry", daemon=True)
+        self._in_progress = False
+        self._thread = Thread(target=self._read_on_request, name="gpu-telemetry", daemon=True)
         self._thread.start()
 
     def step(self, report: StepReport) -> None:
-        self._hand_over()
-        if report.step % self._every == 0 and not self._under_way:
-            self._under_way = True
-            self._asked.put(report.step)
+        self._deliver_done()
+        if report.step % self._every == 0 and not self._in_progress:
+            self._in_progress = True
+            self._requested.put(report.step)
 
     def eval(self, report: EvalReport) -> None:
         return
@@ -52,42 +52,42 @@ class GpuTelemetry:
         return
 
     def close(self, status: str) -> None:
-        self._asked.put(None)
+        self._requested.put(None)
         self._thread.join(CLOSE_SECONDS)
         if not self._thread.is_alive():
             self._nvml.nvmlShutdown()
-        self._hand_over()
+        self._deliver_done()
 
-    def _hand_over(self) -> None:
+    def _deliver_done(self) -> None:
         while not self._done.empty():
-            seen = self._done.get()
-            if isinstance(seen, Exception):  # `_under_way` stays: nothing is asked for any more
-                self._notice(f"log_gpu_util: the driver does not answer, no more GPU telemetry: {seen}")
+            reading = self._done.get()
+            if isinstance(reading, Exception):  # `_in_progress` stays True: no more readings are requested
+                self._notice(f"log_gpu_util: the driver does not answer, no more GPU telemetry: {reading}")
                 return
-            self._under_way = False
-            for report in seen:
-                self._tell(report)
+            self._in_progress = False
+            for report in reading:
+                self._deliver(report)
 
-    def _look_when_asked(self) -> None:
-        while (step := self._asked.get()) is not None:
+    def _read_on_request(self) -> None:
+        while (step := self._requested.get()) is not None:
             try:
-                self._done.put([look(self._nvml, handle, step, n) for n, handle in enumerate(self._gpus)])
+                self._done.put([read_gpu(self._nvml, handle, step, n) for n, handle in enumerate(self._gpus)])
             except self._nvml.NVMLError as error:
                 self._done.put(error)
                 return
 
 
-def look(nvml: Any, handle: Any, step: int, gpu: int) -> GpuReport:
-    """What NVML tells of a GPU now. None for what this GPU or driver does not have; other errors are raised."""
+def read_gpu(nvml: Any, handle: Any, step: int, gpu: int) -> GpuReport:
+    """Return the state of a GPU. Fields that this GPU or driver does not support are None; other errors are raised."""
 
-    def ask(question: Callable[..., Any], *arguments: Any) -> Any:
+    def query(function: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return question(handle, *arguments)
+            return function(handle, *arguments)
         except (nvml.NVMLError_NotSupported, nvml.NVMLError_NoPermission, nvml.NVMLError_FunctionNotFound):
             return None
 
-    rates, memory = ask(nvml.nvmlDeviceGetUtilizationRates), ask(nvml.nvmlDeviceGetMemoryInfo)
-    power, limit = ask(nvml.nvmlDeviceGetPowerUsage), ask(nvml.nvmlDeviceGetEnforcedPowerLimit)
+    rates, memory = query(nvml.nvmlDeviceGetUtilizationRates), query(nvml.nvmlDeviceGetMemoryInfo)
+    power, limit = query(nvml.nvmlDeviceGetPowerUsage), query(nvml.nvmlDeviceGetEnforcedPowerLimit)
     return GpuReport(
         step=step,
         gpu=gpu,
@@ -97,16 +97,18 @@ def look(nvml: Any, handle: Any, step: int, gpu: int) -> GpuReport:
         memory_total_bytes=memory.total if memory else None,
         power_watts=None if power is None else power / 1000,
         power_limit_watts=None if limit is None else limit / 1000,
-        temperature_celsius=ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
-        sm_clock_mhz=ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
-        memory_clock_mhz=ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
+        temperature_celsius=query(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+        sm_clock_mhz=query(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
+        memory_clock_mhz=query(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
         time=time.time(),
     )
 
 
-def open_telemetry(uuids: Sequence[str], every: int, tell: Callable[[GpuReport], None], notice: Notice) -> list[Logger]:
-    """Telemetry of the GPUs with these UUIDs, in the run's order; none, and a notice, where NVML cannot be asked."""
-    without = "no GPU telemetry in this run. log_gpu_util: 0 says that none is wanted."
+def open_telemetry(
+    uuids: Sequence[str], every: int, deliver: Callable[[GpuReport], None], notice: Notice
+) -> list[Logger]:
+    """Return a logger for the GPUs with these UUIDs, in the run's order. Without NVML: a notice and no logger."""
+    without = "no GPU telemetry in this run. log_gpu_util: 0 turns this message off."
     try:
         import pynvml as nvml
     except ImportError:
@@ -116,6 +118,6 @@ def open_telemetry(uuids: Sequence[str], every: int, tell: Callable[[GpuReport],
         nvml.nvmlInit()
         gpus = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
     except nvml.NVMLError as error:
-        notice(f"log_gpu_util: NVML cannot be asked ({error}): {without}")
+        notice(f"log_gpu_util: NVML does not answer ({error}): {without}")
         return []
-    return [GpuTelemetry(nvml, gpus, every, tell, notice)]
+    return [GpuTelemetry(nvml, gpus, every, deliver, notice)]

@@ -1,4 +1,4 @@
-"""The display of a run in a terminal: two lines that stay at the bottom, evaluations above them. Imports Rich."""
+"""The display of a run in a terminal: two lines at the bottom, with evaluations above them. Imports Rich."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ REFRESH_SECONDS = 0.1
 
 
 class TerminalConsole(Console):
-    """Rich ends the process when stdout is a closed pipe; a run must go on."""
+    """A console that raises if stdout is a closed pipe. Rich's own ends the process, but a run must continue."""
 
     def on_broken_pipe(self) -> None:
         raise sys.exception() or BrokenPipeError()
 
 
 class LiveLogger:
-    """A progress bar with step, share and time left, and below it the numbers of the latest step.
+    """A progress bar with step, percentage and time left, and below it the numbers of the latest step.
 
-    Drawn from the loop's own thread when a report comes, at most ten times a second: a terminal that goes away then
-    raises where it can be caught; the display ends and the run goes on. What other code prints appears above it.
+    It is drawn on the loop's thread when a report arrives, at most ten times a second. So if the terminal is closed,
+    the exception is raised where it can be caught: the display ends and the run continues. Other output appears above
+    it.
     """
 
     def __init__(self, info: RunInfo, out: TextIO, console: Console | None = None) -> None:
@@ -48,7 +49,7 @@ class LiveLogger:
         self._console = console or TerminalConsole(file=out, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False)
         self._draw(self._live.start)
-        # A process that dies while the cursor is hidden would leave the user a shell without one.
+        # A process that dies while the cursor is hidden would leave a shell without a cursor.
         self._draw(lambda: self._console.show_cursor(True))
 
     def step(self, report: StepReport) -> None:
@@ -66,14 +67,14 @@ class LiveLogger:
         self._draw(lambda: self._console.print(Text(eval_line(report)), soft_wrap=True))
 
     def gpu(self, report: GpuReport) -> None:
-        return  # for the record, not for the eye
+        return  # recorded in the metrics file, not shown
 
     def close(self, status: str) -> None:
         self._refresh()
         self._draw(self._live.stop)
 
     def display(self) -> RenderableType:
-        """The two lines, as wide as the console: what does not fit is cut, never wrapped."""
+        """Return the two lines, as wide as the console. What does not fit is cut, never wrapped."""
         report, total = self._report, self._info.total_steps
         step = report.step if report else 0
         left = eta_text(self._times.eta_seconds(step, total)) if report else "-"

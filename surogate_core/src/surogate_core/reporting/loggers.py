@@ -1,4 +1,4 @@
-"""The loggers of a run: which are opened, and what becomes of one that fails."""
+"""The loggers of a run: opens them, and keeps one that fails from ending the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Notice = Callable[[str], None]
 
 
 class Loggers:
-    """The open loggers of a run, told as one: "done", "interrupted" or "failed" is what they are closed with."""
+    """The open loggers of a run. `status` ("done", "interrupted" or "failed") is what they are closed with."""
 
     def __init__(self) -> None:
         self.opened: list[Logger] = []
@@ -34,16 +34,16 @@ class Loggers:
             logger.gpu(report)
 
     def close(self) -> None:
-        """Close all of them with `status`, also when one raises."""
+        """Close all loggers with `status`, even if one raises."""
         with ExitStack() as stack:
             for logger in reversed(self.opened):
                 stack.callback(logger.close, self.status)
 
 
 def open_loggers(loaded: LoadedConfig, registry: Registry, info: RunInfo, notice: Notice) -> Iterator[Logger]:
-    """Open, one by one, core's own loggers and those that `report_to` names.
+    """Open core's own loggers and those that `report_to` names, one at a time.
 
-    Raises ConfigError for what the user has to change, PluginError for a logger that fails otherwise.
+    Raises ConfigError for what the user has to change, and PluginError for a logger that fails for another reason.
     """
     for name in registry.names("logger"):
         source = registry.source("logger", name)
@@ -67,9 +67,9 @@ def _open(source: Provided, loaded: LoadedConfig, info: RunInfo) -> Logger:
 
 
 class GuardedLogger:
-    """A plugin's logger. If it fails later, the user is told and the run goes on without it.
+    """A plugin's logger. If it fails after it was opened, the user gets a notice and the run continues without it.
 
-    A tracker's network, or its process, is no reason to end a run of days: metrics.jsonl has every report.
+    A failing network of a tracker must not end a run of days, and metrics.jsonl has every report.
     """
 
     def __init__(self, source: Provided, logger: Logger, notice: Notice) -> None:
@@ -78,27 +78,27 @@ class GuardedLogger:
         self._notice = notice
 
     def step(self, report: StepReport) -> None:
-        self._tell(lambda logger: logger.step(report))
+        self._guarded(lambda logger: logger.step(report))
 
     def eval(self, report: EvalReport) -> None:
-        self._tell(lambda logger: logger.eval(report))
+        self._guarded(lambda logger: logger.eval(report))
 
     def gpu(self, report: GpuReport) -> None:
-        self._tell(lambda logger: logger.gpu(report))
+        self._guarded(lambda logger: logger.gpu(report))
 
     def close(self, status: str) -> None:
-        self._tell(lambda logger: logger.close(status))
+        self._guarded(lambda logger: logger.close(status))
 
-    def _tell(self, tell: Callable[[Logger], None]) -> None:
+    def _guarded(self, call: Callable[[Logger], None]) -> None:
         if self._logger is None:
             return
         try:
-            tell(self._logger)
+            call(self._logger)
         except RunStopped:
             raise
         except Exception as error:
             self._logger = None
             self._notice(
                 f"logger {self._name} failed and gets no more reports: {described(error)}. "
-                "The run goes on; metrics.jsonl has all of it."
+                "The run continues; metrics.jsonl has all reports."
             )

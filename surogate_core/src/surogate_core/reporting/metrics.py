@@ -1,6 +1,6 @@
-"""`metrics.jsonl`, the record of a run, and the list of the built-in loggers.
+"""`metrics.jsonl`, the record of a run.
 
-One JSON object a line, told apart by "log":
+One JSON object per line. "log" is its kind:
 
     {"log": "run", "run_name", "time", "config", "versions", "device", "parameters", "trainable_parameters",
      "total_steps", "steps_per_epoch", "tokens_per_step"}                   first, and again whenever a run resumes
@@ -10,7 +10,7 @@ One JSON object a line, told apart by "log":
     {"log": "gpu", "step", "gpu", "utilization", "memory_utilization", "memory_used_bytes", "memory_total_bytes",
      "power_watts", "power_limit_watts", "temperature_celsius", "sm_clock_mhz", "memory_clock_mhz", "time"}
 
-Losses are in nats, times in seconds since 1970. A number that is not finite is null, since JSON has no other word.
+Losses are in nats, times in seconds since 1970. Numbers that are not finite are null, because JSON cannot express them.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def metrics_path(output_dir: Path, log_file: str | None) -> Path:
 
 
 class JsonLinesLogger:
-    """Appends each report to the metrics file (`metrics_path`) the moment it comes.
+    """Appends each report to the metrics file (`metrics_path`) immediately.
 
-    A line is a single unbuffered write to a file opened for appending: whoever reads along sees whole lines, and a
-    killed process loses none that it has reported. Raises ConfigError when the file cannot be opened and RunStopped
-    when a line cannot be written (disk full): a run that cannot be recorded stops, after the loop has saved it.
+    A line is one unbuffered write to a file opened for appending. So readers see whole lines, and a killed process
+    loses no report. Raises ConfigError if the file cannot be opened, and RunStopped if a line cannot be written (disk
+    full): a run that cannot be recorded stops, and the loop saves it first.
     """
 
     def __init__(self, info: RunInfo) -> None:
@@ -91,7 +91,7 @@ class JsonLinesLogger:
         line = memoryview(json.dumps(_finite(record), allow_nan=False).encode() + b"\n")
         try:
             while line:
-                line = line[self._file.write(line) :]  # a nearly full disk takes part of a line
+                line = line[self._file.write(line) :]  # a nearly full disk may write only part of a line
         except OSError as error:
             raise RunStopped(
                 f"{self._path}: cannot write: {error.strerror or error}. Make room on the disk, then resume the run."
@@ -99,7 +99,7 @@ class JsonLinesLogger:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a `metrics.jsonl`, in order. A line that is no JSON object is left out: it was torn by a crash."""
+    """Yield the records of a `metrics.jsonl` in order. Skip lines that a crash left incomplete."""
     with path.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             try:
@@ -111,10 +111,10 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def cut_metrics(path: Path, step: int) -> None:
-    """Leave of a metrics file what a run counts that goes on after `step`: no later step, and none twice.
+    """Remove from a metrics file the records after `step`, from which a run resumes, and repeated steps.
 
-    Of what was recorded twice, since an earlier run began again in the same folder, the later record stays. The file
-    is replaced at once, or not at all. Raises ConfigError when that cannot be done.
+    A step is repeated if an earlier run started again in the same folder; its later record stays. The file is replaced
+    atomically. Raises ConfigError if it cannot be rewritten.
     """
     if not path.is_file():
         return
@@ -145,7 +145,7 @@ def cut_metrics(path: Path, step: int) -> None:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    """The record of a line; None for what is none."""
+    """Return the record of a line, or None if it has no valid record."""
     try:
         record = json.loads(line)
     except ValueError:
@@ -155,7 +155,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def _finite(value: Any) -> Any:
-    """`value` with every float that JSON cannot say replaced by None."""
+    """Return `value` with every float that is not finite replaced by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -166,10 +166,10 @@ def _finite(value: Any) -> Any:
 
 
 def _mend_last_line(path: Path) -> None:
-    """Make an existing file end in a newline. A crash in mid-write leaves a torn line (or NULs) after the last one.
+    """Make an existing file end in a newline. A crash during a write leaves an incomplete line (or NULs) at its end.
 
-    A torn line is cut off rather than ended: many readers of JSON lines give up on the whole file at a bad line, and
-    its report is written again by the run that resumes.
+    An incomplete line is removed: many readers of JSON lines reject a file with one bad line, and the resumed run
+    writes the report again.
     """
     if not path.exists():
         return
@@ -181,13 +181,13 @@ def _mend_last_line(path: Path) -> None:
             start -= size
             file.seek(start)
             tail = file.read(size) + tail
-        torn = tail[tail.rfind(b"\n") + 1 :]
-        if not torn:
+        partial = tail[tail.rfind(b"\n") + 1 :]
+        if not partial:
             return
         try:
-            json.loads(torn)
+            json.loads(partial)
         except ValueError:
-            file.truncate(end - len(torn))
+            file.truncate(end - len(partial))
         else:
             file.seek(end)
             file.write(b"\n")

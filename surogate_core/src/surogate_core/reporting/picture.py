@@ -42,7 +42,7 @@ class EvalPoint(NamedTuple):
 
 @dataclass
 class Curve:
-    """What a metrics file tells of a run. A loss that was not finite is None."""
+    """The data of the picture, from a metrics file. A loss that was not finite is None."""
 
     title: str = ""
     parameters: int = 0
@@ -52,11 +52,11 @@ class Curve:
 
 
 class PictureLogger:
-    """Draws `output_dir/loss.png` when the run closes, unless it did no step.
+    """Draws `output_dir/loss.png` when the run ends, unless it did no step.
 
-    It reads `metrics.jsonl` instead of keeping the reports: so a resumed run's picture begins at step 1, a long run
-    holds nothing in memory, and `draw_loss` makes the same picture of any run later. A picture that cannot be
-    written costs a message on stderr, not the run.
+    It reads `metrics.jsonl` instead of keeping the reports. So the picture of a resumed run starts at step 1, a long
+    run keeps nothing in memory, and `draw_loss` can draw the same picture of any run later. If the picture cannot be
+    written, a message goes to stderr and the run still succeeds.
     """
 
     def __init__(self, info: RunInfo) -> None:
@@ -79,12 +79,12 @@ class PictureLogger:
         path = self._output_dir / PICTURE_FILE
         try:
             draw_loss(self._metrics, path)
-        except Exception as error:  # whatever it is: a picture must not cost a run its good end
+        except Exception as error:  # no fault of a picture may fail a finished run
             print(f"{path} was not drawn: {error}", file=sys.stderr)
 
 
 def import_ahead() -> None:
-    """Import on a thread what drawing takes, while the caller waits for something else."""
+    """Import the modules for drawing on a thread, while the caller waits for something else."""
 
     def load() -> None:
         with suppress(ImportError):
@@ -120,7 +120,7 @@ def draw_loss(metrics: Path, png: Path) -> bool:
 
 
 def read_curve(metrics: Path) -> Curve:
-    """The run as it counts: a resumed or restarted run repeats steps, and what came later replaces what was there."""
+    """Read a metrics file. If a resumed or restarted run repeats steps, the later records replace the earlier ones."""
     curve = Curve()
     for record in read_metrics(metrics):
         kind, step = record.get("log"), record.get("step")
@@ -146,10 +146,10 @@ def _drop_evals(curve: Curve, from_step: int) -> None:
 
 
 def smooth(values: Array, half_window: int) -> Array:
-    """Running median, then a short running mean, each over a centred window that shrinks towards the ends.
+    """Return a running median, then a short running mean, over centred windows that shrink towards the ends.
 
-    Centred, so it does not lag as a running average of the past does; a median, so a wild step leaves no trace, and
-    on a steep stretch it is the curve itself, where a mean would lie beside it.
+    A centred window does not lag, unlike an average of past steps. A median ignores outliers and follows the curve
+    where it is steep, where a mean would not.
     """
     import numpy as np
 
@@ -160,13 +160,13 @@ def smooth(values: Array, half_window: int) -> Array:
 
 
 def thin_out(steps: Array, losses: Array, points: int = 1500) -> tuple[Array, Array]:
-    """At most `points` points: the median of each of as many equal stretches. More would not show, only take time."""
+    """Return at most `points` points: the median of each of `points` equal ranges. More would not be visible."""
     import numpy as np
 
     if len(steps) <= points:
         return steps, losses
-    stretches = np.array_split(np.arange(len(steps)), points)
-    return np.array([steps[s].mean() for s in stretches]), np.array([np.median(losses[s]) for s in stretches])
+    ranges = np.array_split(np.arange(len(steps)), points)
+    return np.array([steps[s].mean() for s in ranges]), np.array([np.median(losses[s]) for s in ranges])
 
 
 def _draw(figure: Figure, curve: Curve) -> None:
@@ -195,7 +195,7 @@ def _draw(figure: Figure, curve: Curve) -> None:
             label=f"validation (best {best:.3f})",
         )
     _draw_skipped(axes, curve)
-    axes.plot([], [], color=LR, linewidth=1.0, label="learning rate (right)")  # the last word of the legend
+    axes.plot([], [], color=LR, linewidth=1.0, label="learning rate (right)")  # last in the legend
     _limit_loss(axes, losses, [point.loss for point in curve.evals])
     _dress(axes, curve)
     figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9, labelcolor=INK)
@@ -209,7 +209,7 @@ def _draw_lr(axes: Axes, curve: Curve) -> None:
     right.yaxis.set_major_formatter(lambda lr, _: lr_text(lr))
     right.tick_params(axis="y", colors=QUIET, labelsize=8, length=0)
     right.set_frame_on(False)
-    # The learning rate goes behind the losses, whose background must then be clear.
+    # The learning rate is drawn behind the losses, whose background must be transparent.
     axes.set_zorder(right.get_zorder() + 1)
     axes.patch.set_visible(False)
 
@@ -231,7 +231,7 @@ def _draw_skipped(axes: Axes, curve: Curve) -> None:
 
 
 def _limit_loss(axes: Axes, losses: Array, evals: list[float]) -> None:
-    """Show all of it, but let a few wild steps not flatten the rest: they leave the picture at its top."""
+    """Show the whole curve, but cut off a few outliers at the top that would flatten the rest."""
     import numpy as np
 
     low = min([float(losses.min()), *evals])
@@ -259,7 +259,7 @@ def _dress(axes: Axes, curve: Curve) -> None:
     facts = [f"{count_text(curve.parameters)} parameters", f"{curve.train[-1].step:,} steps"]
     facts += [f"{count_text(sum(point.tokens for point in curve.train))} tokens", curve.device]
     title = curve.title if len(curve.title) <= 70 else f"{curve.title[:69]}\u2026"
-    # parse_math: a dollar sign in a name begins no formula
+    # parse_math=False: a dollar sign in a name must not start a formula
     axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=INK, pad=24, parse_math=False)
     line = axes.text(0, 1.025, ", ".join(filter(None, facts)), fontsize=9, color=QUIET, va="bottom", parse_math=False)
     line.set_transform(axes.transAxes)

@@ -1,4 +1,4 @@
-"""What a person reads of a run: figures in few characters, and the table at the end."""
+"""The table that a finished run prints."""
 
 from __future__ import annotations
 
@@ -26,11 +26,14 @@ def print_summary(
     outputs: Sequence[str] = ("metrics.jsonl", "loss.png", "run.yaml"),
     commands: Sequence[tuple[str, str]] = (),
 ) -> None:
-    """The end of a finished run as a table of 80 columns; only a path or a command longer than that sticks out.
+    """Print the results of a finished run as a table of 80 columns. Only longer paths and commands exceed them.
 
-    tokens: trained on, in `seconds`. Losses in nats a token; unigram_loss is that of a model that knows only how
-    often each token occurs. output_dir: where the trained `weights` are, and beside them `outputs`. commands: (program,
-    the line that loads the result there). A row whose value is None is left out.
+    Losses are in nats per token. A row whose value is None is left out.
+
+    tokens        trained on, in `seconds`
+    unigram_loss  loss of a model that knows only how often each token occurs
+    output_dir    folder with the trained `weights` and the files `outputs`
+    commands      (program, the line that loads the result in it)
     """
     from rich.box import HORIZONTALS
     from rich.table import Table
@@ -62,7 +65,7 @@ def print_summary(
     for label, text in rows:
         table.add_row(label, Text(text, style="bold" if label == "validation loss" else ""))
     console.print(table)
-    for program, line in commands:  # whole, beyond the margin if need be: they are there to be copied
+    for program, line in commands:  # never wrapped, so that they can be copied
         console.print(Text(f"  {program}", style="dim"), Text(f"    {line}"), sep="\n", soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""Terminals and pipes that go away while a run trains."""
+"""Terminals and pipes that are closed while a run trains."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import TextIO
 
 
 def ignoring_broken_pipe(notice: Callable[[str], None]) -> Callable[[str], None]:
-    """`notice` while a run trains: when the reader of a pipe goes away, lines are lost and the run goes on."""
+    """Return `notice` for use during a run: if the reader of a pipe exits, lines are lost and the run continues."""
 
-    def tell(line: str) -> None:
+    def guarded(line: str) -> None:
         try:
             notice(line)
         except (OSError, ValueError):  # a closed pipe, a terminal that hung up, a closed file
             silence(sys.stdout)
 
-    return tell
+    return guarded
 
 
 def silence(out: TextIO) -> None:
-    """Point `out` at nothing, so that what other code or the interpreter's exit still flushes to it cannot fail."""
+    """Redirect `out` to /dev/null, so that later flushes by other code or at exit cannot fail."""
     try:
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, out.fileno())
         os.close(devnull)
-    except (OSError, ValueError):  # no file behind it (a test's buffer): nothing is flushed at exit either
+    except (OSError, ValueError):  # not a file (a test's buffer): nothing is flushed at exit either
         return

@@ -1,4 +1,4 @@
-"""Figures in few characters, as a person reads them."""
+"""Numbers as short text for people."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def names_text(names: Collection[str]) -> str:
 
 
 def count_text(count: float) -> str:
-    """At most 5 characters, 3 digits: 512, 1.25k, 12.5k, 125k, 19.7M, 1.10B."""
+    """Return at most 5 characters, 3 digits: 512, 1.25k, 12.5k, 125k, 19.7M, 1.10B."""
     for limit, suffix in ((1e3, ""), (1e6, "k"), (1e9, "M"), (1e12, "B")):
         scaled = count / limit * 1e3
         if scaled < 999.5:
@@ -34,7 +34,7 @@ def count_text(count: float) -> str:
 
 
 def parameters_text(count: int) -> str:
-    """8.19B, 596.0M, 9.2K, 512: parameters as models are named after them."""
+    """Return a number of parameters as in names of models: 8.19B, 596.0M, 9.2K, 512."""
     if count < 1000:
         return str(count)
     for unit, suffix in ((1e3, "K"), (1e6, "M")):
@@ -44,7 +44,7 @@ def parameters_text(count: int) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """4.2 s, 2 min 15 s, 3 h 05 min."""
+    """Return a duration: 4.2 s, 2 min 15 s, 3 h 05 min."""
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -52,12 +52,12 @@ def duration_text(seconds: float) -> str:
 
 
 def devices_text(report: Report) -> str:
-    """The device of a run, and how many there are of several."""
+    """Return the device of a run, with the number of devices if there are several."""
     return f"{report.world_size} x {report.device.title}" if report.world_size > 1 else report.device.title
 
 
 def loss_text(loss: float) -> str:
-    """At most 6 characters for a loss below 1000: 2.3456, 10.812, 123.46."""
+    """Return at most 6 characters for a loss below 1000: 2.3456, 10.812, 123.46."""
     if not math.isfinite(loss):
         return str(loss)
     decimals = 4 if abs(loss) < 10 else 3 if abs(loss) < 100 else 2
@@ -65,7 +65,7 @@ def loss_text(loss: float) -> str:
 
 
 def norm_text(norm: float) -> str:
-    """At most 5 characters: 0.12, 12.3, 123, 5e-3, 1e+4 as 1e4; 0.0 below 1e-99, 9e99 above it."""
+    """Return at most 5 characters: 0.12, 12.3, 123, 5e-3, 1e4; 0.0 below 1e-99, 9e99 at most."""
     if not math.isfinite(norm) or norm < 1e-99:
         return str(norm if norm != norm or norm > 1 else 0.0)
     norm = min(norm, 9e99)
@@ -75,7 +75,7 @@ def norm_text(norm: float) -> str:
 
 
 def lr_text(lr: float) -> str:
-    """At most 6 characters for a rate above 1e-10: 3.0e-4; 0 for none, or next to none (below 1e-99)."""
+    """Return at most 6 characters for a rate above 1e-10: 3.0e-4; 0 below 1e-99."""
     return _short_exponent(f"{lr:.1e}") if lr >= 1e-99 else "0"
 
 
@@ -85,7 +85,7 @@ def _short_exponent(text: str) -> str:
 
 
 def step_time_text(duration_ms: float) -> str:
-    """At most 5 characters: 8.4ms, 156ms, 1.23s, 12.3s, 123s."""
+    """Return at most 5 characters: 8.4ms, 156ms, 1.23s, 12.3s, 123s."""
     if duration_ms < 999.5:
         return f"{duration_ms:.1f}ms" if duration_ms < 9.95 else f"{duration_ms:.0f}ms"
     seconds = duration_ms / 1000
@@ -93,7 +93,7 @@ def step_time_text(duration_ms: float) -> str:
 
 
 def eta_text(seconds: float) -> str:
-    """At most 5 characters, no more precise than a forecast is: 45s, 2m15s, 42m, 3h05m, 12h, 2d04h, 12d, 9999d."""
+    """Return at most 5 characters, as precise as a forecast: 45s, 2m15s, 42m, 3h05m, 12h, 2d04h, 12d, 9999d."""
     whole = round(min(seconds, 9999 * 86400))
     for unit, name, smaller, smaller_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
         if whole >= unit:

@@ -1,9 +1,9 @@
 """`surogate verify`: compares a run's model and recipe with transformers, on this machine, before the run.
 
 A few rows go forward and backward through the run's own programs, executor and kernels, and through transformers in
-float64 on the same weights, which is the truth. How far ours may be from it follows the error that transformers itself
-makes in the run's precision. A run that computes in less than fp32 is compared twice: the model in fp32, which shows
-errors that are smaller than the rounding of the run, and the run itself.
+float64 with the same weights. The float64 results are the truth. How far ours may be from it follows from the error of
+transformers itself in the run's precision. A run that computes in less than fp32 is compared twice: the model in fp32,
+which shows errors that are smaller than the rounding of the run, and then the run itself.
 """
 
 from __future__ import annotations
@@ -24,28 +24,33 @@ from ..errors import ConfigError
 from ..hub.config_json import read_config
 from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
 from ..planning.plan import plan_run
+from .extent import Extent
 from .needs import Needs, estimate, refuse_unless_it_fits
 from .programs import WithoutDropout, computes_in_fp32, in_fp32, refuse_training_only
+from .rows import ComparedRows, from_data, random_rows
 from .subject import Subject
-from .tokens import Chosen, from_data, random_batch
 from .verdict import Row, Verdict, compare
 
 if TYPE_CHECKING:
     from ..planning.inputs import PlanInputs
     from .observed import Observed
 
-__all__ = ["Row", "Verdict", "Verification", "verify"]
+__all__ = ["Extent", "Row", "Verdict", "Verification", "verify"]
+
+WHOLE_MODEL = Extent()
 
 DEFAULT_LENGTH = 512
-"""Tokens of a row, unless the run's rows are shorter: what transformers keeps for its backward pass fits beside it."""
+"""Tokens per row, unless the run's rows are shorter: transformers' activations in float64 then fit into memory."""
 
 
 @dataclass(frozen=True)
 class Verification:
     """What was compared, on what, and the results.
 
-    tokens: a description of them. device: where ours ran. left_out: kinds of ops for training alone, such as dropout,
-    that were off on both sides. in_fp32: the comparison of the model in fp32, where the run computes in less.
+    device    where our side ran
+    tokens    a description of the rows
+    left_out  kinds of training-only ops, such as dropout, that were off on both sides
+    in_fp32   the comparison of the model in fp32; None if the run itself computes in fp32
     """
 
     model: str
@@ -61,7 +66,7 @@ class Verification:
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """In the order in which to read them: an error of the model is an error of the run too."""
+        """The comparisons, the one in fp32 first: an error of the model is an error of the run too."""
         return (self.in_fp32, self.verdict) if self.in_fp32 else (self.verdict,)
 
     @property
@@ -77,27 +82,23 @@ class Verification:
 def verify(
     path: str | Path,
     overrides: Sequence[str] = (),
+    extent: Extent = WHOLE_MODEL,
     *,
-    rows: int = 2,
-    length: int | None = None,
-    layers: int | None = None,
-    random_tokens: bool = False,
     mode: Mode = "train",
     notice: Callable[[str], None] = print,
 ) -> Verification:
     """Compare the model and recipe of a YAML file with transformers on this machine. Writes nothing.
 
-    `rows` rows of `length` tokens (at most 512 of the run's own by default), of the run's data, or random ones where it
-    names none or `random_tokens` says so; of a model cut to its first `layers`, if that is given. `mode`: the verb
-    whose defaults the run takes. Raises ConfigError for what cannot be compared, or does not fit.
+    The rows are of the run's data, or random if it has none. `mode` is the command whose defaults the run takes. Raises
+    ConfigError for what cannot be compared or does not fit.
     """
     loaded = run.load(path, overrides, mode)
     config = loaded.config
-    length = length or min(config.sequence_len, DEFAULT_LENGTH)
+    length = extent.length or min(config.sequence_len, DEFAULT_LENGTH)
     if not 2 <= length <= config.sequence_len:
         raise ConfigError(f"--length: {length} is not from 2 to the run's sequence_len, {config.sequence_len}.")
     changes = {
-        "per_device_train_batch_size": rows,
+        "per_device_train_batch_size": extent.rows,
         "sequence_len": length,
         "gradient_accumulation_steps": 1,
         "lmhead_chunks": "auto",
@@ -107,8 +108,8 @@ def verify(
         scratch = Path(name)
         files = [*CONFIG_FILES, *TOKENIZER_FILES, *(() if config.from_scratch else WEIGHT_FILES)]
         model_dir = resolve_model_dir(config.model, files)
-        if layers is not None:
-            changes["model"] = str(_cut(model_dir, layers, scratch / "cut"))
+        if extent.layers is not None:
+            changes["model"] = str(_cut(model_dir, extent.layers, scratch / "cut"))
 
         def planned(revise: Callable[[PlanInputs], PlanInputs], **more: str) -> Subject:
             settings = [f"{key}={json.dumps(value)}" for key, value in (changes | more).items()]
@@ -120,77 +121,84 @@ def verify(
         subject = planned(no_dropout)
         model = subject.plan.inputs.model
         if not model.in_transformers:
-            raise ConfigError(f"model: transformers has no {model.name}, as its plugin says: nothing to compare with.")
+            raise ConfigError(f"model: its plugin says that transformers has no {model.name}: nothing to compare with.")
         refuse_training_only(subject)
         exact = None if computes_in_fp32(subject.plan.inputs) else planned(in_fp32, kernels="allow_reference")
-        if config.datasets and not random_tokens:
-            chosen = from_data(run.tokenize(loaded, notice), subject.plan.inputs, config.train_seed)
+        if config.datasets and not extent.random_tokens:
+            rows = from_data(run.tokenize(loaded, notice), subject.plan.inputs, config.train_seed)
         else:
-            chosen = random_batch(subject.plan.inputs, config.train_seed)
-        needed = estimate(subject, exact, chosen)
+            rows = random_rows(subject.plan.inputs, config.train_seed)
+        needed = estimate(subject, exact, rows)
         refuse_unless_it_fits(subject, needed)
         with _only_new_objects_collected():
-            meaning, verdict = _compare(subject, exact, chosen, model_dir, scratch, notice)
+            verdict_in_fp32, verdict = _compare(subject, exact, _Comparison(rows, model_dir, scratch, notice))
     precision = subject.plan.inputs.precision
     return Verification(
-        model=config.model + (f", its first {layers} layers" if layers else ""),
+        model=config.model + (f", its first {extent.layers} layers" if extent.layers else ""),
         recipe=config.recipe + "".join(f" with {adapter.name}" for adapter, _ in subject.plan.inputs.adapters),
         dtypes=f"model {precision.model}, products {precision.matmul}, their gradients {precision.gradient}",
         device=subject.plan.report.device.title,
-        weights="random, as a run from scratch begins" if config.from_scratch else "of the checkpoint",
-        tokens=chosen.told,
+        weights="random, as in a run from scratch" if config.from_scratch else "of the checkpoint",
+        tokens=rows.description,
         left_out=tuple(sorted(no_dropout.left_out)),
         needs=needed,
-        in_fp32=meaning,
+        in_fp32=verdict_in_fp32,
         verdict=verdict,
     )
 
 
-def _compare(
-    subject: Subject,
-    exact: Subject | None,
-    chosen: Chosen,
-    model_dir: Path,
-    scratch: Path,
-    notice: Callable[[str], None],
-) -> tuple[Verdict | None, Verdict]:
-    """(the comparison in fp32 where the run computes in less, that of the run). One model at a time is in memory.
+@dataclass(frozen=True)
+class _Comparison:
+    """What both sides of a comparison share. scratch: folder for weights that transformers reads."""
 
-    Ours goes first, since from scratch it draws the weights.
+    rows: ComparedRows
+    model_dir: Path
+    scratch: Path
+    notice: Callable[[str], None]
+
+
+def _compare(subject: Subject, exact: Subject | None, shared: _Comparison) -> tuple[Verdict | None, Verdict]:
+    """Return (the comparison in fp32 if the run computes in less, that of the run). Holds one model at a time.
+
+    Our side goes first, because in a run from scratch it draws the weights.
     """
     import torch
 
-    from . import ours, theirs, yardstick
+    from . import surogate_side, transformers_side, yardstick
 
+    rows, scratch = shared.rows, shared.scratch
     model, dims = subject.plan.inputs.model, subject.plan.inputs.dims
-    skipped = sorted(_names(model.weights(model.dims(read_config(model_dir)))) - _names(model.weights(dims)))
+    skipped = sorted(_names(model.weights(model.dims(read_config(shared.model_dir)))) - _names(model.weights(dims)))
     stored = {v.name: v.dtype for v in subject.plan.assembly.declared if v.role == "param"}
 
-    def our_side(of: Subject) -> Observed:
-        observed = ours.observe(of, chosen, scratch, skipped, stored, notice)
-        gc.collect()  # a watched worker refers to itself: its buffers would stay
+    def observe_ours(of: Subject) -> Observed:
+        weights = surogate_side.Weights(scratch, skipped, stored)
+        observed = surogate_side.observe(of, rows, weights, shared.notice)
+        gc.collect()  # a watched worker refers to itself, so that only a collection frees its buffers
         return observed
 
-    mine = our_side(subject)
-    mine_in_fp32 = our_side(exact) if exact else None
-    truth = theirs.observe(subject, chosen, scratch, torch.float64)
+    ours = observe_ours(subject)
+    ours_in_fp32 = observe_ours(exact) if exact else None
+    truth = transformers_side.observe(subject, rows, scratch, torch.float64)
     layers = _layers(subject)
-    for missing in (mine.gradients.keys() ^ truth.gradients.keys(), layers.keys() ^ truth.gradients.keys()):
+    for missing in (ours.gradients.keys() ^ truth.gradients.keys(), layers.keys() ^ truth.gradients.keys()):
         if missing:
-            raise ConfigError(f"{model_dir}: {min(missing)} has a gradient on one side only: nothing to compare with.")
-    beside = theirs.observe(subject, chosen, scratch, torch.float32)
-    fp32 = yardstick.fp32(beside, _longest_sum(subject), len(chosen.batch.tokens))
-    if mine_in_fp32 is None:
-        return None, compare(mine, truth, fp32, layers)
-    meaning = compare(mine_in_fp32, truth, fp32, layers)
-    del beside, fp32, mine_in_fp32
-    bf16 = yardstick.bf16(theirs.observe(subject, chosen, scratch, torch.bfloat16))
-    return meaning, compare(mine, truth, bf16, layers)
+            raise ConfigError(
+                f"{shared.model_dir}: {min(missing)} has a gradient on one side only: nothing to compare with."
+            )
+    in_fp32 = transformers_side.observe(subject, rows, scratch, torch.float32)
+    fp32 = yardstick.fp32(in_fp32, _longest_sum(subject), len(rows.batch.tokens))
+    if ours_in_fp32 is None:
+        return None, compare(ours, truth, fp32, layers)
+    verdict_in_fp32 = compare(ours_in_fp32, truth, fp32, layers)
+    del in_fp32, fp32, ours_in_fp32
+    bf16 = yardstick.bf16(transformers_side.observe(subject, rows, scratch, torch.bfloat16))
+    return verdict_in_fp32, compare(ours, truth, bf16, layers)
 
 
 @contextmanager
 def _only_new_objects_collected() -> Iterator[None]:
-    """Spares gc.collect() the objects of imported libraries: 2 s each time where transformers is imported."""
+    """Keep gc.collect() from visiting the objects of imported libraries: 2 s per call once transformers is imported."""
     gc.freeze()
     try:
         yield
@@ -199,7 +207,7 @@ def _only_new_objects_collected() -> Iterator[None]:
 
 
 def _longest_sum(subject: Subject) -> int:
-    """Terms of the longest sum in a product of the forward pass: the most columns of a weight."""
+    """Return the terms of the longest sum in a product of the forward pass: the most columns of a weight."""
     return max(v.shape[-1] for v in subject.plan.assembly.declared if v.role == "param" and len(v.shape) == 2)
 
 
@@ -208,14 +216,14 @@ def _names(weights: Iterable[WeightMap]) -> set[str]:
 
 
 def _layers(subject: Subject) -> dict[str, int]:
-    """Each trained tensor's layer, in the order of the layers: first what is outside."""
+    """Return the layer of each trained tensor, in the order of the layers. Tensors outside of layers come first."""
     stored = {weight.param: [tensor.name for tensor in weight.tensors] for weight in subject.plan.assembly.weights}
     trained = sorted(subject.plan.assembly.trainable, key=lambda v: v.block)
     return {name: v.block for v in trained for name in stored.get(v.name, [v.name])}
 
 
 def _cut(model_dir: Path, layers: int, folder: Path) -> Path:
-    """The model's files by reference, and a config.json of its first `layers`."""
+    """Return `folder` with links to the model's files and a config.json with its first `layers` only."""
     config = read_config(model_dir)
     has = config.get("num_hidden_layers")
     if not isinstance(has, int) or not 1 <= layers <= has:

@@ -1,4 +1,4 @@
-"""A whole model in float64, also where its code asks for float32 by name."""
+"""A whole model in float64, even where its code asks for float32 by name."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.overrides import TorchFunctionMode
 
 
 class KeepFloat64(TorchFunctionMode):
-    """Keeps a float64 tensor in float64 where code would narrow it to float32.
+    """Keeps a float64 tensor in float64 where code would cast it to float32.
 
     The norms and the softmax of transformers compute in float32 whatever the dtype of the model ("x.to(torch.float32)",
-    "softmax(x, dtype=torch.float32)"), so a model that is only moved to float64 is no more exact than these. Casts of
-    float64 tensors alone change: what begins in float32, such as the angles of RoPE, stays there.
+    "softmax(x, dtype=torch.float32)"), so a model that is only moved to float64 is no more exact than these. Only casts
+    of float64 tensors change: what starts in float32, such as the angles of RoPE, stays in float32.
     """
 
     def __torch_function__(

@@ -1,4 +1,4 @@
-"""What a comparison holds at most, before it begins. No torch."""
+"""The memory that a comparison needs, estimated before it starts. No torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..memory.devices import GIB
 from .subject import Subject
 
 if TYPE_CHECKING:
-    from .tokens import Chosen
+    from .rows import ComparedRows
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes at the peak. device: of the GPU, 0 where the CPU computes. host: of the machine's own memory."""
+    """Bytes at the peak. device: of the GPU, 0 on a CPU. host: of the machine's own memory."""
 
     device: int
     host: int
@@ -26,12 +26,12 @@ class Needs:
         return " and ".join([*parts, f"{self.host / GIB:.1f} GiB of host memory"])
 
 
-def estimate(subject: Subject, exact: Subject | None, chosen: Chosen) -> Needs:
-    """Ours is planned to the byte; transformers' float64 model is estimated; the largest counts.
+def estimate(subject: Subject, exact: Subject | None, rows: ComparedRows) -> Needs:
+    """Return the larger of our side, which is planned exactly, and transformers in float64, which is estimated.
 
-    An estimate: float64 weights and gradients, every activation of our forward pass in float64 twice (inputs and
-    results of modules that we run as one), logits four times, attention's scores of the longest document three times a
-    layer. Besides, what is compared is kept on the host in fp32. `exact`: the model in fp32, where it is compared too.
+    The estimate: weights and gradients in float64; each activation of our forward pass twice in float64 (inputs and
+    results of modules that we run as one op); logits four times; attention scores of the longest document three times
+    per layer. In addition, compared tensors stay on the host in fp32. `exact` is the model in fp32, if it is compared.
     """
     assembly = subject.plan.assembly
     plan = max(p.plan.report.device_bytes["total"] for p in (subject, exact) if p is not None)
@@ -39,26 +39,26 @@ def estimate(subject: Subject, exact: Subject | None, chosen: Chosen) -> Needs:
     weights = sum(v.size for v in assembly.declared if v.role == "param" and v.name in of_model)
     trained = subject.plan.n_trainable
     forward = {v for op in assembly.only("evaluate").ops for v in op.outs if v.role == "act"}
-    longest = max(b - a for a, b in chosen.documents)
-    share = longest / len(chosen.batch.tokens)
+    longest = max(b - a for a, b in rows.documents)
+    share = longest / len(rows.batch.tokens)
     heads = subject.run.model_config.get("num_attention_heads")
     scores = 3 * (heads if isinstance(heads, int) else 0) * _n_layers(subject) * longest**2
     logits = 4 * longest * subject.plan.inputs.dims.vocab_size
-    theirs = 8 * (weights + trained + scores + logits) + int(16 * share * sum(v.size for v in forward))
+    transformers = 8 * (weights + trained + scores + logits) + int(16 * share * sum(v.size for v in forward))
     compared = 3 if exact is None else 4
     kept = 4 * compared * (trained + sum(v.size for v in forward if v.label == "residual"))
     if subject.plan.target.device.sm is None:
-        return Needs(0, kept + max(plan, theirs))
-    return Needs(max(plan, theirs + subject.plan.report.device.runtime_bytes), kept + 8 * weights)
+        return Needs(0, kept + max(plan, transformers))
+    return Needs(max(plan, transformers + subject.plan.report.device.runtime_bytes), kept + 8 * weights)
 
 
 def refuse_unless_it_fits(subject: Subject, needed: Needs) -> None:
-    """ConfigError with what to do, when this machine has not that much."""
+    """Raise ConfigError, with what to do, if this machine has less memory than needed."""
     have = Needs(subject.plan.report.device.memory_bytes if needed.device else 0, memory_bytes())
     if needed.device > have.device or needed.host > have.host:
         raise ConfigError(
-            f"{subject.run.loaded.source}: to verify needs about {needed}; there are {have}. "
-            "Verify its first layers (--layers 4), or fewer tokens (--rows 1 --length 128)."
+            f"{subject.run.loaded.source}: verifying needs about {needed}; this machine has {have}. "
+            "Verify only the first layers (--layers 4) or fewer tokens (--rows 1 --length 128)."
         )
 
 

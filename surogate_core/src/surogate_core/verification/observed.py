@@ -1,4 +1,4 @@
-"""What is compared, of ours and of theirs alike."""
+"""The tensors that are compared, in the same form for both sides."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 EMBEDDING = "embedding"
 LOGITS = "logits"
 LOGIT_POSITIONS = 128
-"""Positions whose logits are kept: of vocabularies of 150,000 a whole batch would be gigabytes."""
+"""Positions whose logits are kept. With a vocabulary of 150,000 the logits of a whole batch would be gigabytes."""
 
 
 def block_name(block: int) -> str:
-    """What the output of a block is called."""
+    """Return the name of the output of a block."""
     return f"block {block}"
 
 
@@ -21,8 +21,9 @@ def block_name(block: int) -> str:
 class Observed:
     """Results of one forward and backward pass, fp32 on the host.
 
-    states: "embedding", "block 0", ..., each [positions, C], and "logits" [128 of them at most, V], in the order of the
-    forward pass. gradients: of the mean loss, by the name of the checkpoint's tensor, or of the adapter's param.
+    states     in the order of the forward pass: "embedding", "block 0", ..., each [positions, C], and "logits" [at most
+               128 positions, V]
+    gradients  of the mean loss, by the name of the checkpoint's tensor or of the adapter's param
     """
 
     loss: float = float("nan")

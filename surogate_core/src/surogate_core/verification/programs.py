@@ -24,17 +24,18 @@ EXACT: Final = Precision(
 
 
 class WithoutDropout:
-    """Leaves out of an adapter's program the ops for training alone, as an evaluation does.
+    """Removes training-only ops from the programs of adapters, as an evaluation does.
 
-    With dropout the two sides could not be compared: each draws its own elements. left_out: the kinds of ops.
+    With dropout the two sides could not be compared, because each draws its own mask. `left_out` collects the kinds of
+    ops that were removed.
     """
 
     def __init__(self) -> None:
         self.left_out: set[str] = set()
 
-    def __call__(self, given: PlanInputs) -> PlanInputs:
-        adapters = [(self._evaluated(adapter, given.ops), options) for adapter, options in given.adapters]
-        return replace(given, adapters=adapters)
+    def __call__(self, inputs: PlanInputs) -> PlanInputs:
+        adapters = [(self._evaluated(adapter, inputs.ops), options) for adapter, options in inputs.adapters]
+        return replace(inputs, adapters=adapters)
 
     def _evaluated(self, adapter: AdapterDef, ops: Mapping[str, OpDef]) -> AdapterDef:
         apply: Callable[..., Program] = adapter.apply
@@ -47,27 +48,27 @@ class WithoutDropout:
         return replace(adapter, apply=apply_evaluated)
 
 
-def in_fp32(given: PlanInputs) -> PlanInputs:
-    """The same model and adapters in fp32 without the recipe's rewrite, and without dropout."""
+def in_fp32(inputs: PlanInputs) -> PlanInputs:
+    """Return inputs for the same model and adapters in fp32, without the recipe's rewrite and without dropout."""
 
     def unchanged(program: Program, *others: Any) -> Program:
         return program
 
-    return replace(WithoutDropout()(given), precision=EXACT, recipe=replace(given.recipe, lower=unchanged))
+    return replace(WithoutDropout()(inputs), precision=EXACT, recipe=replace(inputs.recipe, lower=unchanged))
 
 
-def computes_in_fp32(given: PlanInputs) -> bool:
-    """Whether weights, products and gradients all are fp32."""
-    p = given.precision
-    return {p.model, p.matmul, p.gradient, p.param_grad, *([p.adapter] if given.adapters else [])} == {"fp32"}
+def computes_in_fp32(inputs: PlanInputs) -> bool:
+    """Return whether weights, products and gradients are all fp32."""
+    p = inputs.precision
+    return {p.model, p.matmul, p.gradient, p.param_grad, *([p.adapter] if inputs.adapters else [])} == {"fp32"}
 
 
 def refuse_training_only(subject: Subject) -> None:
-    """ConfigError if the model itself has ops for training alone: transformers' are off, ours would not be."""
+    """Raise ConfigError if the model itself has training-only ops: they are off in transformers, but not in ours."""
     ops = subject.plan.inputs.ops
     kept = [op.kind for op in subject.plan.assembly.micro_step(first=True, last=True).ops if ops[op.kind].training_only]
     if kept:
         raise ConfigError(
-            f"model: {subject.plan.inputs.model.name} has {kept[0]}, which is for training alone and cannot be left "
-            "out of a comparison with transformers. Verify it with a config that turns it off."
+            f"model: {subject.plan.inputs.model.name} has {kept[0]}, a training-only op that cannot be left out of "
+            "a comparison with transformers. Verify the model with a config that turns it off."
         )

@@ -1,4 +1,4 @@
-"""What is verified: a run and its plan."""
+"""The run that is verified, and its plan."""
 
 from __future__ import annotations
 

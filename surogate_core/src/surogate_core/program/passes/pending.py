@@ -26,10 +26,12 @@ def carried_states(
     an evaluation write before they read them. An op with effects is assumed to write every state that it reads.
     """
     first, *others = micro
-    written = {v for program in (*micro, evaluate) for op in program.ops for v in _writes(op, ops)}
+    written = {v for program in (*micro, evaluate) for op in program.ops for v in _writes(op, ops)} - sums
+    if not written:
+        return ()
     read = _read_first(first, ops) | _read_first(evaluate, ops)
     read |= {v for program in others for v in _used(program)} - _used(first)
-    return tuple(sorted((written & read) - sums, key=lambda v: v.name))
+    return tuple(sorted(written & read, key=lambda v: v.name))
 
 
 def on_copies(program: Program, copies: Mapping[Value, Value], builder: Builder, *, begins: bool) -> Program:
@@ -57,9 +59,9 @@ def on_copies(program: Program, copies: Mapping[Value, Value], builder: Builder,
     return replace(program, ops=(*taken, *renamed))
 
 
-def _writes(op: Op, ops: Mapping[str, OpDef]) -> set[Value]:
+def _writes(op: Op, ops: Mapping[str, OpDef]) -> list[Value]:
     values = (*op.outs, *op.ins) if ops[op.kind].effects else op.outs
-    return {v for v in values if v.role == "state"}
+    return [v for v in values if v.role == "state"]
 
 
 def _used(program: Program) -> set[Value]:
@@ -73,5 +75,5 @@ def _read_first(program: Program, ops: Mapping[str, OpDef]) -> set[Value]:
     for op in program.ops:
         added = {op.outs[i] for i in op.accumulate}
         read |= {v for v in (*op.ins, *added) if v.role == "state"} - replaced
-        replaced |= _writes(op, ops) - read
+        replaced |= set(_writes(op, ops)) - read
     return read

@@ -1,4 +1,4 @@
-"""Their side: transformers' model, and PEFT's adapter on it, from the same files."""
+"""The other side of a comparison: the model of transformers, with the adapter of PEFT, from the same files."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ..data.loader import NO_LABEL
 from ..errors import ConfigError
 from .float64 import KeepFloat64
 from .observed import EMBEDDING, LOGIT_POSITIONS, LOGITS, Observed, block_name
+from .rows import ComparedRows
 from .subject import Subject
-from .tokens import Chosen
 
 STORED: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def observe(subject: Subject, chosen: Chosen, scratch: Path, compute: torch.dtype) -> Observed:
-    """Forward and backward of every document on its own, computed in `compute`: float64, float32 or bfloat16.
+def observe(subject: Subject, rows: ComparedRows, scratch: Path, compute: torch.dtype) -> Observed:
+    """Run each document forward and backward in the dtype `compute` (float64, float32 or bfloat16).
 
-    Above bfloat16 the weights are first rounded to the dtype that the run stores, so that only the arithmetic differs.
-    Dropout is off. `scratch`: where our side has written what is not in the user's files.
+    For float64 and float32 the weights are first rounded to the dtype that the run stores, so that only the arithmetic
+    differs. Dropout is off. `scratch` holds the weights that our side wrote.
     """
     device = "cpu" if subject.plan.target.device.sm is None else "cuda:0"
     stored = compute if compute == torch.bfloat16 else STORED[subject.plan.inputs.precision.model]
@@ -43,14 +43,14 @@ def observe(subject: Subject, chosen: Chosen, scratch: Path, compute: torch.dtyp
         seen = _watch(model, stack)
         if compute == torch.float64:
             stack.enter_context(KeepFloat64())
-        for start, stop in chosen.documents:
-            tokens = torch.from_numpy(chosen.batch.tokens[start:stop]).long().to(device)
-            targets = torch.from_numpy(chosen.batch.targets[start:stop]).long().to(device)
+        for start, stop in rows.documents:
+            tokens = torch.from_numpy(rows.batch.tokens[start:stop]).long().to(device)
+            targets = torch.from_numpy(rows.batch.targets[start:stop]).long().to(device)
             logits = wrapped(input_ids=tokens[None], use_cache=False).logits[0]
             loss = F.cross_entropy(logits.float(), targets, ignore_index=NO_LABEL, reduction="sum")
-            (loss / chosen.batch.n_valid).backward()
+            (loss / rows.batch.n_valid).backward()
             total = observed.loss if seen[LOGITS] else 0.0
-            observed.loss = total + float(loss.detach()) / chosen.batch.n_valid
+            observed.loss = total + float(loss.detach()) / rows.batch.n_valid
             rest = LOGIT_POSITIONS - sum(len(part) for part in seen[LOGITS])
             seen[LOGITS].append(logits[:rest].detach().float().cpu())
     observed.states = {name: torch.cat(parts) for name, parts in seen.items()}
@@ -63,7 +63,7 @@ def observe(subject: Subject, chosen: Chosen, scratch: Path, compute: torch.dtyp
 
 
 def _load(subject: Subject, scratch: Path, dtype: torch.dtype) -> Any:
-    """The weights of the checkpoint, or those that our side has drawn, under the config that the run would save."""
+    """Load the weights of the checkpoint, or those that our side drew, with the config that the run would save."""
     from transformers import AutoModelForCausalLM
     from transformers import __version__ as version
 
@@ -75,16 +75,17 @@ def _load(subject: Subject, scratch: Path, dtype: torch.dtype) -> Any:
         return AutoModelForCausalLM.from_pretrained(
             model_dir, config=str(config), dtype=dtype, attn_implementation="eager"
         ).eval()
-    except Exception as error:  # a config, a file or a version can fail in any of its layers
-        told = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ConfigError(f"{model_dir}: transformers {version} does not load this model: {told}") from error
+    except Exception as error:  # config, files and version can fail anywhere in transformers
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ConfigError(f"{model_dir}: transformers {version} does not load this model: {reason}") from error
 
 
 def _in_dtype(model: Any, dtype: torch.dtype) -> Any:
-    """Parameters in `dtype`; in bfloat16 they have been loaded so, and an adapter stays in the fp32 that PEFT gives it.
+    """Convert parameters to `dtype`. For bfloat16 nothing changes: the weights were loaded in it, and PEFT keeps an
+    adapter in fp32.
 
-    Buffers stay as they are: `model.to(torch.bfloat16)` would round the frequencies of RoPE too, which no training
-    with transformers does, and would make its error look large.
+    Buffers are not converted: `model.to(torch.bfloat16)` would round the frequencies of RoPE too. No training with
+    transformers does that, and its error would look larger than it is.
     """
     if dtype != torch.bfloat16:
         for parameter in model.parameters():
@@ -93,10 +94,10 @@ def _in_dtype(model: Any, dtype: torch.dtype) -> Any:
 
 
 def _count_padding(model: Any) -> None:
-    """Have torch's embeddings give the padding token's row its gradient.
+    """Make torch's embeddings compute the gradient of the padding token's row.
 
-    transformers passes `pad_token_id` as `padding_idx` to torch.nn.Embedding, which then leaves out the gradient of
-    that row; the forward pass is the same. Surogate trains the row wherever the token stands in a document, because
+    transformers passes `pad_token_id` as `padding_idx` to torch.nn.Embedding, which leaves out the gradient of that
+    row and does not change the forward pass. Surogate trains the row wherever the token occurs in a document, because
     many tokenizers pad with the token that also ends a text.
     """
     for module in model.modules():
@@ -105,19 +106,22 @@ def _count_padding(model: Any) -> None:
 
 
 def _adapted(subject: Subject, model: Any, scratch: Path) -> tuple[Any, dict[str, Tensor]]:
-    """(what is called, the parameters that are trained, by their names)."""
+    """Return the model to call, and the trained parameters by name."""
     if subject.run.adapter is None:
         return model, dict(model.named_parameters())
     try:
         import peft
     except ImportError as error:
-        raise ConfigError(f"an adapter is verified beside PEFT's: {error}. Install it: pip install peft") from None
+        raise ConfigError(f"an adapter is compared with that of PEFT: {error}. Install it: pip install peft") from None
     wrapped = peft.PeftModel.from_pretrained(model, scratch / "adapter", is_trainable=True)
     return wrapped, {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
 
 
 def _gradients(subject: Subject, wrapped: Any, parameters: dict[str, Any], scratch: Path) -> dict[str, Tensor]:
-    """Under the names that our side uses. An adapter's go through the files of its format, which names them."""
+    """Return gradients by the names that our side uses.
+
+    Those of an adapter are saved and loaded in its file format, which translates the names.
+    """
     found = subject.run.adapter
     if found is None:
         return {name: p.grad.float().cpu() for name, p in parameters.items() if p.grad is not None}
@@ -131,7 +135,10 @@ def _gradients(subject: Subject, wrapped: Any, parameters: dict[str, Any], scrat
 
 
 def _watch(model: Any, stack: ExitStack) -> dict[str, list[Tensor]]:
-    """Lists that fill with what the embedding and each block return, while `stack` is open; and one for the logits."""
+    """Return a list for the embedding, each block and the logits.
+
+    While `stack` is open, hooks append what the embedding and the blocks return.
+    """
     blocks = getattr(model.base_model, "layers", None)
     if blocks is None:
         raise ConfigError(f"transformers' {type(model).__name__} has no list of layers to compare with.")
@@ -153,17 +160,17 @@ def _watch(model: Any, stack: ExitStack) -> dict[str, list[Tensor]]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without progress bars and advice: what is told is told by the caller."""
-    from transformers.utils import logging as theirs
+    """Silence the progress bars and warnings of transformers."""
+    from transformers.utils import logging as transformers_logging
 
-    level, bars = theirs.get_verbosity(), theirs.is_progress_bar_enabled()
-    theirs.set_verbosity(logging.ERROR)
-    theirs.disable_progress_bar()
+    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity(logging.ERROR)
+    transformers_logging.disable_progress_bar()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             yield
     finally:
-        theirs.set_verbosity(level)
+        transformers_logging.set_verbosity(level)
         if bars:
-            theirs.enable_progress_bar()
+            transformers_logging.enable_progress_bar()

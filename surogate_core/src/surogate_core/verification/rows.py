@@ -14,27 +14,27 @@ from ..errors import ConfigError
 from ..planning.inputs import PlanInputs
 
 _TRIED_ROWS = 256
-"""Rows that are looked at for labels."""
+"""Rows of the data that are searched for labels."""
 
 _DOCUMENTS_A_ROW = 4
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """A micro-batch, and in words where its tokens are from."""
+class ComparedRows:
+    """A micro-batch, and a description of where its tokens come from."""
 
     batch: MicroBatch
-    told: str
+    description: str
 
     @property
     def documents(self) -> list[tuple[int, int]]:
-        """(start, stop) of the documents that have a label; the rest, padding too, has no part in loss or gradient."""
+        """(start, stop) of each document with a label. The others, and padding, do not affect loss or gradients."""
         bounds = pairwise(dict.fromkeys(self.batch.cu_seqlens.tolist()))
         return [(a, b) for a, b in bounds if bool((self.batch.targets[a:b] != NO_LABEL).any())]
 
 
-def from_data(data: Corpora, inputs: PlanInputs, seed: int) -> Chosen:
-    """Rows of the training data, at random, cut to the length that is compared; those without a label passed over."""
+def from_data(data: Corpora, inputs: PlanInputs, seed: int) -> ComparedRows:
+    """Return random rows of the training data, cut to the compared length. Rows without a label are skipped."""
     n_rows, length = _shape(inputs)
     found: list[MicroBatch] = []
     order = permutation(data.train.n_rows, seed, purpose=SHUFFLE)[:_TRIED_ROWS]
@@ -49,14 +49,14 @@ def from_data(data: Corpora, inputs: PlanInputs, seed: int) -> Chosen:
             f"datasets: none of {len(order)} rows has a label in its first {length} tokens. Raise --length, "
             "or use --random-tokens."
         )
-    while len(found) < n_rows:  # a small set: the same rows again
+    while len(found) < n_rows:  # a small data set: repeat rows
         found.append(found[len(found) % len(order)])
     batch = _joined(found, length, inputs)
-    return Chosen(batch, f"{n_rows} x {length} from the run's data, {batch.n_valid:,} labels")
+    return ComparedRows(batch, f"{n_rows} x {length} from the run's data, {batch.n_valid:,} labels")
 
 
-def random_batch(inputs: PlanInputs, seed: int) -> Chosen:
-    """Random tokens in documents of random lengths, all of them labelled."""
+def random_rows(inputs: PlanInputs, seed: int) -> ComparedRows:
+    """Return random tokens in documents of random lengths, all of them labelled."""
     n_rows, length = _shape(inputs)
     rng = np.random.default_rng(seed)
     documents = min(_DOCUMENTS_A_ROW, _documents_a_row(inputs) - 1, max(1, length // 8))
@@ -71,7 +71,7 @@ def random_batch(inputs: PlanInputs, seed: int) -> Chosen:
         labels = int((targets != NO_LABEL).sum())
         rows.append(MicroBatch(tokens, targets, positions.astype(np.int32), starts, length, labels))
     batch = _joined(rows, length, inputs)
-    return Chosen(batch, f"{n_rows} x {length} random tokens in documents, {batch.n_valid:,} labels")
+    return ComparedRows(batch, f"{n_rows} x {length} random tokens in documents, {batch.n_valid:,} labels")
 
 
 def _shape(inputs: PlanInputs) -> tuple[int, int]:
@@ -79,12 +79,12 @@ def _shape(inputs: PlanInputs) -> tuple[int, int]:
 
 
 def _documents_a_row(inputs: PlanInputs) -> int:
-    """The most that the programs allow, padding counted as one."""
+    """Return the most documents per row that the programs allow. Padding counts as one."""
     return inputs.max_documents // inputs.batch_size
 
 
 def _cut(row: MicroBatch, length: int, most: int, pad_id: int) -> MicroBatch:
-    """The first `length` positions of a row of one; beyond `most` - 1 documents it is padding."""
+    """Return the first `length` positions of a batch of one row. Past `most` - 1 documents it becomes padding."""
     starts = row.cu_seqlens[: row.n_documents]
     starts = starts[starts < length]
     tokens, targets, positions = (a[:length].copy() for a in (row.tokens, row.targets, row.positions))
@@ -96,7 +96,7 @@ def _cut(row: MicroBatch, length: int, most: int, pad_id: int) -> MicroBatch:
 
 
 def _joined(rows: list[MicroBatch], length: int, inputs: PlanInputs) -> MicroBatch:
-    """Rows, whose `cu_seqlens` are but the starts of their documents, as one batch."""
+    """Join rows into one batch. Their `cu_seqlens` hold only the starts of their documents."""
     total = length * len(rows)
     starts = np.concatenate([row.cu_seqlens + n * length for n, row in enumerate(rows)])
     cu_seqlens = np.full(inputs.max_documents + 1, total, np.int32)

@@ -1,9 +1,9 @@
-"""Our side: the run's programs, run op by op by the executor of the device, looked at between the ops."""
+"""Our side of a comparison: runs the programs of the run op by op and reads values between the ops."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor
 from .. import run
 from ..checkpoint import hf
 from ..checkpoint.adapter import load_adapter
-from ..checkpoint.saved_run import model_export
 from ..planning.assembly import Assembly
 from ..program.op import Program
 from ..reference.rounding import TORCH_DTYPES
@@ -21,37 +20,40 @@ from ..runtime.initialise import initialise
 from ..runtime.team import Team
 from ..runtime.worker import Worker
 from .observed import EMBEDDING, LOGIT_POSITIONS, LOGITS, Observed, block_name
+from .rows import ComparedRows
 from .subject import Subject
-from .tokens import Chosen
 
 _ADAPTER_STD = 0.02
 
 
-def observe(
-    subject: Subject,
-    chosen: Chosen,
-    scratch: Path,
-    skipped: Sequence[str],
-    stored: Mapping[str, str],
-    notice: Callable[[str], None],
-) -> Observed:
-    """Run a micro-step. Weights that are drawn, and the adapter, are written to "model" and "adapter" in `scratch`,
-    unless an earlier call has written them.
+@dataclass(frozen=True)
+class Weights:
+    """Which weights a comparison uses.
 
-    `skipped`: the checkpoint's tensors that belong to layers which were cut off. `stored`: the dtype of each param in
-    the run that is verified, to which the weights are rounded.
+    scratch  folder for weights that transformers cannot read from the user's files: "model" if they are drawn, and
+             "adapter". Written by the first `observe`.
+    skipped  tensors of the checkpoint that belong to layers which were cut off
+    stored   dtype of each param in the run that is verified; the weights are rounded to it
     """
+
+    scratch: Path
+    skipped: Sequence[str]
+    stored: Mapping[str, str]
+
+
+def observe(subject: Subject, rows: ComparedRows, weights: Weights, notice: Callable[[str], None]) -> Observed:
+    """Run one micro-step on `rows` and return its results."""
     worker = run.make_worker(subject.run, subject.plan, notice=notice)
     try:
-        _fill(subject, worker, skipped)
+        _fill(subject, worker, weights.skipped)
         for name, param in worker.params().items():
-            param.copy_(param.to(TORCH_DTYPES[stored[name]]))
-        _write(subject, worker, scratch)
+            param.copy_(param.to(TORCH_DTYPES[weights.stored[name]]))
+        _write(subject, worker, weights.scratch)
         observed = Observed()
-        positions = torch.cat([torch.arange(a, b) for a, b in chosen.documents])
+        positions = torch.cat([torch.arange(a, b) for a, b in rows.documents])
         worker.watch(lambda buffers: _Watcher(buffers, positions, observed))
         worker.start(graphs=False)
-        worker.micro_step(chosen.batch, first=True, last=True, loss_scale=1 / chosen.batch.n_valid, index=1)
+        worker.micro_step(rows.batch, first=True, last=True, loss_scale=1 / rows.batch.n_valid, index=1)
         worker.settle()
         view = worker.buffers.persistent
         observed.loss = float(view(subject.plan.assembly.loss))
@@ -62,7 +64,7 @@ def observe(
 
 
 class _Watcher:
-    """Copies the residual stream as each block leaves it, and the logits, when the forward pass has written them."""
+    """Copies the output of each block and the logits when the forward pass has written them."""
 
     def __init__(self, buffers: Buffers, positions: Tensor, observed: Observed) -> None:
         self._buffers = buffers
@@ -80,7 +82,7 @@ class _Watcher:
             if out.label == "residual":
                 self._keep(block_name(self._blocks), self._buffers.view(out, name))
                 self._blocks += 1
-        if op.kind in ("lm_head_ce", "lm_head_ce_grads"):  # neither writes logits: made from what they read
+        if op.kind in ("lm_head_ce", "lm_head_ce_grads"):  # neither op writes logits: compute them from its inputs
             x, head = (self._buffers.view(value, name) for value in op.ins[:2])
             rows = x[self._positions[:LOGIT_POSITIONS].to(x.device)]
             self._observed.states[LOGITS] = (rows @ head.T).float().cpu()
@@ -90,13 +92,16 @@ class _Watcher:
 
 
 def _fill(subject: Subject, worker: Worker | Team, skipped: Sequence[str]) -> None:
-    """As a run begins, but that an adapter's zero matrices are drawn: they would hide their partners' gradients."""
-    config, assembly, given = subject.run.config, subject.plan.assembly, subject.plan.inputs
+    """Fill the weights as at the start of a run, except that an adapter's zero matrices are drawn.
+
+    A matrix of zeros would make the gradients of the other matrix of its pair zero.
+    """
+    config, assembly, inputs = subject.run.config, subject.plan.assembly, subject.plan.inputs
     params = worker.params()
     if skipped and not config.from_scratch:
         initialise((v for v in assembly.declared if v.init), worker.buffers.persistent, config.train_seed)
-        ignored = [*given.model.ignored_tensors(given.dims), *skipped]
-        copies = given.model.tied_copies(given.dims)
+        ignored = [*inputs.model.ignored_tensors(inputs.dims), *skipped]
+        copies = inputs.model.tied_copies(inputs.dims)
         hf.load_weights(subject.run.model_dir, assembly.weights, params, ignored, copies)
         load_adapter(subject.run, assembly, params)
     else:
@@ -111,21 +116,21 @@ def _fill(subject: Subject, worker: Worker | Team, skipped: Sequence[str]) -> No
 
 
 def _write(subject: Subject, worker: Worker | Team, scratch: Path) -> None:
-    """What transformers cannot read from the user's files."""
+    """Write what transformers cannot read from the user's files."""
     config, params = subject.run.config, worker.params()
     worker.settle()
     if config.from_scratch and not (scratch / "model").exists():
         hf.save_model(scratch / "model", model_export(subject.run, subject.plan, params))
-    chosen = subject.run.adapter
-    if chosen is not None and not (scratch / "adapter").exists():
-        adapter, options = chosen
+    found = subject.run.adapter
+    if found is not None and not (scratch / "adapter").exists():
+        adapter, options = found
         (scratch / "adapter").mkdir()
         trained = {v.name: params[v.name] for v in subject.plan.assembly.trainable}
         adapter.save(trained, scratch / "adapter", str(subject.run.model_dir), options)
 
 
 def _gradients(assembly: Assembly, view: Callable[..., Tensor]) -> dict[str, Tensor]:
-    """By the names of the checkpoint's tensors, or of the adapter's params."""
+    """Return gradients by the names of the checkpoint's tensors or of the adapter's params."""
     trained = {v.name for v in assembly.trainable}
     values = {v.name.removeprefix("grad."): v for v in assembly.declared if v.role == "grad"}
     grads = {name: view(value).float().cpu().clone() for name, value in values.items() if name in trained}

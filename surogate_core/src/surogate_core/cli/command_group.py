@@ -1,0 +1,62 @@
+"""The group of all commands: turns errors and results into exit codes, and adds the commands of installed plugins."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from ..errors import SurogateError
+from .signals import INTERRUPTED
+
+BROKEN_PIPE: Final = 141
+
+
+class CommandGroup(TyperGroup):
+    """Exit codes: 0 done; 2 error in the user's input (one message, no traceback); 1 error in our code (with a
+    traceback); 3 the run stopped itself; 130 and 143 interrupted; 141 the reader of our output is gone."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            # The interpreter flushes stdout again at exit, which must not fail.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(BROKEN_PIPE) from None
+        except SurogateError as error:
+            if error.exit_code == 1:
+                raise
+            from .render import print_error, print_traceback
+
+            hint = print_traceback(error)
+            print_error(f"{error}{hint}")
+            raise typer.Exit(error.exit_code) from None
+        raise typer.Exit(result if isinstance(result, int) else 0)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        from .external import external_commands
+
+        return [*super().list_commands(ctx), *sorted(external_commands())]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return core's own command or, for a plugin's, a stand-in that help can list without importing the plugin."""
+        own = super().get_command(ctx, cmd_name)
+        if own is not None:
+            return own
+        from .external import external_commands, stand_in
+
+        command = external_commands().get(cmd_name)
+        return stand_in(command) if command else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        from .external import CORE_COMMANDS, external_commands, load_command
+
+        if args and args[0] not in CORE_COMMANDS and (command := external_commands().get(args[0])):
+            return args[0], load_command(command), args[1:]
+        return super().resolve_command(ctx, args)

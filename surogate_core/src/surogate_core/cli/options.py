@@ -1,0 +1,61 @@
+"""Arguments and options that several commands take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from ..config.load import Mode
+
+ConfigArgument = Annotated[Path | None, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
+ConfigOption = Annotated[Path | None, typer.Option("--config", metavar="PATH", help="The same, as an option.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file. Repeatable.")
+]
+CheckFiniteOption = Annotated[
+    bool, typer.Option("--check-finite", help="Stop at the first op that writes NaN or inf, and name it.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+SftOption = Annotated[bool, typer.Option("--sft", help="Use the defaults of `surogate sft` (LoRA).")]
+PtOption = Annotated[bool, typer.Option("--pt", help="Use the defaults of `surogate pt`.")]
+
+
+@dataclass(frozen=True)
+class RunArguments:
+    """The run that a command is about.
+
+    config     path of the YAML file
+    overrides  "key=value" of each --set
+    mode       the command whose defaults the run takes
+    """
+
+    config: Path
+    overrides: list[str]
+    mode: Mode = "train"
+
+
+def run_arguments(
+    ctx: typer.Context, path: Path | None, option: Path | None, overrides: list[str] | None, mode: Mode
+) -> RunArguments:
+    """Combine the arguments of a command. Without a config file: print help on stderr and exit with 2."""
+    if path is not None and option is not None and path != option:
+        raise ConfigError(f"two config files: {path} and --config {option}. Give one")
+    config = path or option
+    if config is None:
+        typer.echo(ctx.get_help(), err=True)
+        typer.echo(f"\nNo config file. Give one: surogate {ctx.info_name} run.yaml", err=True)
+        raise typer.Exit(2)
+    return RunArguments(config, overrides or [], mode)
+
+
+def mode_of(sft: bool, pt: bool) -> Mode:
+    """Return the mode that --sft and --pt choose."""
+    if sft and pt:
+        raise ConfigError("--sft and --pt: a run has the defaults of one command. Give one")
+    return "sft" if sft else "pt" if pt else "train"

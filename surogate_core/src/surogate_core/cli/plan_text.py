@@ -1,0 +1,156 @@
+"""The plan of a run as text, at most 80 columns wide unless the terminal is wider."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ..memory.devices import GIB
+from ..memory.report import Report
+from ..planning.plan import Plan
+from ..planning.resolve import KernelTable
+from ..planning.run import Run
+from ..planning.suggestions import suggest
+from ..plugins.registry import REFERENCE
+from ..reporting.text import devices_text, parameters_text
+from .render import output_width, paint, paragraph
+
+_LARGEST = 5
+"""How many of the largest values are shown."""
+
+
+def plan_text(run: Run, plan: Plan, chosen: str, defaults: str) -> Iterator[str]:
+    """Yield the lines of a plan.
+
+    chosen    why the run is planned for this device
+    defaults  whose defaults the run takes, or "" if another command would train the same
+    """
+    yield from _run(run, plan)
+    if defaults:
+        yield defaults
+    yield ""
+    yield from _memory(plan.report, chosen)
+    yield ""
+    yield from _speed(plan)
+    yield from _kernels(plan.kernels, run.config.kernels)
+    for notice in plan.kernels.notices:
+        yield _wrapped(notice)
+    if not plan.report.fits:
+        yield ""
+        yield from _suggestions(run, plan)
+
+
+def _run(run: Run, plan: Plan) -> Iterator[str]:
+    inputs, config, workers = plan.inputs, run.config, plan.report.world_size
+    parameters, trained = parameters_text(plan.n_params), parameters_text(plan.n_trainable)
+    yield f"{config.model}: {inputs.model.name}, {parameters} parameters, {trained} trained"
+    yield (
+        f"recipe {config.recipe}, model {inputs.precision.model}, products {inputs.precision.matmul}, "
+        f"optimizer {config.optimizer}" + "".join(f", adapter {adapter.name}" for adapter, _ in inputs.adapters)
+    )
+    steps = config.gradient_accumulation_steps
+    yield (
+        f"{inputs.batch_size} x {inputs.seq_len} tokens per micro-step, "
+        f"{steps} micro-step{'s' * (steps > 1)} per step" + (f", on each of {workers} GPUs" if workers > 1 else "")
+    )
+
+
+def _memory(report: Report, chosen: str) -> Iterator[str]:
+    each = ", on each" if report.world_size > 1 else ""
+    yield _wrapped(f"{devices_text(report)}, {_size(report.device.memory_bytes).strip()}{each} ({chosen})")
+    for name, nbytes in report.device_bytes.items():
+        if name != "total":
+            yield f"  {name:<14}{_size(nbytes)}"
+    total = report.device_bytes["total"]
+    verdict = paint("fits", "green") if report.fits else paint("does not fit", "red")
+    rest = f"{_size(abs(report.device.memory_bytes - total)).strip()} {'to spare' if report.fits else 'too much'}"
+    yield f"  {'total':<14}{_size(total)}   {verdict}, {rest}"
+    yield ""
+    yield f"activations at the peak ({report.peak})"
+    yield from _by_label(report.activations_by_label)
+    yield ""
+    yield "largest values"
+    for same in report.largest[:_LARGEST]:
+        name = same.name if same.count == 1 else f"{same.name} ({same.count} of them)"
+        yield f"  {name:<40}{_size(same.nbytes)}   {same.dtype} {list(same.shape)}"
+
+
+def _by_label(labels: Mapping[str, int], most: int = 8) -> Iterator[str]:
+    rows = list(labels.items())
+    for label, nbytes in rows[:most]:
+        yield f"  {label:<14}{_size(nbytes)}"
+    if len(rows) > most:
+        yield f"  {'others':<14}{_size(sum(nbytes for _, nbytes in rows[most:]))}"
+
+
+def _speed(plan: Plan) -> Iterator[str]:
+    report, step = plan.report, plan.report.step
+    yield (
+        f"step:   {report.tokens:,} tokens, {_flops(step.flops)}, {step.bytes / 1e9:,.1f} GB moved, "
+        f"{_duration(step.seconds)}"
+    )
+    if step.comm_seconds:
+        sent = sum(plan.inputs.ops[op.kind].link(op) for p in plan.assembly.programs.values() for op in p.ops)
+        yield (
+            f"gpus:   each sends {sent / 1e9:,.2f} GB of gradients in {_duration(step.comm_seconds)}, "
+            f"{_duration(step.waiting_seconds)} not hidden"
+        )
+    yield f"speed:  {report.tokens_per_second:,.0f} tokens/s (roofline; rates: {report.device.source})"
+
+
+def _suggestions(run: Run, plan: Plan) -> Iterator[str]:
+    suggestions = suggest(run, plan)
+    if suggestions:
+        yield "cheapest ways to make room"
+    for suggestion in suggestions:
+        cost = f"{suggestion.costs / plan.report.step.seconds:+.0%} time"
+        enough = "enough alone" if len(suggestion.changes) == 1 else "enough together"
+        missing = f"still {_size(suggestion.missing).strip()} too much"
+        yield from (f"  {change}" for change in suggestion.changes)
+        yield f"      saves {_size(suggestion.saves).strip()}, {cost}, {missing if suggestion.missing else enough}"
+    if all(suggestion.missing for suggestion in suggestions):
+        yield "Nothing makes it fit: use a smaller model, or a GPU with more memory."
+
+
+def _kernels(kernels: KernelTable, allowed: str) -> Iterator[str]:
+    by_provider: dict[str, list[str]] = {}
+    for kind, provider in kernels.providers.items():
+        by_provider.setdefault(provider, []).append(kind)
+    for provider, kinds in by_provider.items():
+        if provider != REFERENCE:
+            yield _wrapped(f"kernels of {provider}: {', '.join(kinds)}")
+        elif kernels.target is None or kernels.target.device.sm is None:
+            yield f"kernels: all {len(kinds)} kinds of ops run as torch references on a CPU"
+        else:
+            yield from _without_kernel(kernels, kinds, allowed)
+
+
+def _without_kernel(kernels: KernelTable, kinds: list[str], allowed: str) -> Iterator[str]:
+    """Yield the ops that a GPU runs in plain torch or cannot run, grouped by the reasons that the kernels give."""
+    if allowed == "allow_reference":
+        yield "without a compiled kernel; run in plain torch, slowly (kernels: allow_reference)"
+    else:
+        yield "without a compiled kernel, so this GPU cannot run it"
+    by_reasons: dict[tuple[str, ...], list[str]] = {}
+    for kind in kinds:
+        reasons = kernels.refusals.get(kind, ()) or ("no installed package has a kernel for it",)
+        by_reasons.setdefault(reasons, []).append(kind)
+    for reasons, alike in by_reasons.items():
+        more = f"; and {len(reasons) - 2} more" if len(reasons) > 2 else ""
+        yield paragraph(f"{', '.join(alike)}: {'; '.join(reasons[:2])}{more}", output_width() or 80, "  ")
+
+
+def _wrapped(text: str) -> str:
+    return paragraph(text, output_width() or 80)
+
+
+def _size(nbytes: int) -> str:
+    """Right-aligned in a column of 13: GiB, or MiB below one."""
+    return f"{nbytes / GIB:>9,.2f} GiB" if nbytes >= GIB else f"{nbytes / (GIB >> 10):>9,.2f} MiB"
+
+
+def _flops(n: int) -> str:
+    return f"{n / 1e12:,.1f} TFLOP" if n >= 1e12 else f"{n / 1e9:,.1f} GFLOP"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
