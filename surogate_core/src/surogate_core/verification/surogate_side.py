@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import run
 from ..checkpoint import hf
 from ..checkpoint.adapter import load_adapter
+from ..checkpoint.saved_run import model_export
 from ..planning.assembly import Assembly
 from ..program.op import Program
 from ..reference.rounding import TORCH_DTYPES
