@@ -479,9 +479,9 @@ def test_a_logger_that_fails_in_a_step_is_named_and_no_longer_called(tmp_path: P
 
 def test_a_command_that_fails_names_its_distribution(install: Install) -> None:
     source = "def command() -> None:\n    raise KeyError('boom')"
-    install("acme-verbs", "1.0", "hello", source, group="surogate.commands", head="")
+    install("acme-commands", "1.0", "hello", source, group="surogate.commands", head="")
     assert the_error(CliRunner().invoke(app, ["hello"])).startswith(
-        "command 'hello' of acme-verbs 1.0 failed: KeyError: 'boom'"
+        "command 'hello' of acme-commands 1.0 failed: KeyError: 'boom'"
     )
 
 

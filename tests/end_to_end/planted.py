@@ -83,7 +83,7 @@ def wrong_eps(kind: str, ins: tuple[Value, ...], attrs: dict[str, Any]) -> dict[
 class Planting:
     """A builder that passes everything on, changed in BLOCK.
 
-    attrs: (kind, inputs, attributes) -> attributes of an op. behind: kind of op -> function (builder, output,
+    attrs: (kind, inputs, attributes) -> attributes of an op. after: kind of op -> function (builder, output,
     attributes) -> what is read in place of its first output.
     """
 
@@ -91,11 +91,11 @@ class Planting:
         self,
         builder: Builder,
         attrs: Callable[..., dict[str, Any]] | None = None,
-        behind: dict[str, Callable[..., Value]] | None = None,
+        after: dict[str, Callable[..., Value]] | None = None,
     ) -> None:
         self._builder = builder
         self._attrs = attrs
-        self._behind = behind or {}
+        self._after = after or {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._builder, name)
@@ -105,8 +105,8 @@ class Planting:
             return self._builder.emit(kind, *ins, **given)
         attrs = self._attrs(kind, ins, given) if self._attrs else given
         outs = self._builder.emit(kind, *ins, **attrs)
-        if kind in self._behind:
-            outs = (self._behind[kind](self._builder, outs[0], attrs), *outs[1:])
+        if kind in self._after:
+            outs = (self._after[kind](self._builder, outs[0], attrs), *outs[1:])
         return outs
 
     def apply(self, kind: str, *ins: Value, **given: Any) -> Value:
@@ -147,8 +147,8 @@ OPS = [
 
 ERRORS: dict[str, dict[str, Any]] = {
     "wrong eps": {"attrs": wrong_eps},
-    "swapped head": {"behind": {"attention": swapped}},
-    "RoPE off by one": {"behind": {"rope": turned, "qk_norm_rope": turned}},
+    "swapped head": {"after": {"attention": swapped}},
+    "RoPE off by one": {"after": {"rope": turned, "qk_norm_rope": turned}},
 }
 
 
