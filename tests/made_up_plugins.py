@@ -29,7 +29,7 @@ def installing(folder: Path, monkeypatch: pytest.MonkeyPatch, head: str = "") ->
         info = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
         info.mkdir(exist_ok=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
-        target = f"{package}:verb" if group == "surogate.commands" else package
+        target = f"{package}:command" if group == "surogate.commands" else package
         with (info / "entry_points.txt").open("a") as file:
             file.write(f"[{group}]\n{entry} = {target}\n")
         plugins._survey.cache_clear()

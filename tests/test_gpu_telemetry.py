@@ -130,8 +130,8 @@ def test_a_driver_that_fails_is_one_notice(monkeypatch: pytest.MonkeyPatch) -> N
         watched.step(number)
         time.sleep(0.02)
     watched.close()
-    (told,) = watched.notices
-    assert "GPU is lost" in told and not watched.seen
+    (notice,) = watched.notices
+    assert "GPU is lost" in notice and not watched.seen
 
 
 def test_without_nvml_there_is_a_notice_and_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

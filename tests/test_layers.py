@@ -80,7 +80,7 @@ HEAVY = {
     *("tensorboard", "wandb", "pynvml"),
 }
 MAY_IMPORT_TORCH = (
-    *("runtime/", "reference/", "data/", "testing/", "verification/"),
+    *("runtime/", "reference/", "data/", "testing/", "verification/", "profiling/measure.py"),
     *("checkpoint/hf.py", "checkpoint/states.py", "checkpoint/tensor_file.py"),
 )
 NEVER_TORCH = {"program", "memory"}

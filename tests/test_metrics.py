@@ -261,9 +261,9 @@ def test_eta_uses_the_median_step_time_so_a_slow_first_step_does_not_count() -> 
 
 
 def test_numbers_of_parameters_are_written_as_in_names_of_models() -> None:
-    told = {0: "0", 999: "999", 1000: "1.0K", 8192: "8.2K", 999_949: "999.9K", 999_951: "1.0M", 596_049_920: "596.0M"}
-    told |= {999_949_000: "999.9M", 999_951_000: "1.00B", 8_190_735_360: "8.19B"}
-    assert {n: parameters_text(n) for n in told} == told
+    texts = {0: "0", 999: "999", 1000: "1.0K", 8192: "8.2K", 999_949: "999.9K", 999_951: "1.0M", 596_049_920: "596.0M"}
+    texts |= {999_949_000: "999.9M", 999_951_000: "1.00B", 8_190_735_360: "8.19B"}
+    assert {n: parameters_text(n) for n in texts} == texts
 
 
 def test_number_formats() -> None:

@@ -479,9 +479,9 @@ def test_a_logger_that_fails_in_a_step_is_named_and_no_longer_called(tmp_path: P
 
 def test_a_command_that_fails_names_its_distribution(install: Install) -> None:
     source = "def command() -> None:\n    raise KeyError('boom')"
-    install("acme-verbs", "1.0", "hello", source, group="surogate.commands", head="")
+    install("acme-commands", "1.0", "hello", source, group="surogate.commands", head="")
     assert the_error(CliRunner().invoke(app, ["hello"])).startswith(
-        "command 'hello' of acme-verbs 1.0 failed: KeyError: 'boom'"
+        "command 'hello' of acme-commands 1.0 failed: KeyError: 'boom'"
     )
 
 
@@ -546,7 +546,7 @@ def test_a_folder_that_is_no_adapter_names_the_files_of_all_installed_ones(tmp_p
         ({"lora": True, "adapter": "acme"}, r"adapter: is 'acme', but lora: true means adapter: lora; remove one"),
         ({"lora": True, "adapter": "none"}, r"adapter: is 'none', but lora: true means adapter: lora; remove one"),
         ({"lora": False, "adapter": "lora"}, r"lora: is false, but adapter is lora; remove one"),
-        ({"adapter": "acme", "from_scratch": True}, r"adapter: an adapter is of a model .* set adapter: none"),
+        ({"adapter": "acme", "from_scratch": True}, r"adapter: an adapter needs a base model .* set adapter: none"),
         ({"adapter": "zzz"}, r"adapter: zzz — no installed plugin provides it"),
         ({"launcher": "zzz"}, r"launcher: zzz — no installed plugin provides it. Installed: acme, local"),
         ({"offload": "zzz"}, r"offload: zzz — no installed plugin provides it. Installed: acme"),

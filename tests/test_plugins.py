@@ -463,17 +463,24 @@ def test_the_plugins_command_shows_conflicts_and_fails(install: Install) -> None
 
 
 def test_a_command_of_another_distribution_is_listed_without_import_and_runs(install: Install) -> None:
-    source = "print('imported')\ndef verb(name: str) -> int:\n    print('hi', name)\n    return 5"
-    install("acme-verbs", "1.0", "hello", source, group="surogate.commands", head="")
+    source = "print('imported')\ndef command(name: str) -> int:\n    print('hi', name)\n    return 5"
+    install("acme-commands", "1.0", "hello", source, group="surogate.commands", head="")
     helped = CliRunner().invoke(app, ["--help"])
-    assert "From acme-verbs 1.0." in helped.output
+    assert "From acme-commands 1.0." in helped.output
     assert "imported" not in helped.output
     ran = CliRunner().invoke(app, ["hello", "world"])
     assert (ran.exit_code, ran.output) == (5, "imported\nhi world\n")
 
 
 def test_a_command_cannot_replace_one_of_core(install: Install) -> None:
-    install("acme-verbs", "1.0", "doctor", "def verb() -> None:\n    print('mine')", group="surogate.commands", head="")
+    install(
+        "acme-commands",
+        "1.0",
+        "doctor",
+        "def command() -> None:\n    print('mine')",
+        group="surogate.commands",
+        head="",
+    )
     assert "mine" not in CliRunner().invoke(app, ["doctor"]).output
     listed = json.loads(CliRunner().invoke(app, ["plugins", "--json"]).output)
     assert [command["problem"] for command in listed["commands"]] == [
@@ -482,7 +489,10 @@ def test_a_command_cannot_replace_one_of_core(install: Install) -> None:
 
 
 def test_a_broken_command_names_its_distribution(install: Install) -> None:
-    install("acme-verbs", "1.0", "oops", "import no_such_module", group="surogate.commands", head="")
+    install("acme-commands", "1.0", "oops", "import no_such_module", group="surogate.commands", head="")
     result = CliRunner().invoke(app, ["oops"])
     assert result.exit_code == 2
-    assert "command 'oops' of acme-verbs 1.0 cannot be used: acme_verbs_oops:verb: ModuleNotFoundError" in result.output
+    assert (
+        "command 'oops' of acme-commands 1.0 cannot be used: acme_commands_oops:command: ModuleNotFoundError"
+        in result.output
+    )

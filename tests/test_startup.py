@@ -99,13 +99,13 @@ def test_a_run_imports_torch_but_neither_transformers_nor_matplotlib_before_its_
 def test_timing_prints_where_a_command_spent_its_time() -> None:
     marks = "mark('one')\nmark('two')\nprint_phases()\nprint_phases()"
     code = f"from surogate_core.machine.timing import mark, print_phases\n{marks}"
-    told = subprocess.run(
+    lines = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"SUROGATE_TIMING": "1"}, capture_output=True, text=True
     ).stderr.split("\n")[2:-1]
-    assert [line.split()[-1] for line in told] == ["one", "two", "end"]
-    ends = [float(line.split()[2]) for line in told]
+    assert [line.split()[-1] for line in lines] == ["one", "two", "end"]
+    ends = [float(line.split()[2]) for line in lines]
     assert ends == sorted(ends)
-    assert sum(float(line.split()[0]) for line in told) == pytest.approx(ends[-1], abs=0.02)
+    assert sum(float(line.split()[0]) for line in lines) == pytest.approx(ends[-1], abs=0.02)
 
 
 def test_without_a_command_help_is_printed_and_the_exit_code_is_2() -> None:

@@ -12,8 +12,8 @@ import pytest
 from surogate_core import run
 from surogate_core.errors import ConfigError
 from surogate_core.planning import plan as plan_module
-from surogate_core.planning import suggestions as suggestions_module
 from surogate_core.planning.assemble import assemble
+from surogate_core.planning.candidates import candidates
 from surogate_core.planning.plan import Plan
 from surogate_core.planning.run import Run
 from surogate_core.planning.suggestions import Suggestion, suggest
@@ -81,9 +81,7 @@ def test_single_changes_are_suggested_if_one_is_enough(plan: Make) -> None:
 @pytest.mark.parametrize(("key", "covered"), [("recompute_ffn", {"ffn", "swiglu"}), ("recompute_att", {"att", "qkv"})])
 def test_a_part_that_is_recomputed_with_another_is_not_suggested(plan: Make, key: str, covered: set[str]) -> None:
     opened, planned = plan("tiny", "h200", **{key: True})
-    suggested = {
-        change for candidate in suggestions_module._candidates(opened, planned) for change in candidate.changes
-    }
+    suggested = {change for candidate in candidates(opened, planned) for change in candidate.changes}
     assert suggested and not suggested & {f"recompute_{part}: true" for part in covered}
 
 

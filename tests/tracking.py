@@ -23,7 +23,7 @@ def scaled(x: Tensor, history: Tensor) -> Tensor:
 
 
 def tracked(x: Tensor, history: Tensor) -> Tensor:
-    """The largest element so far in front, what was there before behind it."""
+    """Return the largest element so far, followed by the previous maxima."""
     return torch.stack([torch.maximum(history[0], x.abs().max().float()), history[0]])
 
 

@@ -243,7 +243,7 @@ def test_hub_failure_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConnectionError("no route")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(ConfigError, match="hub cannot be reached: unset HF_HUB_OFFLINE"):
+    with pytest.raises(ConfigError, match="Hub cannot be reached: unset HF_HUB_OFFLINE"):
         read("owner/name")
 
 

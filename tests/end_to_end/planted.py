@@ -85,8 +85,8 @@ def wrong_eps(kind: str, ins: tuple[Value, ...], attrs: dict[str, Any]) -> dict[
 class Planting:
     """A builder that plants an error in BLOCK and forwards everything else unchanged.
 
-    attrs: (kind, inputs, attributes) -> changed attributes of an op. after: {kind of op: function (builder, output,
-    attributes) -> value that replaces the first output}.
+    attrs: (kind, inputs, attributes) -> attributes of an op. after: kind of op -> function (builder, output,
+    attributes) -> what is read in place of its first output.
     """
 
     def __init__(

@@ -110,19 +110,19 @@ def test_the_report_has_the_live_bytes_at_the_peak_by_label() -> None:
     assert report.peak.startswith("micro_") and f"op {arena.peak_op}: " in report.peak
 
 
-def test_the_largest_values_are_grouped_by_kind() -> None:
-    """Number and sizes in the first rows are those of the plan's largest values. No name has a block index."""
+def test_the_largest_values_are_grouped_by_shape_and_named_by_kind() -> None:
+    """The groups hold the largest values of the plan."""
     report, assembly = reported(TINY)
     arena = max(assembly.memory.arenas.values(), key=lambda arena: arena.arena_bytes)
     values = [v for s in assembly.memory.segments.values() for v in s.offsets] + [life.value for life in arena.lives]
     sizes = [same.nbytes for same in report.largest for _ in range(same.count)]
     assert sizes == sorted((v.nbytes for v in values), reverse=True)[: len(sizes)]
-    names = [same.name for same in report.largest]
-    assert len({(same.name, same.nbytes, same.dtype) for same in report.largest}) == len(names) == 10
+    names = [name for same in report.largest for name in same.names]
+    assert len({(same.nbytes, same.dtype, same.shape) for same in report.largest}) == len(report.largest) == 10
     assert not any(part.isdigit() for name in names for part in name.split("."))
     everything, _ = reported(TINY, seq_len=2, max_documents=2)
-    shared = {same.name: same.count for same in everything.largest}
-    assert shared["grad.layers.*.mlp.gate_up"] == TINY["num_hidden_layers"]
+    (gate_up,) = (same for same in everything.largest if "grad.layers.*.mlp.gate_up" in same.names)
+    assert gate_up.count == TINY["num_hidden_layers"] * len(gate_up.names)
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ class Executor(CudaExecutor):
 
     def __init__(self, device: Device, captured: tuple[str, ...]) -> None:
         self.device, self._names = device, captured
-        self.stream = cast(Any, type("Stream", (), {"synchronize": lambda self: None})())
+        self._stream = cast(Any, type("Stream", (), {"synchronize": lambda self: None})())
 
     @property
     def captured(self) -> tuple[str, ...]:

@@ -136,7 +136,7 @@ def merge(
     return merge_command(adapter, output, base, overwrite, kind)
 
 
-@app.command(help="Tokenize and check the data of a run, and cache the tokens for training.")
+@app.command(help="Tokenize, check and cache the data of a run.")
 def tokenize(
     ctx: typer.Context,
     path: ConfigArgument = None,
@@ -154,7 +154,7 @@ def tokenize(
     return tokenize_command(arguments, rows if debug else 0)
 
 
-@app.command(help="Compare the run's model and recipe with transformers, layer by layer.")
+@app.command(help="Compare model and recipe with transformers, layer by layer.")
 def verify(
     ctx: typer.Context,
     path: ConfigArgument = None,

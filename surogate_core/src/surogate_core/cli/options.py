@@ -22,7 +22,7 @@ CheckFiniteOption = Annotated[
     bool, typer.Option("--check-finite", help="Stop at the first op that writes NaN or inf, and name it.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-SftOption = Annotated[bool, typer.Option("--sft", help="Use the defaults of `surogate sft` (LoRA).")]
+SftOption = Annotated[bool, typer.Option("--sft", help="Use the defaults of `surogate sft`: train an adapter.")]
 PtOption = Annotated[bool, typer.Option("--pt", help="Use the defaults of `surogate pt`.")]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ..memory.devices import GIB
-from ..memory.report import Report
+from ..memory.report import Report, SameValues
 from ..planning.plan import Plan
 from ..planning.resolve import KernelTable
 from ..planning.run import Run
@@ -70,8 +70,7 @@ def _memory(report: Report, chosen: str) -> Iterator[str]:
     yield ""
     yield "largest values"
     for same in report.largest[:_LARGEST]:
-        name = same.name if same.count == 1 else f"{same.name} ({same.count} of them)"
-        yield f"  {name:<40}{_size(same.nbytes)}   {same.dtype} {list(same.shape)}"
+        yield f"  {_names(same):<40}{_size(same.nbytes)}   {same.dtype} {list(same.shape)}"
 
 
 def _by_label(labels: Mapping[str, int], most: int = 8) -> Iterator[str]:
@@ -80,6 +79,16 @@ def _by_label(labels: Mapping[str, int], most: int = 8) -> Iterator[str]:
         yield f"  {label:<14}{_size(nbytes)}"
     if len(rows) > most:
         yield f"  {'others':<14}{_size(sum(nbytes for _, nbytes in rows[most:]))}"
+
+
+def _names(same: SameValues, columns: int = 40) -> str:
+    """Return the number of values and as many of their names as fit."""
+    text = f"{same.count} x " * (same.count > 1) + same.names[0]
+    for name in same.names[1:]:
+        if len(f"{text}, {name}, ...") > columns:
+            return f"{text}, ..."
+        text += f", {name}"
+    return text
 
 
 def _speed(plan: Plan) -> Iterator[str]:

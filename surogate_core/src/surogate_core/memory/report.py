@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,9 +22,14 @@ STAGED_STEPS = 3
 
 @dataclass(frozen=True)
 class SameValues:
-    """Values of the same kind and size, such as one activation of every block. `nbytes` is the size of one."""
+    """Values of one shape and dtype, such as an activation of every block and its gradient.
 
-    name: str
+    names   the kinds of values, such as "layers.*.mlp.up" for the params of all blocks
+    count   of values of all these kinds
+    nbytes  of each value
+    """
+
+    names: tuple[str, ...]
     count: int
     nbytes: int
     dtype: str
@@ -121,14 +125,16 @@ def report(
 
 
 def _largest(memory: MemoryPlan, arena: ArenaPlan, program: Program) -> tuple[SameValues, ...]:
-    """Return the values of the segments and of one arena, grouped by kind and size, largest first."""
+    """Return all values of the segments and of one arena, grouped by shape and dtype, largest first."""
     persistent = [(_kind(v), v) for segment in memory.segments.values() for v in segment.offsets]
     shared = [
         (f"workspace of {program.ops[life.first].kind}" if life.scratch else life.value.label, life.value)
         for life in arena.lives
     ]
-    found = Counter((name, v.nbytes, v.dtype, v.shape) for name, v in (*persistent, *shared))
-    groups = (SameValues(name, count, nbytes, dtype, shape) for (name, nbytes, dtype, shape), count in found.items())
+    names: dict[tuple[int, str, tuple[int, ...]], list[str]] = {}
+    for name, v in (*persistent, *shared):
+        names.setdefault((v.nbytes, v.dtype, v.shape), []).append(name)
+    groups = (SameValues((*dict.fromkeys(same),), len(same), *key) for key, same in names.items())
     return tuple(sorted(groups, key=lambda group: -group.nbytes))
 
 

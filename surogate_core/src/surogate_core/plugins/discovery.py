@@ -80,7 +80,7 @@ def _survey(switched_off: str) -> Registry:
 
 
 def _discover() -> Iterator[Plugin]:
-    """Yield every entry point of the group, without importing. A distribution found twice on the path counts once."""
+    """Yield every entry point of the group without importing it. A distribution that is found twice counts once."""
     for entry in importlib.metadata.entry_points(group=GROUP):
         distribution = entry.dist
         name = distribution.name if distribution else "unknown"

@@ -123,9 +123,9 @@ def _headline(plan: Plan) -> str:
 
 def _data_line(steps: Steps) -> str:
     data, loader = steps.data, steps.loader
-    validation = f", {data.validation.n_tokens:,} validation tokens" if data.validation else ""
+    validation = f", {data.validation.n_tokens:,} to validate" if data.validation else ""
     return (
-        f"{data.train.n_tokens:,} training tokens in {data.train.n_rows:,} rows{validation}; "
+        f"{data.train.n_tokens:,} tokens in {data.train.n_rows:,} rows{validation}; "
         f"{loader.steps_per_epoch:,} steps per epoch, {steps.total:,} in total"
     )
 
