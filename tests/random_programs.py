@@ -22,6 +22,8 @@ from surogate_core.program.builder import Builder
 from surogate_core.program.differentiate import differentiate
 from surogate_core.program.passes.accumulate import accumulate
 from surogate_core.program.passes.dead_code import dead_code
+from surogate_core.program.passes.fuse_adds import fuse_adds
+from surogate_core.program.passes.in_place import in_place
 from surogate_core.program.passes.outputs import write_to
 from surogate_core.program.passes.recompute import recompute
 from surogate_core.program.value import DTYPE_BYTES, accumulator
@@ -118,10 +120,15 @@ TOYS = (
     _toy("toy_split", _split, workspace=lambda op: 100),
     _toy("toy_watch", _watch, effects=frozenset({"largest"})),
     _toy(
-        "toy_gate", _same("gated", "gate"), vjp=_gate_vjp, rematerialise=_gate_rematerialise, workspace=lambda op: 1000
+        "toy_gate",
+        _same("gated", "gate"),
+        vjp=_gate_vjp,
+        rematerialise=_gate_rematerialise,
+        workspace=lambda op: 1000,
+        may_overwrite={1: 0},
     ),
-    _toy("toy_gate_bwd", lambda ins, attrs: [OutSpec("d_gate", ins[1].shape, ins[1].dtype)]),
-    _toy("toy_mul", _same("product")),
+    _toy("toy_gate_bwd", lambda ins, attrs: [OutSpec("d_gate", ins[1].shape, ins[1].dtype)], may_overwrite={0: 0}),
+    _toy("toy_mul", _same("product"), may_overwrite={0: 1}),
     _toy("toy_table", _table),
     _toy("toy_dot", _dot),
 )
@@ -222,7 +229,7 @@ class RandomForward:
         return norm, residual
 
     def _linear(self, x: Value, rows: int, label: str) -> Value:
-        """Emit a linear op, sometimes with a bias, sometimes with a bf16 cast of an fp32 weight."""
+        """Emit a linear op, sometimes with a bias, a branch of another rank, or a bf16 cast of an fp32 weight."""
         rng, b = self.random, self.builder
         if b.dtype == "bf16" and rng.random() < 0.2:
             weight = b.apply("cast", self._param(rows, x.shape[1], dtype="fp32"), dtype="bf16", label="stream")
@@ -230,7 +237,12 @@ class RandomForward:
         ins = [self._param(rows, x.shape[1])]
         if rng.random() < 0.3:
             ins.append(self._param(rows))
-        return b.apply("linear", x, *ins, label=label)
+        y = b.apply("linear", x, *ins, label=label)
+        if rng.random() < 0.4:
+            rank = rng.choice((1, 2, 30))
+            inner = b.apply("linear", x, self._param(rank, x.shape[1]), label=label)
+            y = b.apply("add", y, b.apply("linear", inner, self._param(rows, rank), label=label), label=label)
+        return y
 
     def _attention(self, norm: Value) -> Value:
         heads: dict[str, Any] = {"n_heads": self.n_heads, "n_kv_heads": self.n_kv_heads, "head_dim": self.head_dim}
@@ -321,10 +333,16 @@ def family(
     labels: frozenset[str] = frozenset(),
     freeze: bool = True,
     trim: bool = True,
+    fuse: bool = True,
+    reuse: bool = True,
     ops: Mapping[str, OpDef] = VOCABULARY,
     scratch: Callable[[Op], int] = workspace,
 ) -> Family:
-    """Run forward -> freeze -> differentiate -> dead_code -> recompute -> accumulate, verify each result, and plan."""
+    """Run forward -> freeze -> differentiate -> dead_code -> fuse_adds -> recompute -> accumulate -> in_place, verify
+    each result, and plan.
+
+    `trim`, `fuse` and `reuse` can leave out dead_code, fuse_adds and in_place.
+    """
     source = RandomForward(seed, dtype, ops)
     b = source.builder
     frozen = source.frozen() if freeze else frozenset(source._params) - _useful(source.program, source.loss)
@@ -336,11 +354,18 @@ def family(
     if trim:
         program = dead_code(program, ops)
         verify(program, ops, "dead_code")
+    if fuse:
+        program = fuse_adds(program, ops)
+        verify(program, ops, "fuse_adds")
     program = recompute(program, lambda value: value.label in labels, b)
     verify(program, ops, "recompute")
     first, following = accumulate(program, frozenset({total}), b, source.scalars)
     verify(first, ops, "accumulate")
     verify(following, ops, "accumulate")
+    if reuse:
+        first, following = (in_place(p, ops) for p in (first, following))
+        verify(first, ops, "in_place")
+        verify(following, ops, "in_place")
     return Family(
         source=source,
         trained=program,
@@ -357,8 +382,9 @@ def without_sharing(memory: MemoryPlan) -> MemoryPlan:
     for name, arena in memory.arenas.items():
         offsets, at = {}, 0
         for life in arena.lives:
-            offsets[life.value] = at
-            at += life.nbytes
+            for value in (life.value, *life.overwritten):
+                offsets[value] = at
+                at += life.nbytes
         arenas[name] = replace(arena, offsets=offsets, arena_bytes=at)
     return MemoryPlan(memory.segments, arenas)
 
@@ -439,10 +465,13 @@ _TORCH_NAMES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"}
 
 
 def live_values(arena: ArenaPlan) -> Iterator[tuple[str, int, int, int, int]]:
-    """Yield (name, first op, last op, offset, bytes) of every value and workspace in an arena."""
+    """Yield (name, first op, last op, offset, bytes) of every value and workspace in an arena.
+
+    Values that have one place, one after another, have the life of that place.
+    """
     for life in arena.lives:
-        if life.value in arena.offsets:
-            assert life.value.nbytes == life.value.size * DTYPE_BYTES[life.value.dtype]
-            yield life.value.name, life.first, life.last, arena.offsets[life.value], life.value.nbytes
+        for value in (life.value, *life.overwritten) if life.value in arena.offsets else ():
+            assert value.nbytes == value.size * DTYPE_BYTES[value.dtype]
+            yield value.name, life.first, life.last, arena.offsets[value], value.nbytes
     for index, (offset, nbytes) in arena.workspace.items():
         yield f"workspace of op {index}", index, index, offset, nbytes

@@ -171,7 +171,7 @@ def test_passes_run_in_the_documented_order() -> None:
     names = ["adapters" if p.name.startswith("adapter ") else p.name for p in ran]
     assert list(dict.fromkeys(names)) == documented_passes()
     assert [p.name for p in assembly.passes if p.program == "evaluate"] == [
-        *("evaluation", "outputs", "lower", "pending")
+        *("evaluation", "outputs", "lower", "pending", "in_place")
     ]
     assert {"micro_first", "micro_next"} == {p.program for p in assembly.passes if p.name == "accumulate"}
 

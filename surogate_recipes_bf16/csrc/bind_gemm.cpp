@@ -43,12 +43,13 @@ void bind_gemm(nb::module_& m) {
     nb::class_<Gemm>(m, "Gemm")
         .def(
             "__init__",
-            [](Gemm* self, uintptr_t a, uintptr_t b, uintptr_t d, uintptr_t bias, uintptr_t workspace, int64_t m,
-               int64_t n, int64_t k, bool trans_a, bool trans_b, int dtype_ab, int dtype_d, int dtype_bias,
+            [](Gemm* self, uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t bias, uintptr_t workspace,
+               int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b, int dtype_ab, int dtype_d, int dtype_bias,
                bool accumulate, int64_t library_bytes, uintptr_t stream) {
                 surogate::GemmBuffers buffers;
                 buffers.a = pointer(a);
                 buffers.b = pointer(b);
+                buffers.c = pointer(c);
                 buffers.d = pointer(d);
                 buffers.bias = pointer(bias);
                 buffers.workspace = pointer(workspace);
@@ -56,19 +57,20 @@ void bind_gemm(nb::module_& m) {
                     shape_of(m, n, k, trans_a, trans_b, dtype_ab, dtype_d, dtype_bias, accumulate, library_bytes);
                 new (self) Gemm(shape, buffers, reinterpret_cast<cudaStream_t>(stream));
             },
-            nb::arg("a"), nb::arg("b"), nb::arg("d"), nb::arg("bias"), nb::arg("workspace"), nb::arg("m"), nb::arg("n"),
-            nb::arg("k"), nb::arg("trans_a"), nb::arg("trans_b"), nb::arg("dtype_ab"), nb::arg("dtype_d"),
+            nb::arg("a"), nb::arg("b"), nb::arg("c"), nb::arg("d"), nb::arg("bias"), nb::arg("workspace"), nb::arg("m"),
+            nb::arg("n"), nb::arg("k"), nb::arg("trans_a"), nb::arg("trans_b"), nb::arg("dtype_ab"), nb::arg("dtype_d"),
             nb::arg("dtype_bias"), nb::arg("accumulate"), nb::arg("library_bytes"), nb::arg("stream"),
             nb::call_guard<nb::gil_scoped_release>(),
-            "Choose an algorithm, timed on these buffers; d and the workspace are overwritten. dtype_bias -1: no bias.")
+            "Choose an algorithm, timed on these buffers; d and the workspace are overwritten. dtype_bias -1: no bias. "
+            "c 0: d, if it accumulates.")
         .def(
             "run",
-            [](Gemm& self, uintptr_t a, uintptr_t b, uintptr_t d, uintptr_t bias, uintptr_t workspace,
+            [](Gemm& self, uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t bias, uintptr_t workspace,
                uintptr_t stream) {
                 self.run(pointer(a), pointer(b), pointer(d), pointer(bias), pointer(workspace),
-                         reinterpret_cast<cudaStream_t>(stream));
+                         reinterpret_cast<cudaStream_t>(stream), pointer(c));
             },
-            nb::arg("a"), nb::arg("b"), nb::arg("d"), nb::arg("bias"), nb::arg("workspace"), nb::arg("stream"),
+            nb::arg("a"), nb::arg("b"), nb::arg("c"), nb::arg("d"), nb::arg("bias"), nb::arg("workspace"), nb::arg("stream"),
             nb::call_guard<nb::gil_scoped_release>())
         .def("describe", &Gemm::describe);
     m.def(

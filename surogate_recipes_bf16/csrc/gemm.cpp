@@ -172,7 +172,9 @@ GemmShape checked(GemmShape s) {
                      std::string("dtype_ab must be fp32 or bf16, got ") + name_of(s.dtype_ab));
     SUROGATE_REQUIRE(supported(s.dtype_d), op_name,
                      std::string("dtype_d must be fp32 or bf16, got ") + name_of(s.dtype_d));
-    SUROGATE_REQUIRE(!s.accumulate || s.dtype_d == FP32, op_name, "accumulate requires an fp32 D");
+    SUROGATE_REQUIRE(!s.accumulate || s.dtype_ab == s.dtype_d || s.dtype_d == FP32, op_name,
+                     "fp32 operands with a bf16 D cannot accumulate");
+    SUROGATE_REQUIRE(!s.accumulate || !s.has_bias, op_name, "a product with a bias cannot accumulate");
     if (s.has_bias) {
         const int product = s.dtype_ab == FP32 ? FP32 : s.dtype_d;
         SUROGATE_REQUIRE(s.dtype_bias == product || (s.dtype_bias == BF16 && product == FP32), op_name,
@@ -316,8 +318,8 @@ struct Gemm::Impl {
         choose(buffers, stream);
     }
 
-    // Enqueues the product. Writes to the workspace if the product is staged, otherwise to pd.
-    cublasStatus_t multiply(const cublasLtMatmulAlgo_t& algo, const void* pa, const void* pb, void* pd,
+    // Enqueues the product. Writes to the workspace if the product is staged, otherwise to pd. Without pc, C is D.
+    cublasStatus_t multiply(const cublasLtMatmulAlgo_t& algo, const void* pa, const void* pb, const void* pc, void* pd,
                             const void* bias, void* workspace, cudaStream_t stream) const {
         if (shape.has_bias) {
             const void* wide = is_bias_widened(shape) ? offset(workspace, shape.library_bytes + staged_bytes(shape)) : bias;
@@ -325,8 +327,9 @@ struct Gemm::Impl {
         }
         void* product = is_staged(shape) ? offset(workspace, shape.library_bytes) : pd;
         const float alpha = 1.0f, beta = shape.accumulate ? 1.0f : 0.0f;
-        return lt().Matmul(handle, desc.get(), &alpha, pb, b.get(), pa, a.get(), &beta, product, d.get(), product,
-                           d.get(), &algo, workspace, static_cast<size_t>(shape.library_bytes), stream);
+        const void* c = shape.accumulate && pc != nullptr ? pc : product;
+        return lt().Matmul(handle, desc.get(), &alpha, pb, b.get(), pa, a.get(), &beta, c, d.get(), product, d.get(),
+                           &algo, workspace, static_cast<size_t>(shape.library_bytes), stream);
     }
 
     void choose(const GemmBuffers& buffers, cudaStream_t stream) {
@@ -359,7 +362,8 @@ struct Gemm::Impl {
                                      "surogate/autotune in $XDG_CACHE_HOME or ~/.cache");
         }
         if (buffers.a != nullptr) {
-            check_status(multiply(choice.algo, buffers.a, buffers.b, buffers.d, buffers.bias, buffers.workspace, stream),
+            check_status(multiply(choice.algo, buffers.a, buffers.b, buffers.c, buffers.d, buffers.bias,
+                                  buffers.workspace, stream),
                          "cublasLtMatmul with the cached algorithm for " + description);
             check_cuda(cudaStreamSynchronize(stream), op_name);
         }
@@ -370,11 +374,11 @@ struct Gemm::Impl {
         check_status(lt().MatmulPreferenceCreate(&made), "cublasLtMatmulPreferenceCreate");
         const Preference preference(made);
         set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<size_t>(shape.library_bytes));
-        // Split-k with bf16 parts would round each part before the sum. With a bias, even the sum of fp32 parts is
-        // rounded to D before the bias is added, so split-k is disabled.
+        // Split-k with bf16 parts would round each part before the sum. With a bias or C, even the sum of fp32 parts is
+        // rounded to D before that is added, so split-k is disabled.
         uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_MASK;
         if (product_dtype(shape) == BF16) {
-            schemes = shape.has_bias ? CUBLASLT_REDUCTION_SCHEME_NONE : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+            schemes = shape.has_bias || shape.accumulate ? CUBLASLT_REDUCTION_SCHEME_NONE : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
         }
         set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes);
         const int64_t alignment_d = is_staged(shape) ? workspace_alignment : shape.alignment_d;
@@ -405,7 +409,8 @@ struct Gemm::Impl {
             return {algos[0], 0, count};
         }
         const auto launch = [&](size_t i) {
-            return multiply(algos[i], buffers.a, buffers.b, buffers.d, buffers.bias, buffers.workspace, stream);
+            return multiply(algos[i], buffers.a, buffers.b, buffers.c, buffers.d, buffers.bias, buffers.workspace,
+                            stream);
         };
         const std::vector<float> ms = measure_all(algos.size(), launch, stream);
         const size_t fastest = static_cast<size_t>(std::min_element(ms.begin(), ms.end()) - ms.begin());
@@ -423,6 +428,9 @@ Gemm::Gemm(const GemmShape& shape, const GemmBuffers& buffers, cudaStream_t stre
         check_pointer(buffers.a, op_name, "a", s.alignment_a);
         check_pointer(buffers.b, op_name, "b", s.alignment_b);
         check_pointer(buffers.d, op_name, "d", s.alignment_d);
+        if (buffers.c != nullptr) {
+            check_pointer(buffers.c, op_name, "c", s.alignment_d);
+        }
         if (s.has_bias) {
             check_pointer(buffers.bias, op_name, "bias", bytes_of(s.dtype_bias));
         }
@@ -435,11 +443,15 @@ Gemm::Gemm(const GemmShape& shape, const GemmBuffers& buffers, cudaStream_t stre
 
 Gemm::~Gemm() = default;
 
-void Gemm::run(const void* a, const void* b, void* d, const void* bias, void* workspace, cudaStream_t stream) {
+void Gemm::run(const void* a, const void* b, void* d, const void* bias, void* workspace, cudaStream_t stream,
+               const void* c) {
     const GemmShape& s = impl_->shape;
     check_pointer(a, op_name, "a", s.alignment_a);
     check_pointer(b, op_name, "b", s.alignment_b);
     check_pointer(d, op_name, "d", s.alignment_d);
+    if (c != nullptr) {
+        check_pointer(c, op_name, "c", s.alignment_d);
+    }
     if (workspace_bytes(s) > 0) {
         check_pointer(workspace, op_name, "workspace", workspace_alignment);
     }
@@ -449,7 +461,7 @@ void Gemm::run(const void* a, const void* b, void* d, const void* bias, void* wo
     if (is_bias_widened(s)) {
         cast(bias, offset(workspace, s.library_bytes + staged_bytes(s)), s.n, false, BF16, FP32, stream);
     }
-    check_status(impl_->multiply(impl_->choice.algo, a, b, d, bias, workspace, stream), impl_->description);
+    check_status(impl_->multiply(impl_->choice.algo, a, b, c, d, bias, workspace, stream), impl_->description);
     if (is_staged(s)) {
         cast(offset(workspace, s.library_bytes), d, s.m * s.n, false, FP32, BF16, stream);
     }

@@ -1,16 +1,18 @@
 // Matrix products by cuBLASLt, which is loaded at run time (`library.h`).
 //
-//   D[m,n] = op(A)[m,k] op(B)[k,n] (+ bias[n]) (+ D)
+//   D[m,n] = op(A)[m,k] op(B)[k,n] (+ bias[n] | + C[m,n])
 //
 // All matrices are row-major. A is stored as [m,k] with a row stride of `lda` elements, or as [k,m] with trans_a. B is
-// stored as [k,n], or as [n,k] with trans_b. Sums are fp32 and D is rounded once: fp32 operands are multiplied in fp32
-// (no TF32), and a split-k product with a bf16 D adds its parts in fp32.
+// stored as [k,n], or as [n,k] with trans_b. C has the dtype and row stride of D and may be D. Sums are fp32 and D is
+// rounded once: fp32 operands are multiplied in fp32 (no TF32), and a split-k product with a bf16 D adds its parts in
+// fp32. With a bf16 C the product may be rounded to bf16 before C is added: on Hopper cuBLASLt 13.1 does so where C is D
+// (the sum is then made by the memory system), and rounds once where C lies elsewhere.
 //
 // operands (A, B)  D     bias
 // bf16             bf16  bf16
 // bf16             fp32  fp32, or bf16, which is first converted to fp32 in the workspace
 // fp32             fp32  fp32
-// fp32             bf16  fp32; the product is computed in fp32 in the workspace and then rounded; no accumulation
+// fp32             bf16  fp32; the product is computed in fp32 in the workspace and then rounded; no C
 //
 // A `Gemm` is constructed once, when an op is bound, and selects its algorithm then. `run` is asynchronous: it enqueues
 // 1 or 2 kernels and at most one small memset, and neither allocates nor synchronizes, so it can be captured. Only one
@@ -21,7 +23,8 @@
 // `exported_choices` and `import_choices` transfer the timed ones to other processes.
 //
 // Cost: 2mnk FLOPs. On the shapes of a training step, bf16 reaches 65-82 % of the dense peak of an H200 (640-816
-// TFLOP/s); a product that accumulates is 0.4-10 % slower.
+// TFLOP/s); a product that adds to fp32 is 0.4-10 % slower. C costs no pass of its own: its transfer overlaps with the
+// arithmetic of other tiles.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -41,7 +44,7 @@ struct GemmShape {
     int dtype_ab, dtype_d;          // BF16 or FP32
     bool has_bias;
     int dtype_bias;
-    bool accumulate;                // D +=
+    bool accumulate;                // + C
     int64_t library_bytes;          // workspace of cuBLASLt, a multiple of 256
     int64_t alignment_a, alignment_b, alignment_d;  // alignment in bytes of the pointers passed to `run`; powers of
                                                     // two; values above 256 are treated as 256
@@ -57,6 +60,7 @@ struct GemmBuffers {
     void* d = nullptr;
     const void* bias = nullptr;
     void* workspace = nullptr;
+    const void* c = nullptr;  // null: D
 };
 
 class Gemm {
@@ -68,9 +72,10 @@ public:
     Gemm(const Gemm&) = delete;
     Gemm& operator=(const Gemm&) = delete;
 
-    // Enqueues the product. Not thread-safe. `bias` is ignored without has_bias. The workspace has
+    // Enqueues the product. Not thread-safe. `c` is null where C is D, and ignored without accumulate; `bias` is ignored without has_bias. The workspace has
     // `workspace_bytes(shape)` bytes, aligned to 256 bytes.
-    void run(const void* a, const void* b, void* d, const void* bias, void* workspace, cudaStream_t stream);
+    void run(const void* a, const void* b, void* d, const void* bias, void* workspace, cudaStream_t stream,
+             const void* c = nullptr);
 
     // Returns one line: sizes, dtypes, algorithm and, if it was timed, its speed.
     std::string describe() const;

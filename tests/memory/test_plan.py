@@ -22,11 +22,17 @@ from surogate_core.standard_ops import OPS
 
 
 def check(program: Program, arena: ArenaPlan, scratch: dict[int, int]) -> None:
-    """Check all invariants of a plan. Lifetimes are derived again, from the ops."""
+    """Check all invariants of a plan. Lifetimes are derived again, from the ops.
+
+    A value that an op overwrites in place lives until the op before.
+    """
     needed: dict[str, tuple[int, int, int]] = {}
     for index, op in enumerate(program.ops):
+        gone = {op.ins[i] for i in op.in_place.values()}
         for v in (*op.ins, *op.outs):
-            if v.role == "act":
+            if v in gone:
+                needed[v.name] = (needed[v.name][0], index - 1, v.nbytes)
+            elif v.role == "act":
                 first = needed[v.name][0] if v.name in needed else index
                 last = len(program.ops) - 1 if v in program.outputs else index
                 needed[v.name] = (first, last, v.nbytes)
@@ -42,6 +48,8 @@ def check(program: Program, arena: ArenaPlan, scratch: dict[int, int]) -> None:
         for first2, last2, _, offset2, planned2, name2 in entries:
             if name != name2 and first <= last2 and first2 <= last:
                 assert offset + planned <= offset2 or offset2 + planned2 <= offset, f"{name} overlaps {name2}"
+    for out, i in ((op.outs[out], op.ins[i]) for op in program.ops for out, i in op.in_place.items()):
+        assert arena.offsets[out] == arena.offsets[i]
     live = [sum(align(n) for first, last, n in needed.values() if first <= i <= last) for i in range(len(program.ops))]
     assert arena.lower_bound == max(live, default=0) <= arena.arena_bytes
     assert not live or live[arena.peak_op] == arena.lower_bound
@@ -68,8 +76,12 @@ def random_lives(seed: int) -> tuple[Program, dict[int, int]]:
         recent = values[-rng.choice((1, 3, 100)) :]
         ins = tuple(rng.sample(recent, min(len(recent), rng.randint(0, 3))))
         sizes = [rng.choice((0, 1, 255, 256, 257, 4096, rng.randint(1, 100_000))) for _ in range(rng.randint(1, 3))]
+        pairs = {}
+        if ins and rng.random() < 0.3:  # overwrites its first input, which nobody reads later
+            pairs, sizes[-1] = {len(sizes) - 1: 0}, ins[0].size
+            values.remove(ins[0])
         outs = tuple(Value(f"{index}.{j}", (size,), "uint8", "act", "x") for j, size in enumerate(sizes))
-        ops.append(Op("x", ins, outs))
+        ops.append(Op("x", ins, outs, in_place=pairs))
         values += outs
     outputs = tuple(rng.sample(values, min(len(values), rng.randint(0, 3))))
     return Program("lives", tuple(ops), outputs), {i: rng.choice((0, 0, 300, 50_000)) for i in range(len(ops))}

@@ -55,6 +55,12 @@ def _linear_of_activations(b: Builder) -> Value:
     return _dot(b, b.apply("linear", x, w, bias, dtype=b.dtype))
 
 
+def _linear_add(b: Builder) -> Value:
+    """The base is a product too, so that both addends have a gradient."""
+    base = b.apply("linear", b.param("y", (T, 2), INIT), b.param("v", (3, 2), INIT))
+    return _dot(b, b.apply("linear_add", b.param("x", (T, C), INIT), b.param("w", (3, C), INIT), base))
+
+
 def _rmsnorm(b: Builder) -> Value:
     return _dot(b, b.apply("rmsnorm", b.param("x", (T, C), INIT), b.param("w", (C,), INIT), eps=1e-3))
 
@@ -133,6 +139,7 @@ CASES: dict[str, tuple[str, Build]] = {
     "linear": ("linear", _linear),
     "linear with bias": ("linear", _linear_bias),
     "linear of activations": ("linear", _linear_of_activations),
+    "linear_add": ("linear_add", _linear_add),
     "rmsnorm": ("rmsnorm", _rmsnorm),
     "add_rmsnorm, norm read": ("add_rmsnorm", _add_rmsnorm_norm),
     "add_rmsnorm, residual read": ("add_rmsnorm", _add_rmsnorm_residual),
@@ -148,7 +155,16 @@ CASES: dict[str, tuple[str, Build]] = {
 }
 
 NOT_DIFFERENTIATED = {
-    *("embedding_bwd", "linear_dgrad", "linear_wgrad", "linear_bgrad", "rmsnorm_bwd", "attention_bwd", "swiglu_bwd"),
+    *(
+        "embedding_bwd",
+        "linear_dgrad",
+        "linear_dgrad_add",
+        "linear_wgrad",
+        "linear_bgrad",
+        "rmsnorm_bwd",
+        "attention_bwd",
+        "swiglu_bwd",
+    ),
     *("lm_head_ce_grads", "fill", "global_norm", "accumulate_rounded", "all_reduce", "copy", "commit"),
 }
 

@@ -19,6 +19,7 @@ from surogate_core.errors import ConfigError, NonFiniteError
 from surogate_core.memory.plan import plan_family
 from surogate_core.program.builder import Builder
 from surogate_core.program.op import Program, Stage
+from surogate_core.program.passes.in_place import in_place
 from surogate_core.runtime import finite_check as finite
 from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.finite_check import FiniteCheck, all_finite, contents, refuse_nonfinite_weights
@@ -72,7 +73,7 @@ class Watched:
         b = Builder(VOCABULARY, "fp32")
         with b.record("forward"), b.block(3):
             emit(b)
-            program = replace(b.program(name, stage=stage), first=stage == "micro")
+            program = in_place(replace(b.program(name, stage=stage), first=stage == "micro"), VOCABULARY)
         memory = plan_family((program,), b.declared, lambda op: 0)
         self.buffers = Buffers(memory, poison=True)
         self.program = program
@@ -149,6 +150,19 @@ def test_a_gradient_that_is_accumulated_is_checked() -> None:
     run.view("grad.w").fill_(3e38)
     run.view("x").fill_(5e37)
     assert "wrote    grad.w:fp32[2,3]\n           6 inf of 6, first at [0, 0]" in run.stopped()
+
+
+def test_an_input_that_was_overwritten_in_place_is_not_blamed() -> None:
+    def emit(b: Builder) -> None:
+        x = b.apply("swiglu", b.input("x", (2, 6), "fp32"), label="y")
+        b.apply("linear_add", b.input("r", (2, 3), "fp32"), b.param("w", (3, 3), INIT), x, label="z")
+
+    run = Watched(emit)
+    run.view("r").fill_(1e30)
+    run.view("w").fill_(1e30)
+    told = run.stopped()
+    assert "op       1 of micro_first: linear_add" in told and "What it read is finite" in told
+    assert "3.y:fp32" not in told
 
 
 def test_after_an_op_has_changed_weights_they_are_not_whole() -> None:

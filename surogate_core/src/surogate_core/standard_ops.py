@@ -6,6 +6,7 @@ F feed-forward width, V vocabulary size, N and K rows and columns of a weight.
 
     embedding      (tokens [T], w [V, C])                      -> x [T, C]
     linear         (x [T, K], w [N, K], bias [N]?; dtype)      -> y [T, N]
+    linear_add     (x [T, K], w [N, K], base [T, N])           -> base + linear(x, w), which may take the place of base
     rmsnorm        (x [T, C], w [C]; eps)                      -> norm [T, C], rstd [T]
     add_rmsnorm    (x [T, C], residual [T, C], w [C]; eps)     -> norm [T, C], rstd [T], residual [T, C]
     attention      (qkv [T, (H+2G)D], cu_seqlens; n_heads, n_kv_heads, head_dim, seq_len) -> out [T, HD], lse [H, T]
@@ -72,14 +73,43 @@ def _linear(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 
 
 def _linear_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
-    (dy,) = grads
+    return _linear_grads(b, op.ins, grads[0])
+
+
+def _linear_grads(b: Emitter, ins: Ins, dy: Value | None) -> Gradients:
     assert dy is not None
-    x, w = op.ins[0], op.ins[1]
+    x, w = ins[0], ins[1]
     dw = b.apply("linear_wgrad", dy, x)
     dx = b.apply("linear_dgrad", dy, w, dtype=x.dtype, label=f"d_{x.label}")
-    if len(op.ins) == 2:
+    if len(ins) == 2:
         return dx, dw
     return dx, dw, b.apply("linear_bgrad", dy)
+
+
+def _linear_adding(op: Op) -> str:
+    """None with a bias, so that the kernel of the sum adds one thing only."""
+    return "linear_add" if len(op.ins) == 2 else ""
+
+
+def _linear_add(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    x, w, base = ins
+    return _added(_linear([x, w], attrs), base)
+
+
+def _linear_add_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
+    return *_linear_grads(b, op.ins[:2], grads[0]), grads[0]
+
+
+def _linear_dgrad_add(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    dy, w, base = ins
+    return _added(_linear_dgrad([dy, w], attrs), base)
+
+
+def _added(product: list[OutSpec], base: Value) -> list[OutSpec]:
+    """The sum has the dtype of the base, whatever the product alone would have."""
+    (spec,) = product
+    _need(base.shape == spec.shape, f"the product is {list(spec.shape)}, the base {list(base.shape)}")
+    return [OutSpec(spec.label, spec.shape, base.dtype)]
 
 
 def _linear_dgrad(ins: Ins, attrs: Attrs) -> list[OutSpec]:
@@ -105,7 +135,7 @@ def _product_flops(op: Op) -> int:
     a, b = op.ins[0], op.ins[1]
     if op.kind == "linear_wgrad":
         return 2 * a.size * b.shape[1]
-    return 2 * a.size * (b.shape[0] if op.kind == "linear" else b.shape[1])
+    return 2 * a.size * (b.shape[0] if op.kind in ("linear", "linear_add") else b.shape[1])
 
 
 # ------------------------------------------------------------------------------------------------------------- norms
@@ -340,8 +370,10 @@ def _op(kind: str, infer: Any, **fields: Any) -> OpDef:
 OPS: tuple[OpDef, ...] = (
     _op("embedding", _embedding, vjp=_embedding_vjp, traffic=lambda op: 2 * op.outs[0].nbytes),
     _op("embedding_bwd", _embedding_bwd),
-    _op("linear", _linear, vjp=_linear_vjp, flops=_product_flops),
-    _op("linear_dgrad", _linear_dgrad, flops=_product_flops),
+    _op("linear", _linear, vjp=_linear_vjp, flops=_product_flops, adding=_linear_adding),
+    _op("linear_add", _linear_add, vjp=_linear_add_vjp, flops=_product_flops, may_overwrite={0: 2}),
+    _op("linear_dgrad", _linear_dgrad, flops=_product_flops, adding=lambda op: "linear_dgrad_add"),
+    _op("linear_dgrad_add", _linear_dgrad_add, flops=_product_flops, may_overwrite={0: 2}),
     _op("linear_wgrad", _linear_wgrad, flops=_product_flops),
     _op("linear_bgrad", _linear_bgrad, flops=_elements(1)),
     _op("rmsnorm", _rmsnorm, vjp=_rmsnorm_vjp, flops=_elements(4)),

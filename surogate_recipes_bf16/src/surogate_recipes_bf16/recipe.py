@@ -19,13 +19,18 @@ LEGAL_PAIRS = (("fp32", "fp32"), ("bf16", "bf16"))
 
 _PRODUCTS = {
     "linear": "matmul",
+    "linear_add": "matmul",
     "lm_head_ce": "matmul",
     "lm_head_ce_grads": "matmul",
     "linear_dgrad": "gradient",
+    "linear_dgrad_add": "gradient",
     "linear_wgrad": "gradient",
     "linear_bgrad": "gradient",
 }
 """Ops that are matrix products, and which of the two dtypes their operands have."""
+
+_ADDING = ("linear_add", "linear_dgrad_add")
+"""Products that add to their last input, which is no operand: it has the dtype of the result."""
 
 
 def precision(request: PrecisionRequest, options: BaseModel) -> Precision:
@@ -73,32 +78,39 @@ def lower(program: Program, builder: Builder, precision: Precision, options: Bas
     for op in program.ops:
         which = _PRODUCTS.get(op.kind)
         dtype = getattr(precision, which) if which else ""
-        if not which or all(v.dtype == dtype for v in _operands(op)):
+        wanted = _input_dtypes(op, dtype) if which else ()
+        if all(v.dtype == d for v, d in zip(op.ins, wanted, strict=False)):
             ops.append(op)
             continue
         with builder.record(op.phase, op.block) as emitted:
             ins = []
-            for value in op.ins:
-                if value in _operands(op) and value.dtype != dtype:
-                    if (value, dtype) not in casts:
-                        casts[value, dtype] = builder.apply("cast", value, dtype=dtype)
-                    value = casts[value, dtype]
-                ins.append(value)
+            for value, d in zip(op.ins, wanted, strict=True):
+                if value.dtype != d and (value, d) not in casts:
+                    casts[value, d] = builder.apply("cast", value, dtype=d)
+                ins.append(casts[value, d] if value.dtype != d else value)
             _product(op, ins, dtype, builder)
         ops += emitted
     return replace(program, ops=tuple(ops))
 
 
-def _operands(op: Op) -> tuple[Value, ...]:
-    """Return the floating-point matrices and biases of a product. The scalar loss scale is not an operand."""
-    return tuple(v for v in op.ins if v.dtype in ("bf16", "fp32") and v.shape)
+def _input_dtypes(op: Op, dtype: str) -> tuple[str, ...]:
+    """Return the dtype that each input must have. The scalar loss scale and integers are no operands."""
+    dtypes = [dtype if v.dtype in ("bf16", "fp32") and v.shape else v.dtype for v in op.ins]
+    if op.kind in _ADDING:
+        dtypes[-1] = _result_dtype(op, dtype)
+    return tuple(dtypes)
+
+
+def _result_dtype(op: Op, dtype: str) -> str:
+    """Products of bf16 operands are written in either dtype, those of fp32 operands in fp32."""
+    return op.outs[0].dtype if dtype == "bf16" else dtype
 
 
 def _product(op: Op, ins: list[Value], dtype: str, builder: Builder) -> None:
     """Emit the product, and a cast for each result whose dtype it cannot write itself."""
     attrs = dict(op.attrs)
     if "dtype" in attrs or op.kind == "linear":
-        attrs["dtype"] = op.outs[0].dtype if dtype == "bf16" else dtype
+        attrs["dtype"] = _result_dtype(op, dtype)
     specs = builder.ops[op.kind].infer(ins, attrs)
     results = [
         out if out.role != "act" or out.dtype == spec.dtype else builder.activation(out.label, spec.shape, spec.dtype)

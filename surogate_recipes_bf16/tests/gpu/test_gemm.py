@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from surogate_core.program.value import DTYPE_CODES
 from surogate_core.runtime.device import training_device
 from surogate_core.testing.binding import bind_kernel, run_kernel
 from surogate_core.testing.cases import cases
-from surogate_core.testing.kernels import assert_close, same_bits
+from surogate_core.testing.kernels import UNIT, assert_close, same_bits
 from surogate_recipes_bf16.kernels import gemm
 
 pytestmark = pytest.mark.gpu
@@ -35,30 +35,40 @@ class Product:
     magnitude: Tensor
     length: int
 
-    def run(self, initial: Tensor | None = None) -> Tensor:
-        """Bind the op, run it eagerly and captured, and return the output. It initially contains `initial` or NaN."""
+    def run(self, initial: Tensor | None = None, *, in_place: bool = False) -> Tensor:
+        """Bind the op, run it eagerly and captured, and return the output. It initially contains `initial` or NaN.
+
+        `in_place`: the output has the place of the last input.
+        """
         given = {} if initial is None else {self.op.outs[0]: initial}
-        (out,) = run_kernel(gemm.KERNELS, self.op, self.contents | given)
+        op = replace(self.op, outs=self.op.ins[-1:]) if in_place else self.op
+        (out,) = run_kernel(gemm.KERNELS, op, self.contents | given)
         return out.cuda()
 
 
 def product(kind: str, t: int, n: int, k: int, dtypes: Sequence[str], *, accumulate: bool = False) -> Product:
     """Return a product of `kind` with random inputs. `dtypes` are those of (ins..., out), as in a KernelDef."""
-    shapes = {
+    plain, base = kind.removesuffix("_add"), kind.endswith("_add")
+    out_shape = {"linear": (t, n), "linear_dgrad": (t, k), "linear_wgrad": (n, k)}[plain]
+    operands = {
         "linear": [(t, k), (n, k), (n,)],
         "linear_dgrad": [(t, n), (n, k)],
         "linear_wgrad": [(t, n), (t, k)],
-    }[kind][: len(dtypes) - 1]
-    out_shape = {"linear": (t, n), "linear_dgrad": (t, k), "linear_wgrad": (n, k)}[kind]
+    }[plain][: len(dtypes) - 1 - base]
+    shapes = [*operands, *([out_shape] if base else [])]
     ins = tuple(
-        Value(name=name, shape=s, dtype=d, role="act")
-        for name, s, d in zip(("a", "b", "bias"), shapes, dtypes, strict=False)
+        Value(name=f"in{i}", shape=s, dtype=d, role="act")
+        for i, (s, d) in enumerate(zip(shapes, dtypes[:-1], strict=True))
     )
     out = Value(name="out", shape=out_shape, dtype=dtypes[-1], role="act")
     op = Op(kind, ins, (out,), {}, accumulate=frozenset({0} if accumulate else ()))
     contents = {v: torch.randn(v.shape, device="cuda").to(TORCH[v.dtype]) for v in ins}
     truth, magnitude = _truth(kind, list(contents.values()))
-    return Product(op, contents, truth, magnitude, {"linear": k, "linear_dgrad": n, "linear_wgrad": t}[kind])
+    length = {"linear": k, "linear_dgrad": n, "linear_wgrad": t}[plain]
+    if base:  # the product may be rounded before the sum; in units of what assert_close allows for a magnitude
+        rounding = UNIT[TORCH[dtypes[-1]]] * (truth - contents[ins[-1]].double()).abs()
+        magnitude = magnitude + rounding / (4 * (1 + length**0.5) * 2.0**-24)
+    return Product(op, contents, truth, magnitude, length)
 
 
 def algorithm(op: Op, contents: dict[Value, Tensor], deterministic: Deterministic = "auto") -> str:
@@ -76,10 +86,10 @@ def _truth(kind: str, ins: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return the result and the sum of the magnitudes of its terms."""
 
     def of(tensors: Sequence[Tensor]) -> Tensor:
-        a, b = tensors[0], tensors[1]
-        if kind == "linear":
-            return a @ b.T + (tensors[2] if len(tensors) == 3 else 0)
-        return a @ b if kind == "linear_dgrad" else a.T @ b
+        a, b, *added = tensors  # bias and base
+        plain = kind.removesuffix("_add")
+        product = a @ b.T if plain == "linear" else a @ b if plain == "linear_dgrad" else a.T @ b
+        return sum(added, product)
 
     wide = [x.double() for x in ins]
     return of(wide), of([x.abs() for x in wide])
@@ -117,6 +127,19 @@ def test_accumulating_product_adds_to_its_output(kind: str, dtype: str, shape: t
     initial = torch.randn_like(x.truth, dtype=torch.float32) * 8
     out = x.run(initial)
     assert_close(out, x.truth + initial.double(), torch.float32, x.length, x.magnitude + initial.double().abs())
+
+
+ADDING = [signature for signature in SIGNATURES if signature[0].endswith("_add")]
+
+
+@pytest.mark.parametrize(("kind", "dtypes"), ADDING, ids=lambda x: x if isinstance(x, str) else "-".join(x))
+@pytest.mark.parametrize("shape", cases([(7, 13, 5), (129, 255, 257)], more=[(64, 96, 128), (4096, 512, 48)]), ids=str)
+def test_product_may_take_the_place_of_what_it_adds_to(
+    kind: str, dtypes: Sequence[str], shape: tuple[int, int, int]
+) -> None:
+    x = product(kind, *shape, dtypes)
+    out = x.run(in_place=True)
+    assert_close(out, x.truth, out.dtype, x.length, x.magnitude)
 
 
 def test_fp32_product_is_not_rounded_to_tf32() -> None:
@@ -165,7 +188,7 @@ def test_planned_workspace_equals_that_of_the_product(kind: str, dtypes: Sequenc
 
     op = product(kind, 7, 130, 12, dtypes).op
     target, shape = Target(training_device()), gemm.product(op)
-    bias = DTYPE_CODES[op.ins[2].dtype] if len(op.ins) == 3 else gemm.NO_BIAS
+    bias = DTYPE_CODES[op.ins[2].dtype] if len(op.ins[-1].shape) == 1 else gemm.NO_BIAS
     a, out = DTYPE_CODES[op.ins[0].dtype], DTYPE_CODES[op.outs[0].dtype]
     needed = _C.gemm_workspace_bytes(shape.m, shape.n, shape.k, a, out, bias, gemm.library_bytes(target))
     (kernel,) = [x for x in gemm.KERNELS if x.op == kind and x.dtypes == tuple(dtypes)]
@@ -177,6 +200,8 @@ def test_errors_name_the_invalid_argument() -> None:
     binding = bind_kernel(gemm.KERNELS, x.op, x.contents)
     launch, arguments = binding.launches[0].call
     with pytest.raises(ValueError, match="gemm: d is a null pointer"):
-        launch(*arguments[:2], 0, *arguments[3:])
+        launch(*arguments[:3], 0, *arguments[4:])
+    with pytest.raises(ValueError, match="gemm: c must be aligned"):
+        launch(*arguments[:2], arguments[3] + 2, *arguments[3:])
     with pytest.raises(ValueError, match="gemm: a must be aligned"):
         launch(arguments[0] + 2, *arguments[1:])

@@ -13,6 +13,8 @@ from .alignment import align
 class Lifetime(NamedTuple):
     """`value` occupies `nbytes` (aligned) while ops `first` to `last` run, both included. scratch: of one op alone.
 
+    `overwritten` are the values that had the same place before, one after another (`Op.in_place`).
+
     A named tuple, because a micro-step of a 70B model has 17,000 of them and a frozen dataclass takes three times as
     long to make.
     """
@@ -22,22 +24,28 @@ class Lifetime(NamedTuple):
     first: int
     last: int
     scratch: bool = False
+    overwritten: tuple[Value, ...] = ()
 
 
 def lifetimes(program: Program, workspace: Callable[[Op], int]) -> list[Lifetime]:
-    """Return the lifetime of each arena value, in order of first use.
+    """Return the lifetime of each place in the arena, in order of first use.
 
-    Outputs of the program live until its end. The workspace of an op lives during that op; its value is named
-    "<index>.workspace" and labelled "workspace".
+    A value that is written in place and the values that it overwrites have one place. Outputs of the program live until
+    its end. The workspace of an op lives during that op; its value is named "<index>.workspace" and labelled "workspace".
     """
     first: dict[Value, int] = {}
     last: dict[Value, int] = {}
+    overwritten: dict[Value, tuple[Value, ...]] = {}
     scratch: set[Value] = set()
     for index, op in enumerate(program.ops):
         for value in (*op.ins, *op.outs):
             if value.role == "act":
                 first.setdefault(value, index)
                 last[value] = index
+        for out, i in op.in_place.items():
+            value, before = op.outs[out], op.ins[i]
+            first[value] = first.pop(before)
+            overwritten[value] = (*overwritten.pop(before, ()), before)
         nbytes = workspace(op)
         if nbytes:
             value = Value(f"{index}.workspace", (nbytes,), "uint8", "act", "workspace", op.block)
@@ -46,7 +54,10 @@ def lifetimes(program: Program, workspace: Callable[[Op], int]) -> list[Lifetime
     for value in program.outputs:
         if value in first:
             last[value] = len(program.ops) - 1
-    return [Lifetime(v, align(v.nbytes), first[v], last[v], v in scratch) for v in first]
+    return [
+        Lifetime(v, align(v.nbytes), first[v], last[v], v in scratch, overwritten.get(v, ()))
+        for v in sorted(first, key=first.__getitem__)
+    ]
 
 
 def live_bytes(lives: Sequence[Lifetime], n_ops: int) -> list[int]:

@@ -34,8 +34,9 @@ class ArenaPlan:
 def plan(program: Program, workspace: Callable[[Op], int]) -> ArenaPlan:
     """Assign each activation a byte offset in one arena.
 
-    Two values overlap in memory only if their lifetimes do not. The largest values are placed first, each at the lowest
-    offset that is free during its lifetime ("greedy by size", Pisarchyk & Lee 2020).
+    Two values overlap in memory only if their lifetimes do not, or if an op writes one in the place of the other. The
+    largest values are placed first, each at the lowest offset that is free during its lifetime ("greedy by size",
+    Pisarchyk & Lee 2020).
     """
     lives = lifetimes(program, workspace)
     order = sorted(lives, key=lambda life: (-life.nbytes, life.first, life.value.name))
@@ -44,7 +45,7 @@ def plan(program: Program, workspace: Callable[[Op], int]) -> ArenaPlan:
     live = live_bytes(lives, len(program.ops))
     peak_op = max(range(len(live)), key=live.__getitem__, default=0)
     return ArenaPlan(
-        offsets={life.value: at for life, at in placed if not life.scratch},
+        offsets={v: at for life, at in placed if not life.scratch for v in (life.value, *life.overwritten)},
         workspace={life.first: (at, life.nbytes) for life, at in placed if life.scratch},
         arena_bytes=max((at + life.nbytes for life, at in placed), default=0),
         lower_bound=live[peak_op] if live else 0,
@@ -105,7 +106,7 @@ def plan_family(
         if fewer:
             alike = zip(program.ops, *(p.ops for p in fewer), strict=True)
             scratch = {ops[0]: max(map(workspace, ops)) for ops in alike}.__getitem__
-        touched = (program.outputs, *((op.ins, op.outs, scratch(op)) for op in program.ops))
+        touched = (program.outputs, *((op.ins, op.outs, *op.in_place.items(), scratch(op)) for op in program.ops))
         if touched not in planned:
             planned[touched] = plan(program, scratch)
         arenas |= dict.fromkeys((p.name for p in (program, *fewer)), planned[touched])

@@ -1,7 +1,7 @@
 """From plan inputs to planned programs: plugins record programs, passes transform them. No torch.
 
-    forward    the model's build, then the adapters
-    micro      differentiate -> outputs -> dead_code -> recipe.lower -> recompute -> offload
+    forward    the model's build, then the adapters, then fuse_adds
+    micro      differentiate -> outputs -> dead_code -> fuse_adds -> recipe.lower -> recompute -> offload
                -> accumulate: micro_first, micro_next
                -> reduce, with several workers: micro_last, or micro_only where it is also the first
     evaluate   the forward program without ops for training alone, lowered by the same recipe
@@ -9,6 +9,7 @@
                micro and evaluate also in variants for batches of few documents
     load       masters from params
     update     global norm, then the optimizer; commits pending states
+    all        in_place, last
 
 `verify` checks the result of every pass. All programs share params, gradients, states, inputs, and one arena.
 """
@@ -29,6 +30,8 @@ from ..program.passes.accumulate import accumulate
 from ..program.passes.dead_code import dead_code
 from ..program.passes.documents import for_fewer, smaller_bounds
 from ..program.passes.evaluation import for_evaluation
+from ..program.passes.fuse_adds import fuse_adds
+from ..program.passes.in_place import in_place
 from ..program.passes.outputs import write_to
 from ..program.passes.pending import carried_states, on_copies
 from ..program.passes.recompute import recompute
@@ -54,6 +57,7 @@ def assemble(inputs: PlanInputs) -> Assembly:
     forward, loss = family.build()
     weights = checked_weight_maps(inputs, b.declared)
     forward, loss = family.adapt(forward, loss, weights)
+    forward = family.passed("fuse_adds", forward, fuse_adds(forward, inputs.ops))
     loss_state = b.state("step_loss", loss.shape, loss.dtype, Init(kind="zeros"))
     eval_state = b.state("eval_loss", loss.shape, loss.dtype, Init(kind="zeros"))
 
@@ -67,8 +71,9 @@ def assemble(inputs: PlanInputs) -> Assembly:
         evaluate = family.on_copies(evaluate, copies, begins=True)
     update, grad_norm = family.update(params, copies)
 
-    programs = {p.name: p for p in (load, *micro, evaluate, update)}
-    cu_seqlens, variants = family.variants((*micro, evaluate))
+    finished = [family.passed("in_place", p, in_place(p, inputs.ops)) for p in (load, *micro, evaluate, update)]
+    programs = {p.name: p for p in finished}
+    cu_seqlens, variants = family.variants(finished)
     every = (*programs.values(), *(program for fewer in variants.values() for program in fewer))
     kernels = resolve((op for p in every for op in p.ops), inputs.kernel_for, inputs.target, inputs.ops)
     return Assembly(
@@ -173,6 +178,7 @@ class _Recorder:
         program, gradients = self._differentiated(forward, loss, weights)
         program = self.passed("outputs", program, write_to(program, {loss: total}))
         program = self.passed("dead_code", program, dead_code(program, inputs.ops))
+        program = self.passed("fuse_adds", program, fuse_adds(program, inputs.ops))
         program = self.lower(program)
         if inputs.recompute or any(inputs.ops[op.kind].always_recomputed for op in program.ops):
             program = self.passed("recompute", program, recompute(program, selector(inputs.recompute), b))

@@ -225,6 +225,7 @@ RESULTS: Final[Mapping[tuple[str, str], Check]] = {
     ("op", "infer"): _specs,
     ("op", "vjp"): _one_each("input"),
     ("op", "rematerialise"): _one_each("output"),
+    ("op", "adding"): _a(str, "the name of a kind, or an empty one"),
     ("op", "flops"): _count,
     ("op", "traffic"): _count,
     ("op", "link"): _count,

@@ -29,6 +29,7 @@ class Op:
     block       index of the transformer block, or -1 outside of blocks
     where       "file:line" of the code that emitted the op, for error messages
     lane        stream that the op runs on
+    in_place    {index of an output: index of the input whose place in memory it takes}; set by the pass `in_place`
     """
 
     kind: str
@@ -40,6 +41,7 @@ class Op:
     accumulate: frozenset[int] = frozenset()
     where: str = ""
     lane: Lane = "compute"
+    in_place: Mapping[int, int] = field(default_factory=dict)
 
     @cached_property
     def signature(self) -> Signature:

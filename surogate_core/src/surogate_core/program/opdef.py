@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..origin import Definition
@@ -61,6 +61,11 @@ class OpDef(Definition):
     rematerialise
                 (builder, op, kept) -> one Value per output; None for outputs in `kept`, which stay in memory. Emits the
                 recomputation of the others, possibly from the kept ones. Without it, the op is emitted again.
+    adding      op -> the kind (*ins, base) -> base + output that replaces the op and an addition of its only output
+                (pass `fuse_adds`); "" if there is none. References of both forms give the same bits.
+    may_overwrite
+                {index of an output: index of an input}: both may have one place in memory if no later op reads the
+                input. Every kernel of the op must allow that.
     flops       floating-point operations
     traffic     bytes read and written. Default: every input and output once, outputs that accumulate twice.
     link        bytes that a device sends to others
@@ -81,6 +86,8 @@ class OpDef(Definition):
     loss_with_grads: str | None = None
     loss_grad_ins: tuple[int, ...] = ()
     rematerialise: Callable[[Emitter, Op, frozenset[Value]], Gradients] | None = None
+    adding: Callable[[Op], str] = lambda op: ""
+    may_overwrite: Mapping[int, int] = field(default_factory=dict)
     flops: Callable[[Op], int] = _none
     traffic: Callable[[Op], int] | None = None
     link: Callable[[Op], int] = _none

@@ -11,7 +11,7 @@ def listing(program: Program) -> str:
     """Return the listing of `program`.
 
     Each line has the op's index, block, phase (or lane, if it is not "compute"), outputs ("+=" where the op
-    accumulates), kind, inputs and scalar attributes.
+    accumulates), kind, inputs ("~" where an output overwrites it in place) and scalar attributes.
     """
     width = len(str(max(len(program.ops) - 1, 0)))
     lines = [f"{program.name}: {len(program.ops)} ops"]
@@ -22,7 +22,8 @@ def listing(program: Program) -> str:
 def _line(op: Op) -> str:
     block = f"b{op.block}" if op.block >= 0 else "-"
     outs = ", ".join(f"{'+= ' if i in op.accumulate else ''}{v!r}" for i, v in enumerate(_shorten(op.outs)))
-    ins = ", ".join(map(repr, _shorten(op.ins)))
+    overwritten = {op.ins[i] for i in op.in_place.values()}
+    ins = ", ".join(f"{'~' if v in overwritten else ''}{v!r}" for v in _shorten(op.ins))
     attrs = "".join(f" {k}={v}" for k, v in op.attrs.items() if isinstance(v, (int, float, str, bool)))
     phase = op.phase if op.lane == "compute" else op.lane
     return f"{block:<4} {phase:<9} {outs or '-'} = {op.kind}({ins}){attrs}"

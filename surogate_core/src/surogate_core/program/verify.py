@@ -10,6 +10,7 @@ from ..errors import ProgramError
 from .infer import infer
 from .op import Lane, Op, Program, Signature
 from .opdef import OpDef
+from .passes.in_place import fits_in_place
 from .value import DTYPE_BYTES, Value
 
 
@@ -30,6 +31,7 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
     - Ops accumulate only into gradients and states.
     - Shapes and dtypes equal those that the op's definition infers. A gradient may be stored in a different dtype.
     - No op with effects is recomputed.
+    - An op that works in place may do so by its definition, on an activation that no later op or output reads.
     - An op that is not on the compute lane uses only values that outlive the program. The planner may reuse an
       activation's memory after its last reader in program order, when an op on another lane may still be running.
     - Every output of the program is written by the program or outlives it.
@@ -40,24 +42,31 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
     context = f"{program.name}{f' after {after}' if after else ''}"
     checked = checked or Checked()
     written: set[Value] = set()
+    overwritten: set[Value] = set()
     for index, op in enumerate(program.ops):
         for value in op.ins:
             if value not in written and value.role == "act":
                 raise ProgramError(f"{_place(context, index, op)}: reads {value!r} before any op writes it")
+            if value in overwritten:
+                raise ProgramError(f"{_place(context, index, op)}: reads {value!r}, which an op has overwritten")
         for value in op.outs:
             if value in written and value.role == "act":
                 raise ProgramError(f"{_place(context, index, op)}: writes {value!r} a second time")
             written.add(value)
+        overwritten.update(op.ins[i] for i in op.in_place.values())
         if op not in checked.ops:
             place = _place(context, index, op)
             _check_names(op, checked.values, place)
             if op.signature not in checked.signatures:
                 _check_op(op, ops, place)
+            _check_in_place(op, ops[op.kind], place)
             checked.signatures.add(op.signature)
             checked.ops.add(op)
     for value in program.outputs:
         if value.role == "act" and value not in written:
             raise ProgramError(f"{context}: output {value!r} is never written")
+        if value in overwritten:
+            raise ProgramError(f"{context}: output {value!r} is overwritten by an op in place")
 
 
 def _place(context: str, index: int, op: Op) -> str:
@@ -96,6 +105,13 @@ def _check_op(op: Op, ops: Mapping[str, OpDef], place: str) -> None:
             raise ProgramError(f"{place}: {value!r} should have shape {list(spec.shape)}")
         if value.dtype != spec.dtype and value.role != "grad":
             raise ProgramError(f"{place}: {value!r} should be {spec.dtype}")
+
+
+def _check_in_place(op: Op, definition: OpDef, place: str) -> None:
+    for out, i in op.in_place.items():
+        is_shared = list(op.in_place.values()).count(i) > 1
+        if definition.may_overwrite.get(out) != i or is_shared or not fits_in_place(op, out, i):
+            raise ProgramError(f"{place}: may not write {op.outs[out]!r} in the place of its input {i}")
 
 
 def _check_lane(op: Op, place: str) -> None:

@@ -46,8 +46,18 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None = None, *, dtype: str | Non
     return _as(y, dtype, x.dtype)
 
 
+def linear_add(x: Tensor, w: Tensor, base: Tensor, *, dtype: str | None = None) -> Tensor:
+    """add(linear(x, w), base). A kernel need not round the product before the sum."""
+    return add(F.linear(up(x), up(w)).to(base.dtype), base)
+
+
 def linear_dgrad(dy: Tensor, w: Tensor, *, dtype: str | None = None) -> Tensor:
     return _as(up(dy) @ up(w), dtype, dy.dtype)
+
+
+def linear_dgrad_add(dy: Tensor, w: Tensor, base: Tensor, *, dtype: str | None = None) -> Tensor:
+    """add(linear_dgrad(dy, w), base). A kernel need not round the product before the sum."""
+    return add((up(dy) @ up(w)).to(base.dtype), base)
 
 
 def linear_wgrad(dy: Tensor, x: Tensor) -> Tensor:

@@ -124,7 +124,8 @@ class FiniteCheck:
             return
         found = {out: contents(self._buffers.view(out, name)) for out in op.outs}
         written = {out: held for out, held in found.items() if not held.finite}
-        read = {v: self._buffers.view(v, name) for v in op.ins if v not in op.outs}
+        gone = {*op.outs, *(op.ins[i] for i in op.in_place.values())}
+        read = {v: self._buffers.view(v, name) for v in op.ins if v not in gone}
         inputs = {v: contents(view) for v, view in read.items() if view.is_floating_point()}
         raise NonFiniteError(
             f"{self._moment(program.stage)}: {op.kind} wrote NaN or inf.\n"

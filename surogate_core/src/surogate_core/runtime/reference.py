@@ -189,6 +189,9 @@ def _bind(
         for value in (*op.ins, *op.outs):
             if value.role == "act" and value not in program.outputs:
                 last[value] = index
+    for op in program.ops:
+        for i in op.in_place.values():  # whose place lives on in an output
+            del last[op.ins[i]]
     ends: dict[int, list[Value]] = {}
     for value, index in last.items() if poison else ():
         ends.setdefault(index, []).append(value)

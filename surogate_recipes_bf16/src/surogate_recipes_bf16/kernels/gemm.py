@@ -1,6 +1,7 @@
 """Matrix products of linear layers by cuBLASLt: forward, dgrad and wgrad.
 
-Operands and results are bf16 or fp32, sums fp32. When an op is bound, its algorithm is selected by timing. All ops of
+Operands and results are bf16 or fp32, sums fp32; `linear_add` and `linear_dgrad_add` read what they add to in their
+epilogue, and may overwrite it. When an op is bound, its algorithm is selected by timing. All ops of
 the same shape share it, and it is cached for later runs, which are then bit-identical. With `deterministic: true`
 nothing is timed and the first algorithm of cuBLASLt's heuristic is used.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from surogate_core.api import BindContext, Call, KernelDef, Op, Target, Value
+from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target, Value
 
 from .dtypes import DTYPE_CODES, FLOATS, supports_accumulate
 from .workspace import aligned
@@ -51,17 +52,22 @@ class Product:
 
 
 def product(op: Op) -> Product:
-    """Return the product of an op. In all three kinds, `ins[0]` is A and `ins[1]` is B."""
+    """Return the product of an op. In all kinds, `ins[0]` is A and `ins[1]` is B."""
     (rows, a_columns), (b_rows, b_columns) = op.ins[0].shape, op.ins[1].shape
-    if op.kind == "linear":  # x [T, K] w [N, K]^T
+    if op.kind in ("linear", "linear_add"):  # x [T, K] w [N, K]^T
         return Product(rows, b_rows, a_columns, False, True)
-    if op.kind == "linear_dgrad":  # dy [T, N] w [N, K]
+    if op.kind in ("linear_dgrad", "linear_dgrad_add"):  # dy [T, N] w [N, K]
         return Product(rows, b_columns, a_columns, False, False)
     return Product(a_columns, b_columns, rows, True, False)  # dy [T, N]^T x [T, K]
 
 
+def _base(op: Op) -> Value | None:
+    """What the product adds to, if that is an input."""
+    return op.ins[2] if op.kind in ("linear_add", "linear_dgrad_add") else None
+
+
 def _bias(op: Op) -> Value | None:
-    return op.ins[2] if len(op.ins) == 3 else None
+    return op.ins[2] if op.kind == "linear" and len(op.ins) == 3 else None
 
 
 def _product_dtype(a: str, out: str) -> str:
@@ -83,11 +89,11 @@ def _bind(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
     autotune_cache(ctx)
-    a, b, bias = op.ins[0], op.ins[1], _bias(op)
+    a, b, base, bias = op.ins[0], op.ins[1], _base(op), _bias(op)
     shape = product(op)
     timed = is_timed(ctx.target)
     gemm = _C.Gemm(
-        *((ctx.pointer(value) if timed else 0) for value in (a, b, op.outs[0])),
+        *((ctx.pointer(value) if timed and value else 0) for value in (a, b, base, op.outs[0])),
         0 if bias is None else ctx.pointer(bias),
         ctx.workspace,
         shape.m,
@@ -98,24 +104,33 @@ def _bind(op: Op, ctx: BindContext) -> Call:
         DTYPE_CODES[a.dtype],
         DTYPE_CODES[op.outs[0].dtype],
         NO_BIAS if bias is None else DTYPE_CODES[bias.dtype],
-        0 in op.accumulate,
+        0 in op.accumulate or base is not None,
         library_bytes(ctx.target),
         ctx.stream,
     )
-    return ctx.call(gemm.run, a, b, op.outs[0], 0 if bias is None else bias, ctx.workspace)
+    return ctx.call(gemm.run, a, b, base or 0, op.outs[0], bias or 0, ctx.workspace)
+
+
+def _supports(op: Op, target: Target) -> Support:
+    if op.accumulate and _base(op) is not None:
+        return Support(False, "adds to its last input, not to its output too")
+    return supports_accumulate(op, target)
 
 
 def _signatures(kind: str) -> Iterator[tuple[str, ...]]:
     for a in FLOATS:
         for out in FLOATS:
-            yield a, a, out
+            base = (out,) if kind.endswith("_add") else ()
+            if base and _product_dtype(a, out) != out:
+                continue  # cuBLASLt reads no bf16 for fp32 operands; the recipe casts
+            yield a, a, *base, out
             if kind == "linear":
                 for bias in sorted({"bf16", _product_dtype(a, out)}):
                     yield a, a, bias, out
 
 
 KERNELS: tuple[KernelDef, ...] = tuple(
-    KernelDef(op=kind, dtypes=dtypes, supports=supports_accumulate, bind=_bind, workspace=_workspace)
-    for kind in ("linear", "linear_dgrad", "linear_wgrad")
+    KernelDef(op=kind, dtypes=dtypes, supports=_supports, bind=_bind, workspace=_workspace)
+    for kind in ("linear", "linear_add", "linear_dgrad", "linear_dgrad_add", "linear_wgrad")
     for dtypes in _signatures(kind)
 )

@@ -1,0 +1,42 @@
+"""In-place ops: marks the ops that may write an output to the place of an input.
+
+The pass runs last, just before planning, because it depends on which op reads a value last. The planner then gives
+input and output one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..op import Op, Program
+from ..opdef import OpDef
+from ..value import Value
+
+
+def in_place(program: Program, ops: Mapping[str, OpDef]) -> Program:
+    """Set `Op.in_place` where `OpDef.may_overwrite` allows it and the input is an activation that no later op reads.
+
+    Input and output must have the same size and dtype, and the op must read the input once.
+    """
+    last: dict[Value, int] = {v: index for index, op in enumerate(program.ops) for v in op.ins}
+    last.update(dict.fromkeys(program.outputs, len(program.ops)))
+
+    def marked(index: int, op: Op) -> Op:
+        allowed = ops[op.kind].may_overwrite.items()
+        pairs = {out: i for out, i in allowed if last[op.ins[i]] == index and fits_in_place(op, out, i)}
+        return replace(op, in_place=pairs) if pairs else op
+
+    return replace(program, ops=tuple(marked(index, op) for index, op in enumerate(program.ops)))
+
+
+def fits_in_place(op: Op, out: int, i: int) -> bool:
+    """Whether output `out` can take the place of input `i`, as far as the op alone tells."""
+    value, result = op.ins[i], op.outs[out]
+    return (
+        op.lane == "compute"
+        and value.role == result.role == "act"
+        and (value.size, value.dtype) == (result.size, result.dtype)
+        and op.ins.count(value) == 1
+        and out not in op.accumulate
+    )
