@@ -156,15 +156,16 @@ def test_a_rate_of_zero_emits_no_op() -> None:
     )
 
 
-def test_an_evaluation_is_the_one_without_dropout_op_for_op_and_bit_for_bit() -> None:
+def test_an_evaluation_is_the_one_without_dropout() -> None:
+    """In fp32; A of projections that share an input is one product without dropout, hence another order of sums."""
     with_dropout, without = planned(RATE), planned(0)
-    assert kinds(with_dropout, "evaluate") == kinds(without, "evaluate")
+    assert "lora_dropout" not in {kind for kind, _ in kinds(with_dropout, "evaluate")}
     losses = []
     for model in (with_dropout, without):
         model.write(ROWS, 1.0)
         model.executor.run("evaluate")
         losses.append(model.buffers.persistent(model.assembly.eval_loss).clone())
-    assert torch.equal(*losses)
+    torch.testing.assert_close(*losses, rtol=1e-6, atol=0)
     assert step(with_dropout, 0) != step(without, 0)
 
 
@@ -187,8 +188,14 @@ def streams(model: PlannedModel) -> dict[str, int]:
     """The random stream of every adapted module, by its name in the checkpoint."""
     ops = model.assembly.programs["micro_first"].ops
     of_value = {op.outs[0]: op.attrs["stream"] for op in ops if op.kind == "lora_dropout" and op.phase == "forward"}
-    readers = [(op.ins[0], op.ins[1]) for op in ops if op.kind == "linear"]
-    return {w.name.removesuffix(".lora_A"): of_value[x] for x, w in readers if x in of_value}
+    packed = {
+        op.outs[at.whole]: part.name.removesuffix(".lora_A")
+        for op in ops
+        if op.kind == "lora_pack"
+        for part, at in zip(op.ins, op.attrs["places"], strict=True)
+        if part.name.endswith(".lora_A")
+    }
+    return {packed[op.ins[1]]: of_value[op.ins[0]] for op in ops if op.kind == "linear" and op.ins[0] in of_value}
 
 
 class OurMask(torch.nn.Module):

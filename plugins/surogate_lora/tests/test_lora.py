@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -21,24 +23,30 @@ from models.harness import (
     valid_tokens,
 )
 from pydantic import ValidationError
+from random_programs import VOCABULARY
+from small_programs import INIT, train
 from torch import Tensor
 
-from surogate_core.api import PrecisionRequest, Target
-from surogate_core.errors import ConfigError
+from surogate_core.api import Op, PrecisionRequest, Target
+from surogate_core.errors import ConfigError, ProgramError
 from surogate_core.memory.devices import device
 from surogate_core.program.builder import Builder
 from surogate_core.program.value import Value
 from surogate_core.reference.ops import up
+from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.runtime.initialise import initialise
 from surogate_core.testing.binding import choose
+from surogate_core.testing.ops import check_op
 from surogate_lora.adapter import LORA
 from surogate_lora.files import load, merge, save
-from surogate_lora.kernels import KERNELS
+from surogate_lora.kernels import KERNELS, Rectangle, gaps
+from surogate_lora.ops import OPS as OPS_OF_LORA
+from surogate_lora.ops import Place
 from surogate_lora.options import LoraOptions
-from surogate_lora.reference import lora_add, lora_slice
 
 peft = pytest.importorskip("peft", reason="PEFT is what LoRA is compared with: pip install peft")
 
+LORA_OPS = {definition.kind: definition for definition in OPS_OF_LORA}
 TOLERANCE = 1e-5
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 CASES: dict[str, dict[str, Any]] = {
@@ -197,52 +205,147 @@ def test_options_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
 # ----------------------------------------------------------------------------------------------------------------- ops
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_branch_is_added_to_its_columns_only_and_taken_from_them(dtype: str) -> None:
-    b = Builder(OPS, dtype)
-    with b.record("forward"):
-        base, branch = b.activation("base", (4, 10), dtype), b.activation("branch", (4, 3), dtype)
-        y = b.apply("lora_add", base, branch, columns=(5,), scale=0.5)
-        assert (y.shape, y.dtype) == (base.shape, dtype)
-    torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
-    x, u = torch.randn(4, 10).to(torch_dtype), torch.randn(4, 3).to(torch_dtype)
-    out = lora_add(x, u, columns=(5,), scale=0.5)
-    assert torch.equal(out[:, :5], x[:, :5]) and torch.equal(out[:, 8:], x[:, 8:])
-    assert torch.equal(out[:, 5:8], (up(x[:, 5:8]) + 0.5 * up(u)).to(torch_dtype))
-    taken = lora_slice(x, column=5, width=3, scale=2.0, dtype="fp32")
-    assert taken.dtype == torch.float32 and torch.equal(taken, 2 * up(x[:, 5:8]))
+PLACES = (Place(0, 0, 0, 1.0), Place(0, 3, 0, 1.0), Place(1, 2, 0, 0.5), Place(1, 5, 3, 2.0))
+PARTS, WHOLES = ((3, 8), (2, 8), (3, 3), (4, 2)), ((5, 8), (10, 5))
 
 
-@pytest.mark.parametrize("columns", [(8,), (-1,), (0, 1), (5, 0), (0,) * 3])
-def test_branches_that_overlap_or_stick_out_are_refused(columns: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("of_parts", "dtype"), list(product(("fp32", "bf16"), repeat=2)))
+def test_parts_are_packed_at_their_places_and_unpacked_from_them(of_parts: str, dtype: str) -> None:
+    parts = [torch.randn(shape).to(TORCH_DTYPES[of_parts]) for shape in PARTS]
+    packed = check_op(LORA_OPS["lora_pack"], *parts, shapes=WHOLES, places=PLACES, dtype=dtype)
+    covered = [torch.zeros(shape, dtype=torch.bool) for shape in WHOLES]
+    for part, at in zip(parts, PLACES, strict=True):
+        rows, columns = slice(at.row, at.row + part.shape[0]), slice(at.column, at.column + part.shape[1])
+        assert torch.equal(packed[at.whole][rows, columns], (at.scale * up(part)).to(TORCH_DTYPES[dtype]))
+        covered[at.whole][rows, columns] = True
+    assert not any(whole[~where].any() for whole, where in zip(packed, covered, strict=True))
+    again = check_op(LORA_OPS["lora_unpack"], *packed, shapes=PARTS, places=PLACES, dtypes=(of_parts,) * 4)
+    for part, back, at in zip(parts, again, PLACES, strict=True):
+        inside = (at.scale * up(part)).to(TORCH_DTYPES[dtype])
+        assert torch.equal(back, (at.scale * up(inside)).to(part.dtype))
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        (Place(0, 3, 0, 1.0), "leaves"),
+        (Place(0, -1, 0, 1.0), "leaves"),
+        (Place(0, 0, 3, 1.0), "leaves"),
+        (Place(0, 1, 1, 1.0), "overlap"),
+    ],
+)
+def test_parts_that_overlap_or_stick_out_are_refused(place: Place, message: str) -> None:
     b = Builder(OPS, "fp32")
-    branches: list[Value] = [b.activation("branch", (4, 3), "fp32") for _ in columns]
-    with pytest.raises(Exception, match="lora_add"), b.record("forward"):
-        b.apply("lora_add", b.activation("base", (4, 10), "fp32"), *branches, columns=columns, scale=1.0)
+    parts = [b.activation("part", (2, 3), "fp32") for _ in range(2)]
+    attrs = {"shapes": ((4, 5),), "places": (Place(0, 0, 0, 1.0), place), "dtype": "fp32"}
+    with pytest.raises(ProgramError, match=message), b.record("forward"):
+        b.apply("lora_pack", *parts, **attrs)
+
+
+def test_packing_has_the_gradient_of_autograd_through_its_reference() -> None:
+    """It is linear, and every number is exact: the gradients are equal."""
+
+    def build(b: Builder) -> Value:
+        parts = [b.param(f"part{i}", shape, INIT) for i, shape in enumerate(PARTS)]
+        first, second = b.emit("lora_pack", *parts, shapes=WHOLES, places=PLACES, dtype=b.dtype)
+        losses = [b.apply("toy_dot", v, b.input(f"d{i}", v.shape, v.dtype)) for i, v in enumerate((first, second))]
+        return b.apply("add", *losses)
+
+    by_rule = VOCABULARY | LORA_OPS
+    by_torch = by_rule | {"lora_pack": replace(LORA_OPS["lora_pack"], vjp=None)}
+    ours, theirs = (train(build, ops=ops).run() for ops in (by_rule, by_torch))
+    assert ours.keys() == theirs.keys() and all(g.any() for g in ours.values())
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_gaps_and_parts_together_cover_a_matrix_once(seed: int) -> None:
+    rng = Random(seed)
+    shape = rng.randint(1, 12), rng.randint(1, 12)
+    covered = torch.zeros(shape, dtype=torch.int32)
+    taken: list[Rectangle] = []
+    for _ in range(6):
+        row, column = rng.randrange(shape[0]), rng.randrange(shape[1])
+        rows, columns = rng.randint(1, shape[0] - row), rng.randint(1, shape[1] - column)
+        part = covered[row : row + rows, column : column + columns]
+        if not part.any():
+            part += 1
+            taken.append((row, column, rows, columns))
+    for row, column, rows, columns in gaps(shape, taken):
+        covered[row : row + rows, column : column + columns] += 1
+    assert (covered == 1).all()
 
 
 @pytest.mark.parametrize(("dtype", "other"), list(product(("fp32", "bf16"), repeat=2)))
 def test_every_pair_of_dtypes_has_a_kernel_on_a_gpu(dtype: str, other: str) -> None:
-    b = Builder(OPS, dtype)
-    with b.record("forward") as ops:
-        base, branch = b.activation("base", (4, 10), dtype), b.activation("branch", (4, 3), other)
-        b.apply("lora_add", base, branch, branch, columns=(0, 3), scale=0.5)
-        b.apply("lora_slice", base, column=0, width=3, scale=0.5, dtype=other)
-    for op in ops:
-        assert choose(KERNELS, op, Target(device("a100"))).op == op.kind
+    pack, unpack = packing_ops(dtype, other)
+    target = Target(device("a100"))
+    for op in (pack, unpack):
+        assert choose(KERNELS, op, target).op == op.kind
         with pytest.raises(AssertionError, match="SM80"):
             choose(KERNELS, op, Target(replace(device("a100"), sm=75)))
-        with pytest.raises(AssertionError, match="cannot accumulate"):
-            choose(KERNELS, replace(op, accumulate=frozenset({0})), Target(device("a100")))
+    with pytest.raises(AssertionError, match="cannot accumulate"):
+        choose(KERNELS, replace(pack, accumulate=frozenset({0})), target)
+    adding = replace(unpack, accumulate=frozenset({0}))
+    if other == "fp32":
+        assert choose(KERNELS, adding, target).op == "lora_unpack"
+    else:
+        with pytest.raises(AssertionError, match="accumulates only into fp32"):
+            choose(KERNELS, adding, target)
 
 
 def test_doubles_are_left_to_the_references() -> None:
-    b = Builder(OPS, "fp64")
+    for op in packing_ops("fp32", "fp64"):
+        with pytest.raises(AssertionError, match="matrices must be fp32 or bf16"):
+            choose(KERNELS, op, Target(device("a100")))
+
+
+def packing_ops(of_wholes: str, of_parts: str) -> tuple[Op, Op]:
+    b = Builder(OPS, "fp32")
     with b.record("forward") as ops:
-        base, branch = b.activation("base", (4, 10), "fp32"), b.activation("branch", (4, 3), "fp64")
-        b.apply("lora_add", base, branch, columns=(0,), scale=0.5)
-    with pytest.raises(AssertionError, match="branches must be fp32 or bf16"):
-        choose(KERNELS, ops[0], Target(device("a100")))
+        parts = [b.activation("part", shape, of_parts) for shape in PARTS]
+        wholes = b.emit("lora_pack", *parts, shapes=WHOLES, places=PLACES, dtype=of_wholes)
+        b.emit("lora_unpack", *wholes, shapes=PARTS, places=PLACES, dtypes=(of_parts,) * len(PARTS))
+    pack, unpack = ops
+    return pack, unpack
+
+
+# ------------------------------------------------------------------------------------------------------------- program
+
+
+def test_branches_cost_no_pass_over_what_they_add_to() -> None:
+    """A block of four projections: the products of the base add to those of the branches, in their places, and A of
+    projections that share an input is one product."""
+    assembly = planned(LoraOptions(lora_rank=4)).assembly
+    layers = tiny_config()["num_hidden_layers"]
+    for name, forward, backward in (("micro_next", 1, 1), ("evaluate", 1, 0)):
+        program = assembly.programs[name]
+        kinds = Counter(op.kind for op in program.ops if op.block == 1)
+        assert kinds["linear"] == 8 * forward and kinds["linear_add"] == 4 * forward
+        assert (kinds["linear_dgrad"], kinds["linear_dgrad_add"], kinds["linear_wgrad"]) == (
+            8 * backward,
+            4 * backward,
+            8 * backward,
+        )
+        assert (kinds["lora_pack"], kinds["lora_unpack"], kinds["add"], kinds["cast"]) == (forward, backward, 0, 0)
+        in_place = [op for op in program.ops if op.in_place]
+        # In the first block nothing needs the gradient of what enters it.
+        assert len(in_place) == (4 * forward + 4 * backward) * layers - backward
+        arena = assembly.memory.arenas[name]
+        for op in in_place:
+            assert arena.offsets[op.ins[-1]] == arena.offsets[op.outs[0]]
+
+
+@pytest.mark.parametrize("targets", [("k_proj",), ("q_proj", "v_proj"), ("up_proj", "down_proj")])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_some_projections_of_a_fused_matrix_have_branches(targets: tuple[str, ...], dropout: float) -> None:
+    assembly = planned(LoraOptions(lora_rank=4, lora_target_modules=targets, lora_dropout=dropout)).assembly
+    trained = {v.name.rsplit(".", 2)[-2] for v in assembly.trainable}
+    assert trained == set(targets)
+    kinds = Counter(op.kind for op in assembly.programs["micro_next"].ops if op.block == 1)
+    assert kinds["linear_add"] == len(
+        {("down" if t == "down_proj" else "mlp" if t == "up_proj" else "qkv") for t in targets}
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------- files

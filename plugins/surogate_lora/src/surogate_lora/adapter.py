@@ -7,18 +7,20 @@ projections, so that an adapter is the same whatever is fused. Param names: `mod
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from zlib import crc32
 
 from surogate_core.api import AdapterDef, Init, Op, Precision, Program, Scalars, Value, WeightMap
 from surogate_core.errors import ConfigError
 from surogate_core.program.builder import Builder
+from surogate_core.program.value import FLOAT_DTYPES
 
 from . import saved_modules
 from .files import CONFIG_FILE, load, merge, save
 from .matching import is_target, pattern_of
 from .options import ALL_LINEAR, LoraOptions
+from .packing import Packing, firsts, side_by_side
 from .use import check, commands
 
 _WEIGHT = ".weight"
@@ -31,6 +33,18 @@ class _Projection:
     module: str
     column: int
     width: int
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """The matrices of an op's branches, together, in the dtype of products; R is the sum of their ranks.
+
+    down: all A, stacked, [R, K]; with dropout, under which each branch sees another input, one [r, K] each.
+    up: [N, R], scale * B of each branch where its columns of the output and its ranks meet, zeros elsewhere.
+    """
+
+    down: tuple[Value, ...]
+    up: Value
 
 
 def apply(
@@ -48,62 +62,85 @@ def apply(
     saved_modules.check(forward, weights, options.lora_modules_to_save)
     chosen = _chosen(forward, weights, options.lora_target_modules)
     _check_patterns(options, [p.module for projections in chosen.values() for p in projections])
-    made: dict[str, tuple[Value, Value]] = {}
+    adapted = {op: chosen[op.ins[1].name] for op in forward.ops if op.kind == "linear" and chosen.get(op.ins[1].name)}
+    matrices = _Matrices(b, precision, options)
+    packed: dict[Op, _Packed] = {}
     ops: list[Op] = []
     for op in forward.ops:
-        projections = chosen.get(op.ins[1].name) if op.kind == "linear" else None
-        if not projections:
+        if op not in adapted:
             ops.append(op)
             continue
         with b.record("forward", op.block) as emitted:
-            _add_branches(b, op, projections, precision.adapter, scalars, options, made)
+            if op not in packed:
+                packed |= matrices.pack({each: p for each, p in adapted.items() if each.block == op.block})
+            _add_branches(b, op, adapted[op], packed[op], scalars, options)
         ops += emitted
     return replace(forward, ops=tuple(ops))
 
 
 def _add_branches(
-    b: Builder,
-    op: Op,
-    projections: Sequence[_Projection],
-    dtype: str,
-    scalars: Scalars,
-    options: LoraOptions,
-    made: dict[str, tuple[Value, Value]],
+    b: Builder, op: Op, projections: Sequence[_Projection], packed: _Packed, scalars: Scalars, options: LoraOptions
 ) -> None:
-    """Emit the linear op and its branches. All have the label of its output, so that they are recomputed together.
-
-    Branches of one scale are added by one op.
-    """
+    """Emit the linear op and its branches. All have the label of its output, so that they are recomputed together."""
     x, y = op.ins[0], op.outs[0]
-    total = b.apply("linear", *op.ins, label=y.label, **op.attrs)
-    added: dict[float, list[tuple[int, Value]]] = {}
-    for p in projections:
-        if p.module not in made:
-            made[p.module] = _matrices(b, p, x.shape[1], dtype, options.rank_of(p.module))
-        down, up = made[p.module]
-        seen = _with_dropout(b, x, p.module, y.label, scalars, options.lora_dropout)
-        branch = b.apply("linear", b.apply("linear", seen, down, label=y.label), up, label=y.label)
-        added.setdefault(options.scale_of(p.module), []).append((p.column, branch))
-    *others, last = added
-    for scale in others:
-        columns, branches = zip(*added[scale], strict=True)
-        total = b.apply("lora_add", total, *branches, label=y.label, columns=columns, scale=scale)
-    columns, branches = zip(*added[last], strict=True)
-    b.emit("lora_add", total, *branches, outs=[y], columns=columns, scale=last)
+    base = b.apply("linear", *op.ins, label=y.label, **op.attrs)
+    if options.lora_dropout:
+        seen = [_dropped(b, x, p.module, y.label, scalars, options.lora_dropout) for p in projections]
+        inner = side_by_side(
+            b, [b.apply("linear", s, a, label=y.label) for s, a in zip(seen, packed.down, strict=True)]
+        )
+    else:
+        inner = b.apply("linear", x, *packed.down, label=y.label)
+    branches = b.apply("linear", inner, packed.up, label=y.label, dtype=y.dtype)
+    b.emit("add", base, branches, outs=[y])
 
 
-def _with_dropout(b: Builder, x: Value, module: str, label: str, scalars: Scalars, rate: float) -> Value:
+def _dropped(b: Builder, x: Value, module: str, label: str, scalars: Scalars, rate: float) -> Value:
     """What a branch sees of `x`: of every projection other elements, and other ones in every micro-step."""
-    if not rate:
-        return x
     stream = crc32(f"{module}.lora_dropout".encode())
     return b.apply("lora_dropout", x, scalars.micro_step, scalars.seed, label=label, rate=rate, stream=stream)
 
 
-def _matrices(b: Builder, p: _Projection, width: int, dtype: str, rank: int) -> tuple[Value, Value]:
-    """A uniform in +-1 / sqrt(K), which is Kaiming's with a = sqrt(5)."""
-    down = b.param(f"{p.module}.lora_A", (rank, width), Init(kind="uniform", bound=1 / sqrt(width)), dtype)
-    return down, b.param(f"{p.module}.lora_B", (p.width, rank), Init(kind="zeros"), dtype)
+@dataclass(frozen=True)
+class _Matrices:
+    """Declares A and B of projections, each pair once, and emits what packs them."""
+
+    b: Builder
+    precision: Precision
+    options: LoraOptions
+    made: dict[str, tuple[Value, Value]] = field(default_factory=dict)
+
+    def pack(self, adapted: Mapping[Op, Sequence[_Projection]]) -> dict[Op, _Packed]:
+        """Emit one `lora_pack` for all branches of these ops."""
+        packing = Packing()
+        indices: dict[Op, tuple[list[int], int]] = {}
+        for op, projections in adapted.items():
+            width, columns = op.ins[0].shape[1], op.outs[0].shape[1]
+            pairs = [self._pair(p, width) for p in projections]
+            ranks = [a.shape[0] for a, _ in pairs]
+            places = list(zip(projections, pairs, firsts(ranks), strict=True))
+            if self.options.lora_dropout:
+                down = [packing.add(a.shape, [(a, 0, 0, 1.0)]) for _, (a, _), _ in places]
+            else:
+                down = [packing.add((sum(ranks), width), [(a, first, 0, 1.0) for _, (a, _), first in places])]
+            up = [(b, p.column, first, self.options.scale_of(p.module)) for p, (_, b), first in places]
+            indices[op] = down, packing.add((columns, sum(ranks)), up)
+        made = packing.emit(self.b, "lora", self._dtype())
+        return {op: _Packed(tuple(made[i] for i in down), made[up]) for op, (down, up) in indices.items()}
+
+    def _dtype(self) -> str:
+        """The dtype of products, so that no op casts; that of the model where products have a narrower form."""
+        return self.precision.matmul if self.precision.matmul in FLOAT_DTYPES else self.precision.model
+
+    def _pair(self, p: _Projection, width: int) -> tuple[Value, Value]:
+        """A uniform in +-1 / sqrt(K), which is Kaiming's with a = sqrt(5)."""
+        if p.module not in self.made:
+            rank, dtype = self.options.rank_of(p.module), self.precision.adapter
+            init = Init(kind="uniform", bound=1 / sqrt(width))
+            down = self.b.param(f"{p.module}.lora_A", (rank, width), init, dtype)
+            up = self.b.param(f"{p.module}.lora_B", (p.width, rank), Init(kind="zeros"), dtype)
+            self.made[p.module] = down, up
+        return self.made[p.module]
 
 
 def _chosen(

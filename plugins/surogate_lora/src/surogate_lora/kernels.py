@@ -1,46 +1,103 @@
-"""Compiled kernels of `lora_add`, `lora_slice` and `lora_dropout`."""
+"""Compiled kernels of `lora_pack`, `lora_unpack` and `lora_dropout`."""
 
 from __future__ import annotations
 
-from itertools import product
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from struct import pack
 
-from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
-from surogate_core.program.value import DTYPE_CODES
+from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target, Value
+from surogate_core.program.value import DTYPE_BYTES, DTYPE_CODES
 
 from .ops import dropped_draws, kept_scale
 
 _FLOATS = ("fp32", "bf16")
+_OCTET = 8
+"""Columns that a thread of the kernel moves at a time."""
 
 
-def _bind_add(op: Op, ctx: BindContext) -> Call:
-    """The table has four words per branch (`Branch` in branches.cu)."""
+@dataclass(frozen=True)
+class _Move:
+    """An entry of the kernel's table, `Move` in pack.cu. source 0: zeros. Strides in elements; dtypes as codes."""
+
+    source: int
+    target: int
+    source_stride: int
+    target_stride: int
+    rows: int
+    columns: int
+    dtypes: tuple[str, str]
+    scale: float
+    accumulates: bool = False
+
+    @property
+    def words(self) -> tuple[int, ...]:
+        """The scale is the bits of a double."""
+        source, target = (DTYPE_CODES[dtype] for dtype in self.dtypes)
+        kinds = source | target << 8 | self.accumulates << 16
+        scale = int.from_bytes(pack("<d", self.scale), "little")
+        strides = self.source_stride, self.target_stride
+        return self.source, self.target, *strides, self.rows, self.columns, kinds, scale
+
+    @property
+    def octets(self) -> int:
+        return self.rows * -(-self.columns // _OCTET)
+
+
+Rectangle = tuple[int, int, int, int]
+"""Row, column, number of rows and of columns."""
+
+
+def _bind_pack(op: Op, ctx: BindContext) -> Call:
+    """A move for each part, and one without a source for each gap between them."""
+    moves = []
+    taken: list[list[Rectangle]] = [[] for _ in op.outs]
+    for part, at in zip(op.ins, op.attrs["places"], strict=True):
+        whole, (rows, columns) = op.outs[at.whole], part.shape
+        target = _address(ctx, whole, at.row, at.column)
+        dtypes = part.dtype, whole.dtype
+        moves.append(_Move(ctx.pointer(part), target, columns, whole.shape[1], rows, columns, dtypes, at.scale))
+        taken[at.whole].append((at.row, at.column, rows, columns))
+    for whole, rectangles in zip(op.outs, taken, strict=True):
+        for row, column, rows, columns in gaps(whole.shape, rectangles):
+            target, dtypes = _address(ctx, whole, row, column), (whole.dtype, whole.dtype)
+            moves.append(_Move(0, target, columns, whole.shape[1], rows, columns, dtypes, 0.0))
+    return _move(ctx, moves)
+
+
+def _bind_unpack(op: Op, ctx: BindContext) -> Call:
+    moves = []
+    for i, (part, at) in enumerate(zip(op.outs, op.attrs["places"], strict=True)):
+        whole, (rows, columns) = op.ins[at.whole], part.shape
+        source = _address(ctx, whole, at.row, at.column)
+        strides, dtypes = (whole.shape[1], columns), (whole.dtype, part.dtype)
+        moves.append(_Move(source, ctx.pointer(part), *strides, rows, columns, dtypes, at.scale, i in op.accumulate))
+    return _move(ctx, moves)
+
+
+def _address(ctx: BindContext, value: Value, row: int, column: int) -> int:
+    return ctx.pointer(value) + (row * value.shape[1] + column) * DTYPE_BYTES[value.dtype]
+
+
+def _move(ctx: BindContext, moves: Sequence[_Move]) -> Call:
     from . import _C
 
-    (base, *branches), (y,) = op.ins, op.outs
-    words = [
-        word
-        for branch, column in zip(branches, op.attrs["columns"], strict=True)
-        for word in (ctx.pointer(branch), column, branch.shape[1], DTYPE_CODES[branch.dtype])
-    ]
-    return ctx.call(
-        _C.lora_add,
-        *(base, ctx.table(words), y, *base.shape, len(branches)),
-        float(op.attrs["scale"]),
-        DTYPE_CODES[base.dtype],
-    )
+    table = ctx.table([word for move in moves for word in move.words])
+    return ctx.call(_C.lora_move, table, len(moves), max(move.octets for move in moves))
 
 
-def _bind_slice(op: Op, ctx: BindContext) -> Call:
-    from . import _C
-
-    (x,), (out,) = op.ins, op.outs
-    return ctx.call(
-        _C.lora_slice,
-        *(x, out, *x.shape, op.attrs["column"], op.attrs["width"]),
-        float(op.attrs["scale"]),
-        DTYPE_CODES[x.dtype],
-        DTYPE_CODES[out.dtype],
-    )
+def gaps(shape: Sequence[int], taken: Sequence[Rectangle]) -> Iterator[Rectangle]:
+    """What rectangles that do not overlap leave of a matrix, as rectangles: for each band of rows between the edges of
+    any of them, the stretches of columns that none of them has."""
+    edges = sorted({0, shape[0], *(row for row, *_ in taken), *(row + rows for row, _, rows, _ in taken)})
+    for top, bottom in pairwise(edges):
+        column = 0
+        inside = sorted((c, c + n) for row, c, rows, n in taken if row <= top and bottom <= row + rows)
+        for start, end in (*inside, (shape[1], shape[1])):
+            if start > column:
+                yield top, column, bottom - top, start - column
+            column = end
 
 
 def _bind_dropout(op: Op, ctx: BindContext) -> Call:
@@ -55,40 +112,35 @@ def _bind_dropout(op: Op, ctx: BindContext) -> Call:
     )
 
 
-def _writes(op: Op, target: Target) -> Support:
+def _on_gpu(op: Op, target: Target) -> Support:
     if (target.device.sm or 0) < 80:
         return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
-    if op.accumulate:
-        return Support(False, "cannot accumulate into its output")
     return Support(True)
 
 
-def _add_supports(op: Op, target: Target) -> Support:
-    base, *branches = op.ins
-    others = [v for v in branches if v.dtype not in _FLOATS]
-    if others:
-        return Support(False, f"branches must be fp32 or bf16, got {others[0]!r}")
-    if op.outs[0].dtype != base.dtype:
-        return Support(False, f"the output must have the dtype of {base!r}, got {op.outs[0]!r}")
+def _writes(op: Op, target: Target) -> Support:
+    if op.accumulate:
+        return Support(False, "cannot accumulate into its output")
+    return _on_gpu(op, target)
+
+
+def _pack_supports(op: Op, target: Target) -> Support:
+    other = next((v for v in (*op.ins, *op.outs) if v.dtype not in _FLOATS), None)
+    if other is not None:
+        return Support(False, f"matrices must be fp32 or bf16, got {other!r}")
     return _writes(op, target)
 
 
-def _slice_supports(op: Op, target: Target) -> Support:
-    """Support only outputs in `dtype`. For a wider output, the kernel would have to round to `dtype` first."""
-    if op.attrs["dtype"] != op.outs[0].dtype:
-        return Support(False, f"the output must be {op.attrs['dtype']}, got {op.outs[0]!r}")
-    return _writes(op, target)
+def _unpack_supports(op: Op, target: Target) -> Support:
+    narrow = next((op.outs[i] for i in sorted(op.accumulate) if op.outs[i].dtype != "fp32"), None)
+    if narrow is not None:
+        return Support(False, f"accumulates only into fp32 outputs, got {narrow!r}")
+    return _pack_supports(replace(op, accumulate=frozenset()), target)
 
 
 KERNELS: tuple[KernelDef, ...] = (
-    *(
-        KernelDef(op="lora_add", dtypes=(dtype, "*", "..."), supports=_add_supports, bind=_bind_add)
-        for dtype in _FLOATS
-    ),
-    *(
-        KernelDef(op="lora_slice", dtypes=(x, out), supports=_slice_supports, bind=_bind_slice)
-        for x, out in product(_FLOATS, _FLOATS)
-    ),
+    KernelDef(op="lora_pack", dtypes=("*", "..."), supports=_pack_supports, bind=_bind_pack),
+    KernelDef(op="lora_unpack", dtypes=("*", "..."), supports=_unpack_supports, bind=_bind_unpack),
     *(
         KernelDef(op="lora_dropout", dtypes=(dtype, "int32", "int64", dtype), supports=_writes, bind=_bind_dropout)
         for dtype in _FLOATS

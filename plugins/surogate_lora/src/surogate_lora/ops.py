@@ -1,54 +1,79 @@
-"""What LoRA needs beside products: adding branches to columns of a fused projection, and taking such columns.
+"""What LoRA needs beside products: matrices packed from others, so that branches share products, and dropout.
 
-T tokens, N columns of a projection that may be several stored as one, n columns of a branch.
-
-    lora_add      (base [T, N], branches [T, n]...; columns, scale)   -> y [T, N]: base + scale * branch at its columns
-    lora_slice    (x [T, N]; column, width, scale, dtype)           -> scale * x[:, column : column + width]
+    lora_pack      (parts...; shapes, places, dtype)      -> wholes: each part, scaled, at its place; zeros elsewhere
+    lora_unpack    (wholes...; shapes, places, dtypes)    -> parts: scale * what a whole has at each place
 
 And what a branch sees of its input, in training alone:
 
-    lora_dropout  (x [T, K], micro_step, seed; rate, stream)        -> x / (1 - rate), or 0 where an element is dropped
+    lora_dropout   (x [T, K], micro_step, seed; rate, stream)    -> x / (1 - rate), or 0 where an element is dropped
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from typing import Any
+from itertools import combinations
+from typing import Any, NamedTuple
 
 from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, Value
 from surogate_core.errors import ProgramError
 
 
-def _lora_add(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
-    base, *branches = ins
-    rows, width = base.shape
-    if len(attrs["columns"]) != len(branches):
-        raise ProgramError(f"{len(branches)} branches for {len(attrs['columns'])} columns")
-    ends = [(c, c + branch.shape[1]) for c, branch in zip(attrs["columns"], branches, strict=True)]
-    if any(branch.shape[0] != rows for branch in branches):
-        raise ProgramError(f"branches must have {rows} rows")
-    if any(end > start for (_, end), (start, _) in pairwise([(0, 0), *ends, (width, width)])):
-        raise ProgramError(f"branches at columns {ends} overlap, or leave the {width} of the base")
-    return [OutSpec(base.label, base.shape, base.dtype)]
+class Place(NamedTuple):
+    """Where a part lies: `row` and `column` of its first element in the matrix of index `whole`, which holds `scale`
+    times the part."""
+
+    whole: int
+    row: int
+    column: int
+    scale: float
 
 
-def _lora_add_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
-    (dy,) = grads
-    assert dy is not None
-    taken = (
-        b.apply(
-            "lora_slice",
-            dy,
-            label=f"d_{branch.label}",
-            column=column,
-            width=branch.shape[1],
-            scale=op.attrs["scale"],
-            dtype=branch.dtype,
-        )
-        for column, branch in zip(op.attrs["columns"], op.ins[1:], strict=True)
+def _lora_pack(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
+    """`shapes` of the wholes, `places` of the parts, and the `dtype` of all wholes."""
+    _check_places([v.shape for v in ins], attrs["places"], attrs["shapes"])
+    return [OutSpec("lora", tuple(shape), attrs["dtype"]) for shape in attrs["shapes"]]
+
+
+def _lora_unpack(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
+    """`shapes`, `places` and `dtypes` of the parts."""
+    _check_places(attrs["shapes"], attrs["places"], [v.shape for v in ins])
+    return [OutSpec("lora", tuple(s), d) for s, d in zip(attrs["shapes"], attrs["dtypes"], strict=True)]
+
+
+def _check_places(parts: Sequence[Sequence[int]], places: Sequence[Place], wholes: Sequence[Sequence[int]]) -> None:
+    if len(parts) != len(places):
+        raise ProgramError(f"{len(parts)} parts for {len(places)} places")
+    taken = []
+    for (rows, columns), at in zip(parts, places, strict=True):
+        below, right = at.row + rows, at.column + columns
+        if not (0 <= at.row < below <= wholes[at.whole][0] and 0 <= at.column < right <= wholes[at.whole][1]):
+            raise ProgramError(f"a part [{rows}, {columns}] leaves {list(wholes[at.whole])} at {at}")
+        taken.append((at, below, right))
+    for (a, below, right), (other, other_below, other_right) in combinations(taken, 2):
+        apart = below <= other.row or other_below <= a.row or right <= other.column or other_right <= a.column
+        if a.whole == other.whole and not apart:
+            raise ProgramError(f"parts at {a} and {other} overlap")
+
+
+def _lora_pack_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
+    """The gradient of a param has the dtype of the product that computed it, so that an fp32 sum is not narrowed."""
+    given = {i: grad for i, grad in enumerate(grads) if grad is not None}
+    index = {i: n for n, i in enumerate(given)}
+    parts = [(v, at) for v, at in zip(op.ins, op.attrs["places"], strict=True) if at.whole in given]
+    outs = b.emit(
+        "lora_unpack",
+        *given.values(),
+        label=[f"d_{v.label}" for v, _ in parts],
+        shapes=tuple(v.shape for v, _ in parts),
+        places=tuple(at._replace(whole=index[at.whole]) for _, at in parts),
+        dtypes=tuple(given[at.whole].dtype if v.role == "param" else v.dtype for v, at in parts),
     )
-    return dy, *taken
+    found = dict(zip((v for v, _ in parts), outs, strict=True))
+    return tuple(found.get(v) for v in op.ins)
+
+
+def _moved(op: Op) -> int:
+    return sum(v.size for v in op.outs)
 
 
 DRAWS = 1 << 16
@@ -81,33 +106,15 @@ def _lora_dropout_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
     return b.apply("lora_dropout", dy, *op.ins[1:], label=f"d_{op.ins[0].label}", **op.attrs), None, None
 
 
-def _lora_slice(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
-    (x,) = ins
-    column, width = attrs["column"], attrs["width"]
-    if not 0 <= column < column + width <= x.shape[1]:
-        raise ProgramError(f"columns {column} to {column + width} are not all in {x!r}")
-    return [OutSpec(x.label, (x.shape[0], width), attrs["dtype"])]
-
-
-def _branch_elements(op: Op) -> int:
-    return sum(v.size for v in (op.ins[1:] if op.kind == "lora_add" else op.outs))
-
-
 OPS: tuple[OpDef, ...] = (
     OpDef(
-        kind="lora_add",
-        infer=_lora_add,
-        vjp=_lora_add_vjp,
-        reference="surogate_lora.reference:lora_add",
-        flops=lambda op: 2 * _branch_elements(op),
+        kind="lora_pack",
+        infer=_lora_pack,
+        vjp=_lora_pack_vjp,
+        reference="surogate_lora.reference:lora_pack",
+        flops=_moved,
     ),
-    OpDef(
-        kind="lora_slice",
-        infer=_lora_slice,
-        reference="surogate_lora.reference:lora_slice",
-        flops=_branch_elements,
-        traffic=lambda op: op.outs[0].nbytes + op.outs[0].size * (op.ins[0].nbytes // op.ins[0].size),
-    ),
+    OpDef(kind="lora_unpack", infer=_lora_unpack, reference="surogate_lora.reference:lora_unpack", flops=_moved),
     OpDef(
         kind="lora_dropout",
         infer=_lora_dropout,

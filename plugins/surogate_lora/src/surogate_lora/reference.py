@@ -10,21 +10,31 @@ from torch import Tensor
 from surogate_core.reference.ops import up
 from surogate_core.reference.rounding import TORCH_DTYPES, random_16_bits
 
-from .ops import dropped_draws, kept_scale
+from .ops import Place, dropped_draws, kept_scale
 
 
-def lora_add(base: Tensor, *branches: Tensor, columns: Sequence[int], scale: float) -> Tensor:
-    """base, with scale * branch added to the columns from each one's first on."""
-    y = base.clone()
-    for column, branch in zip(columns, branches, strict=True):
-        part = slice(column, column + branch.shape[1])
-        y[:, part] = (up(base[:, part]) + scale * up(branch)).to(base.dtype)
-    return y
+def lora_pack(
+    *parts: Tensor, shapes: Sequence[tuple[int, int]], places: Sequence[Place], dtype: str
+) -> tuple[Tensor, ...]:
+    """Matrices of `shapes`: scale * part at its place, zeros elsewhere."""
+    wholes = tuple(torch.zeros(shape, dtype=TORCH_DTYPES[dtype]) for shape in shapes)
+    for part, at in zip(parts, places, strict=True):
+        _at(wholes[at.whole], at, part.shape).copy_(at.scale * up(part))
+    return wholes
 
 
-def lora_slice(x: Tensor, *, column: int, width: int, scale: float, dtype: str) -> Tensor:
-    """scale * x[:, column : column + width]."""
-    return (scale * up(x[:, column : column + width])).to(TORCH_DTYPES[dtype])
+def lora_unpack(
+    *wholes: Tensor, shapes: Sequence[tuple[int, int]], places: Sequence[Place], dtypes: Sequence[str]
+) -> tuple[Tensor, ...]:
+    """Matrices of `shapes`: scale * what the whole has at each place."""
+    return tuple(
+        (at.scale * up(_at(wholes[at.whole], at, shape))).to(TORCH_DTYPES[dtype])
+        for shape, at, dtype in zip(shapes, places, dtypes, strict=True)
+    )
+
+
+def _at(whole: Tensor, at: Place, shape: Sequence[int]) -> Tensor:
+    return whole[at.row : at.row + shape[0], at.column : at.column + shape[1]]
 
 
 def lora_dropout(x: Tensor, micro_step: Tensor, seed: Tensor, *, rate: float, stream: int) -> Tensor:
