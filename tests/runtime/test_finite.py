@@ -161,7 +161,7 @@ def test_an_input_that_was_overwritten_in_place_is_not_blamed() -> None:
     run.view("r").fill_(1e30)
     run.view("w").fill_(1e30)
     told = run.stopped()
-    assert "op       1 of micro_first: linear_add" in told and "What it read is finite" in told
+    assert "op       1 of micro_first: linear_add" in told and "Its inputs are finite" in told
     assert "3.y:fp32" not in told
 
 
