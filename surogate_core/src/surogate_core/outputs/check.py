@@ -78,9 +78,9 @@ class OutputCheck:
         answer, _ = process.communicate(json.dumps(_requests(run)))
         if process.returncode or not answer:
             raise RunStopped(
-                f"{run.config.output_dir} is written, but the process that checks that it loads ended with exit code "
-                f"{process.returncode} (-9: out of memory). Nothing was deleted. verify_outputs: false skips this "
-                "check."
+                f"{run.config.output_dir} is written, but the process that checks whether it loads ended with exit "
+                f"code {process.returncode} (-9: probably out of memory). Nothing was deleted. verify_outputs: false "
+                "skips this check."
             )
         if problem := json.loads(answer):
             raise RunStopped(problem)
