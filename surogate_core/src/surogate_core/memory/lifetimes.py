@@ -31,7 +31,8 @@ def lifetimes(program: Program, workspace: Callable[[Op], int]) -> list[Lifetime
     """Return the lifetime of each place in the arena, in order of first use.
 
     A value that is written in place and the values that it overwrites have one place. Outputs of the program live until
-    its end. The workspace of an op lives during that op; its value is named "<index>.workspace" and labelled "workspace".
+    its end. The workspace of an op lives during that op; its value is named "<index>.workspace", its label is
+    "workspace".
     """
     first: dict[Value, int] = {}
     last: dict[Value, int] = {}
