@@ -47,15 +47,17 @@ class Op:
     def signature(self) -> Signature:
         """Equal for ops that differ only in which values they use and in `block` and `where`."""
         values = [(v.shape, v.dtype, v.role) for v in (*self.ins, *self.outs)]
-        attrs = tuple(self.attrs.items())
+        attrs, in_place = tuple(self.attrs.items()), tuple(self.in_place.items())
         try:
-            return _signature((self.kind, self.phase, self.lane, self.accumulate, len(self.ins), attrs, *values))
+            return _signature(
+                (self.kind, self.phase, self.lane, self.accumulate, in_place, len(self.ins), attrs, *values)
+            )
         except TypeError:  # an attr that cannot be hashed
             return Signature()
 
 
 class Signature:
-    """Stands for kind, attrs, phase, lane and accumulated outputs of an op, and shape, dtype and role of its values.
+    """Stands for kind, attrs, phase, lane, accumulated and in-place outputs of an op, and shapes, dtypes, roles of values.
 
     Shape rule, cost, scratch and choice of kernel depend on nothing else, so they are computed once for each signature
     instead of once for each block. Compared by identity: cheap to look up.
