@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from ..program.op import Op, Program
@@ -30,9 +31,8 @@ class Lifetime(NamedTuple):
 def lifetimes(program: Program, workspace: Callable[[Op], int]) -> list[Lifetime]:
     """Return the lifetime of each place in the arena, in order of first use.
 
-    A value that is written in place and the values that it overwrites have one place. Outputs of the program live until
-    its end. The workspace of an op lives during that op; its value is named "<index>.workspace", its label is
-    "workspace".
+    A value that is written in place and the values that it overwrites have one place. Outputs live until the end of the
+    program. The workspace of an op lives during the op; it is named "<index>.workspace" and labelled "workspace".
     """
     first: dict[Value, int] = {}
     last: dict[Value, int] = {}
@@ -67,8 +67,4 @@ def live_bytes(lives: Sequence[Lifetime], n_ops: int) -> list[int]:
     for life in lives:
         change[life.first] += life.nbytes
         change[life.last + 1] -= life.nbytes
-    total, result = 0, []
-    for delta in change[:n_ops]:
-        total += delta
-        result.append(total)
-    return result
+    return list(accumulate(change[:n_ops]))

@@ -57,7 +57,7 @@ class Op:
 
 
 class Signature:
-    """Stands for kind, attrs, phase, lane, accumulated and in-place outputs of an op, and shapes, dtypes, roles of values.
+    """Stands for kind, attrs, phase, lane, accumulated and in-place outputs of an op; shape, dtype, role of its values.
 
     Shape rule, cost, scratch and choice of kernel depend on nothing else, so they are computed once for each signature
     instead of once for each block. Compared by identity: cheap to look up.

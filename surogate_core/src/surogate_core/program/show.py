@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from .op import Op, Program
 
 
@@ -21,27 +19,14 @@ def listing(program: Program) -> str:
 
 def _line(op: Op) -> str:
     block = f"b{op.block}" if op.block >= 0 else "-"
-    outs = ", ".join(f"{'+= ' if i in op.accumulate else ''}{v!r}" for i, v in enumerate(_shorten(op.outs)))
+    outs = ", ".join(_shorten([f"{'+= ' if i in op.accumulate else ''}{v!r}" for i, v in enumerate(op.outs)]))
     overwritten = {op.ins[i] for i in op.in_place.values()}
-    ins = ", ".join(f"{'~' if v in overwritten else ''}{v!r}" for v in _shorten(op.ins))
+    ins = ", ".join(_shorten([f"{'~' if v in overwritten else ''}{v!r}" for v in op.ins]))
     attrs = "".join(f" {k}={v}" for k, v in op.attrs.items() if isinstance(v, (int, float, str, bool)))
     phase = op.phase if op.lane == "compute" else op.lane
     return f"{block:<4} {phase:<9} {outs or '-'} = {op.kind}({ins}){attrs}"
 
 
-class _Elided:
-    """Placeholder for the omitted values of a long list. Ops over all parameters have such lists."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __repr__(self) -> str:
-        return f"... {self.count} more ..."
-
-
-def _shorten(values: tuple[object, ...], keep: int = 6) -> Iterator[object]:
-    if len(values) <= keep + 1:
-        yield from values
-    else:
-        yield from values[:keep]
-        yield _Elided(len(values) - keep)
+def _shorten(values: list[str], keep: int = 6) -> list[str]:
+    """Elide the end of a long list. Ops over all parameters have such lists."""
+    return values if len(values) <= keep + 1 else [*values[:keep], f"... {len(values) - keep} more ..."]

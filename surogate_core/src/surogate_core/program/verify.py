@@ -109,8 +109,7 @@ def _check_op(op: Op, ops: Mapping[str, OpDef], place: str) -> None:
 
 def _check_in_place(op: Op, definition: OpDef, place: str) -> None:
     for out, i in op.in_place.items():
-        is_shared = list(op.in_place.values()).count(i) > 1
-        if definition.may_overwrite.get(out) != i or is_shared or not fits_in_place(op, out, i):
+        if definition.may_overwrite.get(out) != i or not fits_in_place(op, out, i):
             raise ProgramError(f"{place}: may not write {op.outs[out]!r} in the place of its input {i}")
 
 

@@ -25,42 +25,25 @@ def fuse_adds(program: Program, ops: Mapping[str, OpDef]) -> Program:
     and inputs, which no op changes.
     """
     readers = Counter(v for op in program.ops for v in op.ins) + Counter(program.outputs)
-    producer: dict[Value, Op] = {}
+    producer: dict[Value, Op] = {}  # of the values that one op alone reads
     result: dict[Op, Op] = {}
     for op in program.ops:
-        is_sum = op.kind == "add" and op.outs[0].role == "act"
-        fused = _fused(op, producer, readers, ops) if is_sum else None
-        if fused is not None:
-            product, op = fused
+        addends = dict(zip(op.ins, reversed(op.ins), strict=True)) if op.kind == "add" else {}
+        products = {producer[v]: base for v, base in addends.items() if v in producer and _fits(producer[v], op, ops)}
+        if products:
+            product = max(products, key=lambda p: ops[p.kind].flops(p))
             del result[product]
+            ins = *product.ins, products[product]
+            op = replace(product, kind=ops[product.kind].adding(product), ins=ins, outs=op.outs)
         result[op] = op
-        producer.update(dict.fromkeys(op.outs, op))
+        producer.update((v, op) for v in op.outs if v.role == "act" and readers[v] == 1)
     return replace(program, ops=tuple(result))
 
 
-def _fused(
-    add: Op, producer: Mapping[Value, Op], readers: Mapping[Value, int], ops: Mapping[str, OpDef]
-) -> tuple[Op, Op] | None:
-    """Return the product to remove and the op that replaces it and `add`; None if neither addend allows it."""
-    products = [
-        (op, base)
-        for addend, base in zip(add.ins, reversed(add.ins), strict=True)
-        if (op := producer.get(addend)) is not None
-        and addend.role == "act"
-        and readers[addend] == 1
-        and _may_move(op, add, ops)
-    ]
-    if not products:
-        return None
-    product, base = max(products, key=lambda item: ops[item[0].kind].flops(item[0]))
-    kind = ops[product.kind].adding(product)
-    return product, replace(product, kind=kind, ins=(*product.ins, base), outs=add.outs)
-
-
-def _may_move(product: Op, add: Op, ops: Mapping[str, OpDef]) -> bool:
+def _fits(product: Op, add: Op, ops: Mapping[str, OpDef]) -> bool:
     return (
         bool(ops[product.kind].adding(product))
         and (product.phase, product.block, product.lane) == (add.phase, add.block, add.lane)
-        and not product.accumulate
         and all(v.role in ("act", "param", "input") for v in product.ins)
+        and add.outs[0].role == "act"
     )

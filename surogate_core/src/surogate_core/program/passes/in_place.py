@@ -1,8 +1,4 @@
-"""In-place ops: marks the ops that may write an output to the place of an input.
-
-The pass runs last, just before planning, because it depends on which op reads a value last. The planner then gives
-input and output one place.
-"""
+"""In-place ops: marks the ops that may write an output to the place of an input. Runs last, just before planning."""
 
 from __future__ import annotations
 
@@ -15,10 +11,7 @@ from ..value import Value
 
 
 def in_place(program: Program, ops: Mapping[str, OpDef]) -> Program:
-    """Set `Op.in_place` where `OpDef.may_overwrite` allows it and the input is an activation that no later op reads.
-
-    Input and output must have the same size and dtype, and the op must read the input once.
-    """
+    """Set `Op.in_place` where `OpDef.may_overwrite` allows it and the input is an activation that no later op reads."""
     last: dict[Value, int] = {v: index for index, op in enumerate(program.ops) for v in op.ins}
     last.update(dict.fromkeys(program.outputs, len(program.ops)))
 
@@ -31,12 +24,7 @@ def in_place(program: Program, ops: Mapping[str, OpDef]) -> Program:
 
 
 def fits_in_place(op: Op, out: int, i: int) -> bool:
-    """Whether output `out` can take the place of input `i`, as far as the op alone tells."""
+    """Whether output `out` can take the place of input `i`: same size and dtype, and the op reads the input once."""
     value, result = op.ins[i], op.outs[out]
-    return (
-        op.lane == "compute"
-        and value.role == result.role == "act"
-        and (value.size, value.dtype) == (result.size, result.dtype)
-        and op.ins.count(value) == 1
-        and out not in op.accumulate
-    )
+    is_alike = value.role == result.role == "act" and (value.size, value.dtype) == (result.size, result.dtype)
+    return is_alike and op.lane == "compute" and op.ins.count(value) == 1 and out not in op.accumulate
