@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from surogate_core.reporting.gpu_telemetry import look
+from surogate_core.reporting.gpu_telemetry import read_gpu
 
 pytestmark = pytest.mark.gpu
 
@@ -21,7 +21,7 @@ def test_every_visible_gpu_is_found_and_its_figures_match_torch() -> None:
     held = [torch.ones(2**28, dtype=torch.uint8, device=index) for index in indices]
     torch.cuda.synchronize()
     for index, uuid in zip(indices, gpu_uuids(list(indices)), strict=True):
-        report = look(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid), step=1, gpu=index)
+        report = read_gpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid), step=1, gpu=index)
         total = torch.cuda.get_device_properties(index).total_memory
         assert report.memory_total_bytes == pytest.approx(total, rel=0.05)
         assert report.memory_used_bytes >= held[index].nbytes

@@ -10,6 +10,7 @@ from end_to_end.planted import write_random_model
 from end_to_end.product import environment, make_workplace, write_model
 
 from surogate_core.verification import Verification, verify
+from surogate_core.verification.extent import Extent
 from surogate_models.rope import Rope
 
 from .harness import FAMILIES
@@ -23,7 +24,7 @@ def verified(root: Path, family: str, monkeypatch: pytest.MonkeyPatch, *override
     for name, value in environment(root).items():
         monkeypatch.setenv(name, value)
     config = workplace.write(sequence_len=512)
-    return verify(config, overrides, notice=lambda line: None, **options)
+    return verify(config, overrides, Extent(**options), notice=lambda line: None)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
@@ -31,7 +32,7 @@ def verified(root: Path, family: str, monkeypatch: pytest.MonkeyPatch, *override
 def test_every_family_passes(family: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = verified(tmp_path, family, monkeypatch, f"model_dtype={dtype}")
     for verdict in result.verdicts:
-        rows = (f"{row.name} {row.error:.2e} {row.theirs:.2e} {row.allowed:.2e}" for row in verdict.rows)
+        rows = (f"{row.name} {row.error:.2e} {row.transformers_error:.2e} {row.allowed:.2e}" for row in verdict.rows)
         print("\n".join([verdict.precision, *rows]))
     assert result.needs.device > 0 and "CPU" not in result.device
     assert result.passed, result.first_wrong
