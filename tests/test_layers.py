@@ -267,6 +267,11 @@ def test_a_plugin_module_imports_without_torch(entry: importlib.metadata.EntryPo
     assert (result.stdout.strip(), result.stderr) == ("[]", "")
 
 
+def test_no_file_of_core_is_longer_than_400_lines() -> None:
+    long = [path.relative_to(CORE).as_posix() for path in core_files() if len(path.read_text().splitlines()) > 400]
+    assert not long, f"split by idea: {', '.join(long)}"
+
+
 def test_program_and_memory_stay_within_their_line_budget() -> None:
     """Comments and blank lines count: the budget is what a newcomer has to read. `make lint` prints the total."""
     lines = {

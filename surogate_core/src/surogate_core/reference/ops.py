@@ -1,4 +1,4 @@
-"""Torch references of the standard ops. Names and arguments are those of `standard_ops.py`.
+"""Torch references of the standard ops. Names and arguments are those of `standard_ops/`.
 
 Every function upcasts its operands, computes in fp32 (fp64 for fp64 inputs) and rounds each output once. For example, a
 bf16 product is the fp32 product of the upcast operands, rounded to bf16. No function writes to its inputs.

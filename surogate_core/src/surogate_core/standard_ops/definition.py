@@ -1,0 +1,32 @@
+"""What the files of the standard ops share: how an op is defined, and checks of shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import ProgramError
+from ..program.opdef import OpDef
+from ..program.value import Value
+
+REFERENCE = "surogate_core.reference.ops"
+Attrs = Mapping[str, Any]
+Ins = Sequence[Value]
+
+
+def need(condition: bool, message: str) -> None:
+    if not condition:
+        raise ProgramError(message)
+
+
+def matrix(value: Value, name: str) -> tuple[int, int]:
+    need(len(value.shape) == 2, f"{name} must have two dimensions")
+    return value.shape[0], value.shape[1]
+
+
+def elements(per_element: int) -> Any:
+    return lambda op: per_element * max(v.size for v in (*op.ins, *op.outs))
+
+
+def define(kind: str, infer: Any, **fields: Any) -> OpDef:
+    return OpDef(kind=kind, infer=infer, reference=f"{REFERENCE}:{kind}", **fields)

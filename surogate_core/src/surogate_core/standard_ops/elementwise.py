@@ -1,0 +1,88 @@
+"""Ops on whole values: sums, casts, copies, the gradient norm, sums over workers."""
+
+from __future__ import annotations
+
+from ..program.op import Op
+from ..program.opdef import Emitter, Gradients, OpDef, OutSpec
+from .definition import Attrs, Ins, define, elements, need
+
+
+def _add(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    a, b = ins
+    need(a.shape == b.shape and a.dtype == b.dtype, f"{a!r} and {b!r} differ")
+    return [OutSpec(a.label, a.shape, a.dtype)]
+
+
+def _add_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
+    return grads[0], grads[0]
+
+
+def _cast(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    return [OutSpec(ins[0].label, ins[0].shape, attrs["dtype"])]
+
+
+def _cast_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
+    """Cast the gradient of an activation to the activation's dtype.
+
+    The gradient of a param stays as it is, so that a product's fp32 sum is not narrowed.
+    """
+    (dy,) = grads
+    assert dy is not None
+    x = op.ins[0]
+    return (dy if x.role == "param" or dy.dtype == x.dtype else b.apply("cast", dy, dtype=x.dtype),)
+
+
+def _fill(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    return [OutSpec("fill", tuple(attrs["shape"]), attrs["dtype"])]
+
+
+def _global_norm(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    return [OutSpec("grad_norm", (), "fp32"), OutSpec("clip_coef", (), "fp32")]
+
+
+def _accumulate_rounded(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    addend, total = ins[0], ins[1]
+    need(addend.shape == total.shape, f"{addend!r} cannot be added to {total!r}")
+    return [OutSpec("sum", total.shape, total.dtype)]
+
+
+def _copy(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    return [OutSpec(ins[0].label, ins[0].shape, ins[0].dtype)]
+
+
+def _commit(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    pending, state = ins[1], ins[2]
+    need(pending.shape == state.shape and pending.dtype == state.dtype, f"{pending!r} is no copy of {state!r}")
+    return [OutSpec(state.label, state.shape, state.dtype)]
+
+
+def _all_reduce(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    need(len(ins) > 0 and attrs["world_size"] > 0, "all_reduce needs at least one value and one worker")
+    return [OutSpec(v.label, v.shape, v.dtype) for v in ins]
+
+
+def _ring_bytes(op: Op) -> int:
+    """Bytes that a worker sends in a ring all-reduce.
+
+    Each value is split into n parts: n - 1 transfers of a part for the reduce-scatter and n - 1 for the all-gather.
+    """
+    n = int(op.attrs["world_size"])
+    return 2 * (n - 1) * sum(v.nbytes for v in op.ins) // n
+
+
+def _reference_vjp(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    """A gradient computed by autograd has the shape and dtype of its input."""
+    return [OutSpec(f"d_{ins[i].label}", ins[i].shape, ins[i].dtype) for i in attrs["wrt"]]
+
+
+ELEMENTWISE: tuple[OpDef, ...] = (
+    define("add", _add, vjp=_add_vjp, flops=elements(1)),
+    define("cast", _cast, vjp=_cast_vjp),
+    define("fill", _fill),
+    define("global_norm", _global_norm, flops=lambda op: 2 * sum(v.size for v in op.ins)),
+    define("accumulate_rounded", _accumulate_rounded, flops=elements(1)),
+    define("copy", _copy),
+    define("commit", _commit),
+    define("all_reduce", _all_reduce, link=_ring_bytes),
+    define("reference_vjp", _reference_vjp),
+)

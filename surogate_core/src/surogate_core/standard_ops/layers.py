@@ -1,0 +1,206 @@
+"""The ops of a decoder's layers: embedding, norms, attention, SwiGLU, LM head with cross-entropy."""
+
+from __future__ import annotations
+
+from ..program.op import Op
+from ..program.opdef import Emitter, Gradients, OpDef, OutSpec
+from ..program.value import Value, accumulator
+from .definition import Attrs, Ins, define, elements, matrix, need
+
+# ------------------------------------------------------------------------------------------------------------ embedding
+
+
+def _embedding(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    tokens, w = ins
+    need(tokens.dtype == "int32", "tokens must be int32")
+    return [OutSpec("embedding", (*tokens.shape, matrix(w, "w")[1]), w.dtype)]
+
+
+def _embedding_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
+    (dy,) = grads
+    tokens, w = op.ins
+    assert dy is not None
+    return None, b.apply("embedding_bwd", dy, tokens, vocab_size=w.shape[0])
+
+
+def _embedding_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    dy, _ = ins
+    return [OutSpec("d_embedding", (attrs["vocab_size"], dy.shape[1]), accumulator(dy.dtype))]
+
+
+# ---------------------------------------------------------------------------------------------------------------- norms
+
+
+def _norm_specs(x: Value, w: Value) -> list[OutSpec]:
+    t, c = matrix(x, "x")
+    need(w.shape == (c,), f"w must have shape [{c}]")
+    return [OutSpec("norm", (t, c), x.dtype), OutSpec("rstd", (t,), accumulator(x.dtype))]
+
+
+def _rmsnorm(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    return _norm_specs(ins[0], ins[1])
+
+
+def _rmsnorm_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
+    x, w = op.ins
+    dnorm = grads[0]
+    need(grads[1] is None, "the loss reads rstd, which has no backward rule")
+    if dnorm is None:
+        return None, None
+    dx, dw = b.emit("rmsnorm_bwd", dnorm, x, w, op.outs[1], label=f"d_{x.label}")
+    return dx, dw
+
+
+def _add_rmsnorm(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    x, residual, w = ins
+    need(x.shape == residual.shape and x.dtype == residual.dtype, f"{x!r} cannot be added to {residual!r}")
+    return [*_norm_specs(residual, w), OutSpec("residual", residual.shape, residual.dtype)]
+
+
+def _add_rmsnorm_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
+    """x and residual receive the same gradient, because the gradient of a sum is passed to both addends unchanged."""
+    dnorm, drstd, dresidual = grads
+    need(drstd is None, "the loss reads rstd, which has no backward rule")
+    _, rstd, residual = op.outs
+    if dnorm is None:
+        return dresidual, dresidual, None
+    rest = () if dresidual is None else (dresidual,)
+    dx, dw = b.emit("rmsnorm_bwd", dnorm, residual, op.ins[2], rstd, *rest, label="d_residual")
+    return dx, dx, dw
+
+
+def _add_rmsnorm_rematerialise(b: Emitter, op: Op, kept: frozenset[Value]) -> Gradients:
+    """Recompute the norm from the stored residual if there is one, so that x need not be kept.
+
+    This is bit-identical, because the norm is defined on the rounded residual.
+    """
+    norm, _, residual = op.outs
+    if residual not in kept:
+        return b.emit("add_rmsnorm", *op.ins, label=norm.label, **op.attrs)
+    fresh_norm, fresh_rstd = b.emit("rmsnorm", residual, op.ins[2], label=norm.label, **op.attrs)
+    return fresh_norm, fresh_rstd, None
+
+
+def _rmsnorm_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    dy, x, w, rstd = ins[:4]
+    need(dy.shape == x.shape, f"dy is {list(dy.shape)}, x {list(x.shape)}")
+    need(rstd.shape == x.shape[:1], f"rstd must have shape [{x.shape[0]}]")
+    need(len(ins) == 4 or ins[4].shape == x.shape, f"dresidual must have shape {list(x.shape)}")
+    return [OutSpec("d_norm", x.shape, x.dtype), OutSpec("d_weight", w.shape, accumulator(x.dtype))]
+
+
+# ------------------------------------------------------------------------------------------------------------ attention
+
+
+def _attention(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    qkv, cu_seqlens = ins
+    heads, groups, size = attrs["n_heads"], attrs["n_kv_heads"], attrs["head_dim"]
+    t, width = matrix(qkv, "qkv")
+    need(heads % groups == 0, f"{heads} query heads cannot share {groups} key/value heads evenly")
+    need(width == (heads + 2 * groups) * size, f"qkv has {width} columns, heads need {(heads + 2 * groups) * size}")
+    need(cu_seqlens.dtype == "int32", "cu_seqlens must be int32")
+    return [OutSpec("attention", (t, heads * size), qkv.dtype), OutSpec("lse", (heads, t), accumulator(qkv.dtype))]
+
+
+def _attention_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
+    qkv, cu_seqlens = op.ins
+    out, lse = op.outs
+    dout = grads[0]
+    need(grads[1] is None, "the loss reads lse, which has no backward rule")
+    if dout is None:
+        return None, None
+    return b.apply("attention_bwd", dout, qkv, out, lse, cu_seqlens, label="d_qkv", **op.attrs), None
+
+
+def _attention_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    dout, qkv, out = ins[:3]
+    need(dout.shape == out.shape, f"dout is {list(dout.shape)}, out {list(out.shape)}")
+    return [OutSpec("d_qkv", qkv.shape, qkv.dtype)]
+
+
+def _attention_flops(op: Op) -> int:
+    """FLOPs for documents of full length: two products forward, five backward; the causal mask halves each of them."""
+    tokens = op.outs[0].shape[0]
+    products = 2 if op.kind == "attention" else 5
+    seq_len, width = int(op.attrs["seq_len"]), int(op.attrs["n_heads"]) * int(op.attrs["head_dim"])
+    return products * tokens * seq_len * width
+
+
+# --------------------------------------------------------------------------------------------------------------- swiglu
+
+
+def _swiglu(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    t, width = matrix(ins[0], "gate_up")
+    need(width % 2 == 0, f"gate_up has {width} columns; the number must be even")
+    return [OutSpec("swiglu", (t, width // 2), ins[0].dtype)]
+
+
+def _swiglu_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
+    (dy,) = grads
+    assert dy is not None
+    return (b.apply("swiglu_bwd", dy, op.ins[0], label=f"d_{op.ins[0].label}"),)
+
+
+def _swiglu_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    dy, gate_up = ins
+    need(2 * dy.size == gate_up.size, f"dy is {list(dy.shape)}, gate_up {list(gate_up.shape)}")
+    return [OutSpec("d_gate_up", gate_up.shape, gate_up.dtype)]
+
+
+# -------------------------------------------------------------------------------------------- LM head and cross-entropy
+
+
+def _lm_head_ce(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    x, w, targets, scale = ins
+    (t, c), (_, wc) = matrix(x, "x"), matrix(w, "w")
+    need(c == wc, f"x has {c} columns, w has {wc}")
+    need(targets.shape == (t,) and targets.dtype == "int32", f"targets must be int32 [{t}]")
+    need(scale.shape == (), "loss_scale must be a scalar")
+    need(t % attrs["chunks"] == 0, f"{t} tokens cannot be split into {attrs['chunks']} equal chunks")
+    return [OutSpec("loss", (), accumulator(x.dtype))]
+
+
+def _lm_head_ce_grads(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    x, w = ins[0], ins[1]
+    grads = (OutSpec("d_norm", x.shape, x.dtype), OutSpec("d_weight", w.shape, accumulator(x.dtype)))
+    need(attrs["wrt"] in ((0,), (1,), (0, 1)), f"wrt must name x (0), w (1) or both in this order, not {attrs['wrt']}")
+    return [*_lm_head_ce(ins, attrs), *(grads[i] for i in attrs["wrt"])]
+
+
+def _lm_head_flops(op: Op) -> int:
+    """FLOPs of one product for the logits and one for each gradient."""
+    return 2 * len(op.outs) * op.ins[0].size * op.ins[1].shape[0]
+
+
+def _lm_head_workspace(op: Op) -> int:
+    """Bytes of the logits of one chunk. Their gradient overwrites them."""
+    x, w = op.ins[0], op.ins[1]
+    return x.shape[0] // int(op.attrs["chunks"]) * w.shape[0] * (x.nbytes // x.size)
+
+
+LAYERS: tuple[OpDef, ...] = (
+    define("embedding", _embedding, vjp=_embedding_vjp, traffic=lambda op: 2 * op.outs[0].nbytes),
+    define("embedding_bwd", _embedding_bwd),
+    define("rmsnorm", _rmsnorm, vjp=_rmsnorm_vjp, flops=elements(4)),
+    define(
+        "add_rmsnorm",
+        _add_rmsnorm,
+        vjp=_add_rmsnorm_vjp,
+        rematerialise=_add_rmsnorm_rematerialise,
+        flops=elements(5),
+    ),
+    define("rmsnorm_bwd", _rmsnorm_bwd, flops=elements(9)),
+    define("attention", _attention, vjp=_attention_vjp, flops=_attention_flops),
+    define("attention_bwd", _attention_bwd, flops=_attention_flops),
+    define("swiglu", _swiglu, vjp=_swiglu_vjp, flops=elements(3)),
+    define("swiglu_bwd", _swiglu_bwd, flops=elements(6)),
+    define(
+        "lm_head_ce",
+        _lm_head_ce,
+        loss_with_grads="lm_head_ce_grads",
+        loss_grad_ins=(0, 1),
+        flops=_lm_head_flops,
+        workspace=_lm_head_workspace,
+    ),
+    define("lm_head_ce_grads", _lm_head_ce_grads, flops=_lm_head_flops, workspace=_lm_head_workspace),
+)

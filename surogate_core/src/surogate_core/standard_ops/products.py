@@ -1,0 +1,92 @@
+"""Products with a weight, and those that add to a matrix."""
+
+from __future__ import annotations
+
+from ..program.op import Op
+from ..program.opdef import Emitter, Gradients, OpDef, OutSpec
+from ..program.value import Value, accumulator
+from .definition import Attrs, Ins, define, elements, matrix, need
+
+
+def _linear(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    x, w = ins[0], ins[1]
+    (t, k), (n, wk) = matrix(x, "x"), matrix(w, "w")
+    need(k == wk, f"x has {k} columns, w has {wk}")
+    need(len(ins) == 2 or ins[2].shape == (n,), f"bias must have shape [{n}]")
+    return [OutSpec("linear", (t, n), attrs.get("dtype", x.dtype))]
+
+
+def _linear_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
+    return _linear_grads(b, op.ins, grads[0])
+
+
+def _linear_grads(b: Emitter, ins: Ins, dy: Value | None) -> Gradients:
+    assert dy is not None
+    x, w = ins[0], ins[1]
+    dw = b.apply("linear_wgrad", dy, x)
+    dx = b.apply("linear_dgrad", dy, w, dtype=x.dtype, label=f"d_{x.label}")
+    if len(ins) == 2:
+        return dx, dw
+    return dx, dw, b.apply("linear_bgrad", dy)
+
+
+def _linear_adding(op: Op) -> str:
+    """None with a bias, so that the kernel of the sum adds one thing only."""
+    return "linear_add" if len(op.ins) == 2 else ""
+
+
+def _linear_add(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    x, w, base = ins
+    return _added(_linear([x, w], attrs), base)
+
+
+def _linear_add_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
+    return *_linear_grads(b, op.ins[:2], grads[0]), grads[0]
+
+
+def _linear_dgrad_add(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    dy, w, base = ins
+    return _added(_linear_dgrad([dy, w], attrs), base)
+
+
+def _added(product: list[OutSpec], base: Value) -> list[OutSpec]:
+    """The sum has the dtype of the base, whatever the product alone would have."""
+    (spec,) = product
+    need(base.shape == spec.shape, f"the product is {list(spec.shape)}, the base {list(base.shape)}")
+    return [OutSpec(spec.label, spec.shape, base.dtype)]
+
+
+def _linear_dgrad(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    dy, w = ins
+    (t, n), (wn, k) = matrix(dy, "dy"), matrix(w, "w")
+    need(n == wn, f"dy has {n} columns, w has {wn} rows")
+    return [OutSpec("d_linear", (t, k), attrs.get("dtype", dy.dtype))]
+
+
+def _linear_wgrad(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    dy, x = ins
+    (t, n), (xt, k) = matrix(dy, "dy"), matrix(x, "x")
+    need(t == xt, f"dy has {t} rows, x has {xt}")
+    return [OutSpec("d_weight", (n, k), accumulator(dy.dtype))]
+
+
+def _linear_bgrad(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    return [OutSpec("d_bias", (matrix(ins[0], "dy")[1],), accumulator(ins[0].dtype))]
+
+
+def _product_flops(op: Op) -> int:
+    """2MNK FLOPs of a matrix product (forward, dgrad or wgrad)."""
+    a, b = op.ins[0], op.ins[1]
+    if op.kind == "linear_wgrad":
+        return 2 * a.size * b.shape[1]
+    return 2 * a.size * (b.shape[0] if op.kind in ("linear", "linear_add") else b.shape[1])
+
+
+PRODUCTS: tuple[OpDef, ...] = (
+    define("linear", _linear, vjp=_linear_vjp, flops=_product_flops, adding=_linear_adding),
+    define("linear_add", _linear_add, vjp=_linear_add_vjp, flops=_product_flops, may_overwrite={0: 2}),
+    define("linear_dgrad", _linear_dgrad, flops=_product_flops, adding=lambda op: "linear_dgrad_add"),
+    define("linear_dgrad_add", _linear_dgrad_add, flops=_product_flops, may_overwrite={0: 2}),
+    define("linear_wgrad", _linear_wgrad, flops=_product_flops),
+    define("linear_bgrad", _linear_bgrad, flops=elements(1)),
+)
