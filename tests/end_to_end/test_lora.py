@@ -153,7 +153,7 @@ def test_surogate_merge_writes_the_same_model(trained: tuple[Workplace, Complete
     ours, theirs = weights(tmp_path / "model"), weights(workplace.out / "merged")
     assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
     refused = workplace.surogate("merge", workplace.out / "adapter", workplace.root / "model", "--overwrite")
-    assert_refused(refused, "model: is read")
+    assert_refused(refused, "model: is an input", "Name another output folder")
     assert_refused(workplace.surogate("merge", workplace.out, tmp_path / "x"), "adapter_config.json", "Name the folder")
     other = workplace.surogate("merge", workplace.out / "adapter", tmp_path / "y", "--base", tmp_path / "none")
     assert_refused(other, "none")
