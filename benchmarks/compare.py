@@ -1,4 +1,4 @@
-"""Our training steps beside those of PyTorch at its best, on one GPU in one run: ratio, memory, clock and power.
+"""Our training steps compared with those of PyTorch at its best, on one GPU in one run: ratio, memory, clock and power.
 
     python benchmarks/compare.py --out rows.jsonl                          # all rows of rows.py
     python benchmarks/compare.py "lora-*" full-qwen3-8b --seconds 90 --out rows.jsonl
@@ -93,7 +93,7 @@ def options(row: Row, arguments: argparse.Namespace) -> list[str]:
 
 
 def measure_side(words: list[str], seconds: float, read: Callable[[], Sample] | None) -> dict[str, Any]:
-    """Run a script to its end, or for so many seconds. Returns the JSON that it prints last, and clock and power."""
+    """Run a script to its end, or for at most `seconds`. Returns the JSON that it prints last, and clock and power."""
     if seconds <= 0:
         return {"error": "the other side took all of --seconds"}
     began = time.monotonic()

@@ -20,7 +20,7 @@ FLOOR_GPU = "NVIDIA H200"
 class Row:
     """A configuration: `accumulate` micro-steps of `batch` rows of `seq_len` tokens, one document a row.
 
-    lora: rank 16, alpha 32, beside all seven linear layers; else full training. floor: tokens/s of the in-step floor on
+    lora: rank 16, alpha 32, on all seven linear layers; else full training. floor: tokens/s of the in-step floor on
     FLOOR_GPU, that is, if each op took the best time that it reaches inside a step at the power limit (measured on
     2026-11-20): products and attention at their sustained rates, element-wise traffic at 4.2 TB/s, and the optimizer.
     For LoRA without the work of the adapters.

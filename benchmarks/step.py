@@ -1,4 +1,4 @@
-"""Time and memory of our training steps on this machine, beside the plan.
+"""Time and memory of our training steps on this machine, compared with the plan.
 
     python benchmarks/step.py --model benchmarks/models/qwen3-0.6b --seq-len 2048 --batch 2 --batch 8 --out step.jsonl
     python benchmarks/step.py --model benchmarks/models/qwen3-8b --lora --batch 2 --accumulate 4 --set model_dtype=bf16
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timing import timed
 
 from surogate_core import run
 from surogate_core.api import Comm, Topology
@@ -57,7 +57,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seq-len", type=int, default=2048)
     parser.add_argument("--batch", type=int, action="append", required=True)
     parser.add_argument("--accumulate", type=int, default=1, help="micro-steps of an optimizer step")
-    parser.add_argument("--lora", action="store_true", help="rank 16 beside every linear layer; else full training")
+    parser.add_argument("--lora", action="store_true", help="rank 16 on every linear layer; else full training")
     parser.add_argument("--documents", type=int, default=1, help="a row")
     parser.add_argument("--labelled", type=float, default=1.0, help="share of the tokens")
     parser.add_argument("--gpus", type=int, default=1)
@@ -108,11 +108,15 @@ def measure_worker(
         "cudnn": torch.backends.cudnn.version() if on_gpu else None,
         "date": time.strftime("%Y-%m-%d"),
     }
+
+    def step(number: int) -> None:
+        take_step(worker, batches, number, arguments.accumulate)
+
     if arguments.eager:
         worker.start(graphs=False)
-        result["eager_ms"] = timed(worker, batches, arguments)["step_ms"]
+        result["eager_ms"] = timed(step, WARM_UP, arguments)["step_ms"]
     worker.start(graphs=True)
-    result |= timed(worker, batches, arguments)
+    result |= timed(step, WARM_UP, arguments)
     tokens = plan.inputs.batch_size * arguments.seq_len * arguments.accumulate * worker.width
     result["tokens_per_second"] = round(tokens / result["step_ms"] * 1000)
     result["planned_ms"] = round(plan.report.step.seconds * 1000, 2)
@@ -157,29 +161,8 @@ def plan(arguments: argparse.Namespace, batch_size: int) -> tuple[Run, Plan]:
     return opened, plan_run(opened, training_device(), arguments.gpus)
 
 
-def timed(worker: Worker | Team, batches: Sequence[MicroBatch], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds of the median step and of all, and when timing began and ended (`time.time`)."""
-    times: list[float] = []
-    window = [0.0, 0.0]
-    while len(times) < WARM_UP + arguments.steps:
-        if len(times) == WARM_UP:
-            window[0] = time.time()
-        if len(times) >= WARM_UP + 3 and sum(times[WARM_UP:]) > 1000 * arguments.seconds:
-            break
-        began = time.perf_counter()
-        take_step(worker, batches, len(times) + 1, arguments.accumulate)
-        times.append((time.perf_counter() - began) * 1000)
-    window[1] = time.time()
-    times = times[WARM_UP:]
-    return {
-        "step_ms": round(statistics.median(times), 3),
-        "all_ms": [round(t, 3) for t in times],
-        "window": window,
-    }
-
-
 def take_step(worker: Worker | Team, batches: Sequence[MicroBatch], step: int, accumulate: int) -> None:
-    """An optimizer step, awaited."""
+    """Run an optimizer step and wait for it."""
     width = worker.width
     for i in range(accumulate):
         batch = batches[i % len(batches)]

@@ -5,7 +5,7 @@
 
 The model of transformers with random weights in bf16: torch.compile of each layer, cuDNN attention without a mask, a
 compiled cross-entropy that includes the LM head, fused AdamW with bf16 states, clipping of the gradient. With `--lora`
-all but the adapters is frozen: PEFT's layers of rank 16 beside the seven linear layers of a block, or the same layers
+all but the adapters is frozen: PEFT's layers of rank 16 on the seven linear layers of a block, or the same layers
 written out below if PEFT is missing. Then the step is timed twice, as it is and with forward and backward captured as a
 CUDA graph, which helps where launches take longer than kernels. The faster one is reported. Prints one line of JSON.
 On a CPU nothing is compiled, because that takes minutes: there the script only shows that it works.
@@ -21,9 +21,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import argparse
 import json
-import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +29,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from timing import timed
 from torch import Tensor, nn
 
 WARM_UP = 3
@@ -70,10 +69,10 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     graph = on_gpu and (arguments.graph == "only" or (arguments.graph == "auto" and arguments.lora))
     found = []
     if arguments.graph != "only" or not on_gpu:
-        found.append(timed(step.run, arguments) | {"captured": False})
+        found.append(timed(awaited(step.run), WARM_UP, arguments) | {"captured": False})
     if graph:
         step.capture()
-        found.append(timed(step.run, arguments) | {"captured": True})
+        found.append(timed(awaited(step.run), WARM_UP, arguments) | {"captured": True})
     best = min(found, key=lambda result: float(result["step_ms"]))
     tokens = arguments.batch * arguments.seq_len * arguments.accumulate
     return {
@@ -124,7 +123,7 @@ def attention(
 
 
 def add_lora(model: Any, peft_wanted: bool) -> str:
-    """Freeze the model and put an adapter beside every linear layer of its blocks. Return whose adapters they are."""
+    """Freeze the model and put an adapter on every linear layer of its blocks. Return whose adapters they are."""
     try:
         if not peft_wanted:
             raise ImportError
@@ -249,23 +248,15 @@ class Step:
         return loss.detach()
 
 
-def timed(step: Callable[[], None], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds of the median step and of all, and when timing began and ended (`time.time`)."""
-    times: list[float] = []
-    window = [0.0, 0.0]
-    while len(times) < WARM_UP + arguments.steps:
-        if len(times) == WARM_UP:
-            window[0] = time.time()
-        if len(times) >= WARM_UP + 3 and sum(times[WARM_UP:]) > 1000 * arguments.seconds:
-            break
-        began = time.perf_counter()
+def awaited(step: Callable[[], None]) -> Callable[[int], None]:
+    """Return `step` as `timed` calls it."""
+
+    def run(number: int) -> None:
         step()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        times.append((time.perf_counter() - began) * 1000)
-    window[1] = time.time()
-    times = times[WARM_UP:]
-    return {"step_ms": round(statistics.median(times), 3), "all_ms": [round(t, 3) for t in times], "window": window}
+
+    return run
 
 
 def versions(with_peft: bool) -> str:

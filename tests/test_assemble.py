@@ -113,7 +113,7 @@ def is_low_rank(param: Value, stored: WeightMap | None, options: NoOptions) -> b
 
 LOW_RANK = AdapterDef(
     name="low_rank",
-    summary="A low-rank branch beside every linear op",
+    summary="A low-rank branch of every linear op",
     options=NoOptions,
     apply=low_rank,
     trainable=is_low_rank,

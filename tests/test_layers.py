@@ -65,7 +65,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     },
     "profiling": {
         *("api", "checkpoint", "config", "data", "errors", "hub", "memory", "planning", "plugins", "program", "run"),
-        "runtime",
+        *("runtime", "train"),
     },
     "cli": {
         *("api", "config", "data", "errors", "machine", "memory", "origin", "planning", "plugins", "profiling"),

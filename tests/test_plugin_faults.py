@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,63 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from made_up_plugins import REFERENCE, WHOLE, Install, installing
-from typer.testing import CliRunner, Result
+from made_up_plugins import Install
+from typer.testing import CliRunner
+from whole_plugin import TOKENIZER, the_error, whole_plugin, write_config
 
-from surogate_core import run
 from surogate_core.cli.app import app
-from surogate_core.errors import ConfigError, PluginError, ProgramError
+from surogate_core.errors import PluginError, ProgramError
 from surogate_core.planning import assemble
 from surogate_core.plugins.attribution import RESULTS, UNWRAPPED
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.plugins.registry import KINDS
 
-TOKENIZER = Path(__file__).parents[1] / "examples/tiny-qwen3"
-
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    (tmp_path / "acme_reference.py").write_text(REFERENCE)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("SUROGATE_TRACEBACK", raising=False)
-    yield from installing(tmp_path, monkeypatch, WHOLE)
-
-
-def write_config(folder: Path, **changes: Any) -> Path:
-    """Write a run.yaml that trains the model of the complete plugin with its optimizer for a step."""
-    model = folder / "model"
-    model.mkdir(exist_ok=True)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(TOKENIZER / name, model / name)
-    config = {"architectures": ["AcmeForCausalLM"], "model_type": "acme", "vocab_size": 2048}
-    (model / "config.json").write_text(json.dumps(config))
-    (folder / "rows.jsonl").write_text('{"acme": "to be or not to be, that is the question"}\n' * 64)
-    base = {
-        "model": str(model),
-        "from_scratch": True,
-        "model_dtype": "fp32",
-        "optimizer": "zz",
-        "max_steps": 1,
-        "sequence_len": 16,
-        "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 1,
-        "validation_split_ratio": 0,
-        "datasets": [{"path": str(folder / "rows.jsonl"), "type": "acme"}],
-        "output_dir": str(folder / "out"),
-    }
-    path = folder / "run.yaml"
-    path.write_text(yaml.safe_dump(base | changes))
-    return path
-
-
-def the_error(result: Result) -> str:
-    """Return the last line of a command without "error: ". There is no traceback."""
-    assert result.exit_code == 2, (result.output, result.exception)
-    assert "Traceback" not in result.output
-    last = result.output.splitlines()[-1]
-    assert last.startswith("error: ") and result.output.count("error: ") == 1, result.output
-    return last.removeprefix("error: ")
+    yield from whole_plugin(tmp_path, monkeypatch)
 
 
 @dataclass(frozen=True)
@@ -504,102 +461,3 @@ def test_a_process_ends_in_the_same_line(
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert re.search(f"^error: .*{message}", done.stderr.splitlines()[-1])
-
-
-# ------------------------------------------------------------------------------- adapters, launchers, offload by a key
-
-
-def test_an_adapter_is_selected_by_its_name_trained_saved_and_merged(tmp_path: Path, install: Install) -> None:
-    install("acme", "0.1.0", "zz", "")
-    whole = run.train(run.load(write_config(tmp_path)))
-    adapted = {"adapter": "Acme", "acme_train": "embedding", "from_scratch": False, "merge_adapter": True}
-    path = write_config(tmp_path, model=str(whole.output_dir), output_dir=str(tmp_path / "adapted"), **adapted)
-    loaded = run.load(path)
-    assert (loaded.config.adapter, loaded.config.lora) == ("acme", False)
-    prepared = run.plan(loaded)
-    assert [value.name for value in prepared.assembly.trainable] == ["embedding"]
-
-    result = run.train(loaded)
-    assert result.adapter_dir is not None and result.merged_dir is not None
-    assert sorted(f.name for f in result.adapter_dir.iterdir() if f.name.startswith("acme")) == [
-        "acme.json", "acme.safetensors",
-    ]  # fmt: skip
-    merged = CliRunner().invoke(app, ["merge", str(result.adapter_dir), str(tmp_path / "again")])
-    assert merged.exit_code == 0, merged.output
-    same = [(folder / "model.safetensors").read_bytes() for folder in (result.merged_dir, tmp_path / "again")]
-    assert same[0] == same[1] != (whole.output_dir / "model.safetensors").read_bytes()
-
-
-def test_a_folder_that_is_no_adapter_names_the_files_of_all_installed_ones(tmp_path: Path, install: Install) -> None:
-    install("acme", "0.1.0", "zz", "")
-    told = the_error(CliRunner().invoke(app, ["merge", str(tmp_path), str(tmp_path / "merged")]))
-    assert "is not a saved adapter: it holds none of acme.json (acme), adapter_config.json (lora)" in told
-    for name in ("acme.json", "adapter_config.json"):
-        (tmp_path / name).write_text("{}")
-    told = the_error(CliRunner().invoke(app, ["merge", str(tmp_path), str(tmp_path / "merged")]))
-    assert "Choose one: --adapter acme" in told
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"lora": True, "adapter": "acme"}, r"adapter: is 'acme', but lora: true means adapter: lora; remove one"),
-        ({"lora": True, "adapter": "none"}, r"adapter: is 'none', but lora: true means adapter: lora; remove one"),
-        ({"lora": False, "adapter": "lora"}, r"lora: is false, but adapter is lora; remove one"),
-        ({"adapter": "acme", "from_scratch": True}, r"adapter: an adapter needs a base model .* set adapter: none"),
-        ({"adapter": "zzz"}, r"adapter: zzz — no installed plugin provides it"),
-        ({"launcher": "zzz"}, r"launcher: zzz — no installed plugin provides it. Installed: acme, local"),
-        ({"offload": "zzz"}, r"offload: zzz — no installed plugin provides it. Installed: acme"),
-    ],
-)
-def test_contradictory_and_unknown_names_are_refused(
-    tmp_path: Path, install: Install, keys: dict[str, Any], message: str
-) -> None:
-    install("acme", "0.1.0", "zz", "")
-    with pytest.raises((ConfigError, PluginError), match=message):
-        run.load(write_config(tmp_path, **{"from_scratch": False, **keys}))
-
-
-@pytest.mark.parametrize(
-    ("mode", "keys", "adapter"),
-    [
-        ("train", {}, None),
-        ("sft", {}, "lora"),
-        ("sft", {"adapter": "none"}, None),
-        ("sft", {"lora": False}, None),
-        ("sft", {"adapter": "acme"}, "acme"),
-        ("train", {"lora": True}, "lora"),
-        ("train", {"adapter": "lora"}, "lora"),
-        ("train", {"adapter": "lora", "lora": True}, "lora"),
-        ("train", {"adapter": "acme", "lora": False}, "acme"),
-    ],
-)
-def test_lora_is_an_alias_of_an_adapter_s_name(
-    tmp_path: Path, install: Install, mode: Any, keys: dict[str, Any], adapter: str | None
-) -> None:
-    from surogate_core.config.load import load_config, resolved
-
-    install("acme", "0.1.0", "zz", "")
-    loaded = run.load(write_config(tmp_path, **{"from_scratch": False, **keys}), mode=mode)
-    assert (loaded.config.adapter, loaded.config.lora) == (adapter, adapter == "lora")
-    assert set(loaded.adapters) == ({adapter} if adapter else set())
-    again = load_config(resolved(loaded), registry=load_registry(), mode=mode, source="again")
-    assert again == loaded
-
-
-def test_a_launcher_is_selected_by_its_name_with_its_options(tmp_path: Path, install: Install) -> None:
-    install("acme", "0.1.0", "zz", "")
-    record = tmp_path / "launched"
-    result = run.train(run.load(write_config(tmp_path, launcher="acme", acme_record=str(record))))
-    assert (result.steps, record.read_text()) == (1, "1 device\n")
-
-
-def test_an_offload_strategy_is_selected_by_its_name_with_its_options(tmp_path: Path, install: Install) -> None:
-    install("acme", "0.1.0", "zz", "")
-
-    def labels(**keys: Any) -> list[str]:
-        programs = run.plan(run.load(write_config(tmp_path, **keys))).assembly.programs
-        return [v.label for op in programs["micro_first"].ops for v in op.outs if op.kind == "acme_twice"]
-
-    assert labels() == labels(offload="none") == ["twice", "twice"]
-    assert labels(offload="acme", acme_label="moved") == ["twice", "twice", "moved"]

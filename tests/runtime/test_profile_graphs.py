@@ -108,6 +108,8 @@ class Executor(CudaExecutor):
 class OneWorker:
     """The methods of a `Worker` that are needed."""
 
+    width = 1
+
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
         self.execute: Callable[[str, int | None], None] = executor.run
@@ -129,7 +131,7 @@ class OneWorker:
 
 
 def timed(device: Device, captured: tuple[str, ...], labels: tuple[int, ...]) -> Times:
-    """Two equal steps of micro-batches with so many labels."""
+    """Return the times of two equal steps whose micro-batches have these numbers of labels."""
     nothing = np.zeros(0, np.int32)
     micro = [MicroBatch(nothing, nothing, nothing, nothing, 0, count) for count in labels]
     worker = OneWorker(Executor(device, captured))

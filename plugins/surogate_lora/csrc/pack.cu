@@ -12,7 +12,7 @@
 // and 8 elements, but for what is left of eight at the end of a row. blockIdx.y is the rectangle; its blocks share its
 // octets, one a thread and turn.
 //
-// Bytes: each element once read and once written. Rank 16 beside the projections of an 8B block: A 2.4 MB in and 1.2 MB
+// Bytes: each element once read and once written. Rank 16 on the projections of an 8B block: A 2.4 MB in and 1.2 MB
 // out, B 2.6 and 2.4 MB (its zeros included), the gradients 7.2 in and 9.9 MB read and written: 2 and 4 us at 4.2 TB/s,
 // about the time of a launch.
 #include "pack.h"

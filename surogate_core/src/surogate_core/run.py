@@ -212,6 +212,7 @@ def device_of_torch(here: LocalDevice) -> DeviceInfo:
 
 
 def refuse_missing_kernels(config: TrainConfig, kernels: KernelTable, device: DeviceInfo, notice: Notice) -> None:
+    """Raise ConfigError if a kernel is missing, unless references are allowed; then name them in a notice."""
     idle = idle_modules(kernels)
     if config.kernels == "allow_reference":
         if idle:
@@ -224,6 +225,7 @@ def refuse_missing_kernels(config: TrainConfig, kernels: KernelTable, device: De
 
 
 def refuse_unless_it_fits(opened: Run, planned: Plan) -> None:
+    """Raise ConfigError with suggestions if the plan needs more memory than the device has."""
     report = planned.report
     if report.fits:
         return

@@ -192,7 +192,7 @@ def trainable(param: Value, stored: WeightMap | None, options: LoraOptions) -> b
 
 LORA = AdapterDef(
     name="lora",
-    summary="LoRA: low-rank matrices beside the linear projections, in PEFT's format",
+    summary="LoRA: low-rank matrices of the linear projections, in PEFT's format",
     options=LoraOptions,
     config_file=CONFIG_FILE,
     apply=apply,

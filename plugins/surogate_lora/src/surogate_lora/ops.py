@@ -1,4 +1,4 @@
-"""What LoRA needs beside products: matrices packed from others, so that branches share products, and dropout.
+"""What LoRA needs in addition to products: matrices packed from others, so that branches share products, and dropout.
 
     lora_pack      (parts...; shapes, places, dtype)      -> wholes: each part, scaled, at its place; zeros elsewhere
     lora_unpack    (wholes...; shapes, places, dtypes)    -> parts: scale * what a whole has at each place

@@ -46,7 +46,7 @@ class LoraOptions(BaseModel):
     )
     lora_modules_to_save: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
         (),
-        description="Modules that are trained in full beside the adapter and stored in it, by the end of their name: "
+        description="Modules that are trained in full with the adapter and stored in it, by the end of their name: "
         "embed_tokens, lm_head, norms. vLLM loads no such adapter.",
     )
 

@@ -1,4 +1,4 @@
-"""Modules that are trained in full beside the adapter: PEFT's `modules_to_save`.
+"""Modules that are trained in full with the adapter: PEFT's `modules_to_save`.
 
 PEFT trains a copy of such a module. Here the model's own weight is trained, and the adapter's files hold it whole.
 """

@@ -33,7 +33,7 @@ Write = Callable[[int, "Progress", View], Path]
 """(step, progress, view) -> the folder of the checkpoint, written from `view(value)`. Also removes old checkpoints."""
 
 SPARE_BYTES = 1 * GIB
-"""Host memory that must stay free beside the copy."""
+"""Host memory that must stay free in addition to the copy."""
 
 
 class CheckpointWriter(Protocol):

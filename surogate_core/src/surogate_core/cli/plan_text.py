@@ -130,22 +130,18 @@ def _kernels(kernels: KernelTable, allowed: str) -> Iterator[str]:
         elif kernels.target is None or kernels.target.device.sm is None:
             yield f"kernels: all {len(kinds)} kinds of ops run as torch references on a CPU"
         else:
-            yield from _without_kernel(kernels, kinds, allowed)
+            yield from _without_kernel(kernels, allowed)
 
 
-def _without_kernel(kernels: KernelTable, kinds: list[str], allowed: str) -> Iterator[str]:
+def _without_kernel(kernels: KernelTable, allowed: str) -> Iterator[str]:
     """Yield the ops that a GPU runs in plain torch or cannot run, grouped by the reasons that the kernels give."""
     if allowed == "allow_reference":
         yield "without a compiled kernel; run in plain torch, slowly (kernels: allow_reference)"
     else:
         yield "without a compiled kernel, so this GPU cannot run it"
-    by_reasons: dict[tuple[str, ...], list[str]] = {}
-    for kind in kinds:
-        reasons = kernels.refusals.get(kind, ()) or ("no installed package has a kernel for it",)
-        by_reasons.setdefault(reasons, []).append(kind)
-    for reasons, alike in by_reasons.items():
+    for reasons, kinds in kernels.refused.items():
         more = f"; and {len(reasons) - 2} more" if len(reasons) > 2 else ""
-        yield paragraph(f"{', '.join(alike)}: {'; '.join(reasons[:2])}{more}", output_width() or 80, "  ")
+        yield paragraph(f"{', '.join(kinds)}: {'; '.join(reasons[:2])}{more}", output_width() or 80, "  ")
 
 
 def _wrapped(text: str) -> str:

@@ -35,12 +35,9 @@ def unserved_ops(kernels: KernelTable) -> str:
     Empty on a CPU, or if every op has a kernel.
     """
     device = kernels.target.device if kernels.target else None
-    if device is None or device.sm is None or not kernels.refusals:
+    if device is None or device.sm is None or not kernels.refused:
         return ""
-    by_reasons: dict[tuple[str, ...], list[str]] = {}
-    for kind, reasons in kernels.refusals.items():
-        by_reasons.setdefault(reasons or ("no installed package has a kernel for it",), []).append(kind)
-    lines = (f"  {', '.join(kinds)}: {'; '.join(reasons)}" for reasons, kinds in by_reasons.items())
+    lines = (f"  {', '.join(kinds)}: {'; '.join(reasons)}" for reasons, kinds in kernels.refused.items())
     return "\n".join(
         [
             f"{device.title}: no compiled kernel serves these ops. Install a package that has one, or set "

@@ -68,6 +68,14 @@ class KernelTable:
         return {kind: tuple(reasons) for kind, reasons in found.items()}
 
     @cached_property
+    def refused(self) -> Mapping[tuple[str, ...], list[str]]:
+        """{reasons: the kinds of ops, sorted, that no kernel serves for these reasons}."""
+        found: dict[tuple[str, ...], list[str]] = {}
+        for kind, reasons in sorted(self.refusals.items()):
+            found.setdefault(reasons or ("no installed package has a kernel for it",), []).append(kind)
+        return found
+
+    @cached_property
     def notices(self) -> tuple[str, ...]:
         """The notices of the kernels for a user who plans a run, each line once."""
         target = self.target

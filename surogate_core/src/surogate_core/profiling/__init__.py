@@ -13,7 +13,7 @@ from ..config.load import Mode
 from ..config.schema import TrainConfig
 from ..errors import ConfigError
 from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES
-from ..memory.cost import arithmetic_rate, op_cost
+from ..memory.cost import OpCosts, arithmetic_rate
 from ..planning.inputs import PlanInputs
 from ..planning.plan import Plan, plan_run
 from ..planning.run import Run
@@ -92,15 +92,16 @@ def _measure(opened: Run, plan: Plan, batches: Batches, random_weights: bool, no
 
 def _op_times(plan: Plan, times: Times) -> list[OpTime]:
     """The ops that ran, by program and in its order."""
-    definitions, device = plan.inputs.ops, plan.report.device
+    device = plan.report.device
+    cost_of = OpCosts(plan.inputs.ops, device)
     found = []
     for name, program in plan.assembly.all_programs.items():
         for index, op in enumerate(program.ops):
             if (name, index) not in times.ops:
                 continue
             calls = times.ops[name, index]
-            cost, rate = op_cost(op, definitions[op.kind], device), arithmetic_rate(op, device)
-            found.append(OpTime(name, index, op, len(calls) / len(times.steps), fmean(calls), cost, rate))
+            share, rate = len(calls) / len(times.steps), arithmetic_rate(op, device)
+            found.append(OpTime(name, index, op, share, fmean(calls), cost_of(op), rate))
     return found
 
 

@@ -23,8 +23,8 @@ import torch
 from ..data.loader import StepBatch
 from ..runtime.cuda import CudaExecutor
 from ..runtime.executor import Executor
-from ..runtime.readings import Reading
 from ..runtime.worker import Execute, Worker
+from ..train.loop import optimizer_step
 
 WARM_UP_STEPS = 2
 
@@ -90,28 +90,20 @@ def _time_steps(
 ) -> tuple[float, ...]:
     """Return the seconds of a step for each of `batches`, whose programs `execute` runs.
 
-    Calls `forget` between the warm-up and the steps. On a GPU the steps are queued behind the warm-up without waiting,
+    Calls `forget` between the warm-up and the steps. On a GPU the steps are queued after the warm-up without waiting,
     as in training, so the GPU does not wait for the host.
     """
     worker.execute_by(execute)
     for index in range(WARM_UP_STEPS):
-        take_step(worker, batches[index % len(batches)])
+        optimizer_step(worker, batches[index % len(batches)], step=1, lr=0.0)
     forget()
     moments = [clock.now()]
     for batch in batches:
-        take_step(worker, batch)
+        optimizer_step(worker, batch, step=1, lr=0.0)
         moments.append(clock.now())
     worker.settle()
     worker.execute_by(worker.executor.run)
     return tuple(clock.seconds(*pair) for pair in pairwise(moments))
-
-
-def take_step(worker: Worker, batch: StepBatch) -> Reading:
-    """Run an optimizer step whose learning rate is 0."""
-    scale, count = 1 / max(batch.valid_tokens, 1), len(batch.micro)
-    for index, micro in enumerate(batch.micro):
-        worker.micro_step(micro, first=index == 0, last=index == count - 1, loss_scale=scale, index=index)
-    return worker.update(lr=0.0, step=1)
 
 
 def walk(executor: Executor, clock: Clock, program: str, labels: int | None) -> list[Any]:

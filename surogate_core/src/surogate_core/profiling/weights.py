@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .. import run
@@ -21,7 +20,7 @@ def fill(opened: Run, assembly: Assembly, worker: Worker, *, random: bool) -> No
     Adapter matrices that start at zero are drawn: they are zero in a run's first step only, and a GPU multiplies zeros
     faster than other numbers, because it needs less power.
     """
-    from ..runtime.initialise import initialise
+    from ..runtime.initialise import draw_zeros, initialise
 
     config = opened.config
     view = worker.buffers.persistent
@@ -30,6 +29,4 @@ def fill(opened: Run, assembly: Assembly, worker: Worker, *, random: bool) -> No
     else:
         run.fill_weights(opened, assembly, worker)
     if opened.adapter is not None and config.adapter_path is None:
-        zeros = {v.name: v for v in assembly.trainable if v.init and not view(v).any()}
-        drawn = [replace(v, init=replace(v.init, kind="normal", std=ADAPTER_STD)) for v in zeros.values() if v.init]
-        initialise(drawn, lambda v: view(zeros[v.name]), config.train_seed)
+        draw_zeros(assembly.trainable, view, ADAPTER_STD, config.train_seed)

@@ -209,7 +209,7 @@ def _draw_lr(axes: Axes, curve: Curve) -> None:
     right.yaxis.set_major_formatter(lambda lr, _: lr_text(lr))
     right.tick_params(axis="y", colors=QUIET, labelsize=8, length=0)
     right.set_frame_on(False)
-    # The learning rate is drawn behind the losses, whose background must be transparent.
+    # The learning rate is drawn under the losses, whose background must be transparent.
     axes.set_zorder(right.get_zorder() + 1)
     axes.patch.set_visible(False)
 

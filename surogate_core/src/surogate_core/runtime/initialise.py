@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from zlib import crc32
 
@@ -41,6 +42,13 @@ def initialise(
             view(value).fill_(1.0 if init.kind == "ones" else init.value)
     drawn.sort(key=lambda job: -job[0].numel())  # largest first: a large one at the end would run alone
     fill(partial(_draw, *job) for job in drawn)
+
+
+def draw_zeros(values: Iterable[Value], view: Callable[[Value], Tensor], std: float, seed: int) -> None:
+    """Draw those of `values` that are zero now from a normal distribution, as `initialise` would."""
+    zeros = {v.name: v for v in values if v.init and not view(v).any()}
+    drawn = [replace(v, init=replace(v.init, kind="normal", std=std)) for v in zeros.values() if v.init]
+    initialise(drawn, lambda v: view(zeros[v.name]), seed)
 
 
 def _draw(target: Tensor, init: Init, seed: int, upload: Upload) -> None:

@@ -124,10 +124,10 @@ def launch(job: Job, batch: StepBatch, progress: Progress) -> Launched:
     """Launch the next optimizer step."""
     progress.launched += 1
     lr = progress.lr = job.schedule.lr(progress.launched)
-    return Launched(progress.launched, batch, lr, _optimizer_step(job.worker, batch, progress.launched, lr))
+    return Launched(progress.launched, batch, lr, optimizer_step(job.worker, batch, progress.launched, lr))
 
 
-def _optimizer_step(worker: Worker | Team, batch: StepBatch, step: int, lr: float) -> Reading:
+def optimizer_step(worker: Worker | Team, batch: StepBatch, step: int, lr: float) -> Reading:
     """Enqueue forward and backward pass of every micro-batch, then the update. A team takes `width` at a time."""
     scale = 1 / batch.valid_tokens if batch.valid_tokens else 0.0
     width, count = worker.width, len(batch.micro)
@@ -263,7 +263,7 @@ def _first_nonfinite_op(job: Job, done: Launched) -> str:
     try:
         job.worker.settle()
         job.watch(done.step - 1)
-        _optimizer_step(job.worker, done.batch, done.step, done.lr).values()
+        optimizer_step(job.worker, done.batch, done.step, done.lr).values()
     except NonFiniteError as error:
         return f"The step repeated op by op: {error}"
     except Exception as error:  # must not hide why the run stops

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ from ..planning.assembly import Assembly
 from ..program.op import Program
 from ..reference.rounding import TORCH_DTYPES
 from ..runtime.arena import Buffers
-from ..runtime.initialise import initialise
+from ..runtime.initialise import draw_zeros, initialise
 from ..runtime.team import Team
 from ..runtime.worker import Worker
 from .observed import EMBEDDING, LOGIT_POSITIONS, LOGITS, Observed, block_name
@@ -108,12 +108,7 @@ def _fill(subject: Subject, worker: Worker | Team, skipped: Sequence[str]) -> No
     else:
         run.fill_weights(subject.run, assembly, worker)
     if subject.run.adapter is not None and config.adapter_path is None:
-        drawn = [
-            replace(v, init=replace(v.init, kind="normal", std=_ADAPTER_STD)) for v in assembly.trainable if v.init
-        ]
-        place = {v.name: v for v in assembly.trainable}
-        zero = [v for v in drawn if not params[v.name].any()]
-        initialise(zero, lambda v: worker.buffers.persistent(place[v.name]), config.train_seed)
+        draw_zeros(assembly.trainable, worker.buffers.persistent, _ADAPTER_STD, config.train_seed)
 
 
 def _write(subject: Subject, worker: Worker | Team, scratch: Path) -> None:

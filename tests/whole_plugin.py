@@ -1,0 +1,60 @@
+"""Runs with the complete plugin of `made_up_plugins`: what it needs installed, its config, and a command's error."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from made_up_plugins import REFERENCE, WHOLE, Install, installing
+from typer.testing import Result
+
+TOKENIZER = Path(__file__).parents[1] / "examples/tiny-qwen3"
+
+
+def whole_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Yield a function that installs the complete plugin, as `installing` does."""
+    (tmp_path / "acme_reference.py").write_text(REFERENCE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("SUROGATE_TRACEBACK", raising=False)
+    yield from installing(tmp_path, monkeypatch, WHOLE)
+
+
+def write_config(folder: Path, **changes: Any) -> Path:
+    """Write a run.yaml that trains the model of the complete plugin with its optimizer for a step."""
+    model = folder / "model"
+    model.mkdir(exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TOKENIZER / name, model / name)
+    config = {"architectures": ["AcmeForCausalLM"], "model_type": "acme", "vocab_size": 2048}
+    (model / "config.json").write_text(json.dumps(config))
+    (folder / "rows.jsonl").write_text('{"acme": "to be or not to be, that is the question"}\n' * 64)
+    base = {
+        "model": str(model),
+        "from_scratch": True,
+        "model_dtype": "fp32",
+        "optimizer": "zz",
+        "max_steps": 1,
+        "sequence_len": 16,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 1,
+        "validation_split_ratio": 0,
+        "datasets": [{"path": str(folder / "rows.jsonl"), "type": "acme"}],
+        "output_dir": str(folder / "out"),
+    }
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(base | changes))
+    return path
+
+
+def the_error(result: Result) -> str:
+    """Return the last line of a command without "error: ". There is no traceback."""
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert "Traceback" not in result.output
+    last = result.output.splitlines()[-1]
+    assert last.startswith("error: ") and result.output.count("error: ") == 1, result.output
+    return last.removeprefix("error: ")
