@@ -30,6 +30,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -50,30 +51,31 @@ struct GemmShape {
                                                     // two; values above 256 are treated as 256
 };
 
-// Buffers for timing the algorithms. If A, B and D are null, nothing is timed and the first algorithm of cuBLASLt's
-// heuristic is used, which is the same in every run.
-// Timing reads A and B and leaves undefined contents in D and the workspace, in D also if the product accumulates. So
-// construct a Gemm before the first step, while no gradient is in memory. The contents of the buffers do not matter.
+// Buffers for timing the algorithms (`timing.h`). If A, B and D are null, nothing is timed and the first algorithm of
+// cuBLASLt's heuristic is used, which is the same in every run.
+// Timing fills A, B and C with random numbers and leaves undefined contents in D and the workspace. So construct a Gemm
+// before weights are loaded.
 struct GemmBuffers {
-    const void* a = nullptr;
-    const void* b = nullptr;
+    void* a = nullptr;
+    void* b = nullptr;
     void* d = nullptr;
     const void* bias = nullptr;
     void* workspace = nullptr;
-    const void* c = nullptr;  // null: D
+    void* c = nullptr;                  // null: D
+    std::function<void()> before_load;  // called before timing that takes about half a second; may be null
 };
 
 class Gemm {
 public:
-    // Synchronizes the stream and may take milliseconds. Must not be called while the stream is being captured. Throws
+    // Synchronizes the stream, and takes up to 0.6 s if it times the algorithms. Must not be called while the stream is being captured. Throws
     // std::invalid_argument if the shape is not supported, std::runtime_error if cuBLASLt returns an error.
     Gemm(const GemmShape& shape, const GemmBuffers& buffers, cudaStream_t stream);
     ~Gemm();
     Gemm(const Gemm&) = delete;
     Gemm& operator=(const Gemm&) = delete;
 
-    // Enqueues the product. Not thread-safe. `c` is null where C is D, and ignored without accumulate; `bias` is ignored without has_bias. The workspace has
-    // `workspace_bytes(shape)` bytes, aligned to 256 bytes.
+    // Enqueues the product. Not thread-safe. `c` is null where C is D, and ignored without accumulate; `bias` is ignored
+    // without has_bias. The workspace has `workspace_bytes(shape)` bytes, aligned to 256 bytes.
     void run(const void* a, const void* b, void* d, const void* bias, void* workspace, cudaStream_t stream,
              const void* c = nullptr);
 

@@ -101,9 +101,14 @@ struct LmHead::Impl {
     Layout layout;
     std::unique_ptr<Gemm> logits, dx, dw_first, dw_next;  // null if not needed
 
-    Impl(const LmHeadShape& s, const LmHeadBuffers& buffers, cudaStream_t stream)
+    Impl(const LmHeadShape& s, const LmHeadBuffers& buffers, const std::function<void()>& before_load,
+         cudaStream_t stream)
         : shape(s), b(buffers), layout(layout_of(s)) {
         check_buffers(s, b);
+        const auto timed_on = [&](void* left, void* right, void* result) {
+            return s.timed ? GemmBuffers{left, right, result, nullptr, b.workspace, nullptr, before_load}
+                           : GemmBuffers{};
+        };
         void* logits_buffer = at(b.workspace, layout.logits);
         void* x = at(b.workspace, layout.x);
 
@@ -150,10 +155,6 @@ struct LmHead::Impl {
         return product;
     }
 
-    GemmBuffers timed_on(const void* left, const void* right, void* result) const {
-        return shape.timed ? GemmBuffers{left, right, result, nullptr, b.workspace} : GemmBuffers{};
-    }
-
     void begin(cudaStream_t stream) {
         labelled_rows(b.targets, at(b.workspace, layout.row_index), at(b.workspace, layout.labels), shape.tokens,
                       stream);
@@ -195,8 +196,9 @@ struct LmHead::Impl {
     }
 };
 
-LmHead::LmHead(const LmHeadShape& shape, const LmHeadBuffers& buffers, cudaStream_t stream)
-    : impl_(std::make_unique<Impl>(shape, buffers, stream)) {}
+LmHead::LmHead(const LmHeadShape& shape, const LmHeadBuffers& buffers, const std::function<void()>& before_load,
+               cudaStream_t stream)
+    : impl_(std::make_unique<Impl>(shape, buffers, before_load, stream)) {}
 
 LmHead::~LmHead() = default;
 

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -39,7 +40,7 @@ struct LmHeadShape {
 
 struct LmHeadBuffers {
     const void* x;           // [tokens, d_model]
-    const void* w;           // [vocab_size, d_model]
+    void* w;                 // [vocab_size, d_model]; only timing writes to it
     const void* targets;     // int32 [tokens]; negative: no label
     const void* loss_scale;  // fp32 []
     void* loss;              // fp32 []
@@ -49,11 +50,12 @@ struct LmHeadBuffers {
 };
 
 // Constructed once, when the op is bound to its buffers. The constructor times the products on these buffers and leaves
-// undefined contents in dx, dw and the workspace. x, w, dx, dw and the workspace must be aligned to 256 bytes. Not
-// thread-safe.
+// undefined contents in w, dw and the workspace. `before_load`: see GemmBuffers. x, w, dx, dw and the workspace must be
+// aligned to 256 bytes. Not thread-safe.
 class LmHead {
 public:
-    LmHead(const LmHeadShape& shape, const LmHeadBuffers& buffers, cudaStream_t stream);
+    LmHead(const LmHeadShape& shape, const LmHeadBuffers& buffers, const std::function<void()>& before_load,
+           cudaStream_t stream);
     ~LmHead();
     LmHead(const LmHead&) = delete;
     LmHead& operator=(const LmHead&) = delete;

@@ -23,4 +23,4 @@ def test_two_captured_processes_and_an_eager_one_are_bit_identical(tmp_path: Pat
         curves.append(losses(tmp_path / name))
     assert curves[0] == curves[1] == curves[2]
     assert len(weights) == 1
-    assert list((tmp_path / "cache/surogate/autotune/cublaslt").glob("*.json"))
+    assert list((tmp_path / "cache/surogate/autotune/products").glob("*.json"))

@@ -14,7 +14,7 @@ from surogate_core.program.value import DTYPE_CODES
 from surogate_core.runtime.device import training_device
 from surogate_core.testing.binding import bind_kernel, run_kernel
 from surogate_core.testing.cases import cases
-from surogate_core.testing.kernels import UNIT, assert_close, same_bits
+from surogate_core.testing.kernels import UNIT, assert_close, guarded, same_bits
 from surogate_recipes_bf16.kernels import gemm
 
 pytestmark = pytest.mark.gpu
@@ -180,6 +180,33 @@ def test_exported_algorithm_is_used_after_import() -> None:
     assert after.split(" | ")[:3] == before.split(" | ")[:3]
     with pytest.raises(ValueError, match="not an algorithm"):
         _C.gemm_import([("x", "y")])
+
+
+def test_large_products_are_timed_under_load_and_the_user_is_told_once() -> None:
+    """51 GFLOP take more than 30 us on any GPU. The second op of the shape shares the algorithm of the first."""
+    x = product("linear_add", 2048, 2560, 4864, ("bf16", "bf16", "bf16", "bf16"))
+    first, second = (bind_kernel(gemm.KERNELS, x.op, x.contents) for _ in range(2))
+    assert [line for line in first.notices if "later runs" in line] == first.notices != []
+    assert second.notices == []
+    out = x.run()
+    assert_close(out, x.truth, out.dtype, x.length, x.magnitude)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("size", [1, 13, 1_000_003])
+def test_operands_of_timed_products_are_normal_numbers(dtype: str, size: int) -> None:
+    """The mean of n numbers deviates by 1 / sqrt(n), their variance by sqrt(2 / n); five times that is allowed."""
+    from surogate_recipes_bf16 import _C
+
+    out = guarded((size,), TORCH[dtype])
+    _C.random_normal(out.pointer, size, DTYPE_CODES[dtype], torch.cuda.current_stream().cuda_stream)
+    out.check()
+    numbers = out.tensor.double()
+    assert numbers.isfinite().all()
+    assert abs(float(numbers.mean())) < 5 / size**0.5
+    if size > 1000:
+        assert abs(float(numbers.var()) - 1) < 5 * (2 / size) ** 0.5
+        assert numbers.unique().numel() > 1000
 
 
 @pytest.mark.parametrize(("kind", "dtypes"), SIGNATURES, ids=lambda x: x if isinstance(x, str) else "-".join(x))

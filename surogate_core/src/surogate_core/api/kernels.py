@@ -84,10 +84,11 @@ class KernelDef(Definition):
                 values
     supports    (op, target) -> Support. Must be cheap: imports no compiled module, never raises.
     bind        (op, context) -> a Call, or a tuple of Launch to run in order. Imports the compiled module and selects
-                algorithms, by timing if necessary. The functions take raw pointers and sizes, and the stream last. They
-                neither allocate nor synchronise. They must add to the outputs in `op.accumulate`. If the algorithm is
-                not deterministic, bind raises ConfigError where `context.target.deterministic` is "true", and calls
-                `context.notice` where it is "auto".
+                algorithms, by timing if necessary. It may overwrite all buffers of the op but those of role "input",
+                for example with random operands to time: weights are loaded later. The functions take raw pointers
+                and sizes, and the stream last. They neither allocate nor synchronise. They must add to the outputs in
+                `op.accumulate`. If the algorithm is not deterministic, bind raises ConfigError where
+                `context.target.deterministic` is "true", and calls `context.notice` where it is "auto".
     workspace   (op, target) -> bytes of workspace, in place of the OpDef's. Known before anything is loaded: if it
                 depends on the version of a library, an upper bound over all versions.
     notice      (op, target) -> a line about this kernel for the user of `surogate plan`, or "". Must be cheap. In a

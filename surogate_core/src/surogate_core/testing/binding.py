@@ -112,11 +112,11 @@ def bind_kernel(
     scratch_bytes = kernel.workspace(op, target)
     binding = Binding(buffers, guarded((scratch_bytes,), torch.uint8) if scratch_bytes else None, target)
     binding.launches = as_launches(kernel.bind(op, binding))
-    for out in op.outs:  # `bind` may have timed algorithms, which overwrites outputs
-        if out in contents:
-            buffers[out].tensor.copy_(contents[out])
+    for value, buffer in buffers.items():  # `bind` may have timed algorithms, which overwrites buffers
+        if value in contents:
+            buffer.tensor.copy_(contents[value])
         else:
-            buffers[out].poison()
+            buffer.poison()
     return binding
 
 

@@ -11,7 +11,7 @@ from surogate_core.api import BindContext, KernelDef, Launch, Op, Support, Targe
 from surogate_core.program.value import DTYPE_BYTES
 
 from .dtypes import DTYPE_CODES, FLOATS, supports_accumulate
-from .gemm import autotune_cache, is_timed, library_bytes
+from .gemm import announce_timing, autotune_cache, is_timed, library_bytes
 from .workspace import aligned
 
 NO_DW = -1
@@ -40,7 +40,7 @@ def _workspace(op: Op, target: Target) -> int:
 
 
 def _bind(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
-    """Time the algorithms of the products on the op's buffers, which overwrites dx, dw and the workspace."""
+    """Time the algorithms of the products on the op's buffers, which overwrites w, dw and the workspace."""
     from .. import _C
 
     autotune_cache(ctx)
@@ -58,6 +58,7 @@ def _bind(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
         2 in op.accumulate,
         library_bytes(ctx.target),
         is_timed(ctx.target),
+        announce_timing(ctx),
         ctx.stream,
     )
     tokens, _, _, chunks = _sizes(op)

@@ -1,0 +1,70 @@
+#include "cublaslt.h"
+
+#include <map>
+#include <stdexcept>
+
+#include "surogate/check.h"
+#include "surogate/dtype.h"
+
+namespace surogate {
+namespace {
+
+constexpr const char* op_name = "gemm";
+
+}  // namespace
+
+const CublasLt& lt() {
+    static const CublasLt functions;
+    return functions;
+}
+
+void check_status(cublasStatus_t status, const std::string& what) {
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        throw std::runtime_error(std::string(op_name) + ": " + what + ": " + lt().GetStatusName(status));
+    }
+}
+
+cublasLtHandle_t library_handle() {
+    static thread_local std::map<int, cublasLtHandle_t> handles;
+    int device = 0;
+    check_cuda(cudaGetDevice(&device), op_name);
+    cublasLtHandle_t& handle = handles[device];
+    if (handle == nullptr) {
+        check_status(lt().Create(&handle), "cublasLtCreate");
+    }
+    return handle;
+}
+
+std::string describe_platform() {
+    int device = 0, major = 0, minor = 0, processors = 0;
+    check_cuda(cudaGetDevice(&device), op_name);
+    check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), op_name);
+    check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), op_name);
+    check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), op_name);
+    return "cublasLt " + std::to_string(lt().GetVersion()) + ", sm" + std::to_string(10 * major + minor) + " x " +
+           std::to_string(processors);
+}
+
+Desc make_desc() {
+    cublasLtMatmulDesc_t desc = nullptr;
+    check_status(lt().MatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
+    return Desc(desc);
+}
+
+Preference make_preference() {
+    cublasLtMatmulPreference_t preference = nullptr;
+    check_status(lt().MatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
+    return Preference(preference);
+}
+
+Layout row_major(int dtype, int64_t rows, int64_t cols, int64_t ld) {
+    cublasLtMatrixLayout_t layout = nullptr;
+    check_status(lt().MatrixLayoutCreate(&layout, data_type(dtype), static_cast<uint64_t>(cols),
+                                         static_cast<uint64_t>(rows), ld),
+                 "cublasLtMatrixLayoutCreate");
+    return Layout(layout);
+}
+
+cudaDataType_t data_type(int dtype) { return dtype == BF16 ? CUDA_R_16BF : CUDA_R_32F; }
+
+}  // namespace surogate
