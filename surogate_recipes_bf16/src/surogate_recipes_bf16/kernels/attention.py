@@ -2,6 +2,9 @@
 
 SUROGATE_ATTENTION=plain selects the plain kernels everywhere. They are slow and deterministic, with fp32 arithmetic.
 
+Where documents are as long as rows, as in the variant of a program for full rows, cuDNN takes its dense graphs, which
+are faster. The sizes of an op tell (`Shape.dense`).
+
 attention_route.py selects the algorithm of cuDNN's backward, which determines whether it is deterministic. Only cuDNN
 knows the workspace of a plan, so the planned workspace is an upper bound that binding checks.
 """
