@@ -1,4 +1,4 @@
-"""`fuse_adds` replaces an addition and one of its products by a product that adds, and changes no result."""
+"""`fuse_adds` replaces an addition and the products that compute its addends, and changes no result."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def test_results_keep_their_bits(seed: int, dtype: str) -> None:
 
 def test_random_programs_have_products_to_fuse() -> None:
     kinds = [op.kind for seed in range(40) for op in family(seed).trained.ops]
-    assert kinds.count("linear_add") > 5 and kinds.count("linear_dgrad_add") > 5
+    expected = ("linear_add", "linear_pair", "linear_dgrad_pair")
+    assert all(kinds.count(kind) > 2 for kind in expected), {kind: kinds.count(kind) for kind in expected}
 
 
 def kinds_of(emit: Callable[[Builder, Value, Value, Value], Value]) -> tuple[list[str], Program]:
@@ -51,15 +52,25 @@ def test_a_product_adds_to_the_other_addend_on_either_side(order: int) -> None:
     assert [v.name for v in op.ins] == ["x", "w", "r"] and op.outs == program.outputs and op.outs[0].label == "y"
 
 
-def test_of_two_products_the_larger_adds_to_the_smaller() -> None:
+def test_two_products_become_one_op_the_larger_first() -> None:
     def branch(b: Builder, x: Value, w: Value, r: Value) -> Value:
         base = b.apply("linear", x, w)
         inner = b.apply("linear", x, b.param("a", (2, C), INIT))
         return b.apply("add", base, b.apply("linear", inner, b.param("b", (C, 2), INIT)))
 
     kinds, program = kinds_of(branch)
-    assert kinds == ["linear", "linear", "linear_add"]
-    assert program.ops[-1].ins[1].name == "w" and program.ops[-1].ins[2] is program.ops[1].outs[0]
+    assert kinds == ["linear", "linear_pair"]
+    assert [v.name for v in program.ops[-1].ins[1::2]] == ["w", "b"]
+    assert program.ops[-1].ins[2] is program.ops[0].outs[0]
+
+
+def test_of_two_products_of_which_one_has_a_bias_the_other_adds() -> None:
+    def branch(b: Builder, x: Value, w: Value, r: Value) -> Value:
+        base = b.apply("linear", x, w, b.param("bias", (C,), INIT))
+        inner = b.apply("linear", x, b.param("a", (2, C), INIT))
+        return b.apply("add", base, b.apply("linear", inner, b.param("b", (C, 2), INIT)))
+
+    assert kinds_of(branch)[0] == ["linear", "linear", "linear_add"]
 
 
 def test_a_chain_of_additions_is_fused_one_by_one() -> None:

@@ -61,6 +61,11 @@ def _linear_add(b: Builder) -> Value:
     return _dot(b, b.apply("linear_add", b.param("x", (T, C), INIT), b.param("w", (3, C), INIT), base))
 
 
+def _linear_pair(b: Builder) -> Value:
+    x, w = b.param("x", (T, C), INIT), b.param("w", (3, C), INIT)
+    return _dot(b, b.apply("linear_pair", x, w, b.param("y", (T, 2), INIT), b.param("v", (3, 2), INIT)))
+
+
 def _rmsnorm(b: Builder) -> Value:
     return _dot(b, b.apply("rmsnorm", b.param("x", (T, C), INIT), b.param("w", (C,), INIT), eps=1e-3))
 
@@ -140,6 +145,7 @@ CASES: dict[str, tuple[str, Build]] = {
     "linear with bias": ("linear", _linear_bias),
     "linear of activations": ("linear", _linear_of_activations),
     "linear_add": ("linear_add", _linear_add),
+    "linear_pair": ("linear_pair", _linear_pair),
     "rmsnorm": ("rmsnorm", _rmsnorm),
     "add_rmsnorm, norm read": ("add_rmsnorm", _add_rmsnorm_norm),
     "add_rmsnorm, residual read": ("add_rmsnorm", _add_rmsnorm_residual),
@@ -159,6 +165,7 @@ NOT_DIFFERENTIATED = {
         "embedding_bwd",
         "linear_dgrad",
         "linear_dgrad_add",
+        "linear_dgrad_pair",
         "linear_wgrad",
         "linear_bgrad",
         "rmsnorm_bwd",

@@ -20,10 +20,12 @@ LEGAL_PAIRS = (("fp32", "fp32"), ("bf16", "bf16"))
 _PRODUCTS = {
     "linear": "matmul",
     "linear_add": "matmul",
+    "linear_pair": "matmul",
     "lm_head_ce": "matmul",
     "lm_head_ce_grads": "matmul",
     "linear_dgrad": "gradient",
     "linear_dgrad_add": "gradient",
+    "linear_dgrad_pair": "gradient",
     "linear_wgrad": "gradient",
     "linear_bgrad": "gradient",
 }
@@ -109,7 +111,7 @@ def _result_dtype(op: Op, dtype: str) -> str:
 def _product(op: Op, ins: list[Value], dtype: str, builder: Builder) -> None:
     """Emit the product, and a cast for each result whose dtype it cannot write itself."""
     attrs = dict(op.attrs)
-    if "dtype" in attrs or op.kind == "linear":
+    if "dtype" in attrs or op.kind in ("linear", "linear_pair"):
         attrs["dtype"] = _result_dtype(op, dtype)
     specs = builder.ops[op.kind].infer(ins, attrs)
     results = [

@@ -12,6 +12,7 @@ include_guard(GLOBAL)
 set(SUROGATE_PACKAGE_OF_cublasLt.h "nvidia-cublas==13.10.0.20")
 set(SUROGATE_PACKAGE_OF_cudnn.h "nvidia-cudnn-cu13==9.28.0.42")
 set(SUROGATE_PACKAGE_OF_cudnn_frontend.h "nvidia-cudnn-frontend==1.32.0")
+set(SUROGATE_PACKAGE_OF_cutlass/cutlass.h "nvidia-cutlass==4.2.0.0")
 set(SUROGATE_PACKAGE_OF_nvrtc.h "nvidia-cuda-nvrtc==13.5.37")
 
 function(surogate_find_headers variable)

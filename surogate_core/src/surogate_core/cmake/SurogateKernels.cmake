@@ -9,10 +9,12 @@
 #
 #   csrc/*.cu, csrc/*.cpp    kernels, host launchers and what they need -> static library `my_package_kernels`.
 #                            <surogate/...> and the headers of csrc/ are found.
+#   csrc/sm<arch>/*.cu       kernels of one architecture, such as csrc/sm90a/: compiled for it alone, if it is among the
+#                            architectures. Then SUROGATE_SM90A is defined for all sources.
 #   csrc/bind_<family>.cpp   a thin binding: void bind_<family>(nanobind::module_& m), outside any namespace.
 #                            All of them are called when the module is imported.
 #   HEADERS                  headers of NVIDIA libraries that are loaded at run time: cublasLt.h, cudnn.h, nvrtc.h,
-#                            cudnn_frontend.h. See SurogateHeaders.cmake.
+#                            cudnn_frontend.h; or of CUTLASS: cutlass/cutlass.h. See SurogateHeaders.cmake.
 #
 # Every module has `build_info()`: {"package", "version", "cuda", "architectures"}. The runtime is linked statically and
 # nothing else of CUDA is linked, so the module imports on a machine without GPU or driver.
@@ -81,6 +83,43 @@ function(surogate_write_module output package binders)
   configure_file("${CMAKE_CURRENT_FUNCTION_LIST_DIR}/module.cpp.in" "${output}" @ONLY)
 endfunction()
 
+# Compiles csrc/sm<arch>/*.cu for that architecture and adds them to the library `kernels`.
+function(surogate_add_architectures kernels)
+  file(GLOB folders CONFIGURE_DEPENDS LIST_DIRECTORIES true "${CMAKE_CURRENT_SOURCE_DIR}/csrc/sm[0-9]*")
+  foreach(folder IN LISTS folders)
+    cmake_path(GET folder FILENAME name)
+    string(REPLACE "sm" "" architecture "${name}")
+    if(NOT "${architecture}-real" IN_LIST CMAKE_CUDA_ARCHITECTURES AND NOT "${architecture}" IN_LIST CMAKE_CUDA_ARCHITECTURES)
+      continue()
+    endif()
+    file(GLOB sources CONFIGURE_DEPENDS "${folder}/*.cu")
+    add_library(${kernels}_${name} OBJECT ${sources})
+    set_target_properties(${kernels}_${name} PROPERTIES CUDA_ARCHITECTURES "${architecture}-real")
+    surogate_compile_as_kernels(${kernels}_${name})
+    target_include_directories(${kernels}_${name} PRIVATE $<TARGET_PROPERTY:${kernels},INCLUDE_DIRECTORIES>)
+    target_include_directories(${kernels}_${name} SYSTEM PRIVATE
+      $<TARGET_PROPERTY:${kernels},INTERFACE_SYSTEM_INCLUDE_DIRECTORIES>)
+    target_compile_options(${kernels}_${name} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>")
+    target_sources(${kernels} PRIVATE $<TARGET_OBJECTS:${kernels}_${name}>)
+    string(TOUPPER "${name}" macro)
+    target_compile_definitions(${kernels} PUBLIC SUROGATE_${macro})
+  endforeach()
+endfunction()
+
+# Sets the options and properties that all libraries of kernels have.
+function(surogate_compile_as_kernels library)
+  target_compile_options(${library} PRIVATE
+    "$<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size;-Xcompiler=-Wall>" "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra>")
+  set_target_properties(${library} PROPERTIES
+    POSITION_INDEPENDENT_CODE ON
+    CUDA_RUNTIME_LIBRARY Static
+    CXX_STANDARD 17
+    CUDA_STANDARD 17
+    CXX_VISIBILITY_PRESET hidden
+    CUDA_VISIBILITY_PRESET hidden
+    VISIBILITY_INLINES_HIDDEN ON)
+endfunction()
+
 function(surogate_add_kernels package)
   cmake_parse_arguments(PARSE_ARGV 1 ARG "" "" "HEADERS")
   find_package(Python 3.11 REQUIRED COMPONENTS Interpreter Development.Module)
@@ -99,17 +138,9 @@ function(surogate_add_kernels package)
     "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../include" "${CMAKE_CURRENT_SOURCE_DIR}/csrc")
   # After the toolkit's own: wheels bring copies of some of its headers.
   target_include_directories(${package}_kernels SYSTEM PUBLIC ${CUDAToolkit_INCLUDE_DIRS} ${headers})
-  target_compile_options(${package}_kernels PRIVATE
-    "$<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size;-Xcompiler=-Wall>" "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra>")
   target_link_libraries(${package}_kernels PUBLIC CUDA::cudart_static)
-  set_target_properties(${package}_kernels PROPERTIES
-    POSITION_INDEPENDENT_CODE ON
-    CUDA_RUNTIME_LIBRARY Static
-    CXX_STANDARD 17
-    CUDA_STANDARD 17
-    CXX_VISIBILITY_PRESET hidden
-    CUDA_VISIBILITY_PRESET hidden
-    VISIBILITY_INLINES_HIDDEN ON)
+  surogate_compile_as_kernels(${package}_kernels)
+  surogate_add_architectures(${package}_kernels)
 
   # nanobind's own part comes as the package nanobind-backend: one file then serves every Python from 3.11.
   nanobind_add_module(_C STABLE_ABI BACKEND_MODULE nanobind_backend ${binders} "${module}")

@@ -63,6 +63,8 @@ class OpDef(Definition):
                 recomputation of the others, possibly from the kept ones. Without it, the op is emitted again.
     adding      op -> the kind (*ins, base) -> base + output that replaces the op and an addition of its only output
                 (pass `fuse_adds`); "" if there is none. References of both forms give the same bits.
+    pairing     the kind (*ins, *ins of another op of this kind) -> the sum of both outputs, for ops that `adding`
+                serves and where the other addend is such an op too; "" if there is none
     may_overwrite
                 {index of an output: index of an input}: both may have one place in memory if no later op reads the
                 input. Every kernel of the op must allow that.
@@ -87,6 +89,7 @@ class OpDef(Definition):
     loss_grad_ins: tuple[int, ...] = ()
     rematerialise: Callable[[Emitter, Op, frozenset[Value]], Gradients] | None = None
     adding: Callable[[Op], str] = lambda op: ""
+    pairing: str = ""
     may_overwrite: Mapping[int, int] = field(default_factory=dict)
     flops: Callable[[Op], int] = _none
     traffic: Callable[[Op], int] | None = None

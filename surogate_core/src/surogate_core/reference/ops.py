@@ -51,6 +51,11 @@ def linear_add(x: Tensor, w: Tensor, base: Tensor, *, dtype: str | None = None) 
     return add(F.linear(up(x), up(w)).to(base.dtype), base)
 
 
+def linear_pair(x: Tensor, w: Tensor, x2: Tensor, w2: Tensor, *, dtype: str | None = None) -> Tensor:
+    """add(linear(x, w), linear(x2, w2)). A kernel need not round the products before the sum."""
+    return add(linear(x, w, dtype=dtype), linear(x2, w2, dtype=dtype))
+
+
 def linear_dgrad(dy: Tensor, w: Tensor, *, dtype: str | None = None) -> Tensor:
     return _as(up(dy) @ up(w), dtype, dy.dtype)
 
@@ -58,6 +63,11 @@ def linear_dgrad(dy: Tensor, w: Tensor, *, dtype: str | None = None) -> Tensor:
 def linear_dgrad_add(dy: Tensor, w: Tensor, base: Tensor, *, dtype: str | None = None) -> Tensor:
     """add(linear_dgrad(dy, w), base). A kernel need not round the product before the sum."""
     return add((up(dy) @ up(w)).to(base.dtype), base)
+
+
+def linear_dgrad_pair(dy: Tensor, w: Tensor, dy2: Tensor, w2: Tensor, *, dtype: str | None = None) -> Tensor:
+    """add(linear_dgrad(dy, w), linear_dgrad(dy2, w2)). A kernel need not round the products before the sum."""
+    return add(linear_dgrad(dy, w, dtype=dtype), linear_dgrad(dy2, w2, dtype=dtype))
 
 
 def linear_wgrad(dy: Tensor, x: Tensor) -> Tensor:

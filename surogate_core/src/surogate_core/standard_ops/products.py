@@ -49,6 +49,26 @@ def _linear_dgrad_add(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return _added(_linear_dgrad([dy, w], attrs), base)
 
 
+def _linear_pair(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    return _paired(_linear(ins[:2], attrs), _linear(ins[2:], attrs))
+
+
+def _linear_pair_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
+    return *_linear_grads(b, op.ins[:2], grads[0]), *_linear_grads(b, op.ins[2:], grads[0])
+
+
+def _linear_dgrad_pair(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    return _paired(_linear_dgrad(ins[:2], attrs), _linear_dgrad(ins[2:], attrs))
+
+
+def _paired(first: list[OutSpec], second: list[OutSpec]) -> list[OutSpec]:
+    need(
+        first == second,
+        f"the products are {first[0].dtype} {list(first[0].shape)} and {second[0].dtype} {list(second[0].shape)}",
+    )
+    return first
+
+
 def _added(product: list[OutSpec], base: Value) -> list[OutSpec]:
     """The sum has the dtype of the base, whatever the product alone would have."""
     (spec,) = product
@@ -82,11 +102,24 @@ def _product_flops(op: Op) -> int:
     return 2 * a.size * (b.shape[0] if op.kind in ("linear", "linear_add") else b.shape[1])
 
 
+def _pair_flops(op: Op) -> int:
+    (first, _, second, _), columns = op.ins, op.outs[0].shape[1]
+    return 2 * (first.size + second.size) * columns
+
+
 PRODUCTS: tuple[OpDef, ...] = (
-    define("linear", _linear, vjp=_linear_vjp, flops=_product_flops, adding=_linear_adding),
+    define("linear", _linear, vjp=_linear_vjp, flops=_product_flops, adding=_linear_adding, pairing="linear_pair"),
     define("linear_add", _linear_add, vjp=_linear_add_vjp, flops=_product_flops, may_overwrite={0: 2}),
-    define("linear_dgrad", _linear_dgrad, flops=_product_flops, adding=lambda op: "linear_dgrad_add"),
+    define("linear_pair", _linear_pair, vjp=_linear_pair_vjp, flops=_pair_flops),
+    define(
+        "linear_dgrad",
+        _linear_dgrad,
+        flops=_product_flops,
+        adding=lambda op: "linear_dgrad_add",
+        pairing="linear_dgrad_pair",
+    ),
     define("linear_dgrad_add", _linear_dgrad_add, flops=_product_flops, may_overwrite={0: 2}),
+    define("linear_dgrad_pair", _linear_dgrad_pair, flops=_pair_flops),
     define("linear_wgrad", _linear_wgrad, flops=_product_flops),
     define("linear_bgrad", _linear_bgrad, flops=elements(1)),
 )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from surogate_core.api import KernelDef
 
-from . import attention, elementwise, gemm, loss, norms, reductions
+from . import attention, elementwise, gemm, loss, norms, pair, reductions
 
 KERNELS: tuple[KernelDef, ...] = (
     *elementwise.KERNELS,
     *norms.KERNELS,
     *gemm.KERNELS,
+    *pair.KERNELS,
     *loss.KERNELS,
     *attention.KERNELS,
     *reductions.KERNELS,

@@ -83,7 +83,7 @@ def _product_dtype(a: str, out: str) -> str:
     return "fp32" if a == "fp32" else out
 
 
-def _workspace(op: Op, target: Target) -> int:
+def workspace(op: Op, target: Target) -> int:
     """Bytes of cuBLASLt's workspace, of an fp32 product that is cast to bf16, and of a bias converted to fp32."""
     a, out, bias = op.ins[0], op.outs[0], _bias(op)
     dtype = _product_dtype(a.dtype, out.dtype)
@@ -92,7 +92,7 @@ def _workspace(op: Op, target: Target) -> int:
     return library_bytes(target) + staged + widened
 
 
-def _bind(op: Op, ctx: BindContext) -> Call:
+def bind(op: Op, ctx: BindContext) -> Call:
     """Time the algorithms on the op's buffers, which overwrites them. Null pointers disable the timing."""
     from .. import _C
 
@@ -126,7 +126,7 @@ def _supports(op: Op, target: Target) -> Support:
     return supports_accumulate(op, target)
 
 
-def _signatures(kind: str) -> Iterator[tuple[str, ...]]:
+def signatures(kind: str) -> Iterator[tuple[str, ...]]:
     for a in FLOATS:
         for out in FLOATS:
             base = (out,) if kind.endswith("_add") else ()
@@ -139,7 +139,7 @@ def _signatures(kind: str) -> Iterator[tuple[str, ...]]:
 
 
 KERNELS: tuple[KernelDef, ...] = tuple(
-    KernelDef(op=kind, dtypes=dtypes, supports=_supports, bind=_bind, workspace=_workspace)
+    KernelDef(op=kind, dtypes=dtypes, supports=_supports, bind=bind, workspace=workspace)
     for kind in ("linear", "linear_add", "linear_dgrad", "linear_dgrad_add", "linear_wgrad")
-    for dtypes in _signatures(kind)
+    for dtypes in signatures(kind)
 )
