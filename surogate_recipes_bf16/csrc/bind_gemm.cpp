@@ -66,7 +66,7 @@ void bind_gemm(nb::module_& m) {
             nb::arg("dtype_bias"), nb::arg("accumulate"), nb::arg("library_bytes"), nb::arg("before_load"),
             nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>(),
             "Choose an algorithm, timed on these buffers; a, b, c, d and the workspace are overwritten. Calls "
-            "before_load() before timing that takes about half a second. dtype_bias -1: no bias. c 0: d, if it "
+            "before_load() before timing that takes about 0.6 s. dtype_bias -1: no bias. c 0: d, if it "
             "accumulates.")
         .def(
             "run",
