@@ -28,6 +28,9 @@ constexpr int max_ragged_tensors = 4;
 void ragged_offsets(const void* cu_seqlens, void* lengths, void* offsets, int64_t documents, const int64_t* elements,
                     int64_t count, cudaStream_t stream);
 
+// Copies lse [heads, documents * seq_len] to packed [documents, heads, seq_len], both fp32.
+void pack_lse(const void* lse, void* packed, int64_t documents, int64_t heads, int64_t seq_len, cudaStream_t stream);
+
 // Sizes that a cuDNN plan is built for.
 struct AttentionShape {
     int64_t tokens;
@@ -36,6 +39,10 @@ struct AttentionShape {
     int64_t heads;
     int64_t kv_heads;
     int64_t head_dim;
+
+    // Returns whether every document has seq_len tokens. This follows from the sizes, since documents cover all tokens
+    // and none is longer than seq_len.
+    bool dense() const { return documents * seq_len == tokens; }
 };
 
 // Loads cuDNN and returns its version: major * 10000 + minor * 100 + patch.
@@ -68,7 +75,8 @@ enum class BackwardRoute : int64_t {
 //   groups         number of groups of key/value heads (with their query heads) that run one after another, with one
 //                  plan and one workspace; divides kv_heads
 //   packed_dkv     dk and dv are written to workspace [T, G / groups, D] and then copied into dqkv. The sums per query
-//                  head that cuDNN keeps have the row stride of dk and dv, times H / G; packed rows make them smaller.
+//                  head that cuDNN keeps for ragged documents have the row stride of dk and dv, times H / G; packed
+//                  rows make them smaller.
 class CudnnAttentionBackward {
 public:
     CudnnAttentionBackward(const AttentionShape& shape, BackwardRoute route, int64_t groups, bool packed_dkv);

@@ -23,6 +23,7 @@ from surogate_recipes_bf16.kernels.attention_route import (
     backward_bytes,
     forward_bytes,
     head_groups,
+    packs_dkv,
     score_bytes,
 )
 
@@ -119,6 +120,27 @@ def test_the_planned_workspace_suffices_for_every_cudnn(shape: Shape, determinis
     target = replace(H200, deterministic=deterministic)
     for cudnn in (MINIMUM_CUDNN, 91901, ORDERED_CUDNN, 92800):
         assert algorithm_bytes(shape, backward_algorithm(shape, target, cudnn)) <= backward_bytes(shape, target)
+
+
+def test_documents_of_equal_lengths_are_dense_and_need_no_more_workspace_than_ragged_ones() -> None:
+    dense = Shape(tokens=4096, documents=4, seq_len=1024, heads=16, kv_heads=8, head_dim=128)
+    ragged = replace(dense, documents=5)
+    assert dense.dense and not ragged.dense and not replace(dense, documents=3).dense
+    assert packs_dkv(ragged) and not packs_dkv(dense)
+    assert forward_bytes(dense) <= forward_bytes(ragged)
+    for algorithm in (BackwardAlgorithm(ANY), BackwardAlgorithm(KEPT, 2), BackwardAlgorithm(ORDERED)):
+        assert algorithm_bytes(dense, algorithm) < algorithm_bytes(ragged, algorithm)
+
+
+@pytest.mark.parametrize("device", ["a100", "rtx5090"])
+@pytest.mark.parametrize("documents", [4, 5])
+def test_cudnn_runs_the_forward_alone_on_sm8x_and_sm12x(device: str, documents: int) -> None:
+    forward, backward = CUDNN
+    op = backward_op(replace(FEW, documents=documents))
+    support = backward.supports(op, Target(DEVICES[device]))
+    assert not support.ok and "cuDNN's backward" in support.reason
+    values = (op.ins[1], op.ins[4], op.ins[2], op.ins[3])
+    assert forward.supports(Op("attention", values[:2], values[2:], op.attrs), Target(DEVICES[device])).ok
 
 
 def test_determinism_takes_workspace_only_if_it_is_requested() -> None:

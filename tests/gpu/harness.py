@@ -161,14 +161,17 @@ class Setup:
             for weight in self.assembly.weights:
                 params[weight.param].copy_(torch.cat([weights[t.name] for t in weight.tensors]))
 
-    def batch(self, seed: int) -> MicroBatch:
-        """Return random tokens in random documents. A fraction `unlabelled` of the tokens has no label."""
+    def batch(self, seed: int, *, more: int | None = None) -> MicroBatch:
+        """Return random tokens in random documents. A fraction `unlabelled` of the tokens has no label.
+
+        more: at most this many documents more than rows; None: as many as the programs allow; 0: full rows.
+        """
         rng = np.random.default_rng(seed)
         batch, total = self.given, self.given.batch_size * self.given.seq_len
         tokens = rng.integers(0, self.config["vocab_size"], total, dtype=np.int32)
         starts = {row * batch.seq_len for row in range(batch.batch_size)}
         spare = batch.max_documents - batch.batch_size
-        starts |= set(rng.integers(1, total, spare).tolist())
+        starts |= set(rng.integers(1, total, spare if more is None else more).tolist())
         offsets = np.array(sorted(starts), np.int32)
         cu_seqlens = np.full(batch.max_documents + 1, total, np.int32)
         cu_seqlens[: len(offsets)] = offsets

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -103,3 +105,29 @@ def test_recomputation_is_bit_identical(parts: set[str]) -> None:
     a, b = plain.gpu(), saving.gpu()
     for step in range(1, 4):
         assert plain.step(a, step, step=step) == saving.step(b, step, step=step)
+
+
+@pytest.mark.parametrize(("more", "suffix"), [(0, "@2"), (4, "@8"), (62, "")], ids=["full rows", "few", "many"])
+def test_a_batch_runs_the_variant_for_its_documents_with_the_results_of_the_full_program(
+    more: int, suffix: str
+) -> None:
+    """Full rows have an attention of their own. Both round to bf16 some ten times in four layers: 2^-5 is ample, and
+    attention across documents would change gradients by their own size."""
+    setup = Setup(max_documents=64, **BF16)
+    with_variants = setup.gpu()
+    setup.assembly = replace(setup.assembly, variants={})
+    without = setup.gpu()
+    ran: list[str] = []
+    run = with_variants.executor.run
+    with_variants.execute_by(lambda name, labels: (ran.append(name), run(name, labels))[1])
+    batch = setup.batch(3, more=more)
+    readings = []
+    for worker in (with_variants, without):
+        worker.micro_step(batch, first=True, loss_scale=1 / batch.n_valid, index=0)
+        readings.append(worker.update(lr=0.0, step=1).values())
+    assert ran == [f"micro_first{suffix}", "update"]
+    assert readings[0] == pytest.approx(readings[1], rel=2.0**-5)
+    ours, theirs = setup.gradients(with_variants), setup.gradients(without)
+    assert max(relative(ours[name], theirs[name]) for name in theirs) < 2.0**-5
+    assert with_variants.evaluate(batch) == pytest.approx(without.evaluate(batch), rel=2.0**-8)
+    assert ran[2:] == [f"evaluate{suffix}"]

@@ -19,6 +19,8 @@ from surogate_core.runtime.worker import Worker
 
 CONFIG = tiny_config(vocab_size=61, hidden_size=24, intermediate_size=40, num_hidden_layers=2, head_dim=8)
 ROWS, SEQ_LEN, TOKENS = 2, 32, 64
+FULL = [0, 32]
+"""The starts of two documents that fill their rows."""
 
 
 def assembled(max_documents: int, **changes: Any) -> Assembly:
@@ -43,9 +45,9 @@ def worker(assembly: Assembly) -> Worker:
 
 @pytest.mark.parametrize(
     ("max_documents", "rows", "bounds"),
-    [(2052, 4, (32, 256)), (257, 1, (4, 32)), (64, 2, (8,)), (63, 2, ()), (2, 1, ())],
+    [(2052, 4, (4, 32, 256)), (257, 1, (1, 4, 32)), (64, 2, (2, 8)), (63, 2, (2,)), (8, 4, (4,)), (4, 4, ())],
 )
-def test_each_bound_is_an_eighth_of_the_next_down_to_four_documents_per_row(
+def test_bounds_are_one_document_per_row_and_every_eighth_down_to_four_per_row(
     max_documents: int, rows: int, bounds: tuple[int, ...]
 ) -> None:
     assert smaller_bounds(max_documents, rows) == bounds
@@ -56,23 +58,29 @@ def test_a_batch_runs_the_smallest_variant_that_holds_its_documents(monkeypatch:
     ran: list[str] = []
     run = made._run
     monkeypatch.setattr(made, "_run", lambda program, labels=None: (ran.append(program.name), run(program, labels)))
-    for starts in ([0, 32], [*range(0, 64, 8)], [*range(0, 63, 7)]):
+    for starts in (FULL, [0, 32, 63], [*range(0, 64, 8)], [*range(0, 63, 7)]):
         made.micro_step(batch(starts, 64), first=True, loss_scale=1 / TOKENS, index=0)
-    made.evaluate(batch([0, 32], 64))
-    assert ran == ["micro_first@8", "micro_first@8", "micro_first", "evaluate@8"]
+    made.evaluate(batch(FULL, 64))
+    assert ran == ["micro_first@2", "micro_first@8", "micro_first@8", "micro_first", "evaluate@2"]
 
 
-def test_a_variant_is_bit_identical_to_the_full_program() -> None:
-    with_variants, without = (assembled(n) for n in (64, 63))
-    assert with_variants.variants and not without.variants
-    a, b = worker(with_variants), worker(without)
-    starts = [0, 5, 32, 40]
-    for made, max_documents in ((a, 64), (b, 63)):
+@pytest.mark.parametrize("starts", [FULL, [0, 5, 32, 40]])
+def test_variants_are_bit_identical_to_the_full_program(starts: list[int]) -> None:
+    full = assembled(64)
+    a, b = worker(full), worker(replace(full, variants={}))
+    for made in (a, b):
         for first in (True, False):
-            made.micro_step(batch(starts, max_documents), first=first, loss_scale=1 / TOKENS, index=0)
+            made.micro_step(batch(starts, 64), first=first, loss_scale=1 / TOKENS, index=0)
         made.update(lr=1e-2, step=1)
     assert all(torch.equal(w, b.params()[name]) for name, w in a.params().items())
-    assert a.evaluate(batch(starts, 64)) == b.evaluate(batch(starts, 63))
+    assert a.evaluate(batch(starts, 64)) == b.evaluate(batch(starts, 64))
+
+
+def test_only_the_variant_for_full_rows_has_documents_of_equal_lengths() -> None:
+    """Documents cover all tokens and none is longer than a row: kernels may conclude it from the sizes alone."""
+    programs = assembled(64).all_programs.values()
+    bounds = {op.ins[1].shape[0] - 1 for program in programs for op in program.ops if op.kind == "attention"}
+    assert bounds == {2, 8, 64} and [n for n in bounds if n * SEQ_LEN == TOKENS] == [2]
 
 
 def test_variants_share_one_plan_whose_workspace_is_the_largest_of_them() -> None:

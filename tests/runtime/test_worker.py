@@ -56,7 +56,8 @@ class Recorder(ReferenceExecutor):
 
 @pytest.fixture
 def worker() -> Worker:
-    assembly = assemble(harness.plan_inputs(harness.tiny_config(num_hidden_layers=1)))
+    config = harness.tiny_config(num_hidden_layers=1)
+    assembly = assemble(harness.plan_inputs(config, max_documents=2))  # one for each row, so there are no variants
     buffers = Buffers(assembly.memory)
     executor = Recorder(assembly.all_programs, harness.OPS, buffers)
     return Worker(assembly, buffers, executor, Inputs(assembly.declared, assembly.memory, buffers), seed=1)
@@ -71,11 +72,11 @@ def taken(worker: Worker) -> list[str]:
 
 
 def batch(worker: Worker) -> MicroBatch:
-    """Return a batch with one document, so that the variant for the fewest documents runs, if there is one."""
-    size = worker.assembly.batch.tokens.shape[0]
+    """Return a batch of whole documents, one in each row."""
+    inputs = worker.assembly.batch
+    size = inputs.tokens.shape[0]
     zeros, targets = np.zeros(size, np.int32), np.ones(size, np.int32)
-    cu_seqlens = np.full(worker.assembly.batch.cu_seqlens.shape, size, np.int32)
-    cu_seqlens[0] = 0
+    cu_seqlens = np.arange(0, size + 1, inputs.seq_len, dtype=np.int32)
     return MicroBatch(zeros, targets, zeros, cu_seqlens, size, size)
 
 

@@ -44,6 +44,12 @@ HEADS = [(4, 2, 64), (3, 3, 96), (4, 1, 128), (8, 4, 32), (4, 2, 16)]
 PLAIN_HEADS = cases(HEADS[:4], more=[*HEADS[4:], (2, 1, 80)])
 CUDNN_HEADS = cases(HEADS[:1], more=HEADS[1:])
 
+ROWS = cases(
+    {"tiles": [256] * 2, "odd rows": [77] * 3, "one row": [300]}, more={"short": [16] * 9, "128": [128], "long": [1024]}
+)
+"""Documents of equal lengths."""
+ROW_HEADS = cases([(4, 2, 64), (4, 4, 128)], more=[(3, 3, 96), (6, 2, 96), (8, 2, 128), (14, 2, 64), (4, 2, 16)])
+
 
 class Case:
     """Random inputs, the forward and backward ops on them, and the expected results."""
@@ -256,6 +262,45 @@ def test_cudnn_backward_matches_fp64(
     assert_documents_close(case, dqkv, truth, case.pieces, 2.0**-7)
 
 
+@pytest.mark.parametrize("heads", ROW_HEADS, ids=str)
+@pytest.mark.parametrize("lengths", ROWS)
+def test_dense_forward_matches_fp64(lengths: list[int], heads: tuple[int, int, int]) -> None:
+    case = Case(lengths, heads, "bf16", unused=0)
+    assert shape_of(case.op).dense
+    out, lse = run_cudnn(case.op, case.given)
+    true_out, true_lse = case.truth()
+    assert_documents_close(case, out, true_out, [case.dout.shape[1]], 2.0**-8)
+    assert float((lse.double() - true_lse).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("deterministic", ["true", "false"])
+@pytest.mark.parametrize("heads", ROW_HEADS, ids=str)
+@pytest.mark.parametrize("lengths", ROWS)
+def test_dense_backward_matches_fp64(
+    lengths: list[int], heads: tuple[int, int, int], deterministic: Deterministic
+) -> None:
+    case = Case(lengths, heads, "bf16", unused=0)
+    given = case.backward_inputs()
+    (dqkv,) = run_cudnn(case.op_bwd, given, deterministic)
+    truth = case.uncorrected_bwd(given[case.out_value], given[case.lse_value])
+    assert_documents_close(case, dqkv, truth, case.pieces, 2.0**-7)
+
+
+@pytest.mark.parametrize("heads", [(8, 2, 128), (4, 4, 64)], ids=str)
+def test_dense_and_ragged_graphs_agree(heads: tuple[int, int, int]) -> None:
+    """One empty document makes the graphs ragged. Each result is within the tolerance of fp64 of the other."""
+    results: list[list[Tensor]] = []
+    for unused in (0, 1):
+        torch.manual_seed(0)
+        case = Case([192] * 3, heads, "bf16", unused)
+        assert shape_of(case.op).dense is (unused == 0)
+        forward = run_cudnn(case.op, case.given)
+        given = {**case.given_bwd, case.out_value: forward[0], case.lse_value: forward[1]}
+        results.append([*forward, *run_cudnn(case.op_bwd, given)])
+    for dense, ragged, allowed in zip(*results, (2.0**-7, 1e-5, 2.0**-6), strict=True):
+        assert relative_error(dense, ragged) < allowed
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("unused", [0, 60])
 def test_cudnn_agrees_with_the_plain_kernel_on_long_rows(unused: int) -> None:
@@ -325,14 +370,17 @@ def gradients(case: Case, algorithm: BackwardAlgorithm, *, packed_dkv: bool, run
 
 ODD = [([200, 1, 55], (8, 2, 64)), ([129, 0, 300, 2], (6, 3, 96)), ([77, 64], (5, 5, 16)), ([301], (12, 6, 128))]
 """Odd numbers of tokens, so that lse of the second and later groups is not aligned to 16 bytes."""
+EQUAL = [([201] * 2, (8, 2, 64)), ([129] * 3, (6, 3, 96)), ([128] * 2, (5, 5, 16)), ([301], (12, 6, 128))]
 
 
 @pytest.mark.parametrize("packed_dkv", [False, True])
-@pytest.mark.parametrize(("lengths", "heads"), ODD, ids=str)
+@pytest.mark.parametrize(
+    ("lengths", "heads", "unused"), [*((*odd, 3) for odd in ODD), *((*equal, 0) for equal in EQUAL)], ids=str
+)
 def test_every_algorithm_matches_fp64_and_deterministic_ones_repeat_their_bits(
-    lengths: list[int], heads: tuple[int, int, int], packed_dkv: bool
+    lengths: list[int], heads: tuple[int, int, int], unused: int, packed_dkv: bool
 ) -> None:
-    case = Case(lengths, heads, "bf16")
+    case = Case(lengths, heads, "bf16", unused)
     given = case.backward_inputs()
     truth = case.uncorrected_bwd(given[case.out_value], given[case.lse_value])
     for algorithm in algorithms(case):

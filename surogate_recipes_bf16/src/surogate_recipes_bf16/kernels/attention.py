@@ -2,6 +2,9 @@
 
 SUROGATE_ATTENTION=plain selects the plain kernels everywhere. They are slow and deterministic, with fp32 arithmetic.
 
+Where documents are as long as rows, as in the variant of a program for full rows, cuDNN takes its dense graphs, which
+are faster. The sizes of an op tell (`Shape.dense`).
+
 attention_route.py selects the algorithm of cuDNN's backward, which determines whether it is deterministic. Only cuDNN
 knows the workspace of a plan, so the planned workspace is an upper bound that binding checks.
 """
@@ -62,6 +65,10 @@ def _plain_bwd_workspace(op: Op, target: Target) -> int:
 # -------------------------------------------------------------------------------------------------------------- cuDNN
 
 
+_NO_RAGGED_BACKWARD = (8, 12)
+"""Major versions of the SMs on which cuDNN has no backward for ragged documents. It may have one for dense ones."""
+
+
 def _cudnn_supports(op: Op, target: Target) -> Support:
     shape = shape_of(op)
     if os.environ.get("SUROGATE_ATTENTION") == "plain":
@@ -71,8 +78,9 @@ def _cudnn_supports(op: Op, target: Target) -> Support:
     if shape.seq_len < 2:
         return Support(False, f"seq_len must be at least 2, got {shape.seq_len}")
     device = target.device
-    if op.kind == "attention_bwd" and device.sm is not None and device.sm // 10 in (8, 12):
-        return Support(False, f"cuDNN has no backward for packed documents on {device.title} (SM{device.sm})")
+    if op.kind == "attention_bwd" and device.sm is not None and device.sm // 10 in _NO_RAGGED_BACKWARD:
+        missing = "is not tested" if shape.dense else "does not exist for packed documents"
+        return Support(False, f"cuDNN's backward {missing} on {device.title} (SM{device.sm})")
     return supports_write(op, target)
 
 

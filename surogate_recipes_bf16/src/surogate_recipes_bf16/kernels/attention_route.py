@@ -43,6 +43,14 @@ class Shape:
     head_dim: int
 
     @property
+    def dense(self) -> bool:
+        """Whether every document has `seq_len` tokens, as in attention.h. cuDNN has faster graphs for such documents.
+
+        This follows from the sizes, since documents cover all tokens and none is longer than `seq_len`.
+        """
+        return self.documents * self.seq_len == self.tokens
+
+    @property
     def launch(self) -> tuple[int, int, int, int, int]:
         """Size arguments of the plain launchers."""
         return self.tokens, self.documents, self.heads, self.kv_heads, self.head_dim
@@ -116,8 +124,12 @@ def head_groups(shape: Shape) -> int:
 
 
 def packs_dkv(shape: Shape) -> bool:
-    """Return whether dk and dv are written to packed workspace (attention.h): if query heads share key heads."""
-    return shape.heads != shape.kv_heads
+    """Return whether dk and dv are written to packed workspace (attention.h).
+
+    They are if query heads share key heads of ragged documents: cuDNN then gives its sums per query head the stride of
+    dk and dv.
+    """
+    return shape.heads != shape.kv_heads and not shape.dense
 
 
 def forward_bytes(shape: Shape) -> int:
@@ -134,25 +146,35 @@ def backward_bytes(shape: Shape, target: Target) -> int:
 def algorithm_bytes(shape: Shape, algorithm: BackwardAlgorithm) -> int:
     """Upper bound of the workspace of an algorithm.
 
-    For one group of heads: packed dk and dv in bf16; in cuDNN rowsum(dout * out), dk and dv of every query head with 4
-    bytes per element, and either the score gradients or dq in fp32 with the row width of qkv. The ordered route has a
-    counter of 8 bytes for every document, head and 64 queries.
+    For one group of heads: packed dk and dv in bf16, or packed lse; in cuDNN rowsum(dout * out), dk and dv of every
+    query head with 4 bytes per element, and either the score gradients or dq in fp32. The ordered route has a counter
+    of 8 bytes for every document, head and 64 queries.
     """
     group = replace(shape, heads=shape.heads // algorithm.groups, kv_heads=shape.kv_heads // algorithm.groups)
     tokens, size = shape.tokens, shape.head_dim
-    packed = packs_dkv(shape)
-    total = _ragged_bytes(shape, 4 if packed else 3) + _own_bytes(shape) + 4 * tokens * group.heads
-    if packed:
-        total += 2 * aligned(2 * tokens * group.kv_heads * size) + 2 * 4 * tokens * group.heads * size
+    total = _own_bytes(shape) + 4 * tokens * group.heads
+    if shape.dense:
+        total += aligned(4 * tokens * group.heads)
+    else:
+        total += _ragged_bytes(shape, 4 if packs_dkv(shape) else 3)
+    if packs_dkv(shape):
+        total += 2 * aligned(2 * tokens * group.kv_heads * size)
+    if shape.heads != shape.kv_heads:
+        total += 2 * 4 * tokens * group.heads * size
     if algorithm.route is Route.KEPT_SCORES:
         return aligned(total + score_bytes(group))
-    dq = 4 * tokens * (shape.heads + 2 * shape.kv_heads) * size
     counters = 8 * shape.documents * shape.heads * -(-shape.seq_len // 64) if algorithm.route is Route.ORDERED else 0
-    return aligned(total + dq + counters)
+    return aligned(total + 4 * tokens * _dq_row(shape) + counters)
+
+
+def _dq_row(shape: Shape) -> int:
+    """Elements per token of dq in fp32. That of ragged documents has the row width of qkv."""
+    return (shape.heads if shape.dense else shape.heads + 2 * shape.kv_heads) * shape.head_dim
 
 
 def _ragged_bytes(shape: Shape, tensors: int) -> int:
-    return aligned(4 * shape.documents) + aligned(8 * tensors * (shape.documents + 1))
+    """Lengths, and offsets for `tensors` different strides. Dense graphs have none."""
+    return 0 if shape.dense else aligned(4 * shape.documents) + aligned(8 * tensors * (shape.documents + 1))
 
 
 def _own_bytes(shape: Shape) -> int:
