@@ -67,8 +67,9 @@ struct GemmBuffers {
 
 class Gemm {
 public:
-    // Synchronizes the stream, and takes up to 0.8 s if it times the algorithms. Must not be called while the stream is being captured. Throws
-    // std::invalid_argument if the shape is not supported, std::runtime_error if cuBLASLt returns an error.
+    // Synchronizes the stream, and takes up to 0.8 s if it times the algorithms. Must not be called while the stream is
+    // being captured. Throws std::invalid_argument if the shape is not supported, std::runtime_error if cuBLASLt returns
+    // an error.
     Gemm(const GemmShape& shape, const GemmBuffers& buffers, cudaStream_t stream);
     ~Gemm();
     Gemm(const Gemm&) = delete;

@@ -14,10 +14,10 @@ constexpr const char* op_name = "timing";
 constexpr float failed = std::numeric_limits<float>::infinity();
 
 constexpr int screening_rounds = 5;
-constexpr float sample_ms = 0.5f;         // at most 20 launches
+constexpr float sample_ms = 0.5f;          // at most 20 launches
 constexpr float screening_margin = 0.98f;  // the first is replaced by one that takes less than this share of its time
 
-constexpr size_t finalists = 4;          // with the first
+constexpr size_t finalists = 4;           // with the first
 constexpr float finalist_share = 1.12f;  // of the fastest time of the screening
 constexpr float heat_ms = 100.0f;
 constexpr float settle_ms = 40.0f;
