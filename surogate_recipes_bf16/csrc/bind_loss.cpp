@@ -63,8 +63,8 @@ void bind_loss(nb::module_& m) {
             nb::arg("x"), nb::arg("w"), nb::arg("targets"), nb::arg("loss_scale"), nb::arg("loss"), nb::arg("dx"),
             nb::arg("dw"), nb::arg("workspace"), nb::arg("tokens"), nb::arg("d_model"), nb::arg("vocab_size"),
             nb::arg("chunks"), nb::arg("dtype"), nb::arg("has_dx"), nb::arg("dtype_dw"), nb::arg("accumulate_loss"),
-            nb::arg("accumulate_dw"), nb::arg("library_bytes"), nb::arg("timed"), nb::arg("before_load"), nb::arg("stream"),
-            nb::call_guard<nb::gil_scoped_release>(),
+            nb::arg("accumulate_dw"), nb::arg("library_bytes"), nb::arg("timed"), nb::arg("before_load").none(),
+            nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>(),
             "Bind to these buffers and select the algorithms of the products. If `timed`, they are timed on the "
             "buffers, which overwrites w, dw and the workspace; otherwise cuBLASLt's heuristic selects. before_load: "
             "see Gemm. dtype_dw -1: no dw.")

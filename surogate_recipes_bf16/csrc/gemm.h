@@ -62,13 +62,14 @@ struct GemmBuffers {
     const void* bias = nullptr;
     void* workspace = nullptr;
     void* c = nullptr;                  // null: D
-    std::function<void()> before_load;  // called before timing that takes about half a second; may be null
+    std::function<void()> before_load;  // called before timing that takes about 0.6 s; null: such timing is left out
 };
 
 class Gemm {
 public:
-    // Synchronizes the stream, and takes up to 0.6 s if it times the algorithms. Must not be called while the stream is being captured. Throws
-    // std::invalid_argument if the shape is not supported, std::runtime_error if cuBLASLt returns an error.
+    // Synchronizes the stream, and takes up to 0.8 s if it times the algorithms. Must not be called while the stream is
+    // being captured. Throws std::invalid_argument if the shape is not supported, std::runtime_error if cuBLASLt returns
+    // an error.
     Gemm(const GemmShape& shape, const GemmBuffers& buffers, cudaStream_t stream);
     ~Gemm();
     Gemm(const Gemm&) = delete;

@@ -14,17 +14,16 @@ constexpr const char* op_name = "timing";
 constexpr float failed = std::numeric_limits<float>::infinity();
 
 constexpr int screening_rounds = 5;
-constexpr float sample_ms = 0.5f;         // at most 20 launches
+constexpr float sample_ms = 0.5f;          // at most 20 launches
 constexpr float screening_margin = 0.98f;  // the first is replaced by one that takes less than this share of its time
 
-constexpr float load_from_ms = 0.03f;  // what takes less is selected by the screening alone
-constexpr size_t finalists = 4;        // besides the first
+constexpr size_t finalists = 4;           // with the first
 constexpr float finalist_share = 1.12f;  // of the fastest time of the screening
-constexpr float heat_ms = 150.0f;
-constexpr int load_rounds = 5;
-constexpr float lead_ms = 3.0f;  // runs before each window, until the clock has adapted to the candidate
-constexpr float window_ms = 12.0f;
-constexpr float load_margin = 0.99f;
+constexpr float heat_ms = 100.0f;
+constexpr float settle_ms = 40.0f;
+constexpr float window_ms = 40.0f;
+constexpr float again_share = 1.04f;  // of the fastest time of the first round
+constexpr float load_margin = 0.985f;
 
 class Event {
 public:
@@ -101,36 +100,31 @@ std::vector<size_t> select(const std::vector<float>& screened) {
     std::vector<size_t> order(screened.size() - 1);
     std::iota(order.begin(), order.end(), size_t{1});
     std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return screened[a] < screened[b]; });
-    order.resize(std::min(order.size(), finalists));
+    order.resize(std::min(order.size(), finalists - 1));
     order.insert(order.begin(), 0);
     order.erase(std::remove_if(order.begin(), order.end(), [&](size_t i) { return screened[i] > limit; }), order.end());
     return order;
 }
 
 Timed time_under_load(const std::vector<size_t>& among, const std::vector<float>& screened, const Stopwatch& stopwatch) {
-    const size_t count = among.size();
+    const auto settled_ms = [&](size_t candidate) {
+        stopwatch.measure(candidate, repeats_in(settle_ms, screened[candidate]));
+        return stopwatch.measure(candidate, repeats_in(window_ms, screened[candidate]));
+    };
     stopwatch.measure(among[0], repeats_in(heat_ms, screened[among[0]]));
-    std::vector<std::vector<float>> times(count), shares(count);
-    for (int round = 0; round < load_rounds; ++round) {
-        std::vector<float> ms(count);
-        for (size_t position = 0; position < count; ++position) {
-            // The order changes, because the candidate before leaves its clock and its heat.
-            const size_t turn = round % 2 == 0 ? position : count - 1 - position;
-            const size_t i = (turn + static_cast<size_t>(round / 2)) % count;
-            stopwatch.measure(among[i], repeats_in(lead_ms, screened[among[i]]));
-            ms[i] = stopwatch.measure(among[i], repeats_in(window_ms, screened[among[i]]));
-        }
-        const float total = std::accumulate(ms.begin(), ms.end(), 0.0f);
-        for (size_t i = 0; i < count; ++i) {
-            times[i].push_back(ms[i]);
-            shares[i].push_back(ms[i] / total);
+    std::vector<float> ms;
+    for (const size_t candidate : among) {
+        ms.push_back(settled_ms(candidate));
+    }
+    const float limit = again_share * ms[smallest(ms)];
+    for (size_t i = among.size(); i-- > 0;) {
+        if (i == 0 || ms[i] <= limit) {
+            ms[i] = (ms[i] + settled_ms(among[i])) / 2;
         }
     }
-    std::vector<float> share(count);
-    std::transform(shares.begin(), shares.end(), share.begin(), median);
-    const size_t best = smallest(share);
-    const size_t taken = share[best] < load_margin * share[0] ? best : 0;
-    return {among[taken], median(times[taken])};
+    const size_t best = smallest(ms);
+    const size_t taken = ms[best] < load_margin * ms[0] ? best : 0;
+    return {among[taken], ms[taken]};
 }
 
 }  // namespace
@@ -140,13 +134,11 @@ Timed fastest(size_t count, const Launch& launch, const std::function<void()>& b
     const std::vector<float> screened = screen(count, stopwatch);
     const size_t best = smallest(screened);
     const std::vector<size_t> among = screened[best] < failed ? select(screened) : std::vector<size_t>{best};
-    if (screened[best] < load_from_ms || among.size() == 1) {
+    if (before_load == nullptr || among.size() == 1) {
         const size_t taken = screened[best] < screening_margin * screened[0] ? best : 0;
         return {taken, screened[taken]};
     }
-    if (before_load != nullptr) {
-        before_load();
-    }
+    before_load();
     return time_under_load(among, screened, stopwatch);
 }
 

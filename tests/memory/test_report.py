@@ -1,4 +1,4 @@
-"""Reports: bytes equal those that are allocated, FLOPs those computed by hand, times the roofline of each op."""
+"""Reports: bytes equal those that are allocated, FLOPs those computed by hand, times the estimate of each op."""
 
 from __future__ import annotations
 
@@ -215,7 +215,8 @@ def test_a_ring_all_reduce_sends_two_times_n_minus_one_nths_of_the_bytes() -> No
     value = Value("grad", (1 << 30,), "bf16", "grad")
     for n in (1, 2, 4, 8):
         assert OPS["all_reduce"].link(summed(value, world_size=n)) == 2 * (n - 1) * value.nbytes // n
-    assert op_cost(summed(value), OPS["all_reduce"], H200).seconds == value.nbytes / H200.link_bandwidth
+    seconds = op_cost(summed(value), OPS["all_reduce"], H200).seconds
+    assert seconds == H200.launch_seconds + value.nbytes / H200.link_bandwidth
 
 
 def test_a_collective_overlaps_with_later_ops_except_those_that_use_its_values() -> None:
@@ -239,7 +240,7 @@ def test_a_collective_overlaps_with_later_ops_except_those_that_use_its_values()
         ((work(), summed(short), work(short), work()), (3.5, 0.5, 0.5)),
         ((summed(long), work(), summed(short), work(short)), (3, 2, 1)),
     ):
-        assert seconds(*program) == pytest.approx(expected, rel=1e-6)
+        assert seconds(*program) == pytest.approx(expected, abs=1e-4)  # launches take 2 us
 
 
 def test_each_of_several_devices_holds_the_same_as_one_and_runs_its_part_of_a_larger_step() -> None:
@@ -254,7 +255,7 @@ def test_each_of_several_devices_holds_the_same_as_one_and_runs_its_part_of_a_la
     assert one.step.comm_seconds == one.step.waiting_seconds == 0
 
 
-# ------------------------------------------------------------------------------------------------------------ roofline
+# -------------------------------------------------------------------------------------------------------- time of an op
 
 
 def toy(nbytes: int, dtype: str = "bf16") -> Op:
@@ -274,22 +275,39 @@ def toy_definition(flops: int, traffic: int | None) -> OpDef:
 
 
 @pytest.mark.parametrize("name", list(DEVICES))
-def test_the_time_of_an_op_is_the_maximum_of_arithmetic_traffic_and_launch(name: str) -> None:
+def test_the_time_of_an_op_is_a_launch_and_the_longer_of_arithmetic_and_traffic(name: str) -> None:
     d = DEVICES[name]
     much = 10**15
     for flops, traffic, seconds in (
         (much, 1, much / d.flops["bf16"]),
         (1, 10**12, 10**12 / d.bandwidth),
-        (1, 1, d.launch_seconds),
+        (1, 1, 1 / d.bandwidth),
         (much, 10**12, max(much / d.flops["bf16"], 10**12 / d.bandwidth)),
     ):
-        assert op_cost(toy(4), toy_definition(flops, traffic), d) == Cost(flops, traffic, seconds)
+        expected = Cost(flops, traffic, d.launch_seconds + seconds)
+        assert op_cost(toy(4), toy_definition(flops, traffic), d) == expected
+
+
+def test_passes_come_on_top_of_arithmetic_that_is_as_efficient_as_the_op_says() -> None:
+    definition = replace(toy_definition(10**15, 10**9), efficiency=lambda op: 0.25, passes=lambda op: 10**12)
+    cost = op_cost(toy(4), definition, H200)
+    assert cost.bytes == 10**9 + 10**12
+    expected = H200.launch_seconds + 4 * 10**15 / H200.flops["bf16"] + 10**12 / H200.bandwidth
+    assert cost.seconds == pytest.approx(expected)
+
+
+def test_attention_is_less_efficient_with_small_heads_and_short_documents() -> None:
+    def efficiency(head_dim: int, seq_len: int) -> float:
+        attrs = {"n_heads": 4, "n_kv_heads": 2, "head_dim": head_dim, "seq_len": seq_len}
+        return OPS["attention"].efficiency(Op("attention", (), (), attrs))
+
+    assert 0.2 < efficiency(64, 1024) < efficiency(128, 1024) < efficiency(128, 8192) < 0.8
 
 
 def test_the_rate_is_that_of_the_operand_dtype() -> None:
     for dtype in ("bf16", "fp32", "fp64"):
         cost = op_cost(toy(4, dtype), toy_definition(10**15, 0), H200)
-        assert cost.seconds == 10**15 / H200.flops[dtype]
+        assert cost.seconds == H200.launch_seconds + 10**15 / H200.flops[dtype]
 
 
 def test_traffic_counts_each_value_once_and_accumulated_outputs_twice() -> None:

@@ -28,9 +28,9 @@ class DeviceInfo:
     """The properties of a device that plans depend on. `surogate plan --device` reads them from the device table.
 
     sm              compute capability as one number (90 for Hopper); None for a CPU
-    flops           sustained FLOP/s of matrix products, by operand dtype
+    flops           FLOP/s of matrix products inside a training step, by operand dtype
     bandwidth       bytes/s of reads and writes together
-    launch_seconds  minimum time of an op
+    launch_seconds  time of an op besides its arithmetic and traffic
     runtime_bytes   device memory of a process besides the planned buffers
     source          where the rates come from
     link_bandwidth  bytes/s that it can send to another device of the machine while it receives at the same rate

@@ -103,7 +103,7 @@ def _speed(plan: Plan) -> Iterator[str]:
             f"gpus:   each sends {sent / 1e9:,.2f} GB of gradients in {_duration(step.comm_seconds)}, "
             f"{_duration(step.waiting_seconds)} not hidden"
         )
-    yield f"speed:  {report.tokens_per_second:,.0f} tokens/s (roofline; rates: {report.device.source})"
+    yield f"speed:  {report.tokens_per_second:,.0f} tokens/s (estimate; rates: {report.device.source})"
 
 
 def _suggestions(run: Run, plan: Plan) -> Iterator[str]:

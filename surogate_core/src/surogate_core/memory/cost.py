@@ -1,4 +1,4 @@
-"""Estimated time of a program on a device: the sum of a roofline estimate per op, from FLOPs and bytes."""
+"""Estimated time of a program on a device: the sum of an estimate per op, from FLOPs, bytes and launches."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Cost:
 
 
 def op_cost(op: Op, definition: OpDef, device: DeviceInfo) -> Cost:
-    """Return the cost of an op: the maximum of the times for FLOPs, memory traffic, communication and a launch."""
-    flops = definition.flops(op)
+    """Return the cost of an op: a launch, the longest of its arithmetic, traffic and communication, and its passes."""
+    flops, passes = definition.flops(op), definition.passes(op)
     traffic = definition.traffic(op) if definition.traffic else _traffic(op)
-    sent = definition.link(op) / device.link_bandwidth
-    arithmetic = flops / arithmetic_rate(op, device)
-    return Cost(flops, traffic, max(arithmetic, traffic / device.bandwidth, sent, device.launch_seconds))
+    arithmetic = flops / (arithmetic_rate(op, device) * definition.efficiency(op))
+    longest = max(arithmetic, traffic / device.bandwidth, definition.link(op) / device.link_bandwidth)
+    return Cost(flops, traffic + passes, device.launch_seconds + longest + passes / device.bandwidth)
 
 
 def arithmetic_rate(op: Op, device: DeviceInfo) -> float:

@@ -1,10 +1,10 @@
 """The device table: properties of GPUs, for plans on machines that do not have them.
 
-FLOP/s are sustained dense matrix-product rates by operand dtype. For the H200 they were measured (one H200, 700 W,
-CUDA 13.0, torch 2.11+cu130, cuBLASLt 13.1, 2026-11-20: bf16 640-690 TFLOP/s over the shapes of a step, 4.2 TB/s of
-reads and writes). For other devices they are the vendor's dense peak times 0.67, the ratio measured on the H200, and
-0.87 of the vendor's bandwidth. Links between devices are 0.8 of the vendor's figure for one direction, an estimate:
-NVLink where the boards of a machine have it, else PCIe.
+FLOP/s are dense matrix-product rates by operand dtype inside a training step. For the H200 they were measured (one
+H200, 700 W, torch 2.11+cu130, cuBLASLt 13.1, 2026-11-22: bf16 676 to 730 TFLOP/s over the large products of a step of
+three models; 4.2 TB/s of reads and writes). For other devices they are the vendor's dense peak times 0.7, the ratio
+measured on the H200, and 0.87 of the vendor's bandwidth. Links between devices are 0.8 of the vendor's figure for one
+direction, an estimate: NVLink where the boards of a machine have it, else PCIe.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from ..errors import ConfigError
 
 GIB = 1 << 30
 
-_SUSTAINED = 0.67
+_SUSTAINED = 0.7
 _BANDWIDTH = 0.87
 _LINK = 0.8
+_LAUNCH = 2e-6
+"""Seconds of an op. On an H200, in captured graphs: 0.5 us a kernel, of about two, and 1 us to begin and to end."""
 _CUDA_RUNTIME_BYTES = 720 << 20
 """Device memory of a process besides the planned buffers. Measured on an H200 (driver 580, torch 2.11+cu130, cuDNN
 9.19): 620 MiB of context, and up to 97 MiB of modules, graphs and library handles for the configurations of
 benchmarks/h200.md."""
-
 
 COLLECTIVE_BYTES = 768 << 20
 """Device memory of NCCL on each of several GPUs, measured on two H200s with NVLink and the NCCL of torch 2.11."""
@@ -42,24 +43,19 @@ def _gpu(
         memory_bytes=int(gib * GIB),
         flops=flops,
         bandwidth=bandwidth * _BANDWIDTH * 1e12,
-        launch_seconds=3e-6,
+        launch_seconds=_LAUNCH,
         runtime_bytes=_CUDA_RUNTIME_BYTES,
         source="vendor data sheet, scaled",
         link_bandwidth=link * _LINK * 1e9,
     )
 
 
-_H200 = DeviceInfo(
-    name="h200",
-    title="NVIDIA H200",
-    sm=90,
+_H200 = replace(
+    _gpu("h200", "NVIDIA H200", 90, 140.4, 989, 67, 4.8, 450),
     memory_bytes=143_771 << 20,
-    flops={"bf16": 665e12, "fp32": 45e12, "fp64": 45e12},
+    flops={"bf16": 700e12, "fp32": 45e12, "fp64": 45e12},
     bandwidth=4.2e12,
-    launch_seconds=3e-6,
-    runtime_bytes=_CUDA_RUNTIME_BYTES,
-    source="measured 2026-11-20",
-    link_bandwidth=450 * _LINK * 1e9,
+    source="measured 2026-11-22",
 )
 
 DEVICES: dict[str, DeviceInfo] = {

@@ -31,7 +31,7 @@ class OpTime:
 
 @dataclass(frozen=True)
 class Group:
-    """Ops that are reported together. Figures are sums over a step; `planned_seconds` is the plan's roofline."""
+    """Ops that are reported together. Figures are sums over a step; `planned_seconds` is the plan's estimate."""
 
     ops: tuple[OpTime, ...]
     device: DeviceInfo

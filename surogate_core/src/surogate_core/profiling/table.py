@@ -105,7 +105,7 @@ def _value(value: Value) -> str:
 
 
 def _notes(profile: StepProfile) -> Iterator[str]:
-    yield "bandw., peak: shares of the device table's rates. plan ms: the plan's roofline."
+    yield "bandw., peak: shares of the device table's rates. plan ms: the plan's estimate."
     yield "Work is counted for documents of full length, and for a label on every token."
     if profile.device.sm is None:
         yield "On a CPU the device table is a rule of thumb: shares may pass 100%."

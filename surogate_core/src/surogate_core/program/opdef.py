@@ -44,9 +44,9 @@ def _none(op: Op) -> int:
 class OpDef(Definition):
     """A kind of op.
 
-    `flops`, `traffic`, `link` and `workspace` are called once for all ops of equal `Op.signature`. They, and the shapes
-    and dtypes of `infer`, may depend on kind, attrs, phase, lane and accumulated outputs of an op and on shapes, dtypes
-    and roles of its values, but not on its block or on which values it uses.
+    `flops`, `efficiency`, `traffic`, `passes`, `link` and `workspace` are called once for all ops of equal
+    `Op.signature`. They, and the shapes and dtypes of `infer`, may depend on kind, attrs, phase, lane and accumulated
+    outputs of an op and on shapes, dtypes and roles of its values, but not on its block or on which values it uses.
 
     infer       (ins, attrs) -> one OutSpec per output. Raises ProgramError, with the shapes, if they are invalid.
     reference   "module:function", imported on first use. Called as `function(*ins, **attrs)` with torch tensors;
@@ -69,7 +69,9 @@ class OpDef(Definition):
                 {index of an output: index of an input}: both may have one place in memory if no later op reads the
                 input. Every kernel of the op must allow that.
     flops       floating-point operations
+    efficiency  share of a device's rate for matrix products that the op's arithmetic reaches
     traffic     bytes read and written. Default: every input and output once, outputs that accumulate twice.
+    passes      further bytes, of kernels that run before or after the arithmetic and do not overlap with it
     link        bytes that a device sends to others
     workspace   bytes of workspace that every implementation needs
     training_only
@@ -92,7 +94,9 @@ class OpDef(Definition):
     pairing: str = ""
     may_overwrite: Mapping[int, int] = field(default_factory=dict)
     flops: Callable[[Op], int] = _none
+    efficiency: Callable[[Op], float] = lambda op: 1.0
     traffic: Callable[[Op], int] | None = None
+    passes: Callable[[Op], int] = _none
     link: Callable[[Op], int] = _none
     workspace: Callable[[Op], int] = _none
     training_only: bool = False

@@ -44,7 +44,7 @@ def autotune_cache(ctx: BindContext) -> None:
 def announce_timing(ctx: BindContext) -> Callable[[], None]:
     """Return a function that tells the user why binding takes seconds."""
     return lambda: ctx.notice(
-        "selecting algorithms of matrix products, about 0.5 s for each large one; later runs take them from the cache"
+        "selecting algorithms of matrix products, about 0.6 s for each large one; later runs take them from the cache"
     )
 
 
