@@ -31,8 +31,8 @@ H200 = Target(DEVICES["h200"])
 ANY, KEPT, ORDERED = Route
 
 # (tokens, documents, seq_len, heads, kv_heads, head_dim): measured workspace of cuDNN plans on SM90 in bytes, including
-# lengths, offsets, packed dk and dv, and packed lse. The ordered route was measured with cuDNN 9.28.0, dense shapes with
-# 9.19.0, the others with 9.19.1. If two versions have a route, they differ by less than 4 KiB.
+# lengths, offsets, packed dk and dv, and packed lse. The ordered route was measured with cuDNN 9.28.0, the others with
+# 9.19.1, or 9.19.0 if dense. If two versions have a route, they differ by less than 4 KiB.
 FORWARD: dict[tuple[int, ...], int] = {
     (8192, 1, 8192, 16, 8, 128): 256,
     (8192, 33, 8192, 16, 8, 128): 18_432,
