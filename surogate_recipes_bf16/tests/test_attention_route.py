@@ -31,12 +31,14 @@ H200 = Target(DEVICES["h200"])
 ANY, KEPT, ORDERED = Route
 
 # (tokens, documents, seq_len, heads, kv_heads, head_dim): measured workspace of cuDNN plans on SM90 in bytes, including
-# lengths, offsets and packed dk and dv. The ordered route was measured with cuDNN 9.28.0, the others with 9.19.1. If
-# both versions have a route, they differ by less than 4 KiB.
+# lengths, offsets, packed dk and dv, and packed lse. The ordered route was measured with cuDNN 9.28.0, the others with
+# 9.19.1, or 9.19.0 if dense. If two versions have a route, they differ by less than 4 KiB.
 FORWARD: dict[tuple[int, ...], int] = {
-    (8192, 1, 8192, 16, 8, 128): 17_664,
+    (8192, 1, 8192, 16, 8, 128): 256,
     (8192, 33, 8192, 16, 8, 128): 18_432,
     (8192, 1025, 8192, 16, 8, 128): 292_096,
+    (4096, 2, 2048, 32, 8, 128): 256,
+    (32768, 32, 1024, 14, 2, 64): 256,
 }
 BACKWARD: list[tuple[tuple[int, ...], BackwardAlgorithm, int]] = [
     ((8192, 33, 8192, 16, 8, 128), BackwardAlgorithm(ANY), 302_523_136),
@@ -45,8 +47,13 @@ BACKWARD: list[tuple[tuple[int, ...], BackwardAlgorithm, int]] = [
     ((8192, 33, 8192, 16, 16, 64), BackwardAlgorithm(ANY), 101_196_288),
     ((8192, 33, 8192, 12, 4, 96), BackwardAlgorithm(ANY), 151_402_240),
     ((8192, 33, 8192, 4, 2, 16), BackwardAlgorithm(ANY), 9_585_152),
-    ((4096, 4, 1024, 16, 16, 128), BackwardAlgorithm(KEPT), 134_482_944),
-    ((4096, 4, 1024, 16, 16, 128), BackwardAlgorithm(KEPT, 4), 33_623_040),
+    ((4096, 2, 2048, 32, 8, 128), BackwardAlgorithm(ANY), 135_266_560),
+    ((4096, 2, 2048, 32, 8, 128), BackwardAlgorithm(KEPT), 605_028_608),
+    ((32768, 32, 1024, 14, 2, 64), BackwardAlgorithm(ANY), 238_551_296),
+    ((32768, 32, 1024, 12, 2, 128), BackwardAlgorithm(KEPT), 1_009_778_944),
+    ((32768, 16, 2048, 16, 8, 128), BackwardAlgorithm(KEPT, 2), 1_210_056_960),
+    ((4096, 4, 1024, 16, 16, 128), BackwardAlgorithm(KEPT), 134_742_272),
+    ((4096, 4, 1024, 16, 16, 128), BackwardAlgorithm(KEPT, 4), 33_685_760),
     ((16384, 16, 2048, 16, 8, 128), BackwardAlgorithm(KEPT), 2_484_084_736),
     ((16384, 16, 2048, 16, 8, 128), BackwardAlgorithm(KEPT, 2), 1_242_046_464),
     ((16384, 16, 2048, 16, 8, 128), BackwardAlgorithm(KEPT, 8), 310_517_760),
@@ -54,6 +61,8 @@ BACKWARD: list[tuple[tuple[int, ...], BackwardAlgorithm, int]] = [
     ((8192, 4, 4096, 64, 8, 128), BackwardAlgorithm(KEPT, 8), 1_145_310_208),
     ((8191, 2, 8191, 16, 8, 128), BackwardAlgorithm(KEPT, 4), 1_115_813_120),
     ((16384, 16, 2048, 12, 4, 96), BackwardAlgorithm(KEPT, 2), 893_788_160),
+    ((8192, 8, 1024, 32, 8, 128), BackwardAlgorithm(ORDERED), 270_565_632),
+    ((402, 2, 201, 6, 3, 96), BackwardAlgorithm(ORDERED), 1_872_640),
     ((8192, 33, 8192, 16, 8, 128), BackwardAlgorithm(ORDERED), 303_064_064),
     ((8192, 1025, 8192, 16, 8, 128), BackwardAlgorithm(ORDERED), 319_801_088),
     ((8192, 33, 8192, 16, 16, 64), BackwardAlgorithm(ORDERED), 101_737_216),
@@ -90,7 +99,11 @@ MANY = Shape(tokens=8192, documents=33, seq_len=8192, heads=16, kv_heads=8, head
         (MANY, "auto", MINIMUM_CUDNN, BackwardAlgorithm(ANY)),
         (MANY, "auto", ORDERED_CUDNN - 1, BackwardAlgorithm(ANY)),
         (MANY, "true", ORDERED_CUDNN, BackwardAlgorithm(ORDERED)),
-        (FEW, "false", ORDERED_CUDNN, BackwardAlgorithm(ANY)),
+        (FEW, "false", MINIMUM_CUDNN, BackwardAlgorithm(KEPT)),
+        (FEW, "false", ORDERED_CUDNN, BackwardAlgorithm(KEPT)),
+        (replace(FEW, documents=5), "false", MINIMUM_CUDNN, BackwardAlgorithm(ANY)),
+        (replace(FEW, documents=2, seq_len=2048), "false", MINIMUM_CUDNN, BackwardAlgorithm(ANY)),
+        (MORE, "false", ORDERED_CUDNN, BackwardAlgorithm(ANY)),
     ],
 )
 def test_selected_algorithm_on_sm90(

@@ -66,7 +66,11 @@ def _plain_bwd_workspace(op: Op, target: Target) -> int:
 
 
 _NO_RAGGED_BACKWARD = (8, 12)
-"""Major versions of the SMs on which cuDNN has no backward for ragged documents. It may have one for dense ones."""
+"""Major versions of the SMs on which cuDNN has no backward for ragged documents.
+
+Its plans for dense documents can be built there, but have never run. They take 4 bytes per element of dk and dv of a
+query head, twice the bound of `algorithm_bytes`.
+"""
 
 
 def _cudnn_supports(op: Op, target: Target) -> Support:
