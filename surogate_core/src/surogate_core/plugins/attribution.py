@@ -152,6 +152,10 @@ def _many(cls: type, words: str) -> Check:
     return check
 
 
+def _share(result: Any, args: Sequence[Any]) -> str:
+    return "" if isinstance(result, float) and 0 < result <= 1 else "a float above 0 and at most 1"
+
+
 def _count(result: Any, args: Sequence[Any]) -> str:
     return "" if type(result) is int and result >= 0 else "an int of at least 0"
 
@@ -227,7 +231,9 @@ RESULTS: Final[Mapping[tuple[str, str], Check]] = {
     ("op", "rematerialise"): _one_each("output"),
     ("op", "adding"): _a(str, "the name of a kind, or an empty one"),
     ("op", "flops"): _count,
+    ("op", "efficiency"): _share,
     ("op", "traffic"): _count,
+    ("op", "passes"): _count,
     ("op", "link"): _count,
     ("op", "workspace"): _count,
     ("kernel", "supports"): _support,
