@@ -31,6 +31,10 @@ void ragged_offsets(const void* cu_seqlens, void* lengths, void* offsets, int64_
 // Copies lse [heads, documents * seq_len] to packed [documents, heads, seq_len], both fp32.
 void pack_lse(const void* lse, void* packed, int64_t documents, int64_t heads, int64_t seq_len, cudaStream_t stream);
 
+// Copies dk and dv [tokens, columns] to columns of dqkv, at these addresses and with a stride of `row` elements; bf16.
+void unpack_dkv(const void* dk, const void* dv, void* dk_columns, void* dv_columns, int64_t tokens, int64_t columns,
+                int64_t row, cudaStream_t stream);
+
 // Sizes that a cuDNN plan is built for.
 struct AttentionShape {
     int64_t tokens;

@@ -161,15 +161,6 @@ struct CudnnAttentionBackward::Plan {
         graph.build(2 * dkv_bytes + (packed_lse ? shape.tokens * heads * static_cast<int64_t>(sizeof(float)) : 0));
     }
 
-    // Copies the packed rows of a group into its columns of dqkv.
-    void unpack(void* columns, const void* packed, cudaStream_t stream) const {
-        const size_t row = static_cast<size_t>(graph.row() * bf16_bytes);
-        const size_t width = static_cast<size_t>(kv_columns * bf16_bytes);
-        check_cuda(cudaMemcpy2DAsync(columns, row, packed, width, width, static_cast<size_t>(shape.tokens),
-                                     cudaMemcpyDeviceToDevice, stream),
-                   op);
-    }
-
     AttentionShape shape;
     int64_t groups;
     bool packed_dkv;
@@ -221,8 +212,8 @@ void CudnnAttentionBackward::run(const void* dout, const void* qkv, const void* 
                             {DV, plan.packed_dkv ? packed_dv : at(dqkv, value)}},
                            workspace);
         if (plan.packed_dkv) {
-            plan.unpack(at(dqkv, key), packed_dk, stream);
-            plan.unpack(at(dqkv, value), packed_dv, stream);
+            unpack_dkv(packed_dk, packed_dv, at(dqkv, key), at(dqkv, value), shape.tokens, plan.kv_columns,
+                       plan.graph.row(), stream);
         }
     }
 }
