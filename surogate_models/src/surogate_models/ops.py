@@ -106,6 +106,7 @@ OPS: tuple[OpDef, ...] = (
         kind="qk_norm_rope_bwd",
         infer=_infer_bwd,
         reference=f"{_REFERENCE}:qk_norm_rope_bwd",
+        first_output="qk_norm_rope_dgrad",
         may_overwrite={0: 0},
         flops=lambda op: 15 * op.ins[1].size,  # per element: recomputed norm 3, its gradients 9, RoPE 3
     ),
