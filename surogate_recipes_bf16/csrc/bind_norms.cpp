@@ -48,6 +48,18 @@ void bind_norms(nb::module_& m) {
         nb::arg("accumulate_dw"), nb::arg("dtype"), nb::arg("dtype_dw"), nb::arg("stream"),
         nb::call_guard<nb::gil_scoped_release>());
     m.def(
+        "rmsnorm_dgrad",
+        [](uintptr_t dy, uintptr_t x, uintptr_t w, uintptr_t rstd, uintptr_t dresidual, uintptr_t dx, int64_t rows,
+           int64_t columns, int dtype, uintptr_t stream) {
+            surogate::rmsnorm_dgrad(reinterpret_cast<const void*>(dy), reinterpret_cast<const void*>(x),
+                                    reinterpret_cast<const void*>(w), reinterpret_cast<const void*>(rstd),
+                                    reinterpret_cast<const void*>(dresidual), reinterpret_cast<void*>(dx), rows,
+                                    columns, dtype, reinterpret_cast<cudaStream_t>(stream));
+        },
+        nb::arg("dy"), nb::arg("x"), nb::arg("w"), nb::arg("rstd"), nb::arg("dresidual"), nb::arg("dx"),
+        nb::arg("rows"), nb::arg("columns"), nb::arg("dtype"), nb::arg("stream"),
+        nb::call_guard<nb::gil_scoped_release>());
+    m.def(
         "linear_bgrad",
         [](uintptr_t dy, uintptr_t dbias, uintptr_t workspace, int64_t workspace_bytes, int64_t rows,
            int64_t columns, bool accumulate, int dtype, int dtype_dbias, uintptr_t stream) {

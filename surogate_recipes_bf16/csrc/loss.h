@@ -1,4 +1,4 @@
-// LM head and cross-entropy. cross_entropy.cu and labelled_rows.cu document the kernels, lm_head.cpp the sequence of
+// LM head and cross-entropy. cross_entropy*.cu and labelled_rows.cu document the kernels, lm_head.cpp the sequence of
 // launches.
 #pragma once
 
@@ -16,6 +16,13 @@ void cross_entropy(const void* logits, const void* targets, void* row_loss, int6
 
 void cross_entropy_grads(void* logits, const void* targets, const void* loss_scale, void* row_loss, int64_t rows,
                          int64_t vocab_size, int64_t ld, int dtype, cudaStream_t stream);
+
+// cross_entropy_grads for bf16 logits, where `cluster_holds_row` (cross_entropy_cluster.cu).
+void cross_entropy_grads_in_cluster(void* logits, const void* targets, const void* loss_scale, void* row_loss,
+                                    int64_t rows, int64_t vocab_size, int64_t ld, cudaStream_t stream);
+
+// Whether the current device has clusters that hold a row of bf16 logits.
+bool cluster_holds_row(int64_t vocab_size);
 
 void sum_loss(const void* row_loss, const void* loss_scale, void* loss, int64_t rows, bool accumulate,
               cudaStream_t stream);

@@ -18,6 +18,9 @@ void rmsnorm_bwd(const void* dy, const void* x, const void* w, const void* rstd,
                  void* dw, void* workspace, int64_t workspace_bytes, int64_t rows, int64_t columns, bool accumulate_dw,
                  int dtype, int dtype_dw, cudaStream_t stream);
 
+void rmsnorm_dgrad(const void* dy, const void* x, const void* w, const void* rstd, const void* dresidual, void* dx,
+                   int64_t rows, int64_t columns, int dtype, cudaStream_t stream);
+
 void linear_bgrad(const void* dy, void* dbias, void* workspace, int64_t workspace_bytes, int64_t rows, int64_t columns,
                   bool accumulate, int dtype, int dtype_dbias, cudaStream_t stream);
 

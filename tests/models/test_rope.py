@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from models.harness import plan_inputs, tiny_config
 from torch import Tensor
 
 from surogate_core.errors import ProgramError
+from surogate_core.planning.assemble import assemble
 from surogate_core.program.builder import Builder
 from surogate_models.ops import OPS
 from surogate_models.reference import qk_norm_rope, qk_norm_rope_bwd, rope, rope_bwd
@@ -133,3 +135,14 @@ def test_mismatched_shapes_of_rope_are_rejected(
     qkv, positions = b.input("qkv", shapes[0], "fp32"), b.input("positions", shapes[1], "int32")
     with pytest.raises(ProgramError, match=message):
         b.emit("rope", qkv, positions, **(ROPE_ATTRS | attrs))
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "llama"])
+def test_the_result_takes_the_place_of_qkv_where_nothing_reads_qkv_again(model_type: str) -> None:
+    """The backward pass of the norms of queries and keys reads it again, that of RoPE alone does not."""
+    programs = assemble(plan_inputs(tiny_config(model_type=model_type))).programs
+    marked = {name: {op.kind for op in programs[name].ops if op.in_place} for name in ("evaluate", "micro_first")}
+    if model_type == "qwen3":
+        assert marked == {"evaluate": {"qk_norm_rope"}, "micro_first": {"qk_norm_rope_bwd"}}
+    else:
+        assert marked == {"evaluate": {"rope"}, "micro_first": {"rope", "rope_bwd"}}

@@ -65,6 +65,22 @@ def test_frozen_params_leave_no_backward_ops(trains: tuple[str, ...], backward: 
     assert " ".join(short.get(kind, "norm") for kind in kinds) == backward
 
 
+@pytest.mark.parametrize("trains", ["first", "norm"])
+def test_an_op_becomes_the_kind_of_its_first_output_where_the_others_are_not_read(trains: str) -> None:
+    trained = train(_two_layers, trainable=lambda p: p.name == trains)
+    (op,) = (op for op in trained.programs["micro_first"].ops if op.kind.startswith("rmsnorm_"))
+    assert (op.kind, len(op.outs)) == (("rmsnorm_dgrad", 1) if trains == "first" else ("rmsnorm_bwd", 2))
+
+
+def test_an_op_whose_first_output_is_not_read_keeps_its_kind() -> None:
+    b = Builder(VOCABULARY, "fp32")
+    with b.record("forward"):
+        x, w = b.input("x", (T, C), "fp32"), b.input("w", (C,), "fp32")
+        _, dw = b.emit("rmsnorm_bwd", x, x, w, b.input("rstd", (T,), "fp32"))
+        program = b.program("weight alone", (dw,))
+    assert dead_code(program, VOCABULARY).ops == program.ops
+
+
 def test_ops_with_effects_are_kept_even_if_their_outputs_are_not_read() -> None:
     b = Builder(VOCABULARY, "fp32")
     with b.record("forward"):

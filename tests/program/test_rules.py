@@ -169,6 +169,7 @@ NOT_DIFFERENTIATED = {
         "linear_wgrad",
         "linear_bgrad",
         "rmsnorm_bwd",
+        "rmsnorm_dgrad",
         "attention_bwd",
         "swiglu_bwd",
     ),

@@ -349,6 +349,7 @@ def test_no_reference_writes_to_its_inputs() -> None:
         (ops.rmsnorm, (x, norm_weight), {"eps": 1e-5}),
         (ops.add_rmsnorm, (x, x, norm_weight), {"eps": 1e-5}),
         (ops.rmsnorm_bwd, (x, x, norm_weight, rstd, x), {}),
+        (ops.rmsnorm_dgrad, (x, x, norm_weight, rstd, x), {}),
         (ops.attention, (x, cu), attrs),
         (ops.attention_bwd, (random(12, 8), x, out, lse, cu), attrs),
         (ops.swiglu, (x,), {}),

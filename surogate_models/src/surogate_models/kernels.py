@@ -8,9 +8,11 @@ from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
 from surogate_core.program.value import DTYPE_CODES
 
 MAX_HEAD_DIM = 256
-_TILE_ANGLES = 256
+_TOKENS_PER_BLOCK = 4
+_CHUNK_ELEMENTS = 2048
+"""Elements of a token that a thread block processes, in whole heads."""
 _MOST_BLOCKS = 512
-"""Maximum number of thread blocks that compute partial sums of the norm gradients.
+"""Maximum number of thread blocks per chunk that compute partial sums of the norm gradients.
 
 It fills any GPU. It is a constant, so that the order of the sums does not depend on the GPU.
 """
@@ -57,10 +59,11 @@ def _bind_rotation(launch: Callable[..., None], op: Op, ctx: BindContext) -> Cal
 
 
 def _bind_qk_norm_rope(op: Op, ctx: BindContext) -> Call:
+    """Bind `qk_norm_rope` or `qk_norm_rope_dgrad`. Both launchers take the pointers in the order of ins and outs."""
     from . import _C
 
     return ctx.call(
-        _C.qk_norm_rope,
+        getattr(_C, op.kind),
         *op.ins,
         _frequencies(op, ctx),
         op.outs[0],
@@ -91,15 +94,16 @@ def _bind_qk_norm_rope_bwd(op: Op, ctx: BindContext) -> Call:
 
 
 def _partial_blocks(op: Op) -> int:
-    """Return the number of thread blocks of the backward kernel. Each processes whole tiles of tokens."""
-    tokens, head_dim = op.ins[-1].shape[0], op.attrs["head_dim"]
-    tile = _TILE_ANGLES // (head_dim // 2)
-    return min(_MOST_BLOCKS, -(-tokens // tile))
+    """Return the number of thread blocks per chunk of heads in the backward kernel."""
+    return min(_MOST_BLOCKS, -(-op.ins[-1].shape[0] // _TOKENS_PER_BLOCK))
 
 
 def _workspace(op: Op, target: Target) -> int:
-    """Bytes of the fp32 partial sums of d_q_norm and d_k_norm, one per thread block."""
-    return 2 * 4 * int(op.attrs["head_dim"]) * _partial_blocks(op)
+    """Bytes of the fp32 partial sums of d_q_norm and d_k_norm, one per thread block of each chunk (rope_heads.cuh)."""
+    _, n_heads, n_kv_heads, head_dim = _sizes(op)
+    chunk = max(1, _CHUNK_ELEMENTS // head_dim)
+    chunks = -(-n_heads // chunk) + -(-n_kv_heads // chunk)
+    return 4 * chunks * _partial_blocks(op) * head_dim
 
 
 def _supports(op: Op, target: Target) -> Support:
@@ -137,6 +141,12 @@ KERNELS: tuple[KernelDef, ...] = tuple(
             op="qk_norm_rope",
             dtypes=(dtype, dtype, dtype, "int32", dtype),
             supports=_supports,
+            bind=_bind_qk_norm_rope,
+        ),
+        KernelDef(
+            op="qk_norm_rope_dgrad",
+            dtypes=(dtype, dtype, dtype, dtype, "int32", dtype),
+            supports=_supports_rope,
             bind=_bind_qk_norm_rope,
         ),
         KernelDef(

@@ -5,9 +5,10 @@
     qk_norm_rope (qkv [T, (H+2G)D], q_norm [D], k_norm [D], positions int32 [T];
                   the same attributes, and eps) -> [T, (H+2G)D]
 
-Columns are [q; k; v] as in `attention`. The v columns are copied. RoPE rotates the pairs (i, i + D/2) (half layout) by
-the angle position * theta^(-2i/D) and multiplies them by `attention_factor` (default 1). `scaling`, a `Scaling` of
-rope.py or None (the default), changes the frequencies.
+Columns are [q; k; v] as in `attention`. The v columns are copied. If qkv (dy in the backward ops) is read for the last
+time, the output takes its place, and the v columns stay where they are. RoPE rotates the pairs (i, i + D/2) (half
+layout) by the angle position * theta^(-2i/D) and multiplies them by `attention_factor` (default 1). `scaling`, a
+`Scaling` of rope.py or None (the default), changes the frequencies.
 """
 
 from __future__ import annotations
@@ -73,18 +74,24 @@ def _infer_bwd(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
     ]
 
 
+def _infer_dgrad(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
+    return _infer_bwd(ins, attrs)[:1]
+
+
 OPS: tuple[OpDef, ...] = (
     OpDef(
         kind="rope",
         infer=_infer_rope,
         reference=f"{_REFERENCE}:rope",
         vjp=_vjp_rope,
+        may_overwrite={0: 0},
         flops=lambda op: 3 * op.ins[0].size,
     ),
     OpDef(
         kind="rope_bwd",
         infer=_infer_rope_bwd,
         reference=f"{_REFERENCE}:rope_bwd",
+        may_overwrite={0: 0},
         flops=lambda op: 3 * op.ins[0].size,
     ),
     OpDef(
@@ -92,12 +99,22 @@ OPS: tuple[OpDef, ...] = (
         infer=_infer,
         reference=f"{_REFERENCE}:qk_norm_rope",
         vjp=_vjp,
+        may_overwrite={0: 0},  # without a backward pass, which reads qkv again
         flops=lambda op: 7 * op.ins[0].size,  # per element: norm 4, RoPE 3
     ),
     OpDef(
         kind="qk_norm_rope_bwd",
         infer=_infer_bwd,
         reference=f"{_REFERENCE}:qk_norm_rope_bwd",
+        first_output="qk_norm_rope_dgrad",
+        may_overwrite={0: 0},
         flops=lambda op: 15 * op.ins[1].size,  # per element: recomputed norm 3, its gradients 9, RoPE 3
+    ),
+    OpDef(
+        kind="qk_norm_rope_dgrad",
+        infer=_infer_dgrad,
+        reference=f"{_REFERENCE}:qk_norm_rope_dgrad",
+        may_overwrite={0: 0},
+        flops=lambda op: 13 * op.ins[1].size,
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import pi
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -124,10 +125,33 @@ def qk_norm_rope(
 
 
 def qk_norm_rope_bwd(
+    dy: Tensor, qkv: Tensor, q_norm: Tensor, k_norm: Tensor, positions: Tensor, **attrs: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """d_qkv of `qk_norm_rope_dgrad`; dw = sum over tokens and heads of d * n."""
+    d, normed, _ = _rotated_back(dy, qkv, positions, **attrs)
+    dw = (d * normed).sum(0)
+    n_heads = attrs["n_heads"]
+    dqkv = qk_norm_rope_dgrad(dy, qkv, q_norm, k_norm, positions, **attrs)
+    return dqkv, dw[:n_heads].sum(0), dw[n_heads:].sum(0)
+
+
+def qk_norm_rope_dgrad(
+    dy: Tensor, qkv: Tensor, q_norm: Tensor, k_norm: Tensor, positions: Tensor, **attrs: Any
+) -> Tensor:
+    """Rotate dy by the opposite angles (d), then differentiate the norm.
+
+    dx = rstd * (g - n * mean(g * n)) with n = x * rstd, g = d * w.
+    """
+    d, normed, rstd = _rotated_back(dy, qkv, positions, **attrs)
+    g = d * _norm_weights(q_norm, k_norm, attrs["n_heads"], attrs["n_kv_heads"])
+    dx = (g - normed * (g * normed).mean(-1, keepdim=True)) * rstd
+    v = dy.view(qkv.shape[0], -1, attrs["head_dim"])[:, d.shape[1] :]
+    return torch.cat((dx.to(qkv.dtype), v.to(qkv.dtype)), dim=1).view_as(qkv)
+
+
+def _rotated_back(
     dy: Tensor,
     qkv: Tensor,
-    q_norm: Tensor,
-    k_norm: Tensor,
     positions: Tensor,
     *,
     n_heads: int,
@@ -138,19 +162,8 @@ def qk_norm_rope_bwd(
     scaling: Scaling | None = None,
     attention_factor: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotate dy by the opposite angles (d), then differentiate the norm.
-
-    dx = rstd * (g - n * mean(g * n)) with n = x * rstd, g = d * w; dw = sum over tokens and heads of d * n.
-    """
-    shape = (qkv.shape[0], -1, head_dim)
-    n_qk = n_heads + n_kv_heads
-    x, dy = qkv.view(shape)[:, :n_qk], dy.view(shape)
+    """Return d and n [T, H + G, D] and rstd [T, H + G, 1] of the query and key heads."""
+    x, d = (up(t.view(t.shape[0], -1, head_dim)[:, : n_heads + n_kv_heads]) for t in (qkv, dy))
     cos, sin = angles(positions, head_dim, theta, scaling, attention_factor)
-    d = _rotate(up(dy[:, :n_qk]), cos, -sin)
-    rstd = torch.rsqrt(up(x).square().mean(-1, keepdim=True) + eps)
-    normed = up(x) * rstd
-    g = d * _norm_weights(q_norm, k_norm, n_heads, n_kv_heads)
-    dx = (g - normed * (g * normed).mean(-1, keepdim=True)) * rstd
-    dqkv = torch.cat((dx.to(qkv.dtype), dy[:, n_qk:].to(qkv.dtype)), dim=1).view_as(qkv)
-    dw = (d * normed).sum(0)
-    return dqkv, dw[:n_heads].sum(0), dw[n_heads:].sum(0)
+    rstd = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return _rotate(d, cos, -sin), x * rstd, rstd

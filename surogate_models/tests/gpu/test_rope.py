@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,8 +23,9 @@ SHAPES = [
     # tokens, n_heads, n_kv_heads, head_dim
     (1, 1, 1, 128),
     (33, 16, 8, 128),
-    (2500, 4, 2, 128),  # more tiles than blocks in the backward kernel
+    (2500, 4, 2, 128),  # more groups of tokens than blocks in the backward kernel
     (257, 32, 8, 128),
+    (65, 40, 20, 128),  # the last chunks of q and of k have fewer heads
     (97, 6, 2, 96),  # some lanes of a group have no elements
     (130, 9, 3, 64),
     (70, 5, 1, 32),
@@ -119,10 +121,13 @@ def check_backward(
             before[i] = torch.randn(head_dim, generator=torch.Generator().manual_seed(i))
             contents[value] = before[i]
     d_qkv, d_q_norm, d_k_norm = run_kernel(KERNELS, op, contents, skew=skew)
+    alone = Op("qk_norm_rope_dgrad", ins, (case.d_qkv,), case.attrs)
+    (d_qkv_alone,) = run_kernel(KERNELS, alone, {v: case.contents[v] for v in ins}, skew=skew)
 
     truths = case.truth(reference.qk_norm_rope_bwd, *ins)
-    assert_close(d_qkv, truths[0], d_qkv.dtype, head_dim)
-    assert same_bits(case.values_columns(d_qkv), case.values_columns(case.contents[case.dy]))
+    for out in (d_qkv, d_qkv_alone):
+        assert_close(out, truths[0], out.dtype, head_dim)
+        assert same_bits(case.values_columns(out), case.values_columns(case.contents[case.dy]))
     sizes = term_sizes(case)
     n_heads, n_kv_heads, tokens = case.attrs["n_heads"], case.attrs["n_kv_heads"], case.dy.shape[0]
     for ours, truth, start, size, heads in zip(
@@ -222,6 +227,27 @@ def test_rope_of_unaligned_buffers_matches_the_reference(dtype: str) -> None:
 @pytest.mark.parametrize("first", [40_000, 131_072, 2**31 - 1000])
 def test_rope_of_large_positions_matches_the_reference(first: int) -> None:
     check_rope(Case((500, 2, 1, 128), "fp32", seed=8, first=first))
+
+
+@pytest.mark.parametrize("skew", [0, 1])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(33, 16, 8, 128), (2500, 4, 2, 128), (97, 6, 2, 96), (70, 40, 5, 64)], ids=str)
+@pytest.mark.parametrize("kind", ["rope", "rope_bwd", "qk_norm_rope", "qk_norm_rope_bwd", "qk_norm_rope_dgrad"])
+def test_results_in_place_have_the_same_bits(
+    kind: str, shape: tuple[int, int, int, int], dtype: str, skew: int
+) -> None:
+    case = Case(shape, dtype, seed=9)
+    norms = (case.q_norm, case.k_norm) if kind.startswith("qk_norm") else ()
+    first = case.qkv if kind in ("rope", "qk_norm_rope") else case.dy
+    saved = (case.qkv,) if kind in ("qk_norm_rope_bwd", "qk_norm_rope_dgrad") else ()
+    ins = (first, *saved, *norms, case.positions)
+    gradients = [Value(name=f"d_{v.name}", shape=v.shape, dtype="fp32", role="grad") for v in norms]
+    outs = (case.d_qkv, *(gradients if kind == "qk_norm_rope_bwd" else ()))
+    op = Op(kind, ins, outs, case.attrs if norms else case.without_norm())
+    contents = {v: case.contents[v] for v in ins}
+    apart = run_kernel(KERNELS, op, contents, skew=skew)
+    in_place = run_kernel(KERNELS, replace(op, outs=(first, *outs[1:])), contents, skew=skew)
+    assert all(same_bits(a, b) for a, b in zip(apart, in_place, strict=True))
 
 
 def test_errors_name_the_invalid_argument() -> None:

@@ -51,7 +51,15 @@ def cross_entropy_truth(logits: Tensor, targets: Tensor, scale: float) -> tuple[
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("spread", [1.0, 30.0])
-@pytest.mark.parametrize("shape", cases([(5, 1), (3, 7), (9, 64), (4, 777), (3, 4099)], more=[(6, 151936)]), ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    cases(
+        [(5, 1), (3, 7), (9, 64), (4, 777), (3, 4099), (3, 20481)],
+        # the limits of every size of a cluster, and a row that none holds
+        more=[(6, 151936), (2, 40960), (2, 50257), (3, 81921), (2, 131073), (2, 163847), (2, 262144), (2, 262145)],
+    ),
+    ids=str,
+)
 def test_cross_entropy_matches_fp64(shape: tuple[int, int], spread: float, dtype: str) -> None:
     from surogate_recipes_bf16 import _C
 
@@ -88,23 +96,26 @@ def test_cross_entropy_matches_fp64(shape: tuple[int, int], spread: float, dtype
     assert not logits.tensor[targets.tensor < 0, :vocab_size].any(), "a row without a label has a gradient"
 
 
-def test_minus_infinity_contributes_nothing_and_nan_propagates() -> None:
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("vocab_size", [128, 125])
+def test_minus_infinity_contributes_nothing_and_nan_propagates(vocab_size: int, dtype: str) -> None:
     from surogate_recipes_bf16 import _C
 
-    start = torch.randn(4, 128, device="cuda")
+    start = torch.randn(4, 128, device="cuda", dtype=TORCH[dtype])
     start[0, ::2] = float("-inf")
     start[1, 5] = float("nan")
     start[2, 7] = float("inf")
-    targets = torch.tensor([1, 3, 3, 128], dtype=torch.int32, device="cuda")  # the last is outside the vocabulary
+    outside = vocab_size + 1
+    targets = torch.tensor([1, 3, 3, outside], dtype=torch.int32, device="cuda")
     logits, losses = start.clone(), torch.empty(4, device="cuda")
     scale = torch.ones((), device="cuda")
     stream = torch.cuda.current_stream().cuda_stream
     _C.cross_entropy_grads(
-        *(t.data_ptr() for t in (logits, targets, scale, losses)), *start.shape, 128, DTYPE_CODES["fp32"], stream
+        *(t.data_ptr() for t in (logits, targets, scale, losses)), 4, vocab_size, 128, DTYPE_CODES[dtype], stream
     )
-    expected = -start[0].double().log_softmax(-1)[1]
+    expected = -start[0, :vocab_size].double().log_softmax(-1)[1]
     assert_close(losses[:1], expected[None], torch.float32, 128, 10.0)
-    assert not logits[0, ::2].any()
+    assert not logits[0, :vocab_size:2].any()
     assert losses[1:].isnan().all()
 
 

@@ -124,13 +124,25 @@ def test_rmsnorm_bwd_matches_fp64(
         [dy, x, w, rstd, *rest, dx, dw],
         scratch=[workspace],
     )
+    dx_alone, in_place = guarded(shape, dtype, skew=skew), guarded_copy(dy.tensor, constant=False, skew=skew)
+    for source, target in ((dy, dx_alone), (in_place, in_place)):
+        eager_and_graph(
+            lambda s, source=source, target=target: kernels.rmsnorm_dgrad(  # type: ignore[misc]
+                *(b.pointer for b in (source, x, w, rstd)),
+                rest[0].pointer if rest else 0,
+                *(target.pointer, *shape, CODES[dtype], s),
+            ),
+            [x, w, rstd, *rest, target],
+        )
+    assert same_bits(in_place.tensor, dx_alone.tensor)
     ins = [b.tensor.cpu().double() for b in (dy, x, w, rstd, *rest)]
     truth_dx, truth_dw = reference.rmsnorm_bwd(*ins)
     d, values, scale, r = ins[:4]
     normed = values * r[:, None]
     terms = (d * scale * normed).abs().mean(1, keepdim=True)
     size = ((d * scale).abs() + normed.abs() * terms) * r[:, None] + (ins[4].abs() if rest else 0)
-    assert_close(dx.tensor.cpu(), truth_dx, dtype, columns, magnitude=size)
+    for out in (dx, dx_alone):
+        assert_close(out.tensor.cpu(), truth_dx, dtype, columns, magnitude=size)
     assert_close(dw.tensor.cpu(), before + truth_dw, dw_dtype, rows, magnitude=before.abs() + (d * normed).abs().sum(0))
 
 

@@ -65,6 +65,9 @@ class OpDef(Definition):
                 (pass `fuse_adds`); "" if there is none. References of both forms give the same bits.
     pairing     the kind (*ins, *ins of another op of this kind) -> the sum of both outputs, for ops that `adding`
                 serves and where the other addend is such an op too; "" if there is none
+    first_output
+                the kind with the same inputs and attrs that computes the first output alone and replaces the op where
+                nothing reads the others, such as the gradient of a frozen weight (`dead_code`); "" if there is none
     may_overwrite
                 {index of an output: index of an input}: both may have one place in memory if no later op reads the
                 input. Every kernel of the op must allow that.
@@ -92,6 +95,7 @@ class OpDef(Definition):
     rematerialise: Callable[[Emitter, Op, frozenset[Value]], Gradients] | None = None
     adding: Callable[[Op], str] = lambda op: ""
     pairing: str = ""
+    first_output: str = ""
     may_overwrite: Mapping[int, int] = field(default_factory=dict)
     flops: Callable[[Op], int] = _none
     efficiency: Callable[[Op], float] = lambda op: 1.0

@@ -101,13 +101,18 @@ def add_rmsnorm(x: Tensor, residual: Tensor, w: Tensor, *, eps: float) -> tuple[
 def rmsnorm_bwd(
     dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, dresidual: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """dx = rstd * (g - n * mean(g * n)) + dresidual with n = x * rstd, g = dy * w; dw = sum over tokens of dy * n."""
+    """dx of `rmsnorm_dgrad`; dw = sum over tokens of dy * n."""
+    return rmsnorm_dgrad(dy, x, w, rstd, dresidual), (up(dy) * (up(x) * rstd[:, None])).sum(0)
+
+
+def rmsnorm_dgrad(dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, dresidual: Tensor | None = None) -> Tensor:
+    """dx = rstd * (g - n * mean(g * n)) + dresidual with n = x * rstd, g = dy * w."""
     normed = up(x) * rstd[:, None]
     g = up(dy) * up(w)
     dx = (g - normed * (g * normed).mean(-1, keepdim=True)) * rstd[:, None]
     if dresidual is not None:
         dx = dx + up(dresidual)
-    return dx.to(x.dtype), (up(dy) * normed).sum(0)
+    return dx.to(x.dtype)
 
 
 # ---------------------------------------------------------------------------------------------------------- attention

@@ -89,6 +89,10 @@ def _rmsnorm_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [OutSpec("d_norm", x.shape, x.dtype), OutSpec("d_weight", w.shape, accumulator(x.dtype))]
 
 
+def _rmsnorm_dgrad(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    return _rmsnorm_bwd(ins, attrs)[:1]
+
+
 # ------------------------------------------------------------------------------------------------------------ attention
 
 
@@ -219,7 +223,8 @@ LAYERS: tuple[OpDef, ...] = (
         rematerialise=_add_rmsnorm_rematerialise,
         flops=elements(5),
     ),
-    define("rmsnorm_bwd", _rmsnorm_bwd, flops=elements(9)),
+    define("rmsnorm_bwd", _rmsnorm_bwd, first_output="rmsnorm_dgrad", flops=elements(9)),
+    define("rmsnorm_dgrad", _rmsnorm_dgrad, may_overwrite={0: 0}, flops=elements(7)),
     define("attention", _attention, vjp=_attention_vjp, flops=_attention_flops, efficiency=_attention_efficiency),
     define(
         "attention_bwd",

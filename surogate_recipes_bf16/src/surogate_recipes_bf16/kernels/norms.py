@@ -41,6 +41,14 @@ def _bind_rmsnorm_bwd(op: Op, ctx: BindContext) -> Call:
     )
 
 
+def _bind_rmsnorm_dgrad(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    (dx,) = op.outs
+    dresidual = op.ins[4] if len(op.ins) == 5 else 0
+    return ctx.call(_C.rmsnorm_dgrad, *op.ins[:4], dresidual, dx, *dx.shape, DTYPE_CODES[dx.dtype])
+
+
 def _rmsnorm_bwd_supports(op: Op, target: Target) -> Support:
     if 0 in op.accumulate:
         return Support(False, "cannot accumulate into dx")
@@ -49,7 +57,7 @@ def _rmsnorm_bwd_supports(op: Op, target: Target) -> Support:
 
 def rmsnorm_bwd_workspace(rows: int, columns: int) -> int:
     """Bytes of one fp32 row of partial sums per thread block (rmsnorm_bwd.cu)."""
-    return 4 * min(rows, 1024 if columns < 2048 else 512) * columns
+    return 4 * min(rows, 512) * columns
 
 
 def _bind_linear_bgrad(op: Op, ctx: BindContext) -> Call:
@@ -92,6 +100,16 @@ KERNELS: tuple[KernelDef, ...] = (
             workspace=lambda op, target: rmsnorm_bwd_workspace(*op.ins[1].shape),
         )
         for dtype, dw in product(FLOATS, FLOATS)
+        for dresidual in ((), (dtype,))
+    ),
+    *(
+        KernelDef(
+            op="rmsnorm_dgrad",
+            dtypes=(dtype, dtype, dtype, "fp32", *dresidual, dtype),
+            supports=supports_write,
+            bind=_bind_rmsnorm_dgrad,
+        )
+        for dtype in FLOATS
         for dresidual in ((), (dtype,))
     ),
     *(

@@ -3,6 +3,7 @@
 //   using V = Vec<__nv_bfloat16>;                // 8 elements; Vec<float> has 4, Vec<double> 2
 //   V x = V::load(in + i);                       // `in + i` aligned to 16 bytes
 //   float f[V::size]; x.to_float(f); ...; V::from_float(f).store(out + i);
+//   Packed<__nv_bfloat16> y;                     // held in half as many registers as floats, across a reduction
 #pragma once
 
 #include <cuda_bf16.h>
@@ -100,6 +101,49 @@ private:
         Word word;
         memcpy(&word, &values, sizeof(word));
         return word;
+    }
+};
+
+namespace detail {
+// Optimization barriers: the compiler does not know that the word is unchanged.
+__device__ __forceinline__ void hide(uint4& w) { asm("" : "+r"(w.x), "+r"(w.y), "+r"(w.z), "+r"(w.w)); }
+__device__ __forceinline__ void hide(uint2& w) { asm("" : "+r"(w.x), "+r"(w.y)); }
+__device__ __forceinline__ void hide(uint32_t& w) { asm("" : "+r"(w)); }
+__device__ __forceinline__ void hide(uint16_t& w) { asm("" : "+h"(w)); }
+}  // namespace detail
+
+// N elements held as they are in memory, in N * sizeof(T) bytes of registers. (An array of bf16 takes one register per
+// element.) Each call of `to_float` converts anew: the compiler cannot keep the floats of an earlier call, which take
+// twice as many registers as bf16, across a loop or a reduction.
+template <class T, int N = 16 / sizeof(T)>
+struct Packed {
+    using Word = typename Vec<T, N>::Word;
+
+    Word word;
+
+    static __device__ __forceinline__ Packed load(const T* address) {
+        return {*reinterpret_cast<const Word*>(address)};
+    }
+    __device__ __forceinline__ void store(T* address) const { *reinterpret_cast<Word*>(address) = word; }
+
+    __device__ __forceinline__ void to_float(float* out) {
+        detail::hide(word);
+        T values[N];
+        memcpy(values, &word, sizeof(word));
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            out[i] = surogate::to_float(values[i]);
+        }
+    }
+    static __device__ __forceinline__ Packed from_float(const float* in) {
+        T values[N];
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            values[i] = surogate::from_float<T>(in[i]);
+        }
+        Packed packed;
+        memcpy(&packed.word, values, sizeof(packed.word));
+        return packed;
     }
 };
 
