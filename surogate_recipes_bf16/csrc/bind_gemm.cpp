@@ -1,12 +1,10 @@
 // Python bindings of gemm.h. Pointers are passed as integers; the stream is the last argument.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/function.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
-#include <functional>
 #include <new>
 
 #include "elementwise.h"
@@ -48,7 +46,7 @@ void bind_gemm(nb::module_& m) {
             "__init__",
             [](Gemm* self, uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t bias, uintptr_t workspace,
                int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b, int dtype_ab, int dtype_d, int dtype_bias,
-               bool accumulate, int64_t library_bytes, const std::function<void()>& before_load, uintptr_t stream) {
+               bool accumulate, int64_t library_bytes, uintptr_t stream) {
                 surogate::GemmBuffers buffers;
                 buffers.a = pointer(a);
                 buffers.b = pointer(b);
@@ -56,18 +54,16 @@ void bind_gemm(nb::module_& m) {
                 buffers.d = pointer(d);
                 buffers.bias = pointer(bias);
                 buffers.workspace = pointer(workspace);
-                buffers.before_load = before_load;
                 const surogate::GemmShape shape =
                     shape_of(m, n, k, trans_a, trans_b, dtype_ab, dtype_d, dtype_bias, accumulate, library_bytes);
                 new (self) Gemm(shape, buffers, reinterpret_cast<cudaStream_t>(stream));
             },
             nb::arg("a"), nb::arg("b"), nb::arg("c"), nb::arg("d"), nb::arg("bias"), nb::arg("workspace"), nb::arg("m"),
             nb::arg("n"), nb::arg("k"), nb::arg("trans_a"), nb::arg("trans_b"), nb::arg("dtype_ab"), nb::arg("dtype_d"),
-            nb::arg("dtype_bias"), nb::arg("accumulate"), nb::arg("library_bytes"), nb::arg("before_load").none(),
+            nb::arg("dtype_bias"), nb::arg("accumulate"), nb::arg("library_bytes"),
             nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>(),
-            "Choose an algorithm, timed on these buffers; a, b, c, d and the workspace are overwritten. Calls "
-            "before_load() before timing that takes about 0.6 s; None: such timing is left out. dtype_bias -1: no bias. "
-            "c 0: d, if it accumulates.")
+            "Choose an algorithm, timed on these buffers; a, b, c, d and the workspace are overwritten. "
+            "dtype_bias -1: no bias. c 0: d, if it accumulates.")
         .def(
             "run",
             [](Gemm& self, uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t bias, uintptr_t workspace,
@@ -86,7 +82,6 @@ void bind_gemm(nb::module_& m) {
         },
         nb::arg("m"), nb::arg("n"), nb::arg("k"), nb::arg("dtype_ab"), nb::arg("dtype_d"), nb::arg("dtype_bias"),
         nb::arg("library_bytes"));
-    // Without the GIL: a thread that times a product holds the lock of the choices while it calls before_load.
     m.def("gemm_export", &surogate::exported_choices, nb::call_guard<nb::gil_scoped_release>(),
           "Return the algorithms selected in this process: (description, algorithm).");
     m.def("gemm_import", &surogate::import_choices, nb::arg("choices"), nb::call_guard<nb::gil_scoped_release>(),

@@ -1,10 +1,8 @@
 // Python bindings of loss.h. Pointers are passed as integers; the stream is the last argument.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/function.h>
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
-#include <functional>
 #include <new>
 
 #include "loss.h"
@@ -53,21 +51,21 @@ void bind_loss(nb::module_& m) {
             [](LmHead* self, uintptr_t x, uintptr_t w, uintptr_t targets, uintptr_t loss_scale, uintptr_t loss,
                uintptr_t dx, uintptr_t dw, uintptr_t workspace, int64_t tokens, int64_t d_model, int64_t vocab_size,
                int64_t chunks, int dtype, bool has_dx, int dtype_dw, bool accumulate_loss, bool accumulate_dw,
-               int64_t library_bytes, bool timed, const std::function<void()>& before_load, uintptr_t stream) {
+               int64_t library_bytes, bool timed, uintptr_t stream) {
                 surogate::LmHeadShape shape = shape_of(tokens, d_model, vocab_size, chunks, dtype, has_dx, dtype_dw,
                                                        accumulate_loss, accumulate_dw, library_bytes);
                 shape.timed = timed;
-                new (self) LmHead(shape, buffers_of(x, w, targets, loss_scale, loss, dx, dw, workspace), before_load,
+                new (self) LmHead(shape, buffers_of(x, w, targets, loss_scale, loss, dx, dw, workspace),
                                   reinterpret_cast<cudaStream_t>(stream));
             },
             nb::arg("x"), nb::arg("w"), nb::arg("targets"), nb::arg("loss_scale"), nb::arg("loss"), nb::arg("dx"),
             nb::arg("dw"), nb::arg("workspace"), nb::arg("tokens"), nb::arg("d_model"), nb::arg("vocab_size"),
             nb::arg("chunks"), nb::arg("dtype"), nb::arg("has_dx"), nb::arg("dtype_dw"), nb::arg("accumulate_loss"),
-            nb::arg("accumulate_dw"), nb::arg("library_bytes"), nb::arg("timed"), nb::arg("before_load").none(),
+            nb::arg("accumulate_dw"), nb::arg("library_bytes"), nb::arg("timed"),
             nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>(),
             "Bind to these buffers and select the algorithms of the products. If `timed`, they are timed on the "
-            "buffers, which overwrites w, dw and the workspace; otherwise cuBLASLt's heuristic selects. before_load: "
-            "see Gemm. dtype_dw -1: no dw.")
+            "buffers, which overwrites w, dw and the workspace; otherwise cuBLASLt's heuristic selects. "
+            "dtype_dw -1: no dw.")
         .def(
             "begin", [](LmHead& self, uintptr_t stream) { self.begin(reinterpret_cast<cudaStream_t>(stream)); },
             nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>())

@@ -18,8 +18,6 @@ namespace {
 
 constexpr const char* op_name = "gemm";
 constexpr int requested_choices = 8;
-constexpr double large_flops = 4e10;  // 60 us on an H200; the algorithms of larger products are timed under load
-
 double flops(const GemmShape& s) {
     return 2.0 * static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(s.k);
 }
@@ -141,7 +139,7 @@ struct Gemm::Impl {
         return algos;
     }
 
-    // Planned buffers are zero when ops are bound. Products of zeros take little power, so the clock would not fall.
+    // Planned buffers are zero when ops are bound. Products of zeros take less power, and algorithms rank differently.
     void randomize_operands(const GemmBuffers& buffers, cudaStream_t stream) const {
         randomize(buffers.a, stored_rows_a(shape), stored_a(shape), shape.lda, shape.dtype_ab, stream);
         randomize(buffers.b, stored_rows_b(shape), stored_b(shape), shape.ldb, shape.dtype_ab, stream);
@@ -161,8 +159,7 @@ struct Gemm::Impl {
             return multiply(algos[i], buffers.a, buffers.b, buffers.c, buffers.d, buffers.bias, buffers.workspace,
                             stream) == CUBLAS_STATUS_SUCCESS;
         };
-        const bool is_large = flops(shape) >= large_flops;
-        const Timed timed = fastest(algos.size(), launch, is_large ? buffers.before_load : nullptr, stream);
+        const Timed timed = fastest(algos.size(), launch, stream);
         if (timed.ms == std::numeric_limits<float>::infinity()) {
             throw std::runtime_error("gemm: every algorithm failed for " + description);
         }

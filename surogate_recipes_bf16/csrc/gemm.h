@@ -30,7 +30,6 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -61,8 +60,7 @@ struct GemmBuffers {
     void* d = nullptr;
     const void* bias = nullptr;
     void* workspace = nullptr;
-    void* c = nullptr;                  // null: D
-    std::function<void()> before_load;  // called before timing that takes about 0.6 s; null: such timing is left out
+    void* c = nullptr;  // null: D
 };
 
 class Gemm {

@@ -101,13 +101,11 @@ struct LmHead::Impl {
     Layout layout;
     std::unique_ptr<Gemm> logits, dx, dw_first, dw_next;  // null if not needed
 
-    Impl(const LmHeadShape& s, const LmHeadBuffers& buffers, const std::function<void()>& before_load,
-         cudaStream_t stream)
+    Impl(const LmHeadShape& s, const LmHeadBuffers& buffers, cudaStream_t stream)
         : shape(s), b(buffers), layout(layout_of(s)) {
         check_buffers(s, b);
         const auto timed_on = [&](void* left, void* right, void* result) {
-            return s.timed ? GemmBuffers{left, right, result, nullptr, b.workspace, nullptr, before_load}
-                           : GemmBuffers{};
+            return s.timed ? GemmBuffers{left, right, result, nullptr, b.workspace} : GemmBuffers{};
         };
         void* logits_buffer = at(b.workspace, layout.logits);
         void* x = at(b.workspace, layout.x);
@@ -196,9 +194,8 @@ struct LmHead::Impl {
     }
 };
 
-LmHead::LmHead(const LmHeadShape& shape, const LmHeadBuffers& buffers, const std::function<void()>& before_load,
-               cudaStream_t stream)
-    : impl_(std::make_unique<Impl>(shape, buffers, before_load, stream)) {}
+LmHead::LmHead(const LmHeadShape& shape, const LmHeadBuffers& buffers, cudaStream_t stream)
+    : impl_(std::make_unique<Impl>(shape, buffers, stream)) {}
 
 LmHead::~LmHead() = default;
 

@@ -5,7 +5,6 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 
@@ -57,12 +56,11 @@ struct LmHeadBuffers {
 };
 
 // Constructed once, when the op is bound to its buffers. The constructor times the products on these buffers and leaves
-// undefined contents in w, dw and the workspace. `before_load`: see GemmBuffers. x, w, dx, dw and the workspace must be
+// undefined contents in w, dw and the workspace. x, w, dx, dw and the workspace must be
 // aligned to 256 bytes. Not thread-safe.
 class LmHead {
 public:
-    LmHead(const LmHeadShape& shape, const LmHeadBuffers& buffers, const std::function<void()>& before_load,
-           cudaStream_t stream);
+    LmHead(const LmHeadShape& shape, const LmHeadBuffers& buffers, cudaStream_t stream);
     ~LmHead();
     LmHead(const LmHead&) = delete;
     LmHead& operator=(const LmHead&) = delete;

@@ -182,16 +182,6 @@ def test_exported_algorithm_is_used_after_import() -> None:
         _C.gemm_import([("x", "y")])
 
 
-def test_large_products_are_timed_under_load_and_the_user_is_told_once() -> None:
-    """From 40 GFLOP. The second op of the shape shares the algorithm of the first."""
-    x = product("linear_add", 2048, 2560, 4864, ("bf16", "bf16", "bf16", "bf16"))
-    first, second = (bind_kernel(gemm.KERNELS, x.op, x.contents) for _ in range(2))
-    assert [line for line in first.notices if "later runs" in line] == first.notices != []
-    assert second.notices == []
-    out = x.run()
-    assert_close(out, x.truth, out.dtype, x.length, x.magnitude)
-
-
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("size", [1, 13, 1_000_003])
 def test_operands_of_timed_products_are_normal_numbers(dtype: str, size: int) -> None:

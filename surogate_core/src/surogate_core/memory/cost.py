@@ -63,10 +63,9 @@ class OpCosts:
 
     def __call__(self, op: Op) -> Cost:
         """Return `op_cost` of `op`."""
-        cost = self._costs.get(op.signature)
-        if cost is None:
-            cost = self._costs[op.signature] = op_cost(op, self._ops[op.kind], self._device)
-        return cost
+        if op.signature not in self._costs:
+            self._costs[op.signature] = op_cost(op, self._ops[op.kind], self._device)
+        return self._costs[op.signature]
 
 
 def program_cost(program: Program, ops: Mapping[str, OpDef], device: DeviceInfo) -> Cost:
@@ -76,10 +75,9 @@ def program_cost(program: Program, ops: Mapping[str, OpDef], device: DeviceInfo)
     program. The bandwidth and the multiprocessors that it takes from concurrent ops are not counted.
     """
     flops = nbytes = 0
-    seconds = comm_seconds = 0.0
+    seconds = comm_seconds = free = clock = 0.0
     costs = OpCosts(ops, device)
     done: dict[Value, float] = {}
-    free = clock = 0.0
     for op in program.ops:
         cost = costs(op)
         flops += cost.flops

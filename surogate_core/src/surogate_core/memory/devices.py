@@ -1,10 +1,9 @@
 """The device table: properties of GPUs, for plans on machines that do not have them.
 
-FLOP/s are dense matrix-product rates by operand dtype inside a training step. For the H200 they were measured (one
-H200, 700 W, torch 2.11+cu130, cuBLASLt 13.1, 2026-11-22: bf16 676 to 730 TFLOP/s over the large products of a step of
-three models; 4.2 TB/s of reads and writes). For other devices they are the vendor's dense peak times 0.7, the ratio
-measured on the H200, and 0.87 of the vendor's bandwidth. Links between devices are 0.8 of the vendor's figure for one
-direction, an estimate: NVLink where the boards of a machine have it, else PCIe.
+FLOP/s are those of dense matrix products inside a training step, by dtype of operands. On one H200 they were measured
+(700 W, torch 2.11+cu130, cuBLASLt 13.1, 2026-11-22: bf16 676 to 730 TFLOP/s over the large products of three models;
+4.2 TB/s of reads and writes). For other devices they are 0.7 of the vendor's dense peak, the ratio measured there, and
+0.87 of its bandwidth. Links are 0.8 of the vendor's figure for one direction, an estimate: NVLink, else PCIe.
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ _LINK = 0.8
 _LAUNCH = 2e-6
 """Seconds of an op. On an H200, in captured graphs: 0.5 us a kernel, of about two, and 1 us to begin and to end."""
 _CUDA_RUNTIME_BYTES = 720 << 20
-"""Device memory of a process besides the planned buffers. Measured on an H200 (driver 580, torch 2.11+cu130, cuDNN
-9.19): 620 MiB of context, and up to 97 MiB of modules, graphs and library handles for the configurations of
-benchmarks/h200.md."""
+"""Device memory of a process besides the planned buffers. Measured on an H200 (benchmarks/h200.md): 620 MiB of context,
+and up to 97 MiB of modules, graphs and library handles."""
 
 COLLECTIVE_BYTES = 768 << 20
 """Device memory of NCCL on each of several GPUs, measured on two H200s with NVLink and the NCCL of torch 2.11."""
@@ -106,8 +104,7 @@ def gpu(title: str, sm: int, memory_bytes: int) -> DeviceInfo:
     words = set(title.lower().replace("-", " ").split())
     named = [d for d in DEVICES.values() if set(d.title.lower().replace("-", " ").split()) <= words]
     if named:
-        best = max(named, key=lambda d: len(d.title))
-        return replace(best, title=title, sm=sm, memory_bytes=memory_bytes)
+        return replace(max(named, key=lambda d: len(d.title)), title=title, sm=sm, memory_bytes=memory_bytes)
     older = [d for d in DEVICES.values() if d.sm is not None and d.sm <= sm] or list(DEVICES.values())
     generation = max(d.sm or 0 for d in older)
     slowest = min((d for d in older if d.sm == generation), key=lambda d: d.flops["bf16"])

@@ -29,11 +29,9 @@ class Emitter(Protocol):
 
     def emit(self, kind: str, *ins: Value, label: str | Sequence[str] | None = None, **attrs: Any) -> tuple[Value, ...]:
         """Append an op and return its outputs."""
-        ...
 
     def apply(self, kind: str, *ins: Value, label: str | None = None, **attrs: Any) -> Value:
         """Append an op and return its first output."""
-        ...
 
 
 def _none(op: Op) -> int:
@@ -63,11 +61,9 @@ class OpDef(Definition):
                 recomputation of the others, possibly from the kept ones. Without it, the op is emitted again.
     adding      op -> the kind (*ins, base) -> base + output that replaces the op and an addition of its only output
                 (pass `fuse_adds`); "" if there is none. References of both forms give the same bits.
-    pairing     the kind (*ins, *ins of another op of this kind) -> the sum of both outputs, for ops that `adding`
-                serves and where the other addend is such an op too; "" if there is none
+    pairing     the kind (*ins, *ins of another op of this kind) -> the sum of both outputs (`fuse_adds`), or ""
     first_output
-                the kind with the same inputs and attrs that computes the first output alone and replaces the op where
-                nothing reads the others, such as the gradient of a frozen weight (`dead_code`); "" if there is none
+                the kind that computes the first output alone, where nothing reads the others (`dead_code`), or ""
     may_overwrite
                 {index of an output: index of an input}: both may have one place in memory if no later op reads the
                 input. Every kernel of the op must allow that.

@@ -1,15 +1,14 @@
 """Matrix products of linear layers by cuBLASLt: forward, dgrad and wgrad.
 
 Operands and results are bf16 or fp32, sums fp32; `linear_add` and `linear_dgrad_add` read what they add to in their
-epilogue, and may overwrite it. When an op is bound, its algorithm is selected by timing (`csrc/timing.h`): large
-products under load, because at the power limit of a GPU algorithms rank differently. All ops of the same shape share
-it, and it is cached for later runs, which are then bit-identical. With `deterministic: true` nothing is timed and the
-first algorithm of cuBLASLt's heuristic is used.
+epilogue, and may overwrite it. When an op is bound, its algorithm is selected by timing (`csrc/timing.h`). All ops of
+the same shape share it, and it is cached for later runs, which are then bit-identical. With `deterministic: true`
+nothing is timed and the first algorithm of cuBLASLt's heuristic is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target, Value
@@ -39,13 +38,6 @@ def autotune_cache(ctx: BindContext) -> None:
         ctx.autotune_cache(
             "products", lambda entries: _C.gemm_import(list(entries.items())), lambda: dict(_C.gemm_export())
         )
-
-
-def announce_timing(ctx: BindContext) -> Callable[[], None]:
-    """Return a function that tells the user why binding takes seconds."""
-    return lambda: ctx.notice(
-        "selecting algorithms of matrix products, about 0.6 s for each large one; later runs take them from the cache"
-    )
 
 
 @dataclass(frozen=True)
@@ -114,7 +106,6 @@ def bind(op: Op, ctx: BindContext) -> Call:
         NO_BIAS if bias is None else DTYPE_CODES[bias.dtype],
         0 in op.accumulate or base is not None,
         library_bytes(ctx.target),
-        announce_timing(ctx),
         ctx.stream,
     )
     return ctx.call(gemm.run, a, b, base or 0, op.outs[0], bias or 0, ctx.workspace)

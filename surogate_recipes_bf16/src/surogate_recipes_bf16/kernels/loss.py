@@ -11,7 +11,7 @@ from surogate_core.api import BindContext, KernelDef, Launch, Op, Support, Targe
 from surogate_core.program.value import DTYPE_BYTES
 
 from .dtypes import DTYPE_CODES, FLOATS, supports_accumulate
-from .gemm import announce_timing, autotune_cache, is_timed, library_bytes
+from .gemm import autotune_cache, is_timed, library_bytes
 from .workspace import aligned
 
 NO_DW = -1
@@ -58,7 +58,6 @@ def _bind(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
         2 in op.accumulate,
         library_bytes(ctx.target),
         is_timed(ctx.target),
-        announce_timing(ctx),
         ctx.stream,
     )
     tokens, _, _, chunks = _sizes(op)

@@ -30,14 +30,12 @@ def fuse_adds(program: Program, ops: Mapping[str, OpDef]) -> Program:
         products = {producer[v]: base for v, base in addends.items() if v in producer and _fits(producer[v], op, ops)}
         if products:
             product = max(products, key=lambda p: ops[p.kind].flops(p))
-            del result[product]
-            base, kind = products[product], ops[product.kind].adding(product)
-            other = producer.get(base)
-            if other in products and other.kind == product.kind and ops[other.kind].pairing:
-                del result[other]
-                op = replace(product, kind=ops[other.kind].pairing, ins=(*product.ins, *other.ins), outs=op.outs)
-            else:
-                op = replace(product, kind=kind, ins=(*product.ins, base), outs=op.outs)
+            definition, added = ops[product.kind], (products.pop(product),)
+            pair = [other for other in products if other.kind == product.kind and definition.pairing]
+            for fused in (product, *pair):
+                del result[fused]
+            kind = definition.pairing if pair else definition.adding(product)
+            op = replace(product, kind=kind, ins=(*product.ins, *(pair[0].ins if pair else added)), outs=op.outs)
         result[op] = op
         producer.update((v, op) for v in op.outs if v.role == "act" and readers[v] == 1)
     return replace(program, ops=tuple(result))
