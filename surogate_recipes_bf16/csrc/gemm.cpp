@@ -18,6 +18,7 @@ namespace {
 
 constexpr const char* op_name = "gemm";
 constexpr int requested_choices = 8;
+
 double flops(const GemmShape& s) {
     return 2.0 * static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(s.k);
 }
