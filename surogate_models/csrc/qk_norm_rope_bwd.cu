@@ -123,7 +123,9 @@ __global__ void __launch_bounds__(rope_threads, with_dw ? 4 : 8)
                         db[i] = gb;
                     }
                 }
-                const float rstd = __frsqrt_rn(group_sum(squares, s) * per_element + s.eps);
+                // Without a head, elements are 0 and rstd could be infinite: 0 keeps NaN out of dw.
+                const float root = __frsqrt_rn(group_sum(squares, s) * per_element + s.eps);
+                const float rstd = head < chunk.heads ? root : 0.0f;
                 const float mean = group_sum(products, s) * rstd * per_element;  // of g n
                 const float slope = rstd * rstd * mean;
                 x.to_float(a, b);

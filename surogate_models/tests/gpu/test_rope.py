@@ -229,6 +229,11 @@ def test_rope_of_large_positions_matches_the_reference(first: int) -> None:
     check_rope(Case((500, 2, 1, 128), "fp32", seed=8, first=first))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_lanes_without_a_head_add_nothing_to_the_gradients_where_eps_is_zero(dtype: str) -> None:
+    check_backward(Case((33, 5, 1, 128), dtype, seed=10, eps=0.0))
+
+
 @pytest.mark.parametrize("skew", [0, 1])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(33, 16, 8, 128), (2500, 4, 2, 128), (97, 6, 2, 96), (70, 40, 5, 64)], ids=str)
