@@ -73,7 +73,7 @@ def test_an_adapter_is_profiled_without_the_weights_of_its_base(here: Workplace)
     """Its matrices that start at zero are drawn: so no product multiplies zeros."""
     overrides = ("lora=true", "from_scratch=false")
     result = profiled(here, *overrides, use_random_weights=True)
-    assert "adapter lora" in result.recipe and "linear_add" in {group.kind for group in result.by_kind()}
+    assert "adapter lora" in result.recipe and "linear_pair" in {group.kind for group in result.by_kind()}
     opened = run.open_run(run.load(here.write(), overrides))
     plan = run.plan(opened)
     worker = run.make_worker(opened, plan)

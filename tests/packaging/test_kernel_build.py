@@ -223,7 +223,7 @@ def test_a_wheel_cannot_write_outside_the_folder_of_its_headers(
 
 
 def test_only_one_file_includes_the_cudnn_frontend_which_is_slow_to_compile() -> None:
-    sources = [path for folder in FOLDERS for path in (folder / "csrc").iterdir()]
+    sources = [path for folder in FOLDERS for path in (folder / "csrc").rglob("*.*")]
     assert [path.name for path in sources if "#include <cudnn_frontend" in path.read_text()] == ["cudnn_graph.h"]
     assert [path.name for path in sources if '#include "cudnn_graph.h"' in path.read_text()] == ["attention_cudnn.cpp"]
 
