@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from surogate_core.api import Emitter, Gradients, Init, Op, OpDef, OutSpec, Program, Scalars, Value
+from surogate_core.dtypes import DTYPES, accumulator
 from surogate_core.errors import ProgramError
 from surogate_core.memory.plan import ArenaPlan, MemoryPlan, plan_family
 from surogate_core.program.builder import Builder
@@ -26,7 +27,6 @@ from surogate_core.program.passes.fuse_adds import fuse_adds
 from surogate_core.program.passes.in_place import in_place
 from surogate_core.program.passes.outputs import write_to
 from surogate_core.program.passes.recompute import recompute
-from surogate_core.program.value import DTYPE_BYTES, accumulator
 from surogate_core.program.verify import verify
 from surogate_core.reference.ops import load, up
 from surogate_core.runtime.arena import Buffers
@@ -471,7 +471,7 @@ def live_values(arena: ArenaPlan) -> Iterator[tuple[str, int, int, int, int]]:
     """
     for life in arena.lives:
         for value in (life.value, *life.overwritten) if life.value in arena.offsets else ():
-            assert value.nbytes == value.size * DTYPE_BYTES[value.dtype]
+            assert value.nbytes == DTYPES[value.dtype].nbytes(value.size)
             yield value.name, life.first, life.last, arena.offsets[value], value.nbytes
     for index, (offset, nbytes) in arena.workspace.items():
         yield f"workspace of op {index}", index, index, offset, nbytes

@@ -40,6 +40,7 @@ from surogate_core.api import (
     Value,
     WeightMap,
 )
+from surogate_core.dtypes import DTYPES
 from surogate_core.errors import ConfigError, ProgramError
 from surogate_core.memory.devices import device
 from surogate_core.planning.assemble import assemble
@@ -47,7 +48,6 @@ from surogate_core.planning.inputs import PlanInputs
 from surogate_core.planning.lm_head_chunks import LOGITS_BYTES, auto_lmhead_chunks
 from surogate_core.program.builder import Builder
 from surogate_core.program.show import listing
-from surogate_core.program.value import DTYPE_BYTES
 from surogate_core.program.verify import Checked
 from surogate_core.runtime.initialise import initialise
 from surogate_models.qwen3 import QWEN3
@@ -212,7 +212,7 @@ def test_a_pass_that_breaks_a_program_is_named(change: dict[str, Any], pass_name
 
 def test_auto_lmhead_chunks_is_the_fewest_that_stay_small() -> None:
     for tokens, vocab, dtype in product((1, 7, 96, 4096, 3 * 4096, 32768), (97, 151_936, 1 << 24), ("bf16", "fp32")):
-        row = vocab * DTYPE_BYTES[dtype]
+        row = DTYPES[dtype].nbytes(vocab)
         divisors = [c for c in range(1, tokens + 1) if tokens % c == 0]
         small = [c for c in divisors if tokens // c * row <= LOGITS_BYTES]
         assert auto_lmhead_chunks(tokens, vocab, dtype) == (min(small) if small else tokens)
@@ -231,7 +231,7 @@ def test_the_logits_that_are_planned_stay_small(model: str, matmul: str) -> None
     heads = [op for p in assembly.programs.values() for op in p.ops if op.kind.startswith("lm_head_ce")]
     assert len(heads) == 3
     for op in heads:
-        logits = op.ins[0].shape[0] // assembly.batch.lmhead_chunks * 151_936 * DTYPE_BYTES[matmul]
+        logits = op.ins[0].shape[0] // assembly.batch.lmhead_chunks * DTYPES[matmul].nbytes(151_936)
         assert OPS[op.kind].workspace(op) == logits <= LOGITS_BYTES
 
 

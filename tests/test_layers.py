@@ -23,31 +23,36 @@ PLUGINS = [
     if path.name != "surogate_core" and path.is_dir() and (path / "plugin.py").exists()
 ]
 
-OPEN_TO_PLUGINS = {"api", "errors", "program", "reference", "run", "testing"}
+OPEN_TO_PLUGINS = {"api", "dtypes", "errors", "program", "reference", "run", "testing"}
 """Parts of core that a plugin may import. `reference` holds the torch functions that reference ops are made of."""
 
 MAY_IMPORT: Mapping[str, set[str]] = {
     "__init__": set(),
     "cmake": set(),
     "errors": set(),
+    "dtypes": set(),
     "origin": {"errors"},
-    "program": {"errors", "origin"},
+    "program": {"dtypes", "errors", "origin"},
     "api": {"origin", "program"},
-    "standard_ops": {"errors", "program"},
+    "standard_ops": {"dtypes", "errors", "program"},
     "memory": {"api", "errors", "program"},
     "machine": {"api", "memory"},
     "hub": {"errors"},
     "config": {"api", "errors"},
-    "plugins": {"api", "config", "errors", "origin", "program"},
+    "plugins": {"api", "config", "dtypes", "errors", "origin", "program"},
     "data": {"api", "config", "errors", "hub", "machine"},
-    "reference": set(),
-    "planning": {"api", "config", "data", "errors", "hub", "machine", "memory", "origin", "plugins", "program"},
-    "runtime": {"api", "data", "errors", "machine", "memory", "origin", "planning", "program", "reference"},
+    "reference": {"dtypes"},
+    "planning": {
+        *("api", "config", "data", "dtypes", "errors", "hub", "machine", "memory", "origin", "plugins", "program"),
+    },
+    "runtime": {
+        *("api", "data", "dtypes", "errors", "machine", "memory", "origin", "planning", "program", "reference"),
+    },
     "testing": {"api", "plugins", "reference", "runtime"},
     "reporting": {"api", "config", "errors", "memory", "origin", "plugins"},
     "builtin": {"api", "data", "machine", "reporting", "runtime", "standard_ops"},
     "checkpoint": {
-        *("api", "config", "data", "errors", "hub", "machine", "memory", "planning", "plugins", "program"),
+        *("api", "config", "data", "dtypes", "errors", "hub", "machine", "memory", "planning", "plugins", "program"),
         *("reference", "reporting", "runtime"),
     },
     "outputs": {"checkpoint", "config", "errors", "hub", "machine", "planning", "plugins", "reporting"},

@@ -9,13 +9,14 @@ import torch
 
 from surogate_core.checkpoint.manifest import hash_file
 from surogate_core.checkpoint.states import load_state, write_state
+from surogate_core.dtypes import DTYPES
 from surogate_core.errors import ConfigError
-from surogate_core.program.value import DTYPE_BYTES, Value
+from surogate_core.program.value import Value
 from surogate_core.reference.rounding import TORCH_DTYPES
 
 
 def values(rows: int = 3) -> list[Value]:
-    return [Value(f"state.{dtype}", (rows, 5), dtype, "state") for dtype in DTYPE_BYTES]
+    return [Value(f"state.{dtype}", (rows, 5), dtype, "state") for dtype in DTYPES]
 
 
 def random_bits(value: Value) -> torch.Tensor:

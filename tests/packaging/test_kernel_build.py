@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 import torch
 import virtualenvs
 
-from surogate_core.program.value import DTYPE_BYTES, DTYPE_CODES
+from surogate_core.dtypes import DTYPES
 from surogate_core.reference.rounding import philox4x32, random_16_bits, round_stochastic
 
 ROOT = Path(__file__).parents[2]
@@ -229,9 +230,17 @@ def test_only_one_file_includes_the_cudnn_frontend_which_is_slow_to_compile() ->
 
 
 def test_dtype_codes_match_the_header() -> None:
-    assert set(DTYPE_CODES) == set(DTYPE_BYTES)
-    entries = ", ".join(f"{name.upper()} = {code}" for name, code in DTYPE_CODES.items())
-    assert f"{{ {entries} }}" in (CORE / "include/surogate/dtype.h").read_text()
+    """Codes, bytes and names in the header are those of the table."""
+    header = (CORE / "include/surogate/dtype.h").read_text()
+    in_order = sorted(DTYPES.values(), key=lambda dtype: dtype.code)
+    assert [dtype.code for dtype in in_order] == list(range(len(DTYPES)))
+    assert "{ " + ", ".join(f"{dtype.name.upper()} = {dtype.code}" for dtype in in_order) + " }" in header
+    assert "{" + ", ".join(f'"{dtype.name}"' for dtype in in_order) + "}" in header
+    cases = {
+        int(n): set(re.findall(r"case (\w+):", names))
+        for names, n in re.findall(r"((?:\s*case \w+:)+)\s*return (\d+);", header)
+    }
+    assert cases == {n: {d.name.upper() for d in in_order if d.bits == 8 * n} for n in (1, 2, 4, 8)}
 
 
 SOURCE = r"""

@@ -9,10 +9,10 @@ import torch
 from models import harness
 from small_programs import INIT
 
+from surogate_core.dtypes import DTYPES
 from surogate_core.memory.plan import plan_family
 from surogate_core.planning.assemble import assemble
 from surogate_core.program.builder import Builder
-from surogate_core.program.value import DTYPE_BYTES
 from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.host_copy import HostCopy, NoHostMemory, _allocate
 from surogate_core.runtime.worker import Worker
@@ -22,7 +22,7 @@ from surogate_core.standard_ops import OPS
 def filled() -> Buffers:
     """Return buffers with states of every dtype and of odd sizes, filled with random bytes."""
     b = Builder({op.kind: op for op in OPS}, "fp32")
-    for n, dtype in enumerate(DTYPE_BYTES):
+    for n, dtype in enumerate(DTYPES):
         b.state(f"state.{dtype}", (n + 1, 5), dtype, INIT)
         b.state(f"hole.{dtype}", (3000,), dtype, INIT)
     buffers = Buffers(plan_family((b.program("load"),), b.declared, lambda op: 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
-from surogate_core.program.value import DTYPE_CODES
+from surogate_core.dtypes import DTYPES
 
 MAX_HEAD_DIM = 256
 _TOKENS_PER_BLOCK = 4
@@ -54,7 +54,7 @@ def _bind_rope_bwd(op: Op, ctx: BindContext) -> Call:
 def _bind_rotation(launch: Callable[..., None], op: Op, ctx: BindContext) -> Call:
     (out,) = op.outs
     return ctx.call(
-        launch, *op.ins, _frequencies(op, ctx), out, *_sizes(op), _attention_factor(op), DTYPE_CODES[out.dtype]
+        launch, *op.ins, _frequencies(op, ctx), out, *_sizes(op), _attention_factor(op), DTYPES[out.dtype].code
     )
 
 
@@ -70,7 +70,7 @@ def _bind_qk_norm_rope(op: Op, ctx: BindContext) -> Call:
         *_sizes(op),
         op.attrs["eps"],
         _attention_factor(op),
-        DTYPE_CODES[op.outs[0].dtype],
+        DTYPES[op.outs[0].dtype].code,
     )
 
 
@@ -89,7 +89,7 @@ def _bind_qk_norm_rope_bwd(op: Op, ctx: BindContext) -> Call:
         _attention_factor(op),
         1 in op.accumulate,
         2 in op.accumulate,
-        *(DTYPE_CODES[out.dtype] for out in op.outs),
+        *(DTYPES[out.dtype].code for out in op.outs),
     )
 
 

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, Value
+from surogate_core.dtypes import accumulator
 from surogate_core.errors import ProgramError
-from surogate_core.program.value import accumulator
 
 _REFERENCE = "surogate_models.reference"
 

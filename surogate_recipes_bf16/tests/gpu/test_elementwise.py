@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from surogate_core.dtypes import DTYPES
 from surogate_core.reference import ops as reference
 from surogate_core.testing.cases import cases
 from surogate_core.testing.kernels import assert_close, eager_and_graph, guarded, guarded_copy, same_bits
-from surogate_recipes_bf16.kernels.dtypes import DTYPE_CODES
 from surogate_recipes_bf16.kernels.elementwise import embedding_bwd_workspace
 
 pytestmark = pytest.mark.gpu
 
 FP32, BF16 = torch.float32, torch.bfloat16
 FLOATS = (FP32, BF16)
-CODES = {FP32: DTYPE_CODES["fp32"], BF16: DTYPE_CODES["bf16"]}
+CODES = {FP32: DTYPES["fp32"].code, BF16: DTYPES["bf16"].code}
 SIZES = cases([7, 4099], more=[1, 8, 1000, 1 << 20])
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from surogate_core.api import Deterministic, Op, Target, Value
-from surogate_core.program.value import DTYPE_CODES
+from surogate_core.dtypes import DTYPES
 from surogate_core.runtime.device import training_device
 from surogate_core.testing.binding import bind_kernel, run_kernel
 from surogate_core.testing.cases import cases
@@ -189,7 +189,7 @@ def test_operands_of_timed_products_are_normal_numbers(dtype: str, size: int) ->
     from surogate_recipes_bf16 import _C
 
     out = guarded((size,), TORCH[dtype])
-    _C.random_normal(out.pointer, size, DTYPE_CODES[dtype], torch.cuda.current_stream().cuda_stream)
+    _C.random_normal(out.pointer, size, DTYPES[dtype].code, torch.cuda.current_stream().cuda_stream)
     out.check()
     numbers = out.tensor.double()
     assert numbers.isfinite().all()
@@ -205,8 +205,8 @@ def test_planned_workspace_equals_that_of_the_product(kind: str, dtypes: Sequenc
 
     op = product(kind, 7, 130, 12, dtypes).op
     target, shape = Target(training_device()), gemm.product(op)
-    bias = DTYPE_CODES[op.ins[2].dtype] if len(op.ins[-1].shape) == 1 else gemm.NO_BIAS
-    a, out = DTYPE_CODES[op.ins[0].dtype], DTYPE_CODES[op.outs[0].dtype]
+    bias = DTYPES[op.ins[2].dtype].code if len(op.ins[-1].shape) == 1 else gemm.NO_BIAS
+    a, out = DTYPES[op.ins[0].dtype].code, DTYPES[op.outs[0].dtype].code
     needed = _C.gemm_workspace_bytes(shape.m, shape.n, shape.k, a, out, bias, gemm.library_bytes(target))
     (kernel,) = [x for x in gemm.KERNELS if x.op == kind and x.dtypes == tuple(dtypes)]
     assert kernel.workspace(op, target) == needed

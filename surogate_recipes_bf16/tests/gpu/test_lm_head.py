@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from surogate_core.api import Op, Target, Value
-from surogate_core.program.value import DTYPE_CODES
+from surogate_core.dtypes import DTYPES
 from surogate_core.runtime.device import training_device
 from surogate_core.testing.binding import bind_kernel, run_kernel
 from surogate_core.testing.cases import cases
@@ -194,6 +194,6 @@ def test_planned_workspace_equals_that_of_the_head(chunks: int, dtype: str, dw_d
     op = Op("lm_head_ce_grads", ins, outs[: 1 + len(wrt)], attrs)
     (kernel,) = [k for k in loss.KERNELS if k.op == op.kind and k.dtypes == tuple(v.dtype for v in (*op.ins, *op.outs))]
     target = Target(training_device())
-    codes = (DTYPE_CODES[dtype], True, DTYPE_CODES[dw_dtype] if dw_dtype else loss.NO_DW)
+    codes = (DTYPES[dtype].code, True, DTYPES[dw_dtype].code if dw_dtype else loss.NO_DW)
     needed = _C.lm_head_workspace_bytes(36, 40, 777, chunks, *codes, gemm.library_bytes(target))
     assert kernel.workspace(op, target) == needed

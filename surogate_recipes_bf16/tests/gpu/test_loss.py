@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from surogate_core.program.value import DTYPE_CODES
+from surogate_core.dtypes import DTYPES
 from surogate_core.testing.cases import cases
 from surogate_core.testing.kernels import (
     assert_close,
@@ -67,7 +67,7 @@ def test_cross_entropy_matches_fp64(shape: tuple[int, int], spread: float, dtype
     start = padded_logits(rows, vocab_size, TORCH[dtype], spread)
     targets = guarded_copy(random_targets(rows, vocab_size))
     scale = guarded_copy(torch.tensor(0.37, device="cuda"))
-    sizes = (rows, vocab_size, start.shape[1], DTYPE_CODES[dtype])
+    sizes = (rows, vocab_size, start.shape[1], DTYPES[dtype].code)
     row_loss, gradient = cross_entropy_truth(start[:, :vocab_size], targets.tensor, float(scale.tensor))
 
     logits, losses = guarded_copy(start), guarded((rows,), torch.float32)
@@ -111,7 +111,7 @@ def test_minus_infinity_contributes_nothing_and_nan_propagates(vocab_size: int, 
     scale = torch.ones((), device="cuda")
     stream = torch.cuda.current_stream().cuda_stream
     _C.cross_entropy_grads(
-        *(t.data_ptr() for t in (logits, targets, scale, losses)), 4, vocab_size, 128, DTYPE_CODES[dtype], stream
+        *(t.data_ptr() for t in (logits, targets, scale, losses)), 4, vocab_size, 128, DTYPES[dtype].code, stream
     )
     expected = -start[0, :vocab_size].double().log_softmax(-1)[1]
     assert_close(losses[:1], expected[None], torch.float32, 128, 10.0)

@@ -12,9 +12,9 @@ from math import sqrt
 from zlib import crc32
 
 from surogate_core.api import AdapterDef, Init, Op, Precision, Program, Scalars, Value, WeightMap
+from surogate_core.dtypes import DTYPES
 from surogate_core.errors import ConfigError
 from surogate_core.program.builder import Builder
-from surogate_core.program.value import FLOAT_DTYPES
 
 from . import saved_modules
 from .files import CONFIG_FILE, load, merge, save
@@ -130,7 +130,7 @@ class _Matrices:
 
     def _dtype(self) -> str:
         """The dtype of products, so that no op casts; that of the model where products have a narrower form."""
-        return self.precision.matmul if self.precision.matmul in FLOAT_DTYPES else self.precision.model
+        return self.precision.matmul if DTYPES[self.precision.matmul].has_grad else self.precision.model
 
     def _pair(self, p: _Projection, width: int) -> tuple[Value, Value]:
         """A uniform in +-1 / sqrt(K), which is Kaiming's with a = sqrt(5)."""

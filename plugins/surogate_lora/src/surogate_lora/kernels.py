@@ -8,7 +8,7 @@ from itertools import pairwise
 from struct import pack
 
 from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target, Value
-from surogate_core.program.value import DTYPE_BYTES, DTYPE_CODES
+from surogate_core.dtypes import DTYPES
 
 from .ops import dropped_draws, kept_scale
 
@@ -34,7 +34,7 @@ class _Move:
     @property
     def words(self) -> tuple[int, ...]:
         """The scale is the bits of a double."""
-        source, target = (DTYPE_CODES[dtype] for dtype in self.dtypes)
+        source, target = (DTYPES[dtype].code for dtype in self.dtypes)
         kinds = source | target << 8 | self.accumulates << 16
         scale = int.from_bytes(pack("<d", self.scale), "little")
         strides = self.source_stride, self.target_stride
@@ -77,7 +77,7 @@ def _bind_unpack(op: Op, ctx: BindContext) -> Call:
 
 
 def _address(ctx: BindContext, value: Value, row: int, column: int) -> int:
-    return ctx.pointer(value) + (row * value.shape[1] + column) * DTYPE_BYTES[value.dtype]
+    return ctx.pointer(value) + DTYPES[value.dtype].nbytes(row * value.shape[1] + column)
 
 
 def _move(ctx: BindContext, moves: Sequence[_Move]) -> Call:
@@ -108,7 +108,7 @@ def _bind_dropout(op: Op, ctx: BindContext) -> Call:
     return ctx.call(
         _C.lora_dropout,
         *(x, micro_step, seed, y, x.size, op.attrs["stream"]),
-        *(dropped_draws(rate), kept_scale(rate), DTYPE_CODES[x.dtype]),
+        *(dropped_draws(rate), kept_scale(rate), DTYPES[x.dtype].code),
     )
 
 

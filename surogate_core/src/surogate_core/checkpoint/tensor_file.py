@@ -14,20 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..dtypes import DTYPES
+from ..reference.rounding import TORCH_DTYPES
 from .manifest import HashedFile
 
 MAX_SHARD_BYTES = 5_000_000_000
 
-STORED_AS = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-}
+STORED_AS = {TORCH_DTYPES[name]: dtype.file_name for name, dtype in DTYPES.items()}
 """The name of each dtype in a safetensors header."""
 
 

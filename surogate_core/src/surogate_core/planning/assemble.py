@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..api import BatchInputs, Init, ParamGrad, Scalars, WeightMap
+from ..dtypes import DTYPES, wider
 from ..errors import DisconnectedError, ProgramError
 from ..memory.plan import plan_family
 from ..origin import blaming
@@ -36,7 +37,7 @@ from ..program.passes.outputs import write_to
 from ..program.passes.pending import carried_states, on_copies
 from ..program.passes.recompute import recompute
 from ..program.passes.reduce import MicroStep, micro_step_counts, reduce
-from ..program.value import DTYPE_BYTES, Value
+from ..program.value import Value
 from .assembly import Assembly
 from .inputs import PlanInputs
 from .lm_head_chunks import lm_head_chunks
@@ -98,8 +99,8 @@ def assemble(inputs: PlanInputs) -> Assembly:
 
 def _batch(b: Builder, inputs: PlanInputs) -> BatchInputs:
     tokens, precision = inputs.tokens, inputs.precision
-    wider = max(precision.model, precision.matmul, key=DTYPE_BYTES.__getitem__)
-    chunks = lm_head_chunks(inputs.lmhead_chunks, tokens, inputs.dims.vocab_size, wider)
+    of_logits = wider(precision.model, precision.matmul)
+    chunks = lm_head_chunks(inputs.lmhead_chunks, tokens, inputs.dims.vocab_size, of_logits)
     return BatchInputs(
         tokens=b.input("tokens", (tokens,), "int32"),
         targets=b.input("targets", (tokens,), "int32"),
@@ -232,8 +233,7 @@ class _Recorder:
         asked, of_model = self.inputs.precision.master, {m.param for m in weights}
         pairs = []
         for param, grad in gradients.items():
-            wider = max(param.dtype, asked, key=DTYPE_BYTES.__getitem__)
-            dtype = asked if param.name in of_model else wider
+            dtype = asked if param.name in of_model else wider(param.dtype, asked)
             own = param.dtype in (dtype, "fp64")
             master = param if own else self.b.state(f"master.{param.name}", param.shape, dtype, None)
             pairs.append(ParamGrad(param, grad, master))
@@ -248,7 +248,7 @@ class _Recorder:
             for p in params:
                 if p.master is not p.param:
                     self.b.emit("cast", p.param, outs=[p.master], dtype=p.master.dtype)
-                    if DTYPE_BYTES[p.master.dtype] < DTYPE_BYTES[p.param.dtype]:
+                    if DTYPES[p.master.dtype].bits < DTYPES[p.param.dtype].bits:
                         self.b.emit("cast", p.master, outs=[p.param], dtype=p.param.dtype)
             return self.passed("load", None, self.b.program("load", stage="load"))
 

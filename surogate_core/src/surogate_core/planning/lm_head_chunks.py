@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..dtypes import DTYPES
 from ..errors import ConfigError
-from ..program.value import DTYPE_BYTES
 
 LOGITS_BYTES = 512 << 20
 """`lmhead_chunks: auto` keeps the logits of a chunk at or below this size."""
@@ -25,7 +25,7 @@ def lm_head_chunks(asked: int | None, tokens: int, vocab_size: int, dtype: str) 
 
 def auto_lmhead_chunks(tokens: int, vocab_size: int, dtype: str) -> int:
     """Return the smallest number of equal chunks whose logits stay within LOGITS_BYTES each."""
-    row = vocab_size * DTYPE_BYTES[dtype]
+    row = DTYPES[dtype].nbytes(vocab_size)
     return min(c for c in _divisors(tokens) if tokens // c * row <= LOGITS_BYTES or c == tokens)
 
 

@@ -13,9 +13,9 @@ from dataclasses import fields, replace
 from typing import Any, Final, TypeVar
 
 from ..api import Definition, Encoded, Logger, Merge, OutSpec, Precision, Program, Support, Value, WeightMap
+from ..dtypes import DTYPES
 from ..errors import ProgramError, SurogateError
 from ..origin import Origin
-from ..program.value import DTYPE_BYTES
 
 D = TypeVar("D", bound=Definition)
 
@@ -178,8 +178,8 @@ def _specs(result: Any, args: Sequence[Any]) -> str:
     for spec in result:
         if not isinstance(spec, OutSpec):
             return "a list of OutSpec"
-        if spec.dtype not in DTYPE_BYTES:
-            return f"dtypes among {', '.join(DTYPE_BYTES)}"
+        if spec.dtype not in DTYPES:
+            return f"dtypes among {', '.join(DTYPES)}"
         if not all(type(size) is int for size in spec.shape):
             return "shapes of ints"
     return ""
@@ -202,8 +202,8 @@ def _one_each(what: str) -> Check:
 def _precision(result: Any, args: Sequence[Any]) -> str:
     if not isinstance(result, Precision):
         return "a Precision"
-    wrong = [field.name for field in fields(result) if getattr(result, field.name) not in DTYPE_BYTES]
-    return f"dtypes among {', '.join(DTYPE_BYTES)} for {', '.join(wrong)}" if wrong else ""
+    wrong = [field.name for field in fields(result) if getattr(result, field.name) not in DTYPES]
+    return f"dtypes among {', '.join(DTYPES)} for {', '.join(wrong)}" if wrong else ""
 
 
 def _support(result: Any, args: Sequence[Any]) -> str:

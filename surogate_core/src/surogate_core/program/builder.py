@@ -9,11 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..dtypes import DTYPES
 from ..errors import ProgramError
 from .infer import infer
 from .op import Lane, Op, Phase, Program, Stage
 from .opdef import OpDef
-from .value import DTYPE_BYTES, Init, Role, Value
+from .value import Init, Role, Value
 
 
 class Builder:
@@ -141,8 +142,8 @@ class Builder:
 
 
 def _check_dtype(name: str, dtype: str) -> None:
-    if dtype not in DTYPE_BYTES:
-        raise ProgramError(f"{_caller()}: {name!r} has the unknown dtype {dtype!r}; known: {', '.join(DTYPE_BYTES)}")
+    if dtype not in DTYPES:
+        raise ProgramError(f"{_caller()}: {name!r} has the unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
 
 
 def _caller() -> str:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from ..dtypes import DTYPES, wider
 from ..errors import DisconnectedError, ProgramError
 from .builder import Builder
 from .op import Op, Program
-from .value import DTYPE_BYTES, FLOAT_DTYPES, Value
+from .value import Value
 
 
 def differentiate(
@@ -72,7 +73,7 @@ def _depends_on(program: Program, params: list[Value]) -> set[Value]:
     reached = set(params)
     for op in program.ops:
         if any(v in reached for v in op.ins):
-            reached.update(v for v in op.outs if v.dtype in FLOAT_DTYPES and v.role == "act")
+            reached.update(v for v in op.outs if DTYPES[v.dtype].has_grad and v.role == "act")
     return reached
 
 
@@ -124,7 +125,7 @@ def _vjp(builder: Builder, op: Op, grads: tuple[Value | None, ...], wanted: set[
             )
         return results
     given = [i for i, g in enumerate(grads) if g is not None]
-    wrt = tuple(i for i, v in enumerate(op.ins) if v in wanted and v.dtype in FLOAT_DTYPES)
+    wrt = tuple(i for i, v in enumerate(op.ins) if v in wanted and DTYPES[v.dtype].has_grad)
     outs = builder.emit(
         "reference_vjp",
         *op.ins,
@@ -142,8 +143,8 @@ def _vjp(builder: Builder, op: Op, grads: tuple[Value | None, ...], wanted: set[
 
 def _sum(builder: Builder, a: Value, b: Value, label: str) -> Value:
     """Emit a + b in the wider of the two dtypes, so that an fp32 sum is not narrowed to match a bf16 addend."""
-    wider = max(a.dtype, b.dtype, key=DTYPE_BYTES.__getitem__)
-    a, b = (v if v.dtype == wider else builder.apply("cast", v, dtype=wider) for v in (a, b))
+    dtype = wider(a.dtype, b.dtype)
+    a, b = (v if v.dtype == dtype else builder.apply("cast", v, dtype=dtype) for v in (a, b))
     return builder.apply("add", a, b, label=label)
 
 

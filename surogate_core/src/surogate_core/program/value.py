@@ -7,6 +7,8 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
+from ..dtypes import DTYPES
+
 Role = Literal["input", "param", "grad", "state", "act"]
 """The role of a value determines who owns its memory and how long it lives.
 
@@ -16,20 +18,6 @@ grad    gradient of a param, accumulated over the micro-steps of an optimizer st
 state   anything else that outlives a program: optimizer moments, master weights, amax history, loss sums
 act     an activation in the shared arena: lives from the op that writes it to the last op that reads it
 """
-
-DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "e4m3": 1, "e5m2": 1, "int64": 8, "int32": 4, "uint8": 1}
-"""Storage dtypes and their bytes per element. fp64 is used only by tests against finite differences."""
-
-DTYPE_CODES = {"fp32": 0, "bf16": 1, "fp64": 2, "int32": 3, "int64": 4, "e4m3": 5, "e5m2": 6, "uint8": 7}
-"""Dtype codes of the compiled kernels. Must match `enum DType` in include/surogate/dtype.h."""
-
-FLOAT_DTYPES = frozenset({"fp64", "fp32", "bf16"})
-"""Dtypes whose values can have gradients."""
-
-
-def accumulator(dtype: str) -> str:
-    """Return the dtype in which sums of `dtype` elements are accumulated: fp64 for fp64, otherwise fp32."""
-    return "fp64" if dtype == "fp64" else "fp32"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +62,7 @@ class Value:
     @cached_property
     def nbytes(self) -> int:
         """Bytes of the buffer, without alignment."""
-        return prod(self.shape) * DTYPE_BYTES[self.dtype]
+        return DTYPES[self.dtype].nbytes(self.size)
 
     def __repr__(self) -> str:
         return f"{self.name}:{self.dtype}[{','.join(map(str, self.shape))}]"

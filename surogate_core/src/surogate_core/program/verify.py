@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import get_args
 
+from ..dtypes import DTYPES
 from ..errors import ProgramError
 from .infer import infer
 from .op import Lane, Op, Program, Signature
 from .opdef import OpDef
 from .passes.in_place import fits_in_place
-from .value import DTYPE_BYTES, Value
+from .value import Value
 
 
 @dataclass
@@ -85,7 +86,7 @@ def _check_op(op: Op, ops: Mapping[str, OpDef], place: str) -> None:
     if definition is None:
         raise ProgramError(f"{place}: no plugin defines this op")
     for value in (*op.ins, *op.outs):
-        if value.dtype not in DTYPE_BYTES:
+        if value.dtype not in DTYPES:
             raise ProgramError(f"{place}: {value!r} has no known dtype")
     if op.lane != "compute":
         _check_lane(op, place)

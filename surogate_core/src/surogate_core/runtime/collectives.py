@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..api import BindContext, Call, KernelDef, Op, Support, Target, Value
+from ..dtypes import DTYPES
 from ..memory.alignment import align
-from ..program.value import DTYPE_BYTES
 
 SUMMABLE = frozenset({"fp32", "bf16", "fp64", "int32", "int64"})
 """Dtypes that communicators can sum."""
@@ -38,12 +38,12 @@ def ranges(values: Sequence[tuple[int, Value]]) -> tuple[tuple[int, int, str], .
             start = found.pop()[0]
         else:
             start = address
-        found.append((start, (address - start) // DTYPE_BYTES[value.dtype] + value.size, value.dtype))
+        found.append((start, (address - start) * 8 // DTYPES[value.dtype].bits + value.size, value.dtype))
     return tuple(found)
 
 
 def _nbytes(span: tuple[int, int, str]) -> int:
-    return span[1] * DTYPE_BYTES[span[2]]
+    return DTYPES[span[2]].nbytes(span[1])
 
 
 KERNELS = (KernelDef(op="all_reduce", dtypes=("*", "..."), supports=_supports, bind=_bind),)

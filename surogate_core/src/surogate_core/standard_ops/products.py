@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ..dtypes import accumulator
 from ..program.op import Op
 from ..program.opdef import Emitter, Gradients, OpDef, OutSpec
-from ..program.value import Value, accumulator
+from ..program.value import Value
 from .definition import Attrs, Ins, define, elements, matrix, need
 
 

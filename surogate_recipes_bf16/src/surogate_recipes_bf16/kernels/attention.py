@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 
 from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
+from surogate_core.dtypes import DTYPES
 from surogate_core.errors import ConfigError, ProgramError
 
 from .attention_route import (
@@ -29,7 +30,7 @@ from .attention_route import (
     score_sizes,
     shape_of,
 )
-from .dtypes import DTYPE_CODES, FLOATS, supports_write
+from .dtypes import FLOATS, supports_write
 
 # -------------------------------------------------------------------------------------------------------------- plain
 
@@ -46,13 +47,13 @@ def _bind_plain(op: Op, ctx: BindContext) -> Call:
 
     qkv, cu_seqlens = op.ins
     out, lse = op.outs
-    return ctx.call(_C.attention_plain, qkv, cu_seqlens, out, lse, *shape_of(op).launch, DTYPE_CODES[qkv.dtype])
+    return ctx.call(_C.attention_plain, qkv, cu_seqlens, out, lse, *shape_of(op).launch, DTYPES[qkv.dtype].code)
 
 
 def _bind_plain_bwd(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
-    dtype = DTYPE_CODES[op.ins[1].dtype]
+    dtype = DTYPES[op.ins[1].dtype].code
     return ctx.call(_C.attention_plain_bwd, *op.ins, op.outs[0], ctx.workspace, *shape_of(op).launch, dtype)
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from surogate_core.api import Op, Support, Target
-from surogate_core.program.value import DTYPE_CODES
-
-__all__ = ["DTYPE_CODES", "FLOATS", "supports_accumulate", "supports_write"]
 
 FLOATS = ("fp32", "bf16")
 """Dtypes of the kernels' floating-point operands."""

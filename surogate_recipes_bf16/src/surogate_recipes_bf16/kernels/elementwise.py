@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import product
 
 from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
+from surogate_core.dtypes import DTYPES
 
-from .dtypes import DTYPE_CODES, FLOATS, supports_accumulate, supports_write
+from .dtypes import FLOATS, supports_accumulate, supports_write
 from .workspace import aligned
 
 
@@ -14,14 +15,14 @@ def _bind_add(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
     (a, b), (out,) = op.ins, op.outs
-    return ctx.call(_C.add, a, b, out, a.size, 0 in op.accumulate, DTYPE_CODES[a.dtype], DTYPE_CODES[out.dtype])
+    return ctx.call(_C.add, a, b, out, a.size, 0 in op.accumulate, DTYPES[a.dtype].code, DTYPES[out.dtype].code)
 
 
 def _bind_cast(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
     (x,), (y,) = op.ins, op.outs
-    return ctx.call(_C.cast, x, y, x.size, 0 in op.accumulate, DTYPE_CODES[x.dtype], DTYPE_CODES[y.dtype])
+    return ctx.call(_C.cast, x, y, x.size, 0 in op.accumulate, DTYPES[x.dtype].code, DTYPES[y.dtype].code)
 
 
 def _cast_supports(op: Op, target: Target) -> Support:
@@ -35,7 +36,7 @@ def _bind_fill(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
     (out,) = op.outs
-    return ctx.call(_C.fill, out, out.size, float(op.attrs["value"]), DTYPE_CODES[out.dtype])
+    return ctx.call(_C.fill, out, out.size, float(op.attrs["value"]), DTYPES[out.dtype].code)
 
 
 def _bind_copy(op: Op, ctx: BindContext) -> Call:
@@ -64,21 +65,21 @@ def _bind_swiglu(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
     (gate_up,), (out,) = op.ins, op.outs
-    return ctx.call(_C.swiglu, gate_up, out, *out.shape, DTYPE_CODES[out.dtype])
+    return ctx.call(_C.swiglu, gate_up, out, *out.shape, DTYPES[out.dtype].code)
 
 
 def _bind_swiglu_bwd(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
     (dout, gate_up), (dgate_up,) = op.ins, op.outs
-    return ctx.call(_C.swiglu_bwd, dout, gate_up, dgate_up, *dout.shape, DTYPE_CODES[dout.dtype])
+    return ctx.call(_C.swiglu_bwd, dout, gate_up, dgate_up, *dout.shape, DTYPES[dout.dtype].code)
 
 
 def _bind_embedding(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
     (tokens, w), (out,) = op.ins, op.outs
-    return ctx.call(_C.embedding, tokens, w, out, tokens.size, *w.shape, DTYPE_CODES[w.dtype])
+    return ctx.call(_C.embedding, tokens, w, out, tokens.size, *w.shape, DTYPES[w.dtype].code)
 
 
 def _bind_embedding_bwd(op: Op, ctx: BindContext) -> Call:
@@ -95,8 +96,8 @@ def _bind_embedding_bwd(op: Op, ctx: BindContext) -> Call:
         tokens.size,
         *dw.shape,
         0 in op.accumulate,
-        DTYPE_CODES[dout.dtype],
-        DTYPE_CODES[dw.dtype],
+        DTYPES[dout.dtype].code,
+        DTYPES[dw.dtype].code,
     )
 
 

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target, Value
+from surogate_core.dtypes import DTYPES
 
-from .dtypes import DTYPE_CODES, FLOATS, supports_accumulate
+from .dtypes import FLOATS, supports_accumulate
 from .workspace import aligned
 
 NO_BIAS = -1
@@ -101,9 +102,9 @@ def bind(op: Op, ctx: BindContext) -> Call:
         shape.k,
         shape.trans_a,
         shape.trans_b,
-        DTYPE_CODES[a.dtype],
-        DTYPE_CODES[op.outs[0].dtype],
-        NO_BIAS if bias is None else DTYPE_CODES[bias.dtype],
+        DTYPES[a.dtype].code,
+        DTYPES[op.outs[0].dtype].code,
+        NO_BIAS if bias is None else DTYPES[bias.dtype].code,
         0 in op.accumulate or base is not None,
         library_bytes(ctx.target),
         ctx.stream,

@@ -8,9 +8,9 @@ frozen.
 from __future__ import annotations
 
 from surogate_core.api import BindContext, KernelDef, Launch, Op, Support, Target
-from surogate_core.program.value import DTYPE_BYTES
+from surogate_core.dtypes import DTYPES
 
-from .dtypes import DTYPE_CODES, FLOATS, supports_accumulate
+from .dtypes import FLOATS, supports_accumulate
 from .gemm import autotune_cache, is_timed, library_bytes
 from .workspace import aligned
 
@@ -32,8 +32,8 @@ def _workspace(op: Op, target: Target) -> int:
     tokens, d_model, vocab_size, chunks = _sizes(op)
     dtype = op.ins[0].dtype
     rows = tokens // chunks
-    logits = aligned(rows * -(-vocab_size // _ROW_MULTIPLE) * _ROW_MULTIPLE * DTYPE_BYTES[dtype])
-    x = aligned(rows * d_model * DTYPE_BYTES[dtype])
+    logits = aligned(DTYPES[dtype].nbytes(rows * -(-vocab_size // _ROW_MULTIPLE) * _ROW_MULTIPLE))
+    x = aligned(DTYPES[dtype].nbytes(rows * d_model))
     staged = len(op.outs) == 3 and op.outs[2].dtype == "bf16" and (chunks > 1 or dtype == "fp32")
     dw = aligned(4 * vocab_size * d_model) if staged else 0
     return library_bytes(target) + logits + 3 * aligned(4 * tokens) + x * min(len(op.outs), 2) + dw
@@ -51,9 +51,9 @@ def _bind(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
         *gradients,
         ctx.workspace,
         *_sizes(op),
-        DTYPE_CODES[op.ins[0].dtype],
+        DTYPES[op.ins[0].dtype].code,
         has_dx,
-        DTYPE_CODES[op.outs[2].dtype] if has_dw else NO_DW,
+        DTYPES[op.outs[2].dtype].code if has_dw else NO_DW,
         0 in op.accumulate,
         2 in op.accumulate,
         library_bytes(ctx.target),

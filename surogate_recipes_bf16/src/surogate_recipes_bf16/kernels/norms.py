@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import product
 
 from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
+from surogate_core.dtypes import DTYPES
 
-from .dtypes import DTYPE_CODES, FLOATS, supports_accumulate, supports_write
+from .dtypes import FLOATS, supports_accumulate, supports_write
 
 
 def _bind_rmsnorm(op: Op, ctx: BindContext) -> Call:
@@ -15,7 +16,7 @@ def _bind_rmsnorm(op: Op, ctx: BindContext) -> Call:
 
     x = op.ins[0]
     launch = getattr(_C, op.kind)
-    return ctx.call(launch, *op.ins, *op.outs, *x.shape, float(op.attrs["eps"]), DTYPE_CODES[x.dtype])
+    return ctx.call(launch, *op.ins, *op.outs, *x.shape, float(op.attrs["eps"]), DTYPES[x.dtype].code)
 
 
 def _bind_rmsnorm_bwd(op: Op, ctx: BindContext) -> Call:
@@ -36,8 +37,8 @@ def _bind_rmsnorm_bwd(op: Op, ctx: BindContext) -> Call:
         rmsnorm_bwd_workspace(*x.shape),
         *x.shape,
         1 in op.accumulate,
-        DTYPE_CODES[x.dtype],
-        DTYPE_CODES[dw.dtype],
+        DTYPES[x.dtype].code,
+        DTYPES[dw.dtype].code,
     )
 
 
@@ -46,7 +47,7 @@ def _bind_rmsnorm_dgrad(op: Op, ctx: BindContext) -> Call:
 
     (dx,) = op.outs
     dresidual = op.ins[4] if len(op.ins) == 5 else 0
-    return ctx.call(_C.rmsnorm_dgrad, *op.ins[:4], dresidual, dx, *dx.shape, DTYPE_CODES[dx.dtype])
+    return ctx.call(_C.rmsnorm_dgrad, *op.ins[:4], dresidual, dx, *dx.shape, DTYPES[dx.dtype].code)
 
 
 def _rmsnorm_bwd_supports(op: Op, target: Target) -> Support:
@@ -72,8 +73,8 @@ def _bind_linear_bgrad(op: Op, ctx: BindContext) -> Call:
         linear_bgrad_workspace(*dy.shape),
         *dy.shape,
         0 in op.accumulate,
-        DTYPE_CODES[dy.dtype],
-        DTYPE_CODES[dbias.dtype],
+        DTYPES[dy.dtype].code,
+        DTYPES[dbias.dtype].code,
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target, Value
+from surogate_core.dtypes import DTYPES
 
-from .dtypes import DTYPE_CODES, supports_write
+from .dtypes import supports_write
 
 CHUNK_SIZE = 65536
 """Number of elements that one thread block of `global_norm` sums; a multiple of 8."""
@@ -35,7 +36,7 @@ def table(op: Op, pointer: Callable[[Value], int]) -> tuple[list[int], int]:
     words: list[int] = []
     chunks = 0
     for value in op.ins:
-        words += [pointer(value), value.size, chunks, DTYPE_CODES[value.dtype]]
+        words += [pointer(value), value.size, chunks, DTYPES[value.dtype].code]
         chunks += _chunks(value)
     return words, chunks
 
@@ -62,7 +63,7 @@ def _bind_accumulate_rounded(op: Op, ctx: BindContext) -> Call:
         seed,
         op.attrs["stream"],
         total.size,
-        DTYPE_CODES[addend.dtype],
+        DTYPES[addend.dtype].code,
     )
 
 

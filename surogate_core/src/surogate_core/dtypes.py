@@ -1,0 +1,56 @@
+"""The dtypes of values: one table for programs, plans, torch, files and compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Dtype:
+    """A storage dtype.
+
+    name        in programs and configs
+    bits        of an element. Elements of less than 8 bits are packed.
+    code        in the arguments of compiled functions: `enum DType` of include/surogate/dtype.h
+    torch_name  attribute of `torch`
+    file_name   in the header of a safetensors file
+    has_grad    whether values of this dtype can have gradients
+    """
+
+    name: str
+    bits: int
+    code: int
+    torch_name: str
+    file_name: str
+    has_grad: bool = False
+
+    def nbytes(self, count: int) -> int:
+        """Return the bytes of `count` elements, which begin at a byte."""
+        return -(-count * self.bits // 8)
+
+
+DTYPES: Mapping[str, Dtype] = {
+    dtype.name: dtype
+    for dtype in (
+        Dtype("fp64", 64, 2, "float64", "F64", has_grad=True),  # for tests against finite differences
+        Dtype("fp32", 32, 0, "float32", "F32", has_grad=True),
+        Dtype("bf16", 16, 1, "bfloat16", "BF16", has_grad=True),
+        Dtype("e4m3", 8, 5, "float8_e4m3fn", "F8_E4M3"),
+        Dtype("e5m2", 8, 6, "float8_e5m2", "F8_E5M2"),
+        Dtype("int64", 64, 4, "int64", "I64"),
+        Dtype("int32", 32, 3, "int32", "I32"),
+        Dtype("uint8", 8, 7, "uint8", "U8"),
+    )
+}
+"""All dtypes, by name."""
+
+
+def wider(a: str, b: str) -> str:
+    """Return the dtype of more bits; `a` if both have as many."""
+    return max(a, b, key=lambda name: DTYPES[name].bits)
+
+
+def accumulator(dtype: str) -> str:
+    """Return the dtype in which sums of `dtype` elements are accumulated: fp64 for fp64, otherwise fp32."""
+    return "fp64" if dtype == "fp64" else "fp32"
