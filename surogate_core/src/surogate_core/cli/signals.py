@@ -13,24 +13,28 @@ INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 
 
+class Unwind:
+    """A handler that ends a command by an exception. `received`: whether its signal has come."""
+
+    def __init__(self, code: int) -> None:
+        self.received = False
+        self._code = code
+
+    def __call__(self, number: int, frame: FrameType | None) -> NoReturn:
+        self.received = True
+        raise KeyboardInterrupt if self._code == INTERRUPTED else SystemExit(self._code)
+
+
 @contextlib.contextmanager
 def handled() -> Iterator[None]:
     """Handle signals while a command runs.
 
     SIGTERM unwinds like Ctrl-C, so that half-written files are removed. SIGUSR1 asks a run to save; before its first
     step and after its last it only prints a message. A library may swallow the exception of a signal while it is
-    imported and fail later because of that: the command then still exits with the code of the signal.
+    imported. If the command fails later because of that, it still exits with the code of the signal; if not,
+    `train.interrupt` raises the exception again before the first step.
     """
-    signalled: list[int] = []
-
-    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        signalled.append(INTERRUPTED)
-        raise KeyboardInterrupt
-
-    def terminate(number: int, frame: FrameType | None) -> NoReturn:
-        signalled.append(TERMINATED)
-        raise SystemExit(TERMINATED)
-
+    interrupt, terminate = Unwind(INTERRUPTED), Unwind(TERMINATED)
     before = {
         signal.SIGTERM: signal.signal(signal.SIGTERM, terminate),
         signal.SIGUSR1: signal.signal(signal.SIGUSR1, _nothing_to_save),
@@ -40,8 +44,8 @@ def handled() -> Iterator[None]:
     try:
         yield
     except Exception:
-        if signalled:
-            raise SystemExit(signalled[-1]) from None
+        if terminate.received or interrupt.received:
+            raise SystemExit(TERMINATED if terminate.received else INTERRUPTED) from None
         raise
     finally:
         for number, handler in before.items():

@@ -1,0 +1,42 @@
+"""A signal whose exception a library swallows, as some do while they are imported, still ends the command."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+import pytest
+
+from surogate_core.cli.signals import handled
+from surogate_core.train.interrupt import Interrupt
+
+
+def swallow(number: signal.Signals) -> None:
+    with contextlib.suppress(BaseException):
+        os.kill(os.getpid(), number)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [])  # returns to the interpreter, which then runs the handler
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_it_ends_a_run_before_its_first_step(number: signal.Signals, error: type[BaseException]) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(error) as raised, handled():
+        swallow(number)
+        with Interrupt():
+            pytest.fail("training began")
+    assert number == signal.SIGINT or raised.value.code == 143  # type: ignore[attr-defined]
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_later_error_exits_with_its_code(number: signal.Signals, code: int) -> None:
+    with pytest.raises(SystemExit) as raised, handled():
+        swallow(number)
+        raise ImportError("half of it is missing")
+    assert raised.value.code == code
+
+
+def test_without_a_signal_training_begins() -> None:
+    with handled(), Interrupt() as interrupt:
+        assert interrupt.requested is None and interrupt.exit_code == 0
