@@ -82,7 +82,7 @@ inline void check_shape(const AttentionShape& shape, const char* op) {
 
 // ---------------------------------------------------------------------------------------------------------- documents
 
-// What a graph is told about documents beyond dimensions and strides. Documents of equal lengths need nothing.
+// The inputs of a graph that describe documents, in addition to dimensions and strides. Documents of equal lengths need none.
 class Documents {
 public:
     Documents() = default;

@@ -56,8 +56,8 @@ struct LmHeadBuffers {
 };
 
 // Constructed once, when the op is bound to its buffers. The constructor times the products on these buffers and leaves
-// undefined contents in w, dw and the workspace. x, w, dx, dw and the workspace must be
-// aligned to 256 bytes. Not thread-safe.
+// undefined contents in w, dw and the workspace. x, w, dx, dw and the workspace must be aligned to 256 bytes. Not
+// thread-safe.
 class LmHead {
 public:
     LmHead(const LmHeadShape& shape, const LmHeadBuffers& buffers, cudaStream_t stream);

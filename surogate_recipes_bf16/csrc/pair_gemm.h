@@ -6,7 +6,8 @@
 // `transposed`, and B2 alike. Sums are fp32 and D is rounded once.
 //
 // A low-rank adapter's branch (k2 = 16 to 192) costs one or a few steps of the main loop this way: no other kernel writes
-// it to D, and the product does not read D. Results repeat, and depend on shapes alone.
+// it to D, and the product does not read D. Results repeat. The tiling follows from the shape and the number of
+// multiprocessors; nothing is timed.
 //
 // FLOPs: 2mn(k + k2), where k and k2 count as multiples of 64.
 #pragma once

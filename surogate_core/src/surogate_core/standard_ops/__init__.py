@@ -7,9 +7,9 @@ F feed-forward width, V vocabulary size, N and K rows and columns of a weight.
     embedding      (tokens [T], w [V, C])                      -> x [T, C]
     linear         (x [T, K], w [N, K], bias [N]?; dtype)      -> y [T, N]
     linear_add     (x [T, K], w [N, K], base [T, N])           -> base + linear(x, w), which may take the place of base
+    linear_pair    (x [T, K], w [N, K], x2 [T, R], w2 [N, R]; dtype) -> linear(x, w) + linear(x2, w2)
     rmsnorm        (x [T, C], w [C]; eps)                      -> norm [T, C], rstd [T]
     add_rmsnorm    (x [T, C], residual [T, C], w [C]; eps)     -> norm [T, C], rstd [T], residual [T, C]
-    linear_pair    (x [T, K], w [N, K], x2 [T, R], w2 [N, R]; dtype) -> linear(x, w) + linear(x2, w2)
     attention      (qkv [T, (H+2G)D], cu_seqlens; n_heads, n_kv_heads, head_dim, seq_len) -> out [T, HD], lse [H, T]
     swiglu         (gate_up [T, 2F], halves [gate; up])        -> [T, F]
     lm_head_ce     (x [T, C], w [V, C], targets [T], loss_scale []; chunks) -> loss []
