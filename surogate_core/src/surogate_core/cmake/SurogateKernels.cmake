@@ -133,6 +133,10 @@ function(surogate_add_kernels package)
   set(module "${CMAKE_CURRENT_BINARY_DIR}/module.cpp")
   surogate_write_module("${module}" "${package}" "${binders}")
 
+  if(NOT sources)  # bindings only: a static library must have a source
+    set(sources "${CMAKE_CURRENT_BINARY_DIR}/empty.cpp")
+    file(CONFIGURE OUTPUT "${sources}" CONTENT "")
+  endif()
   add_library(${package}_kernels STATIC ${sources})
   target_include_directories(${package}_kernels PUBLIC
     "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../include" "${CMAKE_CURRENT_SOURCE_DIR}/csrc")
