@@ -4,4 +4,6 @@ from __future__ import annotations
 
 from surogate_core.api import KernelDef
 
-KERNELS: tuple[KernelDef, ...] = ()
+from . import products
+
+KERNELS: tuple[KernelDef, ...] = (*products.KERNELS,)
