@@ -10,10 +10,10 @@ BIN := $(VENV)/bin
 CORE := surogate_core/src/surogate_core
 INSTALLED := $(VENV)/.installed
 TOOLS_INSTALLED := $(VENV)/.tools
-KERNELS := $(wildcard $(CORE)/cmake/* $(CORE)/include/surogate/* */CMakeLists.txt plugins/*/CMakeLists.txt \
-	*/csrc/* plugins/*/csrc/*)
-PACKAGES := surogate_core surogate_models surogate_recipes_bf16 plugins/surogate_optim_adamw plugins/surogate_lora \
-	plugins/surogate_log_tensorboard plugins/surogate_log_wandb .
+KERNELS := $(wildcard $(CORE)/cmake/* $(CORE)/include/surogate/* $(CORE)/csrc/*/* $(CORE)/dtypes.py */CMakeLists.txt \
+	plugins/*/CMakeLists.txt */csrc/* plugins/*/csrc/*)
+PACKAGES := surogate_core surogate_models surogate_recipes_bf16 surogate_recipes_fp8 plugins/surogate_optim_adamw \
+	plugins/surogate_lora plugins/surogate_log_tensorboard plugins/surogate_log_wandb .
 BUILD_TOOLS := cmake editables hatchling nanobind ninja scikit-build-core
 TOOLS := build coverage hypothesis mypy nvidia-cuda-cuobjdump pytest pytest-xdist ruff types-PyYAML
 # Bytecode is compiled at the first import of a module. Compiling all of torch would double the time of an install.
@@ -35,7 +35,7 @@ $(INSTALLED): $(addsuffix /pyproject.toml,$(PACKAGES)) $(KERNELS) $(CONSTRAINTS)
 	@test -n "$(PYTHON)" || { echo "make: no Python of at least 3.11 found. Install one, or: make PYTHON=/path/to/python3" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) $(CONSTRAIN) $(BUILD_TOOLS)
-	wheels="$$($(BIN)/python surogate_models/build_backend.py)" && { test -z "$$wheels" || $(PIP_INSTALL) $$wheels; }
+	wheels="$$($(BIN)/python $(CORE)/cmake/build_backend.py)" && { test -z "$$wheels" || $(PIP_INSTALL) $$wheels; }
 	$(PIP_INSTALL) $(CONSTRAIN) --no-build-isolation \
 		--editable './surogate_core[hub,telemetry]' $(patsubst %,--editable ./%,$(filter-out surogate_core,$(PACKAGES)))
 	touch $@

@@ -13,3 +13,4 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import surogate_core  # noqa: F401
 import surogate_models  # noqa: F401
 import surogate_recipes_bf16  # noqa: F401
+import surogate_recipes_fp8  # noqa: F401

@@ -43,7 +43,7 @@ def imported(*args: str) -> set[str]:
     return {name for name in names if name in HEAVY or (name.startswith("surogate_") and name != "surogate_core")}
 
 
-PLUGINS = {"surogate_models", "surogate_recipes_bf16", "surogate_optim_adamw", "surogate_lora"}
+PLUGINS = {"surogate_models", "surogate_recipes_bf16", "surogate_recipes_fp8", "surogate_optim_adamw", "surogate_lora"}
 PLUGINS |= {"surogate_log_tensorboard", "surogate_log_wandb"}
 
 

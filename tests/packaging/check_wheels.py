@@ -22,11 +22,19 @@ from virtualenvs import Environment
 
 ROOT = Path(__file__).parents[2]
 DIST = ROOT / "dist"
-CORE_AND_FIRST = ("surogate-core", "surogate-models", "surogate-recipe-bf16", "surogate-optim-adamw", "surogate-lora")
+CORE_AND_FIRST = (
+    "surogate-core",
+    "surogate-models",
+    "surogate-recipe-bf16",
+    "surogate-recipe-fp8",
+    "surogate-optim-adamw",
+    "surogate-lora",
+)
 PACKAGES = {
     "surogate-core": ROOT / "surogate_core/src/surogate_core",
     "surogate-models": ROOT / "surogate_models/src/surogate_models",
     "surogate-recipe-bf16": ROOT / "surogate_recipes_bf16/src/surogate_recipes_bf16",
+    "surogate-recipe-fp8": ROOT / "surogate_recipes_fp8/src/surogate_recipes_fp8",
     "surogate-optim-adamw": ROOT / "plugins/surogate_optim_adamw/src/surogate_optim_adamw",
     "surogate-lora": ROOT / "plugins/surogate_lora/src/surogate_lora",
     "surogate-log-tensorboard": ROOT / "plugins/surogate_log_tensorboard/src/surogate_log_tensorboard",
@@ -137,7 +145,7 @@ def test_every_package_has_one_wheel_with_every_source_file() -> None:
 
 def test_the_meta_package_installs_all_packages(case: Case) -> None:
     case.install("surogate")
-    assert case.plugins() == dict.fromkeys(("builtin", "adamw", "bf16", "lora", "models"), "loaded")
+    assert case.plugins() == dict.fromkeys(("builtin", "adamw", "bf16", "fp8", "lora", "models"), "loaded")
     assert case.has("datasets")
     assert case.surogate("--version").startswith("surogate 0.1")
     assert json.loads(case.surogate("plan", "run.yaml", "--json"))["fits"] is True
@@ -147,7 +155,7 @@ def test_the_meta_package_installs_all_packages(case: Case) -> None:
 def test_the_packages_work_without_the_meta_package(case: Case) -> None:
     case.install(*CORE_AND_FIRST)
     assert not case.has("datasets")
-    assert case.plugins() == dict.fromkeys(("builtin", "adamw", "bf16", "lora", "models"), "loaded")
+    assert case.plugins() == dict.fromkeys(("builtin", "adamw", "bf16", "fp8", "lora", "models"), "loaded")
     assert json.loads(case.surogate("plan", "run.yaml", "--json"))["fits"] is True
 
 

@@ -1,4 +1,4 @@
-#include "timing.h"
+#include "surogate/timing.h"
 
 #include <algorithm>
 #include <limits>

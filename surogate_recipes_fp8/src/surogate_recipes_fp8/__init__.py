@@ -1,0 +1,1 @@
+"""The FP8-hybrid precision recipe for Surogate."""

@@ -1,0 +1,9 @@
+"""Compiled kernels of the FP8 ops, one module per family. They import the compiled module only when binding."""
+
+from __future__ import annotations
+
+from surogate_core.api import KernelDef
+
+from . import products
+
+KERNELS: tuple[KernelDef, ...] = (*products.KERNELS,)
