@@ -132,7 +132,7 @@ class RecipeDef(Definition):
                    are not read are removed afterwards. States that it declares: those of `derive` are `derived`; those
                    that micro-steps combine have `collects`. If micro-steps write another state that the update does not
                    write, they work on a copy, which the update commits if the step is not skipped.
-    reads_amax     (trained param, precision, options) -> whether `lower` reads `ParamInfo.amax` of it
+    reads_amax     (trained param, precision, options) -> whether `lower` reads its `amax`
     product_error  (precision, options) -> relative rms error of a matrix product because of its operands' rounding,
                    beyond that of bf16. `surogate verify` allows for it.
     products       pairs (matmul_dtype, gradient_dtype) that `lower` serves; None: every pair that `precision` returns.
@@ -145,7 +145,7 @@ class RecipeDef(Definition):
     precision: Callable[[PrecisionRequest, Any], Precision]
     supports: Callable[[DeviceInfo, Precision, Any], Support]
     lower: Callable[[Family, LowerContext], Family]
-    reads_amax: Callable[[Value, Precision, Any], bool] = lambda param, precision, options: False
+    reads_amax: Callable[[ParamInfo, Precision, Any], bool] = lambda info, precision, options: False
     product_error: Callable[[Precision, Any], float] = _exact
     products: tuple[tuple[str, str], ...] | None = None
 

@@ -303,9 +303,7 @@ class _Recorder:
     def _param_grad(self, info: ParamInfo) -> ParamGrad:
         inputs = self.inputs
         assert info.grad is not None and info.master is not None
-        reads_amax = inputs.lowering is None and inputs.recipe.reads_amax(
-            info.param, inputs.precision, inputs.recipe_options
-        )
+        reads_amax = inputs.lowering is None and inputs.recipe.reads_amax(info, inputs.precision, inputs.recipe_options)
         amax = self.b.activation("amax", (), "fp32") if reads_amax else None
         return ParamGrad(info.param, info.grad, info.master, amax)
 
