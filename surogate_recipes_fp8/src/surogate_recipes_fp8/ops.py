@@ -62,20 +62,22 @@ def _changes(own: Callable[[Attrs], int]) -> Callable[[Ins, Attrs], tuple[int, .
     return changes
 
 
-def _scale_used(op: Op, own: int) -> Value:
-    return op.outs[-1] if op.attrs["scaling"] in ("current", "fallback") else op.ins[own]
+def _again(b: Emitter, kind: str, ins: Ins, op: Op, given: Value, kept: frozenset[Value]) -> tuple[Value, ...]:
+    """Emit the op once more as `kind`, with `ins` and the scale that it used. Nothing is recorded.
 
-
-def _again(b: Emitter, op: Op, own: int) -> tuple[Value, ...]:
-    """Emit the op once more with the scale that it used. Nothing is recorded."""
-    attrs = {**op.attrs, "scaling": "given"}
-    return b.emit(op.kind, *op.ins[:own], _scale_used(op, own), label=op.outs[0].label, **attrs)
+    That is the scale `given`, or its last output. If that is dropped too, it is computed again from the same tensor.
+    """
+    computed = op.attrs["scaling"] == "current"
+    if computed and op.outs[-1] not in kept:
+        return b.emit(kind, *ins, label=op.outs[0].label, **op.attrs)
+    scale = op.outs[-1] if computed else given
+    return b.emit(kind, *ins, scale, label=op.outs[0].label, **{**op.attrs, "scaling": "given"})
 
 
 def _rematerialise(own: int) -> Callable[[Emitter, Op, frozenset[Value]], Gradients]:
     def rematerialise(b: Emitter, op: Op, kept: frozenset[Value]) -> Gradients:
-        fresh = _again(b, op, own)
-        return (*fresh, None) if len(op.outs) > len(fresh) else fresh
+        fresh = _again(b, op.kind, op.ins[:own], op, op.ins[own], kept)
+        return *fresh, *[None] * (len(op.outs) - len(fresh))
 
     return rematerialise
 
@@ -105,11 +107,13 @@ def _add_rmsnorm(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 
 def _add_rmsnorm_rematerialise(b: Emitter, op: Op, kept: frozenset[Value]) -> Gradients:
     """From the stored residual if there is one, as `add_rmsnorm` does."""
-    residual = op.outs[-2 if op.attrs["scaling"] in ("current", "fallback") else -1]
-    if residual not in kept:
+    computed = op.attrs["scaling"] == "current"
+    at = len(op.outs) - 1 - computed
+    if op.outs[at] not in kept:
         return _rematerialise(3)(b, op, kept)
-    attrs = {**op.attrs, "scaling": "given"}
-    fresh = b.emit("fp8_rmsnorm", residual, op.ins[2], _scale_used(op, 3), label=op.outs[0].label, **attrs)
+    own = (op.outs[at], op.ins[2])
+    fresh: list[Value | None] = [*_again(b, "fp8_rmsnorm", own, op, op.ins[3], kept)]
+    fresh.insert(at, None)
     return *fresh, *[None] * (len(op.outs) - len(fresh))
 
 
