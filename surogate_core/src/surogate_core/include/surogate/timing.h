@@ -14,8 +14,9 @@
 namespace surogate {
 
 struct Timed {
-    size_t index;  // of the selected candidate
-    float ms;      // its time; infinity: every candidate failed
+    size_t index;      // of the selected candidate
+    float ms;          // its time; infinity: every candidate failed
+    float slowest_ms;  // the longest time of a candidate that did not fail
 };
 
 // Enqueues candidate `i`, or returns false if that fails.
