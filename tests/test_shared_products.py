@@ -57,7 +57,7 @@ class Run:
 @pytest.fixture(autouse=True)
 def nothing_selected(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(shared, "_selected", {})
-    monkeypatch.setattr(shared, "_held", {})
+    monkeypatch.setattr(shared, "_exported", {})
     yield
 
 
@@ -86,6 +86,14 @@ def test_the_cache_of_a_second_run_replaces_what_the_first_selected() -> None:
     a = Module("a")
     assert select(Run(), a, "x") == "a's choice"
     assert select(Run({"x": "saved"}), a, "x") == "saved"
+
+
+def test_an_algorithm_that_a_module_lost_is_given_to_it_again() -> None:
+    """A run with `deterministic: true` in the same process replaces timed algorithms."""
+    run, a = Run({"x": "saved"}), Module("a")
+    select(run, a, "x")
+    a.known.clear()
+    assert select(run, a, "x") == "saved"
 
 
 def test_a_module_is_told_only_what_it_does_not_know() -> None:

@@ -44,18 +44,30 @@ def selecting(ctx: BindContext, module: ModuleType) -> Iterator[None]:
         return
     ctx.autotune_cache("products", _selected.update, lambda: dict(_selected))
     with _timing:
-        held = _held.setdefault(module.__name__, {})
-        if missing := {key: algorithm for key, algorithm in _selected.items() if held.get(key) != algorithm}:
+        held = _algorithms(module)
+        missing = {key: algorithm for key, algorithm in _selected.items() if held.get(key) != algorithm}
+        if missing:
             module.gemm_import(list(missing.items()))
             held.update(missing)
         yield
-        if module.gemm_count() > len(held):
-            held.update(module.gemm_export())
-            _selected.update({**held, **_selected})
+        _selected.update({**_algorithms(module), **_selected})
 
 
 _timing = threading.Lock()
 _selected: dict[str, str] = {}
 """The algorithms of this process, {description of the product: algorithm}."""
-_held: dict[str, dict[str, str]] = {}
-"""Those that each module has selected or been given."""
+_exported: dict[str, dict[str, str]] = {}
+"""What each module exported last."""
+
+
+def _algorithms(module: ModuleType) -> dict[str, str]:
+    """Return the timed and imported algorithms of a module. They are exported again only if their number changed.
+
+    An export takes 0.1 ms, and a run binds about a thousand products. Algorithms are not replaced by others, except by
+    `selecting`, which changes the exported ones too.
+    """
+    exported = _exported.setdefault(module.__name__, {})
+    if module.gemm_count() != len(exported):
+        exported.clear()
+        exported.update(module.gemm_export())
+    return exported

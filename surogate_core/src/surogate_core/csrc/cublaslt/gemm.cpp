@@ -191,7 +191,7 @@ struct Gemm::Impl {
     Choice best_of(const std::vector<cublasLtMatmulAlgo_t>& algos, const GemmBuffers& buffers, cudaStream_t stream) {
         const int count = static_cast<int>(algos.size());
         if (!is_timed(buffers)) {
-            return {algos[0], 0, count};
+            return {algos[0], 0, count, 0};
         }
         randomize_operands(buffers, stream);
         const auto launch = [&](size_t i) { return multiply(algos[i], buffers, stream) == CUBLAS_STATUS_SUCCESS; };
@@ -199,7 +199,7 @@ struct Gemm::Impl {
         if (timed.ms == std::numeric_limits<float>::infinity()) {
             throw std::runtime_error("gemm: every algorithm failed for " + description);
         }
-        return {algos[timed.index], timed.ms, count};
+        return {algos[timed.index], timed.ms, count, timed.slowest_ms};
     }
 };
 
@@ -239,8 +239,8 @@ std::string Gemm::describe() const {
     text += " | of " + std::to_string(choice.candidates);
     if (choice.is_timed()) {
         char speed[64];
-        std::snprintf(speed, sizeof(speed), ", %.1f us, %.0f TFLOP/s", 1e3 * choice.ms,
-                      flops(impl_->shape) / choice.ms * 1e-9);
+        std::snprintf(speed, sizeof(speed), ", %.1f to %.1f us, %.0f TFLOP/s", 1e3 * choice.ms,
+                      1e3 * choice.slowest_ms, flops(impl_->shape) / choice.ms * 1e-9);
         text += speed;
     }
     return text;

@@ -62,7 +62,7 @@ void import_choices(const std::vector<std::pair<std::string, std::string>>& list
     Choices& all = choices();
     const std::lock_guard<std::mutex> lock(all.mutex);
     for (const auto& [description, algorithm] : list) {
-        all.by_description[description] = {from_hex(algorithm), 0, 0};
+        all.by_description[description] = {from_hex(algorithm), 0, 0, 0};
     }
 }
 
