@@ -10,8 +10,8 @@ BIN := $(VENV)/bin
 CORE := surogate_core/src/surogate_core
 INSTALLED := $(VENV)/.installed
 TOOLS_INSTALLED := $(VENV)/.tools
-KERNELS := $(wildcard $(CORE)/cmake/* $(CORE)/include/surogate/* */CMakeLists.txt plugins/*/CMakeLists.txt \
-	*/csrc/* plugins/*/csrc/*)
+KERNELS := $(wildcard $(CORE)/cmake/* $(CORE)/include/surogate/* $(CORE)/csrc/*/* $(CORE)/dtypes.py */CMakeLists.txt \
+	plugins/*/CMakeLists.txt */csrc/* plugins/*/csrc/*)
 PACKAGES := surogate_core surogate_models surogate_recipes_bf16 surogate_recipes_fp8 plugins/surogate_optim_adamw \
 	plugins/surogate_lora plugins/surogate_log_tensorboard plugins/surogate_log_wandb .
 BUILD_TOOLS := cmake editables hatchling nanobind ninja scikit-build-core

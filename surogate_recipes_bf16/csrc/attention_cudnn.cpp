@@ -20,9 +20,9 @@
 
 #include "attention.h"
 #include "cudnn_graph.h"
-#include "library.h"
+#include "cudnn_library.h"
 #include "surogate/check.h"
-#include "workspace.h"
+#include "surogate/workspace.h"
 
 namespace cudnn_frontend {
 void* cudnn_dlhandle = nullptr;  // the library in which the frontend looks up cuDNN's functions

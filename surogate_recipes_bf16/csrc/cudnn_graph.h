@@ -20,9 +20,9 @@
 #include <vector>
 
 #include "attention.h"
-#include "library.h"
+#include "cudnn_library.h"
 #include "surogate/check.h"
-#include "workspace.h"
+#include "surogate/workspace.h"
 
 namespace surogate {
 

@@ -15,8 +15,6 @@ void cast(const void* x, void* y, int64_t size, bool accumulate, int dtype_x, in
 
 void fill(void* out, int64_t size, double value, int dtype, cudaStream_t stream);
 
-void random_normal(void* out, int64_t size, int dtype, cudaStream_t stream);
-
 void copy(const void* x, void* y, int64_t n_bytes, cudaStream_t stream);
 
 void commit(const void* clip_coef, const void* x, void* y, int64_t n_bytes, cudaStream_t stream);

@@ -20,7 +20,7 @@
 
 #include "dispatch.cuh"
 #include "elementwise.h"
-#include "workspace.h"
+#include "surogate/workspace.h"
 
 namespace surogate {
 namespace {

@@ -23,11 +23,11 @@
 // compared with 6 * vocab_size FLOPs per element.
 
 #include "elementwise.h"
-#include "gemm.h"
 #include "loss.h"
 #include "surogate/check.h"
 #include "surogate/dtype.h"
-#include "workspace.h"
+#include "surogate/gemm.h"
+#include "surogate/workspace.h"
 
 namespace surogate {
 namespace {
@@ -146,7 +146,7 @@ struct LmHead::Impl {
         product.m = m;
         product.n = n;
         product.k = k;
-        product.dtype_ab = shape.dtype;
+        product.dtype_a = product.dtype_b = shape.dtype;
         product.dtype_d = dtype_d;
         product.library_bytes = shape.library_bytes;
         product.alignment_a = product.alignment_b = product.alignment_d = 256;
@@ -170,7 +170,7 @@ struct LmHead::Impl {
         void* labels = at(b.workspace, layout.labels + index * layout.rows * 4);
         void* losses = at(b.workspace, layout.row_loss + index * layout.rows * 4);
         gather_rows(b.x, row_index, x, layout.rows, row_bytes(), stream);
-        logits->run(x, b.w, logits_buffer, nullptr, b.workspace, stream);
+        logits->run({x, b.w, logits_buffer, nullptr, b.workspace}, stream);
         if (!shape.has_dx) {
             cross_entropy(logits_buffer, labels, losses, layout.rows, shape.vocab_size, layout.ld, shape.dtype, stream);
             return;
@@ -178,11 +178,11 @@ struct LmHead::Impl {
         cross_entropy_grads(logits_buffer, labels, b.loss_scale, losses, layout.rows, shape.vocab_size, layout.ld,
                             shape.dtype, stream);
         void* dx_rows = at(b.workspace, layout.dx);
-        dx->run(logits_buffer, b.w, dx_rows, nullptr, b.workspace, stream);
+        dx->run({logits_buffer, b.w, dx_rows, nullptr, b.workspace}, stream);
         scatter_rows(dx_rows, row_index, b.dx, layout.rows, row_bytes(), stream);
         if (shape.has_dw) {
             Gemm& dw = index == 0 ? *dw_first : *dw_next;
-            dw.run(logits_buffer, x, dw_sum(), nullptr, b.workspace, stream);
+            dw.run({logits_buffer, x, dw_sum(), nullptr, b.workspace}, stream);
         }
     }
 

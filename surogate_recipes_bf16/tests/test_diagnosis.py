@@ -59,7 +59,7 @@ def test_a_library_is_shown_with_its_version_and_path(rows: list[dict[str, str]]
 def test_on_a_gpu_a_library_that_does_not_load_is_an_error_with_a_remedy(
     rows: list[dict[str, str]], error: str, message: str, remedy: str
 ) -> None:
-    """Covers the four kinds of errors of csrc/library.cpp."""
+    """Covers the four kinds of errors of the shared source library.cpp."""
     rows.extend([CUBLAS, CUBLAS | {"name": "cudnn", "error": error}])
     assert diagnose(machine(GPU))[1] == Finding("error", "cudnn", message, remedy)
     unneeded = diagnose(machine())[1]

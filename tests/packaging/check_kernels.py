@@ -24,6 +24,7 @@ from virtualenvs import Environment
 
 ROOT = Path(__file__).parents[2]
 DIST = ROOT / "dist"
+CORE = ROOT / "surogate_core/src/surogate_core"
 FOLDERS = sorted(path.parent for path in [*ROOT.glob("*/CMakeLists.txt"), *ROOT.glob("plugins/*/CMakeLists.txt")])
 NAMES = [folder.name for folder in FOLDERS]
 # The targets that docs/building.md lists, in CMake's notation: `real` is SASS, `virtual` is PTX.
@@ -79,9 +80,15 @@ def targets(module: Path) -> Counter[str]:
     return Counter(f"{target}-{'real' if kind == 'elf' else 'virtual'}" for kind, target in found)
 
 
+def shared(folder: Path) -> list[Path]:
+    """Return the shared sources in CUDA that the module of a package is compiled from."""
+    used = re.search(r"USES ([a-z ]+)", (folder / "CMakeLists.txt").read_text())
+    return [source for part in (used[1].split() if used else ()) for source in CORE.glob(f"csrc/{part}/*.cu")]
+
+
 def test_every_kernel_is_compiled_for_every_documented_target(folder: Path, module: Path) -> None:
     """Those of csrc/sm<arch>/ are compiled for that target alone."""
-    expected = Counter(dict.fromkeys(TARGETS, len(list(folder.glob("csrc/*.cu")))))
+    expected = Counter(dict.fromkeys(TARGETS, len([*folder.glob("csrc/*.cu"), *shared(folder)])))
     expected.update(f"{source.parent.name.removeprefix('sm')}-real" for source in folder.glob("csrc/sm*/*.cu"))
     assert targets(module) == expected
 
@@ -106,7 +113,7 @@ print(json.dumps({"modules": modules, "files": sorted(files)}))
 
 @pytest.fixture(scope="session")
 def wheels() -> list[Path]:
-    return [wheel_of(folder) for folder in FOLDERS]
+    return [wheel_of(folder) for folder in FOLDERS] + list(DIST.glob("surogate_core-*.whl"))
 
 
 @pytest.mark.parametrize("python", PYTHONS)

@@ -1,4 +1,4 @@
-"""What packages with kernels share: the build backend, the folders that core provides, the headers."""
+"""What packages with kernels share: the build backend, the sources and headers that core provides."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import textwrap
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -136,38 +137,76 @@ def test_an_editable_install_compiles_for_the_gpus_that_are_visible(
     assert os.environ.get("CUDAARCHS", "") == compiled
 
 
+OUTSIDE = {
+    "pyproject.toml": """
+        [build-system]
+        requires = ["scikit-build-core>=1.1", "surogate-core>=0.1,<0.2"]
+        build-backend = "surogate_core.cmake.build_backend"
+        [project]
+        name = "acme-kernels"
+        version = "1.0"
+        [tool.scikit-build]
+        minimum-version = "1.1"
+        wheel.packages = ["src/acme_kernels"]
+        wheel.py-api = "cp311"
+    """,
+    "CMakeLists.txt": """
+        cmake_minimum_required(VERSION 3.31.10)
+        project(acme_kernels LANGUAGES CXX)
+        include("$ENV{SUROGATE_CMAKE_DIR}/SurogateKernels.cmake")
+        surogate_add_kernels(acme_kernels USES cublaslt)
+    """,
+    "csrc/bind_acme.cpp": """
+        #include <nanobind/nanobind.h>
+        #include <surogate/dtype.h>
+        #include <surogate/gemm.h>
+        void bind_acme(nanobind::module_& m) {
+            m.def("deviation", [] { return surogate::random_deviation(surogate::E4M3); });
+        }
+    """,
+    "src/acme_kernels/__init__.py": "",
+}
+"""A package with kernels outside of this repository, built against an installed core."""
+
+
 @pytest.mark.slow
-def test_a_package_compiles_with_nvcc_of_wheels_and_imports(tmp_path: Path) -> None:
-    """Like `make install` on a machine with a driver and without a toolkit: PATH is /usr/bin only."""
+def test_a_package_outside_of_the_repository_compiles_shared_sources_with_nvcc_of_wheels(tmp_path: Path) -> None:
+    """Like an install on a machine with a driver and without a toolkit: PATH is /usr/bin only."""
     environment = virtualenvs.create(tmp_path / "venv", on_top_of=Path(pytest.__file__).parents[1])
-    source = tmp_path / "plugins/surogate_optim_adamw"
-    shutil.copytree(ROOT / "plugins/surogate_optim_adamw", source, ignore=shutil.ignore_patterns("build"))
-    (tmp_path / "surogate_core").symlink_to(ROOT / "surogate_core")
-    env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "CUDA_HOME": "/none", "SUROGATE_CUDA": "on"}
+    source = tmp_path / "acme"
+    for name, text in OUTSIDE.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(textwrap.dedent(text))
+    caches = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")  # headers and nvcc are large downloads
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "XDG_CACHE_HOME": caches, "CUDA_HOME": "/none"}
+    env |= {"SUROGATE_CUDA": "on", "CUDAARCHS": "90a-real"}
 
     def python(*command: str | Path) -> str:
         done = subprocess.run(
-            [environment.python, *command], env=env | {"CUDAARCHS": "90a-real"}, capture_output=True, text=True
+            [environment.python, *command], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    wheels = python(source / "build_backend.py").split()
+    def install(*packages: str | Path) -> None:
+        options = ("--no-build-isolation", "--no-deps", "--ignore-installed", "--no-compile", "--quiet")
+        python("-m", "pip", "--disable-pip-version-check", "install", *options, *packages)
+
+    install(ROOT / "surogate_core")
+    backend = environment.site_packages / "surogate_core/cmake/build_backend.py"
+    wheels = python(backend).split()
     assert len(wheels) == 5
-    python("-m", "pip", "install", "--quiet", *wheels)
-    assert python(source / "build_backend.py").split() == []
-    options = ("--no-build-isolation", "--no-deps", "--ignore-installed", "--quiet")
-    python("-m", "pip", "install", *options, "--target", tmp_path / "built", source)
-    module = next((tmp_path / "built/surogate_optim_adamw").glob("_C*.so"))
+    install(*wheels)
+    assert python(backend).split() == []
+    install(source)
     code = (
-        "from importlib.util import module_from_spec, spec_from_file_location\n"
-        f"spec = spec_from_file_location('_C', {str(module)!r})\n"
-        "loaded = module_from_spec(spec)\n"
-        "spec.loader.exec_module(loaded)\n"
-        "print(loaded.build_info()['cuda'], *loaded.build_info()['architectures'])"
+        "from acme_kernels import _C\n"
+        "info = _C.build_info()\n"
+        "print(info['cuda'], *info['architectures'], _C.deviation(), _C.gemm_count(), _C.Gemm.__module__)"
     )
-    cuda, target = python("-c", code).split()
-    assert cuda.startswith("13.0.") and target == "90a-real"
+    cuda, *found = python("-c", code).split()
+    assert cuda.startswith("13.0.")
+    assert found == ["90a-real", "64.0", "0", "acme_kernels._C"]
 
 
 def test_an_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,14 +216,10 @@ def test_an_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         runpy.run_path(str(BACKENDS[0]))
 
 
-def folder(option: str) -> Path:
-    told = subprocess.run([sys.executable, "-m", "surogate_core", option], capture_output=True, text=True, check=True)
-    return Path(told.stdout.strip())
-
-
-def test_core_prints_its_cmake_and_include_folders() -> None:
-    assert (folder("--cmake-dir") / "SurogateKernels.cmake").is_file()
-    assert (folder("--include-dir") / "surogate/dtype.h").is_file()
+def test_core_prints_its_cmake_folder() -> None:
+    command = [sys.executable, "-m", "surogate_core", "--cmake-dir"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert (Path(printed.strip()) / "SurogateKernels.cmake").is_file()
 
 
 def headers_of_wheel(files: dict[str, str], cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -229,18 +264,19 @@ def test_only_one_file_includes_the_cudnn_frontend_which_is_slow_to_compile() ->
     assert [path.name for path in sources if '#include "cudnn_graph.h"' in path.read_text()] == ["attention_cudnn.cpp"]
 
 
-def test_dtype_codes_match_the_header() -> None:
-    """Codes, bytes and names in the header are those of the table."""
-    header = (CORE / "include/surogate/dtype.h").read_text()
-    in_order = sorted(DTYPES.values(), key=lambda dtype: dtype.code)
-    assert [dtype.code for dtype in in_order] == list(range(len(DTYPES)))
-    assert "{ " + ", ".join(f"{dtype.name.upper()} = {dtype.code}" for dtype in in_order) + " }" in header
-    assert "{" + ", ".join(f'"{dtype.name}"' for dtype in in_order) + "}" in header
-    cases = {
-        int(n): set(re.findall(r"case (\w+):", names))
-        for names, n in re.findall(r"((?:\s*case \w+:)+)\s*return (\d+);", header)
+def header_of_dtypes() -> str:
+    command = [sys.executable, CORE / "cmake/dtype_header.py"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_header_of_dtypes_is_made_of_the_table() -> None:
+    header = header_of_dtypes()
+    codes = {name: int(code) for name, code in re.findall(r"(\w+) = (\d+)[, ]", header)}
+    assert codes == {name.upper(): dtype.code for name, dtype in DTYPES.items()}
+    bits, names = (re.findall(r"[\w]+", array) for array in re.findall(r"\[\] = \{(.*)\};", header))
+    assert {name: (int(n), code) for code, (n, name) in enumerate(zip(bits, names, strict=True))} == {
+        name: (dtype.bits, dtype.code) for name, dtype in DTYPES.items()
     }
-    assert cases == {n: {d.name.upper() for d in in_order if d.bits == 8 * n} for n in (1, 2, 4, 8)}
 
 
 SOURCE = r"""
@@ -272,11 +308,14 @@ def test_random_numbers_and_rounding_in_the_headers_are_bit_identical_to_the_ref
     assert NVCC is not None
     seed = 0x9123456789ABCDEF - 2**64  # uses both halves of the key and the sign bit
     (tmp_path / "words.cu").write_text(SOURCE)
+    (tmp_path / "surogate").mkdir()
+    (tmp_path / "surogate/dtype.h").write_text(header_of_dtypes())
     command = [
         NVCC,
         "-std=c++17",
         f"-DSEED={seed}LL",
         f"-I{CORE / 'include'}",
+        "-I.",
         "-arch=sm_90a",
         "words.cu",
         "-o",

@@ -1,4 +1,7 @@
-"""The dtypes of values: one table for programs, plans, torch, files and compiled code."""
+"""The dtypes of values: one table for programs, plans, torch, files and compiled code.
+
+cmake/dtype_header.py makes the C++ header <surogate/dtype.h> of it when a package with kernels is built.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ class Dtype:
 
     name        in programs and configs
     bits        of an element. Elements of less than 8 bits are packed.
-    code        in the arguments of compiled functions: `enum DType` of include/surogate/dtype.h
-    torch_name  attribute of `torch`
+    code        in the arguments of compiled functions: `enum DType` of <surogate/dtype.h>. The next free number.
+    torch_name  attribute of `torch`: the dtype with these elements, or "uint8" for one that torch does not have
     file_name   in the header of a safetensors file
     has_grad    whether values of this dtype can have gradients
     """

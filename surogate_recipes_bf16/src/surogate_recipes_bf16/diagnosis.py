@@ -21,7 +21,7 @@ def diagnose(system: SystemInfo) -> list[Finding]:
 def _finding(row: Mapping[str, str], on_gpu: bool) -> Finding:
     """Return the finding for a library. A library that does not load is an error if there is a GPU.
 
-    The error message of csrc/library.cpp ends with the pip command, which becomes the remedy.
+    The error message of the shared source library.cpp ends with the pip command, which becomes the remedy.
     """
     if not row["error"]:
         return Finding("ok", row["name"], f"{row['version']}, {row['path']}")

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from surogate_core.api import Deterministic, Op, Target, Value
+from surogate_core.api import Deterministic, Op, Value
 from surogate_core.dtypes import DTYPES
-from surogate_core.runtime.device import training_device
 from surogate_core.testing.binding import bind_kernel, run_kernel
 from surogate_core.testing.cases import cases
 from surogate_core.testing.kernels import UNIT, assert_close, guarded, same_bits
@@ -197,19 +196,6 @@ def test_operands_of_timed_products_are_normal_numbers(dtype: str, size: int) ->
     if size > 1000:
         assert abs(float(numbers.var()) - 1) < 5 * (2 / size) ** 0.5
         assert numbers.unique().numel() > 1000
-
-
-@pytest.mark.parametrize(("kind", "dtypes"), SIGNATURES, ids=lambda x: x if isinstance(x, str) else "-".join(x))
-def test_planned_workspace_equals_that_of_the_product(kind: str, dtypes: Sequence[str]) -> None:
-    from surogate_recipes_bf16 import _C
-
-    op = product(kind, 7, 130, 12, dtypes).op
-    target, shape = Target(training_device()), gemm.product(op)
-    bias = DTYPES[op.ins[2].dtype].code if len(op.ins[-1].shape) == 1 else gemm.NO_BIAS
-    a, out = DTYPES[op.ins[0].dtype].code, DTYPES[op.outs[0].dtype].code
-    needed = _C.gemm_workspace_bytes(shape.m, shape.n, shape.k, a, out, bias, gemm.library_bytes(target))
-    (kernel,) = [x for x in gemm.KERNELS if x.op == kind and x.dtypes == tuple(dtypes)]
-    assert kernel.workspace(op, target) == needed
 
 
 def test_errors_name_the_invalid_argument() -> None:

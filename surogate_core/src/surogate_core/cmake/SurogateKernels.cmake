@@ -2,8 +2,8 @@
 #
 #   cmake_minimum_required(VERSION 3.31.10)
 #   project(my_package LANGUAGES CXX)
-#   include(SurogateKernels)                      # found through `python -m surogate_core --cmake-dir`
-#   surogate_add_kernels(my_package HEADERS cublasLt.h)
+#   include("$ENV{SUROGATE_CMAKE_DIR}/SurogateKernels.cmake")    # set by build_backend.py, the build backend
+#   surogate_add_kernels(my_package USES cublaslt HEADERS nvrtc.h)
 #
 # `my_package` is the import name; `_C` is installed into it. CMake is run by scikit-build-core, that is by pip.
 #
@@ -13,6 +13,11 @@
 #                            architectures. Then SUROGATE_SM90A is defined for all sources.
 #   csrc/bind_<family>.cpp   a thin binding: void bind_<family>(nanobind::module_& m), outside any namespace.
 #                            All of them are called when the module is imported.
+#   USES                     shared sources of core, folders of surogate_core/csrc/, which are compiled into the module
+#                            with their bindings:
+#                              library   loads NVIDIA's libraries at run time       <surogate/library.h>
+#                              cublaslt  matrix products, selection by timing       <surogate/gemm.h> cublaslt.h timing.h
+#                            Every module has a copy of its own, so packages do not depend on each other's versions.
 #   HEADERS                  headers of NVIDIA libraries that are loaded at run time: cublasLt.h, cudnn.h, nvrtc.h,
 #                            cudnn_frontend.h; or of CUTLASS: cutlass/cutlass.h. See SurogateHeaders.cmake.
 #
@@ -70,6 +75,43 @@ if(surogate_cudart)
 endif()
 find_package(CUDAToolkit REQUIRED)
 
+# Other shared sources that those of a folder in csrc/ need, and their headers of NVIDIA.
+set(SUROGATE_USES_OF_cublaslt library)
+set(SUROGATE_HEADERS_OF_cublaslt cublasLt.h)
+
+# Sets <sources> and <headers> to those of the shared sources in ARGN.
+function(surogate_shared_sources sources headers)
+  set(root "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../csrc")
+  set(parts ${ARGN})
+  foreach(part IN LISTS ARGN)
+    list(APPEND parts ${SUROGATE_USES_OF_${part}})
+  endforeach()
+  list(REMOVE_DUPLICATES parts)
+  set(found "")
+  set(needed "")
+  foreach(part IN LISTS parts)
+    file(GLOB files CONFIGURE_DEPENDS "${root}/${part}/*.cu" "${root}/${part}/*.cpp")
+    if(NOT files)
+      file(GLOB known RELATIVE "${root}" "${root}/*")
+      list(JOIN known ", " known)
+      message(FATAL_ERROR "surogate_add_kernels: USES ${part} is unknown; known: ${known}.")
+    endif()
+    list(APPEND found ${files})
+    list(APPEND needed ${SUROGATE_HEADERS_OF_${part}})
+  endforeach()
+  set(${sources} ${found} PARENT_SCOPE)
+  set(${headers} ${needed} PARENT_SCOPE)
+endfunction()
+
+# Writes surogate/dtype.h into the folder `include` of the build. A file with the same contents is not touched.
+function(surogate_write_dtypes include)
+  set(script "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/dtype_header.py")
+  execute_process(COMMAND "${Python_EXECUTABLE}" "${script}" OUTPUT_VARIABLE header COMMAND_ERROR_IS_FATAL ANY)
+  file(CONFIGURE OUTPUT "${include}/surogate/dtype.h" CONTENT "${header}" @ONLY)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
+    "${script}" "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../dtypes.py")
+endfunction()
+
 # Writes the file that defines the module: it calls every bind function that the package has.
 function(surogate_write_module output package binders)
   set(SUROGATE_DECLARATIONS "")
@@ -121,25 +163,28 @@ function(surogate_compile_as_kernels library)
 endfunction()
 
 function(surogate_add_kernels package)
-  cmake_parse_arguments(PARSE_ARGV 1 ARG "" "" "HEADERS")
+  cmake_parse_arguments(PARSE_ARGV 1 ARG "" "" "USES;HEADERS")
+  if(ARG_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "surogate_add_kernels: unknown arguments ${ARG_UNPARSED_ARGUMENTS}.")
+  endif()
   find_package(Python 3.11 REQUIRED COMPONENTS Interpreter Development.Module)
   find_package(nanobind 3.1 CONFIG REQUIRED)
-  surogate_find_headers(headers ${ARG_HEADERS})
+  surogate_shared_sources(shared shared_headers ${ARG_USES})
+  surogate_find_headers(headers ${shared_headers} ${ARG_HEADERS})
+  set(generated "${CMAKE_CURRENT_BINARY_DIR}/include")
+  surogate_write_dtypes("${generated}")
 
   file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/csrc/*.cu" "${CMAKE_CURRENT_SOURCE_DIR}/csrc/*.cpp")
+  list(APPEND sources ${shared})
   set(binders ${sources})
   list(FILTER binders INCLUDE REGEX "/bind_[a-z0-9_]+\\.cpp$")
   list(REMOVE_ITEM sources ${binders})
   set(module "${CMAKE_CURRENT_BINARY_DIR}/module.cpp")
   surogate_write_module("${module}" "${package}" "${binders}")
 
-  if(NOT sources)  # bindings only: a static library must have a source
-    set(sources "${CMAKE_CURRENT_BINARY_DIR}/empty.cpp")
-    file(CONFIGURE OUTPUT "${sources}" CONTENT "")
-  endif()
   add_library(${package}_kernels STATIC ${sources})
   target_include_directories(${package}_kernels PUBLIC
-    "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../include" "${CMAKE_CURRENT_SOURCE_DIR}/csrc")
+    "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../include" "${generated}" "${CMAKE_CURRENT_SOURCE_DIR}/csrc")
   # After the toolkit's own: wheels bring copies of some of its headers.
   target_include_directories(${package}_kernels SYSTEM PUBLIC ${CUDAToolkit_INCLUDE_DIRS} ${headers})
   target_link_libraries(${package}_kernels PUBLIC CUDA::cudart_static)
@@ -147,7 +192,8 @@ function(surogate_add_kernels package)
   surogate_add_architectures(${package}_kernels)
 
   # nanobind's own part comes as the package nanobind-backend: one file then serves every Python from 3.11.
-  nanobind_add_module(_C STABLE_ABI BACKEND_MODULE nanobind_backend ${binders} "${module}")
+  # A domain of its own, because modules may bind the same shared class.
+  nanobind_add_module(_C STABLE_ABI NB_DOMAIN ${package} BACKEND_MODULE nanobind_backend ${binders} "${module}")
   target_link_libraries(_C PRIVATE ${package}_kernels)
   target_compile_features(_C PRIVATE cxx_std_17)
   # Symbols of the static libraries stay inside.

@@ -24,7 +24,7 @@ are 1.16 GiB. So a limit of 1 GiB seldom raises the peak. It suffices for a grou
 
 MINIMUM_CUDNN = 91800
 ORDERED_CUDNN = 92500
-"""The oldest supported cuDNN (library.cpp), and the first with the ordered route on SM90."""
+"""The oldest supported cuDNN (cudnn_library.cpp), and the first with the ordered route on SM90."""
 
 _SLACK_BYTES = 1 << 16
 _SLACK_DOCUMENT_BYTES = 512

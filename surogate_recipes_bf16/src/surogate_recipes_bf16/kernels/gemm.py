@@ -1,17 +1,19 @@
 """Matrix products of linear layers by cuBLASLt: forward, dgrad and wgrad.
 
 Operands and results are bf16 or fp32, sums fp32; `linear_add` and `linear_dgrad_add` read what they add to in their
-epilogue, and may overwrite it. When an op is bound, its algorithm is selected by timing (`csrc/timing.h`). All ops of
-the same shape share it, and it is cached for later runs, which are then bit-identical. With `deterministic: true`
+epilogue, and may overwrite it. When an op is bound, its algorithm is selected by timing (<surogate/timing.h>). All ops
+of the same shape share it, and it is cached for later runs, which are then bit-identical. With `deterministic: true`
 nothing is timed and the first algorithm of cuBLASLt's heuristic is used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target, Value
+from surogate_core.api import BindContext, KernelDef, Launch, Op, Support, Target, Value
+from surogate_core.api.cublaslt import is_timed, library_bytes, selecting
 from surogate_core.dtypes import DTYPES
 
 from .dtypes import FLOATS, supports_accumulate
@@ -19,26 +21,6 @@ from .workspace import aligned
 
 NO_BIAS = -1
 """Dtype code that the binding takes if there is no bias."""
-
-
-def library_bytes(target: Target) -> int:
-    """Return the workspace of cuBLASLt in bytes: what its fastest algorithms need on this generation of GPUs."""
-    return (64 if (target.device.sm or 0) >= 90 else 32) << 20
-
-
-def is_timed(target: Target) -> bool:
-    """Return whether algorithms are selected by timing. Two runs may then select different ones."""
-    return target.deterministic != "true"
-
-
-def autotune_cache(ctx: BindContext) -> None:
-    """Cache the algorithms that were selected by timing, for later runs."""
-    from .. import _C
-
-    if is_timed(ctx.target):
-        ctx.autotune_cache(
-            "products", lambda entries: _C.gemm_import(list(entries.items())), lambda: dict(_C.gemm_export())
-        )
 
 
 @dataclass(frozen=True)
@@ -78,38 +60,68 @@ def _product_dtype(a: str, out: str) -> str:
 
 def workspace(op: Op, target: Target) -> int:
     """Bytes of cuBLASLt's workspace, of an fp32 product that is cast to bf16, and of a bias converted to fp32."""
-    a, out, bias = op.ins[0], op.outs[0], _bias(op)
+    return library_bytes(target) + _staged_bytes(op) + _widened_bytes(op)
+
+
+def _staged_bytes(op: Op) -> int:
+    out = op.outs[0]
+    return aligned(4 * out.size) if _product_dtype(op.ins[0].dtype, out.dtype) != out.dtype else 0
+
+
+def _widened_bytes(op: Op) -> int:
+    bias = _bias(op)
+    return aligned(4 * bias.size) if bias and bias.dtype != _product_dtype(op.ins[0].dtype, op.outs[0].dtype) else 0
+
+
+def bind(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
+    """Time the algorithms on the op's buffers, which overwrites them."""
+    a, b, out, bias = op.ins[0], op.ins[1], op.outs[0], _bias(op)
     dtype = _product_dtype(a.dtype, out.dtype)
-    staged = aligned(4 * out.size) if dtype != out.dtype else 0
-    widened = aligned(4 * bias.size) if bias is not None and bias.dtype != dtype else 0
-    return library_bytes(target) + staged + widened
+    staged, widened = _staged_bytes(op), _widened_bytes(op)
+    at = ctx.workspace + library_bytes(ctx.target)
+    d: Value | int = at if staged else out
+    read_bias: Value | int = at + staged if widened else bias or 0
+    gemm = _select(op, ctx, d, read_bias)
+    launches = []
+    if bias and widened:
+        launches.append(_cast(ctx, bias, read_bias, bias.size, bias.dtype, dtype))
+    launches.append(Launch(ctx.call(gemm.run, a, b, _base(op) or 0, d, read_bias, 0, 0, ctx.workspace)))
+    if staged:
+        launches.append(_cast(ctx, d, out, out.size, dtype, out.dtype))
+    return tuple(launches)
 
 
-def bind(op: Op, ctx: BindContext) -> Call:
-    """Time the algorithms on the op's buffers, which overwrites them. Null pointers disable the timing."""
+def _select(op: Op, ctx: BindContext, d: Value | int, bias: Value | int) -> Any:
+    """Return the `_C.Gemm` of an op, which writes to `d`."""
     from .. import _C
 
-    autotune_cache(ctx)
-    a, b, base, bias = op.ins[0], op.ins[1], _base(op), _bias(op)
-    shape = product(op)
-    timed = is_timed(ctx.target)
-    gemm = _C.Gemm(
-        *((ctx.pointer(value) if timed and value else 0) for value in (a, b, base, op.outs[0])),
-        0 if bias is None else ctx.pointer(bias),
-        ctx.workspace,
-        shape.m,
-        shape.n,
-        shape.k,
-        shape.trans_a,
-        shape.trans_b,
-        DTYPES[a.dtype].code,
-        DTYPES[op.outs[0].dtype].code,
-        NO_BIAS if bias is None else DTYPES[bias.dtype].code,
-        0 in op.accumulate or base is not None,
-        library_bytes(ctx.target),
-        ctx.stream,
-    )
-    return ctx.call(gemm.run, a, b, base or 0, op.outs[0], bias or 0, ctx.workspace)
+    def address(value: Value | int) -> int:
+        return value if isinstance(value, int) else ctx.pointer(value)
+
+    a, base, shape, dtype = op.ins[0], _base(op), product(op), _product_dtype(op.ins[0].dtype, op.outs[0].dtype)
+    buffers = (address(value) if is_timed(ctx.target) else 0 for value in (a, op.ins[1], base or 0, d))
+    with selecting(ctx, _C):
+        return _C.Gemm(
+            *buffers,
+            address(bias),
+            0,
+            0,
+            ctx.workspace,
+            **asdict(shape),
+            dtype_a=DTYPES[a.dtype].code,
+            dtype_b=DTYPES[a.dtype].code,
+            dtype_d=DTYPES[dtype].code,
+            dtype_bias=DTYPES[dtype].code if bias else NO_BIAS,
+            accumulate=0 in op.accumulate or base is not None,
+            library_bytes=library_bytes(ctx.target),
+            stream=ctx.stream,
+        )
+
+
+def _cast(ctx: BindContext, x: Value | int, y: Value | int, size: int, dtype_x: str, dtype_y: str) -> Launch:
+    from .. import _C
+
+    return Launch(ctx.call(_C.cast, x, y, size, False, DTYPES[dtype_x].code, DTYPES[dtype_y].code))
 
 
 def _supports(op: Op, target: Target) -> Support:

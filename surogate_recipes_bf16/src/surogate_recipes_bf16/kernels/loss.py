@@ -8,10 +8,10 @@ frozen.
 from __future__ import annotations
 
 from surogate_core.api import BindContext, KernelDef, Launch, Op, Support, Target
+from surogate_core.api.cublaslt import is_timed, library_bytes, selecting
 from surogate_core.dtypes import DTYPES
 
 from .dtypes import FLOATS, supports_accumulate
-from .gemm import autotune_cache, is_timed, library_bytes
 from .workspace import aligned
 
 NO_DW = -1
@@ -43,23 +43,23 @@ def _bind(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
     """Time the algorithms of the products on the op's buffers, which overwrites w, dw and the workspace."""
     from .. import _C
 
-    autotune_cache(ctx)
     has_dx, has_dw = len(op.outs) > 1, len(op.outs) > 2
     gradients = [*(ctx.pointer(value) for value in op.outs[1:]), 0, 0][:2]
-    head = _C.LmHead(
-        *(ctx.pointer(value) for value in (*op.ins, op.outs[0])),
-        *gradients,
-        ctx.workspace,
-        *_sizes(op),
-        DTYPES[op.ins[0].dtype].code,
-        has_dx,
-        DTYPES[op.outs[2].dtype].code if has_dw else NO_DW,
-        0 in op.accumulate,
-        2 in op.accumulate,
-        library_bytes(ctx.target),
-        is_timed(ctx.target),
-        ctx.stream,
-    )
+    with selecting(ctx, _C):
+        head = _C.LmHead(
+            *(ctx.pointer(value) for value in (*op.ins, op.outs[0])),
+            *gradients,
+            ctx.workspace,
+            *_sizes(op),
+            DTYPES[op.ins[0].dtype].code,
+            has_dx,
+            DTYPES[op.outs[2].dtype].code if has_dw else NO_DW,
+            0 in op.accumulate,
+            2 in op.accumulate,
+            library_bytes(ctx.target),
+            is_timed(ctx.target),
+            ctx.stream,
+        )
     tokens, _, _, chunks = _sizes(op)
     above = [-1, *(i * tokens // chunks for i in range(1, chunks))]
     return (

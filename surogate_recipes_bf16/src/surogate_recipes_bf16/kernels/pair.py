@@ -42,7 +42,7 @@ def _two_products(op: Op) -> tuple[Op, Op]:
 
 
 def _bind_two_products(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
-    return tuple(Launch(gemm.bind(product, ctx)) for product in _two_products(op))
+    return tuple(launch for product in _two_products(op) for launch in gemm.bind(product, ctx))
 
 
 def _two_workspaces(op: Op, target: Target) -> int:

@@ -1,4 +1,4 @@
-"""Layout of workspaces. Must match csrc/workspace.h."""
+"""Layout of workspaces. Must match <surogate/workspace.h>."""
 
 from __future__ import annotations
 

@@ -1,34 +1,63 @@
-#include "gemm.h"
+#include "surogate/gemm.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <limits>
 
-#include "cublaslt.h"
-#include "elementwise.h"
 #include "gemm_choices.h"
 #include "gemm_shape.h"
 #include "surogate/check.h"
+#include "surogate/cublaslt.h"
 #include "surogate/dtype.h"
-#include "timing.h"
-#include "workspace.h"
+#include "surogate/timing.h"
+#include "surogate/workspace.h"
 
 namespace surogate {
 namespace {
 
 constexpr const char* op_name = "gemm";
 constexpr int requested_choices = 8;
+constexpr uintptr_t scale_alignment = 16;  // cuBLASLt refuses others
 
 double flops(const GemmShape& s) {
     return 2.0 * static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(s.k);
 }
 
-void* offset(void* base, int64_t bytes) { return static_cast<char*>(base) + bytes; }
-
 // Fills a stored matrix with random numbers, gaps between its rows included.
 void randomize(void* matrix, int64_t rows, int64_t cols, int64_t ld, int dtype, cudaStream_t stream) {
     random_normal(matrix, (rows - 1) * ld + cols, dtype, stream);
 }
+
+// Writes the scale with which random numbers of `dtype` have deviation 1.
+void set_random_scale(float* scale, int dtype, cudaStream_t stream) {
+    const float value = 1.0f / random_deviation(dtype);
+    check_cuda(cudaMemcpyAsync(scale, &value, sizeof(value), cudaMemcpyHostToDevice, stream), op_name);
+}
+
+void check_scales(const GemmShape& s, const GemmBuffers& buffers) {
+    if (s.scaling == GemmScaling::Tensor) {
+        check_pointer(buffers.scale_a, op_name, "scale_a", scale_alignment);
+        check_pointer(buffers.scale_b, op_name, "scale_b", scale_alignment);
+    }
+}
+
+void check_buffers(const GemmShape& s, const GemmBuffers& buffers) {
+    check_pointer(buffers.a, op_name, "a", s.alignment_a);
+    check_pointer(buffers.b, op_name, "b", s.alignment_b);
+    check_pointer(buffers.d, op_name, "d", s.alignment_d);
+    if (buffers.c != nullptr) {
+        check_pointer(buffers.c, op_name, "c", s.alignment_d);
+    }
+    if (s.has_bias) {
+        check_pointer(buffers.bias, op_name, "bias", bytes_of(s.dtype_bias));
+    }
+    check_scales(s, buffers);
+    if (s.library_bytes > 0) {
+        check_pointer(buffers.workspace, op_name, "workspace", workspace_alignment);
+    }
+}
+
+bool is_timed(const GemmBuffers& buffers) { return buffers.a != nullptr; }
 
 }  // namespace
 
@@ -41,43 +70,50 @@ struct Gemm::Impl {
     std::string description;
 
     Impl(const GemmShape& s, const GemmBuffers& buffers, cudaStream_t stream)
-        : shape(checked(s)), handle(library_handle()), desc(make_desc()),
+        : shape(s), handle(library_handle()), desc(make_desc()),
           description(describe_shape(shape) + " | " + describe_platform()) {
         set(desc, CUBLASLT_MATMUL_DESC_TRANSA, static_cast<int32_t>(shape.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N));
         set(desc, CUBLASLT_MATMUL_DESC_TRANSB, static_cast<int32_t>(shape.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N));
-        a = row_major(shape.dtype_ab, stored_rows_a(shape), stored_a(shape), shape.lda);
-        b = row_major(shape.dtype_ab, stored_rows_b(shape), stored_b(shape), shape.ldb);
-        d = row_major(product_dtype(shape), shape.m, shape.n, is_staged(shape) ? shape.n : shape.ldd);
-        SUROGATE_REQUIRE(!is_staged(shape) || shape.ldd == shape.n, op_name, "fp32 operands with a bf16 D need ldd = n");
+        a = row_major(shape.dtype_a, stored_rows_a(shape), stored_a(shape), shape.lda);
+        b = row_major(shape.dtype_b, stored_rows_b(shape), stored_b(shape), shape.ldb);
+        d = row_major(shape.dtype_d, shape.m, shape.n, shape.ldd);
         if (shape.has_bias) {
             set(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, static_cast<uint32_t>(CUBLASLT_EPILOGUE_BIAS));
-            set(desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<int32_t>(data_type(product_dtype(shape))));
-            set(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, buffers.bias);  // the heuristic depends on its alignment
+            set(desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<int32_t>(data_type(shape.dtype_bias)));
         }
+        if (shape.fast) {
+            set(desc, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<int8_t>(1));
+        }
+        set_pointers(buffers);  // the heuristic depends on the alignment of the bias
         choose(buffers, stream);
     }
 
-    // Enqueues the product. Writes to the workspace if the product is staged, otherwise to pd. Without pc, C is D.
-    cublasStatus_t multiply(const cublasLtMatmulAlgo_t& algo, const void* pa, const void* pb, const void* pc, void* pd,
-                            const void* bias, void* workspace, cudaStream_t stream) const {
+    void set_pointers(const GemmBuffers& buffers) const {
         if (shape.has_bias) {
-            const void* wide = is_bias_widened(shape) ? offset(workspace, shape.library_bytes + staged_bytes(shape)) : bias;
-            set(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, wide);
+            set(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, buffers.bias);
         }
-        void* product = is_staged(shape) ? offset(workspace, shape.library_bytes) : pd;
+        if (shape.scaling == GemmScaling::Tensor) {
+            set(desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(buffers.scale_b));
+            set(desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(buffers.scale_a));
+        }
+    }
+
+    // Enqueues the product.
+    cublasStatus_t multiply(const cublasLtMatmulAlgo_t& algo, const GemmBuffers& buffers, cudaStream_t stream) const {
+        set_pointers(buffers);
         const float alpha = 1.0f, beta = shape.accumulate ? 1.0f : 0.0f;
-        const void* c = shape.accumulate && pc != nullptr ? pc : product;
-        return lt().Matmul(handle, desc.get(), &alpha, pb, b.get(), pa, a.get(), &beta, c, d.get(), product, d.get(),
-                           &algo, workspace, static_cast<size_t>(shape.library_bytes), stream);
+        const void* c = shape.accumulate && buffers.c != nullptr ? buffers.c : buffers.d;
+        return lt().Matmul(handle, desc.get(), &alpha, buffers.b, b.get(), buffers.a, a.get(), &beta, c, d.get(),
+                           buffers.d, d.get(), &algo, buffers.workspace, static_cast<size_t>(shape.library_bytes),
+                           stream);
     }
 
     void choose(const GemmBuffers& buffers, cudaStream_t stream) {
         Choices& all = choices();
         const std::lock_guard<std::mutex> lock(all.mutex);
         const auto known = all.by_description.find(description);
-        const bool timed = buffers.a != nullptr;  // a timed choice must not be used for an untimed product
-        if (known != all.by_description.end() &&
-            (known->second.is_imported() || known->second.is_timed()) == timed) {
+        if (known != all.by_description.end() &&  // a timed choice must not be used for an untimed product
+            (known->second.is_imported() || known->second.is_timed()) == is_timed(buffers)) {
             choice = known->second;
             check_known(buffers, stream);
             return;
@@ -100,9 +136,8 @@ struct Gemm::Impl {
                                      std::to_string(shape.library_bytes) + ". To select a new one, delete "
                                      "surogate/autotune in $XDG_CACHE_HOME or ~/.cache");
         }
-        if (buffers.a != nullptr) {
-            check_status(multiply(choice.algo, buffers.a, buffers.b, buffers.c, buffers.d, buffers.bias,
-                                  buffers.workspace, stream),
+        if (is_timed(buffers)) {
+            check_status(multiply(choice.algo, buffers, stream),
                          "cublasLtMatmul with the cached algorithm for " + description);
             check_cuda(cudaStreamSynchronize(stream), op_name);
         }
@@ -114,15 +149,14 @@ struct Gemm::Impl {
         // Split-k with bf16 parts would round each part before the sum. With a bias or C, even the sum of fp32 parts is
         // rounded to D before that is added, so split-k is disabled.
         uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_MASK;
-        if (product_dtype(shape) == BF16) {
+        if (shape.dtype_d == BF16) {
             schemes = shape.has_bias || shape.accumulate ? CUBLASLT_REDUCTION_SCHEME_NONE : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
         }
         set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes);
-        const int64_t alignment_d = is_staged(shape) ? workspace_alignment : shape.alignment_d;
         set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(shape.alignment_b));
         set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(shape.alignment_a));
-        set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(alignment_d));
-        set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<uint32_t>(alignment_d));
+        set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(shape.alignment_d));
+        set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<uint32_t>(shape.alignment_d));
         cublasLtMatmulHeuristicResult_t results[requested_choices] = {};
         int found = 0;
         check_status(lt().MatmulAlgoGetHeuristic(handle, desc.get(), b.get(), a.get(), d.get(), d.get(),
@@ -142,80 +176,47 @@ struct Gemm::Impl {
 
     // Planned buffers are zero when ops are bound. Products of zeros take less power, and algorithms rank differently.
     void randomize_operands(const GemmBuffers& buffers, cudaStream_t stream) const {
-        randomize(buffers.a, stored_rows_a(shape), stored_a(shape), shape.lda, shape.dtype_ab, stream);
-        randomize(buffers.b, stored_rows_b(shape), stored_b(shape), shape.ldb, shape.dtype_ab, stream);
+        randomize(buffers.a, stored_rows_a(shape), stored_a(shape), shape.lda, shape.dtype_a, stream);
+        randomize(buffers.b, stored_rows_b(shape), stored_b(shape), shape.ldb, shape.dtype_b, stream);
         if (shape.accumulate) {  // D grows by one product a launch, which stays far from the largest bf16
             void* c = buffers.c != nullptr ? buffers.c : buffers.d;
             randomize(c, shape.m, shape.n, shape.ldd, shape.dtype_d, stream);
+        }
+        if (shape.scaling == GemmScaling::Tensor) {
+            set_random_scale(buffers.scale_a, shape.dtype_a, stream);
+            set_random_scale(buffers.scale_b, shape.dtype_b, stream);
         }
     }
 
     Choice best_of(const std::vector<cublasLtMatmulAlgo_t>& algos, const GemmBuffers& buffers, cudaStream_t stream) {
         const int count = static_cast<int>(algos.size());
-        if (buffers.a == nullptr) {
-            return {algos[0], 0, count};
+        if (!is_timed(buffers)) {
+            return {algos[0], 0, count, 0};
         }
         randomize_operands(buffers, stream);
-        const auto launch = [&](size_t i) {
-            return multiply(algos[i], buffers.a, buffers.b, buffers.c, buffers.d, buffers.bias, buffers.workspace,
-                            stream) == CUBLAS_STATUS_SUCCESS;
-        };
+        const auto launch = [&](size_t i) { return multiply(algos[i], buffers, stream) == CUBLAS_STATUS_SUCCESS; };
         const Timed timed = fastest(algos.size(), launch, stream);
         if (timed.ms == std::numeric_limits<float>::infinity()) {
             throw std::runtime_error("gemm: every algorithm failed for " + description);
         }
-        return {algos[timed.index], timed.ms, count};
+        return {algos[timed.index], timed.ms, count, timed.slowest_ms};
     }
 };
 
 Gemm::Gemm(const GemmShape& shape, const GemmBuffers& buffers, cudaStream_t stream) {
     const GemmShape s = checked(shape);
     if (buffers.a != nullptr || buffers.b != nullptr || buffers.d != nullptr) {
-        check_pointer(buffers.a, op_name, "a", s.alignment_a);
-        check_pointer(buffers.b, op_name, "b", s.alignment_b);
-        check_pointer(buffers.d, op_name, "d", s.alignment_d);
-        if (buffers.c != nullptr) {
-            check_pointer(buffers.c, op_name, "c", s.alignment_d);
-        }
-        if (s.has_bias) {
-            check_pointer(buffers.bias, op_name, "bias", bytes_of(s.dtype_bias));
-        }
-        if (workspace_bytes(s) > 0) {
-            check_pointer(buffers.workspace, op_name, "workspace", workspace_alignment);
-        }
+        check_buffers(s, buffers);
     }
+    check_scales(s, buffers);
     impl_ = std::make_unique<Impl>(s, buffers, stream);
 }
 
 Gemm::~Gemm() = default;
 
-void Gemm::run(const void* a, const void* b, void* d, const void* bias, void* workspace, cudaStream_t stream,
-               const void* c) {
-    const GemmShape& s = impl_->shape;
-    check_pointer(a, op_name, "a", s.alignment_a);
-    check_pointer(b, op_name, "b", s.alignment_b);
-    check_pointer(d, op_name, "d", s.alignment_d);
-    if (c != nullptr) {
-        check_pointer(c, op_name, "c", s.alignment_d);
-    }
-    if (workspace_bytes(s) > 0) {
-        check_pointer(workspace, op_name, "workspace", workspace_alignment);
-    }
-    if (s.has_bias) {
-        check_pointer(bias, op_name, "bias", bytes_of(s.dtype_bias));
-    }
-    if (is_bias_widened(s)) {
-        cast(bias, offset(workspace, s.library_bytes + staged_bytes(s)), s.n, false, BF16, FP32, stream);
-    }
-    check_status(impl_->multiply(impl_->choice.algo, a, b, c, d, bias, workspace, stream), impl_->description);
-    if (is_staged(s)) {
-        cast(offset(workspace, s.library_bytes), d, s.m * s.n, false, FP32, BF16, stream);
-    }
-}
-
-int64_t Gemm::workspace_bytes(const GemmShape& shape) {
-    const GemmShape s = checked(shape);
-    return s.library_bytes + staged_bytes(s) + bias_bytes(s);
+void Gemm::run(const GemmBuffers& buffers, cudaStream_t stream) {
+    check_buffers(impl_->shape, buffers);
+    check_status(impl_->multiply(impl_->choice.algo, buffers, stream), impl_->description);
 }
 
 std::string Gemm::describe() const {
@@ -238,16 +239,11 @@ std::string Gemm::describe() const {
     text += " | of " + std::to_string(choice.candidates);
     if (choice.is_timed()) {
         char speed[64];
-        std::snprintf(speed, sizeof(speed), ", %.1f us, %.0f TFLOP/s", 1e3 * choice.ms,
-                      flops(impl_->shape) / choice.ms * 1e-9);
+        std::snprintf(speed, sizeof(speed), ", %.1f to %.1f us, %.0f TFLOP/s", 1e3 * choice.ms,
+                      1e3 * choice.slowest_ms, flops(impl_->shape) / choice.ms * 1e-9);
         text += speed;
     }
     return text;
-}
-
-int64_t alignment_of(uintptr_t address) {
-    const uintptr_t lowest_bit = address & (~address + 1);
-    return lowest_bit == 0 || lowest_bit > 256 ? 256 : static_cast<int64_t>(lowest_bit);
 }
 
 }  // namespace surogate

@@ -1,20 +1,16 @@
-#include "library.h"
+#include "surogate/library.h"
 
 #include <dlfcn.h>
 #include <link.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
-#include <functional>
 #include <mutex>
 #include <stdexcept>
 
 namespace surogate {
 namespace {
-
-// Versions as major * 10000 + minor * 100 + patch. Later minor versions of CUDA 13 are compatible.
-constexpr size_t minimum_cublaslt = 130000;
-constexpr size_t minimum_cudnn = 91800;  // first version with all features that attention uses
 
 std::mutex directories_mutex;
 std::vector<std::string> library_directories;
@@ -56,11 +52,6 @@ Library load_from(const std::vector<std::string>& folders, const char* soname, c
     return nullptr;
 }
 
-std::string path_of(Library library) {
-    link_map* map = nullptr;
-    return dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 && map ? map->l_name : "unknown path";
-}
-
 std::string join(const std::vector<std::string>& parts) {
     std::string joined;
     for (const std::string& part : parts) {
@@ -75,28 +66,6 @@ std::string dotted(size_t version) {
 }
 
 size_t version_of(Library library, const char* function) { return symbol<size_t (*)()>(library, function)(); }
-
-Library at_least(size_t minimum, Library library, const char* function, const char* package) {
-    const size_t version = version_of(library, function);
-    if (version < minimum) {
-        throw std::runtime_error(path_of(library) + " has version " + dotted(version) + ", but " + dotted(minimum) +
-                                 " or later is needed: pip install --upgrade " + package);
-    }
-    return library;
-}
-
-LibraryInfo describe(const char* name, const std::function<Library()>& load, const char* function) {
-    LibraryInfo info;
-    info.name = name;
-    try {
-        const Library library = load();
-        info.path = path_of(library);
-        info.version = dotted(version_of(library, function));
-    } catch (const std::exception& error) {
-        info.error = error.what();
-    }
-    return info;
-}
 
 }  // namespace
 
@@ -137,28 +106,31 @@ void* address(Library library, const char* name) {
     throw std::runtime_error(path_of(library) + " has no function " + name);
 }
 
-Library cublaslt() {
-    static const Library handle =
-        at_least(minimum_cublaslt, library("libcublasLt.so.13", "'nvidia-cublas>=13,<14'"), "cublasLtGetVersion",
-                 "'nvidia-cublas>=13,<14'");
-    return handle;
+std::string path_of(Library library) {
+    link_map* map = nullptr;
+    return dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 && map ? map->l_name : "unknown path";
 }
 
-Library cudnn() {
-    static const Library handle = [] {
-        library("libnvrtc.so.13", "'nvidia-cuda-nvrtc>=13,<14'");
-        cublaslt();
-        const Library runtime = library("libcudart.so.13", "'nvidia-cuda-runtime>=13,<14'");
-        // Without this variable, the cuDNN frontend uses the first of several installed versions of the runtime.
-        setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", path_of(runtime).c_str(), /*overwrite=*/0);
-        return at_least(minimum_cudnn, library("libcudnn.so.9", "'nvidia-cudnn-cu13>=9.18'"), "cudnnGetVersion",
-                        "'nvidia-cudnn-cu13>=9.18'");
-    }();
-    return handle;
+Library at_least(size_t minimum, Library library, const char* function, const char* package) {
+    const size_t version = version_of(library, function);
+    if (version < minimum) {
+        throw std::runtime_error(path_of(library) + " has version " + dotted(version) + ", but " + dotted(minimum) +
+                                 " or later is needed: pip install --upgrade " + package);
+    }
+    return library;
 }
 
-std::vector<LibraryInfo> library_info() {
-    return {describe("cublasLt", cublaslt, "cublasLtGetVersion"), describe("cudnn", cudnn, "cudnnGetVersion")};
+LibraryInfo describe_library(const char* name, const std::function<Library()>& load, const char* version_function) {
+    LibraryInfo info;
+    info.name = name;
+    try {
+        const Library library = load();
+        info.path = path_of(library);
+        info.version = dotted(version_of(library, version_function));
+    } catch (const std::exception& error) {
+        info.error = error.what();
+    }
+    return info;
 }
 
 }  // namespace surogate

@@ -1,4 +1,4 @@
-"""Locations of NVIDIA's libraries in the installed packages. The compiled module queries them when it is imported."""
+"""Locations of NVIDIA's libraries in the installed packages. Compiled modules query them when they are imported."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 
 
-def directories() -> list[str]:
+def library_dirs() -> list[str]:
     """Return every `lib` folder of the installed `nvidia-*` wheels, without importing them.
 
     nvidia/cu13/lib contains the libraries of the toolkit (cuBLAS, NVRTC, the runtime), nvidia/<library>/lib the others.

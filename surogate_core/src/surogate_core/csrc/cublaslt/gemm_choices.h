@@ -13,6 +13,7 @@ struct Choice {
     cublasLtMatmulAlgo_t algo{};
     float ms = 0;        // measured time; 0: not timed
     int candidates = 0;  // number of algorithms compared; 0: imported
+    float slowest_ms = 0;
 
     bool is_timed() const { return ms > 0; }
     bool is_imported() const { return candidates == 0; }

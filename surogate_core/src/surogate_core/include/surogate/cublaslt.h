@@ -1,4 +1,5 @@
-// The functions of cuBLASLt, which is loaded at run time (`library.h`), its handles, and owners of its descriptors.
+// The functions of cuBLASLt, its handles, and owners of its descriptors: `surogate_add_kernels(my_package USES cublaslt)`.
+// The library is loaded at run time (`library.h`).
 #pragma once
 
 #include <cublasLt.h>
@@ -8,9 +9,12 @@
 #include <string>
 #include <type_traits>
 
-#include "library.h"
+#include "surogate/library.h"
 
 namespace surogate {
+
+// Loads cuBLASLt on the first call and checks its version. Later calls return the same handle. Thread-safe.
+Library cublaslt();
 
 struct CublasLt {
 #define SUROGATE_LT(name) decltype(&cublasLt##name) name = symbol<decltype(&cublasLt##name)>(cublaslt(), "cublasLt" #name)
@@ -66,7 +70,7 @@ Preference make_preference();
 // row stride in elements.
 Layout row_major(int dtype, int64_t rows, int64_t cols, int64_t ld);
 
-cudaDataType_t data_type(int dtype);  // BF16 or FP32
+cudaDataType_t data_type(int dtype);  // FP32, BF16, E4M3 or E5M2
 
 template <class T>
 void set(const Desc& desc, cublasLtMatmulDescAttributes_t attribute, T value) {

@@ -1,4 +1,4 @@
-#include "timing.h"
+#include "surogate/timing.h"
 
 #include <algorithm>
 #include <limits>
@@ -84,7 +84,11 @@ Timed fastest(size_t count, const Launch& launch, cudaStream_t stream) {
     const std::vector<float> ms = measure_all(count, Stopwatch(launch, stream));
     const size_t best = static_cast<size_t>(std::min_element(ms.begin(), ms.end()) - ms.begin());
     const size_t taken = ms[best] < margin * ms[0] ? best : 0;
-    return {taken, ms[taken]};
+    float slowest = 0;
+    for (const float time : ms) {
+        slowest = time == failed ? slowest : std::max(slowest, time);
+    }
+    return {taken, ms[taken], slowest};
 }
 
 }  // namespace surogate

@@ -1,9 +1,10 @@
 #include "gemm_choices.h"
 
+#include <algorithm>
 #include <cstdio>
 
-#include "gemm.h"
 #include "surogate/check.h"
+#include "surogate/gemm.h"
 
 namespace surogate {
 namespace {
@@ -29,6 +30,8 @@ cublasLtMatmulAlgo_t from_hex(const std::string& hex) {
     return algo;
 }
 
+bool is_exported(const Choice& choice) { return choice.is_timed() || choice.is_imported(); }
+
 }  // namespace
 
 Choices& choices() {
@@ -41,18 +44,25 @@ std::vector<std::pair<std::string, std::string>> exported_choices() {
     const std::lock_guard<std::mutex> lock(all.mutex);
     std::vector<std::pair<std::string, std::string>> list;
     for (const auto& [description, choice] : all.by_description) {
-        if (choice.is_timed() || choice.is_imported()) {
+        if (is_exported(choice)) {
             list.emplace_back(description, to_hex(choice.algo));
         }
     }
     return list;
 }
 
+size_t count_choices() {
+    Choices& all = choices();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    return static_cast<size_t>(std::count_if(all.by_description.begin(), all.by_description.end(),
+                                             [](const auto& entry) { return is_exported(entry.second); }));
+}
+
 void import_choices(const std::vector<std::pair<std::string, std::string>>& list) {
     Choices& all = choices();
     const std::lock_guard<std::mutex> lock(all.mutex);
     for (const auto& [description, algorithm] : list) {
-        all.by_description[description] = {from_hex(algorithm), 0, 0};
+        all.by_description[description] = {from_hex(algorithm), 0, 0, 0};
     }
 }
 

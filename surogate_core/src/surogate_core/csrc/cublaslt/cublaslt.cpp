@@ -1,4 +1,4 @@
-#include "cublaslt.h"
+#include "surogate/cublaslt.h"
 
 #include <map>
 #include <stdexcept>
@@ -10,8 +10,15 @@ namespace surogate {
 namespace {
 
 constexpr const char* op_name = "gemm";
+constexpr size_t minimum_version = 130000;  // later minor versions of CUDA 13 are compatible
 
 }  // namespace
+
+Library cublaslt() {
+    static const Library handle = at_least(minimum_version, library("libcublasLt.so.13", "'nvidia-cublas>=13,<14'"),
+                                           "cublasLtGetVersion", "'nvidia-cublas>=13,<14'");
+    return handle;
+}
 
 const CublasLt& lt() {
     static const CublasLt functions;
@@ -65,6 +72,19 @@ Layout row_major(int dtype, int64_t rows, int64_t cols, int64_t ld) {
     return Layout(layout);
 }
 
-cudaDataType_t data_type(int dtype) { return dtype == BF16 ? CUDA_R_16BF : CUDA_R_32F; }
+cudaDataType_t data_type(int dtype) {
+    switch (dtype) {
+        case FP32:
+            return CUDA_R_32F;
+        case BF16:
+            return CUDA_R_16BF;
+        case E4M3:
+            return CUDA_R_8F_E4M3;
+        case E5M2:
+            return CUDA_R_8F_E5M2;
+        default:
+            throw std::invalid_argument(std::string(op_name) + ": cuBLASLt has no " + name_of(dtype));
+    }
+}
 
 }  // namespace surogate

@@ -4,12 +4,42 @@
 
 #include "surogate/check.h"
 #include "surogate/dtype.h"
-#include "workspace.h"
+#include "surogate/workspace.h"
 
 namespace surogate {
 namespace {
 
 constexpr const char* op_name = "gemm";
+constexpr int64_t fp8_row_alignment = 16;
+
+bool is_fp8(int dtype) { return dtype == E4M3 || dtype == E5M2; }
+
+std::string operands(const GemmShape& s) {
+    const std::string a = name_of(s.dtype_a), b = name_of(s.dtype_b);
+    return a == b ? a : a + "*" + b;
+}
+
+void check_dtypes(const GemmShape& s) {
+    const bool fp8 = is_fp8(s.dtype_a) && is_fp8(s.dtype_b) && (s.dtype_a == E4M3 || s.dtype_b == E4M3);
+    const bool plain = s.dtype_a == s.dtype_b && (s.dtype_a == BF16 || s.dtype_a == FP32);
+    SUROGATE_REQUIRE(fp8 || plain, op_name,
+                     "operands must be both fp32, both bf16, or e4m3 and e4m3 or e5m2, got " + operands(s));
+    SUROGATE_REQUIRE(s.dtype_d == FP32 || (s.dtype_d == BF16 && s.dtype_a != FP32), op_name,
+                     "D cannot be " + std::string(name_of(s.dtype_d)) + " with operands in " + operands(s));
+    SUROGATE_REQUIRE(fp8 == (s.scaling == GemmScaling::Tensor), op_name,
+                     fp8 ? "FP8 operands need scales" : "only FP8 operands have scales");
+    SUROGATE_REQUIRE(fp8 || !s.fast, op_name, "fast accumulation needs FP8 operands");
+    SUROGATE_REQUIRE(!s.accumulate || !s.has_bias, op_name, "a product with a bias cannot accumulate");
+    const int bias = fp8 ? BF16 : s.dtype_d;
+    SUROGATE_REQUIRE(!s.has_bias || s.dtype_bias == bias, op_name,
+                     std::string("dtype_bias must be ") + name_of(bias) + ", got " + name_of(s.dtype_bias));
+}
+
+void check_fp8_row(int64_t elements, int dtype, const char* name) {
+    SUROGATE_REQUIRE(elements * bytes_of(dtype) % fp8_row_alignment == 0, op_name,
+                     std::string("rows of ") + name + " must be multiples of 16 bytes with FP8 operands, got " +
+                         std::to_string(elements) + " elements of " + name_of(dtype));
+}
 
 }  // namespace
 
@@ -31,19 +61,11 @@ GemmShape checked(GemmShape s) {
                      "ldb must be at least " + std::to_string(stored_b(s)) + ", got " + std::to_string(s.ldb));
     SUROGATE_REQUIRE(s.ldd >= s.n, op_name,
                      "ldd must be at least " + std::to_string(s.n) + ", got " + std::to_string(s.ldd));
-    const auto supported = [](int dtype) { return dtype == BF16 || dtype == FP32; };
-    SUROGATE_REQUIRE(supported(s.dtype_ab), op_name,
-                     std::string("dtype_ab must be fp32 or bf16, got ") + name_of(s.dtype_ab));
-    SUROGATE_REQUIRE(supported(s.dtype_d), op_name,
-                     std::string("dtype_d must be fp32 or bf16, got ") + name_of(s.dtype_d));
-    SUROGATE_REQUIRE(!s.accumulate || s.dtype_ab == s.dtype_d || s.dtype_d == FP32, op_name,
-                     "fp32 operands with a bf16 D cannot accumulate");
-    SUROGATE_REQUIRE(!s.accumulate || !s.has_bias, op_name, "a product with a bias cannot accumulate");
-    if (s.has_bias) {
-        const int product = s.dtype_ab == FP32 ? FP32 : s.dtype_d;
-        SUROGATE_REQUIRE(s.dtype_bias == product || (s.dtype_bias == BF16 && product == FP32), op_name,
-                         std::string("dtype_bias cannot be ") + name_of(s.dtype_bias) + " with a product in " +
-                             name_of(product));
+    check_dtypes(s);
+    if (s.scaling == GemmScaling::Tensor) {
+        check_fp8_row(s.lda, s.dtype_a, "A");
+        check_fp8_row(s.ldb, s.dtype_b, "B");
+        check_fp8_row(s.ldd, s.dtype_d, "D");
     }
     SUROGATE_REQUIRE(s.library_bytes >= 0 && s.library_bytes % workspace_alignment == 0, op_name,
                      "library_bytes must be a multiple of 256");
@@ -55,17 +77,12 @@ GemmShape checked(GemmShape s) {
     return s;
 }
 
-bool is_staged(const GemmShape& s) { return s.dtype_ab == FP32 && s.dtype_d == BF16; }
-int product_dtype(const GemmShape& s) { return is_staged(s) ? FP32 : s.dtype_d; }
-bool is_bias_widened(const GemmShape& s) { return s.has_bias && s.dtype_bias != product_dtype(s); }
-int64_t staged_bytes(const GemmShape& s) { return is_staged(s) ? aligned(s.m * s.n * 4) : 0; }
-int64_t bias_bytes(const GemmShape& s) { return is_bias_widened(s) ? aligned(s.n * 4) : 0; }
-
 std::string describe_shape(const GemmShape& s) {
     const auto n = [](int64_t value) { return std::to_string(value); };
     std::string text = n(s.m) + "x" + n(s.n) + "x" + n(s.k) + (s.trans_a ? " t" : " n") + (s.trans_b ? "t " : "n ");
-    text += std::string(name_of(s.dtype_ab)) + "->" + name_of(product_dtype(s));
+    text += operands(s) + "->" + name_of(s.dtype_d);
     text += (s.has_bias ? " bias" : "") + std::string(s.accumulate ? " accumulate" : "");
+    text += (s.scaling == GemmScaling::Tensor ? " scaled" : "") + std::string(s.fast ? " fast" : "");
     if (s.lda != stored_a(s) || s.ldb != stored_b(s) || s.ldd != s.n) {
         text += " ld " + n(s.lda) + "," + n(s.ldb) + "," + n(s.ldd);
     }

@@ -1,0 +1,96 @@
+// Python bindings of <surogate/gemm.h>. Pointers are passed as integers; the stream is the last argument.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <new>
+
+#include "surogate/gemm.h"
+#include "surogate/workspace.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+template <class T = void>
+T* pointer(uintptr_t address) {
+    return reinterpret_cast<T*>(address);
+}
+
+surogate::GemmBuffers buffers_of(uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t bias, uintptr_t scale_a,
+                                 uintptr_t scale_b, uintptr_t workspace) {
+    surogate::GemmBuffers buffers;
+    buffers.a = pointer(a);
+    buffers.b = pointer(b);
+    buffers.c = pointer(c);
+    buffers.d = pointer(d);
+    buffers.bias = pointer(bias);
+    buffers.scale_a = pointer<float>(scale_a);
+    buffers.scale_b = pointer<float>(scale_b);
+    buffers.workspace = pointer(workspace);
+    return buffers;
+}
+
+}  // namespace
+
+void bind_gemm(nb::module_& m) {
+    using surogate::Gemm;
+    nb::class_<Gemm>(m, "Gemm")
+        .def(
+            "__init__",
+            [](Gemm* self, uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t bias, uintptr_t scale_a,
+               uintptr_t scale_b, uintptr_t workspace, int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b,
+               int dtype_a, int dtype_b, int dtype_d, int dtype_bias, bool accumulate, bool fast, int64_t library_bytes,
+               uintptr_t stream) {
+                surogate::GemmShape shape{};
+                shape.m = m;
+                shape.n = n;
+                shape.k = k;
+                shape.trans_a = trans_a;
+                shape.trans_b = trans_b;
+                shape.dtype_a = dtype_a;
+                shape.dtype_b = dtype_b;
+                shape.dtype_d = dtype_d;
+                shape.has_bias = dtype_bias >= 0;
+                shape.dtype_bias = dtype_bias;
+                shape.accumulate = accumulate;
+                shape.scaling = scale_a != 0 ? surogate::GemmScaling::Tensor : surogate::GemmScaling::None;
+                shape.fast = fast;
+                shape.library_bytes = library_bytes;
+                shape.alignment_a = shape.alignment_b = shape.alignment_d = surogate::workspace_alignment;
+                new (self) Gemm(shape, buffers_of(a, b, c, d, bias, scale_a, scale_b, workspace),
+                                reinterpret_cast<cudaStream_t>(stream));
+            },
+            nb::arg("a"), nb::arg("b"), nb::arg("c"), nb::arg("d"), nb::arg("bias"), nb::arg("scale_a"),
+            nb::arg("scale_b"), nb::arg("workspace"), nb::kw_only(), nb::arg("m"), nb::arg("n"), nb::arg("k"),
+            nb::arg("trans_a") = false, nb::arg("trans_b") = false, nb::arg("dtype_a"), nb::arg("dtype_b"),
+            nb::arg("dtype_d"), nb::arg("dtype_bias") = -1, nb::arg("accumulate") = false, nb::arg("fast") = false,
+            nb::arg("library_bytes"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>(),
+            "Select an algorithm, timed on these buffers; a, b, c, d, the scales and the workspace are overwritten. "
+            "Nothing is timed if a, b, c and d are 0. scale_a 0: no scales. dtype_bias -1: no bias. c 0: d, if it "
+            "accumulates.")
+        .def(
+            "run",
+            [](Gemm& self, uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t bias, uintptr_t scale_a,
+               uintptr_t scale_b, uintptr_t workspace, uintptr_t stream) {
+                self.run(buffers_of(a, b, c, d, bias, scale_a, scale_b, workspace),
+                         reinterpret_cast<cudaStream_t>(stream));
+            },
+            nb::arg("a"), nb::arg("b"), nb::arg("c"), nb::arg("d"), nb::arg("bias"), nb::arg("scale_a"),
+            nb::arg("scale_b"), nb::arg("workspace"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>())
+        .def("describe", &Gemm::describe);
+    m.def("gemm_export", &surogate::exported_choices, nb::call_guard<nb::gil_scoped_release>(),
+          "Return the timed and imported algorithms of this module: (description, algorithm).");
+    m.def("gemm_count", &surogate::count_choices, nb::call_guard<nb::gil_scoped_release>(),
+          "Return the number of algorithms that gemm_export returns.");
+    m.def("gemm_import", &surogate::import_choices, nb::arg("choices"), nb::call_guard<nb::gil_scoped_release>(),
+          "Set algorithms to use instead of timing.");
+    m.def(
+        "random_normal",
+        [](uintptr_t out, int64_t size, int dtype, uintptr_t stream) {
+            surogate::random_normal(pointer(out), size, dtype, reinterpret_cast<cudaStream_t>(stream));
+        },
+        nb::arg("out"), nb::arg("size"), nb::arg("dtype"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>());
+}
