@@ -11,6 +11,8 @@
 // kernels use the fast hardware exponential and division. Their error is 2 ulp of fp32 for moderate gates and at worst
 // 2^-17 relative, compared with 2^-9 of the rounding. IEEE division alone would take a third of the time available at
 // full bandwidth.
+#include <surogate/sigmoid.cuh>
+
 #include "dispatch.cuh"
 #include "elementwise.h"
 
@@ -18,27 +20,6 @@ namespace surogate {
 namespace {
 
 constexpr int kMaxThreads = 256;
-
-struct Sigmoid {
-    float of;          // sigmoid(x)
-    float complement;  // 1 - sigmoid(x), without cancellation
-};
-
-// Computed from exp(-|x|), which cannot overflow.
-template <bool Fast>
-__device__ __forceinline__ Sigmoid sigmoid(float x) {
-    float small, large;
-    if constexpr (Fast) {
-        const float e = __expf(-fabsf(x));
-        large = __fdividef(1.0f, 1.0f + e);
-        small = e * large;
-    } else {
-        const float e = expf(-fabsf(x));
-        large = 1.0f / (1.0f + e);
-        small = e / (1.0f + e);
-    }
-    return x >= 0 ? Sigmoid{large, small} : Sigmoid{small, large};
-}
 
 template <class T>
 constexpr bool is_fast = sizeof(T) == 2;

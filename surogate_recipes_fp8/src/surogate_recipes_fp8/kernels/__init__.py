@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from surogate_core.api import KernelDef
 
-from . import products
+from . import norms, products, quantizers, scales
 
-KERNELS: tuple[KernelDef, ...] = (*products.KERNELS,)
+KERNELS: tuple[KernelDef, ...] = (*products.KERNELS, *quantizers.KERNELS, *norms.KERNELS, *scales.KERNELS)

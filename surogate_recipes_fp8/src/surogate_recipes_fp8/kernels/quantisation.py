@@ -1,0 +1,100 @@
+"""How an op that quantises lists its scale: the attr `scaling`, the last inputs and the last output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from surogate_core.api import Op, Support, Target, Value
+from surogate_core.dtypes import DTYPES
+
+SCALINGS = {"delayed": 0, "given": 1, "current": 2, "fallback": 3}
+"""Codes of the attr `scaling`: `enum Scaling` of csrc/scale.h."""
+
+MEASURED_BYTES = 256
+"""First part of the workspace of an op that measures: the amax of its tensor."""
+
+LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}
+"""Largest value of each FP8 dtype."""
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """The values of an op that quantises.
+
+    ins, outs   without those of the scale
+    """
+
+    op: Op
+    ins: tuple[Value, ...]
+    outs: tuple[Value, ...]
+
+    @staticmethod
+    def of(op: Op, n_ins: int) -> Quantisation:
+        """Return that of an op whose first `n_ins` inputs are not its scale or amax."""
+        return Quantisation(op, op.ins[:n_ins], op.outs[:-1] if measures(op) else op.outs)
+
+    @property
+    def format(self) -> int:
+        """Code of the dtype of q."""
+        return DTYPES[self.op.attrs["dtype"]].code
+
+    def scale(self, workspace: int) -> tuple[int, Value | int, Value | int, Value | int, int]:
+        """Return the five arguments that describe a scale to compiled functions. See csrc/scale.h."""
+        scaling = self.op.attrs["scaling"]
+        rest: list[Value] = list(self.op.ins[len(self.ins) :])
+        scale: Value | int = 0 if scaling == "current" else rest.pop(0)
+        amax: Value | int = rest.pop(0) if rest else 0
+        if measures(self.op):
+            return SCALINGS[scaling], scale, amax, self.op.outs[-1], workspace
+        return SCALINGS[scaling], scale, amax, 0, 0
+
+    def optional(self, *present: bool) -> tuple[Value | int, ...]:
+        """Return the outputs, with 0 in place of those that are not `present`."""
+        outs = iter(self.outs)
+        return tuple(next(outs) if there else 0 for there in present)
+
+
+def measures(op: Op) -> bool:
+    """Return whether a launch measures the amax before another one quantises."""
+    return op.attrs["scaling"] in ("current", "fallback")
+
+
+def measured_bytes(op: Op) -> int:
+    """Bytes of workspace for the measured amax."""
+    return MEASURED_BYTES if measures(op) else 0
+
+
+def extent(value: Value) -> tuple[int, int]:
+    """Return (rows, columns) of a tensor: all dimensions but the last, and the last."""
+    return prod(value.shape[:-1]), value.shape[-1]
+
+
+def supports(op: Op, target: Target, value: Value, n_ins: int, *, accumulates: int = -1) -> Support:
+    """Support SM89 or newer, `value` of rows and columns that are multiples of 16, and FP8 by a known scaling.
+
+    n_ins        number of inputs before scale and amax
+    accumulates  index of the output that the kernel can add to; -1: none
+    """
+    if (target.device.sm or 0) < 89:
+        return Support(False, f"needs a GPU of SM89 or newer, not {target.device.title}")
+    if not value.shape or any(size % 16 for size in extent(value)):
+        return Support(False, f"rows and columns must be multiples of 16, got {value!r}")
+    if op.accumulate - {accumulates}:
+        return Support(False, "cannot accumulate into its outputs, other than sums over rows")
+    scaling, dtype = op.attrs.get("scaling"), op.attrs.get("dtype")
+    if scaling not in SCALINGS or dtype not in LARGEST:
+        return Support(False, f"scaling and dtype must be of {(*SCALINGS, *LARGEST)}, got {scaling!r} and {dtype!r}")
+    given = len(op.ins) - n_ins
+    if given not in {"delayed": (2,), "given": (1,), "current": (0, 1), "fallback": (1,)}[scaling]:
+        return Support(False, f"has {given} inputs after the first {n_ins}, which {scaling} scaling does not take")
+    for state in op.ins[n_ins:]:
+        if (state.dtype, state.shape) != ("fp32", (2,)):
+            return Support(False, f"a scale and an amax must be fp32 [2], got {state!r}")
+    return Support(True)
+
+
+def supports_dtypes(op: Op, n_ins: int, dtypes: tuple[str, ...]) -> Support:
+    """Support inputs of these dtypes, before scale and amax."""
+    have = tuple(value.dtype for value in op.ins[:n_ins])
+    return Support(True) if have == dtypes else Support(False, f"needs inputs of {dtypes}, got {have}")

@@ -1,0 +1,156 @@
+"""Compiled quantisers of single tensors and of SwiGLU."""
+
+from __future__ import annotations
+
+from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
+from surogate_core.dtypes import DTYPES
+
+from .quantisation import LARGEST, Quantisation, extent, measured_bytes, supports, supports_dtypes
+
+
+def partial_sums_bytes(rows: int, columns: int) -> int:
+    """Bytes of one fp32 row of sums per 64 rows (quantize.cu)."""
+    return 4 * -(-rows // 64) * columns
+
+
+def _bind_quantize(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    parts = Quantisation.of(op, 1)
+    (x,) = parts.ins
+    sums = bool(op.attrs.get("column_sums"))
+    q, q_t, dbias = parts.optional(True, bool(op.attrs.get("transposed")), sums)
+    return ctx.call(
+        _C.fp8_quantize,
+        x,
+        q,
+        q_t,
+        dbias,
+        ctx.workspace + measured_bytes(op) if sums else 0,
+        partial_sums_bytes(*extent(x)) if sums else 0,
+        *extent(x),
+        bool(op.accumulate),
+        DTYPES[x.dtype].code,
+        parts.format,
+        *parts.scale(ctx.workspace),
+    )
+
+
+def _quantize_supports(op: Op, target: Target) -> Support:
+    (x, *_), sums = op.ins, bool(op.attrs.get("column_sums"))
+    if x.dtype != "bf16" and (x.dtype != "fp32" or sums):
+        return Support(False, f"x must be bf16{'' if sums else ' or fp32'}, got {x!r}")
+    return supports(op, target, x, 1, accumulates=1 + bool(op.attrs.get("transposed")) if sums else -1)
+
+
+def _quantize_workspace(op: Op, target: Target) -> int:
+    return measured_bytes(op) + (partial_sums_bytes(*extent(op.ins[0])) if op.attrs.get("column_sums") else 0)
+
+
+def _bind_swiglu(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    parts = Quantisation.of(op, 1)
+    q, q_t, out = parts.optional(True, bool(op.attrs.get("transposed")), bool(op.attrs.get("wide")))
+    scale = parts.scale(ctx.workspace)
+    return ctx.call(_C.fp8_swiglu, *parts.ins, q, q_t, out, *extent(op.outs[0]), parts.format, *scale)
+
+
+def _swiglu_supports(op: Op, target: Target) -> Support:
+    dtypes = supports_dtypes(op, 1, ("bf16",))
+    return supports(op, target, op.outs[0], 1) if dtypes.ok else dtypes
+
+
+def _bind_swiglu_bwd(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    hidden = op.attrs.get("hidden")
+    parts = Quantisation.of(op, 3 if hidden else 2)
+    dout, gate_up = parts.ins[:2]
+    q, q_t, dgate_up, hidden_t = parts.optional(
+        True, bool(op.attrs.get("transposed")), bool(op.attrs.get("wide")), bool(hidden)
+    )
+    return ctx.call(
+        _C.fp8_swiglu_bwd,
+        dout,
+        gate_up,
+        q,
+        q_t,
+        dgate_up,
+        hidden_t,
+        parts.ins[2] if hidden else 0,
+        DTYPES[hidden].code if hidden else 0,
+        *extent(dout),
+        parts.format,
+        *parts.scale(ctx.workspace),
+    )
+
+
+def _swiglu_bwd_supports(op: Op, target: Target) -> Support:
+    hidden = op.attrs.get("hidden")
+    if hidden and hidden not in LARGEST:
+        return Support(False, f"hidden must be e4m3 or e5m2, got {hidden!r}")
+    n_ins = 3 if hidden else 2
+    dtypes = supports_dtypes(op, n_ins, ("bf16", "bf16", "fp32")[:n_ins])
+    return supports(op, target, op.ins[0], n_ins) if dtypes.ok else dtypes
+
+
+def _bind_transpose(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    return ctx.call(_C.fp8_transpose, *op.ins, *op.outs, *extent(op.ins[0]))
+
+
+def _bind_amax(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    (x,), (amax,) = op.ins, op.outs
+    return ctx.call(_C.fp8_amax, x, amax, *extent(x), DTYPES[x.dtype].code)
+
+
+def _plain_supports(op: Op, target: Target) -> Support:
+    """Support SM89 or newer, without accumulation, and a tensor of rows and columns that are multiples of 16."""
+    if (target.device.sm or 0) < 89:
+        return Support(False, f"needs a GPU of SM89 or newer, not {target.device.title}")
+    if op.accumulate:
+        return Support(False, "cannot accumulate into its outputs")
+    if not op.ins[0].shape or any(size % 16 for size in extent(op.ins[0])):
+        return Support(False, f"rows and columns must be multiples of 16, got {op.ins[0]!r}")
+    return Support(True)
+
+
+def _measured_workspace(op: Op, target: Target) -> int:
+    return measured_bytes(op)
+
+
+KERNELS: tuple[KernelDef, ...] = (
+    KernelDef(
+        op="fp8_quantize",
+        dtypes=("*", "..."),
+        supports=_quantize_supports,
+        bind=_bind_quantize,
+        workspace=_quantize_workspace,
+    ),
+    KernelDef(
+        op="fp8_swiglu",
+        dtypes=("*", "..."),
+        supports=_swiglu_supports,
+        bind=_bind_swiglu,
+        workspace=_measured_workspace,
+    ),
+    KernelDef(
+        op="fp8_swiglu_bwd",
+        dtypes=("*", "..."),
+        supports=_swiglu_bwd_supports,
+        bind=_bind_swiglu_bwd,
+        workspace=_measured_workspace,
+    ),
+    *(
+        KernelDef(op="fp8_transpose", dtypes=(dtype, dtype), supports=_plain_supports, bind=_bind_transpose)
+        for dtype in LARGEST
+    ),
+    *(
+        KernelDef(op="fp8_amax", dtypes=(dtype, "fp32"), supports=_plain_supports, bind=_bind_amax)
+        for dtype in ("bf16", "fp32")
+    ),
+)

@@ -1,0 +1,83 @@
+"""Compiled ops on the scales and amax of all quantisers: one launch over a table in device memory."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+
+from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target, Value
+
+
+def _bind_scales(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    maximum = float(op.attrs["maximum"])
+    words = table(((amax, scale, maximum) for amax, scale in zip(op.ins, op.outs, strict=True)), ctx.pointer)
+    return ctx.call(_C.fp8_scales, ctx.table(words), len(op.ins), maximum)
+
+
+def _bind_update(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    clip_coef, history, *states = op.ins
+    length, n = history.shape
+    words = table(zip(states[:n], states[n:], op.attrs["maxima"], strict=True), ctx.pointer)
+    return ctx.call(_C.fp8_update, ctx.table(words), clip_coef, history, length, n)
+
+
+def _bind_guard(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    norm, clip_coef, *amaxes = op.ins
+    words = table(((amax, None, 0.0) for amax in amaxes), ctx.pointer)
+    return ctx.call(_C.fp8_guard, ctx.table(words), norm, clip_coef, len(amaxes))
+
+
+def table(rows: Iterable[tuple[Value, Value | None, float]], pointer: Callable[[Value], int]) -> list[int]:
+    """Return three words per quantiser (`Entry` in scales.cu): addresses of amax and scale, and the largest value."""
+    words: list[int] = []
+    for amax, scale, maximum in rows:
+        (bits,) = struct.unpack("<q", struct.pack("<d", maximum))
+        words += [pointer(amax), pointer(scale) if scale is not None else 0, bits]
+    return words
+
+
+def _supports_scales(op: Op, target: Target) -> Support:
+    for value, shapes in (*((amax, ((), (2,))) for amax in op.ins), *((scale, ((2,),)) for scale in op.outs)):
+        if value.shape not in shapes:
+            return Support(False, f"an amax is fp32 [2] or a scalar, a scale fp32 [2], got {value!r}")
+    return _supports_fp32(op, target)
+
+
+def _supports_update(op: Op, target: Target) -> Support:
+    """Support states that are updated in place."""
+    _, history, *states = op.ins
+    if len(history.shape) != 2 or len(states) != 2 * history.shape[1]:
+        return Support(False, f"the history must be [length, quantisers], got {history!r} for {len(states) // 2}")
+    n = history.shape[1]
+    if op.outs != (history, *states[n:], *states[:n]):
+        return Support(False, "history, scales and amax must be updated in place, but the op writes other values")
+    if len(op.attrs["maxima"]) != n:
+        return Support(False, f"needs {n} maxima, got {len(op.attrs['maxima'])}")
+    return _supports_fp32(op, target)
+
+
+def _supports_guard(op: Op, target: Target) -> Support:
+    if op.outs != op.ins[:2]:
+        return Support(False, "norm and clip coefficient must be updated in place, but the op writes other values")
+    return _supports_fp32(op, target)
+
+
+def _supports_fp32(op: Op, target: Target) -> Support:
+    if (target.device.sm or 0) < 80:
+        return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
+    if op.accumulate:
+        return Support(False, "cannot accumulate into its outputs")
+    return Support(True)
+
+
+KERNELS: tuple[KernelDef, ...] = (
+    KernelDef(op="fp8_scales", dtypes=("fp32", "..."), supports=_supports_scales, bind=_bind_scales),
+    KernelDef(op="fp8_update", dtypes=("fp32", "..."), supports=_supports_update, bind=_bind_update),
+    KernelDef(op="fp8_guard", dtypes=("fp32", "..."), supports=_supports_guard, bind=_bind_guard),
+)
