@@ -15,6 +15,11 @@
 
 namespace surogate {
 
+constexpr int64_t kMultiprocessors = 132;  // of an H200. Constant, because sums depend on the size of blocks.
+
+// Returns the number of warps of a block in which each has a row.
+constexpr int row_warps(int64_t blocks) { return blocks <= 2 * kMultiprocessors ? 16 : 8; }
+
 // The threads of a block that have one row: a warp if WarpRow, otherwise `lanes` threads, a multiple of 32.
 template <bool WarpRow>
 struct RowGroup {

@@ -9,8 +9,8 @@
 // The arithmetic of rstd, residual and norm is that of the bf16 kernels in the same order, so their bits are the same
 // (rmsnorm.cu of surogate-recipe-bf16).
 //
-// Grid: a block per 32 rows (norm_rows.cuh). Up to 2048 columns, 8 warps have a row each; otherwise groups of at least
-// 160 threads, which load the next row before they sum the present one. With current scaling, fallback scaling without
+// Grid: a block per 32 rows (norm_rows.cuh). Up to 2048 columns, 8 or 16 warps have a row each; otherwise groups of at
+// least 160 threads, which load the next row before they sum the present one. With current scaling, fallback scaling without
 // an initialised scale, and rows that do not fit in shared memory, this launch writes residual_out and rstd, and
 // measures; another quantises (quantize.cuh), reading residual_out again.
 //
@@ -95,7 +95,7 @@ __device__ __forceinline__ Octet normalise(Octet& x, float rstd, Octet w) {
 
 // Held: number of octets of a row that a thread keeps in registers.
 template <int Held, bool WarpRow, bool Add, int Format>
-__global__ void __launch_bounds__(WarpRow ? 256 : 1024, WarpRow ? (Held == 8 ? 2 : 3) : 1)
+__global__ void __launch_bounds__(WarpRow ? 512 : 1024)
     norm_kernel(const Buffers b, const Scale scale, int lanes) {
     constexpr bool prefetches = !WarpRow && Held == 2;
     extern __shared__ __align__(16) uint8_t bytes[];
@@ -187,10 +187,12 @@ struct NormSource {
     __device__ __forceinline__ void values(Raw& raw, Value (&v)[1]) const { v[0] = normalise(raw.x, raw.rstd, raw.w); }
 };
 
-// Number of threads of a block with groups of `lanes`: as many groups as registers and shared memory can use.
-int threads_for(int lanes, int64_t shared) {
-    const int most = lanes == 32 ? 256 : shared > 113 * 1024 ? 1024 : 512;
-    return std::max(most / lanes, 1) * lanes;
+// Returns the number of threads of a block with groups of `lanes`. Few blocks, or blocks that leave no shared memory for a
+// second one on an SM, are large, so that enough loads are in flight.
+int threads_for(int lanes, int64_t shared, int64_t blocks) {
+    const bool alone = shared > 113 * 1024 || blocks <= kMultiprocessors;
+    const int most = lanes == 32 ? row_warps(blocks) * 32 : alone ? 1024 : 512;
+    return most / lanes * lanes;
 }
 
 template <bool Add, int Format>
@@ -200,8 +202,8 @@ void launch(const Buffers& b, const Scale& scale, const char* op, cudaStream_t s
     const auto run = [&](auto kernel) {
         const int64_t shared = b.q_t == nullptr ? 0 : RowTile::size(b.tile_rows, b.columns);
         check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), op);
-        kernel<<<to_int(ceil_div(b.rows, b.tile_rows), op, "rows"), threads_for(lanes, shared), shared, stream>>>(b, scale,
-                                                                                                                 lanes);
+        const int blocks = to_int(ceil_div(b.rows, b.tile_rows), op, "rows");
+        kernel<<<blocks, threads_for(lanes, shared, blocks), shared, stream>>>(b, scale, lanes);
         check_launch(op);
     };
     if (octets <= 64) {

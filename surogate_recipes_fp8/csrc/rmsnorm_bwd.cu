@@ -10,7 +10,7 @@
 // surogate-recipe-bf16). Those of dw are not, because a block has other rows.
 //
 // Grid: a block per 32 rows (norm_rows.cuh), with dw at most 512 blocks, independent of the GPU. Up to 1024 columns, 8
-// warps have a row each; otherwise groups of at least 96 threads. A thread loads all its octets of a row before it uses
+// or 16 warps have a row each; otherwise groups of at least 96 threads. A thread loads all its octets of a row before it uses
 // them, and keeps its columns of dw in registers over all rows. A block adds the dw of its groups in order and writes one
 // partial row; another launch adds the partial rows in a fixed order. With current scaling, fallback scaling without an
 // initialised scale, and rows that do not fit in shared memory, this launch measures, and another quantises dx.
@@ -66,7 +66,7 @@ __device__ __forceinline__ void write_partial(const float (&dw)[Held][8], float*
 
 // Held: number of octets of a row that a thread keeps in registers. A thread has the same columns in every row.
 template <int Held, bool WarpRow, bool Residual, bool HasDw, int Format>
-__global__ void __launch_bounds__(WarpRow ? 256 : 512, WarpRow ? 2 : 1)
+__global__ void __launch_bounds__(512)
     norm_bwd_kernel(const Buffers b, const Scale scale, int lanes) {
     extern __shared__ __align__(16) uint8_t bytes[];
     __shared__ typename RowSums<WarpRow>::Scratch scratch;
@@ -184,7 +184,7 @@ int64_t launch(const Buffers& b, const Scale& scale, const char* op, cudaStream_
     const int64_t shared = std::max<int64_t>(tile_bytes, HasDw ? 4 * b.columns : 0);
     const auto run = [&](auto kernel, int lanes) {
         check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), op);
-        const int threads = (lanes == 32 ? 256 : 512) / lanes * lanes;
+        const int threads = (lanes == 32 ? row_warps(blocks) * 32 : 512) / lanes * lanes;
         kernel<<<to_int(blocks, op, "rows"), threads, shared, stream>>>(b, scale, lanes);
         check_launch(op);
     };

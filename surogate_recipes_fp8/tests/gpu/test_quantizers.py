@@ -187,7 +187,7 @@ def test_swiglu_quantises_what_it_writes_in_bf16(shape: tuple[int, int], scaling
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("scaling", SCALINGS)
-@pytest.mark.parametrize(("hidden", "wide", "transposed"), product([None, "e4m3"], [False, True], [False, True]))
+@pytest.mark.parametrize(("hidden", "wide", "transposed"), list(product([None, "e4m3"], [False, True], [False, True])))
 def test_swiglu_bwd_quantises_what_it_writes_in_bf16(
     shape: tuple[int, int], scaling: str, hidden: str | None, wide: bool, transposed: bool
 ) -> None:

@@ -1,0 +1,102 @@
+"""Which ops that quantise the kernels support, and the reasons why not. Needs no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from surogate_core.api import KernelDef, Op, Target, Value
+from surogate_core.memory.devices import DEVICES
+from surogate_core.plugins.registry import refusal
+from surogate_recipes_fp8.kernels import KERNELS
+
+TOKENS, COLUMNS = 48, 32
+
+
+def target(sm: int | None = 90) -> Target:
+    return Target(replace(DEVICES["h200"], sm=sm, title=f"a GPU of SM{sm}"))
+
+
+def values(prefix: str, specs: Sequence[tuple[tuple[int, ...], str]]) -> tuple[Value, ...]:
+    return tuple(
+        Value(name=f"{prefix}{i}", shape=shape, dtype=dtype, role="act") for i, (shape, dtype) in enumerate(specs)
+    )
+
+
+def quantising(kind: str, scaling: str, *, rows: int = TOKENS, columns: int = COLUMNS, extra: int = 0) -> Op:
+    """Return an op of a kind, with `extra` inputs too many."""
+    tokens, wide, row, state = (
+        ((rows, columns), "bf16"),
+        ((rows, 2 * columns), "bf16"),
+        ((columns,), "bf16"),
+        ((2,), "fp32"),
+    )
+    q, q_t, rstd = ((rows, columns), "e4m3"), ((columns, rows), "e4m3"), ((rows,), "fp32")
+    ins, outs = {
+        "fp8_quantize": ([tokens], [q, q_t]),
+        "fp8_rmsnorm": ([tokens, row], [q, q_t, rstd]),
+        "fp8_add_rmsnorm": ([tokens, tokens, row], [q, q_t, rstd, tokens]),
+        "fp8_swiglu": ([wide], [q, q_t]),
+        "fp8_swiglu_bwd": ([tokens, wide], [((rows, 2 * columns), "e4m3"), ((2 * columns, rows), "e4m3")]),
+        "fp8_rmsnorm_bwd": ([tokens, tokens, row, rstd, tokens], [tokens, ((columns,), "fp32"), q, q_t]),
+        "fp8_rmsnorm_dgrad": ([tokens, tokens, row, rstd], [tokens, q, q_t]),
+    }[kind]
+    states = {"delayed": 2, "given": 1, "current": 0, "fallback": 1}[scaling] + extra
+    scale = [state] if scaling in ("current", "fallback") else []
+    attrs: dict[str, Any] = {"dtype": "e4m3", "scaling": scaling, "transposed": True, "eps": 1e-6}
+    return Op(kind, values("in", [*ins, *[state] * states]), values("out", [*outs, *scale]), attrs)
+
+
+KINDS = (
+    *("fp8_quantize", "fp8_rmsnorm", "fp8_add_rmsnorm", "fp8_swiglu", "fp8_swiglu_bwd"),
+    *("fp8_rmsnorm_bwd", "fp8_rmsnorm_dgrad"),
+)
+
+
+def kernel_of(kind: str) -> KernelDef:
+    (kernel,) = [kernel for kernel in KERNELS if kernel.op == kind]
+    return kernel
+
+
+def refused(op: Op, sm: int | None = 90) -> str:
+    return refusal(kernel_of(op.kind), op, tuple(value.dtype for value in (*op.ins, *op.outs)), target(sm))
+
+
+@pytest.mark.parametrize("scaling", ["delayed", "given", "current", "fallback"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_serves_every_scaling(kind: str, scaling: str) -> None:
+    op = quantising(kind, scaling)
+    assert refused(op) == ""
+    partials = 4 * 3 * COLUMNS if kind == "fp8_rmsnorm_bwd" else 0
+    measured = 256 if scaling in ("current", "fallback") else 0
+    assert kernel_of(kind).workspace(op, target()) == measured + partials
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reasons_why_an_op_is_not_supported(kind: str) -> None:
+    assert refused(quantising(kind, "given"), 86) == "needs a GPU of SM89 or newer, not a GPU of SM86"
+    assert "must be multiples of 16" in refused(quantising(kind, "given", rows=40))
+    assert "must be multiples of 16" in refused(quantising(kind, "given", columns=24))
+    assert refused(quantising(kind, "current", extra=1)) == ""
+    assert "which given scaling does not take" in refused(quantising(kind, "given", extra=1))
+    op = quantising(kind, "delayed")
+    assert "got 'hourly'" in refused(replace(op, attrs={**op.attrs, "scaling": "hourly"}))
+    assert "cannot accumulate" in refused(replace(op, accumulate=frozenset({0})))
+
+
+@pytest.mark.parametrize(("kind", "columns"), [("fp8_add_rmsnorm", 32784), ("fp8_rmsnorm_dgrad", 16400)])
+def test_norms_have_a_longest_row(kind: str, columns: int) -> None:
+    assert f"at most {columns - 16} columns" in refused(quantising(kind, "given", columns=columns))
+
+
+def test_states_are_updated_in_place() -> None:
+    clip_coef, history, amax, scale = values("v", [((), "fp32"), ((8, 1), "fp32"), ((2,), "fp32"), ((2,), "fp32")])
+    ins, attrs = (clip_coef, history, amax, scale), {"maxima": (448.0,)}
+    assert refused(Op("fp8_update", ins, (history, scale, amax), attrs)) == ""
+    assert "must be updated in place" in refused(Op("fp8_update", ins, (history, amax, scale), attrs))
+    assert "needs 1 maxima" in refused(Op("fp8_update", ins, (history, scale, amax), {"maxima": ()}))
+    assert refused(Op("fp8_guard", ins[:3], ins[:2], {})) == ""
+    assert "must be updated in place" in refused(Op("fp8_guard", ins[:3], (history, clip_coef), {}))
