@@ -8,6 +8,8 @@ Each side runs in a process of its own, ours (`step.py`) first, then PyTorch's (
 appended to `--out` as a line of JSON, when it is done, so a run that is stopped leaves the rows before. A row takes at
 most `--seconds`: a side that is not done by then is ended and reported as an error, and the next row begins.
 
+Rows in FP8 have torchao's tensorwise FP8 on the other side, and our own bf16 in a line of its own.
+
 ratio: our tokens/s over theirs. floor: our tokens/s over the in-step floor of rows.py, on the GPU that it was measured
 on. plan: our planned time of a step over the measured one. GiB: device memory of the process during the timed steps,
 context included. MHz, W: mean clock and power in that time.
@@ -24,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,7 @@ from rows import FLOOR_GPU, MODELS, Row, chosen
 
 HERE = Path(__file__).parent
 HEADINGS = (
-    f"{'row':<18}{'torch tok/s':>12}{'GiB':>7}{'MHz':>6}{'W':>5}{'ours tok/s':>12}{'GiB':>7}{'MHz':>6}{'W':>5}"
+    f"{'row':<20}{'torch tok/s':>12}{'GiB':>7}{'MHz':>6}{'W':>5}{'ours tok/s':>12}{'GiB':>7}{'MHz':>6}{'W':>5}"
     f"{'ratio':>7}{'floor':>7}{'plan':>6}"
 )
 
@@ -73,14 +76,18 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 def compare(row: Row, arguments: argparse.Namespace, read: Callable[[], Sample] | None) -> dict[str, Any]:
     """Measure both sides of a row. A side that fails is {"error": ...}, one that is not wanted is {}."""
     deadline = time.monotonic() + arguments.seconds
-    sides = {}
-    for side, script in (("ours", "step.py"), ("torch", "torch_step.py")):
-        words = [sys.executable, str(HERE / script), *options(row, arguments)]
-        if side == "ours":
-            words += [word for setting in (*row.settings, *arguments.set) for word in ("--set", setting)]
-        wanted = arguments.only in (None, side)
-        sides[side] = measure_side(words, deadline - time.monotonic(), read) if wanted else {}
-    return summarise(row, sides["ours"], sides["torch"])
+    bf16 = replace(row, fp8=False)
+    sides: dict[str, dict[str, Any]] = {"ours": {}, "torch": {}}
+    for side, measured in (("ours", row), ("torch", row), *([("ours in bf16", bf16)] if row.fp8 else [])):
+        words = [sys.executable, str(HERE / ("torch_step.py" if side == "torch" else "step.py"))]
+        words += options(measured, arguments)
+        if side == "torch":
+            words += ["--fp8"] if row.fp8 else []
+        else:
+            words += [word for setting in (*measured.settings, *arguments.set) for word in ("--set", setting)]
+        if arguments.only is None or side.startswith(arguments.only):
+            sides[side] = measure_side(words, deadline - time.monotonic(), read)
+    return summarise(row, sides)
 
 
 def options(row: Row, arguments: argparse.Namespace) -> list[str]:
@@ -125,8 +132,9 @@ def end(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def summarise(row: Row, ours: dict[str, Any], torch: dict[str, Any]) -> dict[str, Any]:
-    """A line of the results: the row, both sides, and what follows from them; None where a side is missing."""
+def summarise(row: Row, sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """A line of the results: the row, its sides, and what follows from them; None where a side is missing."""
+    ours, torch = sides["ours"], sides["torch"]
     rate, their_rate = ours.get("tokens_per_second"), torch.get("tokens_per_second")
     known = row.floor if ours.get("gpu") == FLOOR_GPU else None
     return {
@@ -135,27 +143,29 @@ def summarise(row: Row, ours: dict[str, Any], torch: dict[str, Any]) -> dict[str
         "batch": row.batch,
         "seq_len": row.seq_len,
         "accumulate": row.accumulate,
-        "mode": "lora" if row.lora else "full",
+        "mode": ("fp8 " if row.fp8 else "") + ("lora" if row.lora else "full"),
         "ratio": round(rate / their_rate, 4) if rate and their_rate else None,
         "floor_tokens_per_second": known,
         "share_of_floor": round(rate / known, 4) if rate and known else None,
         "planned_share": round(ours["planned_ms"] / ours["step_ms"], 4) if rate else None,
-        "ours": ours,
-        "torch": torch,
+        **sides,
     }
 
 
 def line(found: dict[str, Any]) -> str:
     """The row of the table, and a line for each error."""
-    cells = f"{found['row']:<18}"
+    cells = f"{found['row']:<20}"
     for side in ("torch", "ours"):
         cells += _side(found[side])
     for key, width, form in (("ratio", 7, ".3f"), ("share_of_floor", 7, ".3f"), ("planned_share", 6, ".2f")):
         cells += f"{'-' if found[key] is None else format(found[key], form):>{width}}"
-    errors = [
-        f"  {side}: {found[side]['error'].splitlines()[-1]}" for side in ("torch", "ours") if "error" in found[side]
-    ]
-    return "\n".join([cells, *errors])
+    lines = [cells]
+    if found.get("ours in bf16"):
+        lines.append(f"{'  ours in bf16':<20}{'':>30}{_side(found['ours in bf16'])}")
+    for side in ("torch", "ours", "ours in bf16"):
+        if "error" in found.get(side, {}):
+            lines.append(f"  {side}: {found[side]['error'].splitlines()[-1]}")
+    return "\n".join(lines)
 
 
 def _side(side: dict[str, Any]) -> str:

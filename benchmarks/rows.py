@@ -13,6 +13,11 @@ BF16 = ("model_dtype=bf16", "master_dtype=bf16", "param_grad_dtype=bf16", "optim
 
 LORA = ("model_dtype=bf16",)
 
+FP8 = ("recipe=fp8-hybrid", "master_dtype=bf16", "param_grad_dtype=bf16", "optimizer_state_dtype=bf16")
+"""The same with products of the blocks in FP8."""
+
+FP8_LORA = ("recipe=fp8-hybrid",)
+
 FLOOR_GPU = "NVIDIA H200"
 
 
@@ -20,7 +25,8 @@ FLOOR_GPU = "NVIDIA H200"
 class Row:
     """A configuration: `accumulate` micro-steps of `batch` rows of `seq_len` tokens, one document a row.
 
-    lora: rank 16, alpha 32, on all seven linear layers; else full training. floor: tokens/s of the in-step floor on
+    lora: rank 16, alpha 32, on all seven linear layers; else full training. fp8: products of the blocks in FP8, and the
+    same row in bf16 is measured too. floor: tokens/s of the in-step floor on
     FLOOR_GPU, that is, if each op took the best time that it reaches inside a step at the power limit (measured on
     2026-11-20): products and attention at their sustained rates, element-wise traffic at 4.2 TB/s, and the optimizer.
     For LoRA without the work of the adapters.
@@ -32,12 +38,14 @@ class Row:
     seq_len: int
     accumulate: int
     lora: bool = False
+    fp8: bool = False
     floor: float | None = None
 
     @property
     def settings(self) -> tuple[str, ...]:
         """Config keys of our side. Attention may add in any order, as on the other side."""
-        return (*(LORA if self.lora else BF16), "deterministic=false")
+        chosen = {(False, False): BF16, (True, False): LORA, (False, True): FP8, (True, True): FP8_LORA}
+        return (*chosen[self.lora, self.fp8], "deterministic=false")
 
 
 ROWS = (
@@ -51,6 +59,13 @@ ROWS = (
     Row("full-llama-3.2-1b", "llama-3.2-1b", 32, 1024, 2, floor=77.1e3),
     Row("full-qwen3-0.6b", "qwen3-0.6b", 16, 2048, 2, floor=120e3),
     Row("full-qwen3-8b", "qwen3-8b", 4, 2048, 4, floor=13.1e3),
+    Row("fp8-qwen2.5-0.5b", "qwen2.5-0.5b", 32, 1024, 4, fp8=True),
+    Row("fp8-qwen2.5-1.5b", "qwen2.5-1.5b", 32, 1024, 2, fp8=True),
+    Row("fp8-qwen2.5-7b", "qwen2.5-7b", 8, 1024, 4, fp8=True),
+    Row("fp8-qwen3-8b", "qwen3-8b", 4, 2048, 4, fp8=True),
+    Row("fp8-lora-qwen3-0.6b", "qwen3-0.6b", 2, 2048, 4, lora=True, fp8=True),
+    Row("fp8-lora-qwen3-4b", "qwen3-4b", 2, 2048, 4, lora=True, fp8=True),
+    Row("fp8-lora-qwen3-8b", "qwen3-8b", 2, 2048, 4, lora=True, fp8=True),
 )
 
 

@@ -7,7 +7,8 @@ The model of transformers with random weights in bf16: torch.compile of each lay
 compiled cross-entropy that includes the LM head, fused AdamW with bf16 states, clipping of the gradient. With `--lora`
 all but the adapters is frozen: PEFT's layers of rank 16 on the seven linear layers of a block, or the same layers
 written out below if PEFT is missing. Then the step is timed twice, as it is and with forward and backward captured as a
-CUDA graph, which helps where launches take longer than kernels. The faster one is reported. Prints one line of JSON.
+CUDA graph, which helps where launches take longer than kernels. The faster one is reported. `--fp8` makes the products
+of the blocks FP8 by torchao. Prints one line of JSON.
 On a CPU nothing is compiled, because that takes minutes: there the script only shows that it works.
 """
 
@@ -50,6 +51,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--fp8", action="store_true", help="linear layers of the blocks by torchao's tensorwise FP8")
     parser.add_argument("--no-peft", action="store_true", help="the LoRA layers of this file, also where PEFT is there")
     parser.add_argument("--graph", choices=["auto", "never", "only"], default="auto", help="auto: with --lora, as well")
     parser.add_argument("--steps", type=int, default=20)
@@ -63,6 +65,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     model = build(arguments.model, "cuda" if on_gpu else "cpu")
     layers = "full"
+    if arguments.fp8:
+        to_fp8(model)
     if arguments.lora:
         layers = add_lora(model, peft_wanted=not arguments.no_peft)
     step = Step.of(model, arguments, compiled=on_gpu)
@@ -120,6 +124,15 @@ def attention(
     """Every row is one document: causal attention over the whole row."""
     out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
     return out.transpose(1, 2).contiguous(), None
+
+
+def to_fp8(model: Any) -> None:
+    """Give the linear layers of the blocks torchao's FP8 training with a scale per tensor."""
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ImportError as error:
+        sys.exit(f"torch_step.py: --fp8 needs torchao ({error}). Install it: pip install torchao.")
+    convert_to_float8_training(model.model.layers, config=Float8LinearConfig.from_recipe_name("tensorwise"))
 
 
 def add_lora(model: Any, peft_wanted: bool) -> str:

@@ -94,7 +94,7 @@ MODEL = ModelDef(name="acme_model", summary="", architectures=("AcmeForCausalLM"
 
 FP32 = Precision(**dict.fromkeys((f.name for f in dataclasses.fields(Precision)), "fp32"))
 RECIPE = RecipeDef(name="acme", summary="", precision=lambda request, options: FP32,
-                   supports=lambda device, precision, options: Support(True), lower=lambda program, b, p, o: program)
+                   supports=lambda device, precision, options: Support(True), lower=lambda family, context: family)
 
 class OptimizerOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)

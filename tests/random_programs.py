@@ -87,7 +87,7 @@ def _same(*labels: str) -> Callable[[Sequence[Value], Mapping[str, Any]], list[O
 
 
 def _watch(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
-    return [OutSpec("watched", ins[0].shape, ins[0].dtype), OutSpec("largest", (), ins[1].dtype)]
+    return [OutSpec("watched", ins[0].shape, ins[0].dtype)]
 
 
 def _gate_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
@@ -118,7 +118,7 @@ def _toy(kind: str, infer: Any, **fields: Any) -> OpDef:
 
 TOYS = (
     _toy("toy_split", _split, workspace=lambda op: 100),
-    _toy("toy_watch", _watch, effects=frozenset({"largest"})),
+    _toy("toy_watch", _watch, changes=lambda ins, attrs: (1,)),
     _toy(
         "toy_gate",
         _same("gated", "gate"),
@@ -258,7 +258,7 @@ class RandomForward:
         b = self.builder
         if self.random.random() < 0.5:
             watched = b.activation("watched", norm.shape, norm.dtype)
-            b.emit("toy_watch", norm, self.largest, outs=[watched, self.largest])
+            b.emit("toy_watch", norm, self.largest, outs=[watched])
             norm = watched
         split, _, _ = b.emit("toy_split", norm, self.tokens)
         gated = b.apply("toy_gate", split)
@@ -348,7 +348,7 @@ def family(
     frozen = source.frozen() if freeze else frozenset(source._params) - _useful(source.program, source.loss)
     program, gradients = differentiate(source.program, source.loss, b, lambda p: p not in frozen, grad_dtype)
     verify(program, ops, "differentiate")
-    total = b.state("loss_sum", source.loss.shape, source.loss.dtype, Init())
+    total = b.state("loss_sum", source.loss.shape, source.loss.dtype, Init(), collects="sum")
     program = write_to(program, {source.loss: total})
     verify(program, ops, "outputs")
     if trim:
@@ -359,7 +359,7 @@ def family(
         verify(program, ops, "fuse_adds")
     program = recompute(program, lambda value: value.label in labels, b)
     verify(program, ops, "recompute")
-    first, following = accumulate(program, frozenset({total}), b, source.scalars)
+    first, following = accumulate(program, b, source.scalars)
     verify(first, ops, "accumulate")
     verify(following, ops, "accumulate")
     if reuse:
@@ -454,7 +454,7 @@ def autograd(given: Family, batch: int = 0) -> dict[str, Tensor]:
             held.setdefault(value, torch.zeros(value.shape))
     for op in source.program.ops:
         results = load(source.builder.ops[op.kind].reference)(*(held[v] for v in op.ins), **op.attrs)
-        held.update(zip(op.outs, results if isinstance(results, tuple) else (results,), strict=True))
+        held.update(zip(op.written, results if isinstance(results, tuple) else (results,), strict=True))
     held[source.loss].backward()
     gradients = {p.name: held[p].grad for p in given.gradients}
     assert all(g is not None for g in gradients.values())

@@ -85,7 +85,7 @@ def train(
     program, gradients = differentiate(forward, loss, b, trainable, grad_dtype or "fp32")
     verify(program, ops, "differentiate")
     program = dead_code(program, ops)
-    first, following = accumulate(program, frozenset(), b, scalars)
+    first, following = accumulate(program, b, scalars)
     verify(first, ops, "accumulate")
     verify(following, ops, "accumulate")
     programs = {p.name: p for p in (forward, first, following)}

@@ -32,7 +32,7 @@ class Exchange:
 
 @dataclass
 class ExchangeComm:
-    """The `Comm` of a rank. `sum` replaces the reference of all_reduce."""
+    """The `Comm` of a rank. `combine` replaces the reference of all_reduce."""
 
     rank: int
     exchange: Exchange
@@ -42,19 +42,19 @@ class ExchangeComm:
     def world_size(self) -> int:
         return self.exchange.world_size
 
-    def sum(self, *values: Tensor, world_size: int) -> tuple[Tensor, ...]:
-        """Sum in fp64 and in order of rank, which gives the same bits on all ranks."""
+    def combine(self, *values: Tensor, world_size: int, how: str) -> tuple[Tensor, ...]:
+        """Sum in fp64 and in order of rank, which gives the same bits on all ranks, or take the maximum."""
         assert world_size == self.world_size
         self.exchange.values[self.rank] = values
         self.exchange.barrier.wait()
         parts = [self.exchange.values[rank] for rank in range(world_size)]
-        totals = tuple(
-            torch.stack([p.double() for p in part]).sum(0).to(part[0].dtype) for part in zip(*parts, strict=True)
-        )
+        stacked = [torch.stack([p.double() for p in part]) for part in zip(*parts, strict=True)]
+        combined = (part.sum(0) if how == "sum" else part.amax(0) for part in stacked)
+        totals = tuple(part.to(value.dtype) for part, value in zip(combined, values, strict=True))
         self.exchange.barrier.wait()
         return totals
 
-    def all_reduce(self, ranges: Sequence[tuple[int, int, str]], stream: int) -> None:
+    def all_reduce(self, ranges: Sequence[tuple[int, int, str]], how: str, stream: int) -> None:
         raise AssertionError("a CPU has no streams")
 
     def check(self) -> None:
@@ -74,7 +74,7 @@ def cpu_team(opened: Run, plan: Plan, ways: Sequence[Comm], notice: Callable[[st
 
     def make(comm: Any) -> Worker:
         config = opened.config
-        instead = {"all_reduce": comm.sum}
+        instead = {"all_reduce": comm.combine}
         return Worker.on_cpu(plan.assembly, plan.inputs.ops, config.train_seed, poison=True, instead=instead)
 
     return Team(ways, make)

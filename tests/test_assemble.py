@@ -25,8 +25,10 @@ from torch import Tensor
 import surogate_core.planning.pass_runner
 from surogate_core.api import (
     AdapterDef,
+    Family,
     HFTensor,
     Init,
+    LowerContext,
     Merge,
     NoOptions,
     OffloadDef,
@@ -42,7 +44,7 @@ from surogate_core.api import (
 )
 from surogate_core.dtypes import DTYPES
 from surogate_core.errors import ConfigError, ProgramError
-from surogate_core.memory.devices import device
+from surogate_core.machine.devices import device
 from surogate_core.planning.assemble import assemble
 from surogate_core.planning.inputs import PlanInputs
 from surogate_core.planning.lm_head_chunks import LOGITS_BYTES, auto_lmhead_chunks
@@ -70,7 +72,7 @@ def planned(**settings: Any) -> PlannedModel:
     """The tiny model with its weights drawn and its masters made."""
     model = PlannedModel(CONFIG, 2, 16, **settings)
     initialise((v for v in model.assembly.declared if v.init), model.buffers.persistent, seed=3)
-    model.executor.run("load")
+    model.executor.run("start")
     return model
 
 
@@ -167,11 +169,11 @@ def test_passes_run_in_the_documented_order() -> None:
         "world_size": 2,
     }
     assembly = assemble(plan_inputs(**everything, max_documents=64))
-    ran = [p for p in assembly.passes if p.program not in ("evaluate", "load")]
+    ran = [p for p in assembly.passes if p.program not in ("evaluate", "start", "derive")]
     names = ["adapters" if p.name.startswith("adapter ") else p.name for p in ran]
     assert list(dict.fromkeys(names)) == documented_passes()
     assert [p.name for p in assembly.passes if p.program == "evaluate"] == [
-        *("evaluation", "outputs", "lower", "pending", "in_place")
+        *("evaluation", "outputs", "lower", "dead_code", "pending", "in_place")
     ]
     assert {"micro_first", "micro_next"} == {p.program for p in assembly.passes if p.name == "accumulate"}
 
@@ -190,14 +192,18 @@ def test_every_pass_is_verified_and_every_program_is_the_verified_one(monkeypatc
         (p.name, p.program, p.ops_after) for p in assembly.passes
     ]
     assert set(assembly.programs.values()) <= {program for _, program in verified}
-    assert assembly.programs.keys() == {"load", "micro_first", "micro_next", "evaluate", "update"}
+    assert assembly.programs.keys() == {"start", "derive", "micro_first", "micro_next", "evaluate", "update"}
+
+
+def without_the_first_op(family: Family, context: LowerContext) -> Family:
+    return replace(family, micro=replace(family.micro, ops=family.micro.ops[1:]))
 
 
 @pytest.mark.parametrize(
     ("change", "pass_name"),
     [
         ({"adapters": [(replace(LOW_RANK, apply=lambda p, b, *_: replace(p, ops=p.ops[1:])), NoOptions())]}, "adapter"),
-        ({"recipe": replace(BF16, lower=lambda p, b, precision, o: replace(p, ops=p.ops[1:]))}, "lower"),
+        ({"recipe": replace(BF16, lower=without_the_first_op)}, "lower"),
         (offload(lambda p, b, budget, o: replace(p, ops=p.ops[1:])), "offload"),
     ],
     ids=["adapter", "recipe", "offload"],

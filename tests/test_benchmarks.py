@@ -118,10 +118,10 @@ def test_ratio_floor_and_plan_follow_from_the_two_sides(benchmarks: Any) -> None
     compare, rows = benchmarks("compare"), benchmarks("rows")
     row = rows.Row("r", "m", 1, 32, 1, floor=200.0)
     ours = {"tokens_per_second": 150, "gpu": rows.FLOOR_GPU, "planned_ms": 9.0, "step_ms": 10.0}
-    found = compare.summarise(row, ours, {"tokens_per_second": 100, "captured": True})
+    found = compare.summarise(row, {"ours": ours, "torch": {"tokens_per_second": 100, "captured": True}})
     assert (found["ratio"], found["share_of_floor"], found["planned_share"]) == (1.5, 0.75, 0.9)
     assert "1.500" in compare.line(found) and "100g" in compare.line(found)
-    assert compare.summarise(row, {}, {"tokens_per_second": 100})["ratio"] is None
+    assert compare.summarise(row, {"ours": {}, "torch": {"tokens_per_second": 100}})["ratio"] is None
     assert len(compare.HEADINGS) == len(compare.line(found))
 
 
@@ -138,7 +138,7 @@ def test_samples_are_averaged_over_the_timed_steps_alone(benchmarks: Any) -> Non
 def test_rows_are_chosen_by_pattern_and_their_models_exist(benchmarks: Any) -> None:
     rows = benchmarks("rows")
     assert [row.name for row in rows.chosen(["lora-*-8b", "full-llama*"])] == ["lora-qwen3-8b", "full-llama-3.2-1b"]
-    assert len(rows.chosen([])) == len(rows.ROWS) == 10
+    assert len(rows.chosen([])) == len(rows.ROWS) == 17
     with pytest.raises(ValueError, match="no row is named nothing"):
         rows.chosen(["nothing"])
     assert all((rows.MODELS / row.model / "config.json").exists() for row in rows.ROWS)

@@ -17,8 +17,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from surogate_core.checkpoint import hf, tensor_file
-from surogate_core.checkpoint.hf import INDEX, WEIGHTS, ModelExport, load_weights, save_model
+from surogate_core.checkpoint import stored_weights, tensor_file
+from surogate_core.checkpoint.hf import ModelExport, save_model
+from surogate_core.checkpoint.stored_weights import INDEX, WEIGHTS, load_weights
 from surogate_core.errors import ConfigError, ProgramError, RunStopped
 from surogate_core.hub.config_json import read_config
 
@@ -121,7 +122,7 @@ def test_a_tied_model_with_another_head_in_its_file_is_refused(
     sharded: bool, stored: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """transformers keeps both tensors then. A run that dropped one would train and export another model."""
-    monkeypatch.setattr(hf, "COMPARED_ROWS", 50)
+    monkeypatch.setattr(stored_weights, "COMPARED_ROWS", 50)
     model = Model(tie_word_embeddings=True)
     tensors = {name: p.detach().clone() for name, p in random_hf_model(model.config).named_parameters()}
     rows, columns = tensors["model.embed_tokens.weight"].shape

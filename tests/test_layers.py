@@ -35,8 +35,8 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "program": {"dtypes", "errors", "origin"},
     "api": {"origin", "program"},
     "standard_ops": {"dtypes", "errors", "program"},
-    "memory": {"api", "errors", "program"},
-    "machine": {"api", "memory"},
+    "machine": {"api", "errors"},
+    "memory": {"api", "machine", "program"},
     "hub": {"errors"},
     "config": {"api", "errors"},
     "plugins": {"api", "config", "dtypes", "errors", "origin", "program"},
@@ -86,7 +86,7 @@ HEAVY = {
 }
 MAY_IMPORT_TORCH = (
     *("runtime/", "reference/", "data/", "testing/", "verification/", "profiling/measure.py"),
-    *("checkpoint/hf.py", "checkpoint/states.py", "checkpoint/tensor_file.py"),
+    *("checkpoint/hf.py", "checkpoint/states.py", "checkpoint/stored_weights.py", "checkpoint/tensor_file.py"),
 )
 NEVER_TORCH = {"program", "memory"}
 

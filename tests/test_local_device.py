@@ -16,8 +16,8 @@ from surogate_core.api import compiled
 from surogate_core.cli.app import app
 from surogate_core.errors import ConfigError
 from surogate_core.machine import local_device as module
+from surogate_core.machine.devices import DEVICES
 from surogate_core.machine.local_device import NoGpuError, local_device, torch_has_cuda, visible_gpus
-from surogate_core.memory.devices import DEVICES
 
 ROOT = Path(__file__).parents[1]
 TRAIN = ["train", str(ROOT / "examples/quickstart.yaml"), "--set", f"model={ROOT / 'examples/tiny-qwen3'}"]

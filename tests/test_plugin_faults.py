@@ -50,7 +50,13 @@ ADAPTER, FORMAT, OP = "adapter acme of acme 0.1.0", "format acme of acme 0.1.0",
 KERNEL, LAUNCHER, LOGGER = "kernel acme_twice of acme 0.1.0", "launcher acme of acme 0.1.0", "logger acme of acme 0.1.0"
 ADAPTED: dict[str, Any] = {"adapter": "acme", "from_scratch": False}
 GPU = ("plan", "--device", "h200")
-LOWER_NONE = 'change("RECIPE", lower=lambda program, *a: dataclasses.replace(program, ops=program.ops[2:]))'
+LOWER_NONE = """
+def lower(family, context):
+    micro = dataclasses.replace(family.micro, ops=family.micro.ops[2:])
+    return dataclasses.replace(family, micro=micro)
+
+change("RECIPE", lower=lower)
+"""
 HALF_A_MODEL = """
 def build(b, d, batch):
     b.param("idle", (4,), Init(kind="ones"))

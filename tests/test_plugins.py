@@ -47,7 +47,7 @@ def kernel(op, dtypes=("fp32", "fp32"), ok=True):
                      bind=lambda op, context: (print, ()))
 def recipe(name):
     return RecipeDef(name=name, summary="", precision=lambda r, o: None,
-                     supports=lambda d, p, o: Support(True), lower=lambda g, b, p, o: g)
+                     supports=lambda d, p, o: Support(True), lower=lambda family, context: family)
 def model(name, architecture):
     return ModelDef(name=name, summary="", architectures=(architecture,), model_types=(name,),
                     dims=lambda c: None, build=lambda b, d, i: None, weights=lambda d: ())

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from surogate_core.api import Init, Op, OpDef, OutSpec, Program, RecipeDef, Value
+from surogate_core.api import Family, Init, LowerContext, Op, OpDef, OutSpec, Program, RecipeDef, Value
 from surogate_core.program.builder import Builder
 
 HISTORY, NOTED = "amax_history", "noted_scalars"
@@ -73,17 +73,20 @@ def _note(op: Op, program: Program, builder: Builder) -> Op:
 def _before_the_first_product(recipe: RecipeDef, change: Before) -> RecipeDef:
     """`recipe`, whose lowered programs begin with what `change` emits before their first linear op."""
 
-    def lower(program: Program, builder: Builder, *given: object) -> Program:
-        lowered = recipe.lower(program, builder, *given)  # type: ignore[arg-type]
+    def changed(lowered: Program, builder: Builder) -> Program:
         at = next(i for i, op in enumerate(lowered.ops) if op.kind == "linear")
         with builder.record("forward", lowered.ops[at].block) as emitted:
-            changed = change(lowered.ops[at], lowered, builder)
-        old, new = lowered.ops[at].ins[0], changed.ins[0]
+            product = change(lowered.ops[at], lowered, builder)
+        old, new = lowered.ops[at].ins[0], product.ins[0]
         later = [  # the gradient of the weights reads what the product read
             replace(op, ins=tuple(new if v is old else v for v in op.ins)) if op.kind == "linear_wgrad" else op
             for op in lowered.ops[at + 1 :]
         ]
-        return replace(lowered, ops=(*lowered.ops[:at], *emitted, changed, *later))
+        return replace(lowered, ops=(*lowered.ops[:at], *emitted, product, *later))
+
+    def lower(family: Family, context: LowerContext) -> Family:
+        family, b = recipe.lower(family, context), context.builder
+        return replace(family, micro=changed(family.micro, b), evaluate=changed(family.evaluate, b))
 
     return replace(recipe, lower=lower)
 

@@ -1,14 +1,17 @@
-// out [C] (+)= sum over i of partials[i, c], fp32, in a fixed order: thread row y of 32 sums the rows y, y + 32, ...; the
+// out [C] (+)= sum over i of partials[i, c], in fp32 and in a fixed order: thread row y of 32 sums the rows y, y + 32, ...; the
 // block adds these sums in order.
 #include "column_sums.h"
 
 #include <surogate/check.h>
+#include <surogate/dtype.h>
+#include <surogate/vec.cuh>
 
 namespace surogate {
 namespace {
 
+template <class Out>
 __global__ void __launch_bounds__(1024)
-    sum_kernel(const float* __restrict__ partials, int64_t count, int64_t columns, float* out, bool accumulate) {
+    sum_kernel(const float* __restrict__ partials, int64_t count, int64_t columns, Out* out, bool accumulate) {
     __shared__ float sums[32][32];
     const int64_t column = static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x;
     float sum = 0;
@@ -25,16 +28,22 @@ __global__ void __launch_bounds__(1024)
         for (int y = 1; y < 32; ++y) {
             sum += sums[y][threadIdx.x];
         }
-        out[column] = accumulate ? out[column] + sum : sum;
+        out[column] = from_float<Out>(accumulate ? to_float(out[column]) + sum : sum);
     }
 }
 
 }  // namespace
 
-void sum_rows(const float* partials, int64_t count, int64_t columns, float* out, bool accumulate, const char* op,
-              cudaStream_t stream) {
-    sum_kernel<<<to_int(ceil_div(columns, 32), op, "columns"), dim3(32, 32), 0, stream>>>(partials, count, columns, out,
-                                                                                        accumulate);
+void sum_rows(const float* partials, int64_t count, int64_t columns, void* out, bool accumulate, int dtype_out,
+              const char* op, cudaStream_t stream) {
+    SUROGATE_REQUIRE(dtype_out == FP32 || (dtype_out == BF16 && !accumulate), op,
+                     std::string("sums over rows are fp32, or bf16 if they are not added to; got ") + name_of(dtype_out));
+    const int blocks = to_int(ceil_div(columns, 32), op, "columns");
+    if (dtype_out == FP32) {
+        sum_kernel<<<blocks, dim3(32, 32), 0, stream>>>(partials, count, columns, static_cast<float*>(out), accumulate);
+    } else {
+        sum_kernel<<<blocks, dim3(32, 32), 0, stream>>>(partials, count, columns, static_cast<__nv_bfloat16*>(out), false);
+    }
     check_launch(op);
 }
 

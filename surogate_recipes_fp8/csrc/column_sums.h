@@ -7,7 +7,8 @@
 
 namespace surogate {
 
-void sum_rows(const float* partials, int64_t count, int64_t columns, float* out, bool accumulate, const char* op,
-              cudaStream_t stream);
+// `out` is fp32, or bf16 without `accumulate`.
+void sum_rows(const float* partials, int64_t count, int64_t columns, void* out, bool accumulate, int dtype_out,
+              const char* op, cudaStream_t stream);
 
 }  // namespace surogate

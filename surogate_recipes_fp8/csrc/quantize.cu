@@ -59,7 +59,7 @@ void quantize_with_sums(const void* x, const Quantised& to, const ColumnSums& su
                         const Scale& scale, const char* op, cudaStream_t stream) {
     const int64_t rows = size.rows, columns = size.columns;
     const int64_t tiles = ceil_div(rows, Tile::rows), needed = tiles * columns * 4;
-    check_pointer(sums.dbias, op, "dbias", 4);
+    check_pointer(sums.dbias, op, "dbias", bytes_of(sums.dtype));
     check_pointer(sums.partials, op, "workspace", 16);
     SUROGATE_REQUIRE(sums.partials_bytes >= needed, op,
                      "workspace needs " + std::to_string(needed) + " bytes, got " + std::to_string(sums.partials_bytes));
@@ -70,7 +70,7 @@ void quantize_with_sums(const void* x, const Quantised& to, const ColumnSums& su
     with_format(format, op, [&](auto constant) {
         launch_quantize<decltype(constant)::value, -1, true>(source, to, scale, rows, columns, op, stream);
     });
-    sum_rows(to.partials, tiles, columns, static_cast<float*>(sums.dbias), sums.accumulate, op, stream);
+    sum_rows(to.partials, tiles, columns, sums.dbias, sums.accumulate, sums.dtype, op, stream);
 }
 
 }  // namespace

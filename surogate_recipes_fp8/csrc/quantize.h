@@ -14,11 +14,12 @@ struct Extent {
     int64_t rows, columns;
 };
 
-// dbias may be null. `partials`: fp32 [ceil(rows / 64), columns] with dbias.
+// dbias may be null; it is fp32, or bf16 without `accumulate`. `partials`: fp32 [ceil(rows / 64), columns] with dbias.
 struct ColumnSums {
     void *dbias, *partials;
     int64_t partials_bytes;
     bool accumulate;
+    int dtype;
 };
 
 void fp8_quantize(const void* x, void* q, void* q_t, const ColumnSums& sums, Extent size, int dtype_x, int format,

@@ -3,7 +3,7 @@
 //                      q [T, C]: dx in FP8;  q_t [C, T]: q transposed
 //   fp8_rmsnorm_dgrad  without dw
 //
-// dy, x, w, dresidual, dx are bf16; rstd and dw are fp32. dresidual and q_t are optional. dx may be the same buffer as dy
+// dy, x, w, dresidual, dx are bf16; rstd is fp32, dw fp32 or (written only) bf16. dresidual and q_t are optional. dx may be the same buffer as dy
 // or dresidual. T and C are multiples of 16, C at most 16384; tensors are aligned to 16 bytes. Scales and amax: scale.h.
 //
 // The arithmetic of dx is that of the bf16 kernels in the same order, so its bits are the same (rmsnorm_bwd.cu of
@@ -221,7 +221,7 @@ void check(const RmsNormBwd& t, Extent size, const char* op) {
     SUROGATE_REQUIRE(is_aligned(t.q_t, 16), op, "q_t must be aligned to 16 bytes");
     if (t.dw != nullptr) {
         const int64_t needed = std::min(ceil_div(size.rows, 16), kMaxBlocks) * size.columns * 4;
-        check_pointer(t.dw, op, "dw", 4);
+        check_pointer(t.dw, op, "dw", bytes_of(t.dtype_dw));
         check_pointer(t.workspace, op, "workspace", 16);
         SUROGATE_REQUIRE(t.workspace_bytes >= needed, op,
                          "workspace needs " + std::to_string(needed) + " bytes, got " + std::to_string(t.workspace_bytes));
@@ -266,7 +266,7 @@ void fp8_rmsnorm_bwd(const RmsNormBwd& t, Extent size, int format, const Scale& 
             launch_quantize<Format>(Bf16Source{b.dx, size.columns}, to, scale, size.rows, size.columns, op, stream);
         }
         if (t.dw != nullptr) {
-            sum_rows(b.partials, partials, size.columns, static_cast<float*>(t.dw), t.accumulate_dw, op, stream);
+            sum_rows(b.partials, partials, size.columns, t.dw, t.accumulate_dw, t.dtype_dw, op, stream);
         }
     });
 }

@@ -8,9 +8,11 @@
 //                 history[i] = history[i + 1] for i < L - 1;  history[L - 1] = last;  then history[0] = 0
 //                 encode = min(maximum / a, FLT_MAX);  decode = 1 / encode
 //                 amax = (0, 0)
-//               If last is 0, or clip_coef is not finite (the step is skipped), history and scale stay as they are.
+//               If last is 0, or clip_coef is not finite (the step is skipped), history and scale stay as they are,
+//               except that the scale (0, 0) of a quantiser before its first update becomes (1, 0): products read decode.
 //
-//   fp8_guard   norm = infinity and clip_coef = NaN, if amax[1] of any quantiser is not 0
+//   fp8_guard   norm = infinity and guarded = NaN, if amax[1] of any quantiser is not 0; otherwise norm stays as it is and
+//               guarded = clip_coef
 //
 //   table       entries of 3 int64 words in device memory: addresses of amax and scale, maximum as fp64. fp8_guard reads
 //               the amax alone; fp8_scales takes one maximum for all.
@@ -103,20 +105,25 @@ __global__ void __launch_bounds__(32 * kWarps)
             top = fmaxf(top, tops[other][lane]);
         }
         write_scale(entry.scale, fminf(__fdiv_rn(static_cast<float>(entry.maximum), top), FLT_MAX));
+    } else if (entry.scale[0] == 0) {
+        entry.scale[0] = 1;
     }
     entry.amax[0] = 0;
     entry.amax[1] = 0;
 }
 
 __global__ void __launch_bounds__(kThreads)
-    guard_kernel(const Entry* table, float* norm, float* clip_coef, int64_t quantisers) {
+    guard_kernel(const Entry* table, float* norm, const float* clip_coef, float* guarded, int64_t quantisers) {
     bool found = false;
     for (int64_t i = threadIdx.x; i < quantisers; i += kThreads) {
         found |= table[i].amax[1] != 0;
     }
-    if (__syncthreads_or(found) && threadIdx.x == 0) {
-        *norm = INFINITY;
-        *clip_coef = nanf("");
+    found = __syncthreads_or(found);
+    if (threadIdx.x == 0) {
+        *guarded = found ? nanf("") : *clip_coef;
+        if (found) {
+            *norm = INFINITY;
+        }
     }
 }
 
@@ -149,13 +156,16 @@ void fp8_update(const void* table, const void* clip_coef, void* history, int64_t
     check_launch(op);
 }
 
-void fp8_guard(const void* table, void* norm, void* clip_coef, int64_t quantisers, cudaStream_t stream) {
+void fp8_guard(const void* table, void* norm, const void* clip_coef, void* guarded, int64_t quantisers,
+               cudaStream_t stream) {
     constexpr const char* op = "fp8_guard";
     check(table, quantisers, op);
     check_pointer(norm, op, "norm", 4);
     check_pointer(clip_coef, op, "clip_coef", 4);
+    check_pointer(guarded, op, "guarded", 4);
     guard_kernel<<<1, kThreads, 0, stream>>>(static_cast<const Entry*>(table), static_cast<float*>(norm),
-                                             static_cast<float*>(clip_coef), quantisers);
+                                             static_cast<const float*>(clip_coef), static_cast<float*>(guarded),
+                                             quantisers);
     check_launch(op);
 }
 

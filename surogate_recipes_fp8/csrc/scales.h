@@ -12,6 +12,7 @@ void fp8_scales(const void* table, int64_t quantisers, float maximum, cudaStream
 void fp8_update(const void* table, const void* clip_coef, void* history, int64_t length, int64_t quantisers,
                 cudaStream_t stream);
 
-void fp8_guard(const void* table, void* norm, void* clip_coef, int64_t quantisers, cudaStream_t stream);
+void fp8_guard(const void* table, void* norm, const void* clip_coef, void* guarded, int64_t quantisers,
+               cudaStream_t stream);
 
 }  // namespace surogate

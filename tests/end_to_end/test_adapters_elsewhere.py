@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from surogate_core import run
 from surogate_core.errors import ConfigError
-from surogate_core.memory.devices import cpu
+from surogate_core.machine.devices import cpu
 from surogate_core.outputs.load_commands import load_commands
 
 if TYPE_CHECKING:

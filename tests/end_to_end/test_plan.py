@@ -15,8 +15,8 @@ from end_to_end.product import assert_refused, environment
 
 from surogate_core import run
 from surogate_core.cli.plan_text import plan_text
-from surogate_core.memory.devices import COLLECTIVE_BYTES
-from surogate_core.memory.devices import device as known_device
+from surogate_core.machine.devices import COLLECTIVE_BYTES
+from surogate_core.machine.devices import device as known_device
 from surogate_core.plugins.registry import REFERENCE, Resolved
 
 if TYPE_CHECKING:
@@ -199,7 +199,17 @@ def test_a_batch_size_that_is_a_large_prime_is_planned_quickly(workplace: Workpl
 def test_the_listing_shows_every_program(workplace: Workplace) -> None:
     done = workplace.surogate("plan", workplace.write(), "--listing")
     assert done.returncode == 0
-    for word in ("micro_first", "micro_next", "evaluate", "update", "load", "differentiate", "qk_norm_rope", "adamw"):
+    for word in (
+        "micro_first",
+        "micro_next",
+        "evaluate",
+        "update",
+        "start",
+        "derive",
+        "differentiate",
+        "qk_norm_rope",
+        "adamw",
+    ):
         assert word in done.stdout
 
 

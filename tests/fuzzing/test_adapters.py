@@ -16,7 +16,7 @@ from surogate_core import run
 from surogate_core.checkpoint import hf
 from surogate_core.checkpoint.adapter import load_adapter
 from surogate_core.checkpoint.saved_run import model_export
-from surogate_core.memory.devices import cpu
+from surogate_core.machine.devices import cpu
 from surogate_core.planning.plan import Plan
 from surogate_core.planning.run import Run
 

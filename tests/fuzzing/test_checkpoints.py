@@ -17,7 +17,7 @@ from surogate_core import run
 from surogate_core.checkpoint.manifest import MANIFEST, hash_file
 from surogate_core.checkpoint.resume import choose_checkpoint
 from surogate_core.checkpoint.saved_run import SavedRun
-from surogate_core.memory.devices import cpu
+from surogate_core.machine.devices import cpu
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from fuzzing.mutate import both_sides, of_file, refused, seeds
 from fuzzing.test_data import ROWS, TEMPLATE
 
 from surogate_core import run
-from surogate_core.checkpoint import hf
+from surogate_core.checkpoint import hf, stored_weights
 from surogate_core.checkpoint.saved_run import model_export
 from surogate_core.data.tokenizer import Tokenizer
-from surogate_core.memory.devices import cpu
+from surogate_core.machine.devices import cpu
 from surogate_core.plugins.discovery import load_registry
 
 FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
@@ -53,7 +53,7 @@ def refusals(workplace: Workplace, cases: range) -> list[bool]:
         inputs = plan.inputs
         params = {name: torch.empty(value.shape, device="meta") for name, value in plan.assembly.params.items()}
         ignored, copies = inputs.model.ignored_tensors(inputs.dims), inputs.model.tied_copies(inputs.dims)
-        hf.load_weights(folder, plan.assembly.weights, params, ignored, copies)
+        stored_weights.load_weights(folder, plan.assembly.weights, params, ignored, copies)
         tokenizer = Tokenizer(folder)
         assert tokenizer.decode(tokenizer.encode_ids("To be")) is not None and tokenizer.padding_id >= 0
         assert len(tokenizer.token_bytes) == tokenizer.vocab_size

@@ -67,7 +67,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 class Setup:
     """An assembly, from which a test creates workers.
 
-    `adapter` are the options of a LoRA adapter; with None all params are trained.
+    `adapter` are the options of a LoRA adapter; with None all params are trained. `options` are those of the recipe.
     """
 
     def __init__(
@@ -82,6 +82,8 @@ class Setup:
         unlabelled: float = 0.1,
         deterministic: Deterministic = "auto",
         adapter: Mapping[str, Any] | None = None,
+        recipe: str = "bf16",
+        options: Mapping[str, Any] | None = None,
         **dtypes: str,
     ) -> None:
         self.registry = load_registry()
@@ -89,16 +91,17 @@ class Setup:
         self.notices: list[str] = []
         self.config = config or SMALL
         self.unlabelled = unlabelled
-        recipe, optimizer = self.registry.get("recipe", "bf16"), self.registry.get("optimizer", "adamw")
+        chosen, optimizer = self.registry.get("recipe", recipe), self.registry.get("optimizer", "adamw")
         model = self.registry.model_for(self.config)
         lora = self.registry.get("adapter", "lora")
-        self.precision: Precision = recipe.precision(PrecisionRequest(**dtypes), recipe.options())
+        recipe_options = chosen.options(**(options or {}))
+        self.precision: Precision = chosen.precision(PrecisionRequest(**dtypes), recipe_options)
         self.given = PlanInputs(
             ops=self.registry.ops,
             model=model,
             dims=model.dims(self.config),
-            recipe=recipe,
-            recipe_options=recipe.options(),
+            recipe=chosen,
+            recipe_options=recipe_options,
             optimizer=optimizer,
             optimizer_options=optimizer.options(),
             precision=self.precision,
@@ -111,7 +114,7 @@ class Setup:
             recompute=recompute,
             adapters=() if adapter is None else [(lora, lora.options(**adapter))],
             target=self.target,
-            kernel_for=lambda op: self.registry.kernel_for(op, self.target, "bf16"),
+            kernel_for=lambda op: self.registry.kernel_for(op, self.target, recipe),
         )
         self.assembly: Assembly = assemble(self.given)
 
@@ -155,7 +158,11 @@ class Setup:
         return worker
 
     def _fill(self, worker: Worker | Team, weights: Mapping[str, torch.Tensor] | None = None) -> None:
-        initialise((v for v in self.assembly.declared if v.init), worker.buffers.persistent, 7)
+        initialise((v for v in self.assembly.resident if v.init), worker.buffers.persistent, 7)
+        for part in self.assembly.staging:
+            views = worker.staged(part)
+            initialise(part.places, lambda v: views[v.name], 7)  # noqa: B023 (called at once)
+            worker.derive(part)
         if weights is not None:
             params = worker.params()
             for weight in self.assembly.weights:

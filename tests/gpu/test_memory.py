@@ -22,7 +22,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from surogate_core.memory.devices import GIB
+from surogate_core.machine.devices import GIB
 from surogate_core.plugins.discovery import load_registry
 
 pytestmark = [

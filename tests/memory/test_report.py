@@ -11,8 +11,8 @@ from models.harness import plan_inputs
 
 from surogate_core.api import DeviceInfo, Op, OpDef, PrecisionRequest, Program, Target, Value
 from surogate_core.errors import ConfigError
+from surogate_core.machine.devices import DEVICES, GIB, cpu, device
 from surogate_core.memory.cost import Cost, op_cost, program_cost
-from surogate_core.memory.devices import DEVICES, GIB, cpu, device
 from surogate_core.memory.report import Report
 from surogate_core.planning.assemble import assemble
 from surogate_core.planning.assembly import Assembly

@@ -2,7 +2,7 @@
 
 `step_times.json` holds the measured times of the rows of benchmarks/rows.py. When kernels become faster, measure the
 rows again (`python benchmarks/compare.py`) and adjust the constants of the estimate to the new times, never to single
-models: rates and launches in `memory/devices.py`, efficiency and passes of ops in `standard_ops/`.
+models: rates and launches in `machine/devices.py`, efficiency and passes of ops in `standard_ops/`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from surogate_core.config.load import load_config
-from surogate_core.memory.devices import device
+from surogate_core.machine.devices import device
 from surogate_core.planning.plan import plan_run
 from surogate_core.planning.run import open_run
 from surogate_core.plugins.discovery import load_registry

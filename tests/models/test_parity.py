@@ -149,7 +149,7 @@ def test_twenty_adamw_steps_match_torch(variant: str) -> None:
     hf = random_hf_model(config)
     model = PlannedModel(config, batch_size=2, seq_len=24, weight_decay=0.1, max_grad_norm=0.5)
     model.load(hf.state_dict())
-    model.executor.run("load")
+    model.executor.run("start")
     groups = [
         {"params": [p for p in hf.parameters() if p.ndim >= 2], "weight_decay": 0.1},
         {"params": [p for p in hf.parameters() if p.ndim < 2], "weight_decay": 0.0},

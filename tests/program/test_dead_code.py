@@ -27,12 +27,12 @@ def test_removing_dead_ops_does_not_change_results(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_every_remaining_op_is_needed(seed: int) -> None:
-    """A remaining op has effects, writes a value that outlives the program, or writes a value that a later op reads."""
+    """A remaining op changes a state, writes a value that outlives the program or that a later op reads."""
     program = family(seed).trained
     for index, op in enumerate(program.ops):
         read_later = {v for later in program.ops[index + 1 :] for v in later.ins}
         needed = any(v.role != "act" or v in read_later or v in program.outputs for v in op.outs)
-        assert needed or VOCABULARY[op.kind].effects, f"seed {seed}: op {index} {op.kind} is dead"
+        assert needed or op.changes, f"seed {seed}: op {index} {op.kind} is dead"
 
 
 def test_dead_code_is_idempotent() -> None:
@@ -81,13 +81,13 @@ def test_an_op_whose_first_output_is_not_read_keeps_its_kind() -> None:
     assert dead_code(program, VOCABULARY).ops == program.ops
 
 
-def test_ops_with_effects_are_kept_even_if_their_outputs_are_not_read() -> None:
+def test_ops_that_change_states_are_kept_even_if_their_outputs_are_not_read() -> None:
     b = Builder(VOCABULARY, "fp32")
     with b.record("forward"):
         x = b.input("x", (T, C), "fp32")
-        seen = b.emit("toy_watch", x, b.input("zero", (), "fp32"))
+        seen = b.emit("toy_watch", x, b.state("zero", (), "fp32", None))
         b.apply("swiglu", x)
-        program = b.program("effects")
+        program = b.program("changes")
     verify(program, VOCABULARY)
     assert seen[0].role == "act"
     assert [op.kind for op in dead_code(program, VOCABULARY).ops] == ["toy_watch"]

@@ -37,13 +37,13 @@ def test_loss_and_gradients_are_bit_identical_for_every_set_of_dropped_values(se
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_dropped_value_is_live_into_the_backward_pass(seed: int) -> None:
-    """Backward and recomputed ops do not read the original of a dropped value, unless an op with effects wrote it."""
+    """Backward and recomputed ops read no original of a dropped value, unless an op that changes a state wrote it."""
     labels = random_labels(seed)
     program = family(seed, labels=labels).trained
     originals = {
         v
         for op in program.ops
-        if op.phase == "forward" and op.block >= 0 and not VOCABULARY[op.kind].effects
+        if op.phase == "forward" and op.block >= 0 and not op.changes
         for v in op.outs
         if v.role == "act" and v.label in labels
     }
@@ -53,9 +53,9 @@ def test_no_dropped_value_is_live_into_the_backward_pass(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_op_with_effects_runs_twice(seed: int) -> None:
+def test_no_op_that_changes_a_state_runs_twice(seed: int) -> None:
     def count(labels: frozenset[str]) -> int:
-        return sum(bool(VOCABULARY[op.kind].effects) for op in family(seed, labels=labels).trained.ops)
+        return sum(bool(op.changes) for op in family(seed, labels=labels).trained.ops)
 
     assert count(frozenset(LABELS)) == count(frozenset())
 

@@ -19,7 +19,7 @@ Values = dict[str, Value]
 
 
 def sound() -> tuple[Program, Values]:
-    """Return three ops of block 3: h = linear(x, w); act = swiglu(h); watched, largest = toy_watch(act, largest)."""
+    """Return three ops of block 3: h = linear(x, w); act = swiglu(h); watched = toy_watch(act, s), which changes s."""
     b = Builder(VOCABULARY, "fp32")
     values = {
         "x": b.input("x", (4, 6), "fp32"),
@@ -30,7 +30,7 @@ def sound() -> tuple[Program, Values]:
         values["h"] = b.apply("linear", values["x"], values["w"], label="h")
         values["act"] = b.apply("swiglu", values["h"])
         values["watched"] = b.activation("watched", (4, 4), "fp32")
-        b.emit("toy_watch", values["act"], values["state"], outs=[values["watched"], values["state"]])
+        b.emit("toy_watch", values["act"], values["state"], outs=[values["watched"]])
         return b.program("sound", (values["watched"],)), values
 
 
@@ -46,12 +46,20 @@ def edited(index: int, **fields: object) -> Callable[[Program, Values], Program]
     return edit
 
 
+def with_op(program: Program, index: int, op: Op) -> Program:
+    return replace(program, ops=(*program.ops[:index], op, *program.ops[index + 1 :]))
+
+
 def with_out(index: int, value: Value) -> Callable[[Program, Values], Program]:
     return lambda program, values: edited(index, outs=("new",))(program, {**values, "new": value})
 
 
 def reordered(*order: int) -> Callable[[Program, Values], Program]:
     return lambda program, values: replace(program, ops=tuple(program.ops[i] for i in order))
+
+
+def changing(index: int) -> Callable[[Program, Values], Program]:
+    return lambda program, values: with_op(program, index, replace(program.ops[index], changes=(0,)))
 
 
 def adding(index: int) -> Callable[[Program, Values], Program]:
@@ -68,6 +76,12 @@ VIOLATIONS: dict[str, tuple[str, str, Callable[[Program, Values], Program]]] = {
         "writes 3.watched.* a second time",
         edited(2, outs=("watched", "watched")),
     ),
+    "changes that the definition does not have": (
+        "swiglu",
+        "changes its inputs \\(0,\\), by its",
+        changing(1),
+    ),
+    "changes no state": ("toy_watch", "can change only states", edited(2, ins=("act", "h"))),
     "write to an input": ("linear", "writes the input x", with_out(0, Value("x2", (4, 8), "fp32", "input"))),
     "wrong shape": ("linear", r"should have shape \[4, 8\]", with_out(0, Value("h2", (8, 4), "fp32", ACT))),
     "wrong dtype": ("linear", "should be fp32", with_out(0, Value("h2", (4, 8), "bf16", ACT))),
@@ -79,7 +93,7 @@ VIOLATIONS: dict[str, tuple[str, str, Callable[[Program, Values], Program]]] = {
         "only gradients and states accumulate",
         lambda program, values: adding(0)(with_out(0, Value("p", (4, 8), "fp32", "param"))(program, values), values),
     ),
-    "effects recomputed": ("toy_watch", "recomputed, but it changes largest", edited(2, phase="recompute")),
+    "a change recomputed": ("toy_watch", "recomputed, but it changes .s:", edited(2, phase="recompute")),
     "unknown op": ("linaer", "no plugin defines this op", edited(0, kind="linaer")),
     "too many outputs": ("linear", "has 2 outputs, its definition infers 1", edited(0, outs=("h", "act"))),
     "inputs that do not fit": ("linear", "x has 8 columns, w has 6", edited(0, ins=("h2", "w"))),

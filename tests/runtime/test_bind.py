@@ -8,7 +8,7 @@ import pytest
 
 from surogate_core.api import Deterministic, KernelDef, Support, Target
 from surogate_core.errors import ConfigError
-from surogate_core.memory.devices import DEVICES
+from surogate_core.machine.devices import DEVICES
 from surogate_core.memory.plan import plan_family
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.program.builder import Builder

@@ -194,7 +194,7 @@ def test_only_the_largest_of_many_inputs_are_listed() -> None:
 @pytest.mark.parametrize(
     ("runs", "moment"),
     [
-        (["load"], "before the first step"),
+        (["start"], "before the first step"),
         (["micro_first"], "step 1, micro-step 1"),
         (["micro_first", "micro_next", "micro_next"], "step 1, micro-step 3"),
         (["micro_first", "micro_next@8"], "step 1, micro-step 2"),
@@ -210,7 +210,7 @@ def test_the_message_has_step_and_micro_step(runs: list[str], moment: str) -> No
         "micro_first": Program("micro_first", ops, stage="micro", first=True),
         "micro_next": Program("micro_next", ops, stage="micro"),
         "micro_next@8": Program("micro_next@8", ops, stage="micro", documents=8),
-        **{stage: Program(stage, ops, stage=stage) for stage in ("load", "update", "evaluate")},
+        **{stage: Program(stage, ops, stage=stage) for stage in ("start", "update", "evaluate")},
     }
     assembly: Any = SimpleNamespace(all_programs=programs)
     value = torch.zeros(2, 3)

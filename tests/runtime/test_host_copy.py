@@ -55,7 +55,7 @@ def test_only_programs_that_write_copied_values_wait() -> None:
     params = list(assembly.params.values())
     assert {"micro_first", "micro_next", "evaluate"} < assembly.all_programs.keys()
     assert "update" in HostCopy(buffers, params, assembly.all_programs).writers
-    assert HostCopy(buffers, [*params, *states], assembly.all_programs).writers <= {"load", "update"}
+    assert HostCopy(buffers, [*params, *states], assembly.all_programs).writers <= {"start", "update"}
 
 
 def test_the_device_waits_once_before_the_first_writer(monkeypatch: pytest.MonkeyPatch) -> None:

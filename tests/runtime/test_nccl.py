@@ -56,14 +56,14 @@ def comm(fake: FakeNccl) -> nccl.NcclComm:
 
 def test_one_range_is_one_call_and_several_ranges_are_one_group() -> None:
     fake = FakeNccl()
-    comm(fake).all_reduce(((4096, 10, "fp32"),), 5)
+    comm(fake).all_reduce(((4096, 10, "fp32"),), "sum", 5)
     assert fake.calls == [("ncclAllReduce", 4096, 4096, 10, 7, 0, 77, 5)]
-    comm(fake).all_reduce(((4096, 10, "fp32"), (8192, 3, "bf16")), 5)
+    comm(fake).all_reduce(((4096, 10, "fp32"), (8192, 3, "bf16")), "max", 5)
     assert fake.names[1:] == ["ncclGroupStart", "ncclAllReduce", "ncclAllReduce", "ncclGroupEnd"]
 
 
 def test_every_dtype_that_the_kernel_supports_has_an_nccl_dtype() -> None:
-    assert nccl.DTYPES.keys() == collectives.SUMMABLE
+    assert nccl.DTYPES.keys() == collectives.REDUCIBLE
 
 
 def test_each_device_becomes_a_rank() -> None:
@@ -82,7 +82,7 @@ def test_errors_contain_the_message_of_nccl_and_say_how_to_get_details() -> None
     with pytest.raises(
         nccl.NcclError, match=r"ncclAllReduce: NCCL error 3: words for 3\. the last detail\. Set NCCL_DEBUG"
     ):
-        comm(FakeNccl(ncclAllReduce=3)).all_reduce(((0, 1, "fp32"),), 0)
+        comm(FakeNccl(ncclAllReduce=3)).all_reduce(((0, 1, "fp32"),), "sum", 0)
     with pytest.raises(ConfigError, match=r"gpus: 2: the GPUs cannot be connected: .*error 2.*gpus: 1"):
         nccl.connect([0, 1], nccl.Library(FakeNccl(ncclCommInitAll=2).functions))
 
@@ -118,7 +118,7 @@ def test_abort_does_not_wait_and_happens_once() -> None:
         time.sleep(0.01)
     assert fake.calls == [("ncclCommAbort", 77)]
     with pytest.raises(nccl.NcclError, match="rank 1: its communicator was aborted"):
-        communicator.all_reduce(((4096, 10, "fp32"),), 5)
+        communicator.all_reduce(((4096, 10, "fp32"),), "sum", 5)
     graphs_gone.set()
 
 
@@ -137,7 +137,7 @@ def test_abort_waits_for_a_running_call_but_not_for_a_blocked_one(
             return 0
 
         fake.functions.ncclAllReduce = enqueue
-        thread = threading.Thread(target=communicator.all_reduce, args=(((0, 1, "fp32"),), 0))
+        thread = threading.Thread(target=communicator.all_reduce, args=(((0, 1, "fp32"),), "sum", 0))
         thread.start()
         assert entered.wait(5)
         nccl.disconnect([communicator])

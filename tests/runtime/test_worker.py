@@ -86,15 +86,15 @@ def step(worker: Worker) -> None:
     worker.update(lr=0.1, step=1)
 
 
-def test_start_waits_for_the_weights_derives_masters_captures_and_reads_once(worker: Worker) -> None:
+def test_start_waits_for_the_weights_makes_masters_captures_and_reads_once(worker: Worker) -> None:
     worker.start()
-    assert taken(worker) == ["synchronize", "run load", "capture", "read"]
+    assert taken(worker) == ["synchronize", "run start", "run derive", "capture", "read"]
 
 
-def test_after_a_restore_masters_are_not_derived(worker: Worker) -> None:
+def test_after_a_restore_only_derived_states_are_made(worker: Worker) -> None:
     worker.restored(lr=0.1, step=3)
     worker.start(graphs=False)
-    assert taken(worker) == ["synchronize", "read"]
+    assert taken(worker) == ["synchronize", "run derive", "read"]
 
 
 def test_the_host_does_not_wait_during_a_step(worker: Worker) -> None:
@@ -111,9 +111,9 @@ def test_a_watched_worker_runs_op_by_op_without_graphs_and_waits_for_the_update(
     seen: list[tuple[str, int]] = []
     worker.watch(lambda buffers: lambda program, index: seen.append((program.name, index)))
     worker.start()
-    assert taken(worker) == ["synchronize", "walk load", "read"]
+    assert taken(worker) == ["synchronize", "walk start", "walk derive", "read"]
     step(worker)
     assert taken(worker) == ["walk micro_first", "walk micro_next", "walk update", "read", "wait"]
     programs = worker.assembly.programs
-    order = [programs[name] for name in ("load", "micro_first", "micro_next", "update")]
+    order = [programs[name] for name in ("start", "micro_first", "micro_next", "update")]
     assert seen == [(program.name, index) for program in order for index in range(len(program.ops))]

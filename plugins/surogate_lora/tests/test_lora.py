@@ -29,7 +29,7 @@ from torch import Tensor
 
 from surogate_core.api import Op, PrecisionRequest, Target
 from surogate_core.errors import ConfigError, ProgramError
-from surogate_core.memory.devices import device
+from surogate_core.machine.devices import device
 from surogate_core.program.builder import Builder
 from surogate_core.program.value import Value
 from surogate_core.reference.ops import up
@@ -125,7 +125,7 @@ def test_training_is_pefts_and_leaves_every_bit_of_the_base() -> None:
     options = LoraOptions(**CASES["all-linear"])
     theirs = peft_model(options)
     model = filled(planned(options, weight_decay=0.1), theirs)
-    model.executor.run("load")
+    model.executor.run("start")
     documents = [document for row in rows() for document in row]
     scale = 1 / valid_tokens(documents)
     trained = [p for p in theirs.parameters() if p.requires_grad]

@@ -148,7 +148,7 @@ def test_loss_and_gradients_are_pefts(case: str) -> None:
 def test_whole_modules_train_as_pefts_and_only_matrices_decay(case: str) -> None:
     """The groups are those of transformers' Trainer: no decay of biases and norms; A, B and embeddings decay."""
     ours, theirs, _ = twins(case)
-    ours.executor.run("load")
+    ours.executor.run("start")
     trained = list(trained_of(theirs).values())
     groups = [
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": 0.1},

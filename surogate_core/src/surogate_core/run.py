@@ -21,10 +21,10 @@ from .config.load import LoadedConfig, Mode, TrainConfig, apply_overrides, load_
 from .errors import ConfigError
 from .hub.config_json import read_config
 from .hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
+from .machine.devices import GIB
+from .machine.devices import device as known_device
 from .machine.local_device import USE_THE_CPU, LocalDevice, local_device, open_contexts
 from .machine.timing import mark
-from .memory.devices import GIB
-from .memory.devices import device as known_device
 from .outputs.check import OutputCheck
 from .outputs.earlier_work import refuse_nonempty, set_aside_outputs
 from .outputs.folder import refuse_earlier_work, refuse_to_overwrite

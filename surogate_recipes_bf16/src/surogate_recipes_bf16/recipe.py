@@ -10,12 +10,22 @@ from dataclasses import replace
 
 from pydantic import BaseModel
 
-from surogate_core.api import DeviceInfo, Op, Precision, PrecisionRequest, Program, RecipeDef, Support, Value
-from surogate_core.errors import ConfigError
+from surogate_core.api import (
+    DeviceInfo,
+    Family,
+    LowerContext,
+    Op,
+    Precision,
+    PrecisionRequest,
+    Program,
+    RecipeDef,
+    Support,
+    Value,
+)
 from surogate_core.program.builder import Builder
 
 LEGAL_PAIRS = (("fp32", "fp32"), ("bf16", "bf16"))
-"""Supported pairs (matmul_dtype, gradient_dtype)."""
+"""Pairs (matmul_dtype, gradient_dtype) that the recipe serves itself."""
 
 _PRODUCTS = {
     "linear": "matmul",
@@ -39,26 +49,14 @@ def precision(request: PrecisionRequest, options: BaseModel) -> Precision:
     """Fill in the default dtypes.
 
     Products and masters default to `model_dtype` (default bf16); gradients of params, optimizer states and LoRA default
-    to fp32. Raises ConfigError if the pair (matmul_dtype, gradient_dtype) is not supported.
+    to fp32.
     """
     model = request.model_dtype or "bf16"
     matmul = request.matmul_dtype or model
-    gradient = request.gradient_dtype or matmul
-    if (matmul, gradient) == ("e4m3", "e5m2"):
-        raise ConfigError(
-            "matmul_dtype: e4m3 with gradient_dtype: e5m2 is not supported yet. Use fp32 or bf16 for both, "
-            "or omit both to use model_dtype."
-        )
-    if (matmul, gradient) not in LEGAL_PAIRS:
-        legal = ", ".join(f"({m}, {g})" for m, g in LEGAL_PAIRS)
-        raise ConfigError(
-            f"matmul_dtype: {matmul} with gradient_dtype: {gradient} is not supported by the bf16 recipe. "
-            f"Supported pairs (matmul_dtype, gradient_dtype): {legal}."
-        )
     return Precision(
         model=model,
         matmul=matmul,
-        gradient=gradient,
+        gradient=request.gradient_dtype or matmul,
         master=request.master_dtype or model,
         adapter=request.adapter_dtype or "fp32",
         param_grad=request.param_grad_dtype or "fp32",
@@ -73,7 +71,17 @@ def supports(device: DeviceInfo, precision: Precision, options: BaseModel) -> Su
     return Support(True)
 
 
-def lower(program: Program, builder: Builder, precision: Precision, options: BaseModel) -> Program:
+def lower(family: Family, context: LowerContext) -> Family:
+    """Cast the operands of every matrix product to its dtype."""
+    builder, precision = context.builder, context.precision
+    return replace(
+        family,
+        micro=cast_operands(family.micro, builder, precision),
+        evaluate=cast_operands(family.evaluate, builder, precision),
+    )
+
+
+def cast_operands(program: Program, builder: Builder, precision: Precision) -> Program:
     """Cast the operands of every matrix product to its dtype. Forward and backward share one cast per value."""
     casts: dict[tuple[Value, str], Value] = {}
     ops: list[Op] = []
@@ -130,4 +138,5 @@ BF16 = RecipeDef(
     precision=precision,
     supports=supports,
     lower=lower,
+    products=LEGAL_PAIRS,
 )

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surogate_core.api import Deterministic, KernelDef, Op, Target, Value
 from surogate_core.errors import ConfigError
-from surogate_core.memory.devices import DEVICES
+from surogate_core.machine.devices import DEVICES
 from surogate_core.reference import ops as reference
 from surogate_core.testing.binding import Binding, bind_kernel, run_kernel
 from surogate_core.testing.cases import cases

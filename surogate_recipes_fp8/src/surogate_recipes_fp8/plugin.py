@@ -6,13 +6,30 @@ from collections.abc import Iterable
 
 import pluggy
 
-from surogate_core.api import Finding, KernelDef, SystemInfo
+from surogate_core.api import Finding, KernelDef, LoweringDef, OpDef, RecipeDef, SystemInfo
 from surogate_core.api.compiled import diagnose, of_module
 
 from .kernels import KERNELS
+from .ops import OPS
+from .recipe import E4M3_E5M2, FP8_HYBRID
 
 SUROGATE_API = 0
 hookimpl = pluggy.HookimplMarker("surogate")
+
+
+@hookimpl
+def surogate_recipes() -> Iterable[RecipeDef]:
+    return [FP8_HYBRID]
+
+
+@hookimpl
+def surogate_lowerings() -> Iterable[LoweringDef]:
+    return [E4M3_E5M2]
+
+
+@hookimpl
+def surogate_ops() -> Iterable[OpDef]:
+    return OPS
 
 
 @hookimpl

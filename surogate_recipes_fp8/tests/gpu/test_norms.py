@@ -116,7 +116,7 @@ def test_norms_without_an_initialised_scale(scaling: str, columns: int) -> None:
     ("has_dresidual", "dw_kind", "transposed"),
     [
         *((False, "none", True), (True, "none", False), (True, "none", True)),
-        *((False, "written", False), (True, "written", True), (True, "added", True)),
+        *((False, "written", False), (True, "written", True), (True, "added", True), (True, "bf16", True)),
     ],
 )
 def test_backward_norms_quantise_dx(
@@ -131,11 +131,11 @@ def test_backward_norms_quantise_dx(
     sources = {value("dy", dy): dy, value("x", x): x, value("w", w): w, value("rstd", rstd): rstd}
     sources |= {} if dresidual is None else {value("dresidual", dresidual): dresidual}
     ins, changed = states(scaling, INITIALISED, EMPTY)
-    dw = value("dw", (columns,), "fp32")
+    dw = value("dw", (columns,), "bf16" if dw_kind == "bf16" else "fp32")
     outs = [value("dx", shape), *([dw] if dw_kind != "none" else []), value("q", shape, "e5m2")]
     outs += [value("q_t", (columns, rows), "e5m2")] if transposed else []
     outs += [value("scale", (2,), "fp32")] if scaling in ("current", "fallback") else []
-    attrs = {"dtype": "e5m2", "scaling": scaling, "transposed": transposed}
+    attrs = {"dtype": "e5m2", "scaling": scaling, "transposed": transposed, "residual": has_dresidual}
     kind = "fp8_rmsnorm_dgrad" if dw_kind == "none" else "fp8_rmsnorm_bwd"
     op = Op(kind, (*sources, *ins), tuple(outs), attrs, accumulate=frozenset({1} if dw_kind == "added" else ()))
     before = torch.randn(columns) if dw_kind == "added" else torch.zeros(columns)
@@ -150,7 +150,7 @@ def test_backward_norms_quantise_dx(
     assert_close(out["dx"], truth_dx, torch.bfloat16, columns, magnitude=size)
     if dw_kind != "none":
         sums = before.abs() + (d * normed).abs().sum(0)
-        assert_close(out["dw"], before + truth_dw, torch.float32, rows, magnitude=sums)
+        assert_close(out["dw"], before + truth_dw, out["dw"].dtype, rows, magnitude=sums)
     check_quantised(out, out["dx"], "e5m2", scaling, INITIALISED)
 
 
@@ -176,7 +176,9 @@ def test_norms_have_the_bits_of_the_bf16_kernels(columns: int) -> None:
     bf16.add_rmsnorm(*pointers(x, residual, w, norm, rstd, total), rows, columns, EPS, code, stream)
     _C.fp8_rmsnorm(*pointers(x, residual, w, q, q_t, norm_8, rstd_8, total_8), rows, columns, EPS, *given)
     bf16.rmsnorm_dgrad(*pointers(dy, x, w, rstd, residual, dx), rows, columns, code, stream)
-    _C.fp8_rmsnorm_bwd(*pointers(dy, x, w, rstd, residual, dx_8, None, q, q_t, None), 0, rows, columns, False, *given)
+    _C.fp8_rmsnorm_bwd(
+        *pointers(dy, x, w, rstd, residual, dx_8, None, q, q_t, None), 0, rows, columns, False, 0, *given
+    )
     torch.cuda.synchronize()
     for plain, fused in ((norm, norm_8), (total, total_8), (rstd, rstd_8), (dx, dx_8)):
         assert same_bits(plain, fused)
@@ -204,7 +206,7 @@ def test_outputs_may_overwrite_inputs(columns: int, scaling: int) -> None:
     def backward(dx: Tensor, dy: Tensor, dresidual: Tensor) -> Tensor:
         q, q_t = (torch.empty(rows * columns, dtype=torch.uint8, device="cuda") for _ in range(2))
         tensors = pointers(dy, x, w, rstd, dresidual, dx, None, q, q_t, None)
-        _C.fp8_rmsnorm_bwd(*tensors, 0, rows, columns, False, *scale)
+        _C.fp8_rmsnorm_bwd(*tensors, 0, rows, columns, False, 0, *scale)
         torch.cuda.synchronize()
         return torch.cat((q, q_t))
 
@@ -234,11 +236,11 @@ def test_errors_name_the_invalid_argument() -> None:
             "fp8_rmsnorm: rows must be a multiple of 16, got 8",
         ),
         (
-            lambda: _C.fp8_rmsnorm_bwd(p, p, p, p, 0, p, p, p, 0, p, 63, 16, 16, False, *given),
+            lambda: _C.fp8_rmsnorm_bwd(p, p, p, p, 0, p, p, p, 0, p, 63, 16, 16, False, 0, *given),
             "fp8_rmsnorm_bwd: workspace needs 64 bytes, got 63",
         ),
         (
-            lambda: _C.fp8_rmsnorm_bwd(p, p, p, p, 0, p, 0, p, 0, 0, 0, 16, 16400, False, *given),
+            lambda: _C.fp8_rmsnorm_bwd(p, p, p, p, 0, p, 0, p, 0, 0, 0, 16, 16400, False, 0, *given),
             "fp8_rmsnorm_dgrad: columns must not exceed 16384, got 16400",
         ),
     ):

@@ -266,7 +266,7 @@ def test_errors_name_the_invalid_argument() -> None:
     from surogate_recipes_fp8 import _C
 
     def launch(x: int, columns: int, dtype_x: int, dtype: int, scaling: int) -> None:
-        _C.fp8_quantize(x, 256, 0, 0, 0, 0, 16, columns, False, dtype_x, dtype, scaling, 0, 0, 0, 0, 0)
+        _C.fp8_quantize(x, 256, 0, 0, 0, 0, 16, columns, False, 0, dtype_x, dtype, scaling, 0, 0, 0, 0, 0)
 
     for arguments, message in (
         ((0, 16, 1, 5, 2), "fp8_quantize: x is a null pointer"),

@@ -34,6 +34,7 @@ class Quantiser:
 
     def update(self, amax: float, clip_coef: float) -> None:
         if amax == 0 or not math.isfinite(clip_coef):
+            self.scale = [1.0, 0.0] if self.scale == [0.0, 0.0] else self.scale
             return
         a = max([*self.history[1:], amax])
         self.history = [0.0, *self.history[2:], amax][: len(self.history)]
@@ -122,10 +123,10 @@ def test_scales_of_many_tensors_match_the_twin(scalars: bool) -> None:
 def test_the_guard_turns_a_flag_into_a_step_that_is_skipped(n: int, flagged: int | None) -> None:
     flags = [float(i == flagged) for i in range(n)]
     states = {value(f"amax{i}", torch.tensor([3.0, flag])): torch.tensor([3.0, flag]) for i, flag in enumerate(flags)}
-    norm, coef = value("norm", (), "fp32"), value("clip_coef", (), "fp32")
-    op = Op("fp8_guard", (norm, coef, *states), (norm, coef), {})
+    norm, coef, guarded = (value(name, (), "fp32") for name in ("norm", "clip_coef", "guarded"))
+    op = Op("fp8_guard", (norm, coef, *states), (norm, guarded), {})
     out = run(KERNELS, op, {norm: torch.tensor(2.5), coef: torch.tensor(0.4), **states})
     if any(flags):
-        assert float(out["norm"]) == math.inf and math.isnan(float(out["clip_coef"]))
+        assert float(out["norm"]) == math.inf and math.isnan(float(out["guarded"]))
     else:
-        assert same_bits(out["norm"], torch.tensor(2.5)) and same_bits(out["clip_coef"], torch.tensor(0.4))
+        assert same_bits(out["norm"], torch.tensor(2.5)) and same_bits(out["guarded"], torch.tensor(0.4))

@@ -30,7 +30,7 @@ from .data import DatasetFormatDef, Encoded, Omission
 from .kernels import BindContext, Call, KernelDef, Launch
 from .models import Dims, HFTensor, ModelDef, WeightMap
 from .optimizers import OffloadDef, OptimizerDef, ParamGrad
-from .recipes import Precision, PrecisionRequest, RecipeDef
+from .recipes import Family, LowerContext, LoweringDef, ParamInfo, Precision, PrecisionRequest, RecipeDef
 from .running import (
     Comm,
     EvalReport,
@@ -60,6 +60,7 @@ __all__ = [
     "Emitter",
     "Encoded",
     "EvalReport",
+    "Family",
     "Finding",
     "GpuReport",
     "Gradients",
@@ -70,6 +71,8 @@ __all__ = [
     "LauncherDef",
     "Logger",
     "LoggerDef",
+    "LowerContext",
+    "LoweringDef",
     "Merge",
     "ModelDef",
     "NoOptions",
@@ -80,6 +83,7 @@ __all__ = [
     "OptimizerDef",
     "OutSpec",
     "ParamGrad",
+    "ParamInfo",
     "Precision",
     "PrecisionRequest",
     "Program",

@@ -28,7 +28,7 @@ class DeviceInfo:
     """The properties of a device that plans depend on. `surogate plan --device` reads them from the device table.
 
     sm              compute capability as one number (90 for Hopper); None for a CPU
-    flops           FLOP/s of matrix products inside a training step, by operand dtype
+    flops           FLOP/s of matrix products inside a training step, by operand dtype or other name (`OpDef.math`)
     bandwidth       bytes/s of reads and writes together
     launch_seconds  time of an op besides its arithmetic and traffic
     runtime_bytes   device memory of a process besides the planned buffers

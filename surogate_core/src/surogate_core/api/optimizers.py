@@ -21,11 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ParamGrad:
-    """A trained param, its accumulated gradient, and its master: the param itself, or a state in `master_dtype`."""
+    """A trained param, its accumulated gradient, and its master: the param itself, or a state in `master_dtype`.
+
+    amax  fp32 []: where the optimizer may write the largest magnitude of the updated param, which the recipe reads. If
+          it does not, the recipe computes it in a pass of its own. None if nobody reads it.
+    """
 
     param: Value
     grad: Value
     master: Value
+    amax: Value | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

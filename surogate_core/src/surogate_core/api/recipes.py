@@ -1,16 +1,18 @@
-"""Precision recipes: the dtypes of a run, and a rewrite of its programs."""
+"""Precision recipes: the dtypes of a run, and the lowering of its programs to them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
 from ..origin import Definition
+from ..program.inputs import Scalars
 from ..program.op import Program
-from .base import DeviceInfo, NoOptions, Support
+from ..program.value import Value
+from .base import DeviceInfo, NoOptions, Support, Target
 
 if TYPE_CHECKING:
     from ..program.builder import Builder
@@ -52,19 +54,115 @@ class Precision:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ParamInfo:
+    """A param of a run.
+
+    stored  it is a weight of the model, which checkpoints hold. Params of adapters are not.
+    grad    its accumulated gradient; None if it is frozen
+    master  what the optimizer updates: the param itself, or a state in `master_dtype`. None if it is frozen.
+    amax    fp32 [], an activation of the update: the largest magnitude of the updated param. None unless the recipe
+            asks for it (`RecipeDef.reads_amax`) and the optimizer computes it.
+    """
+
+    param: Value
+    stored: bool
+    grad: Value | None = None
+    master: Value | None = None
+    amax: Value | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """The programs of a run, which a recipe lowers together.
+
+    micro      forward and backward pass of a micro-step
+    evaluate   forward pass of an evaluation
+    update     gradient norm, then the optimizer
+    clip_coef  fp32 [], an activation of the update: the factor of the gradients. If it is not finite, the step is
+               skipped.
+    derive     writes the derived states from params, before anything else runs: at every start, resumed or not
+    start      writes the masters from params, before `derive`: at the start of a fresh run
+    calibrate  the micro-steps of the first optimizer step of a fresh run, where they differ; None: as `micro`
+    """
+
+    micro: Program
+    evaluate: Program
+    update: Program
+    clip_coef: Value
+    derive: Program
+    start: Program
+    calibrate: Program | None = None
+
+    def programs(self) -> tuple[Program, ...]:
+        """Return all programs, in the order in which they first run."""
+        calibrate = () if self.calibrate is None else (self.calibrate,)
+        return (self.start, self.derive, *calibrate, self.micro, self.evaluate, self.update)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowerContext:
+    """What a recipe lowers a family for.
+
+    builder  declares states and emits ops
+    target   the device; None for programs that are assembled for no device, which references run
+    params   every param of the run
+    options  the recipe's validated options
+    """
+
+    builder: Builder
+    target: Target | None
+    precision: Precision
+    scalars: Scalars
+    params: Mapping[Value, ParamInfo]
+    options: Any
+
+
+def _exact(precision: Precision, options: Any) -> float:
+    return 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecipeDef(Definition):
     """A precision recipe.
 
-    precision   (request, options) -> Precision. Raises ConfigError with the valid combinations.
-    supports    (device, precision, options) -> Support. Imports no compiled module, never raises.
-    lower       (program, builder, precision, options) -> program. Called with the differentiated training program and
-                with the evaluation program. If micro-steps write a state, they work on a copy, which the update commits
-                if the gradient norm is finite (`program/passes/pending.py`).
+    precision      (request, options) -> Precision. Raises ConfigError with the valid combinations.
+    supports       (device, precision, options) -> Support. Imports no compiled module, never raises.
+    lower          (family, context) -> family. Called once, with differentiated programs that contain no recomputation
+                   and write gradients once. Raises ConfigError if the recipe cannot serve the model. Ops whose results
+                   are not read are removed afterwards. States that it declares: those of `derive` are `derived`; those
+                   that micro-steps combine have `collects`. If micro-steps write another state that the update does not
+                   write, they work on a copy, which the update commits if the step is not skipped.
+    reads_amax     (trained param, precision, options) -> whether `lower` reads its `amax`
+    product_error  (precision, options) -> relative rms error of a matrix product because of its operands' rounding,
+                   beyond that of bf16. `surogate verify` allows for it.
+    products       pairs (matmul_dtype, gradient_dtype) that `lower` serves; None: every pair that `precision` returns.
+                   Other pairs are served by a LoweringDef, if a package provides one.
     """
 
     name: str
     summary: str
     options: type[BaseModel] = NoOptions
-    precision: Callable[[PrecisionRequest, BaseModel], Precision]
-    supports: Callable[[DeviceInfo, Precision, BaseModel], Support]
-    lower: Callable[[Program, Builder, Precision, BaseModel], Program]
+    precision: Callable[[PrecisionRequest, Any], Precision]
+    supports: Callable[[DeviceInfo, Precision, Any], Support]
+    lower: Callable[[Family, LowerContext], Family]
+    reads_amax: Callable[[ParamInfo, Precision, Any], bool] = lambda info, precision, options: False
+    product_error: Callable[[Precision, Any], float] = _exact
+    products: tuple[tuple[str, str], ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoweringDef(Definition):
+    """Products of a pair of operand dtypes, for recipes that do not serve the pair themselves.
+
+    name      "matmul_dtype/gradient_dtype", such as "e4m3/e5m2"
+    supports  (device, precision) -> Support
+    lower     (family, context) -> family, in place of the recipe's. `context.options` are those of the recipe.
+    product_error
+              precision -> the same as that of a recipe
+    """
+
+    name: str
+    summary: str
+    supports: Callable[[DeviceInfo, Precision], Support]
+    lower: Callable[[Family, LowerContext], Family]
+    product_error: Callable[[Precision], float] = lambda precision: 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel
 
@@ -25,8 +25,8 @@ class Comm(Protocol):
         """Index of the rank's device among the devices visible to its process."""
         ...
 
-    def all_reduce(self, ranges: Sequence[tuple[int, int, str]], stream: int) -> None:
-        """Enqueue an in-place sum over all ranks of each range (device address, elements, dtype)."""
+    def all_reduce(self, ranges: Sequence[tuple[int, int, str]], how: Literal["sum", "max"], stream: int) -> None:
+        """Enqueue an in-place sum or maximum over all ranks of each range (device address, elements, dtype)."""
         ...
 
     def check(self) -> None:

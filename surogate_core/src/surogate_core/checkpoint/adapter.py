@@ -1,13 +1,13 @@
-"""Files of adapters and their base models: loaded into a run's params, saved, merged into one model."""
+"""Files of adapters: loaded into a run's params, saved, merged with their base into one model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..api import AdapterDef, Merge, WeightMap
+from ..api import AdapterDef, Merge
 from ..config.keys import ADAPTER_FLAG
 from ..errors import ConfigError
 from ..hub.config_json import read_config
@@ -21,14 +21,6 @@ if TYPE_CHECKING:
 
 ADAPTER_FOLDER = "adapter"
 MERGED_FOLDER = "merged"
-
-
-def load_base(run: Run, weights: Sequence[WeightMap], params: Mapping[str, Tensor]) -> None:
-    """Copy the weights of the run's model from its files into `params`."""
-    from .hf import load_weights
-
-    ignored, copies = run.model.ignored_tensors(run.dims), run.model.tied_copies(run.dims)
-    load_weights(run.model_dir, weights, params, ignored, copies)
 
 
 def load_adapter(run: Run, assembly: Assembly, params: Mapping[str, Tensor]) -> None:
@@ -66,7 +58,7 @@ def trained_tensors(assembly: Assembly, params: Mapping[str, Tensor]) -> dict[st
 
     Weights of the model have the names of the checkpoint's tensors, all others those of the params.
     """
-    from .hf import rows_of
+    from .stored_weights import rows_of
 
     maps = {m.param: m for m in assembly.weights}
     tensors: dict[str, Tensor] = {}

@@ -1,7 +1,6 @@
-"""Hugging Face checkpoints: safetensors files to planned buffers, and back to a directory that transformers loads.
+"""Hugging Face checkpoints: planned buffers to a directory that transformers loads; merged models.
 
-Weights are read and written one tensor at a time, so that no second copy of the model is ever in memory. Pickled
-files are never opened.
+Weights are written one tensor at a time, so that no second copy of the model is ever in memory.
 """
 
 from __future__ import annotations
@@ -10,32 +9,24 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from functools import partial
-from math import prod
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..api import HFTensor, WeightMap
+from ..api import WeightMap
 from ..errors import ConfigError, ProgramError
 from ..hub.config_json import read_json
-from ..hub.files import PICKLED, TEMPLATE_DIRECTORY
+from ..hub.files import TEMPLATE_DIRECTORY
 from ..reporting.text import names_text
-from ..runtime.filling import Upload, fill
 from .folders import SAVING, stopping_when_disk_refuses, sync, sync_tree
+from .stored_weights import AGAIN, INDEX, LOADABLE, WEIGHTS, locate, opened, rows_of
 from .tensor_file import MAX_SHARD_BYTES, Stored, split_into_shards, write_safetensors
 
 CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 
 COPIED_TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -43,177 +34,7 @@ COPIED_TOKENIZER_FILES = (
 )
 """Files of a tokenizer that are copied next to saved weights, as far as the source has them."""
 
-_LOADABLE = {"F64", "F32", "F16", "BF16"}
 _SAVED = {"fp32": (torch.float32, "float32"), "bf16": (torch.bfloat16, "bfloat16")}
-COMPARED_ROWS = 4096
-"""Rows of a tensor and its copy that are compared at a time: keeps the memory for it below 1 GiB."""
-
-
-# -------------------------------------------------------------------------------------------------------------- import
-
-
-def load_weights(
-    model_dir: Path,
-    maps: Sequence[WeightMap],
-    params: Mapping[str, Tensor],
-    ignored: Sequence[str] = (),
-    copies: Mapping[str, str] = MappingProxyType({}),
-) -> None:
-    """Copy a checkpoint's tensors into `params` (by param name), converting dtypes.
-
-    `ignored`: patterns of tensors that the checkpoint may hold besides. `copies`: {copy: original}, tensors that it may
-    hold as equal copies of others.
-
-    All names, shapes, dtypes and copies are checked before anything is written. Raises ConfigError, naming file and
-    tensor, for a missing, unexpected, wrongly shaped or quantised tensor, for a copy that differs, for a missing,
-    truncated or corrupt file, and if there are only pickled weights.
-    """
-    places = {tensor.name: (tensor, params[m.param], row) for m in maps for tensor, row in rows_of(m)}
-    files = _locate(model_dir)
-    found = {name for names in files.values() for name in names}
-    _check_names(model_dir, set(places), found, [*ignored, *copies])
-    for path, names in files.items():
-        with _open(path) as file:
-            for name in sorted(names & set(places)):
-                _check_tensor(path, file, places[name][0])
-    for copy, original in copies.items():
-        if copy in found:
-            _check_copy(files, copy, places[original][0])
-
-    def load(file: Any, name: str, upload: Upload) -> None:
-        tensor, param, row = places[name]
-        upload.copy(param.narrow(0, row, tensor.shape[0]), file.get_tensor(name))
-
-    for path, names in files.items():
-        with _open(path) as file:
-            fill(partial(load, file, name) for name in sorted(names & set(places)))
-
-
-def file_of(model_dir: Path, tensor: str) -> Path:
-    """Return the file of a checkpoint that holds a tensor, or the folder if none does."""
-    return next((path for path, names in _locate(model_dir).items() if tensor in names), model_dir)
-
-
-def rows_of(m: WeightMap) -> Iterator[tuple[HFTensor, int]]:
-    """Yield the checkpoint's tensors of a param, each with its first row in the param."""
-    row = 0
-    for tensor in m.tensors:
-        yield tensor, row
-        row += tensor.shape[0]
-
-
-def _locate(model_dir: Path) -> dict[Path, set[str]]:
-    """Return the checkpoint's files and the tensors in each, as the files' headers have them."""
-    if (model_dir / WEIGHTS).exists():
-        paths = [model_dir / WEIGHTS]
-        indexed: dict[str, Path] = {}
-    elif (model_dir / INDEX).exists():
-        indexed = _read_index(model_dir)
-        paths = sorted(set(indexed.values()))
-    else:
-        raise ConfigError(_no_weights(model_dir))
-    files: dict[Path, set[str]] = {}
-    for path in paths:
-        with _open(path) as file:
-            files[path] = set(file.keys())
-    for name, path in indexed.items():
-        if name not in files[path]:
-            raise ConfigError(f"{model_dir / INDEX}: says that {name} is in {path.name}, but it is not. {_AGAIN}")
-    listed = {path: {name for name, at in indexed.items() if at == path} for path in paths}
-    return listed if indexed else files
-
-
-_AGAIN = "Download the checkpoint again."
-
-
-def _read_index(model_dir: Path) -> dict[str, Path]:
-    path = model_dir / INDEX
-    weight_map = read_json(path, _AGAIN).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ConfigError(f"{path}: has no weight_map. {_AGAIN}")
-    for name, shard in weight_map.items():
-        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
-            raise ConfigError(
-                f"{path}: {name}: must name a .safetensors file in the folder of the index (got {shard!r})."
-            )
-    missing = sorted({shard for shard in weight_map.values() if not (model_dir / shard).is_file()})
-    if missing:
-        raise ConfigError(f"{path}: names {names_text(missing)}, which {model_dir} lacks. {_AGAIN}")
-    return {name: model_dir / shard for name, shard in weight_map.items()}
-
-
-def _no_weights(model_dir: Path) -> str:
-    if any(path for pattern in PICKLED for path in model_dir.glob(pattern)):
-        return (
-            f"{model_dir}: holds pickled weights only; they can run code when opened and are never read. If you trust "
-            "the file, convert it: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)."
-        )
-    if any(model_dir.glob("adapter_model.safetensors")):
-        return f"{model_dir}: holds an adapter, not a model. Name the base model."
-    return f"{model_dir}: holds neither {WEIGHTS} nor {INDEX}. {_AGAIN} To start without weights: from_scratch: true."
-
-
-@contextmanager
-def _open(path: Path) -> Iterator[Any]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except SafetensorError as error:
-        raise ConfigError(f"{path}: is truncated or corrupt ({error}). {_AGAIN}") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}.") from None
-
-
-def _check_names(model_dir: Path, wanted: set[str], found: set[str], ignored: Sequence[str]) -> None:
-    missing = sorted(wanted - found)
-    if missing:
-        raise ConfigError(
-            f"{model_dir}: the checkpoint lacks {names_text(missing)}, which config.json asks for. "
-            "Check that the weights and config.json are of the same model."
-        )
-    unexpected = sorted(name for name in found - wanted if not any(fnmatchcase(name, pattern) for pattern in ignored))
-    if unexpected:
-        raise ConfigError(
-            f"{model_dir}: the checkpoint holds {names_text(unexpected)}, which a model of this config.json does not "
-            "have. Check that the weights and config.json are of the same model."
-        )
-
-
-def _check_tensor(path: Path, file: Any, expected: HFTensor) -> None:
-    header = file.get_slice(expected.name)
-    shape, dtype = tuple(header.get_shape()), header.get_dtype()
-    if dtype not in _LOADABLE:
-        raise ConfigError(
-            f"{path}: {expected.name} is stored as {dtype}; weights must be F32, BF16, F16 or F64. "
-            "Use the original checkpoint of this model, not a quantised one."
-        )
-    if shape != expected.shape:
-        raise ConfigError(
-            f"{path}: {expected.name} is {list(shape)}, expected {list(expected.shape)} from config.json."
-        )
-
-
-def _check_copy(files: Mapping[Path, set[str]], copy: str, original: HFTensor) -> None:
-    """Raise ConfigError unless the tensor `copy` has the values of `original`. The stored dtypes may differ."""
-    path, twin = (next(path for path, names in files.items() if name in names) for name in (copy, original.name))
-    n_different, first = 0, ""
-    with _open(path) as file, _open(twin) as other:
-        _check_tensor(path, file, HFTensor(copy, original.shape))
-        copied, originals = file.get_slice(copy), other.get_slice(original.name)
-        for row in range(0, original.shape[0], COMPARED_ROWS):
-            rows = slice(row, row + COMPARED_ROWS)
-            different = copied[rows].double() != originals[rows].double()
-            if different.any():
-                n_different += int(different.sum())
-                at, *rest = different.nonzero()[0].tolist()
-                first = first or str([row + at, *rest])
-    if n_different:
-        raise ConfigError(
-            f"{path}: {copy} differs from {original.name} in {n_different:,} of {prod(original.shape):,} elements, "
-            f"first at {first}, but config.json ties the two. Set tie_word_embeddings: false in config.json to train "
-            f"both, or remove {copy} from the file to train the tied model."
-        )
-
 
 # -------------------------------------------------------------------------------------------------------------- export
 
@@ -349,25 +170,25 @@ def write_merged(
     them. One file at a time is in memory. Raises ConfigError for any other changed tensor that the base lacks, or that
     is quantised. For use inside `save_files`.
     """
-    files = _locate(base_dir)
+    files = locate(base_dir)
     absent = sorted(changes.keys() - {name for names in files.values() for name in names} - set(may_lack))
     if absent:
         raise ConfigError(
             f"{base_dir}: has no {names_text(absent)}, which the adapter changes. Name the base that it was trained on."
         )
     for path, names in files.items():
-        with _open(path) as file:
+        with opened(path) as file:
             tensors = {}
             for name in sorted(names):
                 stored_as = file.get_slice(name).get_dtype()
-                if name in changes and stored_as not in _LOADABLE:
+                if name in changes and stored_as not in LOADABLE:
                     raise ConfigError(f"{path}: {name} is stored as {stored_as}; merge into the unquantised model.")
                 tensor = file.get_tensor(name)
                 tensors[name] = changes[name](tensor) if name in changes else tensor
         save_file(tensors, directory / path.name, metadata={"format": "pt"})
     if (base_dir / INDEX).is_file() and not (base_dir / WEIGHTS).exists():
         shutil.copyfile(base_dir / INDEX, directory / INDEX)
-    config = read_json(base_dir / CONFIG, _AGAIN)
+    config = read_json(base_dir / CONFIG, AGAIN)
     _write_companions(directory, config, base_dir)
     _write_json(directory / CONFIG, {key: value for key, value in config.items() if key != "auto_map"})
 

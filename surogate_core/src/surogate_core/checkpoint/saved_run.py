@@ -21,12 +21,14 @@ from ..planning.plan import Plan
 from ..planning.run import Run
 from ..program.value import Value
 from . import hf
-from .adapter import load_base, write_adapter
+from .adapter import write_adapter
+from .base import load_base
 from .folders import sync
 from .manifest import MANIFEST, Manifest, list_files, write_manifest
 from .progress import Progress
 from .resume import Resumed, differences, refuse_another_run
 from .states import kept_values, load_state, write_state
+from .stored_weights import load_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,9 +122,9 @@ class SavedRun:
         """Fill the worker's params and states and return the saved progress. Call it before `worker.start()`."""
         position = _position(resumed)
         if self.run.adapter:  # a checkpoint does not hold the base
-            load_base(self.run, self.plan.assembly.weights, worker.params())
+            load_base(self.run, self.plan.assembly, worker)
         else:
-            hf.load_weights(resumed.directory, self.plan.assembly.weights, worker.params())
+            load_weights(resumed.directory, self.plan.assembly.weights, worker.params())
         load_state(resumed.directory, self._kept_values(), worker.buffers.persistent)
         step = resumed.step
         worker.restored(lr=position.lr, step=step)

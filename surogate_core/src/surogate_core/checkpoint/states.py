@@ -23,15 +23,15 @@ FOLDER = "training_state"
 def kept_values(assembly: Assembly, stored: Collection[str], stored_dtype: str) -> list[Value]:
     """Return the values that a checkpoint holds besides a model whose files have the params `stored` in `stored_dtype`.
 
-    These are all states except those that every step and evaluation overwrites, and the params that the model's files
-    do not hold bit for bit.
+    These are all states except derived ones and those that every step and evaluation overwrites, and the params that
+    the model's files do not hold bit for bit.
     """
     readings = (assembly.loss, assembly.eval_loss, assembly.grad_norm, *assembly.pending)
     return [
         v
         for v in assembly.declared
-        if (v.role == "state" and v not in readings)
-        or (v.role == "param" and (v.name not in stored or v.dtype != stored_dtype))
+        if (v.role == "state" and not v.derived and v not in readings)
+        or (v.name in assembly.params and (v.name not in stored or v.dtype != stored_dtype))
     ]
 
 

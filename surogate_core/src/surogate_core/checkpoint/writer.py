@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from ..machine.devices import GIB
 from ..machine.system import available_memory_bytes
-from ..memory.devices import GIB
 from ..reporting.terminal import ignoring_broken_pipe
 from ..reporting.text import step_time_text
 

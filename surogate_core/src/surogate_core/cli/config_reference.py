@@ -57,7 +57,7 @@ def reference(options: Mapping[tuple[str, str], type[BaseModel]], formats: Mappi
     for (kind, name), model in options.items():
         if model.model_fields:
             parts += [f"## Keys of {kind} `{name}`\n", _fields_table(model.model_fields)]
-    parts += [_differs(), _decided(), _not_yet(), _ignored()]
+    parts += [_differs(), _decided(options.values()), _not_yet(), _ignored()]
     return "\n".join(parts)
 
 
@@ -92,17 +92,12 @@ def _differs() -> str:
     )
 
 
-def _decided() -> str:
-    rows = (
-        (
-            f"`{key}`",
-            _default(
-                TrainConfig.model_fields[key].default if key in TrainConfig.model_fields else NOT_YET[key].default
-            ),
-            said,
-        )
-        for key, said in DECIDED.items()
-    )
+def _decided(options: Iterable[type[BaseModel]]) -> str:
+    known = {key: entry.default for key, entry in NOT_YET.items()}
+    models: list[type[BaseModel]] = [TrainConfig, *options]
+    for model in models:
+        known |= {key: info.default for key, info in model.model_fields.items()}
+    rows = ((f"`{key}`", _default(known[key]), said) for key, said in DECIDED.items() if key in known)
     return (
         "## Decided\n\nKeys on which the original's documents and code disagree.\n\n"
         + _table(("Key", "Default here", "The original says"), rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ..memory.devices import GIB
+from ..machine.devices import GIB
 from ..memory.report import Report, SameValues
 from ..planning.plan import Plan
 from ..planning.resolve import KernelTable

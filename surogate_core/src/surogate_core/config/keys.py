@@ -88,12 +88,6 @@ def _feature(feature: str, instead: str, *rows: tuple[Any, ...]) -> Iterator[Not
 
 _NOT_YET = (
     *_feature(
-        "FP8 training", "train with recipe: bf16",
-        ("fp8_amax_history", 1024, "steps of amax history for delayed scaling", 16),
-        ("skip_quant_first_layers", 0, "number of first blocks that stay in bf16"),
-        ("skip_quant_last_layers", 0, "number of last blocks that stay in bf16"),
-    ),
-    *_feature(
         "FP4 training", "train with recipe: bf16",
         ("fp4_backend", "cutlass", "library of the FP4 products: cutlass or cudnn", "cudnn"),
         ("fp4_four_over_six", True, "choose the maximum of each block, 4 or 6, by its error"),
@@ -223,7 +217,6 @@ NOT_YET: dict[str, NotYet] = {entry.key: entry for entry in _NOT_YET}
 SECTIONS: frozenset[str] = frozenset(key.partition(".")[0] for key in NOT_YET if "." in key)
 
 NOT_YET_NAMES: dict[tuple[str, str], str] = {
-    ("recipe", "fp8_hybrid"): "use recipe: bf16",
     ("recipe", "nvfp4"): "use recipe: bf16",
     ("optimizer", "adamw_8bit"): "use optimizer: adamw; optimizer_state_dtype: bf16 halves its memory",
     ("optimizer", "normuon"): "use optimizer: adamw",
@@ -238,6 +231,8 @@ DISTRIBUTIONS: dict[tuple[str, str], str] = {
     ("model", "qwen2"): "surogate-models",
     ("model", "llama"): "surogate-models",
     ("recipe", "bf16"): "surogate-recipe-bf16",
+    ("recipe", "fp8-hybrid"): "surogate-recipe-fp8",
+    ("lowering", "e4m3/e5m2"): "surogate-recipe-fp8",
     ("optimizer", "adamw"): "surogate-optim-adamw",
     ("adapter", "lora"): "surogate-lora",
     ("logger", "tensorboard"): "surogate-log-tensorboard",
@@ -269,6 +264,10 @@ PACKAGES: dict[str, str] = {
     "adamw_beta1": "surogate-optim-adamw",
     "adamw_beta2": "surogate-optim-adamw",
     "adamw_epsilon": "surogate-optim-adamw",
+    **dict.fromkeys(
+        ("fp8_amax_history", "fp8_fast_accum", "skip_quant_first_layers", "skip_quant_last_layers"),
+        "surogate-recipe-fp8",
+    ),
     **dict.fromkeys(
         (
             "lora_rank",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..api import DeviceInfo
-from ..memory.devices import cpu, gpu
+from .devices import cpu, gpu
 
 DRIVER: Final = "libcuda.so.1"
 USE_THE_CPU: Final = "train on the CPU with CUDA_VISIBLE_DEVICES= (empty)"

@@ -42,15 +42,16 @@ def op_cost(op: Op, definition: OpDef, device: DeviceInfo) -> Cost:
     """Return the cost of an op: a launch, the longest of its arithmetic, traffic and communication, and its passes."""
     flops, passes = definition.flops(op), definition.passes(op)
     traffic = definition.traffic(op) if definition.traffic else _traffic(op)
-    arithmetic = flops / (arithmetic_rate(op, device) * definition.efficiency(op))
+    arithmetic = flops / (arithmetic_rate(op, definition, device) * definition.efficiency(op))
     longest = max(arithmetic, traffic / device.bandwidth, definition.link(op) / device.link_bandwidth)
     return Cost(flops, traffic + passes, device.launch_seconds + longest + passes / device.bandwidth)
 
 
-def arithmetic_rate(op: Op, device: DeviceInfo) -> float:
-    """Return the FLOP/s of `device` that price an op: those of the first dtype of its inputs that has a rate."""
-    operand = next((v.dtype for v in op.ins if v.dtype in device.flops), "fp32")
-    return device.flops.get(operand, device.flops["fp32"])
+def arithmetic_rate(op: Op, definition: OpDef, device: DeviceInfo) -> float:
+    """Return the FLOP/s of `device` that price an op (`OpDef.math`). A device without that rate runs it in fp32."""
+    dtypes = (v.dtype for v in op.ins if v.dtype in device.flops)
+    rate = definition.math(op) if definition.math else next(dtypes, "fp32")
+    return device.flops.get(rate, device.flops["fp32"])
 
 
 class OpCosts:

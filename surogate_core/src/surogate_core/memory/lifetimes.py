@@ -43,6 +43,8 @@ def lifetimes(program: Program, workspace: Callable[[Op], int]) -> list[Lifetime
             if value.role == "act":
                 first.setdefault(value, index)
                 last[value] = index
+            elif value.role == "staged":  # in its place before the program runs
+                first[value], last[value] = 0, len(program.ops) - 1
         for out, i in op.in_place.items():
             value, before = op.outs[out], op.ins[i]
             first[value] = first.pop(before)

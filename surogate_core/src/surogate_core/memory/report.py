@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..machine.devices import COLLECTIVE_BYTES
 from ..program.op import Program
 from ..program.passes.reduce import MicroStep, micro_step_counts
 from ..program.value import Value
+from .alignment import align
 from .cost import Cost, program_cost
-from .devices import COLLECTIVE_BYTES
 from .plan import ArenaPlan, MemoryPlan
 
 if TYPE_CHECKING:
@@ -92,12 +93,13 @@ def report(
     by_label: dict[str, int] = {}
     for life in alive:
         by_label[life.value.label] = by_label.get(life.value.label, 0) + life.nbytes
-    inputs = memory.segments["input"].nbytes
+    inputs, states = memory.segments["input"].nbytes, memory.segments["state"]
+    derived = sum(align(v.nbytes) for v in states.offsets if v.derived)
     batches = inputs * grad_accum_steps * STAGED_STEPS * world_size
     parts = {
-        "weights": memory.segments["param"].nbytes,
+        "weights": memory.segments["param"].nbytes + derived,
         "gradients": memory.segments["grad"].nbytes,
-        "optimizer": memory.segments["state"].nbytes,
+        "optimizer": states.nbytes - derived,
         "activations": memory.arena_bytes - scratch,
         "workspace": scratch,
         "runtime": device.runtime_bytes + inputs + (COLLECTIVE_BYTES if world_size > 1 else 0),
@@ -106,7 +108,8 @@ def report(
     block = f" of block {peak_op.block}" if peak_op and peak_op.block >= 0 else ""
     costs = {key: program_cost(program, ops, device) for key, program in programs.items()}
     step = sum((costs[name] for name, p in programs.items() if p.stage == "update"), Cost())
-    name_of = {MicroStep(p.first, p.last): name for name, p in programs.items() if p.stage == "micro"}
+    micro = {name: p for name, p in programs.items() if p.stage == "micro" and not p.calibrating}
+    name_of = {MicroStep(p.first, p.last): name for name, p in micro.items()}
     for micro_step, count in micro_step_counts(grad_accum_steps, world_size).items():
         step = step + costs[name_of[micro_step]].times(count)
     return Report(

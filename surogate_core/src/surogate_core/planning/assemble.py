@@ -1,14 +1,20 @@
 """From plan inputs to planned programs: plugins record programs, passes transform them. No torch.
 
     forward    the model's build, then the adapters, then fuse_adds
-    micro      differentiate -> outputs -> dead_code -> fuse_adds -> recipe.lower -> recompute -> offload
+    micro      differentiate -> outputs -> dead_code -> fuse_adds
+    evaluate   the forward program without ops for training alone
+    start      masters from params
+    derive     empty: a recipe that quantizes weights adds to it
+    update     global norm, then the optimizer
+    all        recipe.lower, which takes all of them at once and may add `calibrate` -> dead_code
+    micro and calibrate
+               -> recompute -> offload
                -> accumulate: micro_first, micro_next
                -> reduce, with several workers: micro_last, or micro_only where it is also the first
-    evaluate   the forward program without ops for training alone, lowered by the same recipe
-               -> pending, of micro and evaluate: copies of the states that micro-steps write, if there are any
+    derive     -> staged: a program of its own for the params of a block that nothing else reads
+    micro, evaluate, update
+               -> pending: copies of the states that micro-steps write and the update does not, if there are any
                micro and evaluate also in variants for batches of few documents
-    load       masters from params
-    update     global norm, then the optimizer; commits pending states
     all        in_place, last
 
 `verify` checks the result of every pass. All programs share params, gradients, states, inputs, and one arena.
@@ -17,9 +23,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ..api import BatchInputs, Init, ParamGrad, Scalars, WeightMap
+from ..api import BatchInputs, Family, Init, LowerContext, ParamGrad, ParamInfo, Scalars, WeightMap
 from ..dtypes import DTYPES, wider
 from ..errors import DisconnectedError, ProgramError
 from ..memory.plan import plan_family
@@ -44,6 +50,7 @@ from .lm_head_chunks import lm_head_chunks
 from .pass_runner import PassRunner
 from .recomputed import selector
 from .resolve import resolve
+from .staging import split_staged, staged_params
 from .weight_maps import checked_weight_maps
 
 
@@ -54,45 +61,57 @@ def assemble(inputs: PlanInputs) -> Assembly:
     rules. Needs neither torch nor a device. Takes about a second for the largest dense models.
     """
     b = Builder(inputs.ops, inputs.precision.model)
-    family = _Recorder(inputs, b, PassRunner(inputs.ops), _batch(b, inputs), _scalars(b))
-    forward, loss = family.build()
+    recorder = _Recorder(inputs, b, PassRunner(inputs.ops), _batch(b, inputs), _scalars(b))
+    forward, loss = recorder.build()
     weights = checked_weight_maps(inputs, b.declared)
-    forward, loss = family.adapt(forward, loss, weights)
-    forward = family.passed("fuse_adds", forward, fuse_adds(forward, inputs.ops))
-    loss_state = b.state("step_loss", loss.shape, loss.dtype, Init(kind="zeros"))
+    forward, loss = recorder.adapt(forward, loss, weights)
+    forward = recorder.passed("fuse_adds", forward, fuse_adds(forward, inputs.ops))
+    loss_state = b.state("step_loss", loss.shape, loss.dtype, Init(kind="zeros"), collects="sum")
     eval_state = b.state("eval_loss", loss.shape, loss.dtype, Init(kind="zeros"))
+    norm = b.state("grad_norm", (), "fp32", Init(kind="zeros"))
 
-    evaluate = family.evaluate(forward, eval_state)
-    micro, gradients = family.micro(forward, loss, loss_state, weights)
-    params = family.masters(gradients, weights)
-    load = family.load(params)
-    copies = family.pending_copies(micro, evaluate, frozenset({loss_state, eval_state}))
+    micro, gradients = recorder.differentiated(forward, loss, loss_state, weights)
+    params = recorder.params(gradients, weights)
+    family = recorder.family(micro, recorder.evaluation(forward, eval_state), params, norm)
+    family = recorder.lowered(family, params)
+
+    steps = [p for p in (family.micro, family.calibrate) if p is not None]
+    micro_steps = [program for step in steps for program in recorder.micro_steps(step, gradients)]
+    evaluate, update = family.evaluate, family.update
+    copies = recorder.pending_copies(micro_steps, evaluate, update, frozenset({loss_state, eval_state}))
     if copies:
-        micro = [family.on_copies(program, copies, begins=program.first) for program in micro]
-        evaluate = family.on_copies(evaluate, copies, begins=True)
-    update, grad_norm = family.update(params, copies)
+        micro_steps = [recorder.on_copies(program, copies, begins=program.first) for program in micro_steps]
+        evaluate = recorder.on_copies(evaluate, copies, begins=True)
+        update = recorder.committing(update, family.clip_coef, copies)
+    derive, staging = split_staged(family.derive, staged_params(family, b.declared, gradients))
+    for staged in staging:
+        recorder.passed("staged", family.derive, staged.program)
 
-    finished = [family.passed("in_place", p, in_place(p, inputs.ops)) for p in (load, *micro, evaluate, update)]
+    unfinished = (family.start, derive, *(staged.program for staged in staging), *micro_steps, evaluate, update)
+    finished = [recorder.passed("in_place", p, in_place(p, inputs.ops)) for p in unfinished]
     programs = {p.name: p for p in finished}
-    cu_seqlens, variants = family.variants(finished)
+    cu_seqlens, variants = recorder.variants(finished)
     every = (*programs.values(), *(program for fewer in variants.values() for program in fewer))
     kernels = resolve((op for p in every for op in p.ops), inputs.kernel_for, inputs.target, inputs.ops)
+    elsewhere = {param for staged in staging for param in staged.places}
+    resident = tuple(v for v in b.declared if v not in elsewhere)
     return Assembly(
         programs=programs,
         variants=variants,
         cu_seqlens=cu_seqlens,
         declared=b.declared,
+        staging=tuple(replace(staged, program=programs[staged.program.name]) for staged in staging),
         trainable=tuple(gradients),
-        memory=plan_family(programs.values(), b.declared, kernels.workspace, variants),
+        memory=plan_family(programs.values(), resident, kernels.workspace, variants),
         kernels=kernels,
-        batch=family.batch,
-        scalars=family.scalars,
+        batch=recorder.batch,
+        scalars=recorder.scalars,
         loss=loss_state,
         eval_loss=eval_state,
-        grad_norm=grad_norm,
+        grad_norm=norm,
         weights=weights,
         pending=tuple(copies.values()),
-        passes=tuple(family.passed.passes),
+        passes=tuple(recorder.passed.passes),
         world_size=inputs.world_size,
     )
 
@@ -154,46 +173,21 @@ class _Recorder:
             (loss,) = forward.outputs
         return forward, loss
 
-    def evaluate(self, forward: Program, total: Value) -> Program:
+    def evaluation(self, forward: Program, total: Value) -> Program:
         """Return the evaluation program, which writes the loss to `total`."""
         program = self.passed("evaluation", forward, for_evaluation(forward, self.inputs.ops))
-        program = self.passed("outputs", program, write_to(program, dict.fromkeys(program.outputs, total)))
-        return self.lower(program)
+        return self.passed("outputs", program, write_to(program, dict.fromkeys(program.outputs, total)))
 
-    def lower(self, program: Program) -> Program:
-        """Apply the recipe."""
-        recipe, options = self.inputs.recipe, self.inputs.recipe_options
-        lowered = recipe.lower(program, self.b, self.inputs.precision, options)
-        return self.passed("lower", program, lowered, (recipe, "lower"))
+    # ---------------------------------------------------------------------------------------------------- the family
 
-    # --------------------------------------------------------------------------------------------------- micro-steps
-
-    def micro(
+    def differentiated(
         self, forward: Program, loss: Value, total: Value, weights: Sequence[WeightMap]
-    ) -> tuple[list[Program], dict[Value, Value]]:
-        """Return the programs of the micro-steps of an optimizer step, and {param: gradient}.
-
-        The first micro-step writes the loss to `total`; the others add to it.
-        """
-        inputs, b = self.inputs, self.b
+    ) -> tuple[Program, dict[Value, Value]]:
+        """Return the program of a micro-step, which writes the loss to `total`, and {trained param: gradient}."""
         program, gradients = self._differentiated(forward, loss, weights)
         program = self.passed("outputs", program, write_to(program, {loss: total}))
-        program = self.passed("dead_code", program, dead_code(program, inputs.ops))
-        program = self.passed("fuse_adds", program, fuse_adds(program, inputs.ops))
-        program = self.lower(program)
-        if inputs.recompute or any(inputs.ops[op.kind].always_recomputed for op in program.ops):
-            program = self.passed("recompute", program, recompute(program, selector(inputs.recompute), b))
-        if inputs.offload:
-            program = self._offloaded(program)
-        first, following = accumulate(program, frozenset({total}), b, self.scalars)
-        variants = [self.passed("accumulate", program, p) for p in (first, following)[: inputs.grad_accum_steps]]
-        if inputs.world_size == 1:
-            return variants, gradients
-        *_, final = variants
-        variants.append(self.passed("reduce", final, reduce(final, gradients, (total,), b, inputs.world_size)))
-        by_kind = {MicroStep(p.first, p.last): p for p in variants}
-        counts = micro_step_counts(inputs.grad_accum_steps, inputs.world_size)
-        return [by_kind[kind] for kind in counts], gradients
+        program = self.passed("dead_code", program, dead_code(program, self.inputs.ops))
+        return self.passed("fuse_adds", program, fuse_adds(program, self.inputs.ops)), gradients
 
     def _differentiated(
         self, forward: Program, loss: Value, weights: Sequence[WeightMap]
@@ -214,6 +208,126 @@ class _Recorder:
                 raise error
         return self.passed("differentiate", forward, program), gradients
 
+    def params(self, gradients: Mapping[Value, Value], weights: Sequence[WeightMap]) -> dict[Value, ParamInfo]:
+        """Return what is known of every param, and declare the masters of the trained ones.
+
+        `master_dtype` applies to the model's own weights. An adapter's params have the dtype that they are trained in,
+        so a wider master may gain something and a narrower one would only lose precision.
+        """
+        asked, stored = self.inputs.precision.master, {m.param for m in weights}
+        found = {}
+        for param in (v for v in self.b.declared if v.role == "param"):
+            grad, master = gradients.get(param), None
+            if grad is not None:
+                dtype = asked if param.name in stored else wider(param.dtype, asked)
+                own = param.dtype in (dtype, "fp64")
+                master = param if own else self.b.state(f"master.{param.name}", param.shape, dtype, None)
+            found[param] = ParamInfo(param=param, stored=param.name in stored, grad=grad, master=master)
+        return found
+
+    def family(self, micro: Program, evaluate: Program, params: dict[Value, ParamInfo], norm: Value) -> Family:
+        """Record the other programs of a run. Adds to `params` which magnitudes the optimizer computes."""
+        with self.b.record("derive"):
+            derive = self.passed("derive", None, self.b.program("derive", stage="derive"))
+        update, clip_coef = self._update(params, norm)
+        return Family(
+            micro=micro,
+            evaluate=evaluate,
+            update=update,
+            clip_coef=clip_coef,
+            derive=derive,
+            start=self._start(params),
+        )
+
+    def lowered(self, family: Family, params: Mapping[Value, ParamInfo]) -> Family:
+        """Apply the recipe, then remove what it left without a reader."""
+        inputs = self.inputs
+        context = LowerContext(
+            builder=self.b,
+            target=inputs.target,
+            precision=inputs.precision,
+            scalars=self.scalars,
+            params=params,
+            options=inputs.recipe_options,
+        )
+        lowering = inputs.lowering or inputs.recipe
+        after = lowering.lower(family, context)
+        before = {p.name: p for p in family.programs()}
+
+        def finished(program: Program) -> Program:
+            program = self.passed("lower", before.get(program.name), program, (lowering, "lower"))
+            return self.passed("dead_code", program, dead_code(program, inputs.ops))
+
+        calibrate = None if after.calibrate is None else finished(replace(after.calibrate, calibrating=True))
+        return replace(
+            after,
+            micro=finished(after.micro),
+            evaluate=finished(after.evaluate),
+            update=finished(after.update),
+            derive=finished(after.derive),
+            start=finished(after.start),
+            calibrate=calibrate,
+        )
+
+    def _start(self, params: Mapping[Value, ParamInfo]) -> Program:
+        """Record the masters from the params.
+
+        A param that is wider than its master becomes what the master holds, as after every update.
+        """
+        with self.b.record("start"):
+            for p in params.values():
+                if p.master is not None and p.master is not p.param:
+                    self.b.emit("cast", p.param, outs=[p.master], dtype=p.master.dtype)
+                    if DTYPES[p.master.dtype].bits < DTYPES[p.param.dtype].bits:
+                        self.b.emit("cast", p.master, outs=[p.param], dtype=p.param.dtype)
+            return self.passed("start", None, self.b.program("start", stage="start"))
+
+    def _update(self, params: dict[Value, ParamInfo], norm: Value) -> tuple[Program, Value]:
+        """Record the gradient norm and the optimizer. Return the program and the factor of the gradients."""
+        inputs, b, optimizer = self.inputs, self.b, self.inputs.optimizer
+        precision = inputs.precision
+        with b.record("update"):
+            coef = b.activation("clip_coef", (), "fp32")
+            trained = [self._param_grad(info) for info in params.values() if info.grad is not None]
+            b.emit("global_norm", *(p.grad for p in trained), outs=[norm, coef], max_norm=inputs.max_grad_norm)
+            optimizer.update(b, trained, coef, self.scalars, precision, inputs.weight_decay, inputs.optimizer_options)
+            program = b.program("update", (norm,), stage="update")
+        written = {v for op in program.ops for v in op.written}
+        forgotten = [v.name for p in trained for v in dict.fromkeys((p.master, p.param)) if v not in written]
+        if forgotten:
+            with blaming(optimizer.origin, "update"):
+                raise ProgramError(f"optimizer {optimizer.name} never writes: {', '.join(forgotten)}")
+        params |= {p.param: replace(params[p.param], amax=p.amax) for p in trained if p.amax in written}
+        return self.passed("optimizer", None, program, (optimizer, "update")), coef
+
+    def _param_grad(self, info: ParamInfo) -> ParamGrad:
+        inputs = self.inputs
+        assert info.grad is not None and info.master is not None
+        reads_amax = inputs.lowering is None and inputs.recipe.reads_amax(info, inputs.precision, inputs.recipe_options)
+        amax = self.b.activation("amax", (), "fp32") if reads_amax else None
+        return ParamGrad(info.param, info.grad, info.master, amax)
+
+    # --------------------------------------------------------------------------------------------------- micro-steps
+
+    def micro_steps(self, program: Program, gradients: Mapping[Value, Value]) -> list[Program]:
+        """Return the programs of the micro-steps of an optimizer step, made of `program`, in order of their first run.
+
+        The first micro-step writes what a step collects; the others add to it.
+        """
+        inputs, b = self.inputs, self.b
+        if inputs.recompute or any(inputs.ops[op.kind].always_recomputed for op in program.ops):
+            program = self.passed("recompute", program, recompute(program, selector(inputs.recompute), b))
+        if inputs.offload:
+            program = self._offloaded(program)
+        first, following = accumulate(program, b, self.scalars)
+        variants = [self.passed("accumulate", program, p) for p in (first, following)[: inputs.grad_accum_steps]]
+        if inputs.world_size == 1:
+            return variants
+        *_, final = variants
+        variants.append(self.passed("reduce", final, reduce(final, gradients, b, inputs.world_size)))
+        by_kind = {MicroStep(p.first, p.last): p for p in variants}
+        return [by_kind[kind] for kind in micro_step_counts(inputs.grad_accum_steps, inputs.world_size)]
+
     def _offloaded(self, program: Program) -> Program:
         assert self.inputs.offload is not None
         strategy, options = self.inputs.offload
@@ -222,63 +336,25 @@ class _Recorder:
         scheduled = strategy.schedule(program, self.b, self.inputs.target.device.memory_bytes, options)
         return self.passed("offload", program, scheduled, (strategy, "schedule"))
 
-    # ------------------------------------------------------------------------------------------------ load and update
+    # ------------------------------------------------------------------------------------------------ pending states
 
-    def masters(self, gradients: Mapping[Value, Value], weights: Sequence[WeightMap]) -> list[ParamGrad]:
-        """Pair each trained param with its gradient and its master.
-
-        `master_dtype` applies to the model's own weights. An adapter's params have the dtype that they are trained in,
-        so a wider master may gain something and a narrower one would only lose precision.
-        """
-        asked, of_model = self.inputs.precision.master, {m.param for m in weights}
-        pairs = []
-        for param, grad in gradients.items():
-            dtype = asked if param.name in of_model else wider(param.dtype, asked)
-            own = param.dtype in (dtype, "fp64")
-            master = param if own else self.b.state(f"master.{param.name}", param.shape, dtype, None)
-            pairs.append(ParamGrad(param, grad, master))
-        return pairs
-
-    def load(self, params: Sequence[ParamGrad]) -> Program:
-        """Record the masters from the params.
-
-        A param that is wider than its master becomes what the master holds, as after every update.
-        """
-        with self.b.record("load"):
-            for p in params:
-                if p.master is not p.param:
-                    self.b.emit("cast", p.param, outs=[p.master], dtype=p.master.dtype)
-                    if DTYPES[p.master.dtype].bits < DTYPES[p.param.dtype].bits:
-                        self.b.emit("cast", p.master, outs=[p.param], dtype=p.param.dtype)
-            return self.passed("load", None, self.b.program("load", stage="load"))
-
-    def pending_copies(self, micro: Sequence[Program], evaluate: Program, sums: frozenset[Value]) -> dict[Value, Value]:
+    def pending_copies(
+        self, micro: Sequence[Program], evaluate: Program, update: Program, readings: frozenset[Value]
+    ) -> dict[Value, Value]:
         """Declare a pending copy of every state that a skipped step must leave unchanged. Return {state: copy}."""
-        states = carried_states(micro, evaluate, self.inputs.ops, sums)
+        states = carried_states(micro, evaluate, update, readings)
         return {v: self.b.state(f"pending.{v.name}", v.shape, v.dtype, None) for v in states}
 
     def on_copies(self, program: Program, copies: Mapping[Value, Value], *, begins: bool) -> Program:
         """Return `program` with pending copies in place of the states; `begins`: it first copies the states."""
         return self.passed("pending", program, on_copies(program, copies, self.b, begins=begins))
 
-    def update(self, params: Sequence[ParamGrad], copies: Mapping[Value, Value]) -> tuple[Program, Value]:
-        """Record the update: gradient norm, optimizer, commit of pending states. Return it and the norm."""
-        inputs, b, optimizer = self.inputs, self.b, self.inputs.optimizer
-        norm = b.state("grad_norm", (), "fp32", Init(kind="zeros"))
-        with b.record("update"):
-            coef = b.activation("clip_coef", (), "fp32")
-            b.emit("global_norm", *(p.grad for p in params), outs=[norm, coef], max_norm=inputs.max_grad_norm)
-            precision, options = inputs.precision, inputs.optimizer_options
-            optimizer.update(b, params, coef, self.scalars, precision, inputs.weight_decay, options)
+    def committing(self, update: Program, clip_coef: Value, copies: Mapping[Value, Value]) -> Program:
+        """Return the update, which commits the pending copies unless the step is skipped."""
+        with self.b.record("update") as commits:
             for state, copy in copies.items():
-                b.emit("commit", coef, copy, state, outs=[state])
-            program = b.program("update", (norm,), stage="update")
-        written = {v for op in program.ops for v in op.outs}
-        forgotten = [v.name for p in params for v in dict.fromkeys((p.master, p.param)) if v not in written]
-        if forgotten:
-            with blaming(optimizer.origin, "update"):
-                raise ProgramError(f"optimizer {optimizer.name} never writes: {', '.join(forgotten)}")
-        return self.passed("optimizer", None, program, (optimizer, "update")), norm
+                self.b.emit("commit", clip_coef, copy, state, outs=[state])
+        return self.passed("pending", update, replace(update, ops=(*update.ops, *commits)))
 
     # ------------------------------------------------------------------------------------------------------ variants
 

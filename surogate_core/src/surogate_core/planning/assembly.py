@@ -12,6 +12,7 @@ from ..program.passes.reduce import MicroStep
 from ..program.value import Value
 from .pass_runner import Pass
 from .resolve import KernelTable
+from .staging import Staged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,7 @@ class Assembly:
 
     variants    {name of a program that reads documents: the same program for batches of fewer documents}, in ascending
                 order of `Program.documents`
+    staging     the programs of `derive` that read staged params. The others run at every start.
     cu_seqlens  {`Program.documents`: the input that those variants read}
     pending     copies of states that each step writes again; checkpoints do not hold them
     kernels     what runs each op
@@ -29,6 +31,7 @@ class Assembly:
     variants: Mapping[str, tuple[Program, ...]]
     cu_seqlens: Mapping[int, Value]
     declared: tuple[Value, ...]
+    staging: tuple[Staged, ...]
     trainable: tuple[Value, ...]
     memory: MemoryPlan
     kernels: KernelTable
@@ -48,15 +51,20 @@ class Assembly:
         fewer = (program for variants in self.variants.values() for program in variants)
         return {**self.programs, **{program.name: program for program in fewer}}
 
-    def micro_step(self, *, first: bool, last: bool) -> Program:
-        """Return the program of a micro-step of an optimizer step; see `Program.first` and `Program.last`."""
-        kind = MicroStep(first, last and self.world_size > 1)
-        return next(p for p in self.programs.values() if p.stage == "micro" and MicroStep(p.first, p.last) == kind)
+    @property
+    def calibrates(self) -> bool:
+        """Whether the first optimizer step of a fresh run has programs of its own."""
+        return any(program.calibrating for program in self.programs.values())
+
+    def micro_step(self, *, first: bool, last: bool, calibrating: bool = False) -> Program:
+        """Return the program of a micro-step of an optimizer step; see the fields of `Program`."""
+        kind, calibrating = MicroStep(first, last and self.world_size > 1), calibrating and self.calibrates
+        alike = (p for p in self.programs.values() if p.stage == "micro" and p.calibrating == calibrating)
+        return next(p for p in alike if MicroStep(p.first, p.last) == kind)
 
     def only(self, stage: Stage) -> Program:
-        """Return the program of a stage that has one program: "evaluate", "update" or "load"."""
-        (program,) = (p for p in self.programs.values() if p.stage == stage)
-        return program
+        """Return the program named after its stage: "start", "derive", "evaluate" or "update"."""
+        return next(p for p in self.programs.values() if p.stage == stage and p.name == stage)
 
     def for_documents(self, program: Program, documents: int) -> Program:
         """Return the variant of `program` for the fewest documents that still serves a batch of `documents`."""
@@ -64,9 +72,15 @@ class Assembly:
         return next((p for p in fewer if p.documents is not None and documents <= p.documents), program)
 
     @property
+    def resident(self) -> tuple[Value, ...]:
+        """Declared values that have memory of their own: all but staged params."""
+        staged = {param for part in self.staging for param in part.places}
+        return tuple(v for v in self.declared if v not in staged)
+
+    @property
     def params(self) -> dict[str, Value]:
-        """Params by name."""
-        return {v.name: v for v in self.declared if v.role == "param"}
+        """Params by name, without staged ones."""
+        return {v.name: v for v in self.resident if v.role == "param"}
 
     @property
     def n_params(self) -> int:

@@ -7,7 +7,18 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from ..api import AdapterDef, Dims, ModelDef, OffloadDef, OpDef, OptimizerDef, Precision, RecipeDef, Target
+from ..api import (
+    AdapterDef,
+    Dims,
+    LoweringDef,
+    ModelDef,
+    OffloadDef,
+    OpDef,
+    OptimizerDef,
+    Precision,
+    RecipeDef,
+    Target,
+)
 from .resolve import KernelFor, by_references
 
 
@@ -20,6 +31,7 @@ class PlanInputs:
     world_size        workers, one device each
     max_documents     most documents of a micro-step, padding at the end of a row included
     lmhead_chunks     chunks of the LM head; None: chosen by the size of the logits
+    lowering          what serves the products' dtypes in place of the recipe; None: the recipe does
     recompute         parts of `recompute_*` keys
     target            device to plan for; None: no device, and references run every op
     kernel_for        chooses what runs an op on the target
@@ -33,6 +45,7 @@ class PlanInputs:
     optimizer: OptimizerDef
     optimizer_options: BaseModel
     precision: Precision
+    lowering: LoweringDef | None = None
     batch_size: int
     seq_len: int
     max_documents: int

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..api import DeviceInfo, Precision, Target
+from ..api import DeviceInfo, LoweringDef, Precision, RecipeDef, Target
+from ..config.keys import DISTRIBUTIONS
 from ..data.pieces import max_pieces
 from ..errors import ConfigError
 from ..memory.report import Report, report
+from ..plugins.registry import Registry
 from .assemble import assemble
 from .assembly import Assembly
 from .inputs import PlanInputs
@@ -94,7 +96,7 @@ def _world_size(run: Run, device: DeviceInfo) -> int:
 def _plan_inputs(run: Run, device: DeviceInfo, world_size: int) -> PlanInputs:
     loaded, config, registry = run.loaded, run.config, run.registry
     _check_length(run)
-    precision = _precision(run, device)
+    precision, lowering = _precision(run, device)
     target = Target(device, config.deterministic)
     offload = config.offload
     return PlanInputs(
@@ -106,6 +108,7 @@ def _plan_inputs(run: Run, device: DeviceInfo, world_size: int) -> PlanInputs:
         optimizer=registry.get("optimizer", config.optimizer),
         optimizer_options=loaded.optimizer_options,
         precision=precision,
+        lowering=lowering,
         batch_size=config.per_device_train_batch_size,
         seq_len=config.sequence_len,
         grad_accum_steps=config.gradient_accumulation_steps,
@@ -131,11 +134,33 @@ def _check_length(run: Run) -> None:
         )
 
 
-def _precision(run: Run, device: DeviceInfo) -> Precision:
+def _precision(run: Run, device: DeviceInfo) -> tuple[Precision, LoweringDef | None]:
+    """Return the dtypes of the run, and what serves those of its products in place of the recipe, if anything does."""
     config, options = run.config, run.loaded.recipe_options
-    recipe = run.registry.get("recipe", config.recipe)
-    precision: Precision = recipe.precision(config.precision_request, options)
-    support = recipe.supports(device, precision, options)
-    if not support.ok:
-        raise ConfigError(f"recipe: {config.recipe} cannot run on {device.title}: {support.reason}.")
-    return precision
+    recipe: RecipeDef = run.registry.get("recipe", config.recipe)
+    precision = recipe.precision(config.precision_request, options)
+    lowering = _lowering(run.registry, recipe, precision)
+    supports = [recipe.supports(device, precision, options)]
+    supports += [lowering.supports(device, precision)] if lowering else []
+    for support in supports:
+        if not support.ok:
+            raise ConfigError(f"recipe: {config.recipe} cannot run on {device.title}: {support.reason}.")
+    return precision, lowering
+
+
+def _lowering(registry: Registry, recipe: RecipeDef, precision: Precision) -> LoweringDef | None:
+    pair = precision.matmul, precision.gradient
+    if recipe.products is None or pair in recipe.products:
+        return None
+    name = "/".join(pair)
+    if name in registry.names("lowering"):
+        found: LoweringDef = registry.get("lowering", name)
+        return found
+    others = (tuple(name.split("/")) for name in registry.names("lowering"))
+    served = ", ".join(f"({matmul}, {gradient})" for matmul, gradient in (*recipe.products, *others))
+    hint = DISTRIBUTIONS.get(("lowering", name))
+    raise ConfigError(
+        f"matmul_dtype: {pair[0]} with gradient_dtype: {pair[1]} is served neither by recipe {recipe.name} nor by an "
+        f"installed package. Supported pairs (matmul_dtype, gradient_dtype): {served}."
+        + (f" Try: pip install {hint}" if hint else "")
+    )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..config.keys import ADAPTER_FLAG
 from ..config.load import load_config, resolved
 from ..errors import SurogateError
-from ..memory.devices import GIB
+from ..machine.devices import GIB
 from ..memory.report import Report
 from .candidates import Candidate, candidates
 from .plan import Plan, plan_inputs, plan_run

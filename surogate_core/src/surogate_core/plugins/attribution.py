@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Final, TypeVar
 
-from ..api import Definition, Encoded, Logger, Merge, OutSpec, Precision, Program, Support, Value, WeightMap
+from ..api import Definition, Encoded, Family, Logger, Merge, OutSpec, Precision, Program, Support, Value, WeightMap
 from ..dtypes import DTYPES
 from ..errors import ProgramError, SurogateError
 from ..origin import Origin
@@ -156,6 +156,10 @@ def _share(result: Any, args: Sequence[Any]) -> str:
     return "" if isinstance(result, float) and 0 < result <= 1 else "a float above 0 and at most 1"
 
 
+def _error(result: Any, args: Sequence[Any]) -> str:
+    return "" if isinstance(result, float) and 0 <= result < 1 else "a float of at least 0 and below 1"
+
+
 def _count(result: Any, args: Sequence[Any]) -> str:
     return "" if type(result) is int and result >= 0 else "an int of at least 0"
 
@@ -235,13 +239,19 @@ RESULTS: Final[Mapping[tuple[str, str], Check]] = {
     ("op", "traffic"): _count,
     ("op", "passes"): _count,
     ("op", "link"): _count,
+    ("op", "math"): _a(str, "the name of a rate"),
     ("op", "workspace"): _count,
     ("kernel", "supports"): _support,
     ("kernel", "workspace"): _count,
     ("kernel", "notice"): _a(str, "text"),
     ("recipe", "precision"): _precision,
     ("recipe", "supports"): _support,
-    ("recipe", "lower"): _a(Program),
+    ("recipe", "lower"): _a(Family),
+    ("recipe", "reads_amax"): _a(bool, "True or False"),
+    ("recipe", "product_error"): _error,
+    ("lowering", "supports"): _support,
+    ("lowering", "lower"): _a(Family),
+    ("lowering", "product_error"): _error,
     ("adapter", "apply"): _a(Program),
     ("adapter", "trainable"): _a(bool, "True or False"),
     ("adapter", "save"): _anything,

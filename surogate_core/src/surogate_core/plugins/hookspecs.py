@@ -13,6 +13,7 @@ from ..api import (
     KernelDef,
     LauncherDef,
     LoggerDef,
+    LoweringDef,
     ModelDef,
     OffloadDef,
     OpDef,
@@ -41,7 +42,12 @@ def surogate_kernels() -> Iterable[KernelDef]:  # type: ignore[empty-body]
 
 @hookspec
 def surogate_recipes() -> Iterable[RecipeDef]:  # type: ignore[empty-body]
-    """Precision recipes: decide dtypes, rewrite the differentiated program."""
+    """Precision recipes: decide dtypes, lower the programs of a run to them."""
+
+
+@hookspec
+def surogate_lowerings() -> Iterable[LoweringDef]:  # type: ignore[empty-body]
+    """Products of a pair of operand dtypes, for recipes that do not serve the pair themselves."""
 
 
 @hookspec

@@ -100,7 +100,7 @@ def _op_times(plan: Plan, times: Times) -> list[OpTime]:
             if (name, index) not in times.ops:
                 continue
             calls = times.ops[name, index]
-            share, rate = len(calls) / len(times.steps), arithmetic_rate(op, device)
+            share, rate = len(calls) / len(times.steps), arithmetic_rate(op, plan.inputs.ops[op.kind], device)
             found.append(OpTime(name, index, op, share, fmean(calls), cost_of(op), rate))
     return found
 

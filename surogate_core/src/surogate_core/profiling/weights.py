@@ -25,7 +25,11 @@ def fill(opened: Run, assembly: Assembly, worker: Worker, *, random: bool) -> No
     config = opened.config
     view = worker.buffers.persistent
     if random:
-        initialise((v for v in assembly.declared if v.init), view, config.train_seed)
+        initialise((v for v in assembly.resident if v.init), view, config.train_seed)
+        for part in assembly.staging:
+            views = worker.staged(part)
+            initialise(part.places, lambda v: views[v.name], config.train_seed)  # noqa: B023 (called at once)
+            worker.derive(part)
     else:
         run.fill_weights(opened, assembly, worker)
     if opened.adapter is not None and config.adapter_path is None:

@@ -14,7 +14,7 @@ from ..errors import ProgramError
 from .infer import infer
 from .op import Lane, Op, Phase, Program, Stage
 from .opdef import OpDef
-from .value import Init, Role, Value
+from .value import Collects, Init, Role, Value
 
 
 class Builder:
@@ -50,9 +50,21 @@ class Builder:
         """Declare the accumulated gradient of `param`."""
         return self._declare(f"grad.{param.name}", param.shape, dtype, "grad", None)
 
-    def state(self, name: str, shape: Sequence[int], dtype: str, init: Init | None) -> Value:
-        """Declare a value that outlives its program. `init=None` means that a program writes it before any reads it."""
-        return self._declare(name, shape, dtype, "state", init)
+    def state(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: str,
+        init: Init | None,
+        *,
+        collects: Collects = "",
+        derived: bool = False,
+    ) -> Value:
+        """Declare a value that outlives its program. `init=None` means that a program writes it before any reads it.
+
+        `collects` and `derived`: see `Value`.
+        """
+        return self._declare(name, shape, dtype, "state", init, collects, derived)
 
     def activation(self, label: str, shape: Sequence[int], dtype: str) -> Value:
         """Return a new activation, named after its block and label."""
@@ -67,13 +79,22 @@ class Builder:
         """Every input, param, grad and state declared so far, in order of declaration."""
         return tuple(self._named.values())
 
-    def _declare(self, name: str, shape: Sequence[int], dtype: str, role: Role, init: Init | None) -> Value:
+    def _declare(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: str,
+        role: Role,
+        init: Init | None,
+        collects: Collects = "",
+        derived: bool = False,
+    ) -> Value:
         if name in self._named or name in self._count:
             raise ProgramError(
                 f"{role} {name!r} is declared twice; names must be unique within a family of programs, rename one"
             )
         _check_dtype(name, dtype)
-        value = Value(name, tuple(shape), dtype, role, label=role, block=self._block, init=init)
+        value = Value(name, tuple(shape), dtype, role, role, self._block, init, collects, derived)
         self._named[name] = value
         return value
 
@@ -103,7 +124,8 @@ class Builder:
             given = (label,) if isinstance(label, str) else tuple(label or ())
             labels = (*given, *(spec.label for spec in specs[len(given) :]))
             outs = [self.activation(name, s.shape, s.dtype) for name, s in zip(labels, specs, strict=True)]
-        op = Op(kind, ins, tuple(outs), attrs, self._block, self._phase, accumulate, where, lane)
+        changes = tuple(definition.changes(ins, attrs))
+        op = Op(kind, ins, tuple(outs), attrs, self._block, self._phase, accumulate, where, lane, changes=changes)
         self._recording.append(op)
         return op.outs
 

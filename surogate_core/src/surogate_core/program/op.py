@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from .value import Value
 
-Phase = Literal["forward", "backward", "recompute", "update", "load"]
+Phase = Literal["forward", "backward", "recompute", "update", "derive", "start"]
 
-Stage = Literal["forward", "micro", "evaluate", "update", "load"]
+Stage = Literal["forward", "micro", "evaluate", "update", "derive", "start"]
 """What a program is for. "forward" is the recorded model, before passes make "micro" and "evaluate" of it."""
 
 Lane = Literal["compute", "comm"]
@@ -30,6 +30,7 @@ class Op:
     where       "file:line" of the code that emitted the op, for error messages
     lane        stream that the op runs on
     in_place    {index of an output: index of the input whose place in memory it takes}; set by the pass `in_place`
+    changes     indices of `ins`, all states, that the op changes (`OpDef.changes`)
     """
 
     kind: str
@@ -42,6 +43,12 @@ class Op:
     where: str = ""
     lane: Lane = "compute"
     in_place: Mapping[int, int] = field(default_factory=dict)
+    changes: tuple[int, ...] = ()
+
+    @property
+    def written(self) -> tuple[Value, ...]:
+        """The outputs, and the inputs that the op changes."""
+        return (*self.outs, *(self.ins[i] for i in self.changes))
 
     @cached_property
     def signature(self) -> Signature:
@@ -80,6 +87,7 @@ class Program:
     first       of a micro-step: it writes the gradients; the others add to them
     last        of a micro-step: it sums the gradients over the workers; always False with one worker
     documents   the most documents that a batch may have; None: as many as the run was planned for
+    calibrating of a micro-step: it belongs to the first optimizer step of a fresh run (`Family.calibrate`)
     """
 
     name: str
@@ -89,6 +97,19 @@ class Program:
     first: bool = False
     last: bool = False
     documents: int | None = None
+    calibrating: bool = False
+
+    def producers(self) -> dict[Value, Op]:
+        """Return the op that writes each activation."""
+        return {v: op for op in self.ops for v in op.outs if v.role == "act"}
+
+    def readers(self) -> dict[Value, list[Op]]:
+        """Return the ops that read each value, in order."""
+        found: dict[Value, list[Op]] = {}
+        for op in self.ops:
+            for value in dict.fromkeys(op.ins):
+                found.setdefault(value, []).append(op)
+        return found
 
     def values(self) -> list[Value]:
         """Return every value that the program uses, without duplicates, in order of first appearance."""

@@ -78,8 +78,11 @@ class OpDef(Definition):
     always_recomputed
                 recompute its outputs in the backward pass whatever the user chose, because that is cheaper than storing
                 them
-    effects     names of states that the op changes in addition to its outputs ("amax_history"). Such an op is neither
-                recomputed nor removed.
+    changes     (ins, attrs) -> indices of the inputs, all states, that the op changes. The reference returns their new
+                contents after the outputs. Such an op is not removed, and is recomputed only by a `rematerialise` rule
+                that emits an op without changes.
+    math        op -> the rate of `DeviceInfo.flops` that prices its arithmetic. Default: the dtype of the first input
+                that has one.
     """
 
     kind: str
@@ -101,4 +104,5 @@ class OpDef(Definition):
     workspace: Callable[[Op], int] = _none
     training_only: bool = False
     always_recomputed: bool = False
-    effects: frozenset[str] = frozenset()
+    changes: Callable[[Sequence[Value], Mapping[str, Any]], Sequence[int]] = lambda ins, attrs: ()
+    math: Callable[[Op], str] | None = None

@@ -9,15 +9,18 @@ from typing import Literal
 
 from ..dtypes import DTYPES
 
-Role = Literal["input", "param", "grad", "state", "act"]
+Role = Literal["input", "param", "grad", "state", "act", "staged"]
 """The role of a value determines who owns its memory and how long it lives.
 
 input   written by the training loop before a program runs (tokens, lr, step); ops never write it
-param   a model weight in its compute dtype; written by the programs `load` and `update`
+param   a model weight in its compute dtype; written by the programs `start` and `update`
 grad    gradient of a param, accumulated over the micro-steps of an optimizer step
 state   anything else that outlives a program: optimizer moments, master weights, amax history, loss sums
 act     an activation in the shared arena: lives from the op that writes it to the last op that reads it
+staged  a param in the shared arena during one program of `derive`; the loader writes it before that program runs
 """
+
+Collects = Literal["", "sum", "max"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +47,10 @@ class Value:
     `name` is for people; it is unique within a family of programs. `label` is the kind of activation ("norm",
     "residual", "qkv", "gate_up" ...): memory reports group by it and recomputation selects by it. `block` is the index
     of the transformer block that the value belongs to, or -1 if it belongs to none.
+
+    collects  of a state: how the parts of the micro-steps and workers of an optimizer step are combined: "sum" (the
+              loss), "max" (a largest magnitude); "": it does not collect
+    derived   of a state: `derive` writes it from params at every start, so checkpoints do not hold it
     """
 
     name: str
@@ -53,6 +60,8 @@ class Value:
     label: str = ""
     block: int = -1
     init: Init | None = None
+    collects: Collects = ""
+    derived: bool = False
 
     @cached_property
     def size(self) -> int:

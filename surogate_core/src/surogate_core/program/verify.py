@@ -31,7 +31,7 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
     - An activation has exactly one writer, which runs before all readers. Inputs have no writer.
     - Ops accumulate only into gradients and states.
     - Shapes and dtypes equal those that the op's definition infers. A gradient may be stored in a different dtype.
-    - No op with effects is recomputed.
+    - Ops change the inputs that their definition names, which are states. No recomputed op changes any.
     - An op that works in place may do so by its definition, on an activation that no later op or output reads.
     - An op that is not on the compute lane uses only values that outlive the program. The planner may reuse an
       activation's memory after its last reader in program order, when an op on another lane may still be running.
@@ -90,8 +90,7 @@ def _check_op(op: Op, ops: Mapping[str, OpDef], place: str) -> None:
             raise ProgramError(f"{place}: {value!r} has no known dtype")
     if op.lane != "compute":
         _check_lane(op, place)
-    if definition.effects and op.phase == "recompute":
-        raise ProgramError(f"{place}: recomputed, but it changes {', '.join(sorted(definition.effects))}")
+    _check_changes(op, definition, place)
     specs = infer(definition, op.ins, op.attrs, place)
     if len(specs) != len(op.outs):
         raise ProgramError(f"{place}: has {len(op.outs)} outputs, its definition infers {len(specs)}")
@@ -106,6 +105,16 @@ def _check_op(op: Op, ops: Mapping[str, OpDef], place: str) -> None:
             raise ProgramError(f"{place}: {value!r} should have shape {list(spec.shape)}")
         if value.dtype != spec.dtype and value.role != "grad":
             raise ProgramError(f"{place}: {value!r} should be {spec.dtype}")
+
+
+def _check_changes(op: Op, definition: OpDef, place: str) -> None:
+    if op.changes != tuple(definition.changes(op.ins, op.attrs)):
+        raise ProgramError(f"{place}: changes its inputs {op.changes}, by its definition others")
+    changed = [op.ins[i] for i in op.changes]
+    if any(value.role != "state" for value in changed):
+        raise ProgramError(f"{place}: changes {changed!r}, but ops can change only states")
+    if changed and op.phase == "recompute":
+        raise ProgramError(f"{place}: recomputed, but it changes {changed!r}")
 
 
 def _check_in_place(op: Op, definition: OpDef, place: str) -> None:

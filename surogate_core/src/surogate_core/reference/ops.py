@@ -307,8 +307,8 @@ def commit(clip_coef: Tensor, pending: Tensor, state: Tensor) -> Tensor:
     return pending if bool(torch.isfinite(clip_coef)) else state
 
 
-def all_reduce(*values: Tensor, world_size: int) -> tuple[Tensor, ...]:
-    """Return the values unchanged: the sum over a single worker. An executor of several workers must replace this."""
+def all_reduce(*values: Tensor, world_size: int, how: str = "sum") -> tuple[Tensor, ...]:
+    """Return the values unchanged: the sum, or the maximum, over a single worker. Executors of several replace this."""
     if world_size != 1:
         raise ValueError(
             f"all_reduce over {world_size} workers, but the reference runs a single worker and cannot communicate"

@@ -44,7 +44,7 @@ class Buffers:
 
     def view(self, value: Value, program: str) -> Tensor:
         """Return the view of any value that `program` uses."""
-        if value.role != "act":
+        if value.role not in ("act", "staged"):
             return self.persistent(value)
         offset = self._plan.arenas[program].offsets.get(value)
         if offset is None:

@@ -8,23 +8,23 @@ from ..api import BindContext, Call, KernelDef, Op, Support, Target, Value
 from ..dtypes import DTYPES
 from ..memory.alignment import align
 
-SUMMABLE = frozenset({"fp32", "bf16", "fp64", "int32", "int64"})
-"""Dtypes that communicators can sum."""
+REDUCIBLE = frozenset({"fp32", "bf16", "fp64", "int32", "int64"})
+"""Dtypes that communicators can reduce."""
 
 
 def _supports(op: Op, target: Target) -> Support:
     if target.device.sm is None:
         return Support(False, f"needs GPUs, got {target.device.title}")
-    wrong = [v for v in op.ins if v.dtype not in SUMMABLE]
+    wrong = [v for v in op.ins if v.dtype not in REDUCIBLE]
     if wrong or op.ins != op.outs or op.accumulate:
         return Support(
-            False, f"sums only {', '.join(sorted(SUMMABLE))}, in place; got {', '.join(map(repr, wrong or op.ins))}"
+            False, f"reduces only {', '.join(sorted(REDUCIBLE))}, in place; got {', '.join(map(repr, wrong or op.ins))}"
         )
     return Support(True)
 
 
 def _bind(op: Op, ctx: BindContext) -> Call:
-    return ctx.comm.all_reduce, (ranges([(ctx.pointer(v), v) for v in op.ins]), ctx.stream)
+    return ctx.comm.all_reduce, (ranges([(ctx.pointer(v), v) for v in op.ins]), op.attrs["how"], ctx.stream)
 
 
 def ranges(values: Sequence[tuple[int, Value]]) -> tuple[tuple[int, int, str], ...]:

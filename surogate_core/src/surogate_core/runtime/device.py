@@ -8,7 +8,7 @@ import torch
 
 from ..api import DeviceInfo
 from ..errors import ConfigError
-from ..memory.devices import cpu, gpu
+from ..machine.devices import cpu, gpu
 
 
 def training_device() -> DeviceInfo:

@@ -120,9 +120,9 @@ class FiniteCheck:
             self._step, self._micro = (self._step + 1, 1) if program.first else (self._step, self._micro + 1)
         name, ops = program.name, program.ops
         op = ops[index]
-        if all_finite(self._buffers.view(out, name) for out in op.outs):
+        if all_finite(self._buffers.view(out, name) for out in op.written):
             return
-        found = {out: contents(self._buffers.view(out, name)) for out in op.outs}
+        found = {out: contents(self._buffers.view(out, name)) for out in op.written}
         written = {out: held for out, held in found.items() if not held.finite}
         gone = {*op.outs, *(op.ins[i] for i in op.in_place.values())}
         read = {v: self._buffers.view(v, name) for v in op.ins if v not in gone}
@@ -145,7 +145,7 @@ class FiniteCheck:
             contents(found)
 
     def _moment(self, stage: Stage) -> str:
-        if stage == "load":
+        if stage in ("start", "derive"):
             return "before the first step"
         if stage == "evaluate":
             return f"evaluation after step {self._step}"

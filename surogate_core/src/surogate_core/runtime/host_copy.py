@@ -64,7 +64,7 @@ class HostCopy:
             self._views |= {value: _view(target, offset, value) for value, offset in members}
             at += align(source.numel())
         kept = set(copied)
-        self.writers = {name for name, p in programs.items() if any(out in kept for op in p.ops for out in op.outs)}
+        self.writers = {name for name, p in programs.items() if any(v in kept for op in p.ops for v in op.written)}
         """Names of the programs that write one of the values."""
         self._pending = False
 

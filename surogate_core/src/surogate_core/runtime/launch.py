@@ -17,7 +17,7 @@ class SingleComm:
     world_size: int = 1
     device: int = 0
 
-    def all_reduce(self, ranges: Sequence[tuple[int, int, str]], stream: int) -> None:
+    def all_reduce(self, ranges: Sequence[tuple[int, int, str]], how: str, stream: int) -> None:
         """See `Comm`."""
 
     def check(self) -> None:

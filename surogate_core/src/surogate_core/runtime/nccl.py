@@ -22,10 +22,11 @@ OLDEST = 21800
 """Oldest supported version: 2.18, of 2023. Older ones are not tested."""
 
 DTYPES = {"int32": 2, "int64": 4, "fp32": 7, "fp64": 8, "bf16": 9}
-"""`ncclDataType_t` of the dtypes that can be summed."""
+"""`ncclDataType_t` of the dtypes that can be reduced."""
 
 _SUCCESS, _IN_PROGRESS = 0, 7
-_SUM = 0
+_HOW = {"sum": 0, "max": 2}
+"""`ncclRedOp_t` of the ways to combine values."""
 _ABORT_SECONDS = 5.0
 _ENQUEUE_SECONDS = 1.0
 
@@ -88,7 +89,7 @@ class NcclComm:
         self.aborting: RankThread | None = None
         self._enqueuing = threading.Lock()
 
-    def all_reduce(self, ranges: Sequence[tuple[int, int, str]], stream: int) -> None:
+    def all_reduce(self, ranges: Sequence[tuple[int, int, str]], how: str, stream: int) -> None:
         """See `api.Comm`. Several ranges are one group, hence one launch. Raises NcclError after `abort`."""
         with self._enqueuing:
             if self.aborting is not None:
@@ -96,7 +97,7 @@ class NcclComm:
             if len(ranges) > 1:
                 self._nccl("ncclGroupStart")
             for address, elements, dtype in ranges:
-                self._nccl("ncclAllReduce", address, address, elements, DTYPES[dtype], _SUM, self._handle, stream)
+                self._nccl("ncclAllReduce", address, address, elements, DTYPES[dtype], _HOW[how], self._handle, stream)
             if len(ranges) > 1:
                 self._nccl("ncclGroupEnd")
 

@@ -85,6 +85,7 @@ class ReferenceCall:
     """An op bound to buffers: `function(*ins, **attrs)`, each result of which is stored or added.
 
     ins     aliases of the buffers with separate version counters
+    outs    buffers of the outputs, then of the inputs that the op changes
     origin  the plugin that provides the reference; None for core
     dies    values to poison, because their planned life ends with the op
     """
@@ -124,7 +125,10 @@ class ReferenceCall:
 
     def _store(self, results: tuple[object, ...]) -> None:
         if len(results) != len(self.outs):
-            raise ProgramError(f"{place(self.op)} returned {len(results)} results for {len(self.outs)} outputs")
+            changed = f" and {len(self.op.changes)} changed inputs" if self.op.changes else ""
+            raise ProgramError(
+                f"{place(self.op)} returned {len(results)} results for {len(self.op.outs)} outputs{changed}"
+            )
         for i, (out, result) in enumerate(zip(self.outs, results, strict=True)):
             if not isinstance(result, Tensor):
                 found = "None" if result is None else f"a {type(result).__name__}"
@@ -141,7 +145,7 @@ def _check_result(op: Op, index: int, result: Tensor, out: Tensor) -> None:
     if result.shape != out.shape:
         got, want = list(result.shape), list(out.shape)
         raise ProgramError(f"{place(op)} returned shape {got} for output {index}, the program says {want}")
-    if result.dtype != out.dtype and op.outs[index].role != "grad":
+    if result.dtype != out.dtype and op.written[index].role != "grad":
         raise ProgramError(f"{place(op)} returned {result.dtype} for output {index}, the program says {out.dtype}")
 
 
@@ -168,7 +172,7 @@ def reference_call(
                 raise
             raise origin.failed(f"its reference {definition.reference}", error) from error
     ins = tuple(buffers.view(v, program).data for v in op.ins)
-    outs = tuple(buffers.view(v, program) for v in op.outs)
+    outs = tuple(buffers.view(v, program) for v in op.written)
     return ReferenceCall(op, function, ins, outs, origin, dies)
 
 

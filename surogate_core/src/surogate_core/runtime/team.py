@@ -21,6 +21,7 @@ from torch import Tensor
 from ..api import Comm
 from ..data.loader import MicroBatch
 from ..errors import RunStopped, SurogateError
+from ..planning.staging import Staged
 from ..program.value import Value
 from .arena import Buffers
 from .host_copy import HostCopy
@@ -74,6 +75,14 @@ class Team:
     def params(self) -> dict[str, Tensor]:
         """Return the weights of the first rank. After every step those of all ranks are bit-identical."""
         return self._workers[0].params()
+
+    def staged(self, part: Staged) -> dict[str, Tensor]:
+        """Return the views of the first rank. See `Worker.staged`."""
+        return self._workers[0].staged(part)
+
+    def derive(self, part: Staged) -> None:
+        """Make derived states on the first rank, from which `start` copies them. See `Worker.derive`."""
+        self._results([self._threads[0].submit(self._workers[0].derive, part)])
 
     def watch(self, make: Callable[[Buffers], Watcher]) -> None:
         """Watch every rank. Each has its own watcher, which is called on the rank's thread."""

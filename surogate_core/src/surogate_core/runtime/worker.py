@@ -13,6 +13,7 @@ from ..api import OpDef
 from ..data.loader import MicroBatch
 from ..machine.timing import mark
 from ..planning.assembly import Assembly
+from ..planning.staging import Staged
 from ..program.op import Program
 from ..program.value import Value
 from .arena import Buffers
@@ -34,8 +35,9 @@ Execute = Callable[[str, int | None], None]
 class Worker:
     """Runs the programs of an assembly in planned buffers on one device: references on a CPU, kernels on a GPU.
 
-    Life: construct, fill `params()` and the states, `start()`, then steps and evaluations, then `close()`. The workers
-    of a `Team` have the same assembly and call `connect()` before `start()`. All calls must be made on one thread.
+    Life: construct, fill `params()`, staged params and the states, `start()`, then steps and evaluations, then
+    `close()`. The workers of a `Team` have the same assembly and call `connect()` before `start()`. All calls must be
+    made on one thread.
     """
 
     width = 1
@@ -53,6 +55,7 @@ class Worker:
         self._execute: Execute = executor.run
         self._watcher: Watcher | None = None
         self._restored = False
+        self._calibrating = True
 
     @classmethod
     def on_cpu(
@@ -94,10 +97,20 @@ class Worker:
         return cls(assembly, buffers, executor, inputs, seed)
 
     def params(self) -> dict[str, Tensor]:
-        """Return views of the model's weights, by name."""
+        """Return views of the model's weights, by name, without staged params."""
         return {name: self.buffers.persistent(v) for name, v in self.assembly.params.items()}
 
     # --------------------------------------------------------------------------------------------------------- start
+
+    def staged(self, part: Staged) -> dict[str, Tensor]:
+        """Return views of the staged params of one block, by name. Fill them, then call `derive`."""
+        return {param.name: self.buffers.view(place, part.program.name) for param, place in part.places.items()}
+
+    def derive(self, part: Staged) -> None:
+        """Make the derived states of the params in `staged(part)`, whose memory the next call of `staged` reuses."""
+        self.executor.synchronize()
+        self.executor.run(part.program.name)
+        self.executor.wait()
 
     def copy_from(self, other: Worker) -> None:
         """Copy the weights and states of another worker of the same assembly, on any device."""
@@ -106,11 +119,12 @@ class Worker:
         self.executor.synchronize()
 
     def restored(self, *, lr: float, step: int) -> None:
-        """Tell the worker that the states come from a checkpoint, so that `start` does not derive them from params.
+        """Tell the worker that the states come from a checkpoint: `start` makes no masters, and no step calibrates.
 
         `lr` and `step` are those of the checkpoint's last update. Micro-steps read them until the next update.
         """
         self._restored = True
+        self._calibrating = False
         self._inputs.write("lr", lr)
         self._inputs.write("step", step)
         self._inputs.commit()
@@ -122,11 +136,13 @@ class Worker:
     def start(self, *, graphs: bool = True) -> None:
         """Prepare for the first step. Call once, when the weights are in place.
 
-        Derives the master weights, unless `restored` was called, and with `graphs` captures the programs on a GPU.
+        Makes the master weights, unless `restored` was called, and the derived states. With `graphs`, captures the
+        programs on a GPU.
         """
         self.executor.synchronize()
         if not self._restored:
-            self._run(self.assembly.only("load"))
+            self._run(self.assembly.only("start"))
+        self._run(self.assembly.only("derive"))
         if graphs and self._watcher is None:
             self.executor.capture()
         # The times of steps are counted from this reading. Without it, the first step would be reported too long if it
@@ -145,7 +161,7 @@ class Worker:
         self._write_batch(batch, loss_scale)
         self._inputs.write("micro_step", index)
         self._inputs.commit()
-        program = self.assembly.micro_step(first=first, last=last)
+        program = self.assembly.micro_step(first=first, last=last, calibrating=self._calibrating)
         self._run(self.assembly.for_documents(program, batch.n_documents), batch.n_valid)
 
     def update(self, *, lr: float, step: int) -> Reading:
@@ -157,6 +173,7 @@ class Worker:
         self._inputs.write("step", step)
         self._inputs.commit()
         self._run(self.assembly.only("update"))
+        self._calibrating = False
         reading = self._readings.enqueue()
         if self._watcher is not None:  # the watcher may end the run; then every step must have been reported
             self.settle()

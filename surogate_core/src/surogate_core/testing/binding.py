@@ -96,8 +96,8 @@ def bind_kernel(
 ) -> Binding:
     """Bind `op` to the first kernel that serves it.
 
-    Values without `contents` are outputs and start as NaN. Values with contents that are not outputs must not change.
-    Buffers begin `skew` elements after a multiple of 256 bytes, except for scalars.
+    Values without `contents` are outputs and start as NaN. Values with contents that the op does not write must not
+    change. Buffers begin `skew` elements after a multiple of 256 bytes, except for scalars.
     """
     target = Target(training_device(), deterministic)
     kernel = choose(kernels, op, target)
@@ -105,7 +105,7 @@ def bind_kernel(
     for value in dict.fromkeys((*op.ins, *op.outs)):
         shift = skew if value.shape else 0
         if value in contents:
-            buffers[value] = guarded_copy(contents[value], constant=value not in op.outs, skew=shift)
+            buffers[value] = guarded_copy(contents[value], constant=value not in op.written, skew=shift)
         else:
             assert value not in op.ins, f"{value!r} is read, but has no contents"
             buffers[value] = guarded(value.shape, TORCH_DTYPES[value.dtype], skew=shift)
@@ -129,7 +129,7 @@ def run_kernel(
     labels: int | None = None,
     deterministic: Deterministic = "auto",
 ) -> list[Tensor]:
-    """Return the outputs of `op`, on the CPU.
+    """Return the outputs of `op`, then the inputs that it changes, on the CPU.
 
     Checks that they are the same eagerly and captured, in every run, and that nothing is written outside the buffers.
     """
@@ -137,4 +137,4 @@ def run_kernel(
     eager_and_graph(
         lambda stream: binding.launch(stream, labels), list(binding.buffers.values()), scratch=binding.workspaces
     )
-    return [binding.buffers[out].tensor.cpu() for out in op.outs]
+    return [binding.buffers[out].tensor.cpu() for out in op.written]

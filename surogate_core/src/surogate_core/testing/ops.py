@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..api import OpDef, Value
+from ..api import OpDef, OutSpec, Value
 from ..reference.ops import load
 from ..reference.rounding import TORCH_DTYPES
 from .kernels import same_bits
@@ -19,15 +19,16 @@ _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 def check_op(definition: OpDef, *ins: Tensor, **attrs: Any) -> tuple[Tensor, ...]:
-    """Call the reference of an op as a run does, and return its outputs.
+    """Call the reference of an op as a run does. Return its outputs, then the inputs that it changes.
 
     Raises AssertionError unless
-    - the number, shapes and dtypes of the outputs are those of the shape rule
+    - the number, shapes and dtypes of the outputs are those of the shape rule, and of the changed inputs their own
     - the bits of its inputs are unchanged (a run detects only in-place operations of torch)
     - a second call with the same inputs is bit-identical
     """
     values = tuple(Value(f"in{i}", tuple(x.shape), _NAMES[x.dtype], "act") for i, x in enumerate(ins))
-    specs = definition.infer(values, attrs)
+    changed = [values[i] for i in definition.changes(values, attrs)]
+    specs = [*definition.infer(values, attrs), *(OutSpec(v.name, v.shape, v.dtype) for v in changed)]
     before = [x.clone() for x in ins]
     outs = _call(definition, ins, attrs)
     _check_inputs(definition, ins, before)

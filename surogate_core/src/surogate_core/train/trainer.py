@@ -19,8 +19,8 @@ from ..config.schema import TrainConfig
 from ..data.checks import bits_per_byte
 from ..data.loader import MicroBatch, eval_batches
 from ..errors import RunStopped
+from ..machine.devices import GIB
 from ..machine.timing import FirstStep, mark
-from ..memory.devices import GIB
 from ..outputs.check import OutputCheck
 from ..outputs.folder import open_output, set_aside
 from ..outputs.load_commands import load_commands

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..api import Comm, KernelDef, Op
-from ..checkpoint.adapter import load_adapter, load_base, trained_tensors
+from ..checkpoint.adapter import load_adapter, trained_tensors
 from ..errors import ConfigError
 from ..planning.assembly import Assembly
 from ..planning.missing_kernels import idle_modules
@@ -66,7 +66,11 @@ def _unheard(line: str) -> None:
 
 
 def fill_weights(run: Run, assembly: Assembly, worker: Worker | Team) -> None:
-    """Fill the worker's params with random weights or the model's, and its states with their initial values."""
+    """Fill the worker's params with random weights or the model's, and its states with their initial values.
+
+    Derived states of staged params are made here, because these params do not stay in memory.
+    """
+    from ..checkpoint.base import load_base, refuse_nonfinite
     from ..runtime.initialise import initialise
 
     config = run.config
@@ -79,19 +83,11 @@ def fill_weights(run: Run, assembly: Assembly, worker: Worker | Team) -> None:
         config.init_projections_to_zero,
     )
     if not config.from_scratch:
-        load_base(run, assembly.weights, worker.params())
-        refuse_nonfinite(run, assembly, worker)
+        load_base(run, assembly, worker)
+        refuse_nonfinite(run, assembly, worker.params())
     load_adapter(run, assembly, worker.params())
     if config.adapter_path is not None:
         _refuse_nonfinite_adapter(assembly, worker, config.adapter_path)
-
-
-def refuse_nonfinite(run: Run, assembly: Assembly, worker: Worker | Team) -> None:
-    """Raise ConfigError naming file and tensor if the model's weights hold NaN or inf."""
-    from ..checkpoint.hf import file_of
-    from ..runtime.finite_check import refuse_nonfinite_weights
-
-    refuse_nonfinite_weights(worker.params(), assembly.weights, run.model_dir, file_of)
 
 
 def _refuse_nonfinite_adapter(assembly: Assembly, worker: Worker | Team, path: str) -> None:
@@ -108,7 +104,9 @@ def check_finite(run: Run, plan: Plan, worker: Worker | Team, steps_done: int = 
 
     `steps_done`: optimizer steps before this call, for the error. Raises ConfigError if the weights hold NaN or inf.
     """
-    refuse_nonfinite(run, plan.assembly, worker)
+    from ..checkpoint.base import refuse_nonfinite
+
+    refuse_nonfinite(run, plan.assembly, worker.params())
     watch_finite(run.registry, plan, worker, steps_done)
 
 

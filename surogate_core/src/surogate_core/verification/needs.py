@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
+from ..machine.devices import GIB
 from ..machine.system import memory_bytes
-from ..memory.devices import GIB
 from .subject import Subject
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from ..api import AdapterDef, OpDef, Precision, Program
+from ..api import AdapterDef, Family, LowerContext, OpDef, Precision, Program
 from ..errors import ConfigError
 from ..planning.inputs import PlanInputs
 from ..program.passes.evaluation import for_evaluation
@@ -51,10 +51,11 @@ class WithoutDropout:
 def in_fp32(inputs: PlanInputs) -> PlanInputs:
     """Return inputs for the same model and adapters in fp32, without the recipe's rewrite and without dropout."""
 
-    def unchanged(program: Program, *others: Any) -> Program:
-        return program
+    def unchanged(family: Family, context: LowerContext) -> Family:
+        return family
 
-    return replace(WithoutDropout()(inputs), precision=EXACT, recipe=replace(inputs.recipe, lower=unchanged))
+    exact = replace(inputs.recipe, lower=unchanged)
+    return replace(WithoutDropout()(inputs), precision=EXACT, recipe=exact, lowering=None)
 
 
 def computes_in_fp32(inputs: PlanInputs) -> bool:

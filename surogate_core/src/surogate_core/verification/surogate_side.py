@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import run
 from ..checkpoint import hf
 from ..checkpoint.adapter import load_adapter
+from ..checkpoint.base import load_base
 from ..checkpoint.saved_run import model_export
 from ..planning.assembly import Assembly
 from ..program.op import Program
@@ -97,13 +98,11 @@ def _fill(subject: Subject, worker: Worker | Team, skipped: Sequence[str]) -> No
 
     A matrix of zeros would make the gradients of the other matrix of its pair zero.
     """
-    config, assembly, inputs = subject.run.config, subject.plan.assembly, subject.plan.inputs
+    config, assembly = subject.run.config, subject.plan.assembly
     params = worker.params()
     if skipped and not config.from_scratch:
-        initialise((v for v in assembly.declared if v.init), worker.buffers.persistent, config.train_seed)
-        ignored = [*inputs.model.ignored_tensors(inputs.dims), *skipped]
-        copies = inputs.model.tied_copies(inputs.dims)
-        hf.load_weights(subject.run.model_dir, assembly.weights, params, ignored, copies)
+        initialise((v for v in assembly.resident if v.init), worker.buffers.persistent, config.train_seed)
+        load_base(subject.run, assembly, worker, skipped)
         load_adapter(subject.run, assembly, params)
     else:
         run.fill_weights(subject.run, assembly, worker)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
+from surogate_core.dtypes import DTYPES
 
 from .quantisation import Quantisation, extent, measured_bytes, supports, supports_dtypes
 
@@ -54,7 +55,7 @@ def _supports_columns(op: Op, limit: int, support: Support) -> Support:
 
 def _n_ins(op: Op) -> int:
     """Number of inputs of a backward norm before scale and amax: with a residual gradient, five."""
-    return 5 if len(op.ins) > 4 and op.ins[4].shape == op.ins[0].shape else 4
+    return 5 if op.attrs.get("residual") else 4
 
 
 def _has_dw(op: Op) -> bool:
@@ -83,6 +84,7 @@ def _bind_rmsnorm_bwd(op: Op, ctx: BindContext) -> Call:
         partial_rows_bytes(*extent(x)) if _has_dw(op) else 0,
         *extent(x),
         bool(op.accumulate),
+        DTYPES[op.outs[1].dtype if _has_dw(op) else "fp32"].code,
         parts.format,
         *parts.scale(ctx.workspace),
     )
@@ -93,9 +95,8 @@ def _rmsnorm_bwd_supports(op: Op, target: Target) -> Support:
     dtypes = supports_dtypes(op, n_ins, ("bf16", "bf16", "bf16", "fp32", "bf16")[:n_ins])
     if not dtypes.ok:
         return dtypes
-    if _has_dw(op) and op.outs[1].dtype != "fp32":
-        return Support(False, f"writes dw in fp32, got {op.outs[1]!r}")
-    support = supports(op, target, op.ins[0], n_ins, accumulates=1 if _has_dw(op) else -1)
+    adds_to_dw = _has_dw(op) and op.outs[1].dtype == "fp32"
+    support = supports(op, target, op.ins[0], n_ins, accumulates=1 if adds_to_dw else -1)
     return _supports_columns(op, MAX_COLUMNS_BWD, support)
 
 

@@ -59,7 +59,7 @@ def _supports(op: Op, target: Target) -> Support:
         return Support(False, f"FP8 products need a GPU of SM89 (Ada) or newer, not {target.device.title}")
     if (shape.trans_a or not shape.trans_b) and sm not in ANY_LAYOUT:
         return Support(False, f"{target.device.title} needs FP8 operands with the summed dimension contiguous")
-    if op.accumulate and (_base(op) or op.outs[0].dtype != "fp32"):
+    if op.accumulate and (len(op.ins) > 4 or op.outs[0].dtype != "fp32"):
         return Support(False, f"accumulates only into fp32 outputs without another addend, got {op.outs[0]!r}")
     return _supports_sizes(shape, op.outs[0])
 

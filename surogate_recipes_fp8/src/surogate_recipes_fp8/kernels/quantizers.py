@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
+from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target, Value
 from surogate_core.dtypes import DTYPES
 
 from .quantisation import LARGEST, Quantisation, extent, measured_bytes, supports, supports_dtypes
@@ -30,6 +30,7 @@ def _bind_quantize(op: Op, ctx: BindContext) -> Call:
         partial_sums_bytes(*extent(x)) if sums else 0,
         *extent(x),
         bool(op.accumulate),
+        DTYPES[dbias.dtype if isinstance(dbias, Value) else "fp32"].code,
         DTYPES[x.dtype].code,
         parts.format,
         *parts.scale(ctx.workspace),
@@ -40,7 +41,8 @@ def _quantize_supports(op: Op, target: Target) -> Support:
     (x, *_), sums = op.ins, bool(op.attrs.get("column_sums"))
     if x.dtype != "bf16" and (x.dtype != "fp32" or sums):
         return Support(False, f"x must be bf16{'' if sums else ' or fp32'}, got {x!r}")
-    return supports(op, target, x, 1, accumulates=1 + bool(op.attrs.get("transposed")) if sums else -1)
+    at = 1 + bool(op.attrs.get("transposed"))
+    return supports(op, target, x, 1, accumulates=at if sums and op.outs[at].dtype == "fp32" else -1)
 
 
 def _quantize_workspace(op: Op, target: Target) -> int:

@@ -30,7 +30,7 @@ def _bind_guard(op: Op, ctx: BindContext) -> Call:
 
     norm, clip_coef, *amaxes = op.ins
     words = table(((amax, None, 0.0) for amax in amaxes), ctx.pointer)
-    return ctx.call(_C.fp8_guard, ctx.table(words), norm, clip_coef, len(amaxes))
+    return ctx.call(_C.fp8_guard, ctx.table(words), norm, clip_coef, op.outs[1], len(amaxes))
 
 
 def table(rows: Iterable[tuple[Value, Value | None, float]], pointer: Callable[[Value], int]) -> list[int]:
@@ -63,8 +63,8 @@ def _supports_update(op: Op, target: Target) -> Support:
 
 
 def _supports_guard(op: Op, target: Target) -> Support:
-    if op.outs != op.ins[:2]:
-        return Support(False, "norm and clip coefficient must be updated in place, but the op writes other values")
+    if op.outs[0] is not op.ins[0]:
+        return Support(False, f"the norm must be updated in place, but the op writes {op.outs[0]!r}")
     return _supports_fp32(op, target)
 
 

@@ -1,9 +1,9 @@
 """Gradient accumulation: derives the programs of the first and the following micro-steps.
 
-All ops follow one contract: gradients and sums over micro-steps are accumulated into (`+=`), everything else is written
-(`=`). The op that computes an fp32 gradient adds to it directly. Adding to a bf16 gradient with round-to-nearest would
-lose small addends. There the op writes its contribution to an activation (in fp32 for a matrix product), and
-`accumulate_rounded` adds that with stochastic rounding.
+All ops follow one contract: gradients and sums over micro-steps (`Value.collects`) are accumulated into (`+=`),
+everything else is written (`=`). The op that computes an fp32 gradient adds to it directly. Adding to a bf16 gradient
+with round-to-nearest would lose small addends. There the op writes its contribution to an activation (in fp32 for a
+matrix product), and `accumulate_rounded` adds that with stochastic rounding.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ..op import Op, Program
 from ..value import Value
 
 
-def accumulate(program: Program, sums: frozenset[Value], builder: Builder, scalars: Scalars) -> tuple[Program, Program]:
-    """Return the programs (micro_first, micro_next). `sums` are the states summed over micro-steps (the loss)."""
+def accumulate(program: Program, builder: Builder, scalars: Scalars) -> tuple[Program, Program]:
+    """Return the programs (micro_first, micro_next), or (calibrate_first, calibrate_next)."""
 
     def accumulates(value: Value) -> bool:
-        return value.role == "grad" or value in sums
+        return value.role == "grad" or value.collects == "sum"
 
     first: list[Op] = []
     later: list[Op] = []
@@ -34,9 +34,10 @@ def accumulate(program: Program, sums: frozenset[Value], builder: Builder, scala
         order = {v: written[v] - 1 for v in op.outs if v in written}
         first += _accumulating(op, repeated, builder, scalars, order)
         later += _accumulating(op, targets, builder, scalars, order)
+    step = "calibrate" if program.calibrating else "micro"
     return (
-        replace(program, name="micro_first", ops=tuple(first), first=True),
-        replace(program, name="micro_next", ops=tuple(later)),
+        replace(program, name=f"{step}_first", ops=tuple(first), first=True),
+        replace(program, name=f"{step}_next", ops=tuple(later)),
     )
 
 

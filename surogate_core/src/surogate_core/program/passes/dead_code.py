@@ -11,7 +11,7 @@ from ..value import Value
 
 
 def dead_code(program: Program, ops: Mapping[str, OpDef]) -> Program:
-    """Remove every op that has no effects, writes only activations, and whose results no kept op or output reads.
+    """Remove every op that changes no state, writes only activations, and whose results no kept op or output reads.
 
     An op of whose outputs only the first is used becomes the kind that computes it alone (`OpDef.first_output`).
     """
@@ -19,7 +19,7 @@ def dead_code(program: Program, ops: Mapping[str, OpDef]) -> Program:
     kept: list[Op] = []
     for op in reversed(program.ops):
         used = [v.role != "act" or v in live for v in op.outs]
-        if ops[op.kind].effects or any(used):
+        if op.changes or any(used):
             alone = ops[op.kind].first_output
             kept.append(replace(op, kind=alone, outs=op.outs[:1]) if alone and not any(used[1:]) else op)
             live.update(op.ins)

@@ -3,6 +3,7 @@
 A step whose gradient norm is not finite changes nothing. Params and moments are written only by the update, which
 checks the norm. If a micro-step writes a state, such as a history of maxima, micro-steps and evaluations work on a
 pending copy of it, and the update commits the copy if the norm is finite. Without such states the pass changes nothing.
+A state that the update itself writes needs no copy: the update leaves it as a skipped step must.
 """
 
 from __future__ import annotations
@@ -13,23 +14,22 @@ from dataclasses import replace
 from ...errors import ProgramError
 from ..builder import Builder
 from ..op import Op, Program
-from ..opdef import OpDef
 from ..value import Value
 
 
 def carried_states(
-    micro: Sequence[Program], evaluate: Program, ops: Mapping[str, OpDef], sums: frozenset[Value]
+    micro: Sequence[Program], evaluate: Program, update: Program, readings: frozenset[Value]
 ) -> tuple[Value, ...]:
     """Return the states that these programs write and whose contents a later step or evaluation reads, sorted by name.
 
-    `micro` are the programs of a step, in the order in which they run. `sums` are excluded, and states that a step and
-    an evaluation write before they read them. An op with effects is assumed to write every state that it reads.
+    `micro` are the programs of a step, in the order in which they run. Excluded are `readings`, states that the update
+    writes, and states that a step and an evaluation write before they read them.
     """
     first, *others = micro
-    written = {v for program in (*micro, evaluate) for op in program.ops for v in _writes(op, ops)} - sums
+    written = _written((*micro, evaluate)) - readings - _written((update,))
     if not written:
         return ()
-    read = _read_first(first, ops) | _read_first(evaluate, ops)
+    read = _read_first(first) | _read_first(evaluate)
     read |= {v for program in others for v in _used(program)} - _used(first)
     return tuple(sorted(written & read, key=lambda v: v.name))
 
@@ -59,21 +59,20 @@ def on_copies(program: Program, copies: Mapping[Value, Value], builder: Builder,
     return replace(program, ops=(*taken, *renamed))
 
 
-def _writes(op: Op, ops: Mapping[str, OpDef]) -> list[Value]:
-    values = (*op.outs, *op.ins) if ops[op.kind].effects else op.outs
-    return [v for v in values if v.role == "state"]
+def _written(programs: Sequence[Program]) -> set[Value]:
+    return {v for program in programs for op in program.ops for v in op.written if v.role == "state"}
 
 
 def _used(program: Program) -> set[Value]:
     return {v for op in program.ops for v in (*op.ins, *op.outs) if v.role == "state"}
 
 
-def _read_first(program: Program, ops: Mapping[str, OpDef]) -> set[Value]:
+def _read_first(program: Program) -> set[Value]:
     """Return the states whose contents from before the program are read, or added to."""
     read: set[Value] = set()
     replaced: set[Value] = set()
     for op in program.ops:
         added = {op.outs[i] for i in op.accumulate}
         read |= {v for v in (*op.ins, *added) if v.role == "state"} - replaced
-        replaced |= set(_writes(op, ops)) - read
+        replaced |= {v for v in op.outs if v.role == "state"} - read
     return read

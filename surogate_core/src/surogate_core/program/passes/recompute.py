@@ -20,8 +20,8 @@ def recompute(program: Program, drops: Callable[[Value], bool], builder: Builder
     """Emit ops that recompute the dropped values, just before the first backward op that reads them.
 
     A value is dropped if `drops` selects it or its op is `always_recomputed`, provided that a forward op inside a
-    block writes it and that op has no effects. `OpDef.rematerialise` emits the recomputation; by default the op is
-    emitted again.
+    block writes it. `OpDef.rematerialise` emits the recomputation. Without that rule the op is emitted again, unless it
+    changes states.
     """
     producer = _producers(program, builder.ops)
     dropped = {v for v, op in producer.items() if drops(v) or builder.ops[op.kind].always_recomputed}
@@ -60,7 +60,7 @@ def _producers(program: Program, ops: Mapping[str, OpDef]) -> dict[Value, Op]:
     return {
         v: op
         for op in program.ops
-        if op.phase == "forward" and op.block >= 0 and not ops[op.kind].effects
+        if op.phase == "forward" and op.block >= 0 and (ops[op.kind].rematerialise or not op.changes)
         for v in op.outs
         if v.role == "act" and v not in program.outputs
     }

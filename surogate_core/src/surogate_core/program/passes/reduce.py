@@ -1,8 +1,9 @@
-"""Data parallelism: all-reduces gradients over the workers of a run, overlapped with the rest of the backward pass.
+"""Data parallelism: all-reduces what a step collects over the workers of a run, overlapped with the backward pass.
 
 Only the program of the last micro-step is rewritten, because earlier micro-steps leave partial sums. The gradients of a
 block are reduced together once the last of them is written. Values outside of blocks (embedding, head, final norm, the
-loss) are reduced after their own last write. The update needs no communication: all workers apply the same sums.
+loss) are reduced after their own last write. States that collect a sum or a maximum (`Value.collects`) are treated like
+gradients. The update needs no communication: all workers apply the same sums.
 
 Sums are computed in the dtype of the values. Sums of bf16 gradients over workers are therefore rounded to nearest,
 whereas accumulation over micro-steps rounds stochastically.
@@ -11,7 +12,7 @@ whereas accumulation over micro-steps rounds stochastically.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ...errors import ProgramError
@@ -38,34 +39,30 @@ def micro_step_counts(grad_accum_steps: int, world_size: int) -> dict[MicroStep,
     return dict(Counter(kinds))
 
 
-def reduce(
-    program: Program,
-    gradients: Mapping[Value, Value],
-    sums: Sequence[Value],
-    builder: Builder,
-    world_size: int,
-) -> Program:
-    """Return `program` as the last micro-step, with all-reduces of all `gradients` and `sums` on the lane "comm".
+def reduce(program: Program, gradients: Mapping[Value, Value], builder: Builder, world_size: int) -> Program:
+    """Return `program` as the last micro-step, with all-reduces of its gradients and collecting states on "comm".
 
     `gradients` maps params to their gradients, in the order of the gradients in memory; the values of one all-reduce
-    keep that order. Raises ProgramError if no op writes a value.
+    keep that order. Raises ProgramError if no op writes a gradient.
     """
-    block_of = {gradient: param.block for param, gradient in gradients.items()} | dict.fromkeys(sums, -1)
-    last = {value: index for index, op in enumerate(program.ops) for value in op.outs}
-    missing = [value.name for value in block_of if value not in last]
+    last = {value: index for index, op in enumerate(program.ops) for value in op.written}
+    missing = [gradient.name for gradient in gradients.values() if gradient not in last]
     if missing:
         raise ProgramError(f"{program.name}: cannot all-reduce values that no op writes: {', '.join(missing)}")
-    groups: dict[tuple[int, int], list[Value]] = {}
+    block_of = {gradient: param.block for param, gradient in gradients.items()}
+    block_of |= {value: value.block for value in last if value.collects}
+    groups: dict[tuple[int, str, int], list[Value]] = {}
     for value, block in block_of.items():
-        groups.setdefault((block, last[value] if block < 0 else -1), []).append(value)
-    complete: dict[int, list[tuple[int, list[Value]]]] = {}
-    for (block, _), values in groups.items():
-        complete.setdefault(max(last[v] for v in values), []).append((block, values))
+        groups.setdefault((block, value.collects or "sum", last[value] if block < 0 else -1), []).append(value)
+    complete: dict[int, list[tuple[int, str, list[Value]]]] = {}
+    for (block, how, _), values in groups.items():
+        complete.setdefault(max(last[v] for v in values), []).append((block, how, values))
     ops: list[Op] = []
     for index, op in enumerate(program.ops):
         ops.append(op)
-        for block, values in complete.get(index, ()):
+        for block, how, values in complete.get(index, ()):
             with builder.record("backward", block) as emitted:
-                builder.emit("all_reduce", *values, outs=values, lane="comm", world_size=world_size)
+                builder.emit("all_reduce", *values, outs=values, lane="comm", world_size=world_size, how=how)
             ops += emitted
-    return replace(program, name="micro_only" if program.first else "micro_last", ops=tuple(ops), last=True)
+    step = "calibrate" if program.calibrating else "micro"
+    return replace(program, name=f"{step}_{'only' if program.first else 'last'}", ops=tuple(ops), last=True)

@@ -34,6 +34,8 @@ def _gpu(
 ) -> DeviceInfo:
     """Return a device from its data sheet: dense peak in TFLOP/s, bandwidth in TB/s, link in GB/s for one direction."""
     flops = {"bf16": bf16 * _SUSTAINED * 1e12, "fp32": fp32 * _SUSTAINED * 1e12, "fp64": fp32 * _SUSTAINED / 2 * 1e12}
+    if sm >= 89:
+        flops["fp8"] = 2 * flops["bf16"]
     return DeviceInfo(
         name=name,
         title=title,
@@ -51,7 +53,7 @@ def _gpu(
 _H200 = replace(
     _gpu("h200", "NVIDIA H200", 90, 140.4, 989, 67, 4.8, 450),
     memory_bytes=143_771 << 20,
-    flops={"bf16": 700e12, "fp32": 45e12, "fp64": 45e12},
+    flops={"fp8": 1250e12, "bf16": 700e12, "fp32": 45e12, "fp64": 45e12},
     bandwidth=4.2e12,
     source="measured 2026-11-22",
 )

@@ -1,0 +1,41 @@
+"""Loads the weights of a run's model from its files, at the start of a run and, with an adapter, of a resumed one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..planning.assembly import Assembly
+from ..planning.run import Run
+from ..runtime.finite_check import refuse_nonfinite_weights
+from .stored_weights import file_of, open_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from ..runtime.team import Team
+    from ..runtime.worker import Worker
+
+
+def load_base(run: Run, assembly: Assembly, worker: Worker | Team, ignored: Sequence[str] = ()) -> None:
+    """Copy the weights into the worker's params. Staged ones are loaded block by block, each followed by `derive`.
+
+    `ignored`: tensors that the files may hold besides those that the model ignores.
+
+    Raises ConfigError, naming file and tensor, for files that do not fit the model, or staged params with NaN or inf.
+    """
+    ignored = [*run.model.ignored_tensors(run.dims), *ignored]
+    stored = open_weights(run.model_dir, assembly.weights, ignored, run.model.tied_copies(run.dims))
+    stored.load(worker.params())
+    for part in assembly.staging:
+        views = worker.staged(part)
+        stored.load(views)
+        refuse_nonfinite(run, assembly, views)
+        worker.derive(part)
+
+
+def refuse_nonfinite(run: Run, assembly: Assembly, params: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError, naming file and tensor, if those weights of the model that are in `params` hold NaN or inf."""
+    weights = [weight for weight in assembly.weights if weight.param in params]
+    refuse_nonfinite_weights(params, weights, run.model_dir, file_of)

@@ -1,0 +1,221 @@
+"""The weights in the safetensors files of a Hugging Face checkpoint, checked before any of them is read.
+
+Tensors are read one at a time, so that no second copy of the model is ever in memory. Pickled files are never opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ..api import HFTensor, WeightMap
+from ..errors import ConfigError
+from ..hub.config_json import read_json
+from ..hub.files import PICKLED
+from ..reporting.text import names_text
+from ..runtime.filling import Upload, fill
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+LOADABLE = {"F64", "F32", "F16", "BF16"}
+COMPARED_ROWS = 4096
+"""Rows of a tensor and its copy that are compared at a time: keeps the memory for it below 1 GiB."""
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """The weights of a checkpoint whose names, shapes and dtypes are those of `maps`. files: {file: its tensors}."""
+
+    maps: Sequence[WeightMap]
+    files: Mapping[Path, set[str]]
+
+    def load(self, params: Mapping[str, Tensor]) -> None:
+        """Copy the tensors of `params` (by param name) into them, converting dtypes."""
+        given = (m for m in self.maps if m.param in params)
+        places = {tensor.name: (tensor, params[m.param], row) for m in given for tensor, row in rows_of(m)}
+
+        def load(file: Any, name: str, upload: Upload) -> None:
+            tensor, param, row = places[name]
+            upload.copy(param.narrow(0, row, tensor.shape[0]), file.get_tensor(name))
+
+        for path, names in self.files.items():
+            if names & places.keys():
+                with opened(path) as file:
+                    fill(partial(load, file, name) for name in sorted(names & places.keys()))
+
+
+def open_weights(
+    model_dir: Path,
+    maps: Sequence[WeightMap],
+    ignored: Sequence[str] = (),
+    copies: Mapping[str, str] = MappingProxyType({}),
+) -> StoredWeights:
+    """Return the weights of a checkpoint, ready to be loaded.
+
+    `ignored`: patterns of tensors that the checkpoint may hold besides. `copies`: {copy: original}, tensors that it may
+    hold as equal copies of others.
+
+    All names, shapes, dtypes and copies are checked here. Raises ConfigError, naming file and tensor, for a missing,
+    unexpected, wrongly shaped or quantised tensor, for a copy that differs, for a missing, truncated or corrupt file,
+    and if there are only pickled weights.
+    """
+    wanted = {tensor.name: tensor for m in maps for tensor in m.tensors}
+    files = locate(model_dir)
+    found = {name for names in files.values() for name in names}
+    _check_names(model_dir, set(wanted), found, [*ignored, *copies])
+    for path, names in files.items():
+        with opened(path) as file:
+            for name in sorted(names & wanted.keys()):
+                _check_tensor(path, file, wanted[name])
+    for copy, original in copies.items():
+        if copy in found:
+            _check_copy(files, copy, wanted[original])
+    return StoredWeights(maps, files)
+
+
+def load_weights(
+    model_dir: Path,
+    maps: Sequence[WeightMap],
+    params: Mapping[str, Tensor],
+    ignored: Sequence[str] = (),
+    copies: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Copy a checkpoint's tensors into `params` (by param name), converting dtypes. See `open_weights`."""
+    open_weights(model_dir, maps, ignored, copies).load(params)
+
+
+def file_of(model_dir: Path, tensor: str) -> Path:
+    """Return the file of a checkpoint that holds a tensor, or the folder if none does."""
+    return next((path for path, names in locate(model_dir).items() if tensor in names), model_dir)
+
+
+def rows_of(m: WeightMap) -> Iterator[tuple[HFTensor, int]]:
+    """Yield the checkpoint's tensors of a param, each with its first row in the param."""
+    row = 0
+    for tensor in m.tensors:
+        yield tensor, row
+        row += tensor.shape[0]
+
+
+def locate(model_dir: Path) -> dict[Path, set[str]]:
+    """Return the checkpoint's files and the tensors in each, as the files' headers have them."""
+    if (model_dir / WEIGHTS).exists():
+        paths = [model_dir / WEIGHTS]
+        indexed: dict[str, Path] = {}
+    elif (model_dir / INDEX).exists():
+        indexed = _read_index(model_dir)
+        paths = sorted(set(indexed.values()))
+    else:
+        raise ConfigError(_no_weights(model_dir))
+    files: dict[Path, set[str]] = {}
+    for path in paths:
+        with opened(path) as file:
+            files[path] = set(file.keys())
+    for name, path in indexed.items():
+        if name not in files[path]:
+            raise ConfigError(f"{model_dir / INDEX}: says that {name} is in {path.name}, but it is not. {AGAIN}")
+    listed = {path: {name for name, at in indexed.items() if at == path} for path in paths}
+    return listed if indexed else files
+
+
+AGAIN = "Download the checkpoint again."
+
+
+def _read_index(model_dir: Path) -> dict[str, Path]:
+    path = model_dir / INDEX
+    weight_map = read_json(path, AGAIN).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ConfigError(f"{path}: has no weight_map. {AGAIN}")
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise ConfigError(
+                f"{path}: {name}: must name a .safetensors file in the folder of the index (got {shard!r})."
+            )
+    missing = sorted({shard for shard in weight_map.values() if not (model_dir / shard).is_file()})
+    if missing:
+        raise ConfigError(f"{path}: names {names_text(missing)}, which {model_dir} lacks. {AGAIN}")
+    return {name: model_dir / shard for name, shard in weight_map.items()}
+
+
+def _no_weights(model_dir: Path) -> str:
+    if any(path for pattern in PICKLED for path in model_dir.glob(pattern)):
+        return (
+            f"{model_dir}: holds pickled weights only; they can run code when opened and are never read. If you trust "
+            "the file, convert it: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)."
+        )
+    if any(model_dir.glob("adapter_model.safetensors")):
+        return f"{model_dir}: holds an adapter, not a model. Name the base model."
+    return f"{model_dir}: holds neither {WEIGHTS} nor {INDEX}. {AGAIN} To start without weights: from_scratch: true."
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise ConfigError(f"{path}: is truncated or corrupt ({error}). {AGAIN}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}.") from None
+
+
+def _check_names(model_dir: Path, wanted: set[str], found: set[str], ignored: Sequence[str]) -> None:
+    missing = sorted(wanted - found)
+    if missing:
+        raise ConfigError(
+            f"{model_dir}: the checkpoint lacks {names_text(missing)}, which config.json asks for. "
+            "Check that the weights and config.json are of the same model."
+        )
+    unexpected = sorted(name for name in found - wanted if not any(fnmatchcase(name, pattern) for pattern in ignored))
+    if unexpected:
+        raise ConfigError(
+            f"{model_dir}: the checkpoint holds {names_text(unexpected)}, which a model of this config.json does not "
+            "have. Check that the weights and config.json are of the same model."
+        )
+
+
+def _check_tensor(path: Path, file: Any, expected: HFTensor) -> None:
+    header = file.get_slice(expected.name)
+    shape, dtype = tuple(header.get_shape()), header.get_dtype()
+    if dtype not in LOADABLE:
+        raise ConfigError(
+            f"{path}: {expected.name} is stored as {dtype}; weights must be F32, BF16, F16 or F64. "
+            "Use the original checkpoint of this model, not a quantised one."
+        )
+    if shape != expected.shape:
+        raise ConfigError(
+            f"{path}: {expected.name} is {list(shape)}, expected {list(expected.shape)} from config.json."
+        )
+
+
+def _check_copy(files: Mapping[Path, set[str]], copy: str, original: HFTensor) -> None:
+    """Raise ConfigError unless the tensor `copy` has the values of `original`. The stored dtypes may differ."""
+    path, twin = (next(path for path, names in files.items() if name in names) for name in (copy, original.name))
+    n_different, first = 0, ""
+    with opened(path) as file, opened(twin) as other:
+        _check_tensor(path, file, HFTensor(copy, original.shape))
+        copied, originals = file.get_slice(copy), other.get_slice(original.name)
+        for row in range(0, original.shape[0], COMPARED_ROWS):
+            rows = slice(row, row + COMPARED_ROWS)
+            different = copied[rows].double() != originals[rows].double()
+            if different.any():
+                n_different += int(different.sum())
+                at, *rest = different.nonzero()[0].tolist()
+                first = first or str([row + at, *rest])
+    if n_different:
+        raise ConfigError(
+            f"{path}: {copy} differs from {original.name} in {n_different:,} of {prod(original.shape):,} elements, "
+            f"first at {first}, but config.json ties the two. Set tie_word_embeddings: false in config.json to train "
+            f"both, or remove {copy} from the file to train the tied model."
+        )

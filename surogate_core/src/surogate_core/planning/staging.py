@@ -1,0 +1,62 @@
+"""Staged params: those that only `derive` reads, such as a frozen matrix of which training reads a quantized copy.
+
+They have no memory of their own. At the start of a run the loader writes the params of one block to the arena, `derive`
+makes the derived states of them, and the next block takes their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..api import Family
+from ..errors import ProgramError
+from ..program.op import Op, Program
+from ..program.value import Value
+
+
+@dataclass(frozen=True)
+class Staged:
+    """The part of `derive` that reads the staged params of one block. places: {param: its value in `program`}."""
+
+    program: Program
+    places: Mapping[Value, Value]
+
+
+def staged_params(family: Family, declared: Iterable[Value], trained: Iterable[Value]) -> frozenset[Value]:
+    """Return the frozen params that `derive` reads and no other program uses."""
+    others = (p for p in family.programs() if p is not family.derive)
+    used = {v for program in others for v in program.values()} | set(trained)
+    read = {v for op in family.derive.ops for v in op.ins if v.role == "param"}
+    return frozenset(v for v in declared if v in read - used)
+
+
+def split_staged(derive: Program, staged: frozenset[Value]) -> tuple[Program, tuple[Staged, ...]]:
+    """Return `derive` without the ops that depend on `staged` params, and those ops by block.
+
+    Raises ProgramError if an op depends on staged params of several blocks.
+    """
+    block_of: dict[Value, int] = {param: param.block for param in staged}
+    rest: list[Op] = []
+    by_block: dict[int, list[Op]] = {}
+    for op in derive.ops:
+        blocks = {block_of[v] for v in op.ins if v in block_of}
+        if not blocks:
+            rest.append(op)
+            continue
+        if len(blocks) > 1:
+            raise ProgramError(
+                f"derive: {op.kind} ({op.where}) reads params of several blocks that no other program reads. Emit it "
+                "for the params of one block."
+            )
+        (block,) = blocks
+        by_block.setdefault(block, []).append(op)
+        block_of.update(dict.fromkeys(op.outs, block))
+    return replace(derive, ops=tuple(rest)), tuple(_staged(derive, block, ops) for block, ops in by_block.items())
+
+
+def _staged(derive: Program, block: int, ops: Sequence[Op]) -> Staged:
+    params = dict.fromkeys(v for op in ops for v in op.ins if v.role == "param")
+    places = {v: replace(v, name=f"staged.{v.name}", role="staged", label="staged") for v in params}
+    moved = tuple(replace(op, ins=tuple(places.get(v, v) for v in op.ins)) for op in ops)
+    return Staged(replace(derive, name=f"derive.{block}" if block >= 0 else "derive.outside", ops=moved), places)

@@ -1,0 +1,277 @@
+"""The ops of FP8 products: ops that quantize what they compute, products of quantized operands, the delayed scales.
+
+An op that quantizes has the inputs and results of a standard op, but FP8 copies in place of the tensor that products
+read. `reference.py` explains `scaling`, and the inputs and outputs that depend on it. Attrs:
+
+dtype       format of the copies
+transposed  also write the transposed copy
+wide        also write the tensor itself, for readers other than FP8 products
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, Value
+from surogate_core.errors import ProgramError
+
+Ins = Sequence[Value]
+Attrs = Mapping[str, Any]
+
+SCALE = "scale"
+"""Label of the scale that an op computes."""
+
+
+def _need(condition: bool, message: str) -> None:
+    if not condition:
+        raise ProgramError(message)
+
+
+def _given(scaling: str, count: int) -> bool:
+    return count in {"delayed": (2,), "given": (1,), "current": (0, 1), "fallback": (1,)}[scaling]
+
+
+def _copies(label: str, shape: tuple[int, ...], attrs: Attrs, wide: str = "") -> list[OutSpec]:
+    """Specs of the FP8 copies of a matrix, and with `wide` of the matrix itself, which has this dtype."""
+    _need(len(shape) == 2, f"a matrix is quantized, not {list(shape)}")
+    copies = [OutSpec(label, shape, attrs["dtype"])]
+    if attrs.get("transposed"):
+        copies.append(OutSpec(label, shape[::-1], attrs["dtype"]))
+    if wide and attrs.get("wide"):
+        copies.append(OutSpec(label, shape, wide))
+    return copies
+
+
+def _scale(own: int, ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    """Check the inputs after the op's `own` ones. Return the spec of the scale, if the op computes it."""
+    given, scaling = ins[own:], attrs["scaling"]
+    _need(_given(scaling, len(given)), f"scaling {scaling} with {len(given)} inputs for scale and amax")
+    _need(all(v.dtype == "fp32" and v.shape == (2,) for v in given), f"scale and amax are fp32 [2], got {given!r}")
+    return [OutSpec(SCALE, (2,), "fp32")] if scaling in ("current", "fallback") else []
+
+
+def _changes(own: Callable[[Attrs], int]) -> Callable[[Ins, Attrs], tuple[int, ...]]:
+    """The amax of a quantizer that records is changed: the last input."""
+
+    def changes(ins: Ins, attrs: Attrs) -> tuple[int, ...]:
+        scaling = attrs["scaling"]
+        records = scaling == "delayed" or (scaling == "current" and len(ins) > own(attrs))
+        return (len(ins) - 1,) if records else ()
+
+    return changes
+
+
+def _again(b: Emitter, kind: str, ins: Ins, op: Op, given: Value, kept: frozenset[Value]) -> tuple[Value, ...]:
+    """Emit the op once more as `kind`, with `ins` and the scale that it used. Nothing is recorded.
+
+    That is the scale `given`, or its last output. If that is dropped too, it is computed again from the same tensor.
+    """
+    computed = op.attrs["scaling"] == "current"
+    if computed and op.outs[-1] not in kept:
+        return b.emit(kind, *ins, label=op.outs[0].label, **op.attrs)
+    scale = op.outs[-1] if computed else given
+    return b.emit(kind, *ins, scale, label=op.outs[0].label, **{**op.attrs, "scaling": "given"})
+
+
+def _rematerialise(own: int) -> Callable[[Emitter, Op, frozenset[Value]], Gradients]:
+    def rematerialise(b: Emitter, op: Op, kept: frozenset[Value]) -> Gradients:
+        fresh = _again(b, op.kind, op.ins[:own], op, op.ins[own], kept)
+        return *fresh, *[None] * (len(op.outs) - len(fresh))
+
+    return rematerialise
+
+
+# --------------------------------------------------------------------------------------------------- ops that quantize
+
+
+def _quantize(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    x = ins[0]
+    sums = [OutSpec("d_bias", x.shape[1:], "fp32")] if attrs.get("column_sums") else []
+    return [*_copies(x.label, x.shape, attrs), *sums, *_scale(1, ins, attrs)]
+
+
+def _rmsnorm(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    x, w = ins[:2]
+    _need(w.shape == x.shape[1:], f"w must have shape {list(x.shape[1:])}")
+    return [*_copies("norm", x.shape, attrs, x.dtype), OutSpec("rstd", x.shape[:1], "fp32"), *_scale(2, ins, attrs)]
+
+
+def _add_rmsnorm(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    x, residual, w = ins[:3]
+    _need(x.shape == residual.shape and x.dtype == residual.dtype, f"{x!r} cannot be added to {residual!r}")
+    _need(w.shape == x.shape[1:], f"w must have shape {list(x.shape[1:])}")
+    own = [OutSpec("rstd", x.shape[:1], "fp32"), OutSpec("residual", x.shape, x.dtype)]
+    return [*_copies("norm", x.shape, attrs, x.dtype), *own, *_scale(3, ins, attrs)]
+
+
+def _add_rmsnorm_rematerialise(b: Emitter, op: Op, kept: frozenset[Value]) -> Gradients:
+    """From the stored residual if there is one, as `add_rmsnorm` does."""
+    computed = op.attrs["scaling"] == "current"
+    at = len(op.outs) - 1 - computed
+    if op.outs[at] not in kept:
+        return _rematerialise(3)(b, op, kept)
+    own = (op.outs[at], op.ins[2])
+    fresh: list[Value | None] = [*_again(b, "fp8_rmsnorm", own, op, op.ins[3], kept)]
+    fresh.insert(at, None)
+    return *fresh, *[None] * (len(op.outs) - len(fresh))
+
+
+def _swiglu(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    rows, width = ins[0].shape
+    _need(width % 2 == 0, f"gate_up has {width} columns; the number must be even")
+    return [*_copies("swiglu", (rows, width // 2), attrs, ins[0].dtype), *_scale(1, ins, attrs)]
+
+
+def _swiglu_bwd_own(attrs: Attrs) -> int:
+    return 3 if attrs.get("hidden") else 2
+
+
+def _swiglu_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    dy, gate_up = ins[:2]
+    _need(2 * dy.size == gate_up.size, f"dy is {list(dy.shape)}, gate_up {list(gate_up.shape)}")
+    hidden = [OutSpec("swiglu", dy.shape[::-1], attrs["hidden"])] if attrs.get("hidden") else []
+    copies = _copies("d_gate_up", gate_up.shape, attrs, gate_up.dtype)
+    return [*copies, *hidden, *_scale(_swiglu_bwd_own(attrs), ins, attrs)]
+
+
+def _norm_bwd_own(attrs: Attrs) -> int:
+    return 5 if attrs.get("residual") else 4
+
+
+def _rmsnorm_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    dx, *rest = _rmsnorm_dgrad(ins, attrs)
+    return [dx, OutSpec("d_weight", ins[2].shape, "fp32"), *rest]
+
+
+def _rmsnorm_dgrad(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    dy, x, w, rstd = ins[:4]
+    _need(dy.shape == x.shape, f"dy is {list(dy.shape)}, x {list(x.shape)}")
+    _need(w.shape == x.shape[1:], f"w must have shape {list(x.shape[1:])}")
+    _need(rstd.shape == x.shape[:1], f"rstd must have shape [{x.shape[0]}]")
+    _need(not attrs.get("residual") or ins[4].shape == x.shape, f"dresidual must have shape {list(x.shape)}")
+    copies = _copies("d_norm", x.shape, attrs)
+    return [OutSpec("d_norm", x.shape, x.dtype), *copies, *_scale(_norm_bwd_own(attrs), ins, attrs)]
+
+
+def _elements(count: int) -> Callable[[Op], int]:
+    return lambda op: count * op.ins[0].size
+
+
+def _quantizing(kind: str, infer: Any, own: Callable[[Attrs], int], **fields: Any) -> OpDef:
+    return OpDef(
+        kind=kind,
+        infer=infer,
+        reference=f"surogate_recipes_fp8.reference:{kind}",
+        changes=_changes(own),
+        passes=_measuring,
+        **fields,
+    )
+
+
+def _measuring(op: Op) -> int:
+    """The bytes of the pass that finds the current scale, before the one that quantizes."""
+    return sum(v.nbytes for v in op.ins) if op.attrs["scaling"] == "current" else 0
+
+
+QUANTIZERS: tuple[OpDef, ...] = (
+    _quantizing("fp8_quantize", _quantize, lambda attrs: 1, rematerialise=_rematerialise(1), flops=_elements(2)),
+    _quantizing("fp8_rmsnorm", _rmsnorm, lambda attrs: 2, rematerialise=_rematerialise(2), flops=_elements(6)),
+    _quantizing(
+        "fp8_add_rmsnorm", _add_rmsnorm, lambda attrs: 3, rematerialise=_add_rmsnorm_rematerialise, flops=_elements(7)
+    ),
+    _quantizing("fp8_swiglu", _swiglu, lambda attrs: 1, rematerialise=_rematerialise(1), flops=_elements(4)),
+    _quantizing("fp8_swiglu_bwd", _swiglu_bwd, _swiglu_bwd_own, flops=_elements(10)),
+    _quantizing("fp8_rmsnorm_bwd", _rmsnorm_bwd, _norm_bwd_own, flops=_elements(11)),
+    _quantizing("fp8_rmsnorm_dgrad", _rmsnorm_dgrad, _norm_bwd_own, flops=_elements(9)),
+)
+
+# ------------------------------------------------------------------------------------------------------------ products
+
+
+def _operand(value: Value, transposed: bool) -> tuple[int, int]:
+    _need(len(value.shape) == 2, f"an operand has two dimensions, got {value!r}")
+    outer, summed = value.shape[::-1] if transposed else value.shape
+    return outer, summed
+
+
+def _linear(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    a, b, scale_a, scale_b = ins[:4]
+    (m, k), (n, bk) = _operand(a, bool(attrs.get("trans_a"))), _operand(b, bool(attrs.get("trans_b")))
+    _need(k == bk, f"a sums over {k} elements, b over {bk}")
+    _need(scale_a.shape == (2,) == scale_b.shape, "scales are fp32 [2]")
+    return [OutSpec("linear", (m, n), attrs["dtype"])]
+
+
+def _linear_bias(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    (out,) = _linear(ins, attrs)
+    _need(len(ins) == 4 or ins[4].shape == out.shape[1:], f"bias must have shape {list(out.shape[1:])}")
+    return [out]
+
+
+def _linear_add(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    (out,) = _linear(ins[:4], attrs)
+    base = ins[4]
+    _need(base.shape == out.shape, f"the product is {list(out.shape)}, the base {list(base.shape)}")
+    return [OutSpec(out.label, out.shape, base.dtype)]
+
+
+def _product_flops(op: Op) -> int:
+    summed = op.ins[0].shape[0 if op.attrs.get("trans_a") else 1]
+    return 2 * op.outs[0].size * summed
+
+
+def _fp8(op: Op) -> str:
+    return "fp8"
+
+
+def _plain(kind: str, infer: Any, **fields: Any) -> OpDef:
+    return OpDef(kind=kind, infer=infer, reference=f"surogate_recipes_fp8.reference:{kind}", **fields)
+
+
+PRODUCTS: tuple[OpDef, ...] = (
+    _plain("fp8_linear", _linear_bias, flops=_product_flops, math=_fp8),
+    _plain("fp8_linear_add", _linear_add, flops=_product_flops, math=_fp8, may_overwrite={0: 4}),
+)
+
+# ---------------------------------------------------------------------------------------------------- between the steps
+
+
+def _same(ins: Ins) -> list[OutSpec]:
+    return [OutSpec(v.label, v.shape, v.dtype) for v in ins]
+
+
+def _transpose(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    return [OutSpec(ins[0].label, ins[0].shape[::-1], ins[0].dtype)]
+
+
+def _amax(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    return [OutSpec("amax", (2,), "fp32")]
+
+
+def _scales(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    return [OutSpec(SCALE, (2,), "fp32") for _ in ins]
+
+
+def _guard(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    return _same(ins[:2])
+
+
+def _update(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    history, *states = ins[1:]
+    count = len(attrs["maxima"])
+    _need(history.shape[1:] == (count,), f"history has {history.shape} entries for {count} quantizers")
+    _need(len(states) == 2 * count, f"{count} quantizers have as many amax and scales, got {len(states)} values")
+    amax, scales = states[:count], states[count:]
+    return _same([history, *scales, *amax])
+
+
+STEPS: tuple[OpDef, ...] = (
+    _plain("fp8_transpose", _transpose),
+    _plain("fp8_amax", _amax),
+    _plain("fp8_scales", _scales),
+    _plain("fp8_guard", _guard),
+    _plain("fp8_update", _update),
+)
+
+OPS: tuple[OpDef, ...] = (*QUANTIZERS, *PRODUCTS, *STEPS)

@@ -1,0 +1,88 @@
+"""The states of FP8 quantizers: delayed scales of activations and gradients, FP8 copies of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from surogate_core.api import Init, Value
+from surogate_core.program.builder import Builder
+
+from .formats import LARGEST, Format
+
+ZEROS = Init(kind="zeros")
+
+
+@dataclass(frozen=True)
+class Quantizer:
+    """Quantizes one tensor of every micro-step with a delayed scale. See `reference.py` for scale and amax."""
+
+    dtype: Format
+    scale: Value
+    amax: Value
+
+    @property
+    def maximum(self) -> float:
+        return LARGEST[self.dtype]
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """The FP8 copies of a weight [N, K]. transposed: [K, N]; None if micro-steps make it, or products need none."""
+
+    weight: Value
+    copy: Value
+    scale: Value
+    transposed: Value | None
+
+
+class Quantizers:
+    """Declares the states of a family, each once, however many programs use it.
+
+    `delayed` quantizers belong to a recipe that records magnitudes; without it, every tensor is quantized by its own.
+    """
+
+    def __init__(self, builder: Builder) -> None:
+        self._builder = builder
+        self._delayed: dict[str, Quantizer] = {}
+        self._weights: dict[Value, QuantizedWeight] = {}
+
+    @property
+    def delayed(self) -> tuple[Quantizer, ...]:
+        return tuple(self._delayed.values())
+
+    @property
+    def weights(self) -> tuple[QuantizedWeight, ...]:
+        return tuple(self._weights.values())
+
+    def of(self, weight: Value, tensor: str, dtype: Format) -> Quantizer:
+        """Return the quantizer of "x", the input of the product with `weight`, or of "dy", its output's gradient."""
+        name = f"fp8.{weight.name}.{tensor}"
+        if name not in self._delayed:
+            with self._builder.block(weight.block):
+                self._delayed[name] = Quantizer(
+                    dtype,
+                    self._builder.state(f"{name}.scale", (2,), "fp32", ZEROS),
+                    self._builder.state(f"{name}.amax", (2,), "fp32", ZEROS, collects="max"),
+                )
+        return self._delayed[name]
+
+    def weight(self, weight: Value, *, transposed: bool) -> QuantizedWeight:
+        """Return the FP8 copies of `weight`, with the transposed one if `transposed`."""
+        if weight not in self._weights:
+            name, (rows, columns) = f"fp8.{weight.name}", weight.shape
+            with self._builder.block(weight.block):
+                self._weights[weight] = QuantizedWeight(
+                    weight,
+                    self._derived(name, (rows, columns), "e4m3"),
+                    self._derived(f"{name}.scale", (2,), "fp32"),
+                    self._derived(f"{name}.transposed", (columns, rows), "e4m3") if transposed else None,
+                )
+        return self._weights[weight]
+
+    def history(self, length: int) -> Value:
+        """Declare the magnitudes of the last `length` steps of all delayed quantizers."""
+        return self._builder.state("fp8.history", (length, len(self._delayed)), "fp32", ZEROS)
+
+    def _derived(self, name: str, shape: Sequence[int], dtype: str) -> Value:
+        return self._builder.state(name, shape, dtype, None, derived=True)

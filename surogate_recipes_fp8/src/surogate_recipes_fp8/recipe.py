@@ -1,0 +1,228 @@
+"""The `fp8-hybrid` recipe: products of the blocks in FP8, E4M3 forward and E5M2 for gradients, with delayed scaling.
+
+A tensor is scaled by the largest magnitude that it had in the last `fp8_amax_history` optimizer steps. All micro-steps
+of a step share these scales, and the update renews them. Three cases have no history:
+
+- Weights: the update knows their magnitude, so they are scaled exactly and quantized once a step; frozen ones once.
+- The first step of a run: every tensor is scaled by itself (`Family.calibrate`).
+- Evaluation before that: the same. Later evaluations use the scales of the training and record nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from surogate_core.api import (
+    DeviceInfo,
+    Family,
+    LowerContext,
+    LoweringDef,
+    ParamInfo,
+    Precision,
+    PrecisionRequest,
+    Program,
+    RecipeDef,
+    Support,
+)
+from surogate_core.errors import ConfigError
+
+from .formats import LARGEST, MULTIPLE, transposes
+from .lowering import FORWARD, Scaling, Settings, lower_program
+from .quantizers import Quantizers
+
+PRODUCT_ERROR = 0.045
+"""Relative rms error of a product of E4M3 operands, each rounded to 2.6 %; of E4M3 and E5M2 operands 0.058."""
+
+
+class Fp8Options(BaseModel):
+    """Options of the recipe."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    fp8_amax_history: Annotated[int, Field(ge=1, le=65536)] = Field(
+        1024, description="Optimizer steps whose largest magnitude scales a tensor."
+    )
+    fp8_fast_accum: Literal["fprop", "all", "none"] = Field(
+        "fprop", description="Products whose sums may have fewer bits, which is faster: forward, all, or none."
+    )
+    skip_quant_first_layers: Annotated[int, Field(ge=0)] = Field(
+        0, description="First blocks of the model whose products stay in bf16."
+    )
+    skip_quant_last_layers: Annotated[int, Field(ge=0)] = Field(
+        0, description="Last blocks of the model whose products stay in bf16."
+    )
+
+
+def precision(request: PrecisionRequest, options: Fp8Options) -> Precision:
+    """Return E4M3 and E5M2 operands and bf16 activations. Masters default to bf16, gradients of params to fp32."""
+    if request.model_dtype not in (None, "bf16"):
+        raise ConfigError(f"model_dtype: {request.model_dtype}: recipe fp8-hybrid needs bf16. Remove the key.")
+    return Precision(
+        model="bf16",
+        matmul="e4m3",
+        gradient="e5m2",
+        master=request.master_dtype or "bf16",
+        adapter=request.adapter_dtype or "fp32",
+        param_grad=request.param_grad_dtype or "fp32",
+        optimizer_state=request.optimizer_state_dtype or "fp32",
+    )
+
+
+def supports(device: DeviceInfo, precision: Precision, options: object = None) -> Support:
+    """A GPU must multiply FP8 operands. A CPU is always supported, because it runs the references."""
+    if device.sm is not None and device.sm < 89:
+        return Support(
+            False, f"FP8 products need SM89 (Ada) or newer, {device.title} is SM{device.sm}; use recipe: bf16"
+        )
+    return Support(True)
+
+
+def lower(family: Family, context: LowerContext) -> Family:
+    """Lower the products of the blocks, and keep scales and FP8 weights up to date."""
+    options: Fp8Options = context.options
+    settings = _settings(family, context, options)
+    quantizers = Quantizers(context.builder)
+
+    def lowered(program: Program, scaling: Scaling) -> Program:
+        return lower_program(program, context, quantizers, settings, scaling)
+
+    micro, calibrate = lowered(family.micro, "delayed"), lowered(family.micro, "current")
+    family = replace(
+        family,
+        micro=micro,
+        calibrate=replace(calibrate, name="calibrate"),
+        evaluate=lowered(family.evaluate, "fallback"),
+    )
+    family = _with_quantized_weights(family, context, quantizers)
+    return _with_delayed_scales(family, context, quantizers, options.fp8_amax_history) if quantizers.delayed else family
+
+
+def lower_unrecorded(family: Family, context: LowerContext) -> Family:
+    """Lower the products of the blocks, every tensor scaled by its own magnitude: for recipes without FP8 states."""
+    settings = _settings(family, context, Fp8Options.model_validate({}))
+    quantizers = Quantizers(context.builder)
+
+    def lowered(program: Program) -> Program:
+        return lower_program(program, context, quantizers, settings, "unrecorded")
+
+    family = replace(family, micro=lowered(family.micro), evaluate=lowered(family.evaluate))
+    return _with_quantized_weights(family, context, quantizers)
+
+
+def reads_amax(info: ParamInfo, precision: Precision, options: object) -> bool:
+    return _is_block_matrix(info)
+
+
+# ---------------------------------------------------------------------------------------------------- what is quantized
+
+
+def _settings(family: Family, context: LowerContext, options: Fp8Options) -> Settings:
+    infos = [info for info in context.params.values() if _is_block_matrix(info)]
+    blocks = 1 + max((op.block for op in family.evaluate.ops), default=-1)
+    first, last = options.skip_quant_first_layers, options.skip_quant_last_layers
+    quantized = {info.param: info for info in infos if first <= info.param.block < blocks - last}
+    if not quantized:
+        raise ConfigError(
+            f"skip_quant_first_layers: {first} and skip_quant_last_layers: {last} leave none of the {blocks} blocks to "
+            "FP8. Lower them, or use recipe: bf16."
+        )
+    _check_sizes(family.evaluate, quantized.keys())
+    target = context.target
+    return Settings(
+        weights=frozenset(quantized),
+        grads={info.grad: param for param, info in quantized.items() if info.grad is not None},
+        transposes=transposes(target.device.sm if target else None),
+        fast_fprop=options.fp8_fast_accum != "none",
+        fast_backward=options.fp8_fast_accum == "all",
+    )
+
+
+def _is_block_matrix(info: ParamInfo) -> bool:
+    return info.stored and info.param.block >= 0 and len(info.param.shape) == 2
+
+
+def _check_sizes(program: Program, weights: object) -> None:
+    for op in program.ops:
+        if op.kind not in FORWARD or op.ins[1] not in weights:  # type: ignore[operator]
+            continue
+        x, weight = op.ins[:2]
+        for size, what, remedy in (
+            (x.shape[0], "tokens in a micro-step", "Change per_device_train_batch_size or sequence_len"),
+            (weight.shape[0], f"rows in {weight.name}", "Use recipe: bf16 for this model"),
+            (weight.shape[1], f"columns in {weight.name}", "Use recipe: bf16 for this model"),
+        ):
+            if size % MULTIPLE:
+                raise ConfigError(f"recipe: FP8 products need a multiple of {MULTIPLE} {what}, got {size}. {remedy}.")
+
+
+# ---------------------------------------------------------------------------------------------------- between the steps
+
+
+def _with_quantized_weights(family: Family, context: LowerContext, quantizers: Quantizers) -> Family:
+    """Quantize all weights in `derive`, and the trained ones again after every update."""
+    b = context.builder
+    derive, update = list(family.derive.ops), list(family.update.ops)
+    for weight in quantizers.weights:
+        outs = [weight.copy, *([weight.transposed] if weight.transposed else []), weight.scale]
+        both = weight.transposed is not None
+        with b.record("derive", weight.weight.block) as emitted:
+            b.emit("fp8_quantize", weight.weight, outs=outs, dtype="e4m3", scaling="current", transposed=both)
+        derive += emitted
+    trained = [w for w in quantizers.weights if context.params[w.weight].grad is not None]
+    if trained:
+        with b.record("update") as emitted:
+            amax = [context.params[w.weight].amax or b.apply("fp8_amax", w.weight) for w in trained]
+            b.emit("fp8_scales", *amax, outs=[w.scale for w in trained], maximum=LARGEST["e4m3"])
+            for w in trained:
+                b.emit("fp8_quantize", w.weight, w.scale, outs=[w.copy], dtype="e4m3", scaling="given")
+        update += emitted
+    return replace(
+        family, derive=replace(family.derive, ops=tuple(derive)), update=replace(family.update, ops=tuple(update))
+    )
+
+
+def _with_delayed_scales(family: Family, context: LowerContext, quantizers: Quantizers, length: int) -> Family:
+    """Skip a step in which a tensor was not finite, and renew the scales at the end of the update."""
+    b, coef = context.builder, family.clip_coef
+    delayed, (norm,) = quantizers.delayed, family.update.outputs
+    history = quantizers.history(length)
+    amax, scales = [q.amax for q in delayed], [q.scale for q in delayed]
+    with b.record("update") as guard:
+        guarded = b.activation("clip_coef", (), "fp32")
+        b.emit("fp8_guard", norm, coef, *amax, outs=[norm, guarded])
+    with b.record("update") as renew:
+        maxima = tuple(q.maximum for q in delayed)
+        b.emit("fp8_update", guarded, history, *amax, *scales, outs=[history, *scales, *amax], maxima=maxima)
+    ops = []
+    for op in family.update.ops:
+        ops.append(replace(op, ins=tuple(guarded if v is coef else v for v in op.ins)) if coef in op.ins else op)
+        if coef in op.outs:
+            ops += guard
+    return replace(family, update=replace(family.update, ops=(*ops, *renew)), clip_coef=guarded)
+
+
+def product_error(precision: Precision, options: object = None) -> float:
+    return PRODUCT_ERROR
+
+
+FP8_HYBRID = RecipeDef(
+    name="fp8-hybrid",
+    summary="FP8 products, E4M3 forward and E5M2 for gradients, with delayed scaling; everything else in bf16",
+    options=Fp8Options,
+    precision=precision,
+    supports=supports,
+    lower=lower,
+    reads_amax=reads_amax,
+    product_error=product_error,
+)
+
+E4M3_E5M2 = LoweringDef(
+    name="e4m3/e5m2",
+    summary="FP8 products, every tensor scaled by its own magnitude",
+    supports=supports,
+    lower=lower_unrecorded,
+    product_error=product_error,
+)

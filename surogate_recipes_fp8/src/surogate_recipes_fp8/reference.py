@@ -1,0 +1,258 @@
+"""Torch references of the FP8 ops, exact to the bit in what they quantize.
+
+A scale is fp32 [2]: (decode, encode). A value is quantized as `round(x * encode)` and read as `q * decode`. An amax is
+fp32 [2]: the largest finite magnitude, and 1 if the tensor held NaN or inf. A scale whose `encode` is 0 belongs to a
+quantizer that has seen no value yet. It counts as 1.
+
+`scaling` says where an op takes its scale from, and which inputs it has after its own:
+
+delayed   scale, amax: quantizes by `scale` and raises `amax`
+given     scale: quantizes by `scale`
+current   amax or nothing: quantizes by the scale of this very tensor, which is the last output, and raises `amax`
+fallback  scale: quantizes by `scale`, or, if it belongs to a quantizer that has seen no value yet, like `current`; the
+          scale that was used is the last output
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from surogate_core.reference import ops as standard
+from surogate_core.reference.ops import up
+from surogate_core.reference.rounding import TORCH_DTYPES
+
+from .formats import LARGEST
+
+_NAN = 0x7F
+"""What NaN becomes, whatever its sign."""
+_FP32_MAX = torch.finfo(torch.float32).max
+
+
+def encode(x: Tensor, factor: Tensor, dtype: str) -> Tensor:
+    """Return x * factor rounded to nearest even; larger magnitudes become the largest finite one."""
+    largest = LARGEST[dtype]
+    wide = x.float() * factor
+    quantized = wide.clamp(-largest, largest).to(TORCH_DTYPES[dtype])
+    return quantized.view(torch.uint8).masked_fill(wide.isnan(), _NAN).view(TORCH_DTYPES[dtype])
+
+
+def fp8_amax(x: Tensor) -> Tensor:
+    """The largest finite magnitude of x, and 1 if any element is not finite."""
+    finite = x.isfinite()
+    return torch.stack([x.float().abs().where(finite, 0).max(), (~finite).any().float()])
+
+
+def scale_of(amax: Tensor, maximum: float) -> Tensor:
+    """(decode, encode) that map the magnitude `amax`, a scalar, to `maximum`; (1, 1) for 0."""
+    factor = torch.where(amax > 0, (torch.tensor(maximum) / amax).clamp(max=_FP32_MAX), 1.0)
+    return torch.stack([1.0 / factor, factor])
+
+
+def fp8_scales(*amax: Tensor, maximum: float) -> tuple[Tensor, ...]:
+    """The scale of each amax, a scalar or fp32 [2]."""
+    return tuple(scale_of(a.reshape(-1)[0], maximum) for a in amax)
+
+
+class _Quantizer:
+    """Quantizes one tensor. `scale` is the one used; `outs` and `changed` end the results of an op."""
+
+    def __init__(self, value: Tensor, scaling: str, given: tuple[Tensor, ...], dtype: str) -> None:
+        found, maximum = fp8_amax(value), LARGEST[dtype]
+        is_new = scaling == "current" or (scaling == "fallback" and given[0][1] == 0)
+        self.scale = scale_of(found[0], maximum) if is_new else given[0]
+        self.q = encode(value, torch.where(self.scale[1] == 0, 1.0, self.scale[1]), dtype)
+        self.outs = (self.scale.clone(),) if scaling in ("current", "fallback") else ()
+        amax = given[1:] if scaling == "delayed" else given if scaling == "current" else ()
+        self.changed = tuple(torch.maximum(a, found) for a in amax)
+
+    def copies(self, transposed: bool) -> tuple[Tensor, ...]:
+        return (self.q, self.q.T.contiguous()) if transposed else (self.q,)
+
+
+def fp8_quantize(
+    x: Tensor, *given: Tensor, dtype: str, scaling: str, transposed: bool = False, column_sums: bool = False
+) -> tuple[Tensor, ...]:
+    found = _Quantizer(x, scaling, given, dtype)
+    sums = (up(x).sum(0),) if column_sums else ()
+    return *found.copies(transposed), *sums, *found.outs, *found.changed
+
+
+def fp8_transpose(q: Tensor) -> Tensor:
+    return q.T.contiguous()
+
+
+def fp8_rmsnorm(
+    x: Tensor,
+    w: Tensor,
+    *given: Tensor,
+    eps: float,
+    dtype: str,
+    scaling: str,
+    transposed: bool = False,
+    wide: bool = False,
+) -> tuple[Tensor, ...]:
+    """Quantizes `rmsnorm`."""
+    norm, rstd = standard.rmsnorm(x, w, eps=eps)
+    found = _Quantizer(norm, scaling, given, dtype)
+    return *found.copies(transposed), *((norm,) if wide else ()), rstd, *found.outs, *found.changed
+
+
+def fp8_add_rmsnorm(
+    x: Tensor,
+    residual: Tensor,
+    w: Tensor,
+    *given: Tensor,
+    eps: float,
+    dtype: str,
+    scaling: str,
+    transposed: bool = False,
+    wide: bool = False,
+) -> tuple[Tensor, ...]:
+    """Quantizes the norm of `add_rmsnorm`."""
+    norm, rstd, total = standard.add_rmsnorm(x, residual, w, eps=eps)
+    found = _Quantizer(norm, scaling, given, dtype)
+    return *found.copies(transposed), *((norm,) if wide else ()), rstd, total, *found.outs, *found.changed
+
+
+def fp8_swiglu(
+    gate_up: Tensor, *given: Tensor, dtype: str, scaling: str, transposed: bool = False, wide: bool = False
+) -> tuple[Tensor, ...]:
+    """Quantizes `swiglu`."""
+    value = standard.swiglu(gate_up)
+    found = _Quantizer(value, scaling, given, dtype)
+    return *found.copies(transposed), *((value,) if wide else ()), *found.outs, *found.changed
+
+
+def fp8_swiglu_bwd(
+    dy: Tensor,
+    gate_up: Tensor,
+    *given: Tensor,
+    dtype: str,
+    scaling: str,
+    transposed: bool = False,
+    wide: bool = False,
+    hidden: str = "",
+) -> tuple[Tensor, ...]:
+    """Quantizes `swiglu_bwd`. With `hidden`, its last own input is the scale of swiglu(gate_up), of which the
+    transposed copy in the format `hidden` is made again.
+    """
+    value = standard.swiglu_bwd(dy, gate_up)
+    again: tuple[Tensor, ...] = ()
+    if hidden:
+        scale, *rest = given
+        given = tuple(rest)
+        again = (_Quantizer(standard.swiglu(gate_up), "given", (scale,), hidden).copies(True)[1],)
+    found = _Quantizer(value, scaling, given, dtype)
+    return *found.copies(transposed), *((value,) if wide else ()), *again, *found.outs, *found.changed
+
+
+def fp8_rmsnorm_bwd(
+    dy: Tensor,
+    x: Tensor,
+    w: Tensor,
+    rstd: Tensor,
+    *given: Tensor,
+    dtype: str,
+    scaling: str,
+    transposed: bool = False,
+    residual: bool = False,
+) -> tuple[Tensor, ...]:
+    """`rmsnorm_bwd`, and its dx quantized. With `residual`, its last own input is dresidual."""
+    dresidual, given = (given[0], given[1:]) if residual else (None, given)
+    dx, dw = standard.rmsnorm_bwd(dy, x, w, rstd, dresidual)
+    found = _Quantizer(dx, scaling, given, dtype)
+    return dx, dw, *found.copies(transposed), *found.outs, *found.changed
+
+
+def fp8_rmsnorm_dgrad(
+    dy: Tensor,
+    x: Tensor,
+    w: Tensor,
+    rstd: Tensor,
+    *given: Tensor,
+    dtype: str,
+    scaling: str,
+    transposed: bool = False,
+    residual: bool = False,
+) -> tuple[Tensor, ...]:
+    """`rmsnorm_dgrad`, and its dx quantized. With `residual`, its last own input is dresidual."""
+    dresidual, given = (given[0], given[1:]) if residual else (None, given)
+    dx = standard.rmsnorm_dgrad(dy, x, w, rstd, dresidual)
+    found = _Quantizer(dx, scaling, given, dtype)
+    return dx, *found.copies(transposed), *found.outs, *found.changed
+
+
+# ------------------------------------------------------------------------------------------------------------ products
+
+
+def _product(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, trans_a: bool, trans_b: bool) -> Tensor:
+    """(a b^T) decode_a decode_b in fp32. a is [m, k] or, with trans_a, [k, m]; b is [n, k] or [k, n]."""
+    left, right = a.float(), b.float()
+    return ((left.T if trans_a else left) @ (right if trans_b else right.T)) * (scale_a[0] * scale_b[0])
+
+
+def fp8_linear(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    *,
+    dtype: str,
+    fast: bool = False,
+    trans_a: bool = False,
+    trans_b: bool = False,
+) -> Tensor:
+    """a b^T of quantized operands. `fast` allows kernels to keep partial sums in fewer bits."""
+    product = _product(a, b, scale_a, scale_b, trans_a, trans_b)
+    return (product if bias is None else product + bias.float()).to(TORCH_DTYPES[dtype])
+
+
+def fp8_linear_add(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    base: Tensor,
+    *,
+    dtype: str,
+    fast: bool = False,
+    trans_a: bool = False,
+    trans_b: bool = False,
+) -> Tensor:
+    """add(fp8_linear(a, b), base). A kernel need not round the product before the sum."""
+    product = _product(a, b, scale_a, scale_b, trans_a, trans_b)
+    return standard.add(product.to(base.dtype), base)
+
+
+# ---------------------------------------------------------------------------------------------------- between the steps
+
+
+def fp8_guard(norm: Tensor, clip_coef: Tensor, *amax: Tensor) -> tuple[Tensor, Tensor]:
+    """(inf, NaN) if a quantizer has seen NaN or inf in this step, else (norm, clip_coef): such a step is skipped."""
+    if any(a[1] != 0 for a in amax):
+        return torch.full_like(norm, torch.inf), torch.full_like(clip_coef, torch.nan)
+    return norm.clone(), clip_coef.clone()
+
+
+def fp8_update(clip_coef: Tensor, history: Tensor, *states: Tensor, maxima: tuple[float, ...]) -> tuple[Tensor, ...]:
+    """The delayed scales of the next step. `states` are the amax of each quantizer, then the scale of each.
+
+    A quantizer whose amax of this step is not 0 stores it as the newest entry of its column of `history` [L, n], drops
+    the oldest, and scales by the largest of all of them. If `clip_coef` is not finite, the step is skipped: history and
+    scales stay. The amax of the next step starts at 0. Returns history, scales, amax.
+    """
+    count = len(maxima)
+    amax, scales = states[:count], list(states[count:])
+    new, is_applied = history.clone(), bool(clip_coef.isfinite())
+    for i, maximum in enumerate(maxima):
+        last = amax[i][0]
+        if is_applied and last > 0:
+            largest = torch.cat([history[1:, i], last[None]]).max()
+            new[:, i] = torch.cat([history[1:, i], last[None]])
+            new[0, i] = 0
+            scales[i] = scale_of(largest, maximum)
+        elif scales[i][0] == 0:
+            scales[i] = torch.tensor([1.0, 0.0])
+    return new, *(s.clone() for s in scales), *(torch.zeros_like(a) for a in amax)

@@ -1,0 +1,39 @@
+"""Operand dtypes that a recipe does not serve: another package does, or the run is refused with its name."""
+
+from __future__ import annotations
+
+import pytest
+from end_to_end.product import Workplace
+
+from surogate_core import run
+from surogate_core.errors import ConfigError
+from surogate_core.machine.devices import cpu, device
+
+FP8 = {"matmul_dtype": "e4m3", "gradient_dtype": "e5m2"}
+
+
+def test_an_installed_lowering_serves_the_pair_in_place_of_the_recipe(workplace: Workplace) -> None:
+    plan = run.plan(run.load(workplace.write(**FP8)), cpu())
+    assert plan.inputs.lowering is not None and plan.inputs.lowering.name == "e4m3/e5m2"
+    assert "fp8_linear" in {op.kind for op in plan.assembly.programs["micro_first"].ops}
+    assert run.plan(run.load(workplace.write()), cpu()).inputs.lowering is None
+
+
+def test_without_the_package_the_pair_is_refused_with_its_name(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUROGATE_PLUGINS", "-surogate-recipe-fp8")
+    loaded = run.load(workplace.write(**FP8))
+    message = r"pairs .*: \(fp32, fp32\), \(bf16, bf16\)\. Try: pip install surogate-recipe-fp8"
+    with pytest.raises(ConfigError, match=message):
+        run.plan(loaded, cpu())
+
+
+def test_a_pair_that_no_package_serves_is_refused_with_those_that_are(workplace: Workplace) -> None:
+    with pytest.raises(ConfigError, match=r"bf16 with gradient_dtype: fp32 is served neither .*e4m3, e5m2"):
+        run.plan(run.load(workplace.write(matmul_dtype="bf16", gradient_dtype="fp32")), cpu())
+
+
+def test_a_lowering_can_refuse_the_device(workplace: Workplace) -> None:
+    with pytest.raises(ConfigError, match="cannot run on NVIDIA A100 80GB: FP8 products need SM89"):
+        run.plan(run.load(workplace.write(**FP8)), device("a100"))
