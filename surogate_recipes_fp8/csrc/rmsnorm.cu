@@ -10,8 +10,8 @@
 // (rmsnorm.cu of surogate-recipe-bf16).
 //
 // Grid: a block per 32 rows (norm_rows.cuh). Up to 2048 columns, 8 or 16 warps have a row each; otherwise groups of at
-// least 160 threads, which load the next row before they sum the present one. With current scaling, fallback scaling without
-// an initialised scale, and rows that do not fit in shared memory, this launch writes residual_out and rstd, and
+// least 160 threads, which load the next row before they sum the present one. With current scaling, fallback scaling
+// without an initialised scale, and rows that do not fit in shared memory, this launch writes residual_out and rstd, and
 // measures; another quantises (quantize.cuh), reading residual_out again.
 //
 // Bytes moved per element: 2 (x) + 1 + 1; add: 4 + 2 + 1 + 1. Floor at 4.26 TB/s: 8,192 x 4,096 with add 63 us. Expected:
@@ -201,7 +201,8 @@ void launch(const Buffers& b, const Scale& scale, const char* op, cudaStream_t s
     const int lanes = octets <= 256 ? 32 : static_cast<int>(ceil_div(ceil_div(octets, held), 32) * 32);
     const auto run = [&](auto kernel) {
         const int64_t shared = b.q_t == nullptr ? 0 : RowTile::size(b.tile_rows, b.columns);
-        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), op);
+        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
+                   op);
         const int blocks = to_int(ceil_div(b.rows, b.tile_rows), op, "rows");
         kernel<<<blocks, threads_for(lanes, shared, blocks), shared, stream>>>(b, scale, lanes);
         check_launch(op);

@@ -3,17 +3,19 @@
 //                      q [T, C]: dx in FP8;  q_t [C, T]: q transposed
 //   fp8_rmsnorm_dgrad  without dw
 //
-// dy, x, w, dresidual, dx are bf16; rstd is fp32, dw fp32 or (written only) bf16. dresidual and q_t are optional. dx may be the same buffer as dy
-// or dresidual. T and C are multiples of 16, C at most 16384; tensors are aligned to 16 bytes. Scales and amax: scale.h.
+// dy, x, w, dresidual, dx are bf16; rstd is fp32; dw is fp32 (written or accumulated into) or bf16 (written). dresidual
+// and q_t are optional. dx may be the same buffer as dy or dresidual. T and C are multiples of 16, C at most 16384;
+// tensors are aligned to 16 bytes. Scales and amax: scale.h.
 //
 // The arithmetic of dx is that of the bf16 kernels in the same order, so its bits are the same (rmsnorm_bwd.cu of
 // surogate-recipe-bf16). Those of dw are not, because a block has other rows.
 //
 // Grid: a block per 32 rows (norm_rows.cuh), with dw at most 512 blocks, independent of the GPU. Up to 1024 columns, 8
-// or 16 warps have a row each; otherwise groups of at least 96 threads. A thread loads all its octets of a row before it uses
-// them, and keeps its columns of dw in registers over all rows. A block adds the dw of its groups in order and writes one
-// partial row; another launch adds the partial rows in a fixed order. With current scaling, fallback scaling without an
-// initialised scale, and rows that do not fit in shared memory, this launch measures, and another quantises dx.
+// or 16 warps have a row each; otherwise groups of at least 96 threads. A thread loads all its octets of a row before it
+// uses them, and keeps its columns of dw in registers over all rows. A block adds the dw of its groups in order and
+// writes one partial row; another launch adds the partial rows in a fixed order. With current scaling, fallback scaling
+// without an initialised scale, and rows that do not fit in shared memory, this launch measures, and another quantises
+// dx.
 //
 // Bytes moved per element: 6 read + 2 + 1 + 1 written (4 + 4 without dresidual). Floor at 4.26 TB/s: 8,192 x 4,096 79 us.
 // Expected: 85 % of bandwidth; the partial rows add 8 bytes per column and block, 2.5 % of the bytes at T = 8192.
@@ -183,7 +185,8 @@ int64_t launch(const Buffers& b, const Scale& scale, const char* op, cudaStream_
     const int64_t tile_bytes = b.q_t == nullptr ? 0 : RowTile::size(b.tile_rows, b.columns);
     const int64_t shared = std::max<int64_t>(tile_bytes, HasDw ? 4 * b.columns : 0);
     const auto run = [&](auto kernel, int lanes) {
-        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), op);
+        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
+                   op);
         const int threads = (lanes == 32 ? row_warps(blocks) * 32 : 512) / lanes * lanes;
         kernel<<<to_int(blocks, op, "rows"), threads, shared, stream>>>(b, scale, lanes);
         check_launch(op);
@@ -193,7 +196,8 @@ int64_t launch(const Buffers& b, const Scale& scale, const char* op, cudaStream_
     } else if (octets <= 256) {
         run(norm_bwd_kernel<2, false, Residual, HasDw, Format>, 128);
     } else {
-        run(norm_bwd_kernel<4, false, Residual, HasDw, Format>, static_cast<int>(ceil_div(ceil_div(octets, 4), 32) * 32));
+        run(norm_bwd_kernel<4, false, Residual, HasDw, Format>,
+            static_cast<int>(ceil_div(ceil_div(octets, 4), 32) * 32));
     }
     return blocks;
 }

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from surogate_core.api import KernelDef, Op, Target, Value
-from surogate_core.memory.devices import DEVICES
+from surogate_core.machine.devices import DEVICES
 from surogate_core.plugins.registry import refusal
 from surogate_recipes_fp8.kernels import KERNELS
 
@@ -47,6 +47,7 @@ def quantising(kind: str, scaling: str, *, rows: int = TOKENS, columns: int = CO
     states = {"delayed": 2, "given": 1, "current": 0, "fallback": 1}[scaling] + extra
     scale = [state] if scaling in ("current", "fallback") else []
     attrs: dict[str, Any] = {"dtype": "e4m3", "scaling": scaling, "transposed": True, "eps": 1e-6}
+    attrs["residual"] = kind == "fp8_rmsnorm_bwd"
     return Op(kind, values("in", [*ins, *[state] * states]), values("out", [*outs, *scale]), attrs)
 
 
