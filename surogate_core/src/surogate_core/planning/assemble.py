@@ -1,8 +1,8 @@
 """From plan inputs to planned programs: plugins record programs, passes transform them. No torch.
 
     forward    the model's build, then the adapters, then fuse_adds
-    micro      differentiate -> outputs -> dead_code -> fuse_adds -> recipe.lower -> recompute -> offload
-               -> accumulate: micro_first, micro_next
+    micro      differentiate -> outputs -> dead_code -> fuse_adds -> recipe.lower -> adapters' fuse -> recompute
+               -> offload -> accumulate: micro_first, micro_next
                -> reduce, with several workers: micro_last, or micro_only where it is also the first
     evaluate   the forward program without ops for training alone, lowered by the same recipe
                -> pending, of micro and evaluate: copies of the states that micro-steps write, if there are any
@@ -181,6 +181,9 @@ class _Recorder:
         program = self.passed("dead_code", program, dead_code(program, inputs.ops))
         program = self.passed("fuse_adds", program, fuse_adds(program, inputs.ops))
         program = self.lower(program)
+        for adapter, options in inputs.adapters:
+            fused = adapter.fuse(program, options)
+            program = self.passed(f"adapter {adapter.name}", program, fused, (adapter, "fuse"))
         if inputs.recompute or any(inputs.ops[op.kind].always_recomputed for op in program.ops):
             program = self.passed("recompute", program, recompute(program, selector(inputs.recompute), b))
         if inputs.offload:

@@ -243,6 +243,7 @@ RESULTS: Final[Mapping[tuple[str, str], Check]] = {
     ("recipe", "supports"): _support,
     ("recipe", "lower"): _a(Program),
     ("adapter", "apply"): _a(Program),
+    ("adapter", "fuse"): _a(Program),
     ("adapter", "trainable"): _a(bool, "True or False"),
     ("adapter", "save"): _anything,
     ("adapter", "load"): _a(Mapping, "a mapping of tensors by name"),
