@@ -165,6 +165,7 @@ def test_norms_have_the_bits_of_the_bf16_kernels(columns: int) -> None:
     from surogate_recipes_fp8 import _C
 
     rows, code, stream = 80, DTYPES["bf16"].code, torch.cuda.current_stream().cuda_stream
+    e5m2 = DTYPES["e5m2"].code
     x, residual, dy = (random_rows(rows, columns).cuda() for _ in range(3))
     w = random_rows(columns, mean=1).cuda()
     q, q_t = (guarded((rows * columns,), torch.uint8).tensor for _ in range(2))
@@ -206,7 +207,7 @@ def test_outputs_may_overwrite_inputs(columns: int, scaling: int) -> None:
     def backward(dx: Tensor, dy: Tensor, dresidual: Tensor) -> Tensor:
         q, q_t = (torch.empty(rows * columns, dtype=torch.uint8, device="cuda") for _ in range(2))
         tensors = pointers(dy, x, w, rstd, dresidual, dx, None, q, q_t, None)
-        _C.fp8_rmsnorm_bwd(*tensors, 0, rows, columns, False, 0, *scale)
+        _C.fp8_rmsnorm_bwd(*tensors, 0, rows, columns, False, 0, DTYPES["e5m2"].code, *scale[1:])
         torch.cuda.synchronize()
         return torch.cat((q, q_t))
 
