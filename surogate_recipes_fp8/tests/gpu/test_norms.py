@@ -177,9 +177,8 @@ def test_norms_have_the_bits_of_the_bf16_kernels(columns: int) -> None:
     bf16.add_rmsnorm(*pointers(x, residual, w, norm, rstd, total), rows, columns, EPS, code, stream)
     _C.fp8_rmsnorm(*pointers(x, residual, w, q, q_t, norm_8, rstd_8, total_8), rows, columns, EPS, *given)
     bf16.rmsnorm_dgrad(*pointers(dy, x, w, rstd, residual, dx), rows, columns, code, stream)
-    _C.fp8_rmsnorm_bwd(
-        *pointers(dy, x, w, rstd, residual, dx_8, None, q, q_t, None), 0, rows, columns, False, 0, *given
-    )
+    tensors = pointers(dy, x, w, rstd, residual, dx_8, None, q, q_t, None)
+    _C.fp8_rmsnorm_bwd(*tensors, 0, rows, columns, False, 0, e5m2, *given[1:])
     torch.cuda.synchronize()
     for plain, fused in ((norm, norm_8), (total, total_8), (rstd, rstd_8), (dx, dx_8)):
         assert same_bits(plain, fused)
