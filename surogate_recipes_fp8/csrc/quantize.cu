@@ -105,7 +105,9 @@ void fp8_quantize(const void* x, void* q, void* q_t, const ColumnSums& sums, Ext
         return quantize_with_sums(x, to, sums, size, format, scale, op, stream);
     }
     with_source(x, size.columns, dtype_x, op, [&](const auto& source) {
-        quantize_source(source, to, scale, size.rows, size.columns, format, op, stream);
+        with_format(format, op, [&](auto constant) {
+            quantize_source<decltype(constant)::value>(source, to, scale, size.rows, size.columns, op, stream);
+        });
     });
 }
 

@@ -262,16 +262,19 @@ void with_format(int format, const char* op, Function&& function) {
     }
 }
 
+// For ops that recipes quantise to one format only: activations to e4m3, gradients to e5m2.
+inline void require_format(int format, int required, const char* op) {
+    SUROGATE_REQUIRE(format == required, op, std::string("dtype must be ") + name_of(required) + ", not " + name_of(format));
+}
+
 // Enqueues the launch that measures, if the scale needs one, and the one that quantises.
-template <class Source>
+template <int Format, class Source>
 void quantize_source(const Source& source, const Quantised& to, const Scale& scale, int64_t rows, int64_t columns,
-                     int format, const char* op, cudaStream_t stream) {
+                     const char* op, cudaStream_t stream) {
     if (scale.measures()) {
         measure(source, scale.given, scale.measured, rows, columns, op, stream);
     }
-    with_format(format, op, [&](auto constant) {
-        launch_quantize<decltype(constant)::value>(source, to, scale, rows, columns, op, stream);
-    });
+    launch_quantize<Format>(source, to, scale, rows, columns, op, stream);
 }
 
 }  // namespace surogate

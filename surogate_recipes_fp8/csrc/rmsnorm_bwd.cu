@@ -67,7 +67,7 @@ __device__ __forceinline__ void write_partial(const float (&dw)[Held][8], float*
 }
 
 // Held: number of octets of a row that a thread keeps in registers. A thread has the same columns in every row.
-template <int Held, bool WarpRow, bool Residual, bool HasDw, int Format>
+template <int Held, bool WarpRow, bool HasDw>
 __global__ void __launch_bounds__(512)
     norm_bwd_kernel(const Buffers b, const Scale scale, int lanes) {
     extern __shared__ __align__(16) uint8_t bytes[];
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(512)
     const RowTile tile{bytes, b.columns};
     RowSums<WarpRow> sums(scratch, group);
     const int octets = b.columns / 8;
-    const float encode = b.q != nullptr ? encode_of<Format>(scale) : 1.0f;
+    const float encode = b.q != nullptr ? encode_of<E5M2>(scale) : 1.0f;
     AbsMax top;
 
     Octet weight[Held];
@@ -94,13 +94,13 @@ __global__ void __launch_bounds__(512)
         for (int r = group.index; r < rows; r += group.count) {
             const int64_t start = (first_row + r) * b.columns + group.lane * 8;
             const float rstd = b.rstd[first_row + r];
-            Octet dys[Held], xs[Held], rest[Residual ? Held : 1];
+            Octet dys[Held], xs[Held], rest[Held];
 #pragma unroll
             for (int k = 0; k < Held; ++k) {
                 if (group.lane + k * group.lanes < octets) {
                     dys[k] = Octet::load(b.dy + start + k * group.lanes * 8);
                     xs[k] = Octet::load(b.x + start + k * group.lanes * 8);
-                    if constexpr (Residual) {
+                    if (b.dresidual != nullptr) {
                         rest[k] = Octet::load(b.dresidual + start + k * group.lanes * 8);
                     }
                 }
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(512)
                     for (int i = 0; i < 8; ++i) {
                         d[i] = (d[i] * w[i] - v[i] * rstd * dot) * rstd;
                     }
-                    if constexpr (Residual) {
+                    if (b.dresidual != nullptr) {
                         rest[k].to_float(v);
 #pragma unroll
                         for (int i = 0; i < 8; ++i) {
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(512)
                     if (b.q != nullptr) {
                         uint32_t words[2];
                         dx.to_float(d);
-                        quantise<Format>(d, encode, words);
+                        quantise<E5M2>(d, encode, words);
                         *reinterpret_cast<uint2*>(b.q + start + k * group.lanes * 8) = make_uint2(words[0], words[1]);
                         if (b.q_t != nullptr) {
                             *reinterpret_cast<uint2*>(tile.at(r, (group.lane + k * group.lanes) * 8)) =
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(512)
 }
 
 // Enqueues the kernel and returns the number of its blocks, which is that of the partial rows.
-template <bool Residual, bool HasDw, int Format>
+template <bool HasDw>
 int64_t launch(const Buffers& b, const Scale& scale, const char* op, cudaStream_t stream) {
     const int octets = b.columns / 8;
     const int64_t tiles = ceil_div(b.rows, b.tile_rows), blocks = HasDw ? std::min(kMaxBlocks, tiles) : tiles;
@@ -192,24 +192,14 @@ int64_t launch(const Buffers& b, const Scale& scale, const char* op, cudaStream_
         check_launch(op);
     };
     if (octets <= 128) {
-        run(norm_bwd_kernel<4, true, Residual, HasDw, Format>, 32);
+        run(norm_bwd_kernel<4, true, HasDw>, 32);
     } else if (octets <= 256) {
-        run(norm_bwd_kernel<2, false, Residual, HasDw, Format>, 128);
+        run(norm_bwd_kernel<2, false, HasDw>, 128);
     } else {
-        run(norm_bwd_kernel<4, false, Residual, HasDw, Format>,
+        run(norm_bwd_kernel<4, false, HasDw>,
             static_cast<int>(ceil_div(ceil_div(octets, 4), 32) * 32));
     }
     return blocks;
-}
-
-template <int Format>
-int64_t launch(const Buffers& b, const Scale& scale, const char* op, cudaStream_t stream) {
-    if (b.partials != nullptr) {
-        return b.dresidual != nullptr ? launch<true, true, Format>(b, scale, op, stream)
-                                      : launch<false, true, Format>(b, scale, op, stream);
-    }
-    return b.dresidual != nullptr ? launch<true, false, Format>(b, scale, op, stream)
-                                  : launch<false, false, Format>(b, scale, op, stream);
 }
 
 void check(const RmsNormBwd& t, Extent size, const char* op) {
@@ -238,6 +228,7 @@ void fp8_rmsnorm_bwd(const RmsNormBwd& t, Extent size, int format, const Scale& 
     const char* op = t.dw != nullptr ? "fp8_rmsnorm_bwd" : "fp8_rmsnorm_dgrad";
     check(t, size, op);
     check_scale(scale, op);
+    require_format(format, E5M2, op);
     Buffers b{static_cast<const __nv_bfloat16*>(t.dy),
               static_cast<const __nv_bfloat16*>(t.x),
               static_cast<const __nv_bfloat16*>(t.w),
@@ -262,17 +253,14 @@ void fp8_rmsnorm_bwd(const RmsNormBwd& t, Extent size, int format, const Scale& 
     if (scale.measures()) {
         check_cuda(cudaMemsetAsync(scale.measured, 0, 8, stream), op);
     }
-    with_format(format, op, [&](auto constant) {
-        constexpr int Format = decltype(constant)::value;
-        const int64_t partials = launch<Format>(b, scale, op, stream);
-        if (!at_once) {
-            const Quantised to{static_cast<uint8_t*>(t.q), static_cast<uint8_t*>(t.q_t)};
-            launch_quantize<Format>(Bf16Source{b.dx, size.columns}, to, scale, size.rows, size.columns, op, stream);
-        }
-        if (t.dw != nullptr) {
-            sum_rows(b.partials, partials, size.columns, t.dw, t.accumulate_dw, t.dtype_dw, op, stream);
-        }
-    });
+    const int64_t partials = t.dw != nullptr ? launch<true>(b, scale, op, stream) : launch<false>(b, scale, op, stream);
+    if (!at_once) {
+        const Quantised to{static_cast<uint8_t*>(t.q), static_cast<uint8_t*>(t.q_t)};
+        launch_quantize<E5M2>(Bf16Source{b.dx, size.columns}, to, scale, size.rows, size.columns, op, stream);
+    }
+    if (t.dw != nullptr) {
+        sum_rows(b.partials, partials, size.columns, t.dw, t.accumulate_dw, t.dtype_dw, op, stream);
+    }
 }
 
 }  // namespace surogate

@@ -33,6 +33,8 @@ NARROW = {
     "param_grad_dtype": "bf16",
 }
 
+FP8 = {"recipe": "fp8-hybrid", "fp8_amax_history": 4, "sequence_len": 64, "model_dtype": None}
+
 
 def go(config: Path, *overrides: str) -> list[str]:
     """Run to the end; return the lines that were printed."""
@@ -87,7 +89,7 @@ def straight_and_resumed(
     return here.root / "straight/step_00000020", here.root / "resumed/step_00000020"
 
 
-@pytest.mark.parametrize("dtypes", [{}, NARROW, {"model_dtype": "bf16"}], ids=["fp32", "masters", "bf16"])
+@pytest.mark.parametrize("dtypes", [{}, NARROW, {"model_dtype": "bf16"}, FP8], ids=["fp32", "masters", "bf16", "fp8"])
 def test_ten_steps_and_ten_more_equal_twenty(
     here: Workplace, monkeypatch: pytest.MonkeyPatch, dtypes: dict[str, str]
 ) -> None:

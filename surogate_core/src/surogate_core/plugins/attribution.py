@@ -253,6 +253,7 @@ RESULTS: Final[Mapping[tuple[str, str], Check]] = {
     ("lowering", "lower"): _a(Family),
     ("lowering", "product_error"): _error,
     ("adapter", "apply"): _a(Program),
+    ("adapter", "fuse"): _a(Program),
     ("adapter", "trainable"): _a(bool, "True or False"),
     ("adapter", "save"): _anything,
     ("adapter", "load"): _a(Mapping, "a mapping of tensors by name"),
