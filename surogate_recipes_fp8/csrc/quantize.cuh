@@ -272,7 +272,7 @@ template <int Format, class Source>
 void quantize_source(const Source& source, const Quantised& to, const Scale& scale, int64_t rows, int64_t columns,
                      const char* op, cudaStream_t stream) {
     if (scale.measures()) {
-        measure(source, scale.given, scale.measured, rows, columns, op, stream);
+        measure(source, scale.unless(), scale.measured, rows, columns, op, stream);
     }
     launch_quantize<Format>(source, to, scale, rows, columns, op, stream);
 }
