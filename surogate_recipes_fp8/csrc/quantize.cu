@@ -11,8 +11,8 @@
 // the maximum, an atomic per block, is exact.
 //
 // Bytes moved per element: 2 read + 1 + 1 written (fp32 x: 4 read). Floor at 4.26 TB/s: 8,192 x 4,096 in bf16 31.5 us.
-// Measured on an H200: 85 % of bandwidth or more. Arithmetic takes about a third of the time: 6 instructions per element of the 24 that
-// an SM issues at 1.5 GHz while it moves 4 bytes. The partial sums add 3 % of the bytes.
+// Measured on an H200: 85 % of bandwidth or more. Arithmetic takes about a third of the time: 6 instructions per element
+// of the 24 that an SM issues at 1.5 GHz while it moves 4 bytes. The partial sums add 3 % of the bytes.
 #include "quantize.h"
 
 #include "column_sums.h"

@@ -18,7 +18,8 @@
 // dx.
 //
 // Bytes moved per element: 6 read + 2 + 1 + 1 written (4 + 4 without dresidual). Floor at 4.26 TB/s: 8,192 x 4,096 79 us.
-// Measured on an H200, alone: 65 to 90 % of bandwidth, depending on the shape. The partial rows add 8 bytes per column and block, 2.5 % of the bytes at T = 8192.
+// Measured on an H200, alone: 65 to 90 % of bandwidth, depending on the shape. The partial rows add 8 bytes per column
+// and block, 2.5 % of the bytes at T = 8192.
 #include "column_sums.h"
 #include "norm_rows.cuh"
 #include "norms.h"
