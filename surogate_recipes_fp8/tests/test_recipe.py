@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from surogate_core.runtime.initialise import initialise
 from surogate_core.runtime.reference import ReferenceExecutor
 from surogate_lora.adapter import LORA
 from surogate_lora.options import LoraOptions
+from surogate_optim_adamw.adamw import ADAMW
 from surogate_recipes_fp8.recipe import E4M3_E5M2, FP8_HYBRID, Fp8Options
 
 LAYERS, ROWS, LENGTH, VOCABULARY = 3, 2, 32, 64
@@ -302,6 +304,19 @@ def test_weights_are_scaled_by_their_exact_magnitude_after_every_update() -> Non
                 error = (q.float() * scale[0] - weight.float()).norm() / weight.float().norm()
                 assert 0 < error < 0.04
         model.step()
+
+
+def test_the_magnitude_of_a_weight_takes_a_pass_only_if_the_optimizer_does_not_compute_it() -> None:
+    def update(b: Any, params: Any, *rest: Any) -> None:
+        ADAMW.update(b, [replace(p, amax=None) for p in params], *rest)
+
+    writes, writes_none = Model(), Model(optimizer=replace(ADAMW, update=update))
+    assert "fp8_amax" not in kinds(writes.assembly.programs["update"])
+    assert kinds(writes_none.assembly.programs["update"])["fp8_amax"] == PRODUCTS * LAYERS
+    for model in (writes, writes_none):
+        for _ in range(2):
+            model.step()
+    assert not differing(writes.named("param", "state"), writes_none.named("param", "state"))
 
 
 @pytest.mark.parametrize("scale", [float("inf"), float("nan")])

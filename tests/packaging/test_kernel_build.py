@@ -289,7 +289,7 @@ SOURCE = r"""
 #include <cstdio>
 
 int main() {
-    const surogate::PhiloxWords words = surogate::philox4x32_10(0, 0, 0, 0, 0, 0);
+    const surogate::PhiloxWords words = surogate::philox4x32_10(0, 0, 0, 0, surogate::philox_keys(0));
     std::printf("%08x %08x %08x %08x\n", words.word[0], words.word[1], words.word[2], words.word[3]);
     unsigned bits;
     for (long long i = 0; std::scanf("%x", &bits) == 1; ++i) {

@@ -5,38 +5,47 @@
 //
 // Arithmetic is fp32 on the unrounded moments. Each operation is rounded separately (no fused multiply-add), in the
 // order of `surogate_optim_adamw.reference:adamw`, so results are bit-identical to it. bf16 masters and moments are
-// stored with stochastic rounding. Nothing is written if clip_coef is not finite.
+// stored with stochastic rounding. If clip_coef is not finite, nothing but the amax is written.
 //
-//   table      [tensors] entries of 9 int64 words, see Entry: grad, master, m and v, each fp32 or bf16; optionally a
-//              work copy, fp32 or bf16, which receives the stored master, rounded to nearest. Masters and moments are
-//              updated in place. Chunks are numbered consecutively over all tensors; a tensor of `size` elements has
-//              ceil(size / chunk_size) chunks.
+//   table      [tensors] entries of 10 int64 words, see Entry: grad, master, m and v, each fp32 or bf16; optionally a
+//              work copy, fp32 or bf16, which receives the stored master, rounded to nearest; optionally an fp32 amax,
+//              which receives the largest magnitude of the param, NaN if an element is NaN. The param is the work copy,
+//              or else the master. Masters and moments are updated in place. Chunks are numbered consecutively over all
+//              tensors; a tensor of `size` elements has ceil(size / chunk_size) chunks.
 //   clip_coef, lr  fp32 scalars; step int32 scalar, 1 at the first step; seed int64 scalar; all in device memory
+//   workspace      Factors, computed from the scalars by a launch of one block, which also sets every amax to 0
 //
 // Random bits: Philox with the key `seed` and the counter (index of the eight elements, stream of the value, step). A
 // param has three streams: its own and two that differ from it in fixed bits (philox.cuh).
 //
-// Any size. Pointers are aligned to their element; accesses are 16 bytes wide for tensors whose buffers are all aligned
-// to 16 bytes. Grid: one block per chunk; a thread processes eight elements per iteration.
+// Any size. Pointers are aligned to their element. Grid: one block per chunk; a thread processes eight elements per
+// iteration. The first loop updates the octets that `update_in_range` can (element.cuh): whole ones, in buffers that are
+// all aligned to 16 bytes, with values in the usual range. The second loop updates the others, at half the speed. An
+// amax is a maximum of bits, hence the same in any order of blocks.
 //
-// Bytes moved per element: 28 with fp32 throughout, 14 with bf16 throughout. Expected: 85-90 % of bandwidth with fp32
-// states. With bf16 throughout, three Philox calls, two exact divisions and a square root take about 110 instructions
-// per element, and arithmetic limits the kernel to about half of the bandwidth.
+// Bytes moved per element: 28 with fp32 throughout, 14 with bf16 throughout. Instructions per element, counted in the
+// code for SM90: 42 with fp32 and 65 with bf16 throughout, of which 27 are the arithmetic and 19 the random bits. An SM
+// issues 128 per clock, so at 1.5 GHz bf16 is limited to 5.4 TB/s.
 #include <cuda_bf16.h>
 
 #include <cstdint>
 
 #include "adamw.h"
+#include "element.cuh"
 #include "surogate/check.h"
 #include "surogate/dtype.h"
 #include "surogate/octet.cuh"
 #include "surogate/philox.cuh"
+#include "words.cuh"
 
 namespace surogate {
 namespace {
 
 constexpr const char* op = "adamw";
 constexpr int threads = 256;
+constexpr int blocks_per_sm = 3;
+constexpr int stride = threads * octet;  // elements that a block updates at a time
+constexpr int64_t max_chunk_size = 32 * stride;
 
 // Philox streams of the three values of a param, as in the reference.
 constexpr uint32_t master_stream = 0;
@@ -55,38 +64,87 @@ struct Entry {
     void* master;
     void* m;
     void* v;
-    void* copy;  // null if the master is the param itself
+    void* copy;      // null if the master is the param itself
+    uint32_t* amax;  // bits of a non-negative float; null if nobody reads it
     int64_t size;
     int64_t first_chunk;
     double weight_decay;
     uint32_t stream;
     uint32_t flags;
 };
-static_assert(sizeof(Entry) == 9 * sizeof(int64_t));
+static_assert(sizeof(Entry) == 10 * sizeof(int64_t));
 
-// Coefficients that are the same for all elements of a tensor. Computed in fp64 and then rounded, as in the reference.
-struct Rates {
-    float coef, beta1, rest1, beta2, rest2, decay, rate, correction2, epsilon;
+// One chunk of one tensor.
+struct Chunk {
+    Entry entry;
+    int64_t begin;
+    int size;
+    float decay;
 };
 
-__device__ Rates rates(float clip_coef, float lr, int step, double weight_decay, double beta1, double beta2,
-                       double epsilon) {
-    const double rate = lr;
-    const double t = step;
-    Rates r;
-    r.coef = clip_coef;
-    r.beta1 = static_cast<float>(beta1);
-    r.rest1 = static_cast<float>(1 - beta1);
-    r.beta2 = static_cast<float>(beta2);
-    r.rest2 = static_cast<float>(1 - beta2);
-    r.decay = static_cast<float>(__dsub_rn(1.0, __dmul_rn(rate, weight_decay)));
-    r.rate = static_cast<float>(rate / (1 - pow(beta1, t)));
-    r.correction2 = static_cast<float>(sqrt(1 - pow(beta2, t)));
-    r.epsilon = static_cast<float>(epsilon);
-    return r;
+// Updates eight elements and returns true, or writes nothing and returns false: see `update_in_range`.
+template <class G, class P, class S>
+__device__ __forceinline__ bool update_words(const Factors& f, const Chunk& chunk, int offset, Largest& largest) {
+    const Entry& entry = chunk.entry;
+    const int64_t first = chunk.begin + offset;
+    const Words<G> g = Words<G>::load(entry.grad, first);
+    const Words<S> old_m = Words<S>::load(entry.m, first);
+    const Words<S> old_v = Words<S>::load(entry.v, first);
+    const Words<P> old_p = Words<P>::load(entry.master, first);
+    float p[octet], m[octet], v[octet];
+    bool in_range = true;
+#pragma unroll
+    for (int i = 0; i < octet; ++i) {
+        p[i] = old_p.get(i), m[i] = old_m.get(i), v[i] = old_v.get(i);
+        in_range &= update_in_range(f, chunk.decay, g.get(i), p[i], m[i], v[i]);
+    }
+    if (!in_range) {
+        return false;
+    }
+    // A chunk does not cross a multiple of 2^32 blocks of eight.
+    const int64_t origin = chunk.begin / octet;
+    const uint32_t low = static_cast<uint32_t>(origin) + offset / octet;
+    const uint32_t high = static_cast<uint32_t>(origin >> 32);
+    const auto random = [&](uint32_t stream) {
+        return philox4x32_10(low, high, entry.stream ^ stream, static_cast<uint32_t>(f.step), f.keys);
+    };
+    Words<S>::rounded(m, random, m_stream).store(entry.m, first);
+    Words<S>::rounded(v, random, v_stream).store(entry.v, first);
+    const Words<P> new_p = Words<P>::rounded(p, random, master_stream);
+    new_p.store(entry.master, first);
+    if (entry.copy == nullptr) {
+        largest.add(new_p);
+        return true;
+    }
+#pragma unroll
+    for (int i = 0; i < octet; ++i) {
+        p[i] = new_p.get(i);
+    }
+    if (entry.flags & copy_bf16) {
+        const auto copy = Words<__nv_bfloat16>::nearest(p);
+        copy.store(entry.copy, first);
+        largest.add(copy);
+    } else {
+        const auto copy = Words<float>::nearest(p);
+        copy.store(entry.copy, first);
+        largest.add(copy);
+    }
+    return true;
 }
 
-__device__ __forceinline__ void load(const void* base, bool bf16, int64_t first, float (&x)[octet], int64_t count,
+// Updates the octets of a chunk that `update_words` can. Returns the others of this thread, one bit each.
+template <class G, class P, class S>
+__device__ __forceinline__ uint32_t update_most(const Factors& f, const Chunk& chunk, Largest& largest) {
+    uint32_t left = 0, bit = 1;
+    for (int offset = threadIdx.x * octet; offset < chunk.size; offset += stride, bit <<= 1) {
+        if (offset + octet > chunk.size || !update_words<G, P, S>(f, chunk, offset, largest)) {
+            left |= bit;
+        }
+    }
+    return left;
+}
+
+__device__ __forceinline__ void load(const void* base, bool bf16, int64_t first, float (&x)[octet], int count,
                                      bool whole) {
     if (bf16) {
         load_octet(static_cast<const __nv_bfloat16*>(base) + first, x, count, whole);
@@ -95,7 +153,7 @@ __device__ __forceinline__ void load(const void* base, bool bf16, int64_t first,
     }
 }
 
-__device__ __forceinline__ void store(void* base, bool bf16, int64_t first, const float (&x)[octet], int64_t count,
+__device__ __forceinline__ void store(void* base, bool bf16, int64_t first, const float (&x)[octet], int count,
                                       bool whole) {
     if (bf16) {
         store_octet(static_cast<__nv_bfloat16*>(base) + first, x, count, whole);
@@ -105,7 +163,7 @@ __device__ __forceinline__ void store(void* base, bool bf16, int64_t first, cons
 }
 
 // Stores a state, with stochastic rounding to bf16. Sets `x` to the stored values.
-__device__ __forceinline__ void store_state(void* base, bool bf16, int64_t first, float (&x)[octet], int64_t count,
+__device__ __forceinline__ void store_state(void* base, bool bf16, int64_t first, float (&x)[octet], int count,
                                             bool whole, int64_t seed, uint32_t stream, int step) {
     if (bf16) {
         const PhiloxWords random = random_halves(first / octet, seed, stream, step);
@@ -117,85 +175,177 @@ __device__ __forceinline__ void store_state(void* base, bool bf16, int64_t first
     store(base, bf16, first, x, count, whole);
 }
 
-__global__ void __launch_bounds__(threads)
-    adamw_kernel(const Entry* table, const float* clip_coef, const float* lr, const int32_t* step_pointer,
-                 const int64_t* seed_pointer, int64_t tensors, int64_t chunk_size, double beta1, double beta2,
-                 double epsilon) {
-    const float coef = *clip_coef;
-    if (!isfinite(coef)) {
-        return;
+// Adds the first `count` elements of the param whose master has the values `p`.
+__device__ __forceinline__ void add_param(const Entry& entry, const float (&p)[octet], int count, Largest& largest) {
+    float param[octet];
+#pragma unroll
+    for (int i = 0; i < octet; ++i) {
+        const float x = i < count ? p[i] : 0.0f;
+        param[i] = entry.flags & copy_bf16 ? __bfloat162float(__float2bfloat16_rn(x)) : x;
     }
-    // Chunk blockIdx.x belongs to the last tensor whose first chunk is at or before it. An empty tensor has the same
-    // first chunk as the next tensor.
+    largest.add(Words<float>::nearest(param));
+}
+
+// Updates up to eight elements, whatever their values, dtypes and alignment.
+__device__ __forceinline__ void update_octet(const Factors& f, const Chunk& chunk, int offset, bool aligned,
+                                             Largest& largest) {
+    const Entry& entry = chunk.entry;
+    const int64_t first = chunk.begin + offset;
+    const int count = chunk.size - offset;
+    const bool whole = aligned && count >= octet;
+    float g[octet], p[octet], m[octet], v[octet];
+    load(entry.grad, entry.flags & grad_bf16, first, g, count, whole);
+    load(entry.m, entry.flags & m_bf16, first, m, count, whole);
+    load(entry.v, entry.flags & v_bf16, first, v, count, whole);
+    load(entry.master, entry.flags & master_bf16, first, p, count, whole);
+#pragma unroll
+    for (int i = 0; i < octet; ++i) {
+        update(f, chunk.decay, g[i], p[i], m[i], v[i]);
+    }
+    store_state(entry.m, entry.flags & m_bf16, first, m, count, whole, f.seed, entry.stream ^ m_stream, f.step);
+    store_state(entry.v, entry.flags & v_bf16, first, v, count, whole, f.seed, entry.stream ^ v_stream, f.step);
+    store_state(entry.master, entry.flags & master_bf16, first, p, count, whole, f.seed, entry.stream ^ master_stream,
+                f.step);
+    if (entry.copy != nullptr) {
+        store(entry.copy, entry.flags & copy_bf16, first, p, count, whole);
+    }
+    add_param(entry, p, count, largest);
+}
+
+__device__ __forceinline__ uint32_t update_chunk(const Factors& f, const Chunk& chunk, bool aligned, Largest& largest) {
+    using Wide = float;
+    using Half = __nv_bfloat16;
+    const uint32_t all = ~0u;
+    if (!aligned || !f.in_range) {
+        return all;
+    }
+    switch (chunk.entry.flags & (grad_bf16 | master_bf16 | m_bf16 | v_bf16)) {
+        case grad_bf16 | master_bf16 | m_bf16 | v_bf16:
+            return update_most<Half, Half, Half>(f, chunk, largest);
+        case master_bf16 | m_bf16 | v_bf16:
+            return update_most<Wide, Half, Half>(f, chunk, largest);
+        case grad_bf16 | m_bf16 | v_bf16:
+            return update_most<Half, Wide, Half>(f, chunk, largest);
+        case m_bf16 | v_bf16:
+            return update_most<Wide, Wide, Half>(f, chunk, largest);
+        case grad_bf16 | master_bf16:
+            return update_most<Half, Half, Wide>(f, chunk, largest);
+        case master_bf16:
+            return update_most<Wide, Half, Wide>(f, chunk, largest);
+        case grad_bf16:
+            return update_most<Half, Wide, Wide>(f, chunk, largest);
+        case 0:
+            return update_most<Wide, Wide, Wide>(f, chunk, largest);
+        default:  // moments of two dtypes
+            return all;
+    }
+}
+
+// Adds the elements of the param of a skipped step.
+__device__ __forceinline__ void add_chunk(const Chunk& chunk, bool aligned, Largest& largest) {
+    for (int offset = threadIdx.x * octet; offset < chunk.size; offset += stride) {
+        const int count = chunk.size - offset;
+        float p[octet];
+        load(chunk.entry.master, chunk.entry.flags & master_bf16, chunk.begin + offset, p, count,
+             aligned && count >= octet);
+        add_param(chunk.entry, p, count, largest);
+    }
+}
+
+// Chunk i belongs to the last tensor whose first chunk is at or before it. An empty tensor has the same first chunk as
+// the next tensor.
+__device__ __forceinline__ const Entry& entry_of(const Entry* table, int64_t tensors, int64_t chunk) {
     int64_t begun = 0;
     for (int64_t base = 0; base < tensors; base += threads) {
         const int64_t i = base + threadIdx.x;
-        begun += __syncthreads_count(i < tensors && table[i].first_chunk <= blockIdx.x);
+        begun += __syncthreads_count(i < tensors && table[i].first_chunk <= chunk);
     }
-    const Entry entry = table[begun - 1];
-    const int step = *step_pointer;
-    const int64_t seed = *seed_pointer;
-    __shared__ Rates shared;
+    return table[begun - 1];
+}
+
+__global__ void __launch_bounds__(threads)
+    prepare_kernel(const Entry* table, const float* clip_coef, const float* lr, const int32_t* step, const int64_t* seed,
+                   int64_t tensors, double beta1, double beta2, double epsilon, Factors* result) {
     if (threadIdx.x == 0) {
-        shared = rates(coef, *lr, step, entry.weight_decay, beta1, beta2, epsilon);
+        *result = factors(*clip_coef, *lr, *step, *seed, beta1, beta2, epsilon);
+    }
+    for (int64_t i = threadIdx.x; i < tensors; i += threads) {
+        if (table[i].amax != nullptr) {
+            *table[i].amax = 0;
+        }
+    }
+}
+
+__global__ void __launch_bounds__(threads, blocks_per_sm)
+    adamw_kernel(const Entry* table, const Factors* prepared, int64_t tensors, int64_t chunk_size) {
+    const Factors f = *prepared;
+    __shared__ Entry shared;
+    const Entry& found = entry_of(table, tensors, blockIdx.x);
+    if (threadIdx.x == 0) {
+        shared = found;
     }
     __syncthreads();
-    const Rates r = shared;
-
+    Chunk chunk;
+    chunk.entry = shared;
+    const Entry& entry = chunk.entry;
+    chunk.begin = (blockIdx.x - entry.first_chunk) * chunk_size;
+    chunk.size = static_cast<int>(min(chunk_size, entry.size - chunk.begin));
+    chunk.decay = decay_of(f, entry.weight_decay);
     const uintptr_t addresses = reinterpret_cast<uintptr_t>(entry.grad) | reinterpret_cast<uintptr_t>(entry.master) |
                                 reinterpret_cast<uintptr_t>(entry.m) | reinterpret_cast<uintptr_t>(entry.v) |
                                 reinterpret_cast<uintptr_t>(entry.copy);
     const bool aligned = addresses % 16 == 0;
-    const int64_t begin = (blockIdx.x - entry.first_chunk) * chunk_size;
-    const int64_t end = min(begin + chunk_size, entry.size);
-    for (int64_t first = begin + threadIdx.x * octet; first < end; first += threads * octet) {
-        const int64_t count = end - first;
-        const bool whole = aligned && count >= octet;
-        float g[octet], p[octet], m[octet], v[octet];
-        load(entry.grad, entry.flags & grad_bf16, first, g, count, whole);
-        load(entry.m, entry.flags & m_bf16, first, m, count, whole);
-        load(entry.v, entry.flags & v_bf16, first, v, count, whole);
-        load(entry.master, entry.flags & master_bf16, first, p, count, whole);
-#pragma unroll
-        for (int i = 0; i < octet; ++i) {
-            g[i] = __fmul_rn(g[i], r.coef);
-            m[i] = __fadd_rn(__fmul_rn(m[i], r.beta1), __fmul_rn(g[i], r.rest1));
-            v[i] = __fadd_rn(__fmul_rn(v[i], r.beta2), __fmul_rn(__fmul_rn(g[i], g[i]), r.rest2));
-            const float root = __fadd_rn(__fdiv_rn(__fsqrt_rn(v[i]), r.correction2), r.epsilon);
-            p[i] = __fsub_rn(__fmul_rn(p[i], r.decay), __fmul_rn(r.rate, __fdiv_rn(m[i], root)));
+    Largest largest;
+    if (isfinite(f.coef)) {
+        uint32_t left = update_chunk(f, chunk, aligned, largest);
+        for (int offset = threadIdx.x * octet; offset < chunk.size && left != 0; offset += stride, left >>= 1) {
+            if (left & 1) {
+                update_octet(f, chunk, offset, aligned, largest);
+            }
         }
-        store_state(entry.m, entry.flags & m_bf16, first, m, count, whole, seed, entry.stream ^ m_stream, step);
-        store_state(entry.v, entry.flags & v_bf16, first, v, count, whole, seed, entry.stream ^ v_stream, step);
-        store_state(entry.master, entry.flags & master_bf16, first, p, count, whole, seed,
-                    entry.stream ^ master_stream, step);
-        if (entry.copy != nullptr) {
-            store(entry.copy, entry.flags & copy_bf16, first, p, count, whole);
+    } else if (entry.amax != nullptr) {
+        add_chunk(chunk, aligned, largest);
+    }
+    if (entry.amax != nullptr) {
+        const uint32_t top = __reduce_max_sync(0xffffffffu, largest.bits());
+        if (threadIdx.x % 32 == 0) {
+            atomicMax(entry.amax, top);
         }
     }
 }
 
 }  // namespace
 
-void adamw(const void* table, const void* clip_coef, const void* lr, const void* step, const void* seed,
-           int64_t tensors, int64_t chunks, int64_t chunk_size, double beta1, double beta2, double epsilon,
-           cudaStream_t stream) {
+int64_t adamw_workspace() { return sizeof(Factors); }
+
+void adamw(const void* table, const void* clip_coef, const void* lr, const void* step, const void* seed, void* workspace,
+           int64_t workspace_bytes, int64_t tensors, int64_t chunks, int64_t chunk_size, double beta1, double beta2,
+           double epsilon, cudaStream_t stream) {
     check_pointer(table, op, "table", 8);
     check_pointer(clip_coef, op, "clip_coef", 4);
     check_pointer(lr, op, "lr", 4);
     check_pointer(step, op, "step", 4);
     check_pointer(seed, op, "seed", 8);
+    check_pointer(workspace, op, "workspace", alignof(Factors));
+    SUROGATE_REQUIRE(workspace_bytes >= adamw_workspace(), op,
+                     "workspace must have " + std::to_string(adamw_workspace()) + " bytes, got " +
+                         std::to_string(workspace_bytes));
     check_positive(tensors, op, "tensors");
     check_positive(chunks, op, "chunks");
     check_positive(chunk_size, op, "chunk_size");
-    SUROGATE_REQUIRE(chunk_size % octet == 0, op,
-                     "chunk_size must be a multiple of 8, got " + std::to_string(chunk_size));
+    SUROGATE_REQUIRE((chunk_size & (chunk_size - 1)) == 0 && chunk_size >= octet && chunk_size <= max_chunk_size, op,
+                     "chunk_size must be a power of two from 8 to " + std::to_string(max_chunk_size) + ", got " +
+                         std::to_string(chunk_size));
     SUROGATE_REQUIRE(beta1 >= 0 && beta1 < 1, op, "beta1 must be in [0, 1), got " + std::to_string(beta1));
     SUROGATE_REQUIRE(beta2 >= 0 && beta2 < 1, op, "beta2 must be in [0, 1), got " + std::to_string(beta2));
     SUROGATE_REQUIRE(epsilon > 0, op, "epsilon must be positive, got " + std::to_string(epsilon));
-    adamw_kernel<<<to_int(chunks, op, "chunks"), threads, 0, stream>>>(
-        static_cast<const Entry*>(table), static_cast<const float*>(clip_coef), static_cast<const float*>(lr),
-        static_cast<const int32_t*>(step), static_cast<const int64_t*>(seed), tensors, chunk_size, beta1, beta2,
-        epsilon);
+    const Entry* entries = static_cast<const Entry*>(table);
+    Factors* prepared = static_cast<Factors*>(workspace);
+    prepare_kernel<<<1, threads, 0, stream>>>(entries, static_cast<const float*>(clip_coef),
+                                              static_cast<const float*>(lr), static_cast<const int32_t*>(step),
+                                              static_cast<const int64_t*>(seed), tensors, beta1, beta2, epsilon,
+                                              prepared);
+    adamw_kernel<<<to_int(chunks, op, "chunks"), threads, 0, stream>>>(entries, prepared, tensors, chunk_size);
     check_launch(op);
 }
 

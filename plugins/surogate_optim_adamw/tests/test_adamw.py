@@ -39,9 +39,11 @@ class Updates:
         grad: str | None = None,
         state: str = "fp32",
         weight_decay: float = 0.0,
+        measured: bool = False,
         **options: float,
     ) -> None:
         b = Builder(OPS, model)
+        self.measured = measured
         self.scalars = Scalars(
             b.input("lr", (), "fp32"),
             b.input("step", (), "int32"),
@@ -61,7 +63,7 @@ class Updates:
         )
         with b.record("update"):
             ADAMW.update(b, self.params, self.clip_coef, self.scalars, precision, weight_decay, AdamWOptions(**options))
-            program = b.program("update")
+            program = b.program("update", tuple(p.amax for p in self.params if p.amax is not None))
         verify(program, OPS)
         self.ops = program.ops
         self.declared = {v.name: v for v in b.declared}
@@ -72,7 +74,8 @@ class Updates:
     def _param(self, b: Builder, name: str, shape: tuple[int, ...], grad: str, master: str) -> ParamGrad:
         param = b.param(name, shape, Init(kind="ones"))
         own = param if param.dtype == master else b.state(f"master.{name}", shape, master, None)
-        return ParamGrad(param, b.grad(param, grad), own)
+        amax = b.activation("amax", (), "fp32") if self.measured else None
+        return ParamGrad(param, b.grad(param, grad), own, amax)
 
     def __getitem__(self, value: Value | str) -> Tensor:
         return self.buffers.persistent(self.declared[value] if isinstance(value, str) else value)
@@ -95,6 +98,9 @@ class Updates:
         """Return the bytes of params, masters and moments."""
         kept = {name: v for name, v in self.declared.items() if v.role in ("param", "state")}
         return {name: self[v].clone().reshape(-1).view(torch.uint8) for name, v in kept.items()}
+
+    def amaxes(self) -> list[Tensor]:
+        return [self.buffers.view(p.amax, "update") for p in self.params if p.amax is not None]
 
     def restore(self, bits: Mapping[str, Tensor]) -> None:
         for name, content in bits.items():
@@ -224,6 +230,27 @@ def test_the_work_copy_is_the_master_rounded_to_nearest() -> None:
             assert torch.equal(ours[p.master], same[plain.param])
             assert ours[p.param].dtype == torch.bfloat16
             assert torch.equal(ours[p.param], ours[p.master].bfloat16())
+
+
+@pytest.mark.parametrize("coef", [1.0, float("nan")])
+@pytest.mark.parametrize(("model", "master"), [("fp32", "fp32"), ("bf16", "bf16"), ("bf16", "fp32"), ("fp32", "bf16")])
+def test_the_amax_is_that_of_the_param_after_the_step(model: str, master: str, coef: float) -> None:
+    """Also after a skipped step, where the param is what it was before."""
+    ours = Updates(SHAPES, model=model, master=master, grad="fp32", measured=True)
+    ours.draw(generator())
+    ours.step(draw_like(ours.params, generator(1)), step=1, lr=0.5)
+    ours.step(draw_like(ours.params, generator(2)), step=2, lr=0.5, coef=coef)
+    for p, amax in zip(ours.params, ours.amaxes(), strict=True):
+        assert amax.shape == () and amax == ours[p.param].abs().max(), p.param
+
+
+@pytest.mark.parametrize("special", [torch.nan, torch.inf, -torch.inf])
+def test_an_amax_is_not_finite_if_the_param_is_not(special: float) -> None:
+    ours = Updates([(33, 17)], model="bf16", measured=True)
+    ours.draw(generator())
+    ours["0"][5, 7] = special
+    ours.step(draw_like(ours.params, generator(1)), step=1)
+    torch.testing.assert_close(ours.amaxes()[0], torch.tensor(special).abs(), equal_nan=True)
 
 
 def rounded_and_exact(seeds: int, **narrow: Any) -> tuple[Updates, Updates, dict[str, Tensor]]:

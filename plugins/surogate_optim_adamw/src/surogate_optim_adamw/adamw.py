@@ -31,7 +31,10 @@ def update(
     weight_decay: float,
     options: AdamWOptions,
 ) -> None:
-    """Emit one `adamw` op over all params. Moments are states in `optimizer_state_dtype`. Only matrices have decay."""
+    """Emit one `adamw` op over all params. Moments are states in `optimizer_state_dtype`. Only matrices have decay.
+
+    The op also writes `ParamGrad.amax`, where the recipe reads it.
+    """
     dtype = "fp64" if params[0].master.dtype == "fp64" else precision.optimizer_state
     moments = [
         [b.state(f"adamw.{name}.{p.param.name}", p.param.shape, dtype, Init(kind="zeros")) for p in params]
@@ -39,6 +42,7 @@ def update(
     ]
     masters = [p.master for p in params]
     copies = [p.param for p in params if p.param is not p.master]
+    measured = {i: p.amax for i, p in enumerate(params) if p.amax is not None}
     b.emit(
         "adamw",
         *(clip_coef, scalars.lr, scalars.step, scalars.seed),
@@ -46,10 +50,11 @@ def update(
         *masters,
         *moments[0],
         *moments[1],
-        outs=[*masters, *moments[0], *moments[1], *copies],
+        outs=[*masters, *moments[0], *moments[1], *copies, *measured.values()],
         n=len(params),
         copied=tuple(i for i, p in enumerate(params) if p.param is not p.master),
         copy_dtypes=tuple(v.dtype for v in copies),
+        measured=tuple(measured),
         weight_decay=tuple(weight_decay if len(p.param.shape) >= 2 else 0.0 for p in params),
         streams=tuple(crc32(p.param.name.encode()) for p in params),
         beta1=options.adamw_beta1,
@@ -59,11 +64,12 @@ def update(
 
 
 def infer(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
-    """Return the specs of masters and both moments, then of the work copies of params with a separate master."""
+    """Return the specs of masters and both moments, then of work copies and of amaxes, for the params that have one."""
     n = attrs["n"]
     kept = [OutSpec("updated", v.shape, v.dtype) for v in ins[4 + n :]]
     copies = zip(attrs["copied"], attrs["copy_dtypes"], strict=True)
-    return [*kept, *(OutSpec("work", ins[4 + n + i].shape, dtype) for i, dtype in copies)]
+    work = [OutSpec("work", ins[4 + n + i].shape, dtype) for i, dtype in copies]
+    return [*kept, *work, *(OutSpec("amax", (), "fp32") for _ in attrs["measured"])]
 
 
 def flops(op: Op) -> int:

@@ -1,4 +1,4 @@
-"""The compiled `adamw`: one launch over all tensors, listed by a table in device memory."""
+"""The compiled `adamw`: all tensors in one launch, listed by a table in device memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from collections.abc import Callable
 from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target, Value
 
 CHUNK_SIZE = 16384
-"""Number of elements that one thread block updates; a multiple of 8."""
+"""Number of elements that one thread block updates: a power of two."""
+
+WORKSPACE_BYTES = 256
+"""For the factors that all elements share (`Factors` in element.cuh)."""
 
 _DTYPES = ("fp32", "bf16")
 
@@ -22,6 +25,8 @@ def _bind_adamw(op: Op, ctx: BindContext) -> Call:
         _C.adamw,
         ctx.table(words),
         *op.ins[:4],
+        ctx.workspace,
+        WORKSPACE_BYTES,
         attrs["n"],
         chunks,
         CHUNK_SIZE,
@@ -32,10 +37,13 @@ def _bind_adamw(op: Op, ctx: BindContext) -> Call:
 
 
 def table(op: Op, pointer: Callable[[Value], int]) -> tuple[list[int], int]:
-    """Return (words, chunks): nine words per tensor (`Entry` in adamw.cu), and the total number of chunks."""
+    """Return (words, chunks): ten words per tensor (`Entry` in adamw.cu), and the total number of chunks."""
     n = op.attrs["n"]
     grads, masters, ms, vs = (op.ins[4 + i * n : 4 + (i + 1) * n] for i in range(4))
-    copies = dict(zip(op.attrs["copied"], op.outs[3 * n :], strict=True))
+    copied, measured = op.attrs["copied"], op.attrs["measured"]
+    extra = op.outs[3 * n :]
+    copies = dict(zip(copied, extra[: len(copied)], strict=True))
+    amaxes = dict(zip(measured, extra[len(copied) :], strict=True))
     words: list[int] = []
     chunks = 0
     for i in range(n):
@@ -43,7 +51,7 @@ def table(op: Op, pointer: Callable[[Value], int]) -> tuple[list[int], int]:
         flags = sum(1 << bit for bit, value in enumerate(values) if value is not None and value.dtype == "bf16")
         (weight_decay,) = struct.unpack("<q", struct.pack("<d", op.attrs["weight_decay"][i]))
         words += [
-            *(0 if value is None else pointer(value) for value in values),
+            *(0 if value is None else pointer(value) for value in (*values, amaxes.get(i))),
             masters[i].size,
             chunks,
             weight_decay,
@@ -71,5 +79,6 @@ KERNELS: tuple[KernelDef, ...] = (
         dtypes=("fp32", "fp32", "int32", "int64", "*", "..."),
         supports=_supports,
         bind=_bind_adamw,
+        workspace=lambda op, target: WORKSPACE_BYTES,
     ),
 )

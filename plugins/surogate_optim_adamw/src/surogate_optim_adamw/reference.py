@@ -23,6 +23,7 @@ def adamw(
     n: int,
     copied: Sequence[int],
     copy_dtypes: Sequence[str],
+    measured: Sequence[int],
     weight_decay: Sequence[float],
     streams: Sequence[int],
     beta1: float,
@@ -34,6 +35,9 @@ def adamw(
     g = clip_coef * grad; m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; p *= 1 - lr wd;
     p -= lr / (1 - b1^t) * m / (sqrt(v / (1 - b2^t)) + eps). Arithmetic is fp32 on the unrounded moments. bf16 masters
     and moments are stored with stochastic rounding. Nothing changes if `clip_coef` is not finite.
+
+    Returns masters, first and second moments, then the work copies of the params `copied`, and the largest magnitudes
+    of the params `measured`, fp32 []: NaN if an element is NaN. The param is the work copy, or else the master.
     """
     grads, masters, ms, vs = (values[i * n : (i + 1) * n] for i in range(4))
     new: list[list[Tensor]] = [[], [], []]
@@ -54,5 +58,6 @@ def adamw(
             )
         for column, result in zip(new, results, strict=True):
             column.append(result)
-    copies = [new[0][i].to(TORCH_DTYPES[dtype]) for i, dtype in zip(copied, copy_dtypes, strict=True)]
-    return (*new[0], *new[1], *new[2], *copies)
+    copies = {i: new[0][i].to(TORCH_DTYPES[dtype]) for i, dtype in zip(copied, copy_dtypes, strict=True)}
+    amaxes = [copies.get(i, new[0][i]).abs().max().float() for i in measured]
+    return (*new[0], *new[1], *new[2], *copies.values(), *amaxes)

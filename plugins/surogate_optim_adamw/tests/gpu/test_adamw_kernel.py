@@ -38,6 +38,10 @@ def exact_roots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tensor, "sqrt", lambda x: root(x.double()).to(x.dtype))
 
 
+def plain_nan(x: Tensor) -> Tensor:
+    return x.masked_fill(x.isnan(), torch.nan)
+
+
 class Update:
     """An `adamw` op over vectors, and the contents of its inputs."""
 
@@ -54,6 +58,8 @@ class Update:
         lr: float = 3e-4,
         step: int = 7,
         seed: int = 1234567890123,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
     ) -> None:
         n = len(sizes)
         gen = torch.Generator().manual_seed(n)
@@ -71,20 +77,24 @@ class Update:
             vectors(*column, range(n)) for column in (("g", grad), ("p", master), ("m", m), ("v", v))
         )
         copies = vectors("copy", copy, copied) if copy else []
+        # Every fourth tensor has no amax.
+        measured = tuple(i for i in range(n) if i % 4 != 1)
+        amaxes = [Value(name=f"amax{i}", shape=(), dtype="fp32", role="act") for i in measured]
         self.attrs: dict[str, Any] = {
             "n": n,
             "copied": copied,
             "copy_dtypes": tuple(c.dtype for c in copies),
+            "measured": measured,
             "weight_decay": tuple(0.1 * (i % 2) for i in range(n)),
             "streams": tuple((0x9ABCDEF1 * (i + 1)) & 0xFFFFFFFF for i in range(n)),
             "beta1": 0.9,
-            "beta2": 0.999,
-            "epsilon": 1e-8,
+            "beta2": beta2,
+            "epsilon": epsilon,
         }
         self.op = Op(
             "adamw",
             (CLIP_COEF, LR, STEP, SEED, *grads, *masters, *ms, *vs),
-            (*masters, *ms, *vs, *copies),
+            (*masters, *ms, *vs, *copies, *amaxes),
             self.attrs,
         )
         self.contents: dict[Value, Tensor] = {
@@ -100,8 +110,9 @@ class Update:
         return adamw(*ins, **self.attrs)
 
     def check(self, outs: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
-        """Check without tolerance, for fp32 states too: each operation is rounded separately as in the reference."""
-        for value, a, b in zip(self.op.outs, outs, theirs, strict=True):
+        """Check without tolerance, for fp32 states too: each operation is rounded separately as in the reference. NaN may
+        have any bits."""
+        for value, a, b in zip(self.op.outs, map(plain_nan, outs), map(plain_nan, theirs), strict=True):
             wrong = int((a.float() != b.float()).sum())
             assert same_bits(a, b), f"{value!r}: {wrong} elements differ, by {(a.float() - b.float()).abs().max()}"
 
@@ -148,13 +159,68 @@ def test_large_and_tiny_gradients_are_bit_identical_to_the_reference() -> None:
     update.check(run_kernel(KERNELS, update.op, update.contents), update.reference())
 
 
-@pytest.mark.parametrize("coef", [float("nan"), float("inf"), -float("inf")])
-def test_a_coefficient_that_is_not_finite_writes_nothing(coef: float) -> None:
-    update = Update(SIZES, "bf16", "bf16", "fp32", "bf16", "fp32", clip_coef=coef)
+SPECIAL = [0.0, -0.0, 1e-45, -3e-43, 1e-38, 2e-36, -1e-30, 1e-20, -1e-16, 1e-10, 1e3, 1e18, -1e25, 3e37, torch.inf]
+"""Magnitudes that need special cases in the root or a quotient, or overflow in the arithmetic without them."""
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_special_values_are_bit_identical_to_the_reference(dtype: str) -> None:
+    """All combinations of magnitudes of the four operands, one in each octet of otherwise usual elements. Gradients are
+    finite: a step with others is skipped."""
+    rows = torch.tensor(list(product(SPECIAL[:-1], SPECIAL, SPECIAL, [abs(x) for x in SPECIAL])))
+    update = Update([8 * len(rows)], dtype, dtype, dtype, dtype)
+    places = torch.arange(len(rows)) * 8 + torch.arange(len(rows)) % 8
+    for column, value in zip(rows.T, update.op.ins[4:], strict=True):
+        update.contents[value][places] = column.to(TORCH_DTYPES[dtype])
+    update.check(run_kernel(KERNELS, update.op, update.contents), update.reference())
+
+
+@pytest.mark.parametrize(
+    "scalars",
+    [
+        {"epsilon": 1e-35},
+        {"epsilon": 1e-42},
+        {"epsilon": 1e-50},
+        {"lr": 0.0},
+        {"lr": 1e-30},
+        {"lr": 1e20},
+        {"beta2": 0.0},
+        {"beta2": 1 - 2.0**-50, "step": 1},
+        {"clip_coef": 1e-30},
+        {"clip_coef": -1e30},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_any_options_are_bit_identical_to_the_reference(dtype: str, scalars: Mapping[str, Any]) -> None:
+    update = Update([5000, 8], dtype, dtype, dtype, dtype, **scalars)
+    update.check(run_kernel(KERNELS, update.op, update.contents), update.reference())
+
+
+@pytest.mark.parametrize("special", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize(("master", "copy"), [("fp32", None), ("bf16", None), ("fp32", "bf16"), ("bf16", "fp32")])
+@pytest.mark.parametrize("coef", [1.0, torch.nan])
+def test_an_amax_is_not_finite_if_the_param_is_not(special: float, master: str, copy: str | None, coef: float) -> None:
+    update = Update([CHUNK_SIZE + 100], "fp32", master, "bf16", "bf16", copy, clip_coef=coef)
+    (values,) = (x for value, x in update.contents.items() if value.name == "p0")
+    values[CHUNK_SIZE + 77] = special
     outs = run_kernel(KERNELS, update.op, update.contents)
-    for value, out in zip(update.op.outs, outs, strict=True):
+    assert same_bits(plain_nan(outs[-1]), torch.tensor(special).abs())
+
+
+@pytest.mark.parametrize("coef", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(("master", "copy"), [("bf16", "fp32"), ("fp32", "bf16"), ("bf16", None), ("fp32", None)])
+@pytest.mark.parametrize("skew", [0, 1])
+def test_a_coefficient_that_is_not_finite_writes_the_amax_alone(
+    coef: float, master: str, copy: str | None, skew: int
+) -> None:
+    update = Update(SIZES, "bf16", master, "fp32", "bf16", copy, clip_coef=coef)
+    outs = run_kernel(KERNELS, update.op, update.contents, skew=skew)
+    for value, out, expected in zip(update.op.outs, outs, update.reference(), strict=True):
         if value in update.contents:
             assert same_bits(out, update.contents[value]), value
+        elif value.name.startswith("amax"):
+            assert same_bits(out, expected), value
         else:
             assert out.isnan().all(), f"{value!r} was written"  # as poisoned
 
@@ -185,8 +251,11 @@ def test_errors_name_the_invalid_argument() -> None:
     x = torch.zeros(64, device="cuda", dtype=torch.int64)
     p, stream = x.data_ptr(), torch.cuda.current_stream().cuda_stream
     with pytest.raises(ValueError, match="adamw: lr is a null pointer"):
-        _C.adamw(p, p, 0, p, p, 1, 1, 8, 0.9, 0.999, 1e-8, stream)
+        _C.adamw(p, p, 0, p, p, p, 512, 1, 1, 8, 0.9, 0.999, 1e-8, stream)
     with pytest.raises(ValueError, match="adamw: beta2 must be in"):
-        _C.adamw(p, p, p, p, p, 1, 1, 8, 0.9, 1.0, 1e-8, stream)
-    with pytest.raises(ValueError, match="adamw: chunk_size must be a multiple of 8, got 9"):
-        _C.adamw(p, p, p, p, p, 1, 1, 9, 0.9, 0.999, 1e-8, stream)
+        _C.adamw(p, p, p, p, p, p, 512, 1, 1, 8, 0.9, 1.0, 1e-8, stream)
+    with pytest.raises(ValueError, match="adamw: workspace must have"):
+        _C.adamw(p, p, p, p, p, p, 8, 1, 1, 8, 0.9, 0.999, 1e-8, stream)
+    for size in (4, 24, 1 << 20):
+        with pytest.raises(ValueError, match=f"adamw: chunk_size must be a power of two .*, got {size}"):
+            _C.adamw(p, p, p, p, p, p, 512, 1, 1, size, 0.9, 0.999, 1e-8, stream)

@@ -24,20 +24,40 @@ struct PhiloxWords {
     }
 };
 
+// The keys of the ten rounds.
+struct PhiloxKeys {
+    uint32_t low[10], high[10];
+};
+
+__host__ __device__ __forceinline__ PhiloxKeys philox_keys(int64_t seed) {
+    PhiloxKeys keys;
+    keys.low[0] = static_cast<uint32_t>(seed);
+    keys.high[0] = static_cast<uint32_t>(static_cast<uint64_t>(seed) >> 32);
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+    for (int round = 1; round < 10; ++round) {
+        keys.low[round] = keys.low[round - 1] + 0x9E3779B9u;
+        keys.high[round] = keys.high[round - 1] + 0xBB67AE85u;
+    }
+    return keys;
+}
+
+// Calls with the same c0 and c1 share the first product of round 1 and the second of round 2, which depend on no other
+// word. If these and the other two products of the rounds are the same in all iterations of a loop, the compiler moves
+// them out of it.
 __host__ __device__ __forceinline__ PhiloxWords philox4x32_10(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3,
-                                                              uint32_t k0, uint32_t k1) {
+                                                              const PhiloxKeys& keys) {
 #ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
     for (int round = 0; round < 10; ++round) {
         const uint64_t p0 = static_cast<uint64_t>(c0) * 0xD2511F53u;
         const uint64_t p1 = static_cast<uint64_t>(c2) * 0xCD9E8D57u;
-        c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0;
+        c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ keys.low[round];
         c1 = static_cast<uint32_t>(p1);
-        c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
+        c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ keys.high[round];
         c3 = static_cast<uint32_t>(p0);
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
     }
     return {{c0, c1, c2, c3}};
 }
@@ -46,8 +66,7 @@ __host__ __device__ __forceinline__ PhiloxWords philox4x32_10(uint32_t c0, uint3
 __host__ __device__ __forceinline__ PhiloxWords random_halves(int64_t block, int64_t seed, int64_t stream,
                                                               int64_t step) {
     return philox4x32_10(static_cast<uint32_t>(block), static_cast<uint32_t>(static_cast<uint64_t>(block) >> 32),
-                         static_cast<uint32_t>(stream), static_cast<uint32_t>(step), static_cast<uint32_t>(seed),
-                         static_cast<uint32_t>(static_cast<uint64_t>(seed) >> 32));
+                         static_cast<uint32_t>(stream), static_cast<uint32_t>(step), philox_keys(seed));
 }
 
 // Returns the 16 random bits of one element, for scalar code paths.
