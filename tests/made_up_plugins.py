@@ -96,6 +96,9 @@ FP32 = Precision(**dict.fromkeys((f.name for f in dataclasses.fields(Precision))
 RECIPE = RecipeDef(name="acme", summary="", precision=lambda request, options: FP32,
                    supports=lambda device, precision, options: Support(True), lower=lambda family, context: family)
 
+LOWERING = LoweringDef(name="e4m3/e4m3", summary="", supports=lambda device, precision: Support(True),
+                       lower=lambda family, context: family)
+
 class OptimizerOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     acme_rate: float = 0.1
@@ -172,6 +175,8 @@ def surogate_kernels(): return [KERNEL]
 def surogate_models(): return [MODEL]
 @hookimpl
 def surogate_recipes(): return [RECIPE]
+@hookimpl
+def surogate_lowerings(): return [LOWERING]
 @hookimpl
 def surogate_adapters(): return [ADAPTER]
 @hookimpl

@@ -203,14 +203,30 @@ def without_the_first_op(family: Family, context: LowerContext) -> Family:
     ("change", "pass_name"),
     [
         ({"adapters": [(replace(LOW_RANK, apply=lambda p, b, *_: replace(p, ops=p.ops[1:])), NoOptions())]}, "adapter"),
+        ({"adapters": [(replace(LOW_RANK, fuse=lambda p, o: replace(p, ops=p.ops[1:])), NoOptions())]}, "adapter"),
         ({"recipe": replace(BF16, lower=without_the_first_op)}, "lower"),
         (offload(lambda p, b, budget, o: replace(p, ops=p.ops[1:])), "offload"),
     ],
-    ids=["adapter", "recipe", "offload"],
+    ids=["adapter", "adapter's fuse", "recipe", "offload"],
 )
 def test_a_pass_that_breaks_a_program_is_named(change: dict[str, Any], pass_name: str) -> None:
     with pytest.raises(ProgramError, match=rf"(forward|micro|evaluate) after {pass_name}.*before any op writes it"):
         assemble(plan_inputs(**change))
+
+
+def test_an_adapter_fuses_the_micro_step_alone_after_the_recipe_and_before_recomputation() -> None:
+    given: list[Program] = []
+
+    def fuse(program: Program, options: NoOptions) -> Program:
+        given.append(program)
+        return program
+
+    adapted = [(replace(LOW_RANK, fuse=fuse), NoOptions())]
+    assembly = assemble(plan_inputs(adapters=adapted, recompute=frozenset({"ffn"})))
+    assert [p.name for p in given] == ["micro"]
+    assert not any(op.phase == "recompute" for op in given[0].ops)
+    names = [p.name for p in assembly.passes if p.program.startswith("micro")]
+    assert names[names.index("lower") :][:4] == ["lower", "dead_code", "adapter low_rank", "recompute"]
 
 
 # ------------------------------------------------------------------------------------------------------------- LM head

@@ -120,6 +120,8 @@ FAULTS = [
         'change("TWICE", infer=lambda ins, attrs: [OutSpec("t", ins[0].shape, "fp7")])',
         f"{OP} failed in infer: returned .*fp7.*, expected dtypes among",
     ),
+    case("changes raises", 'change("TWICE", changes=boom)', f"{OP} failed in changes: {BOOM}"),
+    case("changes an input it lacks", 'change("TWICE", changes=lambda *a: [1])', f"{OP} failed in changes: .*below 1"),
     case("vjp raises", 'change("TWICE", vjp=boom)', f"{OP} failed in vjp: {BOOM}"),
     case(
         "vjp is short", 'change("TWICE", vjp=lambda b, op, g: ())', rf"{OP} failed in vjp: returned \(\), expected a Va"
@@ -377,7 +379,7 @@ def test_a_function_that_raises_is_named(install: Install, kind: str, function: 
         for p in registry.provided
         if p.kind == kind and p.plugin.distribution == "acme" and p.name != "acme_sgd"
     ]
-    with pytest.raises(PluginError, match=rf"^{kind} \w+ of acme 0.1.0 failed in {function}: {BOOM}$") as caught:
+    with pytest.raises(PluginError, match=rf"^{kind} \S+ of acme 0.1.0 failed in {function}: {BOOM}$") as caught:
         getattr(definition, function)(None, None, None)
     assert (caught.value.distribution, caught.value.version) == ("acme", "0.1.0")
     assert caught.value.hook.startswith("surogate_") and isinstance(caught.value.__cause__, KeyError)

@@ -357,7 +357,7 @@ def test_a_missing_recipe_mentions_the_broken_plugin_that_might_provide_it(insta
     with pytest.raises(PluginError) as missing:
         load_registry().get("recipe", "nvfp4")
     assert str(missing.value) == (
-        "recipe: nvfp4 — no installed plugin provides it. Installed: bf16. Installed but not loaded: "
+        "recipe: nvfp4 — no installed plugin provides it. Installed: bf16, fp8-hybrid. Installed but not loaded: "
         "nvfp4 of surogate-recipe-nvfp4 0.1.0 (broken: import of surogate_recipe_nvfp4_nvfp4 failed: "
         "OSError: libcublasLt.so.13: not found)."
     )

@@ -12,7 +12,7 @@ import pytest
 from surogate_core.api import Target
 from surogate_core.api import cublaslt as shared
 from surogate_core.api.cublaslt import selecting
-from surogate_core.memory.devices import DEVICES
+from surogate_core.machine.devices import DEVICES
 
 
 class Module(ModuleType):

@@ -94,14 +94,17 @@ __global__ void __launch_bounds__(WarpRow ? 32 * kRowsPerBlock : kMaxThreads)
                 }
             }
         }
+        const auto to_floats = [&](int k, float (&d)[N], float (&v)[N], float (&scale)[N]) {
+            dys[k].to_float(d);
+            xs[k].to_float(v);
+            weight[k].to_float(scale);
+        };
         float dot = 0;
 #pragma unroll
         for (int k = 0; k < Held; ++k) {
             if (lane + k * lanes < vectors) {
                 float d[N], v[N], scale[N];
-                dys[k].to_float(d);
-                xs[k].to_float(v);
-                weight[k].to_float(scale);
+                to_floats(k, d, v, scale);
 #pragma unroll
                 for (int i = 0; i < N; ++i) {
                     const float normed = v[i] * r;
@@ -117,9 +120,7 @@ __global__ void __launch_bounds__(WarpRow ? 32 * kRowsPerBlock : kMaxThreads)
         for (int k = 0; k < Held; ++k) {
             if (lane + k * lanes < vectors) {
                 float d[N], v[N], scale[N];
-                dys[k].to_float(d);
-                xs[k].to_float(v);
-                weight[k].to_float(scale);
+                to_floats(k, d, v, scale);
 #pragma unroll
                 for (int i = 0; i < N; ++i) {
                     d[i] = (d[i] * scale[i] - v[i] * r * dot) * r;

@@ -33,6 +33,6 @@ void bind_norms(nb::module_& m) {
         },
         nb::arg("dy"), nb::arg("x"), nb::arg("w"), nb::arg("rstd"), nb::arg("dresidual"), nb::arg("dx"), nb::arg("dw"),
         nb::arg("q"), nb::arg("q_t"), nb::arg("workspace"), nb::arg("workspace_bytes"), nb::arg("rows"),
-        nb::arg("columns"), nb::arg("accumulate_dw"), nb::arg("dtype_dw"), nb::arg("format"), SUROGATE_SCALE_NAMES, nb::arg("stream"),
-        nb::call_guard<nb::gil_scoped_release>());
+        nb::arg("columns"), nb::arg("accumulate_dw"), nb::arg("dtype_dw"), nb::arg("format"),
+        SUROGATE_SCALE_NAMES, nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>());
 }

@@ -12,14 +12,15 @@ void bind_quantize(nb::module_& m) {
     m.def(
         "fp8_quantize",
         [](Address x, Address q, Address q_t, Address dbias, Address partials, int64_t partials_bytes, int64_t rows,
-           int64_t columns, bool accumulate, int dtype_dbias, int dtype_x, int format, SUROGATE_SCALE_PARAMETERS, Address stream) {
+           int64_t columns, bool accumulate, int dtype_dbias, int dtype_x, int format, SUROGATE_SCALE_PARAMETERS,
+           Address stream) {
             fp8_quantize(pointer(x), pointer(q), pointer(q_t),
-                         {pointer(dbias), pointer(partials), partials_bytes, accumulate, dtype_dbias}, {rows, columns}, dtype_x,
-                         format, SUROGATE_SCALE, stream_of(stream));
+                         {pointer(dbias), pointer(partials), partials_bytes, accumulate, dtype_dbias},
+                         {rows, columns}, dtype_x, format, SUROGATE_SCALE, stream_of(stream));
         },
         nb::arg("x"), nb::arg("q"), nb::arg("q_t"), nb::arg("dbias"), nb::arg("partials"), nb::arg("partials_bytes"),
-        nb::arg("rows"), nb::arg("columns"), nb::arg("accumulate"), nb::arg("dtype_dbias"), nb::arg("dtype_x"), nb::arg("format"),
-        SUROGATE_SCALE_NAMES, nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>());
+        nb::arg("rows"), nb::arg("columns"), nb::arg("accumulate"), nb::arg("dtype_dbias"), nb::arg("dtype_x"),
+        nb::arg("format"), SUROGATE_SCALE_NAMES, nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>());
     m.def(
         "fp8_swiglu",
         [](Address gate_up, Address q, Address q_t, Address out, int64_t rows, int64_t width, int format,

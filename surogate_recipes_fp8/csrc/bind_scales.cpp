@@ -25,7 +25,8 @@ void bind_scales(nb::module_& m) {
     m.def(
         "fp8_guard",
         [](Address table, Address norm, Address clip_coef, Address guarded, int64_t quantisers, Address stream) {
-            fp8_guard(pointer(table), pointer(norm), pointer(clip_coef), pointer(guarded), quantisers, stream_of(stream));
+            fp8_guard(pointer(table), pointer(norm), pointer(clip_coef), pointer(guarded), quantisers,
+                      stream_of(stream));
         },
         nb::arg("table"), nb::arg("norm"), nb::arg("clip_coef"), nb::arg("guarded"), nb::arg("quantisers"),
         nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>());

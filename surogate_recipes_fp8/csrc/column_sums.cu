@@ -1,5 +1,5 @@
-// out [C] (+)= sum over i of partials[i, c], in fp32 and in a fixed order: thread row y of 32 sums the rows y, y + 32, ...; the
-// block adds these sums in order.
+// out [C] (+)= sum over i of partials[i, c], in fp32 and in a fixed order: thread row y of 32 sums the rows y, y + 32,
+// ...; the block adds these sums in order.
 #include "column_sums.h"
 
 #include <surogate/check.h>
@@ -42,7 +42,8 @@ void sum_rows(const float* partials, int64_t count, int64_t columns, void* out, 
     if (dtype_out == FP32) {
         sum_kernel<<<blocks, dim3(32, 32), 0, stream>>>(partials, count, columns, static_cast<float*>(out), accumulate);
     } else {
-        sum_kernel<<<blocks, dim3(32, 32), 0, stream>>>(partials, count, columns, static_cast<__nv_bfloat16*>(out), false);
+        sum_kernel<<<blocks, dim3(32, 32), 0, stream>>>(partials, count, columns, static_cast<__nv_bfloat16*>(out),
+                                                        false);
     }
     check_launch(op);
 }

@@ -19,7 +19,8 @@ struct RmsNorm {
 
 void fp8_rmsnorm(const RmsNorm& tensors, Extent size, int format, const Scale& scale, cudaStream_t stream);
 
-// dresidual, dw and q_t may be null. dw is fp32, or bf16 without accumulate_dw. With dw, `workspace` has fp32 [min(ceil(rows / 16), 512), columns].
+// dresidual, dw and q_t may be null. dw is fp32, or bf16 without accumulate_dw. With dw, `workspace` has
+// fp32 [min(ceil(rows / 16), 512), columns].
 struct RmsNormBwd {
     const void *dy, *x, *w, *rstd, *dresidual;
     void *dx, *dw, *q, *q_t, *workspace;

@@ -220,7 +220,8 @@ __global__ void __launch_bounds__(Tile::threads, Source::blocks)
 inline void check_tiles(int64_t rows, int64_t columns, const char* op) {
     for (const auto& [size, name] : {std::pair(rows, "rows"), std::pair(columns, "columns")}) {
         check_positive(size, op, name);
-        SUROGATE_REQUIRE(size % 16 == 0, op, std::string(name) + " must be a multiple of 16, got " + std::to_string(size));
+        SUROGATE_REQUIRE(size % 16 == 0, op,
+                         std::string(name) + " must be a multiple of 16, got " + std::to_string(size));
     }
 }
 
@@ -243,7 +244,8 @@ void launch_quantize(const Source& source, const Quantised& to, const Scale& sca
     const int64_t high = ceil_div(rows, Tile::rows);
     SUROGATE_REQUIRE(high <= 65535, op, "rows must not exceed 4194240, got " + std::to_string(rows));
     const dim3 grid(to_int(ceil_div(columns, Tile::columns), op, "columns"), static_cast<unsigned>(high));
-    quantize_kernel<Source, Format, Hidden, ColumnSums><<<grid, Tile::threads, 0, stream>>>(source, to, scale, rows, columns);
+    quantize_kernel<Source, Format, Hidden, ColumnSums>
+        <<<grid, Tile::threads, 0, stream>>>(source, to, scale, rows, columns);
     check_launch(op);
 }
 
@@ -260,16 +262,19 @@ void with_format(int format, const char* op, Function&& function) {
     }
 }
 
+// For ops that recipes quantise to one format only: activations to e4m3, gradients to e5m2.
+inline void require_format(int format, int required, const char* op) {
+    SUROGATE_REQUIRE(format == required, op, std::string("dtype must be ") + name_of(required) + ", not " + name_of(format));
+}
+
 // Enqueues the launch that measures, if the scale needs one, and the one that quantises.
-template <class Source>
+template <int Format, class Source>
 void quantize_source(const Source& source, const Quantised& to, const Scale& scale, int64_t rows, int64_t columns,
-                     int format, const char* op, cudaStream_t stream) {
+                     const char* op, cudaStream_t stream) {
     if (scale.measures()) {
-        measure(source, scale.given, scale.measured, rows, columns, op, stream);
+        measure(source, scale.unless(), scale.measured, rows, columns, op, stream);
     }
-    with_format(format, op, [&](auto constant) {
-        launch_quantize<decltype(constant)::value>(source, to, scale, rows, columns, op, stream);
-    });
+    launch_quantize<Format>(source, to, scale, rows, columns, op, stream);
 }
 
 }  // namespace surogate

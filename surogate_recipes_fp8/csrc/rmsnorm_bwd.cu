@@ -3,20 +3,23 @@
 //                      q [T, C]: dx in FP8;  q_t [C, T]: q transposed
 //   fp8_rmsnorm_dgrad  without dw
 //
-// dy, x, w, dresidual, dx are bf16; rstd is fp32, dw fp32 or (written only) bf16. dresidual and q_t are optional. dx may be the same buffer as dy
-// or dresidual. T and C are multiples of 16, C at most 16384; tensors are aligned to 16 bytes. Scales and amax: scale.h.
+// dy, x, w, dresidual, dx are bf16; rstd is fp32; dw is fp32 (written or accumulated into) or bf16 (written). dresidual
+// and q_t are optional. dx may be the same buffer as dy or dresidual. T and C are multiples of 16, C at most 16384;
+// tensors are aligned to 16 bytes. Scales and amax: scale.h.
 //
 // The arithmetic of dx is that of the bf16 kernels in the same order, so its bits are the same (rmsnorm_bwd.cu of
 // surogate-recipe-bf16). Those of dw are not, because a block has other rows.
 //
 // Grid: a block per 32 rows (norm_rows.cuh), with dw at most 512 blocks, independent of the GPU. Up to 1024 columns, 8
-// or 16 warps have a row each; otherwise groups of at least 96 threads. A thread loads all its octets of a row before it uses
-// them, and keeps its columns of dw in registers over all rows. A block adds the dw of its groups in order and writes one
-// partial row; another launch adds the partial rows in a fixed order. With current scaling, fallback scaling without an
-// initialised scale, and rows that do not fit in shared memory, this launch measures, and another quantises dx.
+// or 16 warps have a row each; otherwise groups of at least 96 threads. A thread loads all its octets of a row before it
+// uses them, and keeps its columns of dw in registers over all rows. A block adds the dw of its groups in order and
+// writes one partial row; another launch adds the partial rows in a fixed order. With current scaling, fallback scaling
+// without an initialised scale, and rows that do not fit in shared memory, this launch measures, and another quantises
+// dx.
 //
 // Bytes moved per element: 6 read + 2 + 1 + 1 written (4 + 4 without dresidual). Floor at 4.26 TB/s: 8,192 x 4,096 79 us.
-// Expected: 85 % of bandwidth; the partial rows add 8 bytes per column and block, 2.5 % of the bytes at T = 8192.
+// Measured on an H200, alone: 65 to 90 % of bandwidth, depending on the shape. The partial rows add 8 bytes per column
+// and block, 2.5 % of the bytes at T = 8192.
 #include "column_sums.h"
 #include "norm_rows.cuh"
 #include "norms.h"
@@ -65,7 +68,7 @@ __device__ __forceinline__ void write_partial(const float (&dw)[Held][8], float*
 }
 
 // Held: number of octets of a row that a thread keeps in registers. A thread has the same columns in every row.
-template <int Held, bool WarpRow, bool Residual, bool HasDw, int Format>
+template <int Held, bool WarpRow, bool HasDw>
 __global__ void __launch_bounds__(512)
     norm_bwd_kernel(const Buffers b, const Scale scale, int lanes) {
     extern __shared__ __align__(16) uint8_t bytes[];
@@ -75,7 +78,7 @@ __global__ void __launch_bounds__(512)
     const RowTile tile{bytes, b.columns};
     RowSums<WarpRow> sums(scratch, group);
     const int octets = b.columns / 8;
-    const float encode = b.q != nullptr ? encode_of<Format>(scale) : 1.0f;
+    const float encode = b.q != nullptr ? encode_of<E5M2>(scale) : 1.0f;
     AbsMax top;
 
     Octet weight[Held];
@@ -92,13 +95,13 @@ __global__ void __launch_bounds__(512)
         for (int r = group.index; r < rows; r += group.count) {
             const int64_t start = (first_row + r) * b.columns + group.lane * 8;
             const float rstd = b.rstd[first_row + r];
-            Octet dys[Held], xs[Held], rest[Residual ? Held : 1];
+            Octet dys[Held], xs[Held], rest[Held];
 #pragma unroll
             for (int k = 0; k < Held; ++k) {
                 if (group.lane + k * group.lanes < octets) {
                     dys[k] = Octet::load(b.dy + start + k * group.lanes * 8);
                     xs[k] = Octet::load(b.x + start + k * group.lanes * 8);
-                    if constexpr (Residual) {
+                    if (b.dresidual != nullptr) {
                         rest[k] = Octet::load(b.dresidual + start + k * group.lanes * 8);
                     }
                 }
@@ -133,7 +136,7 @@ __global__ void __launch_bounds__(512)
                     for (int i = 0; i < 8; ++i) {
                         d[i] = (d[i] * w[i] - v[i] * rstd * dot) * rstd;
                     }
-                    if constexpr (Residual) {
+                    if (b.dresidual != nullptr) {
                         rest[k].to_float(v);
 #pragma unroll
                         for (int i = 0; i < 8; ++i) {
@@ -148,7 +151,7 @@ __global__ void __launch_bounds__(512)
                     if (b.q != nullptr) {
                         uint32_t words[2];
                         dx.to_float(d);
-                        quantise<Format>(d, encode, words);
+                        quantise<E5M2>(d, encode, words);
                         *reinterpret_cast<uint2*>(b.q + start + k * group.lanes * 8) = make_uint2(words[0], words[1]);
                         if (b.q_t != nullptr) {
                             *reinterpret_cast<uint2*>(tile.at(r, (group.lane + k * group.lanes) * 8)) =
@@ -176,36 +179,28 @@ __global__ void __launch_bounds__(512)
 }
 
 // Enqueues the kernel and returns the number of its blocks, which is that of the partial rows.
-template <bool Residual, bool HasDw, int Format>
+template <bool HasDw>
 int64_t launch(const Buffers& b, const Scale& scale, const char* op, cudaStream_t stream) {
     const int octets = b.columns / 8;
     const int64_t tiles = ceil_div(b.rows, b.tile_rows), blocks = HasDw ? std::min(kMaxBlocks, tiles) : tiles;
     const int64_t tile_bytes = b.q_t == nullptr ? 0 : RowTile::size(b.tile_rows, b.columns);
     const int64_t shared = std::max<int64_t>(tile_bytes, HasDw ? 4 * b.columns : 0);
     const auto run = [&](auto kernel, int lanes) {
-        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), op);
+        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
+                   op);
         const int threads = (lanes == 32 ? row_warps(blocks) * 32 : 512) / lanes * lanes;
         kernel<<<to_int(blocks, op, "rows"), threads, shared, stream>>>(b, scale, lanes);
         check_launch(op);
     };
     if (octets <= 128) {
-        run(norm_bwd_kernel<4, true, Residual, HasDw, Format>, 32);
+        run(norm_bwd_kernel<4, true, HasDw>, 32);
     } else if (octets <= 256) {
-        run(norm_bwd_kernel<2, false, Residual, HasDw, Format>, 128);
+        run(norm_bwd_kernel<2, false, HasDw>, 128);
     } else {
-        run(norm_bwd_kernel<4, false, Residual, HasDw, Format>, static_cast<int>(ceil_div(ceil_div(octets, 4), 32) * 32));
+        run(norm_bwd_kernel<4, false, HasDw>,
+            static_cast<int>(ceil_div(ceil_div(octets, 4), 32) * 32));
     }
     return blocks;
-}
-
-template <int Format>
-int64_t launch(const Buffers& b, const Scale& scale, const char* op, cudaStream_t stream) {
-    if (b.partials != nullptr) {
-        return b.dresidual != nullptr ? launch<true, true, Format>(b, scale, op, stream)
-                                      : launch<false, true, Format>(b, scale, op, stream);
-    }
-    return b.dresidual != nullptr ? launch<true, false, Format>(b, scale, op, stream)
-                                  : launch<false, false, Format>(b, scale, op, stream);
 }
 
 void check(const RmsNormBwd& t, Extent size, const char* op) {
@@ -234,6 +229,7 @@ void fp8_rmsnorm_bwd(const RmsNormBwd& t, Extent size, int format, const Scale& 
     const char* op = t.dw != nullptr ? "fp8_rmsnorm_bwd" : "fp8_rmsnorm_dgrad";
     check(t, size, op);
     check_scale(scale, op);
+    require_format(format, E5M2, op);
     Buffers b{static_cast<const __nv_bfloat16*>(t.dy),
               static_cast<const __nv_bfloat16*>(t.x),
               static_cast<const __nv_bfloat16*>(t.w),
@@ -258,17 +254,14 @@ void fp8_rmsnorm_bwd(const RmsNormBwd& t, Extent size, int format, const Scale& 
     if (scale.measures()) {
         check_cuda(cudaMemsetAsync(scale.measured, 0, 8, stream), op);
     }
-    with_format(format, op, [&](auto constant) {
-        constexpr int Format = decltype(constant)::value;
-        const int64_t partials = launch<Format>(b, scale, op, stream);
-        if (!at_once) {
-            const Quantised to{static_cast<uint8_t*>(t.q), static_cast<uint8_t*>(t.q_t)};
-            launch_quantize<Format>(Bf16Source{b.dx, size.columns}, to, scale, size.rows, size.columns, op, stream);
-        }
-        if (t.dw != nullptr) {
-            sum_rows(b.partials, partials, size.columns, t.dw, t.accumulate_dw, t.dtype_dw, op, stream);
-        }
-    });
+    const int64_t partials = t.dw != nullptr ? launch<true>(b, scale, op, stream) : launch<false>(b, scale, op, stream);
+    if (!at_once) {
+        const Quantised to{static_cast<uint8_t*>(t.q), static_cast<uint8_t*>(t.q_t)};
+        launch_quantize<E5M2>(Bf16Source{b.dx, size.columns}, to, scale, size.rows, size.columns, op, stream);
+    }
+    if (t.dw != nullptr) {
+        sum_rows(b.partials, partials, size.columns, t.dw, t.accumulate_dw, t.dtype_dw, op, stream);
+    }
 }
 
 }  // namespace surogate

@@ -23,6 +23,9 @@ struct Scale {
     float* measured;     // kCurrent, kFallback: workspace of 8 bytes, the amax of this tensor
 
     bool measures() const { return scaling == kCurrent || scaling == kFallback; }
+
+    // Returns the scale that makes a measurement unnecessary if it is initialised, or null.
+    const float* unless() const { return scaling == kFallback ? given : nullptr; }
 };
 
 // Throws if a pointer that `scaling` needs is null.

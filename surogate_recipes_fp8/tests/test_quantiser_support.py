@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from surogate_core.api import KernelDef, Op, Target, Value
-from surogate_core.memory.devices import DEVICES
+from surogate_core.machine.devices import DEVICES
 from surogate_core.plugins.registry import refusal
 from surogate_recipes_fp8.kernels import KERNELS
 
@@ -40,13 +40,15 @@ def quantising(kind: str, scaling: str, *, rows: int = TOKENS, columns: int = CO
         "fp8_rmsnorm": ([tokens, row], [q, q_t, rstd]),
         "fp8_add_rmsnorm": ([tokens, tokens, row], [q, q_t, rstd, tokens]),
         "fp8_swiglu": ([wide], [q, q_t]),
-        "fp8_swiglu_bwd": ([tokens, wide], [((rows, 2 * columns), "e4m3"), ((2 * columns, rows), "e4m3")]),
+        "fp8_swiglu_bwd": ([tokens, wide], [((rows, 2 * columns), "e5m2"), ((2 * columns, rows), "e5m2")]),
         "fp8_rmsnorm_bwd": ([tokens, tokens, row, rstd, tokens], [tokens, ((columns,), "fp32"), q, q_t]),
         "fp8_rmsnorm_dgrad": ([tokens, tokens, row, rstd], [tokens, q, q_t]),
     }[kind]
     states = {"delayed": 2, "given": 1, "current": 0, "fallback": 1}[scaling] + extra
     scale = [state] if scaling in ("current", "fallback") else []
-    attrs: dict[str, Any] = {"dtype": "e4m3", "scaling": scaling, "transposed": True, "eps": 1e-6}
+    dtype = "e5m2" if "bwd" in kind or "dgrad" in kind else "e4m3"
+    attrs: dict[str, Any] = {"dtype": dtype, "scaling": scaling, "transposed": True, "eps": 1e-6}
+    attrs["residual"] = kind == "fp8_rmsnorm_bwd"
     return Op(kind, values("in", [*ins, *[state] * states]), values("out", [*outs, *scale]), attrs)
 
 

@@ -71,12 +71,12 @@ def test_an_adapter_run_writes_these_files_and_prints_their_folders(
     assert losses(out)[-1] < losses(out)[0]
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.25])
+@pytest.mark.parametrize(("recipe", "dropout"), [("bf16", 0.0), ("bf16", 0.25), ("fp8-hybrid", 0.0)])
 def test_an_interrupted_run_resumes_bit_identically(
-    dropout: float, based: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: str, dropout: float, based: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def sft(name: str, *overrides: str) -> Path:
-        config = based.write(output_dir=str(tmp_path / name), lora_dropout=dropout)
+        config = based.write(output_dir=str(tmp_path / name), lora_dropout=dropout, recipe=recipe, model_dtype="bf16")
         run.train(run.load(config, overrides, "sft"), notice=lambda line: None)
         return tmp_path / name / "step_00000004"
 

@@ -34,6 +34,13 @@ def test_a_pair_that_no_package_serves_is_refused_with_those_that_are(workplace:
         run.plan(run.load(workplace.write(matmul_dtype="bf16", gradient_dtype="fp32")), cpu())
 
 
+def test_dtypes_that_the_recipe_overrides_are_told(workplace: Workplace) -> None:
+    given = {"recipe": "fp8-hybrid", "model_dtype": None, "matmul_dtype": "bf16", "master_dtype": "fp32"}
+    plan = run.plan(run.load(workplace.write(**given)), cpu())
+    assert plan.overridden == ("matmul_dtype: bf16 is overridden: recipe fp8-hybrid uses e4m3",)
+    assert run.plan(run.load(workplace.write()), cpu()).overridden == ()
+
+
 def test_a_lowering_can_refuse_the_device(workplace: Workplace) -> None:
     with pytest.raises(ConfigError, match="cannot run on NVIDIA A100 80GB: FP8 products need SM89"):
         run.plan(run.load(workplace.write(**FP8)), device("a100"))

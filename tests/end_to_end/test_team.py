@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     from end_to_end.product import Workplace
 
+BF16 = {"model_dtype": "bf16", "param_grad_dtype": "bf16"}
+FP8 = {"recipe": "fp8-hybrid", "model_dtype": None}
+
 
 def quiet(line: str) -> None:
     pass
@@ -71,8 +74,8 @@ def test_two_devices_train_like_one_with_the_same_global_batch(
 
 
 @pytest.mark.usefixtures("two_devices")
-@pytest.mark.parametrize("narrow", [{}, {"model_dtype": "bf16", "param_grad_dtype": "bf16"}], ids=["fp32", "bf16"])
-def test_all_ranks_are_bit_identical(here: Workplace, monkeypatch: pytest.MonkeyPatch, narrow: dict[str, str]) -> None:
+@pytest.mark.parametrize("narrow", [{}, BF16, FP8], ids=["fp32", "bf16", "fp8"])
+def test_all_ranks_are_bit_identical(here: Workplace, monkeypatch: pytest.MonkeyPatch, narrow: dict[str, Any]) -> None:
     teams: list[Team] = []
     monkeypatch.setattr(Team, "close", lambda self: teams.append(self))
     out = trained(here, "out", 2, 2, **narrow)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 pytestmark = pytest.mark.gpu
 
 MASTERS = {"model_dtype": "bf16", "master_dtype": "fp32", "optimizer_state_dtype": "bf16", "param_grad_dtype": "bf16"}
+FP8 = {"recipe": "fp8-hybrid", "fp8_amax_history": 4}
 
 
 def steps(output: Path) -> list[tuple[int, float, float]]:
@@ -19,14 +21,14 @@ def steps(output: Path) -> list[tuple[int, float, float]]:
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
-@pytest.mark.parametrize("dtypes", [{"model_dtype": "fp32"}, MASTERS], ids=["fp32", "masters"])
+@pytest.mark.parametrize("precision", [{"model_dtype": "fp32"}, MASTERS, FP8], ids=["fp32", "masters", "fp8"])
 def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(
-    tmp_path: Path, gpus: int, dtypes: dict[str, str]
+    tmp_path: Path, gpus: int, precision: dict[str, Any]
 ) -> None:
     if torch.cuda.device_count() < gpus:
         pytest.skip(f"{gpus} GPUs are not visible")
     changes = {"deterministic": "true", "max_steps": 20, "save_steps": 10, "eval_steps": 5, "gpus": gpus}
-    place = make_workplace(tmp_path, **changes, **dtypes)
+    place = make_workplace(tmp_path, **changes, **precision)
     write_model(tmp_path / "model", hidden_size=256, head_dim=64)
     straight, resumed = tmp_path / "straight", tmp_path / "resumed"
     for output, checkpoint in ((straight, "false"), (resumed, str(straight / "step_00000010"))):

@@ -28,10 +28,11 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs, fewer are visible"),
 ]
 
-DTYPES: dict[str, dict[str, str]] = {
+PRECISIONS: dict[str, dict[str, Any]] = {
     "fp32": {"model_dtype": "fp32"},
     "mixed": {"model_dtype": "bf16", "master_dtype": "fp32"},
     "bf16": {"model_dtype": "bf16", "param_grad_dtype": "bf16"},
+    "fp8": {"recipe": "fp8-hybrid", "options": {"fp8_amax_history": 4}, "param_grad_dtype": "bf16"},
 }
 TESTS = Path(__file__).parents[1]
 
@@ -76,16 +77,19 @@ def step(setup: Setup, worker: Worker | Team, number: int, micro: int) -> tuple[
     return worker.update(lr=1e-3, step=number).values()
 
 
-@pytest.mark.parametrize(("dtypes", "tolerance"), [("fp32", 2e-5), ("mixed", 2e-3)])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 2e-5), ("mixed", 2e-3)])
 @pytest.mark.parametrize("accumulation", [1, 2, 3])
 def test_the_loss_of_two_gpus_matches_one_gpu_with_the_same_global_batch(
-    dtypes: str, tolerance: float, accumulation: int
+    precision: str, tolerance: float, accumulation: int
 ) -> None:
     """Only the order of sums differs. In the first step the weights are the same, so loss and norm agree to 1e-5, as
     between GPU and CPU. Then fp32 drifts as GPU and CPU do over 20 steps. In bf16, a weight that rounds differently
     changes by 2^-8 of its value. Less than one in a hundred does, because the masters differ by much less, so 2e-3
     covers 2^-8 x sqrt(1/100) over all weights."""
-    alone, together = planned(2 * accumulation, 1, **DTYPES[dtypes]), planned(accumulation, **DTYPES[dtypes])
+    alone, together = (
+        planned(2 * accumulation, 1, **PRECISIONS[precision]),
+        planned(accumulation, **PRECISIONS[precision]),
+    )
     one = alone.gpu()
     with team_of(together) as team:
         for number in range(1, 11):
@@ -95,10 +99,10 @@ def test_the_loss_of_two_gpus_matches_one_gpu_with_the_same_global_batch(
 
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
-@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_both_gpus_are_bit_identical_after_steps(dtypes: str, accumulation: int, graphs: bool) -> None:
-    setup = planned(accumulation, **DTYPES[dtypes])
+def test_both_gpus_are_bit_identical_after_steps(precision: str, accumulation: int, graphs: bool) -> None:
+    setup = planned(accumulation, **PRECISIONS[precision])
     with team_of(setup, graphs=graphs) as team:
         for number in range(1, 6):
             step(setup, team, number, 2 * accumulation)
@@ -109,9 +113,9 @@ def test_both_gpus_are_bit_identical_after_steps(dtypes: str, accumulation: int,
         assert not different
 
 
-@pytest.mark.parametrize("dtypes", DTYPES)
-def test_captured_and_eager_steps_of_two_gpus_are_bit_identical(dtypes: str) -> None:
-    setup = planned(2, **DTYPES[dtypes])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_captured_and_eager_steps_of_two_gpus_are_bit_identical(precision: str) -> None:
+    setup = planned(2, **PRECISIONS[precision])
     results = []
     for graphs in (False, True):
         with team_of(setup, graphs=graphs) as team:
@@ -126,8 +130,8 @@ def test_captured_and_eager_steps_of_two_gpus_are_bit_identical(dtypes: str) -> 
 
 
 def test_evaluation_is_the_sum_over_both_gpus() -> None:
-    setup = planned(1, **DTYPES["fp32"])
-    alone = planned(1, 1, **DTYPES["fp32"])
+    setup = planned(1, **PRECISIONS["fp32"])
+    alone = planned(1, 1, **PRECISIONS["fp32"])
     one = alone.gpu()
     batches = [setup.batch(seed) for seed in (1, 2)]
     with team_of(setup) as team:
@@ -137,7 +141,7 @@ def test_evaluation_is_the_sum_over_both_gpus() -> None:
 
 def thousand_steps(graphs: bool) -> None:
     """Train a tiny model, with an evaluation every 100 steps. The test below runs this in a separate process."""
-    setup = planned(2, seq_len=32, **DTYPES["bf16"])
+    setup = planned(2, seq_len=32, **PRECISIONS["bf16"])
     with team_of(setup, graphs=graphs) as team:
         for number in range(1, 1001):
             loss, _ = step(setup, team, number, 4)

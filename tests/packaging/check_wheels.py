@@ -175,6 +175,18 @@ def test_without_the_recipe_the_error_names_the_package_to_install(case: Case) -
     assert "pip install surogate-recipe-bf16" in case.surogate("plan", "run.yaml", code=2)
 
 
+def test_a_second_recipe_can_be_installed_and_uninstalled(case: Case) -> None:
+    case.install("surogate-core", "surogate-models", "surogate-optim-adamw", "surogate-recipe-bf16")
+    fp8 = ("plan", "run.yaml", "--set", "recipe=fp8-hybrid")
+    assert "Installed: bf16. Try: pip install surogate-recipe-fp8" in case.surogate(*fp8, code=2)
+    case.install("surogate-recipe-fp8")
+    case.surogate(*fp8)
+    case.surogate("plan", "run.yaml")
+    case.environment.pip("uninstall", "--quiet", "--yes", "surogate-recipe-fp8")
+    assert "pip install surogate-recipe-fp8" in case.surogate(*fp8, code=2)
+    case.surogate("plan", "run.yaml")
+
+
 def test_a_third_party_plugin_can_be_installed_and_uninstalled(case: Case, tmp_path: Path) -> None:
     case.install(*CORE_AND_FIRST)
     case.environment.pip("wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path / "built", EXAMPLE)

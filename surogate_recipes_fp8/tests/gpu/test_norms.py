@@ -165,19 +165,20 @@ def test_norms_have_the_bits_of_the_bf16_kernels(columns: int) -> None:
     from surogate_recipes_fp8 import _C
 
     rows, code, stream = 80, DTYPES["bf16"].code, torch.cuda.current_stream().cuda_stream
+    e5m2 = DTYPES["e5m2"].code
     x, residual, dy = (random_rows(rows, columns).cuda() for _ in range(3))
     w = random_rows(columns, mean=1).cuda()
     q, q_t = (guarded((rows * columns,), torch.uint8).tensor for _ in range(2))
-    given = (DTYPES["e4m3"].code, 1, INITIALISED.cuda().data_ptr(), 0, 0, 0, stream)
+    scale = INITIALISED.cuda()
+    given = (DTYPES["e4m3"].code, 1, scale.data_ptr(), 0, 0, 0, stream)
 
     norm, total, norm_8, total_8, dx, dx_8 = (torch.empty_like(x) for _ in range(6))
     rstd, rstd_8 = (torch.empty(rows, device="cuda") for _ in range(2))
     bf16.add_rmsnorm(*pointers(x, residual, w, norm, rstd, total), rows, columns, EPS, code, stream)
     _C.fp8_rmsnorm(*pointers(x, residual, w, q, q_t, norm_8, rstd_8, total_8), rows, columns, EPS, *given)
     bf16.rmsnorm_dgrad(*pointers(dy, x, w, rstd, residual, dx), rows, columns, code, stream)
-    _C.fp8_rmsnorm_bwd(
-        *pointers(dy, x, w, rstd, residual, dx_8, None, q, q_t, None), 0, rows, columns, False, 0, *given
-    )
+    tensors = pointers(dy, x, w, rstd, residual, dx_8, None, q, q_t, None)
+    _C.fp8_rmsnorm_bwd(*tensors, 0, rows, columns, False, 0, e5m2, *given[1:])
     torch.cuda.synchronize()
     for plain, fused in ((norm, norm_8), (total, total_8), (rstd, rstd_8), (dx, dx_8)):
         assert same_bits(plain, fused)
@@ -193,7 +194,8 @@ def test_outputs_may_overwrite_inputs(columns: int, scaling: int) -> None:
     x, residual, dy = (random_rows(rows, columns).cuda() for _ in range(3))
     w = random_rows(columns, mean=1).cuda()
     rstd, measured, out = (torch.zeros(size, device="cuda") for size in (rows, 2, 2))
-    scale = (DTYPES["e4m3"].code, scaling, *pointers(INITIALISED.cuda(), None, out, measured), stream)
+    given = INITIALISED.cuda()
+    scale = (DTYPES["e4m3"].code, scaling, *pointers(None if scaling == 2 else given, None, out, measured), stream)
 
     def forward(total: Tensor, residual: Tensor) -> Tensor:
         q = torch.empty(rows, columns, dtype=torch.uint8, device="cuda")
@@ -204,7 +206,7 @@ def test_outputs_may_overwrite_inputs(columns: int, scaling: int) -> None:
     def backward(dx: Tensor, dy: Tensor, dresidual: Tensor) -> Tensor:
         q, q_t = (torch.empty(rows * columns, dtype=torch.uint8, device="cuda") for _ in range(2))
         tensors = pointers(dy, x, w, rstd, dresidual, dx, None, q, q_t, None)
-        _C.fp8_rmsnorm_bwd(*tensors, 0, rows, columns, False, 0, *scale)
+        _C.fp8_rmsnorm_bwd(*tensors, 0, rows, columns, False, 0, DTYPES["e5m2"].code, *scale[1:])
         torch.cuda.synchronize()
         return torch.cat((q, q_t))
 

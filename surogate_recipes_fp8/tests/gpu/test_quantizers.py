@@ -10,6 +10,7 @@ from fp8_twin import NUMBERS, amax_of, cast, codes, numbers, quantise, run, scal
 from torch import Tensor
 
 from surogate_core.api import Op, Value
+from surogate_core.dtypes import DTYPES
 from surogate_core.reference import ops as reference
 from surogate_core.testing.binding import run_kernel
 from surogate_core.testing.cases import cases
@@ -230,6 +231,27 @@ def of_swiglu(gate_up: Tensor) -> Tensor:
     attrs = {"dtype": "e4m3", "scaling": "given", "wide": True}
     op = Op("fp8_swiglu", (source, scale), outs, attrs)
     return run(KERNELS, op, {source: gate_up, scale: INITIALISED})["swiglu"]
+
+
+@pytest.mark.parametrize("width", [272, 3072])
+def test_swiglu_has_the_bits_of_the_bf16_kernels(width: int) -> None:
+    bf16 = pytest.importorskip("surogate_recipes_bf16._C")
+    from surogate_recipes_fp8 import _C
+
+    rows, stream = 80, torch.cuda.current_stream().cuda_stream
+    gate_up, dout = (numbers("normal", rows, columns).cuda() * 3 for columns in (2 * width, width))
+    out, out_8 = (torch.empty_like(dout) for _ in range(2))
+    dgate_up, dgate_up_8 = (torch.empty_like(gate_up) for _ in range(2))
+    q = torch.empty(rows * 2 * width, dtype=torch.uint8, device="cuda")
+    code, scale = DTYPES["bf16"].code, INITIALISED.cuda()
+    given = (DTYPES["e4m3"].code, 1, scale.data_ptr(), 0, 0, 0, stream)
+    a, b, c = gate_up.data_ptr(), dout.data_ptr(), q.data_ptr()
+    bf16.swiglu(a, out.data_ptr(), rows, width, code, stream)
+    _C.fp8_swiglu(a, c, 0, out_8.data_ptr(), rows, width, *given)
+    bf16.swiglu_bwd(b, a, dgate_up.data_ptr(), rows, width, code, stream)
+    _C.fp8_swiglu_bwd(b, a, c, 0, dgate_up_8.data_ptr(), 0, 0, 0, rows, width, DTYPES["e5m2"].code, *given[1:])
+    torch.cuda.synchronize()
+    assert same_bits(out, out_8) and same_bits(dgate_up, dgate_up_8)
 
 
 def test_current_scaling_of_tiny_numbers_has_a_finite_scale() -> None:

@@ -18,6 +18,7 @@ from surogate_core.program.builder import Builder
 
 from . import saved_modules
 from .files import CONFIG_FILE, load, merge, save
+from .gradients import fuse_gradients
 from .matching import is_target, pattern_of
 from .options import ALL_LINEAR, LoraOptions
 from .packing import Packing, firsts, side_by_side
@@ -190,12 +191,18 @@ def trainable(param: Value, stored: WeightMap | None, options: LoraOptions) -> b
     return stored is None or saved_modules.is_trained(stored, options.lora_modules_to_save)
 
 
+def fuse(program: Program, options: LoraOptions) -> Program:
+    """Compute the gradients of a block by one op. With dropout that would keep what every branch sees in memory."""
+    return program if options.lora_dropout else fuse_gradients(program)
+
+
 LORA = AdapterDef(
     name="lora",
     summary="LoRA: low-rank matrices of the linear projections, in PEFT's format",
     options=LoraOptions,
     config_file=CONFIG_FILE,
     apply=apply,
+    fuse=fuse,
     trainable=trainable,
     save=save,
     load=load,

@@ -2,6 +2,7 @@
 
     lora_pack      (parts...; shapes, places, dtype)      -> wholes: each part, scaled, at its place; zeros elsewhere
     lora_unpack    (wholes...; shapes, places, dtypes)    -> parts: scale * what a whole has at each place
+    lora_wgrad     (dy, x, dy, x, ...; the same)          -> parts of the products dy^T x: whole i is that of pair i
 
 And what a branch sees of its input, in training alone:
 
@@ -72,6 +73,20 @@ def _lora_pack_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
     return tuple(found.get(v) for v in op.ins)
 
 
+def _lora_wgrad(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
+    """`shapes`, `places` and `dtypes` of the parts."""
+    pairs = list(zip(ins[::2], ins[1::2], strict=True))
+    other = next(((dy, x) for dy, x in pairs if dy.shape[0] != x.shape[0]), None)
+    if other is not None:
+        raise ProgramError(f"dy and x must have the same number of rows, got {other[0]!r} and {other[1]!r}")
+    _check_places(attrs["shapes"], attrs["places"], [(dy.shape[1], x.shape[1]) for dy, x in pairs])
+    return [OutSpec("lora", tuple(s), d) for s, d in zip(attrs["shapes"], attrs["dtypes"], strict=True)]
+
+
+def _wgrad_flops(op: Op) -> int:
+    return 2 * op.ins[0].shape[0] * sum(v.size for v in op.outs)
+
+
 def _moved(op: Op) -> int:
     return sum(v.size for v in op.outs)
 
@@ -115,6 +130,7 @@ OPS: tuple[OpDef, ...] = (
         flops=_moved,
     ),
     OpDef(kind="lora_unpack", infer=_lora_unpack, reference="surogate_lora.reference:lora_unpack", flops=_moved),
+    OpDef(kind="lora_wgrad", infer=_lora_wgrad, reference="surogate_lora.reference:lora_wgrad", flops=_wgrad_flops),
     OpDef(
         kind="lora_dropout",
         infer=_lora_dropout,

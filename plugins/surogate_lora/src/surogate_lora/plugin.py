@@ -10,6 +10,7 @@ from surogate_core.api import AdapterDef, Finding, KernelDef, OpDef, SystemInfo
 from surogate_core.api.compiled import diagnose, of_module
 
 from .adapter import LORA
+from .gradient_kernel import LORA_WGRAD_KERNEL
 from .kernels import KERNELS
 from .ops import OPS
 
@@ -29,7 +30,7 @@ def surogate_adapters() -> Iterable[AdapterDef]:
 
 @hookimpl
 def surogate_kernels() -> Iterable[KernelDef]:
-    return of_module("surogate_lora._C", KERNELS)
+    return of_module("surogate_lora._C", (*KERNELS, LORA_WGRAD_KERNEL))
 
 
 @hookimpl

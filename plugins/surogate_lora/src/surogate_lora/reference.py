@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from surogate_core.reference.ops import up
+from surogate_core.reference.ops import linear_wgrad, up
 from surogate_core.reference.rounding import TORCH_DTYPES, random_16_bits
 
 from .ops import Place, dropped_draws, kept_scale
@@ -31,6 +31,14 @@ def lora_unpack(
         (at.scale * up(_at(wholes[at.whole], at, shape))).to(TORCH_DTYPES[dtype])
         for shape, at, dtype in zip(shapes, places, dtypes, strict=True)
     )
+
+
+def lora_wgrad(
+    *operands: Tensor, shapes: Sequence[tuple[int, int]], places: Sequence[Place], dtypes: Sequence[str]
+) -> tuple[Tensor, ...]:
+    """`lora_unpack` of the products dy^T x of pairs (dy, x)."""
+    wholes = [linear_wgrad(dy, x) for dy, x in zip(operands[::2], operands[1::2], strict=True)]
+    return lora_unpack(*wholes, shapes=shapes, places=places, dtypes=dtypes)
 
 
 def _at(whole: Tensor, at: Place, shape: Sequence[int]) -> Tensor:

@@ -28,6 +28,8 @@ class AdapterDef(Definition):
                 only output is the loss. Raises ConfigError if the options do not fit the model. In a micro-step, the
                 scalars micro_step and seed are those of the micro-step; lr and step are those of the last update: 0
                 before the first, or those of the checkpoint after a resume.
+    fuse        (micro-step program, options) -> the program with fewer ops for the same gradients. Called after
+                differentiation and the recipe's lowering, and before recomputation.
     trainable   (param, its weight map or None if the adapter made it, options) -> whether the param is trained. The
                 others are frozen.
     save        (trained tensors by name, empty folder, name of the base model, options): writes the adapter in the
@@ -55,6 +57,7 @@ class AdapterDef(Definition):
     library: str
     check: Callable[[Path, Path], None]
     commands: Callable[[Path, str, Any], Sequence[tuple[str, str]]]
+    fuse: Callable[[Program, Any], Program] = lambda program, options: program
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ def to_json(plan: Plan, mode: Mode, chosen: str, problem: str = "") -> dict[str,
         },
         "kernels": dict(plan.kernels.providers),
         "refusals": {kind: list(reasons) for kind, reasons in plan.kernels.refusals.items()},
-        "notices": list(plan.kernels.notices),
+        "notices": [*plan.overridden, *plan.kernels.notices],
     }
 
 

@@ -32,7 +32,7 @@ def plan_text(run: Run, plan: Plan, chosen: str, defaults: str) -> Iterator[str]
     yield ""
     yield from _speed(plan)
     yield from _kernels(plan.kernels, run.config.kernels)
-    for notice in plan.kernels.notices:
+    for notice in (*plan.overridden, *plan.kernels.notices):
         yield _wrapped(notice)
     if not plan.report.fits:
         yield ""

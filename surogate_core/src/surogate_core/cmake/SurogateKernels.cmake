@@ -18,6 +18,7 @@
 #                              library   loads NVIDIA's libraries at run time       <surogate/library.h>
 #                              cublaslt  matrix products, selection by timing       <surogate/gemm.h> cublaslt.h timing.h
 #                            Every module has a copy of its own, so packages do not depend on each other's versions.
+#   OLDEST                   the lowest architecture that the kernels support, such as 89: none below is compiled.
 #   HEADERS                  headers of NVIDIA libraries that are loaded at run time: cublasLt.h, cudnn.h, nvrtc.h,
 #                            cudnn_frontend.h; or of CUTLASS: cutlass/cutlass.h. See SurogateHeaders.cmake.
 #
@@ -162,8 +163,27 @@ function(surogate_compile_as_kernels library)
     VISIBILITY_INLINES_HIDDEN ON)
 endfunction()
 
+# Removes the architectures below `oldest` from those that the caller compiles for.
+macro(surogate_drop_below oldest package)
+  set(surogate_supported "")
+  foreach(target IN LISTS CMAKE_CUDA_ARCHITECTURES)
+    string(REGEX MATCH "^[0-9]+" surogate_number "${target}")
+    if(NOT surogate_number OR NOT surogate_number LESS "${oldest}")
+      list(APPEND surogate_supported "${target}")
+    endif()
+  endforeach()
+  if(NOT surogate_supported)
+    message(FATAL_ERROR "The kernels of ${package} need SM${oldest} or newer, and CUDAARCHS is "
+                        "${CMAKE_CUDA_ARCHITECTURES}. Add a newer architecture, or install without kernels: SUROGATE_CUDA=off.")
+  endif()
+  set(CMAKE_CUDA_ARCHITECTURES "${surogate_supported}")
+endmacro()
+
 function(surogate_add_kernels package)
-  cmake_parse_arguments(PARSE_ARGV 1 ARG "" "" "USES;HEADERS")
+  cmake_parse_arguments(PARSE_ARGV 1 ARG "" "OLDEST" "HEADERS;USES")
+  if(ARG_OLDEST)
+    surogate_drop_below("${ARG_OLDEST}" "${package}")
+  endif()
   if(ARG_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "surogate_add_kernels: unknown arguments ${ARG_UNPARSED_ARGUMENTS}.")
   endif()

@@ -8,7 +8,7 @@
     update     global norm, then the optimizer
     all        recipe.lower, which takes all of them at once and may add `calibrate` -> dead_code
     micro and calibrate
-               -> recompute -> offload
+               -> adapters' fuse -> recompute -> offload
                -> accumulate: micro_first, micro_next
                -> reduce, with several workers: micro_last, or micro_only where it is also the first
     derive     -> staged: a program of its own for the params of a block that nothing else reads
@@ -315,6 +315,9 @@ class _Recorder:
         The first micro-step writes what a step collects; the others add to it.
         """
         inputs, b = self.inputs, self.b
+        for adapter, options in inputs.adapters:
+            fused = adapter.fuse(program, options)
+            program = self.passed(f"adapter {adapter.name}", program, fused, (adapter, "fuse"))
         if inputs.recompute or any(inputs.ops[op.kind].always_recomputed for op in program.ops):
             program = self.passed("recompute", program, recompute(program, selector(inputs.recompute), b))
         if inputs.offload:

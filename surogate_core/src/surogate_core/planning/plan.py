@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from ..api import DeviceInfo, LoweringDef, Precision, RecipeDef, Target
 from ..config.keys import DISTRIBUTIONS
+from ..config.schema import DTYPE_KEYS
 from ..data.pieces import max_pieces
 from ..errors import ConfigError
 from ..memory.report import Report, report
@@ -22,12 +23,16 @@ Revise = Callable[[PlanInputs], PlanInputs]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run takes on a device: its programs with the kernels that run them, and the report of memory and time."""
+    """What a run takes on a device: its programs with the kernels that run them, and the report of memory and time.
+
+    overridden  lines for the user about dtypes that the config asks for and the recipe does not use
+    """
 
     inputs: PlanInputs
     target: Target
     assembly: Assembly
     report: Report
+    overridden: tuple[str, ...] = ()
 
     @property
     def kernels(self) -> KernelTable:
@@ -53,7 +58,7 @@ def plan_run(
     device do not fit together.
     """
     inputs = revise(_plan_inputs(run, device, _world_size(run, device) if world_size is None else world_size))
-    return plan_inputs(inputs)
+    return replace(plan_inputs(inputs), overridden=tuple(_overridden(run, inputs.precision)))
 
 
 def plan_inputs(inputs: PlanInputs) -> Plan:
@@ -146,6 +151,13 @@ def _precision(run: Run, device: DeviceInfo) -> tuple[Precision, LoweringDef | N
         if not support.ok:
             raise ConfigError(f"recipe: {config.recipe} cannot run on {device.title}: {support.reason}.")
     return precision, lowering
+
+
+def _overridden(run: Run, precision: Precision) -> Iterator[str]:
+    for field, key in DTYPE_KEYS.items():
+        asked, used = getattr(run.config.precision_request, f"{field}_dtype"), getattr(precision, field)
+        if asked is not None and asked != used:
+            yield f"{key}: {asked} is overridden: recipe {run.config.recipe} uses {used}"
 
 
 def _lowering(registry: Registry, recipe: RecipeDef, precision: Precision) -> LoweringDef | None:

@@ -203,6 +203,12 @@ def _one_each(what: str) -> Check:
     return check
 
 
+def _inputs(result: Any, args: Sequence[Any]) -> str:
+    count = len(args[0])
+    fits = isinstance(result, list | tuple) and all(type(i) is int and 0 <= i < count for i in result)
+    return "" if fits else f"a list of indices of inputs, at least 0 and below {count}"
+
+
 def _precision(result: Any, args: Sequence[Any]) -> str:
     if not isinstance(result, Precision):
         return "a Precision"
@@ -231,6 +237,7 @@ RESULTS: Final[Mapping[tuple[str, str], Check]] = {
     ("model", "ignored_tensors"): _NAMES,
     ("model", "tied_copies"): _a(Mapping, "a mapping of names"),
     ("op", "infer"): _specs,
+    ("op", "changes"): _inputs,
     ("op", "vjp"): _one_each("input"),
     ("op", "rematerialise"): _one_each("output"),
     ("op", "adding"): _a(str, "the name of a kind, or an empty one"),
@@ -253,6 +260,7 @@ RESULTS: Final[Mapping[tuple[str, str], Check]] = {
     ("lowering", "lower"): _a(Family),
     ("lowering", "product_error"): _error,
     ("adapter", "apply"): _a(Program),
+    ("adapter", "fuse"): _a(Program),
     ("adapter", "trainable"): _a(bool, "True or False"),
     ("adapter", "save"): _anything,
     ("adapter", "load"): _a(Mapping, "a mapping of tensors by name"),

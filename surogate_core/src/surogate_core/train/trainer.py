@@ -61,7 +61,7 @@ def train_planned(
 ) -> TrainResult:
     """Train on the devices that `comms` connects, from the checkpoint `resumed` if there is one; see `run.train`."""
     config = run.config
-    for line in run.loaded.notices:
+    for line in (*run.loaded.notices, *plan.overridden):
         notice(line)
     notice(_headline(plan))
     steps = load_steps(run, plan.report.world_size, notice)

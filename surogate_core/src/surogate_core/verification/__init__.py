@@ -192,7 +192,8 @@ def _compare(subject: Subject, exact: Subject | None, shared: _Comparison) -> tu
         return None, compare(ours, truth, fp32, layers)
     verdict_in_fp32 = compare(ours_in_fp32, truth, fp32, layers)
     del in_fp32, fp32, ours_in_fp32
-    bf16 = yardstick.bf16(transformers_side.observe(subject, rows, scratch, torch.bfloat16))
+    in_bf16 = transformers_side.observe(subject, rows, scratch, torch.bfloat16)
+    bf16 = yardstick.bf16(in_bf16, _product_error(subject.plan.inputs))
     return verdict_in_fp32, compare(ours, truth, bf16, layers)
 
 
@@ -209,6 +210,13 @@ def _only_new_objects_collected() -> Iterator[None]:
 def _longest_sum(subject: Subject) -> int:
     """Return the terms of the longest sum in a product of the forward pass: the most columns of a weight."""
     return max(v.shape[-1] for v in subject.plan.assembly.declared if v.role == "param" and len(v.shape) == 2)
+
+
+def _product_error(inputs: PlanInputs) -> float:
+    """Return the error of a product whose operands the run quantizes."""
+    if inputs.lowering is not None:
+        return inputs.lowering.product_error(inputs.precision)
+    return inputs.recipe.product_error(inputs.precision, inputs.recipe_options)
 
 
 def _names(weights: Iterable[WeightMap]) -> set[str]:

@@ -31,6 +31,11 @@ FARTHER_ALONE_IN_BF16: Final = 6.0
 NOTHING: Final = 0.9
 """Upper bound for a gradient of which transformers gets at least half right. A missing gradient has an error of 1."""
 
+QUANTIZED_OUTPUT: Final = 3.0
+QUANTIZED_GRADIENT: Final = 10.0
+"""Errors of outputs and single gradients over that of one product whose operands are quantized: errors of products add
+up from block to block."""
+
 FP32_ROUNDING: Final = 2.0**-24
 BF16_ROUNDING: Final = 2.0**-9
 """Relative rounding errors: at most half the distance of neighbouring numbers."""
@@ -80,6 +85,12 @@ def fp32(transformers: Observed, terms: int, tokens: int) -> Yardstick:
     return Yardstick("fp32", transformers, *floors, FARTHER_IN_FP32, FARTHER_ALONE)
 
 
-def bf16(transformers: Observed) -> Yardstick:
-    """Return the yardstick for bf16. Its floor is one rounding, because sums are fp32 on both sides."""
-    return Yardstick("bf16", transformers, BF16_ROUNDING, BF16_ROUNDING, FARTHER, FARTHER_ALONE_IN_BF16)
+def bf16(transformers: Observed, product_error: float = 0.0) -> Yardstick:
+    """Return the yardstick for bf16. Its floor is one rounding, because sums are fp32 on both sides.
+
+    A recipe that rounds the operands of products further has the floor of `product_error`, the error of one product.
+    """
+    output, gradient = QUANTIZED_OUTPUT * product_error, QUANTIZED_GRADIENT * product_error
+    floors = max(BF16_ROUNDING, output), max(BF16_ROUNDING, gradient)
+    name = "bf16 with quantized products" if product_error else "bf16"
+    return Yardstick(name, transformers, *floors, FARTHER, FARTHER_ALONE_IN_BF16)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
 from surogate_core.dtypes import DTYPES
 
-from .quantisation import Quantisation, extent, measured_bytes, supports, supports_dtypes
+from .quantisation import Quantisation, extent, measured_bytes, supports, supports_dtypes, supports_format
 
 MAX_COLUMNS, MAX_COLUMNS_BWD = 32768, 16384
 """Longest rows that the threads of a block can keep in registers (rmsnorm.cu, rmsnorm_bwd.cu)."""
@@ -43,8 +43,12 @@ def _bind_rmsnorm(op: Op, ctx: BindContext) -> Call:
 
 def _rmsnorm_supports(op: Op, target: Target) -> Support:
     n_ins = 3 if _adds(op) else 2
-    dtypes = supports_dtypes(op, n_ins, ("bf16",) * n_ins)
-    return _supports_columns(op, MAX_COLUMNS, supports(op, target, op.ins[0], n_ins) if dtypes.ok else dtypes)
+    checks = (
+        supports_dtypes(op, n_ins, ("bf16",) * n_ins),
+        supports_format(op, "e4m3"),
+        supports(op, target, op.ins[0], n_ins),
+    )
+    return _supports_columns(op, MAX_COLUMNS, next((check for check in checks if not check.ok), checks[-1]))
 
 
 def _supports_columns(op: Op, limit: int, support: Support) -> Support:
@@ -93,8 +97,9 @@ def _bind_rmsnorm_bwd(op: Op, ctx: BindContext) -> Call:
 def _rmsnorm_bwd_supports(op: Op, target: Target) -> Support:
     n_ins = _n_ins(op)
     dtypes = supports_dtypes(op, n_ins, ("bf16", "bf16", "bf16", "fp32", "bf16")[:n_ins])
-    if not dtypes.ok:
-        return dtypes
+    for check in (dtypes, supports_format(op, "e5m2")):
+        if not check.ok:
+            return check
     adds_to_dw = _has_dw(op) and op.outs[1].dtype == "fp32"
     support = supports(op, target, op.ins[0], n_ins, accumulates=1 if adds_to_dw else -1)
     return _supports_columns(op, MAX_COLUMNS_BWD, support)

@@ -98,3 +98,9 @@ def supports_dtypes(op: Op, n_ins: int, dtypes: tuple[str, ...]) -> Support:
     """Support inputs of these dtypes, before scale and amax."""
     have = tuple(value.dtype for value in op.ins[:n_ins])
     return Support(True) if have == dtypes else Support(False, f"needs inputs of {dtypes}, got {have}")
+
+
+def supports_format(op: Op, dtype: str) -> Support:
+    """Support the format that recipes quantise the result of this op to: activations to e4m3, gradients to e5m2."""
+    have = op.attrs.get("dtype")
+    return Support(True) if have == dtype else Support(False, f"writes {dtype}, not {have!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target, Value
 from surogate_core.dtypes import DTYPES
 
-from .quantisation import LARGEST, Quantisation, extent, measured_bytes, supports, supports_dtypes
+from .quantisation import LARGEST, Quantisation, extent, measured_bytes, supports, supports_dtypes, supports_format
 
 
 def partial_sums_bytes(rows: int, columns: int) -> int:
@@ -59,8 +59,8 @@ def _bind_swiglu(op: Op, ctx: BindContext) -> Call:
 
 
 def _swiglu_supports(op: Op, target: Target) -> Support:
-    dtypes = supports_dtypes(op, 1, ("bf16",))
-    return supports(op, target, op.outs[0], 1) if dtypes.ok else dtypes
+    checks = (supports_dtypes(op, 1, ("bf16",)), supports_format(op, "e4m3"), supports(op, target, op.outs[0], 1))
+    return next((check for check in checks if not check.ok), checks[-1])
 
 
 def _bind_swiglu_bwd(op: Op, ctx: BindContext) -> Call:
@@ -90,11 +90,12 @@ def _bind_swiglu_bwd(op: Op, ctx: BindContext) -> Call:
 
 def _swiglu_bwd_supports(op: Op, target: Target) -> Support:
     hidden = op.attrs.get("hidden")
-    if hidden and hidden not in LARGEST:
-        return Support(False, f"hidden must be e4m3 or e5m2, got {hidden!r}")
+    if hidden and hidden != "e4m3":
+        return Support(False, f"hidden must be e4m3, got {hidden!r}")
     n_ins = 3 if hidden else 2
     dtypes = supports_dtypes(op, n_ins, ("bf16", "bf16", "fp32")[:n_ins])
-    return supports(op, target, op.ins[0], n_ins) if dtypes.ok else dtypes
+    checks = (dtypes, supports_format(op, "e5m2"), supports(op, target, op.ins[0], n_ins))
+    return next((check for check in checks if not check.ok), checks[-1])
 
 
 def _bind_transpose(op: Op, ctx: BindContext) -> Call:
