@@ -1,19 +1,20 @@
 // The update of one element, and the factors that all elements share.
 //
 // `update` rounds every operation as IEEE 754 requires, for any input. `update_in_range` returns the same bits in half
-// as many instructions, without branches: it needs no special cases, because it scales its operands by powers of two.
-// It returns false, without a result, where it cannot guarantee them.
+// as many instructions: it scales operands by powers of two where the compiler tests for special cases and branches. If
+// it returns false, its results may be wrong.
 //
-//   square root  v 2^48 is 0 or at least 2^-101, also for subnormal v, where the reciprocal root of the hardware and one
-//                correction, which the compiler uses too, give the rounded root. It overflows for v >= 2^80.
-//   / sqrt(1 - b2^t)  The divisor is constant. The product with its reciprocal in two floats is one of the two floats
-//                next to the quotient, and a correction by the rounded reciprocal rounds it (Markstein 1990, theorem 8.3).
-//   m / root     Reciprocal of the hardware, two corrections, as the compiler does. m 2^48 is 0 or at least 2^-101, so
-//                the residual is exact.
+//   sqrt(v)      Reciprocal root of the hardware and one correction, as the compiler does from 2^-101 on. v 2^48 is 0 or
+//                not below, even if v is subnormal.
+//   / sqrt(1 - b2^t)  The divisor is a constant. The product with its reciprocal, given as the sum of two floats, is a
+//                float next to the quotient. Then a correction by the rounded reciprocal gives the rounded quotient
+//                (Markstein 1990, "Computation of elementary functions on the IBM RISC System/6000 processor").
+//   m / root     Reciprocal of the hardware, one correction of it and one of the quotient, as the compiler does. m 2^48
+//                is 0 or at least 2^-101, so the residual of the quotient is exact.
 //
-// An overflow in one of these ends in NaN, because the corrections subtract infinities. The quotient m / root is not
-// rounded as it should if it is subnormal. It is then smaller than half a unit of p, unless p is tiny too. So the result
-// is exact if |p| >= 2^-49, and p is not NaN. It follows that the moments are not NaN either.
+// An overflow ends in NaN, because the corrections subtract infinities. A subnormal quotient m / root is not rounded
+// correctly, but it is far below half a unit of p unless p is tiny too. Hence the result is exact if |p| >= 2^-49, which
+// is false for NaN. If p is not NaN, the moments are not NaN either.
 #pragma once
 
 #include <cuda_runtime.h>

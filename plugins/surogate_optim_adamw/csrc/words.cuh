@@ -1,9 +1,17 @@
-// Eight consecutive elements as they are in memory. The loads of several tensors are issued before the first conversion.
+// Eight consecutive elements in registers as they are in memory, so that loads of several tensors are issued before the
+// first of them is converted.
+//
+//   auto x = Words<T>::load(base, first);    // T: float or __nv_bfloat16; base + first is aligned to 16 bytes
+//   x.get(i)                                 // element i as a float
+//   Words<T>::nearest(values)                // eight floats, rounded to nearest
+//   Words<T>::rounded(values, random, s)     // rounded stochastically with random(s), which float does not need
+//   largest.add(x); largest.bits()           // largest magnitude
 #pragma once
 
 #include <cuda_bf16.h>
 
 #include <cstdint>
+#include <cstring>
 
 #include "surogate/octet.cuh"
 #include "surogate/philox.cuh"
@@ -34,9 +42,6 @@ __device__ __forceinline__ void store_words(void* address, const uint32_t (&word
 }
 }  // namespace detail
 
-//   auto x = Words<T>::load(base, first);    // base + first is aligned to 16 bytes
-//   x.get(i)                                 // element i as a float
-//   Words<T>::nearest(values), Words<T>::rounded(values, random, stream)    // of eight floats, see below
 template <class T>
 struct Words;
 
@@ -94,7 +99,7 @@ struct Words<__nv_bfloat16> {
         return words;
     }
 
-    // As `stochastic_round_bf16`, for values that are not NaN: infinities keep their bits in this sum.
+    // As `stochastic_round_bf16`, for values that are not NaN. An infinity stays one: its low bits are 0.
     template <class Random>
     static __device__ __forceinline__ Words rounded(const float (&x)[octet], Random&& random, uint32_t stream) {
         const PhiloxWords bits = random(stream);
@@ -109,7 +114,7 @@ struct Words<__nv_bfloat16> {
     }
 };
 
-// The largest magnitude of the elements added. NaN is larger than infinity, because it is so as an integer.
+// The largest magnitude of all elements added. Magnitudes are compared as integers, so NaN is larger than infinity.
 class Largest {
 public:
     __device__ __forceinline__ void add(const Words<float>& x) {
@@ -124,7 +129,7 @@ public:
             pair_ = __vmaxu2(pair_, x.word[i] & 0x7fff7fffu);
         }
     }
-    // The bits of the magnitude as a float.
+    // Returns the bits of the magnitude as a float.
     __device__ __forceinline__ uint32_t bits() const { return max(single_, max(pair_ << 16, pair_ & 0xffff0000u)); }
 
 private:

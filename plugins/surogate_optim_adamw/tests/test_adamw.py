@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.reference import ReferenceExecutor
 from surogate_core.standard_ops import OPS as STANDARD_OPS
 from surogate_optim_adamw.adamw import ADAMW, ADAMW_OP, AdamWOptions
+from surogate_optim_adamw.kernels import CHUNK_SIZE, table
 
 OPS = {definition.kind: definition for definition in (*STANDARD_OPS, ADAMW_OP)}
 SHAPES = [(), (1,), (7,), (64,), (1, 1), (33, 17), (3, 5, 7)]
@@ -358,3 +360,24 @@ def test_master_and_moments_round_independently() -> None:
     _, _, errors = rounded_and_exact(40, model="bf16", state="bf16")
     correlation = torch.corrcoef(torch.stack([error.flatten() for error in errors.values()])) - torch.eye(3)
     assert correlation.abs().max() < 5 / errors["0"].numel() ** 0.5
+
+
+# ------------------------------------------------------------------------------------------------------------ the table
+
+
+def test_the_table_of_the_kernel_has_the_addresses_of_each_tensor() -> None:
+    """Gradient, master, moments, work copy and amax, then the size, the first chunk, the decay and the flags."""
+    shapes = [(8,), (CHUNK_SIZE, 2), (3, 3)]
+    ours = Updates(shapes, model="bf16", master="fp32", grad="fp32", state="bf16", weight_decay=0.5, measured=True)
+    (op,) = ours.ops
+    values = list(dict.fromkeys((*op.ins, *op.outs)))
+    words, chunks = table(op, lambda value: 1000 + values.index(value))
+    assert chunks == 4 and len(words) == 10 * len(shapes)
+    for i, (p, first) in enumerate(zip(ours.params, (0, 1, 3), strict=True)):
+        row = words[10 * i : 10 * (i + 1)]
+        moments = [ours.declared[f"adamw.{name}.{i}"] for name in "mv"]
+        addressed = [p.grad, p.master, *moments, p.param, p.amax]
+        assert row[:6] == [1000 + values.index(value) for value in addressed if value is not None]
+        assert row[6:8] == [p.param.size, first]
+        assert struct.unpack("<d", struct.pack("<q", row[8])) == (0.5 if i else 0.0,)
+        assert row[9] >> 32 == 0b11100  # moments and work copy are bf16

@@ -110,8 +110,10 @@ class Update:
         return adamw(*ins, **self.attrs)
 
     def check(self, outs: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
-        """Check without tolerance, for fp32 states too: each operation is rounded separately as in the reference. NaN may
-        have any bits."""
+        """Check without tolerance, for fp32 states too: each operation is rounded separately as in the reference.
+
+        Only the bits of NaN may differ.
+        """
         for value, a, b in zip(self.op.outs, map(plain_nan, outs), map(plain_nan, theirs), strict=True):
             wrong = int((a.float() != b.float()).sum())
             assert same_bits(a, b), f"{value!r}: {wrong} elements differ, by {(a.float() - b.float()).abs().max()}"
