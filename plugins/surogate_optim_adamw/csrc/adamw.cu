@@ -25,7 +25,8 @@
 //
 // Bytes moved per element: 28 with fp32 throughout, 14 with bf16 throughout. Instructions per element, counted in the
 // code for SM90: 42 with fp32 and 63 with bf16 throughout, of which 31 are the arithmetic and 13 the random bits. An SM
-// issues 128 per clock, so at 1.5 GHz bf16 is limited to 5.6 TB/s.
+// issues 128 per clock, so at 1.5 GHz bf16 is limited to 5.6 TB/s. Measured on an H200, of 4.26 TB/s: 87 % with bf16
+// throughout, 95 to 98 % with bf16 moments and fp32 weights, 94 % with fp32 throughout.
 #include <cuda_bf16.h>
 
 #include <cstdint>
