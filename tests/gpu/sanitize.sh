@@ -30,9 +30,10 @@ declare -A tests=(
     [rope]="surogate_models/tests/gpu/test_rope.py"
     [adamw]="plugins/surogate_optim_adamw/tests/gpu/test_adamw_kernel.py"
     [lora]="plugins/surogate_lora/tests/gpu"
+    [fp8]="surogate_recipes_fp8/tests/gpu/test_quantizers.py surogate_recipes_fp8/tests/gpu/test_norms.py surogate_recipes_fp8/tests/gpu/test_scales.py"
 )
 parts=("$@")
-[ $# -gt 0 ] || parts=(control rope adamw lora reductions elementwise loss norms attention)
+[ $# -gt 0 ] || parts=(control rope adamw lora fp8 reductions elementwise loss norms attention)
 # Under racecheck 2025.3.1, kernels of cuBLASLt fail with an illegal address ("failed to handle a hardware exception"),
 # but not natively or under memcheck. The parts head and gemm launch no kernels of surogate that other parts do not test.
 [ $# -gt 0 ] || [ "$tool" = racecheck ] || parts+=(head gemm)
