@@ -12,7 +12,7 @@ import torch
 from models.harness import OPS, plan_inputs, random_documents, tiny_config, valid_tokens
 from torch import Tensor
 
-from surogate_core.api import Op, PrecisionRequest, Program, Target, Value
+from surogate_core.api import NoOptions, Op, PrecisionRequest, Program, Target, Value
 from surogate_core.checkpoint.states import kept_values
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import DEVICES, device
@@ -25,6 +25,7 @@ from surogate_core.runtime.reference import ReferenceExecutor
 from surogate_lora.adapter import LORA
 from surogate_lora.options import LoraOptions
 from surogate_optim_adamw.adamw import ADAMW
+from surogate_recipes_bf16.recipe import BF16
 from surogate_recipes_fp8.recipe import E4M3_E5M2, FP8_HYBRID, Fp8Options
 
 LAYERS, ROWS, LENGTH, VOCABULARY = 3, 2, 32, 64
@@ -127,6 +128,12 @@ def kinds(program: Program) -> Counter[str]:
 
 def lora_rank_8() -> dict[str, Any]:
     return {"adapters": [(LORA, LoraOptions.model_validate({"lora_rank": 8}))]}
+
+
+def operands_under_bf16() -> dict[str, Any]:
+    """The settings of `recipe: bf16` with FP8 operands."""
+    precision = BF16.precision(PrecisionRequest(matmul_dtype="e4m3", gradient_dtype="e5m2"), NoOptions())
+    return {"fp8": False, "precision": precision, "lowering": E4M3_E5M2}
 
 
 # ----------------------------------------------------------------------------------------------------------- lowering
@@ -378,12 +385,7 @@ def test_an_evaluation_before_the_first_step_uses_current_scales_and_none_record
 
 
 def test_operands_under_the_bf16_recipe_are_scaled_by_themselves() -> None:
-    request = PrecisionRequest(matmul_dtype="e4m3", gradient_dtype="e5m2")
-    from surogate_core.api import NoOptions
-    from surogate_recipes_bf16.recipe import BF16
-
-    precision = BF16.precision(request, NoOptions())
-    model = Model(fp8=False, precision=precision, lowering=E4M3_E5M2)
+    model = Model(**operands_under_bf16())
     assert not [v.name for v in model.assembly.declared if v.name.endswith(".amax")]
     assert not model.assembly.calibrates
     first, theirs = model.step(), Model(fp8=False)
@@ -426,6 +428,16 @@ def test_recomputation_changes_no_bit(lora: bool) -> None:
     arenas = [m.assembly.memory.arenas["micro_first"].lower_bound for m in (plain, all_of_it)]
     assert arenas[1] < arenas[0]
     assert differing(plain.named("param", "state"), all_of_it.named("param", "state")) == []
+
+
+@pytest.mark.parametrize("part", ["block", "rmsnorm", "swiglu"])
+@pytest.mark.parametrize("lora", [False, True])
+def test_recomputation_of_operands_under_the_bf16_recipe_changes_no_bit(part: str, lora: bool) -> None:
+    settings = operands_under_bf16() | (lora_rank_8() if lora else {})
+    plain, recomputed = Model(**settings), Model(**settings, recompute=frozenset({part}))
+    for model in (plain, recomputed):
+        model.step()
+    assert differing(plain.named("param", "state"), recomputed.named("param", "state")) == []
 
 
 def test_steps_repeat_to_the_bit() -> None:
