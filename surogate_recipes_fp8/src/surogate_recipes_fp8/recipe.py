@@ -4,7 +4,7 @@ A tensor is scaled by the largest magnitude that it had in the last `fp8_amax_hi
 of a step share these scales, and the update renews them. Three cases have no history:
 
 - Weights: the update knows their magnitude, so they are scaled exactly and quantized once a step; frozen ones once.
-- The first step of a run: every tensor is scaled by itself (`Family.calibrate`).
+- The first step of a run, and after it was skipped the next: every tensor is scaled by itself (`Family.calibrate`).
 - Evaluation before that: the same. Later evaluations use the scales of the training and record nothing.
 """
 
