@@ -418,7 +418,7 @@ def test_frozen_weights_are_staged_and_kept_in_fp8_only() -> None:
     assert {"embedding", "lm_head"} <= resident
     assert [part.program.name for part in model.assembly.staging] == [f"derive.{i}" for i in range(LAYERS)]
     copies = [v for v in model.assembly.resident if v.derived and v.dtype == "e4m3"]
-    assert len(copies) == 2 * PRODUCTS * LAYERS
+    assert len(copies) == 2 * PRODUCTS * LAYERS - 1  # no backward product reads the qkv matrix of the first block
     kept = kept_values(model.assembly, {"embedding"}, "bf16")
     assert not [v for v in kept if v.derived]
 

@@ -30,7 +30,7 @@ from surogate_core.api import (
 from surogate_core.errors import ConfigError
 
 from .formats import LARGEST, MULTIPLE, transposes
-from .lowering import FORWARD, Scaling, Settings, lower_program
+from .lowering import DGRAD, FORWARD, Scaling, Settings, lower_program
 from .quantizers import Quantizers
 
 PRODUCT_ERROR = 0.045
@@ -134,6 +134,7 @@ def _settings(family: Family, context: LowerContext, options: Fp8Options) -> Set
     return Settings(
         weights=frozenset(quantized),
         grads={info.grad: param for param, info in quantized.items() if info.grad is not None},
+        by_dgrad=frozenset(op.ins[1] for op in family.micro.ops if op.kind in DGRAD),
         transposes=transposes(target.device.sm if target else None),
         fast_fprop=options.fp8_fast_accum != "none",
         fast_backward=options.fp8_fast_accum == "all",
