@@ -36,6 +36,9 @@ from .quantizers import Quantizers
 PRODUCT_ERROR = 0.045
 """Relative rms error of a product of E4M3 operands, each rounded to 2.6 %; of E4M3 and E5M2 operands 0.058."""
 
+BF16 = "use recipe: bf16, without FP8 dtypes"
+"""What to do without FP8. FP8 dtypes may be asked for under `recipe: bf16` too."""
+
 
 class Fp8Options(BaseModel):
     """Options of the recipe."""
@@ -74,9 +77,7 @@ def precision(request: PrecisionRequest, options: Fp8Options) -> Precision:
 def supports(device: DeviceInfo, precision: Precision, options: object = None) -> Support:
     """A GPU must multiply FP8 operands. A CPU is always supported, because it runs the references."""
     if device.sm is not None and device.sm < 89:
-        return Support(
-            False, f"FP8 products need SM89 (Ada) or newer, {device.title} is SM{device.sm}; use recipe: bf16"
-        )
+        return Support(False, f"FP8 products need SM89 (Ada) or newer, {device.title} is SM{device.sm}; {BF16}")
     return Support(True)
 
 
@@ -152,8 +153,8 @@ def _check_sizes(program: Program, weights: object) -> None:
         x, weight = op.ins[:2]
         for size, what, remedy in (
             (x.shape[0], "tokens in a micro-step", "Change per_device_train_batch_size or sequence_len"),
-            (weight.shape[0], f"rows in {weight.name}", "Use recipe: bf16 for this model"),
-            (weight.shape[1], f"columns in {weight.name}", "Use recipe: bf16 for this model"),
+            (weight.shape[0], f"rows in {weight.name}", f"For this model {BF16}"),
+            (weight.shape[1], f"columns in {weight.name}", f"For this model {BF16}"),
         ):
             if size % MULTIPLE:
                 raise ConfigError(f"recipe: FP8 products need a multiple of {MULTIPLE} {what}, got {size}. {remedy}.")
