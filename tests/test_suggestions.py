@@ -137,3 +137,10 @@ def test_a_run_that_does_not_fit_is_refused_with_the_suggestions(plan: Make) -> 
     for suggestion in suggest(opened, planned):
         assert ", ".join(suggestion.changes) in text
     assert "still missing" in text and "; or lora: true" in text
+
+
+def test_sizes_that_the_recipe_refuses_are_not_suggested(plan: Make) -> None:
+    """Products in FP8 take a multiple of 16 tokens: two rows of 2,056, but not one."""
+    opened, planned = plan("8b", "l40s", recipe="fp8-hybrid", sequence_len=2056)
+    suggestions = suggest(opened, planned)
+    assert suggestions and not any("batch_size: 1," in change for s in suggestions for change in s.changes)

@@ -12,7 +12,7 @@ import torch
 from models.harness import OPS, plan_inputs, random_documents, tiny_config, valid_tokens
 from torch import Tensor
 
-from surogate_core.api import Op, PrecisionRequest, Program, Target, Value
+from surogate_core.api import NoOptions, Op, PrecisionRequest, Program, Target, Value
 from surogate_core.checkpoint.states import kept_values
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import DEVICES, device
@@ -25,6 +25,7 @@ from surogate_core.runtime.reference import ReferenceExecutor
 from surogate_lora.adapter import LORA
 from surogate_lora.options import LoraOptions
 from surogate_optim_adamw.adamw import ADAMW
+from surogate_recipes_bf16.recipe import BF16
 from surogate_recipes_fp8.recipe import E4M3_E5M2, FP8_HYBRID, Fp8Options
 
 LAYERS, ROWS, LENGTH, VOCABULARY = 3, 2, 32, 64
@@ -58,6 +59,7 @@ class Model:
         self.executor = ReferenceExecutor(self.assembly.all_programs, OPS, self.buffers, poison=True)
         self.view = self.buffers.persistent
         self.steps = 0
+        self.calibrating = True
         initialise((v for v in self.assembly.resident if v.init), self.view, 3)
         for part in self.assembly.staging:
             places = part.places.items()
@@ -81,7 +83,7 @@ class Model:
 
     def micro_step(self, first: bool, seed: int, scale: float | None = None, after: Any = None) -> None:
         self.write(seed, scale)
-        program = self.assembly.micro_step(first=first, last=not first, calibrating=self.steps == 0)
+        program = self.assembly.micro_step(first=first, last=not first, calibrating=self.calibrating)
         self.executor.walk(program.name, (lambda index: after(program, index)) if after else (lambda index: None))
 
     def step(self, scale: float | None = None, after: Any = None, lr: float = 1e-2) -> float:
@@ -97,6 +99,7 @@ class Model:
             self.view(value).fill_(content)
         loss = float(self.view(self.assembly.loss))
         self.executor.run("update")
+        self.calibrating &= not self.view(self.assembly.grad_norm).isfinite()
         return loss
 
     def evaluate(self, seed: int = 99) -> float:
@@ -127,6 +130,12 @@ def kinds(program: Program) -> Counter[str]:
 
 def lora_rank_8() -> dict[str, Any]:
     return {"adapters": [(LORA, LoraOptions.model_validate({"lora_rank": 8}))]}
+
+
+def operands_under_bf16() -> dict[str, Any]:
+    """The settings of `recipe: bf16` with FP8 operands."""
+    precision = BF16.precision(PrecisionRequest(matmul_dtype="e4m3", gradient_dtype="e5m2"), NoOptions())
+    return {"fp8": False, "precision": precision, "lowering": E4M3_E5M2}
 
 
 # ----------------------------------------------------------------------------------------------------------- lowering
@@ -217,7 +226,10 @@ def test_a_layout_without_transposed_copies_computes_the_same() -> None:
     [
         ({"seq_len": 13, "batch_size": 1}, "multiple of 16 tokens in a micro-step, got 13"),
         ({"options": {"skip_quant_first_layers": 2, "skip_quant_last_layers": 1}}, "leave none of the 3 blocks"),
-        ({"request": {}, "config": tiny_config(intermediate_size=72)}, r"16 columns in layers.0.mlp.down, got 72"),
+        (
+            {"request": {}, "config": tiny_config(intermediate_size=72)},
+            r"16 columns in layers.0.mlp.down, got 72.*without FP8",
+        ),
     ],
 )
 def test_what_cannot_be_quantized_is_refused_with_a_remedy(changes: dict[str, Any], message: str) -> None:
@@ -336,6 +348,16 @@ def test_a_skipped_step_changes_no_state(scale: float, steps: int) -> None:
     assert torch.isfinite(torch.tensor(model.step()))
 
 
+def test_gradients_after_a_skipped_first_step_are_those_of_a_first_step() -> None:
+    """Gradients of a step of 100,000 tokens are smaller than any E5M2 number: they need a scale."""
+    skipped, fresh = Model(), Model()
+    skipped.step(float("inf"))
+    for model in (skipped, fresh):
+        model.micro_step(True, 7, 1e-5)
+    left, right = skipped.gradients(), fresh.gradients()
+    assert all(torch.equal(left[name], right[name]) for name in right)
+
+
 def test_a_tensor_with_inf_skips_the_step_although_fp8_hides_it() -> None:
     model = Model()
     model.step()
@@ -378,12 +400,7 @@ def test_an_evaluation_before_the_first_step_uses_current_scales_and_none_record
 
 
 def test_operands_under_the_bf16_recipe_are_scaled_by_themselves() -> None:
-    request = PrecisionRequest(matmul_dtype="e4m3", gradient_dtype="e5m2")
-    from surogate_core.api import NoOptions
-    from surogate_recipes_bf16.recipe import BF16
-
-    precision = BF16.precision(request, NoOptions())
-    model = Model(fp8=False, precision=precision, lowering=E4M3_E5M2)
+    model = Model(**operands_under_bf16())
     assert not [v.name for v in model.assembly.declared if v.name.endswith(".amax")]
     assert not model.assembly.calibrates
     first, theirs = model.step(), Model(fp8=False)
@@ -404,7 +421,7 @@ def test_frozen_weights_are_staged_and_kept_in_fp8_only() -> None:
     assert {"embedding", "lm_head"} <= resident
     assert [part.program.name for part in model.assembly.staging] == [f"derive.{i}" for i in range(LAYERS)]
     copies = [v for v in model.assembly.resident if v.derived and v.dtype == "e4m3"]
-    assert len(copies) == 2 * PRODUCTS * LAYERS
+    assert len(copies) == 2 * PRODUCTS * LAYERS - 1  # no backward product reads the qkv matrix of the first block
     kept = kept_values(model.assembly, {"embedding"}, "bf16")
     assert not [v for v in kept if v.derived]
 
@@ -426,6 +443,16 @@ def test_recomputation_changes_no_bit(lora: bool) -> None:
     arenas = [m.assembly.memory.arenas["micro_first"].lower_bound for m in (plain, all_of_it)]
     assert arenas[1] < arenas[0]
     assert differing(plain.named("param", "state"), all_of_it.named("param", "state")) == []
+
+
+@pytest.mark.parametrize("part", ["block", "rmsnorm", "swiglu"])
+@pytest.mark.parametrize("lora", [False, True])
+def test_recomputation_of_operands_under_the_bf16_recipe_changes_no_bit(part: str, lora: bool) -> None:
+    settings = operands_under_bf16() | (lora_rank_8() if lora else {})
+    plain, recomputed = Model(**settings), Model(**settings, recompute=frozenset({part}))
+    for model in (plain, recomputed):
+        model.step()
+    assert differing(plain.named("param", "state"), recomputed.named("param", "state")) == []
 
 
 def test_steps_repeat_to_the_bit() -> None:

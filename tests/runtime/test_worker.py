@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from models import harness
 from torch import Tensor
 
+from surogate_core.api import Family, LowerContext
 from surogate_core.data.loader import MicroBatch
 from surogate_core.planning.assemble import assemble
 from surogate_core.runtime.arena import Buffers
@@ -56,8 +58,24 @@ class Recorder(ReferenceExecutor):
 
 @pytest.fixture
 def worker() -> Worker:
+    return make_worker()
+
+
+def calibrating_worker() -> Worker:
+    """Return a worker of a recipe whose first micro-steps have programs of their own."""
+    recipe = harness.plan_inputs(harness.tiny_config()).recipe
+
+    def lower(family: Family, context: LowerContext) -> Family:
+        family = recipe.lower(family, context)
+        return replace(family, calibrate=replace(family.micro, name="calibrate"))
+
+    return make_worker(recipe=replace(recipe, lower=lower))
+
+
+def make_worker(**changes: Any) -> Worker:
     config = harness.tiny_config(num_hidden_layers=1)
-    assembly = assemble(harness.plan_inputs(config, max_documents=2))  # one for each row, so there are no variants
+    # Two documents, one for each row: there are no variants.
+    assembly = assemble(harness.plan_inputs(config, max_documents=2, **changes))
     buffers = Buffers(assembly.memory)
     executor = Recorder(assembly.all_programs, harness.OPS, buffers)
     return Worker(assembly, buffers, executor, Inputs(assembly.declared, assembly.memory, buffers), seed=1)
@@ -117,3 +135,25 @@ def test_a_watched_worker_runs_op_by_op_without_graphs_and_waits_for_the_update(
     programs = worker.assembly.programs
     order = [programs[name] for name in ("start", "micro_first", "micro_next", "update")]
     assert seen == [(program.name, index) for program in order for index in range(len(program.ops))]
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_step_after_skipped_ones_calibrates_too(resumed: bool) -> None:
+    worker = calibrating_worker()
+    worker.params()["norm"].fill_(float("nan"))
+    if resumed:
+        worker.restored(lr=0.1, step=2, skipped=2)
+    step(worker)
+    worker.params()["norm"].fill_(1.0)
+    step(worker)
+    step(worker)
+    runs = [call for call in taken(worker) if call.startswith(("run micro", "run calibrate"))]
+    assert runs == [*["run calibrate_first", "run calibrate_next"] * 2, "run micro_first", "run micro_next"]
+
+
+@pytest.mark.parametrize("skipped", [0, 1])
+def test_a_resumed_worker_does_not_calibrate_if_a_step_was_applied(skipped: int) -> None:
+    worker = calibrating_worker()
+    worker.restored(lr=0.1, step=2, skipped=skipped)
+    step(worker)
+    assert taken(worker) == ["run micro_first", "run micro_next", "run update", "read"]

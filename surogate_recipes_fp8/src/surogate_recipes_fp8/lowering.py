@@ -40,6 +40,7 @@ class Settings:
 
     weights     weights whose products are quantized
     grads       {gradient of one of them: the weight}
+    by_dgrad    those that backward products read
     transposes  products need operands with the summed dimension contiguous, hence transposed copies
     fast_fprop, fast_backward
                 products that may keep partial sums in fewer bits
@@ -47,6 +48,7 @@ class Settings:
 
     weights: frozenset[Value]
     grads: Mapping[Value, Value]
+    by_dgrad: frozenset[Value]
     transposes: bool
     fast_fprop: bool
     fast_backward: bool
@@ -210,7 +212,8 @@ class Lowering:
     def _keeps_transposed(self, weight: Value) -> bool:
         """A frozen weight is quantized once, so its transposed copy is kept. That of a trained one costs a pass over
         bytes in every micro-step, and would take as much memory as the copy itself."""
-        return self._settings.transposes and weight not in self._settings.grads.values()
+        settings = self._settings
+        return settings.transposes and weight in settings.by_dgrad and weight not in settings.grads.values()
 
     def _weight_for_dgrad(self, weight: Value) -> tuple[Value, dict[str, Any]]:
         stored = self._quantizers.weight(weight, transposed=self._keeps_transposed(weight))

@@ -62,21 +62,22 @@ def _changes(own: Callable[[Attrs], int]) -> Callable[[Ins, Attrs], tuple[int, .
     return changes
 
 
-def _again(b: Emitter, kind: str, ins: Ins, op: Op, given: Value, kept: frozenset[Value]) -> tuple[Value, ...]:
+def _again(b: Emitter, kind: str, ins: Ins, op: Op, own: int, kept: frozenset[Value]) -> tuple[Value, ...]:
     """Emit the op once more as `kind`, with `ins` and the scale that it used. Nothing is recorded.
 
-    That is the scale `given`, or its last output. If that is dropped too, it is computed again from the same tensor.
+    That is the input after its `own` ones, or its last output. If that is dropped too, it is computed again from the
+    same tensor.
     """
     computed = op.attrs["scaling"] == "current"
     if computed and op.outs[-1] not in kept:
         return b.emit(kind, *ins, label=op.outs[0].label, **op.attrs)
-    scale = op.outs[-1] if computed else given
+    scale = op.outs[-1] if computed else op.ins[own]
     return b.emit(kind, *ins, scale, label=op.outs[0].label, **{**op.attrs, "scaling": "given"})
 
 
 def _rematerialise(own: int) -> Callable[[Emitter, Op, frozenset[Value]], Gradients]:
     def rematerialise(b: Emitter, op: Op, kept: frozenset[Value]) -> Gradients:
-        fresh = _again(b, op.kind, op.ins[:own], op, op.ins[own], kept)
+        fresh = _again(b, op.kind, op.ins[:own], op, own, kept)
         return *fresh, *[None] * (len(op.outs) - len(fresh))
 
     return rematerialise
@@ -112,7 +113,7 @@ def _add_rmsnorm_rematerialise(b: Emitter, op: Op, kept: frozenset[Value]) -> Gr
     if op.outs[at] not in kept:
         return _rematerialise(3)(b, op, kept)
     own = (op.outs[at], op.ins[2])
-    fresh: list[Value | None] = [*_again(b, "fp8_rmsnorm", own, op, op.ins[3], kept)]
+    fresh: list[Value | None] = [*_again(b, "fp8_rmsnorm", own, op, 3, kept)]
     fresh.insert(at, None)
     return *fresh, *[None] * (len(op.outs) - len(fresh))
 

@@ -4,7 +4,7 @@ A tensor is scaled by the largest magnitude that it had in the last `fp8_amax_hi
 of a step share these scales, and the update renews them. Three cases have no history:
 
 - Weights: the update knows their magnitude, so they are scaled exactly and quantized once a step; frozen ones once.
-- The first step of a run: every tensor is scaled by itself (`Family.calibrate`).
+- The first step of a run, and after it was skipped the next: every tensor is scaled by itself (`Family.calibrate`).
 - Evaluation before that: the same. Later evaluations use the scales of the training and record nothing.
 """
 
@@ -30,11 +30,14 @@ from surogate_core.api import (
 from surogate_core.errors import ConfigError
 
 from .formats import LARGEST, MULTIPLE, transposes
-from .lowering import FORWARD, Scaling, Settings, lower_program
+from .lowering import DGRAD, FORWARD, Scaling, Settings, lower_program
 from .quantizers import Quantizers
 
 PRODUCT_ERROR = 0.045
 """Relative rms error of a product of E4M3 operands, each rounded to 2.6 %; of E4M3 and E5M2 operands 0.058."""
+
+BF16 = "use recipe: bf16, without FP8 dtypes"
+"""What to do without FP8. FP8 dtypes may be asked for under `recipe: bf16` too."""
 
 
 class Fp8Options(BaseModel):
@@ -74,9 +77,7 @@ def precision(request: PrecisionRequest, options: Fp8Options) -> Precision:
 def supports(device: DeviceInfo, precision: Precision, options: object = None) -> Support:
     """A GPU must multiply FP8 operands. A CPU is always supported, because it runs the references."""
     if device.sm is not None and device.sm < 89:
-        return Support(
-            False, f"FP8 products need SM89 (Ada) or newer, {device.title} is SM{device.sm}; use recipe: bf16"
-        )
+        return Support(False, f"FP8 products need SM89 (Ada) or newer, {device.title} is SM{device.sm}; {BF16}")
     return Support(True)
 
 
@@ -134,6 +135,7 @@ def _settings(family: Family, context: LowerContext, options: Fp8Options) -> Set
     return Settings(
         weights=frozenset(quantized),
         grads={info.grad: param for param, info in quantized.items() if info.grad is not None},
+        by_dgrad=frozenset(op.ins[1] for op in family.micro.ops if op.kind in DGRAD),
         transposes=transposes(target.device.sm if target else None),
         fast_fprop=options.fp8_fast_accum != "none",
         fast_backward=options.fp8_fast_accum == "all",
@@ -151,8 +153,8 @@ def _check_sizes(program: Program, weights: object) -> None:
         x, weight = op.ins[:2]
         for size, what, remedy in (
             (x.shape[0], "tokens in a micro-step", "Change per_device_train_batch_size or sequence_len"),
-            (weight.shape[0], f"rows in {weight.name}", "Use recipe: bf16 for this model"),
-            (weight.shape[1], f"columns in {weight.name}", "Use recipe: bf16 for this model"),
+            (weight.shape[0], f"rows in {weight.name}", f"For this model {BF16}"),
+            (weight.shape[1], f"columns in {weight.name}", f"For this model {BF16}"),
         ):
             if size % MULTIPLE:
                 raise ConfigError(f"recipe: FP8 products need a multiple of {MULTIPLE} {what}, got {size}. {remedy}.")

@@ -82,7 +82,8 @@ class Family:
                skipped.
     derive     writes the derived states from params, before anything else runs: at every start, resumed or not
     start      writes the masters from params, before `derive`: at the start of a fresh run
-    calibrate  the micro-steps of the first optimizer step of a fresh run, where they differ; None: as `micro`
+    calibrate  the micro-steps of the first optimizer step of a fresh run, and while the steps are skipped of the next
+               ones, where they differ; None: as `micro`
     """
 
     micro: Program

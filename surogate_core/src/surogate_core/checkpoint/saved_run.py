@@ -127,7 +127,7 @@ class SavedRun:
             load_weights(resumed.directory, self.plan.assembly.weights, worker.params())
         load_state(resumed.directory, self._kept_values(), worker.buffers.persistent)
         step = resumed.step
-        worker.restored(lr=position.lr, step=step)
+        worker.restored(lr=position.lr, step=step, skipped=position.nonfinite)
         progress = Progress(
             step=step, launched=step, saved=step, **{name: getattr(position, name) for name in _POSITION}
         )

@@ -53,7 +53,7 @@ class Assembly:
 
     @property
     def calibrates(self) -> bool:
-        """Whether the first optimizer step of a fresh run has programs of its own."""
+        """Whether the first optimizer steps of a fresh run have programs of their own."""
         return any(program.calibrating for program in self.programs.values())
 
     def micro_step(self, *, first: bool, last: bool, calibrating: bool = False) -> Program:

@@ -6,12 +6,13 @@ savings and the cost of a suggestion are exact.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from ..config.keys import ADAPTER_FLAG
 from ..config.load import load_config, resolved
-from ..errors import SurogateError
+from ..errors import ConfigError, SurogateError
 from ..machine.devices import GIB
 from ..memory.report import Report
 from .candidates import Candidate, candidates
@@ -50,7 +51,7 @@ def suggest(run: Run, plan: Plan, count: int = 3) -> list[Suggestion]:
     every = sorted(candidates(run, plan), key=lambda c: (c.halvings, round(c.costs / step, 2), len(c.changes)))
     hopeful = [c for c in every if c.total <= room]
     single = [c for c in hopeful if len(c.changes) == 1 and not c.halvings]
-    planned = [_planned(plan, c) for c in single[: count + 1]]
+    planned = list(islice(_planned(plan, single), count + 1))
     enough = sorted((s for s in planned if not s.missing), key=lambda s: (s.costs, -s.saves))
     return enough[:count] or [*_combined(plan, every, hopeful), *_adapter(run, plan)][:count]
 
@@ -65,13 +66,12 @@ def _combined(plan: Plan, every: list[Candidate], hopeful: list[Candidate]) -> I
     """Yield the first of `hopeful` that fits when planned; before it, if its rows are shorter, the best without."""
     whole = [c for c in every if not c.halvings]
     if whole and not (hopeful and not hopeful[0].halvings):
-        most = _planned(plan, min(whole, key=lambda c: c.total))
-        if most.saves > 0:
+        most = next(_planned(plan, sorted(whole, key=lambda c: c.total)), None)
+        if most and most.saves > 0:
             yield most
-        if not most.missing:
+        if most and not most.missing:
             return
-    for candidate in hopeful[:_TRIES]:
-        planned = _planned(plan, candidate)
+    for planned in islice(_planned(plan, hopeful), _TRIES):
         if not planned.missing:
             yield planned
             return
@@ -97,8 +97,19 @@ def _adapter(run: Run, plan: Plan) -> Iterator[Suggestion]:
         yield own
 
 
-def _planned(plan: Plan, candidate: Candidate) -> Suggestion:
-    return _suggestion(plan, candidate.changes, plan_inputs(candidate.inputs).report)
+def _planned(plan: Plan, hopeful: Iterable[Candidate]) -> Iterator[Suggestion]:
+    """Plan candidates in order. Those of a size that is refused, such as by the recipe, are left out."""
+    refused: set[tuple[int, int]] = set()
+    for candidate in hopeful:
+        size = candidate.inputs.batch_size, candidate.inputs.seq_len
+        if size in refused:
+            continue
+        try:
+            after = plan_inputs(candidate.inputs)
+        except ConfigError:
+            refused.add(size)
+            continue
+        yield _suggestion(plan, candidate.changes, after.report)
 
 
 def _suggestion(plan: Plan, changes: tuple[str, ...], after: Report) -> Suggestion:

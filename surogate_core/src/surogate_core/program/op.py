@@ -87,7 +87,7 @@ class Program:
     first       of a micro-step: it writes the gradients; the others add to them
     last        of a micro-step: it sums the gradients over the workers; always False with one worker
     documents   the most documents that a batch may have; None: as many as the run was planned for
-    calibrating of a micro-step: it belongs to the first optimizer step of a fresh run (`Family.calibrate`)
+    calibrating of a micro-step: it belongs to the first optimizer steps of a fresh run (`Family.calibrate`)
     """
 
     name: str

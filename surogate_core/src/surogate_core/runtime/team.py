@@ -88,9 +88,9 @@ class Team:
         """Watch every rank. Each has its own watcher, which is called on the rank's thread."""
         self._on_all(lambda worker: worker.watch(make))
 
-    def restored(self, *, lr: float, step: int) -> None:
+    def restored(self, *, lr: float, step: int, skipped: int = 0) -> None:
         """Tell the ranks that the states of the first come from a checkpoint. See `Worker.restored`."""
-        self._on_all(lambda worker: worker.restored(lr=lr, step=step))
+        self._on_all(lambda worker: worker.restored(lr=lr, step=step, skipped=skipped))
 
     def start(self, *, graphs: bool = True) -> None:
         """Copy weights and states from the first rank to the others, then start all.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -118,13 +119,14 @@ class Worker:
             self.buffers.segment(role).copy_(other.buffers.segment(role))
         self.executor.synchronize()
 
-    def restored(self, *, lr: float, step: int) -> None:
+    def restored(self, *, lr: float, step: int, skipped: int = 0) -> None:
         """Tell the worker that the states come from a checkpoint: `start` makes no masters, and no step calibrates.
 
-        `lr` and `step` are those of the checkpoint's last update. Micro-steps read them until the next update.
+        `lr` and `step` are those of the checkpoint's last update. Micro-steps read them until the next update. If all
+        of its steps were `skipped`, the next ones calibrate.
         """
         self._restored = True
-        self._calibrating = False
+        self._calibrating = skipped >= step
         self._inputs.write("lr", lr)
         self._inputs.write("step", step)
         self._inputs.commit()
@@ -173,8 +175,9 @@ class Worker:
         self._inputs.write("step", step)
         self._inputs.commit()
         self._run(self.assembly.only("update"))
-        self._calibrating = False
         reading = self._readings.enqueue()
+        if self._calibrating and self.assembly.calibrates:  # the only steps that the host waits for
+            self._calibrating = not all(isfinite(value) for value in reading.values())
         if self._watcher is not None:  # the watcher may end the run; then every step must have been reported
             self.settle()
         return reading
