@@ -2,13 +2,18 @@
 
 A package's tests lie in a folder with the package's own name, beside `src/`: pytest would take that folder for it.
 Tests run side by side, one process a core, and the bits of a sum depend on the number of threads.
+
+A shell lets processes in the background ignore SIGINT, and theirs inherit that. Tests send it.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 
 os.environ["OMP_NUM_THREADS"] = "1"
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import surogate_core  # noqa: F401
 import surogate_models  # noqa: F401

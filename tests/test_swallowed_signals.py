@@ -5,20 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 
 from surogate_core.cli.signals import handled
 from surogate_core.train.interrupt import Interrupt
-
-
-@pytest.fixture(autouse=True)
-def interrupts() -> Iterator[None]:
-    """Handle SIGINT as a process in the foreground does. A shell lets processes in the background ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def swallow(number: signal.Signals) -> None:

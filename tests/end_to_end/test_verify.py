@@ -38,8 +38,12 @@ def printed(workplace: Workplace, *overrides: str, as_json: bool = False, **opti
 
 @pytest.fixture
 def based(here: Workplace) -> Workplace:
-    """A bf16 checkpoint of three layers, saved after one step, as the base of other runs."""
-    write_model(here.root / "model", num_hidden_layers=3, tie_word_embeddings=False, initializer_range=0.05)
+    return base_of(here, num_hidden_layers=3, tie_word_embeddings=False)
+
+
+def base_of(here: Workplace, **model: Any) -> Workplace:
+    """A bf16 checkpoint, saved after one step, as the base of other runs."""
+    write_model(here.root / "model", initializer_range=0.05, **model)
     run.train(run.load(here.write(max_steps=1, warmup_steps=0, eval_steps=0), ["model_dtype=bf16"]), notice=silent)
     changes = {"model": str(here.out), "from_scratch": False, "model_dtype": None, "output_dir": str(here.root / "x")}
     return replace(here, config={**here.config, **changes})
@@ -84,6 +88,16 @@ def test_an_adapter_agrees_with_peft(based: Workplace, dtype: str) -> None:
     assert result.passed, result.first_wrong
     gradients = [row for row in result.verdict.rows if row.kind == "gradient"]
     assert len(gradients) == 3 * 7 * 2 and all(row.cosine is not None and row.cosine > 0.99 for row in gradients)
+
+
+@pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_an_adapter_with_saved_modules_agrees_with_peft(here: Workplace, tied: bool) -> None:
+    pytest.importorskip("peft")
+    place = base_of(here, num_hidden_layers=1, tie_word_embeddings=tied)
+    saved = "lora_modules_to_save=[embed_tokens, lm_head, k_norm]"
+    result = verified(place, "lora=true", "lora_rank=4", saved, "model_dtype=fp32")
+    assert result.passed, result.first_wrong
+    assert len([row for row in result.verdict.rows if row.kind == "gradient"]) == 7 * 2 + 1 + (1 if tied else 2)
 
 
 def test_dropout_of_an_adapter_is_off_on_both_sides_and_the_output_says_so(

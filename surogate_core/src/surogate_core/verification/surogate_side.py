@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import run
 from ..checkpoint import hf
-from ..checkpoint.adapter import load_adapter
+from ..checkpoint.adapter import load_adapter, trained_tensors
 from ..checkpoint.base import load_base
 from ..checkpoint.saved_run import model_export
 from ..planning.assembly import Assembly
@@ -120,8 +120,9 @@ def _write(subject: Subject, worker: Worker | Team, scratch: Path) -> None:
     if found is not None and not (scratch / "adapter").exists():
         adapter, options = found
         (scratch / "adapter").mkdir()
-        trained = {v.name: params[v.name] for v in subject.plan.assembly.trainable}
-        adapter.save(trained, scratch / "adapter", str(subject.run.model_dir), options)
+        adapter.save(
+            trained_tensors(subject.plan.assembly, params), scratch / "adapter", str(subject.run.model_dir), options
+        )
 
 
 def _gradients(assembly: Assembly, view: Callable[..., Tensor]) -> dict[str, Tensor]:
