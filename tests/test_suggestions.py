@@ -86,7 +86,7 @@ def test_a_part_that_is_recomputed_with_another_is_not_suggested(plan: Make, key
 
 
 CASES: dict[str, tuple[str, str, dict[str, Any], list[int]]] = {
-    "an adapter of 70B needs several changes": ("70b", "h200", {"lora": True, "sequence_len": 3072}, [0]),
+    "an adapter of 70B needs several changes": ("70b", "h200", {"lora": True, "sequence_len": 2816}, [0]),
     "and shorter rows as the last resort": ("70b", "h200", {"lora": True, "sequence_len": 4096}, [1, 0]),
     "all of 32B cannot be trained, an adapter can": ("32b", "h200", {"sequence_len": 4096}, [1, 0]),
     "an adapter and recomputation": ("8b", "rtx4090", {"sequence_len": 4096}, [1, 0]),
