@@ -177,7 +177,7 @@ def test_without_the_recipe_the_error_names_the_package_to_install(case: Case) -
 
 def test_a_second_recipe_can_be_installed_and_uninstalled(case: Case) -> None:
     case.install("surogate-core", "surogate-models", "surogate-optim-adamw", "surogate-recipe-bf16")
-    fp8 = ("plan", "run.yaml", "--set", "recipe=fp8-hybrid")
+    fp8 = ("plan", "run.yaml", "--set", "recipe=fp8-hybrid", "--set", "model_dtype=bf16")
     assert "Installed: bf16. Try: pip install surogate-recipe-fp8" in case.surogate(*fp8, code=2)
     case.install("surogate-recipe-fp8")
     case.surogate(*fp8)
