@@ -65,6 +65,8 @@ def scaled(scaling: str, x: Tensor, dtype: str, scale: Tensor, amax: Tensor) -> 
     mine = amax_of(x)
     current = scaling == "current" or (scaling == "fallback" and float(scale[1]) == 0)
     used = scale_of(mine[0], dtype) if current else scale
+    if current and mine[1] != 0:
+        used[0] = torch.nan
     return used, torch.maximum(mine, amax) if scaling in ("delayed", "current") else amax
 
 

@@ -36,6 +36,9 @@ class Recorder:
     def gpu(self, report: Any) -> None:
         self.received.append(f"gpu {report.step}")
 
+    def numerics(self, report: Any) -> None:
+        self.received.append(f"numerics {report.step}")
+
     def close(self, status: str) -> None:
         self.received.append(status)
 

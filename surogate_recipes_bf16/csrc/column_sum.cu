@@ -13,6 +13,7 @@
 #include "column_sum.h"
 
 #include <surogate/reduce.cuh>
+#include <surogate/sum_partials.cuh>
 
 #include <algorithm>
 
@@ -72,29 +73,6 @@ __global__ void __launch_bounds__(32 * kWarps)
     }
 }
 
-template <class Out>
-__global__ void __launch_bounds__(1024)
-    sum_kernel(const float* __restrict__ partials, int64_t count, int64_t columns, Out* out, bool accumulate) {
-    __shared__ float sums[32][32];
-    const int64_t column = static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x;
-    float sum = 0;
-    if (column < columns) {
-#pragma unroll 4
-        for (int64_t i = threadIdx.y; i < count; i += 32) {
-            sum += partials[i * columns + column];
-        }
-    }
-    sums[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.y == 0 && column < columns) {
-#pragma unroll
-        for (int y = 1; y < 32; ++y) {
-            sum += sums[y][threadIdx.x];
-        }
-        out[column] = from_float<Out>(accumulate ? to_float(out[column]) + sum : sum);
-    }
-}
-
 }  // namespace
 
 int64_t column_slabs(int64_t rows) { return std::min<int64_t>(kMaxSlabs, ceil_div(rows, kRowsPerSlab)); }
@@ -117,13 +95,10 @@ void column_partials(const void* dy, const void* x, const void* rstd, float* par
 
 void sum_partials(const float* partials, int64_t count, int64_t columns, void* out, bool accumulate, int dtype_out,
                   const char* op, cudaStream_t stream) {
-    const int blocks = to_int(ceil_div(columns, 32), op, "columns / 32");
     with_float_type(dtype_out, op, "the sum", [&](auto type) {
         using Out = typename decltype(type)::type;
-        sum_kernel<Out>
-            <<<blocks, dim3(32, 32), 0, stream>>>(partials, count, columns, static_cast<Out*>(out), accumulate);
+        sum_partials<Out>(partials, count, columns, static_cast<Out*>(out), accumulate, op, stream);
     });
-    check_launch(op);
 }
 
 void linear_bgrad(const void* dy, void* dbias, void* workspace, int64_t workspace_bytes, int64_t rows, int64_t columns,

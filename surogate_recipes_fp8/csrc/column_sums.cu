@@ -1,51 +1,19 @@
-// out [C] (+)= sum over i of partials[i, c], in fp32 and in a fixed order: thread row y of 32 sums the rows y, y + 32,
-// ...; the block adds these sums in order.
 #include "column_sums.h"
 
-#include <surogate/check.h>
 #include <surogate/dtype.h>
-#include <surogate/vec.cuh>
+#include <surogate/sum_partials.cuh>
 
 namespace surogate {
-namespace {
-
-template <class Out>
-__global__ void __launch_bounds__(1024)
-    sum_kernel(const float* __restrict__ partials, int64_t count, int64_t columns, Out* out, bool accumulate) {
-    __shared__ float sums[32][32];
-    const int64_t column = static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x;
-    float sum = 0;
-    if (column < columns) {
-#pragma unroll 4
-        for (int64_t i = threadIdx.y; i < count; i += 32) {
-            sum += partials[i * columns + column];
-        }
-    }
-    sums[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.y == 0 && column < columns) {
-#pragma unroll
-        for (int y = 1; y < 32; ++y) {
-            sum += sums[y][threadIdx.x];
-        }
-        out[column] = from_float<Out>(accumulate ? to_float(out[column]) + sum : sum);
-    }
-}
-
-}  // namespace
 
 void sum_rows(const float* partials, int64_t count, int64_t columns, void* out, bool accumulate, int dtype_out,
               const char* op, cudaStream_t stream) {
     SUROGATE_REQUIRE(dtype_out == FP32 || (dtype_out == BF16 && !accumulate), op,
                      std::string("sums over rows are fp32, or bf16 if they are not added to; got ") + name_of(dtype_out));
-    const int blocks = to_int(ceil_div(columns, 32), op, "columns");
     if (dtype_out == FP32) {
-        sum_kernel<<<blocks, dim3(32, 32), 0, stream>>>(partials, count, columns, static_cast<float*>(out), accumulate);
+        sum_partials(partials, count, columns, static_cast<float*>(out), accumulate, op, stream);
     } else {
-        sum_kernel<<<blocks, dim3(32, 32), 0, stream>>>(partials, count, columns, static_cast<__nv_bfloat16*>(out),
-                                                        false);
+        sum_partials(partials, count, columns, static_cast<__nv_bfloat16*>(out), false, op, stream);
     }
-    check_launch(op);
 }
 
 }  // namespace surogate

@@ -53,13 +53,15 @@ __device__ __forceinline__ float encode_of(const Scale& scale) {
     return encode == 0 ? 1.0f : encode;
 }
 
-// Writes the scale that was used, and raises amax by the measured one. One thread of the grid calls it.
+// Writes the scale that was used, and raises amax by the measured one. One thread of the grid calls it. If the measured
+// tensor was not finite, decode is NaN: infinities saturate, and products that read them must not look finite.
 __device__ __forceinline__ void publish(const Scale& scale, float encode) {
     if (scale.out == nullptr) {
         return;
     }
     const bool copied = scale.scaling == kFallback && is_initialised(scale.given);
-    scale.out[0] = copied ? scale.given[0] : __fdiv_rn(1.0f, encode);
+    const float decode = scale.measured[1] != 0 ? __int_as_float(0x7fc00000) : __fdiv_rn(1.0f, encode);
+    scale.out[0] = copied ? scale.given[0] : decode;
     scale.out[1] = encode;
     if (scale.scaling == kCurrent && scale.amax != nullptr) {
         AbsMax::raise(scale.amax, scale.measured[0], scale.measured[1] != 0);

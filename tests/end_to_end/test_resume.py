@@ -359,3 +359,10 @@ def test_a_run_that_is_killed_repeatedly_ends_with_the_same_weights(workplace: W
     assert f"killed {kills}\n" in done.stdout
     last = f"step_{steps:08d}"
     same_bits(workplace.root / "straight" / last, workplace.root / "killed" / last)
+
+
+def test_a_shorter_history_is_refused_by_its_key(here: Workplace) -> None:
+    go(here.write(max_steps=4, save_steps=2, **FP8))
+    changed = here.write(max_steps=4, resume_from_checkpoint=2, **FP8 | {"fp8_amax_history": 8})
+    with pytest.raises(ConfigError, match=r"fp8\.history.*saved settings: fp8_amax_history: 4 \(now 8\)"):
+        go(changed)

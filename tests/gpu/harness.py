@@ -84,6 +84,7 @@ class Setup:
         adapter: Mapping[str, Any] | None = None,
         recipe: str = "bf16",
         options: Mapping[str, Any] | None = None,
+        numerics: bool = False,
         **dtypes: str,
     ) -> None:
         self.registry = load_registry()
@@ -112,6 +113,7 @@ class Setup:
             weight_decay=0.1,
             max_grad_norm=1.0,
             recompute=recompute,
+            numerics=numerics,
             adapters=() if adapter is None else [(lora, lora.options(**adapter))],
             target=self.target,
             kernel_for=lambda op: self.registry.kernel_for(op, self.target, recipe),
@@ -192,13 +194,23 @@ class Setup:
         )
 
     def step(
-        self, worker: Worker, seed: int, *, micro: int = 2, step: int = 1, lr: float = 1e-3
+        self,
+        worker: Worker,
+        seed: int,
+        *,
+        micro: int = 2,
+        step: int = 1,
+        lr: float = 1e-3,
+        reporting: bool = False,
     ) -> tuple[float, float]:
         """Run an optimizer step over `micro` batches. Return (loss, norm)."""
         batches = [self.batch(100 * seed + i) for i in range(micro)]
         scale = 1 / sum(b.n_valid for b in batches)
         for i, batch in enumerate(batches):
-            worker.micro_step(batch, first=i == 0, loss_scale=scale, index=step * micro + i)
+            first = i == 0
+            worker.micro_step(
+                batch, first=first, loss_scale=scale, index=step * micro + i, reporting=reporting and first
+            )
         return worker.update(lr=lr, step=step).values()
 
     def gradients(self, worker: Worker) -> dict[str, torch.Tensor]:

@@ -118,7 +118,9 @@ class OneWorker:
     def execute_by(self, execute: Callable[[str, int | None], None]) -> None:
         self.execute = execute
 
-    def micro_step(self, batch: MicroBatch, *, first: bool, last: bool, loss_scale: float, index: int) -> None:
+    def micro_step(
+        self, batch: MicroBatch, *, first: bool, last: bool, loss_scale: float, index: int, reporting: bool
+    ) -> None:
         self.execute("micro_first" if first else "micro_next", batch.n_valid)
         self.executor.device.pass_by(BETWEEN)
 

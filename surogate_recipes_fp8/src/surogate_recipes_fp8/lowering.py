@@ -22,6 +22,7 @@ from surogate_core.api import LowerContext, Op, Program, Value
 from surogate_core.program.builder import Builder
 
 from .formats import Format
+from .numerics import Counts
 from .ops import SCALE
 from .quantizers import Quantizers
 
@@ -90,10 +91,17 @@ class Lowering:
     """Lowers one program. `run` returns the result."""
 
     def __init__(
-        self, program: Program, builder: Builder, quantizers: Quantizers, settings: Settings, scaling: Scaling
+        self,
+        program: Program,
+        builder: Builder,
+        quantizers: Quantizers,
+        settings: Settings,
+        scaling: Scaling,
+        counts: Counts | None,
     ) -> None:
         self._program = program
         self._b = builder
+        self._counts = counts
         self._quantizers = quantizers
         self._settings = settings
         self._scaling = scaling
@@ -252,6 +260,14 @@ class Lowering:
         scale = self._given(tensor)[0] if attrs["scaling"] == "delayed" else last
         self._copies[tensor.value] = _Copies(rows, rest[0] if attrs["transposed"] else None, scale)
 
+    def _count(self, tensor: _Tensor) -> None:
+        if self._counts is not None:
+            name, column = f"{tensor.weight.name}.{tensor.which}", -1
+            if self._scaling == "delayed":
+                column = self._quantizers.column(tensor.weight, tensor.which, tensor.dtype)
+            scale = self._copies[tensor.value].scale
+            self._counts.count(name, tensor.weight.block, tensor.value, scale, tensor.dtype, column)
+
     def _quantize(self, tensor: _Tensor) -> None:
         attrs, value = self._attrs(tensor), tensor.value
         bias = next((op for op in self._readers.get(value, ()) if op.kind == "linear_bgrad"), None)
@@ -265,10 +281,12 @@ class Lowering:
         accumulate = frozenset({1 + attrs["transposed"]} if bias is not None and bias.accumulate else ())
         self._b.emit("fp8_quantize", *ins, outs=outs, accumulate=accumulate, **attrs)
         self._keep(tensor, outs[:2], outs[-1], attrs)
+        self._count(tensor)
 
     def _fused(self, op: Op, tensor: _Tensor) -> None:
         """Emit the form of `op` that quantizes its first output."""
-        attrs, kind, wide = self._attrs(tensor), f"fp8_{op.kind}", self._is_wide(tensor)
+        attrs, kind = self._attrs(tensor), f"fp8_{op.kind}"
+        wide = self._is_wide(tensor) or self._counts is not None
         more: dict[str, Any] = {}
         ins = list(op.ins)
         backward_of_norm = op.kind in ("rmsnorm_bwd", "rmsnorm_dgrad")
@@ -297,6 +315,7 @@ class Lowering:
         with_accumulate = frozenset(op.accumulate)
         self._b.emit(kind, *ins, *self._given(tensor), outs=fresh, accumulate=with_accumulate, **own, **attrs, **more)
         self._keep(tensor, fresh[first : first + 2], fresh[-1], attrs)
+        self._count(tensor)
         if hidden is not None:
             self._copies[hidden] = replace(self._copies[hidden], transposed=again)
             for waiting in self._waiting.pop(hidden, ()):
@@ -304,7 +323,12 @@ class Lowering:
 
 
 def lower_program(
-    program: Program, context: LowerContext, quantizers: Quantizers, settings: Settings, scaling: Scaling
+    program: Program,
+    context: LowerContext,
+    quantizers: Quantizers,
+    settings: Settings,
+    scaling: Scaling,
+    counts: Counts | None = None,
 ) -> Program:
-    """Return `program` with the products of `settings.weights` lowered to FP8."""
-    return Lowering(program, context.builder, quantizers, settings, scaling).run()
+    """Return `program` with the products of `settings.weights` lowered to FP8. `counts` counts what is quantized."""
+    return Lowering(program, context.builder, quantizers, settings, scaling, counts).run()

@@ -16,6 +16,8 @@ from typing import Any
 from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, Value
 from surogate_core.errors import ProgramError
 
+from .formats import COLUMNS
+
 Ins = Sequence[Value]
 Attrs = Mapping[str, Any]
 
@@ -267,12 +269,26 @@ def _update(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return _same([history, *scales, *amax])
 
 
+def _count(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    _need(ins[1].shape == (2,), f"a scale is fp32 [2], got {ins[1]!r}")
+    return [OutSpec("amax", (2,), "fp32"), OutSpec("counts", (3,), "int64")]
+
+
+def _report(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    n, history = len(attrs["maxima"]), attrs["history"]
+    _need(len(ins) == 3 * n + history, f"{n} tensors have as many amax, counts and scales, got {len(ins)} values")
+    _need(len(attrs["sizes"]) == len(attrs["columns"]) == n, f"{n} tensors have as many sizes and columns")
+    return [OutSpec("numerics", (n, len(COLUMNS)), "fp32")]
+
+
 STEPS: tuple[OpDef, ...] = (
     _plain("fp8_transpose", _transpose),
     _plain("fp8_amax", _amax),
     _plain("fp8_scales", _scales),
     _plain("fp8_guard", _guard),
     _plain("fp8_update", _update),
+    _plain("fp8_count", _count),
+    _plain("fp8_report", _report),
 )
 
 OPS: tuple[OpDef, ...] = (*QUANTIZERS, *PRODUCTS, *STEPS)

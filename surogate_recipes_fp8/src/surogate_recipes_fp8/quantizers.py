@@ -67,6 +67,10 @@ class Quantizers:
                 )
         return self._delayed[name]
 
+    def column(self, weight: Value, tensor: str, dtype: Format) -> int:
+        """Return the column of the history that a delayed quantizer has."""
+        return [*self._delayed.values()].index(self.of(weight, tensor, dtype))
+
     def weight(self, weight: Value, *, transposed: bool) -> QuantizedWeight:
         """Return the FP8 copies of `weight`, with the transposed one if `transposed`."""
         if weight not in self._weights:

@@ -26,12 +26,14 @@ from surogate_core.api import (
     Program,
     RecipeDef,
     Support,
+    Value,
 )
 from surogate_core.errors import ConfigError
 
 from .formats import LARGEST, MULTIPLE, transposes
 from .lowering import DGRAD, FORWARD, Scaling, Settings, lower_program
-from .quantizers import Quantizers
+from .numerics import Counts, report
+from .quantizers import QuantizedWeight, Quantizers
 
 PRODUCT_ERROR = 0.045
 """Relative rms error of a product of E4M3 operands, each rounded to 2.6 %; of E4M3 and E5M2 operands 0.058."""
@@ -87,18 +89,24 @@ def lower(family: Family, context: LowerContext) -> Family:
     settings = _settings(family, context, options)
     quantizers = Quantizers(context.builder)
 
-    def lowered(program: Program, scaling: Scaling) -> Program:
-        return lower_program(program, context, quantizers, settings, scaling)
+    def lowered(program: Program, scaling: Scaling, counts: Counts | None = None) -> Program:
+        return lower_program(program, context, quantizers, settings, scaling, counts)
 
     micro, calibrate = lowered(family.micro, "delayed"), lowered(family.micro, "current")
+    history = quantizers.history(options.fp8_amax_history)
+    numerics = None
+    if context.numerics:
+        counts = Counts(context.builder)
+        numerics = report(lowered(family.micro, "delayed", counts), counts, _trained(context, quantizers), history)
     family = replace(
         family,
         micro=micro,
         calibrate=replace(calibrate, name="calibrate"),
         evaluate=lowered(family.evaluate, "fallback"),
+        numerics=numerics,
     )
     family = _with_quantized_weights(family, context, quantizers)
-    return _with_delayed_scales(family, context, quantizers, options.fp8_amax_history) if quantizers.delayed else family
+    return _with_delayed_scales(family, context, quantizers, history)
 
 
 def lower_unrecorded(family: Family, context: LowerContext) -> Family:
@@ -106,11 +114,17 @@ def lower_unrecorded(family: Family, context: LowerContext) -> Family:
     settings = _settings(family, context, Fp8Options.model_validate({}))
     quantizers = Quantizers(context.builder)
 
-    def lowered(program: Program) -> Program:
-        return lower_program(program, context, quantizers, settings, "unrecorded")
+    def lowered(program: Program, counts: Counts | None = None) -> Program:
+        return lower_program(program, context, quantizers, settings, "unrecorded", counts)
 
-    family = replace(family, micro=lowered(family.micro), evaluate=lowered(family.evaluate))
-    return _with_quantized_weights(family, context, quantizers)
+    micro, evaluate = lowered(family.micro), lowered(family.evaluate)
+    numerics = None
+    if context.numerics:
+        counts = Counts(context.builder)
+        numerics = report(lowered(family.micro, counts), counts, _trained(context, quantizers), history=None)
+    return _with_quantized_weights(
+        replace(family, micro=micro, evaluate=evaluate, numerics=numerics), context, quantizers
+    )
 
 
 def reads_amax(info: ParamInfo, precision: Precision, options: object) -> bool:
@@ -173,7 +187,7 @@ def _with_quantized_weights(family: Family, context: LowerContext, quantizers: Q
         with b.record("derive", weight.weight.block) as emitted:
             b.emit("fp8_quantize", weight.weight, outs=outs, dtype="e4m3", scaling="current", transposed=both)
         derive += emitted
-    trained = [w for w in quantizers.weights if context.params[w.weight].grad is not None]
+    trained = _trained(context, quantizers)
     if trained:
         with b.record("update") as emitted:
             amax = [context.params[w.weight].amax or b.apply("fp8_amax", w.weight) for w in trained]
@@ -186,11 +200,14 @@ def _with_quantized_weights(family: Family, context: LowerContext, quantizers: Q
     )
 
 
-def _with_delayed_scales(family: Family, context: LowerContext, quantizers: Quantizers, length: int) -> Family:
+def _trained(context: LowerContext, quantizers: Quantizers) -> list[QuantizedWeight]:
+    return [w for w in quantizers.weights if context.params[w.weight].grad is not None]
+
+
+def _with_delayed_scales(family: Family, context: LowerContext, quantizers: Quantizers, history: Value) -> Family:
     """Skip a step in which a tensor was not finite, and renew the scales at the end of the update."""
     b, coef = context.builder, family.clip_coef
     delayed, (norm,) = quantizers.delayed, family.update.outputs
-    history = quantizers.history(length)
     amax, scales = [q.amax for q in delayed], [q.scale for q in delayed]
     with b.record("update") as guard:
         guarded = b.activation("clip_coef", (), "fp32")

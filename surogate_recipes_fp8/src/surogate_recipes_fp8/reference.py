@@ -11,6 +11,9 @@ given     scale: quantizes by `scale`
 current   amax or nothing: quantizes by the scale of this very tensor, which is the last output, and raises `amax`
 fallback  scale: quantizes by `scale`, or, if it belongs to a quantizer that has seen no value yet, like `current`; the
           scale that was used is the last output
+
+A scale that an op computes has a decode factor of NaN if the tensor is not finite: infinities saturate, and products
+that read them must not look finite.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from surogate_core.reference import ops as standard
 from surogate_core.reference.ops import up
 from surogate_core.reference.rounding import TORCH_DTYPES
 
-from .formats import LARGEST
+from .formats import CLIPPED_ABOVE, LARGEST, LOST_BELOW
 
 _NAN = 0x7F
 """What NaN becomes, whatever its sign."""
@@ -61,6 +64,8 @@ class _Quantizer:
         found, maximum = fp8_amax(value), LARGEST[dtype]
         is_new = scaling == "current" or (scaling == "fallback" and given[0][1] == 0)
         self.scale = scale_of(found[0], maximum) if is_new else given[0]
+        if is_new and found[1] != 0:
+            self.scale[0] = torch.nan
         self.q = encode(value, torch.where(self.scale[1] == 0, 1.0, self.scale[1]), dtype)
         self.outs = (self.scale.clone(),) if scaling in ("current", "fallback") else ()
         amax = given[1:] if scaling == "delayed" else given if scaling == "current" else ()
@@ -256,3 +261,46 @@ def fp8_update(clip_coef: Tensor, history: Tensor, *states: Tensor, maxima: tupl
         elif scales[i][0] == 0:
             scales[i] = torch.tensor([1.0, 0.0])
     return new, *(s.clone() for s in scales), *(torch.zeros_like(a) for a in amax)
+
+
+# ------------------------------------------------------------------------------------------------------------- numerics
+
+
+def fp8_count(x: Tensor, scale: Tensor, *, dtype: str) -> tuple[Tensor, Tensor]:
+    """amax of x, and how many of its elements are clipped, rounded to 0, and not 0, if it is quantized by `scale`."""
+    wide = (x.float() * torch.where(scale[1] == 0, 1.0, scale[1])).abs()
+    clipped, lost = wide > CLIPPED_ABOVE[dtype], (wide <= LOST_BELOW[dtype]) & (x != 0)
+    return fp8_amax(x), torch.stack([clipped.sum(), lost.sum(), (x != 0).sum()])
+
+
+def fp8_report(
+    *values: Tensor, sizes: tuple[int, ...], maxima: tuple[float, ...], columns: tuple[int, ...], history: bool
+) -> Tensor:
+    """The figures of n tensors, [n, 5] (`formats.COLUMNS`).
+
+    `values` are the history [L, quantizers], with the attr `history`, then amax, counts and scale of each tensor.
+    `columns` are those of the tensors in the history; -1 for a tensor that is scaled by its own magnitude.
+    """
+    seen, values = (values[0], values[1:]) if history else (torch.empty(0, 0), values)
+    n = len(sizes)
+    rows = []
+    for i, (size, maximum, column) in enumerate(zip(sizes, maxima, columns, strict=True)):
+        amax, counts, scale = values[i], values[n + i].float(), values[2 * n + i]
+        factor = torch.where(scale[1] == 0, 1.0, scale[1])
+        age = 0 if column < 0 else _age(seen[:, column], scale[1], maximum)
+        lost = torch.where(counts[2] > 0, counts[1] / counts[2], 0.0)
+        rows.append(
+            torch.stack([amax[0], amax[0] * factor / maximum, counts[0] / size, lost, torch.tensor(float(age))])
+        )
+    return torch.stack(rows)
+
+
+def _age(seen: Tensor, encode: Tensor, maximum: float) -> int:
+    """Return how many steps ago the magnitude was recorded that made a scale; 0 if there is none.
+
+    The oldest magnitude of a history takes part in the scale when it has just left.
+    """
+    if encode == 0:
+        return 0
+    made = [i for i, amax in enumerate(seen.tolist()) if amax > 0 and scale_of(seen[i], maximum)[1] == encode]
+    return len(seen) - max(made, default=0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from surogate_core.api import EvalReport, GpuReport, RunInfo, StepReport
+from surogate_core.api import EvalReport, GpuReport, NumericsReport, RunInfo, StepReport
 from surogate_core.errors import ConfigError
 
 FOLDER = "tensorboard"
@@ -62,6 +62,12 @@ class EventLogger:
     def gpu(self, report: GpuReport) -> None:
         for name, value in report.figures().items():
             self._writer.add_scalar(f"gpu/{report.gpu}/{name}", value, report.step, walltime=report.time)
+
+    def numerics(self, report: NumericsReport) -> None:
+        for tensor, figures in report.largest().items():
+            for column, (value, _) in zip(report.columns, figures, strict=True):
+                tag = f"numerics/{tensor.replace('*.', '')}/{column.name}"
+                self._writer.add_scalar(tag, value, report.step, walltime=report.time)
 
     def close(self, status: str) -> None:
         self._writer.add_text("status", status)

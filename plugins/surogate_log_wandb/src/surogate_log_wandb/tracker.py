@@ -8,7 +8,7 @@ from pathlib import Path
 
 import wandb
 
-from surogate_core.api import EvalReport, GpuReport, RunInfo, StepReport
+from surogate_core.api import EvalReport, GpuReport, NumericsReport, RunInfo, StepReport
 from surogate_core.errors import ConfigError
 
 PROJECT = "Surogate"
@@ -61,6 +61,17 @@ class WandbLogger:
 
     def gpu(self, report: GpuReport) -> None:
         self._log(report.step, {f"gpu/{report.gpu}/{name}": value for name, value in report.figures().items()})
+
+    def numerics(self, report: NumericsReport) -> None:
+        names = [column.name for column in report.columns]
+        self._log(
+            report.step,
+            {
+                f"numerics/{tensor.replace('*.', '')}/{name}": value
+                for tensor, figures in report.largest().items()
+                for name, (value, _) in zip(names, figures, strict=True)
+            },
+        )
 
     def close(self, status: str) -> None:
         self._run.summary["status"] = status

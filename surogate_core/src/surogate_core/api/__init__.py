@@ -30,7 +30,18 @@ from .data import DatasetFormatDef, Encoded, Omission
 from .kernels import BindContext, Call, KernelDef, Launch
 from .models import Dims, HFTensor, ModelDef, WeightMap
 from .optimizers import OffloadDef, OptimizerDef, ParamGrad
-from .recipes import Family, LowerContext, LoweringDef, ParamInfo, Precision, PrecisionRequest, RecipeDef
+from .recipes import (
+    Family,
+    LowerContext,
+    LoweringDef,
+    Numerics,
+    NumericsColumn,
+    ParamInfo,
+    Precision,
+    PrecisionRequest,
+    QuantizedTensor,
+    RecipeDef,
+)
 from .running import (
     Comm,
     EvalReport,
@@ -39,6 +50,7 @@ from .running import (
     LauncherDef,
     Logger,
     LoggerDef,
+    NumericsReport,
     RunInfo,
     StepReport,
     SystemInfo,
@@ -76,6 +88,9 @@ __all__ = [
     "Merge",
     "ModelDef",
     "NoOptions",
+    "Numerics",
+    "NumericsColumn",
+    "NumericsReport",
     "OffloadDef",
     "Omission",
     "Op",
@@ -87,6 +102,7 @@ __all__ = [
     "Precision",
     "PrecisionRequest",
     "Program",
+    "QuantizedTensor",
     "RecipeDef",
     "RunInfo",
     "Scalars",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
 
@@ -71,6 +71,37 @@ class ParamInfo:
     amax: Value | None = None
 
 
+@dataclass(frozen=True)
+class QuantizedTensor:
+    """A tensor in a numerics report. `block`: index of its transformer block, -1 outside of blocks."""
+
+    name: str
+    block: int
+
+
+@dataclass(frozen=True)
+class NumericsColumn:
+    """A figure of every tensor in a numerics report. `unit`: "magnitude", "share" (of 1) or "steps"."""
+
+    name: str
+    unit: Literal["magnitude", "share", "steps"]
+    meaning: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numerics:
+    """What a recipe reports of the tensors that it quantizes (`numerics_report_steps`).
+
+    micro    computes what `Family.micro` computes, to the bit, and writes `values`
+    values   fp32 [tensors, columns], a state that nothing else uses
+    """
+
+    micro: Program
+    values: Value
+    tensors: tuple[QuantizedTensor, ...]
+    columns: tuple[NumericsColumn, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """The programs of a run, which a recipe lowers together.
@@ -84,6 +115,8 @@ class Family:
     start      writes the masters from params, before `derive`: at the start of a fresh run
     calibrate  the micro-steps of the first optimizer step of a fresh run, and while the steps are skipped of the next
                ones, where they differ; None: as `micro`
+    numerics   the micro-step that reports on numerics, if `LowerContext.numerics` asks for it; None: the recipe has no
+               such report
     """
 
     micro: Program
@@ -93,11 +126,17 @@ class Family:
     derive: Program
     start: Program
     calibrate: Program | None = None
+    numerics: Numerics | None = None
+
+    def micro_steps(self) -> tuple[Program, ...]:
+        """Return the programs of micro-steps, in the order in which they first run."""
+        calibrate = () if self.calibrate is None else (self.calibrate,)
+        numerics = () if self.numerics is None else (self.numerics.micro,)
+        return (*calibrate, self.micro, *numerics)
 
     def programs(self) -> tuple[Program, ...]:
         """Return all programs, in the order in which they first run."""
-        calibrate = () if self.calibrate is None else (self.calibrate,)
-        return (self.start, self.derive, *calibrate, self.micro, self.evaluate, self.update)
+        return (self.start, self.derive, *self.micro_steps(), self.evaluate, self.update)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +147,7 @@ class LowerContext:
     target   the device; None for programs that are assembled for no device, which references run
     params   every param of the run
     options  the recipe's validated options
+    numerics the user asked for numerics reports
     """
 
     builder: Builder
@@ -116,6 +156,7 @@ class LowerContext:
     scalars: Scalars
     params: Mapping[Value, ParamInfo]
     options: Any
+    numerics: bool = False
 
 
 def _exact(precision: Precision, options: Any) -> float:

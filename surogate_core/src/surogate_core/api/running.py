@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from ..origin import Definition
 from .base import NoOptions
+from .recipes import NumericsColumn, QuantizedTensor
 
 
 class Comm(Protocol):
@@ -157,6 +158,37 @@ class GpuReport:
         return {name: value for name, value in figures.items() if value is not None}
 
 
+@dataclass(frozen=True, kw_only=True)
+class NumericsReport:
+    """How a recipe's number formats fit the tensors that it quantizes, in a micro-batch of optimizer step `step`.
+
+    values  a row of figures for each tensor, one for each column
+    """
+
+    step: int
+    tensors: Sequence[QuantizedTensor]
+    columns: Sequence[NumericsColumn]
+    values: Sequence[Sequence[float]]
+    time: float
+
+    def largest(self) -> dict[str, tuple[tuple[float, int], ...]]:
+        """Return the largest figure of each column over all blocks, and its block, for each tensor of a block.
+
+        The keys are names of tensors with * in place of the block's index.
+        """
+        groups: dict[str, list[tuple[int, Sequence[float]]]] = {}
+        for tensor, row in zip(self.tensors, self.values, strict=True):
+            name = tensor.name.replace(f".{tensor.block}.", ".*.", 1)
+            groups.setdefault(name, []).append((tensor.block, row))
+        return {
+            name: tuple(
+                max(((row[i], block) for block, row in rows), key=lambda pair: pair[0])
+                for i in range(len(self.columns))
+            )
+            for name, rows in groups.items()
+        }
+
+
 @runtime_checkable
 class Logger(Protocol):
     """Receives reports, in order, on the thread of the training loop. Reports of GPUs may arrive some steps late.
@@ -168,6 +200,7 @@ class Logger(Protocol):
     def step(self, report: StepReport) -> None: ...
     def eval(self, report: EvalReport) -> None: ...
     def gpu(self, report: GpuReport) -> None: ...
+    def numerics(self, report: NumericsReport) -> None: ...
     def close(self, status: str) -> None:
         """status: "done", "interrupted" or "failed"."""
         ...

@@ -20,7 +20,15 @@ Choice = bool | int | str
 _FACTS = ("model", "from_scratch", "init_projections_to_zero", "adapter", "num_epochs", "max_steps")
 _DATA = ("datasets", "validation_datasets", "validation_split_ratio", "dataloader_num_workers")
 _FOLDERS = ("output_dir", "checkpoint_dir", "overwrite_output_dir", "run_name", "log_file")
-_REPORTS = ("report_to", "logging_steps", "log_gpu_util", "push_to_hub", "hub_model_id", "hub_private")
+_REPORTS = (
+    "report_to",
+    "logging_steps",
+    "log_gpu_util",
+    "numerics_report_steps",
+    "push_to_hub",
+    "hub_model_id",
+    "hub_private",
+)
 _SAVES = ("save_steps", "save_total_limit", "save_in_background", "resume_from_checkpoint")
 _EXECUTION = ("launcher", "use_cuda_graphs", "eval_steps", "check_finite", "verify_outputs")
 _WITHOUT_EFFECT = frozenset((*_FACTS, *_DATA, *_FOLDERS, *_REPORTS, *_SAVES, *_EXECUTION))
@@ -142,11 +150,10 @@ def differences(
 
     `without_effect`: keys of plugins that change no bit.
     """
-    now = json.loads(json.dumps(config))
     changed = [
         f"{name}: {_text(new)} (saved: {_text(old)})"
-        for name, old, new in _differing(resumed.manifest.config, now)
-        if name not in _WITHOUT_EFFECT and name not in without_effect
+        for name, old, new in changed_keys(resumed, config)
+        if name not in without_effect
     ]
     changed += [
         f"{name} {new or 'absent'} (saved: {old or 'absent'})"
@@ -154,6 +161,18 @@ def differences(
     ]
     if changed:
         yield f"resuming with {'; '.join(changed)}: not bit-identical to an uninterrupted run"
+
+
+def changed_keys(resumed: Resumed, config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (key, saved value, value now) for keys that differ and may change bits of the run."""
+    for name, old, new in _differing(resumed.manifest.config, json.loads(json.dumps(config))):
+        if name not in _WITHOUT_EFFECT:
+            yield name, old, new
+
+
+def saved_settings(resumed: Resumed, config: Mapping[str, Any]) -> str:
+    """Return the keys that differ with their saved values, for the remedy of an error; "" if none differs."""
+    return ", ".join(f"{name}: {_text(old)} (now {_text(new)})" for name, old, new in changed_keys(resumed, config))
 
 
 def _differing(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -26,7 +26,7 @@ from .base import load_base
 from .folders import sync
 from .manifest import MANIFEST, Manifest, list_files, write_manifest
 from .progress import Progress
-from .resume import Resumed, differences, refuse_another_run
+from .resume import Resumed, differences, refuse_another_run, saved_settings
 from .states import kept_values, load_state, write_state
 from .stored_weights import load_weights
 
@@ -125,7 +125,8 @@ class SavedRun:
             load_base(self.run, self.plan.assembly, worker)
         else:
             load_weights(resumed.directory, self.plan.assembly.weights, worker.params())
-        load_state(resumed.directory, self._kept_values(), worker.buffers.persistent)
+        changed = saved_settings(resumed, resolved(self.run.loaded))
+        load_state(resumed.directory, self._kept_values(), worker.buffers.persistent, changed)
         step = resumed.step
         worker.restored(lr=position.lr, step=step, skipped=position.nonfinite)
         progress = Progress(

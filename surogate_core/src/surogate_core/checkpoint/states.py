@@ -26,11 +26,11 @@ def kept_values(assembly: Assembly, stored: Collection[str], stored_dtype: str) 
     These are all states except derived ones and those that every step and evaluation overwrites, and the params that
     the model's files do not hold bit for bit.
     """
-    readings = (assembly.loss, assembly.eval_loss, assembly.grad_norm, *assembly.pending)
+    unsaved = assembly.readings | {*assembly.pending}
     return [
         v
         for v in assembly.declared
-        if (v.role == "state" and not v.derived and v not in readings)
+        if (v.role == "state" and not v.derived and v not in unsaved)
         or (v.name in assembly.params and (v.name not in stored or v.dtype != stored_dtype))
     ]
 
@@ -48,12 +48,15 @@ def write_state(
     return {name: write_safetensors(directory / name, shard) for name, shard in zip(names, shards, strict=True)}
 
 
-def load_state(directory: Path, values: Sequence[Value], view: Callable[[Value], Tensor]) -> None:
+def load_state(
+    directory: Path, values: Sequence[Value], view: Callable[[Value], Tensor], saved_settings: str = ""
+) -> None:
     """Copy the tensors that `write_state` wrote below `directory` into `view(value)`, by name.
 
     All names, shapes and dtypes are checked before anything is copied. Raises ConfigError if they differ from those of
-    `values` or a file cannot be read.
+    `values` or a file cannot be read. It names `saved_settings`, which the resumed run has changed.
     """
+    remedy = f"Resume with the saved settings: {saved_settings}." if saved_settings else _REMEDY
     wanted = {v.name: v for v in values}
     paths = sorted((directory / FOLDER).glob("*.safetensors"))
     held: set[str] = set()
@@ -64,10 +67,10 @@ def load_state(directory: Path, values: Sequence[Value], view: Callable[[Value],
                 tensor, value = file.get_slice(name), wanted[name]
                 shape, dtype = list(tensor.get_shape()), tensor.get_dtype()
                 if shape != list(value.shape) or dtype != STORED_AS[TORCH_DTYPES[value.dtype]]:
-                    raise ConfigError(f"{path}: {name} is {dtype} {shape}, this run has {value!r}. {_REMEDY}")
+                    raise ConfigError(f"{path}: {name} is {dtype} {shape}, this run has {value!r}. {remedy}")
     if held != set(wanted):
         differing = ", ".join(sorted(held ^ set(wanted))[:3])
-        raise ConfigError(f"{directory / FOLDER}: not the states of this run: they differ in {differing}. {_REMEDY}")
+        raise ConfigError(f"{directory / FOLDER}: not the states of this run: they differ in {differing}. {remedy}")
     for path in paths:
         with _open(path) as file:
             for name in file.keys():  # noqa: SIM118 (it is no mapping)

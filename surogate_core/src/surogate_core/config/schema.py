@@ -229,6 +229,11 @@ class PrecisionKeys(Keys):
     lora_dtype: StorageDtype | None = Field(None, description="LoRA weights; null: fp32.")
     param_grad_dtype: StorageDtype | None = Field(None, description="Accumulated gradients; null: fp32.")
     optimizer_state_dtype: StorageDtype | None = Field(None, description="Moments of the optimizer; null: fp32.")
+    numerics_report_steps: Int = Field(
+        0,
+        ge=0,
+        description="Report every N steps how the recipe's number formats fit the tensors that it quantizes; 0: never.",
+    )
     kernels: Annotated[Literal["compiled", "allow_reference"], Word] = Field(
         "compiled",
         description="On a GPU: compiled kernels only, or the slow PyTorch reference for ops that have none.",

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from ..api import EvalReport, GpuReport, StepReport
+from ..api import EvalReport, GpuReport, NumericsReport, StepReport
 
 SWITCH = "SUROGATE_TIMING"
 
@@ -47,6 +47,9 @@ class FirstStep:
         return
 
     def gpu(self, report: GpuReport) -> None:
+        return
+
+    def numerics(self, report: NumericsReport) -> None:
         return
 
     def close(self, status: str) -> None:

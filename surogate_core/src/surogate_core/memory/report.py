@@ -108,7 +108,7 @@ def report(
     block = f" of block {peak_op.block}" if peak_op and peak_op.block >= 0 else ""
     costs = {key: program_cost(program, ops, device) for key, program in programs.items()}
     step = sum((costs[name] for name, p in programs.items() if p.stage == "update"), Cost())
-    micro = {name: p for name, p in programs.items() if p.stage == "micro" and not p.calibrating}
+    micro = {name: p for name, p in programs.items() if p.stage == "micro" and p.purpose == "train"}
     name_of = {MicroStep(p.first, p.last): name for name, p in micro.items()}
     for micro_step, count in micro_step_counts(grad_accum_steps, world_size).items():
         step = step + costs[name_of[micro_step]].times(count)

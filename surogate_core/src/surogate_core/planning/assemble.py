@@ -6,11 +6,12 @@
     start      masters from params
     derive     empty: a recipe that quantizes weights adds to it
     update     global norm, then the optimizer
-    all        recipe.lower, which takes all of them at once and may add `calibrate` -> dead_code
-    micro and calibrate
+    all        recipe.lower, which takes all of them at once and may add `calibrate` and `numerics` -> dead_code
+    micro, calibrate and the micro-step of numerics
                -> adapters' fuse -> recompute -> offload
                -> accumulate: micro_first, micro_next
                -> reduce, with several workers: micro_last, or micro_only where it is also the first
+               (of the micro-step of numerics only the first)
     derive     -> staged: a program of its own for the params of a block that nothing else reads
     micro, evaluate, update
                -> pending: copies of the states that micro-steps write and the update does not, if there are any
@@ -27,7 +28,7 @@ from dataclasses import dataclass, replace
 
 from ..api import BatchInputs, Family, Init, LowerContext, ParamGrad, ParamInfo, Scalars, WeightMap
 from ..dtypes import DTYPES, wider
-from ..errors import DisconnectedError, ProgramError
+from ..errors import ConfigError, DisconnectedError, ProgramError
 from ..memory.plan import plan_family
 from ..origin import blaming
 from ..program.builder import Builder
@@ -75,10 +76,10 @@ def assemble(inputs: PlanInputs) -> Assembly:
     family = recorder.family(micro, recorder.evaluation(forward, eval_state), params, norm)
     family = recorder.lowered(family, params)
 
-    steps = [p for p in (family.micro, family.calibrate) if p is not None]
-    micro_steps = [program for step in steps for program in recorder.micro_steps(step, gradients)]
+    micro_steps = [program for step in family.micro_steps() for program in recorder.micro_steps(step, gradients)]
     evaluate, update = family.evaluate, family.update
-    copies = recorder.pending_copies(micro_steps, evaluate, update, frozenset({loss_state, eval_state}))
+    readings = {loss_state, eval_state, *((family.numerics.values,) if family.numerics else ())}
+    copies = recorder.pending_copies(micro_steps, evaluate, update, frozenset(readings))
     if copies:
         micro_steps = [recorder.on_copies(program, copies, begins=program.first) for program in micro_steps]
         evaluate = recorder.on_copies(evaluate, copies, begins=True)
@@ -113,6 +114,7 @@ def assemble(inputs: PlanInputs) -> Assembly:
         pending=tuple(copies.values()),
         passes=tuple(recorder.passed.passes),
         world_size=inputs.world_size,
+        numerics=family.numerics,
     )
 
 
@@ -249,6 +251,7 @@ class _Recorder:
             scalars=self.scalars,
             params=params,
             options=inputs.recipe_options,
+            numerics=inputs.numerics,
         )
         lowering = inputs.lowering or inputs.recipe
         after = lowering.lower(family, context)
@@ -258,7 +261,12 @@ class _Recorder:
             program = self.passed("lower", before.get(program.name), program, (lowering, "lower"))
             return self.passed("dead_code", program, dead_code(program, inputs.ops))
 
-        calibrate = None if after.calibrate is None else finished(replace(after.calibrate, calibrating=True))
+        calibrate, numerics = after.calibrate, after.numerics
+        if numerics is None and inputs.numerics:
+            raise ConfigError(
+                f"numerics_report_steps: {lowering.name} quantizes nothing, so there is nothing to report. Remove the "
+                "key, or choose a recipe that quantizes."
+            )
         return replace(
             after,
             micro=finished(after.micro),
@@ -266,7 +274,9 @@ class _Recorder:
             update=finished(after.update),
             derive=finished(after.derive),
             start=finished(after.start),
-            calibrate=calibrate,
+            calibrate=calibrate and finished(replace(calibrate, name="calibrate", purpose="calibrate")),
+            numerics=numerics
+            and replace(numerics, micro=finished(replace(numerics.micro, name="report", purpose="report"))),
         )
 
     def _start(self, params: Mapping[Value, ParamInfo]) -> Program:
@@ -324,12 +334,12 @@ class _Recorder:
             program = self._offloaded(program)
         first, following = accumulate(program, b, self.scalars)
         variants = [self.passed("accumulate", program, p) for p in (first, following)[: inputs.grad_accum_steps]]
-        if inputs.world_size == 1:
-            return variants
-        *_, final = variants
-        variants.append(self.passed("reduce", final, reduce(final, gradients, b, inputs.world_size)))
+        if inputs.world_size > 1:
+            *_, final = variants
+            variants.append(self.passed("reduce", final, reduce(final, gradients, b, inputs.world_size)))
         by_kind = {MicroStep(p.first, p.last): p for p in variants}
-        return [by_kind[kind] for kind in micro_step_counts(inputs.grad_accum_steps, inputs.world_size)]
+        steps = [by_kind[kind] for kind in micro_step_counts(inputs.grad_accum_steps, inputs.world_size)]
+        return steps[:1] if program.purpose == "report" else steps
 
     def _offloaded(self, program: Program) -> Program:
         assert self.inputs.offload is not None

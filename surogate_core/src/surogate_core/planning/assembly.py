@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..api import BatchInputs, Scalars, WeightMap
+from ..api import BatchInputs, Numerics, Scalars, WeightMap
 from ..memory.plan import MemoryPlan
-from ..program.op import Program, Stage
+from ..program.op import Program, Purpose, Stage
 from ..program.passes.reduce import MicroStep
 from ..program.value import Value
 from .pass_runner import Pass
@@ -25,6 +25,7 @@ class Assembly:
     cu_seqlens  {`Program.documents`: the input that those variants read}
     pending     copies of states that each step writes again; checkpoints do not hold them
     kernels     what runs each op
+    numerics    what the programs of the purpose "report" write; None: there are none
     """
 
     programs: Mapping[str, Program]
@@ -44,6 +45,7 @@ class Assembly:
     pending: tuple[Value, ...]
     passes: tuple[Pass, ...]
     world_size: int
+    numerics: Numerics | None = None
 
     @property
     def all_programs(self) -> dict[str, Program]:
@@ -54,12 +56,18 @@ class Assembly:
     @property
     def calibrates(self) -> bool:
         """Whether the first optimizer steps of a fresh run have programs of their own."""
-        return any(program.calibrating for program in self.programs.values())
+        return any(program.purpose == "calibrate" for program in self.programs.values())
 
-    def micro_step(self, *, first: bool, last: bool, calibrating: bool = False) -> Program:
+    @property
+    def readings(self) -> frozenset[Value]:
+        """States that hold what the host reads of a step. No later step depends on them."""
+        numerics = () if self.numerics is None else (self.numerics.values,)
+        return frozenset((self.loss, self.eval_loss, self.grad_norm, *numerics))
+
+    def micro_step(self, *, first: bool, last: bool, purpose: Purpose = "train") -> Program:
         """Return the program of a micro-step of an optimizer step; see the fields of `Program`."""
-        kind, calibrating = MicroStep(first, last and self.world_size > 1), calibrating and self.calibrates
-        alike = (p for p in self.programs.values() if p.stage == "micro" and p.calibrating == calibrating)
+        kind = MicroStep(first, last and self.world_size > 1)
+        alike = (p for p in self.programs.values() if p.stage == "micro" and p.purpose == purpose)
         return next(p for p in alike if MicroStep(p.first, p.last) == kind)
 
     def only(self, stage: Stage) -> Program:

@@ -32,6 +32,7 @@ class PlanInputs:
     max_documents     most documents of a micro-step, padding at the end of a row included
     lmhead_chunks     chunks of the LM head; None: chosen by the size of the logits
     lowering          what serves the products' dtypes in place of the recipe; None: the recipe does
+    numerics          add the micro-step that reports on numerics
     recompute         parts of `recompute_*` keys
     target            device to plan for; None: no device, and references run every op
     kernel_for        chooses what runs an op on the target
@@ -54,6 +55,7 @@ class PlanInputs:
     lmhead_chunks: int | None = None
     weight_decay: float = 0.0
     max_grad_norm: float = 0.0
+    numerics: bool = False
     recompute: frozenset[str] = frozenset()
     adapters: Sequence[tuple[AdapterDef, BaseModel]] = ()
     offload: tuple[OffloadDef, BaseModel] | None = None

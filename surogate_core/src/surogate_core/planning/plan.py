@@ -122,6 +122,7 @@ def _plan_inputs(run: Run, device: DeviceInfo, world_size: int) -> PlanInputs:
         lmhead_chunks=config.lmhead_chunks if isinstance(config.lmhead_chunks, int) else None,
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
+        numerics=config.numerics_report_steps > 0,
         recompute=config.recompute,
         offload=(registry.get("offload", offload), loaded.options["offload", offload]) if offload else None,
         adapters=[run.adapter] if run.adapter else [],

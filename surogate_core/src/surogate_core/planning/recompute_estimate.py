@@ -38,7 +38,7 @@ class RecomputeEstimate:
     @classmethod
     def of(cls, plan: Plan) -> RecomputeEstimate:
         programs, arenas = plan.assembly.programs, plan.assembly.memory.arenas
-        micro = {name: p for name, p in programs.items() if p.stage == "micro" and not p.calibrating}
+        micro = {name: p for name, p in programs.items() if p.stage == "micro"}
         name = max(micro, key=lambda name: arenas[name].arena_bytes)
         program, arena = micro[name], arenas[name]
         return cls(

@@ -14,6 +14,11 @@ Phase = Literal["forward", "backward", "recompute", "update", "derive", "start"]
 Stage = Literal["forward", "micro", "evaluate", "update", "derive", "start"]
 """What a program is for. "forward" is the recorded model, before passes make "micro" and "evaluate" of it."""
 
+Purpose = Literal["train", "calibrate", "report"]
+"""Which micro-steps a program of the stage "micro" runs. "calibrate": those of the first optimizer steps of a fresh run
+(`Family.calibrate`). "report": the first of an optimizer step whose numerics are reported (`Family.numerics`). "train":
+all others."""
+
 Lane = Literal["compute", "comm"]
 """The stream that an op runs on. Ops of one lane run in program order. "comm" runs concurrently with "compute": a
 "comm" op starts once all ops before it in the program are done. An op that uses a value written on the other lane waits
@@ -87,7 +92,7 @@ class Program:
     first       of a micro-step: it writes the gradients; the others add to them
     last        of a micro-step: it sums the gradients over the workers; always False with one worker
     documents   the most documents that a batch may have; None: as many as the run was planned for
-    calibrating of a micro-step: it belongs to the first optimizer steps of a fresh run (`Family.calibrate`)
+    purpose     of a micro-step: which ones it runs
     """
 
     name: str
@@ -97,7 +102,12 @@ class Program:
     first: bool = False
     last: bool = False
     documents: int | None = None
-    calibrating: bool = False
+    purpose: Purpose = "train"
+
+    @property
+    def base_name(self) -> str:
+        """First part of the names of the variants of a micro-step."""
+        return "micro" if self.purpose == "train" else self.purpose
 
     def producers(self) -> dict[Value, Op]:
         """Return the op that writes each activation."""

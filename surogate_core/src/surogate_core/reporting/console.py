@@ -7,7 +7,8 @@ import statistics
 from collections import deque
 from typing import TextIO
 
-from ..api import EvalReport, GpuReport, RunInfo, StepReport
+from ..api import EvalReport, GpuReport, NumericsReport, RunInfo, StepReport
+from .numerics import numerics_lines
 from .terminal import silence
 from .text import LINE_WIDTH, count_text, eta_text, loss_text, lr_text, norm_text, step_time_text
 
@@ -37,6 +38,10 @@ class PlainLogger:
 
     def gpu(self, report: GpuReport) -> None:
         return  # recorded in the metrics file, not shown
+
+    def numerics(self, report: NumericsReport) -> None:
+        for line in numerics_lines(report):
+            self._line(line)
 
     def close(self, status: str) -> None:
         return  # the command prints how a run ended

@@ -9,7 +9,7 @@ from threading import Thread
 from types import ModuleType
 from typing import Any
 
-from ..api import EvalReport, GpuReport, Logger, StepReport
+from ..api import EvalReport, GpuReport, Logger, NumericsReport, StepReport
 
 Notice = Callable[[str], None]
 
@@ -49,6 +49,9 @@ class GpuTelemetry:
         return
 
     def gpu(self, report: GpuReport) -> None:
+        return
+
+    def numerics(self, report: NumericsReport) -> None:
         return
 
     def close(self, status: str) -> None:

@@ -14,8 +14,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ..api import EvalReport, GpuReport, RunInfo, StepReport
+from ..api import EvalReport, GpuReport, NumericsReport, RunInfo, StepReport
 from .console import StepTimes, eval_line
+from .numerics import numerics_lines
 from .terminal import silence
 from .text import count_text, eta_text, loss_text, lr_text, norm_text, step_time_text
 
@@ -68,6 +69,9 @@ class LiveLogger:
 
     def gpu(self, report: GpuReport) -> None:
         return  # recorded in the metrics file, not shown
+
+    def numerics(self, report: NumericsReport) -> None:
+        self._draw(lambda: self._console.print(Text("\n".join(numerics_lines(report))), soft_wrap=True))
 
     def close(self, status: str) -> None:
         self._refresh()

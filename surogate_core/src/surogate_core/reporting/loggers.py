@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
-from ..api import EvalReport, GpuReport, Logger, LoggerDef, RunInfo, StepReport
+from ..api import EvalReport, GpuReport, Logger, LoggerDef, NumericsReport, RunInfo, StepReport
 from ..config.load import LoadedConfig
 from ..errors import PluginError, RunStopped
 from ..origin import described
@@ -32,6 +32,10 @@ class Loggers:
     def gpu(self, report: GpuReport) -> None:
         for logger in self.opened:
             logger.gpu(report)
+
+    def numerics(self, report: NumericsReport) -> None:
+        for logger in self.opened:
+            logger.numerics(report)
 
     def close(self) -> None:
         """Close all loggers with `status`, even if one raises."""
@@ -85,6 +89,9 @@ class GuardedLogger:
 
     def gpu(self, report: GpuReport) -> None:
         self._guarded(lambda logger: logger.gpu(report))
+
+    def numerics(self, report: NumericsReport) -> None:
+        self._guarded(lambda logger: logger.numerics(report))
 
     def close(self, status: str) -> None:
         self._guarded(lambda logger: logger.close(status))

@@ -9,6 +9,7 @@ One JSON object per line. "log" is its kind:
     {"log": "eval", "step", "loss", "valid_tokens", "duration_ms", "time"}
     {"log": "gpu", "step", "gpu", "utilization", "memory_utilization", "memory_used_bytes", "memory_total_bytes",
      "power_watts", "power_limit_watts", "temperature_celsius", "sm_clock_mhz", "memory_clock_mhz", "time"}
+    {"log": "numerics", "step", "columns": [name], "tensors": {name: [a figure for each column]}, "time"}
 
 Losses are in nats, times in seconds since 1970. Numbers that are not finite are null, because JSON cannot express them.
 """
@@ -25,7 +26,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from ..api import EvalReport, GpuReport, RunInfo, StepReport
+from ..api import EvalReport, GpuReport, NumericsReport, RunInfo, StepReport
 from ..errors import ConfigError, RunStopped
 
 __all__ = ["METRICS_FILE", "JsonLinesLogger", "read_metrics"]
@@ -83,6 +84,11 @@ class JsonLinesLogger:
 
     def gpu(self, report: GpuReport) -> None:
         self._write({"log": "gpu", **asdict(report)})
+
+    def numerics(self, report: NumericsReport) -> None:
+        rows = {t.name: row for t, row in zip(report.tensors, report.values, strict=True)}
+        columns = [column.name for column in report.columns]
+        self._write({"log": "numerics", "step": report.step, "columns": columns, "tensors": rows, "time": report.time})
 
     def close(self, status: str) -> None:
         self._file.close()

@@ -11,7 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..api import EvalReport, GpuReport, RunInfo, StepReport
+from ..api import EvalReport, GpuReport, NumericsReport, RunInfo, StepReport
 from .metrics import metrics_path, read_metrics
 from .text import count_text, lr_text
 
@@ -71,6 +71,9 @@ class PictureLogger:
         return
 
     def gpu(self, report: GpuReport) -> None:
+        return
+
+    def numerics(self, report: NumericsReport) -> None:
         return
 
     def close(self, status: str) -> None:

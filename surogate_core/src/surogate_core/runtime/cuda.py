@@ -34,7 +34,7 @@ class CudaExecutor:
         self, programs: Mapping[str, Program], buffers: Buffers, context: ExecutionContext, stream: torch.cuda.Stream
     ) -> None:
         """Bind all programs. Of equal notices of different kernels, only the first is shown."""
-        self._runs_once = {n for n, p in programs.items() if p.calibrating or p.stage in ("start", "derive")}
+        self._rare = {n for n, p in programs.items() if p.purpose != "train" or p.stage in ("start", "derive")}
         self._stream = stream
         # With high priority: otherwise the few blocks of a collective would start too late.
         self._side = torch.cuda.Stream(stream.device, priority=-1)
@@ -107,9 +107,9 @@ class CudaExecutor:
                 self.synchronize()
 
     def capture(self) -> None:
-        """Capture each program that runs more than once and supports it. Runs nothing."""
+        """Capture each program that runs often and supports it. Runs nothing."""
         for program, bound in self._bound.items():
-            captured = bound.capturable and program not in self._runs_once
+            captured = bound.capturable and program not in self._rare
             for segment in self._segments[program] if captured else ():
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.stream(self._stream):

@@ -26,6 +26,7 @@ from ..program.value import Value
 from .arena import Buffers
 from .host_copy import HostCopy
 from .readings import Reading
+from .table_readings import TableReading
 from .threads import RankThread, join
 from .worker import Watcher, Worker
 
@@ -103,11 +104,14 @@ class Team:
         self._on_all(lambda worker: worker.connect())
         self._on_all(lambda worker: worker.start(graphs=graphs))
 
-    def micro_step(self, *batches: MicroBatch, first: bool, last: bool, loss_scale: float, index: int) -> None:
+    def micro_step(
+        self, *batches: MicroBatch, first: bool, last: bool, loss_scale: float, index: int, reporting: bool = False
+    ) -> None:
         """Run one micro-batch on each rank. `index` is that of the first rank; the others have the following ones."""
         for thread, worker, comm, batch in zip(self._threads, self._workers, self._comms, batches, strict=True):
             step = worker.micro_step
-            thread.submit(step, batch, first=first, last=last, loss_scale=loss_scale, index=index + comm.rank)
+            own = index + comm.rank
+            thread.submit(step, batch, first=first, last=last, loss_scale=loss_scale, index=own, reporting=reporting)
         self.check()
 
     def update(self, *, lr: float, step: int) -> Reading:
@@ -116,6 +120,10 @@ class Team:
         readings = [thread.submit(worker.update, lr=lr, step=step) for thread, worker in pairs]
         self.check()
         return _TeamReading(self, readings)
+
+    def read_numerics(self) -> _TeamTable:
+        """Read the numerics report of the first rank. See `Worker.read_numerics`."""
+        return _TeamTable(self._threads[0].submit(self._workers[0].read_numerics))
 
     def evaluate(self, *batches: MicroBatch) -> float:
         """Return the sum of the losses of all batches. With fewer batches than ranks, the last ranks get none."""
@@ -183,6 +191,17 @@ class Team:
             self.check()
             if not running:
                 return [future.result() for future in awaited]
+
+
+class _TeamTable:
+    """The numerics report of the first rank. Read it after the step's reading, which polls for failures."""
+
+    def __init__(self, reading: Future[TableReading | None]) -> None:
+        self._reading = reading
+
+    def values(self) -> list[list[float]] | None:
+        reading = self._reading.result()
+        return None if reading is None else reading.values()
 
 
 class _TeamReading:

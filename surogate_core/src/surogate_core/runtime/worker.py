@@ -15,7 +15,7 @@ from ..data.loader import MicroBatch
 from ..machine.timing import mark
 from ..planning.assembly import Assembly
 from ..planning.staging import Staged
-from ..program.op import Program
+from ..program.op import Program, Purpose
 from ..program.value import Value
 from .arena import Buffers
 from .context import ExecutionContext
@@ -25,6 +25,7 @@ from .host_copy import HostCopy
 from .inputs import Inputs
 from .readings import Reading
 from .reference import ReferenceExecutor
+from .table_readings import TableReading, TableReadings
 
 Watcher = Callable[[Program, int], None]
 """Called as `watcher(program, index)` after the op at `index` of `program`."""
@@ -52,11 +53,17 @@ class Worker:
         self._inputs = inputs
         self._inputs.write("seed", seed)
         self._readings = executor.readings([buffers.persistent(v) for v in (assembly.loss, assembly.grad_norm)])
+        self._tables = (
+            None
+            if assembly.numerics is None
+            else TableReadings(buffers.persistent(assembly.numerics.values), executor.stream)
+        )
         self._copy: HostCopy | None = None
         self._execute: Execute = executor.run
         self._watcher: Watcher | None = None
         self._restored = False
-        self._calibrating = True
+        self._calibrating = assembly.calibrates
+        self._reports = False
 
     @classmethod
     def on_cpu(
@@ -126,7 +133,7 @@ class Worker:
         of its steps were `skipped`, the next ones calibrate.
         """
         self._restored = True
-        self._calibrating = skipped >= step
+        self._calibrating = self.assembly.calibrates and skipped >= step
         self._inputs.write("lr", lr)
         self._inputs.write("step", step)
         self._inputs.commit()
@@ -153,17 +160,28 @@ class Worker:
 
     # --------------------------------------------------------------------------------------------------------- a step
 
-    def micro_step(self, *batches: MicroBatch, first: bool, last: bool = False, loss_scale: float, index: int) -> None:
+    def micro_step(
+        self,
+        *batches: MicroBatch,
+        first: bool,
+        last: bool = False,
+        loss_scale: float,
+        index: int,
+        reporting: bool = False,
+    ) -> None:
         """Run forward and backward of one micro-batch.
 
         The `first` micro-step of an optimizer step writes the gradients and the loss, the others add to them. The
-        `last` one then sums them over all workers. `index` counts micro-steps over the whole run.
+        `last` one then sums them over all workers. `index` counts micro-steps over the whole run. A `first` one that
+        is `reporting` also writes the numerics report, unless the step calibrates.
         """
         (batch,) = batches
+        purpose: Purpose = "calibrate" if self._calibrating else "report" if reporting else "train"
+        self._reports |= purpose == "report"
         self._write_batch(batch, loss_scale)
         self._inputs.write("micro_step", index)
         self._inputs.commit()
-        program = self.assembly.micro_step(first=first, last=last, calibrating=self._calibrating)
+        program = self.assembly.micro_step(first=first, last=last, purpose=purpose)
         self._run(self.assembly.for_documents(program, batch.n_documents), batch.n_valid)
 
     def update(self, *, lr: float, step: int) -> Reading:
@@ -176,11 +194,16 @@ class Worker:
         self._inputs.commit()
         self._run(self.assembly.only("update"))
         reading = self._readings.enqueue()
-        if self._calibrating and self.assembly.calibrates:  # the only steps that the host waits for
+        if self._calibrating:  # the only steps that the host waits for
             self._calibrating = not all(isfinite(value) for value in reading.values())
         if self._watcher is not None:  # the watcher may end the run; then every step must have been reported
             self.settle()
         return reading
+
+    def read_numerics(self) -> TableReading | None:
+        """Return a reading of the numerics report of this step; None if no micro-step has written one."""
+        reports, self._reports = self._reports, False
+        return self._tables.enqueue() if reports and self._tables is not None else None
 
     def evaluate(self, *batches: MicroBatch) -> float:
         """Return the sum of the losses of one batch's labels, in nats. Changes neither weights nor gradients."""

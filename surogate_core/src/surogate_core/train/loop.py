@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
-from ..api import EvalReport, Logger, StepReport
+from ..api import EvalReport, Logger, Numerics, NumericsReport, StepReport
 from ..checkpoint.progress import Progress
 from ..data.loader import Loader, MicroBatch, Prefetch, StepBatch
 from ..errors import NonFiniteError, RunStopped
@@ -38,6 +38,8 @@ class Job:
     """What the loop works with.
 
     eval_batches   limit -> the validation batches, from the first at every call; at most `limit`, None: all
+    numerics       what numerics reports hold; None: there are none
+    numerics_steps report on numerics every N steps
     watch          steps_done -> None: from now on the worker runs op by op and raises NonFiniteError at the first op
                    that writes NaN or inf
     """
@@ -53,6 +55,8 @@ class Job:
     save_steps: int
     max_nonfinite_steps: int
     watch: Callable[[int], None]
+    numerics: Numerics | None = None
+    numerics_steps: int = 0
 
 
 def train(job: Job, interrupt: Interrupt, progress: Progress) -> Progress:
@@ -110,6 +114,14 @@ def _run_steps(job: Job, interrupt: Interrupt, progress: Progress) -> None:
 # ------------------------------------------------------------------------------------------------------------ one step
 
 
+class Table(Protocol):
+    """The figures of a numerics report that the device may still be computing."""
+
+    def values(self) -> list[list[float]] | None:
+        """Wait for them. None if the step calibrated, which a report cannot describe."""
+        ...
+
+
 @dataclass(frozen=True)
 class Launched:
     """An optimizer step that the device may still be running. `step` counts from 1."""
@@ -118,22 +130,33 @@ class Launched:
     batch: StepBatch
     lr: float
     reading: Reading
+    table: Table | None
 
 
 def launch(job: Job, batch: StepBatch, progress: Progress) -> Launched:
     """Launch the next optimizer step."""
     progress.launched += 1
-    lr = progress.lr = job.schedule.lr(progress.launched)
-    return Launched(progress.launched, batch, lr, optimizer_step(job.worker, batch, progress.launched, lr))
+    step = progress.launched
+    lr = progress.lr = job.schedule.lr(step)
+    reports = job.numerics is not None and step % job.numerics_steps == 0
+    reading = optimizer_step(job.worker, batch, step, lr, reporting=reports)
+    return Launched(step, batch, lr, reading, job.worker.read_numerics() if reports else None)
 
 
-def optimizer_step(worker: Worker | Team, batch: StepBatch, step: int, lr: float) -> Reading:
-    """Enqueue forward and backward pass of every micro-batch, then the update. A team takes `width` at a time."""
+def optimizer_step(
+    worker: Worker | Team, batch: StepBatch, step: int, lr: float, *, reporting: bool = False
+) -> Reading:
+    """Enqueue forward and backward pass of every micro-batch, then the update. A team takes `width` at a time.
+
+    `reporting`: the first micro-step also writes the numerics report.
+    """
     scale = 1 / batch.valid_tokens if batch.valid_tokens else 0.0
     width, count = worker.width, len(batch.micro)
     for at in range(0, count, width):
         first, last, index = at == 0, at + width == count, (step - 1) * count + at
-        worker.micro_step(*batch.micro[at : at + width], first=first, last=last, loss_scale=scale, index=index)
+        micro = batch.micro[at : at + width]
+        reports = reporting and first
+        worker.micro_step(*micro, first=first, last=last, loss_scale=scale, index=index, reporting=reports)
     return worker.update(lr=lr, step=step)
 
 
@@ -166,9 +189,20 @@ def finish(job: Job, done: Launched, progress: Progress, since: float) -> float:
         skipped=not math.isfinite(norm),
     )
     _report(job, progress, lambda logger: logger.step(report))
+    if done.table is not None:
+        _report_numerics(job, progress, done.table)
     if progress.nonfinite > job.max_nonfinite_steps:
         _stop_diverged(job, done, progress)
     return finished_at
+
+
+def _report_numerics(job: Job, progress: Progress, table: Table) -> None:
+    values = table.values()
+    if values is None or job.numerics is None:
+        return
+    tensors, columns = job.numerics.tensors, job.numerics.columns
+    report = NumericsReport(step=progress.step, tensors=tensors, columns=columns, values=values, time=time.time())
+    _report(job, progress, lambda logger: logger.numerics(report))
 
 
 def _report(job: Job, progress: Progress, send: Callable[[Logger], None]) -> None:

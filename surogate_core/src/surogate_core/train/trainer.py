@@ -244,6 +244,8 @@ def _job(
         checkpoints=checkpoints,
         save_steps=config.save_steps,
         max_nonfinite_steps=config.max_nonfinite_steps,
+        numerics=plan.assembly.numerics,
+        numerics_steps=config.numerics_report_steps,
         watch=lambda steps_done: watch_finite(run.registry, plan, worker, steps_done),
     )
 

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from surogate_core.api import KernelDef
 
-from . import norms, products, quantizers, scales
+from . import norms, numerics, products, quantizers, scales
 
-KERNELS: tuple[KernelDef, ...] = (*products.KERNELS, *quantizers.KERNELS, *norms.KERNELS, *scales.KERNELS)
+KERNELS: tuple[KernelDef, ...] = (
+    *products.KERNELS,
+    *quantizers.KERNELS,
+    *norms.KERNELS,
+    *scales.KERNELS,
+    *numerics.KERNELS,
+)

@@ -18,7 +18,7 @@ from ..value import Value
 
 
 def accumulate(program: Program, builder: Builder, scalars: Scalars) -> tuple[Program, Program]:
-    """Return the programs (micro_first, micro_next), or (calibrate_first, calibrate_next)."""
+    """Return the programs (micro_first, micro_next), or those of another purpose, such as calibrate_first."""
 
     def accumulates(value: Value) -> bool:
         return value.role == "grad" or value.collects == "sum"
@@ -34,10 +34,9 @@ def accumulate(program: Program, builder: Builder, scalars: Scalars) -> tuple[Pr
         order = {v: written[v] - 1 for v in op.outs if v in written}
         first += _accumulating(op, repeated, builder, scalars, order)
         later += _accumulating(op, targets, builder, scalars, order)
-    step = "calibrate" if program.calibrating else "micro"
     return (
-        replace(program, name=f"{step}_first", ops=tuple(first), first=True),
-        replace(program, name=f"{step}_next", ops=tuple(later)),
+        replace(program, name=f"{program.base_name}_first", ops=tuple(first), first=True),
+        replace(program, name=f"{program.base_name}_next", ops=tuple(later)),
     )
 
 

@@ -64,5 +64,5 @@ def reduce(program: Program, gradients: Mapping[Value, Value], builder: Builder,
             with builder.record("backward", block) as emitted:
                 builder.emit("all_reduce", *values, outs=values, lane="comm", world_size=world_size, how=how)
             ops += emitted
-    step = "calibrate" if program.calibrating else "micro"
-    return replace(program, name=f"{step}_{'only' if program.first else 'last'}", ops=tuple(ops), last=True)
+    name = f"{program.base_name}_{'only' if program.first else 'last'}"
+    return replace(program, name=name, ops=tuple(ops), last=True)

@@ -1,0 +1,54 @@
+"""Numerics reports of a run: what is recorded and shown, and that training is the same with and without them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from end_to_end.product import Workplace, records
+
+FP8 = {"recipe": "fp8-hybrid", "model_dtype": None, "max_steps": 6, "eval_steps": 0}
+COLUMNS = ["amax", "range", "clipped", "lost", "age"]
+
+
+def numbers(workplace: Workplace) -> list[tuple[Any, ...]]:
+    return [(r["step"], r["loss"], r["norm"]) for r in records(workplace.out, "step")]
+
+
+def test_reports_are_recorded_and_shown_and_change_no_bit(workplace: Workplace) -> None:
+    run = workplace.surogate("train", workplace.write(**FP8))
+    assert run.returncode == 0, run.stderr
+    plain = numbers(workplace)
+    every_second = workplace.write(**FP8, numerics_report_steps=2, overwrite_output_dir=True)
+    run = workplace.surogate("train", every_second)
+    assert run.returncode == 0, run.stderr
+    assert numbers(workplace) == plain
+
+    reports = records(workplace.out, "numerics")
+    assert [r["step"] for r in reports] == [2, 4, 6]
+    assert all(r["columns"] == COLUMNS and len(r["tensors"]) == 3 * 4 * 2 for r in reports)
+    assert all(len(row) == len(COLUMNS) for r in reports for row in r["tensors"].values())
+    lines = run.stdout.splitlines()
+    start = lines.index("numerics at step 4: largest figure, and its block")
+    assert lines[start + 1].split() == COLUMNS
+    assert {line.split()[0] for line in lines[start + 2 : start + 14]} >= {"mlp.down.x", "attn.o.dy"}
+    assert max(map(len, lines[start : start + 14])) <= 80
+
+    resumed = workplace.write(**FP8 | {"save_steps": 3}, overwrite_output_dir=True)
+    assert workplace.surogate("train", resumed).returncode == 0
+    again = workplace.write(**FP8, resume_from_checkpoint=3, numerics_report_steps=1)
+    run = workplace.surogate("train", again)
+    assert run.returncode == 0, run.stderr
+    assert "not bit-identical" not in run.stdout + run.stderr
+    assert numbers(workplace) == plain and [r["step"] for r in records(workplace.out, "numerics")] == [4, 5, 6]
+
+
+def test_the_first_step_calibrates_and_has_no_report(workplace: Workplace) -> None:
+    run = workplace.surogate("train", workplace.write(**FP8 | {"max_steps": 2}, numerics_report_steps=1))
+    assert run.returncode == 0, run.stderr
+    assert [r["step"] for r in records(workplace.out, "numerics")] == [2]
+
+
+def test_a_recipe_that_quantizes_nothing_refuses_the_key(workplace: Workplace) -> None:
+    run = workplace.surogate("plan", workplace.write(numerics_report_steps=10))
+    assert run.returncode == 2
+    assert "numerics_report_steps: bf16 quantizes nothing" in run.stderr
