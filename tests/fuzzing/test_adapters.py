@@ -68,4 +68,4 @@ def test_a_damaged_adapter_is_merged_or_refused(adapted: tuple[Run, Plan, Path])
 
 @pytest.mark.slow
 def test_many_damaged_adapters_are_merged_or_refused(adapted: tuple[Run, Plan, Path]) -> None:
-    both_sides(refusals(*adapted, seeds(1000)))
+    both_sides(refusals(*adapted, seeds(300)))

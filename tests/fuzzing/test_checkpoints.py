@@ -84,4 +84,4 @@ def test_a_damaged_checkpoint_is_resumed_or_refused(saved: tuple[SavedRun, Path]
 
 @pytest.mark.slow
 def test_many_damaged_checkpoints_are_resumed_or_refused(saved: tuple[SavedRun, Path], tmp_path: Path) -> None:
-    both_sides(refusals(*saved, tmp_path, seeds(1500)))
+    both_sides(refusals(*saved, tmp_path, seeds(600)))

@@ -19,7 +19,7 @@ import yaml
 from end_to_end.product import COMMAND, environment, write_model
 from fuzzing.config_mutations import GOOD, mutated
 
-PROCESSES = int(os.environ.get("SUROGATE_FUZZ_PROCESSES", "100"))
+PROCESSES = int(os.environ.get("SUROGATE_FUZZ_PROCESSES", "40"))
 AT_ONCE = 2
 TIMEOUT_SECONDS = 60.0
 LONGEST_OUTPUT = 100_000
@@ -97,5 +97,5 @@ def test_the_program_plans_or_refuses_any_config(verb: str, share: float, tmp_pa
     failures = [told for _, told in results if told]
     assert not failures, "\n\n".join(failures[:5])
     assert not (tmp_path / "out").exists()
-    if verb == "plan" and count >= 50:
+    if verb == "plan" and count >= 25:
         assert {0, 2} <= {code for code, _ in results}, "the mutations must reach both outcomes"

@@ -78,4 +78,4 @@ def test_a_damaged_model_is_used_or_refused(model: Workplace) -> None:
 
 @pytest.mark.slow
 def test_many_damaged_models_are_used_or_refused(model: Workplace) -> None:
-    both_sides(refusals(model, seeds(1000)))
+    both_sides(refusals(model, seeds(300)))

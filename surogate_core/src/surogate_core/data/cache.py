@@ -182,6 +182,15 @@ class TokenWriter:
         self.shards = 0
 
     def __enter__(self) -> Self:
+        try:
+            self._open()
+        except BaseException:  # an interrupt too
+            if not self.shards:
+                shutil.rmtree(self._partial, ignore_errors=True)
+            raise
+        return self
+
+    def _open(self) -> None:
         self._partial.mkdir(exist_ok=True)
         found = list(_finished_shards(self._partial, self._dtype.itemsize))
         kept = found[-1] if found else _Counts()
@@ -193,7 +202,6 @@ class TokenWriter:
         sizes = _sizes(kept, self._dtype.itemsize)
         self._tokens, self._mask, self._lengths = (_open_at(self._partial / name, size) for name, size in sizes.items())
         self._journal = (self._partial / _JOURNAL).open("a" if found else "w", encoding="utf-8")
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
