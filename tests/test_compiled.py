@@ -15,7 +15,7 @@ from surogate_core.plugins.discovery import load_registry
 
 H200 = {"index": 0, "name": "NVIDIA H200", "sm": 90}
 BROKEN_DRIVER = {"error": "nvidia-smi: no driver"}
-DEFAULT = ["80-real", "86-real", "89-real", "90a-real", "100f-real", "120f-real", "90-virtual", "120-virtual"]
+DEFAULT = ["80-real", "86-real", "89-real", "90-real", "100-real", "120-real", "90-virtual", "120-virtual"]
 
 
 def machine(*gpus: dict[str, Any]) -> SystemInfo:
@@ -65,7 +65,7 @@ def test_a_module_that_does_not_load_is_reported_with_the_reason(
 
 
 def test_targets_are_listed_and_supported_gpus_give_no_finding(package: Any) -> None:
-    message = "kernels compiled by CUDA 13.0.88 for SM80, SM86, SM89, SM90a, SM100f, SM120f, PTX 90, PTX 120"
+    message = "kernels compiled by CUDA 13.0.88 for SM80, SM86, SM89, SM90, SM100, SM120, PTX 90, PTX 120"
     assert diagnose(package(compiled(*DEFAULT)), machine(H200)) == [Finding("ok", "acme_kernels", message)]
 
 
@@ -85,7 +85,9 @@ def test_an_unsupported_gpu_is_reported(package: Any, present: list[int], level:
     [
         ("80-real", [80, 86, 89], [75, 90, 100]),
         ("86-real", [86, 89], [80, 90]),
+        ("90-real", [90], [80, 100]),
         ("90a-real", [90], [80, 100]),
+        ("100-real", [100, 103], [90, 110, 120]),
         ("90a-virtual", [90], [100]),
         ("100f-real", [100, 103], [90, 110, 120]),
         ("120f-real", [120, 121], [100, 103]),

@@ -9,8 +9,8 @@
 #
 #   csrc/*.cu, csrc/*.cpp    kernels, host launchers and what they need -> static library `my_package_kernels`.
 #                            <surogate/...> and the headers of csrc/ are found.
-#   csrc/sm<arch>/*.cu       kernels of one architecture, such as csrc/sm90a/: compiled for it alone, if it is among the
-#                            architectures. Then SUROGATE_SM90A is defined for all sources.
+#   csrc/sm<arch>/*.cu       kernels that need the instructions of one architecture, such as csrc/sm90a/: compiled for it
+#                            alone, if code for that GPU is asked for (90). Then SUROGATE_SM90A is defined for all sources.
 #   csrc/bind_<family>.cpp   a thin binding: void bind_<family>(nanobind::module_& m), outside any namespace.
 #                            All of them are called when the module is imported.
 #   USES                     shared sources of core, folders of surogate_core/csrc/, which are compiled into the module
@@ -25,16 +25,16 @@
 # Every module has `build_info()`: {"package", "version", "cuda", "architectures"}. The runtime is linked statically and
 # nothing else of CUDA is linked, so the module imports on a machine without GPU or driver.
 #
-# CUDAARCHS, an environment variable in CMake's notation, replaces the architectures: CUDAARCHS=90a-real builds for one
+# CUDAARCHS, an environment variable in CMake's notation, replaces the architectures: CUDAARCHS=90-real builds for one
 # H100 or H200 in a fraction of the time.
 
 include_guard(GLOBAL)
 include("${CMAKE_CURRENT_LIST_DIR}/SurogateHeaders.cmake")
 
-# `f` targets run on their whole family: 100f on 103 too, 120f on 121 too. `a` runs on nothing else, so 90 comes as PTX
-# as well. The PTX of 90 and 120 is for cards that are not known yet. docs/building.md tells which cards these are,
-# tests/packaging/check_kernels.py looks for all of them in the wheels.
-set(SUROGATE_DEFAULT_ARCHITECTURES 80-real 86-real 89-real 90a-real 100f-real 120f-real 90-virtual 120-virtual)
+# Code runs on later minor versions of the same major one: that of 100 on 103, that of 120 on 121. The PTX of 90 and 120 is
+# for cards that are not known yet; nvcc compiles it together with the code of the same number, in one pass. docs/building.md
+# lists the cards, tests/packaging/check_kernels.py looks for all targets in the wheels.
+set(SUROGATE_DEFAULT_ARCHITECTURES 80-real 86-real 89-real 90-real 100-real 120-real 90-virtual 120-virtual)
 
 if(NOT DEFINED SKBUILD)
   message(FATAL_ERROR "Kernels are built by pip, not by cmake alone: "
@@ -132,7 +132,8 @@ function(surogate_add_architectures kernels)
   foreach(folder IN LISTS folders)
     cmake_path(GET folder FILENAME name)
     string(REPLACE "sm" "" architecture "${name}")
-    if(NOT "${architecture}-real" IN_LIST CMAKE_CUDA_ARCHITECTURES AND NOT "${architecture}" IN_LIST CMAKE_CUDA_ARCHITECTURES)
+    string(REGEX REPLACE "^([0-9]+)[af]?$" "\\1" number "${architecture}")
+    if(NOT CMAKE_CUDA_ARCHITECTURES MATCHES "(^|;)${number}[af]?(-real)?(;|$)")
       continue()
     endif()
     file(GLOB sources CONFIGURE_DEPENDS "${folder}/*.cu")

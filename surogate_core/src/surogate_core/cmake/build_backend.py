@@ -61,11 +61,9 @@ def compute_capabilities() -> list[str]:
 
 
 def architectures(capabilities: list[str]) -> str:
-    """Return CUDAARCHS for these GPUs: 90a for Hopper, the family for later GPUs; nothing for GPUs before SM80."""
-    pairs = [tuple(map(int, capability.split("."))) for capability in capabilities]
-    served = [(major, minor) for major, minor in pairs if major >= 8]
-    names = ("90a" if m == 9 else f"{m}0f" if m > 9 else f"{m}{minor}" for m, minor in served)
-    return ";".join(f"{name}-real" for name in dict.fromkeys(names))
+    """Return CUDAARCHS for these GPUs: "80-real;90-real"; nothing for GPUs before SM80."""
+    numbers = dict.fromkeys(int(capability.replace(".", "")) for capability in capabilities)
+    return ";".join(f"{number}-real" for number in numbers if number >= 80)
 
 
 def nvcc_of_toolkit() -> Path | None:
