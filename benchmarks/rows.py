@@ -26,10 +26,9 @@ class Row:
     """A configuration: `accumulate` micro-steps of `batch` rows of `seq_len` tokens, one document a row.
 
     lora: rank 16, alpha 32, on all seven linear layers; else full training. fp8: products of the blocks in FP8, and the
-    same row in bf16 is measured too. floor: tokens/s of the in-step floor on
-    FLOOR_GPU, that is, if each op took the best time that it reaches inside a step at the power limit (measured on
-    2026-11-20): products and attention at their sustained rates, element-wise traffic at 4.2 TB/s, and the optimizer.
-    For LoRA without the work of the adapters.
+    same row in bf16 is measured too. floor: tokens/s of the in-step floor on FLOOR_GPU, that is, if each op took the
+    best time that it reaches inside a step at the power limit (measured on 2026-11-20): products and attention at their
+    sustained rates, element-wise traffic at 4.2 TB/s, and the optimizer. For LoRA without the work of the adapters.
     """
 
     name: str
@@ -59,10 +58,10 @@ ROWS = (
     Row("full-llama-3.2-1b", "llama-3.2-1b", 32, 1024, 2, floor=77.1e3),
     Row("full-qwen3-0.6b", "qwen3-0.6b", 16, 2048, 2, floor=120e3),
     Row("full-qwen3-8b", "qwen3-8b", 4, 2048, 4, floor=13.1e3),
-    Row("fp8-qwen2.5-0.5b", "qwen2.5-0.5b", 32, 1024, 4, fp8=True),
-    Row("fp8-qwen2.5-1.5b", "qwen2.5-1.5b", 32, 1024, 2, fp8=True),
-    Row("fp8-qwen2.5-7b", "qwen2.5-7b", 8, 1024, 4, fp8=True),
-    Row("fp8-qwen3-8b", "qwen3-8b", 4, 2048, 4, fp8=True),
+    Row("fp8-qwen2.5-0.5b", "qwen2.5-0.5b", 32, 1024, 4, fp8=True, floor=218e3),
+    Row("fp8-qwen2.5-1.5b", "qwen2.5-1.5b", 32, 1024, 2, fp8=True, floor=93.6e3),
+    Row("fp8-qwen2.5-7b", "qwen2.5-7b", 8, 1024, 4, fp8=True, floor=25.2e3),
+    Row("fp8-qwen3-8b", "qwen3-8b", 4, 2048, 4, fp8=True, floor=21.6e3),
     Row("fp8-lora-qwen3-0.6b", "qwen3-0.6b", 2, 2048, 4, lora=True, fp8=True),
     Row("fp8-lora-qwen3-4b", "qwen3-4b", 2, 2048, 4, lora=True, fp8=True),
     Row("fp8-lora-qwen3-8b", "qwen3-8b", 2, 2048, 4, lora=True, fp8=True),
