@@ -133,15 +133,18 @@ ADAPTER = AdapterDef(name="acme", summary="", options=AdapterOptions, config_fil
                      commands=lambda folder, base, options: [("acme", f"acme {folder}")])
 
 class OffloadOptions(BaseModel):
-    acme_label: str = "offloaded"
+    acme_offload: str = ""
 
-def schedule(program, b, device_bytes, options):
-    last = next(v for op in reversed(program.ops) for v in op.outs if v.role == "grad")
-    with b.record("backward") as ops:
-        b.apply("acme_twice", last, label=options.acme_label)
-    return dataclasses.replace(program, ops=(*program.ops, *ops))
+def schedule(family, context):
+    def moved(program):
+        last = next(v for op in reversed(program.ops) for v in op.outs if v.role == "grad")
+        with context.builder.record("backward") as ops:
+            context.builder.apply("acme_twice", last, label=context.options.acme_offload)
+        return dataclasses.replace(program, ops=(*program.ops, *ops))
+    return family.with_micro_steps(moved)
 
-OFFLOAD = OffloadDef(name="acme", summary="", options=OffloadOptions, schedule=schedule)
+OFFLOAD = OffloadDef(name="acme", summary="", options=OffloadOptions, schedule=schedule,
+                     selected=lambda options: bool(options.acme_offload))
 
 class LauncherOptions(BaseModel):
     acme_record: str = ""

@@ -318,6 +318,45 @@ class Family:
     memory: MemoryPlan
 
 
+def moved(program: Program, builder: Builder, seed: str, share: float = 0.5) -> Program:
+    """Return `program` with some activations moved to the host and back before later readers, at random distances.
+
+    A random number of ops after the move to the host, "compute" waits for it; sometimes never.
+    """
+    rng = Random(seed)
+    readers = program.readers()
+    position = {op: index for index, op in enumerate(program.ops)}
+    producers = program.producers()
+    before: dict[int, list[Op]] = {}
+    renamed: dict[tuple[Value, int], Value] = {}  # what a reader at this index reads instead
+    for value, op in producers.items():
+        later = [position[reader] for reader in readers.get(value, ())]
+        if not later or value in program.outputs or rng.random() > share:
+            continue
+        out = rng.randint(position[op] + 1, later[-1] + 1)  # after this many ops the copy to the host is enqueued
+        back = [index for index in later if index >= out]
+        if not back:
+            continue
+        into = rng.randint(out, back[0])
+        host = builder.activation(value.label, value.shape, value.dtype, place="host")
+        again = builder.activation(value.label, value.shape, value.dtype)
+        renamed |= {(value, index): again for index in back}
+        with builder.record(op.phase, value.block) as emitted:
+            builder.emit("move", value, outs=[host], lane="to_host")
+            builder.emit("wait", host)
+            builder.emit("move", host, outs=[again], lane="to_device")
+        before.setdefault(out, []).append(emitted[0])
+        if rng.random() < 0.8:
+            before.setdefault(rng.randint(out, into), []).append(emitted[1])
+        before.setdefault(into, []).append(emitted[2])
+    ops: list[Op] = []
+    for index, op in enumerate(program.ops):
+        ops += before.get(index, ())
+        ins = tuple(renamed.get((v, index), v) for v in op.ins)
+        ops.append(op if ins == op.ins else replace(op, ins=ins))
+    return replace(program, ops=tuple(ops))
+
+
 def random_labels(seed: int) -> frozenset[str]:
     """Return a random set of labels to recompute."""
     rng = Random(f"{seed}/labels")
@@ -335,13 +374,14 @@ def family(
     trim: bool = True,
     fuse: bool = True,
     reuse: bool = True,
+    moves: bool = False,
     ops: Mapping[str, OpDef] = VOCABULARY,
     scratch: Callable[[Op], int] = workspace,
 ) -> Family:
     """Run forward -> freeze -> differentiate -> dead_code -> fuse_adds -> recompute -> accumulate -> in_place, verify
     each result, and plan.
 
-    `trim`, `fuse` and `reuse` can leave out dead_code, fuse_adds and in_place.
+    `trim`, `fuse` and `reuse` can leave out dead_code, fuse_adds and in_place; `moves` moves activations to the host.
     """
     source = RandomForward(seed, dtype, ops)
     b = source.builder
@@ -359,6 +399,9 @@ def family(
         verify(program, ops, "fuse_adds")
     program = recompute(program, lambda value: value.label in labels, b)
     verify(program, ops, "recompute")
+    if moves:
+        program = moved(program, b, f"{seed}/moved")
+        verify(program, ops, "moved")
     first, following = accumulate(program, b, source.scalars)
     verify(first, ops, "accumulate")
     verify(following, ops, "accumulate")

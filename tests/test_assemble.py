@@ -31,6 +31,7 @@ from surogate_core.api import (
     LowerContext,
     Merge,
     NoOptions,
+    OffloadContext,
     OffloadDef,
     Op,
     OptimizerDef,
@@ -130,8 +131,12 @@ LOW_RANK = AdapterDef(
 ADAPTED: Mapping[str, Any] = {"adapters": [(LOW_RANK, NoOptions())]}
 
 
-def copies_for_backward(program: Program, b: Builder, budget: int, options: NoOptions) -> Program:
+def copies_for_backward(family: Family, context: OffloadContext) -> Family:
     """Let the backward ops read a copy of every SwiGLU output: the shape of an offload, without a second memory."""
+    return family.with_micro_steps(lambda program: _copies_for_backward(program, context.builder))
+
+
+def _copies_for_backward(program: Program, b: Builder) -> Program:
     copies: dict[Value, Value] = {}
     ops: list[Op] = []
     for op in program.ops:
@@ -145,9 +150,9 @@ def copies_for_backward(program: Program, b: Builder, budget: int, options: NoOp
     return replace(program, ops=tuple(ops))
 
 
-def offload(schedule: Callable[..., Program]) -> Mapping[str, Any]:
-    strategy = OffloadDef(name="copies", summary="for tests", schedule=schedule)
-    return {"offload": (strategy, NoOptions()), "target": Target(device("h200"))}
+def offload(schedule: Callable[[Family, OffloadContext], Family]) -> Mapping[str, Any]:
+    strategy = OffloadDef(name="copies", summary="for tests", schedule=schedule, selected=lambda options: True)
+    return {"offload": [(strategy, NoOptions())], "target": Target(device("h200"))}
 
 
 # ---------------------------------------------------------------------------------------------------------- the passes
@@ -205,7 +210,7 @@ def without_the_first_op(family: Family, context: LowerContext) -> Family:
         ({"adapters": [(replace(LOW_RANK, apply=lambda p, b, *_: replace(p, ops=p.ops[1:])), NoOptions())]}, "adapter"),
         ({"adapters": [(replace(LOW_RANK, fuse=lambda p, o: replace(p, ops=p.ops[1:])), NoOptions())]}, "adapter"),
         ({"recipe": replace(BF16, lower=without_the_first_op)}, "lower"),
-        (offload(lambda p, b, budget, o: replace(p, ops=p.ops[1:])), "offload"),
+        (offload(lambda f, c: f.with_micro_steps(lambda p: replace(p, ops=p.ops[1:]))), "offload"),
     ],
     ids=["adapter", "adapter's fuse", "recipe", "offload"],
 )
@@ -435,26 +440,23 @@ def test_an_adapter_that_trains_nothing_is_refused() -> None:
 # ------------------------------------------------------------------------------------------------------- offload's seam
 
 
-def test_the_offload_strategy_gets_the_training_program_and_the_bytes_of_the_device() -> None:
-    calls: list[tuple[str, set[str], int]] = []
+def test_the_offload_strategy_gets_the_recomputed_family_and_the_device() -> None:
+    calls: list[tuple[list[str], set[str], Target | None]] = []
 
-    def schedule(program: Program, b: Builder, budget: int, options: NoOptions) -> Program:
-        calls.append((program.name, {op.phase for op in program.ops}, budget))
-        return copies_for_backward(program, b, budget, options)
+    def schedule(family: Family, context: OffloadContext) -> Family:
+        phases = {op.phase for op in family.micro.ops}
+        calls.append(([program.name for program in family.programs()], phases, context.target))
+        return copies_for_backward(family, context)
 
     model = planned(**offload(schedule), recompute=frozenset({"rmsnorm"}))
-    assert calls == [("micro", {"forward", "backward", "recompute"}, device("h200").memory_bytes)]
+    names = ["start", "derive", "micro", "evaluate", "update"]
+    assert calls == [(names, {"forward", "backward", "recompute"}, Target(device("h200")))]
     for name in ("micro_first", "micro_next"):
         fetched = [op for op in model.assembly.programs[name].ops if op.outs and op.outs[0].label == "fetched"]
         assert len(fetched) == CONFIG["num_hidden_layers"]
     plain = planned()
     assert model.micro_step(ROWS, SCALE) == plain.micro_step(ROWS, SCALE)
     assert all(torch.equal(grad, plain.gradients[name]) for name, grad in model.gradients.items())
-
-
-def test_offloading_needs_a_device() -> None:
-    with pytest.raises(ProgramError, match="offload copies: no device"):
-        assemble(plan_inputs(offload=offload(copies_for_backward)["offload"]))
 
 
 # ------------------------------------------------------------------------------------------------------- faulty plugins

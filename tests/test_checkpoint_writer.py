@@ -15,7 +15,7 @@ from surogate_core.checkpoint.progress import Progress
 from surogate_core.checkpoint.writer import BackgroundWriter, ForegroundWriter, open_writer
 from surogate_core.errors import RunStopped
 from surogate_core.reporting import terminal
-from surogate_core.runtime.host_copy import NoHostMemory
+from surogate_core.runtime.host_memory import NoHostMemory
 
 
 class FakeWorker:

@@ -173,7 +173,10 @@ FAULTS = [
         **ADAPTED,
     ),
     case(
-        "schedule raises", 'change("OFFLOAD", schedule=boom)', f"offload acme of acme 0.1.0 .*: {BOOM}", offload="acme"
+        "schedule raises",
+        'change("OFFLOAD", schedule=boom)',
+        f"offload acme of acme 0.1.0 .*: {BOOM}",
+        acme_offload="x",
     ),
     case("kernel supports raises", 'change("KERNEL", supports=boom)', f"{KERNEL} failed in supports: {BOOM}", *GPU),
     case("kernel supports is True", 'change("KERNEL", supports=lambda o, t: True)', f"{KERNEL} .*returned True", *GPU),

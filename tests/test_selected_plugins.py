@@ -62,7 +62,6 @@ def test_a_folder_that_is_no_adapter_names_the_files_of_all_installed_ones(tmp_p
         ({"adapter": "acme", "from_scratch": True}, r"adapter: an adapter needs a base model .* set adapter: none"),
         ({"adapter": "zzz"}, r"adapter: zzz — no installed plugin provides it"),
         ({"launcher": "zzz"}, r"launcher: zzz — no installed plugin provides it. Installed: acme, local"),
-        ({"offload": "zzz"}, r"offload: zzz — no installed plugin provides it. Installed: acme"),
     ],
 )
 def test_contradictory_and_unknown_names_are_refused(
@@ -107,12 +106,12 @@ def test_a_launcher_is_selected_by_its_name_with_its_options(tmp_path: Path, ins
     assert (result.steps, record.read_text()) == (1, "1 device\n")
 
 
-def test_an_offload_strategy_is_selected_by_its_name_with_its_options(tmp_path: Path, install: Install) -> None:
+def test_an_offload_strategy_is_selected_by_its_keys(tmp_path: Path, install: Install) -> None:
     install("acme", "0.1.0", "zz", "")
 
     def labels(**keys: Any) -> list[str]:
         programs = run.plan(run.load(write_config(tmp_path, **keys))).assembly.programs
         return [v.label for op in programs["micro_first"].ops for v in op.outs if op.kind == "acme_twice"]
 
-    assert labels() == labels(offload="none") == ["twice", "twice"]
-    assert labels(offload="acme", acme_label="moved") == ["twice", "twice", "moved"]
+    assert labels() == labels(acme_offload="") == ["twice", "twice"]
+    assert labels(acme_offload="moved") == ["twice", "twice", "moved"]

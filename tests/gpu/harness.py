@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -85,6 +85,7 @@ class Setup:
         recipe: str = "bf16",
         options: Mapping[str, Any] | None = None,
         numerics: bool = False,
+        offload: Sequence[str] = (),
         **dtypes: str,
     ) -> None:
         self.registry = load_registry()
@@ -114,6 +115,7 @@ class Setup:
             max_grad_norm=1.0,
             recompute=recompute,
             numerics=numerics,
+            offload=[(definition := self.registry.get("offload", name), definition.options()) for name in offload],
             adapters=() if adapter is None else [(lora, lora.options(**adapter))],
             target=self.target,
             kernel_for=lambda op: self.registry.kernel_for(op, self.target, recipe),

@@ -39,6 +39,7 @@ PACKAGES = {
     "surogate-lora": ROOT / "plugins/surogate_lora/src/surogate_lora",
     "surogate-log-tensorboard": ROOT / "plugins/surogate_log_tensorboard/src/surogate_log_tensorboard",
     "surogate-log-wandb": ROOT / "plugins/surogate_log_wandb/src/surogate_log_wandb",
+    "surogate-offload-residual": ROOT / "plugins/surogate_offload_residual/src/surogate_offload_residual",
 }
 EXAMPLE = ROOT / "plugins/example_third_party"
 

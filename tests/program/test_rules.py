@@ -173,7 +173,7 @@ NOT_DIFFERENTIATED = {
         "attention_bwd",
         "swiglu_bwd",
     ),
-    *("lm_head_ce_grads", "fill", "global_norm", "accumulate_rounded", "all_reduce", "copy", "commit"),
+    *("lm_head_ce_grads", "fill", "global_norm", "accumulate_rounded", "all_reduce", "copy", "commit", "move", "wait"),
 }
 
 

@@ -14,7 +14,8 @@ from surogate_core.memory.plan import plan_family
 from surogate_core.planning.assemble import assemble
 from surogate_core.program.builder import Builder
 from surogate_core.runtime.arena import Buffers
-from surogate_core.runtime.host_copy import HostCopy, NoHostMemory, _allocate
+from surogate_core.runtime.host_copy import HostCopy
+from surogate_core.runtime.host_memory import NoHostMemory, allocate
 from surogate_core.runtime.worker import Worker
 from surogate_core.standard_ops import OPS
 
@@ -77,4 +78,4 @@ def test_the_device_waits_once_before_the_first_writer(monkeypatch: pytest.Monke
 
 def test_memory_that_the_system_refuses_raises_no_host_memory() -> None:
     with pytest.raises(NoHostMemory, match="the system refuses"):
-        _allocate(1 << 60)
+        allocate(1 << 60)

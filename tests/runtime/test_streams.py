@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from surogate_core.api import Launch, Op, Value
+from surogate_core.program.op import Lane
 from surogate_core.runtime.streams import order_streams
 
 
@@ -36,14 +37,15 @@ def run(*ops: Op, **above_of: int) -> tuple[dict[str, frozenset[str]], Stream]:
 
     `above_of` gives the ops that only batches with more labels need.
     """
-    compute, comm = Stream(), Stream()
-    streams = {"compute": compute, "comm": comm}
+    streams = {lane: Stream() for lane in get_args(Lane)}
+    compute = streams["compute"]
     seen: dict[str, frozenset[str]] = {}
     launches = [(Launch((streams[op.lane].launch, (op.kind, seen)), above_of.get(op.kind, -1)),) for op in ops]
-    ordered = order_streams(ops, launches, compute, comm, Event)
+    ordered = order_streams(ops, launches, streams, Event)
     assert len(ordered) == len(ops)
     for _ in range(2):
-        compute.done = comm.done = frozenset()
+        for stream in streams.values():
+            stream.done = frozenset()
         for function, arguments in (launch.call for of_op in ordered for launch in of_op):
             function(*arguments)
     return seen, compute
@@ -94,4 +96,4 @@ def test_collectives_are_done_at_the_end_of_a_program() -> None:
 def test_a_program_without_collectives_is_unchanged(count: int) -> None:
     ops = tuple(op(f"op {i}", a) for i in range(count))
     calls = tuple((print, (i,)) for i in range(count))
-    assert order_streams(ops, calls, None, None, Event) == calls
+    assert order_streams(ops, calls, {"compute": None}, Event) == calls

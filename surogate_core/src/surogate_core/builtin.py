@@ -47,9 +47,9 @@ def surogate_launchers() -> Iterable[LauncherDef]:
 
 @hookimpl
 def surogate_kernels() -> Iterable[KernelDef]:
-    from .runtime.collectives import KERNELS
+    from .runtime import collectives, copies
 
-    return KERNELS
+    return (*collectives.KERNELS, *copies.KERNELS)
 
 
 @hookimpl

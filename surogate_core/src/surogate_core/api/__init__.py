@@ -29,7 +29,8 @@ from .base import Deterministic, DeviceInfo, NoOptions, Support, Target
 from .data import DatasetFormatDef, Encoded, Omission
 from .kernels import BindContext, Call, KernelDef, Launch
 from .models import Dims, HFTensor, ModelDef, WeightMap
-from .optimizers import OffloadDef, OptimizerDef, ParamGrad
+from .offloading import OffloadContext, OffloadDef
+from .optimizers import OptimizerDef, ParamGrad
 from .recipes import (
     Family,
     LowerContext,
@@ -91,6 +92,7 @@ __all__ = [
     "Numerics",
     "NumericsColumn",
     "NumericsReport",
+    "OffloadContext",
     "OffloadDef",
     "Omission",
     "Op",

@@ -34,6 +34,7 @@ class DeviceInfo:
     runtime_bytes   device memory of a process besides the planned buffers
     source          where the rates come from
     link_bandwidth  bytes/s that it can send to another device of the machine while it receives at the same rate
+    host_bandwidth  bytes/s of copies to, and at the same time from, pinned memory of the host
     """
 
     name: str
@@ -46,6 +47,7 @@ class DeviceInfo:
     runtime_bytes: int
     source: str
     link_bandwidth: float = 25e9
+    host_bandwidth: float = 20e9
 
 
 Deterministic = Literal["auto", "true", "false"]

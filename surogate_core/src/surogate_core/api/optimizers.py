@@ -1,4 +1,4 @@
-"""Optimizers and offload strategies."""
+"""Optimizers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pydantic import BaseModel
 
 from ..origin import Definition
 from ..program.inputs import Scalars
-from ..program.op import Program
 from ..program.value import Value
 from .base import NoOptions
 from .recipes import Precision
@@ -46,16 +45,3 @@ class OptimizerDef(Definition):
     summary: str
     options: type[BaseModel] = NoOptions
     update: Callable[[Builder, Sequence[ParamGrad], Value, Scalars, Precision, float, Any], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OffloadDef(Definition):
-    """An offload strategy.
-
-    schedule  (program, builder, limit of device bytes, options) -> program that moves values to the host and back
-    """
-
-    name: str
-    summary: str
-    options: type[BaseModel] = NoOptions
-    schedule: Callable[[Program, Builder, int, BaseModel], Program]

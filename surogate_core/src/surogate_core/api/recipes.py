@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
@@ -133,6 +133,16 @@ class Family:
         calibrate = () if self.calibrate is None else (self.calibrate,)
         numerics = () if self.numerics is None else (self.numerics.micro,)
         return (*calibrate, self.micro, *numerics)
+
+    def with_micro_steps(self, change: Callable[[Program], Program]) -> Family:
+        """Return the family with `change(program)` in place of each program of micro-steps."""
+        calibrate, numerics = self.calibrate, self.numerics
+        return replace(
+            self,
+            micro=change(self.micro),
+            calibrate=calibrate and change(calibrate),
+            numerics=numerics and replace(numerics, micro=change(numerics.micro)),
+        )
 
     def programs(self) -> tuple[Program, ...]:
         """Return all programs, in the order in which they first run."""

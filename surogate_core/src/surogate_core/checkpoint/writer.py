@@ -146,7 +146,8 @@ def open_writer(
     """
     if not background:
         return ForegroundWriter(worker, write, notice)
-    from ..runtime.host_copy import NoHostMemory, copied_bytes
+    from ..runtime.host_copy import copied_bytes
+    from ..runtime.host_memory import NoHostMemory
 
     needed, free = copied_bytes(values), available_memory_bytes()
     try:

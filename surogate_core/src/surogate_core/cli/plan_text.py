@@ -64,6 +64,9 @@ def _memory(report: Report, chosen: str) -> Iterator[str]:
     verdict = paint("fits", "green") if report.fits else paint("does not fit", "red")
     rest = f"{_size(abs(report.device.memory_bytes - total)).strip()} {'to spare' if report.fits else 'too much'}"
     yield f"  {'total':<14}{_size(total)}   {verdict}, {rest}"
+    on_host = {name: nbytes for name, nbytes in report.host_bytes.items() if name not in ("total", "batches")}
+    for name, nbytes in on_host.items():
+        yield f"  {name:<14}{_size(nbytes)}   in pinned memory of the host"
     yield ""
     yield f"activations at the peak ({report.peak})"
     yield from _by_label(report.activations_by_label)
@@ -97,6 +100,8 @@ def _speed(plan: Plan) -> Iterator[str]:
         f"step:   {report.tokens:,} tokens, {_flops(step.flops)}, {step.bytes / 1e9:,.1f} GB moved, "
         f"{_duration(step.seconds)}"
     )
+    if step.copy_seconds:
+        yield f"host:   copies take {_duration(step.copy_seconds)}, {_duration(step.waiting_seconds)} not hidden"
     if step.comm_seconds:
         sent = sum(plan.inputs.ops[op.kind].link(op) for p in plan.assembly.programs.values() for op in p.ops)
         yield (

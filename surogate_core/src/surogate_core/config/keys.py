@@ -122,7 +122,6 @@ _NOT_YET = (
     ),
     *_feature(
         "offload to the host", "lower the memory with recompute_block: true",
-        ("offload_residual", False, "keep the residual stream on the host"),
         ("offload_optimizer", False, "keep the optimizer's states on the host"),
         ("offload_master", False, "keep master weights on the host"),
         ("offload_grads", False, "keep gradients on the host"),
@@ -281,6 +280,7 @@ PACKAGES: dict[str, str] = {
         ),
         ADAPTER_FLAG.package,
     ),
+    "offload_residual": "surogate-offload-residual",
     "wandb_project": "surogate-log-wandb",
     "wandb_name": "surogate-log-wandb",
 }

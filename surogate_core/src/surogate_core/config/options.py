@@ -34,7 +34,8 @@ def validate_selected(
     Keys of plugins that are not selected are validated too; a notice says that they have no effect.
     """
     models = registry.options_models()
-    selected = [(kind, core[kind]) for kind in (*REQUIRED, "offload") if kind in core]
+    selected = [(kind, core[kind]) for kind in REQUIRED if kind in core]
+    selected += [("offload", name) for name in registry.names("offload")]  # their own keys select them
     selected += [("adapter", adapter)] if adapter is not None else []
     selected += [("logger", name) for name in core.get("report_to", ())]
     options: dict[Owner, BaseModel] = {}

@@ -257,9 +257,6 @@ class MemoryKeys(Keys):
     attn_bwd_chunks: Int = Field(
         1, ge=1, description="Chunks of the attention backward pass; only 1 (no chunking) is built."
     )
-    offload: Text | None = Field(
-        None, description="Strategy that keeps values in host memory, from an installed plugin; null or none: none."
-    )
     use_cuda_graphs: Flag = Field(True, description="Replay a step as CUDA graphs. No effect on a CPU.")
 
 

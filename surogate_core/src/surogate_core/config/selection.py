@@ -1,4 +1,4 @@
-"""Keys that select plugins by name: `recipe`, `optimizer`, `launcher`, `adapter`, `offload`, `report_to`."""
+"""Keys that select plugins by name: `recipe`, `optimizer`, `launcher`, `adapter`, `report_to`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .schema import TrainConfig
 REQUIRED = ("recipe", "optimizer", "launcher")
 """Kinds of plugins of which every run has one, selected by the key of the same name."""
 
-OPTIONAL = ("adapter", "offload")
+OPTIONAL = ("adapter",)
 """Kinds of plugins that a run can do without: `none`, the default, selects nothing."""
 
 

@@ -47,6 +47,7 @@ def _gpu(
         runtime_bytes=_CUDA_RUNTIME_BYTES,
         source="vendor data sheet, scaled",
         link_bandwidth=link * _LINK * 1e9,
+        host_bandwidth=45e9 if sm in (90, 100, 103, 120) else 22e9,  # PCIe 5 or 4, 16 lanes
     )
 
 
@@ -55,6 +56,7 @@ _H200 = replace(
     memory_bytes=143_771 << 20,
     flops={"fp8": 1250e12, "bf16": 700e12, "fp32": 45e12, "fp64": 45e12},
     bandwidth=4.2e12,
+    host_bandwidth=50.8e9,
     source="measured 2026-11-22",
 )
 

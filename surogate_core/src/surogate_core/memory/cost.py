@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from ..program.op import Op, Program, Signature
-from ..program.value import Value
+from ..program.lanes import lane_order
+from ..program.op import Lane, Op, Program, Signature
 
 if TYPE_CHECKING:
     from ..api import DeviceInfo, OpDef
@@ -21,7 +21,8 @@ class Cost:
     bytes            bytes read and written
     seconds          estimated time
     comm_seconds     time of the collectives, which overlap with the other ops
-    waiting_seconds  the part of `seconds` that waits for collectives
+    waiting_seconds  the part of `seconds` that waits for side lanes: collectives and copies
+    copy_seconds     time of the copies from and to the host, the longer of both directions
     """
 
     flops: int = 0
@@ -29,6 +30,7 @@ class Cost:
     seconds: float = 0.0
     comm_seconds: float = 0.0
     waiting_seconds: float = 0.0
+    copy_seconds: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -40,6 +42,9 @@ class Cost:
 
 def op_cost(op: Op, definition: OpDef, device: DeviceInfo) -> Cost:
     """Return the cost of an op: a launch, the longest of its arithmetic, traffic and communication, and its passes."""
+    if op.lane in ("to_host", "to_device"):
+        copied = sum(v.nbytes for v in op.outs)
+        return Cost(0, copied, device.launch_seconds + copied / device.host_bandwidth)
     flops, passes = definition.flops(op), definition.passes(op)
     traffic = definition.traffic(op) if definition.traffic else _traffic(op)
     arithmetic = flops / (arithmetic_rate(op, definition, device) * definition.efficiency(op))
@@ -70,30 +75,27 @@ class OpCosts:
 
 
 def program_cost(program: Program, ops: Mapping[str, OpDef], device: DeviceInfo) -> Cost:
-    """Return the cost of a program. Ops of a lane run one after another; the lanes overlap.
+    """Return the cost of a program. Ops of a lane run one after another; the lanes overlap as `lane_order` says.
 
-    A collective starts when all ops before it are done. Ops that use its values wait for it, as does the end of the
-    program. The bandwidth and the multiprocessors that it takes from concurrent ops are not counted.
+    The bandwidth and the multiprocessors that side lanes take from concurrent ops are not counted.
     """
     flops = nbytes = 0
-    seconds = comm_seconds = free = clock = 0.0
-    costs = OpCosts(ops, device)
-    done: dict[Value, float] = {}
-    for op in program.ops:
+    costs, waits = OpCosts(ops, device), lane_order(program.ops).waits
+    busy: dict[Lane, float] = {"compute": 0.0}
+    free: dict[Lane, float] = {"compute": 0.0}  # when a lane is done with all its ops so far
+    ends: dict[int, float] = {}
+    for index, op in enumerate(program.ops):
         cost = costs(op)
         flops += cost.flops
         nbytes += cost.bytes
+        start = max([free.get(op.lane, 0.0), *(ends[i] for i in waits.get(index, ()))])
         if op.lane == "compute":
-            if done:
-                clock = max([clock, *(done[v] for v in (*op.ins, *op.outs) if v in done)])
-            clock += cost.seconds
-            seconds += cost.seconds
+            free["compute"] = start + cost.seconds
         else:
-            free = max(free, clock) + cost.seconds
-            done.update(dict.fromkeys((*op.ins, *op.outs), free))
-            comm_seconds += cost.seconds
-    waiting = max(clock, free) - seconds
-    return Cost(flops, nbytes, seconds + waiting, comm_seconds, waiting)
+            free[op.lane] = ends[index] = max(start, free["compute"]) + cost.seconds
+        busy[op.lane] = busy.get(op.lane, 0.0) + cost.seconds
+    end, copies = max(free.values()), (busy.get(lane, 0.0) for lane in ("to_host", "to_device"))
+    return Cost(flops, nbytes, end, busy.get("comm", 0.0), end - busy["compute"], max(copies))
 
 
 def _traffic(op: Op) -> int:

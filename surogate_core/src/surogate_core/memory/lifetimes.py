@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from ..program.lanes import lane_order
 from ..program.op import Op, Program
-from ..program.value import Value
+from ..program.value import Place, Value
 from .alignment import align
 
 
@@ -28,28 +29,33 @@ class Lifetime(NamedTuple):
     overwritten: tuple[Value, ...] = ()
 
 
-def lifetimes(program: Program, workspace: Callable[[Op], int]) -> list[Lifetime]:
-    """Return the lifetime of each place in the arena, in order of first use.
+def lifetimes(program: Program, workspace: Callable[[Op], int], on: Place = "device") -> list[Lifetime]:
+    """Return the lifetime of each piece of the arena `on` the device, or the host, in order of first use.
 
-    A value that is written in place and the values that it overwrites have one place. Outputs live until the end of the
-    program. The workspace of an op lives during the op; it is named "<index>.workspace" and labelled "workspace".
+    A value that is written in place and the values that it overwrites have one piece. Outputs live until the end of the
+    program. What an op of a side lane uses lives until that op is known to be done. The workspace of an op lives during
+    the op, on the device; it is named "<index>.workspace" and labelled "workspace".
     """
+    done = lane_order(program.ops).done
     first: dict[Value, int] = {}
     last: dict[Value, int] = {}
     overwritten: dict[Value, tuple[Value, ...]] = {}
     scratch: set[Value] = set()
     for index, op in enumerate(program.ops):
+        until = done.get(index, index + 1) - 1
         for value in (*op.ins, *op.outs):
+            if value.place != on:
+                continue
             if value.role == "act":
                 first.setdefault(value, index)
-                last[value] = index
+                last[value] = max(until, last.get(value, 0))
             elif value.role == "staged":  # in its place before the program runs
                 first[value], last[value] = 0, len(program.ops) - 1
-        for out, i in op.in_place.items():
+        for out, i in op.in_place.items() if on == "device" else ():
             value, before = op.outs[out], op.ins[i]
             first[value] = first.pop(before)
             overwritten[value] = (*overwritten.pop(before, ()), before)
-        nbytes = workspace(op)
+        nbytes = workspace(op) if on == "device" else 0
         if nbytes:
             value = Value(f"{index}.workspace", (nbytes,), "uint8", "act", "workspace", op.block)
             scratch.add(value)

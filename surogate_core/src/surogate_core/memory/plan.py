@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..program.op import Op, Program
-from ..program.value import Value
+from ..program.value import Place, Value
 from .alignment import align
 from .lifetimes import Lifetime, lifetimes, live_bytes
 from .placement import place
@@ -31,14 +31,14 @@ class ArenaPlan:
     lives: tuple[Lifetime, ...]
 
 
-def plan(program: Program, workspace: Callable[[Op], int]) -> ArenaPlan:
-    """Assign each activation a byte offset in one arena.
+def plan(program: Program, workspace: Callable[[Op], int], on: Place = "device") -> ArenaPlan:
+    """Assign each activation that is placed `on` the device, or the host, a byte offset in one arena.
 
     Two values overlap in memory only if their lifetimes do not, or if an op writes one in the place of the other. The
     largest values are placed first, each at the lowest offset that is free during its lifetime ("greedy by size",
     Pisarchyk & Lee 2020).
     """
-    lives = lifetimes(program, workspace)
+    lives = lifetimes(program, workspace, on)
     order = sorted(lives, key=lambda life: (-life.nbytes, life.first, life.value.name))
     offsets = place(tuple((life.nbytes, life.first, life.last) for life in order))
     placed = list(zip(order, offsets, strict=True))
@@ -74,15 +74,24 @@ def lay_out(values: Iterable[Value]) -> Segment:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The memory of a run on one device: segments by role, and an arena that all programs share."""
+    """The memory of a run on one device: segments by role, and an arena that all programs share.
+
+    host  the same for values in pinned memory of the host; None if there are none
+    """
 
     segments: Mapping[str, Segment]
     arenas: Mapping[str, ArenaPlan]
+    host: MemoryPlan | None = None
 
     @property
     def arena_bytes(self) -> int:
         """Size of the shared arena: the maximum over all programs, because they run one at a time."""
         return max((arena.arena_bytes for arena in self.arenas.values()), default=0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all segments and the arena."""
+        return self.arena_bytes + sum(segment.nbytes for segment in self.segments.values())
 
 
 def plan_family(
@@ -97,20 +106,35 @@ def plan_family(
     which every op has the scratch that the most demanding of them needs. Programs that touch the same values, such as
     the first and the later micro-steps with gradients in fp32, are planned once.
     """
-    values = list(declared)
+    every, values = list(programs), list(declared)
+    on_host = any(v.place == "host" for v in values) or any(op.lane == "to_host" for p in every for op in p.ops)
+    memory = _planned(every, values, workspace, variants or {}, "device")
+    return replace(memory, host=_planned(every, values, workspace, variants or {}, "host")) if on_host else memory
+
+
+def _planned(
+    programs: Iterable[Program],
+    values: Sequence[Value],
+    workspace: Callable[[Op], int],
+    variants: Mapping[str, Sequence[Program]],
+    on: Place,
+) -> MemoryPlan:
     arenas: dict[str, ArenaPlan] = {}
     planned: dict[Hashable, ArenaPlan] = {}
     for program in programs:
-        fewer = (variants or {}).get(program.name, ())
+        fewer = variants.get(program.name, ())
         scratch = workspace
         if fewer:
             alike = zip(program.ops, *(p.ops for p in fewer), strict=True)
             scratch = {ops[0]: max(map(workspace, ops)) for ops in alike}.__getitem__
         touched = (program.outputs, *((op.ins, op.outs, *op.in_place.items(), scratch(op)) for op in program.ops))
         if touched not in planned:
-            planned[touched] = plan(program, scratch)
+            planned[touched] = plan(program, scratch, on)
         arenas |= dict.fromkeys((p.name for p in (program, *fewer)), planned[touched])
     return MemoryPlan(
-        segments={role: lay_out(v for v in values if v.role == role) for role in ("param", "grad", "state", "input")},
+        segments={
+            role: lay_out(v for v in values if v.role == role and v.place == on)
+            for role in ("param", "grad", "state", "input")
+        },
         arenas=arenas,
     )

@@ -104,6 +104,7 @@ def report(
         "workspace": scratch,
         "runtime": device.runtime_bytes + inputs + (COLLECTIVE_BYTES if world_size > 1 else 0),
     }
+    host = {"batches": batches} | ({} if memory.host is None else _on_host(memory.host, world_size))
     peak_op = programs[name].ops[arena.peak_op] if programs[name].ops else None
     block = f" of block {peak_op.block}" if peak_op and peak_op.block >= 0 else ""
     costs = {key: program_cost(program, ops, device) for key, program in programs.items()}
@@ -115,7 +116,7 @@ def report(
     return Report(
         device=device,
         device_bytes={"total": sum(parts.values()), **parts},
-        host_bytes={"total": batches, "batches": batches},
+        host_bytes={"total": sum(host.values()), **host},
         activations_by_label=dict(sorted(by_label.items(), key=lambda item: -item[1])),
         largest=_largest(memory, arena, programs[name])[:10],
         peak=f"{name}, op {arena.peak_op}: {peak_op.kind}{block}" if peak_op else name,
@@ -125,6 +126,13 @@ def report(
         tokens=tokens_per_micro_step * grad_accum_steps * world_size,
         world_size=world_size,
     )
+
+
+def _on_host(memory: MemoryPlan, world_size: int) -> dict[str, int]:
+    """Return the bytes of the values that are placed on the host, for all devices, without those that are empty."""
+    names = {"param": "weights", "grad": "gradients", "state": "optimizer"}
+    found = {name: memory.segments[role].nbytes for role, name in names.items()} | {"activations": memory.arena_bytes}
+    return {name: nbytes * world_size for name, nbytes in found.items() if nbytes}
 
 
 def _largest(memory: MemoryPlan, arena: ArenaPlan, program: Program) -> tuple[SameValues, ...]:

@@ -8,7 +8,9 @@
     update     global norm, then the optimizer
     all        recipe.lower, which takes all of them at once and may add `calibrate` and `numerics` -> dead_code
     micro, calibrate and the micro-step of numerics
-               -> adapters' fuse -> recompute -> offload
+               -> adapters' fuse -> recompute
+    all        offload, one strategy after another
+    micro, calibrate and the micro-step of numerics
                -> accumulate: micro_first, micro_next
                -> reduce, with several workers: micro_last, or micro_only where it is also the first
                (of the micro-step of numerics only the first)
@@ -26,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..api import BatchInputs, Family, Init, LowerContext, ParamGrad, ParamInfo, Scalars, WeightMap
+from ..api import BatchInputs, Family, Init, LowerContext, OffloadContext, ParamGrad, ParamInfo, Scalars, WeightMap
 from ..dtypes import DTYPES, wider
 from ..errors import ConfigError, DisconnectedError, ProgramError
 from ..memory.plan import plan_family
@@ -76,7 +78,8 @@ def assemble(inputs: PlanInputs) -> Assembly:
     family = recorder.family(micro, recorder.evaluation(forward, eval_state), params, norm)
     family = recorder.lowered(family, params)
 
-    micro_steps = [program for step in family.micro_steps() for program in recorder.micro_steps(step, gradients)]
+    family = recorder.offloaded(family.with_micro_steps(recorder.recomputed))
+    micro_steps = [program for step in family.micro_steps() for program in recorder.accumulated(step, gradients)]
     evaluate, update = family.evaluate, family.update
     readings = {loss_state, eval_state, *((family.numerics.values,) if family.numerics else ())}
     copies = recorder.pending_copies(micro_steps, evaluate, update, frozenset(readings))
@@ -319,19 +322,34 @@ class _Recorder:
 
     # --------------------------------------------------------------------------------------------------- micro-steps
 
-    def micro_steps(self, program: Program, gradients: Mapping[Value, Value]) -> list[Program]:
+    def recomputed(self, program: Program) -> Program:
+        """Return the program of a micro-step with the adapters' fused ops, and with recomputation."""
+        inputs = self.inputs
+        for adapter, options in inputs.adapters:
+            fused = adapter.fuse(program, options)
+            program = self.passed(f"adapter {adapter.name}", program, fused, (adapter, "fuse"))
+        if inputs.recompute or any(inputs.ops[op.kind].always_recomputed for op in program.ops):
+            program = self.passed("recompute", program, recompute(program, selector(inputs.recompute), self.b))
+        return program
+
+    def offloaded(self, family: Family) -> Family:
+        """Apply the offload strategies."""
+        for strategy, options in self.inputs.offload:
+            context = OffloadContext(builder=self.b, target=self.inputs.target, options=options)
+            after = strategy.schedule(family, context)
+            before = {p.name: p for p in family.programs()}
+            for program in after.programs():
+                if program is not before.get(program.name):
+                    self.passed("offload", before.get(program.name), program, (strategy, "schedule"))
+            family = after
+        return family
+
+    def accumulated(self, program: Program, gradients: Mapping[Value, Value]) -> list[Program]:
         """Return the programs of the micro-steps of an optimizer step, made of `program`, in order of their first run.
 
         The first micro-step writes what a step collects; the others add to it.
         """
         inputs, b = self.inputs, self.b
-        for adapter, options in inputs.adapters:
-            fused = adapter.fuse(program, options)
-            program = self.passed(f"adapter {adapter.name}", program, fused, (adapter, "fuse"))
-        if inputs.recompute or any(inputs.ops[op.kind].always_recomputed for op in program.ops):
-            program = self.passed("recompute", program, recompute(program, selector(inputs.recompute), b))
-        if inputs.offload:
-            program = self._offloaded(program)
         first, following = accumulate(program, b, self.scalars)
         variants = [self.passed("accumulate", program, p) for p in (first, following)[: inputs.grad_accum_steps]]
         if inputs.world_size > 1:
@@ -340,14 +358,6 @@ class _Recorder:
         by_kind = {MicroStep(p.first, p.last): p for p in variants}
         steps = [by_kind[kind] for kind in micro_step_counts(inputs.grad_accum_steps, inputs.world_size)]
         return steps[:1] if program.purpose == "report" else steps
-
-    def _offloaded(self, program: Program) -> Program:
-        assert self.inputs.offload is not None
-        strategy, options = self.inputs.offload
-        if self.inputs.target is None:
-            raise ProgramError(f"offload {strategy.name}: no device, hence no bytes to stay under")
-        scheduled = strategy.schedule(program, self.b, self.inputs.target.device.memory_bytes, options)
-        return self.passed("offload", program, scheduled, (strategy, "schedule"))
 
     # ------------------------------------------------------------------------------------------------ pending states
 

@@ -58,7 +58,7 @@ class PlanInputs:
     numerics: bool = False
     recompute: frozenset[str] = frozenset()
     adapters: Sequence[tuple[AdapterDef, BaseModel]] = ()
-    offload: tuple[OffloadDef, BaseModel] | None = None
+    offload: Sequence[tuple[OffloadDef, BaseModel]] = ()
     target: Target | None = None
     kernel_for: KernelFor = by_references
 

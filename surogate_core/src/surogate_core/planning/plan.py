@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ..api import DeviceInfo, LoweringDef, Precision, RecipeDef, Target
+from pydantic import BaseModel
+
+from ..api import DeviceInfo, LoweringDef, OffloadDef, Precision, RecipeDef, Target
 from ..config.keys import DISTRIBUTIONS
 from ..config.schema import DTYPE_KEYS
 from ..data.pieces import max_pieces
@@ -103,7 +105,6 @@ def _plan_inputs(run: Run, device: DeviceInfo, world_size: int) -> PlanInputs:
     _check_length(run)
     precision, lowering = _precision(run, device)
     target = Target(device, config.deterministic)
-    offload = config.offload
     return PlanInputs(
         ops=registry.ops,
         model=run.model,
@@ -124,11 +125,21 @@ def _plan_inputs(run: Run, device: DeviceInfo, world_size: int) -> PlanInputs:
         max_grad_norm=config.max_grad_norm,
         numerics=config.numerics_report_steps > 0,
         recompute=config.recompute,
-        offload=(registry.get("offload", offload), loaded.options["offload", offload]) if offload else None,
+        offload=list(_strategies(registry, loaded.options)),
         adapters=[run.adapter] if run.adapter else [],
         target=target,
         kernel_for=lambda op: registry.kernel_for(op, target, config.recipe),
     )
+
+
+def _strategies(
+    registry: Registry, options: Mapping[tuple[str, str], BaseModel]
+) -> Iterator[tuple[OffloadDef, BaseModel]]:
+    """Yield the offload strategies that the keys of a run select, with their options."""
+    for name in sorted(registry.names("offload")):
+        strategy: OffloadDef = registry.get("offload", name)
+        if strategy.selected(options["offload", name]):
+            yield strategy, options["offload", name]
 
 
 def _check_length(run: Run) -> None:

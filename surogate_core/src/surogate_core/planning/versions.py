@@ -32,7 +32,7 @@ def _used(run: Run, plan: Plan) -> Iterator[Plugin]:
     registry, given, config = run.registry, plan.inputs, run.config
     named = [("model", given.model.name), ("recipe", config.recipe), ("optimizer", config.optimizer)]
     named += [("launcher", config.launcher), *(("adapter", adapter.name) for adapter, _ in given.adapters)]
-    named += [("offload", given.offload[0].name)] if given.offload else []
+    named += [("offload", strategy.name) for strategy, _ in given.offload]
     ops = (op for program in plan.assembly.all_programs.values() for op in program.ops)
     named += [("op", kind) for kind in {op.attrs["of"] if op.kind == "reference_vjp" else op.kind for op in ops}]
     for kind, name in named:

@@ -14,7 +14,7 @@ from ..errors import ProgramError
 from .infer import infer
 from .op import Lane, Op, Phase, Program, Stage
 from .opdef import OpDef
-from .value import Collects, Init, Role, Value
+from .value import Collects, Init, Place, Role, Value
 
 
 class Builder:
@@ -59,20 +59,21 @@ class Builder:
         *,
         collects: Collects = "",
         derived: bool = False,
+        place: Place = "device",
     ) -> Value:
         """Declare a value that outlives its program. `init=None` means that a program writes it before any reads it.
 
-        `collects` and `derived`: see `Value`.
+        `collects`, `derived` and `place`: see `Value`.
         """
-        return self._declare(name, shape, dtype, "state", init, collects, derived)
+        return self._declare(name, shape, dtype, "state", init, collects, derived, place)
 
-    def activation(self, label: str, shape: Sequence[int], dtype: str) -> Value:
+    def activation(self, label: str, shape: Sequence[int], dtype: str, place: Place = "device") -> Value:
         """Return a new activation, named after its block and label."""
         _check_dtype(label, dtype)
         base = f"{self._block}.{label}" if self._block >= 0 else label
         n = self._count.get(base, 1 if base in self._named else 0)
         self._count[base] = n + 1
-        return Value(f"{base}#{n}" if n else base, tuple(shape), dtype, "act", label, self._block)
+        return Value(f"{base}#{n}" if n else base, tuple(shape), dtype, "act", label, self._block, place=place)
 
     @property
     def declared(self) -> tuple[Value, ...]:
@@ -88,13 +89,14 @@ class Builder:
         init: Init | None,
         collects: Collects = "",
         derived: bool = False,
+        place: Place = "device",
     ) -> Value:
         if name in self._named or name in self._count:
             raise ProgramError(
                 f"{role} {name!r} is declared twice; names must be unique within a family of programs, rename one"
             )
         _check_dtype(name, dtype)
-        value = Value(name, tuple(shape), dtype, role, role, self._block, init, collects, derived)
+        value = Value(name, tuple(shape), dtype, role, role, self._block, init, collects, derived, place)
         self._named[name] = value
         return value
 

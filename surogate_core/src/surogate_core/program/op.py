@@ -19,10 +19,9 @@ Purpose = Literal["train", "calibrate", "report"]
 (`Family.calibrate`). "report": the first of an optimizer step whose numerics are reported (`Family.numerics`). "train":
 all others."""
 
-Lane = Literal["compute", "comm"]
-"""The stream that an op runs on. Ops of one lane run in program order. "comm" runs concurrently with "compute": a
-"comm" op starts once all ops before it in the program are done. An op that uses a value written on the other lane waits
-for that write."""
+Lane = Literal["compute", "comm", "to_host", "to_device"]
+"""The stream that an op runs on: "comm" is for collectives, "to_host" and "to_device" for copies. `lanes.py` has the
+order between the ops of different lanes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +57,7 @@ class Op:
     @cached_property
     def signature(self) -> Signature:
         """Equal for ops that differ only in which values they use and in `block` and `where`."""
-        values = [(v.shape, v.dtype, v.role) for v in (*self.ins, *self.outs)]
+        values = [(v.shape, v.dtype, v.role, v.place) for v in (*self.ins, *self.outs)]
         attrs, in_place = tuple(self.attrs.items()), tuple(self.in_place.items())
         try:
             return _signature(
@@ -69,7 +68,8 @@ class Op:
 
 
 class Signature:
-    """Stands for kind, attrs, phase, lane, accumulated and in-place outputs of an op; shape, dtype, role of its values.
+    """Stands for kind, attrs, phase, lane, accumulated and in-place outputs of an op, and for shape, dtype, role and
+    place of its values.
 
     Shape rule, cost, scratch and choice of kernel depend on nothing else, so they are computed once for each signature
     instead of once for each block. Compared by identity: cheap to look up.

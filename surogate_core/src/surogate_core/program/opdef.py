@@ -81,6 +81,8 @@ class OpDef(Definition):
     changes     (ins, attrs) -> indices of the inputs, all states, that the op changes. The reference returns their new
                 contents after the outputs. Such an op is not removed, and is recomputed only by a `rematerialise` rule
                 that emits an op without changes.
+    uses_host   it may use values that are placed on the host: to copy them, to wait for them, or to read them over the
+                link
     math        op -> the rate of `DeviceInfo.flops` that prices its arithmetic. Default: the dtype of the first input
                 that has one.
     """
@@ -105,4 +107,5 @@ class OpDef(Definition):
     training_only: bool = False
     always_recomputed: bool = False
     changes: Callable[[Sequence[Value], Mapping[str, Any]], Sequence[int]] = lambda ins, attrs: ()
+    uses_host: bool = False
     math: Callable[[Op], str] | None = None

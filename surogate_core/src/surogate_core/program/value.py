@@ -22,6 +22,8 @@ staged  a param in the shared arena during one program of `derive`; the loader w
 
 Collects = Literal["", "sum", "max"]
 
+Place = Literal["device", "host"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Init:
@@ -51,6 +53,7 @@ class Value:
     collects  of a state: how the parts of the micro-steps and workers of an optimizer step are combined: "sum" (the
               loss), "max" (a largest magnitude); "": it does not collect
     derived   of a state: `derive` writes it from params at every start, so checkpoints do not hold it
+    place     the memory that holds it. That of the host is pinned.
     """
 
     name: str
@@ -62,6 +65,7 @@ class Value:
     init: Init | None = None
     collects: Collects = ""
     derived: bool = False
+    place: Place = "device"
 
     @cached_property
     def size(self) -> int:

@@ -32,9 +32,10 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
     - Ops accumulate only into gradients and states.
     - Shapes and dtypes equal those that the op's definition infers. A gradient may be stored in a different dtype.
     - Ops change the inputs that their definition names, which are states. No recomputed op changes any.
-    - An op that works in place may do so by its definition, on an activation that no later op or output reads.
-    - An op that is not on the compute lane uses only values that outlive the program. The planner may reuse an
-      activation's memory after its last reader in program order, when an op on another lane may still be running.
+    - An op that works in place may do so by its definition, on an activation that no later op or output reads, nor an
+      op of a side lane, which may still be running.
+    - Ops of side lanes use no inputs, which the host overwrites. Only ops whose definition says so use values that are
+      placed on the host.
     - Every output of the program is written by the program or outlives it.
 
     `checked` is what earlier calls for programs of the same family found; this call adds to it. Ops are immutable, so
@@ -44,6 +45,7 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
     checked = checked or Checked()
     written: set[Value] = set()
     overwritten: set[Value] = set()
+    aside: set[Value] = set()
     for index, op in enumerate(program.ops):
         for value in op.ins:
             if value not in written and value.role == "act":
@@ -54,7 +56,12 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
             if value in written and value.role == "act":
                 raise ProgramError(f"{_place(context, index, op)}: writes {value!r} a second time")
             written.add(value)
-        overwritten.update(op.ins[i] for i in op.in_place.values())
+        taken = [op.ins[i] for i in op.in_place.values()]
+        if aside.intersection(taken):
+            raise ProgramError(f"{_place(context, index, op)}: overwrites one of {taken!r}, which a side lane uses")
+        overwritten.update(taken)
+        if op.lane != "compute":
+            aside.update((*op.ins, *op.outs))
         if op not in checked.ops:
             place = _place(context, index, op)
             _check_names(op, checked.values, place)
@@ -88,8 +95,7 @@ def _check_op(op: Op, ops: Mapping[str, OpDef], place: str) -> None:
     for value in (*op.ins, *op.outs):
         if value.dtype not in DTYPES:
             raise ProgramError(f"{place}: {value!r} has no known dtype")
-    if op.lane != "compute":
-        _check_lane(op, place)
+    _check_lane(op, definition, place)
     _check_changes(op, definition, place)
     specs = infer(definition, op.ins, op.attrs, place)
     if len(specs) != len(op.outs):
@@ -123,11 +129,11 @@ def _check_in_place(op: Op, definition: OpDef, place: str) -> None:
             raise ProgramError(f"{place}: may not write {op.outs[out]!r} in the place of its input {i}")
 
 
-def _check_lane(op: Op, place: str) -> None:
+def _check_lane(op: Op, definition: OpDef, place: str) -> None:
     if op.lane not in get_args(Lane):
         raise ProgramError(f"{place}: lane {op.lane!r} is not one of {', '.join(get_args(Lane))}")
     for value in (*op.ins, *op.outs):
-        if value.role in ("act", "input"):
-            raise ProgramError(
-                f"{place}: on lane {op.lane} it cannot use {value!r}, which does not outlive the program"
-            )
+        if value.place == "host" and not definition.uses_host:
+            raise ProgramError(f"{place}: {value!r} is placed on the host; copy it to the device first")
+        if value.role == "input" and op.lane != "compute":
+            raise ProgramError(f"{place}: on lane {op.lane} it cannot use {value!r}, which the host overwrites")

@@ -302,6 +302,15 @@ def copy(x: Tensor) -> Tensor:
     return x
 
 
+def move(x: Tensor) -> Tensor:
+    return x
+
+
+def wait(*values: Tensor) -> tuple[()]:
+    """Nothing: on a CPU, ops run one after another."""
+    return ()
+
+
 def commit(clip_coef: Tensor, pending: Tensor, state: Tensor) -> Tensor:
     """Return `pending`, or `state` if `clip_coef` is not finite, because the step is then skipped."""
     return pending if bool(torch.isfinite(clip_coef)) else state

@@ -6,7 +6,7 @@ split into several graphs: one up to the first launch that can be skipped, one f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -24,7 +24,7 @@ from .streams import order_streams
 
 
 class CudaExecutor:
-    """Runs programs on `stream`, and ops of the lane "comm" on a second stream.
+    """Runs programs on `stream`, and ops of side lanes on streams of their own.
 
     Life: construct, which binds and times algorithms; `warm_up`; with several workers `connect`. All of these overwrite
     buffers. Then fill the weights, `capture`, and `run` any number of times. `run` enqueues and does not wait.
@@ -36,15 +36,17 @@ class CudaExecutor:
         """Bind all programs. Of equal notices of different kernels, only the first is shown."""
         self._rare = {n for n, p in programs.items() if p.purpose != "train" or p.stage in ("start", "derive")}
         self._stream = stream
+        lanes = {op.lane for program in programs.values() for op in program.ops} - {"compute"}
         # With high priority: otherwise the few blocks of a collective would start too late.
-        self._side = torch.cuda.Stream(stream.device, priority=-1)
+        self._streams: dict[Lane, torch.cuda.Stream] = {"compute": stream}
+        self._streams |= {lane: torch.cuda.Stream(stream.device, priority=-1) for lane in lanes}
         self._bound: dict[str, BoundProgram] = {}
         context = replace(context, notice=each_once(context.notice))
-        streams: dict[Lane, int] = {"compute": stream.cuda_stream, "comm": self._side.cuda_stream}
+        addresses = {lane: stream.cuda_stream for lane, stream in self._streams.items()}
         with torch.cuda.stream(stream):
             for name, program in programs.items():
-                bound = bind(program, buffers, context, streams)
-                ordered = order_streams(bound.ops, bound.launches, stream, self._side)
+                bound = bind(program, buffers, context, addresses)
+                ordered = order_streams(bound.ops, bound.launches, self._streams)
                 self._bound[name] = replace(bound, launches=ordered)
         self._segments = {
             name: graph_segments(launch for launches in bound.launches for launch in launches)
@@ -77,8 +79,8 @@ class CudaExecutor:
             for index, (op, launches) in enumerate(zip(bound.ops, bound.launches, strict=True)):
                 for function, arguments in (x.call for x in launches if labels is None or labels > x.above):
                     function(*arguments)
-                if op.lane == "comm":
-                    self._stream.wait_stream(self._side)
+                if op.lane != "compute":
+                    self._stream.wait_stream(self._streams[op.lane])
                 after(index)
 
     def readings(self, values: Sequence[Tensor]) -> DeviceReadings:
@@ -92,7 +94,7 @@ class CudaExecutor:
         """
         with torch.cuda.stream(self._stream):
             for bound in self._bound.values():
-                for function, arguments in _calls(bound, "compute"):
+                for function, arguments in _calls(bound, {*self._streams} - {"comm"}):
                     function(*arguments)
         self.synchronize()
 
@@ -102,7 +104,7 @@ class CudaExecutor:
         Each is awaited, so that none waits for a peer while the next one is prepared.
         """
         for bound in self._bound.values():
-            for function, arguments in _calls(bound, "comm"):
+            for function, arguments in _calls(bound, {"comm"}):
                 function(*arguments)
                 self.synchronize()
 
@@ -132,10 +134,10 @@ class CudaExecutor:
             segment.graph = None
 
 
-def _calls(bound: BoundProgram, lane: Lane) -> Iterator[Call]:
-    """The calls of all ops on a lane."""
+def _calls(bound: BoundProgram, lanes: Collection[Lane]) -> Iterator[Call]:
+    """The calls of all ops on these lanes."""
     for op, launches in zip(bound.ops, bound.launches, strict=True):
-        if op.lane == lane:
+        if op.lane in lanes:
             yield from (launch.call for launch in launches)
 
 

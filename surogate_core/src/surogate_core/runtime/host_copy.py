@@ -7,8 +7,6 @@ not delay a step. On the host only the reader of the copy waits.
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
@@ -20,15 +18,10 @@ from ..program.op import Program
 from ..program.value import Value
 from ..reference.rounding import TORCH_DTYPES
 from .arena import Buffers
+from .host_memory import allocate, pin, unpin
 
 _GAP_BYTES = 4096
 """Values of a segment with smaller gaps between them, such as those of alignment, are copied together."""
-
-_PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE: pinned for all devices
-
-
-class NoHostMemory(Exception):
-    """The host memory for copies is not available. The message completes "copies would take 3 GiB, and ..."."""
 
 
 class HostCopy:
@@ -47,10 +40,10 @@ class HostCopy:
         """`programs` are all that will run, by name, on `stream` (None on a CPU). Raises NoHostMemory."""
         copied = list(values)
         ranges = list(_ranges(buffers, copied))
-        self._memory = _allocate(sum(align(source.numel()) for source, _ in ranges))
+        self._memory = allocate(sum(align(source.numel()) for source, _ in ranges))
         self._main = stream
         if stream is not None:
-            _pin(self._memory, stream.device)
+            pin(self._memory, stream.device)
             self._side = torch.cuda.Stream(stream.device)
             self._begun, self._done = torch.cuda.Event(), torch.cuda.Event(blocking=True)
             for event in (self._begun, self._done):
@@ -105,7 +98,7 @@ class HostCopy:
         if self._main is not None:
             with suppress(RuntimeError):  # a device in an error state, which has been reported already
                 self._done.synchronize()
-            ctypes.CDLL("libcuda.so.1").cuMemHostUnregister(ctypes.c_void_p(self._memory.data_ptr()))
+            unpin(self._memory)
 
 
 def copied_bytes(values: Iterable[Value]) -> int:
@@ -134,28 +127,3 @@ def _ranges(buffers: Buffers, values: Iterable[Value]) -> Iterator[tuple[Tensor,
 
 def _view(memory: Tensor, offset: int, value: Value) -> Tensor:
     return memory[offset : offset + value.nbytes].view(TORCH_DTYPES[value.dtype]).view(value.shape)
-
-
-def _allocate(nbytes: int) -> Tensor:
-    """Allocate anonymous memory, in huge pages if the system has them, because pinning takes time per page.
-
-    torch's pinned allocator is not used because it rounds up to a power of two: 128 GiB for 65.
-    """
-    try:
-        memory = mmap.mmap(-1, max(nbytes, 1))
-    except OSError as error:
-        raise NoHostMemory(f"the system refuses them ({error.strerror or error})") from None
-    with suppress(OSError):  # the kernel does not support huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)
-
-
-def _pin(memory: Tensor, device: torch.device) -> None:
-    """Pin by the driver API: its failures, unlike those of the runtime API, do not reappear at the next CUDA call."""
-    with torch.cuda.device(device):
-        torch.cuda.synchronize()  # makes the device's context current on this thread
-        register = ctypes.CDLL("libcuda.so.1").cuMemHostRegister_v2
-        register.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint]
-        code = register(memory.data_ptr(), memory.numel(), _PORTABLE)
-    if code:
-        raise NoHostMemory(f"they cannot be pinned (the driver's cuMemHostRegister fails with {code})")

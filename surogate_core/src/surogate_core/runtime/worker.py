@@ -124,6 +124,8 @@ class Worker:
         """Copy the weights and states of another worker of the same assembly, on any device."""
         for role in ("param", "state"):
             self.buffers.segment(role).copy_(other.buffers.segment(role))
+            if self.buffers.host is not None and other.buffers.host is not None:
+                self.buffers.host.segment(role).copy_(other.buffers.host.segment(role))
         self.executor.synchronize()
 
     def restored(self, *, lr: float, step: int, skipped: int = 0) -> None:
@@ -262,6 +264,7 @@ class Worker:
         if self._copy is not None:
             self._copy.close()
         self.executor.release()
+        self.buffers.close()
 
 
 def _write_documents(inputs: Inputs, assembly: Assembly, cu_seqlens: np.ndarray[Any, Any]) -> None:

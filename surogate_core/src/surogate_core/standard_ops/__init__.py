@@ -14,6 +14,8 @@ F feed-forward width, V vocabulary size, N and K rows and columns of a weight.
     swiglu         (gate_up [T, 2F], halves [gate; up])        -> [T, F]
     lm_head_ce     (x [T, C], w [V, C], targets [T], loss_scale []; chunks) -> loss []
     all_reduce     (values; world_size)                        -> the values, summed over the workers of a run
+    move           (x)                                         -> x on the host (lane "to_host"), or on the device
+    wait           (values)                                    -> nothing; "compute" waits for the ops that write them
 """
 
 from __future__ import annotations

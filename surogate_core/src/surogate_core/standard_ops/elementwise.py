@@ -50,6 +50,15 @@ def _copy(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [OutSpec(ins[0].label, ins[0].shape, ins[0].dtype)]
 
 
+def _move(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    return [OutSpec(ins[0].label, ins[0].shape, ins[0].dtype)]
+
+
+def _wait(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    need(len(ins) > 0, "wait needs a value that an op of a side lane writes")
+    return []
+
+
 def _commit(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     pending, state = ins[1], ins[2]
     need(pending.shape == state.shape and pending.dtype == state.dtype, f"{pending!r} is no copy of {state!r}")
@@ -82,6 +91,8 @@ ELEMENTWISE: tuple[OpDef, ...] = (
     define("global_norm", _global_norm, flops=lambda op: 2 * sum(v.size for v in op.ins)),
     define("accumulate_rounded", _accumulate_rounded, flops=elements(1)),
     define("copy", _copy),
+    define("move", _move, uses_host=True),
+    define("wait", _wait, uses_host=True, traffic=lambda op: 0),
     define("commit", _commit),
     define("all_reduce", _all_reduce, link=_ring_bytes),
     define("reference_vjp", _reference_vjp),

@@ -11,9 +11,13 @@ from ..value import Value
 
 
 def in_place(program: Program, ops: Mapping[str, OpDef]) -> Program:
-    """Set `Op.in_place` where `OpDef.may_overwrite` allows it and the input is an activation that no later op reads."""
+    """Set `Op.in_place` where `OpDef.may_overwrite` allows it and the input is an activation that no later op reads.
+
+    What an op of a side lane uses keeps its place, because that op may still be running.
+    """
     last: dict[Value, int] = {v: index for index, op in enumerate(program.ops) for v in op.ins}
-    last.update(dict.fromkeys(program.outputs, len(program.ops)))
+    aside = {v for op in program.ops if op.lane != "compute" for v in (*op.ins, *op.outs)}
+    last.update(dict.fromkeys((*program.outputs, *aside), len(program.ops)))
 
     def marked(index: int, op: Op) -> Op:
         allowed = ops[op.kind].may_overwrite.items()

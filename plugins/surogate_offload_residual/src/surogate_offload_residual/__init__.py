@@ -1,0 +1,1 @@
+"""Offloading of the residual stream for Surogate."""

@@ -1,0 +1,38 @@
+"""Hooks of `surogate-offload-residual`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pluggy
+from pydantic import BaseModel, ConfigDict, Field
+
+from surogate_core.api import OffloadDef
+
+from .schedule import schedule
+
+SUROGATE_API = 0
+hookimpl = pluggy.HookimplMarker("surogate")
+
+
+class ResidualOptions(BaseModel):
+    """Config keys of the strategy."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    offload_residual: bool = Field(
+        False, description="Keep the residual stream in host memory between the forward and the backward pass."
+    )
+
+
+@hookimpl
+def surogate_offload_strategies() -> Iterable[OffloadDef]:
+    return [
+        OffloadDef(
+            name="residual",
+            summary="keeps the residual stream in host memory between the forward and the backward pass",
+            options=ResidualOptions,
+            selected=lambda options: options.offload_residual,
+            schedule=schedule,
+        )
+    ]

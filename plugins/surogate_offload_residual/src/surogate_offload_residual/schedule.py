@@ -1,0 +1,88 @@
+"""Moves the residual stream to the host and back, ahead of the ops that need the memory or the values.
+
+    forward   ... block k writes its residual | copy it to the host ... block k + 2 begins | wait for that copy ...
+    backward  ... block k + 2 is read first | copy that of block k back ... block k reads it ...
+
+So at most three blocks have a residual on the device, and a copy has two blocks of time. The last two blocks keep
+theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from surogate_core.api import Family, OffloadContext, Op, Program, Value
+from surogate_core.program.builder import Builder
+
+LABELS = frozenset({"residual", "residual_mid"})
+AHEAD = 2
+"""Blocks between a copy and the op that needs its result."""
+
+
+@dataclass(frozen=True)
+class _Use:
+    """Where a value is written, read last in the forward pass, and read first in the backward pass: indices of ops."""
+
+    written: int
+    forward: int
+    backward: int
+
+
+def schedule(family: Family, context: OffloadContext) -> Family:
+    """Return the family whose micro-steps keep the residual stream in host memory."""
+    return family.with_micro_steps(lambda program: offloaded(program, context.builder))
+
+
+def offloaded(program: Program, b: Builder) -> Program:
+    """Return `program` with moves of the values of the residual stream that its backward pass reads."""
+    uses = _uses(program)
+    blocks = sorted({value.block for value in uses})
+    moved = {value: use for value, use in uses.items() if value.block in blocks[:-AHEAD]}
+    after = {block: blocks[i + AHEAD] for i, block in enumerate(blocks[:-AHEAD])}  # the block that is AHEAD
+    begins = {block: min(use.written for value, use in uses.items() if value.block == block) for block in blocks}
+    returns = {block: min(use.backward for value, use in uses.items() if value.block == block) for block in blocks}
+
+    before: dict[int, list[Op]] = {}
+    back: dict[Value, Value] = {}
+    for value, use in moved.items():
+        with b.block(value.block):
+            host = b.activation(value.label, value.shape, value.dtype, place="host")
+            back[value] = b.activation(value.label, value.shape, value.dtype)
+        ahead = after[value.block]
+        with b.record("forward", value.block) as out:
+            b.emit("move", value, outs=[host], lane="to_host")
+        with b.record("forward", value.block) as waits:
+            b.emit("wait", host)
+        with b.record("backward", value.block) as into:
+            b.emit("move", host, outs=[back[value]], lane="to_device")
+        before.setdefault(use.written + 1, []).extend(out)
+        before.setdefault(max(begins[ahead], use.forward) + 1, []).extend(waits)
+        before.setdefault(min(returns[ahead], use.backward), []).extend(into)
+    return replace(program, ops=tuple(_with(program.ops, before, back)))
+
+
+def _uses(program: Program) -> dict[Value, _Use]:
+    """Return the values of the residual stream that forward ops write and that others read."""
+    position = {op: index for index, op in enumerate(program.ops)}
+    readers = program.readers()
+    found = {}
+    for value, op in program.producers().items():
+        if value.label not in LABELS or value.block < 0 or op.phase != "forward" or value in program.outputs:
+            continue
+        reads = [(position[reader], reader.phase == "forward") for reader in readers.get(value, ())]
+        later = [index for index, is_forward in reads if not is_forward]
+        if later:
+            forward = max((index for index, is_forward in reads if is_forward), default=position[op])
+            found[value] = _Use(position[op], forward, min(later))
+    return found
+
+
+def _with(ops: tuple[Op, ...], before: Mapping[int, list[Op]], back: Mapping[Value, Value]) -> Iterable[Op]:
+    """Yield the ops with those of `before` in front of them. Ops after the forward pass read the values of `back`."""
+    for index, op in enumerate(ops):
+        yield from before.get(index, ())
+        if op.phase == "forward" or not any(value in back for value in op.ins):
+            yield op
+        else:
+            yield replace(op, ins=tuple(back.get(value, value) for value in op.ins))

@@ -1,0 +1,48 @@
+"""Offload strategies, which keep values in host memory while no op needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from ..origin import Definition
+from .base import NoOptions, Target
+from .recipes import Family
+
+if TYPE_CHECKING:
+    from ..program.builder import Builder
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffloadContext:
+    """What a strategy schedules a family for.
+
+    builder  declares states and emits ops
+    target   the device; None for programs that references run
+    options  the strategy's validated options
+    """
+
+    builder: Builder
+    target: Target | None
+    options: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffloadDef(Definition):
+    """An offload strategy. A run uses every installed strategy that its keys select, in order of their names.
+
+    selected  options -> whether the user's keys select the strategy
+    schedule  (family, context) -> family. Called after recomputation, before gradient accumulation. Moves activations
+              by the op `move` on the lanes "to_host" and "to_device", to and from values with the place "host". Memory
+              on the device is free once "compute" has waited for the copy: the op `wait` on the value on the host. What
+              the programs compute does not change.
+    """
+
+    name: str
+    summary: str
+    options: type[BaseModel] = NoOptions
+    selected: Callable[[Any], bool]
+    schedule: Callable[[Family, OffloadContext], Family]

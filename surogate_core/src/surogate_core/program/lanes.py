@@ -1,0 +1,95 @@
+"""The order between the lanes of a program.
+
+The ops of a lane run in program order. An op of a side lane, that is, of any but "compute", starts when everything
+before it on "compute" is done. An op waits for an earlier op of another side lane if both use a value and one of them
+writes it. Everything is done at the end of the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .op import Lane, Op
+from .value import Value
+
+Known = dict[Lane, int]
+"""By side lane, the last op that is known to be done, by its index in the program."""
+
+
+@dataclass(frozen=True)
+class LaneOrder:
+    """What the ops of a program wait for.
+
+    waits  {index of an op: the ops of side lanes that it waits for}, without those that are known to be done
+    done   {index of an op on a side lane: the first op on "compute" that starts after it is done}; the number of ops if
+           no op does
+    """
+
+    waits: Mapping[int, tuple[int, ...]]
+    done: Mapping[int, int]
+
+
+@dataclass
+class _Users:
+    """The last op of each side lane that uses a value, and the last one that writes it."""
+
+    any: Known = field(default_factory=dict)
+    writing: Known = field(default_factory=dict)
+
+
+def lane_order(ops: Sequence[Op]) -> LaneOrder:
+    """Return the order of `ops`."""
+    if all(op.lane == "compute" for op in ops):
+        return LaneOrder({}, {})
+    users: dict[Value, _Users] = {}
+    waits: dict[int, tuple[int, ...]] = {}
+    done: dict[int, int] = {}
+    running: dict[Lane, list[int]] = {}
+    computed: Known = {}  # what "compute" knows to be done
+    started: dict[int, Known] = {}  # what an op of a side lane knew when it started
+    for index, op in enumerate(ops):
+        last = running.get(op.lane, [])[-1:]
+        known = computed if op.lane == "compute" else _merged(computed, *(started[i] for i in last))
+        if op.lane != "compute":
+            known |= dict.fromkeys([op.lane], index)
+        own: list[int] = []
+        for i in sorted(_needed(op, users), reverse=True):
+            lane = ops[i].lane
+            if lane != op.lane and i > known.get(lane, -1):
+                own.append(i)
+                known.update(_merged(known, started[i], {lane: i}))
+        if own:
+            waits[index] = tuple(own)
+        if op.lane == "compute":
+            for lane, i in computed.items():
+                while running.get(lane) and running[lane][0] <= i:
+                    done[running[lane].pop(0)] = index
+        else:
+            started[index] = known
+            running.setdefault(op.lane, []).append(index)
+            for value in dict.fromkeys((*op.ins, *op.outs)):
+                used = users.setdefault(value, _Users())
+                used.any[op.lane] = index
+                if value in op.written:
+                    used.writing[op.lane] = index
+    return LaneOrder(waits, done | {i: len(ops) for lane in running.values() for i in lane})
+
+
+def _needed(op: Op, users: Mapping[Value, _Users]) -> set[int]:
+    """Return the ops on side lanes that must be done before `op`, the last one of each lane for each value."""
+    written = set(op.written)
+    return {
+        index
+        for value in (*op.ins, *op.outs)
+        if value in users
+        for index in (users[value].any if value in written else users[value].writing).values()
+    }
+
+
+def _merged(*known: Known) -> Known:
+    result: Known = {}
+    for one in known:
+        for lane, index in one.items():
+            result[lane] = max(index, result.get(lane, -1))
+    return result

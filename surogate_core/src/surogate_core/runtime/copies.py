@@ -1,0 +1,53 @@
+"""The kernels of `move`, which copies between the device and pinned memory of the host, and of `wait`.
+
+Copies are made by the driver's `cuMemcpyAsync`, which CUDA graphs can capture. `ctypes.CDLL` releases the GIL.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+from ..api import BindContext, Call, KernelDef, Launch, Op, Support, Target
+
+SONAME = "libcuda.so.1"
+
+
+class CopyError(RuntimeError):
+    """The driver refused a copy."""
+
+
+@cache
+def _driver() -> Any:
+    library = ctypes.CDLL(SONAME)
+    library.cuMemcpyAsync.argtypes = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p)
+    library.cuMemcpyAsync.restype = ctypes.c_int
+    return library
+
+
+def copy(source: int, target: int, nbytes: int, stream: int) -> None:
+    """Enqueue a copy of `nbytes` between two addresses, one of which is pinned memory of the host."""
+    result = _driver().cuMemcpyAsync(target, source, nbytes, stream)
+    if result:
+        raise CopyError(f"cuMemcpyAsync of {nbytes} bytes failed with CUDA error {result}")
+
+
+def _supports(op: Op, target: Target) -> Support:
+    if target.device.sm is None:
+        return Support(False, f"needs a GPU, got {target.device.title}")
+    return Support(True)
+
+
+def _bind_move(op: Op, ctx: BindContext) -> Call:
+    return ctx.call(copy, op.ins[0], op.outs[0], op.outs[0].nbytes)
+
+
+def _bind_wait(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
+    return ()  # the order of the streams is all that the op asks for
+
+
+KERNELS = (
+    KernelDef(op="move", dtypes=("*", "*"), supports=_supports, bind=_bind_move),
+    KernelDef(op="wait", dtypes=("*", "..."), supports=_supports, bind=_bind_wait),
+)
