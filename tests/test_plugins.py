@@ -53,7 +53,7 @@ def model(name, architecture):
                     dims=lambda c: None, build=lambda b, d, i: None, weights=lambda d: ())
 """
 
-FIRST_PARTY = ("builtin", "models", "bf16", "fp8", "adamw", "lora", "tensorboard", "wandb")
+FIRST_PARTY = ("builtin", "models", "bf16", "fp8", "adamw", "lora", "tensorboard", "wandb", "offload_residual")
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from surogate_core.api import DatasetFormatDef, Encoded, NoOptions
 from surogate_core.config.load import LoadedConfig, Mode, TrainConfig, load_config
 from surogate_core.errors import PluginError, SurogateError
 from surogate_lora.options import LoraOptions
+from surogate_offload_residual.plugin import ResidualOptions
 from surogate_recipes_fp8.recipe import Fp8Options
 
 
@@ -78,7 +79,12 @@ class WithAdapter(FakeRegistry):
     """With LoRA installed."""
 
     def options_models(self) -> Mapping[tuple[str, str], type[BaseModel]]:
-        return {**super().options_models(), ("adapter", "lora"): LoraOptions, ("recipe", "fp8-hybrid"): Fp8Options}
+        installed = {
+            ("adapter", "lora"): LoraOptions,
+            ("recipe", "fp8-hybrid"): Fp8Options,
+            ("offload", "residual"): ResidualOptions,
+        }
+        return {**super().options_models(), **installed}
 
     def names(self, kind: str) -> list[str]:
         return ["lora"] if kind == "adapter" else super().names(kind)
