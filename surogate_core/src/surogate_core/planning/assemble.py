@@ -48,7 +48,6 @@ from .assembly import Assembly
 from .inputs import PlanInputs
 from .lm_head_chunks import lm_head_chunks
 from .pass_runner import PassRunner
-from .recomputed import selector
 from .resolve import resolve
 from .staging import split_staged, staged_params
 from .weight_maps import checked_weight_maps
@@ -75,7 +74,7 @@ def assemble(inputs: PlanInputs) -> Assembly:
     family = recorder.family(micro, recorder.evaluation(forward, eval_state), params, norm)
     family = recorder.lowered(family, params)
 
-    steps = [p for p in (family.micro, family.calibrate) if p is not None]
+    steps = [recorder.fused(p) for p in (family.micro, family.calibrate) if p is not None]
     micro_steps = [program for step in steps for program in recorder.micro_steps(step, gradients)]
     evaluate, update = family.evaluate, family.update
     copies = recorder.pending_copies(micro_steps, evaluate, update, frozenset({loss_state, eval_state}))
@@ -104,6 +103,7 @@ def assemble(inputs: PlanInputs) -> Assembly:
         trainable=tuple(gradients),
         memory=plan_family(programs.values(), resident, kernels.workspace, variants),
         kernels=kernels,
+        micro=steps[0],
         batch=recorder.batch,
         scalars=recorder.scalars,
         loss=loss_state,
@@ -309,17 +309,21 @@ class _Recorder:
 
     # --------------------------------------------------------------------------------------------------- micro-steps
 
+    def fused(self, program: Program) -> Program:
+        """Let the adapters fuse ops of a micro-step."""
+        for adapter, options in self.inputs.adapters:
+            fused = adapter.fuse(program, options)
+            program = self.passed(f"adapter {adapter.name}", program, fused, (adapter, "fuse"))
+        return program
+
     def micro_steps(self, program: Program, gradients: Mapping[Value, Value]) -> list[Program]:
         """Return the programs of the micro-steps of an optimizer step, made of `program`, in order of their first run.
 
         The first micro-step writes what a step collects; the others add to it.
         """
         inputs, b = self.inputs, self.b
-        for adapter, options in inputs.adapters:
-            fused = adapter.fuse(program, options)
-            program = self.passed(f"adapter {adapter.name}", program, fused, (adapter, "fuse"))
-        if inputs.recompute or any(inputs.ops[op.kind].always_recomputed for op in program.ops):
-            program = self.passed("recompute", program, recompute(program, selector(inputs.recompute), b))
+        if inputs.recomputation or any(inputs.ops[op.kind].always_recomputed for op in program.ops):
+            program = self.passed("recompute", program, recompute(program, inputs.recomputation.drops, b))
         if inputs.offload:
             program = self._offloaded(program)
         first, following = accumulate(program, b, self.scalars)

@@ -25,6 +25,7 @@ class Assembly:
     cu_seqlens  {`Program.documents`: the input that those variants read}
     pending     copies of states that each step writes again; checkpoints do not hold them
     kernels     what runs each op
+    micro       the micro-step before anything is recomputed, accumulated or summed over workers; never run
     """
 
     programs: Mapping[str, Program]
@@ -35,6 +36,7 @@ class Assembly:
     trainable: tuple[Value, ...]
     memory: MemoryPlan
     kernels: KernelTable
+    micro: Program
     batch: BatchInputs
     scalars: Scalars
     loss: Value
