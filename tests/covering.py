@@ -25,5 +25,14 @@ def pairwise(names: Sequence[str], seed: int = SEED) -> list[frozenset[str]]:
     return rows
 
 
+def settings(names: Sequence[str], whole: Sequence[str]) -> list[frozenset[str]]:
+    """Return an array of all `names`, one of those not in `whole`, whose members hide the others, and all at once.
+
+    Without the empty set, and each set once.
+    """
+    rows = [*pairwise(names), *pairwise([name for name in names if name not in whole]), frozenset(names)]
+    return [row for row in dict.fromkeys(rows) if row]
+
+
 def _pairs(row: frozenset[str], names: Sequence[str]) -> set[tuple[str, str, bool, bool]]:
     return {(a, b, a in row, b in row) for a, b in combinations(names, 2)}

@@ -132,7 +132,9 @@ def test_a_resumed_run_tells_what_auto_chose_and_records_what_was_asked(here: Wo
     written = run.load(here.out / "run.yaml").config
     assert (written.recompute, written.recompute_swiglu, written.recompute_block) == ("auto", True, False)
     assert written.device_memory_limit == sum(sizes) // 2
-    with pytest.raises(ConfigError, match=r"needs .* GiB, more than the .* \(device_memory_limit\)"):
+    with pytest.raises(
+        ConfigError, match=r"needs .* GiB with everything recomputed, more than the .* \(device_memory_limit\)"
+    ):
         go(config, "resume_from_checkpoint=1", f"device_memory_limit={sizes[1] - 4096}")
 
 
