@@ -206,6 +206,14 @@ def test_a_run_that_does_not_fit_is_planned_with_everything_recomputed(plan: Mak
     assert "auto chose block, lora in all 6 blocks" in str(found.chosen)
 
 
+def test_a_plan_that_recomputation_does_not_make_smaller_stays_as_it_is(
+    plan: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_module, "ladder", lambda assembly, inputs: rungs_of([9, 5]))
+    found = plan(device_memory_limit="800MiB")
+    assert not found.report.fits and found.chosen is None
+
+
 def test_on_a_cpu_only_a_limit_makes_auto_choose(plan: Make) -> None:
     alone = plan("cpu")
     assert alone.chosen is None and not alone.inputs.recompute_more

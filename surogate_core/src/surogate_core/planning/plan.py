@@ -10,40 +10,18 @@ from ..config.keys import DISTRIBUTIONS
 from ..config.schema import DTYPE_KEYS
 from ..data.pieces import max_pieces
 from ..errors import ConfigError
-from ..machine.devices import GIB, limited
+from ..machine.devices import limited
 from ..memory.report import Report, report
 from ..plugins.registry import Registry
 from .assemble import assemble
 from .assembly import Assembly
 from .inputs import PlanInputs
 from .recompute_ladder import climb, ladder
-from .recomputed import Recomputation
+from .recomputed import ChosenRecomputation, Recomputation
 from .resolve import KernelTable
 from .run import Run
 
 Revise = Callable[[PlanInputs], PlanInputs]
-
-
-@dataclass(frozen=True)
-class ChosenRecomputation:
-    """What the planner recomputes so that a run fits, compared with the plan of what the config asks for alone.
-
-    saves    bytes on the device
-    costs    additional seconds per step, of `step` seconds without
-    n_blocks of the model
-    """
-
-    recomputation: Recomputation
-    saves: int
-    costs: float
-    step: float
-    n_blocks: int
-
-    def __str__(self) -> str:
-        return (
-            f"recompute: auto chose {self.recomputation.text(self.n_blocks)}: saves {self.saves / GIB:.2f} GiB, "
-            f"adds {self.costs * 1e3:,.0f} ms to a step ({self.costs / self.step:.1%})"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +71,7 @@ def plan_inputs(inputs: PlanInputs) -> Plan:
     """Plan a run from inputs that name a device.
 
     With `recompute_more`, a run that does not fit is planned again with more recomputation: the cheapest that fits, or
-    all of it if nothing does.
+    all of it if nothing does. A plan that recomputation does not make smaller is returned as it is.
     """
     plan = _plan_as_given(replace(inputs, recompute_chosen=None))
     if plan.report.fits or not inputs.recompute_more:
@@ -108,7 +86,8 @@ def plan_inputs(inputs: PlanInputs) -> Plan:
         return plans[index].report.missing_bytes
 
     index = climb(rungs, plan.report.missing_bytes, missing_at)
-    return replace(plans[index], chosen=_chosen(rungs[index].recomputation, plan, plans[index]))
+    chosen = _chosen(rungs[index].recomputation, plan, plans[index])
+    return replace(plans[index], chosen=chosen) if chosen.saves > 0 else plan
 
 
 def _chosen(recomputation: Recomputation, before: Plan, after: Plan) -> ChosenRecomputation:

@@ -8,6 +8,7 @@ from itertools import product
 
 from ..api import ADAPTER_LABEL
 from ..config.schema import RECOMPUTE_KEYS
+from ..machine.devices import GIB
 from ..program.value import Value
 
 CARRIED = "residual"
@@ -24,6 +25,7 @@ LABELS: Mapping[str, frozenset[str]] = {
 except the one that enters it and those of an adapter, `adapter` those too."""
 
 PARTS = ("adapter", "block", "att", "ffn", "rmsnorm", "qkv", "swiglu")
+"""All parts. `config.schema.RECOMPUTE_KEYS` has their keys."""
 
 CHOICES: tuple[frozenset[str], ...] = (
     *(frozenset(filter(None, parts)) for parts in product(("", "swiglu", "ffn"), ("", "qkv", "att"), ("", "rmsnorm"))),
@@ -57,6 +59,28 @@ class Recomputation:
         return f"{first}, {_names(self.parts)} in the others" if self.parts else first
 
 
+@dataclass(frozen=True)
+class ChosenRecomputation:
+    """What the planner recomputes so that a run fits, compared with the plan of what the config asks for alone.
+
+    saves    bytes on the device
+    costs    additional seconds per step, of `step` seconds without
+    n_blocks of the model
+    """
+
+    recomputation: Recomputation
+    saves: int
+    costs: float
+    step: float
+    n_blocks: int
+
+    def __str__(self) -> str:
+        return (
+            f"recompute: auto chose {self.recomputation.text(self.n_blocks)}: saves {self.saves / GIB:.2f} GiB, "
+            f"adds {self.costs * 1e3:,.0f} ms to a step ({self.costs / self.step:.1%})"
+        )
+
+
 def _drops(parts: frozenset[str], label: str) -> bool:
     if "adapter" in parts or "block" in parts:
         return label != CARRIED and (label != ADAPTER_LABEL or "adapter" in parts)
@@ -65,9 +89,11 @@ def _drops(parts: frozenset[str], label: str) -> bool:
 
 def _names(parts: Collection[str]) -> str:
     """Return the parts as their keys name them, without those that another one includes."""
-    whole = [part for part in ("block", "adapter") if part in parts]
-    hidden = {small for small in parts for large in parts if not whole and LABELS[small] < LABELS[large]}
-    named = (
-        ["block", "adapter"] if "adapter" in parts else whole or [p for p in PARTS if p in parts and p not in hidden]
-    )
-    return ", ".join(RECOMPUTE_KEYS[part].removeprefix("recompute_") for part in named) or "nothing"
+    if "adapter" in parts:
+        named = ["block", "adapter"]
+    elif "block" in parts:
+        named = ["block"]
+    else:
+        included = {small for small in parts for large in parts if LABELS[small] < LABELS[large]}
+        named = [part for part in PARTS if part in parts and part not in included]
+    return ", ".join(RECOMPUTE_KEYS[part].removeprefix("recompute_") for part in named)
