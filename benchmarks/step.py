@@ -153,6 +153,7 @@ def plan(arguments: argparse.Namespace, batch_size: int) -> tuple[Run, Plan]:
         "per_device_train_batch_size": batch_size,
         "gradient_accumulation_steps": arguments.accumulate,
         "sample_packing": arguments.documents > 1,
+        "recompute": False,
     }
     raw |= dict(item.split("=", 1) for item in arguments.set)
     registry = load_registry()

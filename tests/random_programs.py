@@ -370,6 +370,7 @@ def family(
     dtype: str = "fp32",
     grad_dtype: str = "fp32",
     labels: frozenset[str] = frozenset(),
+    blocks: int | None = None,
     freeze: bool = True,
     trim: bool = True,
     fuse: bool = True,
@@ -381,7 +382,8 @@ def family(
     """Run forward -> freeze -> differentiate -> dead_code -> fuse_adds -> recompute -> accumulate -> in_place, verify
     each result, and plan.
 
-    `trim`, `fuse` and `reuse` can leave out dead_code, fuse_adds and in_place; `moves` moves activations to the host.
+    Values with one of `labels` are recomputed, in the first `blocks` blocks or in all. `trim`, `fuse` and `reuse` can
+    leave out dead_code, fuse_adds and in_place; `moves` moves activations to the host.
     """
     source = RandomForward(seed, dtype, ops)
     b = source.builder
@@ -397,7 +399,8 @@ def family(
     if fuse:
         program = fuse_adds(program, ops)
         verify(program, ops, "fuse_adds")
-    program = recompute(program, lambda value: value.label in labels, b)
+    count = 1 + max(op.block for op in program.ops) if blocks is None else blocks
+    program = recompute(program, lambda value: value.label in labels and value.block < count, b)
     verify(program, ops, "recompute")
     if moves:
         program = moved(program, b, f"{seed}/moved")

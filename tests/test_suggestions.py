@@ -71,18 +71,29 @@ def check_exact(plan: Make, size: str, device: str, suggestions: list[Suggestion
 
 
 def test_single_changes_are_suggested_if_one_is_enough(plan: Make) -> None:
-    opened, before = plan("8b", "h200", sequence_len=4096)
+    opened, before = plan("8b", "h200", sequence_len=4096, recompute=False)
     suggestions = suggest(opened, before)
     assert [len(s.changes) for s in suggestions] == [1, 1, 1] and not any(s.missing for s in suggestions)
     assert suggestions == sorted(suggestions, key=lambda s: s.costs)
-    check_exact(plan, "8b", "h200", suggestions, before, sequence_len=4096)
+    assert ("recompute: auto",) in [s.changes for s in suggestions]
+    check_exact(plan, "8b", "h200", suggestions, before, sequence_len=4096, recompute=False)
 
 
-@pytest.mark.parametrize(("key", "covered"), [("recompute_ffn", {"ffn", "swiglu"}), ("recompute_att", {"att", "qkv"})])
-def test_a_part_that_is_recomputed_with_another_is_not_suggested(plan: Make, key: str, covered: set[str]) -> None:
-    opened, planned = plan("tiny", "h200", **{key: True})
-    suggested = {change for candidate in candidates(opened, planned) for change in candidate.changes}
-    assert suggested and not suggested & {f"recompute_{part}: true" for part in covered}
+@pytest.mark.parametrize(
+    ("device", "word", "suggested"), [("h200", "auto", ""), ("h200", "false", "auto"), ("cpu", "false", "true")]
+)
+def test_recomputation_is_suggested_unless_the_plan_has_chosen_it_already(
+    plan: Make, device: str, word: str, suggested: str
+) -> None:
+    opened, planned = plan("tiny", device, recompute=word)
+    changes = {change for candidate in candidates(opened, planned) for change in candidate.changes}
+    assert {c for c in changes if c.startswith("recompute")} == ({f"recompute: {suggested}"} if suggested else set())
+
+
+def test_nothing_is_left_to_recompute_of_whole_blocks(plan: Make) -> None:
+    opened, planned = plan("tiny", "h200", recompute="false", recompute_block=True)
+    changes = {change for candidate in candidates(opened, planned) for change in candidate.changes}
+    assert changes and not any("recompute" in change for change in changes)
 
 
 CASES: dict[str, tuple[str, str, dict[str, Any], list[int]]] = {
@@ -90,7 +101,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], list[int]]] = {
     "and shorter rows as the last resort": ("70b", "h200", {"lora": True, "sequence_len": 4096}, [1, 0]),
     "all of 32B cannot be trained, an adapter can": ("32b", "h200", {"sequence_len": 4096}, [1, 0]),
     "an adapter and recomputation": ("8b", "rtx4090", {"sequence_len": 4096}, [1, 0]),
-    "an odd batch is not halved": ("8b", "h100", {"per_device_train_batch_size": 3}, [0, 0]),
+    "an odd batch is not halved": ("8b", "h100", {"per_device_train_batch_size": 3, "recompute": False}, [0, 0]),
 }
 """Name -> size, device, keys, and for each suggestion whether the run still does not fit."""
 
@@ -119,7 +130,7 @@ def test_few_plans_are_made_for_a_suggestion(plan: Make, monkeypatch: pytest.Mon
     made: list[object] = []
     monkeypatch.setattr(plan_module, "assemble", lambda given: made.append(given) or assemble(given))
     assert len(suggest(opened, before)) == 2
-    assert len(made) <= 3
+    assert len(made) <= 6, "two or three for each, because of recompute: auto"
 
 
 def test_a_run_that_fits_or_cannot_be_changed_has_no_suggestions(plan: Make) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import covering
 import pytest
 import torch
 from fp8_model import (
@@ -28,7 +29,7 @@ from surogate_core.api import Op, PrecisionRequest, Program, Target
 from surogate_core.checkpoint.states import kept_values
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import DEVICES, device
-from surogate_core.planning.recomputed import PARTS
+from surogate_core.planning.recomputed import PARTS, Recomputation
 from surogate_optim_adamw.adamw import ADAMW
 from surogate_recipes_fp8.recipe import E4M3_E5M2, FP8_HYBRID
 
@@ -329,14 +330,33 @@ def test_an_adapter_trains_on_a_frozen_fp8_base() -> None:
 
 @pytest.mark.parametrize("lora", [False, True])
 def test_recomputation_changes_no_bit(lora: bool) -> None:
+    """Of all parts, and of more of them in the first of three blocks than in the others."""
     settings = lora_rank_8() if lora else {}
-    plain, all_of_it = Model(**settings), Model(**settings, recompute=frozenset(PARTS))
-    for model in (plain, all_of_it):
-        for _ in range(3):
-            model.step()
+    plain, all_of_it = trained(**settings), trained(recompute=frozenset(PARTS), **settings)
     arenas = [m.assembly.memory.arenas["micro_first"].lower_bound for m in (plain, all_of_it)]
     assert arenas[1] < arenas[0]
-    assert differing(plain.named("param", "state"), all_of_it.named("param", "state")) == []
+    chosen = Recomputation(frozenset({"rmsnorm", "swiglu"}), frozenset({"block"}), 1)
+    for saving in (all_of_it, trained(recompute_chosen=chosen, **settings)):
+        assert differing(plain.named("param", "state"), saving.named("param", "state")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_pairwise_covering_array_of_recomputation_changes_no_bit(lora: bool) -> None:
+    print(f"covering array of seed {covering.SEED}")
+    settings = lora_rank_8() if lora else {}
+    expected = trained(**settings).named("param", "state")
+    for parts in covering.settings(PARTS, ("adapter", "block")):
+        saving = trained(recompute=parts, **settings)
+        assert differing(expected, saving.named("param", "state")) == [], sorted(parts)
+
+
+def trained(**settings: Any) -> Model:
+    """Return a model after three steps, of which the first is calibrated."""
+    model = Model(**settings)
+    for _ in range(3):
+        model.step()
+    return model
 
 
 @pytest.mark.parametrize("part", ["block", "rmsnorm", "swiglu"])

@@ -17,7 +17,7 @@ FOREIGN = {
     "per_gpu_train_batch_size": "per_device_train_batch_size",
     "per_device_eval_batch_size": "per_device_train_batch_size",
     "cutoff_len": "sequence_len",
-    "gradient_checkpointing": "recompute_block: true",
+    "gradient_checkpointing": "recompute: true",
     "bf16": "model_dtype: bf16",
     "fp16": "fp16 is not built",
     "optim": "optimizer",
@@ -26,7 +26,7 @@ FOREIGN = {
     "lora_target_linear": "lora_target_modules: [all-linear]",
     "load_in_4bit": "QLoRA is not built",
     "train_on_inputs": "loss_scale: all",
-    "enable_activation_checkpointing": "recompute_block",
+    "enable_activation_checkpointing": "recompute: auto",
     "evaluation_strategy": "eval_steps",
 }
 """Names of Trainer, axolotl, Unsloth, LLaMA-Factory and torchtune -> text that the error must contain."""

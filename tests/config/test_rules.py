@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-from config.harness import config, load, message
+from typing import Any
 
-from surogate_core.config.load import TrainConfig
+import pytest
+from config.harness import WithAdapter, config, load, message
+
+from surogate_core.config.load import TrainConfig, resolved
 from surogate_core.errors import ConfigError
 
 
@@ -16,7 +18,7 @@ def test_defaults_are_the_decided_ones() -> None:
     assert (c.per_device_train_batch_size, c.gradient_accumulation_steps, c.num_epochs) == (2, 4, 3)
     assert (c.save_steps, c.save_total_limit, c.eval_steps, c.logging_steps) == (50, 5, 100, 1)
     assert (c.train_seed, c.eval_seed, c.validation_split_ratio, c.max_nonfinite_steps) == (1234, 1234, 0.1, 10)
-    assert (c.datasets[0].type, c.datasets[0].split, c.recompute) == ("auto", "train", frozenset())
+    assert (c.datasets[0].type, c.datasets[0].split, c.recomputed_parts) == ("auto", "train", frozenset())
 
 
 def test_folders_and_names_follow_the_output_folder_unless_set() -> None:
@@ -37,16 +39,50 @@ def test_dtypes_take_the_names_of_torch_and_reach_the_precision_request() -> Non
     assert "keep one" in message(torch_dtype="bf16", model_dtype="fp32")
 
 
-def test_recompute_is_the_set_of_keys_that_are_true() -> None:
-    assert config(recompute_block=True).recompute == {"block"}
-    assert config(recompute_attention=True, recompute_swiglu=True).recompute == {"att", "swiglu"}
-    assert config().recompute == frozenset()
+def test_the_parts_that_are_recomputed_are_those_whose_key_is_true() -> None:
+    assert config(recompute_block=True).recomputed_parts == {"block"}
+    assert config(recompute_attention=True, recompute_swiglu=True).recomputed_parts == {"att", "swiglu"}
+    assert config().recomputed_parts == config(recompute=False).recomputed_parts == frozenset()
+    assert config(recompute=False, recompute_ffn=True).recomputed_parts == {"ffn"}
 
 
-def test_recompute_is_the_originals_word_for_recompute_block() -> None:
-    assert config(recompute=True) == config(recompute_block=True)
-    assert config(recompute="none") == config(recompute=False) == config()
-    assert "given twice" in message(recompute=True, recompute_block=False)
+def test_recompute_is_auto_or_everything_or_what_the_keys_say() -> None:
+    assert config().recompute == config(recompute="Auto").recompute == "auto"
+    assert config(recompute=True).recomputed_parts == {"block"}
+    assert config(recompute="none") == config(recompute="no") == config(recompute=False)
+    assert "recompute: must be auto, true or false" in message(recompute="some")
+
+
+def test_what_an_adapter_adds_is_recomputed_only_where_one_is_trained() -> None:
+    assert load(recompute_lora=True).config.recomputed_parts == frozenset()
+    registry = WithAdapter()
+    assert load("sft", registry, recompute_lora=True).config.recomputed_parts == {"adapter"}
+    assert load("sft", registry, recompute=True).config.recomputed_parts == {"adapter", "block"}
+    assert load("sft", registry, recompute_block=True).config.recomputed_parts == {"block"}
+
+
+@pytest.mark.parametrize(
+    ("written", "nbytes", "resolved_as"),
+    [
+        ("24GiB", 24 << 30, "24GiB"),
+        ("1.5 gib", 3 << 29, "1536MiB"),
+        ("24GB", 24 * 10**9, 24 * 10**9),
+        ("0.1GB", 10**8, 10**8),
+        (2**30 + 1, 2**30 + 1, 2**30 + 1),
+        ("1e9", 10**9, 10**9),
+        ("4096", 4096, 4096),
+    ],
+)
+def test_a_limit_of_memory_is_a_size_with_a_unit_or_bytes(written: Any, nbytes: int, resolved_as: Any) -> None:
+    loaded = load(device_memory_limit=written)
+    assert loaded.config.device_memory_limit == nbytes
+    assert resolved(loaded)["device_memory_limit"] == resolved_as
+    assert load(device_memory_limit=resolved_as) == loaded
+
+
+@pytest.mark.parametrize("written", ["24G", "24 Gibi", "GiB", "-1GiB", 0, "0GiB", True, 1.5, "1" * 30 + "TiB", [1]])
+def test_other_limits_of_memory_are_refused(written: Any) -> None:
+    assert "device_memory_limit: must be a size" in message(device_memory_limit=written)
 
 
 def test_a_validation_set_leaves_the_training_data_whole() -> None:

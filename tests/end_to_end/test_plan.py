@@ -108,7 +108,18 @@ def test_a_published_model_is_planned_from_its_config_without_torch(size: str, r
     done = surogate_plan(tmp_path, run_of(size), "--device", "h200", "--json")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
-    keys = ["fits", "defaults", "device", "device_bytes", "host_bytes", "step", "kernels", "refusals", "notices"]
+    keys = [
+        "fits",
+        "defaults",
+        "device",
+        "device_bytes",
+        "host_bytes",
+        "recompute",
+        "step",
+        "kernels",
+        "refusals",
+        "notices",
+    ]
     assert list(plan) == keys
     assert list(plan["device_bytes"]) == ["total", *PARTS]
     step = ["seconds", "tokens", "tokens_per_second", "flops", "bytes", "collective_seconds", "waiting_seconds"]

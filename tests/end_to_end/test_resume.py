@@ -102,6 +102,42 @@ def test_ten_steps_and_ten_more_equal_twenty(
     assert (resumed.parent / "loss.png").exists()
 
 
+@pytest.mark.parametrize("dtypes", [{"model_dtype": "bf16"}, FP8], ids=["bf16", "fp8"])
+def test_a_run_resumes_bit_identically_on_a_device_where_auto_chooses_other_recomputation(
+    here: Workplace, monkeypatch: pytest.MonkeyPatch, dtypes: dict[str, Any]
+) -> None:
+    """And nothing says otherwise: no key of recomputation changes a bit."""
+    sizes = [
+        run.plan(run.load(here.write(**dtypes), [f"recompute={word}"]), "cpu").report.device_bytes["total"]
+        for word in ("false", "true")
+    ]
+    limit = f"device_memory_limit={sum(sizes) // 2}"
+    planned = run.plan(run.load(here.write(**dtypes), [limit]), "cpu")
+    assert planned.chosen is not None and planned.report.fits
+    straight, resumed = straight_and_resumed(here, monkeypatch, split=[limit], **dtypes)
+    same_bits(straight, resumed)
+    assert (straight.parent / "model.safetensors").read_bytes() == (resumed.parent / "model.safetensors").read_bytes()
+
+
+def test_a_resumed_run_tells_what_auto_chose_and_records_what_was_asked(here: Workplace) -> None:
+    config = here.write(max_steps=2, save_steps=1)
+    go(config)
+    sizes = [
+        run.plan(run.load(config, [f"recompute={word}"]), "cpu").report.device_bytes["total"]
+        for word in ("false", "true")
+    ]
+    told = go(config, "resume_from_checkpoint=1", f"device_memory_limit={sum(sizes) // 2}", "recompute_swiglu=true")
+    assert sum(line.startswith("recompute: auto chose ") and " saves " in line for line in told) == 1
+    assert not any("not bit-identical" in line for line in told)
+    written = run.load(here.out / "run.yaml").config
+    assert (written.recompute, written.recompute_swiglu, written.recompute_block) == ("auto", True, False)
+    assert written.device_memory_limit == sum(sizes) // 2
+    with pytest.raises(
+        ConfigError, match=r"needs .* GiB with everything recomputed, more than the .* \(device_memory_limit\)"
+    ):
+        go(config, "resume_from_checkpoint=1", f"device_memory_limit={sizes[1] - 4096}")
+
+
 def test_a_checkpoint_has_masters_and_moments_but_not_the_loss_and_norm(here: Workplace) -> None:
     go(here.write(max_steps=2, save_steps=2, **NARROW))
     (saved,) = (here.out).glob("step_*")

@@ -14,6 +14,7 @@ from surogate_core.data.loader import MicroBatch
 from surogate_core.planning.assemble import assemble
 from surogate_core.planning.assembly import Assembly
 from surogate_core.planning.inputs import PlanInputs
+from surogate_core.planning.recomputed import Recomputation
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.program.op import Op
 from surogate_core.runtime.context import ExecutionContext
@@ -78,6 +79,7 @@ class Setup:
         seq_len: int = 128,
         max_documents: int = 8,
         recompute: frozenset[str] = frozenset(),
+        recompute_chosen: Recomputation | None = None,
         lmhead_chunks: int | None = None,
         unlabelled: float = 0.1,
         deterministic: Deterministic = "auto",
@@ -116,6 +118,7 @@ class Setup:
             recompute=recompute,
             numerics=numerics,
             offload=[(definition := self.registry.get("offload", name), definition.options()) for name in offload],
+            recompute_chosen=recompute_chosen,
             adapters=() if adapter is None else [(lora, lora.options(**adapter))],
             target=self.target,
             kernel_for=lambda op: self.registry.kernel_for(op, self.target, recipe),

@@ -43,6 +43,14 @@ CONFIGURATIONS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
     "Qwen3-1.7B, 8,192 x 1": ("qwen3-1.7b", 8192, 1, {}),
     "Qwen3-8B, 2,048 x 4, bf16 gradients and moments": ("qwen3-8b", 2048, 4, BF16_STATES),
     "Qwen3-8B, 4,096 x 2, bf16 gradients and moments": ("qwen3-8b", 4096, 2, BF16_STATES),
+    "Qwen3-0.6B, 2,048 x 8, auto in 20 GiB": (
+        *("qwen3-0.6b", 2048, 8),
+        {**BF16_STATES, "device_memory_limit": "20GiB"},
+    ),
+    "Qwen3-8B, 2,048 x 4, auto in 84 GiB": (
+        *("qwen3-8b", 2048, 4),
+        {**BF16_STATES, "device_memory_limit": "84GiB"},
+    ),
     "Qwen3-0.6B, 2,048 x 8, FP8": ("qwen3-0.6b", 2048, 8, {"recipe": "fp8-hybrid"}),
 }
 """Model, sequence length, batch size, other settings."""

@@ -31,10 +31,12 @@ def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(
     place = make_workplace(tmp_path, **changes, **precision)
     write_model(tmp_path / "model", hidden_size=256, head_dim=64)
     straight, resumed = tmp_path / "straight", tmp_path / "resumed"
-    for output, checkpoint in ((straight, "false"), (resumed, str(straight / "step_00000010"))):
-        done = place.surogate(
-            "train", place.write(output_dir=str(output)), "--set", f"resume_from_checkpoint={checkpoint}"
-        )
+    keys = ("recompute_block=true", "recompute_swiglu=true")  # which change no bit
+    for output, checkpoint, key in zip(
+        (straight, resumed), ("false", str(straight / "step_00000010")), keys, strict=True
+    ):
+        overrides = ("--set", f"resume_from_checkpoint={checkpoint}", "--set", key)
+        done = place.surogate("train", place.write(output_dir=str(output)), *overrides)
         assert done.returncode == 0, done.stdout + done.stderr
     assert steps(resumed) == steps(straight)[10:]
     files = sorted(path.relative_to(straight) for path in (straight / "step_00000020").rglob("*.safetensors"))

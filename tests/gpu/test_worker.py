@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import covering
 import pytest
 import torch
+
+from surogate_core.planning.recomputed import PARTS, Recomputation
 
 from .harness import FAMILIES, Setup
 
@@ -99,9 +103,18 @@ def test_skipping_chunks_without_labels_does_not_change_results(unlabelled: floa
     assert max(relative(ours[name], theirs[name]) for name in theirs) < 1e-5
 
 
-@pytest.mark.parametrize("parts", [{"rmsnorm", "swiglu"}, {"rmsnorm", "swiglu", "qkv", "att", "ffn", "block"}])
-def test_recomputation_is_bit_identical(parts: set[str]) -> None:
-    plain, saving = Setup(**BF16), Setup(recompute=frozenset(parts), **BF16)
+CHOSEN = Recomputation(frozenset({"rmsnorm", "swiglu"}), frozenset({"block"}), 1)
+"""The first block wholly, less of the others: of the form that `recompute: auto` chooses."""
+
+
+@pytest.mark.parametrize(
+    "recomputed",
+    [*({"recompute": parts} for parts in covering.settings(PARTS, ("adapter", "block"))), {"recompute_chosen": CHOSEN}],
+    ids=lambda given: "+".join(sorted(given.get("recompute", ["chosen"]))),
+)
+def test_recomputation_is_bit_identical(recomputed: dict[str, Any]) -> None:
+    """A pairwise covering array of the keys, all of them, and other parts in the first block than in the others."""
+    plain, saving = Setup(**BF16), Setup(**recomputed, **BF16)
     a, b = plain.gpu(), saving.gpu()
     for step in range(1, 4):
         assert plain.step(a, step, step=step) == saving.step(b, step, step=step)

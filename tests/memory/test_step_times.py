@@ -39,6 +39,7 @@ def test_the_planned_time_of_a_published_row_is_within_a_tenth_of_the_measured(
         "per_device_train_batch_size": row.batch,
         "gradient_accumulation_steps": row.accumulate,
         "sample_packing": False,
+        "recompute": False,
         **dict(setting.split("=", 1) for setting in row.settings),
     }
     registry = load_registry()

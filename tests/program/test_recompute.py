@@ -35,6 +35,18 @@ def test_loss_and_gradients_are_bit_identical_for_every_set_of_dropped_values(se
             assert torch.equal(value, expected[name]), f"seed {seed}: {name} with {sorted(labels)} dropped"
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_loss_and_gradients_are_bit_identical_if_values_are_dropped_in_the_first_blocks_only(seed: int) -> None:
+    kept = Run(family(seed))
+    kept.micro_step("micro_first")
+    expected = kept.results()
+    for blocks in (1, 2, 3):
+        dropped = Run(family(seed, labels=random_labels(seed) | random_labels(seed + 1), blocks=blocks))
+        dropped.micro_step("micro_first")
+        for name, value in dropped.results().items():
+            assert torch.equal(value, expected[name]), f"seed {seed}: {name} with {blocks} blocks"
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_no_dropped_value_is_live_into_the_backward_pass(seed: int) -> None:
     """Backward and recomputed ops read no original of a dropped value, unless an op that changes a state wrote it."""

@@ -232,8 +232,10 @@ def refuse_unless_it_fits(opened: Run, planned: Plan) -> None:
     from .planning.suggestions import one_line, suggest
 
     suggestions = "; or ".join(map(one_line, suggest(opened, planned)))
+    recomputed = " with everything recomputed" if planned.chosen else ""
+    limit = " (device_memory_limit)" if opened.config.device_memory_limit else ""
     raise ConfigError(
-        f"{opened.loaded.source}: the run needs {report.device_bytes['total'] / GIB:.1f} GiB, more than the "
-        f"{report.device.memory_bytes / GIB:.1f} of {report.device.title}. "
+        f"{opened.loaded.source}: the run needs {report.device_bytes['total'] / GIB:.1f} GiB{recomputed}, more than "
+        f"the {report.device.memory_bytes / GIB:.1f} of {report.device.title}{limit}. "
         + (f"Change {suggestions}." if suggestions else "Use a smaller model or a shorter sequence_len.")
     )

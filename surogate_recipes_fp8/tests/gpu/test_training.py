@@ -110,8 +110,9 @@ def test_a_skipped_step_changes_nothing() -> None:
     assert torch.isfinite(torch.tensor(setup.step(worker, 3, step=3))).all()
 
 
-def test_recomputation_changes_no_bit() -> None:
-    setups = [Setup(**FP8), Setup(**FP8, recompute=frozenset({"block"}))]
+@pytest.mark.parametrize("parts", ["block", "att swiglu", "ffn qkv", "rmsnorm swiglu"])
+def test_recomputation_changes_no_bit(parts: str) -> None:
+    setups = [Setup(**FP8), Setup(**FP8, recompute=frozenset(parts.split()))]
     workers = [setup.gpu() for setup in setups]
     for step in range(1, 4):
         losses = [setup.step(worker, step, step=step) for setup, worker in zip(setups, workers, strict=True)]

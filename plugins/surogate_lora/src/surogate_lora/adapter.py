@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import sqrt
 from zlib import crc32
 
-from surogate_core.api import AdapterDef, Init, Op, Precision, Program, Scalars, Value, WeightMap
+from surogate_core.api import ADAPTER_LABEL, AdapterDef, Init, Op, Precision, Program, Scalars, Value, WeightMap
 from surogate_core.dtypes import DTYPES
 from surogate_core.errors import ConfigError
 from surogate_core.program.builder import Builder
@@ -82,24 +82,28 @@ def apply(
 def _add_branches(
     b: Builder, op: Op, projections: Sequence[_Projection], packed: _Packed, scalars: Scalars, options: LoraOptions
 ) -> None:
-    """Emit the linear op and its branches. All have the label of its output, so that they are recomputed together."""
+    """Emit the linear op and its branches.
+
+    The thin values of the branches (x A^T, and x where elements are dropped) are labelled as the adapter's: it is their
+    only reader, and the wide output is recomputed from them. Everything else has the label of the output.
+    """
     x, y = op.ins[0], op.outs[0]
     base = b.apply("linear", *op.ins, label=y.label, **op.attrs)
     if options.lora_dropout:
-        seen = [_dropped(b, x, p.module, y.label, scalars, options.lora_dropout) for p in projections]
+        seen = [_dropped(b, x, p.module, scalars, options.lora_dropout) for p in projections]
         inner = side_by_side(
-            b, [b.apply("linear", s, a, label=y.label) for s, a in zip(seen, packed.down, strict=True)]
+            b, [b.apply("linear", s, a, label=ADAPTER_LABEL) for s, a in zip(seen, packed.down, strict=True)]
         )
     else:
-        inner = b.apply("linear", x, *packed.down, label=y.label)
+        inner = b.apply("linear", x, *packed.down, label=ADAPTER_LABEL)
     branches = b.apply("linear", inner, packed.up, label=y.label, dtype=y.dtype)
     b.emit("add", base, branches, outs=[y])
 
 
-def _dropped(b: Builder, x: Value, module: str, label: str, scalars: Scalars, rate: float) -> Value:
+def _dropped(b: Builder, x: Value, module: str, scalars: Scalars, rate: float) -> Value:
     """What a branch sees of `x`: of every projection other elements, and other ones in every micro-step."""
     stream = crc32(f"{module}.lora_dropout".encode())
-    return b.apply("lora_dropout", x, scalars.micro_step, scalars.seed, label=label, rate=rate, stream=stream)
+    return b.apply("lora_dropout", x, scalars.micro_step, scalars.seed, label=ADAPTER_LABEL, rate=rate, stream=stream)
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,7 @@ class _Matrices:
                 down = [packing.add((sum(ranks), width), [(a, first, 0, 1.0) for _, (a, _), first in places])]
             up = [(b, p.column, first, self.options.scale_of(p.module)) for p, (_, b), first in places]
             indices[op] = down, packing.add((columns, sum(ranks)), up)
-        made = packing.emit(self.b, "lora", self._dtype())
+        made = packing.emit(self.b, ADAPTER_LABEL, self._dtype())
         return {op: _Packed(tuple(made[i] for i in down), made[up]) for op, (down, up) in indices.items()}
 
     def _dtype(self) -> str:

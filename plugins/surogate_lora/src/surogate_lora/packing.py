@@ -15,7 +15,7 @@ class Packing:
 
     packing = Packing()
     index = packing.add((5, 8), [(a, 0, 0, 1.0), (b, 3, 0, 0.5)])   # a [3, 8] above 0.5 * b [2, 8]
-    whole = packing.emit(builder, "lora", "bf16")[index]
+    whole = packing.emit(builder, ADAPTER_LABEL, "bf16")[index]
     """
 
     def __init__(self) -> None:

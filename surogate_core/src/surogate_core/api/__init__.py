@@ -24,7 +24,7 @@ from ..program.inputs import BatchInputs, Scalars
 from ..program.op import Op, Program
 from ..program.opdef import Emitter, Gradients, OpDef, OutSpec
 from ..program.value import Init, Value
-from .adapters import AdapterDef, Merge
+from .adapters import ADAPTER_LABEL, AdapterDef, Merge
 from .base import Deterministic, DeviceInfo, NoOptions, Support, Target
 from .data import DatasetFormatDef, Encoded, Omission
 from .kernels import BindContext, Call, KernelDef, Launch
@@ -59,6 +59,7 @@ from .running import (
 )
 
 __all__ = [
+    "ADAPTER_LABEL",
     "API",
     "AdapterDef",
     "BatchInputs",

@@ -19,15 +19,20 @@ from .recipes import Precision
 if TYPE_CHECKING:
     from ..program.builder import Builder
 
+ADAPTER_LABEL = "adapter"
+"""Label of the values that an adapter adds to a block and that are kept when the rest of the block is recomputed,
+unless `recompute_lora` is set: a branch's thin intermediate values."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterDef(Definition):
     """An adapter: a rewrite of the forward program before differentiation, and the files of what was trained.
 
     apply       (program, builder, precision, the model's weight maps, scalars, options) -> the rewritten program, whose
-                only output is the loss. Raises ConfigError if the options do not fit the model. In a micro-step, the
-                scalars micro_step and seed are those of the micro-step; lr and step are those of the last update: 0
-                before the first, or those of the checkpoint after a resume.
+                only output is the loss. Values that it adds have the label of the output that they belong to, and are
+                recomputed with it, or ADAPTER_LABEL. Raises ConfigError if the options do not fit the model. In a
+                micro-step, the scalars micro_step and seed are those of the micro-step; lr and step are those of the
+                last update: 0 before the first, or those of the checkpoint after a resume.
     fuse        (micro-step program, options) -> the program with fewer ops for the same gradients. Called after
                 differentiation and the recipe's lowering, and before recomputation.
     trainable   (param, its weight map or None if the adapter made it, options) -> whether the param is trained. The

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..config.schema import RECOMPUTE_KEYS
 from ..errors import ConfigError
 from .folders import list_checkpoints, restore_replaced, step_folder
 from .manifest import DamagedCheckpoint, Manifest, read_manifest, verify_files
@@ -31,7 +32,8 @@ _REPORTS = (
 )
 _SAVES = ("save_steps", "save_total_limit", "save_in_background", "resume_from_checkpoint")
 _EXECUTION = ("launcher", "use_cuda_graphs", "eval_steps", "check_finite", "verify_outputs")
-_WITHOUT_EFFECT = frozenset((*_FACTS, *_DATA, *_FOLDERS, *_REPORTS, *_SAVES, *_EXECUTION))
+_MEMORY = ("device_memory_limit", "recompute", *RECOMPUTE_KEYS.values())
+_WITHOUT_EFFECT = frozenset((*_FACTS, *_DATA, *_FOLDERS, *_REPORTS, *_SAVES, *_EXECUTION, *_MEMORY))
 """Keys that change no bit of a resumed run, or that are compared as one of the run's `facts`."""
 
 

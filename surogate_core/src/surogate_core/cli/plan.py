@@ -105,6 +105,7 @@ def to_json(plan: Plan, mode: Mode, chosen: str, problem: str = "") -> dict[str,
         },
         "device_bytes": dict(report.device_bytes),
         "host_bytes": dict(report.host_bytes),
+        "recompute": _recompute(plan),
         "step": {
             "seconds": report.step.seconds,
             "tokens": report.tokens,
@@ -117,6 +118,20 @@ def to_json(plan: Plan, mode: Mode, chosen: str, problem: str = "") -> dict[str,
         "kernels": dict(plan.kernels.providers),
         "refusals": {kind: list(reasons) for kind, reasons in plan.kernels.refusals.items()},
         "notices": [*plan.overridden, *plan.kernels.notices],
+    }
+
+
+def _recompute(plan: Plan) -> dict[str, Any] | None:
+    """Return what `recompute: auto` recomputes and its price, or None if it recomputes nothing."""
+    chosen = plan.chosen
+    if chosen is None:
+        return None
+    recomputed = chosen.recomputation
+    return {
+        "parts": sorted(recomputed.parts),
+        "first_blocks": {"count": recomputed.count, "parts": sorted(recomputed.first)},
+        "saves": chosen.saves,
+        "seconds": chosen.costs,
     }
 
 

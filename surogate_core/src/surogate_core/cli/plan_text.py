@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ..machine.devices import GIB
-from ..memory.report import Report, SameValues
+from ..memory.report import SameValues
 from ..planning.plan import Plan
 from ..planning.resolve import KernelTable
 from ..planning.run import Run
@@ -28,7 +28,8 @@ def plan_text(run: Run, plan: Plan, chosen: str, defaults: str) -> Iterator[str]
     if defaults:
         yield defaults
     yield ""
-    yield from _memory(plan.report, chosen)
+    limit = ", by device_memory_limit" if run.config.device_memory_limit else ""
+    yield from _memory(plan, f"{chosen}{limit}")
     yield ""
     yield from _speed(plan)
     yield from _kernels(plan.kernels, run.config.kernels)
@@ -54,7 +55,8 @@ def _run(run: Run, plan: Plan) -> Iterator[str]:
     )
 
 
-def _memory(report: Report, chosen: str) -> Iterator[str]:
+def _memory(plan: Plan, chosen: str) -> Iterator[str]:
+    report = plan.report
     each = ", on each" if report.world_size > 1 else ""
     yield _wrapped(f"{devices_text(report)}, {_size(report.device.memory_bytes).strip()}{each} ({chosen})")
     for name, nbytes in report.device_bytes.items():
@@ -67,6 +69,8 @@ def _memory(report: Report, chosen: str) -> Iterator[str]:
     on_host = {name: nbytes for name, nbytes in report.host_bytes.items() if name not in ("total", "batches")}
     for name, nbytes in on_host.items():
         yield f"  {name:<14}{_size(nbytes)}   in pinned memory of the host"
+    if plan.chosen:
+        yield _wrapped(str(plan.chosen))
     yield ""
     yield f"activations at the peak ({report.peak})"
     yield from _by_label(report.activations_by_label)

@@ -76,7 +76,7 @@ HINTS: dict[str, str] = dict(
             "val_set_size",
         ),
         *_hint(
-            "set recompute_block: true to recompute whole blocks, or a recompute_* key for a part",
+            "recompute: auto, the default, recomputes what the memory requires; set recompute: true for everything",
             *("gradient_checkpointing", "use_gradient_checkpointing", "gradient_checkpointing_kwargs"),
             *("activation_checkpointing", "enable_activation_checkpointing"),
         ),

@@ -105,11 +105,8 @@ _NOT_YET = (
         inert=("merge",), matters_with="adapter_path",
     ),
     *_feature(
-        "the recompute switch of LoRA", "remove the key: adapters are recomputed with their projection",
-        ("recompute_lora", True, "recompute the adapters' activations", False),
-    ),
-    *_feature(
-        "QLoRA", "remove the key: lora: true trains over frozen weights in bf16, and recompute_block: true makes room",
+        "QLoRA",
+        "remove the key: lora: true trains over frozen weights in bf16, and recompute: auto, the default, makes room",
         ("qlora_fp8", False, "keep the frozen weights in FP8"),
         ("qlora_fp4", False, "keep the frozen weights in NVFP4"),
         ("qlora_bnb", False, "keep the frozen weights in NF4"),
@@ -121,7 +118,7 @@ _NOT_YET = (
         ("qlora_offload_experts", False, "keep experts on the host"),
     ),
     *_feature(
-        "offload to the host", "lower the memory with recompute_block: true",
+        "offload to the host", "remove the key: recompute: auto, the default, makes room",
         ("offload_optimizer", False, "keep the optimizer's states on the host"),
         ("offload_master", False, "keep master weights on the host"),
         ("offload_grads", False, "keep gradients on the host"),
@@ -325,7 +322,6 @@ DEAD: dict[str, Dead] = {
 """Keys of the original that nothing reads here: any value except the original's default is refused."""
 
 ALIASES: dict[str, str] = {
-    "recompute": "recompute_block",
     "recompute_attention": "recompute_att",
     "debug_timing_breakdown": "debug_time_breakdown",
 }
@@ -338,9 +334,10 @@ DIFFERS = (
     Differs("sequence_len", "the model's maximum", "a length that fits most machines"),
     Differs("lmhead_chunks", "1", "chosen to keep the logits small"),
     *(
-        Differs(f"recompute_{part}", "true", "nothing is recomputed by default")
-        for part in ("swiglu", "rmsnorm", "ffn", "qkv", "att", "block")
+        Differs(f"recompute_{part}", "true", "`recompute: auto` recomputes what the memory requires")
+        for part in ("swiglu", "rmsnorm", "ffn", "qkv", "att", "block", "lora")
     ),
+    Differs("recompute", "true", "recomputed is only what the memory requires"),
     Differs("zero_level", "1, the optimizer's states sharded", "every GPU holds all optimizer states"),
     Differs("run_name", "a random name", "runs are named after their folder"),
     Differs("log_file", "log-{run_name}-{time}.json", "metrics are written as JSON lines to `metrics.jsonl`"),

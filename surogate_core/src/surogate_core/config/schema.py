@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from ..api import Deterministic, PrecisionRequest
 from .rope_scaling import parse_rope_scaling
 from .values import (
+    Bytes,
     Flag,
     GradientDtype,
     Int,
@@ -30,6 +31,7 @@ from .values import (
     dtype_or_auto,
     flag_or_auto,
     parse_resume,
+    recompute_word,
 )
 
 
@@ -243,12 +245,27 @@ class PrecisionKeys(Keys):
 class MemoryKeys(Keys):
     """Memory"""
 
+    device_memory_limit: Bytes | None = Field(
+        None,
+        description="Memory that the run may take of each device, such as 24GiB or 24GB. The plan, `recompute: auto` "
+        "and the check before the first step treat the device as one with this much; null: all of it.",
+    )
+    recompute: Annotated[Literal["auto", "true", "false"], BeforeValidator(recompute_word)] = Field(
+        "auto",
+        description="What is recomputed in the backward pass besides the parts whose `recompute_*` key is true. auto: "
+        "nothing if the run fits into the device's memory, else the cheapest that makes it fit; on a CPU only with "
+        "`device_memory_limit`. true: everything. false: nothing. No setting changes the results by a bit.",
+    )
     recompute_swiglu: Flag = Field(False, description="Recompute the SwiGLU output in the backward pass.")
     recompute_rmsnorm: Flag = Field(False, description="Recompute the outputs of the norms.")
     recompute_ffn: Flag = Field(False, description="Recompute the feed-forward part; includes swiglu.")
     recompute_qkv: Flag = Field(False, description="Recompute the q, k, v projections.")
     recompute_att: Flag = Field(False, description="Recompute attention; includes qkv. Alias `recompute_attention`.")
     recompute_block: Flag = Field(False, description="Recompute whole blocks; includes att, ffn and rmsnorm.")
+    recompute_lora: Flag = Field(
+        False,
+        description="Recompute what the adapter adds to a block too; includes block. No effect without an adapter.",
+    )
     lmhead_chunks: Annotated[int | Literal["auto"], BeforeValidator(count_or_auto(1))] = Field(
         "auto",
         description="Chunks in which the logits are computed; divides batch size x `sequence_len`. On a GPU, chunks "
@@ -287,6 +304,12 @@ DTYPE_KEYS: Final[Mapping[str, str]] = {
 }
 """Field of `api.Precision` -> the key that sets it."""
 
+RECOMPUTE_KEYS: Final[Mapping[str, str]] = {
+    **{part: f"recompute_{part}" for part in ("swiglu", "rmsnorm", "ffn", "qkv", "att", "block")},
+    "adapter": "recompute_lora",
+}
+"""Part of a block -> the key that recomputes it."""
+
 
 class TrainConfig(DistributionKeys, MemoryKeys, PrecisionKeys, OptimizerKeys, LoopKeys, DataKeys, ModelKeys, RunKeys):
     """Core's keys of a run, validated. `load_config` makes one from a user's mapping."""
@@ -300,10 +323,12 @@ class TrainConfig(DistributionKeys, MemoryKeys, PrecisionKeys, OptimizerKeys, Lo
         return self.checkpoint_dir or self.output_dir
 
     @property
-    def recompute(self) -> frozenset[str]:
-        """The parts whose `recompute_*` key is true: a subset of swiglu, rmsnorm, ffn, qkv, att, block."""
-        prefix = "recompute_"
-        return frozenset(key.removeprefix(prefix) for key, value in self if key.startswith(prefix) and value)
+    def recomputed_parts(self) -> frozenset[str]:
+        """The parts of a block that are recomputed in any case; see `planning.recomputed`."""
+        chosen = {part for part, key in RECOMPUTE_KEYS.items() if getattr(self, key)}
+        if self.recompute == "true":
+            chosen |= {"block", "adapter"}
+        return frozenset(chosen - ({"adapter"} if self.adapter is None else set()))
 
     @property
     def precision_request(self) -> PrecisionRequest:

@@ -26,8 +26,6 @@ def sort_keys(
     plugin: dict[str, Any] = {}
     for written, value in raw.items():
         key = ALIASES.get(written, written) if isinstance(written, str) else written
-        if written == "recompute" and value in ("none", "None"):  # the original's word for false
-            value = False
         if key != written and raw.get(key) not in (None, value):
             findings.wrong(key, f"is given twice, as {written} too; keep one")
         elif key in plugin_keys or key in TrainConfig.model_fields:

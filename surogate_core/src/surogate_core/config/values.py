@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import unicodedata
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PlainSerializer
 
 from .errors import fold
 
@@ -121,6 +123,39 @@ def dtype_or_auto(value: Any) -> Any:
     return None if folded == "auto" else folded
 
 
+def recompute_word(value: Any) -> str:
+    """As `flag_or_auto`; `none` is the original's word for false."""
+    return "false" if parse_word(value) == "none" else flag_or_auto(value)
+
+
+# ------------------------------------------------------------------------------------------------------------- bytes
+
+_UNITS = {
+    "b": 1, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+}  # fmt: skip
+_BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*", re.ASCII)
+
+
+def parse_bytes(value: Any) -> int:
+    """Accept "24GiB", "23.5 GiB", "24GB" (24 x 10^9), and a number of bytes."""
+    match = _BYTES.fullmatch(value) if isinstance(value, str) and len(value) <= 40 else None
+    try:
+        nbytes = int(Fraction(match[1]) * _UNITS[match[2].lower()]) if match else parse_int(value)
+    except (KeyError, ValueError):
+        raise ValueError("must be a size such as 24GiB or 24GB, or a number of bytes") from None
+    if not 0 < nbytes < 2**63:
+        raise ValueError("must be a size of at least one byte, such as 24GiB")
+    return nbytes
+
+
+def bytes_text(nbytes: int | None) -> str | int | None:
+    """Return a size as a user writes it: in the largest binary unit that divides it, else in bytes."""
+    for unit in ("GiB", "MiB"):
+        if nbytes and nbytes % _UNITS[unit.lower()] == 0:
+            return f"{nbytes // _UNITS[unit.lower()]}{unit}"
+    return nbytes
+
+
 # ---------------------------------------------------------------------------------------------------- text and paths
 
 
@@ -166,6 +201,7 @@ def parse_resume(value: Any) -> bool | int | str:
 Int = Annotated[int, BeforeValidator(parse_int), Field(le=LARGEST_COUNT)]
 Seed = Annotated[int, BeforeValidator(parse_int), Field(ge=0, lt=2**63)]
 Number = Annotated[float, BeforeValidator(parse_number)]
+Bytes = Annotated[int, BeforeValidator(parse_bytes), PlainSerializer(bytes_text, when_used="json")]
 Flag = Annotated[bool, BeforeValidator(parse_flag)]
 Word = BeforeValidator(parse_word)
 Text = Annotated[str, BeforeValidator(parse_text)]

@@ -116,6 +116,18 @@ def gpu(title: str, sm: int, memory_bytes: int) -> DeviceInfo:
     return replace(slowest, name="gpu", title=title, sm=sm, memory_bytes=memory_bytes, source=source)
 
 
+def limited(device: DeviceInfo, nbytes: int | None) -> DeviceInfo:
+    """Return the device with `nbytes` of memory; None: all of it. Raises ConfigError if it has less."""
+    if nbytes is None:
+        return device
+    if nbytes > device.memory_bytes:
+        raise ConfigError(
+            f"device_memory_limit: {nbytes / GIB:.2f} GiB is more than the {device.memory_bytes / GIB:.2f} GiB of "
+            f"{device.title}. Lower it, or remove the key."
+        )
+    return replace(device, memory_bytes=nbytes)
+
+
 def device(name: str) -> DeviceInfo:
     """Return a device of the table, or the CPU for "cpu". Raises ConfigError with the known names."""
     key = name.lower().replace("_", "").replace(" ", "")

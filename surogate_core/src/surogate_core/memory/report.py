@@ -65,7 +65,12 @@ class Report:
     @property
     def fits(self) -> bool:
         """Whether the total is at most the device's memory."""
-        return self.device_bytes["total"] <= self.device.memory_bytes
+        return self.missing_bytes <= 0
+
+    @property
+    def missing_bytes(self) -> int:
+        """By how much the total exceeds the device's memory; negative if there is room left."""
+        return self.device_bytes["total"] - self.device.memory_bytes
 
     @property
     def tokens_per_second(self) -> float:

@@ -51,7 +51,6 @@ from .assembly import Assembly
 from .inputs import PlanInputs
 from .lm_head_chunks import lm_head_chunks
 from .pass_runner import PassRunner
-from .recomputed import selector
 from .resolve import resolve
 from .staging import split_staged, staged_params
 from .weight_maps import checked_weight_maps
@@ -78,6 +77,8 @@ def assemble(inputs: PlanInputs) -> Assembly:
     family = recorder.family(micro, recorder.evaluation(forward, eval_state), params, norm)
     family = recorder.lowered(family, params)
 
+    family = family.with_micro_steps(recorder.fused)
+    plain = family.micro
     family = recorder.offloaded(family.with_micro_steps(recorder.recomputed))
     micro_steps = [program for step in family.micro_steps() for program in recorder.accumulated(step, gradients)]
     evaluate, update = family.evaluate, family.update
@@ -108,6 +109,7 @@ def assemble(inputs: PlanInputs) -> Assembly:
         trainable=tuple(gradients),
         memory=plan_family(programs.values(), resident, kernels.workspace, variants),
         kernels=kernels,
+        micro=plain,
         batch=recorder.batch,
         scalars=recorder.scalars,
         loss=loss_state,
@@ -322,14 +324,18 @@ class _Recorder:
 
     # --------------------------------------------------------------------------------------------------- micro-steps
 
-    def recomputed(self, program: Program) -> Program:
-        """Return the program of a micro-step with the adapters' fused ops, and with recomputation."""
-        inputs = self.inputs
-        for adapter, options in inputs.adapters:
+    def fused(self, program: Program) -> Program:
+        """Let the adapters fuse ops of a micro-step."""
+        for adapter, options in self.inputs.adapters:
             fused = adapter.fuse(program, options)
             program = self.passed(f"adapter {adapter.name}", program, fused, (adapter, "fuse"))
-        if inputs.recompute or any(inputs.ops[op.kind].always_recomputed for op in program.ops):
-            program = self.passed("recompute", program, recompute(program, selector(inputs.recompute), self.b))
+        return program
+
+    def recomputed(self, program: Program) -> Program:
+        """Return the program of a micro-step with recomputation."""
+        inputs = self.inputs
+        if inputs.recomputation or any(inputs.ops[op.kind].always_recomputed for op in program.ops):
+            program = self.passed("recompute", program, recompute(program, inputs.recomputation.drops, self.b))
         return program
 
     def offloaded(self, family: Family) -> Family:

@@ -26,6 +26,7 @@ class Assembly:
     pending     copies of states that each step writes again; checkpoints do not hold them
     kernels     what runs each op
     numerics    what the programs of the purpose "report" write; None: there are none
+    micro       the micro-step before anything is recomputed, accumulated or summed over workers; never run
     """
 
     programs: Mapping[str, Program]
@@ -36,6 +37,7 @@ class Assembly:
     trainable: tuple[Value, ...]
     memory: MemoryPlan
     kernels: KernelTable
+    micro: Program
     batch: BatchInputs
     scalars: Scalars
     loss: Value

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
 from .inputs import PlanInputs
 from .plan import Plan, max_documents
-from .recompute_estimate import RecomputeEstimate
-from .recomputed import includes
+from .recompute_ladder import Rung, arena_bytes, ladder
 from .run import Run
-
-_CHOICES = (
-    *((), ("rmsnorm",), ("swiglu",), ("swiglu", "rmsnorm"), ("ffn",), ("ffn", "rmsnorm"), ("att",), ("att", "rmsnorm")),
-    *(("att", "swiglu"), ("att", "swiglu", "rmsnorm"), ("att", "ffn"), ("block",)),
-)
-"""The sets of recompute keys that are worth trying. No key of a set includes another."""
 
 _SHORTEST = 256
 """Rows are not made shorter than this many tokens."""
@@ -42,34 +35,68 @@ class Candidate:
 def candidates(run: Run, plan: Plan) -> Iterator[Candidate]:
     """Yield every combination of changes that `run` can make."""
     inputs, sizes = plan.inputs, plan.report.device_bytes
-    arena = plan.assembly.memory.arena_bytes
+    arena, room = plan.assembly.memory.arena_bytes, plan.report.device.memory_bytes
+    recompute = _Recomputing.of(plan)
     narrower = [key for key in ("param_grad", "optimizer_state") if getattr(inputs.precision, key) == "fp32"]
     halved = {"param_grad": sizes["gradients"] / 2, "optimizer_state": sizes["optimizer"] / 2}
-    for (parts, needed, costs), (size, halvings, smaller), chosen in product(
-        _recomputations(plan), _sizes(run, plan), product((False, True), repeat=len(narrower))
+    for recomputes, (size, halvings, smaller), chosen in product(
+        (False, True) if recompute else (False,),
+        _sizes(run, plan),
+        product((False, True), repeat=len(narrower)),
     ):
         keys = [key for key, wanted in zip(narrower, chosen, strict=True) if wanted]
         changes = (
             *(f"{key}_dtype: bf16" for key in keys),
             *filter(None, (size,)),
-            *(f"recompute_{part}: true" for part in parts),
+            *((recompute.change,) if recompute and recomputes else ()),
         )
         if changes:
-            activations = needed * smaller.tokens / inputs.tokens
-            total = sizes["total"] - arena + activations - sum(halved[key] for key in keys)
-            precision = replace(inputs.precision, **dict.fromkeys(keys, "bf16"))
-            changed = replace(smaller, recompute=inputs.recompute | set(parts), precision=precision)
+            share, costs = smaller.tokens / inputs.tokens, 0.0
+            total = sizes["total"] - arena + arena * share - sum(halved[key] for key in keys)
+            changed = replace(smaller, precision=replace(inputs.precision, **dict.fromkeys(keys, "bf16")))
+            if recompute and recomputes:
+                freed, costs = recompute.until(max(0.0, total - room) / share)
+                total -= freed * share
+                changed = recompute.applied(changed)
             yield Candidate(changes, changed, total, costs, halvings)
 
 
-def _recomputations(plan: Plan) -> list[tuple[tuple[str, ...], float, float]]:
-    """Return (recompute keys, bytes of the arena, additional seconds per step) for each choice."""
-    recomputed = plan.inputs.recompute
-    if "block" in recomputed:
-        return [((), plan.assembly.memory.arena_bytes, 0.0)]
-    estimate = RecomputeEstimate.of(plan)
-    choices = (parts for parts in _CHOICES if not any(includes(recomputed, part) for part in parts))
-    return [(parts, estimate.arena_bytes(parts), estimate.seconds(parts)) for parts in choices]
+@dataclass(frozen=True)
+class _Recomputing:
+    """Estimates what recomputation frees in a plan that does not choose it by itself.
+
+    change  the YAML that asks for it: all of it on a CPU, whose memory is not known to be for this run alone
+    most    bytes of the arena that it frees at most
+    """
+
+    change: str
+    rungs: Sequence[Rung]
+    most: int
+
+    @classmethod
+    def of(cls, plan: Plan) -> _Recomputing | None:
+        """Return None if the plan chooses recomputation by itself."""
+        inputs = plan.inputs
+        if inputs.recompute_more:
+            return None
+        rungs = ladder(plan.assembly, inputs)
+        if len(rungs) == 1:
+            return None
+        most = plan.assembly.memory.arena_bytes - arena_bytes(plan.assembly, inputs, rungs[-1])
+        return cls("recompute: true" if plan.target.device.sm is None else "recompute: auto", rungs, most)
+
+    def applied(self, inputs: PlanInputs) -> PlanInputs:
+        """Return the inputs with the change."""
+        if self.change == "recompute: auto":
+            return replace(inputs, recompute_more=True)
+        return replace(inputs, recompute=frozenset({"block", "adapter"} if inputs.adapters else {"block"}))
+
+    def until(self, nbytes: float) -> tuple[float, float]:
+        """Return the bytes freed, at most `most`, and the seconds of the rung that the planner would take."""
+        kept, last = self.rungs[0].kept, self.rungs[-1]
+        cheaper = self.rungs if self.change == "recompute: auto" else ()
+        rung = next((rung for rung in cheaper if kept - rung.kept >= nbytes), last)
+        return min(kept - rung.kept, self.most), rung.seconds - self.rungs[0].seconds
 
 
 def _sizes(run: Run, plan: Plan) -> Iterator[tuple[str, int, PlanInputs]]:

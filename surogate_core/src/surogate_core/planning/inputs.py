@@ -19,6 +19,7 @@ from ..api import (
     RecipeDef,
     Target,
 )
+from .recomputed import Recomputation
 from .resolve import KernelFor, by_references
 
 
@@ -33,7 +34,9 @@ class PlanInputs:
     lmhead_chunks     chunks of the LM head; None: chosen by the size of the logits
     lowering          what serves the products' dtypes in place of the recipe; None: the recipe does
     numerics          add the micro-step that reports on numerics
-    recompute         parts of `recompute_*` keys
+    recompute         parts of blocks that are recomputed in any case
+    recompute_more    whether `plan_inputs` may choose more, if the run does not fit
+    recompute_chosen  what it chose; None: nothing besides `recompute`
     target            device to plan for; None: no device, and references run every op
     kernel_for        chooses what runs an op on the target
     """
@@ -57,10 +60,17 @@ class PlanInputs:
     max_grad_norm: float = 0.0
     numerics: bool = False
     recompute: frozenset[str] = frozenset()
+    recompute_more: bool = False
+    recompute_chosen: Recomputation | None = None
     adapters: Sequence[tuple[AdapterDef, BaseModel]] = ()
     offload: Sequence[tuple[OffloadDef, BaseModel]] = ()
     target: Target | None = None
     kernel_for: KernelFor = by_references
+
+    @property
+    def recomputation(self) -> Recomputation:
+        """What is recomputed."""
+        return self.recompute_chosen or Recomputation(self.recompute)
 
     @property
     def tokens(self) -> int:

@@ -12,11 +12,14 @@ from ..config.keys import DISTRIBUTIONS
 from ..config.schema import DTYPE_KEYS
 from ..data.pieces import max_pieces
 from ..errors import ConfigError
+from ..machine.devices import limited
 from ..memory.report import Report, report
 from ..plugins.registry import Registry
 from .assemble import assemble
 from .assembly import Assembly
 from .inputs import PlanInputs
+from .recompute_ladder import climb, ladder
+from .recomputed import ChosenRecomputation, Recomputation
 from .resolve import KernelTable
 from .run import Run
 
@@ -28,6 +31,7 @@ class Plan:
     """What a run takes on a device: its programs with the kernels that run them, and the report of memory and time.
 
     overridden  lines for the user about dtypes that the config asks for and the recipe does not use
+    chosen      what is recomputed because of `recompute: auto`; None: nothing
     """
 
     inputs: PlanInputs
@@ -35,6 +39,7 @@ class Plan:
     assembly: Assembly
     report: Report
     overridden: tuple[str, ...] = ()
+    chosen: ChosenRecomputation | None = None
 
     @property
     def kernels(self) -> KernelTable:
@@ -56,15 +61,49 @@ def plan_run(
 ) -> Plan:
     """Plan `run` for `device` and `world_size` - 1 more devices of the same kind; None: as many as `gpus` asks for.
 
-    `revise` changes the inputs before they are planned. Raises ConfigError or PluginError if config, model, recipe and
-    device do not fit together.
+    The device has no more memory than `device_memory_limit`. `revise` changes the inputs before they are planned.
+    Raises ConfigError or PluginError if config, model, recipe and device do not fit together.
     """
+    device = limited(device, run.config.device_memory_limit)
     inputs = revise(_plan_inputs(run, device, _world_size(run, device) if world_size is None else world_size))
     return replace(plan_inputs(inputs), overridden=tuple(_overridden(run, inputs.precision)))
 
 
 def plan_inputs(inputs: PlanInputs) -> Plan:
-    """Plan a run from inputs that name a device."""
+    """Plan a run from inputs that name a device.
+
+    With `recompute_more`, a run that does not fit is planned again with more recomputation: the cheapest that fits, or
+    all of it if nothing does. A plan that recomputation does not make smaller is returned as it is.
+    """
+    plan = _plan_as_given(replace(inputs, recompute_chosen=None))
+    if plan.report.fits or not inputs.recompute_more:
+        return plan
+    rungs = ladder(plan.assembly, inputs)
+    if len(rungs) == 1:
+        return plan
+    plans: dict[int, Plan] = {}
+
+    def missing_at(index: int) -> int:
+        plans[index] = _plan_as_given(replace(inputs, recompute_chosen=rungs[index].recomputation))
+        return plans[index].report.missing_bytes
+
+    index = climb(rungs, plan.report.missing_bytes, missing_at)
+    chosen = _chosen(rungs[index].recomputation, plan, plans[index])
+    return replace(plans[index], chosen=chosen) if chosen.saves > 0 else plan
+
+
+def _chosen(recomputation: Recomputation, before: Plan, after: Plan) -> ChosenRecomputation:
+    step = before.report.step.seconds
+    return ChosenRecomputation(
+        recomputation=recomputation,
+        saves=before.report.device_bytes["total"] - after.report.device_bytes["total"],
+        costs=after.report.step.seconds - step,
+        step=step,
+        n_blocks=1 + max(op.block for program in before.assembly.programs.values() for op in program.ops),
+    )
+
+
+def _plan_as_given(inputs: PlanInputs) -> Plan:
     assembly = assemble(inputs)
     if inputs.target is None:
         raise ValueError("a plan needs a device")
@@ -124,7 +163,8 @@ def _plan_inputs(run: Run, device: DeviceInfo, world_size: int) -> PlanInputs:
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
         numerics=config.numerics_report_steps > 0,
-        recompute=config.recompute,
+        recompute=config.recomputed_parts,
+        recompute_more=config.recompute == "auto" and (device.sm is not None or config.device_memory_limit is not None),
         offload=list(_strategies(registry, loaded.options)),
         adapters=[run.adapter] if run.adapter else [],
         target=target,

@@ -1,9 +1,14 @@
-"""Which values each `recompute_*` key drops after the forward pass. The only place that knows what a key includes."""
+"""What the backward pass recomputes: parts of blocks. The only place that knows which values belong to a part."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from itertools import product
 
+from ..api import ADAPTER_LABEL
+from ..config.schema import RECOMPUTE_KEYS
+from ..machine.devices import GIB
 from ..program.value import Value
 
 CARRIED = "residual"
@@ -16,21 +21,79 @@ LABELS: Mapping[str, frozenset[str]] = {
     "att": frozenset({"qkv", "rope", "attention", "lse", "attn_out"}),
     "ffn": frozenset({"gate_up", "swiglu", "mlp_out"}),
 }
-"""The labels of the values that a key drops. `block` drops all values of a block except the one that enters it."""
+"""The labels of the values that a part drops. Two parts have no list of labels: `block` drops all values of a block
+except the one that enters it and those of an adapter, `adapter` those too."""
 
-PARTS = ("block", "att", "ffn", "rmsnorm", "qkv", "swiglu")
+PARTS = ("adapter", "block", "att", "ffn", "rmsnorm", "qkv", "swiglu")
+"""All parts. `config.schema.RECOMPUTE_KEYS` has their keys."""
+
+CHOICES: tuple[frozenset[str], ...] = (
+    *(frozenset(filter(None, parts)) for parts in product(("", "swiglu", "ffn"), ("", "qkv", "att"), ("", "rmsnorm"))),
+    frozenset({"block"}),
+    frozenset({"adapter"}),
+)
+"""Every set of parts, none of which includes another."""
 
 
-def selector(parts: Collection[str]) -> Callable[[Value], bool]:
-    """Return the predicate that is true for the values inside blocks which `parts` drop."""
-    if "block" in parts:
-        return lambda value: value.label != CARRIED
-    labels = frozenset().union(*(LABELS[part] for part in parts))
-    return lambda value: value.label in labels
+@dataclass(frozen=True)
+class Recomputation:
+    """Parts that are recomputed: `parts` in every block except the first `count`, in which it is `first`."""
+
+    parts: frozenset[str] = frozenset()
+    first: frozenset[str] = frozenset()
+    count: int = 0
+
+    def drops(self, value: Value) -> bool:
+        """Return whether a value inside a block is dropped after the forward pass."""
+        return _drops(self.first if value.block < self.count else self.parts, value.label)
+
+    def __bool__(self) -> bool:
+        return bool(self.parts or (self.count and self.first))
+
+    def text(self, n_blocks: int) -> str:
+        """Return what is recomputed, in the words of the keys, and in which of `n_blocks` blocks."""
+        if not self.count:
+            return f"{_names(self.parts)} in all {n_blocks} blocks"
+        blocks = "block" if self.count == 1 else f"{self.count} blocks"
+        first = f"{_names(self.first)} in the first {blocks} of {n_blocks}"
+        return f"{first}, {_names(self.parts)} in the others" if self.parts else first
 
 
-def includes(parts: Collection[str], part: str) -> bool:
-    """Return whether `parts` drop everything that `part` drops."""
-    if "block" in parts or part == "block":
-        return "block" in parts
-    return LABELS[part] <= frozenset().union(*(LABELS[p] for p in parts))
+@dataclass(frozen=True)
+class ChosenRecomputation:
+    """What the planner recomputes so that a run fits, compared with the plan of what the config asks for alone.
+
+    saves    bytes on the device
+    costs    additional seconds per step, of `step` seconds without
+    n_blocks of the model
+    """
+
+    recomputation: Recomputation
+    saves: int
+    costs: float
+    step: float
+    n_blocks: int
+
+    def __str__(self) -> str:
+        return (
+            f"recompute: auto chose {self.recomputation.text(self.n_blocks)}: saves {self.saves / GIB:.2f} GiB, "
+            f"adds {self.costs * 1e3:,.0f} ms to a step ({self.costs / self.step:.1%})"
+        )
+
+
+def _drops(parts: frozenset[str], label: str) -> bool:
+    if "adapter" in parts or "block" in parts:
+        return label != CARRIED and (label != ADAPTER_LABEL or "adapter" in parts)
+    return any(label in LABELS[part] for part in parts)
+
+
+def _names(parts: Collection[str]) -> str:
+    """Return the parts as their keys name them, without those that another one includes."""
+    if "adapter" in parts:
+        named = ["block", "adapter"]
+    elif "block" in parts:
+        named = ["block"]
+    else:
+        included = {small for small in parts for large in parts if LABELS[small] < LABELS[large]}
+        named = [part for part in PARTS if part in parts and part not in included]
+    return ", ".join(RECOMPUTE_KEYS[part].removeprefix("recompute_") for part in named)

@@ -64,6 +64,8 @@ def train_planned(
     for line in (*run.loaded.notices, *plan.overridden):
         notice(line)
     notice(_headline(plan))
+    if plan.chosen:
+        notice(str(plan.chosen))
     steps = load_steps(run, plan.report.world_size, notice)
     notice(_data_line(steps))
     mark("data")

@@ -1,0 +1,156 @@
+"""The ladder of recomputation: each rung keeps fewer bytes for the backward pass than the one below, and takes longer.
+
+A block can be recomputed in 20 ways (`CHOICES`). Each is priced: bytes that the block keeps, seconds that it adds. Only
+the ways on the lower convex hull of these points are worth taking, because any other is beaten by a mixture of two that
+are. Two neighbours on the hull make as many rungs as the model has blocks: the stronger way in the first block, in the
+first two, and so on. It is applied to the first blocks because the backward pass reaches them last, when the memory of
+the others is free for their recomputed values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from ..memory.alignment import align
+from ..memory.cost import OpCosts
+from ..memory.plan import plan
+from ..program.builder import Builder
+from ..program.op import Op, Program
+from ..program.passes.in_place import in_place
+from ..program.passes.recompute import recompute
+from .assembly import Assembly
+from .inputs import PlanInputs
+from .recomputed import CHOICES, Recomputation
+
+_MOST_TRIALS = 8
+
+
+@dataclass(frozen=True)
+class Rung:
+    """What is recomputed, and its price.
+
+    kept     bytes that all blocks keep between the forward and the backward pass
+    seconds  time that it adds to an optimizer step
+    """
+
+    recomputation: Recomputation
+    kept: int
+    seconds: float
+
+
+def ladder(assembly: Assembly, inputs: PlanInputs) -> list[Rung]:
+    """Return the rungs of a run. The first is `inputs.recompute` in every block."""
+    points = _hull(_choices(assembly, inputs))
+    rungs = [_rung(points[0], points[0], 0)]
+    for light, strong in pairwise(points):
+        rungs += (_rung(light, strong, count) for count in range(1, len(light.blocks) + 1))
+    return rungs
+
+
+def climb(rungs: Sequence[Rung], missing: int, missing_at: Callable[[int], int]) -> int:
+    """Return the index of the lowest of several rungs whose plan fits, or the last if none does.
+
+    `missing`: bytes that do not fit with the first rung. `missing_at` plans the run with another rung and returns the
+    same, 0 or less if it fits. Each plan corrects the estimate of the next, so two or three are enough as a rule.
+    """
+    low, high, at, last = 0, len(rungs), 0, len(rungs) - 1
+    for _ in range(_MOST_TRIALS):
+        allowed = rungs[at].kept - missing
+        guess = next((i for i in range(low + 1, last) if rungs[i].kept <= allowed), last)
+        if guess >= high:
+            return high
+        at, missing = guess, missing_at(guess)
+        if missing <= 0:
+            high = at
+        elif at == last:
+            return last
+        else:
+            low = at
+    if high > last:
+        missing_at(last)
+    return min(high, last)
+
+
+def arena_bytes(assembly: Assembly, inputs: PlanInputs, rung: Rung) -> int:
+    """Return about how large the arena of a run is with a rung of its ladder, without planning all of it."""
+    again = recompute(assembly.micro, rung.recomputation.drops, Builder(inputs.ops, inputs.precision.model))
+    arenas = assembly.memory.arenas
+    others = max(arenas[p.name].arena_bytes for p in assembly.programs.values() if p.stage != "micro")
+    return max(plan(in_place(again, inputs.ops), lambda op: inputs.ops[op.kind].workspace(op)).arena_bytes, others)
+
+
+# ---------------------------------------------------------------------------------------------------------- the prices
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Parts recomputed in every block: bytes that each block keeps, and seconds that it adds to a step."""
+
+    parts: frozenset[str]
+    blocks: Sequence[tuple[int, float]]
+
+    @property
+    def kept(self) -> int:
+        return sum(kept for kept, _ in self.blocks)
+
+    @property
+    def seconds(self) -> float:
+        return sum(seconds for _, seconds in self.blocks)
+
+
+def _rung(light: _Choice, strong: _Choice, count: int) -> Rung:
+    blocks = [*strong.blocks[:count], *light.blocks[count:]]
+    if count in (0, len(blocks)):
+        recomputed = Recomputation((strong if count else light).parts)
+    else:
+        recomputed = Recomputation(light.parts, strong.parts, count)
+    return Rung(recomputed, sum(kept for kept, _ in blocks), sum(seconds for _, seconds in blocks))
+
+
+def _hull(choices: Sequence[_Choice]) -> list[_Choice]:
+    """Return the choices on the lower convex hull, from the one that adds no time to the one that keeps least."""
+    hull = [choices[0]]
+    while True:
+        here = hull[-1]
+        smaller = [c for c in choices if c.kept < here.kept]
+        if not smaller:
+            return hull
+        hull.append(min(smaller, key=lambda c: ((c.seconds - here.seconds) / (here.kept - c.kept), c.kept)))
+
+
+def _choices(assembly: Assembly, inputs: PlanInputs) -> list[_Choice]:
+    """Return what `inputs` ask for, then all choices that add to it. Alike blocks are priced once."""
+    assert inputs.target is not None
+    program = assembly.micro
+    by_block = _by_block(program)
+    kind_of = [tuple(op.signature for op in ops) for ops in by_block]
+    first_of_kind = dict(zip(reversed(kind_of), reversed(by_block), strict=True))
+    costs = OpCosts(inputs.ops, inputs.target.device)
+    choices = []
+    for more in (frozenset[str](), *CHOICES):
+        parts = inputs.recompute | more
+        prices = {kind: _price(program, ops, parts, inputs, costs) for kind, ops in first_of_kind.items()}
+        choices.append(_Choice(parts, [prices[kind] for kind in kind_of]))
+    return choices
+
+
+def _by_block(program: Program) -> list[list[Op]]:
+    blocks: dict[int, list[Op]] = {}
+    for op in program.ops:
+        if op.block >= 0:
+            blocks.setdefault(op.block, []).append(op)
+    return [blocks.get(index, []) for index in range(max(blocks, default=-1) + 1)]
+
+
+def _price(
+    program: Program, ops: Sequence[Op], parts: frozenset[str], inputs: PlanInputs, costs: OpCosts
+) -> tuple[int, float]:
+    """Return the bytes that the ops of a block keep for its backward pass, and the seconds added to a step."""
+    builder = Builder(inputs.ops, inputs.precision.model)
+    again = recompute(replace(program, ops=tuple(ops)), Recomputation(parts).drops, builder)
+    written = {v for op in again.ops if op.phase == "forward" for v in op.outs if v.role == "act"}
+    kept = {v for op in again.ops if op.phase != "forward" for v in op.ins} & written
+    seconds = sum(costs(op).seconds for op in again.ops) - sum(costs(op).seconds for op in ops)
+    return sum(align(v.nbytes) for v in kept), seconds * inputs.grad_accum_steps
