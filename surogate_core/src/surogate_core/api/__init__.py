@@ -22,14 +22,14 @@ from __future__ import annotations
 from ..origin import Definition
 from ..program.inputs import BatchInputs, Scalars
 from ..program.op import Op, Program
-from ..program.opdef import Emitter, Gradients, OpDef, OutSpec
+from ..program.opdef import Emitter, Gradients, OpDef, OutSpec, ParamKind
 from ..program.value import Init, Value
 from .adapters import AdapterDef, Merge
 from .base import Deterministic, DeviceInfo, NoOptions, Support, Target
 from .data import DatasetFormatDef, Encoded, Omission
 from .kernels import BindContext, Call, KernelDef, Launch
-from .models import Dims, HFTensor, ModelDef, WeightMap
-from .optimizers import OffloadDef, OptimizerDef, ParamGrad
+from .models import Dims, HFTensor, Matrix, ModelDef, WeightMap
+from .optimizers import OffloadDef, OptimizerDef, ParamGrad, UpdateContext
 from .recipes import Family, LowerContext, LoweringDef, ParamInfo, Precision, PrecisionRequest, RecipeDef
 from .running import (
     Comm,
@@ -73,6 +73,7 @@ __all__ = [
     "LoggerDef",
     "LowerContext",
     "LoweringDef",
+    "Matrix",
     "Merge",
     "ModelDef",
     "NoOptions",
@@ -84,6 +85,7 @@ __all__ = [
     "OutSpec",
     "ParamGrad",
     "ParamInfo",
+    "ParamKind",
     "Precision",
     "PrecisionRequest",
     "Program",
@@ -95,6 +97,7 @@ __all__ = [
     "SystemInfo",
     "Target",
     "Topology",
+    "UpdateContext",
     "Value",
     "WeightMap",
 ]

@@ -20,6 +20,7 @@ from ..api import (
     Target,
 )
 from .resolve import KernelFor, by_references
+from .update_groups import Grouping, one_group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class PlanInputs:
     max_documents     most documents of a micro-step, padding at the end of a row included
     lmhead_chunks     chunks of the LM head; None: chosen by the size of the logits
     lowering          what serves the products' dtypes in place of the recipe; None: the recipe does
+    update_groups     splits the trained params into groups, whose updates are recorded one after another
     recompute         parts of `recompute_*` keys
     target            device to plan for; None: no device, and references run every op
     kernel_for        chooses what runs an op on the target
@@ -54,6 +56,7 @@ class PlanInputs:
     lmhead_chunks: int | None = None
     weight_decay: float = 0.0
     max_grad_norm: float = 0.0
+    update_groups: Grouping = one_group
     recompute: frozenset[str] = frozenset()
     adapters: Sequence[tuple[AdapterDef, BaseModel]] = ()
     offload: tuple[OffloadDef, BaseModel] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from ..origin import Definition
 from .op import Op
@@ -22,6 +22,10 @@ class OutSpec:
 
 Gradients = tuple[Value | None, ...]
 """One gradient per input or output of an op; None if there is none."""
+
+
+ParamKind = Literal["matrix", "embedding", "head", "vector"]
+"""What a param is to an optimizer: "embedding" and "head" have a row for each token, "vector" at most one dimension."""
 
 
 class Emitter(Protocol):
@@ -81,6 +85,7 @@ class OpDef(Definition):
     changes     (ins, attrs) -> indices of the inputs, all states, that the op changes. The reference returns their new
                 contents after the outputs. Such an op is not removed, and is recomputed only by a `rematerialise` rule
                 that emits an op without changes.
+    param_kinds {index of an input: the kind of a param that the op reads there}; "matrix" or "vector" without an entry
     math        op -> the rate of `DeviceInfo.flops` that prices its arithmetic. Default: the dtype of the first input
                 that has one.
     """
@@ -105,4 +110,5 @@ class OpDef(Definition):
     training_only: bool = False
     always_recomputed: bool = False
     changes: Callable[[Sequence[Value], Mapping[str, Any]], Sequence[int]] = lambda ins, attrs: ()
+    param_kinds: Mapping[int, ParamKind] = field(default_factory=dict)
     math: Callable[[Op], str] | None = None
