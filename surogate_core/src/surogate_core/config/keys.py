@@ -218,7 +218,6 @@ SECTIONS: frozenset[str] = frozenset(key.partition(".")[0] for key in NOT_YET if
 
 NOT_YET_NAMES: dict[tuple[str, str], str] = {
     ("recipe", "nvfp4"): "use recipe: bf16",
-    ("optimizer", "adamw_8bit"): "use optimizer: adamw; optimizer_state_dtype: bf16 halves its memory",
     ("optimizer", "normuon"): "use optimizer: adamw",
     ("logger", "aim"): "use tensorboard or wandb",
     ("format", "preference"): "use type: conversation with the chosen answers",
@@ -234,6 +233,7 @@ DISTRIBUTIONS: dict[tuple[str, str], str] = {
     ("recipe", "fp8-hybrid"): "surogate-recipe-fp8",
     ("lowering", "e4m3/e5m2"): "surogate-recipe-fp8",
     ("optimizer", "adamw"): "surogate-optim-adamw",
+    ("optimizer", "adamw-8bit"): "surogate-optim-adamw-8bit",
     ("adapter", "lora"): "surogate-lora",
     ("logger", "tensorboard"): "surogate-log-tensorboard",
     ("logger", "wandb"): "surogate-log-wandb",
@@ -332,7 +332,7 @@ ALIASES: dict[str, str] = {
 """Other name of a key -> the key."""
 
 DIFFERS = (
-    Differs("optimizer", "adamw_8bit", "8-bit states are not built"),
+    Differs("optimizer", "adamw_8bit", "its kernel has not been measured yet; `optimizer: adamw_8bit` selects it"),
     Differs("lora", "true", "pre-training trains all weights; `sft` keeps the default"),
     Differs("adapter_init_mode", "merge", "a saved adapter is trained further"),
     Differs("sequence_len", "the model's maximum", "a length that fits most machines"),
