@@ -75,13 +75,15 @@ __device__ __forceinline__ uint32_t permute(uint32_t low, uint32_t high, uint32_
 }
 
 __device__ __forceinline__ void decode(const float* map, uint2 codes, float scale, float (&x)[octet]) {
-    const char* copy = reinterpret_cast<const char*>(map + threadIdx.x % replicas);
-    constexpr uint32_t bytes = replicas * sizeof(float);  // from one code to the next
+    constexpr int code_shift = 5;  // from a code to its offset in bytes
+    static_assert(1 << code_shift == replicas * sizeof(float));
+    const uint32_t copy = threadIdx.x % replicas * sizeof(float);
 #pragma unroll
     for (int i = 0; i < octet; ++i) {
         const uint32_t word = i < 4 ? codes.x : codes.y;
-        const uint32_t offset = (word >> (8 * (i % 4))) % map_size * bytes;
-        x[i] = __fmul_rn(*reinterpret_cast<const float*>(copy + offset), scale);
+        const int shift = 8 * (i % 4) - code_shift;
+        const uint32_t code = (shift < 0 ? word << -shift : word >> shift) & (map_size - 1) << code_shift;
+        x[i] = __fmul_rn(*reinterpret_cast<const float*>(reinterpret_cast<const char*>(map) + (code | copy)), scale);
     }
 }
 
