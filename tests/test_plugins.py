@@ -53,7 +53,7 @@ def model(name, architecture):
                     dims=lambda c: None, build=lambda b, d, i: None, weights=lambda d: ())
 """
 
-FIRST_PARTY = ("builtin", "models", "bf16", "fp8", "adamw", "adamw_8bit", "lora", "tensorboard", "wandb")
+FIRST_PARTY = ("builtin", "models", "bf16", "fp8", "adamw", "adamw_8bit", "normuon", "lora", "tensorboard", "wandb")
 
 
 @pytest.fixture

@@ -110,9 +110,15 @@ class AdamWAll(BaseModel):
     adamw_epsilon: float = 1e-8
 
 
+class NorMuonAll(BaseModel):
+    normuon_momentum: float = 0.95
+    normuon_beta2: float = 0.95
+    normuon_cautious_wd: bool = True
+
+
 def test_every_key_of_the_original_is_accepted_at_its_default_or_has_a_reason() -> None:
     """`data/original_keys.yaml`: key -> documented default. `DEFAULTS_REFUSED`: the defaults that are not built."""
-    registry = WithAdapter(wandb=WandbOptions, adamw_8bit=AdamWAll)
+    registry = WithAdapter(wandb=WandbOptions, adamw_8bit=AdamWAll, normuon=NorMuonAll)
     refused = {}
     for key, value in read_yaml(Path(__file__).parents[1] / "data/original_keys.yaml").items():
         section, dot, inner = key.partition(".")

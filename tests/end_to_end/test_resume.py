@@ -95,8 +95,8 @@ EIGHT_BITS = {"optimizer": "adamw_8bit", "model_dtype": "bf16"}
 
 @pytest.mark.parametrize(
     "dtypes",
-    [{}, NARROW, {"model_dtype": "bf16"}, FP8, EIGHT_BITS],
-    ids=["fp32", "masters", "bf16", "fp8", "adamw_8bit"],
+    [{}, NARROW, {"model_dtype": "bf16"}, FP8, EIGHT_BITS, NARROW | {"optimizer": "normuon"}],
+    ids=["fp32", "masters", "bf16", "fp8", "adamw_8bit", "normuon"],
 )
 def test_ten_steps_and_ten_more_equal_twenty(
     here: Workplace, monkeypatch: pytest.MonkeyPatch, dtypes: dict[str, str]
