@@ -103,9 +103,9 @@ class OptimizerOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     acme_rate: float = 0.1
 
-def update(b, params, clip_coef, scalars, precision, weight_decay, options):
-    for p in params:
-        b.emit("acme_sgd", p.grad, p.master, outs=[p.master])
+def update(context):
+    for p in context.params:
+        context.builder.emit("acme_sgd", p.grad, p.master, outs=[p.master])
 
 OPTIMIZER = OptimizerDef(name="zz", summary="", options=OptimizerOptions, update=update)
 

@@ -40,6 +40,7 @@ from surogate_core.api import (
     Program,
     Scalars,
     Target,
+    UpdateContext,
     Value,
     WeightMap,
 )
@@ -518,8 +519,8 @@ def test_a_param_that_the_loss_does_not_use_is_named() -> None:
 
 @pytest.mark.parametrize("master", ["bf16", "fp32"])
 def test_an_optimizer_that_forgets_a_param_is_named(master: str) -> None:
-    def update(b: Builder, params: Any, *rest: Any) -> None:
-        ADAMW.update(b, [p for p in params if p.param.name != "norm"], *rest)
+    def update(context: UpdateContext) -> None:
+        ADAMW.update(replace(context, params=[p for p in context.params if p.param.name != "norm"]))
 
     lazy = OptimizerDef(name="lazy", summary="", options=AdamWOptions, update=update)
     names = "norm" if master == "bf16" else "master.norm, norm"
@@ -530,8 +531,8 @@ def test_an_optimizer_that_forgets_a_param_is_named(master: str) -> None:
 def test_an_optimizer_that_forgets_the_work_copies_is_named() -> None:
     """It updates the fp32 masters as if they were the params: nothing would ever train."""
 
-    def update(b: Builder, params: Any, *rest: Any) -> None:
-        ADAMW.update(b, [replace(p, param=p.master) for p in params], *rest)
+    def update(context: UpdateContext) -> None:
+        ADAMW.update(replace(context, params=[replace(p, param=p.master) for p in context.params]))
 
     lazy = OptimizerDef(name="lazy", summary="", options=AdamWOptions, update=update)
     with pytest.raises(ProgramError, match="optimizer lazy never writes: embedding, "):

@@ -80,13 +80,13 @@ FAULTS = [
     case("update raises", 'change("OPTIMIZER", update=boom)', f"{OPTIMIZER} failed in update: {BOOM}"),
     case("update forgets", 'change("OPTIMIZER", update=nothing)', f"{OPTIMIZER} failed in update: .*never writes: emb"),
     case(
-        "update takes one argument",
-        'change("OPTIMIZER", update=lambda b: None)',
-        f"{OPTIMIZER} failed in update: TypeError: .*takes 1 positional argument",
+        "update takes no argument",
+        'change("OPTIMIZER", update=lambda: None)',
+        f"{OPTIMIZER} failed in update: TypeError: .*takes 0 positional arguments",
     ),
     case(
         "update emits an unknown op",
-        'change("OPTIMIZER", update=lambda b, params, *a: b.emit("acme_zzz"))',
+        'change("OPTIMIZER", update=lambda context: context.builder.emit("acme_zzz"))',
         f"{OPTIMIZER} failed in update: .*no installed plugin defines op 'acme_zzz'",
     ),
     case("update exits", 'change("OPTIMIZER", update=lambda *a: exit(0))', f"{OPTIMIZER} failed in update: SystemExit"),

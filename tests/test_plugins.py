@@ -53,7 +53,10 @@ def model(name, architecture):
                     dims=lambda c: None, build=lambda b, d, i: None, weights=lambda d: ())
 """
 
-FIRST_PARTY = ("builtin", "models", "bf16", "fp8", "adamw", "lora", "tensorboard", "wandb", "offload_residual")
+FIRST_PARTY = (
+    *("builtin", "models", "bf16", "fp8", "adamw", "adamw_8bit", "normuon", "lora", "tensorboard", "wandb"),
+    "offload_residual",
+)
 
 
 @pytest.fixture
@@ -268,12 +271,32 @@ def surogate_optimizers():
 
 def test_two_plugins_cannot_claim_one_option_key(install: Install) -> None:
     install("acme-a", "1.0", "a", OPTIONS.format("acme_a"))
-    install("acme-b", "2.0", "b", OPTIONS.format("acme_b"))
+    install("acme-b", "2.0", "b", OPTIONS.format("acme_b").replace("0.1", "0.2"))
     with pytest.raises(PluginError) as refused:
         load_registry()
     assert str(refused.value) == (
         "option 'acme_rate' is provided by acme-a 1.0 and acme-b 2.0; uninstall one or set SUROGATE_PLUGINS=-acme-b"
     )
+
+
+RECIPE_OPTIONS = """
+class Options(BaseModel):
+    acme_rate: float = 0.1
+@hookimpl
+def surogate_recipes():
+    return [dataclasses.replace(recipe('acme_b'), options=Options)]
+"""
+
+
+def test_two_optimizers_share_an_option_key_that_both_declare_alike(install: Install) -> None:
+    """A run uses one of them. A recipe would be used together with an optimizer."""
+    install("acme-a", "1.0", "a", OPTIONS.format("acme_a"))
+    install("acme-b", "2.0", "b", OPTIONS.format("acme_b"))
+    models = load_registry().options_models()
+    assert all(set(models["optimizer", name].model_fields) == {"acme_rate"} for name in ("acme_a", "acme_b"))
+    install("acme-c", "2.0", "c", "import dataclasses\n" + RECIPE_OPTIONS)
+    with pytest.raises(PluginError, match=r"option 'acme_rate' is provided by acme-a 1\.0 and acme-c 2\.0"):
+        load_registry()
 
 
 def test_plugins_share_an_option_key_by_inheriting_it(install: Install) -> None:

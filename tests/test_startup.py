@@ -44,7 +44,8 @@ def imported(*args: str) -> set[str]:
 
 
 PLUGINS = {"surogate_models", "surogate_recipes_bf16", "surogate_recipes_fp8", "surogate_optim_adamw", "surogate_lora"}
-PLUGINS |= {"surogate_log_tensorboard", "surogate_log_wandb", "surogate_offload_residual"}
+PLUGINS |= {"surogate_optim_adamw_8bit", "surogate_optim_normuon", "surogate_log_tensorboard", "surogate_log_wandb"}
+PLUGINS |= {"surogate_offload_residual"}
 
 
 @pytest.mark.parametrize("args", [["--help"], ["--version"]])

@@ -25,7 +25,7 @@ from fp8_model import (
 from models.harness import tiny_config
 from torch import Tensor
 
-from surogate_core.api import Op, PrecisionRequest, Program, Target
+from surogate_core.api import Op, PrecisionRequest, Program, Target, UpdateContext
 from surogate_core.checkpoint.states import kept_values
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import DEVICES, device
@@ -214,8 +214,8 @@ def test_weights_are_scaled_by_their_exact_magnitude_after_every_update() -> Non
 
 
 def test_the_magnitude_of_a_weight_takes_a_pass_only_if_the_optimizer_does_not_compute_it() -> None:
-    def update(b: Any, params: Any, *rest: Any) -> None:
-        ADAMW.update(b, [replace(p, amax=None) for p in params], *rest)
+    def update(context: UpdateContext) -> None:
+        ADAMW.update(replace(context, params=[replace(p, amax=None) for p in context.params]))
 
     writes, writes_none = Model(), Model(optimizer=replace(ADAMW, update=update))
     assert "fp8_amax" not in kinds(writes.assembly.programs["update"])

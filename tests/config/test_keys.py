@@ -96,7 +96,7 @@ def test_an_alias_and_its_key_may_not_disagree() -> None:
         assert key in TrainConfig.model_fields or key in NOT_YET, alias
 
 
-DEFAULTS_REFUSED = {"optimizer": "adamw_8bit: not yet"}
+DEFAULTS_REFUSED: dict[str, str] = {}
 """Key -> the error for the original's default."""
 
 
@@ -110,9 +110,15 @@ class AdamWAll(BaseModel):
     adamw_epsilon: float = 1e-8
 
 
+class NorMuonAll(BaseModel):
+    normuon_momentum: float = 0.95
+    normuon_beta2: float = 0.95
+    normuon_cautious_wd: bool = True
+
+
 def test_every_key_of_the_original_is_accepted_at_its_default_or_has_a_reason() -> None:
     """`data/original_keys.yaml`: key -> documented default. `DEFAULTS_REFUSED`: the defaults that are not built."""
-    registry = WithAdapter(wandb=WandbOptions, qwen=AdamWAll)
+    registry = WithAdapter(wandb=WandbOptions, adamw_8bit=AdamWAll, normuon=NorMuonAll)
     refused = {}
     for key, value in read_yaml(Path(__file__).parents[1] / "data/original_keys.yaml").items():
         section, dot, inner = key.partition(".")

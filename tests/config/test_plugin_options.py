@@ -36,11 +36,12 @@ def test_options_of_plugins_are_validated_as_strictly_as_keys_of_core(key: str, 
 
 
 def test_a_plugin_can_declare_a_key_that_core_lists_as_not_built() -> None:
-    class Normuon(BaseModel):
-        normuon_momentum: float = 0.95
+    class Chunked(BaseModel):
+        sequence_chunks: int = 1
 
-    loaded = load(registry=FakeRegistry(normuon=Normuon), optimizer="NorMuon", normuon_momentum=0.5)
-    assert loaded.optimizer_options == Normuon(normuon_momentum=0.5)
+    assert "sequence_chunks: not yet" in message(sequence_chunks=2)
+    loaded = load(registry=FakeRegistry(my_sgd=Chunked), optimizer="My-SGD", sequence_chunks=2)
+    assert loaded.optimizer_options == Chunked(sequence_chunks=2)
 
 
 def test_a_missing_plugin_raises_the_plugin_error_of_the_registry() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from end_to_end.product import environment, records, write_model
 from safetensors.torch import load_file
 from teams import pretend
@@ -89,7 +90,14 @@ def straight_and_resumed(
     return here.root / "straight/step_00000020", here.root / "resumed/step_00000020"
 
 
-@pytest.mark.parametrize("dtypes", [{}, NARROW, {"model_dtype": "bf16"}, FP8], ids=["fp32", "masters", "bf16", "fp8"])
+EIGHT_BITS = {"optimizer": "adamw_8bit", "model_dtype": "bf16"}
+
+
+@pytest.mark.parametrize(
+    "dtypes",
+    [{}, NARROW, {"model_dtype": "bf16"}, FP8, EIGHT_BITS, NARROW | {"optimizer": "normuon"}],
+    ids=["fp32", "masters", "bf16", "fp8", "adamw_8bit", "normuon"],
+)
 def test_ten_steps_and_ten_more_equal_twenty(
     here: Workplace, monkeypatch: pytest.MonkeyPatch, dtypes: dict[str, str]
 ) -> None:
@@ -146,6 +154,19 @@ def test_a_checkpoint_has_masters_and_moments_but_not_the_loss_and_norm(here: Wo
     assert any(key.startswith("master.") for key in tensors)
     assert not {"step_loss", "eval_loss", "grad_norm"} & tensors.keys()
     assert len(tensors) == 3 * sum(key.startswith("master.") for key in tensors)
+
+
+def test_a_checkpoint_has_codes_and_scales_of_8_bit_moments(here: Workplace) -> None:
+    go(here.write(max_steps=2, save_steps=2, **EIGHT_BITS))
+    (path,) = here.out.glob("step_*/training_state/*.safetensors")
+    tensors = load_file(path)
+    codes = {name: t for name, t in tensors.items() if t.dtype == torch.uint8}
+    assert codes and all(t.numel() >= 4096 for t in codes.values())
+    for name, t in codes.items():
+        start, moment, param = name.split(".", 2)
+        assert tensors[f"{start}.{moment}_scale.{param}"].numel() == -(-t.numel() // 256)
+    wide = [name for name, t in tensors.items() if t.dtype == torch.float32 and ".m." in name]
+    assert any(name.endswith("embedding") for name in wide) and any(name.endswith("norm") for name in wide)
 
 
 def test_a_team_resumes_bit_identically(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,8 @@ CORE_AND_FIRST = (
     "surogate-recipe-bf16",
     "surogate-recipe-fp8",
     "surogate-optim-adamw",
+    "surogate-optim-adamw-8bit",
+    "surogate-optim-normuon",
     "surogate-lora",
 )
 PACKAGES = {
@@ -36,6 +38,8 @@ PACKAGES = {
     "surogate-recipe-bf16": ROOT / "surogate_recipes_bf16/src/surogate_recipes_bf16",
     "surogate-recipe-fp8": ROOT / "surogate_recipes_fp8/src/surogate_recipes_fp8",
     "surogate-optim-adamw": ROOT / "plugins/surogate_optim_adamw/src/surogate_optim_adamw",
+    "surogate-optim-adamw-8bit": ROOT / "plugins/surogate_optim_adamw_8bit/src/surogate_optim_adamw_8bit",
+    "surogate-optim-normuon": ROOT / "plugins/surogate_optim_normuon/src/surogate_optim_normuon",
     "surogate-lora": ROOT / "plugins/surogate_lora/src/surogate_lora",
     "surogate-log-tensorboard": ROOT / "plugins/surogate_log_tensorboard/src/surogate_log_tensorboard",
     "surogate-log-wandb": ROOT / "plugins/surogate_log_wandb/src/surogate_log_wandb",
@@ -146,7 +150,9 @@ def test_every_package_has_one_wheel_with_every_source_file() -> None:
 
 def test_the_meta_package_installs_all_packages(case: Case) -> None:
     case.install("surogate")
-    assert case.plugins() == dict.fromkeys(("builtin", "adamw", "bf16", "fp8", "lora", "models"), "loaded")
+    assert case.plugins() == dict.fromkeys(
+        ("builtin", "adamw", "adamw_8bit", "bf16", "fp8", "lora", "models", "normuon"), "loaded"
+    )
     assert case.has("datasets")
     assert case.surogate("--version").startswith("surogate 0.1")
     assert json.loads(case.surogate("plan", "run.yaml", "--json"))["fits"] is True
@@ -156,7 +162,9 @@ def test_the_meta_package_installs_all_packages(case: Case) -> None:
 def test_the_packages_work_without_the_meta_package(case: Case) -> None:
     case.install(*CORE_AND_FIRST)
     assert not case.has("datasets")
-    assert case.plugins() == dict.fromkeys(("builtin", "adamw", "bf16", "fp8", "lora", "models"), "loaded")
+    assert case.plugins() == dict.fromkeys(
+        ("builtin", "adamw", "adamw_8bit", "bf16", "fp8", "lora", "models", "normuon"), "loaded"
+    )
     assert json.loads(case.surogate("plan", "run.yaml", "--json"))["fits"] is True
 
 

@@ -37,7 +37,7 @@
 #include "surogate/dtype.h"
 #include "surogate/octet.cuh"
 #include "surogate/philox.cuh"
-#include "words.cuh"
+#include "surogate/words.cuh"
 
 namespace surogate {
 namespace {

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from surogate_core.api import Init, ParamGrad, Precision, Scalars, Value
+from surogate_core.api import Init, ParamGrad, Precision, Scalars, UpdateContext, Value
 from surogate_core.memory.plan import plan_family
 from surogate_core.program.builder import Builder
 from surogate_core.program.verify import verify
@@ -63,8 +63,17 @@ class Updates:
             param_grad=grad or model,
             optimizer_state=state,
         )
+        context = UpdateContext(
+            builder=b,
+            params=self.params,
+            clip_coef=self.clip_coef,
+            scalars=self.scalars,
+            precision=precision,
+            weight_decay=weight_decay,
+            options=AdamWOptions(**options),
+        )
         with b.record("update"):
-            ADAMW.update(b, self.params, self.clip_coef, self.scalars, precision, weight_decay, AdamWOptions(**options))
+            ADAMW.update(context)
             program = b.program("update", tuple(p.amax for p in self.params if p.amax is not None))
         verify(program, OPS)
         self.ops = program.ops
@@ -77,7 +86,15 @@ class Updates:
         param = b.param(name, shape, Init(kind="ones"))
         own = param if param.dtype == master else b.state(f"master.{name}", shape, master, None)
         amax = b.activation("amax", (), "fp32") if self.measured else None
-        return ParamGrad(param, b.grad(param, grad), own, amax)
+        return ParamGrad(
+            param=param,
+            grad=b.grad(param, grad),
+            master=own,
+            stored=True,
+            kind="matrix" if len(shape) > 1 else "vector",
+            matrices=(),
+            amax=amax,
+        )
 
     def __getitem__(self, value: Value | str) -> Tensor:
         return self.buffers.persistent(self.declared[value] if isinstance(value, str) else value)

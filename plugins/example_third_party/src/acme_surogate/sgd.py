@@ -8,8 +8,7 @@ from zlib import crc32
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from surogate_core.api import Init, OpDef, OptimizerDef, OutSpec, ParamGrad, Precision, Scalars, Value
-from surogate_core.program.builder import Builder
+from surogate_core.api import Init, OpDef, OptimizerDef, OutSpec, UpdateContext, Value
 
 
 class SGDOptions(BaseModel):
@@ -20,26 +19,19 @@ class SGDOptions(BaseModel):
     acme_momentum: float = Field(0.9, ge=0, lt=1, description="Decay of the velocity.")
 
 
-def update(
-    b: Builder,
-    params: Sequence[ParamGrad],
-    clip_coef: Value,
-    scalars: Scalars,
-    precision: Precision,
-    weight_decay: float,
-    options: SGDOptions,
-) -> None:
+def update(context: UpdateContext) -> None:
     """velocity = momentum * velocity + gradient; param -= lr * (velocity + decay * param)."""
-    for p in params:
+    b, scalars = context.builder, context.scalars
+    for p in context.params:
         velocity = b.state(f"acme_sgd.velocity.{p.param.name}", p.param.shape, "fp32", Init(kind="zeros"))
         work_copy = () if p.param is p.master else (p.param,)
         b.emit(
             "acme_sgd",
-            *(clip_coef, scalars.lr, scalars.step, scalars.seed),
+            *(context.clip_coef, scalars.lr, scalars.step, scalars.seed),
             *(p.grad, p.master, velocity),
             outs=[p.master, velocity, *work_copy],
-            momentum=options.acme_momentum,
-            weight_decay=weight_decay if len(p.param.shape) >= 2 else 0.0,
+            momentum=context.options.acme_momentum,
+            weight_decay=0.0 if p.kind == "vector" else context.weight_decay,
             stream=crc32(p.param.name.encode()),
             work_dtype=p.param.dtype if work_copy else None,
         )

@@ -8,8 +8,7 @@ from zlib import crc32
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from surogate_core.api import Init, Op, OpDef, OptimizerDef, OutSpec, ParamGrad, Precision, Scalars, Value
-from surogate_core.program.builder import Builder
+from surogate_core.api import Init, Op, OpDef, OptimizerDef, OutSpec, ParamGrad, UpdateContext, Value
 
 
 class AdamWOptions(BaseModel):
@@ -22,30 +21,20 @@ class AdamWOptions(BaseModel):
     adamw_epsilon: float = Field(1e-8, gt=0, description="Added to the root of the second moment.")
 
 
-def update(
-    b: Builder,
-    params: Sequence[ParamGrad],
-    clip_coef: Value,
-    scalars: Scalars,
-    precision: Precision,
-    weight_decay: float,
-    options: AdamWOptions,
-) -> None:
-    """Emit one `adamw` op over all params. Moments are states in `optimizer_state_dtype`. Only matrices have decay.
+def update(context: UpdateContext) -> None:
+    """Emit one `adamw` op over the params. Moments are states in `optimizer_state_dtype`. Only matrices have decay.
 
     The op also writes `ParamGrad.amax`, where the recipe reads it.
     """
-    dtype = "fp64" if params[0].master.dtype == "fp64" else precision.optimizer_state
-    moments = [
-        [b.state(f"adamw.{name}.{p.param.name}", p.param.shape, dtype, Init(kind="zeros")) for p in params]
-        for name in ("m", "v")
-    ]
+    b, params, options = context.builder, context.params, context.options
+    moments = [[_moment(context, name, p) for p in params] for name in ("m", "v")]
     masters = [p.master for p in params]
     copies = [p.param for p in params if p.param is not p.master]
     measured = {i: p.amax for i, p in enumerate(params) if p.amax is not None}
+    scalars, weight_decay = context.scalars, context.weight_decay
     b.emit(
         "adamw",
-        *(clip_coef, scalars.lr, scalars.step, scalars.seed),
+        *(context.clip_coef, scalars.lr, scalars.step, scalars.seed),
         *(p.grad for p in params),
         *masters,
         *moments[0],
@@ -61,6 +50,11 @@ def update(
         beta2=options.adamw_beta2,
         epsilon=options.adamw_epsilon,
     )
+
+
+def _moment(context: UpdateContext, name: str, p: ParamGrad) -> Value:
+    dtype = "fp64" if p.master.dtype == "fp64" else context.precision.optimizer_state
+    return context.builder.state(f"adamw.{name}.{p.param.name}", p.param.shape, dtype, Init(kind="zeros"))
 
 
 def infer(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:

@@ -22,15 +22,15 @@ from __future__ import annotations
 from ..origin import Definition
 from ..program.inputs import BatchInputs, Scalars
 from ..program.op import Op, Program
-from ..program.opdef import Emitter, Gradients, OpDef, OutSpec
+from ..program.opdef import Emitter, Gradients, OpDef, OutSpec, ParamKind
 from ..program.value import Init, Value
 from .adapters import ADAPTER_LABEL, AdapterDef, Merge
 from .base import Deterministic, DeviceInfo, NoOptions, Support, Target
 from .data import DatasetFormatDef, Encoded, Omission
 from .kernels import BindContext, Call, KernelDef, Launch
-from .models import Dims, HFTensor, ModelDef, WeightMap
+from .models import Dims, HFTensor, Matrix, ModelDef, WeightMap
 from .offloading import OffloadContext, OffloadDef
-from .optimizers import OptimizerDef, ParamGrad
+from .optimizers import OptimizerDef, ParamGrad, UpdateContext
 from .recipes import (
     Family,
     LowerContext,
@@ -87,6 +87,7 @@ __all__ = [
     "LoggerDef",
     "LowerContext",
     "LoweringDef",
+    "Matrix",
     "Merge",
     "ModelDef",
     "NoOptions",
@@ -102,6 +103,7 @@ __all__ = [
     "OutSpec",
     "ParamGrad",
     "ParamInfo",
+    "ParamKind",
     "Precision",
     "PrecisionRequest",
     "Program",
@@ -114,6 +116,7 @@ __all__ = [
     "SystemInfo",
     "Target",
     "Topology",
+    "UpdateContext",
     "Value",
     "WeightMap",
 ]

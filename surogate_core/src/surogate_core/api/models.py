@@ -44,6 +44,14 @@ class WeightMap:
     tensors: tuple[HFTensor, ...]
 
 
+@dataclass(frozen=True)
+class Matrix:
+    """A logical matrix of a param: `rows` consecutive rows. A fused param, such as [q; k; v], has several."""
+
+    name: str
+    rows: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelDef(Definition):
     """A model architecture.

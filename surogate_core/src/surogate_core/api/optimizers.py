@@ -10,18 +10,22 @@ from pydantic import BaseModel
 
 from ..origin import Definition
 from ..program.inputs import Scalars
+from ..program.opdef import ParamKind
 from ..program.value import Value
 from .base import NoOptions
+from .models import Matrix
 from .recipes import Precision
 
 if TYPE_CHECKING:
     from ..program.builder import Builder
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ParamGrad:
     """A trained param, its accumulated gradient, and its master: the param itself, or a state in `master_dtype`.
 
+    stored, kind, matrices
+          as in `ParamInfo`
     amax  fp32 []: where the optimizer may write the largest magnitude of the updated param, which the recipe reads. If
           it does not, the recipe computes it in a pass of its own. None if nobody reads it.
     """
@@ -29,19 +33,45 @@ class ParamGrad:
     param: Value
     grad: Value
     master: Value
+    stored: bool
+    kind: ParamKind
+    matrices: tuple[Matrix, ...]
     amax: Value | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateContext:
+    """What an optimizer records the update of a group of params from.
+
+    builder       emits ops and declares states
+    params        the group: all trained params of a run, or some of them. Never empty.
+    clip_coef     fp32 [], the factor of the gradients. If it is not finite, the step is skipped.
+    scalars       learning rate, step and seed: values, which change from step to step
+    precision     the dtypes of the run
+    weight_decay  the key `weight_decay`. The optimizer decides which params it applies to.
+    options       the optimizer's validated options
+    """
+
+    builder: Builder
+    params: Sequence[ParamGrad]
+    clip_coef: Value
+    scalars: Scalars
+    precision: Precision
+    weight_decay: float
+    options: Any
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerDef(Definition):
     """An optimizer.
 
-    update  (builder, params, clip_coef, scalars, precision, weight_decay, options): emits the update of all params.
-            Declares its states by `builder.state(name, shape, dtype, init)`. The gradient to use is `clip_coef * grad`.
-            If `clip_coef` is not finite, the step is skipped: the ops must not change any value.
+    update  (context): emits the update of the params of a group. Core calls it once for each group: what it computes
+            for a param must not depend on the group. Declares its states by `builder.state(name, shape, dtype, init)`,
+            named after their params. The gradient to use is `clip_coef * grad`. If `clip_coef` is not finite, the step
+            is skipped: the ops must not change any value.
     """
 
     name: str
     summary: str
     options: type[BaseModel] = NoOptions
-    update: Callable[[Builder, Sequence[ParamGrad], Value, Scalars, Precision, float, Any], None]
+    update: Callable[[UpdateContext], None]

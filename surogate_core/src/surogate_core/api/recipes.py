@@ -11,8 +11,10 @@ from pydantic import BaseModel
 from ..origin import Definition
 from ..program.inputs import Scalars
 from ..program.op import Program
+from ..program.opdef import ParamKind
 from ..program.value import Value
 from .base import DeviceInfo, NoOptions, Support, Target
+from .models import Matrix
 
 if TYPE_CHECKING:
     from ..program.builder import Builder
@@ -57,15 +59,20 @@ class Precision:
 class ParamInfo:
     """A param of a run.
 
-    stored  it is a weight of the model, which checkpoints hold. Params of adapters are not.
-    grad    its accumulated gradient; None if it is frozen
-    master  what the optimizer updates: the param itself, or a state in `master_dtype`. None if it is frozen.
-    amax    fp32 [], an activation of the update: the largest magnitude of the updated param. None unless the recipe
-            asks for it (`RecipeDef.reads_amax`) and the optimizer computes it.
+    stored    it is a weight of the model, which checkpoints hold. Params of adapters are not.
+    kind      what the param is. An embedding that is also the LM head is an "embedding".
+    matrices  of a param with two dimensions: its logical matrices from the first row to the last, named after the
+              tensors of the checkpoint. A param that is not fused is one matrix. Empty for other shapes.
+    grad      its accumulated gradient; None if it is frozen
+    master    what the optimizer updates: the param itself, or a state in `master_dtype`. None if it is frozen.
+    amax      fp32 [], an activation of the update: the largest magnitude of the updated param. None unless the recipe
+              asks for it (`RecipeDef.reads_amax`) and the optimizer computes it.
     """
 
     param: Value
     stored: bool
+    kind: ParamKind
+    matrices: tuple[Matrix, ...]
     grad: Value | None = None
     master: Value | None = None
     amax: Value | None = None

@@ -93,12 +93,6 @@ _NOT_YET = (
         ("fp4_four_over_six", True, "choose the maximum of each block, 4 or 6, by its error"),
         ("no_fp4_stochastic_rounding", False, "round gradients to nearest"),
     ),
-    *_feature(
-        "NorMuon", "train with optimizer: adamw",
-        ("normuon_momentum", 0.95, "momentum of the matrices"),
-        ("normuon_beta2", 0.95, "decay of the row and column variance"),
-        ("normuon_cautious_wd", True, "weight decay only where its sign agrees with the update"),
-    ),
     NotYet(
         "adapter_init_mode", "trainable", "what to do with `adapter_path`: merge or trainable",
         "merging a saved adapter before training", "run surogate merge, and train the result",
@@ -214,8 +208,6 @@ SECTIONS: frozenset[str] = frozenset(key.partition(".")[0] for key in NOT_YET if
 
 NOT_YET_NAMES: dict[tuple[str, str], str] = {
     ("recipe", "nvfp4"): "use recipe: bf16",
-    ("optimizer", "adamw_8bit"): "use optimizer: adamw; optimizer_state_dtype: bf16 halves its memory",
-    ("optimizer", "normuon"): "use optimizer: adamw",
     ("logger", "aim"): "use tensorboard or wandb",
     ("format", "preference"): "use type: conversation with the chosen answers",
 }
@@ -230,6 +222,8 @@ DISTRIBUTIONS: dict[tuple[str, str], str] = {
     ("recipe", "fp8-hybrid"): "surogate-recipe-fp8",
     ("lowering", "e4m3/e5m2"): "surogate-recipe-fp8",
     ("optimizer", "adamw"): "surogate-optim-adamw",
+    ("optimizer", "adamw-8bit"): "surogate-optim-adamw-8bit",
+    ("optimizer", "normuon"): "surogate-optim-normuon",
     ("adapter", "lora"): "surogate-lora",
     ("logger", "tensorboard"): "surogate-log-tensorboard",
     ("logger", "wandb"): "surogate-log-wandb",
@@ -260,6 +254,16 @@ PACKAGES: dict[str, str] = {
     "adamw_beta1": "surogate-optim-adamw",
     "adamw_beta2": "surogate-optim-adamw",
     "adamw_epsilon": "surogate-optim-adamw",
+    **dict.fromkeys(
+        (
+            "normuon_momentum",
+            "normuon_beta2",
+            "normuon_cautious_wd",
+            "normuon_lr_scale",
+            "normuon_orthogonalization",
+        ),
+        "surogate-optim-normuon",
+    ),
     **dict.fromkeys(
         ("fp8_amax_history", "fp8_fast_accum", "skip_quant_first_layers", "skip_quant_last_layers"),
         "surogate-recipe-fp8",
@@ -328,7 +332,7 @@ ALIASES: dict[str, str] = {
 """Other name of a key -> the key."""
 
 DIFFERS = (
-    Differs("optimizer", "adamw_8bit", "8-bit states are not built"),
+    Differs("optimizer", "adamw_8bit", "its kernel has not been measured yet; `optimizer: adamw_8bit` selects it"),
     Differs("lora", "true", "pre-training trains all weights; `sft` keeps the default"),
     Differs("adapter_init_mode", "merge", "a saved adapter is trained further"),
     Differs("sequence_len", "the model's maximum", "a length that fits most machines"),

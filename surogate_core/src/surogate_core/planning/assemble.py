@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..api import BatchInputs, Family, Init, LowerContext, OffloadContext, ParamGrad, ParamInfo, Scalars, WeightMap
+from ..api import BatchInputs, Family, Init, LowerContext, OffloadContext, ParamInfo, Scalars, WeightMap
 from ..dtypes import DTYPES, wider
 from ..errors import ConfigError, DisconnectedError, ProgramError
 from ..memory.plan import plan_family
@@ -50,9 +50,11 @@ from ..program.value import Value
 from .assembly import Assembly
 from .inputs import PlanInputs
 from .lm_head_chunks import lm_head_chunks
+from .param_kinds import kind_by_shape, logical_matrices, special_kinds
 from .pass_runner import PassRunner
 from .resolve import resolve
 from .staging import split_staged, staged_params
+from .update import record_update
 from .weight_maps import checked_weight_maps
 
 
@@ -73,7 +75,7 @@ def assemble(inputs: PlanInputs) -> Assembly:
     norm = b.state("grad_norm", (), "fp32", Init(kind="zeros"))
 
     micro, gradients = recorder.differentiated(forward, loss, loss_state, weights)
-    params = recorder.params(gradients, weights)
+    params = recorder.params(forward, gradients, weights)
     family = recorder.family(micro, recorder.evaluation(forward, eval_state), params, norm)
     family = recorder.lowered(family, params)
 
@@ -215,13 +217,16 @@ class _Recorder:
                 raise error
         return self.passed("differentiate", forward, program), gradients
 
-    def params(self, gradients: Mapping[Value, Value], weights: Sequence[WeightMap]) -> dict[Value, ParamInfo]:
+    def params(
+        self, forward: Program, gradients: Mapping[Value, Value], weights: Sequence[WeightMap]
+    ) -> dict[Value, ParamInfo]:
         """Return what is known of every param, and declare the masters of the trained ones.
 
         `master_dtype` applies to the model's own weights. An adapter's params have the dtype that they are trained in,
         so a wider master may gain something and a narrower one would only lose precision.
         """
-        asked, stored = self.inputs.precision.master, {m.param for m in weights}
+        asked, stored = self.inputs.precision.master, {m.param: m for m in weights}
+        special = special_kinds(forward, self.inputs.ops)
         found = {}
         for param in (v for v in self.b.declared if v.role == "param"):
             grad, master = gradients.get(param), None
@@ -229,7 +234,14 @@ class _Recorder:
                 dtype = asked if param.name in stored else wider(param.dtype, asked)
                 own = param.dtype in (dtype, "fp64")
                 master = param if own else self.b.state(f"master.{param.name}", param.shape, dtype, None)
-            found[param] = ParamInfo(param=param, stored=param.name in stored, grad=grad, master=master)
+            found[param] = ParamInfo(
+                param=param,
+                stored=param.name in stored,
+                kind=special.get(param) or kind_by_shape(param),
+                matrices=logical_matrices(param, stored.get(param.name)),
+                grad=grad,
+                master=master,
+            )
         return found
 
     def family(self, micro: Program, evaluate: Program, params: dict[Value, ParamInfo], norm: Value) -> Family:
@@ -298,29 +310,11 @@ class _Recorder:
             return self.passed("start", None, self.b.program("start", stage="start"))
 
     def _update(self, params: dict[Value, ParamInfo], norm: Value) -> tuple[Program, Value]:
-        """Record the gradient norm and the optimizer. Return the program and the factor of the gradients."""
-        inputs, b, optimizer = self.inputs, self.b, self.inputs.optimizer
-        precision = inputs.precision
-        with b.record("update"):
-            coef = b.activation("clip_coef", (), "fp32")
-            trained = [self._param_grad(info) for info in params.values() if info.grad is not None]
-            b.emit("global_norm", *(p.grad for p in trained), outs=[norm, coef], max_norm=inputs.max_grad_norm)
-            optimizer.update(b, trained, coef, self.scalars, precision, inputs.weight_decay, inputs.optimizer_options)
-            program = b.program("update", (norm,), stage="update")
-        written = {v for op in program.ops for v in op.written}
-        forgotten = [v.name for p in trained for v in dict.fromkeys((p.master, p.param)) if v not in written]
-        if forgotten:
-            with blaming(optimizer.origin, "update"):
-                raise ProgramError(f"optimizer {optimizer.name} never writes: {', '.join(forgotten)}")
-        params |= {p.param: replace(params[p.param], amax=p.amax) for p in trained if p.amax in written}
-        return self.passed("optimizer", None, program, (optimizer, "update")), coef
-
-    def _param_grad(self, info: ParamInfo) -> ParamGrad:
-        inputs = self.inputs
-        assert info.grad is not None and info.master is not None
-        reads_amax = inputs.lowering is None and inputs.recipe.reads_amax(info, inputs.precision, inputs.recipe_options)
-        amax = self.b.activation("amax", (), "fp32") if reads_amax else None
-        return ParamGrad(info.param, info.grad, info.master, amax)
+        """Record the update. Return it and the factor of the gradients."""
+        optimizer = self.inputs.optimizer
+        update = record_update(self.b, self.inputs, self.scalars, params.values(), norm)
+        params |= {p.param: replace(params[p.param], amax=p.amax) for p in update.measured}
+        return self.passed("optimizer", None, update.program, (optimizer, "update")), update.clip_coef
 
     # --------------------------------------------------------------------------------------------------- micro-steps
 

@@ -21,6 +21,7 @@ from ..api import (
 )
 from .recomputed import Recomputation
 from .resolve import KernelFor, by_references
+from .update_groups import Grouping, one_group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,7 @@ class PlanInputs:
     lmhead_chunks     chunks of the LM head; None: chosen by the size of the logits
     lowering          what serves the products' dtypes in place of the recipe; None: the recipe does
     numerics          add the micro-step that reports on numerics
+    update_groups     splits the trained params into groups, whose updates are recorded one after another
     recompute         parts of blocks that are recomputed in any case
     recompute_more    whether `plan_inputs` may choose more, if the run does not fit
     recompute_chosen  what it chose; None: nothing besides `recompute`
@@ -59,6 +61,7 @@ class PlanInputs:
     weight_decay: float = 0.0
     max_grad_norm: float = 0.0
     numerics: bool = False
+    update_groups: Grouping = one_group
     recompute: frozenset[str] = frozenset()
     recompute_more: bool = False
     recompute_chosen: Recomputation | None = None

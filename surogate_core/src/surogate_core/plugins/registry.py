@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from ..api import (
     AdapterDef,
@@ -290,7 +291,7 @@ def _conflicts(provided: Sequence[Provided]) -> Iterator[str]:
     options: dict[str, Provided] = {}
     for item, key in _flat_options(provided):
         first = options.setdefault(key, item)
-        if first.plugin.distribution != item.plugin.distribution and _declares(first, key) is not _declares(item, key):
+        if first.plugin.distribution != item.plugin.distribution and not _alike(first, item, key):
             yield _conflict("option", key, first.plugin, item.plugin)
 
 
@@ -311,8 +312,25 @@ def _flat_options(provided: Iterable[Provided]) -> Iterator[tuple[Provided, str]
                 yield item, field.alias or name
 
 
+def _alike(first: Provided, second: Provided, key: str) -> bool:
+    """Return whether two plugins share an option: both inherit it from one options model, or they are of one kind, of
+    which a run uses one, and declare the same type, bounds and default.
+    """
+    if _declares(first, key) is _declares(second, key):
+        return True
+    if first.kind != second.kind:
+        return False
+    one, other = (_field(item, key) for item in (first, second))
+    return (one.annotation, one.metadata, one.default) == (other.annotation, other.metadata, other.default)
+
+
+def _field(item: Provided, key: str) -> FieldInfo:
+    options: type[BaseModel] = item.definition.options
+    return next(field for name, field in options.model_fields.items() if key == (field.alias or name))
+
+
 def _declares(item: Provided, key: str) -> type:
-    """Return the class that first declares an option. Plugins share a key by inheriting it from one options model."""
+    """Return the class that first declares an option."""
     options: type[BaseModel] = item.definition.options
     for cls in reversed(options.__mro__):
         if key in inspect.get_annotations(cls):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from ..origin import Definition
 from .op import Op
@@ -22,6 +22,10 @@ class OutSpec:
 
 Gradients = tuple[Value | None, ...]
 """One gradient per input or output of an op; None if there is none."""
+
+
+ParamKind = Literal["matrix", "embedding", "head", "vector"]
+"""What a param is to an optimizer: "embedding" and "head" have a row for each token, "vector" at most one dimension."""
 
 
 class Emitter(Protocol):
@@ -83,6 +87,7 @@ class OpDef(Definition):
                 that emits an op without changes.
     uses_host   it may use values that are placed on the host: to copy them, to wait for them, or to read them over the
                 link
+    param_kinds {index of an input: the kind of a param that the op reads there}; "matrix" or "vector" without an entry
     math        op -> the rate of `DeviceInfo.flops` that prices its arithmetic. Default: the dtype of the first input
                 that has one.
     """
@@ -108,4 +113,5 @@ class OpDef(Definition):
     always_recomputed: bool = False
     changes: Callable[[Sequence[Value], Mapping[str, Any]], Sequence[int]] = lambda ins, attrs: ()
     uses_host: bool = False
+    param_kinds: Mapping[int, ParamKind] = field(default_factory=dict)
     math: Callable[[Op], str] | None = None

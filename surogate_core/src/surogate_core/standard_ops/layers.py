@@ -214,7 +214,13 @@ def _lm_head_workspace(op: Op) -> int:
 
 
 LAYERS: tuple[OpDef, ...] = (
-    define("embedding", _embedding, vjp=_embedding_vjp, traffic=lambda op: 2 * op.outs[0].nbytes),
+    define(
+        "embedding",
+        _embedding,
+        vjp=_embedding_vjp,
+        traffic=lambda op: 2 * op.outs[0].nbytes,
+        param_kinds={1: "embedding"},
+    ),
     define("embedding_bwd", _embedding_bwd),
     define("rmsnorm", _rmsnorm, vjp=_rmsnorm_vjp, flops=elements(4)),
     define(
@@ -241,6 +247,7 @@ LAYERS: tuple[OpDef, ...] = (
         _lm_head_ce,
         loss_with_grads="lm_head_ce_grads",
         loss_grad_ins=(0, 1),
+        param_kinds={1: "head"},
         flops=_lm_head_flops,
         passes=_lm_head_passes,
         workspace=_lm_head_workspace,

@@ -1,0 +1,116 @@
+"""AdamW with 8-bit states (Dettmers et al. 2022) as one op over all params, which a GPU runs as one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from zlib import crc32
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from surogate_core.api import Init, Op, OpDef, OptimizerDef, OutSpec, ParamGrad, UpdateContext, Value
+from surogate_core.errors import ConfigError
+
+from .codes import BLOCK, ZERO
+
+SMALLEST = 4096
+"""Tensors with fewer elements have fp32 moments."""
+
+
+class AdamW8bitOptions(BaseModel):
+    """Config keys of the optimizer. They are also those of `adamw`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    adamw_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the first moment.")
+    adamw_beta2: float = Field(0.999, ge=0, lt=1, description="Decay of the second moment.")
+    adamw_epsilon: float = Field(1e-8, gt=0, description="Added to the root of the second moment.")
+
+
+def is_quantized(p: ParamGrad) -> bool:
+    """Return whether the moments of `p` are stored in 8 bits: those of the model's matrices.
+
+    The rows of an embedding and of the LM head have gradients of very different magnitudes, and vectors, small tensors
+    and adapters are few bytes.
+    """
+    return p.stored and p.kind == "matrix" and p.param.size >= SMALLEST
+
+
+def update(context: UpdateContext) -> None:
+    """Emit one `adamw_8bit` op over the params. Only matrices have decay.
+
+    The op also writes `ParamGrad.amax`, where the recipe reads it. Raises ConfigError for a dtype of the moments.
+    """
+    if context.precision.optimizer_state != "fp32":
+        raise ConfigError(
+            f"optimizer_state_dtype: {context.precision.optimizer_state} has no meaning for optimizer adamw_8bit: it "
+            "stores moments in 8 bits, and in fp32 where that is too coarse. Remove the key, or use optimizer: adamw."
+        )
+    b, params, options, scalars = context.builder, context.params, context.options, context.scalars
+    quantized = tuple(i for i, p in enumerate(params) if is_quantized(p))
+    ms = [_moment(context, "m", p, ZERO) for p in params]
+    vs = [_moment(context, "v", p, 0) for p in params]
+    scales = [_scale(context, name, params[i]) for name in ("m", "v") for i in quantized]
+    masters = [p.master for p in params]
+    copies = {i: p.param for i, p in enumerate(params) if p.param is not p.master}
+    measured = {i: p.amax for i, p in enumerate(params) if p.amax is not None}
+    b.emit(
+        "adamw_8bit",
+        *(context.clip_coef, scalars.lr, scalars.step, scalars.seed),
+        *(p.grad for p in params),
+        *masters,
+        *ms,
+        *vs,
+        *scales,
+        outs=[*masters, *ms, *vs, *scales, *copies.values(), *measured.values()],
+        n=len(params),
+        quantized=quantized,
+        copied=tuple(copies),
+        copy_dtypes=tuple(v.dtype for v in copies.values()),
+        measured=tuple(measured),
+        weight_decay=tuple(0.0 if p.kind == "vector" else context.weight_decay for p in params),
+        streams=tuple(crc32(p.param.name.encode()) for p in params),
+        beta1=options.adamw_beta1,
+        beta2=options.adamw_beta2,
+        epsilon=options.adamw_epsilon,
+    )
+
+
+def _moment(context: UpdateContext, name: str, p: ParamGrad, zero: int) -> Value:
+    """Declare a moment: the codes of zeros, or fp32 zeros."""
+    state, shape = f"adamw_8bit.{name}.{p.param.name}", p.param.shape
+    if is_quantized(p):
+        return context.builder.state(state, shape, "uint8", Init(kind="constant", value=zero))
+    return context.builder.state(state, shape, "fp32", Init(kind="zeros"))
+
+
+def _scale(context: UpdateContext, name: str, p: ParamGrad) -> Value:
+    """Declare the scales of a moment: the largest magnitude of each block."""
+    blocks = -(-p.param.size // BLOCK)
+    return context.builder.state(f"adamw_8bit.{name}_scale.{p.param.name}", (blocks,), "fp32", Init(kind="zeros"))
+
+
+def infer(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
+    """Return the specs of masters, moments and scales, then of work copies and amaxes, for the params that have one."""
+    n = attrs["n"]
+    kept = [OutSpec("updated", v.shape, v.dtype) for v in ins[4 + n :]]
+    copies = zip(attrs["copied"], attrs["copy_dtypes"], strict=True)
+    work = [OutSpec("work", ins[4 + n + i].shape, dtype) for i, dtype in copies]
+    return [*kept, *work, *(OutSpec("amax", (), "fp32") for _ in attrs["measured"])]
+
+
+def flops(op: Op) -> int:
+    n = op.attrs["n"]
+    return 30 * sum(v.size for v in op.ins[4 : 4 + n])
+
+
+ADAMW_8BIT_OP = OpDef(
+    kind="adamw_8bit", infer=infer, reference="surogate_optim_adamw_8bit.reference:adamw_8bit", flops=flops
+)
+
+ADAMW_8BIT = OptimizerDef(
+    name="adamw_8bit",
+    summary="AdamW with decoupled weight decay; moments of the model's matrices in 8 bits",
+    options=AdamW8bitOptions,
+    update=update,
+)

@@ -1,0 +1,1 @@
+"""NorMuon for Surogate."""

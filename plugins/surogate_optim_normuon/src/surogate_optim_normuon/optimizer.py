@@ -1,0 +1,150 @@
+"""NorMuon (arXiv 2510.05491) for the model's matrices, AdamW for all other params: one op each.
+
+A kernel of `normuon` can batch the products of all matrices of equal shape, because one op has all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+from zlib import crc32
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from surogate_core.api import Init, Op, OpDef, OptimizerDef, OutSpec, ParamGrad, UpdateContext, Value
+
+from .iterations import METHODS
+
+
+class NorMuonOptions(BaseModel):
+    """Config keys of the optimizer. `adamw_*` are also those of `adamw`, for the params that it updates."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    normuon_momentum: float = Field(0.95, ge=0, lt=1, description="Decay of the momentum of a matrix.")
+    normuon_beta2: float = Field(0.95, ge=0, lt=1, description="Decay of the second moment of a row.")
+    normuon_cautious_wd: bool = Field(
+        True, description="Weight decay only where it goes the same way as the update; false: everywhere."
+    )
+    normuon_lr_scale: Literal["match_adamw", "spectral", "paper"] = Field(
+        "match_adamw",
+        description="Size of an update: `match_adamw` for learning rates of AdamW, `spectral` for those of Muon.",
+    )
+    normuon_orthogonalization: Literal["polar_express", "newton_schulz"] = Field(
+        "polar_express", description="Iterations that orthogonalize the momentum."
+    )
+    adamw_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the first moment.")
+    adamw_beta2: float = Field(0.999, ge=0, lt=1, description="Decay of the second moment.")
+    adamw_epsilon: float = Field(1e-8, gt=0, description="Added to the root of the second moment.")
+
+
+def is_orthogonalized(p: ParamGrad) -> bool:
+    """Return whether NorMuon updates `p`: a matrix of the model. AdamW updates adapters."""
+    return p.stored and p.kind == "matrix" and bool(p.matrices)
+
+
+def update(context: UpdateContext) -> None:
+    """Emit one `normuon` op over the matrices, and one `adamw` op over the other params."""
+    matrices = [p for p in context.params if is_orthogonalized(p)]
+    others = [p for p in context.params if not is_orthogonalized(p)]
+    if matrices:
+        _normuon(context, matrices)
+    if others:
+        _adamw(context, others)
+
+
+def _normuon(context: UpdateContext, params: Sequence[ParamGrad]) -> None:
+    options = context.options
+    momenta = [_state(context, "momentum", p, p.param.shape) for p in params]
+    b = context.builder
+    rows = [b.state(f"normuon.v.{p.param.name}", p.param.shape[:1], "fp32", Init(kind="zeros")) for p in params]
+    _emit(
+        context,
+        "normuon",
+        params,
+        (momenta, rows),
+        rows=tuple(tuple(matrix.rows for matrix in p.matrices) for p in params),
+        weight_decay=context.weight_decay,
+        momentum=options.normuon_momentum,
+        beta2=options.normuon_beta2,
+        cautious=options.normuon_cautious_wd,
+        lr_scale=options.normuon_lr_scale,
+        method=options.normuon_orthogonalization,
+    )
+
+
+def _adamw(context: UpdateContext, params: Sequence[ParamGrad]) -> None:
+    options = context.options
+    moments = [[_state(context, f"adamw.{name}", p, p.param.shape) for p in params] for name in ("m", "v")]
+    _emit(
+        context,
+        "adamw",
+        params,
+        moments,
+        weight_decay=tuple(0.0 if p.kind == "vector" else context.weight_decay for p in params),
+        beta1=options.adamw_beta1,
+        beta2=options.adamw_beta2,
+        epsilon=options.adamw_epsilon,
+    )
+
+
+def _emit(
+    context: UpdateContext, kind: str, params: Sequence[ParamGrad], states: Sequence[Sequence[Value]], **attrs: Any
+) -> None:
+    """Emit an op that updates masters and `states` of n params in place, and writes work copies and amaxes."""
+    kept = [p.master for p in params] + [state for column in states for state in column]
+    copies = {i: p.param for i, p in enumerate(params) if p.param is not p.master}
+    measured = {i: p.amax for i, p in enumerate(params) if p.amax is not None}
+    scalars = context.scalars
+    context.builder.emit(
+        kind,
+        *(context.clip_coef, scalars.lr, scalars.step, scalars.seed),
+        *(p.grad for p in params),
+        *kept,
+        outs=[*kept, *copies.values(), *measured.values()],
+        n=len(params),
+        copied=tuple(copies),
+        copy_dtypes=tuple(v.dtype for v in copies.values()),
+        measured=tuple(measured),
+        streams=tuple(crc32(p.param.name.encode()) for p in params),
+        **attrs,
+    )
+
+
+def _state(context: UpdateContext, name: str, p: ParamGrad, shape: Sequence[int]) -> Value:
+    dtype = "fp64" if p.master.dtype == "fp64" else context.precision.optimizer_state
+    return context.builder.state(f"normuon.{name}.{p.param.name}", shape, dtype, Init(kind="zeros"))
+
+
+def infer(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
+    """Return the specs of masters, momenta and second moments, then of work copies and amaxes."""
+    n = attrs["n"]
+    kept = [OutSpec("updated", v.shape, v.dtype) for v in ins[4 + n :]]
+    copies = zip(attrs["copied"], attrs["copy_dtypes"], strict=True)
+    work = [OutSpec("work", ins[4 + n + i].shape, dtype) for i, dtype in copies]
+    return [*kept, *work, *(OutSpec("amax", (), "fp32") for _ in attrs["measured"])]
+
+
+def flops(op: Op) -> int:
+    iterations, n = METHODS[op.attrs["method"]], op.attrs["n"]
+    return sum(
+        iterations.flops(rows, grad.shape[1])
+        for grad, parts in zip(op.ins[4 : 4 + n], op.attrs["rows"], strict=True)
+        for rows in parts
+    )
+
+
+NORMUON_OP = OpDef(
+    kind="normuon",
+    infer=infer,
+    reference="surogate_optim_normuon.reference:normuon",
+    flops=flops,
+    math=lambda op: "bf16",
+)
+
+NORMUON = OptimizerDef(
+    name="normuon",
+    summary="NorMuon for matrices, orthogonalized each by itself; AdamW for all other params",
+    options=NorMuonOptions,
+    update=update,
+)

@@ -1,0 +1,238 @@
+"""NorMuon: the specification's vectors, orthogonalization, logical matrices, decay, skipped steps, a small model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models import harness
+from torch import Tensor
+
+from surogate_core.api import PrecisionRequest, Target
+from surogate_core.machine.devices import device
+from surogate_core.planning.update_groups import by_block
+from surogate_core.plugins.discovery import load_registry
+from surogate_core.runtime.initialise import initialise
+from surogate_optim_normuon.iterations import METHODS
+from surogate_optim_normuon.optimizer import NORMUON, NORMUON_OP, NorMuonOptions
+from surogate_optim_normuon.reference import factor, normuon, orthogonalized
+
+VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text())
+CONFIG = harness.tiny_config(vocab_size=61, hidden_size=24, intermediate_size=40, num_hidden_layers=2, head_dim=8)
+ROWS = [[document] for document in harness.random_documents([16, 11], 61)]
+SCALE = 1 / harness.valid_tokens([document for row in ROWS for document in row])
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def lcg(n: int, seed: int) -> Tensor:
+    """The numbers of the vectors: from a 32-bit LCG, exact in bf16, with a heavy tail."""
+    state, numbers = seed, []
+    for _ in range(n):
+        state = (1664525 * state + 1013904223) & 0xFFFFFFFF
+        u = ((state >> 8) / 2**24) * 2 - 1
+        numbers.append(u * u * u * 4)
+    return torch.tensor(numbers).bfloat16().float()
+
+
+def stepped(
+    p: Tensor,
+    g: Tensor,
+    *,
+    rows: Sequence[int] | None = None,
+    m: Tensor | None = None,
+    v: Tensor | None = None,
+    lr: float = 0.02,
+    coef: float = 1.0,
+    **attrs: Any,
+) -> tuple[Tensor, ...]:
+    """Return master, momentum and second moments after a step of one param."""
+    settings: dict[str, Any] = {
+        "weight_decay": 0.0,
+        "momentum": 0.95,
+        "beta2": 0.95,
+        "cautious": False,
+        "lr_scale": "spectral",
+        "method": "polar_express",
+    }
+    start = (torch.zeros_like(g) if m is None else m, torch.zeros(len(g)) if v is None else v)
+    scalars = (torch.tensor(coef), torch.tensor(lr), torch.tensor(1), torch.tensor(0))
+    fixed: dict[str, Any] = {"copied": (), "copy_dtypes": (), "measured": (), "streams": (0,)}
+    parts = (tuple(rows) if rows else (len(g),),)
+    return normuon(*scalars, g, p, *start, n=1, rows=parts, **fixed, **(settings | attrs))
+
+
+# ------------------------------------------------------------------------------------------------------------- vectors
+
+
+@pytest.mark.parametrize("shape", ["wide", "tall"])
+@pytest.mark.parametrize(("method", "name"), [("polar_express", "polar5"), ("newton_schulz", "ns5")])
+def test_a_step_is_that_of_the_specification(shape: str, method: str, name: str) -> None:
+    vector = VECTORS[f"normuon_{shape}_{name}"]
+    rows, columns = vector["shape"]
+    p, g = (lcg(rows * columns, vector[seed]).view(rows, columns) for seed in ("p_seed", "g_seed"))
+    lr, decay = vector["lr"], vector["wd"]
+    new, _, v = stepped(p, g, lr=lr, weight_decay=decay, method=method)
+    update = (p * (1 - lr * decay) - new) / lr
+    close: dict[str, float] = {"rtol": 1e-3, "atol": 2e-5}
+    torch.testing.assert_close(update[0], torch.tensor(vector["update_row0"]), **close)
+    torch.testing.assert_close(new[0], torch.tensor(vector["p_row0"]), **close)
+    torch.testing.assert_close(v, torch.tensor(vector["v"]), rtol=1e-3, atol=1e-6)
+
+
+# ---------------------------------------------------------------------------------------------------- orthogonalization
+
+
+@pytest.mark.parametrize(("method", "low", "high"), [("polar_express", 0.85, 1.15), ("newton_schulz", 0.67, 1.14)])
+@pytest.mark.parametrize("shape", [(64, 256), (256, 64)])
+def test_singular_values_become_nearly_one_and_singular_vectors_stay(
+    method: str, low: float, high: float, shape: tuple[int, int]
+) -> None:
+    x = torch.randn(shape, generator=generator())
+    u, _, vh = torch.linalg.svd(x, full_matrices=False)
+    o = orthogonalized(x, METHODS[method])
+    singular = u.T @ o @ vh.T
+    assert low < singular.diagonal().min() and singular.diagonal().max() < high
+    assert (singular - singular.diagonal().diag()).abs().max() < 1e-3
+    torch.testing.assert_close(orthogonalized(1000 * x, METHODS[method]), o, rtol=1e-3, atol=1e-4)
+
+
+def test_a_matrix_of_zeros_stays_where_it_is() -> None:
+    p = torch.randn(8, 8, generator=generator())
+    assert torch.equal(stepped(p, torch.zeros(8, 8))[0], p)
+
+
+# ----------------------------------------------------------------------------------------------------------- the update
+
+
+def test_each_logical_matrix_of_a_fused_param_is_updated_by_itself() -> None:
+    parts = [torch.randn(rows, 16, generator=generator(rows)) for rows in (32, 8, 12)]
+    fused = stepped(torch.zeros(52, 16), torch.cat(parts), rows=(32, 8, 12), lr_scale="match_adamw")
+    alone = [stepped(torch.zeros_like(g), g, lr_scale="match_adamw") for g in parts]
+    for i, whole in enumerate(fused):
+        assert torch.equal(whole, torch.cat([part[i] for part in alone]))
+    other = stepped(torch.zeros(52, 16), torch.cat(parts), lr_scale="match_adamw")
+    assert not torch.allclose(fused[0], other[0], rtol=0.1)
+
+
+def test_all_rows_have_updates_of_equal_size_after_the_first_step() -> None:
+    """Rows of the gradient differ by 100 times in magnitude. Their second moments make them equal."""
+    g = torch.randn(16, 64, generator=generator()) * torch.logspace(-1, 1, 16)[:, None]
+    update = stepped(torch.zeros(16, 64), g)[0]
+    norms = update.norm(dim=1)
+    assert norms.max() / norms.min() < 1.001
+
+
+@pytest.mark.parametrize("shape", [(32, 128), (128, 32)])
+def test_match_adamw_gives_updates_of_rms_02_and_paper_the_same(shape: tuple[int, int]) -> None:
+    """The norm of an orthogonalized matrix is about sqrt(min(rows, columns))."""
+    g = torch.randn(shape, generator=generator())
+    for lr_scale, allowed in (("match_adamw", 0.1), ("paper", 1e-4)):
+        rms = stepped(torch.zeros(shape), g, lr=1.0, lr_scale=lr_scale)[0].square().mean().sqrt()
+        assert abs(float(rms) / 0.2 - 1) < allowed, lr_scale
+    assert factor(128, 32, 1.0, "spectral") == 2.0 and factor(32, 128, 1.0, "spectral") == 1.0
+    assert factor(32, 128, 1.0, "match_adamw") == 0.2 * sqrt(128)
+
+
+def test_cautious_decay_applies_where_the_update_goes_the_same_way() -> None:
+    p, g = (torch.randn(16, 16, generator=generator(seed)) for seed in (1, 2))
+    plain = stepped(p, g)[0]
+    moved = p - plain
+    for cautious, mask in ((True, moved * p >= 0), (False, torch.ones(16, 16, dtype=torch.bool))):
+        decayed = stepped(p, g, weight_decay=0.5, cautious=cautious)[0]
+        torch.testing.assert_close(plain - decayed, 0.02 * 0.5 * p * mask, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("coef", [float("nan"), float("inf")])
+def test_a_coefficient_that_is_not_finite_changes_no_bit(coef: float) -> None:
+    p, g, m = (torch.randn(8, 16, generator=generator(seed)) for seed in range(3))
+    v = torch.rand(8, generator=generator())
+    kept = stepped(p.bfloat16(), g, m=m.bfloat16(), v=v, coef=coef, weight_decay=0.1)
+    assert all(torch.equal(new, old) for new, old in zip(kept, (p.bfloat16(), m.bfloat16(), v), strict=True))
+
+
+def test_bf16_masters_and_momenta_are_rounded_stochastically() -> None:
+    """Of 4,096 equal elements some are rounded up and some down, independently in master and momentum."""
+    p, g = torch.ones(64, 64), torch.full((64, 64), 0.7)
+    exact = stepped(p, g, lr=1e-3)
+    rounded = stepped(p.bfloat16(), g, m=torch.zeros(64, 64).bfloat16(), lr=1e-3)
+    for new, old in zip(rounded[:2], exact[:2], strict=True):
+        assert new.dtype == torch.bfloat16 and len(new.unique()) == 2
+        assert new.float().unique()[0] < old.mean() < new.float().unique()[1]
+    ups = [(new == new.max()).flatten().double() for new in rounded[:2]]
+    assert abs(float(torch.corrcoef(torch.stack(ups))[0, 1])) < 5 / 64
+
+
+# ------------------------------------------------------------------------------------------------------------- a model
+
+
+def model(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> harness.PlannedModel:
+    monkeypatch.setattr(harness, "OPS", harness.OPS | {"normuon": NORMUON_OP})
+    chosen = {"optimizer": NORMUON, "optimizer_options": NorMuonOptions(), "weight_decay": 0.1, "max_grad_norm": 1.0}
+    made = harness.PlannedModel(CONFIG, 2, 16, **(chosen | settings))
+    initialise((v for v in made.assembly.declared if v.init), made.buffers.persistent, seed=3)
+    made.executor.run("start")
+    return made
+
+
+def trained(made: harness.PlannedModel, steps: int) -> list[float]:
+    losses = []
+    for step in range(1, steps + 1):
+        losses.append(made.micro_step(ROWS, SCALE))
+        made.update(step, lr=2e-2)
+    return losses
+
+
+def bits(made: harness.PlannedModel) -> dict[str, Tensor]:
+    kept = [v for v in made.assembly.declared if v.role in ("param", "state")]
+    return {v.name: made.buffers.persistent(v).clone().reshape(-1).view(torch.uint8) for v in kept}
+
+
+def test_matrices_of_blocks_have_momentum_and_row_moments_and_all_else_has_adamws(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = model(monkeypatch)
+    names = {v.name for v in made.assembly.declared}
+    matrices = {f"layers.{i}.{name}" for i in range(2) for name in ("attn.qkv", "attn.o", "mlp.gate_up", "mlp.down")}
+    assert {n.removeprefix("normuon.momentum.") for n in names if n.startswith("normuon.momentum.")} == matrices
+    others = {v.name for v in made.assembly.trainable} - matrices
+    assert {n.removeprefix("normuon.adamw.m.") for n in names if n.startswith("normuon.adamw.m.")} == others
+    (op,) = [op for op in made.assembly.programs["update"].ops if op.kind == "normuon"]
+    assert sorted(set(op.attrs["rows"])) == [(24,), (32, 16, 16), (40, 40)]
+
+
+def test_a_model_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = trained(model(monkeypatch), 12)
+    assert losses[-1] < 0.5 * losses[0], losses
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        PrecisionRequest(model_dtype="fp32"),
+        PrecisionRequest(model_dtype="bf16", master_dtype="fp32", optimizer_state_dtype="bf16"),
+    ],
+    ids=["fp32", "masters"],
+)
+def test_an_update_by_block_gives_the_same_bits_as_one_of_all_params(
+    monkeypatch: pytest.MonkeyPatch, request_: PrecisionRequest
+) -> None:
+    whole, parts = (model(monkeypatch, request=request_, **more) for more in ({}, {"update_groups": by_block}))
+    for made in (whole, parts):
+        trained(made, 2)
+    one, other = bits(whole), bits(parts)
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+def test_no_kernel_serves_it_on_a_gpu_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a run on a GPU is refused, unless the user allows references."""
+    (op,) = [op for op in model(monkeypatch).assembly.programs["update"].ops if op.kind == "normuon"]
+    assert load_registry().kernel_for(op, Target(device("h200")), "bf16").kernel is None
