@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ..machine.devices import GIB
-from ..memory.report import SameValues
 from ..planning.plan import Plan
+from ..planning.report import SameValues
 from ..planning.resolve import KernelTable
 from ..planning.run import Run
 from ..planning.suggestions import suggest
@@ -58,7 +58,9 @@ def _run(run: Run, plan: Plan) -> Iterator[str]:
 def _memory(plan: Plan, chosen: str) -> Iterator[str]:
     report = plan.report
     each = ", on each" if report.world_size > 1 else ""
-    yield _wrapped(f"{devices_text(report)}, {_size(report.device.memory_bytes).strip()}{each} ({chosen})")
+    yield _wrapped(
+        f"{devices_text(report.device, report.world_size)}, {_size(report.device.memory_bytes).strip()}{each} ({chosen})"
+    )
     for name, nbytes in report.device_bytes.items():
         if name != "total":
             yield f"  {name:<14}{_size(nbytes)}"

@@ -13,13 +13,13 @@ from ..config.schema import DTYPE_KEYS
 from ..data.pieces import max_pieces
 from ..errors import ConfigError
 from ..machine.devices import limited
-from ..memory.report import Report, report
 from ..plugins.registry import Registry
 from .assemble import assemble
 from .assembly import Assembly
 from .inputs import PlanInputs
 from .recompute_ladder import climb, ladder
 from .recomputed import ChosenRecomputation, Recomputation
+from .report import Report, report
 from .resolve import KernelTable
 from .run import Run
 

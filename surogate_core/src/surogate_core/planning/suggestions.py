@@ -14,9 +14,9 @@ from ..config.keys import ADAPTER_FLAG
 from ..config.load import load_config, resolved
 from ..errors import ConfigError, SurogateError
 from ..machine.devices import GIB
-from ..memory.report import Report
 from .candidates import Candidate, candidates
 from .plan import Plan, plan_inputs, plan_run
+from .report import Report
 from .run import Run, open_run
 
 _TRIES = 3

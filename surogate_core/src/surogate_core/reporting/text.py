@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..memory.report import Report
+    from ..api import DeviceInfo
 
 LINE_WIDTH = 80
 
@@ -51,9 +51,9 @@ def duration_text(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def devices_text(report: Report) -> str:
+def devices_text(device: DeviceInfo, count: int) -> str:
     """Return the device of a run, with the number of devices if there are several."""
-    return f"{report.world_size} x {report.device.title}" if report.world_size > 1 else report.device.title
+    return f"{count} x {device.title}" if count > 1 else device.title
 
 
 def loss_text(loss: float) -> str:

@@ -118,7 +118,7 @@ def _headline(plan: Plan) -> str:
     return (
         f"{inputs.model.name}, {parameters_text(plan.n_params)} parameters, "
         + (f"{parameters_text(plan.n_trainable)} trained, " if partly else "")
-        + f"{inputs.precision.model}, on {devices_text(report)}: {report.device_bytes['total'] / GIB:.2f} GiB planned"
+        + f"{inputs.precision.model}, on {devices_text(report.device, report.world_size)}: {report.device_bytes['total'] / GIB:.2f} GiB planned"
         + (" on each" if report.world_size > 1 else "")
     )
 
@@ -139,7 +139,7 @@ def _saved_run(run: Run, plan: Plan, steps: Steps) -> SavedRun:
         run=run,
         plan=plan,
         facts=facts(run, plan, steps.loader, steps.total),
-        versions=run_versions(run, plan) | {"device": devices_text(plan.report)},
+        versions=run_versions(run, plan) | {"device": devices_text(plan.report.device, plan.report.world_size)},
         metrics=metrics_path(Path(run.config.output_dir), run.config.log_file),
     )
 
@@ -216,7 +216,7 @@ def _run_info(run: Run, plan: Plan, steps: Steps, progress: Progress) -> RunInfo
         tokens_per_step=steps.loader.tokens_per_step,
         config=resolved(run.loaded),
         versions=run_versions(run, plan),
-        device=devices_text(plan.report),
+        device=devices_text(plan.report.device, plan.report.world_size),
         parameters=plan.n_params,
         trainable_parameters=plan.n_trainable,
         done_steps=progress.step,

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..machine.devices import COLLECTIVE_BYTES
+from ..memory.alignment import align
+from ..memory.cost import Cost, program_cost
+from ..memory.plan import ArenaPlan, MemoryPlan
 from ..program.op import Program
 from ..program.passes.reduce import MicroStep, micro_step_counts
 from ..program.value import Value
-from .alignment import align
-from .cost import Cost, program_cost
-from .plan import ArenaPlan, MemoryPlan
 
 if TYPE_CHECKING:
     from ..api import DeviceInfo, OpDef

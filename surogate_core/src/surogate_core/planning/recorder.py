@@ -1,0 +1,300 @@
+"""Records the programs of a family: each method is a step of `assemble`, which calls them in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..api import BatchInputs, Family, LowerContext, OffloadContext, ParamInfo, Scalars, WeightMap
+from ..dtypes import DTYPES, wider
+from ..errors import ConfigError, DisconnectedError, ProgramError
+from ..origin import blaming
+from ..program.builder import Builder
+from ..program.differentiate import differentiate
+from ..program.op import Program
+from ..program.passes.accumulate import accumulate
+from ..program.passes.dead_code import dead_code
+from ..program.passes.documents import for_fewer, smaller_bounds
+from ..program.passes.evaluation import for_evaluation
+from ..program.passes.fuse_adds import fuse_adds
+from ..program.passes.outputs import write_to
+from ..program.passes.pending import carried_states, on_copies
+from ..program.passes.recompute import recompute
+from ..program.passes.reduce import MicroStep, micro_step_counts, reduce
+from ..program.value import Value
+from .inputs import PlanInputs
+from .lm_head_chunks import lm_head_chunks
+from .param_kinds import kind_by_shape, logical_matrices, special_kinds
+from .pass_runner import PassRunner
+from .update import record_update
+
+
+def declare_batch(b: Builder, inputs: PlanInputs) -> BatchInputs:
+    tokens, precision = inputs.tokens, inputs.precision
+    of_logits = wider(precision.model, precision.matmul)
+    chunks = lm_head_chunks(inputs.lmhead_chunks, tokens, inputs.dims.vocab_size, of_logits)
+    return BatchInputs(
+        tokens=b.input("tokens", (tokens,), "int32"),
+        targets=b.input("targets", (tokens,), "int32"),
+        positions=b.input("positions", (tokens,), "int32"),
+        cu_seqlens=b.input("cu_seqlens", (inputs.max_documents + 1,), "int32"),
+        loss_scale=b.input("loss_scale", (), "fp32"),
+        seq_len=inputs.seq_len,
+        lmhead_chunks=chunks,
+    )
+
+
+def declare_scalars(b: Builder) -> Scalars:
+    return Scalars(
+        lr=b.input("lr", (), "fp32"),
+        step=b.input("step", (), "int32"),
+        micro_step=b.input("micro_step", (), "int32"),
+        seed=b.input("seed", (), "int64"),
+    )
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """Records the programs of one family with one builder. `passed` verifies what each pass returns."""
+
+    inputs: PlanInputs
+    b: Builder
+    passed: PassRunner
+    batch: BatchInputs
+    scalars: Scalars
+
+    # ------------------------------------------------------------------------------------------ forward and evaluate
+
+    def build(self) -> tuple[Program, Value]:
+        """Record the model's forward program. Return it and the loss."""
+        model = self.inputs.model
+        with self.b.record("forward"):
+            loss = model.build(self.b, self.inputs.dims, self.batch)
+            return self.passed("build", None, self.b.program("forward", (loss,)), (model, "build")), loss
+
+    def adapt(self, forward: Program, loss: Value, weights: Sequence[WeightMap]) -> tuple[Program, Value]:
+        """Apply the adapters to the forward program."""
+        precision = self.inputs.precision
+        for adapter, options in self.inputs.adapters:
+            adapted = adapter.apply(forward, self.b, precision, weights, self.scalars, options)
+            forward = self.passed(f"adapter {adapter.name}", forward, adapted, (adapter, "apply"))
+            if len(forward.outputs) != 1:
+                with blaming(adapter.origin, "apply"):
+                    raise ProgramError(
+                        f"adapter {adapter.name} returned {len(forward.outputs)} outputs; the loss is the only one"
+                    )
+            (loss,) = forward.outputs
+        return forward, loss
+
+    def evaluation(self, forward: Program, total: Value) -> Program:
+        """Return the evaluation program, which writes the loss to `total`."""
+        program = self.passed("evaluation", forward, for_evaluation(forward, self.inputs.ops))
+        return self.passed("outputs", program, write_to(program, dict.fromkeys(program.outputs, total)))
+
+    # ---------------------------------------------------------------------------------------------------- the family
+
+    def differentiated(
+        self, forward: Program, loss: Value, total: Value, weights: Sequence[WeightMap]
+    ) -> tuple[Program, dict[Value, Value]]:
+        """Return the program of a micro-step, which writes the loss to `total`, and {trained param: gradient}."""
+        program, gradients = self._differentiated(forward, loss, weights)
+        program = self.passed("outputs", program, write_to(program, {loss: total}))
+        program = self.passed("dead_code", program, dead_code(program, self.inputs.ops))
+        return self.passed("fuse_adds", program, fuse_adds(program, self.inputs.ops)), gradients
+
+    def _differentiated(
+        self, forward: Program, loss: Value, weights: Sequence[WeightMap]
+    ) -> tuple[Program, dict[Value, Value]]:
+        inputs = self.inputs
+        of_model = {m.param: m for m in weights}
+
+        def trainable(param: Value) -> bool:
+            stored = of_model.get(param.name)
+            return not inputs.adapters or any(adapter.trainable(param, stored, o) for adapter, o in inputs.adapters)
+
+        before = Program("micro", forward.ops, forward.outputs, stage="micro")
+        try:
+            program, gradients = differentiate(before, loss, self.b, trainable, inputs.precision.param_grad)
+        except DisconnectedError as error:  # the fault of the plugin that recorded the forward program last
+            last, function = (inputs.adapters[-1][0], "trainable") if inputs.adapters else (inputs.model, "build")
+            with blaming(last.origin, function):
+                raise error
+        return self.passed("differentiate", forward, program), gradients
+
+    def params(
+        self, forward: Program, gradients: Mapping[Value, Value], weights: Sequence[WeightMap]
+    ) -> dict[Value, ParamInfo]:
+        """Return what is known of every param, and declare the masters of the trained ones.
+
+        `master_dtype` applies to the model's own weights. An adapter's params have the dtype that they are trained in,
+        so a wider master may gain something and a narrower one would only lose precision.
+        """
+        asked, stored = self.inputs.precision.master, {m.param: m for m in weights}
+        special = special_kinds(forward, self.inputs.ops)
+        found = {}
+        for param in (v for v in self.b.declared if v.role == "param"):
+            grad, master = gradients.get(param), None
+            if grad is not None:
+                dtype = asked if param.name in stored else wider(param.dtype, asked)
+                own = param.dtype in (dtype, "fp64")
+                master = param if own else self.b.state(f"master.{param.name}", param.shape, dtype, None)
+            found[param] = ParamInfo(
+                param=param,
+                stored=param.name in stored,
+                kind=special.get(param) or kind_by_shape(param),
+                matrices=logical_matrices(param, stored.get(param.name)),
+                grad=grad,
+                master=master,
+            )
+        return found
+
+    def family(self, micro: Program, evaluate: Program, params: dict[Value, ParamInfo], norm: Value) -> Family:
+        """Record the other programs of a run. Adds to `params` which magnitudes the optimizer computes."""
+        with self.b.record("derive"):
+            derive = self.passed("derive", None, self.b.program("derive", stage="derive"))
+        update, clip_coef = self._update(params, norm)
+        return Family(
+            micro=micro,
+            evaluate=evaluate,
+            update=update,
+            clip_coef=clip_coef,
+            derive=derive,
+            start=self._start(params),
+        )
+
+    def lowered(self, family: Family, params: Mapping[Value, ParamInfo]) -> Family:
+        """Apply the recipe, then remove what it left without a reader."""
+        inputs = self.inputs
+        context = LowerContext(
+            builder=self.b,
+            target=inputs.target,
+            precision=inputs.precision,
+            scalars=self.scalars,
+            params=params,
+            options=inputs.recipe_options,
+            numerics=inputs.numerics,
+        )
+        lowering = inputs.lowering or inputs.recipe
+        after = lowering.lower(family, context)
+        before = {p.name: p for p in family.programs()}
+
+        def finished(program: Program) -> Program:
+            program = self.passed("lower", before.get(program.name), program, (lowering, "lower"))
+            return self.passed("dead_code", program, dead_code(program, inputs.ops))
+
+        calibrate, numerics = after.calibrate, after.numerics
+        if numerics is None and inputs.numerics:
+            raise ConfigError(
+                f"numerics_report_steps: {lowering.name} quantizes nothing, so there is nothing to report. Remove the "
+                "key, or choose a recipe that quantizes."
+            )
+        return replace(
+            after,
+            micro=finished(after.micro),
+            evaluate=finished(after.evaluate),
+            update=finished(after.update),
+            derive=finished(after.derive),
+            start=finished(after.start),
+            calibrate=calibrate and finished(replace(calibrate, name="calibrate", purpose="calibrate")),
+            numerics=numerics
+            and replace(numerics, micro=finished(replace(numerics.micro, name="report", purpose="report"))),
+        )
+
+    def _start(self, params: Mapping[Value, ParamInfo]) -> Program:
+        """Record the masters from the params.
+
+        A param that is wider than its master becomes what the master holds, as after every update.
+        """
+        with self.b.record("start"):
+            for p in params.values():
+                if p.master is not None and p.master is not p.param:
+                    self.b.emit("cast", p.param, outs=[p.master], dtype=p.master.dtype)
+                    if DTYPES[p.master.dtype].bits < DTYPES[p.param.dtype].bits:
+                        self.b.emit("cast", p.master, outs=[p.param], dtype=p.param.dtype)
+            return self.passed("start", None, self.b.program("start", stage="start"))
+
+    def _update(self, params: dict[Value, ParamInfo], norm: Value) -> tuple[Program, Value]:
+        """Record the update. Return it and the factor of the gradients."""
+        optimizer = self.inputs.optimizer
+        update = record_update(self.b, self.inputs, self.scalars, params.values(), norm)
+        params |= {p.param: replace(params[p.param], amax=p.amax) for p in update.measured}
+        return self.passed("optimizer", None, update.program, (optimizer, "update")), update.clip_coef
+
+    # --------------------------------------------------------------------------------------------------- micro-steps
+
+    def fused(self, program: Program) -> Program:
+        """Let the adapters fuse ops of a micro-step."""
+        for adapter, options in self.inputs.adapters:
+            fused = adapter.fuse(program, options)
+            program = self.passed(f"adapter {adapter.name}", program, fused, (adapter, "fuse"))
+        return program
+
+    def recomputed(self, program: Program) -> Program:
+        """Return the program of a micro-step with recomputation."""
+        inputs = self.inputs
+        if inputs.recomputation or any(inputs.ops[op.kind].always_recomputed for op in program.ops):
+            program = self.passed("recompute", program, recompute(program, inputs.recomputation.drops, self.b))
+        return program
+
+    def offloaded(self, family: Family) -> Family:
+        """Apply the offload strategies."""
+        for strategy, options in self.inputs.offload:
+            context = OffloadContext(builder=self.b, target=self.inputs.target, options=options)
+            after = strategy.schedule(family, context)
+            before = {p.name: p for p in family.programs()}
+            for program in after.programs():
+                if program is not before.get(program.name):
+                    self.passed("offload", before.get(program.name), program, (strategy, "schedule"))
+            family = after
+        return family
+
+    def accumulated(self, program: Program, gradients: Mapping[Value, Value]) -> list[Program]:
+        """Return the programs of the micro-steps of an optimizer step, made of `program`, in order of their first run.
+
+        The first micro-step writes what a step collects; the others add to it.
+        """
+        inputs, b = self.inputs, self.b
+        first, following = accumulate(program, b, self.scalars)
+        variants = [self.passed("accumulate", program, p) for p in (first, following)[: inputs.grad_accum_steps]]
+        if inputs.world_size > 1:
+            *_, final = variants
+            variants.append(self.passed("reduce", final, reduce(final, gradients, b, inputs.world_size)))
+        by_kind = {MicroStep(p.first, p.last): p for p in variants}
+        steps = [by_kind[kind] for kind in micro_step_counts(inputs.grad_accum_steps, inputs.world_size)]
+        return steps[:1] if program.purpose == "report" else steps
+
+    # ------------------------------------------------------------------------------------------------ pending states
+
+    def pending_copies(
+        self, micro: Sequence[Program], evaluate: Program, update: Program, readings: frozenset[Value]
+    ) -> dict[Value, Value]:
+        """Declare a pending copy of every state that a skipped step must leave unchanged. Return {state: copy}."""
+        states = carried_states(micro, evaluate, update, readings)
+        return {v: self.b.state(f"pending.{v.name}", v.shape, v.dtype, None) for v in states}
+
+    def on_copies(self, program: Program, copies: Mapping[Value, Value], *, begins: bool) -> Program:
+        """Return `program` with pending copies in place of the states; `begins`: it first copies the states."""
+        return self.passed("pending", program, on_copies(program, copies, self.b, begins=begins))
+
+    def committing(self, update: Program, clip_coef: Value, copies: Mapping[Value, Value]) -> Program:
+        """Return the update, which commits the pending copies unless the step is skipped."""
+        with self.b.record("update") as commits:
+            for state, copy in copies.items():
+                self.b.emit("commit", clip_coef, copy, state, outs=[state])
+        return self.passed("pending", update, replace(update, ops=(*update.ops, *commits)))
+
+    # ------------------------------------------------------------------------------------------------------ variants
+
+    def variants(self, programs: Sequence[Program]) -> tuple[dict[int, Value], dict[str, tuple[Program, ...]]]:
+        """Return {documents: their cu_seqlens input}, and for each program that reads documents its variants."""
+        whole = self.batch.cu_seqlens
+        bounds = smaller_bounds(self.inputs.max_documents, self.inputs.batch_size)
+        shorter = {n: self.b.input(f"{whole.name}@{n}", (n + 1,), whole.dtype) for n in bounds}
+        variants = {
+            program.name: tuple(
+                self.passed("documents", program, for_fewer(program, whole, fewer)) for fewer in shorter.values()
+            )
+            for program in programs
+            if shorter and any(whole in op.ins for op in program.ops)
+        }
+        return shorter, variants
