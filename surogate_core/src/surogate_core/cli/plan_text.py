@@ -58,9 +58,8 @@ def _run(run: Run, plan: Plan) -> Iterator[str]:
 def _memory(plan: Plan, chosen: str) -> Iterator[str]:
     report = plan.report
     each = ", on each" if report.world_size > 1 else ""
-    yield _wrapped(
-        f"{devices_text(report.device, report.world_size)}, {_size(report.device.memory_bytes).strip()}{each} ({chosen})"
-    )
+    devices, memory = devices_text(report.device, report.world_size), _size(report.device.memory_bytes).strip()
+    yield _wrapped(f"{devices}, {memory}{each} ({chosen})")
     for name, nbytes in report.device_bytes.items():
         if name != "total":
             yield f"  {name:<14}{_size(nbytes)}"

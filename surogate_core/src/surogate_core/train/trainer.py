@@ -115,10 +115,11 @@ def train_planned(
 def _headline(plan: Plan) -> str:
     inputs, report = plan.inputs, plan.report
     partly = plan.n_trainable < plan.n_params
+    devices, planned = devices_text(report.device, report.world_size), report.device_bytes["total"] / GIB
     return (
         f"{inputs.model.name}, {parameters_text(plan.n_params)} parameters, "
         + (f"{parameters_text(plan.n_trainable)} trained, " if partly else "")
-        + f"{inputs.precision.model}, on {devices_text(report.device, report.world_size)}: {report.device_bytes['total'] / GIB:.2f} GiB planned"
+        + f"{inputs.precision.model}, on {devices}: {planned:.2f} GiB planned"
         + (" on each" if report.world_size > 1 else "")
     )
 
