@@ -19,7 +19,7 @@ from whole_plugin import TOKENIZER, the_error, whole_plugin, write_config
 
 from surogate_core.cli.app import app
 from surogate_core.errors import PluginError, ProgramError
-from surogate_core.planning import assemble
+from surogate_core.planning import recorder
 from surogate_core.plugins.attribution import RESULTS, UNWRAPPED
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.plugins.registry import KINDS
@@ -415,7 +415,7 @@ def test_errors_of_core_are_not_attributed_to_a_plugin(
     def broken(*args: Any) -> Any:
         raise ProgramError("a pass of core is wrong")
 
-    monkeypatch.setattr(assemble, "accumulate", broken)
+    monkeypatch.setattr(recorder, "accumulate", broken)
     result = CliRunner().invoke(app, ["plan", str(write_config(tmp_path, recipe="acme"))])
     assert result.exit_code == 1 and isinstance(result.exception, ProgramError)
     assert str(result.exception) == "a pass of core is wrong"
