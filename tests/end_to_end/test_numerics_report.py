@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from end_to_end.product import Workplace, records
 
 FP8 = {"recipe": "fp8-hybrid", "model_dtype": None, "max_steps": 6, "eval_steps": 0}
@@ -14,6 +15,7 @@ def numbers(workplace: Workplace) -> list[tuple[Any, ...]]:
     return [(r["step"], r["loss"], r["norm"]) for r in records(workplace.out, "step")]
 
 
+@pytest.mark.slow
 def test_reports_are_recorded_and_shown_and_change_no_bit(workplace: Workplace) -> None:
     run = workplace.surogate("train", workplace.write(**FP8))
     assert run.returncode == 0, run.stderr
