@@ -31,6 +31,7 @@ CORE_AND_FIRST = (
     "surogate-optim-adamw-8bit",
     "surogate-optim-normuon",
     "surogate-lora",
+    "surogate-offload-residual",
 )
 PACKAGES = {
     "surogate-core": ROOT / "surogate_core/src/surogate_core",
@@ -151,7 +152,7 @@ def test_every_package_has_one_wheel_with_every_source_file() -> None:
 def test_the_meta_package_installs_all_packages(case: Case) -> None:
     case.install("surogate")
     assert case.plugins() == dict.fromkeys(
-        ("builtin", "adamw", "adamw_8bit", "bf16", "fp8", "lora", "models", "normuon"), "loaded"
+        ("builtin", "adamw", "adamw_8bit", "bf16", "fp8", "lora", "models", "normuon", "offload_residual"), "loaded"
     )
     assert case.has("datasets")
     assert case.surogate("--version").startswith("surogate 0.1")
@@ -163,7 +164,7 @@ def test_the_packages_work_without_the_meta_package(case: Case) -> None:
     case.install(*CORE_AND_FIRST)
     assert not case.has("datasets")
     assert case.plugins() == dict.fromkeys(
-        ("builtin", "adamw", "adamw_8bit", "bf16", "fp8", "lora", "models", "normuon"), "loaded"
+        ("builtin", "adamw", "adamw_8bit", "bf16", "fp8", "lora", "models", "normuon", "offload_residual"), "loaded"
     )
     assert json.loads(case.surogate("plan", "run.yaml", "--json"))["fits"] is True
 
