@@ -46,11 +46,11 @@ $(TOOLS_INSTALLED): $(INSTALLED)
 	touch $@
 
 test: install
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 # Whole runs that are stopped, killed, resumed and compared. Takes minutes.
 test-slow: install
-	$(BIN)/python -m pytest -n auto -m "slow and not gpu"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "slow and not gpu"
 
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu
@@ -75,7 +75,7 @@ test-wheels: wheels
 	$(BIN)/python -m pytest tests/packaging/check_wheels.py tests/packaging/check_kernels.py --constraint="$(CONSTRAIN)"
 
 docs-test: install
-	$(BIN)/python -m pytest -n auto tests/docs/check_docs.py
+	$(BIN)/python -m pytest -n auto --dist worksteal tests/docs/check_docs.py
 
 clean:
 	rm -rf $(VENV) build */build plugins/*/build dist output .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
