@@ -72,7 +72,7 @@ wheels: install
 
 # Not part of `make test`: it makes new environments with pip and takes some minutes.
 test-wheels: wheels
-	$(BIN)/python -m pytest tests/packaging/check_wheels.py tests/packaging/check_kernels.py --constraint="$(CONSTRAIN)"
+	$(BIN)/python -m pytest -n auto --dist worksteal tests/packaging/check_wheels.py tests/packaging/check_kernels.py --constraint="$(CONSTRAIN)"
 
 docs-test: install
 	$(BIN)/python -m pytest -n auto --dist worksteal tests/docs/check_docs.py

@@ -1,6 +1,6 @@
 """The program on damaged data, models, checkpoints and adapters: exit code 0 or 2, one message, no traceback.
 
-SUROGATE_FUZZ_PROCESSES=<n> sets the number of cases (16, three seconds each), SUROGATE_FUZZ_SEED=<seed> the first.
+SUROGATE_FUZZ_PROCESSES=<n> sets the number of cases (12, three seconds each), SUROGATE_FUZZ_SEED=<seed> the first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from surogate_core.checkpoint.manifest import MANIFEST
 
 pytestmark = pytest.mark.slow
 
-PROCESSES = int(os.environ.get("SUROGATE_FUZZ_PROCESSES", "16"))
+PROCESSES = int(os.environ.get("SUROGATE_FUZZ_PROCESSES", "12"))
 
 
 @pytest.fixture(scope="module")
