@@ -10,6 +10,7 @@ import pytest
 from random_programs import Family, Run, family, random_labels
 
 from surogate_core.api import Op, Program, Value
+from surogate_core.errors import ProgramError
 from surogate_core.program.lanes import lane_order
 from surogate_core.program.op import Lane
 from surogate_core.program.verify import verify
@@ -147,7 +148,5 @@ def test_an_op_that_may_not_use_the_host_is_refused() -> None:
     b = given.source.builder
     with b.record("forward") as ops:
         b.emit("copy", host)
-    from surogate_core.errors import ProgramError
-
     with pytest.raises(ProgramError, match="is placed on the host; copy it to the device first"):
         verify(Program("wrong", (*program.ops, *ops)), b.ops)

@@ -1,6 +1,9 @@
-"""The buffers of a run: one allocation per segment. Every value is a view at its planned offset."""
+"""The buffers of a run. Every value is a view at its planned offset, on the device or on the host."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -8,7 +11,7 @@ from torch import Tensor
 from ..errors import ProgramError, RunStopped
 from ..machine.devices import GIB
 from ..memory.plan import MemoryPlan
-from ..program.value import Value
+from ..program.value import Place, Value
 from ..reference.rounding import TORCH_DTYPES
 from .host_memory import NoHostMemory, allocate, pin, unpin
 
@@ -16,97 +19,103 @@ from .host_memory import NoHostMemory, allocate, pin, unpin
 class Buffers:
     """The memory of a plan, allocated on one device, and what the plan has on the host.
 
-    `poison` fills the arena with NaN, which reveals values that are read outside their planned lives. Memory of the
+    `poison` fills the arenas with NaN, which reveals values that are read outside their planned lives. Memory of the
     host is pinned if the device is a GPU. Raises RunStopped if the host has not enough.
     """
 
     def __init__(self, plan: MemoryPlan, device: str = "cpu", *, poison: bool = False) -> None:
         self.device = torch.device(device)
         self._plan = plan
-        sizes = {role: segment.nbytes for role, segment in plan.segments.items()}
-        self._segments = {
-            role: torch.zeros(nbytes, dtype=torch.uint8, device=self.device) for role, nbytes in sizes.items()
-        }
-        self._arena = torch.full((plan.arena_bytes,), 0xFF if poison else 0, dtype=torch.uint8, device=self.device)
-        self.host = None if plan.host is None else _HostBuffers(plan.host, self.device, poison)
-        """The values that are placed on the host."""
-
-    def close(self) -> None:
-        """Unpin memory of the host. Views of it remain valid."""
-        if self.host is not None:
-            self.host.close()
+        self._on: dict[Place, _Memory] = {"device": _on_device(plan, self.device)}
+        self._pinned: Tensor | None = None
+        if plan.host is not None:
+            whole = _host_memory(plan.host, self.device)
+            self._on["host"] = _divided(plan.host, whole)
+            self._pinned = whole if self.device.type != "cpu" else None
+        if poison:
+            for memory in self._on.values():
+                memory.arena.fill_(0xFF)
 
     @property
     def nbytes(self) -> int:
         """Allocated bytes of all segments and the arena on the device."""
-        return self._arena.numel() + sum(s.numel() for s in self._segments.values())
+        return self._plan.nbytes
 
-    def segment(self, role: str) -> Tensor:
-        """Return all bytes of the segment of a role: "param", "grad", "state" or "input"."""
-        return self._segments[role]
+    def segment(self, role: str, on: Place = "device") -> Tensor:
+        """Return all bytes of the segment of a role ("param", "grad", "state" or "input"); none on a host not used."""
+        return self._on[on].segments[role] if on in self._on else torch.empty(0, dtype=torch.uint8)
 
     def persistent(self, value: Value) -> Tensor:
         """Return the view of a param, gradient, state or input."""
-        if value.place == "host" and self.host is not None:
-            return self.host.persistent(value)
-        segment = self._plan.segments.get(value.role)
-        if segment is None or value not in segment.offsets:
+        memory = self._on.get(value.place)
+        segment = memory.plan.segments.get(value.role) if memory else None
+        if memory is None or segment is None or value not in segment.offsets:
             raise ProgramError(f"{value!r} is not in the memory plan")
-        return _view(self._segments[value.role], segment.offsets[value], value)
+        return _view(memory.segments[value.role], segment.offsets[value], value)
 
     def view(self, value: Value, program: str) -> Tensor:
         """Return the view of any value that `program` uses."""
         if value.role not in ("act", "staged"):
             return self.persistent(value)
-        if value.place == "host" and self.host is not None:
-            return self.host.view(value, program)
-        offset = self._plan.arenas[program].offsets.get(value)
-        if offset is None:
+        memory = self._on.get(value.place)
+        offset = memory.plan.arenas[program].offsets.get(value) if memory else None
+        if memory is None or offset is None:
             raise ProgramError(f"{program}: {value!r} is not in the arena plan")
-        return _view(self._arena, offset, value)
+        return _view(memory.arena, offset, value)
 
     def scratch(self, program: str, index: int) -> tuple[int, int]:
         """Return (address, bytes) of the workspace of the op at `index` of `program`; (0, 0) if it has none."""
         offset, nbytes = self._plan.arenas[program].workspace.get(index, (0, 0))
-        return (self._arena.data_ptr() + offset, nbytes) if nbytes else (0, 0)
+        return (self._on["device"].arena.data_ptr() + offset, nbytes) if nbytes else (0, 0)
 
     def kill(self, value: Value, program: str) -> None:
         """Overwrite an activation with NaN, because its life has ended."""
-        if value.place == "host" and self.host is not None:
-            return self.host.kill(value, program)
-        raw = self._plan.arenas[program].offsets[value]
-        self._arena[raw : raw + value.nbytes] = 0xFF
-
-
-class _HostBuffers(Buffers):
-    """The memory of a plan on the host, pinned for `device` if that is a GPU."""
-
-    def __init__(self, plan: MemoryPlan, device: torch.device, poison: bool) -> None:
-        self.device = torch.device("cpu")
-        self.host = None
-        self._plan = plan
-        self._is_pinned = False
-        try:
-            self._all = allocate(plan.nbytes)
-            if device.type != "cpu":
-                pin(self._all, device)
-                self._is_pinned = True
-        except NoHostMemory as error:
-            raise RunStopped(
-                f"offloading takes {plan.nbytes / GIB:.1f} GiB of host memory, and {error}. Free it, offload less, or "
-                "lower per_device_train_batch_size or sequence_len."
-            ) from None
-        at, self._segments = 0, {}
-        for role, segment in plan.segments.items():
-            self._segments[role] = self._all[at : at + segment.nbytes]
-            at += segment.nbytes
-        self._arena = self._all[at : at + plan.arena_bytes]
-        if poison:
-            self._arena.fill_(0xFF)
+        memory = self._on[value.place]
+        raw = memory.plan.arenas[program].offsets[value]
+        memory.arena[raw : raw + value.nbytes] = 0xFF
 
     def close(self) -> None:
-        if self._is_pinned:
-            unpin(self._all)
+        """Unpin memory of the host. Views of it remain valid."""
+        if self._pinned is not None:
+            unpin(self._pinned)
+            self._pinned = None
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """The memory of a plan on one place."""
+
+    plan: MemoryPlan
+    segments: Mapping[str, Tensor]
+    arena: Tensor
+
+
+def _on_device(plan: MemoryPlan, device: torch.device) -> _Memory:
+    sizes = {role: segment.nbytes for role, segment in plan.segments.items()}
+    segments = {role: torch.zeros(nbytes, dtype=torch.uint8, device=device) for role, nbytes in sizes.items()}
+    return _Memory(plan, segments, torch.zeros(plan.arena_bytes, dtype=torch.uint8, device=device))
+
+
+def _host_memory(plan: MemoryPlan, device: torch.device) -> Tensor:
+    """Allocate all of a plan's bytes at once, because pinning takes time per call."""
+    try:
+        memory = allocate(plan.nbytes)
+        if device.type != "cpu":
+            pin(memory, device)
+    except NoHostMemory as error:
+        raise RunStopped(
+            f"offloading takes {plan.nbytes / GIB:.1f} GiB of host memory, and {error}. Free it, offload less, or "
+            "lower per_device_train_batch_size or sequence_len."
+        ) from None
+    return memory
+
+
+def _divided(plan: MemoryPlan, memory: Tensor) -> _Memory:
+    at, segments = 0, {}
+    for role, segment in plan.segments.items():
+        segments[role] = memory[at : at + segment.nbytes]
+        at += segment.nbytes
+    return _Memory(plan, segments, memory[at : at + plan.arena_bytes])
 
 
 def _view(memory: Tensor, offset: int, value: Value) -> Tensor:

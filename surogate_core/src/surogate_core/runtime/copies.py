@@ -10,8 +10,7 @@ from functools import cache
 from typing import Any
 
 from ..api import BindContext, Call, KernelDef, Launch, Op, Support, Target
-
-SONAME = "libcuda.so.1"
+from ..machine.local_device import DRIVER
 
 
 class CopyError(RuntimeError):
@@ -20,7 +19,7 @@ class CopyError(RuntimeError):
 
 @cache
 def _driver() -> Any:
-    library = ctypes.CDLL(SONAME)
+    library = ctypes.CDLL(DRIVER)
     library.cuMemcpyAsync.argtypes = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p)
     library.cuMemcpyAsync.restype = ctypes.c_int
     return library

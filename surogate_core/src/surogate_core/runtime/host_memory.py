@@ -9,6 +9,8 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
+from ..machine.local_device import DRIVER
+
 _PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE: pinned for all devices
 
 
@@ -34,7 +36,7 @@ def pin(memory: Tensor, device: torch.device) -> None:
     """Pin by the driver API: its failures, unlike those of the runtime API, do not reappear at the next CUDA call."""
     with torch.cuda.device(device):
         torch.cuda.synchronize()  # makes the device's context current on this thread
-        register = ctypes.CDLL("libcuda.so.1").cuMemHostRegister_v2
+        register = ctypes.CDLL(DRIVER).cuMemHostRegister_v2
         register.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint]
         code = register(memory.data_ptr(), memory.numel(), _PORTABLE)
     if code:
@@ -43,4 +45,4 @@ def pin(memory: Tensor, device: torch.device) -> None:
 
 def unpin(memory: Tensor) -> None:
     """Unpin what `pin` has pinned."""
-    ctypes.CDLL("libcuda.so.1").cuMemHostUnregister(ctypes.c_void_p(memory.data_ptr()))
+    ctypes.CDLL(DRIVER).cuMemHostUnregister(ctypes.c_void_p(memory.data_ptr()))

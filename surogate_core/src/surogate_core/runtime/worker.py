@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import product
 from math import isfinite
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from ..machine.timing import mark
 from ..planning.assembly import Assembly
 from ..planning.staging import Staged
 from ..program.op import Program, Purpose
-from ..program.value import Value
+from ..program.value import Place, Value
 from .arena import Buffers
 from .context import ExecutionContext
 from .cuda import CudaExecutor
@@ -122,10 +123,8 @@ class Worker:
 
     def copy_from(self, other: Worker) -> None:
         """Copy the weights and states of another worker of the same assembly, on any device."""
-        for role in ("param", "state"):
-            self.buffers.segment(role).copy_(other.buffers.segment(role))
-            if self.buffers.host is not None and other.buffers.host is not None:
-                self.buffers.host.segment(role).copy_(other.buffers.host.segment(role))
+        for role, on in product(("param", "state"), get_args(Place)):
+            self.buffers.segment(role, on).copy_(other.buffers.segment(role, on))
         self.executor.synchronize()
 
     def restored(self, *, lr: float, step: int, skipped: int = 0) -> None:

@@ -6,15 +6,15 @@ import struct
 from collections.abc import Callable
 
 from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target, Value
-from surogate_core.dtypes import DTYPES
 
-from .quantisation import LARGEST
+from ..formats import CLIPPED_ABOVE, LARGEST, LOST_BELOW
 
 
 def _bind_count(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
-    return ctx.call(_C.fp8_count, *op.ins, *op.outs, op.ins[0].size, DTYPES[op.attrs["dtype"]].code)
+    dtype = op.attrs["dtype"]
+    return ctx.call(_C.fp8_count, *op.ins, *op.outs, op.ins[0].size, CLIPPED_ABOVE[dtype], LOST_BELOW[dtype])
 
 
 def _supports_count(op: Op, target: Target) -> Support:

@@ -8,14 +8,13 @@ from math import prod
 from surogate_core.api import Op, Support, Target, Value
 from surogate_core.dtypes import DTYPES
 
+from ..formats import LARGEST
+
 SCALINGS = {"delayed": 0, "given": 1, "current": 2, "fallback": 3}
 """Codes of the attr `scaling`: `enum Scaling` of csrc/scale.h."""
 
 MEASURED_BYTES = 256
 """First part of the workspace of an op that measures: the amax of its tensor."""
-
-LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}
-"""Largest value of each FP8 dtype."""
 
 
 @dataclass(frozen=True)

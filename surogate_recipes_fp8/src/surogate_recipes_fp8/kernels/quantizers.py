@@ -5,7 +5,8 @@ from __future__ import annotations
 from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target, Value
 from surogate_core.dtypes import DTYPES
 
-from .quantisation import LARGEST, Quantisation, extent, measured_bytes, supports, supports_dtypes, supports_format
+from ..formats import LARGEST
+from .quantisation import Quantisation, extent, measured_bytes, supports, supports_dtypes, supports_format
 
 
 def partial_sums_bytes(rows: int, columns: int) -> int:
