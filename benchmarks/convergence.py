@@ -3,6 +3,7 @@
     python benchmarks/convergence.py prepare work --text docs.jsonl --chat gsm8k.jsonl
     python benchmarks/convergence.py train work full bf16 --rounding-seed 2
     python benchmarks/convergence.py train work full fp8-hybrid
+    python benchmarks/convergence.py train work full bf16 --name adamw_8bit --set optimizer=adamw_8bit
     python benchmarks/convergence.py compare work full --picture full.png
 
 `prepare` trains a tokenizer of 8,192 tokens on the text ({"text": ...} a line) and sets every 20th document aside for
@@ -101,6 +102,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         if name == "train":
             command.add_argument("recipe")
             command.add_argument("--rounding-seed", type=int, default=1)
+            command.add_argument("--name", help="of the run, if --set makes it another one than the recipe's")
             command.add_argument("--steps", type=int)
             command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
         if name == "compare":
@@ -153,7 +155,7 @@ def train(arguments: argparse.Namespace) -> None:
     from surogate_core.runtime.worker import Worker
 
     folder: Path = arguments.folder.resolve()
-    name = f"{arguments.mode}-{arguments.recipe}-{arguments.rounding_seed}"
+    name = f"{arguments.mode}-{arguments.name or arguments.recipe}-{arguments.rounding_seed}"
     raw: dict[str, Any] = {**COMMON, "recipe": arguments.recipe, "output_dir": str(folder / name)}
     if arguments.mode == "full":
         raw |= {**FULL, "model": str(folder / "model")}
