@@ -14,7 +14,8 @@ KERNELS := $(wildcard $(CORE)/cmake/* $(CORE)/include/surogate/* $(CORE)/csrc/*/
 	plugins/*/CMakeLists.txt */csrc/* plugins/*/csrc/*)
 PACKAGES := surogate_core surogate_models surogate_recipes_bf16 surogate_recipes_fp8 plugins/surogate_optim_adamw \
 	plugins/surogate_optim_adamw_8bit plugins/surogate_optim_normuon plugins/surogate_lora \
-	plugins/surogate_log_tensorboard plugins/surogate_log_wandb plugins/surogate_offload_residual .
+	plugins/surogate_log_tensorboard plugins/surogate_log_wandb plugins/surogate_offload_residual \
+	plugins/surogate_offload_states .
 BUILD_TOOLS := cmake editables hatchling nanobind ninja scikit-build-core
 TOOLS := build coverage hypothesis mypy nvidia-cuda-cuobjdump pytest pytest-xdist ruff types-PyYAML
 # Bytecode is compiled at the first import of a module. Compiling all of torch would double the time of an install.

@@ -19,6 +19,7 @@ from surogate_core.api import Emitter, Gradients, Init, Op, OpDef, OutSpec, Prog
 from surogate_core.dtypes import DTYPES, accumulator
 from surogate_core.errors import ProgramError
 from surogate_core.memory.plan import ArenaPlan, MemoryPlan, plan_family
+from surogate_core.planning.streaming import streamed
 from surogate_core.program.builder import Builder
 from surogate_core.program.differentiate import differentiate
 from surogate_core.program.passes.accumulate import accumulate
@@ -125,10 +126,14 @@ TOYS = (
         vjp=_gate_vjp,
         rematerialise=_gate_rematerialise,
         workspace=lambda op: 1000,
-        may_overwrite={1: 0},
+        may_overwrite=lambda op: {1: 0},
     ),
-    _toy("toy_gate_bwd", lambda ins, attrs: [OutSpec("d_gate", ins[1].shape, ins[1].dtype)], may_overwrite={0: 0}),
-    _toy("toy_mul", _same("product"), may_overwrite={0: 1}),
+    _toy(
+        "toy_gate_bwd",
+        lambda ins, attrs: [OutSpec("d_gate", ins[1].shape, ins[1].dtype)],
+        may_overwrite=lambda op: {0: 0},
+    ),
+    _toy("toy_mul", _same("product"), may_overwrite=lambda op: {0: 1}),
     _toy("toy_table", _table),
     _toy("toy_dot", _dot),
 )
@@ -376,6 +381,7 @@ def family(
     fuse: bool = True,
     reuse: bool = True,
     moves: bool = False,
+    streams: bool = False,
     ops: Mapping[str, OpDef] = VOCABULARY,
     scratch: Callable[[Op], int] = workspace,
 ) -> Family:
@@ -383,7 +389,8 @@ def family(
     each result, and plan.
 
     Values with one of `labels` are recomputed, in the first `blocks` blocks or in all. `trim`, `fuse` and `reuse` can
-    leave out dead_code, fuse_adds and in_place; `moves` moves activations to the host.
+    leave out dead_code, fuse_adds and in_place; `moves` moves activations to the host; with `streams` the host holds
+    half of the params.
     """
     source = RandomForward(seed, dtype, ops)
     b = source.builder
@@ -405,6 +412,12 @@ def family(
     if moves:
         program = moved(program, b, f"{seed}/moved")
         verify(program, ops, "moved")
+    if streams:
+        rng = Random(f"{seed}/streams")
+        hosted = {param: b.on_host(param) for param in source._params if rng.random() < 0.5}
+        program = streamed(program, hosted, b)
+        verify(program, ops, "streamed")
+        gradients = {hosted.get(param, param): grad for param, grad in gradients.items()}
     first, following = accumulate(program, b, source.scalars)
     verify(first, ops, "accumulate")
     verify(following, ops, "accumulate")

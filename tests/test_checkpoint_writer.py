@@ -39,6 +39,7 @@ class FakeWorker:
 
     def settle(self) -> None: ...
     def wait(self) -> None: ...
+    def release(self) -> None: ...
 
 
 class FakeWrite:
@@ -155,7 +156,7 @@ def test_without_host_memory_for_a_copy_training_waits_and_a_notice_says_why(mon
     notices: list[str] = []
     worker: Any = FakeWorker()
     monkeypatch.setattr(checkpoint_writer, "available_memory_bytes", lambda: 3 << 30)
-    value: Any = type("V", (), {"nbytes": 1 << 30})
+    value: Any = type("V", (), {"nbytes": 1 << 30, "place": "device"})
 
     def kind(n_values: int) -> type:
         return type(open_writer(worker, [value] * n_values, FakeWrite(), notices.append, background=True))

@@ -56,6 +56,7 @@ def model(name, architecture):
 FIRST_PARTY = (
     *("builtin", "models", "bf16", "fp8", "adamw", "adamw_8bit", "normuon", "lora", "tensorboard", "wandb"),
     "offload_residual",
+    "offload_states",
 )
 
 

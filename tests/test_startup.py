@@ -45,7 +45,7 @@ def imported(*args: str) -> set[str]:
 
 PLUGINS = {"surogate_models", "surogate_recipes_bf16", "surogate_recipes_fp8", "surogate_optim_adamw", "surogate_lora"}
 PLUGINS |= {"surogate_optim_adamw_8bit", "surogate_optim_normuon", "surogate_log_tensorboard", "surogate_log_wandb"}
-PLUGINS |= {"surogate_offload_residual"}
+PLUGINS |= {"surogate_offload_residual", "surogate_offload_states"}
 
 
 @pytest.mark.parametrize("args", [["--help"], ["--version"]])

@@ -13,6 +13,7 @@ from surogate_core.config.load import LoadedConfig, Mode, TrainConfig, load_conf
 from surogate_core.errors import PluginError, SurogateError
 from surogate_lora.options import LoraOptions
 from surogate_offload_residual.plugin import ResidualOptions
+from surogate_offload_states.plugin import MasterOptions, OptimizerOptions, QuantOptions, WeightOptions
 from surogate_recipes_fp8.recipe import Fp8Options
 
 
@@ -83,6 +84,10 @@ class WithAdapter(FakeRegistry):
             ("adapter", "lora"): LoraOptions,
             ("recipe", "fp8-hybrid"): Fp8Options,
             ("offload", "residual"): ResidualOptions,
+            ("offload", "optimizer"): OptimizerOptions,
+            ("offload", "master"): MasterOptions,
+            ("offload", "weights"): WeightOptions,
+            ("offload", "quants"): QuantOptions,
         }
         return {**super().options_models(), **installed}
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import BaseModel
 
-from surogate_core.api import Deterministic, Precision, PrecisionRequest, Target
+from surogate_core.api import Deterministic, OffloadDef, Precision, PrecisionRequest, Target
 from surogate_core.data.loader import MicroBatch
 from surogate_core.planning.assemble import assemble
 from surogate_core.planning.assembly import Assembly
@@ -88,6 +89,7 @@ class Setup:
         options: Mapping[str, Any] | None = None,
         numerics: bool = False,
         offload: Sequence[str] = (),
+        optimizer: str = "adamw",
         **dtypes: str,
     ) -> None:
         self.registry = load_registry()
@@ -95,7 +97,7 @@ class Setup:
         self.notices: list[str] = []
         self.config = config or SMALL
         self.unlabelled = unlabelled
-        chosen, optimizer = self.registry.get("recipe", recipe), self.registry.get("optimizer", "adamw")
+        chosen, rule = self.registry.get("recipe", recipe), self.registry.get("optimizer", optimizer)
         model = self.registry.model_for(self.config)
         lora = self.registry.get("adapter", "lora")
         recipe_options = chosen.options(**(options or {}))
@@ -106,8 +108,8 @@ class Setup:
             dims=model.dims(self.config),
             recipe=chosen,
             recipe_options=recipe_options,
-            optimizer=optimizer,
-            optimizer_options=optimizer.options(),
+            optimizer=rule,
+            optimizer_options=rule.options(),
             precision=self.precision,
             batch_size=batch_size,
             seq_len=seq_len,
@@ -117,13 +119,17 @@ class Setup:
             max_grad_norm=1.0,
             recompute=recompute,
             numerics=numerics,
-            offload=[(definition := self.registry.get("offload", name), definition.options()) for name in offload],
+            offload=[self._strategy(name) for name in offload],
             recompute_chosen=recompute_chosen,
             adapters=() if adapter is None else [(lora, lora.options(**adapter))],
             target=self.target,
             kernel_for=lambda op: self.registry.kernel_for(op, self.target, recipe),
         )
         self.assembly: Assembly = assemble(self.given)
+
+    def _strategy(self, name: str) -> tuple[OffloadDef, BaseModel]:
+        strategy: OffloadDef = self.registry.get("offload", name)
+        return strategy, strategy.options.model_validate({f"offload_{name}": True})
 
     def _kernel(self, op: Op) -> Any:
         return self.assembly.kernels.kernel(op)

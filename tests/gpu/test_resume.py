@@ -31,11 +31,12 @@ def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(
     place = make_workplace(tmp_path, **changes, **precision)
     write_model(tmp_path / "model", hidden_size=256, head_dim=64)
     straight, resumed = tmp_path / "straight", tmp_path / "resumed"
-    keys = ("recompute_block=true", "recompute_swiglu=true")  # which change no bit
-    for output, checkpoint, key in zip(
+    keys = (("recompute_block=true",), ("recompute_swiglu=true", "offload_optimizer=true"))  # which change no bit
+    for output, checkpoint, chosen in zip(
         (straight, resumed), ("false", str(straight / "step_00000010")), keys, strict=True
     ):
-        overrides = ("--set", f"resume_from_checkpoint={checkpoint}", "--set", key)
+        changes = (f"resume_from_checkpoint={checkpoint}", *chosen)
+        overrides = [word for change in changes for word in ("--set", change)]
         done = place.surogate("train", place.write(output_dir=str(output)), *overrides)
         assert done.returncode == 0, done.stdout + done.stderr
     assert steps(resumed) == steps(straight)[10:]

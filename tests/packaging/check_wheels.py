@@ -32,6 +32,7 @@ CORE_AND_FIRST = (
     "surogate-optim-normuon",
     "surogate-lora",
     "surogate-offload-residual",
+    "surogate-offload-states",
 )
 PACKAGES = {
     "surogate-core": ROOT / "surogate_core/src/surogate_core",
@@ -45,6 +46,7 @@ PACKAGES = {
     "surogate-log-tensorboard": ROOT / "plugins/surogate_log_tensorboard/src/surogate_log_tensorboard",
     "surogate-log-wandb": ROOT / "plugins/surogate_log_wandb/src/surogate_log_wandb",
     "surogate-offload-residual": ROOT / "plugins/surogate_offload_residual/src/surogate_offload_residual",
+    "surogate-offload-states": ROOT / "plugins/surogate_offload_states/src/surogate_offload_states",
 }
 EXAMPLE = ROOT / "plugins/example_third_party"
 
@@ -152,7 +154,19 @@ def test_every_package_has_one_wheel_with_every_source_file() -> None:
 def test_the_meta_package_installs_all_packages(case: Case) -> None:
     case.install("surogate")
     assert case.plugins() == dict.fromkeys(
-        ("builtin", "adamw", "adamw_8bit", "bf16", "fp8", "lora", "models", "normuon", "offload_residual"), "loaded"
+        (
+            "builtin",
+            "adamw",
+            "adamw_8bit",
+            "bf16",
+            "fp8",
+            "lora",
+            "models",
+            "normuon",
+            "offload_residual",
+            "offload_states",
+        ),
+        "loaded",
     )
     assert case.has("datasets")
     assert case.surogate("--version").startswith("surogate 0.1")
@@ -164,7 +178,19 @@ def test_the_packages_work_without_the_meta_package(case: Case) -> None:
     case.install(*CORE_AND_FIRST)
     assert not case.has("datasets")
     assert case.plugins() == dict.fromkeys(
-        ("builtin", "adamw", "adamw_8bit", "bf16", "fp8", "lora", "models", "normuon", "offload_residual"), "loaded"
+        (
+            "builtin",
+            "adamw",
+            "adamw_8bit",
+            "bf16",
+            "fp8",
+            "lora",
+            "models",
+            "normuon",
+            "offload_residual",
+            "offload_states",
+        ),
+        "loaded",
     )
     assert json.loads(case.surogate("plan", "run.yaml", "--json"))["fits"] is True
 

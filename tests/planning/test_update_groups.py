@@ -76,7 +76,7 @@ def test_the_optimizer_is_called_once_for_each_group() -> None:
         return seen
 
     assert blocks(one_group) == [{-1, 0, 1, 2}]
-    assert blocks(by_block) == [{-1}, {0}, {1}, {2}]
+    assert blocks(by_block) == [{-1}, {0}, {1}, {2}, {-1}, {-1}]  # embedding, blocks, norm, LM head
 
 
 def grouped(config: Mapping[str, Any] = CONFIG, **settings: Any) -> dict[str, ParamGrad]:

@@ -102,7 +102,7 @@ def test_a_value_that_an_op_reads_twice_is_not_overwritten() -> None:
 
 
 def test_an_output_of_another_size_or_dtype_takes_no_place() -> None:
-    shrinking = replace(VOCABULARY["swiglu"], may_overwrite={0: 0})
+    shrinking = replace(VOCABULARY["swiglu"], may_overwrite=lambda op: {0: 0})
     b = Builder({**VOCABULARY, "swiglu": shrinking}, "fp32")
     with b.record("forward"):
         wide = b.apply("cast", b.input("x", (T, 2 * C), "bf16"), dtype="fp32")

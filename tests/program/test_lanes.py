@@ -118,14 +118,15 @@ def results(given: Family, kind: type[Run]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_moving_activations_to_the_host_changes_no_bit(seed: int) -> None:
+def test_holding_activations_and_params_on_the_host_changes_no_bit(seed: int) -> None:
     """Neither if copies are done at once nor if they are done as late as possible."""
     settings: dict[str, Any] = {"dtype": ("fp32", "bf16")[seed % 2], "labels": random_labels(seed)}
-    plain, with_moves = family(seed, **settings), family(seed, moves=True, **settings)
-    expected = results(plain, Run)
-    for kind in (Run, LateRun):
-        found = results(with_moves, kind)
-        assert all(found[name].equal(value) for name, value in expected.items()), kind
+    expected = results(family(seed, **settings), Run)
+    for held in ({"moves": True}, {"streams": True}, {"moves": True, "streams": True}):
+        copying = family(seed, **settings, **held)
+        for kind in (Run, LateRun):
+            found = results(copying, kind)
+            assert all(found[name].equal(value) for name, value in expected.items()), (kind, held)
 
 
 def test_random_programs_move_values_and_the_planner_reuses_their_memory() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ from surogate_core.memory.plan import plan_family
 from surogate_core.planning.assemble import assemble
 from surogate_core.program.builder import Builder
 from surogate_core.runtime.arena import Buffers
-from surogate_core.runtime.host_copy import HostCopy
+from surogate_core.runtime.host_copy import HostCopy, copied_bytes
 from surogate_core.runtime.host_memory import NoHostMemory, allocate
 from surogate_core.runtime.worker import Worker
 from surogate_core.standard_ops import OPS
@@ -74,6 +75,29 @@ def test_the_device_waits_once_before_the_first_writer(monkeypatch: pytest.Monke
     worker.update(lr=1e-3, step=1)
     worker.update(lr=1e-3, step=2)
     assert waits == ["the copy"]
+
+
+def test_a_program_that_writes_values_of_the_host_waits_until_they_are_read() -> None:
+    """They are not copied: their snapshot is where they are."""
+    b = Builder({op.kind: op for op in OPS}, "fp32")
+    held, copied = b.state("held", (4,), "fp32", INIT, place="host"), b.state("copied", (4,), "fp32", INIT)
+    with b.record("update"):
+        b.emit("copy", copied, outs=[held])
+        update = b.program("update", stage="update")
+    buffers = Buffers(plan_family((update,), b.declared, lambda op: 0))
+    snapshot = HostCopy(buffers, [held, copied], {"update": update})
+    assert snapshot.view(held).data_ptr() == buffers.persistent(held).data_ptr()
+    assert snapshot.view(copied).data_ptr() != buffers.persistent(copied).data_ptr()
+    assert copied_bytes([held, copied]) == 16
+    snapshot.take()
+    writes = Thread(target=snapshot.before, args=("update",))
+    writes.start()
+    snapshot.before("micro_first")
+    assert writes.is_alive()
+    snapshot.release()
+    writes.join(timeout=30)
+    assert not writes.is_alive()
+    snapshot.before("update")
 
 
 def test_memory_that_the_system_refuses_raises_no_host_memory() -> None:

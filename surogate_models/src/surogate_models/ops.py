@@ -84,14 +84,14 @@ OPS: tuple[OpDef, ...] = (
         infer=_infer_rope,
         reference=f"{_REFERENCE}:rope",
         vjp=_vjp_rope,
-        may_overwrite={0: 0},
+        may_overwrite=lambda op: {0: 0},
         flops=lambda op: 3 * op.ins[0].size,
     ),
     OpDef(
         kind="rope_bwd",
         infer=_infer_rope_bwd,
         reference=f"{_REFERENCE}:rope_bwd",
-        may_overwrite={0: 0},
+        may_overwrite=lambda op: {0: 0},
         flops=lambda op: 3 * op.ins[0].size,
     ),
     OpDef(
@@ -99,7 +99,7 @@ OPS: tuple[OpDef, ...] = (
         infer=_infer,
         reference=f"{_REFERENCE}:qk_norm_rope",
         vjp=_vjp,
-        may_overwrite={0: 0},  # without a backward pass, which reads qkv again
+        may_overwrite=lambda op: {0: 0},  # without a backward pass, which reads qkv again
         flops=lambda op: 7 * op.ins[0].size,  # per element: norm 4, RoPE 3
     ),
     OpDef(
@@ -107,14 +107,14 @@ OPS: tuple[OpDef, ...] = (
         infer=_infer_bwd,
         reference=f"{_REFERENCE}:qk_norm_rope_bwd",
         first_output="qk_norm_rope_dgrad",
-        may_overwrite={0: 0},
+        may_overwrite=lambda op: {0: 0},
         flops=lambda op: 15 * op.ins[1].size,  # per element: recomputed norm 3, its gradients 9, RoPE 3
     ),
     OpDef(
         kind="qk_norm_rope_dgrad",
         infer=_infer_dgrad,
         reference=f"{_REFERENCE}:qk_norm_rope_dgrad",
-        may_overwrite={0: 0},
+        may_overwrite=lambda op: {0: 0},
         flops=lambda op: 13 * op.ins[1].size,
     ),
 )

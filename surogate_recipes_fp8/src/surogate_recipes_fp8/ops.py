@@ -234,7 +234,7 @@ def _plain(kind: str, infer: Any, **fields: Any) -> OpDef:
 
 PRODUCTS: tuple[OpDef, ...] = (
     _plain("fp8_linear", _linear_bias, flops=_product_flops, math=_fp8),
-    _plain("fp8_linear_add", _linear_add, flops=_product_flops, math=_fp8, may_overwrite={0: 4}),
+    _plain("fp8_linear_add", _linear_add, flops=_product_flops, math=_fp8, may_overwrite=lambda op: {0: 4}),
 )
 
 # ---------------------------------------------------------------------------------------------------- between the steps

@@ -66,12 +66,20 @@ def infer(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
     return [*kept, *work, *(OutSpec("amax", (), "fp32") for _ in attrs["measured"])]
 
 
+def in_place(op: Op) -> dict[int, int]:
+    """Return {index of an output: index of the input that it updates}: masters and moments."""
+    first = 4 + op.attrs["n"]
+    return {i: first + i for i in range(len(op.ins) - first)}
+
+
 def flops(op: Op) -> int:
     n = op.attrs["n"]
     return 15 * sum(v.size for v in op.ins[4 : 4 + n])
 
 
-ADAMW_OP = OpDef(kind="adamw", infer=infer, reference="surogate_optim_adamw.reference:adamw", flops=flops)
+ADAMW_OP = OpDef(
+    kind="adamw", infer=infer, reference="surogate_optim_adamw.reference:adamw", may_overwrite=in_place, flops=flops
+)
 
 ADAMW = OptimizerDef(
     name="adamw",

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target, Value
 
+from .adamw import in_place
+
 CHUNK_SIZE = 16384
 """Number of elements that one thread block updates: a power of two."""
 
@@ -64,11 +66,10 @@ def table(op: Op, pointer: Callable[[Value], int]) -> tuple[list[int], int]:
 def _supports(op: Op, target: Target) -> Support:
     if (target.device.sm or 0) < 80:
         return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
-    n = op.attrs["n"]
     others = [v for v in (*op.ins[4:], *op.outs) if v.dtype not in _DTYPES]
     if others:
         return Support(False, f"gradients, masters, moments and copies must be fp32 or bf16, got {others[0]!r}")
-    if op.outs[: 3 * n] != op.ins[4 + n :]:
+    if any(op.outs[out] is not op.ins[i] and op.in_place.get(out) != i for out, i in in_place(op).items()):
         return Support(False, "masters and moments must be updated in place, but the op writes other values")
     return Support(True)
 

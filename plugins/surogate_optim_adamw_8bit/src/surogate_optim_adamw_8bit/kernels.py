@@ -9,6 +9,7 @@ from itertools import chain
 from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target, Value
 
 from .codes import bits_of, code_map, lookup
+from .optimizer import in_place
 
 CHUNK_SIZE = 16384
 """Number of elements that one thread block updates at a time: a power of two."""
@@ -89,7 +90,7 @@ def _supports(op: Op, target: Target) -> Support:
     others = [v for v in (*op.ins[4 : 4 + 2 * n], *copies) if v.dtype not in _DTYPES]
     if others:
         return Support(False, f"gradients, masters and copies must be fp32 or bf16, got {others[0]!r}")
-    if op.outs[: len(op.ins) - 4 - n] != op.ins[4 + n :]:
+    if any(op.outs[out] is not op.ins[i] and op.in_place.get(out) != i for out, i in in_place(op).items()):
         return Support(False, "masters and moments must be updated in place, but the op writes other values")
     return Support(True)
 

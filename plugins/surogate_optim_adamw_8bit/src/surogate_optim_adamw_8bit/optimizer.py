@@ -99,13 +99,23 @@ def infer(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
     return [*kept, *work, *(OutSpec("amax", (), "fp32") for _ in attrs["measured"])]
 
 
+def in_place(op: Op) -> dict[int, int]:
+    """Return {index of an output: index of the input that it updates}: masters, moments and scales."""
+    first = 4 + op.attrs["n"]
+    return {i: first + i for i in range(len(op.ins) - first)}
+
+
 def flops(op: Op) -> int:
     n = op.attrs["n"]
     return 30 * sum(v.size for v in op.ins[4 : 4 + n])
 
 
 ADAMW_8BIT_OP = OpDef(
-    kind="adamw_8bit", infer=infer, reference="surogate_optim_adamw_8bit.reference:adamw_8bit", flops=flops
+    kind="adamw_8bit",
+    infer=infer,
+    reference="surogate_optim_adamw_8bit.reference:adamw_8bit",
+    may_overwrite=in_place,
+    flops=flops,
 )
 
 ADAMW_8BIT = OptimizerDef(

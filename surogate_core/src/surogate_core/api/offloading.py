@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
 from ..origin import Definition
+from ..program.value import Value
 from .base import NoOptions, Target
-from .recipes import Family
+from .recipes import Family, ParamInfo
 
 if TYPE_CHECKING:
     from ..program.builder import Builder
@@ -18,15 +19,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class OffloadContext:
-    """What a strategy schedules a family for.
+    """What a strategy works on besides the family.
 
-    builder  declares states and emits ops
-    target   the device; None for programs that references run
-    options  the strategy's validated options
+    builder           declares states and emits ops
+    target            the device; None for programs that references run
+    params            every param of the run
+    optimizer_states  the states that the optimizer declared
+    options           the strategy's validated options
     """
 
     builder: Builder
     target: Target | None
+    params: Mapping[Value, ParamInfo]
+    optimizer_states: Sequence[Value]
     options: Any
 
 
@@ -35,14 +40,19 @@ class OffloadDef(Definition):
     """An offload strategy. A run uses every installed strategy that its keys select, in order of their names.
 
     selected  options -> whether the user's keys select the strategy
+    on_host   (family, context) -> the params and states that the host holds. Core copies those of a block to the device
+              ahead of the ops that use them, and back once they are written, and records the update block by block.
+              Raises ConfigError if there is nothing to move.
     schedule  (family, context) -> family. Called after recomputation, before gradient accumulation. Moves activations
               by the op `move` on the lanes "to_host" and "to_device", to and from values with the place "host". Memory
-              on the device is free once "compute" has waited for the copy: the op `wait` on the value on the host. What
-              the programs compute does not change.
+              on the device is free once "compute" has waited for the copy: the op `wait` on the value on the host.
+
+    What the programs compute does not change.
     """
 
     name: str
     summary: str
     options: type[BaseModel] = NoOptions
     selected: Callable[[Any], bool]
-    schedule: Callable[[Family, OffloadContext], Family]
+    on_host: Callable[[Family, OffloadContext], Iterable[Value]] | None = None
+    schedule: Callable[[Family, OffloadContext], Family] | None = None

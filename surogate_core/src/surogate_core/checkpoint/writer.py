@@ -127,8 +127,11 @@ class BackgroundWriter:
         self._thread.close()
 
     def _run(self, step: int, progress: Progress) -> tuple[Path, float]:
-        self._snapshot.wait()
-        return self._write(step, progress, self._snapshot.view), time.perf_counter()
+        try:
+            self._snapshot.wait()
+            return self._write(step, progress, self._snapshot.view), time.perf_counter()
+        finally:
+            self._snapshot.release()
 
 
 def open_writer(

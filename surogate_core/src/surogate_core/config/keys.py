@@ -112,11 +112,9 @@ _NOT_YET = (
         ("qlora_offload_experts", False, "keep experts on the host"),
     ),
     *_feature(
-        "offload to the host", "remove the key: recompute: auto, the default, makes room",
-        ("offload_optimizer", False, "keep the optimizer's states on the host"),
-        ("offload_master", False, "keep master weights on the host"),
+        "this kind of offloading",
+        "remove the key: offload_optimizer, offload_weights, offload_residual and recompute: auto make room",
         ("offload_grads", False, "keep gradients on the host"),
-        ("offload_quants", False, "keep quantised weights on the host"),
         ("offload_saved_tensors", False, "keep saved activations on the host"),
         ("persistent_quants", False, "keep quantised weights between steps"),
         ("use_zero_copy", False, "read host memory directly from kernels"),
@@ -282,6 +280,9 @@ PACKAGES: dict[str, str] = {
         ADAPTER_FLAG.package,
     ),
     "offload_residual": "surogate-offload-residual",
+    **dict.fromkeys(
+        ("offload_optimizer", "offload_master", "offload_weights", "offload_quants"), "surogate-offload-states"
+    ),
     "wandb_project": "surogate-log-wandb",
     "wandb_name": "surogate-log-wandb",
 }

@@ -9,7 +9,7 @@
     all        recipe.lower, which takes all of them at once and may add `calibrate` and `numerics` -> dead_code
     micro, calibrate and the micro-step of numerics
                -> adapters' fuse -> recompute
-    all        offload, one strategy after another
+    all        offload, one strategy after another -> stream: copies of the params and states that the host holds
     micro, calibrate and the micro-step of numerics
                -> accumulate: micro_first, micro_next
                -> reduce, with several workers: micro_last, or micro_only where it is also the first
@@ -59,12 +59,13 @@ def assemble(inputs: PlanInputs) -> Assembly:
 
     micro, gradients = recorder.differentiated(forward, loss, loss_state, weights)
     params = recorder.params(forward, gradients, weights)
-    family = recorder.family(micro, recorder.evaluation(forward, eval_state), params, norm)
+    family, states = recorder.family(micro, recorder.evaluation(forward, eval_state), params, norm)
     family = recorder.lowered(family, params)
 
     family = family.with_micro_steps(recorder.fused)
     plain = family.micro
-    family = recorder.offloaded(family.with_micro_steps(recorder.recomputed))
+    family, hosted = recorder.offloaded(family.with_micro_steps(recorder.recomputed), params, states)
+    gradients = {hosted.get(param, param): hosted.get(grad, grad) for param, grad in gradients.items()}
     micro_steps = [program for step in family.micro_steps() for program in recorder.accumulated(step, gradients)]
     evaluate, update = family.evaluate, family.update
     readings = {loss_state, eval_state, *((family.numerics.values,) if family.numerics else ())}

@@ -21,7 +21,7 @@ from ..api import (
 )
 from .recomputed import Recomputation
 from .resolve import KernelFor, by_references
-from .update_groups import Grouping, one_group
+from .update_groups import Grouping, by_block, one_group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,8 @@ class PlanInputs:
     lmhead_chunks     chunks of the LM head; None: chosen by the size of the logits
     lowering          what serves the products' dtypes in place of the recipe; None: the recipe does
     numerics          add the micro-step that reports on numerics
-    update_groups     splits the trained params into groups, whose updates are recorded one after another
+    update_groups     splits the trained params into groups, whose updates are recorded one after another. None: by
+                      block if the host holds params or states, else one group.
     recompute         parts of blocks that are recomputed in any case
     recompute_more    whether `plan_inputs` may choose more, if the run does not fit
     recompute_chosen  what it chose; None: nothing besides `recompute`
@@ -61,7 +62,7 @@ class PlanInputs:
     weight_decay: float = 0.0
     max_grad_norm: float = 0.0
     numerics: bool = False
-    update_groups: Grouping = one_group
+    update_groups: Grouping | None = None
     recompute: frozenset[str] = frozenset()
     recompute_more: bool = False
     recompute_chosen: Recomputation | None = None
@@ -69,6 +70,11 @@ class PlanInputs:
     offload: Sequence[tuple[OffloadDef, BaseModel]] = ()
     target: Target | None = None
     kernel_for: KernelFor = by_references
+
+    @property
+    def grouping(self) -> Grouping:
+        """How the trained params are split into groups."""
+        return self.update_groups or (by_block if any(strategy.on_host for strategy, _ in self.offload) else one_group)
 
     @property
     def recomputation(self) -> Recomputation:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..api import Definition, OpDef
 from ..origin import blaming
 from ..program.op import Program
+from ..program.value import Value
 from ..program.verify import Checked, verify
 
 
@@ -21,6 +22,10 @@ class Pass:
     ops_after: int
 
 
+Blamed = tuple[Definition, str]
+"""A definition of a plugin, and the function of it that made a program."""
+
+
 @dataclass
 class PassRunner:
     """Verifies the programs of a family between passes. `checked` is what it found valid so far."""
@@ -29,9 +34,7 @@ class PassRunner:
     checked: Checked = field(default_factory=Checked)
     passes: list[Pass] = field(default_factory=list)
 
-    def __call__(
-        self, name: str, before: Program | None, after: Program, by: tuple[Definition, str] | None = None
-    ) -> Program:
+    def __call__(self, name: str, before: Program | None, after: Program, by: Blamed | None = None) -> Program:
         """Verify `after`, which the pass `name` made of `before`, and return it.
 
         `by` is the plugin's definition and function that made it; None for a pass of core. ProgramError names them.
@@ -41,3 +44,7 @@ class PassRunner:
             verify(after, self.ops, name, self.checked)
         self.passes.append(Pass(name, after.name, len(before.ops) if before else 0, len(after.ops)))
         return after
+
+    def replace_values(self, values: Iterable[Value]) -> None:
+        """From now on `values` have their names. Programs that use what had these names before are refused."""
+        self.checked.values.update({value.name: value for value in values})

@@ -25,8 +25,9 @@ from ..program.value import Value
 from .inputs import PlanInputs
 from .lm_head_chunks import lm_head_chunks
 from .param_kinds import kind_by_shape, logical_matrices, special_kinds
-from .pass_runner import PassRunner
-from .update import record_update
+from .pass_runner import Blamed, PassRunner
+from .streaming import streamed
+from .update import Update, record_update
 
 
 def declare_batch(b: Builder, inputs: PlanInputs) -> BatchInputs:
@@ -148,19 +149,25 @@ class Recorder:
             )
         return found
 
-    def family(self, micro: Program, evaluate: Program, params: dict[Value, ParamInfo], norm: Value) -> Family:
-        """Record the other programs of a run. Adds to `params` which magnitudes the optimizer computes."""
+    def family(
+        self, micro: Program, evaluate: Program, params: dict[Value, ParamInfo], norm: Value
+    ) -> tuple[Family, Sequence[Value]]:
+        """Record the other programs of a run. Return all of them, and the states of the optimizer.
+
+        Adds to `params` which magnitudes the optimizer computes.
+        """
         with self.b.record("derive"):
             derive = self.passed("derive", None, self.b.program("derive", stage="derive"))
-        update, clip_coef = self._update(params, norm)
-        return Family(
+        update = self._update(params, norm)
+        family = Family(
             micro=micro,
             evaluate=evaluate,
-            update=update,
-            clip_coef=clip_coef,
+            update=update.program,
+            clip_coef=update.clip_coef,
             derive=derive,
             start=self._start(params),
         )
+        return family, update.states
 
     def lowered(self, family: Family, params: Mapping[Value, ParamInfo]) -> Family:
         """Apply the recipe, then remove what it left without a reader."""
@@ -213,12 +220,12 @@ class Recorder:
                         self.b.emit("cast", p.master, outs=[p.param], dtype=p.param.dtype)
             return self.passed("start", None, self.b.program("start", stage="start"))
 
-    def _update(self, params: dict[Value, ParamInfo], norm: Value) -> tuple[Program, Value]:
-        """Record the update. Return it and the factor of the gradients."""
+    def _update(self, params: dict[Value, ParamInfo], norm: Value) -> Update:
         optimizer = self.inputs.optimizer
         update = record_update(self.b, self.inputs, self.scalars, params.values(), norm)
         params |= {p.param: replace(params[p.param], amax=p.amax) for p in update.measured}
-        return self.passed("optimizer", None, update.program, (optimizer, "update")), update.clip_coef
+        self.passed("optimizer", None, update.program, (optimizer, "update"))
+        return update
 
     # --------------------------------------------------------------------------------------------------- micro-steps
 
@@ -236,17 +243,33 @@ class Recorder:
             program = self.passed("recompute", program, recompute(program, inputs.recomputation.drops, self.b))
         return program
 
-    def offloaded(self, family: Family) -> Family:
-        """Apply the offload strategies."""
+    def offloaded(
+        self, family: Family, params: Mapping[Value, ParamInfo], states: Sequence[Value]
+    ) -> tuple[Family, dict[Value, Value]]:
+        """Apply the offload strategies. Return the family, and {param or state: what takes its place on the host}."""
+        moved: dict[Value, None] = {}
         for strategy, options in self.inputs.offload:
-            context = OffloadContext(builder=self.b, target=self.inputs.target, options=options)
-            after = strategy.schedule(family, context)
-            before = {p.name: p for p in family.programs()}
-            for program in after.programs():
-                if program is not before.get(program.name):
-                    self.passed("offload", before.get(program.name), program, (strategy, "schedule"))
-            family = after
-        return family
+            context = OffloadContext(
+                builder=self.b, target=self.inputs.target, params=params, optimizer_states=states, options=options
+            )
+            if strategy.on_host is not None:
+                moved |= dict.fromkeys(strategy.on_host(family, context))
+            if strategy.schedule is not None:
+                family = self._passed_all("offload", family, strategy.schedule(family, context), (strategy, "schedule"))
+        if not moved:
+            return family, {}
+        hosted = {value: self.b.on_host(value) for value in moved}
+        self.passed.replace_values(hosted.values())
+        after = family.with_programs(lambda program: streamed(program, hosted, self.b))
+        return self._passed_all("stream", family, after), hosted
+
+    def _passed_all(self, name: str, before: Family, after: Family, by: Blamed | None = None) -> Family:
+        """Verify the programs of `after` that `before` does not have."""
+        earlier = {p.name: p for p in before.programs()}
+        for program in after.programs():
+            if program is not earlier.get(program.name):
+                self.passed(name, earlier.get(program.name), program, by)
+        return after
 
     def accumulated(self, program: Program, gradients: Mapping[Value, Value]) -> list[Program]:
         """Return the programs of the micro-steps of an optimizer step, made of `program`, in order of their first run.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..machine.devices import COLLECTIVE_BYTES
 from ..memory.alignment import align
 from ..memory.cost import Cost, program_cost
-from ..memory.plan import ArenaPlan, MemoryPlan
+from ..memory.plan import ArenaPlan, MemoryPlan, Segment
 from ..program.op import Program
 from ..program.passes.reduce import MicroStep, micro_step_counts
 from ..program.value import Value
@@ -99,7 +99,7 @@ def report(
     for life in alive:
         by_label[life.value.label] = by_label.get(life.value.label, 0) + life.nbytes
     inputs, states = memory.segments["input"].nbytes, memory.segments["state"]
-    derived = sum(align(v.nbytes) for v in states.offsets if v.derived)
+    derived = _derived_bytes(states)
     batches = inputs * grad_accum_steps * STAGED_STEPS * world_size
     parts = {
         "weights": memory.segments["param"].nbytes + derived,
@@ -135,9 +135,20 @@ def report(
 
 def _on_host(memory: MemoryPlan, world_size: int) -> dict[str, int]:
     """Return the bytes of the values that are placed on the host, for all devices, without those that are empty."""
-    names = {"param": "weights", "grad": "gradients", "state": "optimizer"}
-    found = {name: memory.segments[role].nbytes for role, name in names.items()} | {"activations": memory.arena_bytes}
+    states = memory.segments["state"]
+    derived = _derived_bytes(states)
+    found = {
+        "weights": memory.segments["param"].nbytes + derived,
+        "gradients": memory.segments["grad"].nbytes,
+        "optimizer": states.nbytes - derived,
+        "activations": memory.arena_bytes,
+    }
     return {name: nbytes * world_size for name, nbytes in found.items() if nbytes}
+
+
+def _derived_bytes(states: Segment) -> int:
+    """Return the bytes of quantized weights, which a report counts as weights."""
+    return sum(align(v.nbytes) for v in states.offsets if v.derived)
 
 
 def _largest(memory: MemoryPlan, arena: ArenaPlan, program: Program) -> tuple[SameValues, ...]:

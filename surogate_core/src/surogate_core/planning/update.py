@@ -16,11 +16,12 @@ from .inputs import PlanInputs
 
 @dataclass(frozen=True)
 class Update:
-    """A recorded update. measured: the params whose `amax` it writes."""
+    """A recorded update. measured: the params whose `amax` it writes. states: what the optimizer declared."""
 
     program: Program
     clip_coef: Value
     measured: Sequence[ParamGrad]
+    states: Sequence[Value]
 
 
 def record_update(b: Builder, inputs: PlanInputs, scalars: Scalars, params: Iterable[ParamInfo], norm: Value) -> Update:
@@ -32,7 +33,8 @@ def record_update(b: Builder, inputs: PlanInputs, scalars: Scalars, params: Iter
         coef = b.activation("clip_coef", (), "fp32")
         trained = [_param_grad(b, inputs, info) for info in params if info.grad is not None]
         b.emit("global_norm", *(p.grad for p in trained), outs=[norm, coef], max_norm=inputs.max_grad_norm)
-        for group in inputs.update_groups(trained):
+        before = len(b.declared)
+        for group in inputs.grouping(trained):
             context = UpdateContext(
                 builder=b,
                 params=group,
@@ -42,11 +44,19 @@ def record_update(b: Builder, inputs: PlanInputs, scalars: Scalars, params: Iter
                 weight_decay=inputs.weight_decay,
                 options=inputs.optimizer_options,
             )
-            inputs.optimizer.update(context)
+            with b.block(_block(group)):
+                inputs.optimizer.update(context)
+        states = b.declared[before:]
         program = b.program("update", (norm,), stage="update")
     written = {v for op in program.ops for v in op.written}
     _check_complete(inputs, trained, written)
-    return Update(program, coef, [p for p in trained if p.amax in written])
+    return Update(program, coef, [p for p in trained if p.amax in written], states)
+
+
+def _block(group: Sequence[ParamGrad]) -> int:
+    """Return the block of all params of a group; -1 if they are of several."""
+    first, *others = {p.param.block for p in group}
+    return -1 if others else first
 
 
 def _param_grad(b: Builder, inputs: PlanInputs, info: ParamInfo) -> ParamGrad:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..api import ParamGrad
+from ..program.value import Value
 
 Groups = Sequence[Sequence[ParamGrad]]
 Grouping = Callable[[Sequence[ParamGrad]], Groups]
@@ -21,8 +22,11 @@ def one_group(params: Sequence[ParamGrad]) -> Groups:
 
 
 def by_block(params: Sequence[ParamGrad]) -> Groups:
-    """Return one group for each block, in order of their first params. Params outside of blocks are one group too."""
-    groups: dict[int, list[ParamGrad]] = {}
+    """Return one group for each block and for each param outside of blocks, in order of their first params.
+
+    Params outside of blocks are few and large: an embedding of 8B models has three times the size of a block.
+    """
+    groups: dict[int | Value, list[ParamGrad]] = {}
     for p in params:
-        groups.setdefault(p.param.block, []).append(p)
+        groups.setdefault(p.param.block if p.param.block >= 0 else p.param, []).append(p)
     return tuple(groups.values())

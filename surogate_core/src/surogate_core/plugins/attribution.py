@@ -8,7 +8,7 @@ exception; and launches of kernels, which run in every step.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Final, TypeVar
 
@@ -209,6 +209,12 @@ def _inputs(result: Any, args: Sequence[Any]) -> str:
     return "" if fits else f"a list of indices of inputs, at least 0 and below {count}"
 
 
+def _overwritten(result: Any, args: Sequence[Any]) -> str:
+    outs, ins = len(args[0].outs), len(args[0].ins)
+    fits = isinstance(result, Mapping) and all(out in range(outs) and i in range(ins) for out, i in result.items())
+    return "" if fits else f"a mapping of indices of the {outs} outputs to indices of the {ins} inputs"
+
+
 def _precision(result: Any, args: Sequence[Any]) -> str:
     if not isinstance(result, Precision):
         return "a Precision"
@@ -238,6 +244,7 @@ RESULTS: Final[Mapping[tuple[str, str], Check]] = {
     ("model", "tied_copies"): _a(Mapping, "a mapping of names"),
     ("op", "infer"): _specs,
     ("op", "changes"): _inputs,
+    ("op", "may_overwrite"): _overwritten,
     ("op", "vjp"): _one_each("input"),
     ("op", "rematerialise"): _one_each("output"),
     ("op", "adding"): _a(str, "the name of a kind, or an empty one"),
@@ -268,6 +275,7 @@ RESULTS: Final[Mapping[tuple[str, str], Check]] = {
     ("adapter", "commands"): _commands,
     ("optimizer", "update"): _anything,
     ("offload", "selected"): _a(bool, "True or False"),
+    ("offload", "on_host"): _a(Iterable, "params and states"),
     ("offload", "schedule"): _a(Family),
     ("format", "matches"): _a(bool, "True or False"),
     ("format", "fields"): _NAMES,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,12 @@ class Builder:
     def declared(self) -> tuple[Value, ...]:
         """Every input, param, grad and state declared so far, in order of declaration."""
         return tuple(self._named.values())
+
+    def on_host(self, value: Value) -> Value:
+        """Place a declared param or state on the host. Return the value that takes its place in all programs."""
+        placed = replace(value, place="host")
+        self._named[value.name] = placed
+        return placed
 
     def _declare(
         self,

@@ -69,8 +69,8 @@ class OpDef(Definition):
     first_output
                 the kind that computes the first output alone, where nothing reads the others (`dead_code`), or ""
     may_overwrite
-                {index of an output: index of an input}: both may have one place in memory if no later op reads the
-                input. Every kernel of the op must allow that.
+                op -> {index of an output: index of an input}: both may have one place in memory if no later op reads
+                the input. Every kernel of the op must allow that.
     flops       floating-point operations
     efficiency  share of a device's rate for matrix products that the op's arithmetic reaches
     traffic     bytes read and written. Default: every input and output once, outputs that accumulate twice.
@@ -102,7 +102,7 @@ class OpDef(Definition):
     adding: Callable[[Op], str] = lambda op: ""
     pairing: str = ""
     first_output: str = ""
-    may_overwrite: Mapping[int, int] = field(default_factory=dict)
+    may_overwrite: Callable[[Op], Mapping[int, int]] = lambda op: {}
     flops: Callable[[Op], int] = _none
     efficiency: Callable[[Op], float] = lambda op: 1.0
     traffic: Callable[[Op], int] | None = None

@@ -33,7 +33,7 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
     - Shapes and dtypes equal those that the op's definition infers. A gradient may be stored in a different dtype.
     - Ops change the inputs that their definition names, which are states. No recomputed op changes any.
     - An op that works in place may do so by its definition, on an activation that no later op or output reads, nor an
-      op of a side lane, which may still be running.
+      earlier op of a side lane, which may still be running.
     - Ops of side lanes use no inputs, which the host overwrites. Only ops whose definition says so use values that are
       placed on the host.
     - Every output of the program is written by the program or outlives it.
@@ -58,10 +58,10 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
             written.add(value)
         taken = [op.ins[i] for i in op.in_place.values()]
         if aside.intersection(taken):
-            raise ProgramError(f"{_place(context, index, op)}: overwrites one of {taken!r}, which a side lane uses")
+            raise ProgramError(f"{_place(context, index, op)}: overwrites one of {taken!r}, which a side lane reads")
         overwritten.update(taken)
         if op.lane != "compute":
-            aside.update((*op.ins, *op.outs))
+            aside.update(op.ins)
         if op not in checked.ops:
             place = _place(context, index, op)
             _check_names(op, checked.values, place)
@@ -125,7 +125,7 @@ def _check_changes(op: Op, definition: OpDef, place: str) -> None:
 
 def _check_in_place(op: Op, definition: OpDef, place: str) -> None:
     for out, i in op.in_place.items():
-        if definition.may_overwrite.get(out) != i or not fits_in_place(op, out, i):
+        if definition.may_overwrite(op).get(out) != i or not fits_in_place(op, out, i):
             raise ProgramError(f"{place}: may not write {op.outs[out]!r} in the place of its input {i}")
 
 

@@ -3,12 +3,16 @@
 On a GPU the copy runs on a separate stream, after all work enqueued before it. Only programs that write the copied
 values, which means the update, wait for it. A copy that takes less time than a forward and backward pass therefore does
 not delay a step. On the host only the reader of the copy waits.
+
+Values that the host holds anyway are not copied: they are read where they are, and the thread that enqueues programs
+waits before one that writes them until the reader is done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from threading import Event
 
 import torch
 from torch import Tensor
@@ -25,7 +29,7 @@ _GAP_BYTES = 4096
 
 
 class HostCopy:
-    """Host memory for `values`, allocated once, and pinned for values on a GPU.
+    """Host memory for those of `values` that a device holds, allocated once, and pinned for values on a GPU.
 
     Construct it before the first step, because no device may allocate while several of them run collectives.
     """
@@ -38,7 +42,8 @@ class HostCopy:
         stream: torch.cuda.Stream | None = None,
     ) -> None:
         """`programs` are all that will run, by name, on `stream` (None on a CPU). Raises NoHostMemory."""
-        copied = list(values)
+        kept = list(values)
+        copied = [value for value in kept if value.place == "device"]
         ranges = list(_ranges(buffers, copied))
         self._memory = allocate(sum(align(source.numel()) for source, _ in ranges))
         self._main = stream
@@ -56,16 +61,21 @@ class HostCopy:
             self._parts.append((source, target))
             self._views |= {value: _view(target, offset, value) for value, offset in members}
             at += align(source.numel())
-        kept = set(copied)
-        self.writers = {name for name, p in programs.items() if any(v in kept for op in p.ops for v in op.written)}
-        """Names of the programs that write one of the values."""
+        self._views |= {value: buffers.persistent(value) for value in kept if value.place == "host"}
+        self.writers = _writers(programs, copied)
+        """Names of the programs that write one of the copied values."""
+        self._writers_on_host = _writers(programs, [value for value in kept if value.place == "host"])
         self._pending = False
+        self._read = Event()
+        self._read.set()
 
     def take(self) -> None:
         """Copy the values as they are once all work enqueued so far is done; on a CPU immediately.
 
-        Call it on the thread that enqueues programs, when the previous copy is no longer read.
+        Call it on the thread that enqueues programs, when the previous copy is no longer read. The reader calls
+        `release`.
         """
+        self._read.clear()
         if self._main is None:
             for source, target in self._parts:
                 target.copy_(source)
@@ -79,7 +89,12 @@ class HostCopy:
         self._pending = True
 
     def before(self, program: str) -> None:
-        """Call it before `program` is enqueued. If it writes copied values, the device waits for the copy first."""
+        """Call it before `program` is enqueued. If it writes copied values, the device waits for the copy first.
+
+        If it writes values that the host holds, this waits until `release`.
+        """
+        if program in self._writers_on_host:
+            self._read.wait()
         if self._pending and program in self.writers and self._main is not None:
             self._main.wait_event(self._done)
             self._pending = False
@@ -90,8 +105,12 @@ class HostCopy:
             self._done.synchronize()
 
     def view(self, value: Value) -> Tensor:
-        """Return the copy of a value. Valid from `wait` until the next `take`."""
+        """Return the copy of a value. Valid from `wait` until `release`."""
         return self._views[value]
+
+    def release(self) -> None:
+        """Give up the copy: the values may be written again. May be called on any thread."""
+        self._read.set()
 
     def close(self) -> None:
         """Unpin the memory. Views of it remain valid."""
@@ -102,8 +121,13 @@ class HostCopy:
 
 
 def copied_bytes(values: Iterable[Value]) -> int:
-    """Return the host memory for a copy of `values`, without the gaps between them."""
-    return sum(value.nbytes for value in values)
+    """Return the host memory for a copy of those of `values` that a device holds, without the gaps between them."""
+    return sum(value.nbytes for value in values if value.place == "device")
+
+
+def _writers(programs: Mapping[str, Program], values: Iterable[Value]) -> set[str]:
+    written = set(values)
+    return {name for name, p in programs.items() if any(v in written for op in p.ops for v in op.written)}
 
 
 def _ranges(buffers: Buffers, values: Iterable[Value]) -> Iterator[tuple[Tensor, list[tuple[Value, int]]]]:

@@ -231,7 +231,7 @@ LAYERS: tuple[OpDef, ...] = (
         flops=elements(5),
     ),
     define("rmsnorm_bwd", _rmsnorm_bwd, first_output="rmsnorm_dgrad", flops=elements(9)),
-    define("rmsnorm_dgrad", _rmsnorm_dgrad, may_overwrite={0: 0}, flops=elements(7)),
+    define("rmsnorm_dgrad", _rmsnorm_dgrad, may_overwrite=lambda op: {0: 0}, flops=elements(7)),
     define("attention", _attention, vjp=_attention_vjp, flops=_attention_flops, efficiency=_attention_efficiency),
     define(
         "attention_bwd",

@@ -110,7 +110,7 @@ def _pair_flops(op: Op) -> int:
 
 PRODUCTS: tuple[OpDef, ...] = (
     define("linear", _linear, vjp=_linear_vjp, flops=_product_flops, adding=_linear_adding, pairing="linear_pair"),
-    define("linear_add", _linear_add, vjp=_linear_add_vjp, flops=_product_flops, may_overwrite={0: 2}),
+    define("linear_add", _linear_add, vjp=_linear_add_vjp, flops=_product_flops, may_overwrite=lambda op: {0: 2}),
     define("linear_pair", _linear_pair, vjp=_linear_pair_vjp, flops=_pair_flops),
     define(
         "linear_dgrad",
@@ -119,7 +119,7 @@ PRODUCTS: tuple[OpDef, ...] = (
         adding=lambda op: "linear_dgrad_add",
         pairing="linear_dgrad_pair",
     ),
-    define("linear_dgrad_add", _linear_dgrad_add, flops=_product_flops, may_overwrite={0: 2}),
+    define("linear_dgrad_add", _linear_dgrad_add, flops=_product_flops, may_overwrite=lambda op: {0: 2}),
     define("linear_dgrad_pair", _linear_dgrad_pair, flops=_pair_flops),
     define("linear_wgrad", _linear_wgrad, flops=_product_flops),
     define("linear_bgrad", _linear_bgrad, flops=elements(1)),

@@ -13,14 +13,14 @@ from ..value import Value
 def in_place(program: Program, ops: Mapping[str, OpDef]) -> Program:
     """Set `Op.in_place` where `OpDef.may_overwrite` allows it and the input is an activation that no later op reads.
 
-    What an op of a side lane uses keeps its place, because that op may still be running.
+    What an op of a side lane reads keeps its place, because that op may still be running.
     """
     last: dict[Value, int] = {v: index for index, op in enumerate(program.ops) for v in op.ins}
-    aside = {v for op in program.ops if op.lane != "compute" for v in (*op.ins, *op.outs)}
+    aside = {v for op in program.ops if op.lane != "compute" for v in op.ins}
     last.update(dict.fromkeys((*program.outputs, *aside), len(program.ops)))
 
     def marked(index: int, op: Op) -> Op:
-        allowed = ops[op.kind].may_overwrite.items()
+        allowed = ops[op.kind].may_overwrite(op).items()
         pairs = {out: i for out, i in allowed if last[op.ins[i]] == index and fits_in_place(op, out, i)}
         return replace(op, in_place=pairs) if pairs else op
 

@@ -1,0 +1,1 @@
+"""Offloading of optimizer states, masters and weights for Surogate."""

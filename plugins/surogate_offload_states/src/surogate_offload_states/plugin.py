@@ -1,0 +1,81 @@
+"""Hooks of `surogate-offload-states`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pluggy
+from pydantic import BaseModel, ConfigDict, Field
+
+from surogate_core.api import OffloadDef
+
+from .selection import masters, optimizer_states, quantized_weights, weights
+
+SUROGATE_API = 0
+hookimpl = pluggy.HookimplMarker("surogate")
+
+
+class _Options(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class OptimizerOptions(_Options):
+    """Config keys of the strategy `optimizer`."""
+
+    offload_optimizer: bool = Field(False, description="Keep the states of the optimizer in host memory.")
+
+
+class MasterOptions(_Options):
+    """Config keys of the strategy `master`."""
+
+    offload_master: bool = Field(False, description="Keep the master weights in host memory.")
+
+
+class WeightOptions(_Options):
+    """Config keys of the strategy `weights`."""
+
+    offload_weights: bool | int = Field(
+        False, ge=0, description="Keep the weights of all blocks (true), or of this many blocks, in host memory."
+    )
+
+
+class QuantOptions(_Options):
+    """Config keys of the strategy `quants`."""
+
+    offload_quants: bool | int = Field(
+        False, ge=0, description="Keep the quantized weights of all blocks (true), or of this many, in host memory."
+    )
+
+
+@hookimpl
+def surogate_offload_strategies() -> Iterable[OffloadDef]:
+    return [
+        OffloadDef(
+            name="optimizer",
+            summary="keeps the states of the optimizer in host memory",
+            options=OptimizerOptions,
+            selected=lambda options: options.offload_optimizer,
+            on_host=optimizer_states,
+        ),
+        OffloadDef(
+            name="master",
+            summary="keeps the master weights in host memory",
+            options=MasterOptions,
+            selected=lambda options: options.offload_master,
+            on_host=masters,
+        ),
+        OffloadDef(
+            name="weights",
+            summary="keeps the weights of blocks in host memory",
+            options=WeightOptions,
+            selected=lambda options: bool(options.offload_weights),
+            on_host=weights,
+        ),
+        OffloadDef(
+            name="quants",
+            summary="keeps the quantized weights of blocks in host memory",
+            options=QuantOptions,
+            selected=lambda options: bool(options.offload_quants),
+            on_host=quantized_weights,
+        ),
+    ]

@@ -1,0 +1,67 @@
+"""Which params and states of a run the host holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from surogate_core.api import Family, OffloadContext, Value
+from surogate_core.errors import ConfigError
+
+SMALLEST_BYTES = 64 << 10
+"""Smaller values stay on the device: at 55 GB/s a copy of them takes 1 us, less than it takes to start."""
+
+
+def optimizer_states(family: Family, context: OffloadContext) -> Sequence[Value]:
+    """Return the states of the optimizer."""
+    return _some(
+        context.optimizer_states,
+        "offload_optimizer: true: the states of the optimizer are too small to be worth a copy. Remove the key.",
+    )
+
+
+def masters(family: Family, context: OffloadContext) -> Sequence[Value]:
+    """Return the masters that are not the weights themselves."""
+    return _some(
+        (p.master for p in context.params.values() if p.master is not None and p.master is not p.param),
+        "offload_master: true: this run has no master weights besides the weights, which are trained in place. Use "
+        "offload_weights: true to keep these in host memory, or remove the key.",
+    )
+
+
+def weights(family: Family, context: OffloadContext) -> Sequence[Value]:
+    """Return the model's weights in the chosen blocks that micro-steps read."""
+    read = {value for op in family.micro.ops for value in op.ins}
+    found = _some(
+        (param for param, p in context.params.items() if p.stored and param in read and param.block >= 0),
+        "offload_weights: the micro-steps of this run read no weights of blocks; a recipe that quantizes frozen "
+        "weights reads its own copies. Use offload_quants, or remove the key.",
+    )
+    return _of_blocks(found, context.options.offload_weights)
+
+
+def quantized_weights(family: Family, context: OffloadContext) -> Sequence[Value]:
+    """Return the quantized weights in the chosen blocks: states that are made of params and that micro-steps read."""
+    read = dict.fromkeys(value for op in family.micro.ops for value in op.ins)
+    found = _some(
+        (value for value in read if value.role == "state" and value.derived and value.block >= 0),
+        "offload_quants: the recipe of this run keeps no quantized weights. Remove the key, or choose a recipe that "
+        "does, such as fp8-hybrid.",
+    )
+    return _of_blocks(found, context.options.offload_quants)
+
+
+def _some(values: Iterable[Value], error: str) -> Sequence[Value]:
+    """Return those of `values` that are worth a copy. Raises ConfigError(`error`) if there are none."""
+    large = [value for value in values if value.nbytes >= SMALLEST_BYTES]
+    if not large:
+        raise ConfigError(error)
+    return large
+
+
+def _of_blocks(values: Sequence[Value], wanted: bool | int) -> Sequence[Value]:
+    """Return the values of `wanted` blocks; True: of all. The blocks are spread evenly, so that copies have the time of
+    the blocks in between."""
+    blocks = sorted({value.block for value in values})
+    count = len(blocks) if wanted is True else min(int(wanted), len(blocks))
+    chosen = {blocks[(2 * i + 1) * len(blocks) // (2 * count)] for i in range(count)}
+    return [value for value in values if value.block in chosen]

@@ -1,0 +1,82 @@
+"""Optimizer states, masters and weights in pinned host memory on the GPU: same bits, eagerly and in CUDA graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from covering import settings
+from gpu.harness import SMALL, Setup
+
+from surogate_core.testing.kernels import same_bits
+
+pytestmark = pytest.mark.gpu
+
+DEEP = SMALL | {"num_hidden_layers": 6}
+MASTERS = {"model_dtype": "bf16", "master_dtype": "fp32", "optimizer_state_dtype": "bf16", "param_grad_dtype": "bf16"}
+BF16 = MASTERS | {"master_dtype": "bf16"}
+STRATEGIES = ("master", "optimizer", "residual", "weights")
+PARTS = ("block", "rmsnorm", "swiglu")
+ARRAY = settings([*STRATEGIES, *PARTS], whole=("block",))
+
+
+def trained(*, graphs: bool = True, **given: Any) -> tuple[list[tuple[float, float]], dict[str, torch.Tensor]]:
+    """Return (loss, norm) of three steps, and all params, gradients and states after them."""
+    setup = Setup(DEEP, deterministic="true", **given)
+    worker = setup.gpu(graphs=graphs)
+    readings = [setup.step(worker, step, step=step) for step in (1, 2, 3)]
+    worker.settle()
+    kept = [v for v in setup.assembly.resident if v.role in ("param", "grad", "state") and v.name != "eval_loss"]
+    found = {v.name: worker.buffers.persistent(v).cpu().clone() for v in kept}
+    worker.close()
+    return readings, found
+
+
+def assert_same(plain: Any, held: Any) -> None:
+    assert plain[0] == held[0]
+    assert plain[1].keys() == held[1].keys()
+    assert [name for name, value in plain[1].items() if not same_bits(value, held[1][name])] == []
+
+
+@pytest.fixture(scope="module")
+def plain() -> Any:
+    return trained(**MASTERS)
+
+
+@pytest.mark.parametrize("chosen", ARRAY, ids=["-".join(sorted(row)) for row in ARRAY])
+def test_every_combination_computes_the_same_bits(chosen: frozenset[str], plain: Any) -> None:
+    """A pairwise covering array of strategies and recomputed parts (the seed is `covering.SEED`), and all at once."""
+    held = {"offload": sorted(chosen.intersection(STRATEGIES)), "recompute": chosen.intersection(PARTS)}
+    assert_same(plain, trained(**MASTERS, **held))
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
+def test_weights_that_are_their_own_masters_are_updated_on_the_way_through(optimizer: str, graphs: bool) -> None:
+    dtypes = BF16 if optimizer == "adamw" else BF16 | {"optimizer_state_dtype": "fp32"}
+    held = trained(optimizer=optimizer, graphs=graphs, **dtypes, offload=("optimizer", "weights"))
+    assert_same(trained(optimizer=optimizer, **dtypes), held)
+
+
+@pytest.mark.parametrize("adapter", [None, {"lora_rank": 8}], ids=["full", "lora"])
+def test_quantized_weights_are_held_on_the_host(adapter: Any) -> None:
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("fp8-hybrid needs SM89")
+    given = {"recipe": "fp8-hybrid", "adapter": adapter, "model_dtype": "bf16"}
+    assert_same(trained(**given), trained(**given, offload=("quants",)))
+
+
+def test_a_snapshot_reads_held_values_where_they_are() -> None:
+    setup = Setup(DEEP, **BF16, offload=("optimizer",))
+    worker = setup.gpu()
+    states = [v for v in setup.assembly.declared if v.name.startswith("adamw.")]
+    assert {v.place for v in states} == {"device", "host"}
+    setup.step(worker, 1)
+    copied = worker.allocate_snapshot(states)
+    worker.snapshot()
+    copied.wait()
+    assert all(same_bits(copied.view(v).cpu(), worker.buffers.persistent(v).cpu()) for v in states)
+    copied.release()
+    setup.step(worker, 2, step=2)
+    worker.close()

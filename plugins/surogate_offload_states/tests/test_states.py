@@ -1,0 +1,172 @@
+"""Optimizer states, masters and weights in host memory: same bits, and few blocks on the device at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from covering import settings
+from fp8_model import Model
+from models.harness import PlannedModel, plan_inputs, random_documents, tiny_config, valid_tokens
+from torch import Tensor
+
+from surogate_core.api import PrecisionRequest, Target
+from surogate_core.errors import ConfigError
+from surogate_core.machine.devices import device
+from surogate_core.planning.assemble import assemble
+from surogate_core.planning.assembly import Assembly
+from surogate_core.planning.plan import summarise
+from surogate_core.program.lanes import lane_order
+from surogate_core.runtime.initialise import initialise
+from surogate_lora.adapter import LORA
+from surogate_lora.options import LoraOptions
+from surogate_offload_residual.plugin import surogate_offload_strategies as residual_strategies
+from surogate_offload_states import selection
+from surogate_offload_states.plugin import surogate_offload_strategies
+
+CONFIG = tiny_config(vocab_size=61, hidden_size=24, intermediate_size=40, num_hidden_layers=5, head_dim=8)
+ROWS = [[document] for document in random_documents([16, 11], CONFIG["vocab_size"])]
+SCALE = 1 / valid_tokens([document for row in ROWS for document in row])
+STRATEGIES = {strategy.name: strategy for strategy in (*residual_strategies(), *surogate_offload_strategies())}
+MASTERS = PrecisionRequest(model_dtype="bf16", master_dtype="fp32")
+BF16 = PrecisionRequest(model_dtype="bf16", param_grad_dtype="bf16", optimizer_state_dtype="bf16")
+
+
+@pytest.fixture(autouse=True)
+def hold_small_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "SMALLEST_BYTES", 0)
+
+
+def offload(**chosen: Any) -> dict[str, Any]:
+    """Return the settings of a run with these strategies, each with the value of its key."""
+    strategies = [(STRATEGIES[name], value) for name, value in chosen.items()]
+    return {"offload": [(s, s.options.model_validate({f"offload_{s.name}": value})) for s, value in strategies]}
+
+
+def trained(**given: Any) -> dict[str, Tensor]:
+    """Return the bits of params, gradients and states after two steps of two micro-steps."""
+    model = PlannedModel(CONFIG, 2, 16, weight_decay=0.1, max_grad_norm=1.0, **given)
+    initialise((v for v in model.assembly.declared if v.init), model.buffers.persistent, seed=3)
+    model.executor.run("start")
+    for step in (1, 2):
+        for first in (True, False):
+            model.micro_step(ROWS, SCALE / 2, first=first)
+        model.update(step, lr=1e-2)
+    kept = [v for v in model.assembly.declared if v.role in ("param", "grad", "state")]
+    return {v.name: model.buffers.persistent(v).clone().reshape(-1).view(torch.uint8) for v in kept}
+
+
+def assert_same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert [name for name, bits in one.items() if not torch.equal(bits, other[name])] == []
+
+
+PARTS = ("swiglu", "rmsnorm", "qkv")
+ARRAY = settings([*(name for name in STRATEGIES if name != "quants"), *PARTS], whole=())
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Tensor]:
+    return trained(request=MASTERS)
+
+
+@pytest.mark.parametrize("chosen", ARRAY, ids=["-".join(sorted(row)) for row in ARRAY])
+def test_every_combination_computes_the_same_bits(chosen: frozenset[str], plain: dict[str, Tensor]) -> None:
+    """A pairwise covering array of strategies and recomputed parts (the seed is `covering.SEED`), and all at once."""
+    held = offload(**dict.fromkeys(sorted(chosen & STRATEGIES.keys()), True))
+    assert_same_bits(plain, trained(request=MASTERS, recompute=chosen.intersection(PARTS), **held))
+
+
+def test_weights_that_are_their_own_masters_are_updated_in_host_memory() -> None:
+    held = trained(request=BF16, **offload(optimizer=True, weights=True))
+    assert_same_bits(trained(request=BF16), held)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_the_weights_of_some_blocks_are_held_in_host_memory(count: int) -> None:
+    assembly = planned(12, weights=count)
+    blocks = sorted({v.block for v in assembly.declared if v.place == "host"})
+    assert len(blocks) == count
+    assert max(b - a for a, b in zip([-1, *blocks], [*blocks, 12], strict=True)) <= 12 / count
+
+
+def test_frozen_weights_under_an_adapter_are_held_in_host_memory() -> None:
+    lora: dict[str, Any] = {"adapters": [(LORA, LoraOptions(lora_rank=4))]}
+    assert_same_bits(trained(**lora), trained(**lora, **offload(weights=3)))
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_quantized_weights_are_held_in_host_memory(lora: bool) -> None:
+    adapters: dict[str, Any] = {"adapters": [(LORA, LoraOptions(lora_rank=4))]} if lora else {}
+    models = [Model(**adapters, **held) for held in ({}, offload(quants=True))]
+    assert any(v.place == "host" and v.derived for v in models[1].assembly.declared)
+    results = []
+    for model in models:
+        for _ in range(3):
+            model.step()
+        results.append(model.named("param", "grad", "state"))
+    assert_same_bits(*results)
+
+
+def planned(layers: int, **chosen: Any) -> Assembly:
+    return assemble(inputs(layers, **chosen))
+
+
+def inputs(layers: int, **chosen: Any) -> Any:
+    config = tiny_config(num_hidden_layers=layers)
+    return plan_inputs(config, target=Target(device("h200")), request=MASTERS, **offload(**chosen))
+
+
+@pytest.mark.parametrize("name", ["optimizer", "master", "weights"])
+def test_the_memory_on_the_device_does_not_grow_with_depth(name: str) -> None:
+    """That of the values which the strategy holds on the host, and of the copies of them."""
+    memory = [planned(layers, **{name: True}).memory for layers in (6, 12)]
+    plain = [planned(layers).memory for layers in (6, 12)]
+    role = "param" if name == "weights" else "state"
+    assert all(m.host is not None for m in memory)
+    saved = [p.segments[role].nbytes - m.segments[role].nbytes for p, m in zip(plain, memory, strict=True)]
+    on_host = [m.host.segments[role].nbytes for m in memory if m.host is not None]
+    assert saved == on_host and on_host[1] > 1.5 * on_host[0]
+    update = [m.arenas["update"].arena_bytes for m in memory]
+    assert update[0] == update[1]
+
+
+def test_at_most_three_blocks_are_on_the_device() -> None:
+    program = planned(8, optimizer=True, weights=True).programs["update"]
+    order, checked = lane_order(program.ops), 0
+    for index, op in enumerate(program.ops):
+        if op.lane == "to_device" and op.block >= 3:
+            before = [o for i, o in enumerate(program.ops[:index]) if o.lane == "to_host" and order.done[i] <= index]
+            assert {o.block for o in before} >= set(range(op.block - 2))
+            checked += 1
+    assert checked > 40
+
+
+def test_the_report_names_what_the_host_holds() -> None:
+    given = inputs(4, optimizer=True, weights=True)
+    assembly = assemble(given)
+    report = summarise(assembly, given)
+    assert assembly.memory.host is not None
+    host = assembly.memory.host.segments
+    assert report.host_bytes["weights"] == host["param"].nbytes > 0
+    assert report.host_bytes["optimizer"] == host["state"].nbytes > 0
+    assert report.step.copy_seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"master": True}, "no master weights besides the weights"),
+        ({"quants": True}, "keeps no quantized weights"),
+    ],
+)
+def test_a_strategy_without_anything_to_hold_is_refused(chosen: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        assemble(plan_inputs(CONFIG, **offload(**chosen)))
+
+
+def test_small_values_stay_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "SMALLEST_BYTES", 1 << 30)
+    with pytest.raises(ConfigError, match="too small to be worth a copy"):
+        planned(2, optimizer=True)
