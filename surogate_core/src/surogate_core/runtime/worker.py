@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import product
 from math import isfinite
 from typing import Any, get_args
@@ -24,6 +26,7 @@ from .cuda import CudaExecutor
 from .executor import Executor
 from .host_copy import HostCopy
 from .inputs import Inputs
+from .out_of_memory import explaining_out_of_memory
 from .readings import Reading
 from .reference import ReferenceExecutor
 from .table_readings import TableReading, TableReadings
@@ -62,6 +65,7 @@ class Worker:
         self._copy: HostCopy | None = None
         self._execute: Execute = executor.run
         self._watcher: Watcher | None = None
+        self._explaining: Callable[[], AbstractContextManager[None]] = nullcontext
         self._restored = False
         self._calibrating = assembly.calibrates
         self._reports = False
@@ -88,22 +92,27 @@ class Worker:
     def on_gpu(cls, assembly: Assembly, context: ExecutionContext, seed: int, *, poison: bool = False) -> Worker:
         """Return a worker that runs compiled kernels on the GPU of `context.comm`.
 
-        Raises ConfigError if an op has no kernel, or none that is as deterministic as the target requires.
+        Raises ConfigError if an op has no kernel, or none that is as deterministic as the target requires. Raises
+        RunStopped if the GPU is out of memory.
         """
         device = context.comm.device
         torch.cuda.set_device(device)
         stream = torch.cuda.Stream(device)
-        buffers = Buffers(assembly.memory, f"cuda:{device}", poison=poison)
-        stream.wait_stream(torch.cuda.current_stream())
-        mark("CUDA context, buffers")
-        inputs = Inputs(assembly.declared, assembly.memory, buffers, stream)
-        _write_documents(inputs, assembly, _one_document_per_row(assembly))
-        inputs.commit()
-        executor = CudaExecutor(assembly.all_programs, buffers, context, stream)
-        mark("kernels bound")
-        executor.warm_up()
-        mark("kernels run once")
-        return cls(assembly, buffers, executor, inputs, seed)
+        explaining = partial(explaining_out_of_memory, assembly.memory, device, context.target.device.runtime_bytes)
+        with explaining():
+            buffers = Buffers(assembly.memory, f"cuda:{device}", poison=poison)
+            stream.wait_stream(torch.cuda.current_stream())
+            mark("CUDA context, buffers")
+            inputs = Inputs(assembly.declared, assembly.memory, buffers, stream)
+            _write_documents(inputs, assembly, _one_document_per_row(assembly))
+            inputs.commit()
+            executor = CudaExecutor(assembly.all_programs, buffers, context, stream)
+            mark("kernels bound")
+            executor.warm_up()
+            mark("kernels run once")
+            worker = cls(assembly, buffers, executor, inputs, seed)
+        worker._explaining = explaining
+        return worker
 
     def params(self) -> dict[str, Tensor]:
         """Return views of the model's weights, by name, without staged params."""
@@ -154,7 +163,8 @@ class Worker:
             self._run(self.assembly.only("start"))
         self._run(self.assembly.only("derive"))
         if graphs and self._watcher is None:
-            self.executor.capture()
+            with self._explaining():
+                self.executor.capture()
         # The times of steps are counted from this reading. Without it, the first step would be reported too long if it
         # is done before it is read, and the first step that is waited for too short.
         self._readings.enqueue().values()
