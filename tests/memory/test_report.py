@@ -278,14 +278,25 @@ def toy_definition(flops: int, traffic: int | None) -> OpDef:
 def test_the_time_of_an_op_is_a_launch_and_the_longer_of_arithmetic_and_traffic(name: str) -> None:
     d = DEVICES[name]
     much = 10**15
+    arithmetic = much / d.flops["bf16"]
     for flops, traffic, seconds in (
-        (much, 1, much / d.flops["bf16"]),
+        (much, 1, arithmetic),
         (1, 10**12, 10**12 / d.bandwidth),
         (1, 1, 1 / d.bandwidth),
-        (much, 10**12, max(much / d.flops["bf16"], 10**12 / d.bandwidth)),
+        (much, 10**12, max(arithmetic, 10**12 / d.bandwidth)),
     ):
-        expected = Cost(flops, traffic, d.launch_seconds + seconds)
+        total = d.launch_seconds + seconds
+        expected = Cost(flops, traffic, total, product_seconds=total if seconds == arithmetic else 0.0)
         assert op_cost(toy(4), toy_definition(flops, traffic), d) == expected
+        attention = replace(toy_definition(flops, traffic), is_attention=True)
+        assert op_cost(toy(4), attention, d) == Cost(flops, traffic, total, attention_seconds=total)
+
+
+def test_the_parts_of_the_time_of_a_program_add_up() -> None:
+    given = plan_inputs(QWEN3_0_6B, target=Target(H200), batch_size=4, seq_len=512)
+    step = summarise(assemble(given), given).step
+    parts = (step.product_seconds, step.attention_seconds, step.memory_seconds, step.waiting_seconds)
+    assert all(part > 0 for part in parts[:3]) and sum(parts) == pytest.approx(step.seconds)
 
 
 def test_passes_come_on_top_of_arithmetic_that_is_as_efficient_as_the_op_says() -> None:

@@ -28,8 +28,8 @@ def test_it_names_what_is_planned_what_is_held_and_who_else_holds_memory() -> No
     assert text == (
         "Planned: weights 4.00 GiB, gradients 2.00 GiB, states 8.00 GiB (not allocated), inputs 0.00 GiB (not "
         "allocated), activations 10.00 GiB (not allocated), CUDA and libraries 1.00 GiB; in all 25.00 GiB of 40.00 "
-        "GiB. Held: 6.00 GiB by buffers of this run, 32.00 GiB by CUDA, libraries and other processes; 2.00 GiB are free. "
-        "Other processes hold about 31.00 GiB: end them (nvidia-smi lists them), or set device_memory_limit."
+        "GiB. Held: 6.00 GiB by buffers of this run, 32.00 GiB by CUDA, libraries and other processes; 2.00 GiB are "
+        "free. Other processes hold about 31.00 GiB: end them (nvidia-smi lists them), or set device_memory_limit."
     )
 
 

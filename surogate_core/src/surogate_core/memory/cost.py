@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 class Cost:
     """The work of a sequence of ops.
 
-    flops            floating-point operations
-    bytes            bytes read and written
-    seconds          estimated time
-    comm_seconds     time of the collectives, which overlap with the other ops
-    waiting_seconds  the part of `seconds` that waits for side lanes: collectives and copies
-    copy_seconds     time of the copies from and to the host, the longer of both directions
+    flops              floating-point operations
+    bytes              bytes read and written
+    seconds            estimated time
+    comm_seconds       time of the collectives, which overlap with the other ops
+    waiting_seconds    the part of `seconds` that waits for side lanes: collectives and copies
+    copy_seconds       time of the copies from and to the host, the longer of both directions
+    attention_seconds  the part of `seconds` of attention (`OpDef.is_attention`)
+    product_seconds    the part of `seconds` of other ops whose arithmetic takes longer than their traffic
     """
 
     flops: int = 0
@@ -31,6 +33,13 @@ class Cost:
     comm_seconds: float = 0.0
     waiting_seconds: float = 0.0
     copy_seconds: float = 0.0
+    attention_seconds: float = 0.0
+    product_seconds: float = 0.0
+
+    @property
+    def memory_seconds(self) -> float:
+        """The part of `seconds` of ops whose traffic takes longest."""
+        return self.seconds - self.attention_seconds - self.product_seconds - self.waiting_seconds
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -49,7 +58,10 @@ def op_cost(op: Op, definition: OpDef, device: DeviceInfo) -> Cost:
     traffic = definition.traffic(op) if definition.traffic else _traffic(op)
     arithmetic = flops / (arithmetic_rate(op, definition, device) * definition.efficiency(op))
     longest = max(arithmetic, traffic / device.bandwidth, definition.link(op) / device.link_bandwidth)
-    return Cost(flops, traffic + passes, device.launch_seconds + longest + passes / device.bandwidth)
+    seconds = device.launch_seconds + longest + passes / device.bandwidth
+    attention = seconds if definition.is_attention else 0.0
+    products = seconds if longest == arithmetic > 0 and not attention else 0.0
+    return Cost(flops, traffic + passes, seconds, attention_seconds=attention, product_seconds=products)
 
 
 def arithmetic_rate(op: Op, definition: OpDef, device: DeviceInfo) -> float:
@@ -80,6 +92,7 @@ def program_cost(program: Program, ops: Mapping[str, OpDef], device: DeviceInfo)
     The bandwidth and the multiprocessors that side lanes take from concurrent ops are not counted.
     """
     flops = nbytes = 0
+    attention = products = 0.0
     costs, waits = OpCosts(ops, device), lane_order(program.ops).waits
     busy: dict[Lane, float] = {"compute": 0.0}
     free: dict[Lane, float] = {"compute": 0.0}  # when a lane is done with all its ops so far
@@ -88,6 +101,8 @@ def program_cost(program: Program, ops: Mapping[str, OpDef], device: DeviceInfo)
         cost = costs(op)
         flops += cost.flops
         nbytes += cost.bytes
+        attention += cost.attention_seconds
+        products += cost.product_seconds
         start = max([free.get(op.lane, 0.0), *(ends[i] for i in waits.get(index, ()))])
         if op.lane == "compute":
             free["compute"] = start + cost.seconds
@@ -95,7 +110,7 @@ def program_cost(program: Program, ops: Mapping[str, OpDef], device: DeviceInfo)
             free[op.lane] = ends[index] = max(start, free["compute"]) + cost.seconds
         busy[op.lane] = busy.get(op.lane, 0.0) + cost.seconds
     end, copies = max(free.values()), (busy.get(lane, 0.0) for lane in ("to_host", "to_device"))
-    return Cost(flops, nbytes, end, busy.get("comm", 0.0), end - busy["compute"], max(copies))
+    return Cost(flops, nbytes, end, busy.get("comm", 0.0), end - busy["compute"], max(copies), attention, products)
 
 
 def _traffic(op: Op) -> int:

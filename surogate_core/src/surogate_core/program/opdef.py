@@ -79,6 +79,8 @@ class OpDef(Definition):
     workspace   bytes of workspace that every implementation needs
     training_only
                 evaluations omit the op. It has one output, whose readers then read the first input instead.
+    is_attention
+                plans show its time as that of attention
     always_recomputed
                 recompute its outputs in the backward pass whatever the user chose, because that is cheaper than storing
                 them
@@ -110,6 +112,7 @@ class OpDef(Definition):
     link: Callable[[Op], int] = _none
     workspace: Callable[[Op], int] = _none
     training_only: bool = False
+    is_attention: bool = False
     always_recomputed: bool = False
     changes: Callable[[Sequence[Value], Mapping[str, Any]], Sequence[int]] = lambda ins, attrs: ()
     uses_host: bool = False
