@@ -19,7 +19,7 @@ from surogate_core.api import Emitter, Gradients, Init, Op, OpDef, OutSpec, Prog
 from surogate_core.dtypes import DTYPES, accumulator
 from surogate_core.errors import ProgramError
 from surogate_core.memory.plan import ArenaPlan, MemoryPlan, plan_family
-from surogate_core.planning.streaming import streamed
+from surogate_core.planning.streaming import Streaming
 from surogate_core.program.builder import Builder
 from surogate_core.program.differentiate import differentiate
 from surogate_core.program.passes.accumulate import accumulate
@@ -390,7 +390,7 @@ def family(
 
     Values with one of `labels` are recomputed, in the first `blocks` blocks or in all. `trim`, `fuse` and `reuse` can
     leave out dead_code, fuse_adds and in_place; `moves` moves activations to the host; with `streams` the host holds
-    half of the params.
+    half of the params and gradients.
     """
     source = RandomForward(seed, dtype, ops)
     b = source.builder
@@ -412,15 +412,17 @@ def family(
     if moves:
         program = moved(program, b, f"{seed}/moved")
         verify(program, ops, "moved")
-    if streams:
-        rng = Random(f"{seed}/streams")
-        hosted = {param: b.on_host(param) for param in source._params if rng.random() < 0.5}
-        program = streamed(program, hosted, b)
-        verify(program, ops, "streamed")
-        gradients = {hosted.get(param, param): grad for param, grad in gradients.items()}
     first, following = accumulate(program, b, source.scalars)
     verify(first, ops, "accumulate")
     verify(following, ops, "accumulate")
+    if streams:
+        rng = Random(f"{seed}/streams")
+        kept = (*source._params, *gradients.values())
+        hosted = {value: b.on_host(value) for value in kept if rng.random() < 0.5}
+        first, following = map(Streaming(hosted, b), (first, following))
+        verify(first, ops, "streamed")
+        verify(following, ops, "streamed")
+        gradients = {hosted.get(param, param): hosted.get(grad, grad) for param, grad in gradients.items()}
     if reuse:
         first, following = (in_place(p, ops) for p in (first, following))
         verify(first, ops, "in_place")

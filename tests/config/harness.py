@@ -13,7 +13,7 @@ from surogate_core.config.load import LoadedConfig, Mode, TrainConfig, load_conf
 from surogate_core.errors import PluginError, SurogateError
 from surogate_lora.options import LoraOptions
 from surogate_offload_residual.plugin import ResidualOptions
-from surogate_offload_states.plugin import MasterOptions, OptimizerOptions, QuantOptions, WeightOptions
+from surogate_offload_states.plugin import GradientOptions, MasterOptions, OptimizerOptions, QuantOptions, WeightOptions
 from surogate_recipes_fp8.recipe import Fp8Options
 
 
@@ -86,6 +86,7 @@ class WithAdapter(FakeRegistry):
             ("offload", "residual"): ResidualOptions,
             ("offload", "optimizer"): OptimizerOptions,
             ("offload", "master"): MasterOptions,
+            ("offload", "grads"): GradientOptions,
             ("offload", "weights"): WeightOptions,
             ("offload", "quants"): QuantOptions,
         }

@@ -25,7 +25,7 @@ def test_an_unknown_key_names_the_nearest() -> None:
 
 
 def test_all_problems_are_reported_at_once() -> None:
-    lines = message(num_epochs=0, learning_rate="x", nonsense=1, offload_grads=True, optimizer="none-such").splitlines()
+    lines = message(num_epochs=0, learning_rate="x", nonsense=1, use_zero_copy=True, optimizer="none-such").splitlines()
     assert len(lines) == 5 and all(line.startswith("run.yaml: ") for line in lines)
     many = message(**{f"zz{index}": 1 for index in range(500)})
     assert many.endswith("and 480 more problems")

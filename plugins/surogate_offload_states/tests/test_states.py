@@ -53,7 +53,7 @@ def trained(**given: Any) -> dict[str, Tensor]:
         for first in (True, False):
             model.micro_step(ROWS, SCALE / 2, first=first)
         model.update(step, lr=1e-2)
-    kept = [v for v in model.assembly.declared if v.role in ("param", "grad", "state")]
+    kept = [v for v in model.assembly.declared if v.role in ("param", "grad", "state") and "streamed" not in v.name]
     return {v.name: model.buffers.persistent(v).clone().reshape(-1).view(torch.uint8) for v in kept}
 
 

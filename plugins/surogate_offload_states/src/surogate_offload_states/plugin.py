@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from surogate_core.api import OffloadDef
 
-from .selection import masters, optimizer_states, quantized_weights, weights
+from .selection import gradients, masters, optimizer_states, quantized_weights, weights
 
 SUROGATE_API = 0
 hookimpl = pluggy.HookimplMarker("surogate")
@@ -29,6 +29,12 @@ class MasterOptions(_Options):
     """Config keys of the strategy `master`."""
 
     offload_master: bool = Field(False, description="Keep the master weights in host memory.")
+
+
+class GradientOptions(_Options):
+    """Config keys of the strategy `grads`."""
+
+    offload_grads: bool = Field(False, description="Keep the gradients of blocks in host memory.")
 
 
 class WeightOptions(_Options):
@@ -63,6 +69,13 @@ def surogate_offload_strategies() -> Iterable[OffloadDef]:
             options=MasterOptions,
             selected=lambda options: options.offload_master,
             on_host=masters,
+        ),
+        OffloadDef(
+            name="grads",
+            summary="keeps the gradients of blocks in host memory",
+            options=GradientOptions,
+            selected=lambda options: options.offload_grads,
+            on_host=gradients,
         ),
         OffloadDef(
             name="weights",

@@ -28,6 +28,14 @@ def masters(family: Family, context: OffloadContext) -> Sequence[Value]:
     )
 
 
+def gradients(family: Family, context: OffloadContext) -> Sequence[Value]:
+    """Return the gradients of params in blocks."""
+    return _some(
+        (p.grad for p in context.params.values() if p.grad is not None and p.param.block >= 0),
+        "offload_grads: true: the gradients of this run are too small to be worth a copy. Remove the key.",
+    )
+
+
 def weights(family: Family, context: OffloadContext) -> Sequence[Value]:
     """Return the model's weights in the chosen blocks that micro-steps read."""
     read = {value for op in family.micro.ops for value in op.ins}

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 DEEP = SMALL | {"num_hidden_layers": 6}
 MASTERS = {"model_dtype": "bf16", "master_dtype": "fp32", "optimizer_state_dtype": "bf16", "param_grad_dtype": "bf16"}
 BF16 = MASTERS | {"master_dtype": "bf16"}
-STRATEGIES = ("master", "optimizer", "residual", "weights")
+STRATEGIES = ("grads", "master", "optimizer", "residual", "weights")
 PARTS = ("block", "rmsnorm", "swiglu")
 ARRAY = settings([*STRATEGIES, *PARTS], whole=("block",))
 
@@ -27,8 +27,8 @@ def trained(*, graphs: bool = True, **given: Any) -> tuple[list[tuple[float, flo
     worker = setup.gpu(graphs=graphs)
     readings = [setup.step(worker, step, step=step) for step in (1, 2, 3)]
     worker.settle()
-    kept = [v for v in setup.assembly.resident if v.role in ("param", "grad", "state") and v.name != "eval_loss"]
-    found = {v.name: worker.buffers.persistent(v).cpu().clone() for v in kept}
+    kept = [v for v in setup.assembly.resident if v.role in ("param", "grad", "state")]
+    found = {v.name: worker.buffers.persistent(v).cpu().clone() for v in kept if "streamed" not in v.name}
     worker.close()
     return readings, found
 

@@ -40,9 +40,9 @@ class OffloadDef(Definition):
     """An offload strategy. A run uses every installed strategy that its keys select, in order of their names.
 
     selected  options -> whether the user's keys select the strategy
-    on_host   (family, context) -> the params and states that the host holds. Core copies those of a block to the device
-              ahead of the ops that use them, and back once they are written, and records the update block by block.
-              Raises ConfigError if there is nothing to move.
+    on_host   (family, context) -> the params, gradients and states that the host holds. Core copies those of a block to
+              the device ahead of the ops that use them, and back once they are written. It records the update block by
+              block. Raises ConfigError if there is nothing to move.
     schedule  (family, context) -> family. Called after recomputation, before gradient accumulation. Moves activations
               by the op `move` on the lanes "to_host" and "to_device", to and from values with the place "host". Memory
               on the device is free once "compute" has waited for the copy: the op `wait` on the value on the host.

@@ -151,16 +151,6 @@ class Family:
             numerics=numerics and replace(numerics, micro=change(numerics.micro)),
         )
 
-    def with_programs(self, change: Callable[[Program], Program]) -> Family:
-        """Return the family with `change(program)` in place of each program."""
-        return replace(
-            self.with_micro_steps(change),
-            evaluate=change(self.evaluate),
-            update=change(self.update),
-            derive=change(self.derive),
-            start=change(self.start),
-        )
-
     def programs(self) -> tuple[Program, ...]:
         """Return all programs, in the order in which they first run."""
         return (self.start, self.derive, *self.micro_steps(), self.evaluate, self.update)

@@ -114,7 +114,6 @@ _NOT_YET = (
     *_feature(
         "this kind of offloading",
         "remove the key: offload_optimizer, offload_weights, offload_residual and recompute: auto make room",
-        ("offload_grads", False, "keep gradients on the host"),
         ("offload_saved_tensors", False, "keep saved activations on the host"),
         ("persistent_quants", False, "keep quantised weights between steps"),
         ("use_zero_copy", False, "read host memory directly from kernels"),
@@ -281,7 +280,8 @@ PACKAGES: dict[str, str] = {
     ),
     "offload_residual": "surogate-offload-residual",
     **dict.fromkeys(
-        ("offload_optimizer", "offload_master", "offload_weights", "offload_quants"), "surogate-offload-states"
+        ("offload_optimizer", "offload_master", "offload_grads", "offload_weights", "offload_quants"),
+        "surogate-offload-states",
     ),
     "wandb_project": "surogate-log-wandb",
     "wandb_name": "surogate-log-wandb",

@@ -58,6 +58,8 @@ def op_cost(op: Op, definition: OpDef, device: DeviceInfo) -> Cost:
     traffic = definition.traffic(op) if definition.traffic else _traffic(op)
     arithmetic = flops / (arithmetic_rate(op, definition, device) * definition.efficiency(op))
     longest = max(arithmetic, traffic / device.bandwidth, definition.link(op) / device.link_bandwidth)
+    if definition.uses_host and traffic:
+        longest = max(longest, sum(v.nbytes for v in op.ins if v.place == "host") / device.host_bandwidth)
     seconds = device.launch_seconds + longest + passes / device.bandwidth
     attention = seconds if definition.is_attention else 0.0
     products = seconds if longest == arithmetic > 0 and not attention else 0.0

@@ -9,7 +9,7 @@
     all        recipe.lower, which takes all of them at once and may add `calibrate` and `numerics` -> dead_code
     micro, calibrate and the micro-step of numerics
                -> adapters' fuse -> recompute
-    all        offload, one strategy after another -> stream: copies of the params and states that the host holds
+    all        offload, one strategy after another
     micro, calibrate and the micro-step of numerics
                -> accumulate: micro_first, micro_next
                -> reduce, with several workers: micro_last, or micro_only where it is also the first
@@ -18,6 +18,7 @@
     micro, evaluate, update
                -> pending: copies of the states that micro-steps write and the update does not, if there are any
                micro and evaluate also in variants for batches of few documents
+    all        stream: copies of the values that the host holds
     all        in_place, last
 
 `verify` checks the result of every pass. All programs share params, gradients, states, inputs, and one arena.
@@ -64,8 +65,7 @@ def assemble(inputs: PlanInputs) -> Assembly:
 
     family = family.with_micro_steps(recorder.fused)
     plain = family.micro
-    family, hosted = recorder.offloaded(family.with_micro_steps(recorder.recomputed), params, states)
-    gradients = {hosted.get(param, param): hosted.get(grad, grad) for param, grad in gradients.items()}
+    family, held = recorder.offloaded(family.with_micro_steps(recorder.recomputed), params, states)
     micro_steps = [program for step in family.micro_steps() for program in recorder.accumulated(step, gradients)]
     evaluate, update = family.evaluate, family.update
     readings = {loss_state, eval_state, *((family.numerics.values,) if family.numerics else ())}
@@ -78,7 +78,9 @@ def assemble(inputs: PlanInputs) -> Assembly:
     for staged in staging:
         recorder.passed("staged", family.derive, staged.program)
 
-    unfinished = (family.start, derive, *(staged.program for staged in staging), *micro_steps, evaluate, update)
+    unfinished, hosted = recorder.streamed(
+        (family.start, derive, *(staged.program for staged in staging), *micro_steps, evaluate, update), held
+    )
     finished = [recorder.passed("in_place", p, in_place(p, inputs.ops)) for p in unfinished]
     programs = {p.name: p for p in finished}
     cu_seqlens, variants = recorder.variants(finished)
@@ -92,7 +94,7 @@ def assemble(inputs: PlanInputs) -> Assembly:
         cu_seqlens=cu_seqlens,
         declared=b.declared,
         staging=tuple(replace(staged, program=programs[staged.program.name]) for staged in staging),
-        trainable=tuple(gradients),
+        trainable=tuple(hosted.get(param, param) for param in gradients),
         memory=plan_family(programs.values(), resident, kernels.workspace, variants),
         kernels=kernels,
         micro=plain,

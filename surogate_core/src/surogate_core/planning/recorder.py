@@ -25,8 +25,8 @@ from ..program.value import Value
 from .inputs import PlanInputs
 from .lm_head_chunks import lm_head_chunks
 from .param_kinds import kind_by_shape, logical_matrices, special_kinds
-from .pass_runner import Blamed, PassRunner
-from .streaming import streamed
+from .pass_runner import PassRunner
+from .streaming import Streaming
 from .update import Update, record_update
 
 
@@ -245,31 +245,30 @@ class Recorder:
 
     def offloaded(
         self, family: Family, params: Mapping[Value, ParamInfo], states: Sequence[Value]
-    ) -> tuple[Family, dict[Value, Value]]:
-        """Apply the offload strategies. Return the family, and {param or state: what takes its place on the host}."""
-        moved: dict[Value, None] = {}
+    ) -> tuple[Family, Sequence[Value]]:
+        """Apply the offload strategies. Return the family, and the params, gradients and states that the host holds."""
+        held: dict[Value, None] = {}
         for strategy, options in self.inputs.offload:
             context = OffloadContext(
                 builder=self.b, target=self.inputs.target, params=params, optimizer_states=states, options=options
             )
             if strategy.on_host is not None:
-                moved |= dict.fromkeys(strategy.on_host(family, context))
+                held |= dict.fromkeys(strategy.on_host(family, context))
             if strategy.schedule is not None:
-                family = self._passed_all("offload", family, strategy.schedule(family, context), (strategy, "schedule"))
-        if not moved:
-            return family, {}
-        hosted = {value: self.b.on_host(value) for value in moved}
-        self.passed.replace_values(hosted.values())
-        after = family.with_programs(lambda program: streamed(program, hosted, self.b))
-        return self._passed_all("stream", family, after), hosted
+                before, family = {p.name: p for p in family.programs()}, strategy.schedule(family, context)
+                for program in family.programs():
+                    if program is not before.get(program.name):
+                        self.passed("offload", before.get(program.name), program, (strategy, "schedule"))
+        return family, tuple(held)
 
-    def _passed_all(self, name: str, before: Family, after: Family, by: Blamed | None = None) -> Family:
-        """Verify the programs of `after` that `before` does not have."""
-        earlier = {p.name: p for p in before.programs()}
-        for program in after.programs():
-            if program is not earlier.get(program.name):
-                self.passed(name, earlier.get(program.name), program, by)
-        return after
+    def streamed(self, programs: Sequence[Program], held: Sequence[Value]) -> tuple[list[Program], dict[Value, Value]]:
+        """Place values on the host. Return the programs with copies, and {value: what takes its place}."""
+        if not held:
+            return list(programs), {}
+        hosted = {value: self.b.on_host(value) for value in held}
+        self.passed.replace_values(hosted.values())
+        streaming = Streaming(hosted, self.b)
+        return [self.passed("stream", program, streaming(program)) for program in programs], hosted
 
     def accumulated(self, program: Program, gradients: Mapping[Value, Value]) -> list[Program]:
         """Return the programs of the micro-steps of an optimizer step, made of `program`, in order of their first run.

@@ -1,11 +1,13 @@
-"""Streaming: copies params and states that the host holds to the device ahead of their use, and back once written.
+"""Streaming: copies values that the host holds to the device ahead of their use, and back once written.
 
 A program visits blocks one after another, forward and backward. Between two visits:
 
     copy to the host what the last visit has written | wait for the copy of the visit before it |
     begin to copy to the device what the visit after the next one uses
 
-So a copy has the time of a visit in each direction, and the device holds the values of three visits at most.
+So a copy has the time of a visit in each direction, and the device holds the values of three visits at most. Copies of
+params and states are activations, whose memory other programs use too. Ops can only add to gradients (`verify`), so
+their copies are gradients as well: buffers that every third visit uses.
 """
 
 from __future__ import annotations
@@ -24,96 +26,147 @@ Insertions = dict[int, list[Op]]
 _OPEN = 2
 """Blocks whose ops may alternate, because an op of a block can serve the next one too."""
 
+_SETS = 3
+"""Visits whose values are on the device at a time."""
+
 
 @dataclass
 class _Visit:
     """The ops that use hosted values of one block, and these values.
 
+    key       the block, or else the op
     fetch_at  index of the op in front of which the copies to the device begin
     ops       indices of the ops
-    fetched   {value: the activation that the copy to the device writes}
-    current   {value: the activation that holds it after the ops so far}
+    values    what they use
+    fetched   {value: where the copy to the device writes it}
+    current   {value: where it is after the ops so far}
     written   values that the ops write
     """
 
-    block: int
+    number: int
+    key: tuple[int, int]
     fetch_at: int
     ops: list[int] = field(default_factory=list)
+    values: set[Value] = field(default_factory=set)
     fetched: dict[Value, Value] = field(default_factory=dict)
     current: dict[Value, Value] = field(default_factory=dict)
     written: dict[Value, None] = field(default_factory=dict)
 
+    @property
+    def block(self) -> int:
+        return self.key[0]
 
-def streamed(program: Program, hosted: Mapping[Value, Value], b: Builder) -> Program:
-    """Return `program` with copies of those values of `hosted`, {value: its place on the host}, that it uses.
 
-    Raises ProgramError if an op adds to such a value, or changes it as an input.
-    """
-    visits = _visits(program.ops, hosted)
-    ops, free_at = list(program.ops), dict[Value, int]()
-    puts, waits, fetches = Insertions(), Insertions(), Insertions()
-    for number, visit in enumerate(visits):
-        for index in visit.ops:
-            ops[index] = _on_copies(ops[index], visit, hosted, b)
-        begins, ends = visit.ops[0], visit.ops[-1]
-        at = max([visit.fetch_at, *(free_at.get(value, 0) for value in visit.fetched)])
-        if at > begins:
-            raise ProgramError(f"{program.name}: a value of block {visit.block} is used while ops of a block write it")
-        with b.record(ops[begins].phase, visit.block) as fetch:
+class Streaming:
+    """Adds the copies to the programs of a family. `hosted` maps values to their places on the host."""
+
+    def __init__(self, hosted: Mapping[Value, Value], b: Builder) -> None:
+        self.hosted = hosted
+        self._b = b
+        self._buffers: dict[tuple[int, int, tuple[int, ...], str], Value] = {}
+
+    def __call__(self, program: Program) -> Program:
+        """Return `program` with copies of the hosted values that it uses.
+
+        Ops that can use values on the host (`OpDef.uses_host`) read them there. Raises ProgramError if an op adds to a
+        param or state, or changes it as an input.
+        """
+        visits, uses = self._visits(program.ops)
+        ops, free_at = list(program.ops), dict[Value, int]()
+        for index, visit_of in uses.items():
+            ops[index] = self._on_copies(ops[index], visit_of)
+        puts, waits, fetches = Insertions(), Insertions(), Insertions()
+        for visit in visits:
+            begins, ends = visit.ops[0], visit.ops[-1]
+            fetch, put, wait = self._copies(visit, ops[begins], ops[ends])
+            done = visits[visit.number - _SETS].ops[-1] + 1 if visit.number >= _SETS else 0
+            _insert(fetches, max([visit.fetch_at, done, *(free_at.get(value, 0) for value in visit.fetched)]), fetch)
+            _insert(puts, ends + 1, put)
+            if visit.number + 2 < len(visits):
+                _insert(waits, visits[visit.number + 2].ops[0], wait)
+            free_at |= dict.fromkeys(visit.written, ends + 1)
+        return replace(program, ops=tuple(self._reading_host(_with(ops, (puts, waits, fetches)))))
+
+    def _visits(self, ops: Sequence[Op]) -> tuple[list[_Visit], dict[int, dict[Value, _Visit]]]:
+        """Return the visits in order of their first ops, and {index of an op: {hosted value: its visit}}.
+
+        An op outside of blocks is a visit of its own. A value that several blocks use belongs to the visit that used it
+        first, as long as that is one of the last two.
+        """
+        visits: list[_Visit] = []
+        uses: dict[int, dict[Value, _Visit]] = {}
+        run, last = (0, 0), None  # where the last two runs of ops with one key began
+        for index, op in enumerate(ops):
+            used = dict.fromkeys(value for value in (*op.ins, *op.outs) if value in self.hosted)
+            if not used or self._reads_host(op):
+                continue
+            block = max(op.block, *(value.block for value in used))
+            key = (block, -1 if block >= 0 else index)
+            if key != last:
+                run, last = (run[1], index), key
+            for value in used:
+                open_ = visits[-_OPEN:]
+                visit = next((v for v in open_ if value in v.values), next((v for v in open_ if v.key == key), None))
+                if visit is None:
+                    visit = _Visit(len(visits), key, fetch_at=run[0])
+                    visits.append(visit)
+                visit.values.add(value)
+                visit.ops.append(index)
+                uses.setdefault(index, {})[value] = visit
+        return visits, uses
+
+    def _reads_host(self, op: Op) -> bool:
+        return self._b.ops[op.kind].uses_host
+
+    def _on_copies(self, op: Op, visit_of: Mapping[Value, _Visit]) -> Op:
+        """Return `op` on copies of the hosted values that it uses. Adds to their visits which."""
+        added = {op.outs[i] for i in op.accumulate if op.outs[i] in visit_of}
+        if any(value.role != "grad" for value in added) or any(op.ins[i] in visit_of for i in op.changes):
+            raise ProgramError(f"{op.kind} ({op.where}) changes a value that the host holds; ops can only write it")
+        for value in (*op.ins, *added):
+            visit = visit_of.get(value)
+            if visit is not None and value not in visit.current:
+                visit.fetched[value] = visit.current[value] = self._copy(value, visit)
+        ins = tuple(visit_of[value].current[value] if value in visit_of else value for value in op.ins)
+        for value in op.outs:
+            if value in visit_of:
+                visit_of[value].current[value] = self._copy(value, visit_of[value])
+                visit_of[value].written[value] = None
+        outs = tuple(visit_of[value].current[value] if value in visit_of else value for value in op.outs)
+        return replace(op, ins=ins, outs=outs)
+
+    def _copy(self, value: Value, visit: _Visit) -> Value:
+        """Return a new activation, or the buffer of a gradient in this visit."""
+        if value.role != "grad":
+            with self._b.block(visit.block):
+                return self._b.activation("streamed", value.shape, value.dtype)
+        if value in visit.current:
+            return visit.current[value]
+        alike = [v for v in visit.current if (v.role, v.shape, v.dtype) == ("grad", value.shape, value.dtype)]
+        key = (visit.number % _SETS, len(alike), value.shape, value.dtype)
+        if key not in self._buffers:
+            self._buffers[key] = self._b.buffer(f"streamed.{len(self._buffers)}", value.shape, value.dtype)
+        return self._buffers[key]
+
+    def _copies(self, visit: _Visit, first: Op, last: Op) -> tuple[list[Op], list[Op], list[Op]]:
+        """Return the copies to the device, those to the host, and what waits for the latter."""
+        b = self._b
+        with b.record(first.phase, visit.block) as fetch:
             for value, copy in visit.fetched.items():
-                b.emit("move", hosted[value], outs=[copy], lane="to_device")
-        with b.record(ops[ends].phase, visit.block) as put:
+                b.emit("move", self.hosted[value], outs=[copy], lane="to_device")
+        with b.record(last.phase, visit.block) as put:
             for value in visit.written:
-                b.emit("move", visit.current[value], outs=[hosted[value]], lane="to_host")
-        with b.record(ops[ends].phase, visit.block) as wait:
+                b.emit("move", visit.current[value], outs=[self.hosted[value]], lane="to_host")
+        with b.record(last.phase, visit.block) as wait:
             if visit.written:
-                b.emit("wait", *(hosted[value] for value in visit.written))
-        _insert(fetches, at, fetch)
-        _insert(puts, ends + 1, put)
-        if number + 2 < len(visits):
-            _insert(waits, visits[number + 2].ops[0], wait)
-        free_at |= dict.fromkeys(visit.written, ends + 1)
-    return replace(program, ops=tuple(_with(ops, (puts, waits, fetches)))) if visits else program
+                b.emit("wait", *(self.hosted[value] for value in visit.written))
+        return fetch, put, wait
 
-
-def _visits(ops: Sequence[Op], hosted: Mapping[Value, Value]) -> list[_Visit]:
-    """Return the visits in order of their first ops. An op outside of blocks is a visit of its own."""
-    visits: list[_Visit] = []
-    keys: list[tuple[int, int]] = []  # of the visits: the block, or else the op
-    run, last = (0, 0), None  # where the last two runs of ops of one visit began
-    for index, op in enumerate(ops):
-        used = [value for value in (*op.ins, *op.outs) if value in hosted]
-        if not used:
-            continue
-        block = max(op.block, *(value.block for value in used))
-        key = (block, -1 if block >= 0 else index)
-        if key != last:
-            run, last = (run[1], index), key
-        if key not in keys[-_OPEN:]:
-            keys.append(key)
-            visits.append(_Visit(block, fetch_at=run[0]))
-        visits[len(keys) - 1 - keys[::-1].index(key)].ops.append(index)
-    return visits
-
-
-def _on_copies(op: Op, visit: _Visit, hosted: Mapping[Value, Value], b: Builder) -> Op:
-    """Return `op` on copies of the hosted values that it uses. Adds to `visit` which."""
-    if any(op.outs[i] in hosted for i in op.accumulate) or any(op.ins[i] in hosted for i in op.changes):
-        raise ProgramError(f"{op.kind} ({op.where}) changes a value that the host holds; only ops that write it can")
-    for value in op.ins:
-        if value in hosted and value not in visit.current:
-            visit.fetched[value] = visit.current[value] = _copy(value, visit, b)
-    ins = tuple(visit.current[value] if value in hosted else value for value in op.ins)
-    for value in op.outs:
-        if value in hosted:
-            visit.current[value] = _copy(value, visit, b)
-            visit.written[value] = None
-    return replace(op, ins=ins, outs=tuple(visit.current[v] if v in hosted else v for v in op.outs))
-
-
-def _copy(value: Value, visit: _Visit, b: Builder) -> Value:
-    with b.block(visit.block):
-        return b.activation("streamed", value.shape, value.dtype)
+    def _reading_host(self, ops: Iterable[Op]) -> Iterable[Op]:
+        """Yield the ops, those that read hosted values on the host with these in place of the values."""
+        for op in ops:
+            ins = tuple(self.hosted.get(value, value) for value in op.ins)
+            yield op if ins == op.ins else replace(op, ins=ins)
 
 
 def _insert(insertions: Insertions, index: int, ops: Sequence[Op]) -> None:

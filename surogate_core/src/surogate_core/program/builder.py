@@ -51,6 +51,10 @@ class Builder:
         """Declare the accumulated gradient of `param`."""
         return self._declare(f"grad.{param.name}", param.shape, dtype, "grad", None)
 
+    def buffer(self, name: str, shape: Sequence[int], dtype: str) -> Value:
+        """Declare a gradient that several params use in turn, while those of the others are on the host."""
+        return self._declare(name, shape, dtype, "grad", None)
+
     def state(
         self,
         name: str,
@@ -82,7 +86,7 @@ class Builder:
         return tuple(self._named.values())
 
     def on_host(self, value: Value) -> Value:
-        """Place a declared param or state on the host. Return the value that takes its place in all programs."""
+        """Place a declared param, gradient or state on the host. Return what takes its place in all programs."""
         placed = replace(value, place="host")
         self._named[value.name] = placed
         return placed

@@ -88,7 +88,7 @@ ELEMENTWISE: tuple[OpDef, ...] = (
     define("add", _add, vjp=_add_vjp, flops=elements(1)),
     define("cast", _cast, vjp=_cast_vjp),
     define("fill", _fill),
-    define("global_norm", _global_norm, flops=lambda op: 2 * sum(v.size for v in op.ins)),
+    define("global_norm", _global_norm, flops=lambda op: 2 * sum(v.size for v in op.ins), uses_host=True),
     define("accumulate_rounded", _accumulate_rounded, flops=elements(1)),
     define("copy", _copy),
     define("move", _move, uses_host=True),

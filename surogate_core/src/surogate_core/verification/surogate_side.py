@@ -128,7 +128,7 @@ def _write(subject: Subject, worker: Worker | Team, scratch: Path) -> None:
 def _gradients(assembly: Assembly, view: Callable[..., Tensor]) -> dict[str, Tensor]:
     """Return gradients by the names of the checkpoint's tensors or of the adapter's params."""
     trained = {v.name for v in assembly.trainable}
-    values = {v.name.removeprefix("grad."): v for v in assembly.declared if v.role == "grad"}
+    values = {v.name.removeprefix("grad."): v for v in assembly.declared if v.name.startswith("grad.")}
     grads = {name: view(value).float().cpu().clone() for name, value in values.items() if name in trained}
     stored: Mapping[str, Sequence[tuple[str, int]]] = {
         weight.param: [(tensor.name, tensor.shape[0]) for tensor in weight.tensors] for weight in assembly.weights
