@@ -24,6 +24,7 @@ from .hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_mode
 from .machine.devices import GIB
 from .machine.devices import device as known_device
 from .machine.local_device import USE_THE_CPU, LocalDevice, local_device, open_contexts
+from .machine.system import PINNED_RESERVE_BYTES, pinnable_memory_bytes
 from .machine.timing import mark
 from .outputs.check import OutputCheck
 from .outputs.earlier_work import refuse_nonempty, set_aside_outputs
@@ -83,7 +84,8 @@ def plan(given: LoadedConfig | Run, device: str | DeviceInfo | LocalDevice | Non
     target = local_device() if device is None else device
     if isinstance(target, LocalDevice):
         count = opened.config.gpus or target.count
-        return plan_run(opened, target.device, count if target.device.sm else None)
+        host_memory = pinnable_memory_bytes()
+        return plan_run(opened, target.device, count if target.device.sm else None, host_memory=host_memory)
     return plan_run(opened, known_device(target) if isinstance(target, str) else target)
 
 
@@ -145,7 +147,7 @@ def _train(
     device, devices = device_of_torch(here), devices_to_use(config.gpus)
     mark("devices")
     opened = open_run(loaded, files)
-    planned = plan_run(opened, device, devices)
+    planned = plan_run(opened, device, devices, host_memory=pinnable_memory_bytes())
     refuse_missing_kernels(opened.config, planned.kernels, device, notice)
     refuse_to_overwrite(opened)
     refuse_unless_it_fits(opened, planned)
@@ -225,10 +227,12 @@ def refuse_missing_kernels(config: TrainConfig, kernels: KernelTable, device: De
 
 
 def refuse_unless_it_fits(opened: Run, planned: Plan) -> None:
-    """Raise ConfigError with suggestions if the plan needs more memory than the device has."""
+    """Raise ConfigError with suggestions if the plan needs more memory than the device or the host has."""
     report = planned.report
     if report.fits:
         return
+    if report.missing_bytes <= 0:
+        raise ConfigError(_host_refusal(opened, planned))
     from .planning.suggestions import one_line, suggest
 
     suggestions = "; or ".join(map(one_line, suggest(opened, planned)))
@@ -238,4 +242,19 @@ def refuse_unless_it_fits(opened: Run, planned: Plan) -> None:
         f"{opened.loaded.source}: the run needs {report.device_bytes['total'] / GIB:.1f} GiB{recomputed}, more than "
         f"the {report.device.memory_bytes / GIB:.1f} of {report.device.title}{limit}. "
         + (f"Change {suggestions}." if suggestions else "Use a smaller model or a shorter sequence_len.")
+    )
+
+
+def _host_refusal(opened: Run, planned: Plan) -> str:
+    report, limit = planned.report, opened.config.host_memory_limit
+    allowed = (report.host_memory or 0) / GIB
+    if limit:
+        has, remedy = f"{allowed:.1f} of host_memory_limit", "raise the limit"
+    else:
+        has = f"{allowed:.1f} that this machine has available, less {PINNED_RESERVE_BYTES / GIB:.0f} for its processes"
+        remedy = "set host_memory_limit if the machine has more than it shows"
+    return (
+        f"{opened.loaded.source}: offloading ({', '.join(strategy.name for strategy, _ in planned.inputs.offload)}) "
+        f"pins {report.pinned_bytes / GIB:.1f} GiB of host memory, more than the {has}. "
+        f"Offload less, lower per_device_train_batch_size, or {remedy}."
     )

@@ -105,6 +105,7 @@ def to_json(plan: Plan, mode: Mode, chosen: str, problem: str = "") -> dict[str,
         },
         "device_bytes": dict(report.device_bytes),
         "host_bytes": dict(report.host_bytes),
+        "host_limit": report.host_memory,
         "recompute": _recompute(plan),
         "step": {
             "seconds": report.step.seconds,

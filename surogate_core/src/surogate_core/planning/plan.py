@@ -57,15 +57,21 @@ class Plan:
 
 
 def plan_run(
-    run: Run, device: DeviceInfo, world_size: int | None = None, revise: Revise = lambda inputs: inputs
+    run: Run,
+    device: DeviceInfo,
+    world_size: int | None = None,
+    revise: Revise = lambda inputs: inputs,
+    host_memory: int | None = None,
 ) -> Plan:
     """Plan `run` for `device` and `world_size` - 1 more devices of the same kind; None: as many as `gpus` asks for.
 
-    The device has no more memory than `device_memory_limit`. `revise` changes the inputs before they are planned.
-    Raises ConfigError or PluginError if config, model, recipe and device do not fit together.
+    The device has no more memory than `device_memory_limit`. `host_memory` is what the run may pin on the host, unless
+    `host_memory_limit` sets it. `revise` changes the inputs before they are planned. Raises ConfigError or PluginError
+    if config, model, recipe and device do not fit together.
     """
     device = limited(device, run.config.device_memory_limit)
-    inputs = revise(_plan_inputs(run, device, _world_size(run, device) if world_size is None else world_size))
+    given = _plan_inputs(run, device, _world_size(run, device) if world_size is None else world_size)
+    inputs = revise(replace(given, host_memory=run.config.host_memory_limit or host_memory))
     return replace(plan_inputs(inputs), overridden=tuple(_overridden(run, inputs.precision)))
 
 
@@ -76,7 +82,7 @@ def plan_inputs(inputs: PlanInputs) -> Plan:
     all of it if nothing does. A plan that recomputation does not make smaller is returned as it is.
     """
     plan = _plan_as_given(replace(inputs, recompute_chosen=None))
-    if plan.report.fits or not inputs.recompute_more:
+    if plan.report.missing_bytes <= 0 or not inputs.recompute_more:
         return plan
     rungs = ladder(plan.assembly, inputs)
     if len(rungs) == 1:
@@ -122,6 +128,7 @@ def summarise(assembly: Assembly, inputs: PlanInputs) -> Report:
         grad_accum_steps=inputs.grad_accum_steps,
         tokens_per_micro_step=inputs.tokens,
         world_size=inputs.world_size,
+        host_memory=inputs.host_memory,
     )
 
 
