@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -38,7 +38,9 @@ class OffloadDef(Definition):
     schedule  (family, context) -> family. Called after recomputation, before gradient accumulation. Moves activations
               by the op `move` on the lanes "to_host" and "to_device", to and from values with the place "host". Memory
               on the device is free once "compute" has waited for the copy: the op `wait` on the value on the host. What
-              the programs compute does not change.
+              the programs compute does not change. Raises ConfigError for a run that the strategy cannot serve.
+    proposed  {option: value} that select the strategy with its usual settings, for `surogate plan --fit` and the
+              suggestions of a run that does not fit. Empty: they do not propose it.
     """
 
     name: str
@@ -46,3 +48,4 @@ class OffloadDef(Definition):
     options: type[BaseModel] = NoOptions
     selected: Callable[[Any], bool]
     schedule: Callable[[Family, OffloadContext], Family]
+    proposed: Mapping[str, Any] = field(default_factory=dict)

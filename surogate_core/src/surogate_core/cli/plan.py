@@ -16,6 +16,8 @@ from ..machine.local_device import local_device
 from ..planning.missing_kernels import idle_kernels, idle_modules
 from ..planning.plan import Plan
 from ..program.show import listing as program_listing
+from .fit import print_fit
+from .fit import to_json as proposal_json
 from .options import RunArguments
 from .plan_text import plan_text
 from .render import paint
@@ -29,6 +31,19 @@ def plan_command(arguments: RunArguments, device: str | None, *, as_json: bool, 
     """
     with _without_collections():
         return _plan(arguments, device, as_json, listing)
+
+
+def fit_command(arguments: RunArguments, target: str, device: str | None, *, as_json: bool) -> int:
+    """Print settings with which a run fits `target` (see `run.fit`), as a table or as JSON. Returns 0."""
+    with _without_collections():
+        loaded = run.load(arguments.config, arguments.overrides, arguments.mode)
+        fit = run.fit(loaded, target, device)
+    if as_json:
+        proposals = {"proposals": [proposal_json(proposal) for proposal in fit.proposals]}
+        print(json.dumps(to_json(fit.before, loaded.mode, f"--fit {target}") | proposals, indent=2))
+    else:
+        print_fit(fit, target)
+    return 0
 
 
 @contextmanager

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from ..machine.devices import GIB
 from ..planning.plan import Plan
+from ..planning.proposals import suggest
 from ..planning.report import Report, SameValues
 from ..planning.resolve import KernelTable
 from ..planning.run import Run
-from ..planning.suggestions import suggest
 from ..plugins.registry import REFERENCE
 from ..reporting.text import devices_text, parameters_text
 from .render import output_width, paint, paragraph
@@ -129,16 +129,21 @@ def _speed(plan: Plan) -> Iterator[str]:
 
 
 def _suggestions(run: Run, plan: Plan) -> Iterator[str]:
-    suggestions = suggest(run, plan)
-    if suggestions:
+    proposals = suggest(run, plan)
+    if proposals:
         yield "cheapest ways to make room"
-    for suggestion in suggestions:
-        cost = f"{suggestion.costs / plan.report.step.seconds:+.0%} time"
-        enough = "enough alone" if len(suggestion.changes) == 1 else "enough together"
-        missing = f"still {_size(suggestion.missing).strip()} too much"
-        yield from (f"  {change}" for change in suggestion.changes)
-        yield f"      saves {_size(suggestion.saves).strip()}, {cost}, {missing if suggestion.missing else enough}"
-    if all(suggestion.missing for suggestion in suggestions):
+    for proposal in proposals:
+        after, lines = proposal.plan.report, proposal.lines
+        yield from (f"  {line}" for line in lines)
+        effects = [f"saves {_size(proposal.saves(plan)).strip()}"] if plan.report.missing_bytes > 0 else []
+        effects.append(f"{proposal.costs(plan):+.0%} time")
+        missing = max(after.missing_bytes, after.missing_host_bytes)
+        enough = "enough alone" if len(lines) == 1 else "enough together"
+        effects.append(enough if proposal.fits else f"still {_size(missing).strip()} too much")
+        yield f"      {', '.join(effects)}"
+        if proposal.resort:
+            yield f"      last resort: {proposal.resort}"
+    if not any(proposal.fits for proposal in proposals):
         yield "Nothing makes it fit: use a smaller model, or a GPU with more memory."
 
 
