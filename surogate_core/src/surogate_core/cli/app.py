@@ -235,7 +235,16 @@ def plugins(as_json: JsonOption = False) -> int:
 
 
 @app.command(help="Check this machine: versions, memory, GPUs.")
-def doctor(as_json: JsonOption = False) -> int:
+def doctor(
+    as_json: JsonOption = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure the rates of this machine's GPU, for later plans: 30 s.")
+    ] = False,
+) -> int:
+    if measure:
+        from .measure import measure_command
+
+        return measure_command(as_json)
     from .doctor import doctor_command
 
     return doctor_command(as_json)

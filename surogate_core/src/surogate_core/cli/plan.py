@@ -16,8 +16,6 @@ from ..machine.local_device import local_device
 from ..planning.missing_kernels import idle_kernels, idle_modules
 from ..planning.plan import Plan
 from ..program.show import listing as program_listing
-from .fit import print_fit
-from .fit import to_json as proposal_json
 from .options import RunArguments
 from .plan_text import plan_text
 from .render import paint
@@ -38,6 +36,9 @@ def fit_command(arguments: RunArguments, target: str, device: str | None, *, as_
     with _without_collections():
         loaded = run.load(arguments.config, arguments.overrides, arguments.mode)
         fit = run.fit(loaded, target, device)
+    from .fit import print_fit
+    from .fit import to_json as proposal_json
+
     if as_json:
         proposals = {"proposals": [proposal_json(proposal) for proposal in fit.proposals]}
         print(json.dumps(to_json(fit.before, loaded.mode, f"--fit {target}") | proposals, indent=2))
