@@ -55,20 +55,19 @@ class _Recomputing:
 class _Strategy:
     """What turning an offload strategy on or off adds, measured with the micro-batch of the config.
 
-    total, activations  bytes on the device, and the part that grows with a micro-step
-    host, on_host       the same of pinned memory
-    update              seconds of the update
-    micro               seconds of a micro-step
-    copies              seconds of all copies of a step
+    total, arena       bytes on the device, and the part that grows with the tokens of a micro-step
+    host, activations  the same of pinned memory
+    seconds, each      of a step, and besides of each of its micro-steps
+    copies             seconds of all copies of a step
     """
 
     toggle: Toggle
     total: int
-    activations: int
+    arena: int
     host: int
-    on_host: int
-    update: float
-    micro: float
+    activations: int
+    seconds: float
+    each: float
     copies: float
 
 
@@ -101,21 +100,15 @@ class Estimates:
         for batch, recomputing, chosen, keys in product(
             self._sizes(shorter), self._recomputings(), strategies, chosen_dtypes
         ):
-            share = batch.tokens / self._own.tokens
+            share, sizes = batch.tokens / self._own.tokens, batch_changes(self._run.config, batch)
             total = self._total(share) - sum(report.device_bytes[halved[key]] / 2 for key in keys)
-            total += sum(s.total + s.activations * (share - 1) for s in chosen)
-            host = report.pinned_bytes + sum(s.host + s.on_host * (share - 1) for s in chosen)
+            total += sum(s.total + s.arena * (share - 1) for s in chosen)
+            host = report.pinned_bytes + report.host_bytes.get("activations", 0) * (share - 1)
+            host += sum(s.host + s.activations * (share - 1) for s in chosen)
             freed, seconds = self._recomputed(recomputing.rungs, max(0.0, total - report.device.memory_bytes) / share)
-            seconds += self._seconds(batch) + sum(s.update + s.micro * batch.steps for s in chosen)
+            seconds += self._seconds(batch) + sum(s.seconds + s.each * batch.steps for s in chosen)
             yield Candidate(
-                changes=_merged(
-                    [
-                        batch_changes(self._run.config, batch),
-                        recomputing.changes,
-                        *(s.toggle.changes for s in chosen),
-                        keys,
-                    ]
-                ),
+                changes=_merged([sizes, recomputing.changes, *(s.toggle.changes for s in chosen), keys]),
                 batch=batch,
                 offload=frozenset(s.toggle.name for s in chosen),
                 total=total - freed * share,
@@ -209,17 +202,21 @@ class Estimates:
 
 
 def _added(toggle: Toggle, before: Plan, after: Plan) -> _Strategy:
-    update, steps = _update_seconds(after) - _update_seconds(before), before.inputs.grad_accum_steps
-    seconds = after.report.step.seconds - before.report.step.seconds
+    old, new = before.report, after.report
+    host = new.pinned_bytes - old.pinned_bytes
+    activations = new.host_bytes.get("activations", 0) - old.host_bytes.get("activations", 0)
+    update = _update_seconds(after) - _update_seconds(before)
+    waiting = new.step.seconds - old.step.seconds - update
+    by_tokens = host == activations  # the same tokens a step, so the same copies, whatever the micro-batch
     return _Strategy(
         toggle=toggle,
-        total=after.report.device_bytes["total"] - before.report.device_bytes["total"],
-        activations=after.assembly.memory.arena_bytes - before.assembly.memory.arena_bytes,
-        host=after.report.pinned_bytes - before.report.pinned_bytes,
-        on_host=after.report.host_bytes.get("activations", 0) - before.report.host_bytes.get("activations", 0),
-        update=update,
-        micro=(seconds - update) / steps,
-        copies=after.report.step.copy_seconds - before.report.step.copy_seconds,
+        total=new.device_bytes["total"] - old.device_bytes["total"],
+        arena=after.assembly.memory.arena_bytes - before.assembly.memory.arena_bytes,
+        host=host,
+        activations=activations,
+        seconds=update + (waiting if by_tokens else 0.0),
+        each=0.0 if by_tokens else waiting / before.inputs.grad_accum_steps,
+        copies=new.step.copy_seconds - old.step.copy_seconds,
     )
 
 
