@@ -43,3 +43,23 @@ def test_available_memory_is_the_least_that_the_system_and_the_container_allow(t
     assert system.available_memory_bytes(tmp_path) == 600_000 * 1024
     (group / "memory.max").write_text("1000000\n")
     assert system.available_memory_bytes(tmp_path) == 1_000_000 - 500_000 + 300_000, "cached files can be dropped"
+    (tmp_path / "proc/self").mkdir()
+    (tmp_path / "proc/self/cgroup").write_text("0::/jobs/7\n")
+    (group / "jobs/7").mkdir(parents=True)
+    for name, text in (("current", "1000"), ("stat", "inactive_file 10"), ("max", "5000")):
+        (group / "jobs/7" / f"memory.{name}").write_text(text)
+    assert system.available_memory_bytes(tmp_path) == 5000 - 1000 + 10, "the group of the process has a limit as well"
+
+
+@pytest.mark.parametrize("path", ["docker/12", ""], ids=["as the host names it", "as the container names it"])
+def test_a_container_of_version_1_limits_available_memory(tmp_path: Path, path: str) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"5:cpu,cpuacct:/\n4:memory:/{path}\n")
+    group = tmp_path / "sys/fs/cgroup/memory"
+    group.mkdir(parents=True)
+    for name, text in (("usage_in_bytes", "7000"), ("stat", "cache 9\ntotal_inactive_file 500")):
+        (group / f"memory.{name}").write_text(text)
+    (group / "memory.limit_in_bytes").write_text("9223372036854771712")
+    assert system.available_memory_bytes(tmp_path) > 2**20
+    (group / "memory.limit_in_bytes").write_text("8000")
+    assert system.available_memory_bytes(tmp_path) == 8000 - 7000 + 500

@@ -114,6 +114,7 @@ def test_a_published_model_is_planned_from_its_config_without_torch(size: str, r
         "device",
         "device_bytes",
         "host_bytes",
+        "host_limit",
         "recompute",
         "step",
         "kernels",

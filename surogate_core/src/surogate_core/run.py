@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,18 +19,22 @@ from .api import DeviceInfo, LauncherDef, Topology
 from .checkpoint.adapter import kind_of_adapter, open_merge
 from .checkpoint.resume import Resumed, choose_checkpoint
 from .config.load import LoadedConfig, Mode, TrainConfig, apply_overrides, load_config, read_yaml
+from .config.values import bytes_text, parse_bytes
 from .errors import ConfigError
 from .hub.config_json import read_config
 from .hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
 from .machine.devices import GIB
 from .machine.devices import device as known_device
 from .machine.local_device import USE_THE_CPU, LocalDevice, local_device, open_contexts
+from .machine.system import PINNED_RESERVE_BYTES, pinnable_memory_bytes
 from .machine.timing import mark
 from .outputs.check import OutputCheck
 from .outputs.earlier_work import refuse_nonempty, set_aside_outputs
 from .outputs.folder import refuse_earlier_work, refuse_to_overwrite
+from .planning.changes import Changes, changed
 from .planning.missing_kernels import idle_kernels, idle_modules, unserved_ops
 from .planning.plan import Plan, plan_run
+from .planning.proposals import Proposal, one_line, propose, suggest
 from .planning.resolve import KernelTable
 from .planning.run import Run
 from .planning.run import open_run as find_run
@@ -41,11 +46,13 @@ if TYPE_CHECKING:
     from .data.corpora import Corpora
 
 __all__ = [
+    "Fit",
     "LoadedConfig",
     "Plan",
     "Run",
     "TrainResult",
     "fill_weights",
+    "fit",
     "load",
     "make_worker",
     "merge",
@@ -83,8 +90,45 @@ def plan(given: LoadedConfig | Run, device: str | DeviceInfo | LocalDevice | Non
     target = local_device() if device is None else device
     if isinstance(target, LocalDevice):
         count = opened.config.gpus or target.count
-        return plan_run(opened, target.device, count if target.device.sm else None)
+        host_memory = pinnable_memory_bytes()
+        return plan_run(opened, target.device, count if target.device.sm else None, host_memory=host_memory)
     return plan_run(opened, known_device(target) if isinstance(target, str) else target)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Settings of a run for a device. before: the plan without changes."""
+
+    before: Plan
+    proposals: Sequence[Proposal]
+
+
+def fit(loaded: LoadedConfig, target: str, device: str | LocalDevice | None = None) -> Fit:
+    """Return settings with which a run fits `target`, the fastest first; an optimizer step keeps its rows and tokens.
+
+    `target`: a device of the device table; a size such as "24GiB", to which `device` is limited, and which the
+    proposals set as `device_memory_limit`; or "auto" for `device` as it is. `device`: as for `plan`. Raises ConfigError
+    for a target that is neither.
+    """
+    limit = _limit(target)
+    if limit is None and target != "auto":
+        if device is not None:
+            raise ConfigError(f"--fit {target} and --device: both name a device. Give one, or a size to --fit.")
+        device = known_device(target).name
+    opened = open_run(loaded)
+    if limit is not None:
+        opened = changed(opened, limit)
+    before = plan(opened, device)
+    found = [replace(p, changes={**(limit or {}), **p.changes}) for p in propose(opened, before)]
+    return Fit(before, found)
+
+
+def _limit(target: str) -> Changes | None:
+    """Return the key that limits devices to the size `target`; None if it is a word."""
+    try:
+        return {"device_memory_limit": bytes_text(parse_bytes(target))}
+    except ValueError:
+        return None
 
 
 def tokenize(loaded: LoadedConfig, notice: Notice = print) -> Corpora:
@@ -145,7 +189,7 @@ def _train(
     device, devices = device_of_torch(here), devices_to_use(config.gpus)
     mark("devices")
     opened = open_run(loaded, files)
-    planned = plan_run(opened, device, devices)
+    planned = plan_run(opened, device, devices, host_memory=pinnable_memory_bytes())
     refuse_missing_kernels(opened.config, planned.kernels, device, notice)
     refuse_to_overwrite(opened)
     refuse_unless_it_fits(opened, planned)
@@ -225,17 +269,41 @@ def refuse_missing_kernels(config: TrainConfig, kernels: KernelTable, device: De
 
 
 def refuse_unless_it_fits(opened: Run, planned: Plan) -> None:
-    """Raise ConfigError with suggestions if the plan needs more memory than the device has."""
-    report = planned.report
-    if report.fits:
+    """Raise ConfigError with suggestions if the plan needs more memory than the device or the host has."""
+    if planned.report.fits:
         return
-    from .planning.suggestions import one_line, suggest
+    on_device = planned.report.missing_bytes > 0
+    why, last = _device_refusal(opened, planned) if on_device else _host_refusal(opened, planned)
+    suggestions = "; or ".join(one_line(proposal, planned) for proposal in suggest(opened, planned))
+    remedies = [f"change {suggestions}"] if suggestions else []
+    if not suggestions or not on_device:
+        remedies.append(last)
+    remedy = "; or ".join(remedies)
+    raise ConfigError(f"{opened.loaded.source}: {why}. {remedy[0].upper()}{remedy[1:]}.")
 
-    suggestions = "; or ".join(map(one_line, suggest(opened, planned)))
+
+def _device_refusal(opened: Run, planned: Plan) -> tuple[str, str]:
+    """Return why the run does not fit the device, and what to do if nothing can be suggested."""
+    report = planned.report
     recomputed = " with everything recomputed" if planned.chosen else ""
     limit = " (device_memory_limit)" if opened.config.device_memory_limit else ""
-    raise ConfigError(
-        f"{opened.loaded.source}: the run needs {report.device_bytes['total'] / GIB:.1f} GiB{recomputed}, more than "
-        f"the {report.device.memory_bytes / GIB:.1f} of {report.device.title}{limit}. "
-        + (f"Change {suggestions}." if suggestions else "Use a smaller model or a shorter sequence_len.")
+    return (
+        f"the run needs {report.device_bytes['total'] / GIB:.1f} GiB{recomputed}, more than "
+        f"the {report.device.memory_bytes / GIB:.1f} of {report.device.title}{limit}",
+        "use a smaller model or a shorter sequence_len",
+    )
+
+
+def _host_refusal(opened: Run, planned: Plan) -> tuple[str, str]:
+    """Return why the run does not fit the host, and what to do if the machine has the memory."""
+    report, allowed = planned.report, (planned.report.host_memory or 0) / GIB
+    strategies = ", ".join(strategy.name for strategy, _ in planned.inputs.offload)
+    if opened.config.host_memory_limit:
+        has, remedy = f"{allowed:.1f} of host_memory_limit", "raise host_memory_limit"
+    else:
+        has = f"{allowed:.1f} that this machine has available, less {PINNED_RESERVE_BYTES / GIB:.0f} for its processes"
+        remedy = "set host_memory_limit if the machine has more than it shows"
+    return (
+        f"offloading ({strategies}) pins {report.pinned_bytes / GIB:.1f} GiB of host memory, more than the {has}",
+        remedy,
     )

@@ -32,7 +32,7 @@ _REPORTS = (
 )
 _SAVES = ("save_steps", "save_total_limit", "save_in_background", "resume_from_checkpoint")
 _EXECUTION = ("launcher", "use_cuda_graphs", "eval_steps", "check_finite", "verify_outputs")
-_MEMORY = ("device_memory_limit", "recompute", *RECOMPUTE_KEYS.values())
+_MEMORY = ("device_memory_limit", "host_memory_limit", "recompute", *RECOMPUTE_KEYS.values())
 _WITHOUT_EFFECT = frozenset((*_FACTS, *_DATA, *_FOLDERS, *_REPORTS, *_SAVES, *_EXECUTION, *_MEMORY))
 """Keys that change no bit of a resumed run, or that are compared as one of the run's `facts`."""
 

@@ -8,12 +8,14 @@ from typing import Annotated
 
 import typer
 
+from ..errors import ConfigError
 from . import signals
 from .command_group import CommandGroup
 from .options import (
     CheckFiniteOption,
     ConfigArgument,
     ConfigOption,
+    FitOption,
     JsonOption,
     PtOption,
     RunArguments,
@@ -66,8 +68,9 @@ def train(
     config: ConfigOption = None,
     overrides: SetOption = None,
     check_finite: CheckFiniteOption = False,
+    fit: FitOption = None,
 ) -> int:
-    return _train(run_arguments(ctx, path, config, overrides, "train"), check_finite)
+    return _train(run_arguments(ctx, path, config, overrides, "train"), check_finite, fit)
 
 
 @app.command(help="Train with the defaults for pre-training on plain text.")
@@ -77,8 +80,9 @@ def pt(
     config: ConfigOption = None,
     overrides: SetOption = None,
     check_finite: CheckFiniteOption = False,
+    fit: FitOption = None,
 ) -> int:
-    return _train(run_arguments(ctx, path, config, overrides, "pt"), check_finite)
+    return _train(run_arguments(ctx, path, config, overrides, "pt"), check_finite, fit)
 
 
 @app.command(help="Train with the defaults for supervised fine-tuning.")
@@ -88,8 +92,9 @@ def sft(
     config: ConfigOption = None,
     overrides: SetOption = None,
     check_finite: CheckFiniteOption = False,
+    fit: FitOption = None,
 ) -> int:
-    return _train(run_arguments(ctx, path, config, overrides, "sft"), check_finite)
+    return _train(run_arguments(ctx, path, config, overrides, "sft"), check_finite, fit)
 
 
 @app.command(help="Show the memory and time of a run before it starts.")
@@ -104,13 +109,18 @@ def plan(
         str | None,
         typer.Option("--device", metavar="NAME", help="Device to plan for, such as h200. Default: this machine's."),
     ] = None,
+    fit: FitOption = None,
     as_json: JsonOption = False,
     listing: Annotated[bool, typer.Option("--listing", help="Print the programs, op by op.")] = False,
 ) -> int:
     arguments = run_arguments(ctx, path, config, overrides, mode_of(sft, pt))
-    from .plan import plan_command
+    from .plan import fit_command, plan_command
 
     _print_notices()
+    if fit is not None and listing:
+        raise ConfigError("--fit and --listing: a listing is of one plan. Give one")
+    if fit is not None:
+        return fit_command(arguments, fit, device, as_json=as_json)
     return plan_command(arguments, device, as_json=as_json, listing=listing)
 
 
@@ -225,19 +235,28 @@ def plugins(as_json: JsonOption = False) -> int:
 
 
 @app.command(help="Check this machine: versions, memory, GPUs.")
-def doctor(as_json: JsonOption = False) -> int:
+def doctor(
+    as_json: JsonOption = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure the rates of this machine's GPU, for later plans: 30 s.")
+    ] = False,
+) -> int:
+    if measure:
+        from .measure import measure_command
+
+        return measure_command(as_json)
     from .doctor import doctor_command
 
     return doctor_command(as_json)
 
 
-def _train(arguments: RunArguments, check_finite: bool) -> int:
+def _train(arguments: RunArguments, check_finite: bool, fit: str | None) -> int:
     from .train import train_command
 
     _print_notices()
     if check_finite:
         arguments.overrides.append("check_finite=true")
-    return train_command(arguments)
+    return train_command(arguments, fit)
 
 
 def _print_notices() -> None:

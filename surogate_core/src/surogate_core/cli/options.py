@@ -21,6 +21,14 @@ SetOption = Annotated[
 CheckFiniteOption = Annotated[
     bool, typer.Option("--check-finite", help="Stop at the first op that writes NaN or inf, and name it.")
 ]
+FitOption = Annotated[
+    str | None,
+    typer.Option(
+        "--fit",
+        metavar="TARGET",
+        help="The fastest settings that fit, with the same rows per step: a device (h200), a size (24GiB), or auto.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SftOption = Annotated[bool, typer.Option("--sft", help="Use the defaults of `surogate sft`: train an adapter.")]
 PtOption = Annotated[bool, typer.Option("--pt", help="Use the defaults of `surogate pt`.")]

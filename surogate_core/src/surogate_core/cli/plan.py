@@ -31,6 +31,22 @@ def plan_command(arguments: RunArguments, device: str | None, *, as_json: bool, 
         return _plan(arguments, device, as_json, listing)
 
 
+def fit_command(arguments: RunArguments, target: str, device: str | None, *, as_json: bool) -> int:
+    """Print settings with which a run fits `target` (see `run.fit`), as a table or as JSON. Returns 0."""
+    with _without_collections():
+        loaded = run.load(arguments.config, arguments.overrides, arguments.mode)
+        fit = run.fit(loaded, target, device)
+    from .fit import print_fit
+    from .fit import to_json as proposal_json
+
+    if as_json:
+        proposals = {"proposals": [proposal_json(proposal) for proposal in fit.proposals]}
+        print(json.dumps(to_json(fit.before, loaded.mode, f"--fit {target}") | proposals, indent=2))
+    else:
+        print_fit(fit, target)
+    return 0
+
+
 @contextmanager
 def _without_collections() -> Iterator[None]:
     """Turn the garbage collector off: a plan is a million objects that nearly all stay, and collections take a quarter
@@ -105,6 +121,7 @@ def to_json(plan: Plan, mode: Mode, chosen: str, problem: str = "") -> dict[str,
         },
         "device_bytes": dict(report.device_bytes),
         "host_bytes": dict(report.host_bytes),
+        "host_limit": report.host_memory,
         "recompute": _recompute(plan),
         "step": {
             "seconds": report.step.seconds,

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from ..machine.devices import GIB
 from ..planning.plan import Plan
-from ..planning.report import SameValues
+from ..planning.proposals import suggest
+from ..planning.report import Report, SameValues
 from ..planning.resolve import KernelTable
 from ..planning.run import Run
-from ..planning.suggestions import suggest
 from ..plugins.registry import REFERENCE
 from ..reporting.text import devices_text, parameters_text
 from .render import output_width, paint, paragraph
@@ -64,12 +64,15 @@ def _memory(plan: Plan, chosen: str) -> Iterator[str]:
         if name != "total":
             yield f"  {name:<14}{_size(nbytes)}"
     total = report.device_bytes["total"]
-    verdict = paint("fits", "green") if report.fits else paint("does not fit", "red")
-    rest = f"{_size(abs(report.device.memory_bytes - total)).strip()} {'to spare' if report.fits else 'too much'}"
+    fits = report.missing_bytes <= 0
+    verdict = paint("fits", "green") if fits else paint("does not fit", "red")
+    rest = f"{_size(abs(report.missing_bytes)).strip()} {'to spare' if fits else 'too much'}"
     yield f"  {'total':<14}{_size(total)}   {verdict}, {rest}"
     on_host = {name: nbytes for name, nbytes in report.host_bytes.items() if name not in ("total", "batches")}
     for name, nbytes in on_host.items():
         yield f"  {name:<14}{_size(nbytes)}   in pinned memory of the host"
+    if on_host:
+        yield f"  {'host total':<14}{_size(report.pinned_bytes)}   {_host_verdict(report)}"
     if plan.chosen:
         yield _wrapped(str(plan.chosen))
     yield ""
@@ -79,6 +82,15 @@ def _memory(plan: Plan, chosen: str) -> Iterator[str]:
     yield "largest values"
     for same in report.largest[:_LARGEST]:
         yield f"  {_names(same):<40}{_size(same.nbytes)}   {same.dtype} {list(same.shape)}"
+
+
+def _host_verdict(report: Report) -> str:
+    if report.host_memory is None:
+        return "not checked: host_memory_limit sets what the host has"
+    rest = _size(abs(report.host_memory - report.pinned_bytes)).strip()
+    if report.missing_host_bytes:
+        return f"{paint('does not fit', 'red')}, {rest} more than the run may pin"
+    return f"{paint('fits', 'green')}, {rest} to spare"
 
 
 def _by_label(labels: Mapping[str, int], most: int = 8) -> Iterator[str]:
@@ -117,16 +129,21 @@ def _speed(plan: Plan) -> Iterator[str]:
 
 
 def _suggestions(run: Run, plan: Plan) -> Iterator[str]:
-    suggestions = suggest(run, plan)
-    if suggestions:
+    proposals = suggest(run, plan)
+    if proposals:
         yield "cheapest ways to make room"
-    for suggestion in suggestions:
-        cost = f"{suggestion.costs / plan.report.step.seconds:+.0%} time"
-        enough = "enough alone" if len(suggestion.changes) == 1 else "enough together"
-        missing = f"still {_size(suggestion.missing).strip()} too much"
-        yield from (f"  {change}" for change in suggestion.changes)
-        yield f"      saves {_size(suggestion.saves).strip()}, {cost}, {missing if suggestion.missing else enough}"
-    if all(suggestion.missing for suggestion in suggestions):
+    for proposal in proposals:
+        after, lines = proposal.plan.report, proposal.lines
+        yield from (f"  {line}" for line in lines)
+        effects = [f"saves {_size(proposal.saves(plan)).strip()}"] if plan.report.missing_bytes > 0 else []
+        effects.append(f"{proposal.costs(plan):+.0%} time")
+        missing = max(after.missing_bytes, after.missing_host_bytes)
+        enough = "enough alone" if len(lines) == 1 else "enough together"
+        effects.append(enough if proposal.fits else f"still {_size(missing).strip()} too much")
+        yield f"      {', '.join(effects)}"
+        if proposal.resort:
+            yield f"      last resort: {proposal.resort}"
+    if not any(proposal.fits for proposal in proposals):
         yield "Nothing makes it fit: use a smaller model, or a GPU with more memory."
 
 

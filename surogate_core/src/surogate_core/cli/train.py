@@ -12,11 +12,19 @@ from .options import RunArguments
 from .render import print_error
 
 
-def train_command(arguments: RunArguments) -> int:
-    """Train a run. Return 130 or 143 if a signal ended it after a save, 3 if a push failed, else 0."""
+def train_command(arguments: RunArguments, fit: str | None = None) -> int:
+    """Train a run, with the fastest settings for the target `fit` if there is one (see `run.fit`).
+
+    Return 130 or 143 if a signal ended it after a save, 3 if a push failed, else 0.
+    """
     mark("command line")
     loaded = run.load(arguments.config, arguments.overrides, arguments.mode)
     mark("config, plugins")
+    if fit is not None:
+        from .fit import fitted
+
+        loaded = fitted(arguments, loaded, fit)
+        mark("fit")
     result = run.train(loaded, _say)
     if result.signal_exit:
         saved = result.checkpoint_dir / f"step_{result.steps:08d}"

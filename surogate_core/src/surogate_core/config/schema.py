@@ -250,6 +250,12 @@ class MemoryKeys(Keys):
         description="Memory that the run may take of each device, such as 24GiB or 24GB. The plan, `recompute: auto` "
         "and the check before the first step treat the device as one with this much; null: all of it.",
     )
+    host_memory_limit: Bytes | None = Field(
+        None,
+        description="Host memory that the run may pin for offloading, on all its GPUs together, such as 128GiB. A run "
+        "that needs more is refused. null: what is available on this machine when the run is planned, less 2 GiB; for "
+        "a device of another machine (`--device`) it is not checked.",
+    )
     recompute: Annotated[Literal["auto", "true", "false"], BeforeValidator(recompute_word)] = Field(
         "auto",
         description="What is recomputed in the backward pass besides the parts whose `recompute_*` key is true. auto: "

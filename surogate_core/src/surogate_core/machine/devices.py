@@ -3,7 +3,8 @@
 FLOP/s are those of dense matrix products inside a training step, by dtype of operands. On one H200 they were measured
 (700 W, torch 2.11+cu130, cuBLASLt 13.1, 2026-11-22: bf16 676 to 730 TFLOP/s over the large products of three models;
 4.2 TB/s of reads and writes). For other devices they are 0.7 of the vendor's dense peak, the ratio measured there, and
-0.87 of its bandwidth. Links are 0.8 of the vendor's figure for one direction, an estimate: NVLink, else PCIe.
+0.87 of its bandwidth. Links are 0.8 of the vendor's figure for one direction, an estimate: NVLink, else PCIe. For the
+GPU of this machine, `surogate doctor --measure` replaces the rates by measured ones.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import replace
 
 from ..api import DeviceInfo
 from ..errors import ConfigError
+from .measured_rates import read_rates
 
 GIB = 1 << 30
 
@@ -101,6 +103,12 @@ def cpu() -> DeviceInfo:
 
 
 def gpu(title: str, sm: int, memory_bytes: int) -> DeviceInfo:
+    """Return the GPU of this machine with this name: with the rates that were measured here, else as `built_in_gpu`."""
+    found, rates = built_in_gpu(title, sm, memory_bytes), read_rates(title)
+    return rates.of(found) if rates else found
+
+
+def built_in_gpu(title: str, sm: int, memory_bytes: int) -> DeviceInfo:
     """Return the GPU with this name from the device table, with the actual compute capability and memory.
 
     A GPU that is not in the table gets the rates of the slowest one of its generation, or of the generation before.

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -41,8 +42,19 @@ MINIMUM_VERSIONS: Final = {"torch": (2, 9), "transformers": (5,), "pydantic": (2
 GIB: Final = 2**30
 LOW_MEMORY_BYTES: Final = 4 * GIB
 LOW_DISK_BYTES: Final = 2 * GIB
+PINNED_RESERVE_BYTES: Final = 2 * GIB
+"""Available memory that a run must not pin: for the processes of the run and for the system, an estimate."""
 _GPU_FIELDS: Final = ("index", "name", "memory.total", "memory.used", "driver_version", "compute_cap")
 _GPU_TIMEOUT_SECONDS: Final = 10.0
+_GROUP_FILES: Final = (
+    ("sys/fs/cgroup", "", ("memory.max", "memory.current", "inactive_file")),
+    (
+        "sys/fs/cgroup/memory",
+        "memory",
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ),
+)
+"""Of control groups of version 2 and 1: the mount, the controller, and the files of limit and use and the statistic."""
 
 
 def collect() -> SystemInfo:
@@ -75,21 +87,40 @@ def memory_bytes() -> int:
     return physical
 
 
+def pinnable_memory_bytes() -> int:
+    """Return the bytes of host memory that a run may pin now: what is available, less a reserve."""
+    return max(0, available_memory_bytes() - PINNED_RESERVE_BYTES)
+
+
 def available_memory_bytes(root: Path = Path("/")) -> int:
-    """Return the bytes available without swapping, by the system's estimate and within the container's limit."""
+    """Return the bytes available without swapping, by the system's estimate and within the limits of its groups.
+
+    `root` is the folder in which `proc` and `sys` are.
+    """
     free = memory_bytes()
-    try:
+    with suppress(OSError):
         lines = (root / "proc/meminfo").read_text().splitlines()
         free = min([free, *(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))])
-    except OSError:
-        pass
-    group = root / "sys/fs/cgroup"
-    try:
-        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
-        cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["inactive_file"]
-    except (OSError, ValueError, KeyError):  # no such controller here, or the word "max"
-        return free
-    return min(free, limit - used + int(cached))
+    return max(0, min([free, *_left_by_groups(root)]))
+
+
+def _left_by_groups(root: Path) -> Iterator[int]:
+    """Yield what is left of the limit of each control group that this process is in. Cached files do not count.
+
+    /proc/self/cgroup has lines "0::/path" (version 2) and "4:memory:/path" (version 1). Inside a container the path may
+    be that of the host, which does not exist here; the container's own limit is then at the top of the mount.
+    """
+    lines = []
+    with suppress(OSError):
+        lines = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
+    for mount, controller, (limit, used, cached) in _GROUP_FILES:
+        paths = {Path(path.lstrip("/")) for _, names, path in lines if controller in names.split(",")}
+        folders = {root / mount / part for path in (*paths, Path()) for part in (path, *path.parents)}
+        for folder in sorted(folders):
+            with suppress(OSError, ValueError, KeyError):  # no such controller here, or the word "max"
+                statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                left = int((folder / limit).read_text()) - int((folder / used).read_text())
+                yield left + int(statistics[cached])
 
 
 def package_versions() -> dict[str, str]:

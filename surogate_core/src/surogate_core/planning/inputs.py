@@ -41,6 +41,7 @@ class PlanInputs:
     recompute_more    whether `plan_inputs` may choose more, if the run does not fit
     recompute_chosen  what it chose; None: nothing besides `recompute`
     target            device to plan for; None: no device, and references run every op
+    host_memory       bytes of host memory that the run may pin; None: not known
     kernel_for        chooses what runs an op on the target
     """
 
@@ -69,6 +70,7 @@ class PlanInputs:
     adapters: Sequence[tuple[AdapterDef, BaseModel]] = ()
     offload: Sequence[tuple[OffloadDef, BaseModel]] = ()
     target: Target | None = None
+    host_memory: int | None = None
     kernel_for: KernelFor = by_references
 
     @property

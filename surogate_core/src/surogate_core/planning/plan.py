@@ -57,15 +57,21 @@ class Plan:
 
 
 def plan_run(
-    run: Run, device: DeviceInfo, world_size: int | None = None, revise: Revise = lambda inputs: inputs
+    run: Run,
+    device: DeviceInfo,
+    world_size: int | None = None,
+    revise: Revise = lambda inputs: inputs,
+    host_memory: int | None = None,
 ) -> Plan:
     """Plan `run` for `device` and `world_size` - 1 more devices of the same kind; None: as many as `gpus` asks for.
 
-    The device has no more memory than `device_memory_limit`. `revise` changes the inputs before they are planned.
-    Raises ConfigError or PluginError if config, model, recipe and device do not fit together.
+    The device has no more memory than `device_memory_limit`. `host_memory` is what the run may pin on the host, unless
+    `host_memory_limit` sets it. `revise` changes the inputs before they are planned. Raises ConfigError or PluginError
+    if config, model, recipe and device do not fit together.
     """
     device = limited(device, run.config.device_memory_limit)
-    inputs = revise(_plan_inputs(run, device, _world_size(run, device) if world_size is None else world_size))
+    given = run_inputs(run, device, _world_size(run, device) if world_size is None else world_size)
+    inputs = revise(replace(given, host_memory=run.config.host_memory_limit or host_memory))
     return replace(plan_inputs(inputs), overridden=tuple(_overridden(run, inputs.precision)))
 
 
@@ -75,8 +81,8 @@ def plan_inputs(inputs: PlanInputs) -> Plan:
     With `recompute_more`, a run that does not fit is planned again with more recomputation: the cheapest that fits, or
     all of it if nothing does. A plan that recomputation does not make smaller is returned as it is.
     """
-    plan = _plan_as_given(replace(inputs, recompute_chosen=None))
-    if plan.report.fits or not inputs.recompute_more:
+    plan = plan_exactly(replace(inputs, recompute_chosen=None))
+    if plan.report.missing_bytes <= 0 or not inputs.recompute_more:
         return plan
     rungs = ladder(plan.assembly, inputs)
     if len(rungs) == 1:
@@ -84,7 +90,7 @@ def plan_inputs(inputs: PlanInputs) -> Plan:
     plans: dict[int, Plan] = {}
 
     def missing_at(index: int) -> int:
-        plans[index] = _plan_as_given(replace(inputs, recompute_chosen=rungs[index].recomputation))
+        plans[index] = plan_exactly(replace(inputs, recompute_chosen=rungs[index].recomputation))
         return plans[index].report.missing_bytes
 
     index = climb(rungs, plan.report.missing_bytes, missing_at)
@@ -103,7 +109,7 @@ def _chosen(recomputation: Recomputation, before: Plan, after: Plan) -> ChosenRe
     )
 
 
-def _plan_as_given(inputs: PlanInputs) -> Plan:
+def plan_exactly(inputs: PlanInputs) -> Plan:
     assembly = assemble(inputs)
     if inputs.target is None:
         raise ValueError("a plan needs a device")
@@ -122,6 +128,7 @@ def summarise(assembly: Assembly, inputs: PlanInputs) -> Report:
         grad_accum_steps=inputs.grad_accum_steps,
         tokens_per_micro_step=inputs.tokens,
         world_size=inputs.world_size,
+        host_memory=inputs.host_memory,
     )
 
 
@@ -139,7 +146,7 @@ def _world_size(run: Run, device: DeviceInfo) -> int:
     return count
 
 
-def _plan_inputs(run: Run, device: DeviceInfo, world_size: int) -> PlanInputs:
+def run_inputs(run: Run, device: DeviceInfo, world_size: int) -> PlanInputs:
     loaded, config, registry = run.loaded, run.config, run.registry
     _check_length(run)
     precision, lowering = _precision(run, device)

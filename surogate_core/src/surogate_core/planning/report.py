@@ -42,7 +42,8 @@ class Report:
     """Memory and time of a run on each of `world_size` equal devices.
 
     device_bytes          by segment, and "total"
-    host_bytes            by purpose, and "total"
+    host_bytes            by purpose, for all devices, and "total"
+    host_memory           bytes of host memory that the run may pin; None: not known
     activations_by_label  bytes of the arena values that are live at the peak
     largest               the largest values of the plan, grouped by kind
     peak                  the op at which the arena is fullest, as text
@@ -53,6 +54,7 @@ class Report:
     device: DeviceInfo
     device_bytes: Mapping[str, int]
     host_bytes: Mapping[str, int]
+    host_memory: int | None
     activations_by_label: Mapping[str, int]
     largest: tuple[SameValues, ...]
     peak: str
@@ -64,8 +66,20 @@ class Report:
 
     @property
     def fits(self) -> bool:
-        """Whether the total is at most the device's memory."""
-        return self.missing_bytes <= 0
+        """Whether the device's memory suffices, and that of the host as far as it is known."""
+        return self.missing_bytes <= 0 and self.missing_host_bytes <= 0
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Host memory that the run pins for offloading, for all devices."""
+        return self.host_bytes["total"] - self.host_bytes["batches"]
+
+    @property
+    def missing_host_bytes(self) -> int:
+        """Bytes by which the pinned memory exceeds what the run may pin; 0 if it does not, or if that is not known."""
+        if not self.pinned_bytes or self.host_memory is None:
+            return 0
+        return max(0, self.pinned_bytes - self.host_memory)
 
     @property
     def missing_bytes(self) -> int:
@@ -87,6 +101,7 @@ def report(
     grad_accum_steps: int,
     tokens_per_micro_step: int,
     world_size: int = 1,
+    host_memory: int | None = None,
 ) -> Report:
     """Return the report of a plan.
 
@@ -122,6 +137,7 @@ def report(
         device=device,
         device_bytes={"total": sum(parts.values()), **parts},
         host_bytes={"total": sum(host.values()), **host},
+        host_memory=host_memory,
         activations_by_label=dict(sorted(by_label.items(), key=lambda item: -item[1])),
         largest=_largest(memory, arena, programs[name])[:10],
         peak=f"{name}, op {arena.peak_op}: {peak_op.kind}{block}" if peak_op else name,

@@ -1,0 +1,66 @@
+"""Rates of a card that `surogate doctor --measure` has measured, kept for later plans on a card of the same name."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from ..api import DeviceInfo
+from .cache_home import cache_home
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRates:
+    """The fields of `DeviceInfo` that are measured.
+
+    title  name of the card, as the driver gives it
+    date   of the measurement, YYYY-MM-DD
+    """
+
+    title: str
+    date: str
+    flops: Mapping[str, float]
+    bandwidth: float
+    launch_seconds: float
+    host_bandwidth: float
+
+    def of(self, device: DeviceInfo) -> DeviceInfo:
+        """Return the device with these rates in place of its own."""
+        return replace(
+            device,
+            flops={**device.flops, **self.flops},
+            bandwidth=self.bandwidth,
+            launch_seconds=self.launch_seconds,
+            host_bandwidth=self.host_bandwidth,
+            source=f"measured here {self.date}",
+        )
+
+
+def rates_file(title: str) -> Path:
+    """Return `$XDG_CACHE_HOME/surogate/devices/<card>.json`; XDG_CACHE_HOME defaults to `~/.cache`."""
+    return cache_home() / "devices" / f"{re.sub(r'[^a-z0-9]+', '-', title.lower()).strip('-')}.json"
+
+
+def write_rates(rates: MeasuredRates) -> Path:
+    """Write the rates and return the file. Replaces those of an earlier measurement."""
+    path = rates_file(rates.title)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text(json.dumps(asdict(rates), indent=2) + "\n", encoding="utf-8")
+    unfinished.replace(path)
+    return path
+
+
+def read_rates(title: str) -> MeasuredRates | None:
+    """Return the rates that were measured on a card of this name; None if there are none, or if the file is damaged."""
+    try:
+        rates = MeasuredRates(**json.loads(rates_file(title).read_text(encoding="utf-8")))
+        numbers = (*rates.flops.values(), rates.bandwidth, rates.launch_seconds, rates.host_bandwidth)
+        whole = rates.title == title and all(math.isfinite(x) and x > 0 for x in numbers)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+    return rates if whole else None

@@ -1,0 +1,194 @@
+"""Settings that fit a device, the fastest first: what `--fit` shows, and the suggestions of a run that does not fit.
+
+One search serves both. It estimates every combination of micro-batch, recomputation and offloading, and plans the best
+ones. An optimizer step keeps its rows, so these settings change nothing but the order in which gradients are summed.
+Last resorts change what the run learns: gradients and optimizer states in bf16, an adapter, shorter rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ..errors import SurogateError
+from ..machine.devices import GIB
+from .changes import LAST_RESORTS, Changes, adapter_change, changed, yaml_lines
+from .estimates import Candidate, Estimates
+from .plan import Plan, plan_run
+from .run import Run
+
+_EFFORT = 6
+"""Families of programs that are assembled to verify candidates, more only until one fits. A plan that chooses
+recomputation takes about three."""
+_MOST_EFFORT = 18
+_ALIKE = 0.005
+"""Steps whose times differ by less than this are equally fast: the fewer changes win."""
+_LESS = 0.98
+"""A slower proposal is shown if it takes at most this share of the memory of a faster one."""
+_ENOUGH = 1.01
+"""Offloading is not tried if what fits without it is at most this many times as slow as without a limit of memory."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Changes of the config to make together, and the plan of the run with them. A step keeps its tokens."""
+
+    changes: Changes
+    plan: Plan
+
+    @property
+    def resort(self) -> str:
+        """What the run gives up, if the changes are a last resort; "" if they keep what it learns."""
+        return ", ".join(dict.fromkeys(LAST_RESORTS[key] for key in self.changes if key in LAST_RESORTS))
+
+    @property
+    def fits(self) -> bool:
+        return self.plan.report.fits
+
+    @property
+    def lines(self) -> list[str]:
+        """The changes as lines of YAML."""
+        return yaml_lines(self.changes)
+
+    def saves(self, before: Plan) -> int:
+        """Return by how many bytes a device needs less than in the plan `before`."""
+        return before.report.device_bytes["total"] - self.plan.report.device_bytes["total"]
+
+    def costs(self, before: Plan) -> float:
+        """Return the time that is added to a step, over the time of a step in the plan `before`."""
+        after, step = self.plan.report, before.report.step.seconds
+        return after.step.seconds * before.report.tokens / after.tokens / step - 1
+
+
+def propose(run: Run, plan: Plan, count: int = 5) -> list[Proposal]:
+    """Return up to `count` settings that fit the device of `plan`, the fastest first; if none does, last resorts.
+
+    The first one has no changes if the run as it is is the fastest.
+    """
+    search = _Search(run, plan)
+    return search.fastest(count) or [p for p in search.last_resorts() if p.fits][:count]
+
+
+def suggest(run: Run, plan: Plan, count: int = 3) -> list[Proposal]:
+    """Return up to `count` changes for a run that does not fit: the fastest that fit, then last resorts.
+
+    A last resort may not fit either, if it saves memory: `plan.report` says what is missing. Empty for a run that fits.
+    """
+    if plan.report.fits:
+        return []
+    search = _Search(run, plan)
+    same = search.fastest(count - 1)
+    return [*same, *search.last_resorts(shorter=not same)][:count]
+
+
+def one_line(proposal: Proposal, before: Plan) -> str:
+    """Return a proposal as part of a sentence: `a: true, b: 1 (saves 5.1 GiB)`."""
+    saved, missing = proposal.saves(before), proposal.plan.report.missing_bytes
+    effect = (
+        f"saves {saved / GIB:.1f} GiB" if before.report.missing_bytes > 0 else f"{proposal.costs(before):+.0%} time"
+    )
+    rest = f", {missing / GIB:.1f} GiB still missing" if missing > 0 else ""
+    return f"{', '.join(proposal.lines)} ({effect}{rest})"
+
+
+class _Search:
+    def __init__(self, run: Run, plan: Plan) -> None:
+        self._run, self._plan = run, plan
+        self._estimates = Estimates(run, plan)
+
+    def fastest(self, count: int) -> list[Proposal]:
+        """Return what fits without last resorts."""
+        hopeful = self._hopeful(self._estimates.candidates())
+        enough = _ENOUGH * self._estimates.fastest_without_limit()
+        if not hopeful or hopeful[0].seconds > enough:
+            hopeful = self._hopeful(self._estimates.candidates(offload=True))
+        return self._verified(hopeful, count)
+
+    def last_resorts(self, *, shorter: bool = False) -> Iterator[Proposal]:
+        """Yield what fits with bf16 gradients and states, or else what saves most; then an adapter.
+
+        `shorter`: if dtypes are not enough, with shorter rows too.
+        """
+        every = list(self._estimates.candidates(dtypes=True, offload=True))
+        found = self._verified(self._hopeful(every), 1)
+        yield from found
+        if not found:
+            smallest = sorted(every, key=lambda c: (c.total, len(c.changes)))[:1]
+            yield from (proposal for proposal in self._planned(smallest) if proposal.saves(self._plan) > 0)
+            if shorter:
+                rows = self._estimates.candidates(dtypes=True, offload=True, shorter=True)
+                yield from self._verified(sorted(self._hopeful(rows), key=lambda c: c.batch.halvings), 1)
+        yield from self._adapter()
+
+    def _adapter(self) -> Iterator[Proposal]:
+        """Yield an adapter in place of all weights, with the changes that it needs."""
+        change = adapter_change(self._run)
+        report = self._plan.report
+        if not change:
+            return
+        try:
+            run = changed(self._run, change)
+            plan = plan_run(run, report.device, report.world_size, host_memory=self._plan.inputs.host_memory)
+        except SurogateError:  # no adapter is installed, or this run cannot have one
+            return
+        found = Proposal({}, plan) if plan.report.fits else next(iter(_Search(run, plan).fastest(1)), None)
+        adapted = found or Proposal({}, plan)
+        if adapted.saves(self._plan) > 0:
+            yield Proposal({**change, **adapted.changes}, adapted.plan)
+
+    def _hopeful(self, every: Iterable[Candidate]) -> list[Candidate]:
+        """Return the candidates whose estimates fit, the fastest first; equally fast ones by number of changes."""
+        report, host = self._plan.report, self._plan.inputs.host_memory
+        fit = [c for c in every if c.total <= report.device.memory_bytes and (host is None or c.host <= max(host, 0))]
+        best = min((c.seconds for c in fit), default=0.0)
+        return sorted(fit, key=lambda c: (_grade(c.seconds, best), len(c.changes), c.seconds))
+
+    def _verified(self, hopeful: list[Candidate], count: int) -> list[Proposal]:
+        """Return up to `count` of the candidates that fit when they are planned, the fastest first."""
+        found: list[Proposal] = []
+        effort = 0
+        for proposal in self._planned(hopeful):
+            effort += 1 if proposal.plan.chosen is None else 3
+            found += [proposal] if proposal.fits else []
+            if len(found) == count or effort >= (_EFFORT if found else _MOST_EFFORT):
+                break
+        best = min((p.plan.report.step.seconds for p in found), default=0.0)
+        return sorted(found, key=lambda p: (_grade(p.plan.report.step.seconds, best), len(p.changes)))
+
+    def _planned(self, candidates: Iterable[Candidate]) -> Iterator[Proposal]:
+        """Plan candidates in order.
+
+        Left out are those that are no better in any respect than one before them that fits, and those like one that a
+        plugin refuses, such as a recipe its micro-batch.
+        """
+        refused: list[Candidate] = []
+        fitting: list[tuple[Candidate, Plan]] = []
+        for candidate in candidates:
+            if any(_is_more(candidate, other) for other in refused):
+                continue
+            if any(_is_more(candidate, other) or _takes_more(candidate, plan) for other, plan in fitting):
+                continue
+            try:
+                plan = self._estimates.planned(candidate.changes)
+            except SurogateError:
+                refused.append(candidate)
+                continue
+            if plan.report.fits:
+                fitting.append((candidate, plan))
+            yield Proposal(candidate.changes, plan)
+
+
+def _is_more(candidate: Candidate, other: Candidate) -> bool:
+    """Return whether a candidate has the micro-batch of another and offloads the same or more."""
+    return candidate.batch == other.batch and candidate.offload >= other.offload
+
+
+def _takes_more(candidate: Candidate, plan: Plan) -> bool:
+    """Return whether a candidate, by its estimates, takes no less memory than `plan`, on the device and on the host."""
+    report = plan.report
+    return candidate.total > _LESS * report.device_bytes["total"] and candidate.host >= report.pinned_bytes
+
+
+def _grade(seconds: float, best: float) -> int:
+    """Return how much slower than `best`, in steps that are worth a change."""
+    return round((seconds / best - 1) / _ALIKE) if best else 0

@@ -1,0 +1,256 @@
+"""Settings that fit a device: each proposal, written into the config, takes exactly what it says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surogate_core import run
+from surogate_core.cli.fit import fitted
+from surogate_core.cli.options import RunArguments
+from surogate_core.cli.plan import fit_command
+from surogate_core.errors import ConfigError
+from surogate_core.planning import plan as plan_module
+from surogate_core.planning.assemble import assemble
+from surogate_core.planning.changes import Batch, batches
+from surogate_core.planning.estimates import Estimates
+from surogate_core.planning.plan import Plan
+from surogate_core.planning.proposals import Proposal, propose, suggest
+from surogate_core.planning.run import Run
+
+BASE = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": False,
+}
+SIZES = {
+    "tiny": {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 8, "intermediate_size": 512},
+    "8b": {"hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "intermediate_size": 12288},
+    "wide": {"hidden_size": 4096, "num_hidden_layers": 8, "num_attention_heads": 32, "intermediate_size": 12288},
+    "70b": {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "intermediate_size": 28672},
+    "32b": {"hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 64, "intermediate_size": 25600},
+}
+Planned = tuple[Run, Plan]
+Make = Callable[..., Planned]
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Make:
+    """Return a function that plans a run: (size, device, key=value ...) -> run and plan."""
+
+    def planned(size: str, device: str, *overrides: str, **keys: Any) -> Planned:
+        model = tmp_path / size
+        model.mkdir(exist_ok=True)
+        (model / "config.json").write_text(json.dumps(BASE | SIZES[size]))
+        config = tmp_path / f"{size}.yaml"
+        config.write_text(json.dumps({"model": str(model), "sequence_len": 1024} | keys))
+        opened = run.open_run(run.load(config, list(overrides)))
+        return opened, run.plan(opened, device)
+
+    return planned
+
+
+def check_exact(plan: Make, size: str, device: str, proposals: list[Proposal], before: Plan, **keys: Any) -> None:
+    for proposal in proposals:
+        _, after = plan(size, device, *(f"{key}={value}" for key, value in proposal.changes.items()), **keys)
+        assert after.report.device_bytes == proposal.plan.report.device_bytes, proposal.lines
+        assert after.report.host_bytes == proposal.plan.report.host_bytes, proposal.lines
+        assert after.report.step.seconds == pytest.approx(proposal.plan.report.step.seconds), proposal.lines
+        assert after.report.tokens == before.report.tokens, "the tokens of a step are the user's"
+
+
+def speeds(proposals: list[Proposal]) -> list[float]:
+    return [proposal.plan.report.tokens_per_second for proposal in proposals]
+
+
+def test_proposals_keep_the_step_and_are_sorted_by_speed(plan: Make) -> None:
+    keys = {"sequence_len": 4096, "recompute": False}
+    opened, before = plan("8b", "h200", **keys)
+    proposals = propose(opened, before)
+    assert not before.report.fits and len(proposals) >= 2 and all(p.fits and not p.resort for p in proposals)
+    fastest = max(speeds(proposals))
+    assert speeds(proposals)[0] >= 0.995 * fastest and speeds(proposals)[-1] <= 1.005 * speeds(proposals)[0]
+    for inputs in (p.plan.inputs for p in proposals):
+        assert inputs.batch_size * inputs.grad_accum_steps == 8 and inputs.seq_len == 4096
+        assert inputs.precision == before.inputs.precision and not inputs.adapters
+    check_exact(plan, "8b", "h200", proposals, before, **keys)
+
+
+def test_a_larger_micro_batch_is_proposed_where_it_is_faster(plan: Make) -> None:
+    keys = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 16}
+    opened, before = plan("tiny", "h200", **keys)
+    first = propose(opened, before)[0]
+    assert first.changes == {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1}
+    assert first.costs(before) < -0.1
+
+
+def test_a_run_that_is_the_fastest_is_not_changed(plan: Make) -> None:
+    opened, before = plan("tiny", "h200", per_device_train_batch_size=16, gradient_accumulation_steps=1)
+    assert propose(opened, before)[0].changes == {}
+
+
+def test_forced_recomputation_is_dropped_where_the_memory_suffices(plan: Make) -> None:
+    opened, before = plan("tiny", "h200", recompute_block=True, gradient_accumulation_steps=1)
+    assert propose(opened, before)[0].changes == {"recompute_block": False}
+
+
+def test_a_strategy_is_proposed_by_the_options_of_its_definition(plan: Make) -> None:
+    keys = {"sequence_len": 4096, "lora": True, "device_memory_limit": "10GiB"}
+    opened, before = plan("wide", "h200", **keys)
+    first = propose(opened, before)[0]
+    assert first.changes["offload_residual"] is True and first.costs(before) < -0.01
+    assert first.plan.report.pinned_bytes > 0
+    check_exact(plan, "wide", "h200", [first], before, **keys)
+    little = propose(*plan("wide", "h200", host_memory_limit="1MiB", **keys))
+    assert not any("offload_residual" in p.changes for p in little), "the host has no room"
+
+
+def test_offloading_is_turned_off_where_the_host_has_no_room(plan: Make) -> None:
+    opened, before = plan("wide", "h200", offload_residual=True, host_memory_limit="1MiB")
+    assert before.report.missing_bytes <= 0 < before.report.missing_host_bytes
+    found = suggest(opened, before)
+    assert found[0].fits and found[0].changes["offload_residual"] is False
+    with pytest.raises(ConfigError, match=r"offload_residual: false.*; or raise host_memory_limit"):
+        run.refuse_unless_it_fits(opened, before)
+
+
+@pytest.mark.parametrize(("device", "word", "value"), [("h200", "false", "auto"), ("cpu", "false", True)])
+def test_recomputation_is_proposed_in_the_word_of_the_device(plan: Make, device: str, word: str, value: object) -> None:
+    opened, planned = plan("tiny", device, recompute=word)
+    words = {candidate.changes.get("recompute") for candidate in Estimates(opened, planned).candidates()}
+    assert words == {None, value}
+
+
+def test_estimates_are_near_the_plans(plan: Make) -> None:
+    opened, before = plan("wide", "h200", sequence_len=4096, gradient_accumulation_steps=8)
+    estimates = Estimates(opened, before)
+    for candidate in estimates.candidates(offload=True):
+        if candidate.total <= before.report.device.memory_bytes:
+            report = estimates.planned(candidate.changes).report
+            assert candidate.seconds == pytest.approx(report.step.seconds, rel=0.03), candidate.changes
+            assert candidate.total == pytest.approx(report.device_bytes["total"], rel=0.05), candidate.changes
+
+
+def test_micro_batches_have_the_rows_of_the_step(plan: Make) -> None:
+    opened, _ = plan("tiny", "h200", per_device_train_batch_size=6, gradient_accumulation_steps=2)
+    found = batches(opened.config)
+    assert found[0] == Batch(6, 1024, 2)
+    assert sorted(batch.rows for batch in found) == [1, 2, 3, 4, 6, 12]
+    assert all(batch.rows * batch.steps == 12 for batch in found)
+    shorter = batches(opened.config, shorter=True)
+    assert {batch.length for batch in shorter} == {1024, 512, 256}
+    assert all(batch.tokens * batch.steps == 12 * 1024 for batch in shorter)
+
+
+CASES: dict[str, tuple[str, str, dict[str, Any], list[int]]] = {
+    "an adapter of 70B": ("70b", "h200", {"lora": True, "sequence_len": 2816}, [0, 0, 0]),
+    "an adapter of 70B with long rows": ("70b", "h200", {"lora": True, "sequence_len": 16384}, [1, 0]),
+    "all of 32B cannot be trained, an adapter can": ("32b", "h200", {"sequence_len": 4096}, [1, 0]),
+    "an adapter and recomputation": ("8b", "rtx4090", {"sequence_len": 4096}, [1, 0]),
+    "an odd batch": ("8b", "h100", {"per_device_train_batch_size": 3, "recompute": False}, [0, 0]),
+}
+"""Name -> size, device, keys, and for each suggestion whether the run still does not fit."""
+
+
+SLOW = {name for name, (size, *_) in CASES.items() if size in ("70b", "32b")}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in CASES])
+def test_a_run_that_does_not_fit_has_suggestions(plan: Make, name: str) -> None:
+    size, device, keys, missing = CASES[name]
+    opened, before = plan(size, device, **keys)
+    assert not before.report.fits
+    suggestions = suggest(opened, before)
+    assert [int(not s.fits) for s in suggestions] == missing
+    check_exact(plan, size, device, suggestions, before, **keys)
+    assert any("lora" in s.changes for s in suggestions) is not keys.get("lora", False)
+    assert all(s.saves(before) > 0 for s in suggestions)
+    changed = {"param_grad_dtype", "optimizer_state_dtype", "lora", "sequence_len"}
+    assert all(bool(s.resort) is bool(changed & set(s.changes)) for s in suggestions)
+
+
+def test_few_plans_are_made_for_proposals(plan: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of combinations are estimated; only those that are shown and few others are planned."""
+    opened, before = plan("8b", "rtx4090", sequence_len=4096)
+    made: list[object] = []
+    monkeypatch.setattr(plan_module, "assemble", lambda given: made.append(given) or assemble(given))
+    assert len(suggest(opened, before)) == 2
+    assert len(made) <= 20
+
+
+def test_a_run_that_fits_or_cannot_be_changed_has_no_suggestions(plan: Make) -> None:
+    assert suggest(*plan("tiny", "h200")) == []
+    bare = {"per_device_train_batch_size": 1, "sequence_len": 255, "recompute_block": True}
+    bare |= {"offload_residual": True, "param_grad_dtype": "bf16", "optimizer_state_dtype": "bf16", "lora": True}
+    assert suggest(*plan("wide", "rtx3090", device_memory_limit="4GiB", **bare)) == []
+
+
+def test_a_run_that_does_not_fit_is_refused_with_the_suggestions(plan: Make) -> None:
+    opened, planned = plan("wide", "rtx4090", device_memory_limit="20GiB")
+    with pytest.raises(ConfigError) as refused:
+        run.refuse_unless_it_fits(opened, planned)
+    text = str(refused.value)
+    for suggestion in suggest(opened, planned):
+        assert ", ".join(suggestion.lines) in text
+    assert "still missing" in text and "lora: true" in text
+
+
+def test_micro_batches_that_the_recipe_refuses_are_not_proposed(plan: Make) -> None:
+    """Products in FP8 take a multiple of 16 tokens: two rows of 2,056, but not one."""
+    opened, planned = plan("wide", "l40s", recipe="fp8-hybrid", sequence_len=2056, device_memory_limit="20GiB")
+    suggestions = suggest(opened, planned)
+    assert suggestions and not any(s.plan.inputs.batch_size == 1 for s in suggestions)
+
+
+# ---------------------------------------------------------------------------------------------------- the command line
+
+
+def test_fit_takes_a_device_a_size_or_auto(plan: Make) -> None:
+    opened, _ = plan("tiny", "h200")
+    limited = run.fit(opened.loaded, "24GiB", "h200")
+    assert limited.before.report.device.memory_bytes == 24 << 30
+    assert limited.proposals[0].changes["device_memory_limit"] == "24GiB"
+    assert run.fit(opened.loaded, "h100").before.report.device.name == "h100"
+    assert run.fit(opened.loaded, "auto", "h100").before.report.device.name == "h100"
+    with pytest.raises(ConfigError, match="both name a device"):
+        run.fit(opened.loaded, "h100", "h200")
+    with pytest.raises(ConfigError, match="not in the device table"):
+        run.fit(opened.loaded, "24Gib of it")
+
+
+def test_plan_fit_prints_a_table_and_json(plan: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan("tiny", "h200", gradient_accumulation_steps=2)
+    arguments = RunArguments(tmp_path / "tiny.yaml", [])
+    assert fit_command(arguments, "h200", None, as_json=False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("1 *") and line.endswith("per_device_train_batch_size: 4") for line in lines)
+    assert max(map(len, lines)) <= 80
+    assert fit_command(arguments, "h200", None, as_json=True) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["proposals"][0]["changes"] == {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
+    assert data["proposals"][0]["tokens_per_second"] > data["step"]["tokens_per_second"]
+
+
+def test_train_fit_applies_the_first_proposal_and_prints_it(
+    plan: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened, _ = plan("tiny", "h200", gradient_accumulation_steps=2)
+    applied = fitted(RunArguments(tmp_path / "tiny.yaml", ["max_steps=3"]), opened.loaded, "h200").config
+    assert (applied.per_device_train_batch_size, applied.gradient_accumulation_steps, applied.max_steps) == (4, 1, 3)
+    assert "  per_device_train_batch_size: 4\n" in capsys.readouterr().out
+
+
+def test_train_fit_refuses_last_resorts(plan: Make, tmp_path: Path) -> None:
+    opened, _ = plan("8b", "h100", sequence_len=1024)
+    with pytest.raises(ConfigError, match=r"nothing fits without changing what the run learns. Change .*: bf16"):
+        fitted(RunArguments(tmp_path / "8b.yaml", []), opened.loaded, "h100")
