@@ -19,7 +19,7 @@ from .api import DeviceInfo, LauncherDef, Topology
 from .checkpoint.adapter import kind_of_adapter, open_merge
 from .checkpoint.resume import Resumed, choose_checkpoint
 from .config.load import LoadedConfig, Mode, TrainConfig, apply_overrides, load_config, read_yaml
-from .config.values import bytes_text, parse_bytes
+from .config.values import parse_bytes
 from .errors import ConfigError
 from .hub.config_json import read_config
 from .hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
@@ -126,9 +126,10 @@ def fit(loaded: LoadedConfig, target: str, device: str | LocalDevice | None = No
 def _limit(target: str) -> Changes | None:
     """Return the key that limits devices to the size `target`; None if it is a word."""
     try:
-        return {"device_memory_limit": bytes_text(parse_bytes(target))}
+        parse_bytes(target)
     except ValueError:
         return None
+    return {"device_memory_limit": target}
 
 
 def tokenize(loaded: LoadedConfig, notice: Notice = print) -> Corpora:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from ..config.schema import TrainConfig
 from ..machine.devices import GIB
 from ..planning.plan import Plan
 from ..planning.proposals import suggest
@@ -31,7 +32,7 @@ def plan_text(run: Run, plan: Plan, chosen: str, defaults: str) -> Iterator[str]
     limit = ", by device_memory_limit" if run.config.device_memory_limit else ""
     yield from _memory(plan, f"{chosen}{limit}")
     yield ""
-    yield from _speed(plan)
+    yield from _speed(plan, run.config)
     yield from _kernels(plan.kernels, run.config.kernels)
     for notice in (*plan.overridden, *plan.kernels.notices):
         yield _wrapped(notice)
@@ -111,12 +112,19 @@ def _names(same: SameValues, columns: int = 40) -> str:
     return text
 
 
-def _speed(plan: Plan) -> Iterator[str]:
+def _speed(plan: Plan, config: TrainConfig) -> Iterator[str]:
     report, step = plan.report, plan.report.step
     yield (
         f"step:   {report.tokens:,} tokens, {_flops(step.flops)}, {step.bytes / 1e9:,.1f} GB moved, "
         f"{_duration(step.seconds)}"
     )
+    parts = {
+        "products": step.product_seconds,
+        "attention": step.attention_seconds,
+        "memory": step.memory_seconds,
+        "not hidden": step.waiting_seconds if step.copy_seconds or step.comm_seconds else 0.0,
+    }
+    yield f"time:   {', '.join(f'{name} {_duration(seconds)}' for name, seconds in parts.items() if seconds)}"
     if step.copy_seconds:
         yield f"host:   copies take {_duration(step.copy_seconds)}, {_duration(step.waiting_seconds)} not hidden"
     if step.comm_seconds:
@@ -126,6 +134,10 @@ def _speed(plan: Plan) -> Iterator[str]:
             f"{_duration(step.waiting_seconds)} not hidden"
         )
     yield f"speed:  {report.tokens_per_second:,.0f} tokens/s (estimate; rates: {report.device.source})"
+    if config.max_steps > 0:
+        yield f"run:    {config.max_steps:,} steps take {_hours(config.max_steps * step.seconds)}"
+    elif report.tokens_per_second:
+        yield f"run:    a billion tokens take {_hours(1e9 / report.tokens_per_second)}"
 
 
 def _suggestions(run: Run, plan: Plan) -> Iterator[str]:
@@ -182,6 +194,10 @@ def _size(nbytes: int) -> str:
 
 def _flops(n: int) -> str:
     return f"{n / 1e12:,.1f} TFLOP" if n >= 1e12 else f"{n / 1e9:,.1f} GFLOP"
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:,.1f} hours" if seconds >= 3600 else f"{seconds / 60:,.1f} minutes"
 
 
 def _duration(seconds: float) -> str:
