@@ -47,6 +47,9 @@ int64_t stored_a(const GemmShape& s) { return s.trans_a ? s.m : s.k; }
 int64_t stored_b(const GemmShape& s) { return s.trans_b ? s.k : s.n; }
 int64_t stored_rows_a(const GemmShape& s) { return s.trans_a ? s.k : s.m; }
 int64_t stored_rows_b(const GemmShape& s) { return s.trans_b ? s.n : s.k; }
+int64_t stride_a(const GemmShape& s) { return stored_rows_a(s) * s.lda; }
+int64_t stride_b(const GemmShape& s) { return stored_rows_b(s) * s.ldb; }
+int64_t stride_d(const GemmShape& s) { return s.m * s.ldd; }
 
 GemmShape checked(GemmShape s) {
     check_positive(s.m, op_name, "m");
@@ -62,6 +65,10 @@ GemmShape checked(GemmShape s) {
     SUROGATE_REQUIRE(s.ldd >= s.n, op_name,
                      "ldd must be at least " + std::to_string(s.n) + ", got " + std::to_string(s.ldd));
     check_dtypes(s);
+    SUROGATE_REQUIRE(s.batch >= 0, op_name, "batch must not be negative, got " + std::to_string(s.batch));
+    to_int(s.batch, op_name, "batch");
+    SUROGATE_REQUIRE(s.batch == 0 || (!s.has_bias && s.scaling == GemmScaling::None), op_name,
+                     "a batch has no bias and no scales");
     if (s.scaling == GemmScaling::Tensor) {
         check_fp8_row(s.lda, s.dtype_a, "A");
         check_fp8_row(s.ldb, s.dtype_b, "B");
@@ -82,6 +89,7 @@ std::string describe_shape(const GemmShape& s) {
     std::string text = n(s.m) + "x" + n(s.n) + "x" + n(s.k) + (s.trans_a ? " t" : " n") + (s.trans_b ? "t " : "n ");
     text += operands(s) + "->" + name_of(s.dtype_d);
     text += (s.has_bias ? " bias" : "") + std::string(s.accumulate ? " accumulate" : "");
+    text += s.batch > 0 ? " batched" : "";
     text += (s.scaling == GemmScaling::Tensor ? " scaled" : "") + std::string(s.fast ? " fast" : "");
     if (s.lda != stored_a(s) || s.ldb != stored_b(s) || s.ldd != s.n) {
         text += " ld " + n(s.lda) + "," + n(s.ldb) + "," + n(s.ldd);
