@@ -15,11 +15,12 @@ from torch import Tensor
 
 from surogate_core.api import PrecisionRequest, Target
 from surogate_core.machine.devices import device
+from surogate_core.memory.cost import op_cost
 from surogate_core.planning.update_groups import by_block
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.runtime.initialise import initialise
 from surogate_optim_normuon.iterations import METHODS
-from surogate_optim_normuon.optimizer import NORMUON, NORMUON_OP, NorMuonOptions
+from surogate_optim_normuon.optimizer import NORMUON, NORMUON_OP, NorMuonOptions, flops, passes, traffic
 from surogate_optim_normuon.reference import normuon, orthogonalized
 from surogate_optim_normuon.scaling import factor
 
@@ -231,6 +232,26 @@ def test_an_update_by_block_gives_the_same_bits_as_one_of_all_params(
     one, other = bits(whole), bits(parts)
     assert one.keys() == other.keys()
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+def test_its_time_is_that_of_products_in_bf16_and_of_the_bytes_of_element_wise_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """fp32 throughout: per element 4 bytes of the gradient, 16 of master and momentum, 10 of the products' operand."""
+    (op,) = [op for op in model(monkeypatch).assembly.programs["update"].ops if op.kind == "normuon"]
+    gpu, n = device("h200"), op.attrs["n"]
+    elements = sum(grad.size for grad in op.ins[4 : 4 + n])
+    rows = sum(v.size for v in op.ins[4 + 3 * n :])
+    assert passes(op) == 30 * elements + 8 * rows + sum(v.nbytes for v in op.ins[:4])
+    products = max(flops(op) / gpu.flops["bf16"], traffic(op) / gpu.bandwidth)
+    assert op_cost(op, NORMUON_OP, gpu).seconds == gpu.launch_seconds + products + passes(op) / gpu.bandwidth
+
+
+def test_the_flops_of_a_matrix_are_those_of_three_products_in_each_of_five_iterations() -> None:
+    """4096 x 12288: the largest matrices of Qwen3-8B take 4.81 TFLOP each."""
+    m, n = 4096, 12288
+    assert METHODS["polar_express"].flops(m, n) == METHODS["polar_express"].flops(n, m)
+    assert METHODS["polar_express"].flops(m, n) == 5 * (2 * m * m * n + 2 * m * m * m + 2 * m * m * n)
 
 
 @pytest.mark.parametrize("target", ["h200", "cpu"])

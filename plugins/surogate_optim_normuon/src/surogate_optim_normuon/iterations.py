@@ -23,6 +23,11 @@ class Iterations:
         m, n = min(rows, columns), max(rows, columns)
         return len(self.coefficients) * (4 * m * m * n + 2 * m * m * m)
 
+    def traffic(self, rows: int, columns: int) -> int:
+        """Return the bytes that the products of one matrix read and write, each operand once, in bf16."""
+        m, n = min(rows, columns), max(rows, columns)
+        return len(self.coefficients) * 2 * (4 * m * n + 4 * m * m)
+
 
 METHODS: Mapping[str, Iterations] = {
     # Amsel et al. 2025, "The Polar Express", as used by modded-nanogpt: the best polynomial for each iteration in turn.

@@ -5,7 +5,7 @@ A kernel of `normuon` can batch the products of all matrices of equal shape, bec
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 from zlib import crc32
 
@@ -126,12 +126,29 @@ def infer(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
 
 
 def flops(op: Op) -> int:
-    iterations, n = METHODS[op.attrs["method"]], op.attrs["n"]
-    return sum(
-        iterations.flops(rows, grad.shape[1])
-        for grad, parts in zip(op.ins[4 : 4 + n], op.attrs["rows"], strict=True)
-        for rows in parts
-    )
+    return sum(METHODS[op.attrs["method"]].flops(*shape) for shape in _matrices(op))
+
+
+def traffic(op: Op) -> int:
+    """Return the bytes of the products. They take less time than the arithmetic."""
+    return sum(METHODS[op.attrs["method"]].traffic(*shape) for shape in _matrices(op))
+
+
+def passes(op: Op) -> int:
+    """Return the bytes of the element-wise kernels: every value once, and the bf16 matrices of the products five times.
+
+    Their kernels write these matrices, read and write them to normalize, and read them for the rows and for the update.
+    """
+    grads = op.ins[4 : 4 + op.attrs["n"]]
+    return sum(v.nbytes for v in (*op.ins, *op.outs)) + 2 * 5 * sum(grad.size for grad in grads)
+
+
+def _matrices(op: Op) -> Iterator[tuple[int, int]]:
+    """Yield rows and columns of each logical matrix."""
+    grads = op.ins[4 : 4 + op.attrs["n"]]
+    for grad, parts in zip(grads, op.attrs["rows"], strict=True):
+        for rows in parts:
+            yield rows, grad.shape[1]
 
 
 NORMUON_OP = OpDef(
@@ -139,6 +156,8 @@ NORMUON_OP = OpDef(
     infer=infer,
     reference="surogate_optim_normuon.reference:normuon",
     flops=flops,
+    traffic=traffic,
+    passes=passes,
     math=lambda op: "bf16",
 )
 
