@@ -48,6 +48,12 @@ void bind_normuon(nb::module_& m) {
         nb::arg("table"), nb::arg("count"), nb::arg("rows"), nb::arg("columns"), nb::arg("x"), nb::arg("norms"),
         nb::arg("norms_size"), nb::arg("safety"), nb::arg("epsilon"), nb::arg("stream"), guard);
     m.def(
+        "mirror",
+        [](uintptr_t square, int64_t count, int64_t side, int64_t height, uintptr_t stream) {
+            surogate::normuon_mirror(at(square), count, side, height, stream_of(stream));
+        },
+        nb::arg("square"), nb::arg("count"), nb::arg("side"), nb::arg("height"), nb::arg("stream"), guard);
+    m.def(
         "row_moments",
         [](uintptr_t table, int64_t count, int64_t rows, int64_t columns, uintptr_t clip_coef, uintptr_t o,
            uintptr_t scales, int64_t scales_size, uintptr_t sums, int64_t sums_size, double beta2, uintptr_t stream) {

@@ -5,6 +5,8 @@
 //   normalize    x /= safety * ||x|| + epsilon
 //                products: five times a = x x^T, b = beta a + gamma a a, x' = alpha x + b x; or x^T x and x b, if a
 //                matrix has more rows than columns. The last x is o.
+//   mirror       a[i, j] = a[j, i] where panel i / height is before panel j / height: a symmetric product is computed in
+//                panels of rows, each up to the diagonal
 //   row_moments  v = b2 v + (1 - b2) mean of o^2 over the row;  r = 1 / (sqrt(v) + 1e-10)
 //   update       u = o * r * ||o|| / (||o * r|| + 1e-10) * factor
 //                p -= lr wd p, if `cautious` only where u p >= 0;  p -= lr u
@@ -20,6 +22,7 @@
 //              param, NaN if an element is NaN. `clear` sets it to 0.
 //   x, o       bf16 [count, rows', columns'], the sizes rounded up to multiples of 8, padded with zeros, which the
 //              products keep; aligned to 16 bytes
+//   square     bf16 [count, side, side], aligned to 16 bytes; side and height are multiples of 64
 //   norms      fp32 [count, chunks]: sums of x^2 before it is rounded, of 32,768 elements each
 //   scales     fp32 [count, rows]: r
 //   sums       fp32 [count, blocks, 2]: sums of o^2 and (o r)^2, of 16 rows each
@@ -46,6 +49,7 @@
 #include "surogate/octet.cuh"
 #include "surogate/philox.cuh"
 #include "surogate/reduce.cuh"
+#include "surogate/vec.cuh"
 #include "surogate/words.cuh"
 
 namespace surogate {
@@ -56,6 +60,7 @@ constexpr int threads = 256;
 constexpr int warps = threads / 32;
 constexpr int octets_per_chunk = 4096;
 constexpr int rows_per_block = 16;
+constexpr int mirror_tile = 64;
 constexpr float tiny = 1e-10f;
 
 // Philox streams of the two values of a param, as in the reference.
@@ -242,6 +247,37 @@ __global__ void __launch_bounds__(threads)
         }
         Words<__nv_bfloat16>::nearest(u).store(x, first);
     });
+}
+
+// Copies a tile of a panel, transposed, to the panel of an earlier row.
+__global__ void __launch_bounds__(threads) mirror_kernel(__nv_bfloat16* square, int side, int height) {
+    __shared__ __nv_bfloat16 tile[mirror_tile][mirror_tile + 2];  // columns in different banks
+    constexpr int tile_octets = mirror_tile / octet;
+    const int tiles = side / mirror_tile;
+    const int row = static_cast<int>(blockIdx.x) / tiles * mirror_tile;
+    const int column = static_cast<int>(blockIdx.x) % tiles * mirror_tile;
+    if (row / height <= column / height) {
+        return;
+    }
+    square += static_cast<int64_t>(blockIdx.y) * side * side;
+    for (int i = threadIdx.x; i < mirror_tile * tile_octets; i += threads) {
+        const int r = i / tile_octets, c = i % tile_octets * octet;
+        const auto v = Vec<__nv_bfloat16>::load(square + static_cast<int64_t>(row + r) * side + column + c);
+#pragma unroll
+        for (int j = 0; j < octet; ++j) {
+            tile[r][c + j] = v[j];
+        }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < mirror_tile * tile_octets; i += threads) {
+        const int r = i / tile_octets, c = i % tile_octets * octet;
+        Vec<__nv_bfloat16> v;
+#pragma unroll
+        for (int j = 0; j < octet; ++j) {
+            v[j] = tile[c + j][r];
+        }
+        v.store(square + static_cast<int64_t>(column + r) * side + row + c);
+    }
 }
 
 // The sum of squares of a row of `octets` octets, in every lane of the warp.
@@ -455,6 +491,21 @@ void normuon_normalize(const NormuonBatch& batch, void* x, const void* norms, in
     normalize_kernel<<<grid_of(shape.chunks(), batch), threads, 0, stream>>>(
         shape, static_cast<__nv_bfloat16*>(x), static_cast<const float*>(norms), static_cast<float>(safety),
         static_cast<float>(epsilon));
+    check_launch(op);
+}
+
+void normuon_mirror(void* square, int64_t count, int64_t side, int64_t height, cudaStream_t stream) {
+    check_pointer(square, op, "square", 16);
+    check_positive(count, op, "count");
+    SUROGATE_REQUIRE(count <= 65535, op, "count must be at most 65535, got " + std::to_string(count));
+    check_positive(height, op, "height");
+    SUROGATE_REQUIRE(height % mirror_tile == 0 && side > 0 && side % height == 0, op,
+                     "height must be a multiple of 64 and divide side, got " + std::to_string(height) + " and " +
+                         std::to_string(side));
+    const int64_t tiles = side / mirror_tile;
+    const dim3 grid(static_cast<unsigned>(to_int(tiles * tiles, op, "tiles")), static_cast<unsigned>(count));
+    mirror_kernel<<<grid, threads, 0, stream>>>(static_cast<__nv_bfloat16*>(square), to_int(side, op, "side"),
+                                               static_cast<int>(height));
     check_launch(op);
 }
 

@@ -22,6 +22,8 @@ void normuon_momentum(const NormuonBatch& batch, const void* clip_coef, const vo
 void normuon_normalize(const NormuonBatch& batch, void* x, const void* norms, int64_t norms_size, double safety,
                        double epsilon, cudaStream_t stream);
 
+void normuon_mirror(void* square, int64_t count, int64_t side, int64_t height, cudaStream_t stream);
+
 void normuon_row_moments(const NormuonBatch& batch, const void* clip_coef, const void* o, void* scales,
                          int64_t scales_size, void* sums, int64_t sums_size, double beta2, cudaStream_t stream);
 

@@ -12,6 +12,12 @@ from surogate_core.api import Op
 BATCH_BYTES = 256 << 20
 """Workspace of a batch, unless one matrix needs more. 12 matrices of 1024 x 4096 fit: enough tiles for an H200."""
 
+PANELS = 2
+"""Panels that a symmetric product is computed in, each up to the diagonal: of two, three quarters are computed."""
+
+PANEL_SIDE = 2048
+"""The least side of products in panels. Panels of smaller ones do not fill a GPU with tiles."""
+
 CHUNK = 32768
 """Elements of which a thread block of normuon.cu processes, and sums the squares."""
 
@@ -43,6 +49,11 @@ class Shape:
     def side(self) -> int:
         """Rows, and columns, of the square matrices of the iterations."""
         return min(self.padded)
+
+    @property
+    def panels(self) -> int:
+        """Panels of the symmetric products. Their addresses are multiples of 256 bytes."""
+        return PANELS if self.side >= PANEL_SIDE and self.side % (128 * PANELS) == 0 else 1
 
     @property
     def chunks(self) -> int:
@@ -83,22 +94,78 @@ class Layout:
 
 @dataclass(frozen=True)
 class Product:
-    """D[m,n] = op(A)[m,k] op(B)[k,n], row-major. A transposed operand is stored as [k,m] or [n,k]."""
+    """D[m,n] = op(A)[m,k] op(B)[k,n], row-major, in each matrix of a batch. A transposed operand is stored as [k,m] or
+    [n,k]. Strides are in elements.
+    """
 
     m: int
     n: int
     k: int
     trans_a: bool
     trans_b: bool
+    lda: int
+    ldb: int
+    ldd: int
+    stride_a: int
+    stride_b: int
+    stride_d: int
 
 
-def products(shape: Shape) -> tuple[Product, Product, Product]:
-    """Return the products of an iteration: A = X X^T, A A, and B X; or X^T X, A A, and X B if X has more rows."""
+@dataclass(frozen=True)
+class Panel:
+    """The rows of a product from `first` on, or their columns up to the diagonal."""
+
+    product: Product
+    first: int
+
+    @property
+    def bytes_a(self) -> int:
+        """Bytes from the address of A to the first element that is read."""
+        return 2 * self.first * (1 if self.product.trans_a else self.product.lda)
+
+    @property
+    def bytes_d(self) -> int:
+        return 2 * self.first * self.product.ldd
+
+
+Iteration = tuple[tuple[Panel, ...], tuple[Panel, ...], tuple[Panel, ...]]
+
+
+def iteration(shape: Shape) -> Iteration:
+    """Return the products of an iteration: A = X X^T, A A, and B X; or X^T X, A A, and X B if X has more rows.
+
+    The first two are symmetric: they are computed in `shape.panels`, and mirrored afterwards.
+    """
     (rows, columns), side = shape.padded, shape.side
-    square = Product(side, side, side, False, True)
+    x, square = (columns, shape.elements), (side, side * side)  # row stride and size
+
+    def of(
+        m: int, n: int, k: int, trans: tuple[bool, bool], a: tuple[int, int], b: tuple[int, int], d: tuple[int, int]
+    ) -> Product:
+        return Product(m, n, k, *trans, a[0], b[0], d[0], a[1], b[1], d[1])
+
+    def symmetric(k: int, trans: tuple[bool, bool], a: tuple[int, int]) -> tuple[Panel, ...]:
+        height = side // shape.panels
+        return tuple(
+            Panel(of(height, first + height, k, trans, a, a, square), first) for first in range(0, side, height)
+        )
+
+    squares = symmetric(side, (False, True), square)
     if shape.is_wide:
-        return Product(side, side, columns, False, True), square, Product(side, columns, side, False, False)
-    return Product(side, side, rows, True, False), square, Product(rows, side, side, False, True)
+        last = of(side, columns, side, (False, False), square, x, x)
+        return symmetric(columns, (False, True), x), squares, (Panel(last, 0),)
+    last = of(rows, side, side, (False, True), x, square, x)
+    return symmetric(rows, (True, False), x), squares, (Panel(last, 0),)
+
+
+def flops(shape: Shape) -> int:
+    """Return the floating-point operations of an iteration."""
+    return sum(2 * panel.product.m * panel.product.n * panel.product.k for part in iteration(shape) for panel in part)
+
+
+def traffic(shape: Shape) -> int:
+    """Return the bytes that the products of an iteration read and write if each reads its operands once."""
+    return 2 * (4 * shape.elements + 4 * shape.side**2)
 
 
 def layout(shape: Shape, count: int) -> Layout:

@@ -1,4 +1,4 @@
-"""The compiled `normuon`: for each batch of matrices of equal shape, four element-wise kernels and 15 products.
+"""The compiled `normuon`: for each batch of matrices of equal shape, four element-wise kernels around the products.
 
 Bits do not depend on which params an op has, because neither the element-wise kernels nor the algorithm of a product
 depend on the number of matrices in a batch.
@@ -14,7 +14,7 @@ from surogate_core.api import BindContext, Call, KernelDef, Launch, Op, Support,
 from surogate_core.api.cublaslt import is_timed, library_bytes, selecting
 from surogate_core.dtypes import DTYPES
 
-from .batches import Batch, Layout, Shape, batches, layout, products, workspace_bytes
+from .batches import Batch, Layout, Panel, Shape, batches, iteration, layout, workspace_bytes
 from .iterations import METHODS, Iterations
 from .scaling import factor
 
@@ -64,8 +64,8 @@ def _address(value: Value | None, first: int, pointer: Callable[[Value], int]) -
     return 0 if value is None else pointer(value) + first * DTYPES[value.dtype].bits // 8
 
 
-Gemms = tuple[Any, Any, Any]
-"""The `_C.Gemm`s of the products of an iteration."""
+Gemms = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
+"""A `_C.Gemm` for each panel of the products of an iteration."""
 
 
 @dataclass(frozen=True)
@@ -89,28 +89,37 @@ class _Scratch:
         return (x, x, 0, at.a), (at.a, at.a, at.a, at.b), (*last, x, y)
 
 
+def _addresses(panel: Panel, operands: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    a, b, c, d = operands
+    return a + panel.bytes_a, b, c and c + panel.bytes_d, d + panel.bytes_d
+
+
 def _gemms(ctx: BindContext, scratch: _Scratch) -> Gemms:
     """Return the products, timed in the workspace."""
     from . import _C
 
     bf16, timed = DTYPES["bf16"].code, is_timed(ctx.target)
+
+    def bound(panel: Panel, operands: tuple[int, int, int, int]) -> Any:
+        return _C.Gemm(
+            *(_addresses(panel, operands) if timed else (0, 0, 0, 0)),
+            *(0, 0, 0),  # no bias and no scales
+            scratch.library,
+            **asdict(panel.product),
+            dtype_a=bf16,
+            dtype_b=bf16,
+            dtype_d=bf16,
+            accumulate=operands[2] != 0,
+            batch=scratch.count,
+            library_bytes=library_bytes(ctx.target),
+            stream=ctx.stream,
+        )
+
     operands = scratch.operands(scratch.at.x, scratch.at.y)
     with selecting(ctx, _C):
         first, second, third = (
-            _C.Gemm(
-                *(addresses if timed else (0, 0, 0, 0)),
-                *(0, 0, 0),  # no bias and no scales
-                scratch.library,
-                **asdict(product),
-                dtype_a=bf16,
-                dtype_b=bf16,
-                dtype_d=bf16,
-                accumulate=addresses[2] != 0,
-                batch=scratch.count,
-                library_bytes=library_bytes(ctx.target),
-                stream=ctx.stream,
-            )
-            for product, addresses in zip(products(scratch.shape), operands, strict=True)
+            tuple(bound(panel, addresses) for panel in panels)
+            for panels, addresses in zip(iteration(scratch.shape), operands, strict=True)
         )
     return first, second, third
 
@@ -120,12 +129,20 @@ def _orthogonalize(ctx: BindContext, scratch: _Scratch, gemms: Gemms, method: It
 
     A = X X^T; B = b A + c A A; Y = a X + B X
     """
+    from . import _C
+
     calls: list[Call] = []
-    x, y = scratch.at.x, scratch.at.y
+    at, shape = scratch.at, scratch.shape
+    x, y = at.x, at.y
     for a, b, c in method.coefficients:
-        factors = ((1.0, 0.0), (c, b), (1.0, a))
-        for gemm, operands, (alpha, beta) in zip(gemms, scratch.operands(x, y), factors, strict=True):
-            calls.append(ctx.call(gemm.run_scaled, *operands, scratch.library, alpha, beta))
+        factors, results = ((1.0, 0.0), (c, b), (1.0, a)), (at.a, at.b, y)
+        parts = zip(iteration(shape), gemms, scratch.operands(x, y), factors, results, strict=True)
+        for panels, bound, operands, (alpha, beta), result in parts:
+            for panel, gemm in zip(panels, bound, strict=True):
+                addresses = _addresses(panel, operands)
+                calls.append(ctx.call(gemm.run_scaled, *addresses, scratch.library, alpha, beta))
+            if len(panels) > 1:
+                calls.append(ctx.call(_C.mirror, result, scratch.count, shape.side, shape.side // shape.panels))
         x, y = y, x
     return calls, x
 
@@ -141,12 +158,12 @@ def _update(op: Op, ctx: BindContext, batch: Batch, scratch: _Scratch, gemms: Ge
     matrices = (ctx.table(table(op, batch, ctx.pointer)), count, shape.rows, shape.columns)
     norms = (at.norms, count * shape.chunks)
     rows = (at.scales, count * shape.rows, at.sums, 2 * count * shape.row_blocks)
-    products_, o = _orthogonalize(ctx, scratch, gemms, method)
+    products, o = _orthogonalize(ctx, scratch, gemms, method)
     sizes = (attrs["weight_decay"], attrs["cautious"], *factor(shape.rows, shape.columns, attrs["lr_scale"]))
     return [
         ctx.call(_C.momentum, *matrices, clip_coef, step, seed, at.x, *norms, attrs["momentum"], grad, momentum),
         ctx.call(_C.normalize, *matrices, at.x, *norms, method.safety, method.epsilon),
-        *products_,
+        *products,
         ctx.call(_C.row_moments, *matrices, clip_coef, o, *rows, attrs["beta2"]),
         ctx.call(_C.update, *matrices, clip_coef, lr, step, seed, o, *rows, *sizes, master, copy),
     ]

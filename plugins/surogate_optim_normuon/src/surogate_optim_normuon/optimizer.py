@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from surogate_core.api import Init, Op, OpDef, OptimizerDef, OutSpec, ParamGrad, UpdateContext, Value
 
+from . import batches
 from .iterations import METHODS
 
 
@@ -126,12 +127,13 @@ def infer(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
 
 
 def flops(op: Op) -> int:
-    return sum(METHODS[op.attrs["method"]].flops(*shape) for shape in _matrices(op))
+    """Return those of the products of bf16 matrices, of which symmetric ones are computed in part."""
+    return len(METHODS[op.attrs["method"]].coefficients) * sum(map(batches.flops, _shapes(op)))
 
 
 def traffic(op: Op) -> int:
     """Return the bytes of the products. They take less time than the arithmetic."""
-    return sum(METHODS[op.attrs["method"]].traffic(*shape) for shape in _matrices(op))
+    return len(METHODS[op.attrs["method"]].coefficients) * sum(map(batches.traffic, _shapes(op)))
 
 
 def passes(op: Op) -> int:
@@ -143,12 +145,12 @@ def passes(op: Op) -> int:
     return sum(v.nbytes for v in (*op.ins, *op.outs)) + 2 * 5 * sum(grad.size for grad in grads)
 
 
-def _matrices(op: Op) -> Iterator[tuple[int, int]]:
-    """Yield rows and columns of each logical matrix."""
+def _shapes(op: Op) -> Iterator[batches.Shape]:
+    """Yield the shape of each logical matrix."""
     grads = op.ins[4 : 4 + op.attrs["n"]]
     for grad, parts in zip(grads, op.attrs["rows"], strict=True):
         for rows in parts:
-            yield rows, grad.shape[1]
+            yield batches.Shape(rows, grad.shape[1])
 
 
 NORMUON_OP = OpDef(

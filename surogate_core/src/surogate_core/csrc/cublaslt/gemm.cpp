@@ -26,9 +26,10 @@ double flops(const GemmShape& s) {
            static_cast<double>(products(s));
 }
 
-// Fills a stored matrix with random numbers, gaps between its rows included; all matrices of a batch.
-void randomize(void* matrix, int64_t rows, int64_t cols, int64_t ld, int64_t count, int dtype, cudaStream_t stream) {
-    random_normal(matrix, (count * rows - 1) * ld + cols, dtype, stream);
+// Fills `count` stored matrices with random numbers, gaps between them and between their rows included.
+void randomize(void* matrix, int64_t rows, int64_t cols, int64_t ld, int64_t count, int64_t stride, int dtype,
+               cudaStream_t stream) {
+    random_normal(matrix, (count - 1) * stride + (rows - 1) * ld + cols, dtype, stream);
 }
 
 // Writes the scale with which random numbers of `dtype` have deviation 1.
@@ -95,9 +96,9 @@ struct Gemm::Impl {
     }
 
     void set_batches(int64_t count) const {
-        set_batch(a, count, stride_a(shape));
-        set_batch(b, count, stride_b(shape));
-        set_batch(d, count, stride_d(shape));
+        set_batch(a, count, shape.stride_a);
+        set_batch(b, count, shape.stride_b);
+        set_batch(d, count, shape.stride_d);
     }
 
     void set_pointers(const GemmBuffers& buffers) const {
@@ -200,11 +201,13 @@ struct Gemm::Impl {
     // Planned buffers are zero when ops are bound. Products of zeros take less power, and algorithms rank differently.
     void randomize_operands(const GemmBuffers& buffers, cudaStream_t stream) const {
         const int64_t count = products(shape);
-        randomize(buffers.a, stored_rows_a(shape), stored_a(shape), shape.lda, count, shape.dtype_a, stream);
-        randomize(buffers.b, stored_rows_b(shape), stored_b(shape), shape.ldb, count, shape.dtype_b, stream);
+        randomize(buffers.a, stored_rows_a(shape), stored_a(shape), shape.lda, count, shape.stride_a, shape.dtype_a,
+                  stream);
+        randomize(buffers.b, stored_rows_b(shape), stored_b(shape), shape.ldb, count, shape.stride_b, shape.dtype_b,
+                  stream);
         if (shape.accumulate) {  // D grows by one product a launch, which stays far from the largest bf16
             void* c = buffers.c != nullptr ? buffers.c : buffers.d;
-            randomize(c, shape.m, shape.n, shape.ldd, count, shape.dtype_d, stream);
+            randomize(c, shape.m, shape.n, shape.ldd, count, shape.stride_d, shape.dtype_d, stream);
         }
         if (shape.scaling == GemmScaling::Tensor) {
             set_random_scale(buffers.scale_a, shape.dtype_a, stream);

@@ -47,9 +47,6 @@ int64_t stored_a(const GemmShape& s) { return s.trans_a ? s.m : s.k; }
 int64_t stored_b(const GemmShape& s) { return s.trans_b ? s.k : s.n; }
 int64_t stored_rows_a(const GemmShape& s) { return s.trans_a ? s.k : s.m; }
 int64_t stored_rows_b(const GemmShape& s) { return s.trans_b ? s.n : s.k; }
-int64_t stride_a(const GemmShape& s) { return stored_rows_a(s) * s.lda; }
-int64_t stride_b(const GemmShape& s) { return stored_rows_b(s) * s.ldb; }
-int64_t stride_d(const GemmShape& s) { return s.m * s.ldd; }
 
 GemmShape checked(GemmShape s) {
     check_positive(s.m, op_name, "m");
@@ -67,6 +64,11 @@ GemmShape checked(GemmShape s) {
     check_dtypes(s);
     SUROGATE_REQUIRE(s.batch >= 0, op_name, "batch must not be negative, got " + std::to_string(s.batch));
     to_int(s.batch, op_name, "batch");
+    s.stride_a = s.stride_a == 0 ? stored_rows_a(s) * s.lda : s.stride_a;
+    s.stride_b = s.stride_b == 0 ? stored_rows_b(s) * s.ldb : s.stride_b;
+    s.stride_d = s.stride_d == 0 ? s.m * s.ldd : s.stride_d;
+    SUROGATE_REQUIRE(s.stride_a > 0 && s.stride_b > 0 && s.stride_d > (s.m - 1) * s.ldd, op_name,
+                     "strides must be positive, and results of a batch must not overlap");
     SUROGATE_REQUIRE(s.batch == 0 || (!s.has_bias && s.scaling == GemmScaling::None), op_name,
                      "a batch has no bias and no scales");
     if (s.scaling == GemmScaling::Tensor) {

@@ -17,11 +17,6 @@ int64_t stored_b(const GemmShape& shape);
 int64_t stored_rows_a(const GemmShape& shape);
 int64_t stored_rows_b(const GemmShape& shape);
 
-// Elements from the first of a matrix to that of the next one in a batch.
-int64_t stride_a(const GemmShape& shape);
-int64_t stride_b(const GemmShape& shape);
-int64_t stride_d(const GemmShape& shape);
-
 // Returns sizes, dtypes, strides, alignments and workspace in one line: what the choice of an algorithm depends on.
 std::string describe_shape(const GemmShape& shape);
 

@@ -24,9 +24,8 @@
 // one or two kernels and at most one small memset, and neither allocates nor synchronizes, so it can be captured. Only
 // one stream may use the workspace at a time.
 //
-// A batch is `batch` products of one shape by one kernel; the matrices of each operand lie one after the other. Products
-// that differ in `batch` alone share their algorithm, which does not split k. So the bits of a result do not depend on
-// the batch it is computed in.
+// A batch is `batch` products of one shape by one kernel. Products that differ in `batch` and in strides of the batch alone
+// share their algorithm, which does not split k. So the bits of a result do not depend on the batch it is computed in.
 //
 // Reproducibility: an algorithm gives bit-identical results in every run; different algorithms give different results.
 // Within a module, products with the same description share one algorithm, separately for timed and untimed ones.
@@ -59,6 +58,7 @@ struct GemmShape {
     int dtype_bias;
     bool accumulate;        // + C
     int64_t batch;          // 0: not a batch
+    int64_t stride_a, stride_b, stride_d;  // elements from a matrix of the batch to the next; 0: contiguous
     GemmScaling scaling;    // Tensor for FP8 operands, None for others
     bool fast;              // fast accumulation, for FP8 operands
     int64_t library_bytes;  // workspace of cuBLASLt, a multiple of 256
