@@ -33,11 +33,14 @@
 // an order that depends on rows and columns alone, so bits do not depend on the batch or on timing.
 //
 // Bytes moved per element: momentum 14 with fp32 throughout, 8 with bf16 throughout; normalize 4; row_moments 2; update 10
-// or 6, and 2 or 4 with a copy. That is 30 or 20. FLOPs of the products, with m <= n: 5 (4 m^2 n + 2 m^3).
-// Qwen3-8B has 6.95e9 elements in matrices of its blocks: 208 or 139 GB, 49 or 33 ms at 4.26 TB/s, and 675 TFLOP, 0.96 s
-// at the 700 TFLOP/s of a plain product under the power limit (4096 x 12288, of which there are 108: 4.81 TFLOP each;
-// 4096 x 4096, 72: 2.06; 1024 x 4096, 72: 0.097). A step of 32,768 tokens has 1,610 TFLOP, 2.3 s, so this is 30 % of it; of
-// a step of half a million tokens, 2.7 %. Not measured yet.
+// or 6, and 2 or 4 with a copy. That is 30 or 20. FLOPs of the products, with m <= n: 5 (4 m^2 n + 2 m^3); with the
+// symmetric ones in two panels, 5 (3.5 m^2 n + 1.5 m^3).
+// Qwen3-8B has 6.95e9 elements in matrices of its blocks: 208 or 139 GB, 49 or 33 ms at 4.26 TB/s. Its products have 675
+// TFLOP, in panels 576, 0.82 s at the 700 TFLOP/s of a plain product under the power limit (4096 x 12288, of which there
+// are 108: 4.12 TFLOP each; 4096 x 4096, 72: 1.72; 1024 x 4096, 72: 0.097, not in panels). A step of 32,768 tokens has
+// 1,610 TFLOP, 2.3 s, so this is a quarter of the sum; of half a million tokens, 2 %. Qwen3-0.6B: 11 TFLOP, 16 ms, and 2 to
+// 3 ms of bytes. Mirroring moves 2 m^2 bytes a product, 17 MB for m = 4096: 1 % of the time of the products. Not measured
+// yet.
 #include <cuda_bf16.h>
 
 #include <cmath>

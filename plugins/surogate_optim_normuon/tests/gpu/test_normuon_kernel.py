@@ -127,8 +127,12 @@ ORTHOGONALIZED = reference.orthogonalized
 
 
 @pytest.mark.parametrize("method", list(METHODS))
-@pytest.mark.parametrize("shape", [(256, 1024), (1024, 256), (512, 512), (200, 1000), (333, 77)], ids=str)
-@pytest.mark.parametrize("panels", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("shape", "panels"),
+    [((200, 1000), 1), ((333, 77), 1), ((512, 512), 1), ((512, 512), 4)]
+    + [(shape, panels) for shape in ((256, 1024), (1024, 256)) for panels in (1, 2)],
+    ids=str,
+)
 def test_an_update_is_as_near_to_fp64_as_bf16_products_allow(
     method: str, shape: tuple[int, int], panels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,8 +141,6 @@ def test_an_update_is_as_near_to_fp64_as_bf16_products_allow(
     The limit is 1.25 times the error of torch in the same dtypes, about 1 %. Kernel and torch add in different orders,
     so elements are rounded differently, but the errors of thousands of elements have nearly the same norm.
     """
-    if panels > 1 and Shape(*shape).side % (128 * panels):
-        pytest.skip("the side is not a multiple of 128 in each panel")
     monkeypatch.setattr(planned, "PANELS", panels)
     monkeypatch.setattr(planned, "PANEL_SIDE", 256)
     update = Update([((shape[0],), shape[1])], lr=1.0, method=method, lr_scale="spectral")
