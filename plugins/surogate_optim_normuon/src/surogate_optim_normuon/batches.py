@@ -19,10 +19,10 @@ PANEL_SIDE = 2048
 """The least side of products in panels. Panels of smaller ones do not fill a GPU with tiles."""
 
 CHUNK = 32768
-"""Elements of which a thread block of normuon.cu processes, and sums the squares."""
+"""Elements that a thread block of normuon.cu processes."""
 
 ROWS = 16
-"""Rows of which a thread block computes the second moments."""
+"""Rows whose second moments a thread block of normuon.cu computes."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Panel:
-    """The rows of a product from `first` on, or their columns up to the diagonal."""
+    """Rows of a product from row `first` on: of a symmetric one, their columns up to the diagonal."""
 
     product: Product
     first: int
@@ -125,6 +125,7 @@ class Panel:
 
     @property
     def bytes_d(self) -> int:
+        """Bytes from the address of D to the first element that is written."""
         return 2 * self.first * self.product.ldd
 
 
@@ -169,6 +170,7 @@ def traffic(shape: Shape) -> int:
 
 
 def layout(shape: Shape, count: int) -> Layout:
+    """Return the layout of the workspace for a batch of `count` matrices."""
     x, square = 2 * count * shape.elements, 2 * count * shape.side**2
     vectors = (4 * count * size for size in (shape.chunks, shape.rows, 2 * shape.row_blocks))
     sizes = (x, x, square, square, *vectors)

@@ -35,6 +35,7 @@ class Columns:
 
 
 def columns(op: Op) -> Columns:
+    """Return the values of an op by their meaning."""
     n, copied, measured = op.attrs["n"], op.attrs["copied"], op.attrs["measured"]
     extra = op.outs[3 * n :]
     copies = dict(zip(copied, extra[: len(copied)], strict=True))

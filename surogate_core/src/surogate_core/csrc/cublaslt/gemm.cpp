@@ -157,8 +157,8 @@ struct Gemm::Impl {
     }
 
     std::vector<cublasLtMatmulAlgo_t> candidates(bool timed) const {
-        // Every batch must be able to use the algorithm, so those for a single product are not asked for. The first one
-        // of the heuristic must not depend on the batch.
+        // Batches of all sizes share the algorithm. With a count of 2 or more, the heuristic returns only algorithms that
+        // support batches. Without timing its first one is used, so that count must not depend on the batch.
         if (shape.batch > 0) {
             set_batches(timed ? std::max<int64_t>(shape.batch, 2) : 2);
         }

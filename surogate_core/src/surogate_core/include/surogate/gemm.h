@@ -24,8 +24,8 @@
 // one or two kernels and at most one small memset, and neither allocates nor synchronizes, so it can be captured. Only
 // one stream may use the workspace at a time.
 //
-// A batch is `batch` products of one shape by one kernel. Products that differ in `batch` and in strides of the batch alone
-// share their algorithm, which does not split k. So the bits of a result do not depend on the batch it is computed in.
+// A batch is `batch` products of one shape by one kernel. Products that differ only in `batch` and in the strides of a
+// batch share one algorithm, which does not split k. So the bits of a result do not depend on the size of the batch.
 //
 // Reproducibility: an algorithm gives bit-identical results in every run; different algorithms give different results.
 // Within a module, products with the same description share one algorithm, separately for timed and untimed ones.
