@@ -30,6 +30,7 @@ declare -A tests=(
     [rope]="surogate_models/tests/gpu/test_rope.py"
     [adamw]="plugins/surogate_optim_adamw/tests/gpu/test_adamw_kernel.py"
     [adamw_8bit]="plugins/surogate_optim_adamw_8bit/tests/gpu/test_adamw_8bit_kernel.py"
+    [normuon]="plugins/surogate_optim_normuon/tests/gpu"
     [lora]="plugins/surogate_lora/tests/gpu"
     [fp8]="surogate_recipes_fp8/tests/gpu/test_quantizers.py surogate_recipes_fp8/tests/gpu/test_norms.py surogate_recipes_fp8/tests/gpu/test_scales.py"
 )
@@ -37,7 +38,8 @@ parts=("$@")
 [ $# -gt 0 ] || parts=(control rope adamw adamw_8bit lora fp8 reductions elementwise loss norms attention)
 # Under racecheck 2025.3.1, kernels of cuBLASLt fail with an illegal address ("failed to handle a hardware exception"),
 # but not natively or under memcheck. The parts head and gemm launch no kernels of surogate that other parts do not test.
-[ $# -gt 0 ] || [ "$tool" = racecheck ] || parts+=(head gemm)
+# The element-wise kernels of normuon share no memory but in reductions that other parts test.
+[ $# -gt 0 ] || [ "$tool" = racecheck ] || parts+=(head gemm normuon)
 sanitize=(compute-sanitizer --tool "$tool" --target-processes all --kernel-regex kns=surogate
     --print-limit 20 --error-exitcode 9)
 case $tool in

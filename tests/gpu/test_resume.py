@@ -21,7 +21,11 @@ def steps(output: Path) -> list[tuple[int, float, float]]:
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
-@pytest.mark.parametrize("precision", [{"model_dtype": "fp32"}, MASTERS, FP8], ids=["fp32", "masters", "fp8"])
+@pytest.mark.parametrize(
+    "precision",
+    [{"model_dtype": "fp32"}, MASTERS, FP8, MASTERS | {"optimizer": "normuon"}],
+    ids=["fp32", "masters", "fp8", "normuon"],
+)
 def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(
     tmp_path: Path, gpus: int, precision: dict[str, Any]
 ) -> None:

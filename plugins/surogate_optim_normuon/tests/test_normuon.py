@@ -15,12 +15,14 @@ from torch import Tensor
 
 from surogate_core.api import PrecisionRequest, Target
 from surogate_core.machine.devices import device
+from surogate_core.memory.cost import op_cost
 from surogate_core.planning.update_groups import by_block
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.runtime.initialise import initialise
 from surogate_optim_normuon.iterations import METHODS
-from surogate_optim_normuon.optimizer import NORMUON, NORMUON_OP, NorMuonOptions
-from surogate_optim_normuon.reference import factor, normuon, orthogonalized
+from surogate_optim_normuon.optimizer import NORMUON, NORMUON_OP, NorMuonOptions, flops, passes, traffic
+from surogate_optim_normuon.reference import normuon, orthogonalized
+from surogate_optim_normuon.scaling import factor
 
 VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text())
 CONFIG = harness.tiny_config(vocab_size=61, hidden_size=24, intermediate_size=40, num_hidden_layers=2, head_dim=8)
@@ -137,8 +139,8 @@ def test_match_adamw_gives_updates_of_rms_02_and_paper_the_same(shape: tuple[int
     for lr_scale, allowed in (("match_adamw", 0.1), ("paper", 1e-4)):
         rms = stepped(torch.zeros(shape), g, lr=1.0, lr_scale=lr_scale)[0].square().mean().sqrt()
         assert abs(float(rms) / 0.2 - 1) < allowed, lr_scale
-    assert factor(128, 32, 1.0, "spectral") == 2.0 and factor(32, 128, 1.0, "spectral") == 1.0
-    assert factor(32, 128, 1.0, "match_adamw") == 0.2 * sqrt(128)
+    assert factor(128, 32, "spectral") == (2.0, False) and factor(32, 128, "spectral") == (1.0, False)
+    assert factor(32, 128, "match_adamw") == (0.2 * sqrt(128), False)
 
 
 def test_cautious_decay_applies_where_the_update_goes_the_same_way() -> None:
@@ -232,7 +234,21 @@ def test_an_update_by_block_gives_the_same_bits_as_one_of_all_params(
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
-def test_no_kernel_serves_it_on_a_gpu_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So a run on a GPU is refused, unless the user allows references."""
+def test_its_time_is_that_of_products_in_bf16_and_of_the_bytes_of_element_wise_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """fp32 throughout: per element 4 bytes of the gradient, 16 of master and momentum, 10 of the products' operand."""
     (op,) = [op for op in model(monkeypatch).assembly.programs["update"].ops if op.kind == "normuon"]
-    assert load_registry().kernel_for(op, Target(device("h200")), "bf16").kernel is None
+    gpu, n = device("h200"), op.attrs["n"]
+    elements = sum(grad.size for grad in op.ins[4 : 4 + n])
+    rows = sum(v.size for v in op.ins[4 + 3 * n :])
+    assert passes(op) == 30 * elements + 8 * rows + sum(v.nbytes for v in op.ins[:4])
+    products = max(flops(op) / gpu.flops["bf16"], traffic(op) / gpu.bandwidth)
+    assert op_cost(op, NORMUON_OP, gpu).seconds == gpu.launch_seconds + products + passes(op) / gpu.bandwidth
+
+
+@pytest.mark.parametrize("target", ["h200", "cpu"])
+def test_a_kernel_serves_it_on_a_gpu(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    (op,) = [op for op in model(monkeypatch).assembly.programs["update"].ops if op.kind == "normuon"]
+    kernel = load_registry().kernel_for(op, Target(device(target)), "bf16").kernel
+    assert (kernel is not None) == (target == "h200")

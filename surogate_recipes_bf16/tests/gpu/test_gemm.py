@@ -208,3 +208,52 @@ def test_errors_name_the_invalid_argument() -> None:
         launch(*arguments[:2], arguments[3] + 2, *arguments[3:])
     with pytest.raises(ValueError, match="gemm: a must be aligned"):
         launch(arguments[0] + 2, *arguments[1:])
+
+
+@pytest.mark.parametrize(("trans_a", "trans_b"), [(False, False), (False, True), (True, False)])
+@pytest.mark.parametrize("shape", cases([(64, 96, 128)], more=[(512, 1024, 256)]), ids=str)
+def test_products_of_a_batch_have_the_bits_of_any_other_batch_and_are_scaled(
+    shape: tuple[int, int, int], trans_a: bool, trans_b: bool
+) -> None:
+    """alpha a b + beta c matches fp64 within a unit of bf16, and the error of a sum of k terms in fp32."""
+    m, n, k = shape
+    alpha, beta = 0.75, -2.5
+    a, b, c = (torch.randn(5, *s, device="cuda").bfloat16() for s in ((m, k), (k, n), (m, n)))
+    stored = (a.mT.contiguous() if trans_a else a, b.mT.contiguous() if trans_b else b, c)
+    whole = batched(*stored, shape, trans_a, trans_b, alpha, beta)
+    truth = alpha * a.double() @ b.double() + beta * c.double()
+    magnitude = alpha * a.double().abs() @ b.double().abs() + abs(beta) * c.double().abs()
+    assert_close(whole, truth, torch.bfloat16, k, magnitude)
+    for part in (slice(0, 1), slice(1, 3)):
+        some = batched(*(x[part].clone() for x in stored), shape, trans_a, trans_b, alpha, beta)
+        assert same_bits(some, whole[part])
+
+
+def batched(
+    a: Tensor, b: Tensor, c: Tensor, shape: tuple[int, int, int], trans_a: bool, trans_b: bool, *factors: float
+) -> Tensor:
+    """Return alpha a b + beta c of each matrix of a batch."""
+    from surogate_recipes_bf16 import _C
+
+    (m, n, k), bf16, stream = shape, DTYPES["bf16"].code, torch.cuda.current_stream().cuda_stream
+    operands = [guarded(x.shape, torch.bfloat16) for x in (a, b, c, c)]
+    scratch = guarded((32 << 20,), torch.uint8)
+    addresses = [x.pointer for x in operands]
+    gemm = _C.Gemm(
+        *(*addresses, 0, 0, 0, scratch.pointer),
+        **{"m": m, "n": n, "k": k, "trans_a": trans_a, "trans_b": trans_b},
+        **{"dtype_a": bf16, "dtype_b": bf16, "dtype_d": bf16},
+        accumulate=True,
+        batch=len(a),
+        library_bytes=32 << 20,
+        stream=stream,
+    )
+    assert " batched " in gemm.describe()
+    for operand, x in zip(operands, (a, b, c), strict=False):
+        operand.tensor.copy_(x)
+    operands[3].poison()
+    gemm.run_scaled(*addresses, scratch.pointer, *factors, stream)
+    torch.cuda.synchronize()
+    for operand in (*operands, scratch):
+        operand.check()
+    return operands[3].tensor

@@ -1,4 +1,4 @@
-"""The iterations that orthogonalize a matrix: their coefficients and their cost. No torch here.
+"""The iterations that orthogonalize a matrix. No torch here.
 
 X is transposed if it has more rows than columns, and divided by `safety * ||X|| + epsilon` (Frobenius norm). Then, for
 each (a, b, c): A = X X^T; B = b A + c A A; X = a X + B X. The singular values of X approach 1.
@@ -17,11 +17,6 @@ class Iterations:
     coefficients: tuple[tuple[float, float, float], ...]
     safety: float
     epsilon: float
-
-    def flops(self, rows: int, columns: int) -> int:
-        """Return the floating-point operations for one matrix: three products an iteration."""
-        m, n = min(rows, columns), max(rows, columns)
-        return len(self.coefficients) * (4 * m * m * n + 2 * m * m * m)
 
 
 METHODS: Mapping[str, Iterations] = {

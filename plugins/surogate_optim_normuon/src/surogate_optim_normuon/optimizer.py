@@ -5,7 +5,7 @@ A kernel of `normuon` can batch the products of all matrices of equal shape, bec
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 from zlib import crc32
 
@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from surogate_core.api import Init, Op, OpDef, OptimizerDef, OutSpec, ParamGrad, UpdateContext, Value
 
+from . import batches
 from .iterations import METHODS
 
 
@@ -126,12 +127,30 @@ def infer(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
 
 
 def flops(op: Op) -> int:
-    iterations, n = METHODS[op.attrs["method"]], op.attrs["n"]
-    return sum(
-        iterations.flops(rows, grad.shape[1])
-        for grad, parts in zip(op.ins[4 : 4 + n], op.attrs["rows"], strict=True)
-        for rows in parts
-    )
+    """Return those of the products of bf16 matrices, of which symmetric ones are computed in part."""
+    return len(METHODS[op.attrs["method"]].coefficients) * sum(map(batches.flops, _shapes(op)))
+
+
+def traffic(op: Op) -> int:
+    """Return the bytes of the products. They take less time than the arithmetic."""
+    return len(METHODS[op.attrs["method"]].coefficients) * sum(map(batches.traffic, _shapes(op)))
+
+
+def passes(op: Op) -> int:
+    """Return the bytes of the element-wise kernels: every value once, and the bf16 matrices of the products five times.
+
+    Their kernels write these matrices, read and write them to normalize, and read them for the rows and for the update.
+    """
+    grads = op.ins[4 : 4 + op.attrs["n"]]
+    return sum(v.nbytes for v in (*op.ins, *op.outs)) + 2 * 5 * sum(grad.size for grad in grads)
+
+
+def _shapes(op: Op) -> Iterator[batches.Shape]:
+    """Yield the shape of each logical matrix."""
+    grads = op.ins[4 : 4 + op.attrs["n"]]
+    for grad, parts in zip(grads, op.attrs["rows"], strict=True):
+        for rows in parts:
+            yield batches.Shape(rows, grad.shape[1])
 
 
 NORMUON_OP = OpDef(
@@ -139,6 +158,8 @@ NORMUON_OP = OpDef(
     infer=infer,
     reference="surogate_optim_normuon.reference:normuon",
     flops=flops,
+    traffic=traffic,
+    passes=passes,
     math=lambda op: "bf16",
 )
 

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 
 import pluggy
 
-from surogate_core.api import OpDef, OptimizerDef
+from surogate_core.api import Finding, KernelDef, OpDef, OptimizerDef, SystemInfo
+from surogate_core.api.compiled import diagnose, of_module
 
+from .kernels import KERNELS
 from .optimizer import NORMUON, NORMUON_OP
 
 SUROGATE_API = 0
@@ -22,3 +24,13 @@ def surogate_ops() -> Iterable[OpDef]:
 @hookimpl
 def surogate_optimizers() -> Iterable[OptimizerDef]:
     return [NORMUON]
+
+
+@hookimpl
+def surogate_kernels() -> Iterable[KernelDef]:
+    return of_module("surogate_optim_normuon._C", KERNELS)
+
+
+@hookimpl
+def surogate_diagnose(system: SystemInfo) -> Iterable[Finding]:
+    return diagnose("surogate_optim_normuon", system)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite, sqrt
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from surogate_core.reference.ops import up
 from surogate_core.reference.rounding import TORCH_DTYPES, store
 
 from .iterations import METHODS, Iterations
+from .scaling import factor
 
 # Philox streams of the two values of a param that may be rounded, combined with the param's own stream.
 _MASTER, _MOMENTUM = 0, 0x9E3779B9
@@ -42,7 +43,7 @@ def normuon(
 
     g = clip_coef * grad; m = b1 m + (1 - b1) g; u = (1 - b1) g + b1 m; and of each matrix:
     O = orthogonalized u; v = b2 v + (1 - b2) mean of O^2 over columns; O' = O / (sqrt(v) + 1e-10), scaled to the norm
-    of O; p -= lr wd p, if `cautious` only where O' p >= 0; p -= lr * factor * O' (see `factor`).
+    of O; p -= lr wd p, if `cautious` only where O' p >= 0; p -= lr * factor * O' (scaling.py).
     Arithmetic is fp32; a kernel may round the products of the iterations to bf16. bf16 masters and momenta are stored
     with stochastic rounding. Nothing changes if `clip_coef` is not finite.
 
@@ -62,7 +63,7 @@ def normuon(
                 _row_normalized(orthogonalized(part, METHODS[method]), v, beta2)
                 for part, v in zip(u.split(list(rows[i])), variances[i].split(list(rows[i])), strict=True)
             ]
-            o = torch.cat([o * factor(o.shape[0], o.shape[1], float(norm), lr_scale) for o, norm, _ in updates])
+            o = torch.cat([o * _size(o, norm, lr_scale) for o, norm, _ in updates])
             decay = p * weight_decay * ((o * p) >= 0) if cautious else p * weight_decay
             p = p - rate * decay - rate * o
             kept = (
@@ -95,15 +96,6 @@ def _row_normalized(o: Tensor, v: Tensor, beta2: float) -> tuple[Tensor, Tensor,
     return scaled * (norm / (scaled.norm() + 1e-10)), norm, v
 
 
-def factor(rows: int, columns: int, norm: float, lr_scale: str) -> float:
-    """Return what the update of a matrix is multiplied by, apart from the learning rate.
-
-    match_adamw  0.2 sqrt(max(rows, columns)): elements of rms 0.2, as AdamW's, so its learning rate fits
-    spectral     sqrt(max(1, rows / columns)): for learning rates near 0.02
-    paper        0.2 sqrt(rows columns) / norm: elements of rms 0.2 whatever the norm of the orthogonalized matrix
-    """
-    if lr_scale == "match_adamw":
-        return 0.2 * sqrt(max(rows, columns))
-    if lr_scale == "spectral":
-        return sqrt(max(1.0, rows / columns))
-    return 0.2 * sqrt(rows * columns) / (norm + 1e-10)
+def _size(o: Tensor, norm: Tensor, lr_scale: str) -> float:
+    constant, divided = factor(o.shape[0], o.shape[1], lr_scale)
+    return constant / (float(norm) + 1e-10) if divided else constant

@@ -42,7 +42,8 @@ void bind_gemm(nb::module_& m) {
             "__init__",
             [](Gemm* self, uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t bias, uintptr_t scale_a,
                uintptr_t scale_b, uintptr_t workspace, int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b,
-               int dtype_a, int dtype_b, int dtype_d, int dtype_bias, bool accumulate, bool fast, int64_t library_bytes,
+               int dtype_a, int dtype_b, int dtype_d, int dtype_bias, bool accumulate, bool fast, int64_t lda, int64_t ldb,
+               int64_t ldd, int64_t batch, int64_t stride_a, int64_t stride_b, int64_t stride_d, int64_t library_bytes,
                uintptr_t stream) {
                 surogate::GemmShape shape{};
                 shape.m = m;
@@ -58,6 +59,13 @@ void bind_gemm(nb::module_& m) {
                 shape.accumulate = accumulate;
                 shape.scaling = scale_a != 0 ? surogate::GemmScaling::Tensor : surogate::GemmScaling::None;
                 shape.fast = fast;
+                shape.lda = lda;
+                shape.ldb = ldb;
+                shape.ldd = ldd;
+                shape.batch = batch;
+                shape.stride_a = stride_a;
+                shape.stride_b = stride_b;
+                shape.stride_d = stride_d;
                 shape.library_bytes = library_bytes;
                 shape.alignment_a = shape.alignment_b = shape.alignment_d = surogate::workspace_alignment;
                 new (self) Gemm(shape, buffers_of(a, b, c, d, bias, scale_a, scale_b, workspace),
@@ -67,7 +75,8 @@ void bind_gemm(nb::module_& m) {
             nb::arg("scale_b"), nb::arg("workspace"), nb::kw_only(), nb::arg("m"), nb::arg("n"), nb::arg("k"),
             nb::arg("trans_a") = false, nb::arg("trans_b") = false, nb::arg("dtype_a"), nb::arg("dtype_b"),
             nb::arg("dtype_d"), nb::arg("dtype_bias") = -1, nb::arg("accumulate") = false, nb::arg("fast") = false,
-            nb::arg("library_bytes"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>(),
+            nb::arg("lda") = 0, nb::arg("ldb") = 0, nb::arg("ldd") = 0, nb::arg("batch") = 0, nb::arg("stride_a") = 0,
+            nb::arg("stride_b") = 0, nb::arg("stride_d") = 0, nb::arg("library_bytes"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>(),
             "Select an algorithm, timed on these buffers; a, b, c, d, the scales and the workspace are overwritten. "
             "Nothing is timed if a, b, c and d are 0. scale_a 0: no scales. dtype_bias -1: no bias. c 0: d, if it "
             "accumulates.")
@@ -80,6 +89,18 @@ void bind_gemm(nb::module_& m) {
             },
             nb::arg("a"), nb::arg("b"), nb::arg("c"), nb::arg("d"), nb::arg("bias"), nb::arg("scale_a"),
             nb::arg("scale_b"), nb::arg("workspace"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "run_scaled",
+            [](Gemm& self, uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t workspace, float alpha,
+               float beta, uintptr_t stream) {
+                surogate::GemmBuffers buffers = buffers_of(a, b, c, d, 0, 0, 0, workspace);
+                buffers.alpha = alpha;
+                buffers.beta = beta;
+                self.run(buffers, reinterpret_cast<cudaStream_t>(stream));
+            },
+            nb::arg("a"), nb::arg("b"), nb::arg("c"), nb::arg("d"), nb::arg("workspace"), nb::arg("alpha"),
+            nb::arg("beta"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>(),
+            "Run with factors of the product and of c, without bias and scales.")
         .def("describe", &Gemm::describe);
     m.def("gemm_export", &surogate::exported_choices, nb::call_guard<nb::gil_scoped_release>(),
           "Return the timed and imported algorithms of this module: (description, algorithm).");

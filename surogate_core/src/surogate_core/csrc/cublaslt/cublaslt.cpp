@@ -72,6 +72,16 @@ Layout row_major(int dtype, int64_t rows, int64_t cols, int64_t ld) {
     return Layout(layout);
 }
 
+void set_batch(const Layout& layout, int64_t count, int64_t stride) {
+    const auto matrices = static_cast<int32_t>(count);
+    check_status(lt().MatrixLayoutSetAttribute(layout.get(), CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &matrices,
+                                               sizeof(matrices)),
+                 "cublasLtMatrixLayoutSetAttribute");
+    check_status(lt().MatrixLayoutSetAttribute(layout.get(), CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride,
+                                               sizeof(stride)),
+                 "cublasLtMatrixLayoutSetAttribute");
+}
+
 cudaDataType_t data_type(int dtype) {
     switch (dtype) {
         case FP32:

@@ -19,13 +19,17 @@ constexpr const char* op_name = "gemm";
 constexpr int requested_choices = 8;
 constexpr uintptr_t scale_alignment = 16;  // cuBLASLt refuses others
 
+int64_t products(const GemmShape& s) { return std::max<int64_t>(s.batch, 1); }
+
 double flops(const GemmShape& s) {
-    return 2.0 * static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(s.k);
+    return 2.0 * static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(s.k) *
+           static_cast<double>(products(s));
 }
 
-// Fills a stored matrix with random numbers, gaps between its rows included.
-void randomize(void* matrix, int64_t rows, int64_t cols, int64_t ld, int dtype, cudaStream_t stream) {
-    random_normal(matrix, (rows - 1) * ld + cols, dtype, stream);
+// Fills `count` stored matrices with random numbers, gaps between them and between their rows included.
+void randomize(void* matrix, int64_t rows, int64_t cols, int64_t ld, int64_t count, int64_t stride, int dtype,
+               cudaStream_t stream) {
+    random_normal(matrix, (count - 1) * stride + (rows - 1) * ld + cols, dtype, stream);
 }
 
 // Writes the scale with which random numbers of `dtype` have deviation 1.
@@ -77,6 +81,9 @@ struct Gemm::Impl {
         a = row_major(shape.dtype_a, stored_rows_a(shape), stored_a(shape), shape.lda);
         b = row_major(shape.dtype_b, stored_rows_b(shape), stored_b(shape), shape.ldb);
         d = row_major(shape.dtype_d, shape.m, shape.n, shape.ldd);
+        if (shape.batch > 0) {
+            set_batches(shape.batch);
+        }
         if (shape.has_bias) {
             set(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, static_cast<uint32_t>(CUBLASLT_EPILOGUE_BIAS));
             set(desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<int32_t>(data_type(shape.dtype_bias)));
@@ -86,6 +93,12 @@ struct Gemm::Impl {
         }
         set_pointers(buffers);  // the heuristic depends on the alignment of the bias
         choose(buffers, stream);
+    }
+
+    void set_batches(int64_t count) const {
+        set_batch(a, count, shape.stride_a);
+        set_batch(b, count, shape.stride_b);
+        set_batch(d, count, shape.stride_d);
     }
 
     void set_pointers(const GemmBuffers& buffers) const {
@@ -101,9 +114,9 @@ struct Gemm::Impl {
     // Enqueues the product.
     cublasStatus_t multiply(const cublasLtMatmulAlgo_t& algo, const GemmBuffers& buffers, cudaStream_t stream) const {
         set_pointers(buffers);
-        const float alpha = 1.0f, beta = shape.accumulate ? 1.0f : 0.0f;
+        const float beta = shape.accumulate ? buffers.beta : 0.0f;
         const void* c = shape.accumulate && buffers.c != nullptr ? buffers.c : buffers.d;
-        return lt().Matmul(handle, desc.get(), &alpha, buffers.b, b.get(), buffers.a, a.get(), &beta, c, d.get(),
+        return lt().Matmul(handle, desc.get(), &buffers.alpha, buffers.b, b.get(), buffers.a, a.get(), &beta, c, d.get(),
                            buffers.d, d.get(), &algo, buffers.workspace, static_cast<size_t>(shape.library_bytes),
                            stream);
     }
@@ -118,7 +131,7 @@ struct Gemm::Impl {
             check_known(buffers, stream);
             return;
         }
-        choice = best_of(candidates(), buffers, stream);
+        choice = best_of(candidates(is_timed(buffers)), buffers, stream);
         all.by_description[description] = choice;
     }
 
@@ -143,7 +156,12 @@ struct Gemm::Impl {
         }
     }
 
-    std::vector<cublasLtMatmulAlgo_t> candidates() const {
+    std::vector<cublasLtMatmulAlgo_t> candidates(bool timed) const {
+        // Batches of all sizes share the algorithm. With a count of 2 or more, the heuristic returns only algorithms that
+        // support batches. Without timing its first one is used, so that count must not depend on the batch.
+        if (shape.batch > 0) {
+            set_batches(timed ? std::max<int64_t>(shape.batch, 2) : 2);
+        }
         const Preference preference = make_preference();
         set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<size_t>(shape.library_bytes));
         // Split-k with bf16 parts would round each part before the sum. With a bias or C, even the sum of fp32 parts is
@@ -151,6 +169,9 @@ struct Gemm::Impl {
         uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_MASK;
         if (shape.dtype_d == BF16) {
             schemes = shape.has_bias || shape.accumulate ? CUBLASLT_REDUCTION_SCHEME_NONE : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+        }
+        if (shape.batch > 0) {
+            schemes = CUBLASLT_REDUCTION_SCHEME_NONE;
         }
         set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes);
         set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(shape.alignment_b));
@@ -162,6 +183,9 @@ struct Gemm::Impl {
         check_status(lt().MatmulAlgoGetHeuristic(handle, desc.get(), b.get(), a.get(), d.get(), d.get(),
                                                  preference.get(), requested_choices, results, &found),
                      "no algorithm for " + description);
+        if (shape.batch > 0) {
+            set_batches(shape.batch);
+        }
         std::vector<cublasLtMatmulAlgo_t> algos;
         for (int i = 0; i < found; ++i) {
             if (results[i].state == CUBLAS_STATUS_SUCCESS) {
@@ -176,11 +200,14 @@ struct Gemm::Impl {
 
     // Planned buffers are zero when ops are bound. Products of zeros take less power, and algorithms rank differently.
     void randomize_operands(const GemmBuffers& buffers, cudaStream_t stream) const {
-        randomize(buffers.a, stored_rows_a(shape), stored_a(shape), shape.lda, shape.dtype_a, stream);
-        randomize(buffers.b, stored_rows_b(shape), stored_b(shape), shape.ldb, shape.dtype_b, stream);
+        const int64_t count = products(shape);
+        randomize(buffers.a, stored_rows_a(shape), stored_a(shape), shape.lda, count, shape.stride_a, shape.dtype_a,
+                  stream);
+        randomize(buffers.b, stored_rows_b(shape), stored_b(shape), shape.ldb, count, shape.stride_b, shape.dtype_b,
+                  stream);
         if (shape.accumulate) {  // D grows by one product a launch, which stays far from the largest bf16
             void* c = buffers.c != nullptr ? buffers.c : buffers.d;
-            randomize(c, shape.m, shape.n, shape.ldd, shape.dtype_d, stream);
+            randomize(c, shape.m, shape.n, shape.ldd, count, shape.stride_d, shape.dtype_d, stream);
         }
         if (shape.scaling == GemmScaling::Tensor) {
             set_random_scale(buffers.scale_a, shape.dtype_a, stream);

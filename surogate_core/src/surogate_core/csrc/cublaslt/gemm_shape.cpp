@@ -62,6 +62,15 @@ GemmShape checked(GemmShape s) {
     SUROGATE_REQUIRE(s.ldd >= s.n, op_name,
                      "ldd must be at least " + std::to_string(s.n) + ", got " + std::to_string(s.ldd));
     check_dtypes(s);
+    SUROGATE_REQUIRE(s.batch >= 0, op_name, "batch must not be negative, got " + std::to_string(s.batch));
+    to_int(s.batch, op_name, "batch");
+    s.stride_a = s.stride_a == 0 ? stored_rows_a(s) * s.lda : s.stride_a;
+    s.stride_b = s.stride_b == 0 ? stored_rows_b(s) * s.ldb : s.stride_b;
+    s.stride_d = s.stride_d == 0 ? s.m * s.ldd : s.stride_d;
+    SUROGATE_REQUIRE(s.stride_a > 0 && s.stride_b > 0 && s.stride_d > (s.m - 1) * s.ldd, op_name,
+                     "strides must be positive, and results of a batch must not overlap");
+    SUROGATE_REQUIRE(s.batch == 0 || (!s.has_bias && s.scaling == GemmScaling::None), op_name,
+                     "a batch has no bias and no scales");
     if (s.scaling == GemmScaling::Tensor) {
         check_fp8_row(s.lda, s.dtype_a, "A");
         check_fp8_row(s.ldb, s.dtype_b, "B");
@@ -82,6 +91,7 @@ std::string describe_shape(const GemmShape& s) {
     std::string text = n(s.m) + "x" + n(s.n) + "x" + n(s.k) + (s.trans_a ? " t" : " n") + (s.trans_b ? "t " : "n ");
     text += operands(s) + "->" + name_of(s.dtype_d);
     text += (s.has_bias ? " bias" : "") + std::string(s.accumulate ? " accumulate" : "");
+    text += s.batch > 0 ? " batched" : "";
     text += (s.scaling == GemmScaling::Tensor ? " scaled" : "") + std::string(s.fast ? " fast" : "");
     if (s.lda != stored_a(s) || s.ldb != stored_b(s) || s.ldd != s.n) {
         text += " ld " + n(s.lda) + "," + n(s.ldb) + "," + n(s.ldd);

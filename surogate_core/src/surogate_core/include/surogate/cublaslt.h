@@ -27,6 +27,7 @@ struct CublasLt {
     SUROGATE_LT(MatmulDescSetAttribute);
     SUROGATE_LT(MatrixLayoutCreate);
     SUROGATE_LT(MatrixLayoutDestroy);
+    SUROGATE_LT(MatrixLayoutSetAttribute);
     SUROGATE_LT(MatmulPreferenceCreate);
     SUROGATE_LT(MatmulPreferenceDestroy);
     SUROGATE_LT(MatmulPreferenceSetAttribute);
@@ -69,6 +70,9 @@ Preference make_preference();
 // cuBLASLt's default layout is column-major: a row-major [rows, cols] matrix is a column-major [cols, rows] one. `ld`:
 // row stride in elements.
 Layout row_major(int dtype, int64_t rows, int64_t cols, int64_t ld);
+
+// Makes it the layout of `count` matrices, each `stride` elements after the one before it.
+void set_batch(const Layout& layout, int64_t count, int64_t stride);
 
 cudaDataType_t data_type(int dtype);  // FP32, BF16, E4M3 or E5M2
 

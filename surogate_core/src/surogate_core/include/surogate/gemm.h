@@ -1,7 +1,7 @@
 // Matrix products by cuBLASLt, which is loaded at run time: `surogate_add_kernels(my_package USES cublaslt)`. The module
 // then has the Python class `Gemm` too; surogate_core/api/cublaslt.py describes its use.
 //
-//   D[m,n] = op(A)[m,k] op(B)[k,n] * scale_a * scale_b (+ bias[n] | + C[m,n])
+//   D[m,n] = alpha * op(A)[m,k] op(B)[k,n] * scale_a * scale_b (+ bias[n] | + beta * C[m,n])
 //
 // All matrices are row-major. A is stored as [m,k] with a row stride of `lda` elements, or as [k,m] with trans_a. B is
 // stored as [k,n], or as [n,k] with trans_b. C has the dtype and row stride of D and may be D. Sums are fp32 and D is
@@ -23,6 +23,9 @@
 // A `Gemm` is constructed once, when an op is bound, and selects its algorithm then. `run` is asynchronous: it enqueues
 // one or two kernels and at most one small memset, and neither allocates nor synchronizes, so it can be captured. Only
 // one stream may use the workspace at a time.
+//
+// A batch is `batch` products of one shape by one kernel. Products that differ only in `batch` and in the strides of a
+// batch share one algorithm, which does not split k. So the bits of a result do not depend on the size of the batch.
 //
 // Reproducibility: an algorithm gives bit-identical results in every run; different algorithms give different results.
 // Within a module, products with the same description share one algorithm, separately for timed and untimed ones.
@@ -54,6 +57,8 @@ struct GemmShape {
     bool has_bias;
     int dtype_bias;
     bool accumulate;        // + C
+    int64_t batch;          // 0: not a batch
+    int64_t stride_a, stride_b, stride_d;  // elements from a matrix of the batch to the next; 0: contiguous
     GemmScaling scaling;    // Tensor for FP8 operands, None for others
     bool fast;              // fast accumulation, for FP8 operands
     int64_t library_bytes;  // workspace of cuBLASLt, a multiple of 256
@@ -61,7 +66,7 @@ struct GemmShape {
                                                     // two; values above 256 are treated as 256
 };
 
-// Buffers of a product. `run` writes to D and the workspace alone.
+// Buffers and factors of a product. `run` writes to D and the workspace alone.
 struct GemmBuffers {
     void* a = nullptr;
     void* b = nullptr;
@@ -71,6 +76,8 @@ struct GemmBuffers {
     void* c = nullptr;          // null: D
     float* scale_a = nullptr;   // aligned to 16 bytes, as is scale_b
     float* scale_b = nullptr;
+    float alpha = 1.0f;
+    float beta = 1.0f;  // of C; without accumulate, it is ignored
 };
 
 class Gemm {
