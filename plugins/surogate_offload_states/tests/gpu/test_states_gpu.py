@@ -52,9 +52,9 @@ def test_every_combination_computes_the_same_bits(chosen: frozenset[str], plain:
 
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit", "normuon"])
 def test_weights_that_are_their_own_masters_are_updated_on_the_way_through(optimizer: str, graphs: bool) -> None:
-    dtypes = BF16 if optimizer == "adamw" else BF16 | {"optimizer_state_dtype": "fp32"}
+    dtypes = BF16 if optimizer != "adamw_8bit" else BF16 | {"optimizer_state_dtype": "fp32"}
     held = trained(optimizer=optimizer, graphs=graphs, **dtypes, offload=("optimizer", "weights"))
     assert_same(trained(optimizer=optimizer, **dtypes), held)
 

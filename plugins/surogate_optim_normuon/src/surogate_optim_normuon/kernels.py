@@ -13,6 +13,7 @@ from typing import Any
 from surogate_core.api import BindContext, Call, KernelDef, Launch, Op, Support, Target, Value
 from surogate_core.api.cublaslt import is_timed, library_bytes, selecting
 from surogate_core.dtypes import DTYPES
+from surogate_optim_adamw.adamw import in_place
 
 from .batches import Batch, Layout, Panel, Shape, batches, iteration, layout, workspace_bytes
 from .iterations import METHODS, Iterations
@@ -205,7 +206,7 @@ def _supports(op: Op, target: Target) -> Support:
         return Support(False, f"gradients, masters, momenta and copies must be fp32 or bf16, got {others[0]!r}")
     if any(v.dtype != "fp32" for v in values.variances):
         return Support(False, "second moments must be fp32")
-    if op.outs[: 3 * n] != op.ins[4 + n :]:
+    if any(op.outs[out] is not op.ins[i] and op.in_place.get(out) != i for out, i in in_place(op).items()):
         return Support(False, "masters and moments must be updated in place, but the op writes other values")
     return Support(True)
 

@@ -12,6 +12,7 @@ from zlib import crc32
 from pydantic import BaseModel, ConfigDict, Field
 
 from surogate_core.api import Init, Op, OpDef, OptimizerDef, OutSpec, ParamGrad, UpdateContext, Value
+from surogate_optim_adamw.adamw import in_place
 
 from . import batches
 from .iterations import METHODS
@@ -161,6 +162,7 @@ NORMUON_OP = OpDef(
     traffic=traffic,
     passes=passes,
     math=lambda op: "bf16",
+    may_overwrite=in_place,
 )
 
 NORMUON = OptimizerDef(
