@@ -407,14 +407,13 @@ __device__ __forceinline__ void add_chunk(const Chunk& chunk, bool aligned, Larg
     for (int offset = threadIdx.x * octet; offset < chunk.size; offset += stride) {
         const int count = chunk.size - offset;
         float p[octet];
-        load(chunk.entry.master, chunk.entry.flags & master_bf16, offset, p, count,
-             aligned && count >= octet);
+        load(chunk.entry.master, chunk.entry.flags & master_bf16, offset, p, count, aligned && count >= octet);
         add_param(chunk.entry, p, count, largest);
     }
 }
 
 // Chunk i belongs to the last tensor whose first chunk is at or before it. An empty tensor has the same first chunk as
-// the next tensor. Called by whole warps, which search for themselves, so that none waits for another.
+// the next tensor. Called by whole warps, each of which searches in two or three rounds of loads.
 __device__ __forceinline__ const Entry& entry_of(const Entry* table, uint32_t tensors, int chunk) {
     const uint32_t lane = threadIdx.x % 32;
     uint32_t step = 1, found = 0;
