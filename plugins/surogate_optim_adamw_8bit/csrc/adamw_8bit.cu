@@ -23,22 +23,26 @@
 // param, step), as in philox.cuh.
 //
 // Any size. Pointers are aligned to their element. Grid: as many blocks as fit on the device, each with the tables in
-// 31 KiB of shared memory; block i takes the chunks i, i + grid, ... A thread processes eight elements per iteration, and
+// 94 KiB of shared memory; block i takes the chunks i, i + grid, ... A thread processes eight elements per iteration, and
 // a warp a block of codes, so that its scale is a reduction of the warp. The first loop updates what
-// `update_words` can: whole octets (for codes: whole blocks) in buffers that are all aligned to 16 bytes, with values in
-// the usual range. The second loop updates the others, at less than half the speed. A maximum of bits is the same in any
-// order.
+// `update_coded_octet` and `update_wide_octet` can: whole octets (for codes: whole blocks) in buffers that are all aligned
+// to 16 bytes, with values in the usual range. The second loop updates the others, at about a third of the speed: also
+// blocks of codes with a moment that is 0 or below 2^-30 of the largest, so elements that never had a gradient. A maximum
+// of bits is the same in any order.
 //
 // Bytes moved per element with codes (2.03 read and 2.03 written of moments and scales): 18.06 with fp32 gradient and
 // master and a bf16 copy, 12.06 with fp32 gradient and bf16 master, 10.06 with both in bf16: floors of 4.24, 2.83 and
-// 2.36 ms per 10^9 elements at 4.26 TB/s. Instructions per element, counted in the code for SM90: about 80 and, with a
-// bf16 master, 85, of which 30 are the arithmetic, 24 the search of the codes, 12 their decoding and 6 the random bits. An
-// SM issues 128 per clock, so at 1.5 GHz a bf16 master is limited to 3.6 TB/s with fp32 gradients, 3.0 with bf16. Not
-// measured yet.
+// 2.36 ms per 10^9 elements at 4.26 TB/s.
+//
+// Instructions per element, counted in the code for SM90: 60 with fp32 master and bf16 copy, 68 with both in bf16, of which
+// 28 are the arithmetic, 14 the search of the codes, 6 their decoding, 2 the test of the range and 9 the random bits. An
+// SM issues 128 per clock, so at 1.7 GHz both in bf16 are limited to 4.2 TB/s. The ALU takes 20 of the 68, at half the
+// rate, and the search takes 3.3 accesses to a bank of shared memory in turn, decoding 1. Not measured yet.
 #include <cuda_bf16.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "adamw_8bit.h"
 #include "codes.cuh"
@@ -52,8 +56,8 @@ namespace surogate {
 namespace {
 
 constexpr const char* op = "adamw_8bit";
-constexpr int threads = 128;
-constexpr int blocks_per_sm = 5;
+constexpr int threads = 384;
+constexpr int blocks_per_sm = 2;
 constexpr int stride = threads * octet;  // elements that a block updates at a time
 constexpr int64_t max_chunk_size = 32 * stride;
 
@@ -81,111 +85,47 @@ static_assert(sizeof(Entry) == 12 * sizeof(int64_t));
 
 // One chunk of one tensor.
 struct Chunk {
-    Entry entry;
-    int64_t begin;
+    Entry entry;     // its pointers are those of the chunk's first element
+    int64_t origin;  // the first element / 8
     int size;
     float decay;
 };
 
-__device__ __forceinline__ uint2 load_codes(const void* codes, int64_t first) {
+__device__ __forceinline__ uint2 load_codes(const void* codes, uint32_t first) {
     __builtin_assume(__isGlobal(codes));
     return *reinterpret_cast<const uint2*>(static_cast<const uint8_t*>(codes) + first);
 }
 
-__device__ __forceinline__ void store_codes(void* codes, int64_t first, uint2 x) {
+__device__ __forceinline__ void store_codes(void* codes, uint32_t first, uint2 x) {
     __builtin_assume(__isGlobal(codes));
     *reinterpret_cast<uint2*>(static_cast<uint8_t*>(codes) + first) = x;
 }
 
-// The moments of an octet as they are in memory.
-struct WideMoments {
-    Words<float> m, v;
+// Returns the address of the scale of the block of element `first`.
+__device__ __forceinline__ float* scale_address(float* scales, uint32_t first) {
+    __builtin_assume(__isGlobal(scales));
+    return scales + first / code_block;
+}
 
-    static __device__ __forceinline__ WideMoments load(const Entry& entry, int64_t first) {
-        return {Words<float>::load(entry.m, first), Words<float>::load(entry.v, first)};
-    }
-    __device__ __forceinline__ void decode(const CodeTables&, float (&x)[octet], float (&y)[octet]) const {
-#pragma unroll
-        for (int i = 0; i < octet; ++i) {
-            x[i] = m.get(i), y[i] = v.get(i);
-        }
-    }
-    static __device__ __forceinline__ bool store(const CodeTables&, const Entry& entry, int64_t first,
-                                                 const float (&x)[octet], const float (&y)[octet], bool in_range) {
-        if (in_range) {
-            Words<float>::nearest(x).store(entry.m, first);
-            Words<float>::nearest(y).store(entry.v, first);
-        }
-        return in_range;
-    }
-};
-
-struct CodeMoments {
-    uint2 m, v;
-    float m_scale, v_scale;
-
-    static __device__ __forceinline__ CodeMoments load(const Entry& entry, int64_t first) {
-        const int64_t block = first / code_block;
-        return {load_codes(entry.m, first), load_codes(entry.v, first), entry.m_scales[block], entry.v_scales[block]};
-    }
-    __device__ __forceinline__ void decode(const CodeTables& tables, float (&x)[octet], float (&y)[octet]) const {
-        surogate::decode(tables.m, m, m_scale, x);
-        surogate::decode(tables.v, v, v_scale, y);
-    }
-    // All threads of a warp store, or none. Called by whole warps.
-    static __device__ __forceinline__ bool store(const CodeTables& tables, const Entry& entry, int64_t first,
-                                                 const float (&x)[octet], const float (&y)[octet], bool in_range) {
-        const Magnitudes<true> ms(x);
-        const Magnitudes<false> vs(y);
-        const float m_scale = ms.scale(), v_scale = vs.scale();
-        if (!__all_sync(0xffffffffu, in_range && encodes(m_scale) && encodes(v_scale))) {
-            return false;
-        }
-        store_codes(entry.m, first, encode(tables.m_entries, ms, m_scale));
-        store_codes(entry.v, first, encode(tables.v_entries, vs, v_scale));
-        if (threadIdx.x % 32 == 0) {
-            entry.m_scales[first / code_block] = m_scale;
-            entry.v_scales[first / code_block] = v_scale;
-        }
-        return true;
-    }
-};
-
-// Updates eight elements and returns true, or writes nothing and returns false if one is not in range: with codes, one
-// of the warp's.
-template <class G, class P, class Moments>
-__device__ __forceinline__ bool update_words(const Factors& f, const CodeTables& tables, const Chunk& chunk, int offset,
-                                             Largest& largest) {
+// Stores the master and the work copy of an octet, and adds the param to `largest`.
+template <class P>
+__device__ __forceinline__ void store_param(const Factors& f, const Chunk& chunk, uint32_t offset, float (&p)[octet],
+                                            Largest& largest) {
     const Entry& entry = chunk.entry;
-    const int64_t first = chunk.begin + offset;
-    const Words<G> g = Words<G>::load(entry.grad, first);
-    const Moments old = Moments::load(entry, first);
-    const Words<P> old_p = Words<P>::load(entry.master, first);
-    float p[octet], m[octet], v[octet];
-    old.decode(tables, m, v);
-    bool in_range = true;
-#pragma unroll
-    for (int i = 0; i < octet; ++i) {
-        p[i] = old_p.get(i);
-        update_moments(f, g.get(i), m[i], v[i]);
-        in_range &= update_param_in_range(f, chunk.decay, m[i], v[i], p[i]);
-    }
-    if (!Moments::store(tables, entry, first, m, v, in_range)) {
-        return false;
-    }
     // A chunk does not cross a multiple of 2^32 blocks of eight.
-    const int64_t origin = chunk.begin / octet;
-    const uint32_t low = static_cast<uint32_t>(origin) + offset / octet;
-    const uint32_t high = static_cast<uint32_t>(origin >> 32);
-    // Keys that are not in `Factors` are computed where they are used, and need no registers in the loop.
+    const uint32_t low = static_cast<uint32_t>(chunk.origin) + offset / octet;
+    const uint32_t high = static_cast<uint32_t>(chunk.origin >> 32);
     const auto random = [&](uint32_t stream) {
-        return philox4x32_10(low, high, stream, static_cast<uint32_t>(f.step), philox_keys(f.seed));
+        return philox4x32_10(low, high, stream, static_cast<uint32_t>(f.step), f.keys);
     };
     const Words<P> new_p = Words<P>::rounded(p, random, entry.stream);
-    new_p.store(entry.master, first);
+    new_p.store(entry.master, offset);
+    const bool measured = entry.amax != nullptr;
     if (entry.copy == nullptr) {
-        largest.add(new_p);
-        return true;
+        if (measured) {
+            largest.add(new_p);
+        }
+        return;
     }
 #pragma unroll
     for (int i = 0; i < octet; ++i) {
@@ -193,26 +133,126 @@ __device__ __forceinline__ bool update_words(const Factors& f, const CodeTables&
     }
     if (entry.flags & copy_bf16) {
         const auto copy = Words<__nv_bfloat16>::nearest(p);
-        copy.store(entry.copy, first);
-        largest.add(copy);
+        copy.store(entry.copy, offset);
+        if (measured) {
+            largest.add(copy);
+        }
     } else {
         const auto copy = Words<float>::nearest(p);
-        copy.store(entry.copy, first);
-        largest.add(copy);
+        copy.store(entry.copy, offset);
+        if (measured) {
+            largest.add(copy);
+        }
     }
+}
+
+__device__ __forceinline__ bool has_nan(const Words<float>&) { return false; }  // NaN needs no care in fp32
+
+// Whether an element is NaN, or infinities of both signs are among the elements.
+__device__ __forceinline__ bool has_nan(const Words<__nv_bfloat16>& x) {
+    __nv_bfloat162 pairs[octet / 2];
+    memcpy(pairs, x.word, sizeof(pairs));
+    const __nv_bfloat162 sum = __hadd2(__hadd2(pairs[0], pairs[1]), __hadd2(pairs[2], pairs[3]));
+    return !__hbeq2(sum, sum);
+}
+
+// Whether x is in [from, to], which are positive. False for NaN.
+__device__ __forceinline__ bool between(float x, float from, float to) {
+    return __float_as_uint(x) - __float_as_uint(from) <= __float_as_uint(to) - __float_as_uint(from);
+}
+
+// Updates eight elements with codes and returns true, or writes nothing and returns false if one of the block is not in
+// range. Called by whole warps, for a whole block of codes.
+template <class G, class P>
+__device__ __forceinline__ bool update_coded_octet(const Factors& f, const TableAddresses& tables, const Chunk& chunk,
+                                                   uint32_t offset, Largest& largest) {
+    const Entry& entry = chunk.entry;
+    const Words<G> g = Words<G>::load(entry.grad, offset);
+    const uint2 old_m = load_codes(entry.m, offset), old_v = load_codes(entry.v, offset);
+    float* const scale_of_m = scale_address(entry.m_scales, offset);
+    float* const scale_of_v = scale_address(entry.v_scales, offset);
+    const float old_m_scale = *scale_of_m, old_v_scale = *scale_of_v;
+    const Words<P> old_p = Words<P>::load(entry.master, offset);
+    float p[octet], m[octet], v[octet];
+    tables.decode_m(old_m, __fmul_rn(old_m_scale, m_scaling), m);
+    tables.decode_v(old_v, __fmul_rn(old_v_scale, v_scaling), v);
+#pragma unroll
+    for (int i = 0; i < octet; ++i) {
+        update_scaled_moments(f, g.get(i), m[i], v[i]);
+    }
+    const Magnitudes<true> ms(m);
+    const Magnitudes<false> vs(v);
+    const float m_scale = ms.scale(), v_scale = vs.scale();
+#pragma unroll
+    for (int i = 0; i < octet; ++i) {
+        p[i] = old_p.get(i);
+        update_param_in_range(f, chunk.decay, m[i], v[i], v[i], p[i]);
+    }
+    const Quotients m_quotients(ms, m_scale), v_quotients(vs, v_scale);
+    // Then both moments are at least 2^-100: the scales are 2^-70 or more, unscaled, and the quotients 2^-30 or more.
+    const bool in_range = between(m_scale, 0x1p-70f * m_scaling, 0x1p26f * m_scaling) &
+                          between(v_scale, 0x1p-70f * v_scaling, 0x1p26f * v_scaling) & m_quotients.in_range() &
+                          v_quotients.in_range() & !has_nan(old_p);
+    if (!__all_sync(0xffffffffu, in_range)) {
+        return false;
+    }
+    store_codes(entry.m, offset, encode(tables, ms, m_quotients));
+    store_codes(entry.v, offset, encode(tables, vs, v_quotients));
+    if (threadIdx.x % 32 == 0) {
+        *scale_of_m = __fmul_rn(m_scale, 1 / m_scaling);
+        *scale_of_v = __fmul_rn(v_scale, 1 / v_scaling);
+    }
+    store_param<P>(f, chunk, offset, p, largest);
     return true;
 }
 
-// Updates the octets of this thread that `update_words` can. Returns a bit for each of the others. A warp takes a block
-// of codes at a time, of which only the last one of a tensor may not be whole.
-template <class G, class P, class Moments>
-__device__ __forceinline__ uint32_t update_most(const Factors& f, const CodeTables& tables, const Chunk& chunk,
-                                                Largest& largest) {
+// Updates the octets of this thread that `update_coded_octet` can. Returns a bit for each of the others. A warp takes a
+// block of codes at a time, of which only the last one of a tensor may not be whole.
+template <class G, class P>
+__device__ __forceinline__ uint32_t update_coded(const Factors& f, const TableAddresses& tables, const Chunk& chunk,
+                                                 Largest& largest) {
     const int lane = threadIdx.x % 32 * octet;
     uint32_t left = 0, bit = 1;
     for (int base = threadIdx.x / 32 * code_block; base < chunk.size; base += stride, bit <<= 1) {
-        if (base + code_block > chunk.size ||
-            !update_words<G, P, Moments>(f, tables, chunk, base + lane, largest)) {
+        if (base + code_block > chunk.size || !update_coded_octet<G, P>(f, tables, chunk, base + lane, largest)) {
+            left |= bit;
+        }
+    }
+    return left;
+}
+
+// Updates eight elements with fp32 moments and returns true, or writes nothing and returns false if one is not in range.
+template <class G, class P>
+__device__ __forceinline__ bool update_wide_octet(const Factors& f, const Chunk& chunk, uint32_t offset, Largest& largest) {
+    const Entry& entry = chunk.entry;
+    const Words<G> g = Words<G>::load(entry.grad, offset);
+    const Words<float> old_m = Words<float>::load(entry.m, offset), old_v = Words<float>::load(entry.v, offset);
+    const Words<P> old_p = Words<P>::load(entry.master, offset);
+    float p[octet], m[octet], v[octet];
+    bool in_range = true;
+#pragma unroll
+    for (int i = 0; i < octet; ++i) {
+        p[i] = old_p.get(i), m[i] = old_m.get(i), v[i] = old_v.get(i);
+        update_moments(f, g.get(i), m[i], v[i]);
+        const float scaled_v = __fmul_rn(v[i], v_scaling);
+        update_param_in_range(f, chunk.decay, __fmul_rn(m[i], m_scaling), scaled_v, __fadd_rn(scaled_v, 0x1p-126f), p[i]);
+        in_range &= fabsf(p[i]) >= 0x1p-49f;  // not NaN
+    }
+    if (!in_range) {
+        return false;
+    }
+    Words<float>::nearest(m).store(entry.m, offset);
+    Words<float>::nearest(v).store(entry.v, offset);
+    store_param<P>(f, chunk, offset, p, largest);
+    return true;
+}
+
+// As `update_coded`, for fp32 moments.
+template <class G, class P>
+__device__ __forceinline__ uint32_t update_wide(const Factors& f, const Chunk& chunk, Largest& largest) {
+    uint32_t left = 0, bit = 1;
+    for (int offset = threadIdx.x * octet; offset < chunk.size; offset += stride, bit <<= 1) {
+        if (offset + octet > chunk.size || !update_wide_octet<G, P>(f, chunk, offset, largest)) {
             left |= bit;
         }
     }
@@ -271,11 +311,12 @@ __device__ __forceinline__ void add_param(const Entry& entry, const float (&p)[o
 }
 
 // Stores masters, with stochastic rounding to bf16. Sets `p` to the stored values.
-__device__ __forceinline__ void store_master(const Factors& f, const Entry& entry, int64_t first, float (&p)[octet],
+__device__ __forceinline__ void store_master(const Factors& f, const Chunk& chunk, int first, float (&p)[octet],
                                              int count, bool whole) {
+    const Entry& entry = chunk.entry;
     const bool bf16 = entry.flags & master_bf16;
     if (bf16) {
-        const PhiloxWords random = random_halves(first / octet, f.seed, entry.stream, f.step);
+        const PhiloxWords random = random_halves(chunk.origin + first / octet, f.seed, entry.stream, f.step);
 #pragma unroll
         for (int i = 0; i < octet; ++i) {
             p[i] = __bfloat162float(stochastic_round_bf16(p[i], random.half(i)));
@@ -286,18 +327,18 @@ __device__ __forceinline__ void store_master(const Factors& f, const Entry& entr
 
 // Updates up to eight elements of any value, dtype and alignment: none if `offset` is beyond the chunk. With codes, it is
 // called by whole warps.
-__device__ __forceinline__ void update_octet(const Factors& f, const CodeTables& tables, const Chunk& chunk, int offset,
+__device__ __forceinline__ void update_octet(const Factors& f, const TableAddresses& tables, const Chunk& chunk, int offset,
                                              bool aligned, Largest& largest) {
     const Entry& entry = chunk.entry;
-    const int64_t first = chunk.begin + offset, block = first / code_block;
+    const int first = offset, block = offset / code_block;
     const int count = min(max(chunk.size - offset, 0), octet);
     const bool whole = aligned && count == octet, coded = entry.m_scales != nullptr;
     float g[octet], p[octet], m[octet], v[octet];
     load(entry.grad, entry.flags & grad_bf16, first, g, count, whole);
     load(entry.master, entry.flags & master_bf16, first, p, count, whole);
     if (coded) {
-        decode(tables.m, load_codes(entry.m, first, count, zero_code), entry.m_scales[block], m);
-        decode(tables.v, load_codes(entry.v, first, count, 0), entry.v_scales[block], v);
+        tables.decode_m(load_codes(entry.m, first, count, zero_code), entry.m_scales[block], m);
+        tables.decode_v(load_codes(entry.v, first, count, 0), entry.v_scales[block], v);
     } else {
         load(entry.m, false, first, m, count, whole);
         load(entry.v, false, first, v, count, whole);
@@ -314,8 +355,8 @@ __device__ __forceinline__ void update_octet(const Factors& f, const CodeTables&
         const Magnitudes<true> ms(m);
         const Magnitudes<false> vs(v);
         const float m_scale = ms.scale(), v_scale = vs.scale();
-        store_codes(entry.m, first, encode_any(tables.m_entries, ms, m_scale), count);
-        store_codes(entry.v, first, encode_any(tables.v_entries, vs, v_scale), count);
+        store_codes(entry.m, first, encode_any(tables, ms, m_scale), count);
+        store_codes(entry.v, first, encode_any(tables, vs, v_scale), count);
         if (threadIdx.x % 32 == 0) {
             entry.m_scales[block] = m_scale;
             entry.v_scales[block] = v_scale;
@@ -324,40 +365,40 @@ __device__ __forceinline__ void update_octet(const Factors& f, const CodeTables&
         store(entry.m, false, first, m, count, whole);
         store(entry.v, false, first, v, count, whole);
     }
-    store_master(f, entry, first, p, count, whole);
+    store_master(f, chunk, first, p, count, whole);
     if (entry.copy != nullptr) {
         store(entry.copy, entry.flags & copy_bf16, first, p, count, whole);
     }
     add_param(entry, p, count, largest);
 }
 
-// As `update_most`, for the dtypes of the tensor.
-__device__ __forceinline__ uint32_t update_chunk(const Factors& f, const CodeTables& tables, const Chunk& chunk,
+// As `update_coded` or `update_wide`, for the dtypes of the tensor.
+__device__ __forceinline__ uint32_t update_chunk(const Factors& f, const TableAddresses& tables, const Chunk& chunk,
                                                  bool aligned, Largest& largest) {
     using Wide = float;
     using Half = __nv_bfloat16;
-    if (!aligned || !f.in_range) {
+    if (!aligned || !f.in_range || !isfinite(chunk.decay)) {
         return ~0u;
     }
     constexpr uint32_t coded = 1u << 31;
     const uint32_t moments = chunk.entry.m_scales != nullptr ? coded : 0;
     switch ((chunk.entry.flags & (grad_bf16 | master_bf16)) | moments) {
         case coded | grad_bf16 | master_bf16:
-            return update_most<Half, Half, CodeMoments>(f, tables, chunk, largest);
+            return update_coded<Half, Half>(f, tables, chunk, largest);
         case coded | master_bf16:
-            return update_most<Wide, Half, CodeMoments>(f, tables, chunk, largest);
+            return update_coded<Wide, Half>(f, tables, chunk, largest);
         case coded | grad_bf16:
-            return update_most<Half, Wide, CodeMoments>(f, tables, chunk, largest);
+            return update_coded<Half, Wide>(f, tables, chunk, largest);
         case coded:
-            return update_most<Wide, Wide, CodeMoments>(f, tables, chunk, largest);
+            return update_coded<Wide, Wide>(f, tables, chunk, largest);
         case grad_bf16 | master_bf16:
-            return update_most<Half, Half, WideMoments>(f, tables, chunk, largest);
+            return update_wide<Half, Half>(f, chunk, largest);
         case master_bf16:
-            return update_most<Wide, Half, WideMoments>(f, tables, chunk, largest);
+            return update_wide<Wide, Half>(f, chunk, largest);
         case grad_bf16:
-            return update_most<Half, Wide, WideMoments>(f, tables, chunk, largest);
+            return update_wide<Half, Wide>(f, chunk, largest);
         default:
-            return update_most<Wide, Wide, WideMoments>(f, tables, chunk, largest);
+            return update_wide<Wide, Wide>(f, chunk, largest);
     }
 }
 
@@ -366,21 +407,24 @@ __device__ __forceinline__ void add_chunk(const Chunk& chunk, bool aligned, Larg
     for (int offset = threadIdx.x * octet; offset < chunk.size; offset += stride) {
         const int count = chunk.size - offset;
         float p[octet];
-        load(chunk.entry.master, chunk.entry.flags & master_bf16, chunk.begin + offset, p, count,
-             aligned && count >= octet);
+        load(chunk.entry.master, chunk.entry.flags & master_bf16, offset, p, count, aligned && count >= octet);
         add_param(chunk.entry, p, count, largest);
     }
 }
 
 // Chunk i belongs to the last tensor whose first chunk is at or before it. An empty tensor has the same first chunk as
-// the next tensor.
-__device__ __forceinline__ const Entry& entry_of(const Entry* table, int tensors, int chunk) {
-    int begun = 0;
-    for (int base = 0; base < tensors; base += threads) {
-        const int i = base + threadIdx.x;
-        begun += __syncthreads_count(i < tensors && table[i].first_chunk <= chunk);
+// the next tensor. Called by whole warps, each of which searches in two or three rounds of loads.
+__device__ __forceinline__ const Entry& entry_of(const Entry* table, uint32_t tensors, int chunk) {
+    const uint32_t lane = threadIdx.x % 32;
+    uint32_t step = 1, found = 0;
+    while (step * 32 < tensors) {
+        step *= 32;
     }
-    return table[begun - 1];
+    for (; step > 0; step /= 32) {
+        const uint32_t i = found + lane * step;
+        found = __reduce_max_sync(0xffffffffu, i < tensors && table[i].first_chunk <= chunk ? i : found);
+    }
+    return table[found];
 }
 
 __global__ void __launch_bounds__(threads)
@@ -396,6 +440,27 @@ __global__ void __launch_bounds__(threads)
     }
 }
 
+// Returns a pointer `first` elements after `base`, which may be null.
+template <class T>
+__device__ __forceinline__ T* advanced(T* base, int64_t first, int element_bytes) {
+    using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
+    return base == nullptr ? nullptr : reinterpret_cast<T*>(reinterpret_cast<Byte*>(base) + first * element_bytes);
+}
+
+__device__ __forceinline__ Chunk chunk_of(const Factors& f, Entry entry, int index, int chunk_size) {
+    const int64_t begin = (index - entry.first_chunk) * chunk_size;
+    const bool coded = entry.m_scales != nullptr;
+    entry.grad = advanced(entry.grad, begin, entry.flags & grad_bf16 ? 2 : 4);
+    entry.master = advanced(entry.master, begin, entry.flags & master_bf16 ? 2 : 4);
+    entry.m = advanced(entry.m, begin, coded ? 1 : 4);
+    entry.v = advanced(entry.v, begin, coded ? 1 : 4);
+    entry.m_scales = advanced(entry.m_scales, begin / code_block, 4);
+    entry.v_scales = advanced(entry.v_scales, begin / code_block, 4);
+    entry.copy = advanced(entry.copy, begin, entry.flags & copy_bf16 ? 2 : 4);
+    const int64_t size = min(static_cast<int64_t>(chunk_size), entry.size - begin);
+    return {entry, begin / octet, static_cast<int>(size), decay_of(f, entry.weight_decay)};
+}
+
 __device__ __forceinline__ bool is_aligned(const Entry& entry) {
     const void* buffers[] = {entry.grad, entry.master, entry.m, entry.v, entry.copy};
     uintptr_t addresses = 0;
@@ -409,22 +474,20 @@ __device__ __forceinline__ bool is_aligned(const Entry& entry) {
 __global__ void __launch_bounds__(threads, blocks_per_sm)
     adamw_8bit_kernel(const Entry* table, const uint32_t* codes, const Factors* prepared, int tensors, int chunks,
                       int chunk_size) {
-    __shared__ CodeTables tables;
-    __shared__ Entry shared;
-    load_tables(tables, codes);
+    extern __shared__ CodeTables code_tables[];
+    __shared__ Entry entries[2];
+    load_tables(*code_tables, codes);
+    const TableAddresses tables(*code_tables);
     const Factors f = *prepared;
-    for (int index = blockIdx.x; index < chunks; index += gridDim.x) {
-        const Entry& found = entry_of(table, tensors, index);  // the tables are filled, the last chunk is done
+    int turn = 0;
+    for (int index = blockIdx.x; index < chunks; index += gridDim.x, turn ^= 1) {
+        const Entry& found = entry_of(table, tensors, index);
         if (threadIdx.x == 0) {
-            shared = found;
+            entries[turn] = found;
         }
-        __syncthreads();
-        Chunk chunk;
-        chunk.entry = shared;
+        __syncthreads();  // no thread reads the entry of the chunk before the last any more; the tables are filled
+        const Chunk chunk = chunk_of(f, entries[turn], index, chunk_size);
         const Entry& entry = chunk.entry;
-        chunk.begin = (index - entry.first_chunk) * chunk_size;
-        chunk.size = static_cast<int>(min(static_cast<int64_t>(chunk_size), entry.size - chunk.begin));
-        chunk.decay = decay_of(f, entry.weight_decay);
         const bool aligned = is_aligned(entry);
         Largest largest;
         if (isfinite(f.coef)) {
@@ -452,7 +515,9 @@ int grid_size(int chunks) {
     int device = 0, multiprocessors = 0, blocks = 0;
     check_cuda(cudaGetDevice(&device), op);
     check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), op);
-    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, adamw_8bit_kernel, threads, 0), op);
+    const int bytes = sizeof(CodeTables);
+    check_cuda(cudaFuncSetAttribute(adamw_8bit_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), op);
+    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, adamw_8bit_kernel, threads, bytes), op);
     return std::min(multiprocessors * blocks, chunks);
 }
 
@@ -489,8 +554,8 @@ void adamw_8bit(const void* table, const void* codes, const void* clip_coef, con
                                               static_cast<const float*>(lr), static_cast<const int32_t*>(step),
                                               static_cast<const int64_t*>(seed), count, beta1, beta2, epsilon,
                                               prepared);
-    adamw_8bit_kernel<<<grid_size(whole), threads, 0, stream>>>(entries, static_cast<const uint32_t*>(codes), prepared,
-                                                                count, whole, static_cast<int>(chunk_size));
+    adamw_8bit_kernel<<<grid_size(whole), threads, sizeof(CodeTables), stream>>>(
+        entries, static_cast<const uint32_t*>(codes), prepared, count, whole, static_cast<int>(chunk_size));
     check_launch(op);
 }
 

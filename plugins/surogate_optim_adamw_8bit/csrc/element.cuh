@@ -1,33 +1,46 @@
 // The update of one element, and the factors that all elements share.
 //
 // `update_param` rounds every operation as IEEE 754 requires, for any input. `update_param_in_range` returns the same
-// bits in about half as many instructions: it scales operands by powers of two where the compiler tests for special
-// cases and branches. If it returns false, its result may be wrong.
+// bits in about half as many instructions, where the compiler tests for special cases and branches. It takes moments that
+// are scaled by powers of two, m 2^80 and v 2^100:
 //
-//   sqrt(v)      Reciprocal root of the hardware and one correction, as the compiler does from 2^-101 on. v 2^48 is 0 or
-//                not below, even if v is subnormal. The root is scaled by 2^24, and so is epsilon.
-//   m / root     Reciprocal of the hardware, one correction of it and one of the quotient, as the compiler does. m 2^48
-//                is 0 or at least 2^-101, so the residual of the quotient is exact. The quotient is scaled by 2^24.
+//   sqrt(v)      Reciprocal root of the hardware and one correction, as the compiler does from 2^-101 on. The root is
+//                scaled by 2^50, and so is epsilon.
+//   m / root     Reciprocal of the hardware, one correction of it and one of the quotient, as the compiler does. The
+//                quotient is scaled by 2^30.
 //
-// An overflow ends in NaN, because the corrections subtract infinities. A subnormal quotient is not rounded correctly, but
-// it is far below half a unit of p unless p is tiny too. Hence the result is exact if |p| >= 2^-49, which is false for
-// NaN.
+// The result is exact if the moments are in [2^-100, 2^27], or for others if |p| >= 2^-49 and p is not NaN:
+//   - v may be 0 or subnormal: v 2^100 is 0 or at least 2^-49, so the residuals are exact.
+//   - m may be 0 or subnormal too. A subnormal quotient is not rounded correctly, but it is far below half a unit of p
+//     unless p is tiny.
+//   - An overflow ends in NaN, because the corrections subtract infinities.
+//
+// `update_scaled_moments` yields the scaled moments from the scaled old ones. Results of at least 2^-100 have the bits
+// of `update_moments`: if a product is subnormal there, and so less exact, it is below half a unit of the other product.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
+#include "surogate/philox.cuh"
+
 namespace surogate {
+
+constexpr float m_scaling = 0x1p80f;
+constexpr float v_scaling = 0x1p100f;
 
 struct Factors {
     float coef, beta1, rest1, beta2, rest2, epsilon, size;
-    float scaled_epsilon;  // epsilon * 2^24
-    float scaled_size;     // size / 2^24
+    float scaled_rest1;    // rest1 * 2^80
+    float scaled_rest2;    // rest2 * 2^100
+    float scaled_epsilon;  // epsilon * 2^50
+    float scaled_size;     // size / 2^30
     int32_t step;
     int32_t in_range;  // whether `update_param_in_range` may be used
     double lr;
     int64_t seed;
+    PhiloxKeys keys;
 };
 
 // Returns the factors. Those of the reference are computed in fp64 from the betas in fp32, and then rounded.
@@ -44,13 +57,16 @@ __device__ inline Factors factors(float clip_coef, float lr, int step, int64_t s
     const double correction2 = sqrt(1 - pow(b2, t));
     f.epsilon = static_cast<float>(__dmul_rn(epsilon, correction2));
     f.size = static_cast<float>(__dmul_rn(lr, correction2) / (1 - pow(b1, t)));
-    f.scaled_epsilon = f.epsilon * 0x1p24f;
-    f.scaled_size = f.size * 0x1p-24f;
+    f.scaled_rest1 = f.rest1 * m_scaling;
+    f.scaled_rest2 = f.rest2 * v_scaling;
+    f.scaled_epsilon = f.epsilon * 0x1p50f;
+    f.scaled_size = f.size * 0x1p-30f;
     f.step = step;
     f.in_range = f.epsilon >= 0x1p-100f && f.epsilon <= 1.0f &&
                  (f.size == 0.0f || (f.size >= 0x1p-78f && f.size <= 0x1p36f));
     f.lr = lr;
     f.seed = seed;
+    f.keys = philox_keys(seed);
     return f;
 }
 
@@ -62,6 +78,12 @@ __device__ __forceinline__ void update_moments(const Factors& f, float g, float&
     g = __fmul_rn(g, f.coef);
     m = __fadd_rn(__fmul_rn(m, f.beta1), __fmul_rn(g, f.rest1));
     v = __fadd_rn(__fmul_rn(v, f.beta2), __fmul_rn(__fmul_rn(g, f.rest2), g));
+}
+
+__device__ __forceinline__ void update_scaled_moments(const Factors& f, float g, float& m, float& v) {
+    g = __fmul_rn(g, f.coef);
+    m = __fadd_rn(__fmul_rn(m, f.beta1), __fmul_rn(g, f.scaled_rest1));
+    v = __fadd_rn(__fmul_rn(v, f.beta2), __fmul_rn(__fmul_rn(g, f.scaled_rest2), g));
 }
 
 __device__ __forceinline__ void update_param(const Factors& f, float decay, float m, float v, float& p) {
@@ -81,20 +103,19 @@ __device__ __forceinline__ float approximate_reciprocal(float x) {
     return y;
 }
 
-__device__ __forceinline__ bool update_param_in_range(const Factors& f, float decay, float m, float v, float& p) {
-    const float scaled_v = __fmul_rn(v, 0x1p48f);
-    const float seed = approximate_rsqrt(__fadd_rn(scaled_v, 0x1p-126f));  // the sum differs from scaled_v for 0 alone
+// positive_v: scaled_v, or if that may be 0 a positive number that differs from it for 0 alone.
+__device__ __forceinline__ void update_param_in_range(const Factors& f, float decay, float scaled_m, float scaled_v,
+                                                      float positive_v, float& p) {
+    const float seed = approximate_rsqrt(positive_v);
     float root = __fmul_rn(scaled_v, seed);
     root = __fmaf_rn(__fmaf_rn(-root, root, scaled_v), __fmul_rn(seed, 0.5f), root);
     root = __fadd_rn(root, f.scaled_epsilon);
 
-    const float scaled_m = __fmul_rn(m, 0x1p48f);
     float reciprocal = approximate_reciprocal(root);
     reciprocal = __fmaf_rn(reciprocal, __fmaf_rn(-root, reciprocal, 1.0f), reciprocal);
     float quotient = __fmul_rn(scaled_m, reciprocal);
     quotient = __fmaf_rn(reciprocal, __fmaf_rn(-root, quotient, scaled_m), quotient);
     p = __fsub_rn(__fmul_rn(p, decay), __fmul_rn(f.scaled_size, quotient));
-    return fabsf(p) >= 0x1p-49f;
 }
 
 }  // namespace surogate

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import json
-import re
 import struct
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from surogate_optim_adamw_8bit.codes import BLOCK, ZERO, bits_of, code_map, lookup, rounded, thresholds
+from surogate_optim_adamw_8bit.codes import (
+    BLOCK,
+    LOOKUP_EXPONENT,
+    LOOKUP_SIZE,
+    ZERO,
+    bits_of,
+    code_map,
+    looked_up,
+    lookup,
+    rounded,
+    thresholds,
+)
 from surogate_optim_adamw_8bit.kernels import code_words, packed
 
 HERE = Path(__file__).parent
@@ -67,24 +79,68 @@ def test_a_code_is_the_nearest_and_the_even_one_halfway_between_two(signed: bool
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_the_table_gives_the_nearest_code_but_never_that_of_zero(signed: bool) -> None:
-    table, steps, zero = lookup(signed), thresholds(signed), ZERO if signed else 0
+    entries, steps, zero = lookup(signed), thresholds(signed), ZERO if signed else 0
     for x in magnitudes(signed):
-        assert table.code(x) == max(bisect_right(steps, x) - zero, 1), x
+        assert looked_up(entries, x) == max(bisect_right(steps, x) - zero, 1), x
 
 
 def test_negative_codes_mirror_positive_ones_and_stop_before_one() -> None:
     """So the kernel searches magnitudes only."""
-    steps, table = thresholds(True), lookup(True)
+    steps, entries = thresholds(True), lookup(True)
     for x in magnitudes(True):
         code = bisect_right(steps, -x)
-        assert min(code, ZERO - 1) == ZERO - min(table.code(x), ZERO), x
+        assert min(code, ZERO - 1) == ZERO - min(looked_up(entries, x), ZERO), x
+
+
+def nearest(x: Fraction) -> Fraction:
+    """Return `x` rounded to 24 bits, halfway between two numbers to the even one."""
+    if x == 0:
+        return x
+    exponent = x.numerator.bit_length() - x.denominator.bit_length()  # of x, or one more
+    unit = Fraction(2) ** (exponent - (24 if abs(x) < Fraction(2) ** exponent else 23))
+    return round(x / unit) * unit
+
+
+def hardest_quotients(signed: bool) -> Iterator[tuple[int, int, Fraction]]:
+    """Yield (x, scale, threshold), each times a power of two: all significands whose quotient is so close to the middle
+    between a threshold and the float below that a division with a relative error of 2^-46 might end on the wrong side.
+
+    With a middle of 25 bits, x 2^j - middle scale is then an integer c of at most 8. Each c determines the lowest bits
+    of the scale.
+    """
+    for threshold in thresholds(signed):
+        if threshold <= thresholds(signed)[ZERO if signed else 0]:
+            continue
+        middle = Fraction(threshold + of_bits(bits_of(threshold) - 1)) / 2
+        while middle < 2**24:
+            middle *= 2
+        factor = int(middle)
+        assert factor == middle and factor % 2 == 1
+        for j, c in product((24, 25), (*range(-8, 0), *range(1, 9))):
+            for scale in range(-c * pow(factor, -1, 2**j) % 2**j, 2**24, 2**j):
+                x = factor * scale + c >> j
+                if scale >= 2**23 and 2**23 <= x < 2**24:
+                    yield x, scale, Fraction(factor + 1, 2**j)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_the_division_of_the_kernel_is_on_the_right_side_of_every_threshold(signed: bool) -> None:
+    """As `Quotients` in codes.cuh: a product with the rounded reciprocal, and one correction."""
+    cases = 0
+    for x, scale, threshold in hardest_quotients(signed):
+        reciprocal = nearest(Fraction(1, scale))
+        quotient = nearest(x * reciprocal)
+        quotient = nearest(nearest(x - scale * quotient) * reciprocal + quotient)
+        exact = nearest(Fraction(x, scale))
+        assert (quotient >= threshold) == (exact >= threshold), (x, scale)
+        cases += 1
+    assert cases > 500
 
 
 def test_the_sizes_in_the_kernel_are_those_of_the_tables() -> None:
     source = (HERE.parent / "csrc/codes.cuh").read_text()
-    shapes = re.findall(r"shift = (\d+);.*?first = (\d+);.*?size = (\d+);", source, re.S)
-    tables = [lookup(True), lookup(False)]
-    assert [tuple(map(int, shape)) for shape in shapes] == [(t.shift, t.first, len(t.entries)) for t in tables]
+    assert f"lookup_size = {LOOKUP_SIZE};" in source and len(lookup(True)) == len(lookup(False)) == LOOKUP_SIZE
+    assert f"0x1p{LOOKUP_EXPONENT}f" in source and "first_key = 0x4000;" in source and bits_of(2.0) == 0x40000000
     assert f"zero_code = {ZERO};" in source and BLOCK == 256
 
 
@@ -92,6 +148,6 @@ def test_the_words_of_the_tables_are_in_the_order_of_the_kernel() -> None:
     words = code_words()
     data = struct.pack(f"<{len(words)}q", *words)
     halves = struct.unpack(f"<{len(data) // 4}I", data)
-    expected = [*map(bits_of, (*code_map(True), *code_map(False))), *lookup(True).entries, *lookup(False).entries]
+    expected = [*map(bits_of, (*code_map(True), *code_map(False))), *lookup(True), *lookup(False)]
     assert list(halves[: len(expected)]) == expected and len(halves) - len(expected) < 2
     assert packed([1, 0xFFFFFFFF, 2]) == [1 - (1 << 32), 2]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
@@ -75,43 +74,30 @@ def _next_above(x: float) -> float:
 
 # --------------------------------------------------------------------------------------------- the search of the kernel
 
+LOOKUP_EXPONENT = 31
+"""Lookups cover magnitudes from 2^-30 to 1. They are searched scaled by 2^31, so that bit 30 is set in all of them."""
 
-@dataclass(frozen=True)
-class Lookup:
-    """A table that gives the code of a magnitude x > 0 with one access.
+LOOKUP_SIZE = (LOOKUP_EXPONENT - 1) * 128 + 1
+"""Entries of a lookup: 128 between a power of two and the next one, and one for 1."""
 
-    The leading bits of x, `bits >> shift`, select an entry: keys below `first` the first one. An interval of numbers
-    with the same key contains at most one threshold. The high byte of an entry is the code at the beginning of the
-    interval, and its low 24 bits carry into that byte if the remaining bits of x are at or above the threshold:
-
-        code = (entry + (bits & (2^shift - 1))) >> 24
-    """
-
-    shift: int
-    first: int
-    entries: tuple[int, ...]
-
-    def code(self, x: float) -> int:
-        """Return the code of `x` as the kernel does. For tests."""
-        bits = bits_of(x)
-        entry = self.entries[max(bits >> self.shift, self.first) - self.first]
-        return (entry + (bits & ((1 << self.shift) - 1))) >> 24
+_SHIFT = 16
+_FIRST = bits_of(2.0)
 
 
-@cache
-def lookup(signed: bool) -> Lookup:
-    """Return the table of the positive codes: from 1, because a number that is not 0 never gets the code of 0.
+def lookup(signed: bool) -> tuple[int, ...]:
+    """Return a table that gives the code of a magnitude with one access: from 1, because a number that is not 0 never
+    gets the code of 0. Signed codes count from that of 0: 1 to 128.
 
-    Signed codes count from that of 0: 1 to 128.
+    The upper 16 bits of the scaled magnitude select an entry. At most one threshold is in an interval of numbers with
+    the same upper bits. The code is the high byte of a sum modulo 2^32, into which the lower bits carry if they are at
+    or above the threshold:
+
+        code = (entry + bits) >> 24
     """
     zero = ZERO if signed else 0
-    steps = [bits_of(step) for step in thresholds(signed)[zero + 1 :]]
-    shift = 17 if signed else 16
-    first = (steps[0] >> shift) - 1
-    last = bits_of(1.0) >> shift
-    return Lookup(
-        shift, first, tuple(_entry(key << shift, (key + 1) << shift, steps) for key in range(first, last + 1))
-    )
+    steps = [bits_of(step * 2.0**LOOKUP_EXPONENT) for step in thresholds(signed)[zero + 1 :]]
+    begins = range(_FIRST, _FIRST + (LOOKUP_SIZE << _SHIFT), 1 << _SHIFT)
+    return tuple(_entry(begin, begin + (1 << _SHIFT), steps) for begin in begins)
 
 
 def _entry(begin: int, end: int, steps: Sequence[int]) -> int:
@@ -119,4 +105,11 @@ def _entry(begin: int, end: int, steps: Sequence[int]) -> int:
     passed = bisect_right(steps, begin)
     within = steps[passed : bisect_left(steps, end)]
     assert len(within) <= 1
-    return ((1 + passed) << 24) + ((1 << 24) - (within[0] - begin) if within else 0)
+    carry = (1 << 24) - (within[0] - begin) if within else 0
+    return (((1 + passed) << 24) + carry - begin) % (1 << 32)
+
+
+def looked_up(entries: Sequence[int], x: float) -> int:
+    """Return the code of a magnitude as the kernel does. For tests."""
+    bits = max(bits_of(x * 2.0**LOOKUP_EXPONENT), _FIRST)
+    return ((entries[(bits - _FIRST) >> _SHIFT] + bits) % (1 << 32)) >> 24

@@ -11,7 +11,7 @@ from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target,
 from .codes import bits_of, code_map, lookup
 from .optimizer import in_place
 
-CHUNK_SIZE = 16384
+CHUNK_SIZE = 65536
 """Number of elements that one thread block updates at a time: a power of two."""
 
 WORKSPACE_BYTES = 256
@@ -73,7 +73,7 @@ def table(op: Op, pointer: Callable[[Value], int]) -> tuple[list[int], int]:
 def code_words() -> list[int]:
     """Return the 32-bit words of `CodeTables` in codes.cuh: both maps, then the entries of both lookups."""
     maps = chain.from_iterable((bits_of(x) for x in code_map(signed)) for signed in (True, False))
-    return packed([*maps, *lookup(True).entries, *lookup(False).entries])
+    return packed([*maps, *lookup(True), *lookup(False)])
 
 
 def packed(words: Sequence[int]) -> list[int]:

@@ -142,7 +142,7 @@ def test_more_tensors_than_threads_per_block_are_bit_identical_to_the_reference(
 
 def test_more_chunks_than_resident_blocks_are_bit_identical_to_the_reference() -> None:
     """A block of the grid then updates several chunks, of different tensors."""
-    Update([CHUNK_SIZE * 900 + 77, 4096, CHUNK_SIZE * 500], "bf16", "bf16", quantized=(0, 2)).run()
+    Update([CHUNK_SIZE * 200 + 77, 4096, CHUNK_SIZE * 120], "bf16", "bf16", quantized=(0, 2)).run()
 
 
 @pytest.mark.parametrize("step", [1, 2, 1000, 10**6])
@@ -153,7 +153,7 @@ def test_any_step_and_seed_are_bit_identical_to_the_reference(step: int, seed: i
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e-13, 1e-9, 1e-5, 1.0, 1e10, 1e18, 1e25])
 def test_gradients_of_any_size_are_bit_identical_to_the_reference(scale: float) -> None:
-    """Scales below 2^-80 and above 2^80 take the slow path. The largest gradients overflow the second moment."""
+    """Scales below 2^-70 and above 2^26 take the slow path. The largest gradients overflow the second moment."""
     Update([4096, 4096, 5000], scale=scale).run()
 
 
