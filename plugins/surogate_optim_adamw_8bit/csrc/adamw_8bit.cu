@@ -37,7 +37,11 @@
 // Instructions per element, counted in the code for SM90: 60 with fp32 master and bf16 copy, 68 with both in bf16, of which
 // 28 are the arithmetic, 14 the search of the codes, 6 their decoding, 2 the test of the range and 9 the random bits. An
 // SM issues 128 per clock, so at 1.7 GHz both in bf16 are limited to 4.2 TB/s. The ALU takes 20 of the 68, at half the
-// rate, and the search takes 3.3 accesses to a bank of shared memory in turn, decoding 1. Not measured yet.
+// rate, and the search takes 3.3 accesses to a bank of shared memory in turn, decoding 1.
+//
+// Measured on an H200 at 1,980 MHz, 1.07e9 elements, share of 4.21 TB/s by gradient and master: 65 % bf16, bf16; 72 % fp32,
+// bf16; 79 % fp32, fp32; 74 % bf16, fp32; with fp32 moments 91 %. Without the prefetch 57, 63, 70 and 64 %, and with
+// other numbers of threads between 54 and 75 %: loads are waited for, although the instructions would suffice.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -156,6 +160,11 @@ __device__ __forceinline__ bool has_nan(const Words<__nv_bfloat16>& x) {
     return !__hbeq2(sum, sum);
 }
 
+// Brings a line into the L2 cache, for a later load. A register is not needed until then.
+__device__ __forceinline__ void prefetch(const void* address) {
+    asm volatile("prefetch.global.L2 [%0];" : : "l"(address));
+}
+
 // Whether x is in [from, to], which are positive. False for NaN.
 __device__ __forceinline__ bool between(float x, float from, float to) {
     return __float_as_uint(x) - __float_as_uint(from) <= __float_as_uint(to) - __float_as_uint(from);
@@ -179,6 +188,13 @@ __device__ __forceinline__ bool update_coded_octet(const Factors& f, const Table
 #pragma unroll
     for (int i = 0; i < octet; ++i) {
         update_scaled_moments(f, g.get(i), m[i], v[i]);
+    }
+    if (offset / code_block * code_block + stride < static_cast<uint32_t>(chunk.size)) {
+        const uint32_t next = offset + stride;
+        prefetch(static_cast<const char*>(entry.grad) + next * sizeof(G));
+        prefetch(static_cast<const char*>(entry.master) + next * sizeof(P));
+        prefetch(static_cast<const char*>(entry.m) + next);
+        prefetch(static_cast<const char*>(entry.v) + next);
     }
     const Magnitudes<true> ms(m);
     const Magnitudes<false> vs(v);
