@@ -166,9 +166,12 @@ def documented_passes() -> list[str]:
 
 
 def test_passes_run_in_the_documented_order() -> None:
+    held = OffloadDef(name="held", summary="", selected=bool, on_host=lambda family, context: context.optimizer_states)
+    moved = offload(copies_for_backward)
     everything = {
         **ADAPTED,
-        **offload(copies_for_backward),
+        **moved,
+        "offload": [*moved["offload"], (held, NoOptions())],
         "ops": {**OPS, **tracking.OPS},
         "recipe": tracking.tracking(BF16),
         "recompute": frozenset({"swiglu"}),
@@ -179,7 +182,7 @@ def test_passes_run_in_the_documented_order() -> None:
     names = ["adapters" if p.name.startswith("adapter ") else p.name for p in ran]
     assert list(dict.fromkeys(names)) == documented_passes()
     assert [p.name for p in assembly.passes if p.program == "evaluate"] == [
-        *("evaluation", "outputs", "lower", "dead_code", "pending", "in_place")
+        *("evaluation", "outputs", "lower", "dead_code", "pending", "stream", "in_place")
     ]
     assert {"micro_first", "micro_next"} == {p.program for p in assembly.passes if p.name == "accumulate"}
 

@@ -102,7 +102,7 @@ def in_background(directory: Path, step: int) -> None:
         save_and_prune(directory, step)
         return directory
 
-    nothing: Any = SimpleNamespace(snapshot=lambda: None, wait=lambda: None, view=None)
+    nothing: Any = SimpleNamespace(snapshot=lambda: None, wait=lambda: None, view=None, release=lambda: None)
     writer = BackgroundWriter(nothing, nothing, write, lambda line: None)
     try:
         writer.save(step, Progress())

@@ -13,10 +13,10 @@ from typing import Any
 from surogate_core.api import BindContext, Call, KernelDef, Launch, Op, Support, Target, Value
 from surogate_core.api.cublaslt import is_timed, library_bytes, selecting
 from surogate_core.dtypes import DTYPES
-from surogate_optim_adamw.adamw import in_place
 
 from .batches import Batch, Layout, Panel, Shape, batches, iteration, layout, workspace_bytes
 from .iterations import METHODS, Iterations
+from .optimizer import in_place
 from .scaling import factor
 
 _DTYPES = ("fp32", "bf16")

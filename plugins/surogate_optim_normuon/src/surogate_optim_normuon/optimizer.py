@@ -12,7 +12,6 @@ from zlib import crc32
 from pydantic import BaseModel, ConfigDict, Field
 
 from surogate_core.api import Init, Op, OpDef, OptimizerDef, OutSpec, ParamGrad, UpdateContext, Value
-from surogate_optim_adamw.adamw import in_place
 
 from . import batches
 from .iterations import METHODS
@@ -125,6 +124,12 @@ def infer(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
     copies = zip(attrs["copied"], attrs["copy_dtypes"], strict=True)
     work = [OutSpec("work", ins[4 + n + i].shape, dtype) for i, dtype in copies]
     return [*kept, *work, *(OutSpec("amax", (), "fp32") for _ in attrs["measured"])]
+
+
+def in_place(op: Op) -> dict[int, int]:
+    """Return {index of an output: index of the input that it updates}: masters, momenta and second moments."""
+    first = 4 + op.attrs["n"]
+    return {i: first + i for i in range(len(op.ins) - first)}
 
 
 def flops(op: Op) -> int:
