@@ -8,6 +8,7 @@ A shell lets processes in the background ignore SIGINT, and theirs inherit that.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
@@ -19,3 +20,9 @@ import surogate_core  # noqa: F401
 import surogate_models  # noqa: F401
 import surogate_recipes_bf16  # noqa: F401
 import surogate_recipes_fp8  # noqa: F401
+
+
+def pytest_collection_finish() -> None:
+    """Keep modules and collected tests out of collections, which would visit their objects every time."""
+    gc.collect()
+    gc.freeze()

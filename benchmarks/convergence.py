@@ -3,7 +3,7 @@
     python benchmarks/convergence.py prepare work --text docs.jsonl --chat gsm8k.jsonl
     python benchmarks/convergence.py train work full bf16 --rounding-seed 2
     python benchmarks/convergence.py train work full fp8-hybrid
-    python benchmarks/convergence.py train work full bf16 --name adamw_8bit --set optimizer=adamw_8bit
+    python benchmarks/convergence.py train work full bf16 --name adamw --set optimizer=adamw
     python benchmarks/convergence.py compare work full --picture full.png
 
 `prepare` trains a tokenizer of 8,192 tokens on the text ({"text": ...} a line) and sets every 20th document aside for

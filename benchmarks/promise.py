@@ -30,9 +30,9 @@ from surogate_core.machine.devices import GIB
 
 HERE = Path(__file__).parent
 BF16 = ("model_dtype=bf16", "master_dtype=bf16", "param_grad_dtype=bf16")
-FULL = (*BF16, "optimizer_state_dtype=bf16")
+FULL = (*BF16, "optimizer=adamw", "optimizer_state_dtype=bf16")
 EIGHT = (*BF16, "optimizer=adamw_8bit")
-LORA = ("model_dtype=bf16", "lora_dropout=0")
+LORA = ("model_dtype=bf16", "optimizer=adamw", "lora_dropout=0")
 FP8 = "recipe=fp8-hybrid"
 BLOCK = "recompute_block=true"
 POLL_SECONDS = 0.01
@@ -54,7 +54,7 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        kept = [s for s in self.settings if not s.startswith(tuple(key.split("=")[0] for key in (*FULL, *LORA)))]
+        kept = [s for s in self.settings if s not in (*FULL, *LORA)]
         depth = f"/{self.layers}" if self.layers else ""
         size = f"{self.batch}x{self.seq_len}x{self.accumulate}"
         return " ".join((self.model + depth, "lora" if self.lora else "full", size, *kept))

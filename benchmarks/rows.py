@@ -8,15 +8,18 @@ from pathlib import Path
 
 MODELS = Path(__file__).parent / "models"
 
-BF16 = ("model_dtype=bf16", "master_dtype=bf16", "param_grad_dtype=bf16", "optimizer_state_dtype=bf16")
+ADAMW = ("optimizer=adamw", "optimizer_state_dtype=bf16")
+"""As on the other side."""
+
+BF16 = ("model_dtype=bf16", "master_dtype=bf16", "param_grad_dtype=bf16", *ADAMW)
 """Full training in bf16: weights, gradients and both moments."""
 
-LORA = ("model_dtype=bf16",)
+LORA = ("model_dtype=bf16", "optimizer=adamw")
 
-FP8 = ("recipe=fp8-hybrid", "master_dtype=bf16", "param_grad_dtype=bf16", "optimizer_state_dtype=bf16")
+FP8 = ("recipe=fp8-hybrid", "master_dtype=bf16", "param_grad_dtype=bf16", *ADAMW)
 """The same with products of the blocks in FP8."""
 
-FP8_LORA = ("recipe=fp8-hybrid",)
+FP8_LORA = ("recipe=fp8-hybrid", "optimizer=adamw")
 
 FLOOR_GPU = "NVIDIA H200"
 

@@ -68,7 +68,7 @@ def write_config(arguments: argparse.Namespace, folder: Path) -> Path:
     if arguments.what == "lora":
         keys |= {"lora": True, "max_steps": arguments.steps}
     else:
-        states = {"optimizer_state_dtype": "bf16", "param_grad_dtype": "bf16"}
+        states = {"optimizer": "adamw", "optimizer_state_dtype": "bf16", "param_grad_dtype": "bf16"}
         keys |= {"from_scratch": True, "model_dtype": "bf16", "max_steps": 1, "verify_outputs": False, **states}
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(keys))

@@ -8,7 +8,7 @@ compiled cross-entropy that includes the LM head, fused AdamW with bf16 states, 
 all but the adapters is frozen: PEFT's layers of rank 16 on the seven linear layers of a block, or the same layers
 written out below if PEFT is missing. Then the step is timed twice, as it is and with forward and backward captured as a
 CUDA graph, which helps where launches take longer than kernels. The faster one is reported. `--fp8` makes the products
-of the blocks FP8 by torchao. Prints one line of JSON.
+of the blocks FP8 by torchao; `--nf4` with `--lora` stores the frozen ones by bitsandbytes. Prints one line of JSON.
 On a CPU nothing is compiled, because that takes minutes: there the script only shows that it works.
 """
 
@@ -52,6 +52,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--fp8", action="store_true", help="linear layers of the blocks by torchao's tensorwise FP8")
+    parser.add_argument("--nf4", action="store_true", help="frozen linear layers by bitsandbytes; with --lora")
     parser.add_argument("--no-peft", action="store_true", help="the LoRA layers of this file, also where PEFT is there")
     parser.add_argument("--graph", choices=["auto", "never", "only"], default="auto", help="auto: with --lora, as well")
     parser.add_argument("--steps", type=int, default=20)
@@ -67,6 +68,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     layers = "full"
     if arguments.fp8:
         to_fp8(model)
+    if arguments.nf4:
+        to_nf4(model)
     if arguments.lora:
         layers = add_lora(model, peft_wanted=not arguments.no_peft)
     step = Step.of(model, arguments, compiled=on_gpu)
@@ -133,6 +136,30 @@ def to_fp8(model: Any) -> None:
     except ImportError as error:
         sys.exit(f"torch_step.py: --fp8 needs torchao ({error}). Install it: pip install torchao.")
     convert_to_float8_training(model.model.layers, config=Float8LinearConfig.from_recipe_name("tensorwise"))
+
+
+def to_nf4(model: Any) -> None:
+    """Store the linear layers of the blocks in bitsandbytes' NF4 with double quantization, dequantized to bf16."""
+    try:
+        import bitsandbytes
+    except ImportError as error:
+        sys.exit(f"torch_step.py: --nf4 needs bitsandbytes ({error}). Install it: pip install bitsandbytes.")
+    for block in model.model.layers:
+        for parent in list(block.modules()):
+            for name in set(LINEAR) & set(dict(parent.named_children())):
+                whole = getattr(parent, name)
+                stored = bitsandbytes.nn.Linear4bit(
+                    whole.in_features,
+                    whole.out_features,
+                    bias=whole.bias is not None,
+                    compute_dtype=torch.bfloat16,
+                    quant_type="nf4",
+                )
+                weight = whole.weight.data.cpu()
+                stored.weight = bitsandbytes.nn.Params4bit(weight, requires_grad=False, quant_type="nf4")
+                if whole.bias is not None:
+                    stored.bias = whole.bias
+                setattr(parent, name, stored.to(whole.weight.device))
 
 
 def add_lora(model: Any, peft_wanted: bool) -> str:

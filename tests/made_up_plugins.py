@@ -146,6 +146,19 @@ def schedule(family, context):
 OFFLOAD = OffloadDef(name="acme", summary="", options=OffloadOptions, schedule=schedule,
                      selected=lambda options: bool(options.acme_offload))
 
+class WeightOptions(BaseModel):
+    acme_weights: bool = False
+
+def quantize(b, info, options):
+    stored = b.state(f"{info.param.name}.acme", info.param.shape, "bf16", None, derived=True)
+    return b.emit("cast", info.param, outs=[stored], dtype="bf16")
+
+def dequantize(b, info, stored, options):
+    return b.apply("cast", *stored, label="weight", dtype=info.param.dtype)
+
+WEIGHT_FORMAT = WeightFormatDef(name="acme", summary="", options=WeightOptions, key="acme_weights", quantize=quantize,
+                                dequantize=dequantize)
+
 class LauncherOptions(BaseModel):
     acme_record: str = ""
 
@@ -186,6 +199,8 @@ def surogate_adapters(): return [ADAPTER]
 def surogate_optimizers(): return [OPTIMIZER]
 @hookimpl
 def surogate_offload_strategies(): return [OFFLOAD]
+@hookimpl
+def surogate_weight_formats(): return [WEIGHT_FORMAT]
 @hookimpl
 def surogate_launchers(): return [LAUNCHER]
 @hookimpl

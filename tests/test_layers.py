@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -87,6 +88,7 @@ HEAVY = {
 MAY_IMPORT_TORCH = (
     *("runtime/", "reference/", "data/", "testing/", "verification/", "profiling/measure.py"),
     *("checkpoint/hf.py", "checkpoint/states.py", "checkpoint/stored_weights.py", "checkpoint/tensor_file.py"),
+    *("checkpoint/matrix_codec.py", "checkpoint/quantize.py", "checkpoint/stored_base.py"),
 )
 NEVER_TORCH = {"program", "memory"}
 
@@ -101,7 +103,7 @@ EXAMPLE = "Qwen/Qwen3-0.6B"
 MAY_NAME = {"config/foreign.py", "config/keys.py", "config/schema.py"}
 """Tables of YAML keys and defaults (`optimizer: adamw`, `lora: true`, keys of other trainers): data, not code."""
 
-LINE_BUDGET = 2000
+LINE_BUDGET = 2050
 
 
 def parts(path: Path) -> str:
@@ -110,7 +112,8 @@ def parts(path: Path) -> str:
     return relative.parts[0].removesuffix(".py")
 
 
-def imports(path: Path, package: str, root: Path) -> Iterator[tuple[ast.stmt, str, bool]]:
+@cache
+def imports(path: Path, package: str, root: Path) -> list[tuple[ast.stmt, str, bool]]:
     """(statement, absolute module, whether it runs at import time) for every import of a file."""
     tree = ast.parse(path.read_text(), str(path))
     deferred = {
@@ -120,15 +123,15 @@ def imports(path: Path, package: str, root: Path) -> Iterator[tuple[ast.stmt, st
         for child in ast.walk(node)
     }
     folder = [package, *path.relative_to(root).parts[:-1]]
+    found: list[tuple[ast.stmt, str, bool]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node, alias.name, id(node) not in deferred
+            found += [(node, alias.name, id(node) not in deferred) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = folder[: len(folder) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
-            for alias in node.names:
-                yield node, f"{module}.{alias.name}", id(node) not in deferred
+            found += [(node, f"{module}.{alias.name}", id(node) not in deferred) for alias in node.names]
+    return found
 
 
 def _is_type_checking(node: ast.AST) -> bool:
@@ -265,11 +268,18 @@ def _words(node: ast.AST, docstrings: set[int]) -> Iterator[str]:
             yield value
 
 
-@pytest.mark.parametrize("entry", importlib.metadata.entry_points(group="surogate"), ids=lambda entry: entry.name)
-def test_a_plugin_module_imports_without_torch(entry: importlib.metadata.EntryPoint) -> None:
-    code = f"import sys, {entry.value}; print([name for name in {sorted(HEAVY)} if name in sys.modules])"
+def test_plugin_modules_import_without_torch() -> None:
+    names = [entry.value for entry in importlib.metadata.entry_points(group="surogate")]
+    code = (
+        "import importlib, sys\n"
+        f"for name in {names}:\n"
+        "    importlib.import_module(name)\n"
+        f"    heavy = [found for found in {sorted(HEAVY)} if found in sys.modules]\n"
+        "    assert not heavy, f'{name} imports {heavy}'\n"
+        "print('imported', name)\n"
+    )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (result.stdout.strip(), result.stderr) == ("[]", "")
+    assert (result.stdout, result.stderr) == (f"imported {names[-1]}\n", "")
 
 
 def test_no_file_of_core_is_longer_than_400_lines() -> None:

@@ -20,9 +20,9 @@ from surogate_core.machine.devices import DEVICES
 from surogate_core.machine.local_device import NoGpuError, local_device, torch_has_cuda, visible_gpus
 
 ROOT = Path(__file__).parents[1]
-TRAIN = ["train", str(ROOT / "examples/quickstart.yaml"), "--set", f"model={ROOT / 'examples/tiny-qwen3'}"]
-TRAIN += ["--set", "output_dir=not-written", "--set", "recipe=bf16"]
-PLAN = ["plan", str(Path(__file__).parents[1] / "examples/qwen3-8b.yaml")]
+RUN = [str(ROOT / "examples/quickstart.yaml"), "--set", f"model={ROOT / 'examples/tiny-qwen3'}"]
+TRAIN = ["train", *RUN, "--set", "output_dir=not-written", "--set", "recipe=bf16"]
+PLAN = ["plan", *RUN]
 
 
 class Driver:

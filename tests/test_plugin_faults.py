@@ -374,7 +374,7 @@ def test_every_function_of_every_definition_is_wrapped_or_listed() -> None:
 
 @pytest.mark.parametrize(("kind", "function"), sorted(RESULTS))
 def test_a_function_that_raises_is_named(install: Install, kind: str, function: str) -> None:
-    names = {"op": "TWICE"}
+    names = {"op": "TWICE", "weight format": "WEIGHT_FORMAT"}
     install("acme", "0.1.0", "zz", f'change("{names.get(kind, kind.upper())}", {function}=boom)')
     registry = load_registry()
     (definition,) = [

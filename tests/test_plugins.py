@@ -57,6 +57,7 @@ FIRST_PARTY = (
     *("builtin", "models", "bf16", "fp8", "adamw", "adamw_8bit", "normuon", "lora", "tensorboard", "wandb"),
     "offload_residual",
     "offload_states",
+    *("qlora_nf4", "qlora_fp8", "qlora_fp4"),
 )
 
 
@@ -367,6 +368,14 @@ def test_only_a_package_of_this_project_is_suggested_to_install() -> None:
     for kind, name in (("recipe", "fp6"), ("recipe", "nvfp4"), ("optimizer", "lion"), ("logger", "mlflow")):
         text = str(registry.missing(kind, name))
         assert text.startswith(f"{kind}: {name} — no installed plugin provides it. ") and "pip" not in text
+
+
+def test_an_installed_optimizer_is_the_alternative_to_one_that_is_not() -> None:
+    """The default is in a package of its own."""
+    registry = load_registry()
+    assert "adamw" in registry.names("optimizer")
+    text = str(registry.missing("optimizer", "adamw_8bit"))
+    assert text.endswith(" Try: pip install surogate-optim-adamw-8bit, or optimizer: adamw")
 
 
 def test_every_package_that_is_suggested_is_one_of_this_repository() -> None:

@@ -9,19 +9,13 @@ from pathlib import Path
 
 import pytest
 import typer
+from end_to_end.product import COMMAND, invoke
 
 from surogate_core.cli import app as cli
 from surogate_core.cli.external import CORE_COMMANDS
 from surogate_core.errors import ConfigError, PluginError, ProgramError, RunStopped
 
 ROOT = Path(__file__).parents[1]
-SUROGATE = [sys.executable, "-m", "surogate_core.cli"]
-
-
-def surogate(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*SUROGATE, *args], capture_output=True, text=True, check=False, timeout=60, env=os.environ | environ
-    )
 
 
 HEAVY = ("pydantic", "pluggy", "numpy", "torch", "transformers", "datasets", "pyarrow", "matplotlib", "peft")
@@ -46,6 +40,7 @@ def imported(*args: str) -> set[str]:
 PLUGINS = {"surogate_models", "surogate_recipes_bf16", "surogate_recipes_fp8", "surogate_optim_adamw", "surogate_lora"}
 PLUGINS |= {"surogate_optim_adamw_8bit", "surogate_optim_normuon", "surogate_log_tensorboard", "surogate_log_wandb"}
 PLUGINS |= {"surogate_offload_residual", "surogate_offload_states"}
+PLUGINS |= {"surogate_qlora_nf4", "surogate_qlora_fp8", "surogate_qlora_fp4"}
 
 
 @pytest.mark.parametrize("args", [["--help"], ["--version"]])
@@ -110,14 +105,14 @@ def test_timing_prints_where_a_command_spent_its_time() -> None:
 
 
 def test_without_a_command_help_is_printed_and_the_exit_code_is_2() -> None:
-    result = surogate()
+    result = subprocess.run(COMMAND, capture_output=True, text=True, check=False, timeout=60)
     assert result.returncode == 2
     assert "Usage: surogate" in result.stdout + result.stderr
 
 
 @pytest.mark.parametrize("command", ["train", "pt", "sft", "plan"])
 def test_without_a_config_help_is_printed_and_the_exit_code_is_2(command: str) -> None:
-    result = surogate(command)
+    result = invoke(command)
     assert result.returncode == 2
     assert f"Usage: surogate {command}" in result.stderr
     assert f"No config file. Give one: surogate {command} run.yaml" in result.stderr
@@ -125,18 +120,18 @@ def test_without_a_config_help_is_printed_and_the_exit_code_is_2(command: str) -
 
 def test_an_unknown_command_or_option_is_a_message_and_2() -> None:
     for args in (["trian"], ["plan", "--devise", "h200"]):
-        result = surogate(*args)
+        result = invoke(*args)
         assert result.returncode == 2
         assert "Traceback" not in result.stderr
 
 
 def test_two_different_config_files_are_refused() -> None:
-    result = surogate("plan", "a.yaml", "--config", "b.yaml")
+    result = invoke("plan", "a.yaml", "--config", "b.yaml")
     assert (result.returncode, result.stderr) == (2, "error: two config files: a.yaml and --config b.yaml. Give one\n")
 
 
 def test_a_missing_config_file_is_one_message_and_2(tmp_path: Path) -> None:
-    result = surogate("train", str(tmp_path / "absent.yaml"))
+    result = invoke("train", str(tmp_path / "absent.yaml"))
     assert result.returncode == 2
     assert "absent.yaml" in result.stderr
     assert "Traceback" not in result.stderr
@@ -185,7 +180,7 @@ def _run_raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def test_a_reader_that_exits_is_not_an_error() -> None:
-    command = f"{' '.join(SUROGATE)} plugins --json; echo $? >&2"
+    command = f"{' '.join(COMMAND)} plugins --json; echo $? >&2"
     result = subprocess.run(
         ["bash", "-c", f"({command}) | true"], capture_output=True, text=True, check=False, timeout=60
     )

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from chat_formats import QWEN25, chat_tokenizer, published_tokenizer
+from end_to_end.product import COMMAND, invoke
 
-SUROGATE = [sys.executable, "-m", "surogate_core.cli"]
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -43,9 +43,7 @@ def write(folder: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def tokenize(run: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*SUROGATE, "tokenize", str(run), *args], capture_output=True, text=True, check=False, timeout=60
-    )
+    return invoke("tokenize", run, *args)
 
 
 def test_counts_lengths_and_the_trained_share_are_printed(run: Path) -> None:
@@ -54,7 +52,8 @@ def test_counts_lengths_and_the_trained_share_are_printed(run: Path) -> None:
     assert re.search(r"documents +10\n +tokens +[\d,]+\n +trained +[\d,]+ +\d+\.\d% of the tokens", result.stdout)
     assert re.search(r"lengths +\d+ to \d+ tokens, median \d+", result.stdout)
     assert re.search(r"train +[\d,]+ tokens in \d+ rows of 256, \d+\.\d% padding", result.stdout)
-    assert tokenize(run).stdout == result.stdout  # from the cache
+    again = subprocess.run([*COMMAND, "tokenize", str(run)], capture_output=True, text=True, check=True, timeout=60)
+    assert again.stdout == result.stdout, "another process reads the cache"
 
 
 def test_neither_torch_nor_a_model_is_loaded(run: Path) -> None:
@@ -89,7 +88,7 @@ def test_debug_shows_the_spaces_of_sentencepiece_tokens_and_what_is_omitted(run:
 
 
 def test_debug_fits_a_terminal_of_80_columns_and_colours_it(run: Path) -> None:
-    lines = in_terminal([*SUROGATE, "tokenize", str(run), "--debug"]).splitlines()
+    lines = in_terminal([*COMMAND, "tokenize", str(run), "--debug"]).splitlines()
     assert max(len(ESCAPE.sub("", line)) for line in lines if str(run.parent) not in line) <= 80
     assert any("\x1b[32mA friend." in line for line in lines)
     assert any("\x1b[2mWho goes there?" in line for line in lines)

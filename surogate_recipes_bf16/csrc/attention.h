@@ -13,23 +13,28 @@ namespace surogate {
 void attention_plain(const void* qkv, const void* cu_seqlens, void* out, void* lse, int64_t tokens, int64_t documents,
                      int64_t heads, int64_t kv_heads, int64_t head_dim, int dtype, cudaStream_t stream);
 
-// Returns the size of the backward workspace in bytes: delta, fp32 [H, T].
+// Returns the size of the backward workspace for a chunk of `tokens` in bytes: delta and corrected lse, fp32
+// [H, tokens] each.
 int64_t attention_plain_bwd_workspace(int64_t tokens, int64_t heads);
 
+// `chunks` as in CudnnAttentionBackward.
 void attention_plain_bwd(const void* dout, const void* qkv, const void* out, const void* lse, const void* cu_seqlens,
                          void* dqkv, void* workspace, int64_t tokens, int64_t documents, int64_t heads,
-                         int64_t kv_heads, int64_t head_dim, int dtype, cudaStream_t stream);
+                         int64_t kv_heads, int64_t head_dim, int64_t chunks, int dtype, cudaStream_t stream);
 
-// Computes the lengths of the documents, and their offsets in tensors with elements[i] elements per token.
+// Computes the lengths of the documents in the tokens [first, first + tokens), and their offsets in tensors that begin
+// at token `first` and have elements[i] elements per token. Documents outside of these tokens are empty.
 //   cu_seqlens   [documents + 1] int32
-//   lengths      [documents] int32:               cu_seqlens[d + 1] - cu_seqlens[d]
-//   offsets      [count, documents + 1] int64:    cu_seqlens[d] * elements[i]; count is at most 4
+//   lengths      [documents] int32:               start(d + 1) - start(d)
+//   offsets      [count, documents + 1] int64:    start(d) * elements[i]; count is at most 4
+// where start(d) = clamp(cu_seqlens[d] - first, 0, tokens)
 constexpr int max_ragged_tensors = 4;
-void ragged_offsets(const void* cu_seqlens, void* lengths, void* offsets, int64_t documents, const int64_t* elements,
-                    int64_t count, cudaStream_t stream);
+void ragged_offsets(const void* cu_seqlens, void* lengths, void* offsets, int64_t documents, int64_t first,
+                    int64_t tokens, const int64_t* elements, int64_t count, cudaStream_t stream);
 
-// Copies lse [heads, documents * seq_len] to packed [documents, heads, seq_len], both fp32.
-void pack_lse(const void* lse, void* packed, int64_t documents, int64_t heads, int64_t seq_len, cudaStream_t stream);
+// Copies the first documents * seq_len columns of lse [heads, row] to packed [documents, heads, seq_len], both fp32.
+void pack_lse(const void* lse, void* packed, int64_t documents, int64_t heads, int64_t seq_len, int64_t row,
+              cudaStream_t stream);
 
 // Copies dk and dv [tokens, columns] to columns of dqkv, at these addresses and with a stride of `row` elements; bf16.
 void unpack_dkv(const void* dk, const void* dv, void* dk_columns, void* dv_columns, int64_t tokens, int64_t columns,
@@ -81,9 +86,12 @@ enum class BackwardRoute : int64_t {
 //   packed_dkv     dk and dv are written to workspace [T, G / groups, D] and then copied into dqkv. The sums per query
 //                  head that cuDNN keeps for ragged documents have the row stride of dk and dv, times H / G; packed
 //                  rows make them smaller.
+//   chunks         number of chunks of tokens that run one after another, with one plan and one workspace; divides the
+//                  tokens, and no document may cross the boundary of a chunk
 class CudnnAttentionBackward {
 public:
-    CudnnAttentionBackward(const AttentionShape& shape, BackwardRoute route, int64_t groups, bool packed_dkv);
+    CudnnAttentionBackward(const AttentionShape& shape, BackwardRoute route, int64_t groups, bool packed_dkv,
+                           int64_t chunks);
     ~CudnnAttentionBackward();
     int64_t workspace_bytes() const;
     void run(const void* dout, const void* qkv, const void* out, const void* lse, const void* cu_seqlens, void* dqkv,

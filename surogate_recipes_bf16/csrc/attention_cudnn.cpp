@@ -106,31 +106,35 @@ void CudnnAttention::run(const void* qkv, const void* cu_seqlens, void* out, voi
     check_pointer(lse, Plan::op, "lse", 16);
     const AttentionShape& shape = plan_->shape;
     const int64_t keys = shape.heads * shape.head_dim, values = keys + shape.kv_heads * shape.head_dim;
-    plan_->graph.begin(cu_seqlens, workspace, stream);
+    plan_->graph.begin(cu_seqlens, 0, workspace, stream);
     plan_->graph.execute({{Q, at(qkv, 0)}, {K, at(qkv, keys)}, {V, at(qkv, values)}, {O, out}, {STATS, lse}},
                          workspace);
 }
 
 // ----------------------------------------------------------------------------------------------------------- backward
 
-// The plan is for one group of heads: views of the columns of the group, with the strides of whole rows. Each group is
+// The plan is for one chunk of tokens and one group of heads: views of the columns of the group, with the strides of whole rows. Each group is
 // one execution of four to six kernels, which access only the heads of the group. So groups add launches (about 5 us
 // per kernel) but no memory traffic. A group of one key/value head still has a thread block for every document, query
 // head and tile of 64 or 128 keys.
 //
+// Chunks add the same launches, and `ragged_offsets`. Documents of other chunks are empty, and their thread blocks exit
+// immediately.
+//
 // cuDNN before 9.26 reads the lse of a dense graph only as [documents, heads, seq_len]. `pack_lse` copies it to the
-// workspace in this layout, unless there is one document. It moves 8 bytes per token and head, about 2 us per launch.
+// workspace in this layout, unless the micro-batch is one document. It moves 8 bytes per token and head, about 2 us per launch.
 //
 // Workspace of the caller: packed dk, packed dv, packed lse; each may be absent.
 struct CudnnAttentionBackward::Plan {
     static constexpr auto op = "attention_bwd";
 
-    Plan(const AttentionShape& given, BackwardRoute route, int64_t group_count, bool pack)
-        : shape(given),
+    Plan(const AttentionShape& given, BackwardRoute route, int64_t group_count, bool pack, int64_t chunk_count)
+        : shape(of_chunk(given, chunk_count)),
+          tokens(given.tokens),
           groups(group_count),
           packed_dkv(pack),
           packed_lse(given.dense() && given.documents > 1),
-          graph(given, op) {
+          graph(shape, op) {
         SUROGATE_REQUIRE(groups > 0 && shape.kv_heads % groups == 0, op,
                          std::to_string(shape.kv_heads) + " kv_heads cannot be divided into " + std::to_string(groups) +
                              " groups");
@@ -147,7 +151,7 @@ struct CudnnAttentionBackward::Plan {
         const Tensor dout = graph.input(DO, "dout", heads, out_row);
         TensorAttributes statistics;
         statistics.set_name("lse");
-        const int64_t lse_row = shape.dense() ? shape.seq_len : shape.tokens;
+        const int64_t lse_row = shape.dense() ? shape.seq_len : tokens;
         graph.set_statistics(statistics, heads, heads * lse_row, lse_row);
         const Tensor lse = graph.graph().tensor(statistics);
 
@@ -161,7 +165,23 @@ struct CudnnAttentionBackward::Plan {
         graph.build(2 * dkv_bytes + (packed_lse ? shape.tokens * heads * static_cast<int64_t>(sizeof(float)) : 0));
     }
 
-    AttentionShape shape;
+    // Returns the shape of a chunk. Of documents of different lengths, any number may be in one chunk.
+    static AttentionShape of_chunk(AttentionShape shape, int64_t chunks) {
+        SUROGATE_REQUIRE(chunks > 0 && shape.tokens % chunks == 0, op,
+                         std::to_string(shape.tokens) + " tokens cannot be divided into " + std::to_string(chunks) +
+                             " chunks");
+        if (shape.dense()) {
+            SUROGATE_REQUIRE(shape.documents % chunks == 0, op,
+                             std::to_string(shape.documents) + " documents of equal lengths cannot be divided into " +
+                                 std::to_string(chunks) + " chunks");
+            shape.documents /= chunks;
+        }
+        shape.tokens /= chunks;
+        return shape;
+    }
+
+    AttentionShape shape;  // of a chunk
+    int64_t tokens;        // of all chunks
     int64_t groups;
     bool packed_dkv;
     bool packed_lse;
@@ -172,9 +192,9 @@ struct CudnnAttentionBackward::Plan {
 };
 
 CudnnAttentionBackward::CudnnAttentionBackward(const AttentionShape& shape, BackwardRoute route, int64_t groups,
-                                               bool packed_dkv)
-    : plan_(shared_plan<Plan>(shape, {static_cast<int64_t>(route), groups, packed_dkv}, Plan::op,
-                              [&] { return std::make_shared<Plan>(shape, route, groups, packed_dkv); })) {}
+                                               bool packed_dkv, int64_t chunks)
+    : plan_(shared_plan<Plan>(shape, {static_cast<int64_t>(route), groups, packed_dkv, chunks}, Plan::op,
+                              [&] { return std::make_shared<Plan>(shape, route, groups, packed_dkv, chunks); })) {}
 CudnnAttentionBackward::~CudnnAttentionBackward() = default;
 
 int64_t CudnnAttentionBackward::workspace_bytes() const { return plan_->graph.workspace_bytes(); }
@@ -187,33 +207,38 @@ void CudnnAttentionBackward::run(const void* dout, const void* qkv, const void* 
     check_pointer(out, Plan::op, "out", 16);
     check_pointer(lse, Plan::op, "lse", 16);
     check_pointer(dqkv, Plan::op, "dqkv", 16);
-    plan.graph.begin(cu_seqlens, workspace, stream);
     const AttentionShape& shape = plan.shape;
     const int64_t columns = plan.heads * shape.head_dim;
     char* packed_dk = plan.graph.extra(workspace);
     char* packed_dv = packed_dk + plan.dkv_bytes;
     char* packed_lse = packed_dv + plan.dkv_bytes;
-    for (int64_t group = 0; group < plan.groups; ++group) {
-        const int64_t query = group * columns;
-        const int64_t key = shape.heads * shape.head_dim + group * plan.kv_columns;
-        const int64_t value = key + shape.kv_heads * shape.head_dim;
-        const float* group_lse = static_cast<const float*>(lse) + group * plan.heads * shape.tokens;
-        if (plan.packed_lse) {
-            pack_lse(group_lse, packed_lse, shape.documents, plan.heads, shape.seq_len, stream);
-        }
-        plan.graph.execute({{Q, at(qkv, query)},
-                            {K, at(qkv, key)},
-                            {V, at(qkv, value)},
-                            {O, at(out, query)},
-                            {DO, at(dout, query)},
-                            {STATS, plan.packed_lse ? packed_lse : static_cast<void*>(const_cast<float*>(group_lse))},
-                            {DQ, at(dqkv, query)},
-                            {DK, plan.packed_dkv ? packed_dk : at(dqkv, key)},
-                            {DV, plan.packed_dkv ? packed_dv : at(dqkv, value)}},
-                           workspace);
-        if (plan.packed_dkv) {
-            unpack_dkv(packed_dk, packed_dv, at(dqkv, key), at(dqkv, value), shape.tokens, plan.kv_columns,
-                       plan.graph.row(), stream);
+    for (int64_t first = 0; first < plan.tokens; first += shape.tokens) {
+        plan.graph.begin(cu_seqlens, first, workspace, stream);
+        const int64_t row = first * plan.graph.row(), out_row = first * shape.heads * shape.head_dim;
+        for (int64_t group = 0; group < plan.groups; ++group) {
+            const int64_t out_query = out_row + group * columns;
+            const int64_t query = row + group * columns;
+            const int64_t key = row + shape.heads * shape.head_dim + group * plan.kv_columns;
+            const int64_t value = key + shape.kv_heads * shape.head_dim;
+            const float* group_lse = static_cast<const float*>(lse) + group * plan.heads * plan.tokens + first;
+            if (plan.packed_lse) {
+                pack_lse(group_lse, packed_lse, shape.documents, plan.heads, shape.seq_len, plan.tokens, stream);
+            }
+            void* read_lse = plan.packed_lse ? packed_lse : static_cast<void*>(const_cast<float*>(group_lse));
+            plan.graph.execute({{Q, at(qkv, query)},
+                                {K, at(qkv, key)},
+                                {V, at(qkv, value)},
+                                {O, at(out, out_query)},
+                                {DO, at(dout, out_query)},
+                                {STATS, read_lse},
+                                {DQ, at(dqkv, query)},
+                                {DK, plan.packed_dkv ? packed_dk : at(dqkv, key)},
+                                {DV, plan.packed_dkv ? packed_dv : at(dqkv, value)}},
+                               workspace);
+            if (plan.packed_dkv) {
+                unpack_dkv(packed_dk, packed_dv, at(dqkv, key), at(dqkv, value), shape.tokens, plan.kv_columns,
+                           plan.graph.row(), stream);
+            }
         }
     }
 }

@@ -13,7 +13,7 @@
 //
 //   dqkv    [T, (H + 2 G) D], layout of qkv; this kernel writes the H query heads
 //   dout    [T, H D], layout of out
-//   delta, corrected lse   [H, T] fp32 each, workspace
+//   delta, corrected lse   [H, T / chunks] fp32 each, workspace: chunks of tokens run one after another
 // qkv, dqkv, out and dout are aligned to 16 bytes. Outputs are written, not accumulated into. Sums are fp32; dq is
 // rounded once.
 //
@@ -95,9 +95,8 @@ __global__ void __launch_bounds__(threads, 2)
 #pragma unroll
     for (int i = 0; i < rows; ++i) {
         const int row = first + ty + 16 * i;
-        const int64_t at = static_cast<int64_t>(head) * sizes.tokens + row;
-        log_sum[i] = row < end ? lse[at] : 0.0f;
-        row_delta[i] = row < end ? delta[at] : 0.0f;
+        log_sum[i] = row < end ? lse[head * sizes.lse_row + row] : 0.0f;
+        row_delta[i] = row < end ? delta[static_cast<int64_t>(head) * sizes.tokens + row] : 0.0f;
     }
 
     for (int key = starts[0]; key < end; key += streamed) {
@@ -168,7 +167,7 @@ int64_t attention_plain_bwd_workspace(int64_t tokens, int64_t heads) {
 
 void attention_plain_bwd(const void* dout, const void* qkv, const void* out, const void* lse, const void* cu_seqlens,
                          void* dqkv, void* workspace, int64_t tokens, int64_t documents, int64_t heads,
-                         int64_t kv_heads, int64_t head_dim, int dtype, cudaStream_t stream) {
+                         int64_t kv_heads, int64_t head_dim, int64_t chunks, int dtype, cudaStream_t stream) {
     constexpr auto op = "attention_plain_bwd";
     check_pointer(dout, op, "dout", 16);
     check_pointer(qkv, op, "qkv", 16);
@@ -177,13 +176,29 @@ void attention_plain_bwd(const void* dout, const void* qkv, const void* out, con
     check_pointer(cu_seqlens, op, "cu_seqlens", 4);
     check_pointer(dqkv, op, "dqkv", 16);
     check_pointer(workspace, op, "workspace", 4);
-    const Sizes sizes = checked_sizes(tokens, documents, heads, kv_heads, head_dim, op);
-    dispatch(sizes, dtype, op, [&](auto d, auto element) {
-        launch<decltype(element), decltype(d)::value>(dout, qkv, out, lse, cu_seqlens, dqkv, workspace, sizes, op,
-                                                      stream);
-    });
+    SUROGATE_REQUIRE(chunks > 0 && tokens % chunks == 0, op,
+                     std::to_string(tokens) + " tokens cannot be divided into " + std::to_string(chunks) + " chunks");
+    const int64_t chunk = tokens / chunks;
+    SUROGATE_REQUIRE(chunks == 1 || chunk % owned == 0, op,
+                     "chunks must have a multiple of 64 tokens, got " + std::to_string(chunk));
+    Sizes sizes = checked_sizes(chunk, documents, heads, kv_heads, head_dim, op);
+    sizes.lse_row = tokens;
     const auto* delta = static_cast<const float*>(workspace);
-    attention_dkdv(dout, qkv, delta + tokens * heads, delta, cu_seqlens, dqkv, sizes, dtype, op, stream);
+    dispatch(sizes, dtype, op, [&](auto d, auto element) {
+        using T = decltype(element);
+        for (int64_t first = 0; first < tokens; first += chunk) {
+            sizes.first = to_int(first, op, "tokens");
+            const int64_t out_at = first * heads * head_dim, qkv_at = first * (heads + 2 * kv_heads) * head_dim;
+            const T* chunk_dout = static_cast<const T*>(dout) + out_at;
+            const T* chunk_qkv = static_cast<const T*>(qkv) + qkv_at;
+            T* chunk_dqkv = static_cast<T*>(dqkv) + qkv_at;
+            launch<T, decltype(d)::value>(chunk_dout, chunk_qkv, static_cast<const T*>(out) + out_at,
+                                          static_cast<const float*>(lse) + first, cu_seqlens, chunk_dqkv, workspace,
+                                          sizes, op, stream);
+            attention_dkdv(chunk_dout, chunk_qkv, delta + chunk * heads, delta, cu_seqlens, chunk_dqkv, sizes, dtype,
+                           op, stream);
+        }
+    });
 }
 
 }  // namespace surogate

@@ -31,6 +31,7 @@ constexpr int owned = 64;         // rows of the tile that a block owns
 constexpr int rows = owned / 16;  // owned rows per thread
 constexpr int padding = 4;        // floats after each row in shared memory: 16-byte reads of 8 rows then use all banks
 
+// Tensors begin at token `first` of the micro-batch, but for cu_seqlens and the rows of lse, which have all its tokens.
 struct Sizes {
     int tokens;
     int documents;
@@ -38,6 +39,8 @@ struct Sizes {
     int groups;
     int head_dim;
     float scale;
+    int first;
+    int64_t lse_row;  // tokens from a head of lse to the next one
 };
 
 // Number of floats of a tile of `Rows` rows of `Width` elements in shared memory.
@@ -62,7 +65,10 @@ __device__ inline int document_of(const int* cu_seqlens, int documents, int toke
 
 // Returns the first token of the token's document, or INT_MAX for a row beyond the last token.
 __device__ inline int document_start(const int* cu_seqlens, const Sizes& sizes, int token) {
-    return token < sizes.tokens ? cu_seqlens[document_of(cu_seqlens, sizes.documents, token)] : INT_MAX;
+    if (token >= sizes.tokens) {
+        return INT_MAX;
+    }
+    return cu_seqlens[document_of(cu_seqlens, sizes.documents, sizes.first + token)] - sizes.first;
 }
 
 // Returns the end (exclusive) of the token's document, or 0 for a row beyond the last token.
@@ -70,7 +76,8 @@ __device__ inline int document_end(const int* cu_seqlens, const Sizes& sizes, in
     if (token >= sizes.tokens) {
         return 0;
     }
-    return min(cu_seqlens[document_of(cu_seqlens, sizes.documents, token) + 1], sizes.tokens);
+    const int document = document_of(cu_seqlens, sizes.documents, sizes.first + token);
+    return min(cu_seqlens[document + 1] - sizes.first, sizes.tokens);
 }
 
 // ------------------------------------------------------------------------------------------------------------- tiles
@@ -264,7 +271,9 @@ inline Sizes checked_sizes(int64_t tokens, int64_t documents, int64_t heads, int
             static_cast<int>(heads),
             static_cast<int>(kv_heads),
             static_cast<int>(head_dim),
-            static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)))};
+            static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim))),
+            0,
+            tokens};
 }
 
 // Number of blocks along the rows.

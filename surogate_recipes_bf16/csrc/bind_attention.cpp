@@ -35,14 +35,15 @@ void bind_attention(nb::module_& m) {
         "attention_plain_bwd",
         [](uintptr_t dout, uintptr_t qkv, uintptr_t out, uintptr_t lse, uintptr_t cu_seqlens, uintptr_t dqkv,
            uintptr_t workspace, int64_t tokens, int64_t documents, int64_t heads, int64_t kv_heads, int64_t head_dim,
-           int dtype, uintptr_t stream) {
+           int64_t chunks, int dtype, uintptr_t stream) {
             surogate::attention_plain_bwd(pointer(dout), pointer(qkv), pointer(out), pointer(lse), pointer(cu_seqlens),
                                           pointer(dqkv), pointer(workspace), tokens, documents, heads, kv_heads,
-                                          head_dim, dtype, stream_of(stream));
+                                          head_dim, chunks, dtype, stream_of(stream));
         },
         nb::arg("dout"), nb::arg("qkv"), nb::arg("out"), nb::arg("lse"), nb::arg("cu_seqlens"), nb::arg("dqkv"),
         nb::arg("workspace"), nb::arg("tokens"), nb::arg("documents"), nb::arg("heads"), nb::arg("kv_heads"),
-        nb::arg("head_dim"), nb::arg("dtype"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>());
+        nb::arg("head_dim"), nb::arg("chunks"), nb::arg("dtype"), nb::arg("stream"),
+        nb::call_guard<nb::gil_scoped_release>());
     m.def("attention_plain_bwd_workspace", &surogate::attention_plain_bwd_workspace, nb::arg("tokens"),
           nb::arg("heads"));
 
@@ -71,13 +72,13 @@ void bind_attention(nb::module_& m) {
         .def(
             "__init__",
             [](CudnnAttentionBackward* self, int64_t tokens, int64_t documents, int64_t seq_len, int64_t heads,
-               int64_t kv_heads, int64_t head_dim, int64_t route, int64_t groups, bool packed_dkv) {
+               int64_t kv_heads, int64_t head_dim, int64_t route, int64_t groups, bool packed_dkv, int64_t chunks) {
                 new (self)
                     CudnnAttentionBackward(AttentionShape{tokens, documents, seq_len, heads, kv_heads, head_dim},
-                                           static_cast<surogate::BackwardRoute>(route), groups, packed_dkv);
+                                           static_cast<surogate::BackwardRoute>(route), groups, packed_dkv, chunks);
             },
             nb::arg("tokens"), nb::arg("documents"), nb::arg("seq_len"), nb::arg("heads"), nb::arg("kv_heads"),
-            nb::arg("head_dim"), nb::arg("route"), nb::arg("groups"), nb::arg("packed_dkv"),
+            nb::arg("head_dim"), nb::arg("route"), nb::arg("groups"), nb::arg("packed_dkv"), nb::arg("chunks"),
             nb::call_guard<nb::gil_scoped_release>())
         .def("workspace_bytes", &CudnnAttentionBackward::workspace_bytes)
         .def(

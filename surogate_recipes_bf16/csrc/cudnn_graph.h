@@ -97,8 +97,8 @@ public:
     // Adds the offsets of the documents to a tensor with `elements` elements per token.
     virtual void set_offsets(TensorAttributes&, int64_t /*elements*/) {}
 
-    // Writes lengths and offsets to the workspace.
-    virtual void write(const void* /*cu_seqlens*/, char* /*workspace*/, cudaStream_t) const {}
+    // Writes lengths and offsets of the documents from token `first` on to the workspace.
+    virtual void write(const void* /*cu_seqlens*/, int64_t /*first*/, char* /*workspace*/, cudaStream_t) const {}
     virtual void add_pointers(Pointers&, char* /*workspace*/) const {}
     virtual int64_t workspace_bytes() const { return 0; }
 };
@@ -135,9 +135,9 @@ public:
         tensor.set_ragged_offset(offsets_.back());
     }
 
-    void write(const void* cu_seqlens, char* workspace, cudaStream_t stream) const override {
-        ragged_offsets(cu_seqlens, workspace, workspace + lengths_bytes(), shape_.documents, elements_.data(),
-                       static_cast<int64_t>(elements_.size()), stream);
+    void write(const void* cu_seqlens, int64_t first, char* workspace, cudaStream_t stream) const override {
+        ragged_offsets(cu_seqlens, workspace, workspace + lengths_bytes(), shape_.documents, first, shape_.tokens,
+                       elements_.data(), static_cast<int64_t>(elements_.size()), stream);
     }
 
     void add_pointers(Pointers& pointers, char* workspace) const override {
@@ -246,10 +246,11 @@ public:
     int64_t workspace_bytes() const { return documents_->workspace_bytes() + extra_bytes_ + aligned(own_bytes_); }
     char* extra(void* workspace) const { return static_cast<char*>(workspace) + documents_->workspace_bytes(); }
 
-    // Writes what the graph reads about documents to the workspace. Call it once before `execute`.
-    void begin(const void* cu_seqlens, void* workspace, cudaStream_t stream) const {
+    // Writes what the graph reads about documents to the workspace: those of the tokens of its shape, from token `first`
+    // of `cu_seqlens` on. Call it before `execute` on these tokens.
+    void begin(const void* cu_seqlens, int64_t first, void* workspace, cudaStream_t stream) const {
         check_pointer(workspace, op_, "workspace", workspace_alignment);
-        documents_->write(cu_seqlens, static_cast<char*>(workspace), stream);
+        documents_->write(cu_seqlens, first, static_cast<char*>(workspace), stream);
         check(fe::detail::set_stream(handle_, stream), op_, "cudnnSetStream");
     }
 

@@ -21,8 +21,10 @@ from surogate_recipes_bf16.kernels.attention_route import (
     algorithm_bytes,
     backward_algorithm,
     backward_bytes,
+    chunked_algorithm,
     forward_bytes,
     head_groups,
+    of_chunk,
     packs_dkv,
     score_bytes,
 )
@@ -159,6 +161,37 @@ def test_cudnn_runs_the_forward_alone_on_sm8x_and_sm12x(device: str, documents: 
 def test_determinism_takes_workspace_only_if_it_is_requested() -> None:
     assert backward_bytes(MORE, replace(H200, deterministic="false")) < 0.6 * SCORE_BYTES_LIMIT
     assert SCORE_BYTES_LIMIT < backward_bytes(MORE, H200) < 1.2 * SCORE_BYTES_LIMIT
+
+
+# -------------------------------------------------------------------------------------------------------------- chunks
+
+
+@pytest.mark.parametrize("cudnn", [MINIMUM_CUDNN, ORDERED_CUDNN])
+@pytest.mark.parametrize("deterministic", ["auto", "true", "false"])
+@pytest.mark.parametrize("documents", [8, 64, 4104])
+def test_chunks_run_the_algorithm_of_the_whole_if_that_repeats_its_bits(
+    documents: int, deterministic: Deterministic, cudnn: int
+) -> None:
+    shape, target = Shape(8 * 4096, documents, 4096, 32, 8, 128), replace(H200, deterministic=deterministic)
+    whole = backward_algorithm(shape, target, cudnn)
+    if whole.deterministic:
+        assert all(chunked_algorithm(shape, chunks, target, cudnn) == whole for chunks in (1, 2, 4, 8))
+
+
+def test_chunks_may_be_small_enough_for_a_deterministic_algorithm() -> None:
+    shape = Shape(16 * 4096, 16, 4096, 32, 8, 128)
+    assert not backward_algorithm(shape, H200, MINIMUM_CUDNN).deterministic
+    assert chunked_algorithm(shape, 2, H200, MINIMUM_CUDNN) == BackwardAlgorithm(KEPT, 8)
+
+
+@pytest.mark.parametrize("documents", [8, 64, 513, 4104])
+def test_the_workspace_of_chunks_is_that_of_one(documents: int) -> None:
+    """All of it depends on the tokens, except what cuDNN keeps for each document."""
+    shape = Shape(8 * 4096, documents, 4096, 32, 8, 128)
+    whole, one = backward_bytes(shape, H200), backward_bytes(shape, H200, 8)
+    per_document = 512 * documents + 8 * documents * (32 * 64 + 4)
+    assert one <= whole / 8 + per_document + (1 << 18)
+    assert of_chunk(shape, 8).tokens == 4096
 
 
 # ------------------------------------------------------------------------------------------------------------ messages

@@ -346,9 +346,10 @@ def test_a_pairwise_covering_array_of_recomputation_changes_no_bit(lora: bool) -
     print(f"covering array of seed {covering.SEED}")
     settings = lora_rank_8() if lora else {}
     expected = trained(**settings).named("param", "state")
-    for parts in covering.settings(PARTS, ("adapter", "block")):
-        saving = trained(recompute=parts, **settings)
-        assert differing(expected, saving.named("param", "state")) == [], sorted(parts)
+    for chosen in covering.settings((*PARTS, "chunks"), ("adapter", "block")):
+        parts, chunks = chosen - {"chunks"}, 2 if "chunks" in chosen else 1
+        saving = trained(recompute=parts, attn_bwd_chunks=chunks, **settings)
+        assert differing(expected, saving.named("param", "state")) == [], sorted(chosen)
 
 
 def trained(**settings: Any) -> Model:

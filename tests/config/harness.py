@@ -8,12 +8,15 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from surogate_core.api import DatasetFormatDef, Encoded, NoOptions
+from surogate_core.api import DatasetFormatDef, Encoded, NoOptions, WeightFormatDef
 from surogate_core.config.load import LoadedConfig, Mode, TrainConfig, load_config
 from surogate_core.errors import PluginError, SurogateError
 from surogate_lora.options import LoraOptions
 from surogate_offload_residual.plugin import ResidualOptions
 from surogate_offload_states.plugin import GradientOptions, MasterOptions, OptimizerOptions, QuantOptions, WeightOptions
+from surogate_qlora_fp4.format import Fp4WeightOptions
+from surogate_qlora_fp8.format import Fp8WeightOptions
+from surogate_qlora_nf4.format import Nf4Options
 from surogate_recipes_fp8.recipe import Fp8Options
 
 
@@ -46,10 +49,13 @@ TEXT = DatasetFormatDef(
 
 
 class FakeRegistry:
-    """Two optimizers, a recipe, a logger and the text format; no discovery."""
+    """Three optimizers, a recipe, a logger and the text format; no discovery."""
 
     def __init__(self, **options: type[BaseModel]) -> None:
-        self.optimizers: dict[str, type[BaseModel]] = {"adamw": AdamWOptions, "sgd": SgdOptions, **options}
+        self.optimizers: dict[str, type[BaseModel]] = dict.fromkeys(("adamw_8bit", "adamw"), AdamWOptions) | {
+            "sgd": SgdOptions,
+            **options,
+        }
 
     def options_models(self) -> Mapping[tuple[str, str], type[BaseModel]]:
         optimizers = {("optimizer", name): model for name, model in self.optimizers.items()}
@@ -57,6 +63,9 @@ class FakeRegistry:
 
     def dataset_formats(self) -> Mapping[str, DatasetFormatDef]:
         return {"text": TEXT}
+
+    def weight_formats(self) -> Mapping[str, WeightFormatDef]:
+        return {}
 
     def names(self, kind: str) -> list[str]:
         return {
@@ -67,6 +76,7 @@ class FakeRegistry:
             "adapter": [],
             "launcher": ["local"],
             "offload": [],
+            "weight format": [],
         }[kind]
 
     def failed(self, kind: str, name: str, function: str, cause: BaseException) -> PluginError | None:
@@ -77,7 +87,7 @@ class FakeRegistry:
 
 
 class WithAdapter(FakeRegistry):
-    """With LoRA installed."""
+    """With LoRA, the FP8 recipe, offload strategies and weight formats installed."""
 
     def options_models(self) -> Mapping[tuple[str, str], type[BaseModel]]:
         installed = {
@@ -89,6 +99,9 @@ class WithAdapter(FakeRegistry):
             ("offload", "grads"): GradientOptions,
             ("offload", "weights"): WeightOptions,
             ("offload", "quants"): QuantOptions,
+            ("weight format", "nf4"): Nf4Options,
+            ("weight format", "fp8"): Fp8WeightOptions,
+            ("weight format", "fp4"): Fp4WeightOptions,
         }
         return {**super().options_models(), **installed}
 

@@ -25,7 +25,7 @@ def test_an_unknown_key_names_the_nearest() -> None:
 
 
 def test_all_problems_are_reported_at_once() -> None:
-    lines = message(num_epochs=0, learning_rate="x", nonsense=1, use_zero_copy=True, optimizer="none-such").splitlines()
+    lines = message(num_epochs=0, learning_rate="x", nonsense=1, qlora_fp8=True, optimizer="none-such").splitlines()
     assert len(lines) == 5 and all(line.startswith("run.yaml: ") for line in lines)
     many = message(**{f"zz{index}": 1 for index in range(500)})
     assert many.endswith("and 480 more problems")
@@ -41,10 +41,20 @@ def test_a_key_that_is_not_built_is_accepted_at_its_default_and_refused_at_other
             assert load(**nested(key, value)) == load(), key
         text = message(**nested(key, "something else"))
         assert text.startswith(f"run.yaml: {key}: not yet: ") and "'something else'" in text and entry.instead in text
-    assert load(attn_bwd_chunks="1", qlora_bnb="false") == load()
+    assert load(attn_bwd_chunks="1", shard_weights="false") == load()
 
 
-@pytest.mark.parametrize(("key", "value"), [("attn_bwd_chunks", 2), ("zero_level", 3)])
+def test_keys_that_name_what_is_always_done_are_accepted() -> None:
+    assert load(persistent_quants=True) == load(persistent_quants=False) == load()
+
+
+def test_chunks_of_the_attention_backward_must_divide_the_rows() -> None:
+    assert load(per_device_train_batch_size=8, attn_bwd_chunks=4).config.attn_bwd_chunks == 4
+    text = message(per_device_train_batch_size=8, attn_bwd_chunks=3)
+    assert "attn_bwd_chunks: 3 does not divide the 8 rows of a micro-step" in text and "remove the key" in text
+
+
+@pytest.mark.parametrize(("key", "value"), [("zero_level", 3)])
 def test_a_value_whose_feature_is_not_built_is_refused(key: str, value: Any) -> None:
     assert f"{key}: not yet: " in message(**{key: value})
 
@@ -65,11 +75,11 @@ def test_errors_inside_sections_and_datasets_name_the_dotted_key() -> None:
     assert "datasets.0.chosen: not yet" in message(datasets=[entry])
 
 
-def test_the_remedy_for_qlora_is_lora() -> None:
-    assert "remove the key: lora: true trains over frozen weights in bf16" in message(qlora_fp8=True)
-    assert not any("lora: false" in entry.instead for entry in NOT_YET.values())
-    page = (Path(__file__).parents[2] / "docs/reference/config.md").read_text()
-    assert "on the CPU so far" not in page
+def test_a_weight_format_that_is_not_installed_is_refused_with_its_package() -> None:
+    for key, package in {"qlora_bnb": "nf4", "qlora_fp8": "fp8", "qlora_fp4": "fp4"}.items():
+        assert f"{key}: no installed plugin has this key; pip install surogate-qlora-{package}" in message(
+            **{key: True}
+        )
 
 
 def test_a_key_that_nothing_reads_is_refused_unless_its_value_changes_nothing() -> None:

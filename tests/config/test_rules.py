@@ -13,7 +13,13 @@ from surogate_core.errors import ConfigError
 
 def test_defaults_are_the_decided_ones() -> None:
     c = config()
-    assert (c.optimizer, c.recipe, c.sequence_len, c.lmhead_chunks, c.lora) == ("adamw", "bf16", 1024, "auto", False)
+    assert (c.optimizer, c.recipe, c.sequence_len, c.lmhead_chunks, c.lora) == (
+        "adamw_8bit",
+        "bf16",
+        1024,
+        "auto",
+        False,
+    )
     assert (c.learning_rate, c.weight_decay, c.max_grad_norm, c.lr_scheduler_type) == (2e-4, 0.1, 1.0, "linear")
     assert (c.per_device_train_batch_size, c.gradient_accumulation_steps, c.num_epochs) == (2, 4, 3)
     assert (c.save_steps, c.save_total_limit, c.eval_steps, c.logging_steps) == (50, 5, 100, 1)

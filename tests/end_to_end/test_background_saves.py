@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from end_to_end.product import Workplace
 
 MASTERS = {"model_dtype": "bf16", "master_dtype": "fp32", "optimizer_state_dtype": "bf16", "param_grad_dtype": "bf16"}
+MASTERS |= {"optimizer": "adamw"}
 
 
 def at_step(step: int, what: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,7 @@ def test_a_healthy_run_passes_with_the_same_bits(here: Workplace) -> None:
         model_dtype="bf16",
         master_dtype="fp32",
         param_grad_dtype="bf16",
+        optimizer="adamw",
         optimizer_state_dtype="bf16",
         recompute_block=True,
         max_steps=4,

@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from end_to_end.product import EXAMPLES, records
+from end_to_end.product import EXAMPLES, invoke, records
 from safetensors.torch import load_file
 
 from surogate_core import run
@@ -22,67 +23,76 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-AT_ONCE_SECONDS = 5.0
+PATIENCE_SECONDS = 120.0
+"""A process that has not ended by then hangs. No claim depends on it: the machine may be loaded."""
 
 
 def start_and_wait_for(workplace: Workplace, config: Path, words: str) -> tuple[subprocess.Popen[str], str]:
     """Start a run and read its output up to the line that contains `words`. Runs of blanks count as one."""
     process = workplace.start("train", config)
+    return process, read_until(process, words)
+
+
+def read_until(process: subprocess.Popen[str], words: str) -> str:
+    """Read the output of a run up to the line that contains `words`, and return it."""
     assert process.stdout is not None
     seen = ""
     for line in process.stdout:
         seen += line
         if words in " ".join(line.split()):
-            return process, seen
+            return seen
     raise AssertionError(f"the run ended before {words!r}:\n{seen}")
 
 
-def end(process: subprocess.Popen[str]) -> tuple[str, float]:
-    """Return the rest of the output and the seconds until the process ended. Kill it if it does not end."""
-    began = time.monotonic()
+def end(process: subprocess.Popen[str]) -> str:
+    """Return the rest of the output after the process has ended. Kill it if it does not end."""
     try:
-        rest, _ = process.communicate(timeout=30)
+        rest, _ = process.communicate(timeout=PATIENCE_SECONDS)
     finally:
         process.kill()
-    return rest, time.monotonic() - began
+    return rest
+
+
+def wait_until(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
+    """Wait until a running process has reached a state that can be seen from outside."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not reached():
+        assert process.poll() is None and time.monotonic() < deadline, "the run ended or hangs"
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_finishes_the_step_saves_it_and_exits(workplace: Workplace, number: signal.Signals, code: int) -> None:
-    process, _ = start_and_wait_for(workplace, workplace.write(max_steps=100_000), "step 3/")
+def test_a_signal_finishes_the_step_saves_it_and_exits(here: Workplace, number: signal.Signals, code: int) -> None:
+    process, _ = start_and_wait_for(here, here.write(max_steps=100_000), "step 3/")
     process.send_signal(number)
-    rest, _ = end(process)
+    rest = end(process)
     assert process.returncode == code, rest
     assert "Traceback" not in rest
-    last = records(workplace.out, "step")[-1]["step"]
-    (saved,) = workplace.out.glob("step_*")
+    last = records(here.out, "step")[-1]["step"]
+    (saved,) = here.out.glob("step_*")
     assert saved.name == f"step_{last:08d}"
     assert f"{number.name}: saving after this step; a second signal stops at once" in rest
     assert f"interrupted after step {last} of 100,000; saved: {saved}" in rest
     assert len(load_file(saved / "model.safetensors")) == 24
-    assert {path.name for path in workplace.out.iterdir()} == {saved.name, "metrics.jsonl", "loss.png", "run.yaml"}
-    again = workplace.write(model=str(saved), from_scratch=False, max_steps=2, output_dir=str(workplace.root / "on"))
-    assert workplace.surogate("train", again).returncode == 0
+    assert {path.name for path in here.out.iterdir()} == {saved.name, "metrics.jsonl", "loss.png", "run.yaml"}
+    again = here.write(model=str(saved), from_scratch=False, max_steps=2, output_dir=str(here.root / "on"))
+    assert invoke("train", again).returncode == 0
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_second_signal_exits_immediately(workplace: Workplace, number: signal.Signals, code: int) -> None:
-    """A step has a thousand micro-steps and takes more than ten seconds. The test waits for one line only."""
-    config = workplace.write(gradient_accumulation_steps=2000, per_device_train_batch_size=8, max_steps=2)
-    process, _ = start_and_wait_for(workplace, config, "in total")
-    deadline = time.monotonic() + 30
-    while not (workplace.out / "metrics.jsonl").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    time.sleep(0.5)  # from the opened loggers to the loop, which handles the signals
+    """The first one lets a step of 400 micro-steps, which takes seconds, go on to a save. After the second one nothing
+    is saved."""
+    config = workplace.write(gradient_accumulation_steps=400, per_device_train_batch_size=2, max_steps=100)
+    process, _ = start_and_wait_for(workplace, config, "step 1/")
     process.send_signal(number)
-    time.sleep(0.5)
-    assert process.poll() is None, "the first signal lets the step go on"
+    read_until(process, "a second signal stops at once")
     process.send_signal(number)
-    rest, seconds = end(process)
+    rest = end(process)
     assert process.returncode == code, rest
-    assert seconds < AT_ONCE_SECONDS
     assert "Traceback" not in rest
     assert not list(workplace.out.glob("step_*"))
+    assert "saved" not in rest
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -96,13 +106,10 @@ def test_a_signal_while_tokenizing_exits_cleanly_and_leaves_no_incomplete_cache(
         workplace, workplace.write(datasets=[{"path": str(long), "type": "text"}]), "GiB planned"
     )
     cache = workplace.root / "cache"
-    deadline = time.monotonic() + 30
-    while not any(cache.rglob("*.lock")) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(process, lambda: any(cache.rglob("*.lock")))
     process.send_signal(number)
-    rest, seconds = end(process)
+    rest = end(process)
     assert process.returncode == code, rest
-    assert seconds < AT_ONCE_SECONDS
     assert rest == ""
     assert not workplace.out.exists()
     left = {path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"}
@@ -115,9 +122,7 @@ def start_and_load(workplace: Workplace, config: Path, library: str) -> subproce
     """Start a run and wait until it has loaded a library."""
     process = workplace.start("train", config)
     maps = Path(f"/proc/{process.pid}/maps")
-    deadline = time.monotonic() + 30
-    while library not in maps.read_text() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(process, lambda: library in maps.read_text())
     return process
 
 
@@ -126,21 +131,21 @@ def start_and_load(workplace: Workplace, config: Path, library: str) -> subproce
 def test_a_signal_while_loading_exits_cleanly(
     workplace: Workplace, loaded: str, delay: float, number: signal.Signals, code: int
 ) -> None:
-    """From the first library that our code loads. Before that the interpreter handles the signal."""
+    """From the first library that our code loads. Before that the interpreter handles the signal. The run would take
+    hours."""
     process = start_and_load(workplace, workplace.write(max_steps=100_000), loaded)
     time.sleep(delay)
     process.send_signal(number)
-    rest, seconds = end(process)
+    rest = end(process)
     assert process.returncode == code, rest
     assert "Traceback" not in rest
-    assert seconds < AT_ONCE_SECONDS
 
 
 @pytest.mark.parametrize("loaded", ["_pydantic_core", "libtorch"])
 def test_sigusr1_while_loading_says_that_there_is_nothing_to_save(workplace: Workplace, loaded: str) -> None:
     process = start_and_load(workplace, workplace.write(max_steps=2), loaded)
     process.send_signal(signal.SIGUSR1)
-    rest, _ = end(process)
+    rest = end(process)
     assert process.returncode == 0, rest
     assert "SIGUSR1: no steps are being taken, so there is nothing to save" in rest
     assert not list(workplace.out.glob("step_*")) and len(records(workplace.out, "step")) == 2
@@ -175,18 +180,18 @@ def test_a_signal_while_the_final_model_is_saved_is_ignored(here: Workplace, mon
 
 
 def test_a_run_killed_during_a_save_leaves_complete_checkpoints_and_the_next_run_cleans_up(
-    workplace: Workplace,
+    here: Workplace,
 ) -> None:
-    config = workplace.write(max_steps=100_000, save_steps=1, save_total_limit=3)
-    process, _ = start_and_wait_for(workplace, config, "step 6/")
+    config = here.write(max_steps=100_000, save_steps=1, save_total_limit=3)
+    process, _ = start_and_wait_for(here, config, "step 6/")
     process.kill()
     process.communicate()
-    whole = sorted(workplace.out.glob("step_????????"))
+    whole = sorted(here.out.glob("step_????????"))
     assert 2 <= len(whole) <= 4
     for checkpoint in whole:
         assert len(load_file(checkpoint / "model.safetensors")) == 24
-    (workplace.out / "step_00000099.partial").mkdir()
-    done = workplace.surogate("train", workplace.write(max_steps=2, overwrite_output_dir=True))
+    (here.out / "step_00000099.partial").mkdir()
+    done = invoke("train", here.write(max_steps=2, overwrite_output_dir=True))
     assert done.returncode == 0, done.stderr
     assert "removed step_00000099.partial, left by a save that was killed" in done.stdout
-    assert not list(workplace.out.glob("*.partial"))
+    assert not list(here.out.glob("*.partial"))

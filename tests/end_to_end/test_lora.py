@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from end_to_end.product import Workplace, assert_refused, losses, make_workplace
+from end_to_end.product import Workplace, assert_refused, invoke, losses, make_workplace
 from safetensors.torch import load_file
 from teams import pretend
 from torch import Tensor
@@ -147,15 +147,15 @@ def test_merging_keeps_the_bases_files_and_frozen_tensors(trained: tuple[Workpla
 
 def test_surogate_merge_writes_the_same_model(trained: tuple[Workplace, CompletedProcess[str]], tmp_path: Path) -> None:
     workplace, _ = trained
-    done = workplace.surogate("merge", workplace.out / "adapter", tmp_path / "model")
+    done = invoke("merge", workplace.out / "adapter", tmp_path / "model")
     assert done.returncode == 0, done.stderr
     assert str(tmp_path / "model") in done.stdout
     ours, theirs = weights(tmp_path / "model"), weights(workplace.out / "merged")
     assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
-    refused = workplace.surogate("merge", workplace.out / "adapter", workplace.root / "model", "--overwrite")
+    refused = invoke("merge", workplace.out / "adapter", workplace.root / "model", "--overwrite")
     assert_refused(refused, "model: is an input", "Name another output folder")
-    assert_refused(workplace.surogate("merge", workplace.out, tmp_path / "x"), "adapter_config.json", "Name the folder")
-    other = workplace.surogate("merge", workplace.out / "adapter", tmp_path / "y", "--base", tmp_path / "none")
+    assert_refused(invoke("merge", workplace.out, tmp_path / "x"), "adapter_config.json", "Name the folder")
+    other = invoke("merge", workplace.out / "adapter", tmp_path / "y", "--base", tmp_path / "none")
     assert_refused(other, "none")
     assert not (tmp_path / "x").exists() and not (tmp_path / "y").exists()
 
@@ -167,7 +167,7 @@ def test_a_saved_adapter_can_be_trained_further(
     workplace, _ = trained
     start: dict[str, Any] = {"adapter_path": str(workplace.out / "adapter"), "output_dir": str(tmp_path / "more")}
     start |= {"warmup_steps": 0, "max_steps": 1, "learning_rate": 0.0, "overwrite_output_dir": True}
-    done = workplace.surogate("sft", workplace.write(**start))
+    done = invoke("sft", workplace.write(**start))
     assert done.returncode == 0, done.stderr
     files = [folder / "adapter_model.safetensors" for folder in (workplace.out / "adapter", tmp_path / "more/adapter")]
     before, after = map(load_file, files)
@@ -178,13 +178,13 @@ def test_a_saved_adapter_can_be_trained_further(
         ({"lora_target_modules": ["q_proj"]}, "of the same model, targets"),
         ({"adapter_path": str(workplace.out)}, "adapter_config.json"),
     ):
-        assert_refused(workplace.surogate("sft", workplace.write(**(start | change))), told)
+        assert_refused(invoke("sft", workplace.write(**(start | change))), told)
 
 
 def test_wrong_targets_are_refused_by_the_plan_too(based: Workplace) -> None:
-    told = based.surogate("plan", based.write(lora=True, lora_target_modules=["query"]))
+    told = invoke("plan", based.write(lora=True, lora_target_modules=["query"]))
     assert_refused(told, "lora_target_modules", "q_proj", "all-linear")
-    assert_refused(based.surogate("sft", based.write(from_scratch=True)), "from_scratch")
+    assert_refused(invoke("sft", based.write(from_scratch=True)), "from_scratch")
 
 
 def test_the_plan_shows_what_is_trained_and_holds_nothing_for_frozen_weights(based: Workplace) -> None:
@@ -194,10 +194,10 @@ def test_the_plan_shows_what_is_trained_and_holds_nothing_for_frozen_weights(bas
     d, ff, q, kv = c["hidden_size"], c["intermediate_size"], 4 * 16, 2 * 16
     sizes = [(d, q), (d, kv), (d, kv), (q, d), (d, ff), (d, ff), (ff, d)]
     trained = 2 * 4 * sum(rows + columns for rows, columns in sizes)
-    done = based.surogate("plan", based.write(lora=True))
+    done = invoke("plan", based.write(lora=True))
     assert done.returncode == 0, done.stderr
-    assert "8.2K trained" in done.stdout and "optimizer adamw, adapter lora" in done.stdout
-    planned = json.loads(based.surogate("plan", based.write(lora=True), "--json").stdout)["device_bytes"]
+    assert "8.2K trained" in done.stdout and "optimizer adamw_8bit, adapter lora" in done.stdout
+    planned = json.loads(invoke("plan", based.write(lora=True), "--json").stdout)["device_bytes"]
     slack = 2 * 2 * 7 * 256  # every buffer begins at a multiple of 256 bytes
     assert 4 * trained <= planned["gradients"] <= 4 * trained + slack
     assert 8 * trained <= planned["optimizer"] <= 8 * trained + 2 * slack + 1024

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from end_to_end.product import Workplace, records
+from end_to_end.product import Workplace, invoke, records
 
 FP8 = {"recipe": "fp8-hybrid", "model_dtype": None, "max_steps": 6, "eval_steps": 0}
 COLUMNS = ["amax", "range", "clipped", "lost", "age"]
@@ -16,16 +16,16 @@ def numbers(workplace: Workplace) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.slow
-def test_reports_are_recorded_and_shown_and_change_no_bit(workplace: Workplace) -> None:
-    run = workplace.surogate("train", workplace.write(**FP8))
+def test_reports_are_recorded_and_shown_and_change_no_bit(here: Workplace) -> None:
+    run = invoke("train", here.write(**FP8))
     assert run.returncode == 0, run.stderr
-    plain = numbers(workplace)
-    every_second = workplace.write(**FP8, numerics_report_steps=2, overwrite_output_dir=True)
-    run = workplace.surogate("train", every_second)
+    plain = numbers(here)
+    every_second = here.write(**FP8, numerics_report_steps=2, overwrite_output_dir=True)
+    run = invoke("train", every_second)
     assert run.returncode == 0, run.stderr
-    assert numbers(workplace) == plain
+    assert numbers(here) == plain
 
-    reports = records(workplace.out, "numerics")
+    reports = records(here.out, "numerics")
     assert [r["step"] for r in reports] == [2, 4, 6]
     assert all(r["columns"] == COLUMNS and len(r["tensors"]) == 3 * 4 * 2 for r in reports)
     assert all(len(row) == len(COLUMNS) for r in reports for row in r["tensors"].values())
@@ -35,22 +35,22 @@ def test_reports_are_recorded_and_shown_and_change_no_bit(workplace: Workplace) 
     assert {line.split()[0] for line in lines[start + 2 : start + 14]} >= {"mlp.down.x", "attn.o.dy"}
     assert max(map(len, lines[start : start + 14])) <= 80
 
-    resumed = workplace.write(**FP8 | {"save_steps": 3}, overwrite_output_dir=True)
-    assert workplace.surogate("train", resumed).returncode == 0
-    again = workplace.write(**FP8, resume_from_checkpoint=3, numerics_report_steps=1)
-    run = workplace.surogate("train", again)
+    resumed = here.write(**FP8 | {"save_steps": 3}, overwrite_output_dir=True)
+    assert invoke("train", resumed).returncode == 0
+    again = here.write(**FP8, resume_from_checkpoint=3, numerics_report_steps=1)
+    run = invoke("train", again)
     assert run.returncode == 0, run.stderr
     assert "not bit-identical" not in run.stdout + run.stderr
-    assert numbers(workplace) == plain and [r["step"] for r in records(workplace.out, "numerics")] == [4, 5, 6]
+    assert numbers(here) == plain and [r["step"] for r in records(here.out, "numerics")] == [4, 5, 6]
 
 
-def test_the_first_step_calibrates_and_has_no_report(workplace: Workplace) -> None:
-    run = workplace.surogate("train", workplace.write(**FP8 | {"max_steps": 2}, numerics_report_steps=1))
+def test_the_first_step_calibrates_and_has_no_report(here: Workplace) -> None:
+    run = invoke("train", here.write(**FP8 | {"max_steps": 2}, numerics_report_steps=1))
     assert run.returncode == 0, run.stderr
-    assert [r["step"] for r in records(workplace.out, "numerics")] == [2]
+    assert [r["step"] for r in records(here.out, "numerics")] == [2]
 
 
-def test_a_recipe_that_quantizes_nothing_refuses_the_key(workplace: Workplace) -> None:
-    run = workplace.surogate("plan", workplace.write(numerics_report_steps=10))
+def test_a_recipe_that_quantizes_nothing_refuses_the_key(here: Workplace) -> None:
+    run = invoke("plan", here.write(numerics_report_steps=10))
     assert run.returncode == 2
     assert "numerics_report_steps: bf16 quantizes nothing" in run.stderr

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from end_to_end.product import assert_refused, environment
+from end_to_end.product import assert_refused, environment, invoke
 
 from surogate_core import run
+from surogate_core.cli.plan import to_json
 from surogate_core.cli.plan_text import plan_text
 from surogate_core.machine.devices import COLLECTIVE_BYTES
 from surogate_core.machine.devices import device as known_device
@@ -78,7 +79,8 @@ def run_of(tmp_path: Path) -> Any:
         model.mkdir()
         (model / "config.json").write_text(json.dumps(QWEN3 | SIZES[size]))
         config = tmp_path / f"{size}.yaml"
-        config.write_text(yaml.safe_dump({"model": str(model), "sequence_len": 4096, "per_device_train_batch_size": 1}))
+        keys = {"sequence_len": 4096, "per_device_train_batch_size": 1, "optimizer": "adamw"}
+        config.write_text(yaml.safe_dump({"model": str(model), **keys}))
         return config
 
     return write
@@ -111,6 +113,7 @@ def test_a_published_model_is_planned_from_its_config_without_torch(size: str, r
     keys = [
         "fits",
         "defaults",
+        "weight_format",
         "device",
         "device_bytes",
         "host_bytes",
@@ -190,27 +193,28 @@ def test_the_plan_equals_what_a_run_allocates_to_the_byte(here: Workplace, chang
 
 
 @pytest.mark.slow
-def test_a_model_that_does_not_fit_is_planned_with_suggestions_and_not_trained(workplace: Workplace) -> None:
-    config = workplace.write(per_device_train_batch_size=2_000_000)
-    planned = workplace.surogate("plan", config, "--json")
+def test_a_model_that_does_not_fit_is_planned_with_suggestions_and_not_trained(here: Workplace) -> None:
+    config = here.write(per_device_train_batch_size=2_000_000)
+    planned = invoke("plan", config, "--json")
     assert planned.returncode == 0 and json.loads(planned.stdout)["fits"] is False
-    text = workplace.surogate("plan", config).stdout
+    text = invoke("plan", config).stdout
     suggestions = text.partition("cheapest ways to make room\n")[2].splitlines()
     changes = [line.strip() for line in suggestions if line.startswith("  ") and line[2:3].strip()]
     assert any("per_device_train_batch_size: " in change for change in changes), text
-    refused = workplace.surogate("train", config)
+    refused = invoke("train", config)
     assert_refused(refused, "GiB", *(change for change in changes if ": " in change))
-    assert not workplace.out.exists()
+    assert not here.out.exists()
 
 
 def test_a_batch_size_that_is_a_large_prime_is_planned_quickly(workplace: Workplace) -> None:
-    done = workplace.surogate("plan", workplace.write(per_device_train_batch_size=2**31 - 1), timeout=20)
+    """A search that takes as many steps as the number would not end before the time limit of the process."""
+    done = workplace.surogate("plan", workplace.write(per_device_train_batch_size=2**31 - 1))
     assert done.returncode == 0 and "does not fit" in done.stdout
     assert "Nothing makes it fit: " in done.stdout
 
 
-def test_the_listing_shows_every_program(workplace: Workplace) -> None:
-    done = workplace.surogate("plan", workplace.write(), "--listing")
+def test_the_listing_shows_every_program(here: Workplace) -> None:
+    done = invoke("plan", here.write(), "--listing")
     assert done.returncode == 0
     for word in (
         "micro_first",
@@ -226,11 +230,10 @@ def test_the_listing_shows_every_program(workplace: Workplace) -> None:
         assert word in done.stdout
 
 
-def test_a_plan_for_several_gpus_includes_their_communication(workplace: Workplace) -> None:
+def test_a_plan_for_several_gpus_includes_their_communication(here: Workplace) -> None:
     """Two ranks send each gradient once: half of it to reduce, half to gather."""
     one, two = (
-        json.loads(workplace.surogate("plan", workplace.write(gpus=gpus), "--device", "h200", "--json").stdout)
-        for gpus in (1, 2)
+        json.loads(invoke("plan", here.write(gpus=gpus), "--device", "h200", "--json").stdout) for gpus in (1, 2)
     )
     assert (one["device"]["count"], two["device"]["count"]) == (1, 2)
     assert two["step"]["tokens"] == 2 * one["step"]["tokens"]
@@ -238,46 +241,53 @@ def test_a_plan_for_several_gpus_includes_their_communication(workplace: Workpla
     assert one["step"]["collective_seconds"] == 0 < two["step"]["waiting_seconds"]
     assert two["device_bytes"]["runtime"] - one["device_bytes"]["runtime"] == COLLECTIVE_BYTES
     assert two["kernels"]["all_reduce"] == "surogate-core" and "all_reduce" not in one["kernels"]
-    text = workplace.surogate("plan", workplace.write(gpus=2), "--device", "h200", "--listing").stdout
+    text = invoke("plan", here.write(gpus=2), "--device", "h200", "--listing").stdout
     assert "2 x NVIDIA H200" in text and "on each of 2 GPUs" in text and "micro_last" in text
-    sent = sum(math.prod(shape) for shape in gradients(workplace)) * 4 / 1e9
+    sent = sum(math.prod(shape) for shape in gradients(here)) * 4 / 1e9
     assert f"each sends {sent:,.2f} GB of gradients" in text
     assert not [line for line in text.partition("recipe ")[2].splitlines() if "gpus:" in line and len(line) > 80]
 
 
-def gradients(workplace: Workplace) -> list[tuple[int, ...]]:
-    return [v.shape for v in run.plan(run.load(workplace.write())).assembly.trainable]
+def gradients(here: Workplace) -> list[tuple[int, ...]]:
+    return [v.shape for v in run.plan(run.load(here.write())).assembly.trainable]
 
 
-def test_several_cpus_cannot_be_planned(workplace: Workplace) -> None:
-    assert_refused(workplace.surogate("plan", workplace.write(gpus=2)), "gpus: 2", "--device h200")
+def test_several_cpus_cannot_be_planned(here: Workplace) -> None:
+    assert_refused(invoke("plan", here.write(gpus=2)), "gpus: 2", "--device h200")
 
 
-def test_plan_sft_uses_the_defaults_of_sft(workplace: Workplace) -> None:
-    config = workplace.write(from_scratch=False)
+def test_plan_sft_uses_the_defaults_of_sft(here: Workplace) -> None:
+    config = here.write(from_scratch=False)
     plain, sft, pt = (
-        json.loads(workplace.surogate("plan", config, "--json", *option).stdout)
-        for option in ((), ("--sft",), ("--pt",))
+        json.loads(invoke("plan", config, "--json", *option).stdout) for option in ((), ("--sft",), ("--pt",))
     )
     assert [plan["defaults"] for plan in (plain, sft, pt)] == ["train", "sft", "pt"]
     assert pt["device_bytes"] == plain["device_bytes"]
     assert sft["device_bytes"] == run.plan(run.load(config, mode="sft"), "cpu").report.device_bytes
     assert sft["device_bytes"]["weights"] > plain["device_bytes"]["weights"]
-    assert "adapter lora" in workplace.surogate("plan", config, "--sft").stdout
-    assert "--sft for those of surogate sft: LoRA" in workplace.surogate("plan", config).stdout
-    assert "defaults of" not in workplace.surogate("plan", workplace.write(from_scratch=False, lora=True)).stdout
+    assert "adapter lora" in invoke("plan", config, "--sft").stdout
+    assert "--sft for those of surogate sft: LoRA" in invoke("plan", config).stdout
+    assert "defaults of" not in invoke("plan", here.write(from_scratch=False, lora=True)).stdout
+
+
+@pytest.mark.parametrize(("keys", "name"), [([], None), (["qlora_bnb=true"], "nf4"), (["qlora_fp4=true"], "fp4")])
+def test_the_plan_names_the_format_of_the_frozen_weights(keys: list[str], name: str | None, run_of: Any) -> None:
+    opened = run.open_run(run.load(run_of("0.6B"), [*keys, "optimizer=adamw"], "sft"))
+    plan = run.plan(opened, "h200")
+    lines = [line for line in plan_text(opened, plan, "", "") if line.startswith("frozen weights")]
+    assert lines == [f"frozen weights of blocks in {name} ({key.partition('=')[0]})" for key in keys]
+    assert to_json(plan, "sft", "")["weight_format"] == name
 
 
 @pytest.mark.parametrize("verb", ["plan", "tokenize", "verify"])
-def test_only_the_defaults_of_one_verb_can_be_chosen(workplace: Workplace, verb: str) -> None:
-    assert_refused(workplace.surogate(verb, workplace.write(), "--sft", "--pt"), "--sft and --pt", "Give one")
+def test_only_the_defaults_of_one_verb_can_be_chosen(here: Workplace, verb: str) -> None:
+    assert_refused(invoke(verb, here.write(), "--sft", "--pt"), "--sft and --pt", "Give one")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["tokenize", "verify"])
-def test_other_verbs_accept_sft_too(workplace: Workplace, verb: str) -> None:
+def test_other_verbs_accept_sft_too(here: Workplace, verb: str) -> None:
     """`sft` trains an adapter, which needs a base that can be loaded again."""
-    assert_refused(workplace.surogate(verb, workplace.write(from_scratch=True), "--sft"), "lora: ", "from_scratch")
+    assert_refused(invoke(verb, here.write(from_scratch=True), "--sft"), "lora: ", "from_scratch")
 
 
 def test_the_plan_gives_the_reasons_of_kernels_that_refuse_as_the_run_does(run_of: Any, capsys: Any) -> None:

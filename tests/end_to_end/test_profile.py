@@ -122,7 +122,7 @@ def test_the_command_prints_the_table_and_writes_nothing_but_the_named_files(her
     assert done.exit_code == 0, done.output
     assert max(map(len, done.stdout.splitlines()[4:])) <= WIDTH
     rows = [line.split()[0] for line in done.stdout.splitlines() if line.strip()]
-    for first in ("kind", "lm_head_ce_grads", "adamw", "all", "between", "step", "longest"):
+    for first in ("kind", "lm_head_ce_grads", "adamw_8bit", "all", "between", "step", "longest"):
         assert first in rows, done.stdout
     after = {path for path in here.root.iterdir() if path.name not in ("cache", "hf")}
     assert after - before == {Path(here.root / "p.json"), Path(here.root / "p.png")}

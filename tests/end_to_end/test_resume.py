@@ -30,6 +30,7 @@ TIMES = {"time", "duration_ms", "tokens_per_second"}
 NARROW = {
     "model_dtype": "bf16",
     "master_dtype": "fp32",
+    "optimizer": "adamw",
     "optimizer_state_dtype": "bf16",
     "param_grad_dtype": "bf16",
 }
@@ -95,7 +96,7 @@ EIGHT_BITS = {"optimizer": "adamw_8bit", "model_dtype": "bf16"}
 
 @pytest.mark.parametrize(
     "dtypes",
-    [{}, NARROW, {"model_dtype": "bf16"}, FP8, EIGHT_BITS, NARROW | {"optimizer": "normuon"}],
+    [{}, NARROW, {"model_dtype": "bf16", "optimizer": "adamw"}, FP8, EIGHT_BITS, NARROW | {"optimizer": "normuon"}],
     ids=["fp32", "masters", "bf16", "fp8", "adamw_8bit", "normuon"],
 )
 def test_ten_steps_and_ten_more_equal_twenty(
@@ -247,6 +248,7 @@ def refusal(config: Path, *overrides: str) -> str:
         ("sequence_len=32", "sequence_len: 64", "this run: 32"),
         ("train_seed=7", "train_seed: 1234", "this run: 7"),
         ("model_dtype=bf16", "model_dtype: fp32", "this run: bf16"),
+        ("optimizer=adamw", "optimizer: adamw_8bit", "this run: adamw"),
         ("max_steps=9", "max_steps or num_epochs): 4", "this run: 9"),
         ("datasets.0.samples=100", "training data: 107 rows", "this run: "),
     ],
@@ -272,7 +274,7 @@ def test_another_learning_rate_is_reported(saved: Path) -> None:
 def test_another_version_of_a_plugin_is_reported_and_accepted(saved: Path, here: Workplace) -> None:
     path = here.out / "step_00000002/manifest.json"
     manifest = json.loads(path.read_text())
-    used = {"surogate-core", "surogate-models", "surogate-recipe-bf16", "surogate-optim-adamw"}
+    used = {"surogate-core", "surogate-models", "surogate-recipe-bf16", "surogate-optim-adamw-8bit"}
     assert used < manifest["versions"].keys() and "surogate-lora" not in manifest["versions"]
     installed, manifest["versions"]["surogate-models"] = manifest["versions"]["surogate-models"], "0.0.1"
     path.write_text(json.dumps(manifest))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from end_to_end.product import records
+from end_to_end.product import invoke, records
 from safetensors.torch import load_file
 from teams import pretend
 
@@ -24,12 +24,12 @@ def finite(path: Path) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in load_file(path).values())
 
 
-def test_a_diverging_run_exits_with_3_and_saves_finite_weights(workplace: Workplace) -> None:
-    config = workplace.write(learning_rate=1e30, lr_scheduler_type="constant", max_steps=60, max_nonfinite_steps=2)
-    done = workplace.surogate("train", config)
+def test_a_diverging_run_exits_with_3_and_saves_finite_weights(here: Workplace) -> None:
+    config = here.write(learning_rate=1e30, lr_scheduler_type="constant", max_steps=60, max_nonfinite_steps=2)
+    done = invoke("train", config)
     assert done.returncode == 3, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-    steps = records(workplace.out, "step")
+    steps = records(here.out, "step")
     assert [step.get("skipped", False) for step in steps[-3:]] == [True] * 3
     assert steps[-1]["norm"] is None, "JSON has no word for nan"
     last = steps[-1]["step"]
@@ -38,8 +38,8 @@ def test_a_diverging_run_exits_with_3_and_saves_finite_weights(workplace: Workpl
     assert "max_nonfinite_steps: 2" in told and "Lower learning_rate" in told
     assert re.search(rf"repeated op by op: step {last}, micro-step 1: \w+ wrote NaN or inf\. op \d+ of micro_", told)
     assert re.search(r"run by torch reference of \S+ \S+ wrote \S+:fp32\[.*?(NaN|inf) of .*? first at \[", told)
-    assert finite(workplace.out / f"step_{last:08d}/model.safetensors")
-    assert not (workplace.out / "model.safetensors").exists()
+    assert finite(here.out / f"step_{last:08d}/model.safetensors")
+    assert not (here.out / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize(("save_steps", "complete"), [(1, "newest complete .*step_00000001"), (0, "no checkpoint is")])

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "benchmarks" / "models"
 ALLOWED = 0.01
 POLL_SECONDS = 0.004
-BF16_STATES = {"param_grad_dtype": "bf16", "optimizer_state_dtype": "bf16"}
+BF16_STATES = {"param_grad_dtype": "bf16", "optimizer": "adamw", "optimizer_state_dtype": "bf16"}
 
 CONFIGURATIONS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
     "Qwen3-0.6B, 2,048 x 8": ("qwen3-0.6b", 2048, 8, {}),

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 pytestmark = pytest.mark.gpu
 
 MASTERS = {"model_dtype": "bf16", "master_dtype": "fp32", "optimizer_state_dtype": "bf16", "param_grad_dtype": "bf16"}
+MASTERS |= {"optimizer": "adamw"}
 FP8 = {"model_dtype": "bf16", "recipe": "fp8-hybrid", "fp8_amax_history": 4}
 
 

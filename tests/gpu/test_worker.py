@@ -107,10 +107,15 @@ CHOSEN = Recomputation(frozenset({"rmsnorm", "swiglu"}), frozenset({"block"}), 1
 """The first block wholly, less of the others: of the form that `recompute: auto` chooses."""
 
 
+def recomputation(chosen: frozenset[str]) -> dict[str, Any]:
+    """Return the settings of a run that recomputes the chosen parts, with "chunks" in its attention backward."""
+    return {"recompute": chosen - {"chunks"}, "attn_bwd_chunks": 2 if "chunks" in chosen else 1}
+
+
 @pytest.mark.parametrize(
     "recomputed",
-    [*({"recompute": parts} for parts in covering.settings(PARTS, ("adapter", "block"))), {"recompute_chosen": CHOSEN}],
-    ids=lambda given: "+".join(sorted(given.get("recompute", ["chosen"]))),
+    [*map(recomputation, covering.settings((*PARTS, "chunks"), ("adapter", "block"))), {"recompute_chosen": CHOSEN}],
+    ids=lambda given: "+".join(sorted(given.get("recompute", ["chosen"]))) + f"-{given.get('attn_bwd_chunks', 1)}",
 )
 def test_recomputation_is_bit_identical(recomputed: dict[str, Any]) -> None:
     """A pairwise covering array of the keys, all of them, and other parts in the first block than in the others."""

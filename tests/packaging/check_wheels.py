@@ -31,6 +31,9 @@ CORE_AND_FIRST = (
     "surogate-optim-adamw-8bit",
     "surogate-optim-normuon",
     "surogate-lora",
+    "surogate-qlora-nf4",
+    "surogate-qlora-fp8",
+    "surogate-qlora-fp4",
     "surogate-offload-residual",
     "surogate-offload-states",
 )
@@ -43,6 +46,9 @@ PACKAGES = {
     "surogate-optim-adamw-8bit": ROOT / "plugins/surogate_optim_adamw_8bit/src/surogate_optim_adamw_8bit",
     "surogate-optim-normuon": ROOT / "plugins/surogate_optim_normuon/src/surogate_optim_normuon",
     "surogate-lora": ROOT / "plugins/surogate_lora/src/surogate_lora",
+    "surogate-qlora-nf4": ROOT / "plugins/surogate_qlora_nf4/src/surogate_qlora_nf4",
+    "surogate-qlora-fp8": ROOT / "plugins/surogate_qlora_fp8/src/surogate_qlora_fp8",
+    "surogate-qlora-fp4": ROOT / "plugins/surogate_qlora_fp4/src/surogate_qlora_fp4",
     "surogate-log-tensorboard": ROOT / "plugins/surogate_log_tensorboard/src/surogate_log_tensorboard",
     "surogate-log-wandb": ROOT / "plugins/surogate_log_wandb/src/surogate_log_wandb",
     "surogate-offload-residual": ROOT / "plugins/surogate_offload_residual/src/surogate_offload_residual",
@@ -165,6 +171,9 @@ def test_the_meta_package_installs_all_packages(case: Case) -> None:
             "normuon",
             "offload_residual",
             "offload_states",
+            "qlora_fp4",
+            "qlora_fp8",
+            "qlora_nf4",
         ),
         "loaded",
     )
@@ -189,6 +198,9 @@ def test_the_packages_work_without_the_meta_package(case: Case) -> None:
             "normuon",
             "offload_residual",
             "offload_states",
+            "qlora_fp4",
+            "qlora_fp8",
+            "qlora_nf4",
         ),
         "loaded",
     )
@@ -201,7 +213,7 @@ def test_a_plugin_installs_core(case: Case) -> None:
 
 
 def test_without_the_recipe_the_error_names_the_package_to_install(case: Case) -> None:
-    case.install("surogate-core", "surogate-models", "surogate-optim-adamw")
+    case.install("surogate-core", "surogate-models", "surogate-optim-adamw-8bit")
     assert "bf16" not in case.plugins()
     message = case.surogate("plan", "run.yaml", code=2)
     assert "no installed plugin provides it. Installed: none. Try: pip install surogate-recipe-bf16" in message
@@ -211,8 +223,15 @@ def test_without_the_recipe_the_error_names_the_package_to_install(case: Case) -
     assert "pip install surogate-recipe-bf16" in case.surogate("plan", "run.yaml", code=2)
 
 
-def test_a_second_recipe_can_be_installed_and_uninstalled(case: Case) -> None:
+def test_without_the_default_optimizer_the_error_names_its_package_and_an_installed_one(case: Case) -> None:
     case.install("surogate-core", "surogate-models", "surogate-optim-adamw", "surogate-recipe-bf16")
+    message = case.surogate("plan", "run.yaml", code=2)
+    assert "Try: pip install surogate-optim-adamw-8bit, or optimizer: adamw" in message
+    case.surogate("plan", "run.yaml", "--set", "optimizer=adamw")
+
+
+def test_a_second_recipe_can_be_installed_and_uninstalled(case: Case) -> None:
+    case.install("surogate-core", "surogate-models", "surogate-optim-adamw-8bit", "surogate-recipe-bf16")
     fp8 = ("plan", "run.yaml", "--set", "recipe=fp8-hybrid", "--set", "model_dtype=bf16")
     assert "Installed: bf16. Try: pip install surogate-recipe-fp8" in case.surogate(*fp8, code=2)
     case.install("surogate-recipe-fp8")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,14 @@ Planned = tuple[Run, Plan]
 Make = Callable[..., Planned]
 
 
+@pytest.fixture(autouse=True)
+def no_collections() -> Iterator[None]:
+    """Collections take half of the time of plans (`cli.plan`)."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.fixture
 def plan(tmp_path: Path) -> Make:
     """Return a function that plans a run: (size, device, key=value ...) -> run and plan."""
@@ -53,7 +62,7 @@ def plan(tmp_path: Path) -> Make:
         model.mkdir(exist_ok=True)
         (model / "config.json").write_text(json.dumps(BASE | SIZES[size]))
         config = tmp_path / f"{size}.yaml"
-        config.write_text(json.dumps({"model": str(model), "sequence_len": 1024} | keys))
+        config.write_text(json.dumps({"model": str(model), "optimizer": "adamw", "sequence_len": 1024} | keys))
         opened = run.open_run(run.load(config, list(overrides)))
         return opened, run.plan(opened, device)
 
@@ -131,14 +140,20 @@ def test_recomputation_is_proposed_in_the_word_of_the_device(plan: Make, device:
     assert words == {None, value}
 
 
-def test_estimates_are_near_the_plans(plan: Make) -> None:
-    opened, before = plan("wide", "h200", sequence_len=4096, gradient_accumulation_steps=8)
+@pytest.mark.parametrize("lora", [False, True])
+def test_estimates_are_near_the_plans(plan: Make, lora: bool) -> None:
+    """Of all micro-batches with each strategy alone and with pairs of them."""
+    opened, before = plan("wide", "h200", sequence_len=4096, gradient_accumulation_steps=8, lora=lora)
     estimates = Estimates(opened, before)
+    tried = set()
     for candidate in estimates.candidates(offload=True):
-        if candidate.total <= before.report.device.memory_bytes:
+        if candidate.total <= before.report.device.memory_bytes and len(candidate.offload) <= 2:
             report = estimates.planned(candidate.changes).report
-            assert candidate.seconds == pytest.approx(report.step.seconds, rel=0.03), candidate.changes
+            assert candidate.seconds == pytest.approx(report.step.seconds, rel=0.11), candidate.changes
             assert candidate.total == pytest.approx(report.device_bytes["total"], rel=0.05), candidate.changes
+            assert candidate.host == pytest.approx(report.pinned_bytes, rel=0.05), candidate.changes
+            tried |= candidate.offload
+    assert tried == {"residual", "weights"} if lora else {"grads", "optimizer", "residual", "weights"}
 
 
 def test_micro_batches_have_the_rows_of_the_step(plan: Make) -> None:
@@ -154,15 +169,16 @@ def test_micro_batches_have_the_rows_of_the_step(plan: Make) -> None:
 
 CASES: dict[str, tuple[str, str, dict[str, Any], list[int]]] = {
     "an adapter of 70B": ("70b", "h200", {"lora": True, "sequence_len": 2816}, [0, 0, 0]),
-    "an adapter of 70B with long rows": ("70b", "h200", {"lora": True, "sequence_len": 16384}, [1, 0]),
-    "all of 32B cannot be trained, an adapter can": ("32b", "h200", {"sequence_len": 4096}, [1, 0]),
-    "an adapter and recomputation": ("8b", "rtx4090", {"sequence_len": 4096}, [1, 0]),
-    "an odd batch": ("8b", "h100", {"per_device_train_batch_size": 3, "recompute": False}, [0, 0]),
+    "an adapter of 70B with long rows": ("70b", "h200", {"lora": True, "sequence_len": 16384}, [0, 0, 0]),
+    "all of 32B with states on the host": ("32b", "h200", {"sequence_len": 4096}, [0, 0, 0]),
+    "all of 8B with everything on the host": ("8b", "rtx4090", {"sequence_len": 4096}, [0, 0, 0]),
+    "an adapter and recomputation": ("8b", "rtx4090", {"sequence_len": 4096, "host_memory_limit": "1MiB"}, [1, 0]),
+    "an odd batch": ("8b", "h100", {"per_device_train_batch_size": 3, "recompute": False}, [0, 0, 0]),
 }
 """Name -> size, device, keys, and for each suggestion whether the run still does not fit."""
 
 
-SLOW = {name for name, (size, *_) in CASES.items() if size in ("70b", "32b")}
+SLOW = {name for name in CASES if name not in ("an adapter and recomputation", "an odd batch")}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in CASES])
@@ -181,28 +197,36 @@ def test_a_run_that_does_not_fit_has_suggestions(plan: Make, name: str) -> None:
 
 def test_few_plans_are_made_for_proposals(plan: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of combinations are estimated; only those that are shown and few others are planned."""
-    opened, before = plan("8b", "rtx4090", sequence_len=4096)
+    opened, before = plan("8b", "h100", sequence_len=4096)
     made: list[object] = []
-    monkeypatch.setattr(plan_module, "assemble", lambda given: made.append(given) or assemble(given))
-    assert len(suggest(opened, before)) == 2
-    assert len(made) <= 20
+    monkeypatch.setattr(plan_module, "assemble", lambda given, *rest: made.append(given) or assemble(given, *rest))
+    assert len(suggest(opened, before)) == 3
+    assert len(made) <= 12
 
 
 def test_a_run_that_fits_or_cannot_be_changed_has_no_suggestions(plan: Make) -> None:
     assert suggest(*plan("tiny", "h200")) == []
     bare = {"per_device_train_batch_size": 1, "sequence_len": 255, "recompute_block": True}
-    bare |= {"offload_residual": True, "param_grad_dtype": "bf16", "optimizer_state_dtype": "bf16", "lora": True}
+    bare |= {"offload_residual": True, "offload_weights": True, "host_memory_limit": "3GiB"}
+    bare |= {"param_grad_dtype": "bf16", "optimizer_state_dtype": "bf16", "lora": True}
     assert suggest(*plan("wide", "rtx3090", device_memory_limit="4GiB", **bare)) == []
 
 
 def test_a_run_that_does_not_fit_is_refused_with_the_suggestions(plan: Make) -> None:
-    opened, planned = plan("wide", "rtx4090", device_memory_limit="20GiB")
+    opened, planned = plan("wide", "rtx4090", device_memory_limit="20GiB", host_memory_limit="1MiB")
     with pytest.raises(ConfigError) as refused:
         run.refuse_unless_it_fits(opened, planned)
     text = str(refused.value)
     for suggestion in suggest(opened, planned):
         assert ", ".join(suggestion.lines) in text
     assert "still missing" in text and "lora: true" in text
+
+
+def test_a_dtype_of_moments_that_the_optimizer_refuses_is_not_proposed(plan: Make) -> None:
+    opened, before = plan("tiny", "h200", optimizer="adamw_8bit")
+    every = Estimates(opened, before).candidates(dtypes=True)
+    keys = {key for candidate in every for key in candidate.changes}
+    assert "param_grad_dtype" in keys and "optimizer_state_dtype" not in keys
 
 
 def test_micro_batches_that_the_recipe_refuses_are_not_proposed(plan: Make) -> None:
@@ -251,6 +275,6 @@ def test_train_fit_applies_the_first_proposal_and_prints_it(
 
 
 def test_train_fit_refuses_last_resorts(plan: Make, tmp_path: Path) -> None:
-    opened, _ = plan("8b", "h100", sequence_len=1024)
+    opened, _ = plan("8b", "h100", sequence_len=1024, host_memory_limit="1MiB")
     with pytest.raises(ConfigError, match=r"nothing fits without changing what the run learns. Change .*: bf16"):
         fitted(RunArguments(tmp_path / "8b.yaml", []), opened.loaded, "h100")

@@ -74,9 +74,10 @@ def test_a_pairwise_covering_array_of_the_keys_is_bit_identical(family: str, ada
     print(f"covering array of seed {SEED}")
     config = tiny_config(model_type=family, num_hidden_layers=2)
     expected, _ = trained(config, "bf16", **settings(adapter))
-    for parts in covering.settings(PARTS, WHOLE):
-        results, _ = trained(config, "bf16", recompute=parts, **settings(adapter))
-        assert not different(results, expected), sorted(parts)
+    for chosen in covering.settings((*PARTS, "chunks"), WHOLE):
+        parts, chunks = chosen - {"chunks"}, 3 if "chunks" in chosen else 1
+        results, _ = trained(config, "bf16", recompute=parts, attn_bwd_chunks=chunks, **settings(adapter))
+        assert not different(results, expected), sorted(chosen)
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from surogate_lora.options import LoraOptions
 from surogate_offload_residual.plugin import surogate_offload_strategies as residual_strategies
 from surogate_offload_states import selection
 from surogate_offload_states.plugin import surogate_offload_strategies
+from surogate_optim_adamw.adamw import ADAMW_OP
 
 CONFIG = tiny_config(vocab_size=61, hidden_size=24, intermediate_size=40, num_hidden_layers=5, head_dim=8)
 ROWS = [[document] for document in random_documents([16, 11], CONFIG["vocab_size"])]
@@ -63,7 +65,14 @@ def assert_same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 
 
 PARTS = ("swiglu", "rmsnorm", "qkv")
-ARRAY = settings([*(name for name in STRATEGIES if name != "quants"), *PARTS], whole=())
+MODES: dict[str, dict[str, Any]] = {
+    "chunks": {"attn_bwd_chunks": 2},
+    "write combined": {"write_combined": True},
+    "zero copy": {"zero_copy": True},
+}
+NEEDS = {"write combined": {"grads", "residual"}, "zero copy": {"grads", "master", "optimizer", "weights"}}
+"""One of these strategies must be chosen too."""
+ARRAY = settings([*(name for name in STRATEGIES if name != "quants"), *PARTS, *MODES], whole=())
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +84,9 @@ def plain() -> dict[str, Tensor]:
 def test_every_combination_computes_the_same_bits(chosen: frozenset[str], plain: dict[str, Tensor]) -> None:
     """A pairwise covering array of strategies and recomputed parts (the seed is `covering.SEED`), and all at once."""
     held = offload(**dict.fromkeys(sorted(chosen & STRATEGIES.keys()), True))
+    for mode in sorted(chosen & MODES.keys()):
+        if mode not in NEEDS or NEEDS[mode] & chosen:
+            held |= MODES[mode]
     assert_same_bits(plain, trained(request=MASTERS, recompute=chosen.intersection(PARTS), **held))
 
 
@@ -164,6 +176,66 @@ def test_the_report_names_what_the_host_holds() -> None:
 def test_a_strategy_without_anything_to_hold_is_refused(chosen: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         assemble(plan_inputs(CONFIG, **offload(**chosen)))
+
+
+def test_zero_copy_needs_no_memory_for_copies_and_takes_the_link_as_long() -> None:
+    plain, staged, direct = (
+        inputs(4, **chosen) for chosen in ({}, {"optimizer": True, "master": True}, {"optimizer": True, "master": True})
+    )
+    direct = replace(direct, zero_copy=True)
+    assemblies = [assemble(given) for given in (plain, staged, direct)]
+    updates = [assembly.programs["update"] for assembly in assemblies]
+    assert "move" in {op.kind for op in updates[1].ops}
+    assert "move" not in {op.kind for op in updates[2].ops}
+    arenas = [assembly.memory.arenas["update"].arena_bytes for assembly in assemblies]
+    assert arenas[2] <= arenas[0] < arenas[1]
+    held = {v for op in updates[2].ops for v in (*op.ins, *op.outs) if v.place == "host"}
+    reports = [summarise(assembly, given) for assembly, given in zip(assemblies, (plain, staged, direct), strict=True)]
+    link = sum(v.nbytes for v in held) / device("h200").host_bandwidth / ADAMW_OP.zero_copy
+    assert reports[0].step.copy_seconds == 0
+    assert reports[2].step.copy_seconds == pytest.approx(link)
+    assert reports[2].step.waiting_seconds > 0.5 * link
+
+
+def test_values_of_ops_without_zero_copy_are_copied() -> None:
+    """The FP8 recipe quantizes trained weights after their update, by an op that cannot write host memory."""
+    model = Model(**offload(quants=True, optimizer=True), zero_copy=True)
+    update = model.assembly.programs["update"]
+    copied = {v for op in update.ops for v in op.outs if op.kind == "move" and v.place == "host"}
+    direct = {v for op in update.ops for v in op.outs if op.kind == "adamw" and v.place == "host"}
+    assert copied and all(v.derived for v in copied)
+    assert direct and not any(v.derived for v in direct)
+
+
+def test_zero_copy_without_anything_on_the_host_is_refused() -> None:
+    for chosen in ({}, offload(residual=True)):
+        with pytest.raises(ConfigError, match=r"use_zero_copy: true: optimizer adamw uses nothing that the host holds"):
+            assemble(plan_inputs(CONFIG, **chosen, zero_copy=True))
+
+
+def test_only_what_the_host_never_reads_is_write_combined() -> None:
+    given = replace(inputs(4, optimizer=True, weights=True, grads=True, residual=True), write_combined=True)
+    assembly = assemble(given)
+    apart, read = assembly.memory.unread, assembly.memory.host
+    assert apart is not None and read is not None
+    roles = [{role for role, segment in m.segments.items() if segment.offsets} for m in (apart, read)]
+    assert roles == [{"grad"}, {"param", "state"}]
+    assert apart.arena_bytes > 0 == read.arena_bytes
+    together = assemble(replace(given, write_combined=False))
+    reports = [summarise(a, given).host_bytes for a in (assembly, together)]
+    assert reports[0] == reports[1]
+
+
+def test_frozen_weights_are_write_combined() -> None:
+    lora = {"adapters": [(LORA, LoraOptions(lora_rank=4))], **offload(weights=True), "write_combined": True}
+    memory = assemble(plan_inputs(CONFIG, **lora)).memory
+    assert memory.host is None and memory.unread is not None and memory.unread.segments["param"].nbytes > 0
+    assert_same_bits(trained(adapters=lora["adapters"]), trained(**lora))
+
+
+def test_write_combined_memory_without_anything_to_hold_is_refused() -> None:
+    with pytest.raises(ConfigError, match="use_write_combined: true: the host holds nothing that only devices read"):
+        assemble(plan_inputs(CONFIG, **offload(optimizer=True, weights=True), write_combined=True))
 
 
 def test_small_values_stay_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,9 +150,9 @@ __device__ __forceinline__ void store_param(const Factors& f, const Chunk& chunk
     }
 }
 
-__device__ __forceinline__ bool has_nan(const Words<float>&) { return false; }  // NaN needs no care in fp32
-
-// Whether an element is NaN, or infinities of both signs are among the elements.
+// Whether an element is NaN, or infinities of both signs are among the elements. `Words::rounded` would add random bits
+// to a NaN. In fp32 nothing is rounded.
+__device__ __forceinline__ bool has_nan(const Words<float>&) { return false; }
 __device__ __forceinline__ bool has_nan(const Words<__nv_bfloat16>& x) {
     __nv_bfloat162 pairs[octet / 2];
     memcpy(pairs, x.word, sizeof(pairs));

@@ -58,6 +58,7 @@ __all__ = [
     "merge",
     "open_run",
     "plan",
+    "quantize",
     "tokenize",
     "train",
 ]
@@ -209,13 +210,17 @@ def merge(
     base: str | None = None,
     overwrite: bool = False,
     adapter: str | None = None,
+    notice: Notice = print,
 ) -> Path:
     """Merge the adapter in `folder` into its base, write the model to `output` and return the folder of the base.
 
     `base`: directory or hub id, if not the one that the adapter's files name. `output` must be empty unless `overwrite`
     is set, which moves a model in it to `outputs.set_aside`. `adapter`: the kind of adapter, if several installed
-    plugins can read the folder. Raises ConfigError for files that cannot be used.
+    plugins can read the folder. `notice` gets how far the model is from the base that the adapter was trained on, if
+    that was stored in a weight format. Raises ConfigError for files that cannot be used.
     """
+    from .checkpoint.stored_base import stored_base
+
     if not (overwrite and Path(output).is_dir()):
         refuse_nonempty(Path(output))
     registry = load_registry()
@@ -223,8 +228,35 @@ def merge(
     merging = open_merge(registry.get("adapter", kind), Path(folder), base)
     if overwrite:
         set_aside_outputs(Path(output), read=(merging.base_dir, Path(folder)))
+    base_in_format = stored_base(Path(folder), registry)
+    if base_in_format is not None:
+        merging = replace(merging, merge=base_in_format.watched(merging.merge))
     merging.write(Path(output))
+    if base_in_format is not None:
+        notice(str(base_in_format))
     return merging.base_dir
+
+
+def quantize(model: str, output: str | Path, overrides: Sequence[str] = (), overwrite: bool = False) -> Path:
+    """Write a model with its blocks' matrices in a weight format to `output`, and return the folder of the model.
+
+    `model`: directory or hub id. `overrides`: "key=value" of the format, such as "qlora_bnb=true". `output` must be
+    empty unless `overwrite` is set, which moves a model in it to `outputs.set_aside`. Raises ConfigError for a model or
+    a format that cannot be used.
+    """
+    from .checkpoint.quantize import quantize_checkpoint
+
+    if not (overwrite and Path(output).is_dir()):
+        refuse_nonempty(Path(output))
+    keys = {"model": model, "sequence_len": 16, "per_device_train_batch_size": 1}
+    loaded = load_config(
+        apply_overrides(keys, list(overrides)), registry=load_registry(), mode="sft", source="surogate quantize"
+    )
+    opened = open_run(loaded, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES])
+    if overwrite:
+        set_aside_outputs(Path(output), read=(opened.model_dir,))
+    quantize_checkpoint(opened, plan(opened, "cpu").assembly, Path(output))
+    return opened.model_dir
 
 
 def _reads_weights(config: TrainConfig, resumed: Resumed | None) -> bool:

@@ -34,6 +34,6 @@ def surogate_offload_strategies() -> Iterable[OffloadDef]:
             options=ResidualOptions,
             selected=lambda options: options.offload_residual,
             schedule=schedule,
-            proposed={"offload_residual": True},
+            proposed=[{"offload_residual": True}],
         )
     ]

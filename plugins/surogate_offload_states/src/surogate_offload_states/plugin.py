@@ -61,6 +61,7 @@ def surogate_offload_strategies() -> Iterable[OffloadDef]:
             summary="keeps the states of the optimizer in host memory",
             options=OptimizerOptions,
             selected=lambda options: options.offload_optimizer,
+            proposed=[{"offload_optimizer": True}],
             on_host=optimizer_states,
         ),
         OffloadDef(
@@ -68,6 +69,7 @@ def surogate_offload_strategies() -> Iterable[OffloadDef]:
             summary="keeps the master weights in host memory",
             options=MasterOptions,
             selected=lambda options: options.offload_master,
+            proposed=[{"offload_master": True}],
             on_host=masters,
         ),
         OffloadDef(
@@ -75,6 +77,7 @@ def surogate_offload_strategies() -> Iterable[OffloadDef]:
             summary="keeps the gradients of blocks in host memory",
             options=GradientOptions,
             selected=lambda options: options.offload_grads,
+            proposed=[{"offload_grads": True}],
             on_host=gradients,
         ),
         OffloadDef(
@@ -82,6 +85,12 @@ def surogate_offload_strategies() -> Iterable[OffloadDef]:
             summary="keeps the weights of blocks in host memory",
             options=WeightOptions,
             selected=lambda options: bool(options.offload_weights),
+            proposed=[
+                {"offload_weights": 4},
+                {"offload_weights": 9},
+                {"offload_weights": 18},
+                {"offload_weights": True},
+            ],
             on_host=weights,
         ),
         OffloadDef(
@@ -89,6 +98,7 @@ def surogate_offload_strategies() -> Iterable[OffloadDef]:
             summary="keeps the quantized weights of blocks in host memory",
             options=QuantOptions,
             selected=lambda options: bool(options.offload_quants),
+            proposed=[{"offload_quants": 4}, {"offload_quants": 9}, {"offload_quants": 18}, {"offload_quants": True}],
             on_host=quantized_weights,
         ),
     ]

@@ -9,6 +9,7 @@ import torch
 from covering import settings
 from gpu.harness import SMALL, Setup
 
+from surogate_core.runtime.finite_check import all_finite
 from surogate_core.testing.kernels import same_bits
 
 pytestmark = pytest.mark.gpu
@@ -18,7 +19,10 @@ MASTERS = {"model_dtype": "bf16", "master_dtype": "fp32", "optimizer_state_dtype
 BF16 = MASTERS | {"master_dtype": "bf16"}
 STRATEGIES = ("grads", "master", "optimizer", "residual", "weights")
 PARTS = ("block", "rmsnorm", "swiglu")
-ARRAY = settings([*STRATEGIES, *PARTS], whole=("block",))
+MODES = {"chunks": {"attn_bwd_chunks": 2}, "write combined": {"write_combined": True}, "zero copy": {"zero_copy": True}}
+NEEDS = {"write combined": {"grads", "residual"}, "zero copy": {"grads", "master", "optimizer", "weights"}}
+"""One of these strategies must be chosen too."""
+ARRAY = settings([*STRATEGIES, *PARTS, *MODES], whole=("block",))
 
 
 def trained(*, graphs: bool = True, **given: Any) -> tuple[list[tuple[float, float]], dict[str, torch.Tensor]]:
@@ -47,8 +51,45 @@ def plain() -> Any:
 @pytest.mark.parametrize("chosen", ARRAY, ids=["-".join(sorted(row)) for row in ARRAY])
 def test_every_combination_computes_the_same_bits(chosen: frozenset[str], plain: Any) -> None:
     """A pairwise covering array of strategies and recomputed parts (the seed is `covering.SEED`), and all at once."""
-    held = {"offload": sorted(chosen.intersection(STRATEGIES)), "recompute": chosen.intersection(PARTS)}
+    held: dict[str, Any] = {
+        "offload": sorted(chosen.intersection(STRATEGIES)),
+        "recompute": chosen.intersection(PARTS),
+    }
+    for mode in sorted(chosen & MODES.keys()):
+        if mode not in NEEDS or NEEDS[mode] & chosen:
+            held |= MODES[mode]
     assert_same(plain, trained(**MASTERS, **held))
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit", "normuon"])
+def test_the_update_reads_and_writes_host_memory_without_copies(optimizer: str, graphs: bool) -> None:
+    dtypes = MASTERS if optimizer != "adamw_8bit" else MASTERS | {"optimizer_state_dtype": "fp32"}
+    held = trained(
+        optimizer=optimizer, graphs=graphs, **dtypes, offload=("grads", "master", "optimizer"), zero_copy=True
+    )
+    assert_same(trained(optimizer=optimizer, **dtypes), held)
+
+
+def test_frozen_weights_are_streamed_from_write_combined_memory() -> None:
+    given = {"adapter": {"lora_rank": 8}, "model_dtype": "bf16"}
+    assert_same(trained(**given), trained(**given, offload=("weights",), write_combined=True))
+
+
+def test_workers_copy_write_combined_memory_from_each_other() -> None:
+    setup = Setup(DEEP, adapter={"lora_rank": 8}, model_dtype="bf16", offload=("weights",), write_combined=True)
+    assert setup.assembly.memory.unread is not None
+    first, second = setup.gpu(), setup.gpu()
+    frozen = [v for v in setup.assembly.resident if v.place == "host"]
+    for value in frozen:
+        second.buffers.persistent(value).zero_()
+    second.copy_from(first)
+    for value in frozen:
+        assert same_bits(second.buffers.persistent(value), first.buffers.persistent(value))
+        assert first.buffers.persistent(value).is_pinned()
+    assert all_finite(first.params().values())  # on the device and on the host
+    first.close()
+    second.close()
 
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])

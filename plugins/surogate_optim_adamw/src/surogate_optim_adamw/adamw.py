@@ -78,7 +78,12 @@ def flops(op: Op) -> int:
 
 
 ADAMW_OP = OpDef(
-    kind="adamw", infer=infer, reference="surogate_optim_adamw.reference:adamw", may_overwrite=in_place, flops=flops
+    kind="adamw",
+    infer=infer,
+    reference="surogate_optim_adamw.reference:adamw",
+    may_overwrite=in_place,
+    zero_copy=0.83,  # measured on an H200
+    flops=flops,
 )
 
 ADAMW = OptimizerDef(

@@ -115,6 +115,7 @@ ADAMW_8BIT_OP = OpDef(
     infer=infer,
     reference="surogate_optim_adamw_8bit.reference:adamw_8bit",
     may_overwrite=in_place,
+    zero_copy=0.57,  # measured on an H200
     flops=flops,
 )
 
@@ -123,4 +124,5 @@ ADAMW_8BIT = OptimizerDef(
     summary="AdamW with decoupled weight decay; moments of the model's matrices in 8 bits",
     options=AdamW8bitOptions,
     update=update,
+    state_dtypes=("fp32",),
 )

@@ -168,6 +168,7 @@ NORMUON_OP = OpDef(
     passes=passes,
     math=lambda op: "bf16",
     may_overwrite=in_place,
+    zero_copy=0.57,  # not measured: as adamw_8bit
 )
 
 NORMUON = OptimizerDef(

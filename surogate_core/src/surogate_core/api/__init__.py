@@ -23,7 +23,7 @@ from ..origin import Definition
 from ..program.inputs import BatchInputs, Scalars
 from ..program.op import Op, Program
 from ..program.opdef import Emitter, Gradients, OpDef, OutSpec, ParamKind
-from ..program.value import Init, Value
+from ..program.value import WEIGHT_LABEL, Init, Value
 from .adapters import ADAPTER_LABEL, AdapterDef, Merge
 from .base import Deterministic, DeviceInfo, NoOptions, Support, Target
 from .data import DatasetFormatDef, Encoded, Omission
@@ -57,14 +57,17 @@ from .running import (
     SystemInfo,
     Topology,
 )
+from .weight_formats import CheckpointForm, WeightFormatDef
 
 __all__ = [
     "ADAPTER_LABEL",
     "API",
+    "WEIGHT_LABEL",
     "AdapterDef",
     "BatchInputs",
     "BindContext",
     "Call",
+    "CheckpointForm",
     "Comm",
     "DatasetFormatDef",
     "Definition",
@@ -118,6 +121,7 @@ __all__ = [
     "Topology",
     "UpdateContext",
     "Value",
+    "WeightFormatDef",
     "WeightMap",
 ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -47,8 +47,8 @@ class OffloadDef(Definition):
               by the op `move` on the lanes "to_host" and "to_device", to and from values with the place "host". Memory
               on the device is free once "compute" has waited for the copy: the op `wait` on the value on the host.
               Raises ConfigError for a run that the strategy cannot serve.
-    proposed  {option: value} that select the strategy with its usual settings, for `surogate plan --fit` and the
-              suggestions of a run that does not fit. Empty: they do not propose it.
+    proposed  for `surogate plan --fit` and the suggestions of a run that does not fit: {option: value} that select the
+              strategy, in as many ways as are worth a try. Empty: they do not propose it.
 
     What the programs compute does not change.
     """
@@ -59,4 +59,4 @@ class OffloadDef(Definition):
     selected: Callable[[Any], bool]
     on_host: Callable[[Family, OffloadContext], Iterable[Value]] | None = None
     schedule: Callable[[Family, OffloadContext], Family] | None = None
-    proposed: Mapping[str, Any] = field(default_factory=dict)
+    proposed: Sequence[Mapping[str, Any]] = ()

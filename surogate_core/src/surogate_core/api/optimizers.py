@@ -69,9 +69,13 @@ class OptimizerDef(Definition):
             for a param must not depend on the group. Declares its states by `builder.state(name, shape, dtype, init)`,
             named after their params. The gradient to use is `clip_coef * grad`. If `clip_coef` is not finite, the step
             is skipped: the ops must not change any value.
+    state_dtypes
+            values of `optimizer_state_dtype` that `update` does not refuse: only these are suggested for a run that
+            does not fit
     """
 
     name: str
     summary: str
     options: type[BaseModel] = NoOptions
     update: Callable[[UpdateContext], None]
+    state_dtypes: tuple[str, ...] = ("fp32", "bf16")

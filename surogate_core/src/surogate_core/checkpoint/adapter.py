@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..api import AdapterDef, Merge
 from ..config.keys import ADAPTER_FLAG
 from ..errors import ConfigError
-from ..hub.config_json import read_config
+from ..hub.config_json import QUANTIZATION, read_config, refused_quantized
 from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, find_local, resolve_model_dir
 from ..planning.assembly import Assembly
 from ..planning.run import Run
@@ -131,5 +131,8 @@ def open_merge(adapter: AdapterDef, folder: Path, base: str | None) -> Merging:
             "give its folder: --base base."
         )
     base_dir = resolve_model_dir(model, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES])
-    merge.check(read_config(base_dir))
+    config = read_config(base_dir)
+    if QUANTIZATION in config:
+        raise refused_quantized(base_dir, "An adapter is merged into weights that are not")
+    merge.check(config)
     return Merging(base_dir, merge)

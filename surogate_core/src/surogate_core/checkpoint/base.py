@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..hub.config_json import QUANTIZATION
 from ..planning.assembly import Assembly
 from ..planning.run import Run
 from ..runtime.finite_check import refuse_nonfinite_weights
-from .stored_weights import file_of, open_weights
+from .stored_weights import BaseFormat, file_of, open_weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,13 +27,24 @@ def load_base(run: Run, assembly: Assembly, worker: Worker | Team, ignored: Sequ
     Raises ConfigError, naming file and tensor, for files that do not fit the model, or staged params with NaN or inf.
     """
     ignored = [*run.model.ignored_tensors(run.dims), *ignored]
-    stored = open_weights(run.model_dir, assembly.weights, ignored, run.model.tied_copies(run.dims))
-    stored.load(worker.params())
+    base = _base_format(run, assembly)
+    weights = open_weights(run.model_dir, assembly.weights, ignored, run.model.tied_copies(run.dims), base)
+    weights.load(worker.params())
     for part in assembly.staging:
-        views = worker.staged(part)
-        stored.load(views)
+        views = {name: view for name, view in worker.staged(part).items() if name not in weights.quantized}
+        weights.load(views)
         refuse_nonfinite(run, assembly, views)
-        worker.derive(part)
+        if views:
+            worker.derive(part)
+    weights.load_quantized(worker.stored())
+
+
+def _base_format(run: Run, assembly: Assembly) -> BaseFormat | None:
+    """Return the weight format that the model's files are stored in."""
+    if QUANTIZATION not in run.model_config or run.weight_format is None:
+        return None
+    format, options = run.weight_format
+    return BaseFormat(format.checkpoints, options, frozenset(assembly.stored)) if format.checkpoints else None
 
 
 def refuse_nonfinite(run: Run, assembly: Assembly, params: Mapping[str, Tensor]) -> None:

@@ -23,6 +23,7 @@ _REPLACED = ".replaced"  # step_00000050.replaced: a complete older one, until t
 _REMOVED = ".removed"  # step_00000050.removed: being deleted
 _ASIDE = ".set_aside"  # step_00000050.set_aside: a complete one of a later step than the run resumed from
 SAVING = ".saving-"
+RUN_FILE = "run.yaml"  # the resolved config, in the folder around the checkpoints
 """Prefix of hidden directories that hold complete files until they are moved to their final names."""
 
 _STOPPING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM})

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..api import WeightMap
 from ..errors import ConfigError, ProgramError
-from ..hub.config_json import read_json
+from ..hub.config_json import QUANTIZATION, read_json
 from ..hub.files import TEMPLATE_DIRECTORY
 from ..reporting.text import names_text
 from .folders import SAVING, stopping_when_disk_refuses, sync, sync_tree
@@ -170,27 +170,57 @@ def write_merged(
     them. One file at a time is in memory. Raises ConfigError for any other changed tensor that the base lacks, or that
     is quantised. For use inside `save_files`.
     """
-    files = locate(base_dir)
-    absent = sorted(changes.keys() - {name for names in files.values() for name in names} - set(may_lack))
+    absent = sorted(changes.keys() - {name for names in locate(base_dir).values() for name in names} - set(may_lack))
     if absent:
         raise ConfigError(
             f"{base_dir}: has no {names_text(absent)}, which the adapter changes. Name the base that it was trained on."
         )
-    for path, names in files.items():
-        with opened(path) as file:
-            tensors = {}
-            for name in sorted(names):
-                stored_as = file.get_slice(name).get_dtype()
-                if name in changes and stored_as not in LOADABLE:
-                    raise ConfigError(f"{path}: {name} is stored as {stored_as}; merge into the unquantised model.")
-                tensor = file.get_tensor(name)
-                tensors[name] = changes[name](tensor) if name in changes else tensor
-        save_file(tensors, directory / path.name, metadata={"format": "pt"})
-    if (base_dir / INDEX).is_file() and not (base_dir / WEIGHTS).exists():
-        shutil.copyfile(base_dir / INDEX, directory / INDEX)
+    _rewrite_weights(directory, base_dir, changes.keys(), lambda name, tensor: {name: changes[name](tensor)})
     config = read_json(base_dir / CONFIG, AGAIN)
     _write_companions(directory, config, base_dir)
     _write_json(directory / CONFIG, {key: value for key, value in config.items() if key != "auto_map"})
+
+
+def write_quantized(
+    directory: Path,
+    base_dir: Path,
+    names: Collection[str],
+    quantized: Callable[[str, Tensor], Mapping[str, Tensor]],
+    quantization: Mapping[str, Any],
+) -> None:
+    """Write the checkpoint in `base_dir` with the tensors `names` in a weight format, in files of the same names.
+
+    `quantized`: (name, tensor) -> the tensors that hold it, by name. `quantization`: what config.json says of them. One
+    file at a time is in memory. For use inside `save_files`.
+    """
+    _rewrite_weights(directory, base_dir, names, quantized)
+    config = read_json(base_dir / CONFIG, AGAIN)
+    _write_companions(directory, config, base_dir)
+    kept = {key: value for key, value in config.items() if key != "auto_map"}
+    _write_json(directory / CONFIG, kept | {QUANTIZATION: dict(quantization)})
+
+
+def _rewrite_weights(
+    directory: Path, base_dir: Path, names: Collection[str], rewritten: Callable[[str, Tensor], Mapping[str, Tensor]]
+) -> None:
+    """Write the weights of `base_dir` with `rewritten(name, tensor)` in place of the tensors `names`."""
+    weight_map: dict[str, str] = {}
+    total = 0
+    for path, held in locate(base_dir).items():
+        with opened(path) as file:
+            tensors: dict[str, Tensor] = {}
+            for name in sorted(held):
+                stored_as = file.get_slice(name).get_dtype()
+                if name in names and stored_as not in LOADABLE:
+                    raise ConfigError(f"{path}: {name} is stored as {stored_as}; use the unquantised model.")
+                tensor = file.get_tensor(name)
+                tensors |= rewritten(name, tensor) if name in names else {name: tensor}
+        save_file(tensors, directory / path.name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, path.name)
+        total += sum(tensor.nbytes for tensor in tensors.values())
+    if (base_dir / INDEX).is_file() and not (base_dir / WEIGHTS).exists():
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+        _write_json(directory / INDEX, index)
 
 
 def copy_tokenizer(source_dir: Path, directory: Path) -> None:

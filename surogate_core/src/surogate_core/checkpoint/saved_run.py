@@ -46,9 +46,9 @@ _POSITION = ("tokens", "seconds", "nonfinite", "loss", "lr")
 class _Position(BaseModel):
     """The schema of `Manifest.position`."""
 
-    tokens: int
-    seconds: float
-    nonfinite: int
+    tokens: int = Field(ge=0)
+    seconds: float = Field(ge=0, allow_inf_nan=False)
+    nonfinite: int = Field(ge=0)
     loss: float | None
     lr: float = Field(0.0, ge=0, le=MAX_FP32)  # older checkpoints have none
     evaluations: list[tuple[int, float, int]]

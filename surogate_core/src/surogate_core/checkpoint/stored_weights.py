@@ -6,7 +6,7 @@ Tensors are read one at a time, so that no second copy of the model is ever in m
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -18,7 +18,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..api import HFTensor, WeightMap
+from ..api import CheckpointForm, HFTensor, WeightMap
 from ..errors import ConfigError
 from ..hub.config_json import read_json
 from ..hub.files import PICKLED
@@ -34,15 +34,53 @@ COMPARED_ROWS = 4096
 
 
 @dataclass(frozen=True)
+class BaseFormat:
+    """The weight format of a base, and the params that it may hold in it."""
+
+    form: CheckpointForm
+    options: Any
+    params: frozenset[str]
+
+
+@dataclass(frozen=True)
 class StoredWeights:
-    """The weights of a checkpoint whose names, shapes and dtypes are those of `maps`. files: {file: its tensors}."""
+    """The weights of a checkpoint whose names, shapes and dtypes are those of `maps`.
+
+    files      {file: its tensors}
+    base       the weight format of the checkpoint; None: all its weights are in floating point
+    quantized  params that it holds in that format, which `load` skips
+    """
 
     maps: Sequence[WeightMap]
     files: Mapping[Path, set[str]]
+    base: BaseFormat | None = None
+    quantized: frozenset[str] = frozenset()
+
+    def load_quantized(self, stored: Mapping[str, Sequence[Tensor]]) -> None:
+        """Copy the quantized params into the states that hold them, `stored` by param name."""
+        if self.base is None:
+            return
+        form, options = self.base.form, self.base.options
+        file_of_part = {name: path for path, names in self.files.items() for name in names}
+        with ExitStack() as stack:
+            files = {path: stack.enter_context(opened(path)) for path in self.files}
+
+            def load(m: WeightMap, upload: Upload) -> None:
+                places = [0] * len(stored[m.param])
+                for tensor in m.tensors:
+                    names = form.parts(tensor.name, options)
+                    parts = {name: files[file_of_part[name]].get_tensor(name) for name in names}
+                    with _naming(file_of_part[tensor.name], tensor.name):
+                        states = form.load(tensor, parts, options)
+                    for i, (target, state) in enumerate(zip(stored[m.param], states, strict=False)):
+                        upload.copy(target.narrow(0, places[i], state.shape[0]), state)
+                        places[i] += state.shape[0]
+
+            fill(partial(load, m) for m in self.maps if m.param in self.quantized)
 
     def load(self, params: Mapping[str, Tensor]) -> None:
         """Copy the tensors of `params` (by param name) into them, converting dtypes."""
-        given = (m for m in self.maps if m.param in params)
+        given = (m for m in self.maps if m.param in params and m.param not in self.quantized)
         places = {tensor.name: (tensor, params[m.param], row) for m in given for tensor, row in rows_of(m)}
 
         def load(file: Any, name: str, upload: Upload) -> None:
@@ -60,8 +98,9 @@ def open_weights(
     maps: Sequence[WeightMap],
     ignored: Sequence[str] = (),
     copies: Mapping[str, str] = MappingProxyType({}),
+    base: BaseFormat | None = None,
 ) -> StoredWeights:
-    """Return the weights of a checkpoint, ready to be loaded.
+    """Return the weights of a checkpoint, ready to be loaded. `base`: the weight format that it is stored in.
 
     `ignored`: patterns of tensors that the checkpoint may hold besides. `copies`: {copy: original}, tensors that it may
     hold as equal copies of others.
@@ -73,15 +112,52 @@ def open_weights(
     wanted = {tensor.name: tensor for m in maps for tensor in m.tensors}
     files = locate(model_dir)
     found = {name for names in files.values() for name in names}
-    _check_names(model_dir, set(wanted), found, [*ignored, *copies])
+    quantized = _quantized(files, maps, base)
+    in_format = [tensor.name for m in maps if m.param in quantized for tensor in m.tensors]
+    parts = {part for name in in_format if base for part in base.form.parts(name, base.options)}
+    others = base.form.ignored if base else ()
+    _check_names(model_dir, set(wanted) | parts, found, [*ignored, *copies, *others])
     for path, names in files.items():
         with opened(path) as file:
-            for name in sorted(names & wanted.keys()):
+            for name in sorted(names & wanted.keys() - set(in_format)):
                 _check_tensor(path, file, wanted[name])
     for copy, original in copies.items():
         if copy in found:
             _check_copy(files, copy, wanted[original])
-    return StoredWeights(maps, files)
+    return StoredWeights(maps, files, base, quantized)
+
+
+def _quantized(files: Mapping[Path, set[str]], maps: Sequence[WeightMap], base: BaseFormat | None) -> frozenset[str]:
+    """Return the params that the files hold in the weight format of `base`: those whose tensors are not in floating
+    point. Raises ConfigError for a param of which some tensors are and others are not.
+    """
+    if base is None:
+        return frozenset()
+    floating: dict[str, bool] = {}
+    for path, names in files.items():
+        with opened(path) as file:
+            wanted = {tensor.name for m in maps if m.param in base.params for tensor in m.tensors}
+            floating |= {name: file.get_slice(name).get_dtype() in LOADABLE for name in names & wanted}
+    quantized = set()
+    for m in maps:
+        kinds = {floating[tensor.name]: tensor.name for tensor in m.tensors if tensor.name in floating}
+        if len(kinds) > 1:
+            raise ConfigError(
+                f"{kinds[False]} is quantized and {kinds[True]} is not, but the two are one matrix here. Use the "
+                "original checkpoint of this model."
+            )
+        if False in kinds:
+            quantized.add(m.param)
+    return frozenset(quantized)
+
+
+@contextmanager
+def _naming(path: Path, tensor: str) -> Iterator[None]:
+    """Name file and tensor in a ConfigError."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {tensor}: {error}") from None
 
 
 def load_weights(

@@ -146,6 +146,21 @@ def merge(
     return merge_command(adapter, output, base, overwrite, kind)
 
 
+@app.command(help="Write a model with its matrices in a weight format, such as NF4.")
+def quantize(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder or hub id.")],
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="New or empty folder for the model.")],
+    overrides: SetOption = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Allow a model in OUTPUT: it is moved aside first.")
+    ] = False,
+) -> int:
+    from .quantize import quantize_command
+
+    _print_notices()
+    return quantize_command(model, output, overrides or [], overwrite)
+
+
 @app.command(help="Tokenize, check and cache the data of a run.")
 def tokenize(
     ctx: typer.Context,

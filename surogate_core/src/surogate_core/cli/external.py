@@ -21,7 +21,19 @@ from ..origin import described
 from ..plugins.switch import switched_off
 
 GROUP: Final = "surogate.commands"
-CORE_COMMANDS: Final = ("train", "pt", "sft", "plan", "merge", "tokenize", "verify", "profile", "plugins", "doctor")
+CORE_COMMANDS: Final = (
+    "train",
+    "pt",
+    "sft",
+    "plan",
+    "merge",
+    "quantize",
+    "tokenize",
+    "verify",
+    "profile",
+    "plugins",
+    "doctor",
+)
 
 
 @dataclass(frozen=True)

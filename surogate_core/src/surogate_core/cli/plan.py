@@ -111,6 +111,7 @@ def to_json(plan: Plan, mode: Mode, chosen: str, problem: str = "") -> dict[str,
     return {
         "fits": report.fits,
         "defaults": mode,
+        "weight_format": plan.inputs.weight_format[0].name if plan.inputs.weight_format else None,
         "device": {
             "name": device.name,
             "title": device.title,

@@ -49,6 +49,8 @@ def _run(run: Run, plan: Plan) -> Iterator[str]:
         f"recipe {config.recipe}, model {inputs.precision.model}, products {inputs.precision.matmul}, "
         f"optimizer {config.optimizer}" + "".join(f", adapter {adapter.name}" for adapter, _ in inputs.adapters)
     )
+    if inputs.weight_format:
+        yield f"frozen weights of blocks in {inputs.weight_format[0].name} ({inputs.weight_format[0].key})"
     steps = config.gradient_accumulation_steps
     yield (
         f"{inputs.batch_size} x {inputs.seq_len} tokens per micro-step, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from math import isfinite
 from typing import Any, Final
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..verification import Extent, Row, Verdict, Verification, verify
+from ..verification.stored_weights import StoredMatrix
 from .options import RunArguments
 from .render import paint, print_warning
 
@@ -44,6 +45,10 @@ def to_json(result: Verification) -> dict[str, Any]:
         "left_out": list(result.left_out),
         "needs_bytes": {"device": result.needs.device, "host": result.needs.host},
         "model_in_fp32": _verdict(result.in_fp32) if result.in_fp32 else None,
+        "stored": [
+            {"name": m.name, "layer": m.layer, "snr_db": _number(m.snr), "worst_block": _number(m.worst)}
+            for m in result.stored
+        ],
         **{key: value for key, value in _verdict(result.verdict).items() if key != "passed"},
     }
 
@@ -87,7 +92,29 @@ def _print(result: Verification) -> None:
         console.print()
     for verdict in [v for v in result.verdicts if v is result.verdict or not v.passed]:
         _print_tables(console, verdict)
+    if result.stored:
+        console.print(_stored_table(result.stored))
+        console.print()
     console.print("\n".join(_conclusion(result)), markup=False, soft_wrap=True)
+
+
+def _stored_table(matrices: Sequence[StoredMatrix]) -> Table:
+    """Return the errors of stored matrices by layer: the lowest SNR, and the worst 64 consecutive weights."""
+    table = Table(box=None, width=_WIDTH, pad_edge=False)
+    table.add_column("stored weights", no_wrap=True, ratio=1)
+    for head in ("lowest SNR", "worst block"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for layer, group in groupby(matrices, lambda matrix: matrix.layer):
+        members = list(group)
+        lowest, worst = min(members, key=lambda m: m.snr), max(members, key=lambda m: m.worst)
+        names = [_short(m.name) for m in (lowest, worst)]
+        table.add_row(f"layer {layer}", f"{lowest.snr:.1f} dB {names[0]}", f"{worst.worst:.1%} {names[1]}")
+    return table
+
+
+def _short(name: str) -> str:
+    """Return the name of a tensor's module without those around it."""
+    return name.removesuffix(".weight").rpartition(".")[2]
 
 
 def _print_tables(console: Console, verdict: Verdict) -> None:

@@ -99,15 +99,7 @@ _NOT_YET = (
         inert=("merge",), matters_with="adapter_path",
     ),
     *_feature(
-        "QLoRA",
-        "remove the key: lora: true trains over frozen weights in bf16, and recompute: auto, the default, makes room",
-        ("qlora_fp8", False, "keep the frozen weights in FP8"),
-        ("qlora_fp4", False, "keep the frozen weights in NVFP4"),
-        ("qlora_bnb", False, "keep the frozen weights in NF4"),
-        ("qlora_block_size", 128, "block of the FP8 scales"),
-        ("qlora_bnb_block_size", 64, "block of the NF4 scales"),
-        ("qlora_bnb_double_quant", True, "quantise the NF4 scales too"),
-        ("qlora_four_over_six", True, "choose the maximum of each NVFP4 block by its error"),
+        "mixture-of-experts models", "train a dense text model",
         ("qlora_selective_expert_dequant", False, "dequantise only the experts in use"),
         ("qlora_offload_experts", False, "keep experts on the host"),
     ),
@@ -115,10 +107,11 @@ _NOT_YET = (
         "this kind of offloading",
         "remove the key: offload_optimizer, offload_weights, offload_residual and recompute: auto make room",
         ("offload_saved_tensors", False, "keep saved activations on the host"),
-        ("persistent_quants", False, "keep quantised weights between steps"),
-        ("use_zero_copy", False, "read host memory directly from kernels"),
-        ("use_write_combined", False, "allocate write-combined host memory"),
         ("cpu_training", False, "stream the weights from the host"),
+    ),
+    NotYet(
+        "persistent_quants", False, "keep quantised weights between steps, which is always done",
+        "another choice", "remove the key: offload_quants keeps quantised weights on the host", inert=(True,),
     ),
     *_feature(
         "sharding over GPUs", "remove the key: every GPU holds all weights, gradients and states",
@@ -222,6 +215,9 @@ DISTRIBUTIONS: dict[tuple[str, str], str] = {
     ("optimizer", "adamw-8bit"): "surogate-optim-adamw-8bit",
     ("optimizer", "normuon"): "surogate-optim-normuon",
     ("adapter", "lora"): "surogate-lora",
+    ("weight format", "nf4"): "surogate-qlora-nf4",
+    ("weight format", "fp8"): "surogate-qlora-fp8",
+    ("weight format", "fp4"): "surogate-qlora-fp4",
     ("logger", "tensorboard"): "surogate-log-tensorboard",
     ("logger", "wandb"): "surogate-log-wandb",
 }
@@ -248,9 +244,9 @@ ADAPTER_FLAG = Shorthand("lora", "adapter", "lora", DISTRIBUTIONS["adapter", "lo
 takes it from here."""
 
 PACKAGES: dict[str, str] = {
-    "adamw_beta1": "surogate-optim-adamw",
-    "adamw_beta2": "surogate-optim-adamw",
-    "adamw_epsilon": "surogate-optim-adamw",
+    "adamw_beta1": "surogate-optim-adamw-8bit",
+    "adamw_beta2": "surogate-optim-adamw-8bit",
+    "adamw_epsilon": "surogate-optim-adamw-8bit",
     **dict.fromkeys(
         (
             "normuon_momentum",
@@ -278,6 +274,9 @@ PACKAGES: dict[str, str] = {
         ),
         ADAPTER_FLAG.package,
     ),
+    **dict.fromkeys(("qlora_bnb", "qlora_bnb_block_size", "qlora_bnb_double_quant"), "surogate-qlora-nf4"),
+    **dict.fromkeys(("qlora_fp8", "qlora_block_size"), "surogate-qlora-fp8"),
+    **dict.fromkeys(("qlora_fp4", "qlora_four_over_six"), "surogate-qlora-fp4"),
     "offload_residual": "surogate-offload-residual",
     **dict.fromkeys(
         ("offload_optimizer", "offload_master", "offload_grads", "offload_weights", "offload_quants"),
@@ -288,13 +287,18 @@ PACKAGES: dict[str, str] = {
 }
 """Key of a package that may not be installed -> the package."""
 
+HELD_FOR_UPDATE = "Set offload_optimizer: true or offload_master: true"
+"""What makes the host hold values that the update uses."""
+
+HELD_FOR_DEVICES = (
+    "Set offload_residual, offload_grads or offload_quants, or with an adapter offload_weights, where the run has them"
+)
+"""What makes the host hold values that only devices read."""
+
 DATASET_KEYS: dict[str, str] = dict.fromkeys(("prompt", "chosen", "rejected", "enable_thinking"), "preference")
 """Key of a dataset entry -> the dataset type it belongs to, which is not built."""
 
-LIMITS = (
-    Limit("attn_bwd_chunks", (1,), "the attention backward pass is not chunked; set attn_bwd_chunks: 1"),
-    Limit("zero_level", (1,), "sharding over GPUs is not built; set zero_level: 1"),
-)
+LIMITS = (Limit("zero_level", (1,), "sharding over GPUs is not built; set zero_level: 1"),)
 
 IGNORED: dict[str, str] = {
     "model_type": "the architecture is read from the model's config.json",
@@ -333,7 +337,6 @@ ALIASES: dict[str, str] = {
 """Other name of a key -> the key."""
 
 DIFFERS = (
-    Differs("optimizer", "adamw_8bit", "its kernel has not been measured yet; `optimizer: adamw_8bit` selects it"),
     Differs("lora", "true", "pre-training trains all weights; `sft` keeps the default"),
     Differs("adapter_init_mode", "merge", "a saved adapter is trained further"),
     Differs("sequence_len", "the model's maximum", "a length that fits most machines"),

@@ -25,6 +25,7 @@ from .schema import DatasetEntry, TrainConfig
 from .selection import select_plugins
 from .sorting import sort_keys
 from .variables import escape_dollars
+from .weight_formats import check_weight_formats
 from .yaml import apply_overrides, dump_yaml, read_yaml
 
 __all__ = [
@@ -100,6 +101,7 @@ def load_config(raw: Mapping[str, Any], *, registry: Registry, mode: Mode = "tra
         config = apply_rules(config, findings)
         config = apply_adapter_rules(config, adapter_as_written, registry, findings)
     options = validate_selected(core, config.adapter if config is not None else None, plugin, registry, findings)
+    check_weight_formats(config, options, registry, findings)
     if config is None or findings.problems:
         raise problems_error(source, findings.problems)
     return LoadedConfig(config, options, mode, tuple(findings.notices), source)

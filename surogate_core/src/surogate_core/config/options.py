@@ -16,6 +16,9 @@ from .selection import REQUIRED
 Owner = tuple[str, str]
 """(kind, name) of a definition."""
 
+SELECTED_BY_KEYS = ("offload", "weight format")
+"""Kinds whose own options say whether a run uses them."""
+
 
 def owners_of_keys(models: Mapping[Owner, type[BaseModel]]) -> dict[str, list[Owner]]:
     """Return {key: the definitions whose options declare it}."""
@@ -35,7 +38,7 @@ def validate_selected(
     """
     models = registry.options_models()
     selected = [(kind, core[kind]) for kind in REQUIRED if kind in core]
-    selected += [("offload", name) for name in registry.names("offload")]  # their own keys select them
+    selected += [(kind, name) for kind in SELECTED_BY_KEYS for name in registry.names(kind)]
     selected += [("adapter", adapter)] if adapter is not None else []
     selected += [("logger", name) for name in core.get("report_to", ())]
     options: dict[Owner, BaseModel] = {}

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from ..errors import PluginError
 
 if TYPE_CHECKING:
-    from ..api import DatasetFormatDef
+    from ..api import DatasetFormatDef, WeightFormatDef
 
 
 class Registry(Protocol):
@@ -22,6 +22,10 @@ class Registry(Protocol):
 
     def dataset_formats(self) -> Mapping[str, DatasetFormatDef]:
         """Return {name: dataset type}."""
+        ...
+
+    def weight_formats(self) -> Mapping[str, WeightFormatDef]:
+        """Return {name: form in which frozen matrices can be stored}."""
         ...
 
     def names(self, kind: str) -> Sequence[str]:

@@ -30,6 +30,12 @@ def apply_rules(config: TrainConfig, findings: Findings) -> TrainConfig:
             f"{config.lmhead_chunks} does not divide the {tokens} tokens of a micro-step "
             "(per_device_train_batch_size x sequence_len); use auto, or a power of two",
         )
+    if config.per_device_train_batch_size % config.attn_bwd_chunks:
+        findings.wrong(
+            "attn_bwd_chunks",
+            f"{config.attn_bwd_chunks} does not divide the {config.per_device_train_batch_size} rows of a micro-step "
+            "(per_device_train_batch_size); use a divisor of it, or remove the key",
+        )
     if config.validation_datasets:
         changes["validation_split_ratio"] = 0.0
     if config.init_projections_to_zero and not config.from_scratch:

@@ -132,6 +132,12 @@ class ModelKeys(Keys):
     merge_adapter: Flag = Field(
         False, description="At the end also write the base merged with the adapter, as `output_dir`/merged."
     )
+    quantize_lm_head: Flag = Field(
+        False, description="Store a frozen LM head in the weight format of the blocks too. A tied one is the embedding."
+    )
+    quantize_embedding: Flag = Field(
+        False, description="Store a frozen embedding in the weight format of the blocks too."
+    )
 
 
 class DataKeys(Keys):
@@ -195,7 +201,7 @@ class LoopKeys(Keys):
 class OptimizerKeys(Keys):
     """Optimizer and schedule"""
 
-    optimizer: Text = Field("adamw", description="Optimizer, from an installed plugin.")
+    optimizer: Text = Field("adamw_8bit", description="Optimizer, from an installed plugin.")
     learning_rate: Number = Field(2e-4, ge=0, le=1e38, description="Peak learning rate.")
     lr_scheduler_type: Annotated[Literal["linear", "cosine", "wsd", "constant"], Word] = Field(
         "linear", description="Decay after the warmup. wsd: constant, then decay over the last part of the steps."
@@ -278,7 +284,20 @@ class MemoryKeys(Keys):
         "beyond the labels of a micro-batch are skipped.",
     )
     attn_bwd_chunks: Int = Field(
-        1, ge=1, description="Chunks of the attention backward pass; only 1 (no chunking) is built."
+        1,
+        ge=1,
+        description="Chunks of rows in which the attention backward pass runs, one after another in the workspace of "
+        "one; divides `per_device_train_batch_size`.",
+    )
+    use_zero_copy: Flag = Field(
+        False,
+        description="The update reads and writes what an offload strategy keeps in host memory where it is, over the "
+        "link, instead of copying it to the device and back.",
+    )
+    use_write_combined: Flag = Field(
+        False,
+        description="Allocate the host memory that only GPUs read write-combined: frozen and quantized weights, "
+        "gradients and activations that an offload strategy keeps there. No effect on a CPU.",
     )
     use_cuda_graphs: Flag = Field(True, description="Replay a step as CUDA graphs. No effect on a CPU.")
 

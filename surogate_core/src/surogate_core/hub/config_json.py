@@ -8,20 +8,31 @@ from typing import Any
 
 from ..errors import ConfigError
 
+QUANTIZATION = "quantization_config"
+"""Key of a checkpoint whose weights are stored quantized. `read_config` returns it only if it is not null."""
+
 
 def read_config(model_dir: Path) -> dict[str, Any]:
     """Return the parsed `config.json` of a model directory.
 
-    Raises ConfigError if it is missing, unreadable or not a JSON object, or if the weights are stored quantised.
+    Raises ConfigError if it is missing, unreadable or not a JSON object.
     """
     path = model_dir / "config.json"
     config = read_json(path, f"Name a directory with a Hugging Face model ({model_dir} has no config.json).")
-    if config.get("quantization_config") is not None:
-        raise ConfigError(
-            f"{path}: quantization_config: quantised checkpoints are not yet supported. "
-            "Use the original checkpoint of this model, in bf16 or fp32."
-        )
+    quantization = config.get(QUANTIZATION)
+    if quantization is None:
+        return {key: value for key, value in config.items() if key != QUANTIZATION}
+    if not isinstance(quantization, dict):
+        raise ConfigError(f"{path}: {QUANTIZATION} must be an object. Download it again.")
     return config
+
+
+def refused_quantized(model_dir: Path, why: str) -> ConfigError:
+    """Return the error for a model whose weights are stored quantized. `why`: a sentence, without its full stop."""
+    return ConfigError(
+        f"{model_dir / 'config.json'}: {QUANTIZATION}: the weights are stored quantized. {why}: use the original "
+        "checkpoint of this model, in bf16 or fp32."
+    )
 
 
 def read_json(path: Path, if_missing: str) -> dict[str, Any]:

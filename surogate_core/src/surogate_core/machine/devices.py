@@ -1,10 +1,10 @@
 """The device table: properties of GPUs, for plans on machines that do not have them.
 
-FLOP/s are those of dense matrix products inside a training step, by dtype of operands. On one H200 they were measured
-(700 W, torch 2.11+cu130, cuBLASLt 13.1, 2026-11-22: bf16 676 to 730 TFLOP/s over the large products of three models;
-4.2 TB/s of reads and writes). For other devices they are 0.7 of the vendor's dense peak, the ratio measured there, and
-0.87 of its bandwidth. Links are 0.8 of the vendor's figure for one direction, an estimate: NVLink, else PCIe. For the
-GPU of this machine, `surogate doctor --measure` replaces the rates by measured ones.
+The rates of the H200 are those that `surogate doctor --measure` found on one (700 W, torch 2.11+cu130, cuBLASLt 13.1,
+2026-11-22): FLOP/s of large matrix products under sustained load, by dtype of operands; bytes per second read and
+written; copies from and to the host, each way at once. For other devices FLOP/s are 0.68 of the vendor's dense peak,
+the ratio measured there, and bandwidths 0.87 of its figure. Links are 0.8 of the vendor's figure for one direction, an
+estimate: NVLink, else PCIe. For the GPU of this machine, `surogate doctor --measure` replaces the rates.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from .measured_rates import read_rates
 
 GIB = 1 << 30
 
-_SUSTAINED = 0.7
+_SUSTAINED = 0.68
 _BANDWIDTH = 0.87
 _LINK = 0.8
-_LAUNCH = 2e-6
-"""Seconds of an op. On an H200, in captured graphs: 0.5 us a kernel, of about two, and 1 us to begin and to end."""
+_LAUNCH = 1.74e-6
+"""Seconds of an op besides its work, in a captured graph. Measured on an H200."""
 _CUDA_RUNTIME_BYTES = 720 << 20
 """Device memory of a process besides the planned buffers. Measured on an H200 (benchmarks/h200.md): 620 MiB of context,
 and up to 97 MiB of modules, graphs and library handles."""
@@ -56,9 +56,9 @@ def _gpu(
 _H200 = replace(
     _gpu("h200", "NVIDIA H200", 90, 140.4, 989, 67, 4.8, 450),
     memory_bytes=143_771 << 20,
-    flops={"fp8": 1250e12, "bf16": 700e12, "fp32": 45e12, "fp64": 45e12},
-    bandwidth=4.2e12,
-    host_bandwidth=50.8e9,
+    flops={"fp8": 1263e12, "bf16": 668e12, "fp32": 49.9e12, "fp64": 49.9e12},
+    bandwidth=4.206e12,
+    host_bandwidth=50.6e9,
     source="measured 2026-11-22",
 )
 

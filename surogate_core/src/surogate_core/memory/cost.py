@@ -21,8 +21,8 @@ class Cost:
     bytes              bytes read and written
     seconds            estimated time
     comm_seconds       time of the collectives, which overlap with the other ops
-    waiting_seconds    the part of `seconds` that waits for side lanes: collectives and copies
-    copy_seconds       time of the copies from and to the host, the longer of both directions
+    waiting_seconds    the part of `seconds` that waits for side lanes, or for the link to values on the host
+    copy_seconds       time of the link to the host: of copies, the longer of both directions, and of ops that use it
     attention_seconds  the part of `seconds` of attention (`OpDef.is_attention`)
     product_seconds    the part of `seconds` of other ops whose arithmetic takes longer than their traffic
     """
@@ -58,12 +58,13 @@ def op_cost(op: Op, definition: OpDef, device: DeviceInfo) -> Cost:
     traffic = definition.traffic(op) if definition.traffic else _traffic(op)
     arithmetic = flops / (arithmetic_rate(op, definition, device) * definition.efficiency(op))
     longest = max(arithmetic, traffic / device.bandwidth, definition.link(op) / device.link_bandwidth)
-    if definition.uses_host and traffic:
-        longest = max(longest, sum(v.nbytes for v in op.ins if v.place == "host") / device.host_bandwidth)
+    link = device.host_bandwidth * (definition.zero_copy or 1.0)
+    host = _host_traffic(op) / link if traffic else 0.0
+    waiting = max(0.0, host - longest)
     seconds = device.launch_seconds + longest + passes / device.bandwidth
     attention = seconds if definition.is_attention else 0.0
     products = seconds if longest == arithmetic > 0 and not attention else 0.0
-    return Cost(flops, traffic + passes, seconds, attention_seconds=attention, product_seconds=products)
+    return Cost(flops, traffic + passes, seconds + waiting, 0.0, waiting, host, attention, products)
 
 
 def arithmetic_rate(op: Op, definition: OpDef, device: DeviceInfo) -> float:
@@ -94,7 +95,7 @@ def program_cost(program: Program, ops: Mapping[str, OpDef], device: DeviceInfo)
     The bandwidth and the multiprocessors that side lanes take from concurrent ops are not counted.
     """
     flops = nbytes = 0
-    attention = products = 0.0
+    attention = products = link = waiting = 0.0
     costs, waits = OpCosts(ops, device), lane_order(program.ops).waits
     busy: dict[Lane, float] = {"compute": 0.0}
     free: dict[Lane, float] = {"compute": 0.0}  # when a lane is done with all its ops so far
@@ -105,6 +106,8 @@ def program_cost(program: Program, ops: Mapping[str, OpDef], device: DeviceInfo)
         nbytes += cost.bytes
         attention += cost.attention_seconds
         products += cost.product_seconds
+        link += cost.copy_seconds
+        waiting += cost.waiting_seconds
         start = max([free.get(op.lane, 0.0), *(ends[i] for i in waits.get(index, ()))])
         if op.lane == "compute":
             free["compute"] = start + cost.seconds
@@ -112,7 +115,13 @@ def program_cost(program: Program, ops: Mapping[str, OpDef], device: DeviceInfo)
             free[op.lane] = ends[index] = max(start, free["compute"]) + cost.seconds
         busy[op.lane] = busy.get(op.lane, 0.0) + cost.seconds
     end, copies = max(free.values()), (busy.get(lane, 0.0) for lane in ("to_host", "to_device"))
-    return Cost(flops, nbytes, end, busy.get("comm", 0.0), end - busy["compute"], max(copies), attention, products)
+    waiting, link = waiting + end - busy["compute"], link + max(copies)
+    return Cost(flops, nbytes, end, busy.get("comm", 0.0), waiting, link, attention, products)
+
+
+def _host_traffic(op: Op) -> int:
+    """Return the bytes that an op reads from the host or writes to it, the larger: the link has both directions."""
+    return max(sum(v.nbytes for v in values if v.place == "host") for values in (op.ins, op.outs))
 
 
 def _traffic(op: Op) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..checkpoint import folders as checkpoint
 from ..checkpoint.adapter import MERGED_FOLDER
-from ..checkpoint.folders import SAVING
+from ..checkpoint.folders import RUN_FILE, SAVING
 from ..checkpoint.resume import Resumed, refuse_checkpoints
 from ..config.load import LoadedConfig, dump_yaml, resolved
 from ..errors import ConfigError
@@ -20,7 +20,6 @@ from .earlier_work import has_steps, is_foreign, refuse_metrics, refuse_outputs,
 
 Notice = Callable[[str], None]
 
-RUN_FILE = "run.yaml"
 HEADER = "# surogate-core "
 """The first line of a resolved config begins with this."""
 

@@ -8,11 +8,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint.folders import RUN_FILE
 from ..config.load import TrainConfig
 from ..errors import ConfigError
 from ..hub.files import TEMPLATE_DIRECTORY, TOKENIZER_FILES, WEIGHT_FILES
 from ..reporting.metrics import METRICS_FILE
-from .folder import RUN_FILE
 from .model_card import CARD
 
 MODEL_FILES = (*TOKENIZER_FILES, *WEIGHT_FILES, "added_tokens.json", "vocab.*", "merges.txt", "tokenizer.model", CARD)

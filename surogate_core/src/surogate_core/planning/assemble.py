@@ -7,6 +7,7 @@
     derive     empty: a recipe that quantizes weights adds to it
     update     global norm, then the optimizer
     all        recipe.lower, which takes all of them at once and may add `calibrate` and `numerics` -> dead_code
+               -> weight format, with frozen weights that are stored in one
     micro, calibrate and the micro-step of numerics
                -> adapters' fuse -> recompute
     all        offload, one strategy after another
@@ -26,28 +27,131 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from ..api import Init
-from ..memory.plan import plan_family
+from ..api import Family, Init, ParamInfo, WeightMap
+from ..memory.plan import MemoryPlan, plan_family
 from ..program.builder import Builder
+from ..program.op import Program
 from ..program.passes.fuse_adds import fuse_adds
 from ..program.passes.in_place import in_place
+from ..program.value import Value
 from .assembly import Assembly
 from .inputs import PlanInputs
 from .pass_runner import PassRunner
 from .recorder import Recorder, declare_batch, declare_scalars
-from .resolve import resolve
-from .staging import split_staged, staged_params
+from .resolve import KernelTable, resolve
+from .staging import Staged, split_staged, staged_params
 from .weight_maps import checked_weight_maps
+from .write_combined import only_devices_read, planned_apart
 
 
-def assemble(inputs: PlanInputs) -> Assembly:
-    """Record, transform, verify and plan every program of a run.
+@dataclass(frozen=True)
+class Recording:
+    """The programs of a run before recomputation and offloading, from which any number of runs are finished.
+
+    inputs of a run that is finished from it may differ in `recompute`, `recompute_chosen`, `offload` and `host_memory`
+    from those that it was recorded from, as long as `grouping` is the same.
+
+    states  what the optimizer declared
+    stored  {frozen param: the states that hold it in the run's weight format}
+    """
+
+    recorder: Recorder
+    family: Family
+    params: Mapping[Value, ParamInfo]
+    states: Sequence[Value]
+    stored: Mapping[Value, Sequence[Value]]
+    gradients: Mapping[Value, Value]
+    weights: tuple[WeightMap, ...]
+    loss: Value
+    eval_loss: Value
+    grad_norm: Value
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The programs that run, before their memory is planned and without variants for fewer documents.
+
+    micro   the micro-step before recomputation, gradient accumulation and reduction over workers
+    hosted  {value: what takes its place on the host}
+    copies  {state: its pending copy}
+    """
+
+    recorder: Recorder
+    family: Family
+    programs: Sequence[Program]
+    micro: Program
+    staging: Sequence[Staged]
+    hosted: Mapping[Value, Value]
+    copies: Mapping[Value, Value]
+
+    @property
+    def resident(self) -> tuple[Value, ...]:
+        """Declared values that have memory of their own: all but staged params."""
+        elsewhere = {param for staged in self.staging for param in staged.places}
+        return tuple(v for v in self.recorder.b.declared if v not in elsewhere)
+
+
+def assemble(inputs: PlanInputs, recording: Recording | None = None) -> Assembly:
+    """Record, transform, verify and plan every program of a run; or only finish what is recorded.
 
     Raises ConfigError for sizes that do not fit together, and ProgramError if a plugin emits a program that breaks the
     rules. Needs neither torch nor a device. Takes about a second for the largest dense models.
     """
+    recording = recording or record(inputs)
+    found = finish(recording, inputs)
+    recorder = found.recorder
+    programs = {p.name: p for p in found.programs}
+    cu_seqlens, variants = recorder.variants(found.programs)
+    every = (*programs.values(), *(program for fewer in variants.values() for program in fewer))
+    kernels = resolve((op for p in every for op in p.ops), inputs.kernel_for, inputs.target, inputs.ops)
+    return Assembly(
+        programs=programs,
+        variants=variants,
+        cu_seqlens=cu_seqlens,
+        declared=recorder.b.declared,
+        staging=tuple(replace(staged, program=programs[staged.program.name]) for staged in found.staging),
+        trainable=tuple(found.hosted.get(param, param) for param in recording.gradients),
+        stored={
+            param.name: tuple(found.hosted.get(state, state) for state in states)
+            for param, states in recording.stored.items()
+        },
+        memory=_planned(found, recording.gradients, kernels, variants, inputs.write_combined),
+        kernels=kernels,
+        micro=found.micro,
+        batch=recorder.batch,
+        scalars=recorder.scalars,
+        loss=recording.loss,
+        eval_loss=recording.eval_loss,
+        grad_norm=recording.grad_norm,
+        weights=recording.weights,
+        pending=tuple(found.copies.values()),
+        passes=tuple(recorder.passed.passes),
+        world_size=inputs.world_size,
+        numerics=found.family.numerics,
+    )
+
+
+def _planned(
+    found: Finished,
+    gradients: Mapping[Value, Value],
+    kernels: KernelTable,
+    variants: Mapping[str, Sequence[Program]],
+    write_combined: bool,
+) -> MemoryPlan:
+    def plan(values: Iterable[Value]) -> MemoryPlan:
+        return plan_family(found.programs, values, kernels.workspace, variants)
+
+    if not write_combined:
+        return plan(found.resident)
+    trained = {found.hosted.get(param, param) for param in gradients}
+    return planned_apart(plan, found.resident, only_devices_read(found.resident, trained))
+
+
+def record(inputs: PlanInputs) -> Recording:
+    """Record the programs of a run up to recomputation. Raises like `assemble`."""
     b = Builder(inputs.ops, inputs.precision.model)
     recorder = Recorder(inputs, b, PassRunner(inputs.ops), declare_batch(b, inputs), declare_scalars(b))
     forward, loss = recorder.build()
@@ -61,20 +165,27 @@ def assemble(inputs: PlanInputs) -> Assembly:
     micro, gradients = recorder.differentiated(forward, loss, loss_state, weights)
     params = recorder.params(forward, gradients, weights)
     family, states = recorder.family(micro, recorder.evaluation(forward, eval_state), params, norm)
-    family = recorder.lowered(family, params)
-
+    family, stored = recorder.stored(recorder.lowered(family, params), params)
     family = family.with_micro_steps(recorder.fused)
-    plain = family.micro
-    family, held = recorder.offloaded(family.with_micro_steps(recorder.recomputed), params, states)
-    micro_steps = [program for step in family.micro_steps() for program in recorder.accumulated(step, gradients)]
+    return Recording(recorder, family, params, states, stored, gradients, weights, loss_state, eval_state, norm)
+
+
+def finish(recording: Recording, inputs: PlanInputs) -> Finished:
+    """Return the programs of a run that `recording` is of, which it does not change. Raises like `assemble`."""
+    recorder = recording.recorder.forked(inputs)
+    plain, b = recording.family.micro, recorder.b
+    family = recording.family.with_micro_steps(recorder.recomputed)
+    family, held = recorder.offloaded(family, recording.params, recording.states)
+    steps = (recorder.accumulated(step, recording.gradients) for step in family.micro_steps())
+    micro_steps = [program for programs in steps for program in programs]
     evaluate, update = family.evaluate, family.update
-    readings = {loss_state, eval_state, *((family.numerics.values,) if family.numerics else ())}
+    readings = {recording.loss, recording.eval_loss, *((family.numerics.values,) if family.numerics else ())}
     copies = recorder.pending_copies(micro_steps, evaluate, update, frozenset(readings))
     if copies:
         micro_steps = [recorder.on_copies(program, copies, begins=program.first) for program in micro_steps]
         evaluate = recorder.on_copies(evaluate, copies, begins=True)
         update = recorder.committing(update, family.clip_coef, copies)
-    derive, staging = split_staged(family.derive, staged_params(family, b.declared, gradients))
+    derive, staging = split_staged(family.derive, staged_params(family, b.declared, recording.gradients))
     for staged in staging:
         recorder.passed("staged", family.derive, staged.program)
 
@@ -82,30 +193,4 @@ def assemble(inputs: PlanInputs) -> Assembly:
         (family.start, derive, *(staged.program for staged in staging), *micro_steps, evaluate, update), held
     )
     finished = [recorder.passed("in_place", p, in_place(p, inputs.ops)) for p in unfinished]
-    programs = {p.name: p for p in finished}
-    cu_seqlens, variants = recorder.variants(finished)
-    every = (*programs.values(), *(program for fewer in variants.values() for program in fewer))
-    kernels = resolve((op for p in every for op in p.ops), inputs.kernel_for, inputs.target, inputs.ops)
-    elsewhere = {param for staged in staging for param in staged.places}
-    resident = tuple(v for v in b.declared if v not in elsewhere)
-    return Assembly(
-        programs=programs,
-        variants=variants,
-        cu_seqlens=cu_seqlens,
-        declared=b.declared,
-        staging=tuple(replace(staged, program=programs[staged.program.name]) for staged in staging),
-        trainable=tuple(hosted.get(param, param) for param in gradients),
-        memory=plan_family(programs.values(), resident, kernels.workspace, variants),
-        kernels=kernels,
-        micro=plain,
-        batch=recorder.batch,
-        scalars=recorder.scalars,
-        loss=loss_state,
-        eval_loss=eval_state,
-        grad_norm=norm,
-        weights=weights,
-        pending=tuple(copies.values()),
-        passes=tuple(recorder.passed.passes),
-        world_size=inputs.world_size,
-        numerics=family.numerics,
-    )
+    return Finished(recorder, family, finished, plain, staging, hosted, copies)

@@ -22,6 +22,7 @@ class Assembly:
     variants    {name of a program that reads documents: the same program for batches of fewer documents}, in ascending
                 order of `Program.documents`
     staging     the programs of `derive` that read staged params. The others run at every start.
+    stored      {frozen param: the states that hold it in the run's weight format}
     cu_seqlens  {`Program.documents`: the input that those variants read}
     pending     copies of states that each step writes again; checkpoints do not hold them
     kernels     what runs each op
@@ -35,6 +36,7 @@ class Assembly:
     declared: tuple[Value, ...]
     staging: tuple[Staged, ...]
     trainable: tuple[Value, ...]
+    stored: Mapping[str, tuple[Value, ...]]
     memory: MemoryPlan
     kernels: KernelTable
     micro: Program

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..api import OffloadDef, Precision
+from ..api import OffloadDef, OptimizerDef, Precision
 from ..config.keys import ADAPTER_FLAG
 from ..config.load import dump_yaml, load_config, resolved
 from ..config.schema import RECOMPUTE_KEYS, TrainConfig
@@ -54,10 +54,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class Toggle:
-    """Turns an offload strategy on, or off if the config selects it."""
+    """Turns an offload strategy on with one of its options, or off if the config selects it."""
 
     name: str
-    turns_on: bool
     changes: Changes
 
 
@@ -100,11 +99,15 @@ def batch_changes(config: TrainConfig, batch: Batch) -> Changes:
     chunks = config.lmhead_chunks
     while isinstance(chunks, int) and batch.tokens % chunks:
         chunks -= 1
+    parts = config.attn_bwd_chunks
+    while batch.rows % parts:
+        parts -= 1
     keys = {
         "per_device_train_batch_size": batch.rows,
         "gradient_accumulation_steps": batch.steps,
         "sequence_len": batch.length,
         "lmhead_chunks": chunks,
+        "attn_bwd_chunks": parts,
     }
     return {key: value for key, value in keys.items() if value != getattr(config, key)}
 
@@ -116,22 +119,24 @@ def recompute_changes(config: TrainConfig, word: str) -> Changes:
 
 
 def toggles(run: Run) -> Iterator[Toggle]:
-    """Yield a toggle for each installed strategy that says which of its options a proposal sets."""
+    """Yield a toggle for each option that an installed strategy proposes, and for turning it off."""
     for name in sorted(run.registry.names("offload")):
         strategy: OffloadDef = run.registry.get("offload", name)
         options = run.loaded.options["offload", name]
         now, defaults = (values.model_dump(mode="json", by_alias=True) for values in (options, strategy.options()))
-        is_on = strategy.selected(options)
-        wanted = {key: defaults[key] for key in strategy.proposed} if is_on else strategy.proposed
-        if strategy.proposed:
-            yield Toggle(name, not is_on, {key: value for key, value in wanted.items() if now[key] != value})
+        off = {key: defaults[key] for proposed in strategy.proposed for key in proposed}
+        for wanted in (*strategy.proposed, *([off] if strategy.selected(options) else [])):
+            changes = {
+                key: value for key, value in wanted.items() if (now[key], type(now[key])) != (value, type(value))
+            }
+            if changes:
+                yield Toggle(name, changes)
 
 
-def narrower(precision: Precision) -> list[Changes]:
+def narrower(precision: Precision, optimizer: OptimizerDef) -> list[Changes]:
     """Return the dtype keys that make gradients and optimizer states smaller. They change what a run computes."""
-    return [
-        {f"{name}_dtype": "bf16"} for name in ("param_grad", "optimizer_state") if getattr(precision, name) == "fp32"
-    ]
+    names = ("param_grad", "optimizer_state") if "bf16" in optimizer.state_dtypes else ("param_grad",)
+    return [{f"{name}_dtype": "bf16"} for name in names if getattr(precision, name) == "fp32"]
 
 
 def adapter_change(run: Run) -> Changes:

@@ -1,29 +1,34 @@
 """Estimates of the memory and time of every combination of changes to a run, from a few plans.
 
-Each of these plans is exact. Between and beyond them, activations grow with the tokens of a micro-step, and the time of
-a step grows with its micro-steps. The ladder prices recomputation. What an offload strategy saves and costs is measured
-alone, and added. So a combination costs no plan, and those that look best are planned afterwards.
+Each of these plans is exact. Between and beyond them, activations grow with the tokens of a micro-step, and the work of
+a step grows with its micro-steps. The ladder prices recomputation. Each offload strategy is tried alone, and what it
+adds to memory and to the lanes of a step is added up. So a combination costs no plan, and those that look best are
+planned afterwards.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TypeVar
 
 from ..errors import ConfigError, SurogateError
-from ..memory.cost import program_cost
+from .assemble import Recording, record
 from .changes import Batch, Changes, Toggle, batch_changes, batches, changed, narrower, recompute_changes, toggles
-from .plan import Plan, plan_exactly, plan_run, run_inputs
+from .inputs import PlanInputs
+from .plan import Plan, plan_run, run_inputs
 from .recompute_ladder import Rung, arena_bytes, ladder
+from .recomputed import Recomputation
 from .run import Run
-
-_T = TypeVar("_T")
+from .trial import Trial, held_bytes, try_run
+from .work import Work, step_work
 
 _LARGER_BY = 16
 """Micro-batches are estimated up to this many times as large, and as small, as the config's."""
+
+_WORTH = 0.02
+"""A strategy is not tried for values of less than this share of the device's memory."""
 
 
 @dataclass(frozen=True)
@@ -52,23 +57,40 @@ class _Recomputing:
 
 
 @dataclass(frozen=True)
-class _Strategy:
-    """What turning an offload strategy on or off adds, measured with the micro-batch of the config.
+class _Copies:
+    """What an offload strategy adds to the host and to the lanes of a step, with the micro-batch of the config.
 
-    total, arena       bytes on the device, and the part that grows with the tokens of a micro-step
-    host, activations  the same of pinned memory
-    seconds, each      of a step, and besides of each of its micro-steps
-    copies             seconds of all copies of a step
+    host, activations  bytes of pinned memory for all devices, and the part that grows with the tokens of a micro-step
+    work               of a step
     """
 
-    toggle: Toggle
-    total: int
-    arena: int
     host: int
     activations: int
-    seconds: float
-    each: float
-    copies: float
+    work: Work
+
+    def with_batch(self, times: float) -> Work:
+        """Return the work of a step with `times` as many micro-steps, of the same tokens altogether."""
+        by_tokens = self.host == self.activations  # it copies activations alone
+        return self.work if by_tokens else Work().plus(self.work, times)
+
+
+@dataclass(frozen=True)
+class _Option:
+    """What turning an offload strategy on or off adds, with the micro-batch of the config.
+
+    device         bytes of the device for values that live as long as the run
+    arena, update  and for activations of a micro-step, which grow with its tokens, and of the update
+    copies         with little recomputation
+    fewest         with the recomputation of the plan, where more is recomputed than copied
+    """
+
+    name: str
+    changes: Changes
+    device: int
+    arena: int
+    update: int
+    copies: _Copies
+    fewest: _Copies
 
 
 class Estimates:
@@ -84,37 +106,43 @@ class Estimates:
         self._rungs = ladder(self._plain.assembly, plain)
         arena = self._plain.assembly.memory.arena_bytes
         self._most = max(0, arena - arena_bytes(self._plain.assembly, plain, self._rungs[-1]))
-        self._strategies: list[_Strategy] | None = None
+        self._device = self._plain.report.device_bytes["total"] - arena
+        self._works = [step_work(p.assembly.programs.values(), p.inputs) for _, p in self._points]
+        self._options: list[list[_Option]] | None = None
 
     def fastest_without_limit(self) -> float:
         """Return the seconds of a step with the best micro-batch, if memory were no limit."""
-        return min(self._seconds(batch) for batch in self._sizes(shorter=False))
+        return min(self._work(batch).seconds for batch in self._sizes(shorter=False))
 
     def candidates(self, *, dtypes: bool = False, shorter: bool = False, offload: bool = False) -> Iterator[Candidate]:
         """Yield combinations of micro-batch and recomputation; with offload strategies, dtypes and shorter rows too."""
         report = self._plan.report
-        narrow = narrower(self._plan.inputs.precision) if dtypes else []
+        narrow = narrower(self._plan.inputs.precision, self._plan.inputs.optimizer) if dtypes else []
         halved = {"param_grad_dtype": "gradients", "optimizer_state_dtype": "optimizer"}
-        chosen_dtypes = [_merged(keys) for keys in _subsets(narrow)]
-        strategies = list(_subsets(self._all_strategies() if offload else ()))
-        for batch, recomputing, chosen, keys in product(
-            self._sizes(shorter), self._recomputings(), strategies, chosen_dtypes
-        ):
+        chosen_dtypes = [_merged(keys) for keys in product(*(({}, change) for change in narrow))]
+        strategies = list(product(*((None, *options) for options in (self._all_options() if offload else ()))))
+        recomputings = list(self._recomputings())
+        for batch, taken in product(self._sizes(shorter), strategies):
+            chosen = [option for option in taken if option]
             share, sizes = batch.tokens / self._own.tokens, batch_changes(self._run.config, batch)
-            total = self._total(share) - sum(report.device_bytes[halved[key]] / 2 for key in keys)
-            total += sum(s.total + s.arena * (share - 1) for s in chosen)
-            host = report.pinned_bytes + report.host_bytes.get("activations", 0) * (share - 1)
-            host += sum(s.host + s.activations * (share - 1) for s in chosen)
-            freed, seconds = self._recomputed(recomputing.rungs, max(0.0, total - report.device.memory_bytes) / share)
-            seconds += self._seconds(batch) + sum(s.seconds + s.each * batch.steps for s in chosen)
-            yield Candidate(
-                changes=_merged([sizes, recomputing.changes, *(s.toggle.changes for s in chosen), keys]),
-                batch=batch,
-                offload=frozenset(s.toggle.name for s in chosen),
-                total=total - freed * share,
-                host=host,
-                seconds=max(seconds, sum(s.copies for s in chosen)),
-            )
+            device, arena = self._device + sum(s.device for s in chosen), self._arena(share)
+            arena += sum(s.arena for s in chosen) * share
+            most = self._copying(batch, [s.copies for s in chosen])
+            fewest = self._copying(batch, [s.fewest for s in chosen])
+            for recomputing, keys in product(recomputings, chosen_dtypes):
+                lasting = device - sum(report.device_bytes[halved[key]] / 2 for key in keys)
+                missing = max(0.0, lasting + arena - report.device.memory_bytes) / share
+                rung = self._rung(recomputing.rungs, missing)
+                freed = min(self._rungs[0].kept - rung.kept, self._most)
+                host, work = fewest if rung is recomputing.rungs[-1] else most
+                yield Candidate(
+                    changes=_merged([sizes, recomputing.changes, *(s.changes for s in chosen), keys]),
+                    batch=batch,
+                    offload=frozenset(s.name for s in chosen),
+                    total=lasting + max(arena - freed * share, sum(s.update for s in chosen)),
+                    host=host,
+                    seconds=work.recomputing(rung.seconds - self._rungs[0].seconds).seconds,
+                )
 
     def planned(self, changes: Changes) -> Plan:
         """Plan the run with changes, exactly as if they were in the file. Raises ConfigError or PluginError."""
@@ -141,22 +169,24 @@ class Estimates:
                 continue
             return
 
-    def _total(self, share: float) -> float:
-        """Return the bytes without recomputation; `share`: tokens of a micro-step, over those of the config's."""
-        arena = self._plain.assembly.memory.arena_bytes
+    def _arena(self, share: float) -> float:
+        """Return the bytes of activations without recomputation.
+
+        share  tokens of a micro-step, over those of the config's
+        """
+        arena = self._plain.report.arena_bytes
         grows = float(arena)
         if len(self._points) > 1:
             batch, other = self._points[1]
-            grows = (other.assembly.memory.arena_bytes - arena) / (batch.tokens / self._own.tokens - 1)
-        return self._plain.report.device_bytes["total"] + grows * (share - 1)
+            grows = (other.report.arena_bytes - arena) / (batch.tokens / self._own.tokens - 1)
+        return arena + grows * (share - 1)
 
-    def _seconds(self, batch: Batch) -> float:
-        """Return the time of a step without recomputation."""
-        seconds, each = self._plain.report.step.seconds, 0.0
-        if len(self._points) > 1:
-            other, plan = self._points[1]
-            each = (plan.report.step.seconds - seconds) / (other.steps - self._own.steps)
-        return seconds + each * (batch.steps - self._own.steps)
+    def _work(self, batch: Batch) -> Work:
+        """Return the work of a step without recomputation."""
+        if len(self._points) == 1:
+            return self._works[0]
+        steps = (batch.steps - self._own.steps) / (self._points[1][0].steps - self._own.steps)
+        return self._works[0].plus(self._works[1], steps, 0.0).plus(self._works[0], -steps, 0.0)
 
     # --------------------------------------------------------------------------------------------------- recomputation
 
@@ -172,64 +202,82 @@ class Estimates:
         elif config.recompute != "true" and len(own) > 1:
             yield _Recomputing({"recompute": True}, own[-1:])
 
-    def _recomputed(self, rungs: Sequence[Rung], missing: float) -> tuple[float, float]:
-        """Return the bytes freed and the seconds added by the first rung that frees what is missing, or by the last."""
+    def _rung(self, rungs: Sequence[Rung], missing: float) -> Rung:
+        """Return the first rung that frees what is missing, or the last."""
         kept = self._rungs[0].kept
         index = bisect_left(rungs, missing, key=lambda rung: kept - rung.kept)
-        rung = rungs[min(index, len(rungs) - 1)]
-        return min(kept - rung.kept, self._most), rung.seconds - self._rungs[0].seconds
+        return rungs[min(index, len(rungs) - 1)]
 
     # ------------------------------------------------------------------------------------------------------ offloading
 
-    def _all_strategies(self) -> list[_Strategy]:
-        if self._strategies is None:
-            self._strategies = list(self._measured())
-        return self._strategies
+    def _copying(self, batch: Batch, chosen: Sequence[_Copies]) -> tuple[float, Work]:
+        """Return the bytes of pinned memory, and the work of a step, with offload strategies."""
+        report, share = self._plan.report, batch.tokens / self._own.tokens
+        host = report.pinned_bytes + report.host_bytes.get("activations", 0) * (share - 1)
+        host += sum(copies.host + copies.activations * (share - 1) for copies in chosen)
+        times = batch.steps / self._own.steps
+        return host, self._work(batch).offloading([copies.with_batch(times) for copies in chosen])
 
-    def _measured(self) -> Iterator[_Strategy]:
-        """Yield the strategies that serve this run and change it, with the recomputation of its plan."""
-        before = self._plan
-        for toggle in toggles(self._run):
+    def _all_options(self) -> list[list[_Option]]:
+        """Return the options of each strategy."""
+        if self._options is None:
+            found: dict[str, list[_Option]] = {}
+            for option in reversed(list(self._tried())):
+                found.setdefault(option.name, []).append(option)
+            self._options = list(found.values())
+        return self._options
+
+    def _tried(self) -> Iterator[_Option]:
+        """Yield what serves this run and makes a difference, the last first.
+
+        Of options that move the same bytes, the last is yielded.
+        """
+        own, recording = self._plan.inputs, self._plan.recording
+        tried, seen = _Tried(recording, own), set[tuple[str, int]]()
+        held = held_bytes(recording, own)
+        for toggle in reversed(list(toggles(self._run))):
+            again = changed(self._run, toggle.changes)
+            inputs = replace(own, offload=run_inputs(again, self._plan.report.device, own.world_size).offload)
             try:
-                inputs = run_inputs(changed(self._run, toggle.changes), before.report.device, before.report.world_size)
-                fixed = {name: getattr(before.inputs, name) for name in ("recompute", "recompute_chosen")}
-                after = plan_exactly(replace(inputs, **fixed))
+                moved = held_bytes(recording, inputs) - held
+                if (toggle.name, moved) in seen or 0 < abs(moved) < _WORTH * self._plan.report.device.memory_bytes:
+                    continue
+                seen.add((toggle.name, moved))
+                fewest = tried.added(inputs)
+                copies = fewest if moved else tried.added(replace(inputs, recompute_chosen=None))
             except SurogateError:  # it cannot serve this run
                 continue
-            found = _added(toggle, before, after)
-            if found.total < 0 or found.host < 0:
-                yield found
+            if fewest.device + fewest.arena < 0 or fewest.host + fewest.host_arena < 0:
+                yield _option(toggle, fewest, copies, own.world_size)
 
 
-def _added(toggle: Toggle, before: Plan, after: Plan) -> _Strategy:
-    old, new = before.report, after.report
-    host = new.pinned_bytes - old.pinned_bytes
-    activations = new.host_bytes.get("activations", 0) - old.host_bytes.get("activations", 0)
-    update = _update_seconds(after) - _update_seconds(before)
-    waiting = new.step.seconds - old.step.seconds - update
-    by_tokens = host == activations  # the same tokens a step, so the same copies, whatever the micro-batch
-    return _Strategy(
-        toggle=toggle,
-        total=new.device_bytes["total"] - old.device_bytes["total"],
-        arena=after.assembly.memory.arena_bytes - before.assembly.memory.arena_bytes,
-        host=host,
-        activations=activations,
-        seconds=update + (waiting if by_tokens else 0.0),
-        each=0.0 if by_tokens else waiting / before.inputs.grad_accum_steps,
-        copies=new.step.copy_seconds - old.step.copy_seconds,
-    )
+class _Tried:
+    """Trials of a run and of others that differ in their offloading and recomputation."""
+
+    def __init__(self, recording: Recording, inputs: PlanInputs) -> None:
+        self._own = inputs
+        self._recordings = {inputs.grouping: recording}
+        self._without: dict[Recomputation | None, Trial] = {}
+
+    def added(self, inputs: PlanInputs) -> Trial:
+        """Return what a run takes besides the run with its own offloading and the same recomputation."""
+        if inputs.grouping not in self._recordings:
+            self._recordings[inputs.grouping] = record(inputs)
+        chosen = inputs.recompute_chosen
+        after = try_run(self._recordings[inputs.grouping], inputs)
+        if chosen not in self._without:
+            own = replace(self._own, recompute_chosen=chosen)
+            self._without[chosen] = try_run(self._recordings[own.grouping], own)
+        return after.minus(self._without[chosen])
 
 
-def _update_seconds(plan: Plan) -> float:
-    programs, ops, device = plan.assembly.programs, plan.inputs.ops, plan.target.device
-    return sum(program_cost(p, ops, device).seconds for p in programs.values() if p.stage == "update")
+def _option(toggle: Toggle, fewest: Trial, copies: Trial, world_size: int) -> _Option:
+    def copying(trial: Trial) -> _Copies:
+        return _Copies((trial.host + trial.host_arena) * world_size, trial.host_arena * world_size, trial.work)
+
+    sizes = fewest.device, fewest.arena, fewest.update
+    return _Option(toggle.name, toggle.changes, *sizes, copying(copies), copying(fewest))
 
 
-def _subsets(items: Collection[_T]) -> Iterator[list[_T]]:
-    """Yield every subset, the empty one first."""
-    for chosen in product((False, True), repeat=len(items)):
-        yield [item for item, wanted in zip(items, chosen, strict=True) if wanted]
-
-
-def _merged(parts: Collection[Changes]) -> Changes:
+def _merged(parts: Iterable[Changes]) -> Changes:
     return {key: value for part in parts for key, value in part.items()}

@@ -15,9 +15,11 @@ from ..api import (
     OffloadDef,
     OpDef,
     OptimizerDef,
+    ParamKind,
     Precision,
     RecipeDef,
     Target,
+    WeightFormatDef,
 )
 from .recomputed import Recomputation
 from .resolve import KernelFor, by_references
@@ -33,6 +35,9 @@ class PlanInputs:
     world_size        workers, one device each
     max_documents     most documents of a micro-step, padding at the end of a row included
     lmhead_chunks     chunks of the LM head; None: chosen by the size of the logits
+    attn_bwd_chunks   chunks of rows of the attention backward pass; divides `batch_size`
+    zero_copy         whether the update uses values that the host holds where they are, without copies
+    write_combined    whether host memory that only devices read is write-combined
     lowering          what serves the products' dtypes in place of the recipe; None: the recipe does
     numerics          add the micro-step that reports on numerics
     update_groups     splits the trained params into groups, whose updates are recorded one after another. None: by
@@ -40,6 +45,8 @@ class PlanInputs:
     recompute         parts of blocks that are recomputed in any case
     recompute_more    whether `plan_inputs` may choose more, if the run does not fit
     recompute_chosen  what it chose; None: nothing besides `recompute`
+    weight_format     how frozen matrices are stored; None: in the model's dtype
+    stored_kinds      kinds of params that are stored so: "matrix", of blocks, "head", "embedding"
     target            device to plan for; None: no device, and references run every op
     host_memory       bytes of host memory that the run may pin; None: not known
     kernel_for        chooses what runs an op on the target
@@ -60,6 +67,9 @@ class PlanInputs:
     grad_accum_steps: int = 2
     world_size: int = 1
     lmhead_chunks: int | None = None
+    attn_bwd_chunks: int = 1
+    zero_copy: bool = False
+    write_combined: bool = False
     weight_decay: float = 0.0
     max_grad_norm: float = 0.0
     numerics: bool = False
@@ -68,6 +78,8 @@ class PlanInputs:
     recompute_more: bool = False
     recompute_chosen: Recomputation | None = None
     adapters: Sequence[tuple[AdapterDef, BaseModel]] = ()
+    weight_format: tuple[WeightFormatDef, BaseModel] | None = None
+    stored_kinds: frozenset[ParamKind] = frozenset({"matrix"})
     offload: Sequence[tuple[OffloadDef, BaseModel]] = ()
     target: Target | None = None
     host_memory: int | None = None

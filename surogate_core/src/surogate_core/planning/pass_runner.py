@@ -45,6 +45,12 @@ class PassRunner:
         self.passes.append(Pass(name, after.name, len(before.ops) if before else 0, len(after.ops)))
         return after
 
+    def forked(self) -> PassRunner:
+        """Return a runner that has verified the same, for programs that share what this one has verified so far."""
+        known = self.checked
+        checked = Checked(set(known.ops), set(known.signatures), dict(known.values))
+        return PassRunner(self.ops, checked, list(self.passes))
+
     def replace_values(self, values: Iterable[Value]) -> None:
         """From now on `values` have their names. Programs that use what had these names before are refused."""
         self.checked.values.update({value.name: value for value in values})

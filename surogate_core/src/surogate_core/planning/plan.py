@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 from pydantic import BaseModel
 
-from ..api import DeviceInfo, LoweringDef, OffloadDef, Precision, RecipeDef, Target
+from ..api import DeviceInfo, LoweringDef, OffloadDef, ParamKind, Precision, RecipeDef, Target
 from ..config.keys import DISTRIBUTIONS
-from ..config.schema import DTYPE_KEYS
+from ..config.schema import DTYPE_KEYS, TrainConfig
 from ..data.pieces import max_pieces
 from ..errors import ConfigError
 from ..machine.devices import limited
 from ..plugins.registry import Registry
-from .assemble import assemble
+from .assemble import Recording, assemble, record
 from .assembly import Assembly
 from .inputs import PlanInputs
 from .recompute_ladder import climb, ladder
@@ -32,12 +32,14 @@ class Plan:
 
     overridden  lines for the user about dtypes that the config asks for and the recipe does not use
     chosen      what is recomputed because of `recompute: auto`; None: nothing
+    recording   what other plans of the run can be made from (`plan_exactly`)
     """
 
     inputs: PlanInputs
     target: Target
     assembly: Assembly
     report: Report
+    recording: Recording
     overridden: tuple[str, ...] = ()
     chosen: ChosenRecomputation | None = None
 
@@ -90,7 +92,7 @@ def plan_inputs(inputs: PlanInputs) -> Plan:
     plans: dict[int, Plan] = {}
 
     def missing_at(index: int) -> int:
-        plans[index] = plan_exactly(replace(inputs, recompute_chosen=rungs[index].recomputation))
+        plans[index] = plan_exactly(replace(inputs, recompute_chosen=rungs[index].recomputation), plan.recording)
         return plans[index].report.missing_bytes
 
     index = climb(rungs, plan.report.missing_bytes, missing_at)
@@ -109,11 +111,14 @@ def _chosen(recomputation: Recomputation, before: Plan, after: Plan) -> ChosenRe
     )
 
 
-def plan_exactly(inputs: PlanInputs) -> Plan:
-    assembly = assemble(inputs)
+def plan_exactly(inputs: PlanInputs, recording: Recording | None = None) -> Plan:
+    """Plan a run with the recomputation that `inputs` name. `recording`: of a plan that it can be made from."""
     if inputs.target is None:
         raise ValueError("a plan needs a device")
-    return Plan(inputs=inputs, target=inputs.target, assembly=assembly, report=summarise(assembly, inputs))
+    recording = recording or record(inputs)
+    assembly = assemble(inputs, recording)
+    report = summarise(assembly, inputs)
+    return Plan(inputs=inputs, target=inputs.target, assembly=assembly, report=report, recording=recording)
 
 
 def summarise(assembly: Assembly, inputs: PlanInputs) -> Report:
@@ -149,6 +154,7 @@ def _world_size(run: Run, device: DeviceInfo) -> int:
 def run_inputs(run: Run, device: DeviceInfo, world_size: int) -> PlanInputs:
     loaded, config, registry = run.loaded, run.config, run.registry
     _check_length(run)
+    _check_weight_format(run, device)
     precision, lowering = _precision(run, device)
     target = Target(device, config.deterministic)
     return PlanInputs(
@@ -167,6 +173,9 @@ def run_inputs(run: Run, device: DeviceInfo, world_size: int) -> PlanInputs:
         world_size=world_size,
         max_documents=max_documents(config.sample_packing, config.sequence_len, config.per_device_train_batch_size),
         lmhead_chunks=config.lmhead_chunks if isinstance(config.lmhead_chunks, int) else None,
+        attn_bwd_chunks=config.attn_bwd_chunks,
+        zero_copy=config.use_zero_copy,
+        write_combined=config.use_write_combined,
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
         numerics=config.numerics_report_steps > 0,
@@ -174,6 +183,8 @@ def run_inputs(run: Run, device: DeviceInfo, world_size: int) -> PlanInputs:
         recompute_more=config.recompute == "auto" and (device.sm is not None or config.device_memory_limit is not None),
         offload=list(_strategies(registry, loaded.options)),
         adapters=[run.adapter] if run.adapter else [],
+        weight_format=run.weight_format,
+        stored_kinds=_stored_kinds(config),
         target=target,
         kernel_for=lambda op: registry.kernel_for(op, target, config.recipe),
     )
@@ -187,6 +198,21 @@ def _strategies(
         strategy: OffloadDef = registry.get("offload", name)
         if strategy.selected(options["offload", name]):
             yield strategy, options["offload", name]
+
+
+def _stored_kinds(config: TrainConfig) -> frozenset[ParamKind]:
+    found: set[ParamKind] = {"matrix"}
+    found |= {"head"} if config.quantize_lm_head else set()
+    found |= {"embedding"} if config.quantize_embedding else set()
+    return frozenset(found)
+
+
+def _check_weight_format(run: Run, device: DeviceInfo) -> None:
+    if run.weight_format is not None:
+        format, options = run.weight_format
+        support = format.supports(device, options)
+        if not support.ok:
+            raise ConfigError(f"{format.key}: true cannot run on {device.title}: {support.reason}.")
 
 
 def _check_length(run: Run) -> None:

@@ -7,8 +7,9 @@ Last resorts change what the run learns: gradients and optimizer states in bf16,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from ..errors import SurogateError
 from ..machine.devices import GIB
@@ -24,7 +25,11 @@ _MOST_EFFORT = 18
 _ALIKE = 0.005
 """Steps whose times differ by less than this are equally fast: the fewer changes win."""
 _LESS = 0.98
-"""A slower proposal is shown if it takes at most this share of the memory of a faster one."""
+"""A slower proposal is shown if it takes at most this share of the device memory of a faster one."""
+_LESS_HOST = 0.75
+"""The same of the host memory."""
+_SLOWER = 1.25
+"""A proposal that takes longer than this, over the fastest, is not shown."""
 _ENOUGH = 1.01
 """Offloading is not tried if what fits without it is at most this many times as slow as without a limit of memory."""
 
@@ -77,7 +82,7 @@ def suggest(run: Run, plan: Plan, count: int = 3) -> list[Proposal]:
     if plan.report.fits:
         return []
     search = _Search(run, plan)
-    same = search.fastest(count - 1)
+    same = search.fastest(1 if adapter_change(run) else count - 1)
     return [*same, *search.last_resorts(shorter=not same)][:count]
 
 
@@ -100,7 +105,7 @@ class _Search:
         """Return what fits without last resorts."""
         hopeful = self._hopeful(self._estimates.candidates())
         enough = _ENOUGH * self._estimates.fastest_without_limit()
-        if not hopeful or hopeful[0].seconds > enough:
+        if min((candidate.seconds for candidate in hopeful), default=inf) > enough:
             hopeful = self._hopeful(self._estimates.candidates(offload=True))
         return self._verified(hopeful, count)
 
@@ -113,11 +118,11 @@ class _Search:
         found = self._verified(self._hopeful(every), 1)
         yield from found
         if not found:
-            smallest = sorted(every, key=lambda c: (c.total, len(c.changes)))[:1]
+            smallest = sorted(filter(self._suits_host, every), key=lambda c: (c.total, len(c.changes)))[:1]
             yield from (proposal for proposal in self._planned(smallest) if proposal.saves(self._plan) > 0)
             if shorter:
                 rows = self._estimates.candidates(dtypes=True, offload=True, shorter=True)
-                yield from self._verified(sorted(self._hopeful(rows), key=lambda c: c.batch.halvings), 1)
+                yield from self._verified(self._hopeful(rows), 1)
         yield from self._adapter()
 
     def _adapter(self) -> Iterator[Proposal]:
@@ -137,11 +142,13 @@ class _Search:
             yield Proposal({**change, **adapted.changes}, adapted.plan)
 
     def _hopeful(self, every: Iterable[Candidate]) -> list[Candidate]:
-        """Return the candidates whose estimates fit, the fastest first; equally fast ones by number of changes."""
-        report, host = self._plan.report, self._plan.inputs.host_memory
-        fit = [c for c in every if c.total <= report.device.memory_bytes and (host is None or c.host <= max(host, 0))]
-        best = min((c.seconds for c in fit), default=0.0)
-        return sorted(fit, key=lambda c: (_grade(c.seconds, best), len(c.changes), c.seconds))
+        """Return the candidates whose estimates fit."""
+        device = self._plan.report.device
+        return [c for c in every if c.total <= device.memory_bytes and self._suits_host(c)]
+
+    def _suits_host(self, candidate: Candidate) -> bool:
+        host = self._plan.inputs.host_memory
+        return host is None or candidate.host <= max(host, 0)
 
     def _verified(self, hopeful: list[Candidate], count: int) -> list[Proposal]:
         """Return up to `count` of the candidates that fit when they are planned, the fastest first."""
@@ -153,20 +160,35 @@ class _Search:
             if len(found) == count or effort >= (_EFFORT if found else _MOST_EFFORT):
                 break
         best = min((p.plan.report.step.seconds for p in found), default=0.0)
-        return sorted(found, key=lambda p: (_grade(p.plan.report.step.seconds, best), len(p.changes)))
+        found = [p for p in found if p.plan.report.step.seconds <= _SLOWER * best]
+        shown: list[Proposal] = []
+        for proposal in sorted(found, key=lambda p: (_grade(p.plan.report.step.seconds, best), len(p.changes))):
+            after = proposal.plan.report
+            sizes = after.device_bytes["total"], after.pinned_bytes
+            shown += [] if any(_is_no_smaller(*sizes, faster.plan) for faster in shown) else [proposal]
+        return shown
 
     def _planned(self, candidates: Iterable[Candidate]) -> Iterator[Proposal]:
-        """Plan candidates in order.
+        """Plan candidates, the fastest first; equally fast ones by the number of changes.
 
-        Left out are those that are no better in any respect than one before them that fits, and those like one that a
-        plugin refuses, such as a recipe its micro-batch.
+        Left out are those that are no better in any respect than one before them that fits, those much slower, and
+        those like one that a plugin refuses, such as a recipe its micro-batch. A plan that takes longer than estimated
+        corrects the estimates of those like it.
         """
         refused: list[Candidate] = []
         fitting: list[tuple[Candidate, Plan]] = []
-        for candidate in candidates:
+        late: list[tuple[Candidate, float]] = []
+        left = _sorted(candidates, late)
+        while left:
+            candidate = left.pop(0)
             if any(_is_more(candidate, other) for other in refused):
                 continue
-            if any(_is_more(candidate, other) or _takes_more(candidate, plan) for other, plan in fitting):
+            if any(
+                _is_more(candidate, other) or _is_no_smaller(candidate.total, candidate.host, plan)
+                for other, plan in fitting
+            ):
+                continue
+            if any(candidate.seconds > _SLOWER * plan.report.step.seconds for _, plan in fitting):
                 continue
             try:
                 plan = self._estimates.planned(candidate.changes)
@@ -176,6 +198,24 @@ class _Search:
             if plan.report.fits:
                 fitting.append((candidate, plan))
             yield Proposal(candidate.changes, plan)
+            late.append((candidate, plan.report.step.seconds / candidate.seconds))
+            left = _sorted(left, late)
+
+
+def _sorted(candidates: Iterable[Candidate], late: Sequence[tuple[Candidate, float]]) -> list[Candidate]:
+    """Return candidates in the order in which they are planned, shorter rows last.
+
+    late  candidates that were planned, and the time of the plan over that of the estimate
+    """
+
+    def seconds(candidate: Candidate) -> float:
+        like = (by for other, by in late if other.batch == candidate.batch and other.offload & candidate.offload)
+        return candidate.seconds * max((1.0, *like))
+
+    every = [(candidate, seconds(candidate)) for candidate in candidates]
+    best = min((seconds for _, seconds in every), default=0.0)
+    every.sort(key=lambda one: (one[0].batch.halvings, _grade(one[1], best), len(one[0].changes), one[1]))
+    return [candidate for candidate, _ in every]
 
 
 def _is_more(candidate: Candidate, other: Candidate) -> bool:
@@ -183,10 +223,10 @@ def _is_more(candidate: Candidate, other: Candidate) -> bool:
     return candidate.batch == other.batch and candidate.offload >= other.offload
 
 
-def _takes_more(candidate: Candidate, plan: Plan) -> bool:
-    """Return whether a candidate, by its estimates, takes no less memory than `plan`, on the device and on the host."""
+def _is_no_smaller(device: float, host: float, plan: Plan) -> bool:
+    """Return whether these bytes of device and pinned memory are about as much as `plan` takes, or more."""
     report = plan.report
-    return candidate.total > _LESS * report.device_bytes["total"] and candidate.host >= report.pinned_bytes
+    return device > _LESS * report.device_bytes["total"] and host >= _LESS_HOST * report.pinned_bytes
 
 
 def _grade(seconds: float, best: float) -> int:

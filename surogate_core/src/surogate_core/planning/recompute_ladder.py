@@ -25,6 +25,7 @@ from .inputs import PlanInputs
 from .recomputed import CHOICES, Recomputation
 
 _MOST_TRIALS = 8
+_LEAST_FREED = 0.1
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,20 @@ def climb(rungs: Sequence[Rung], missing: int, missing_at: Callable[[int], int])
     """Return the index of the lowest of several rungs whose plan fits, or the last if none does.
 
     `missing`: bytes that do not fit with the first rung. `missing_at` plans the run with another rung and returns the
-    same, 0 or less if it fits. Each plan corrects the estimate of the next, so two or three are enough as a rule.
+    same, 0 or less if it fits. Each plan corrects the estimate of the next, so two or three are enough as a rule. If an
+    offload strategy moves some of what blocks keep, a rung frees less than it says.
     """
     low, high, at, last = 0, len(rungs), 0, len(rungs) - 1
+    freeing = 1.0  # bytes freed for each that blocks no longer keep
     for _ in range(_MOST_TRIALS):
-        allowed = rungs[at].kept - missing
+        allowed = rungs[at].kept - missing / freeing
         guess = next((i for i in range(low + 1, last) if rungs[i].kept <= allowed), last)
         if guess >= high:
             return high
+        before, kept = missing, rungs[at].kept
         at, missing = guess, missing_at(guess)
+        if kept > rungs[at].kept:
+            freeing = min(1.0, max(_LEAST_FREED, (before - missing) / (kept - rungs[at].kept)))
         if missing <= 0:
             high = at
         elif at == last:

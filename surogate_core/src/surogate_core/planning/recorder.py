@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..api import BatchInputs, Family, LowerContext, OffloadContext, ParamInfo, Scalars, WeightMap
+from ..config.keys import HELD_FOR_UPDATE
 from ..dtypes import DTYPES, wider
 from ..errors import ConfigError, DisconnectedError, ProgramError
 from ..origin import blaming
@@ -19,15 +20,17 @@ from ..program.passes.evaluation import for_evaluation
 from ..program.passes.fuse_adds import fuse_adds
 from ..program.passes.outputs import write_to
 from ..program.passes.pending import carried_states, on_copies
-from ..program.passes.recompute import recompute
+from ..program.passes.recompute import drops_anyway, recompute
 from ..program.passes.reduce import MicroStep, micro_step_counts, reduce
 from ..program.value import Value
+from .chunks import in_chunks
 from .inputs import PlanInputs
 from .lm_head_chunks import lm_head_chunks
 from .param_kinds import kind_by_shape, logical_matrices, special_kinds
 from .pass_runner import PassRunner
 from .streaming import Streaming
 from .update import Update, record_update
+from .weight_storage import is_stored, store_weights
 
 
 def declare_batch(b: Builder, inputs: PlanInputs) -> BatchInputs:
@@ -63,6 +66,10 @@ class Recorder:
     passed: PassRunner
     batch: BatchInputs
     scalars: Scalars
+
+    def forked(self, inputs: PlanInputs) -> Recorder:
+        """Return a recorder that continues from here for `inputs` and leaves this one as it is."""
+        return replace(self, inputs=inputs, b=self.b.forked(), passed=self.passed.forked())
 
     # ------------------------------------------------------------------------------------------ forward and evaluate
 
@@ -101,7 +108,20 @@ class Recorder:
         program, gradients = self._differentiated(forward, loss, weights)
         program = self.passed("outputs", program, write_to(program, {loss: total}))
         program = self.passed("dead_code", program, dead_code(program, self.inputs.ops))
-        return self.passed("fuse_adds", program, fuse_adds(program, self.inputs.ops)), gradients
+        program = self.passed("fuse_adds", program, fuse_adds(program, self.inputs.ops))
+        return self._in_chunks(program), gradients
+
+    def _in_chunks(self, program: Program) -> Program:
+        chunks = self.inputs.attn_bwd_chunks
+        if chunks == 1:
+            return program
+        chunked = in_chunks(program, self.inputs.ops, chunks)
+        if chunked is program:
+            raise ConfigError(
+                f"attn_bwd_chunks: {chunks}: model {self.inputs.model.name} has no attention whose backward pass can "
+                "run in chunks. Remove the key."
+            )
+        return self.passed("chunks", program, chunked)
 
     def _differentiated(
         self, forward: Program, loss: Value, weights: Sequence[WeightMap]
@@ -207,6 +227,21 @@ class Recorder:
             and replace(numerics, micro=finished(replace(numerics.micro, name="report", purpose="report"))),
         )
 
+    def stored(
+        self, family: Family, params: Mapping[Value, ParamInfo]
+    ) -> tuple[Family, Mapping[Value, Sequence[Value]]]:
+        """Store the frozen matrices in the run's weight format, if it has one. Return {param: states} too."""
+        if self.inputs.weight_format is None:
+            return family, {}
+        format, options = self.inputs.weight_format
+        before = {p.name: p for p in family.programs()}
+        stored = {param: info for param, info in params.items() if is_stored(info, self.inputs.stored_kinds)}
+        after, states = store_weights(family, stored, format, options, self.b)
+        for program in after.programs():
+            if program is not before[program.name]:
+                self.passed("weight format", before[program.name], program)
+        return after, states
+
     def _start(self, params: Mapping[Value, ParamInfo]) -> Program:
         """Record the masters from the params.
 
@@ -239,7 +274,7 @@ class Recorder:
     def recomputed(self, program: Program) -> Program:
         """Return the program of a micro-step with recomputation."""
         inputs = self.inputs
-        if inputs.recomputation or any(inputs.ops[op.kind].always_recomputed for op in program.ops):
+        if inputs.recomputation or drops_anyway(program, inputs.ops):
             program = self.passed("recompute", program, recompute(program, inputs.recomputation.drops, self.b))
         return program
 
@@ -263,12 +298,16 @@ class Recorder:
 
     def streamed(self, programs: Sequence[Program], held: Sequence[Value]) -> tuple[list[Program], dict[Value, Value]]:
         """Place values on the host. Return the programs with copies, and {value: what takes its place}."""
-        if not held:
-            return list(programs), {}
         hosted = {value: self.b.on_host(value) for value in held}
         self.passed.replace_values(hosted.values())
-        streaming = Streaming(hosted, self.b)
-        return [self.passed("stream", program, streaming(program)) for program in programs], hosted
+        streaming = Streaming(hosted, self.b, zero_copy=self.inputs.zero_copy)
+        streamed = [self.passed("stream", p, streaming(p)) for p in programs] if held else list(programs)
+        if self.inputs.zero_copy and not streaming.uncopied:
+            raise ConfigError(
+                f"use_zero_copy: true: optimizer {self.inputs.optimizer.name} uses nothing that the host holds. "
+                f"{HELD_FOR_UPDATE}, or remove the key."
+            )
+        return streamed, hosted
 
     def accumulated(self, program: Program, gradients: Mapping[Value, Value]) -> list[Program]:
         """Return the programs of the micro-steps of an optimizer step, made of `program`, in order of their first run.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -124,7 +124,7 @@ def report(
         "workspace": scratch,
         "runtime": device.runtime_bytes + inputs + (COLLECTIVE_BYTES if world_size > 1 else 0),
     }
-    host = {"batches": batches} | ({} if memory.host is None else _on_host(memory.host, world_size))
+    host = {"batches": batches} | _on_host(filter(None, (memory.host, memory.unread)), world_size)
     peak_op = programs[name].ops[arena.peak_op] if programs[name].ops else None
     block = f" of block {peak_op.block}" if peak_op and peak_op.block >= 0 else ""
     costs = {key: program_cost(program, ops, device) for key, program in programs.items()}
@@ -149,16 +149,16 @@ def report(
     )
 
 
-def _on_host(memory: MemoryPlan, world_size: int) -> dict[str, int]:
+def _on_host(memories: Iterable[MemoryPlan], world_size: int) -> dict[str, int]:
     """Return the bytes of the values that are placed on the host, for all devices, without those that are empty."""
-    states = memory.segments["state"]
-    derived = _derived_bytes(states)
-    found = {
-        "weights": memory.segments["param"].nbytes + derived,
-        "gradients": memory.segments["grad"].nbytes,
-        "optimizer": states.nbytes - derived,
-        "activations": memory.arena_bytes,
-    }
+    found = dict.fromkeys(("weights", "gradients", "optimizer", "activations"), 0)
+    for memory in memories:
+        states = memory.segments["state"]
+        derived = _derived_bytes(states)
+        found["weights"] += memory.segments["param"].nbytes + derived
+        found["gradients"] += memory.segments["grad"].nbytes
+        found["optimizer"] += states.nbytes - derived
+        found["activations"] += memory.arena_bytes
     return {name: nbytes * world_size for name, nbytes in found.items() if nbytes}
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ..api import AdapterDef, Dims, ModelDef
+from ..api import AdapterDef, Dims, ModelDef, WeightFormatDef
 from ..config.load import LoadedConfig
 from ..config.rope_scaling import with_rope_scaling
 from ..config.schema import TrainConfig
 from ..errors import ConfigError
-from ..hub.config_json import read_config
+from ..hub.config_json import QUANTIZATION, read_config, refused_quantized
 from ..hub.files import CONFIG_FILES, resolve_model_dir
 from ..plugins.registry import Registry
 
@@ -27,6 +27,7 @@ class Run:
     model_config  its parsed config.json, with the run's `rope_scaling`
     model, dims   the model that the config.json names, and its sizes
     adapter       the adapter that is trained and its options; None if all weights are trained
+    weight_format how frozen weights are stored, and its options; None: in the model's dtype
     """
 
     loaded: LoadedConfig
@@ -36,6 +37,7 @@ class Run:
     model: ModelDef
     dims: Dims
     adapter: tuple[AdapterDef, BaseModel] | None
+    weight_format: tuple[WeightFormatDef, BaseModel] | None
 
     @property
     def config(self) -> TrainConfig:
@@ -66,4 +68,36 @@ def open_run(loaded: LoadedConfig, registry: Registry, patterns: Sequence[str] =
         model=model,
         dims=dims,
         adapter=next(iter(adapters), None),
+        weight_format=_weight_format(loaded, registry, model_dir, model_config),
     )
+
+
+def _weight_format(
+    loaded: LoadedConfig, registry: Registry, model_dir: Path, model_config: Mapping[str, Any]
+) -> tuple[WeightFormatDef, BaseModel] | None:
+    """Return the weight format of a run, with its options. Raises ConfigError if the model's files hold another."""
+    formats, found = registry.weight_formats(), chosen_weight_format(loaded, registry)
+    config = model_config.get(QUANTIZATION)
+    if config is not None:
+        stored = next((f for f in formats.values() if f.checkpoints and f.checkpoints.matches(config)), None)
+        if stored is None or stored.checkpoints is None:
+            why = f"No installed weight format reads quant_method: {config.get('quant_method')}"
+            raise refused_quantized(model_dir, why)
+        if found is None or found[0] is not stored:
+            raise refused_quantized(model_dir, f"To train an adapter on them, set {stored.key}: true. Otherwise")
+        if loaded.config.merge_adapter:
+            raise refused_quantized(model_dir, "merge_adapter: true needs the others")
+        try:
+            stored.checkpoints.check(config, found[1])
+        except ConfigError as error:
+            raise ConfigError(f"{model_dir / 'config.json'}: {QUANTIZATION}: {error}") from None
+    return found
+
+
+def chosen_weight_format(loaded: LoadedConfig, registry: Registry) -> tuple[WeightFormatDef, BaseModel] | None:
+    """Return the weight format that a key selects, with its options."""
+    for name, format in registry.weight_formats().items():
+        options = loaded.options["weight format", name]
+        if getattr(options, format.key):
+            return format, options
+    return None

@@ -34,6 +34,7 @@ def staged_params(family: Family, declared: Iterable[Value], trained: Iterable[V
 def split_staged(derive: Program, staged: frozenset[Value]) -> tuple[Program, tuple[Staged, ...]]:
     """Return `derive` without the ops that depend on `staged` params, and those ops by block.
 
+    An op that reads states alone, which such an op wrote, stays in `derive`: a loader may fill these states itself.
     Raises ProgramError if an op depends on staged params of several blocks.
     """
     block_of: dict[Value, int] = {param: param.block for param in staged}
@@ -51,7 +52,7 @@ def split_staged(derive: Program, staged: frozenset[Value]) -> tuple[Program, tu
             )
         (block,) = blocks
         by_block.setdefault(block, []).append(op)
-        block_of.update(dict.fromkeys(op.outs, block))
+        block_of.update((value, block) for value in op.outs if value.role == "act")
     return replace(derive, ops=tuple(rest)), tuple(_staged(derive, block, ops) for block, ops in by_block.items())
 
 

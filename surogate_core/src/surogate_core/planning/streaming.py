@@ -8,6 +8,9 @@ A program visits blocks one after another, forward and backward. Between two vis
 So a copy has the time of a visit in each direction, and the device holds the values of three visits at most. Copies of
 params and states are activations, whose memory other programs use too. Ops can only add to gradients (`verify`), so
 their copies are gradients as well: buffers that every third visit uses.
+
+With `zero_copy` a value that only ops with `OpDef.zero_copy` use in a program stays where it is: they read and write it
+over the link, and no copy of it takes memory of the device.
 """
 
 from __future__ import annotations
@@ -58,10 +61,15 @@ class _Visit:
 
 
 class Streaming:
-    """Adds the copies to the programs of a family. `hosted` maps values to their places on the host."""
+    """Adds the copies to the programs of a family. `hosted` maps values to their places on the host.
 
-    def __init__(self, hosted: Mapping[Value, Value], b: Builder) -> None:
+    uncopied  the values that programs so far use on the host because of `zero_copy`
+    """
+
+    def __init__(self, hosted: Mapping[Value, Value], b: Builder, *, zero_copy: bool = False) -> None:
         self.hosted = hosted
+        self.uncopied: set[Value] = set()
+        self._zero_copy = zero_copy
         self._b = b
         self._buffers: dict[tuple[int, int, tuple[int, ...], str], Value] = {}
 
@@ -71,7 +79,9 @@ class Streaming:
         Ops that can use values on the host (`OpDef.uses_host`) read them there. Raises ProgramError if an op adds to a
         param or state, or changes it as an input.
         """
-        visits, uses = self._visits(program.ops)
+        uncopied = self._left_on_host(program.ops) if self._zero_copy else frozenset()
+        self.uncopied |= uncopied
+        visits, uses = self._visits(program.ops, uncopied)
         ops, free_at = list(program.ops), dict[Value, int]()
         for index, visit_of in uses.items():
             ops[index] = self._on_copies(ops[index], visit_of)
@@ -85,9 +95,24 @@ class Streaming:
             if visit.number + 2 < len(visits):
                 _insert(waits, visits[visit.number + 2].ops[0], wait)
             free_at |= dict.fromkeys(visit.written, ends + 1)
-        return replace(program, ops=tuple(self._reading_host(_with(ops, (puts, waits, fetches)))))
+        return replace(program, ops=tuple(self._on_host(_with(ops, (puts, waits, fetches)))))
 
-    def _visits(self, ops: Sequence[Op]) -> tuple[list[_Visit], dict[int, dict[Value, _Visit]]]:
+    def _left_on_host(self, ops: Sequence[Op]) -> frozenset[Value]:
+        """Return the hosted values that `zero_copy` ops use and that no other op needs a copy of."""
+        used: set[Value] = set()
+        copied: set[Value] = set()
+        for op in ops:
+            definition = self._b.ops[op.kind]
+            values = self.hosted.keys() & {*op.ins, *op.outs}
+            if definition.zero_copy and not op.accumulate and not op.changes:
+                used |= values
+            elif not definition.uses_host:
+                copied |= values
+        return frozenset(used - copied)
+
+    def _visits(
+        self, ops: Sequence[Op], uncopied: frozenset[Value]
+    ) -> tuple[list[_Visit], dict[int, dict[Value, _Visit]]]:
         """Return the visits in order of their first ops, and {index of an op: {hosted value: its visit}}.
 
         An op outside of blocks is a visit of its own. A value that several blocks use belongs to the visit that used it
@@ -97,7 +122,7 @@ class Streaming:
         uses: dict[int, dict[Value, _Visit]] = {}
         run, last = (0, 0), None  # where the last two runs of ops with one key began
         for index, op in enumerate(ops):
-            used = dict.fromkeys(value for value in (*op.ins, *op.outs) if value in self.hosted)
+            used = dict.fromkeys(v for v in (*op.ins, *op.outs) if v in self.hosted and v not in uncopied)
             if not used or self._reads_host(op):
                 continue
             block = max(op.block, *(value.block for value in used))
@@ -162,11 +187,11 @@ class Streaming:
                 b.emit("wait", *(self.hosted[value] for value in visit.written))
         return fetch, put, wait
 
-    def _reading_host(self, ops: Iterable[Op]) -> Iterable[Op]:
-        """Yield the ops, those that read hosted values on the host with these in place of the values."""
+    def _on_host(self, ops: Iterable[Op]) -> Iterable[Op]:
+        """Yield the ops, those that use hosted values on the host with these in place of the values."""
         for op in ops:
-            ins = tuple(self.hosted.get(value, value) for value in op.ins)
-            yield op if ins == op.ins else replace(op, ins=ins)
+            ins, outs = (tuple(self.hosted.get(v, v) for v in values) for values in (op.ins, op.outs))
+            yield op if (ins, outs) == (op.ins, op.outs) else replace(op, ins=ins, outs=outs)
 
 
 def _insert(insertions: Insertions, index: int, ops: Sequence[Op]) -> None:

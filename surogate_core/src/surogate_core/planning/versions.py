@@ -24,7 +24,7 @@ def run_versions(run: Run, plan: Plan) -> dict[str, str]:
 
 def plugin_versions(run: Run, plan: Plan) -> dict[str, str]:
     """Return {distribution: version} of the plugins that provide a run's model, recipe, optimizer, launcher, adapter,
-    offload strategy, ops and kernels."""
+    weight format, offload strategies, ops and kernels."""
     return {plugin.distribution: plugin.version for plugin in sorted(_used(run, plan), key=lambda p: p.distribution)}
 
 
@@ -32,6 +32,7 @@ def _used(run: Run, plan: Plan) -> Iterator[Plugin]:
     registry, given, config = run.registry, plan.inputs, run.config
     named = [("model", given.model.name), ("recipe", config.recipe), ("optimizer", config.optimizer)]
     named += [("launcher", config.launcher), *(("adapter", adapter.name) for adapter, _ in given.adapters)]
+    named += [("weight format", given.weight_format[0].name)] if given.weight_format else []
     named += [("offload", strategy.name) for strategy, _ in given.offload]
     ops = (op for program in plan.assembly.all_programs.values() for op in program.ops)
     named += [("op", kind) for kind in {op.attrs["of"] if op.kind == "reference_vjp" else op.kind for op in ops}]

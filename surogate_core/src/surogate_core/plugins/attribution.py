@@ -215,6 +215,14 @@ def _overwritten(result: Any, args: Sequence[Any]) -> str:
     return "" if fits else f"a mapping of indices of the {outs} outputs to indices of the {ins} inputs"
 
 
+def _copies(result: Any, args: Sequence[Any]) -> str:
+    words = f"None or a Value for each of the outputs {list(args[5])}"
+    if result is None:
+        return ""
+    fits = isinstance(result, list | tuple) and len(result) == len(args[5])
+    return "" if fits and all(isinstance(value, Value) for value in result) else words
+
+
 def _precision(result: Any, args: Sequence[Any]) -> str:
     if not isinstance(result, Precision):
         return "a Precision"
@@ -274,6 +282,10 @@ RESULTS: Final[Mapping[tuple[str, str], Check]] = {
     ("adapter", "merge"): _a(Merge),
     ("adapter", "commands"): _commands,
     ("optimizer", "update"): _anything,
+    ("weight format", "quantize"): _many(Value, "a list of states"),
+    ("weight format", "dequantize"): _a(Value),
+    ("weight format", "copies"): _copies,
+    ("weight format", "supports"): _support,
     ("offload", "selected"): _a(bool, "True or False"),
     ("offload", "on_host"): _a(Iterable, "params and states"),
     ("offload", "schedule"): _a(Family),

@@ -20,6 +20,7 @@ from ..api import (
     OptimizerDef,
     RecipeDef,
     SystemInfo,
+    WeightFormatDef,
 )
 
 hookspec = pluggy.HookspecMarker("surogate")
@@ -58,6 +59,11 @@ def surogate_adapters() -> Iterable[AdapterDef]:  # type: ignore[empty-body]
 @hookspec
 def surogate_optimizers() -> Iterable[OptimizerDef]:  # type: ignore[empty-body]
     """Optimizers: append update ops and state."""
+
+
+@hookspec
+def surogate_weight_formats() -> Iterable[WeightFormatDef]:  # type: ignore[empty-body]
+    """Forms in which frozen matrices are stored."""
 
 
 @hookspec

@@ -32,6 +32,7 @@ from ..api import (
     RecipeDef,
     SystemInfo,
     Target,
+    WeightFormatDef,
 )
 from ..config.keys import DISTRIBUTIONS
 from ..errors import ConfigError, PluginError
@@ -46,6 +47,7 @@ KINDS: Final[Mapping[str, type[Definition]]] = {
     "lowering": LoweringDef,
     "adapter": AdapterDef,
     "optimizer": OptimizerDef,
+    "weight format": WeightFormatDef,
     "offload": OffloadDef,
     "format": DatasetFormatDef,
     "launcher": LauncherDef,
@@ -61,6 +63,7 @@ HOOKS: Final[Mapping[str, str]] = {
     "surogate_lowerings": "lowering",
     "surogate_adapters": "adapter",
     "surogate_optimizers": "optimizer",
+    "surogate_weight_formats": "weight format",
     "surogate_offload_strategies": "offload",
     "surogate_dataset_formats": "format",
     "surogate_launchers": "launcher",
@@ -71,8 +74,11 @@ HOOKS: Final[Mapping[str, str]] = {
 CORE: Final = "surogate-core"
 """The distribution whose errors are ours."""
 
-FLAT_OPTIONS: Final = ("recipe", "adapter", "optimizer", "offload", "launcher", "logger")
+FLAT_OPTIONS: Final = ("recipe", "adapter", "weight format", "optimizer", "offload", "launcher", "logger")
 """Kinds whose options are top-level keys of the YAML file. Those of a format are keys of its dataset's entry."""
+
+_ALTERNATIVES: Final = ("recipe", "optimizer")
+"""Kinds of which a run needs exactly one, selected by the key of the same name: an installed one may do as well."""
 
 REFERENCE: Final = "reference"
 """Provider of an op without a kernel: the torch reference of its OpDef."""
@@ -183,6 +189,8 @@ class Registry:
             return PluginError(text, distribution=named[0].distribution, version=named[0].version)
         if (kind, _key(name)) in DISTRIBUTIONS:
             text += f" Try: pip install {DISTRIBUTIONS[kind, _key(name)]}"
+            if kind in _ALTERNATIVES and self.names(kind):
+                text += f", or {kind}: {self.names(kind)[0]}"
         return PluginError(text)
 
     def _unloaded(self) -> list[Plugin]:
@@ -234,6 +242,10 @@ class Registry:
     def dataset_formats(self) -> Mapping[str, DatasetFormatDef]:
         """Return dataset formats by name."""
         return {item.name: item.definition for item in self._by_name["format"].values()}
+
+    def weight_formats(self) -> Mapping[str, WeightFormatDef]:
+        """Return weight formats by name."""
+        return {item.name: item.definition for item in self._by_name["weight format"].values()}
 
     # ------------------------------------------------------------------------------------------------ ops and kernels
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ..runtime.worker import Worker
 
 ADAPTER_STD = 0.01
+STAGED_STD = 0.02
 
 
 def fill(opened: Run, assembly: Assembly, worker: Worker, *, random: bool) -> None:
@@ -27,8 +28,8 @@ def fill(opened: Run, assembly: Assembly, worker: Worker, *, random: bool) -> No
     if random:
         initialise((v for v in assembly.resident if v.init), view, config.train_seed)
         for part in assembly.staging:
-            views = worker.staged(part)
-            initialise(part.places, lambda v: views[v.name], config.train_seed)  # noqa: B023 (called at once)
+            for view_of_staged in worker.staged(part).values():
+                view_of_staged.normal_(std=STAGED_STD)  # on the device, because a host takes minutes for 70B
             worker.derive(part)
     else:
         run.fill_weights(opened, assembly, worker)

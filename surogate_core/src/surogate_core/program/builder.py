@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -36,6 +36,12 @@ class Builder:
         self._block = -1
         self._named: dict[str, Value] = {}
         self._count: dict[str, int] = {}
+
+    def forked(self) -> Builder:
+        """Return a builder with the values declared so far. What it declares and names, this one does not know."""
+        copy = Builder(self.ops, self.dtype)
+        copy._named, copy._count = dict(self._named), dict(self._count)
+        return copy
 
     # ------------------------------------------------------------------------------------------------------- values
 
@@ -90,6 +96,11 @@ class Builder:
         placed = replace(value, place="host")
         self._named[value.name] = placed
         return placed
+
+    def forget(self, values: Iterable[Value]) -> None:
+        """Withdraw declared values, which no program may use any more."""
+        for value in values:
+            del self._named[value.name]
 
     def _declare(
         self,

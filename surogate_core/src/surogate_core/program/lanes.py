@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from .op import Lane, Op
 from .value import Value
@@ -39,7 +40,12 @@ class _Users:
 
 
 def lane_order(ops: Sequence[Op]) -> LaneOrder:
-    """Return the order of `ops`."""
+    """Return the order of `ops`. That of the last programs is cached: their memory and their time both depend on it."""
+    return _lane_order(tuple(ops))
+
+
+@lru_cache(maxsize=16)
+def _lane_order(ops: tuple[Op, ...]) -> LaneOrder:
     if all(op.lane == "compute" for op in ops):
         return LaneOrder({}, {})
     users: dict[Value, _Users] = {}

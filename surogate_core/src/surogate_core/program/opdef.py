@@ -79,6 +79,9 @@ class OpDef(Definition):
     workspace   bytes of workspace that every implementation needs
     training_only
                 evaluations omit the op. It has one output, whose readers then read the first input instead.
+    takes_chunks
+                it has the attr `chunks`, 1 by default (`attn_bwd_chunks`): kernels process the rows in that many equal
+                parts, in the workspace of one. Outputs do not depend on it.
     is_attention
                 plans show its time as that of attention
     always_recomputed
@@ -89,6 +92,8 @@ class OpDef(Definition):
                 that emits an op without changes.
     uses_host   it may use values that are placed on the host: to copy them, to wait for them, or to read them over the
                 link
+    zero_copy   share of the link's rate at which its kernels use values on the host (`use_zero_copy`), each byte once
+                in each direction; 0: they may not
     param_kinds {index of an input: the kind of a param that the op reads there}; "matrix" or "vector" without an entry
     math        op -> the rate of `DeviceInfo.flops` that prices its arithmetic. Default: the dtype of the first input
                 that has one.
@@ -112,9 +117,11 @@ class OpDef(Definition):
     link: Callable[[Op], int] = _none
     workspace: Callable[[Op], int] = _none
     training_only: bool = False
+    takes_chunks: bool = False
     is_attention: bool = False
     always_recomputed: bool = False
     changes: Callable[[Sequence[Value], Mapping[str, Any]], Sequence[int]] = lambda ins, attrs: ()
     uses_host: bool = False
+    zero_copy: float = 0.0
     param_kinds: Mapping[int, ParamKind] = field(default_factory=dict)
     math: Callable[[Op], str] | None = None

@@ -43,23 +43,27 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
     """
     context = f"{program.name}{f' after {after}' if after else ''}"
     checked = checked or Checked()
-    written: set[Value] = set()
-    overwritten: set[Value] = set()
-    aside: set[Value] = set()
+    known, overwritten, aside = set[Value](), set[Value](), set[Value]()
     for index, op in enumerate(program.ops):
-        for value in op.ins:
-            if value not in written and value.role == "act":
-                raise ProgramError(f"{_place(context, index, op)}: reads {value!r} before any op writes it")
-            if value in overwritten:
-                raise ProgramError(f"{_place(context, index, op)}: reads {value!r}, which an op has overwritten")
+        if not known.issuperset(op.ins):
+            for value in op.ins:
+                if value not in known and value.role == "act":
+                    raise ProgramError(f"{_place(context, index, op)}: reads {value!r} before any op writes it")
+            known.update(op.ins)  # adds those that no op need write
+        if overwritten and not overwritten.isdisjoint(op.ins):
+            value = next(v for v in op.ins if v in overwritten)
+            raise ProgramError(f"{_place(context, index, op)}: reads {value!r}, which an op has overwritten")
         for value in op.outs:
-            if value in written and value.role == "act":
+            if value in known and value.role == "act":
                 raise ProgramError(f"{_place(context, index, op)}: writes {value!r} a second time")
-            written.add(value)
-        taken = [op.ins[i] for i in op.in_place.values()]
-        if aside.intersection(taken):
-            raise ProgramError(f"{_place(context, index, op)}: overwrites one of {taken!r}, which a side lane reads")
-        overwritten.update(taken)
+            known.add(value)
+        if op.in_place:
+            taken = [op.ins[i] for i in op.in_place.values()]
+            if aside.intersection(taken):
+                raise ProgramError(
+                    f"{_place(context, index, op)}: overwrites one of {taken!r}, which a side lane reads"
+                )
+            overwritten.update(taken)
         if op.lane != "compute":
             aside.update(op.ins)
         if op not in checked.ops:
@@ -71,7 +75,7 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
             checked.signatures.add(op.signature)
             checked.ops.add(op)
     for value in program.outputs:
-        if value.role == "act" and value not in written:
+        if value.role == "act" and value not in known:
             raise ProgramError(f"{context}: output {value!r} is never written")
         if value in overwritten:
             raise ProgramError(f"{context}: output {value!r} is overwritten by an op in place")
@@ -133,7 +137,7 @@ def _check_lane(op: Op, definition: OpDef, place: str) -> None:
     if op.lane not in get_args(Lane):
         raise ProgramError(f"{place}: lane {op.lane!r} is not one of {', '.join(get_args(Lane))}")
     for value in (*op.ins, *op.outs):
-        if value.place == "host" and not definition.uses_host:
+        if value.place == "host" and not (definition.uses_host or definition.zero_copy):
             raise ProgramError(f"{place}: {value!r} is placed on the host; copy it to the device first")
         if value.role == "input" and op.lane != "compute":
             raise ProgramError(f"{place}: on lane {op.lane} it cannot use {value!r}, which the host overwrites")

@@ -178,6 +178,7 @@ def attention_bwd(
     n_kv_heads: int,
     head_dim: int,
     seq_len: int,
+    chunks: int = 1,
 ) -> Tensor:
     """With p = softmax(q k^T / sqrt(D)) and dp = do v^T:
 
@@ -187,6 +188,8 @@ def attention_bwd(
     rounding the rows of ds do not sum to zero, and the sum multiplies the component that all keys share: with key
     biases of standard deviation 10 to 100 the error of dq was 2.3 to 4 times that of torch's autograd (at most 6.4).
     The reference therefore corrects both by another sum over the keys.
+
+    chunks: into how many parts kernels divide the rows; the result does not depend on it.
     """
     q, k, v = _split(qkv, n_heads, n_kv_heads, head_dim)
     dqkv = torch.empty_like(qkv)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -13,27 +14,34 @@ from ..machine.devices import GIB
 from ..memory.plan import MemoryPlan
 from ..program.value import Place, Value
 from ..reference.rounding import TORCH_DTYPES
-from .host_memory import NoHostMemory, allocate, pin, unpin
+from .host_memory import NoHostMemory, allocate, allocate_write_combined, pin, unpin
+
+_PIECE_BYTES = 64 << 20
+"""Bytes that are copied at a time where a copy needs memory of its own."""
 
 
 class Buffers:
     """The memory of a plan, allocated on one device, and what the plan has on the host.
 
     `poison` fills the arenas with NaN, which reveals values that are read outside their planned lives. Memory of the
-    host is pinned if the device is a GPU. Raises RunStopped if the host has not enough.
+    host is pinned if the device is a GPU, and write-combined where the plan says that the host never reads it. Raises
+    RunStopped if the host has not enough.
     """
 
     def __init__(self, plan: MemoryPlan, device: str = "cpu", *, poison: bool = False) -> None:
         self.device = torch.device(device)
         self._plan = plan
-        self._on: dict[Place, _Memory] = {"device": _on_device(plan, self.device)}
+        self._on: dict[Place, tuple[_Memory, ...]] = {"device": (_on_device(plan, self.device),), "host": ()}
         self._pinned: Tensor | None = None
         if plan.host is not None:
             whole = _host_memory(plan.host, self.device)
-            self._on["host"] = _divided(plan.host, whole)
+            self._on["host"] += (_divided(plan.host, whole),)
             self._pinned = whole if self.device.type != "cpu" else None
+        if plan.unread is not None:
+            whole = _host_memory(plan.unread, self.device, write_combined=True)
+            self._on["host"] += (_divided(plan.unread, whole),)
         if poison:
-            for memory in self._on.values():
+            for memory in self._memories():
                 memory.arena.fill_(0xFF)
 
     @property
@@ -41,38 +49,58 @@ class Buffers:
         """Allocated bytes of all segments and the arena on the device."""
         return self._plan.nbytes
 
-    def segment(self, role: str, on: Place = "device") -> Tensor:
-        """Return all bytes of the segment of a role ("param", "grad", "state" or "input"); none on a host not used."""
-        return self._on[on].segments[role] if on in self._on else torch.empty(0, dtype=torch.uint8)
+    def segment(self, role: str) -> Tensor:
+        """Return all bytes on the device of the segment of a role ("param", "grad", "state" or "input")."""
+        (memory,) = self._on["device"]
+        return memory.segments[role]
+
+    def copy_from(self, other: Buffers, role: str) -> None:
+        """Copy the segment of a role from buffers of the same plan, on device and host.
+
+        From one host memory to another by way of the device, because the host may read it very slowly.
+        """
+        for ours, theirs in zip(self._memories(), other._memories(), strict=True):
+            target, source = ours.segments[role], theirs.segments[role]
+            direct = target.device == self.device
+            for part, given in zip(target.split(_PIECE_BYTES), source.split(_PIECE_BYTES), strict=True):
+                part.copy_(given if direct else given.to(self.device))
 
     def persistent(self, value: Value) -> Tensor:
         """Return the view of a param, gradient, state or input."""
-        memory = self._on.get(value.place)
-        segment = memory.plan.segments.get(value.role) if memory else None
-        if memory is None or segment is None or value not in segment.offsets:
-            raise ProgramError(f"{value!r} is not in the memory plan")
-        return _view(memory.segments[value.role], segment.offsets[value], value)
+        for memory in self._on[value.place]:
+            segment = memory.plan.segments.get(value.role)
+            if segment is not None and value in segment.offsets:
+                return _view(memory.segments[value.role], segment.offsets[value], value)
+        raise ProgramError(f"{value!r} is not in the memory plan")
 
     def view(self, value: Value, program: str) -> Tensor:
         """Return the view of any value that `program` uses."""
         if value.role not in ("act", "staged"):
             return self.persistent(value)
-        memory = self._on.get(value.place)
-        offset = memory.plan.arenas[program].offsets.get(value) if memory else None
-        if memory is None or offset is None:
-            raise ProgramError(f"{program}: {value!r} is not in the arena plan")
+        memory, offset = self._in_arena(value, program)
         return _view(memory.arena, offset, value)
 
     def scratch(self, program: str, index: int) -> tuple[int, int]:
         """Return (address, bytes) of the workspace of the op at `index` of `program`; (0, 0) if it has none."""
         offset, nbytes = self._plan.arenas[program].workspace.get(index, (0, 0))
-        return (self._on["device"].arena.data_ptr() + offset, nbytes) if nbytes else (0, 0)
+        (memory,) = self._on["device"]
+        return (memory.arena.data_ptr() + offset, nbytes) if nbytes else (0, 0)
 
     def kill(self, value: Value, program: str) -> None:
         """Overwrite an activation with NaN, because its life has ended."""
-        memory = self._on[value.place]
-        raw = memory.plan.arenas[program].offsets[value]
-        memory.arena[raw : raw + value.nbytes] = 0xFF
+        memory, offset = self._in_arena(value, program)
+        memory.arena[offset : offset + value.nbytes] = 0xFF
+
+    def _memories(self) -> Iterator[_Memory]:
+        return chain.from_iterable(self._on.values())
+
+    def _in_arena(self, value: Value, program: str) -> tuple[_Memory, int]:
+        """Return the memory and the offset of an activation or a staged param."""
+        for memory in self._on[value.place]:
+            arena = memory.plan.arenas.get(program)
+            if arena is not None and value in arena.offsets:
+                return memory, arena.offsets[value]
+        raise ProgramError(f"{program}: {value!r} is not in the arena plan")
 
     def close(self) -> None:
         """Unpin memory of the host. Views of it remain valid."""
@@ -96,9 +124,11 @@ def _on_device(plan: MemoryPlan, device: torch.device) -> _Memory:
     return _Memory(plan, segments, torch.zeros(plan.arena_bytes, dtype=torch.uint8, device=device))
 
 
-def _host_memory(plan: MemoryPlan, device: torch.device) -> Tensor:
+def _host_memory(plan: MemoryPlan, device: torch.device, *, write_combined: bool = False) -> Tensor:
     """Allocate all of a plan's bytes at once, because pinning takes time per call."""
     try:
+        if write_combined and device.type != "cpu":
+            return allocate_write_combined(plan.nbytes, device)
         memory = allocate(plan.nbytes)
         if device.type != "cpu":
             pin(memory, device)

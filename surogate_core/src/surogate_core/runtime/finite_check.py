@@ -74,11 +74,16 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
 
 
 def _parts(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yield (index of the first element, elements) for the chunks of a tensor. FP8, with few ops in torch, as fp32."""
+    """Yield (index of the first element, elements) for the chunks of a tensor. FP8, with few ops in torch, as fp32.
+
+    Chunks of pinned memory are copied to the GPU, which checks them faster, and which reads write-combined memory.
+    """
     if not tensor.is_floating_point() or not tensor.numel():
         return
     flat, start = tensor.view(-1), 0
+    is_pinned = tensor.device.type == "cpu" and torch.cuda.is_initialized() and tensor.is_pinned()
     for part in flat.split(_CHUNK):
+        part = part.cuda() if is_pinned else part
         yield start, part.float() if part.element_size() == 1 else part
         start += part.numel()
 

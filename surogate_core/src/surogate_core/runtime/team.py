@@ -77,6 +77,10 @@ class Team:
         """Return the weights of the first rank. After every step those of all ranks are bit-identical."""
         return self._workers[0].params()
 
+    def stored(self) -> dict[str, tuple[Tensor, ...]]:
+        """Return the views of the first rank. See `Worker.stored`."""
+        return self._workers[0].stored()
+
     def staged(self, part: Staged) -> dict[str, Tensor]:
         """Return the views of the first rank. See `Worker.staged`."""
         return self._workers[0].staged(part)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import product
 from math import isfinite
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from ..machine.timing import mark
 from ..planning.assembly import Assembly
 from ..planning.staging import Staged
 from ..program.op import Program, Purpose
-from ..program.value import Place, Value
+from ..program.value import Value
 from .arena import Buffers
 from .context import ExecutionContext
 from .cuda import CudaExecutor
@@ -120,6 +119,11 @@ class Worker:
 
     # --------------------------------------------------------------------------------------------------------- start
 
+    def stored(self) -> dict[str, tuple[Tensor, ...]]:
+        """Return views of the states that hold frozen params in a weight format, by the params' names."""
+        view = self.buffers.persistent
+        return {name: tuple(view(state) for state in states) for name, states in self.assembly.stored.items()}
+
     def staged(self, part: Staged) -> dict[str, Tensor]:
         """Return views of the staged params of one block, by name. Fill them, then call `derive`."""
         return {param.name: self.buffers.view(place, part.program.name) for param, place in part.places.items()}
@@ -132,8 +136,8 @@ class Worker:
 
     def copy_from(self, other: Worker) -> None:
         """Copy the weights and states of another worker of the same assembly, on any device."""
-        for role, on in product(("param", "state"), get_args(Place)):
-            self.buffers.segment(role, on).copy_(other.buffers.segment(role, on))
+        for role in ("param", "state"):
+            self.buffers.copy_from(other.buffers, role)
         self.executor.synchronize()
 
     def restored(self, *, lr: float, step: int, skipped: int = 0) -> None:

@@ -119,7 +119,9 @@ def _attention_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
 
 def _attention_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     dout, qkv, out = ins[:3]
+    chunks = attrs.get("chunks", 1)
     need(dout.shape == out.shape, f"dout is {list(dout.shape)}, out {list(out.shape)}")
+    need(chunks > 0 and qkv.shape[0] % chunks == 0, f"{qkv.shape[0]} rows cannot be divided into {chunks} chunks")
     return [OutSpec("d_qkv", qkv.shape, qkv.dtype)]
 
 
@@ -244,6 +246,7 @@ LAYERS: tuple[OpDef, ...] = (
         "attention_bwd",
         _attention_bwd,
         is_attention=True,
+        takes_chunks=True,
         flops=_attention_flops,
         efficiency=_attention_efficiency,
         passes=_attention_passes,

@@ -34,6 +34,7 @@ from .verdict import Row, Verdict, compare
 if TYPE_CHECKING:
     from ..planning.inputs import PlanInputs
     from .observed import Observed
+    from .stored_weights import StoredMatrix
 
 __all__ = ["Extent", "Row", "Verdict", "Verification", "verify"]
 
@@ -51,6 +52,7 @@ class Verification:
     tokens    a description of the rows
     left_out  kinds of training-only ops, such as dropout, that were off on both sides
     in_fp32   the comparison of the model in fp32; None if the run itself computes in fp32
+    stored    the errors of the matrices that the run stores in a weight format. Both sides compute with these matrices.
     """
 
     model: str
@@ -63,6 +65,7 @@ class Verification:
     needs: Needs
     in_fp32: Verdict | None
     verdict: Verdict
+    stored: tuple[StoredMatrix, ...] = ()
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -102,6 +105,7 @@ def verify(
         "sequence_len": length,
         "gradient_accumulation_steps": 1,
         "lmhead_chunks": "auto",
+        "attn_bwd_chunks": 1,
         "gpus": 1,
     }
     with tempfile.TemporaryDirectory(prefix="surogate-verify-") as name:
@@ -111,7 +115,7 @@ def verify(
         if extent.layers is not None:
             changes["model"] = str(_cut(model_dir, extent.layers, scratch / "cut"))
 
-        def planned(revise: Callable[[PlanInputs], PlanInputs], **more: str) -> Subject:
+        def planned(revise: Callable[[PlanInputs], PlanInputs], **more: object) -> Subject:
             settings = [f"{key}={json.dumps(value)}" for key, value in (changes | more).items()]
             smaller = run.load(path, [*overrides, *settings], mode)
             opened = run.open_run(smaller, files)
@@ -123,7 +127,9 @@ def verify(
         if not model.in_transformers:
             raise ConfigError(f"model: its plugin says that transformers has no {model.name}: nothing to compare with.")
         refuse_training_only(subject)
-        exact = None if computes_in_fp32(subject.plan.inputs) else planned(in_fp32, kernels="allow_reference")
+        stored, dequantized = _stored(subject, scratch)
+        exact_already = computes_in_fp32(subject.plan.inputs)
+        exact = None if exact_already else planned(in_fp32, kernels="allow_reference", **dequantized)
         if config.datasets and not extent.random_tokens:
             rows = from_data(run.tokenize(loaded, notice), subject.plan.inputs, config.train_seed)
         else:
@@ -144,7 +150,21 @@ def verify(
         needs=needed,
         in_fp32=verdict_in_fp32,
         verdict=verdict,
+        stored=tuple(stored),
     )
+
+
+def _stored(subject: Subject, scratch: Path) -> tuple[Sequence[StoredMatrix], dict[str, object]]:
+    """Write the base for transformers if the run stores it in a weight format.
+
+    Return the errors of the format, and the keys of a run that computes with the same weights without it.
+    """
+    if subject.run.weight_format is None:
+        return (), {}
+    from .stored_weights import write_stored
+
+    format, _ = subject.run.weight_format
+    return write_stored(subject, scratch / "model"), {"model": str(scratch / "model"), format.key: False}
 
 
 @dataclass(frozen=True)

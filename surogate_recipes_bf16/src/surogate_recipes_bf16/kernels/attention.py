@@ -7,6 +7,9 @@ are faster. The sizes of an op tell (`Shape.dense`).
 
 attention_route.py selects the algorithm of cuDNN's backward, which determines whether it is deterministic. Only cuDNN
 knows the workspace of a plan, so the planned workspace is an upper bound that binding checks.
+
+The attr `chunks` of a backward (`attn_bwd_chunks`) divides the rows of the micro-batch: chunks run one after another in
+the workspace of one.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ from surogate_core.errors import ConfigError, ProgramError
 from .attention_route import (
     MAY_DIFFER,
     BackwardAlgorithm,
-    backward_algorithm,
     backward_bytes,
+    chunked_algorithm,
+    chunks_of,
     dotted,
     forward_bytes,
     nondeterminism_note,
@@ -54,13 +58,24 @@ def _bind_plain_bwd(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
     dtype = DTYPES[op.ins[1].dtype].code
-    return ctx.call(_C.attention_plain_bwd, *op.ins, op.outs[0], ctx.workspace, *shape_of(op).launch, dtype)
+    arguments = (*op.ins, op.outs[0], ctx.workspace, *shape_of(op).launch, _plain_chunks(op), dtype)
+    return ctx.call(_C.attention_plain_bwd, *arguments)
 
 
 def _plain_bwd_workspace(op: Op, target: Target) -> int:
-    """Bytes of rowsum(dout * out) and of the corrected lse, fp32 [H, T] each."""
+    """Bytes of rowsum(dout * out) and of the corrected lse, fp32 [H, T / chunks] each."""
     shape = shape_of(op)
-    return 2 * 4 * shape.heads * shape.tokens
+    return 2 * 4 * shape.heads * shape.tokens // _plain_chunks(op)
+
+
+_TILE = 64
+"""Rows of a tile of the plain kernels."""
+
+
+def _plain_chunks(op: Op) -> int:
+    """Return the chunks of a plain backward: 1 if chunks would not begin at a tile, which would change its sums."""
+    chunks = chunks_of(op)
+    return 1 if shape_of(op).tokens // chunks % _TILE else chunks
 
 
 # -------------------------------------------------------------------------------------------------------------- cuDNN
@@ -101,12 +116,12 @@ def _bind_cudnn(op: Op, ctx: BindContext) -> Call:
 def _bind_cudnn_bwd(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
-    shape = shape_of(op)
+    shape, chunks = shape_of(op), chunks_of(op)
     version = _C.cudnn_version()
-    algorithm = backward_algorithm(shape, ctx.target, version)
+    algorithm = chunked_algorithm(shape, chunks, ctx.target, version)
     check_determinism(op, algorithm, version, ctx)
-    plan = _C.CudnnAttentionBackward(*shape.plan, algorithm.route, algorithm.groups, packs_dkv(shape))
-    _check_workspace(op, plan.workspace_bytes(), backward_bytes(shape, ctx.target))
+    plan = _C.CudnnAttentionBackward(*shape.plan, algorithm.route, algorithm.groups, packs_dkv(shape), chunks)
+    _check_workspace(op, plan.workspace_bytes(), backward_bytes(shape, ctx.target, chunks))
     return ctx.call(plan.run, *op.ins, *op.outs, ctx.workspace)
 
 
@@ -155,8 +170,8 @@ CUDNN: tuple[KernelDef, ...] = (
         dtypes=(*_ins("attention_bwd", "bf16"), *_outs("attention_bwd", "bf16")),
         supports=_cudnn_supports,
         bind=_bind_cudnn_bwd,
-        workspace=lambda op, target: backward_bytes(shape_of(op), target),
-        notice=lambda op, target: planned_notice(shape_of(op), target),
+        workspace=lambda op, target: backward_bytes(shape_of(op), target, chunks_of(op)),
+        notice=lambda op, target: planned_notice(shape_of(op), target, chunks_of(op)),
     ),
 )
 """cuDNN kernels, for bf16."""

@@ -68,6 +68,20 @@ def shape_of(op: Op) -> Shape:
     return Shape(qkv.shape[0], cu_seqlens.shape[0] - 1, a["seq_len"], a["n_heads"], a["n_kv_heads"], a["head_dim"])
 
 
+def chunks_of(op: Op) -> int:
+    """Return the number of chunks of rows of an `attention_bwd` op."""
+    return int(op.attrs.get("chunks", 1))
+
+
+def of_chunk(shape: Shape, chunks: int) -> Shape:
+    """Return the shape of one of `chunks` equal chunks of rows, which hold whole documents.
+
+    A ragged graph keeps the number of documents: those of other chunks are empty. Its kept scores do not shrink.
+    """
+    documents = shape.documents // chunks if shape.dense else shape.documents
+    return replace(shape, tokens=shape.tokens // chunks, documents=documents)
+
+
 # -------------------------------------------------------------------------------------------------------------- route
 
 
@@ -105,6 +119,15 @@ def backward_algorithm(shape: Shape, target: Target, cudnn_version: int) -> Back
         return BackwardAlgorithm(Route.ORDERED)
     groups = head_groups(shape)
     return BackwardAlgorithm(Route.KEPT_SCORES, groups) if groups else BackwardAlgorithm(Route.ANY_ORDER)
+
+
+def chunked_algorithm(shape: Shape, chunks: int, target: Target, cudnn_version: int) -> BackwardAlgorithm:
+    """Return the algorithm of a backward in chunks of rows: that of the whole, which gives the same bits.
+
+    A whole whose bits may differ from run to run is the exception: chunks may be small enough to keep the scores.
+    """
+    whole = backward_algorithm(shape, target, cudnn_version)
+    return whole if whole.deterministic else backward_algorithm(of_chunk(shape, chunks), target, cudnn_version)
 
 
 def kept_scores_are_faster(shape: Shape) -> bool:
@@ -148,10 +171,10 @@ def forward_bytes(shape: Shape) -> int:
     return _ragged_bytes(shape, 3) + _own_bytes(shape)
 
 
-def backward_bytes(shape: Shape, target: Target) -> int:
-    """Upper bound of the backward workspace for any version of cuDNN."""
-    algorithms = {backward_algorithm(shape, target, version) for version in (MINIMUM_CUDNN, ORDERED_CUDNN)}
-    return max(algorithm_bytes(shape, algorithm) for algorithm in algorithms)
+def backward_bytes(shape: Shape, target: Target, chunks: int = 1) -> int:
+    """Upper bound of the backward workspace of a chunk of rows for any version of cuDNN."""
+    algorithms = {chunked_algorithm(shape, chunks, target, version) for version in (MINIMUM_CUDNN, ORDERED_CUDNN)}
+    return max(algorithm_bytes(of_chunk(shape, chunks), algorithm) for algorithm in algorithms)
 
 
 def algorithm_bytes(shape: Shape, algorithm: BackwardAlgorithm) -> int:
@@ -218,9 +241,9 @@ def score_sizes(shape: Shape) -> str:
     )
 
 
-def planned_notice(shape: Shape, target: Target) -> str:
+def planned_notice(shape: Shape, target: Target, chunks: int = 1) -> str:
     """Return the notice of `surogate plan` if determinism depends on the version of cuDNN, which is not loaded yet."""
-    if target.deterministic == "false" or backward_algorithm(shape, target, MINIMUM_CUDNN).deterministic:
+    if target.deterministic == "false" or chunked_algorithm(shape, chunks, target, MINIMUM_CUDNN).deterministic:
         return ""
     before = f"cuDNN before {dotted(ORDERED_CUDNN)}"
     if target.deterministic == "true":

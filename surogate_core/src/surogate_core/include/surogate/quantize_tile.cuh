@@ -83,13 +83,19 @@ struct QuantizeTile {
     // `n_columns` rows of `n_rows` bytes. The block must have synchronized after `stage`.
     static __device__ __forceinline__ void write(const uint32_t* staged, uint8_t* transposed, int64_t first_row,
                                                  int64_t first_column, int64_t n_rows, int64_t n_columns) {
-        constexpr int pieces = Rows / 16;
+        constexpr int pieces = Rows / 16, step = threads / pieces;  // columns of the tile between those of a thread
+        static_assert(step % Width == 0);
+        const int row = static_cast<int>(threadIdx.x) % pieces * 16, first = static_cast<int>(threadIdx.x) / pieces;
+        if (first_row + row >= n_rows) {
+            return;
+        }
+        const int left = static_cast<int>(n_columns - first_column < Columns ? n_columns - first_column : Columns);
+        const uint32_t* from = staged + word_of(first) + row / 4;
+        uint8_t* to = transposed + (first_column + first) * n_rows + first_row + row;
 #pragma unroll
-        for (int k = 0; k < Width / 4; ++k) {
-            const int i = k * threads + static_cast<int>(threadIdx.x), row = i % pieces * 16, column = i / pieces;
-            if (first_row + row < n_rows && first_column + column < n_columns) {
-                const uint4 bytes = *reinterpret_cast<const uint4*>(staged + word_of(column) + row / 4);
-                *reinterpret_cast<uint4*>(transposed + (first_column + column) * n_rows + first_row + row) = bytes;
+        for (int k = 0; k < Width / 4; ++k, to += step * n_rows) {
+            if (first + k * step < left) {
+                *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from + word_of(k * step));
             }
         }
     }

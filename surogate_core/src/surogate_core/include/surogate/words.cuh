@@ -5,6 +5,7 @@
 //   x.get(i)                                 // element i as a float
 //   Words<T>::nearest(values)                // eight floats, rounded to nearest
 //   Words<T>::rounded(values, random, s)     // rounded stochastically with random(s), which float does not need
+//   store_whole(address, x)                  // by accesses of 16 bytes, also after shuffles
 //   largest.add(x); largest.bits()           // largest magnitude
 #pragma once
 
@@ -113,6 +114,22 @@ struct Words<__nv_bfloat16> {
         return words;
     }
 };
+
+// Stores an octet at an address in global memory that is aligned to 16 bytes. nvcc 13.0 splits the stores of `Words` into
+// words of 4 bytes after shuffles, which takes four times as many instructions.
+template <class T>
+__device__ __forceinline__ void store_whole(T* address, const Words<T>& words) {
+    constexpr int parts = sizeof(words.word) / 16;
+#pragma unroll
+    for (int i = 0; i < parts; ++i) {
+        const uint32_t* word = words.word + 4 * i;
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                     :
+                     : "l"(__cvta_generic_to_global(address + 16 / sizeof(T) * i)), "r"(word[0]), "r"(word[1]),
+                       "r"(word[2]), "r"(word[3])
+                     : "memory");
+    }
+}
 
 // The largest magnitude of all elements added. Magnitudes are compared as integers, so NaN is larger than infinity.
 class Largest {

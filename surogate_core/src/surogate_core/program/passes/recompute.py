@@ -13,18 +13,18 @@ from dataclasses import replace
 from ..builder import Builder
 from ..op import Op, Program
 from ..opdef import OpDef
-from ..value import Value
+from ..value import WEIGHT_LABEL, Value
 
 
 def recompute(program: Program, drops: Callable[[Value], bool], builder: Builder) -> Program:
     """Emit ops that recompute the dropped values, just before the first backward op that reads them.
 
-    A value is dropped if `drops` selects it or its op is `always_recomputed`, provided that a forward op inside a
-    block writes it. `OpDef.rematerialise` emits the recomputation. Without that rule the op is emitted again, unless it
-    changes states.
+    A value is dropped if `drops` selects it, its label is WEIGHT_LABEL, or its op is `always_recomputed`, provided that
+    a forward op inside a block writes it. `OpDef.rematerialise` emits the recomputation. Without that rule the op is
+    emitted again, unless it changes states.
     """
     producer = _producers(program, builder.ops)
-    dropped = {v for v, op in producer.items() if drops(v) or builder.ops[op.kind].always_recomputed}
+    dropped = {v for v, op in producer.items() if drops(v) or _always_dropped(v, op, builder.ops)}
     back: dict[Value, Value] = {}
     ops: list[Op] = []
 
@@ -53,6 +53,15 @@ def recompute(program: Program, drops: Callable[[Value], bool], builder: Builder
         else:
             ops.append(op)
     return replace(program, ops=tuple(ops))
+
+
+def drops_anyway(program: Program, ops: Mapping[str, OpDef]) -> bool:
+    """Return whether `recompute` changes the program even if the user recomputes nothing."""
+    return any(_always_dropped(value, op, ops) for value, op in _producers(program, ops).items())
+
+
+def _always_dropped(value: Value, op: Op, ops: Mapping[str, OpDef]) -> bool:
+    return value.label == WEIGHT_LABEL or ops[op.kind].always_recomputed
 
 
 def _producers(program: Program, ops: Mapping[str, OpDef]) -> dict[Value, Op]:

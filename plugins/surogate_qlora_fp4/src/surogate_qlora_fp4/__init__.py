@@ -1,0 +1,1 @@
+"""Frozen weights in NVFP4 for Surogate."""

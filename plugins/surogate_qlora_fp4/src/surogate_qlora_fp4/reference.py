@@ -1,0 +1,133 @@
+"""The torch references of NVFP4 storage. Kernels give the same bits.
+
+Every operation is rounded to fp32 separately, in the order written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from surogate_core.reference.rounding import TORCH_DTYPES
+
+from .ops import BLOCK
+
+LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Magnitudes of E2M1 by code. Bit 3 is the sign."""
+
+_E4M3_MAX = 448.0
+_FLT_MAX = torch.finfo(torch.float32).max
+_NAN = 0x7F
+
+
+def fp4_block_quantize(w: Tensor, *, rows: Sequence[int], four_over_six: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (codes, scales, global scales)."""
+    parts = [_quantized(part.float(), four_over_six) for part in w.split(list(rows))]
+    codes, scales, global_scales = zip(*parts, strict=True)
+    return torch.cat(codes), torch.cat(scales), torch.stack(global_scales)
+
+
+def fp4_block_dequantize(
+    codes: Tensor, scales: Tensor, global_scales: Tensor, *, rows: Sequence[int], dtype: str
+) -> Tensor:
+    """Return the weight: level * scale * global scale."""
+    code = torch.stack((codes & 15, codes >> 4), dim=-1).view(len(codes), -1, BLOCK)
+    x = _level(code) * scales.float()[..., None]  # exact
+    return (x.view(len(codes), -1) * _per_row(global_scales, rows)).to(TORCH_DTYPES[dtype])
+
+
+def fp4_block_amax(codes: Tensor, scales: Tensor, global_scales: Tensor, *, rows: Sequence[int], dtype: str) -> Tensor:
+    """Return (largest finite magnitude, 1 if an element is not finite) of each matrix of the dequantized weight."""
+    w = fp4_block_dequantize(codes, scales, global_scales, rows=rows, dtype=dtype)
+    return torch.stack([_amax(part.float()) for part in w.split(list(rows))])
+
+
+def fp4_block_to_e4m3(
+    codes: Tensor,
+    scales: Tensor,
+    global_scales: Tensor,
+    amax: Tensor,
+    *,
+    rows: Sequence[int],
+    dtype: str,
+    transposed: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return (copy, scale): the dequantized weight in E4M3, and (decode, encode).
+
+    encode maps the largest magnitude to 448. decode is NaN if an element is not finite.
+    """
+    w = fp4_block_dequantize(codes, scales, global_scales, rows=rows, dtype=dtype)
+    largest, not_finite = amax.amax(dim=0)
+    encode = torch.where(largest > 0, (torch.tensor(_E4M3_MAX) / largest).clamp(max=_FLT_MAX), 1.0)
+    decode = torch.where(not_finite > 0, torch.nan, 1.0 / encode)
+    copy = _e4m3(w.float() * encode)
+    return copy.T.contiguous() if transposed else copy, torch.stack([decode, encode])
+
+
+def _amax(x: Tensor) -> Tensor:
+    finite = x.isfinite()
+    return torch.stack([x.abs().where(finite, 0).max(), (~finite).any().float()])
+
+
+def _per_row(values: Tensor, rows: Sequence[int]) -> Tensor:
+    return values.repeat_interleave(torch.tensor(list(rows)))[:, None]
+
+
+def _quantized(w: Tensor, four_over_six: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (codes, scales, global scale) of one matrix."""
+    x = w.view(len(w), -1, BLOCK)
+    amax, top = w.abs().max(), x.abs().amax(dim=-1)
+    limit = torch.tensor(6.0 * (256.0 if four_over_six else _E4M3_MAX))
+    encode = torch.clamp(limit / amax, max=_FLT_MAX) if 0 < float(amax) < torch.inf else torch.tensor(1.0)
+    if not four_over_six:
+        scales = _e4m3(torch.clamp(top * (encode * torch.tensor(1 / 6)), max=_FLT_MAX))
+        return _packed(_codes(x, scales, encode)), scales, amax / limit
+    base = top / 6 * encode
+    candidates = []
+    for factor in (1.0, 1.5):
+        scales = _e4m3(torch.clamp(base * factor, max=_E4M3_MAX))
+        codes = _codes(x, scales, encode)
+        candidates.append((codes, scales, _squared_error(x, codes, scales, amax, limit)))
+    (six, six_scales, six_error), (four, four_scales, four_error) = candidates
+    smaller = four_error < six_error
+    codes = torch.where(smaller[..., None], four, six)
+    scales = torch.where(smaller, four_scales.view(torch.uint8), six_scales.view(torch.uint8))
+    return _packed(codes), scales.view(torch.float8_e4m3fn), amax / limit
+
+
+def _codes(x: Tensor, scales: Tensor, encode: Tensor) -> Tensor:
+    """Return E2M1 codes of x in blocks with these scales."""
+    factor = torch.clamp(1 / (scales.float() * (1 / encode)), max=_FLT_MAX)
+    y = x * factor[..., None]
+    a = y.abs()
+    # Ties go to the even code.
+    steps = (a > 0.25, a >= 0.75, a > 1.25, a >= 1.75, a > 2.5, a >= 3.5, a > 5)
+    code = torch.stack(steps).sum(dim=0, dtype=torch.uint8) | (y.signbit().to(torch.uint8) << 3)
+    return code.masked_fill(y.isnan(), 7)
+
+
+def _squared_error(x: Tensor, codes: Tensor, scales: Tensor, amax: Tensor, limit: Tensor) -> Tensor:
+    """Return the sum over each block, in order."""
+    values = _level(codes) * scales.float()[..., None] * amax / limit
+    error = torch.zeros_like(x[..., 0])
+    for term in (values - x).square().unbind(dim=-1):
+        error = error + term
+    return error
+
+
+def _level(codes: Tensor) -> Tensor:
+    return torch.tensor([*LEVELS, *(-level for level in LEVELS)])[codes.long()]
+
+
+def _packed(codes: Tensor) -> Tensor:
+    """Return [rows, K / 2] bytes. The first element of a byte is in its lower half."""
+    flat = codes.view(len(codes), -1)
+    return flat[:, 0::2] | (flat[:, 1::2] << 4)
+
+
+def _e4m3(x: Tensor) -> Tensor:
+    """Round to nearest even; magnitudes above 448 become 448, NaN becomes 0x7F."""
+    codes = x.clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
+    return codes.masked_fill(x.isnan(), _NAN).view(torch.float8_e4m3fn)

@@ -1,0 +1,1 @@
+"""Frozen weights in blockwise FP8 for Surogate."""

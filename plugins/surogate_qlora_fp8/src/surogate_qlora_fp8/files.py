@@ -1,0 +1,56 @@
+"""Fine-grained FP8 in checkpoints: a matrix `w` is `w` (E4M3) and `w_scale_inv`, which multiplies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from surogate_core.api import HFTensor
+from surogate_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .format import Fp8WeightOptions
+
+
+def matches(config: Mapping[str, Any]) -> bool:
+    return config.get("quant_method") == "fp8"
+
+
+def check(config: Mapping[str, Any], options: Fp8WeightOptions) -> None:
+    shape, tile = config.get("weight_block_size"), options.qlora_block_size
+    if shape != [tile, tile]:
+        if isinstance(shape, list) and shape in ([64, 64], [128, 128], [256, 256]):
+            raise ConfigError(f"stored in squares of {shape[0]}, not {tile}. Set qlora_block_size: {shape[0]}.")
+        raise ConfigError(f"weight_block_size is {shape}; only squares of 64, 128 or 256 can be read.")
+
+
+def parts(name: str, options: Fp8WeightOptions) -> Sequence[str]:
+    return name, f"{name}_scale_inv"
+
+
+def load(tensor: HFTensor, given: Mapping[str, Tensor], options: Fp8WeightOptions) -> Sequence[Tensor]:
+    import torch
+
+    codes, scales = given[tensor.name], given[f"{tensor.name}_scale_inv"]
+    if codes.dtype != torch.float8_e4m3fn or tuple(codes.shape) != tensor.shape:
+        raise ConfigError(f"must be E4M3 {list(tensor.shape)}, found {codes.dtype} {list(codes.shape)}.")
+    wanted = tuple(-(-size // options.qlora_block_size) for size in tensor.shape)
+    if tuple(scales.shape) != wanted or scales.dtype not in (torch.float32, torch.bfloat16):
+        raise ConfigError(f"its scales must be fp32 or bf16 {list(wanted)}, found {scales.dtype} {list(scales.shape)}.")
+    return codes, scales.float()
+
+
+def save(tensor: HFTensor, states: Sequence[Tensor], dtype: str, options: Fp8WeightOptions) -> Mapping[str, Tensor]:
+    codes, scales, _ = states
+    return {tensor.name: codes, f"{tensor.name}_scale_inv": scales}
+
+
+def config(kept: Sequence[str], options: Fp8WeightOptions) -> Mapping[str, Any]:
+    return {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [options.qlora_block_size, options.qlora_block_size],
+        "modules_to_not_convert": list(kept),
+    }

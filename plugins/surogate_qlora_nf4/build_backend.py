@@ -1,0 +1,1 @@
+../../surogate_core/src/surogate_core/cmake/build_backend.py

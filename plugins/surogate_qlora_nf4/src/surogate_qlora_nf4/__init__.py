@@ -1,0 +1,1 @@
+"""Frozen weights in NF4 for Surogate."""

@@ -1,0 +1,85 @@
+"""Weight formats: how the frozen matrices of a model are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from ..origin import Definition
+from ..program.op import Op
+from ..program.value import Value
+from .base import DeviceInfo, Support
+from .models import HFTensor
+from .recipes import ParamInfo
+
+if TYPE_CHECKING:
+    from ..program.builder import Builder
+
+
+def _anywhere(device: DeviceInfo, options: Any) -> Support:
+    return Support(True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointForm:
+    """How Hugging Face checkpoints hold matrices in a weight format. "Config" is `quantization_config` of config.json.
+
+    Functions get torch tensors on the CPU. The states of a matrix are those that `quantize` declares for it alone.
+
+    matches   config -> whether the checkpoint holds this form
+    check     (config, options) -> None. Raises ConfigError, with the keys to set, if the checkpoint was stored with
+              other options, and for what the form does not allow.
+    parts     (name of a tensor, options) -> names of the tensors that hold it; its own name is among them
+    ignored   patterns of other tensors that such checkpoints may hold
+    load      (tensor, its parts by name, options) -> the first states of the matrix. Ops of `quantize` compute the
+              others from them. Raises ConfigError for parts of another shape, dtype or content.
+    save      (tensor, the states of the matrix, name of the dtype that it is dequantized to, options) -> its parts
+    config    (names of the modules that are not stored in it, options) -> the config of a checkpoint
+    """
+
+    matches: Callable[[Mapping[str, Any]], bool]
+    check: Callable[[Mapping[str, Any], Any], None]
+    parts: Callable[[str, Any], Sequence[str]]
+    ignored: Sequence[str] = ()
+    load: Callable[[HFTensor, Mapping[str, Any], Any], Sequence[Any]]
+    save: Callable[[HFTensor, Sequence[Any], str, Any], Mapping[str, Any]]
+    config: Callable[[Sequence[str], Any], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightFormatDef(Definition):
+    """A form in which frozen matrices are stored: fewer bits than the model's dtype, with scales.
+
+    A run uses the installed format whose `key` is true, for every frozen matrix of the model's blocks. Core quantizes
+    them while it loads them, a block at a time, and dequantizes each one where the forward pass, and again where the
+    backward pass, first reads it. Neither the recipe nor the adapter needs to know the format.
+
+    key         the boolean field of `options` that selects the format
+    quantize    (builder, param, options) -> the states that hold the matrix. Declares them, `derived`, and emits the op
+                that writes them from `param.param`. Raises ConfigError if the format cannot store its shape. A param of
+                several logical matrices (`param.matrices`) is stored as if each were a tensor of its own: each of its
+                states is the concatenation of theirs along the first dimension.
+    dequantize  (builder, param, those states, options) -> an activation of the param's shape and dtype. Emits the op
+                that computes it.
+    copies      (builder, param, those states, options, op, outputs) -> activations like the outputs of `op` with these
+                indices, or None. `op` is an op of `derive` by which the recipe makes its copies of the param. Emits ops
+                that compute the same bits from the states; after None, the param is dequantized and `op` reads that.
+                Called in front of the first op that reads such a copy, for those that this op reads.
+    supports    (device, options) -> Support. Never raises.
+    checkpoints how files hold the format; None: they do not
+    """
+
+    name: str
+    summary: str
+    options: type[BaseModel]
+    key: str
+    quantize: Callable[[Builder, ParamInfo, Any], Sequence[Value]]
+    dequantize: Callable[[Builder, ParamInfo, Sequence[Value], Any], Value]
+    copies: Callable[[Builder, ParamInfo, Sequence[Value], Any, Op, Sequence[int]], Sequence[Value] | None] | None = (
+        None
+    )
+    supports: Callable[[DeviceInfo, Any], Support] = _anywhere
+    checkpoints: CheckpointForm | None = None

@@ -1,0 +1,64 @@
+"""`surogate quantize`: a model's checkpoint with the matrices of its blocks in a weight format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from ..api import CheckpointForm, HFTensor
+from ..errors import ConfigError
+from ..planning.assembly import Assembly
+from ..planning.run import Run
+from ..reference.rounding import TORCH_DTYPES
+from .hf import CONFIG, save_files, write_quantized
+from .matrix_codec import MatrixCodec
+
+_MODULE = ".weight"
+_HEAD = "lm_head"
+
+
+def codec_of(run: Run, dtype: str) -> MatrixCodec:
+    """Return the codec of the run's weight format for a model in `dtype`. Raises ConfigError if it has none."""
+    if run.weight_format is None:
+        keys = [f"{format.key}: true" for format in run.registry.weight_formats().values()]
+        raise ConfigError(f"no weight format is selected. Set one of: {', '.join(keys) or 'none is installed'}.")
+    format, options = run.weight_format
+    return MatrixCodec(format, options, run.registry.ops, dtype)
+
+
+def stored_tensors(assembly: Assembly) -> dict[str, HFTensor]:
+    """Return the checkpoint's tensors that the run stores in its weight format, by name."""
+    return {tensor.name: tensor for m in assembly.weights if m.param in assembly.stored for tensor in m.tensors}
+
+
+def quantize_checkpoint(run: Run, assembly: Assembly, output: Path) -> None:
+    """Write the run's model to `output` with the matrices that the run stores in a weight format in that format.
+
+    Raises ConfigError if the format has no form in files, or the model is quantized already.
+    """
+    codec, tensors = codec_of(run, "bf16"), stored_tensors(assembly)
+    form = codec.format.checkpoints
+    if form is None:
+        raise ConfigError(f"{codec.format.key}: checkpoints cannot hold {codec.format.name}.")
+    if run.config.quantize_embedding:
+        raise ConfigError(
+            "quantize_embedding: quantized checkpoints hold embeddings in floating point. Remove the key."
+        )
+    every = [tensor for m in assembly.weights for tensor in m.tensors if len(tensor.shape) == 2]
+    others = [tensor.name.removesuffix(_MODULE) for tensor in every if tensor.name not in tensors]
+    head = () if _HEAD + _MODULE in tensors else (_HEAD,)  # a tied one is not among the tensors
+    config = form.config(list(dict.fromkeys((*head, *others))), codec.options)
+
+    def quantized(name: str, weight: Tensor) -> Mapping[str, Tensor]:
+        return _parts(form, codec, tensors[name], weight)
+
+    save_files(output, lambda fresh: write_quantized(fresh, run.model_dir, tensors.keys(), quantized, config), CONFIG)
+
+
+def _parts(form: CheckpointForm, codec: MatrixCodec, tensor: HFTensor, weight: Tensor) -> dict[str, Tensor]:
+    wide = weight.dtype in (TORCH_DTYPES["fp32"], TORCH_DTYPES["fp64"])
+    exact = MatrixCodec(codec.format, codec.options, codec.ops, "fp32" if wide else codec.dtype)
+    parts = form.save(tensor, exact.quantized(tensor, weight), exact.dtype, codec.options)
+    return {name: part.contiguous() for name, part in parts.items()}

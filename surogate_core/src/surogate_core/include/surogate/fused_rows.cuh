@@ -1,0 +1,57 @@
+// The logical matrices of a param that are fused along its rows (q, k, v; gate, up), and how a grid is divided among them.
+//
+//   const FusedRows fused = fused_rows(rows, [&](int64_t n) { return chunks of a matrix of n rows; },
+//                                      [&](int64_t n) { return scales of a matrix of n rows; }, op);
+//   kernel<<<fused.chunks(op), threads, 0, stream>>>(..., fused);
+//   ...
+//   const int matrix = fused.matrix_of(blockIdx.x);            // in the kernel, which takes a FusedRows by value
+//   const int64_t chunk = blockIdx.x - fused.first_chunk[matrix];
+//
+// A thread block handles a chunk of one matrix, so that what differs between matrices is uniform in it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "surogate/check.h"
+
+namespace surogate {
+
+constexpr int max_matrices = 64;
+
+// Element i of an array is the first one of matrix i, element `count` the total.
+struct FusedRows {
+    int count;
+    int64_t first_row[max_matrices + 1];
+    int64_t first_chunk[max_matrices + 1];
+    int64_t first_scale[max_matrices + 1];
+
+    __device__ __forceinline__ int matrix_of(int64_t chunk) const {
+        int matrix = 0;
+        while (chunk >= first_chunk[matrix + 1]) {
+            ++matrix;
+        }
+        return matrix;
+    }
+
+    // Returns the number of thread blocks.
+    unsigned chunks(const char* op) const { return static_cast<unsigned>(to_int(first_chunk[count], op, "the grid")); }
+};
+
+template <class Chunks, class Scales>
+FusedRows fused_rows(const std::vector<int64_t>& rows, Chunks chunks_of, Scales scales_of, const char* op) {
+    SUROGATE_REQUIRE(!rows.empty() && rows.size() <= max_matrices, op,
+                     "1 to 64 matrices can be fused, got " + std::to_string(rows.size()));
+    FusedRows fused{};
+    fused.count = static_cast<int>(rows.size());
+    for (int i = 0; i < fused.count; ++i) {
+        check_positive(rows[i], op, "rows");
+        fused.first_row[i + 1] = fused.first_row[i] + rows[i];
+        fused.first_chunk[i + 1] = fused.first_chunk[i] + chunks_of(rows[i]);
+        fused.first_scale[i + 1] = fused.first_scale[i] + scales_of(rows[i]);
+    }
+    return fused;
+}
+
+}  // namespace surogate

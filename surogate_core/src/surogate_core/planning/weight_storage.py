@@ -1,0 +1,162 @@
+"""Stores the frozen matrices of a model in a weight format, and dequantizes them where programs read them.
+
+    derive    param -> states of the format, instead of the copies that the recipe makes of the param
+    others    states -> the matrix -> the recipe's copies of it, if it makes any, in front of the first op that reads
+              one of them; or states -> those copies that this op reads, if the format can
+
+The pass runs after the recipe's lowering, so the recipe does not know the format. Nothing but `derive` reads the params
+then, so they are staged. The values that it adds have the label WEIGHT_LABEL, which the recompute pass drops after the
+forward pass: no matrix is kept from one block to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..api import Family, ParamInfo, ParamKind, WeightFormatDef
+from ..errors import ConfigError, ProgramError
+from ..origin import blaming
+from ..program.builder import Builder
+from ..program.op import Op, Program
+from ..program.value import WEIGHT_LABEL, Value
+
+
+@dataclass(frozen=True)
+class WeightStorage:
+    """What is stored.
+
+    states  {param: the states that hold it}
+    copies  {state that the recipe makes of such params: the op of `derive` that wrote it}
+    """
+
+    format: WeightFormatDef
+    options: Any
+    params: Mapping[Value, ParamInfo]
+    states: Mapping[Value, Sequence[Value]]
+    copies: Mapping[Value, Op]
+
+
+_Now = dict[Value, Value]
+"""{stored param, or copy of one that a recipe makes: the activation that has its contents}"""
+
+
+def store_weights(
+    family: Family, params: Mapping[Value, ParamInfo], format: WeightFormatDef, options: Any, b: Builder
+) -> tuple[Family, Mapping[Value, Sequence[Value]]]:
+    """Store `params` in `format`. Return the family, and {param: the states that hold it}.
+
+    Raises ConfigError if there are none.
+    """
+    if not params:
+        raise ConfigError(f"{format.key}: this run trains every matrix of the model's blocks. Remove the key.")
+    states: dict[Value, Sequence[Value]] = {}
+    derive: list[Op] = []
+    for info in params.values():
+        with blaming(format.origin, "quantize"), b.record("derive", info.param.block) as emitted:
+            states[info.param] = tuple(format.quantize(b, info, options))
+        derive += emitted
+    copying = [op for op in family.derive.ops if any(value in states for value in op.ins)]
+    copies = {value: op for op in copying for value in op.outs}
+    storage = WeightStorage(format, options, params, states, copies)
+    _check_readers(family, storage)
+    b.forget(copies)
+    derive += [op for op in family.derive.ops if op not in copying]
+    family = replace(
+        family.with_micro_steps(lambda program: _reading_stored(program, storage, b)),
+        evaluate=_reading_stored(family.evaluate, storage, b),
+        derive=replace(family.derive, ops=tuple(derive)),
+    )
+    return family, states
+
+
+def is_stored(info: ParamInfo, kinds: Collection[ParamKind]) -> bool:
+    """Return whether a param is stored in the run's weight format: a frozen matrix of a block, or of another kind."""
+    inside = info.param.block >= 0 or info.kind != "matrix"
+    return info.stored and info.grad is None and info.kind in kinds and inside and len(info.param.shape) == 2
+
+
+def _check_readers(family: Family, storage: WeightStorage) -> None:
+    """Raise ProgramError if a recipe uses stored params, or its copies of them, otherwise than this pass can serve."""
+    for op in storage.copies.values():
+        other = next((v for v in op.ins if v not in storage.states), None)
+        if other is not None:
+            raise ProgramError(
+                f"derive: {op.kind} ({op.where}) reads {other!r} besides weights that are stored in "
+                f"{storage.format.name}; an op of `derive` that reads frozen weights may read nothing else"
+            )
+    for program in (family.start, family.update):
+        value = next((v for v in program.values() if v in storage.states or v in storage.copies), None)
+        if value is not None:
+            raise ProgramError(
+                f"{program.name}: uses {value!r}, which is stored in {storage.format.name}; only micro-steps and "
+                "evaluations can read it"
+            )
+
+
+def _reading_stored(program: Program, storage: WeightStorage, b: Builder) -> Program:
+    """Return `program` with ops that dequantize in front of the first op that reads what they yield.
+
+    Outside of blocks that is in front of every such op: the ops that read a tied embedding are a whole pass apart.
+    """
+    now: _Now = {}
+    ops: list[Op] = []
+    for op in program.ops:
+        wanted = [v for v in op.ins if v in storage.states or v in storage.copies]
+        for value in wanted:
+            if value not in now:
+                with b.record(op.phase, value.block) as emitted:
+                    _materialise(value, wanted, storage, b, now)
+                ops += emitted
+        ops.append(replace(op, ins=tuple(now.get(v, v) for v in op.ins)) if wanted else op)
+        now = {value: found for value, found in now.items() if value.block >= 0}
+    return replace(program, ops=tuple(ops))
+
+
+def _materialise(value: Value, wanted: Sequence[Value], storage: WeightStorage, b: Builder, now: _Now) -> None:
+    """Emit what yields a stored param, or the recipe's copies of stored params. Add the results to `now`.
+
+    `wanted` is what one op reads. The format makes all of these copies, also those that exist. Otherwise a backward op
+    that reads a copy of its own would read the scale of the forward pass, and the recompute pass, which can only emit
+    whole ops again, would make the copy of the forward pass again for that scale.
+    """
+    copying, format = storage.copies.get(value), storage.format
+    if copying is None:
+        with blaming(format.origin, "dequantize"):
+            found = format.dequantize(b, storage.params[value], storage.states[value], storage.options)
+            _check("dequantize", format, found, value)
+        now[value] = found
+        return
+    outputs = [i for i, out in enumerate(copying.outs) if out in wanted]
+    copies = _copies(copying, outputs, storage, b)
+    if copies is not None:
+        now |= zip((copying.outs[i] for i in outputs), copies, strict=True)
+        return
+    for param in copying.ins:
+        if param not in now:
+            _materialise(param, wanted, storage, b, now)
+    labels = [WEIGHT_LABEL] * len(copying.outs)
+    outs = b.emit(copying.kind, *(now[param] for param in copying.ins), label=labels, **copying.attrs)
+    now |= zip(copying.outs, outs, strict=True)
+
+
+def _copies(copying: Op, outputs: Sequence[int], storage: WeightStorage, b: Builder) -> Sequence[Value] | None:
+    """Return outputs of an op that copies a stored param, made from its states; None if the format makes none."""
+    format = storage.format
+    if format.copies is None or len(copying.ins) != 1:
+        return None
+    (param,) = copying.ins
+    with blaming(format.origin, "copies"):
+        copies = format.copies(b, storage.params[param], storage.states[param], storage.options, copying, outputs)
+        for found, index in zip(copies or (), outputs, strict=copies is not None):
+            _check("copies", format, found, copying.outs[index])
+    return copies
+
+
+def _check(function: str, format: WeightFormatDef, found: Value, value: Value) -> None:
+    if (found.shape, found.dtype, found.label) != (value.shape, value.dtype, WEIGHT_LABEL):
+        raise ProgramError(
+            f"{function} of weight format {format.name} returned {found!r} with label {found.label!r}; expected "
+            f"{value.dtype}{list(value.shape)} with label {WEIGHT_LABEL!r}"
+        )

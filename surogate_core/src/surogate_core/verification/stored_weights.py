@@ -1,0 +1,71 @@
+"""The base of a run that stores it in a weight format: what the run computes with, and how far that is from the files.
+
+transformers gets the dequantized weights, so that a comparison shows errors of the computation alone. The errors of the
+format are reported by themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from math import inf, log10, sqrt
+from pathlib import Path
+
+from torch import Tensor
+
+from ..api import HFTensor
+from ..checkpoint.hf import write_merged
+from ..checkpoint.quantize import codec_of, stored_tensors
+from ..hub.config_json import QUANTIZATION, refused_quantized
+from .subject import Subject
+
+BLOCK = 64
+"""Consecutive weights of a row in the figure of the worst block."""
+
+
+@dataclass(frozen=True)
+class StoredMatrix:
+    """How far a stored matrix is from that of the files.
+
+    snr    mean square of the weights over that of the errors, in dB; inf without an error
+    worst  largest relative error, in rms, of 64 consecutive weights of a row
+    """
+
+    name: str
+    layer: int
+    snr: float
+    worst: float
+
+
+def write_stored(subject: Subject, folder: Path) -> list[StoredMatrix]:
+    """Write the base as the run stores it, dequantized, to `folder`. Return the errors, in the order of the layers.
+
+    Raises ConfigError if the files hold the format already, so that there is nothing to compare with.
+    """
+    if QUANTIZATION in subject.run.model_config:
+        raise refused_quantized(subject.run.model_dir, "surogate verify compares with the weights before that")
+    assembly = subject.plan.assembly
+    codec, tensors = codec_of(subject.run, subject.plan.inputs.precision.model), stored_tensors(assembly)
+    layers = {v.name: v.block for v in assembly.declared}
+    layer_of = {t.name: layers[m.param] for m in assembly.weights for t in m.tensors}
+    found: list[StoredMatrix] = []
+
+    def stored(tensor: HFTensor, weight: Tensor) -> Tensor:
+        matrix = codec.rounded(tensor, weight)
+        found.append(_compared(tensor.name, layer_of[tensor.name], weight, matrix))
+        return matrix
+
+    folder.mkdir()
+    write_merged(folder, subject.run.model_dir, {name: partial(stored, tensor) for name, tensor in tensors.items()})
+    order = list(tensors)
+    return sorted(found, key=lambda matrix: (matrix.layer, order.index(matrix.name)))
+
+
+def _compared(name: str, layer: int, weight: Tensor, stored: Tensor) -> StoredMatrix:
+    exact = weight.float()
+    error = stored.float() - exact
+    signal, noise = float(exact.square().sum()), float(error.square().sum())
+    width = exact.shape[1] // BLOCK * BLOCK or exact.shape[1]
+    blocks = [x[:, :width].reshape(-1, min(BLOCK, width)).square().sum(1) for x in (error, exact)]
+    worst = float((blocks[0] / blocks[1].clamp(min=1e-30)).max())
+    return StoredMatrix(name, layer, 10 * log10(signal / noise) if noise else inf, sqrt(worst))
