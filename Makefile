@@ -7,6 +7,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 
 # Tests start hundreds of processes. Without bytecode each of them compiles torch again: 2.5 s instead of 0.1.
 unexport PYTHONDONTWRITEBYTECODE
+# `make --jobs` passes file descriptors that pip and ninja do not inherit.
+unexport MAKEFLAGS
 
 VENV := .venv
 BIN := $(VENV)/bin

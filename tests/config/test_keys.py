@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from config.harness import WithAdapter, load, message
+from config.harness import FakeRegistry, WithAdapter, load, message
 from pydantic import BaseModel
 
 from surogate_core.config.foreign import ELSEWHERE
@@ -22,6 +22,13 @@ def test_an_unknown_key_names_the_nearest() -> None:
     assert "did you mean learning_rate?" in message(**{"Learning-Rate": 1})
     assert "datasets.0.sampels: unknown key; did you mean samples?" in message(datasets=[{"path": "x", "sampels": 2}])
     assert "unknown key; the config reference lists all keys" in message(**{"x" * 5000: 1})
+
+
+def test_the_name_of_a_package_that_is_not_installed_is_no_misspelling() -> None:
+    registry = FakeRegistry()
+    del registry.optimizers["adamw_8bit"]
+    assert "optimizer: adamw_8bit — no installed plugin provides it" in message(registry=registry)
+    assert "adamw8bit is unknown; did you mean adamw?" in message(registry=registry, optimizer="adamw8bit")
 
 
 def test_all_problems_are_reported_at_once() -> None:

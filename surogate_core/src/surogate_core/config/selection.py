@@ -6,7 +6,7 @@ from typing import Any
 
 from .errors import Problem, fold, nearest, shown, shown_key
 from .findings import Findings
-from .keys import NOT_YET_NAMES
+from .keys import DISTRIBUTIONS, NOT_YET_NAMES
 from .registry import Registry
 from .schema import TrainConfig
 
@@ -27,7 +27,9 @@ def registered_name(kind: str, key: str, value: str, registry: Registry, finding
     if instead is not None:
         findings.wrong(key, f"{shown_key(value)}: not yet: it is not built; {instead}")
         return None
-    guess = nearest(value, names)
+    published = {fold(name) for known_kind, name in DISTRIBUTIONS if known_kind == kind}
+    # The exact name of a package that is not installed is no misspelling of one that is.
+    guess = None if fold(value) in published else nearest(value, names)
     if guess is not None:
         findings.wrong(key, f"{shown_key(value)} is unknown; did you mean {names[guess]}?")
     else:
