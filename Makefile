@@ -17,11 +17,12 @@ INSTALLED := $(VENV)/.installed
 TOOLS_INSTALLED := $(VENV)/.tools
 KERNELS := $(wildcard $(CORE)/cmake/* $(CORE)/include/surogate/* $(CORE)/csrc/*/* $(CORE)/dtypes.py */CMakeLists.txt \
 	plugins/*/CMakeLists.txt */csrc/* plugins/*/csrc/*)
-PACKAGES := surogate_core surogate_models surogate_recipes_bf16 surogate_recipes_fp8 plugins/surogate_optim_adamw \
+COMPILED := surogate_recipes_bf16 surogate_recipes_fp8 surogate_models plugins/surogate_optim_adamw \
 	plugins/surogate_optim_adamw_8bit plugins/surogate_optim_normuon plugins/surogate_lora \
-	plugins/surogate_qlora_nf4 plugins/surogate_qlora_fp8 plugins/surogate_qlora_fp4 \
-	plugins/surogate_log_tensorboard plugins/surogate_log_wandb plugins/surogate_offload_residual \
+	plugins/surogate_qlora_nf4 plugins/surogate_qlora_fp8 plugins/surogate_qlora_fp4
+PURE := plugins/surogate_log_tensorboard plugins/surogate_log_wandb plugins/surogate_offload_residual \
 	plugins/surogate_offload_states .
+PACKAGES := surogate_core $(COMPILED) $(PURE)
 BUILD_TOOLS := cmake editables hatchling nanobind ninja scikit-build-core
 TOOLS := build coverage hypothesis mypy nvidia-cuda-cuobjdump pytest pytest-xdist ruff types-PyYAML
 # Bytecode is compiled at the first import of a module. Compiling all of torch would double the time of an install.
@@ -44,8 +45,10 @@ $(INSTALLED): $(addsuffix /pyproject.toml,$(PACKAGES)) $(KERNELS) $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) $(CONSTRAIN) $(BUILD_TOOLS)
 	wheels="$$($(BIN)/python $(CORE)/cmake/build_backend.py)" && { test -z "$$wheels" || $(PIP_INSTALL) $$wheels; }
-	$(PIP_INSTALL) $(CONSTRAIN) --no-build-isolation \
-		--editable './surogate_core[hub,telemetry]' $(patsubst %,--editable ./%,$(filter-out surogate_core,$(PACKAGES)))
+	$(PIP_INSTALL) $(CONSTRAIN) --no-build-isolation --editable './surogate_core[hub,telemetry]'
+	# Two at a time: while one package waits for its last source, another one compiles.
+	printf '%s\n' $(COMPILED:%=./%) | xargs -n 1 -P 2 $(PIP_INSTALL) --no-build-isolation --no-deps --editable
+	$(PIP_INSTALL) $(CONSTRAIN) --no-build-isolation $(PURE:%=--editable ./%)
 	touch $@
 
 $(TOOLS_INSTALLED): $(INSTALLED)

@@ -2,6 +2,7 @@
 
     python benchmarks/promise.py --random 8 --seed 1 --out promise.jsonl
     CUDA_VISIBLE_DEVICES=1 python benchmarks/promise.py --part 1/2 --out promise.1.jsonl
+    python benchmarks/promise.py --only "qwen3-8b lora 2x2048x4 fp8 offload_quants=6"
 
 Each configuration runs in a process of its own (`step.py`). Its memory is what cudaMemGetInfo lacks while it runs, so
 it contains the CUDA context and all libraries. Random configurations are drawn from the seed, which is printed, and
@@ -34,6 +35,8 @@ FULL = (*BF16, "optimizer=adamw", "optimizer_state_dtype=bf16")
 EIGHT = (*BF16, "optimizer=adamw_8bit")
 LORA = ("model_dtype=bf16", "optimizer=adamw", "lora_dropout=0")
 FP8 = "recipe=fp8-hybrid"
+_EIGHT_BIT = EIGHT[-1]
+_SHORT = {FP8: "fp8", "recompute=auto": "auto", _EIGHT_BIT: "adamw_8bit"}
 BLOCK = "recompute_block=true"
 POLL_SECONDS = 0.01
 LONGEST_STEP = 3.0
@@ -54,10 +57,22 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        kept = [s for s in self.settings if s not in (*FULL, *LORA)]
+        kept = [s.removesuffix("=true") for s in self.settings if s not in (*FULL, *LORA)]
         depth = f"/{self.layers}" if self.layers else ""
         size = f"{self.batch}x{self.seq_len}x{self.accumulate}"
-        return " ".join((self.model + depth, "lora" if self.lora else "full", size, *kept))
+        return " ".join((self.model + depth, "lora" if self.lora else "full", size, *(_SHORT.get(s, s) for s in kept)))
+
+    @classmethod
+    def named(cls, name: str) -> Configuration:
+        """Return the configuration whose `name` this is."""
+        model, kind, size, *words = name.split()
+        model, _, depth = model.partition("/")
+        batch, seq_len, accumulate = map(int, size.split("x"))
+        long = {short: setting for setting, short in _SHORT.items()}
+        settings = [long.get(word, word if "=" in word else f"{word}=true") for word in words]
+        dtypes = LORA if kind == "lora" else BF16 if _EIGHT_BIT in settings else FULL
+        layers = int(depth) if depth else None
+        return cls(model, batch, seq_len, (*dtypes, *settings), kind == "lora", accumulate, layers)
 
     def words(self, folder: Path) -> list[str]:
         """Return the arguments of `step.py`. `folder` is for a config.json with another number of blocks."""
@@ -121,6 +136,7 @@ CHOSEN = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="configurations, as printed")
     parser.add_argument("--random", type=int, default=0, help="configurations to draw")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only-random", action="store_true")
@@ -129,7 +145,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="of timed steps")
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}", flush=True)
-    every = [] if arguments.only_random else list(CHOSEN)
+    every = [] if arguments.only_random else list(map(Configuration.named, arguments.only)) or list(CHOSEN)
     every += drawn(Random(arguments.seed), arguments.random)
     part, parts = map(int, arguments.part.split("/"))
     for configuration in every[part::parts]:
@@ -196,18 +212,18 @@ def _draw(random: Random, models: Sequence[str]) -> Configuration | None:
 
 def _fitting(candidate: Configuration, random: Random) -> Configuration | None:
     """Return the configuration, sometimes with a limit that requires recomputation; None if it is refused."""
-    report = _report(candidate)
+    report = planned(candidate)
     if report is None:
         return None
     if random.random() < 0.5:
         limit = f"device_memory_limit={report.device_bytes['total'] * random.uniform(0.5, 0.95) / GIB:.1f}GiB"
         candidate = replace(candidate, settings=(*candidate.settings, "recompute=auto", limit))
-        report = _report(candidate)
+        report = planned(candidate)
     fits = report is not None and report.fits and report.step.seconds < LONGEST_STEP
     return candidate if fits and report.host_bytes["total"] < MOST_HOST_BYTES else None  # type: ignore[union-attr]
 
 
-def _report(candidate: Configuration) -> Any:
+def planned(candidate: Configuration) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         arguments = steps.parse(candidate.words(Path(folder)))
         try:

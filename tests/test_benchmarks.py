@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from surogate_core.api import Op, Value
+
 ROOT = Path(__file__).parents[1]
 TINY = str(ROOT / "examples/tiny-qwen3")
 SIZES = ["--model", TINY, "--seq-len", "32", "--batch", "2", "--accumulate", "2", "--steps", "3", "--seconds", "0.1"]
@@ -142,3 +144,38 @@ def test_rows_are_chosen_by_pattern_and_their_models_exist(benchmarks: Any) -> N
     with pytest.raises(ValueError, match="no row is named nothing"):
         rows.chosen(["nothing"])
     assert all((rows.MODELS / row.model / "config.json").exists() for row in rows.ROWS)
+
+
+def test_the_update_of_an_optimizer_is_that_of_a_plan(benchmarks: Any) -> None:
+    """Bytes of an element with 8-bit moments and bf16 masters: gradient 2, master 4, codes and scales 4.06."""
+    optimizers = benchmarks("optimizers")
+    for name, element in (("adamw", 2 + 4 + 8), ("adamw_8bit", 2 + 4 + 4 * (1 + 4 / 256))):
+        op = optimizers.update_op(name, ("bf16", "bf16", "bf16"), 1)
+        matrices = [v for v in op.ins[4 : 4 + op.attrs["n"]] if len(v.shape) == 2]
+        assert optimizers.kernels(name)[0].op == op.kind == name
+        if name == "adamw":
+            assert optimizers.moved(op) == element * sum(v.size for v in op.ins[4 : 4 + op.attrs["n"]]) + 20
+        else:
+            coded = [op.ins[4 + i] for i in op.attrs["quantized"]]
+            assert 0 < len(coded) < len(matrices)
+            wide = sum(v.size for v in op.ins[4 : 4 + op.attrs["n"]]) - sum(v.size for v in coded)
+            assert optimizers.moved(op) == element * sum(v.size for v in coded) + (2 + 4 + 16) * wide + 20
+
+
+def test_the_contents_of_an_update_have_the_dtypes_of_its_inputs(benchmarks: Any) -> None:
+    optimizers = benchmarks("optimizers")
+    g = Value(name="g", shape=(2, 3), dtype="bf16", role="grad")
+    p, m, v = (Value(name=n, shape=(2, 3), dtype="fp32", role="state") for n in ("p", "m", "v"))
+    scalars = [
+        Value(name=f"s{i}", shape=(), dtype=d, role="input") for i, d in enumerate(("fp32", "fp32", "int32", "int64"))
+    ]
+    found = dict(optimizers.contents(Op("adamw", (*scalars, g, p, m, v), (p, m, v), {"n": 1}), "cpu"))
+    assert [str(found[x].dtype).removeprefix("torch.") for x in (*scalars, g, p)] == [
+        "float32",
+        "float32",
+        "int32",
+        "int64",
+        "bfloat16",
+        "float32",
+    ]
+    assert found[m].count_nonzero() == 0 and found[g].count_nonzero() == 6

@@ -271,6 +271,7 @@ def toy_definition(flops: int, traffic: int | None) -> OpDef:
         reference="",
         flops=lambda op: flops,
         traffic=None if traffic is None else lambda op: traffic,
+        memory_efficiency=1.0,
     )
 
 
@@ -307,12 +308,18 @@ def test_passes_come_on_top_of_arithmetic_that_is_as_efficient_as_the_op_says() 
     assert cost.seconds == pytest.approx(expected)
 
 
-def test_attention_is_less_efficient_with_small_heads_and_short_documents() -> None:
-    def efficiency(head_dim: int, seq_len: int) -> float:
-        attrs = {"n_heads": 4, "n_kv_heads": 2, "head_dim": head_dim, "seq_len": seq_len}
-        return OPS["attention"].efficiency(Op("attention", (), (), attrs))
+def test_traffic_and_passes_reach_the_share_of_the_bandwidth_that_the_op_says() -> None:
+    definition = replace(toy_definition(0, 10**12), passes=lambda op: 10**12, memory_efficiency=0.5)
+    assert op_cost(toy(4), definition, H200).seconds == H200.launch_seconds + 2 * (10**12 / (0.5 * H200.bandwidth))
 
-    assert 0.2 < efficiency(64, 1024) < efficiency(128, 1024) < efficiency(128, 8192) < 0.8
+
+def test_attention_is_less_efficient_with_small_heads_and_short_documents() -> None:
+    def efficiency(head_dim: int, seq_len: int, kind: str = "attention") -> float:
+        attrs = {"n_heads": 4, "n_kv_heads": 2, "head_dim": head_dim, "seq_len": seq_len}
+        return OPS[kind].efficiency(Op(kind, (), (), attrs))
+
+    assert 0.2 < efficiency(64, 1024) < efficiency(128, 1024) < efficiency(128, 8192) < 1
+    assert efficiency(128, 1024, "attention_bwd") < efficiency(128, 1024)
 
 
 def test_the_rate_is_that_of_the_operand_dtype() -> None:

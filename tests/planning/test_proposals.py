@@ -83,7 +83,7 @@ def speeds(proposals: list[Proposal]) -> list[float]:
 
 
 def test_proposals_keep_the_step_and_are_sorted_by_speed(plan: Make) -> None:
-    keys = {"sequence_len": 4096, "recompute": False}
+    keys = {"sequence_len": 4096, "recompute": False, "device_memory_limit": "90GiB"}
     opened, before = plan("8b", "h200", **keys)
     proposals = propose(opened, before)
     assert not before.report.fits and len(proposals) >= 2 and all(p.fits and not p.resort for p in proposals)

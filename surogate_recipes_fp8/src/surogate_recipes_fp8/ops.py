@@ -228,13 +228,29 @@ def _fp8(op: Op) -> str:
     return "fp8"
 
 
+def _loop_traffic(op: Op) -> int:
+    return op.ins[0].nbytes + op.ins[1].nbytes
+
+
+def _epilogue_traffic(op: Op) -> int:
+    """Return the bytes that a product reads and writes after its loop, which takes too little time to hide them."""
+    return sum(v.nbytes for v in (*op.ins[2:], *op.outs, *(op.outs[i] for i in op.accumulate)))
+
+
 def _plain(kind: str, infer: Any, **fields: Any) -> OpDef:
     return OpDef(kind=kind, infer=infer, reference=f"surogate_recipes_fp8.reference:{kind}", **fields)
 
 
+_PRICE: dict[str, Any] = {
+    "flops": _product_flops,
+    "math": _fp8,
+    "traffic": _loop_traffic,
+    "passes": _epilogue_traffic,
+}
+
 PRODUCTS: tuple[OpDef, ...] = (
-    _plain("fp8_linear", _linear_bias, flops=_product_flops, math=_fp8),
-    _plain("fp8_linear_add", _linear_add, flops=_product_flops, math=_fp8, may_overwrite=lambda op: {0: 4}),
+    _plain("fp8_linear", _linear_bias, **_PRICE),
+    _plain("fp8_linear_add", _linear_add, **_PRICE, may_overwrite=lambda op: {0: 4}),
 )
 
 # ---------------------------------------------------------------------------------------------------- between the steps

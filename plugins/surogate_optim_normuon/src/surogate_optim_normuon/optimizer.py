@@ -166,6 +166,7 @@ NORMUON_OP = OpDef(
     flops=flops,
     traffic=traffic,
     passes=passes,
+    memory_efficiency=0.2,  # 182 ms of element-wise kernels of 8B, measured on an H200
     math=lambda op: "bf16",
     may_overwrite=in_place,
     zero_copy=0.57,  # not measured: as adamw_8bit

@@ -57,11 +57,12 @@ def op_cost(op: Op, definition: OpDef, device: DeviceInfo) -> Cost:
     flops, passes = definition.flops(op), definition.passes(op)
     traffic = definition.traffic(op) if definition.traffic else _traffic(op)
     arithmetic = flops / (arithmetic_rate(op, definition, device) * definition.efficiency(op))
-    longest = max(arithmetic, traffic / device.bandwidth, definition.link(op) / device.link_bandwidth)
+    bandwidth = device.bandwidth * definition.memory_efficiency
+    longest = max(arithmetic, traffic / bandwidth, definition.link(op) / device.link_bandwidth)
     link = device.host_bandwidth * (definition.zero_copy or 1.0)
     host = _host_traffic(op) / link if traffic else 0.0
     waiting = max(0.0, host - longest)
-    seconds = device.launch_seconds + longest + passes / device.bandwidth
+    seconds = device.launch_seconds + longest + passes / bandwidth
     attention = seconds if definition.is_attention else 0.0
     products = seconds if longest == arithmetic > 0 and not attention else 0.0
     return Cost(flops, traffic + passes, seconds + waiting, 0.0, waiting, host, attention, products)

@@ -75,6 +75,9 @@ class OpDef(Definition):
     efficiency  share of a device's rate for matrix products that the op's arithmetic reaches
     traffic     bytes read and written. Default: every input and output once, outputs that accumulate twice.
     passes      further bytes, of kernels that run before or after the arithmetic and do not overlap with it
+    memory_efficiency
+                share of a device's rate for copies that `traffic` and `passes` reach. Default: what element-wise
+                kernels and norms reach in steps at the power limit of an H200, 0.65 to 0.98 alone
     link        bytes that a device sends to others
     workspace   bytes of workspace that every implementation needs
     training_only
@@ -114,6 +117,7 @@ class OpDef(Definition):
     efficiency: Callable[[Op], float] = lambda op: 1.0
     traffic: Callable[[Op], int] | None = None
     passes: Callable[[Op], int] = _none
+    memory_efficiency: float = 0.8
     link: Callable[[Op], int] = _none
     workspace: Callable[[Op], int] = _none
     training_only: bool = False

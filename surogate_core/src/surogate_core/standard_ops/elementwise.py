@@ -89,7 +89,7 @@ ELEMENTWISE: tuple[OpDef, ...] = (
     define("cast", _cast, vjp=_cast_vjp),
     define("fill", _fill),
     define("global_norm", _global_norm, flops=lambda op: 2 * sum(v.size for v in op.ins), uses_host=True),
-    define("accumulate_rounded", _accumulate_rounded, flops=elements(1)),
+    define("accumulate_rounded", _accumulate_rounded, flops=elements(1), memory_efficiency=1.0),
     define("copy", _copy),
     define("move", _move, uses_host=True),
     define("wait", _wait, uses_host=True, traffic=lambda op: 0),

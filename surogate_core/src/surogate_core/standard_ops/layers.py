@@ -137,23 +137,20 @@ _HALF_HEAD = 64
 """Size of a head at which half of the time goes into the softmax, whose exponentials do not depend on that size."""
 _HALF_ROW = 420
 """Length of documents at which half of the time is lost to the diagonal of the mask and to short loops."""
-_BACKWARD_PASSES = 4
-"""Passes over all inputs and outputs that equal the other kernels of the backward: dO . O, the sums of dk and dv over
-the heads that share them, conversion and copy of dq. Measured: 3.9 to 4.1."""
+_FORWARD = 1.4
+"""Rate of the forward pass over that of the backward pass."""
 
 
 def _attention_efficiency(op: Op) -> float:
-    """Return what cuDNN 9.19 reaches inside training steps, forward and backward alike (one H200, 2026-11-22).
+    """Return what cuDNN 9.19 reaches for documents that fill their rows (one H200, 2026-11-22, `benchmarks/h200.md`).
 
-    Measured: 0.51 to 0.54 for heads of 128 and documents of 2,048, 0.32 to 0.33 for 64 and 1,024. Here: 0.55 and 0.35.
-    The dependence on the length is that of attention alone, 466 to 631 TFLOP/s from 1,024 to 8,192.
+    Measured alone: 338 to 563 TFLOP/s forward and 233 to 406 backward, for 1,024 to 2,048 tokens and heads of 64 and
+    128. The rates here differ by 20 % at most, 8 % root mean square. Rows of shorter documents have less arithmetic
+    (`_attention_flops`), and kernels that reach a smaller share.
     """
     head_dim, seq_len = int(op.attrs["head_dim"]), int(op.attrs["seq_len"])
-    return head_dim / (head_dim + _HALF_HEAD) * seq_len / (seq_len + _HALF_ROW)
-
-
-def _attention_passes(op: Op) -> int:
-    return _BACKWARD_PASSES * sum(v.nbytes for v in (*op.ins, *op.outs))
+    share = head_dim / (head_dim + _HALF_HEAD) * seq_len / (seq_len + _HALF_ROW)
+    return share * _FORWARD if op.kind == "attention" else share
 
 
 # --------------------------------------------------------------------------------------------------------------- swiglu
@@ -249,7 +246,6 @@ LAYERS: tuple[OpDef, ...] = (
         takes_chunks=True,
         flops=_attention_flops,
         efficiency=_attention_efficiency,
-        passes=_attention_passes,
     ),
     define("swiglu", _swiglu, vjp=_swiglu_vjp, flops=elements(3)),
     define("swiglu_bwd", _swiglu_bwd, flops=elements(6)),
