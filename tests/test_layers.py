@@ -34,7 +34,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "dtypes": set(),
     "origin": {"errors"},
     "program": {"dtypes", "errors", "origin"},
-    "api": {"origin", "program"},
+    "api": {"errors", "origin", "program"},
     "standard_ops": {"dtypes", "errors", "program"},
     "machine": {"api", "errors"},
     "memory": {"api", "machine", "program"},

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from surogate_core.api import CheckpointForm, Op, ParamInfo, Value, WeightFormatDef
+from surogate_core.api import CheckpointForm, WeightFormatDef
 
 from . import files
-from .copies import e4m3_copies
-
-if TYPE_CHECKING:
-    from surogate_core.program.builder import Builder
+from .ops import STORAGE
 
 
 class Fp8WeightOptions(BaseModel):
@@ -27,41 +23,13 @@ class Fp8WeightOptions(BaseModel):
     )
 
 
-def _attrs(info: ParamInfo, options: Fp8WeightOptions) -> dict[str, Any]:
-    return {"rows": tuple(matrix.rows for matrix in info.matrices), "tile": options.qlora_block_size}
-
-
-def _dequantized(info: ParamInfo, options: Fp8WeightOptions) -> dict[str, Any]:
-    return {**_attrs(info, options), "dtype": info.param.dtype}
-
-
-def quantize(b: Builder, info: ParamInfo, options: Fp8WeightOptions) -> Sequence[Value]:
-    """Store codes and scales: 8.002 bits per weight with squares of 128. The last state is the amax."""
-    attrs = _attrs(info, options)
-    specs = b.ops["fp8_tile_quantize"].infer((info.param,), attrs)
-    states = [b.state(f"{info.param.name}.{s.label}", s.shape, s.dtype, None, derived=True) for s in specs]
-    stored = b.emit("fp8_tile_quantize", info.param, outs=states, **attrs)
-    amax = b.state(f"{info.param.name}.amax", (len(info.matrices), 2), "fp32", None, derived=True)
-    return *stored, *b.emit("fp8_tile_amax", *stored, outs=[amax], **_dequantized(info, options))
-
-
-def dequantize(b: Builder, info: ParamInfo, stored: Sequence[Value], options: Fp8WeightOptions) -> Value:
-    return b.apply("fp8_tile_dequantize", *stored[:-1], **_dequantized(info, options))
-
-
-def copies(
-    b: Builder, info: ParamInfo, stored: Sequence[Value], options: Fp8WeightOptions, op: Op, outputs: Sequence[int]
-) -> Sequence[Value] | None:
-    return e4m3_copies(b, info, stored, _dequantized(info, options), op, outputs)
-
-
 FP8 = WeightFormatDef(
     name="fp8",
     summary="frozen weights in E4M3 with a scale for each square of weights",
     options=Fp8WeightOptions,
     key="qlora_fp8",
-    quantize=quantize,
-    dequantize=dequantize,
+    quantize=STORAGE.quantize,
+    dequantize=STORAGE.dequantize,
     checkpoints=CheckpointForm(
         matches=files.matches,
         check=files.check,
@@ -70,5 +38,5 @@ FP8 = WeightFormatDef(
         save=files.save,
         config=files.config,
     ),
-    copies=copies,
+    copies=STORAGE.copies,
 )

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from surogate_core.api import CheckpointForm, Op, ParamInfo, Value, WeightFormatDef
-from surogate_core.errors import ConfigError
+from surogate_core.api import CheckpointForm, WeightFormatDef
 
 from . import files
-from .copies import e4m3_copies
-
-if TYPE_CHECKING:
-    from surogate_core.program.builder import Builder
+from .ops import STORAGE
 
 
 class Nf4Options(BaseModel):
@@ -27,47 +22,13 @@ class Nf4Options(BaseModel):
     qlora_bnb_double_quant: bool = Field(True, description="Store the NF4 scales in 8 bits.")
 
 
-def _attrs(info: ParamInfo, options: Nf4Options) -> dict[str, Any]:
-    return {"rows": tuple(matrix.rows for matrix in info.matrices), "block": options.qlora_bnb_block_size}
-
-
-def _dequantized(info: ParamInfo, options: Nf4Options) -> dict[str, Any]:
-    return {**_attrs(info, options), "shape": info.param.shape, "dtype": info.param.dtype}
-
-
-def quantize(b: Builder, info: ParamInfo, options: Nf4Options) -> Sequence[Value]:
-    """Store codes and scales: 4.5 bits per weight, or 4.13 with double quantization. The last state is the amax."""
-    param, block = info.param, options.qlora_bnb_block_size
-    if param.shape[1] % block:
-        raise ConfigError(
-            f"qlora_bnb: {param.name} has {param.shape[1]} columns, which is no multiple of qlora_bnb_block_size: "
-            f"{block}. Use a block size that divides it, or another format."
-        )
-    attrs = {**_attrs(info, options), "double": options.qlora_bnb_double_quant}
-    specs = b.ops["nf4_quantize"].infer((param,), attrs)
-    states = [b.state(f"{param.name}.{s.label}", s.shape, s.dtype, None, derived=True) for s in specs]
-    stored = b.emit("nf4_quantize", param, outs=states, **attrs)
-    amax = b.state(f"{param.name}.amax", (len(info.matrices), 2), "fp32", None, derived=True)
-    return *stored, *b.emit("nf4_amax", *stored, outs=[amax], **_dequantized(info, options))
-
-
-def dequantize(b: Builder, info: ParamInfo, stored: Sequence[Value], options: Nf4Options) -> Value:
-    return b.apply("nf4_dequantize", *stored[:-1], **_dequantized(info, options))
-
-
-def copies(
-    b: Builder, info: ParamInfo, stored: Sequence[Value], options: Nf4Options, op: Op, outputs: Sequence[int]
-) -> Sequence[Value] | None:
-    return e4m3_copies(b, info, stored, _dequantized(info, options), op, outputs)
-
-
 NF4 = WeightFormatDef(
     name="nf4",
     summary="frozen weights in 4-bit NormalFloat, with the bits of bitsandbytes",
     options=Nf4Options,
     key="qlora_bnb",
-    quantize=quantize,
-    dequantize=dequantize,
+    quantize=STORAGE.quantize,
+    dequantize=STORAGE.dequantize,
     checkpoints=CheckpointForm(
         matches=files.matches,
         check=files.check,
@@ -76,5 +37,5 @@ NF4 = WeightFormatDef(
         save=files.save,
         config=files.config,
     ),
-    copies=copies,
+    copies=STORAGE.copies,
 )

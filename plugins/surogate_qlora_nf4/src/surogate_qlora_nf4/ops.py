@@ -1,41 +1,25 @@
-"""The ops of NF4: quantize a weight, dequantize it, measure it, and copy it to E4M3.
+"""The ops of NF4: `nf4_quantize`, `nf4_dequantize`, `nf4_amax` and `nf4_to_e4m3`.
 
-Attrs of all:
+Attrs, besides those of `surogate_core.api.matrix_storage`:
 
-rows    rows of each logical matrix that is fused in the param. Each is quantized as if it were a tensor of its own.
 block   elements that share an absmax
 double  (`nf4_quantize`) also quantize the absmax, to 8 bits
-shape, dtype
-        (all but `nf4_quantize`) of the dequantized weight
-transposed
-        (`nf4_to_e4m3`) write the copy transposed
+shape   (all but `nf4_quantize`) of the weight
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, Value
-from surogate_core.errors import ProgramError
+from surogate_core.api import OutSpec, ParamInfo, Value
+from surogate_core.api.matrix_storage import MatrixStorage, need
+from surogate_core.errors import ConfigError
 
 from .tables import BLOCKS, GROUP
 
-Ins = Sequence[Value]
-Attrs = Mapping[str, Any]
-Specs = list[OutSpec]
-
-WEIGHT = "weight"
-"""Label of a dequantized weight."""
-
-MULTIPLE = 16
-"""Rows of each matrix and columns of a weight that is copied to E4M3 are multiples of this."""
-
-
-def _need(condition: bool, message: str) -> None:
-    if not condition:
-        raise ProgramError(message)
+if TYPE_CHECKING:
+    from .format import Nf4Options
 
 
 def groups(rows: Sequence[int], columns: int, block: int) -> int:
@@ -43,107 +27,56 @@ def groups(rows: Sequence[int], columns: int, block: int) -> int:
     return sum(-(-count * columns // block // GROUP) for count in rows)
 
 
-def _stored(shape: tuple[int, ...], name: str, attrs: Attrs, double: bool) -> Specs:
-    """Return what is stored of a weight. Raises ProgramError if its shape cannot be quantized."""
-    rows, block = attrs["rows"], attrs["block"]
-    _need(len(shape) == 2, f"{name} is {list(shape)}: only matrices are stored in NF4")
-    _need(block in BLOCKS, f"block is {block}: it must be one of {BLOCKS}")
-    _need(
-        min(rows, default=0) > 0 and sum(rows) == shape[0],
-        f"{name} is {list(shape)}, but the rows of its matrices are {tuple(rows)}, together {sum(rows)}",
+def _states(shape: tuple[int, ...], attrs: Mapping[str, Any]) -> list[OutSpec]:
+    (height, columns), rows, block = shape, attrs["rows"], attrs["block"]
+    need(block in BLOCKS, f"block is {block}: it must be one of {BLOCKS}")
+    need(
+        columns % block == 0,
+        f"{columns} columns are no multiple of the NF4 block of {block}. "
+        f"Choose a block that divides {columns}, or do not quantize this weight",
     )
-    _need(
-        shape[1] % block == 0,
-        f"{name} is {list(shape)}: {shape[1]} columns are no multiple of the NF4 block of {block}. "
-        f"Choose a block that divides {shape[1]}, or do not quantize this weight",
-    )
-    size = shape[0] * shape[1]
+    size = height * columns
     codes = OutSpec("codes", (size // 2,), "uint8")
-    if not double:
+    if not attrs["double"]:
         return [codes, OutSpec("absmax", (size // block,), "fp32")]
     return [
         codes,
         OutSpec("absmax", (size // block,), "uint8"),
-        OutSpec("nested", (groups(rows, shape[1], block),), "fp32"),
+        OutSpec("nested", (groups(rows, columns, block),), "fp32"),
         OutSpec("offset", (len(rows),), "fp32"),
     ]
 
 
-def _quantize(ins: Ins, attrs: Attrs) -> Specs:
-    (w,) = ins
-    _need(w.dtype in ("fp32", "bf16"), f"{w.name} is {w.dtype}: fp32 or bf16 can be stored in NF4")
-    return _stored(w.shape, w.name, attrs, attrs["double"])
+def _read(stored: Sequence[Value], attrs: Mapping[str, Any]) -> tuple[tuple[int, ...], Mapping[str, Any]]:
+    return tuple(attrs["shape"]), {**attrs, "double": len(stored) > 2}
 
 
-def _dequantize(ins: Ins, attrs: Attrs) -> Specs:
-    codes, shape = ins[0], tuple(attrs["shape"])
-    stored = _stored(shape, f"the weight of {codes.name}", attrs, double=len(ins) > 2)
-    _need(len(ins) == len(stored), f"needs 2 inputs, or 4 with double quantization, got {len(ins)}")
-    for value, spec in zip(ins, stored, strict=True):
-        _need(
-            (value.shape, value.dtype) == (spec.shape, spec.dtype),
-            f"{spec.label} of a weight {list(shape)} must be {spec.dtype} {list(spec.shape)}, got {value!r}",
+def _attrs(info: ParamInfo, options: Nf4Options) -> Mapping[str, Any]:
+    param, block = info.param, options.qlora_bnb_block_size
+    if param.shape[1] % block:
+        raise ConfigError(
+            f"qlora_bnb: {param.name} has {param.shape[1]} columns, which is no multiple of qlora_bnb_block_size: "
+            f"{block}. Use a block size that divides it, or another format."
         )
-    _need(attrs["dtype"] in ("fp32", "bf16"), f"dequantizes to fp32 or bf16, not {attrs['dtype']}")
-    return [OutSpec(WEIGHT, shape, attrs["dtype"])]
+    return {"block": block}
 
 
-def _amax(ins: Ins, attrs: Attrs) -> Specs:
-    _dequantize(ins, attrs)
-    return [OutSpec("amax", (len(attrs["rows"]), 2), "fp32")]
+def _writing(options: Nf4Options) -> Mapping[str, Any]:
+    return {"double": options.qlora_bnb_double_quant}
 
 
-def _to_e4m3(ins: Ins, attrs: Attrs) -> Specs:
-    *stored, amax = ins
-    (weight,), (needed,) = _dequantize(stored, attrs), _amax(stored, attrs)
-    _need(
-        (amax.shape, amax.dtype) == (needed.shape, needed.dtype),
-        f"amax of a weight of {len(attrs['rows'])} matrices must be {needed.dtype} {list(needed.shape)}, got {amax!r}",
-    )
-    for size in (*attrs["rows"], weight.shape[1]):
-        _need(size % MULTIPLE == 0, f"rows of matrices and columns must be multiples of {MULTIPLE}, got {size}")
-    shape = weight.shape[::-1] if attrs["transposed"] else weight.shape
-    return [OutSpec(WEIGHT, shape, "e4m3"), OutSpec(WEIGHT, (2,), "fp32")]
+def _reading(info: ParamInfo) -> Mapping[str, Any]:
+    return {"shape": info.param.shape}
 
 
-def _no_gradient(b: Emitter, op: Op, grads: Gradients) -> Gradients:
-    """A stored weight is frozen."""
-    return (None,) * len(op.ins)
-
-
-OPS: tuple[OpDef, ...] = (
-    OpDef(
-        kind="nf4_quantize",
-        infer=_quantize,
-        reference="surogate_qlora_nf4.reference:nf4_quantize",
-        vjp=_no_gradient,
-        flops=lambda op: 20 * op.ins[0].size,
-        math=lambda op: "fp32",
-    ),
-    OpDef(
-        kind="nf4_dequantize",
-        infer=_dequantize,
-        reference="surogate_qlora_nf4.reference:nf4_dequantize",
-        vjp=_no_gradient,
-        flops=lambda op: op.outs[0].size,
-        math=lambda op: "fp32",
-        always_recomputed=True,
-    ),
-    OpDef(
-        kind="nf4_amax",
-        infer=_amax,
-        reference="surogate_qlora_nf4.reference:nf4_amax",
-        vjp=_no_gradient,
-        flops=lambda op: prod(op.attrs["shape"]),
-        math=lambda op: "fp32",
-    ),
-    OpDef(
-        kind="nf4_to_e4m3",
-        infer=_to_e4m3,
-        reference="surogate_qlora_nf4.reference:nf4_to_e4m3",
-        vjp=_no_gradient,
-        flops=lambda op: 2 * op.outs[0].size,
-        math=lambda op: "fp32",
-        always_recomputed=True,
-    ),
+STORAGE = MatrixStorage(
+    kind="nf4",
+    title="NF4",
+    reference="surogate_qlora_nf4.reference",
+    states=_states,
+    read=_read,
+    attrs=_attrs,
+    writing=_writing,
+    reading=_reading,
 )
+OPS = STORAGE.ops

@@ -1,0 +1,204 @@
+"""Weight formats that four ops make: one quantizes a matrix, one dequantizes, one measures, and one copies it to E4M3.
+
+A `MatrixStorage` says what is stored of a matrix. From that it declares the ops, whose references and kernels the
+package brings, and it has the functions of a `WeightFormatDef`:
+
+    STORAGE = MatrixStorage(
+        kind="int4", title="INT4", reference="acme.reference", states=states, read=read, attrs=attrs
+    )
+    OPS = STORAGE.ops
+    INT4 = WeightFormatDef(quantize=STORAGE.quantize, dequantize=STORAGE.dequantize, copies=STORAGE.copies, ...)
+
+Attrs of the ops, besides those of the format:
+
+rows        rows of each logical matrix that is fused in the param. Each is quantized as if it were a tensor of its own.
+dtype       (all but `<kind>_quantize`) of the dequantized weight
+transposed  (`<kind>_to_e4m3`) write the copy transposed
+
+Inputs and outputs:
+
+<kind>_quantize    weight -> the stored values
+<kind>_dequantize  stored values -> weight
+<kind>_amax        stored values -> fp32 [matrices, 2]: of each dequantized matrix the largest finite magnitude, and 1
+                   if an element is not finite, else 0
+<kind>_to_e4m3     stored values, amax -> the weight in E4M3 with one scale, and that scale, fp32 [2]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ProgramError
+from ..program.op import Op
+from ..program.opdef import Emitter, Gradients, OpDef, OutSpec
+from ..program.value import WEIGHT_LABEL, Value
+from .recipes import ParamInfo
+
+if TYPE_CHECKING:
+    from ..program.builder import Builder
+
+Ins = Sequence[Value]
+Attrs = Mapping[str, Any]
+Specs = list[OutSpec]
+Shape = tuple[int, ...]
+
+E4M3_MULTIPLE = 16
+"""Rows of each matrix and columns of a weight that is copied to E4M3 are multiples of this."""
+
+
+def need(condition: bool, message: str) -> None:
+    """Raise ProgramError with `message` unless `condition`."""
+    if not condition:
+        raise ProgramError(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixStorage:
+    """What a format stores of a matrix.
+
+    kind       prefix of the kinds of the four ops
+    title      the format in errors
+    reference  module of the references, which have the names of the kinds
+    states     (shape, attrs of `<kind>_quantize`) -> what is stored of a matrix. Raises ProgramError for a shape or for
+               attrs that the format does not have. The rows are already checked.
+    read       (stored values, attrs of `<kind>_dequantize`) -> (shape, attrs of the op that quantized them)
+    attrs      (param, options) -> attrs of all four ops. Raises ConfigError, with what to do, for a param that the
+               format cannot store.
+    writing    options -> further attrs of `<kind>_quantize`
+    reading    param -> further attrs of the other ops
+    """
+
+    kind: str
+    title: str
+    reference: str
+    states: Callable[[Shape, Attrs], Specs]
+    read: Callable[[Ins, Attrs], tuple[Shape, Attrs]]
+    attrs: Callable[[ParamInfo, Any], Attrs]
+    writing: Callable[[Any], Attrs] = lambda options: {}
+    reading: Callable[[ParamInfo], Attrs] = lambda info: {}
+
+    # ------------------------------------------------------------------------------------------------- weight format
+
+    def quantize(self, b: Builder, info: ParamInfo, options: Any) -> Sequence[Value]:
+        """`WeightFormatDef.quantize`. The last state is the amax."""
+        param, attrs = info.param, {**self._attrs(info, options), **self.writing(options)}
+        specs = self._quantize((param,), attrs)
+        states = [b.state(f"{param.name}.{s.label}", s.shape, s.dtype, None, derived=True) for s in specs]
+        stored = b.emit(f"{self.kind}_quantize", param, outs=states, **attrs)
+        amax = b.state(f"{param.name}.amax", (len(info.matrices), 2), "fp32", None, derived=True)
+        return *stored, *b.emit(f"{self.kind}_amax", *stored, outs=[amax], **self._reading(info, options))
+
+    def dequantize(self, b: Builder, info: ParamInfo, stored: Ins, options: Any) -> Value:
+        """`WeightFormatDef.dequantize`."""
+        return b.apply(f"{self.kind}_dequantize", *stored[:-1], **self._reading(info, options))
+
+    def copies(
+        self, b: Builder, info: ParamInfo, stored: Ins, options: Any, op: Op, outputs: Sequence[int]
+    ) -> Sequence[Value] | None:
+        """`WeightFormatDef.copies`, for E4M3 copies with one scale, which FP8 products read.
+
+        They are made if `op` is `fp8_quantize` of a weight by its own magnitude. Its outputs are the copy, with
+        `transposed` the transposed copy, and the scale. Each copy is written by an op of its own: forward products read
+        one, and backward products may read the other.
+        """
+        expected = {"dtype": "e4m3", "scaling": "current", "transposed": op.attrs.get("transposed")}
+        sizes = (*(matrix.rows for matrix in info.matrices), info.param.shape[1])
+        if op.kind != "fp8_quantize" or op.attrs != expected or any(size % E4M3_MULTIPLE for size in sizes):
+            return None
+        attrs, scale = self._reading(info, options), len(op.outs) - 1
+        made: dict[int, Value] = {}
+        for index in [i for i in outputs if i != scale] or [0]:
+            made[index], made[scale] = b.emit(f"{self.kind}_to_e4m3", *stored, **attrs, transposed=index == 1)
+        return [made[i] for i in outputs]
+
+    def _attrs(self, info: ParamInfo, options: Any) -> dict[str, Any]:
+        return {"rows": tuple(matrix.rows for matrix in info.matrices), **self.attrs(info, options)}
+
+    def _reading(self, info: ParamInfo, options: Any) -> dict[str, Any]:
+        return {**self._attrs(info, options), **self.reading(info), "dtype": info.param.dtype}
+
+    # ----------------------------------------------------------------------------------------------------------- ops
+
+    @property
+    def ops(self) -> tuple[OpDef, ...]:
+        """The four ops, in the order of this module's docstring."""
+        return (
+            self._op("quantize", self._quantize, 20),
+            self._op("dequantize", self._dequantize, 2, always_recomputed=True),
+            self._op("amax", self._amax, 2),
+            self._op("to_e4m3", self._to_e4m3, 4, always_recomputed=True),
+        )
+
+    def _op(self, name: str, infer: Callable[[Ins, Attrs], Specs], flops_of_a_weight: int, **fields: Any) -> OpDef:
+        kind = f"{self.kind}_{name}"
+        return OpDef(
+            kind=kind,
+            infer=infer,
+            reference=f"{self.reference}:{kind}",
+            vjp=_no_gradient,
+            flops=lambda op: flops_of_a_weight * self._size(op),
+            math=lambda op: "fp32",
+            **fields,
+        )
+
+    def _size(self, op: Op) -> int:
+        if op.kind == f"{self.kind}_quantize":
+            return op.ins[0].size
+        (rows, columns), _ = self.read(op.ins, op.attrs)
+        return rows * columns
+
+    def _stored(self, shape: Shape, name: str, attrs: Attrs) -> Specs:
+        rows = attrs["rows"]
+        need(len(shape) == 2, f"{name} is {list(shape)}: only matrices are stored in {self.title}")
+        need(
+            min(rows, default=0) > 0 and sum(rows) == shape[0],
+            f"{name} is {list(shape)}, but the rows of its matrices are {tuple(rows)}, together {sum(rows)}",
+        )
+        try:
+            return self.states(shape, attrs)
+        except ProgramError as error:
+            raise ProgramError(f"{name} is {list(shape)}: {error}") from None
+
+    def _quantize(self, ins: Ins, attrs: Attrs) -> Specs:
+        (w,) = ins
+        need(w.dtype in ("fp32", "bf16"), f"{w.name} is {w.dtype}: fp32 or bf16 can be stored in {self.title}")
+        return self._stored(w.shape, w.name, attrs)
+
+    def _dequantize(self, ins: Ins, attrs: Attrs) -> Specs:
+        shape, written = self.read(ins, attrs)
+        specs = self._stored(shape, f"the weight of {ins[0].name}", written)
+        need(len(ins) == len(specs), f"needs {len(specs)} inputs, got {len(ins)}")
+        for value, spec in zip(ins, specs, strict=True):
+            need(
+                (value.shape, value.dtype) == (spec.shape, spec.dtype),
+                f"{spec.label} of a weight {list(shape)} must be {spec.dtype} {list(spec.shape)}, got {value!r}",
+            )
+        need(attrs["dtype"] in ("fp32", "bf16"), f"dequantizes to fp32 or bf16, not {attrs['dtype']}")
+        return [OutSpec(WEIGHT_LABEL, shape, attrs["dtype"])]
+
+    def _amax(self, ins: Ins, attrs: Attrs) -> Specs:
+        self._dequantize(ins, attrs)
+        return [OutSpec("amax", (len(attrs["rows"]), 2), "fp32")]
+
+    def _to_e4m3(self, ins: Ins, attrs: Attrs) -> Specs:
+        *stored, amax = ins
+        (weight,), (needed,) = self._dequantize(stored, attrs), self._amax(stored, attrs)
+        need(
+            (amax.shape, amax.dtype) == (needed.shape, needed.dtype),
+            f"amax of a weight of {len(attrs['rows'])} matrices must be {needed.dtype} {list(needed.shape)}, "
+            f"got {amax!r}",
+        )
+        for size in (*attrs["rows"], weight.shape[1]):
+            need(
+                size % E4M3_MULTIPLE == 0,
+                f"rows of matrices and columns must be multiples of {E4M3_MULTIPLE}, got {size}",
+            )
+        shape = weight.shape[::-1] if attrs["transposed"] else weight.shape
+        return [OutSpec(WEIGHT_LABEL, shape, "e4m3"), OutSpec(WEIGHT_LABEL, (2,), "fp32")]
+
+
+def _no_gradient(b: Emitter, op: Op, grads: Gradients) -> Gradients:
+    """A stored weight is frozen."""
+    return (None,) * len(op.ins)
