@@ -14,9 +14,9 @@ from surogate_core.errors import PluginError, SurogateError
 from surogate_lora.options import LoraOptions
 from surogate_offload_residual.plugin import ResidualOptions
 from surogate_offload_states.plugin import GradientOptions, MasterOptions, OptimizerOptions, QuantOptions, WeightOptions
-from surogate_qlora_fp4.format import Fp4WeightOptions
-from surogate_qlora_fp8.format import Fp8WeightOptions
-from surogate_qlora_nf4.format import Nf4Options
+from surogate_qlora_fp4.options import Fp4WeightOptions
+from surogate_qlora_fp8.options import Fp8WeightOptions
+from surogate_qlora_nf4.options import Nf4Options
 from surogate_recipes_fp8.recipe import Fp8Options
 
 

@@ -17,7 +17,7 @@ from .ops import BLOCK
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .format import Fp4WeightOptions
+    from .options import Fp4WeightOptions
 
 IGNORED = ("*.input_scale", "*.k_scale", "*.v_scale")
 """Scales of activations, which inference in FP4 and FP8 uses."""

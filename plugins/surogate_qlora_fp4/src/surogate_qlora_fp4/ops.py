@@ -19,7 +19,7 @@ from surogate_core.api.matrix_storage import MatrixStorage, need
 from surogate_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from .format import Fp4WeightOptions
+    from .options import Fp4WeightOptions
 
 BLOCK = 16
 """Elements of a row that share a scale."""

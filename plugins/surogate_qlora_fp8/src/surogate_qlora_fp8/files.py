@@ -11,7 +11,7 @@ from surogate_core.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .format import Fp8WeightOptions
+    from .options import Fp8WeightOptions
 
 
 def matches(config: Mapping[str, Any]) -> bool:

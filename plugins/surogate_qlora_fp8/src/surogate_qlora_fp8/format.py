@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from pydantic import BaseModel, ConfigDict, Field
-
 from surogate_core.api import CheckpointForm, WeightFormatDef
 
 from . import files
 from .ops import STORAGE
-
-
-class Fp8WeightOptions(BaseModel):
-    """Config keys of the format."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    qlora_fp8: bool = Field(False, description="Store the frozen weights of the blocks in FP8.")
-    qlora_block_size: Literal[64, 128, 256] = Field(
-        128, description="Rows and columns of the squares of weights that share an FP8 scale."
-    )
-
+from .options import Fp8WeightOptions
 
 FP8 = WeightFormatDef(
     name="fp8",

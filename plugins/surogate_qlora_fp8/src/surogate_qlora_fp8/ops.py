@@ -17,7 +17,7 @@ from surogate_core.api import OutSpec, ParamInfo, Value
 from surogate_core.api.matrix_storage import MatrixStorage, need
 
 if TYPE_CHECKING:
-    from .format import Fp8WeightOptions
+    from .options import Fp8WeightOptions
 
 TILES = (64, 128, 256)
 

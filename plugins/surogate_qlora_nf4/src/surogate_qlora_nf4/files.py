@@ -18,7 +18,7 @@ from .tables import GROUP, LEVELS, absmax_map
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .format import Nf4Options
+    from .options import Nf4Options
 
 _STATE = "quant_state.bitsandbytes__nf4"
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}

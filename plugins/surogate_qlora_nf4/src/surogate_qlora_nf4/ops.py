@@ -19,7 +19,7 @@ from surogate_core.errors import ConfigError
 from .tables import BLOCKS, GROUP
 
 if TYPE_CHECKING:
-    from .format import Nf4Options
+    from .options import Nf4Options
 
 
 def groups(rows: Sequence[int], columns: int, block: int) -> int:
