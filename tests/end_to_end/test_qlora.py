@@ -161,14 +161,3 @@ def test_merging_says_how_far_the_model_is_from_the_stored_base(place: Workplace
     assert found is not None, line
     assert 3 < float(found[1]) <= float(found[2]) < 11
     assert (tmp_path / "model/model.safetensors.index.json").exists()
-
-
-def test_quantize_refuses_what_is_quantized_and_a_folder_in_use(place: Workplace, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no weight format is selected"):
-        run.quantize(str(place.root / "model"), tmp_path / "out")
-    with pytest.raises(ConfigError, match="is stored as U8; use the unquantised model"):
-        run.quantize(str(quantized(place, "qlora_bnb")), tmp_path / "out", ["qlora_bnb=true"])
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full/file").touch()
-    with pytest.raises(ConfigError, match="not empty"):
-        run.quantize(str(place.root / "model"), tmp_path / "full", ["qlora_bnb=true"])

@@ -188,9 +188,9 @@ def write_quantized(
     quantized: Callable[[str, Tensor], Mapping[str, Tensor]],
     quantization: Mapping[str, Any],
 ) -> None:
-    """Write the checkpoint in `base_dir` with the tensors `names` in a weight format, in files of the same names.
+    """Write the checkpoint in `base_dir` with some tensors in a weight format, in files of the same names.
 
-    `quantized`: (name, tensor) -> the tensors that hold it, by name. `quantization`: what config.json says of them. One
+    `quantized`: (name, tensor) -> the tensors that hold it, by name; called for each of `names`. `quantization`: what config.json says of them. One
     file at a time is in memory. For use inside `save_files`.
     """
     _rewrite_weights(directory, base_dir, names, quantized)

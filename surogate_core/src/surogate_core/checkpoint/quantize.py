@@ -9,11 +9,14 @@ from torch import Tensor
 
 from ..api import CheckpointForm, HFTensor
 from ..errors import ConfigError
+from ..hub.config_json import QUANTIZATION, refused_quantized
 from ..planning.assembly import Assembly
 from ..planning.run import Run
 from ..reference.rounding import TORCH_DTYPES
+from ..runtime.finite_check import contents
 from .hf import CONFIG, save_files, write_quantized
 from .matrix_codec import MatrixCodec
+from .stored_weights import file_of, open_weights
 
 _MODULE = ".weight"
 _HEAD = "lm_head"
@@ -36,7 +39,8 @@ def stored_tensors(assembly: Assembly) -> dict[str, HFTensor]:
 def quantize_checkpoint(run: Run, assembly: Assembly, output: Path) -> None:
     """Write the run's model to `output` with the matrices that the run stores in a weight format in that format.
 
-    Raises ConfigError if the format has no form in files, or the model is quantized already.
+    Raises ConfigError if the format has no form in files, the model is quantized already, its files do not fit its
+    config.json, or a weight is not finite.
     """
     codec, tensors = codec_of(run, "bf16"), stored_tensors(assembly)
     form = codec.format.checkpoints
@@ -46,15 +50,27 @@ def quantize_checkpoint(run: Run, assembly: Assembly, output: Path) -> None:
         raise ConfigError(
             "quantize_embedding: quantized checkpoints hold embeddings in floating point. Remove the key."
         )
-    every = [tensor for m in assembly.weights for tensor in m.tensors if len(tensor.shape) == 2]
-    others = [tensor.name.removesuffix(_MODULE) for tensor in every if tensor.name not in tensors]
+    if QUANTIZATION in run.model_config:
+        raise refused_quantized(run.model_dir, "They cannot be quantized again")
+    open_weights(run.model_dir, assembly.weights, run.model.ignored_tensors(run.dims), run.model.tied_copies(run.dims))
+    every = [tensor for m in assembly.weights for tensor in m.tensors]
+    others = [t.name.removesuffix(_MODULE) for t in every if len(t.shape) == 2 and t.name not in tensors]
     head = () if _HEAD + _MODULE in tensors else (_HEAD,)  # a tied one is not among the tensors
     config = form.config(list(dict.fromkeys((*head, *others))), codec.options)
 
     def quantized(name: str, weight: Tensor) -> Mapping[str, Tensor]:
-        return _parts(form, codec, tensors[name], weight)
+        _refuse_nonfinite(run.model_dir, name, weight)
+        return _parts(form, codec, tensors[name], weight) if name in tensors else {name: weight}
 
-    save_files(output, lambda fresh: write_quantized(fresh, run.model_dir, tensors.keys(), quantized, config), CONFIG)
+    names = {tensor.name for tensor in every}
+    save_files(output, lambda fresh: write_quantized(fresh, run.model_dir, names, quantized, config), CONFIG)
+
+
+def _refuse_nonfinite(model_dir: Path, name: str, weight: Tensor) -> None:
+    """Raise ConfigError, naming file and tensor, if `weight` holds NaN or inf."""
+    found = contents(weight)
+    if not found.finite:
+        raise ConfigError(f"{file_of(model_dir, name)}: {name} holds {found}. Use another checkpoint.")
 
 
 def _parts(form: CheckpointForm, codec: MatrixCodec, tensor: HFTensor, weight: Tensor) -> dict[str, Tensor]:

@@ -1,0 +1,97 @@
+"""`surogate quantize` writes a model in a weight format, or refuses and leaves everything as it was."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from end_to_end.product import write_model
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from surogate_core import run
+from surogate_core.errors import ConfigError
+
+FORMATS = ("qlora_bnb", "qlora_fp8", "qlora_fp4")
+GATE = "model.layers.1.mlp.gate_proj.weight"
+NORM = "model.norm.weight"
+
+
+def drawn(folder: Path, dtype: torch.dtype = torch.float32, **changes: object) -> Path:
+    """Write a tiny model with weights, drawn by transformers, in one file."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    write_model(folder, **changes)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=dtype).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return drawn(tmp_path_factory.mktemp("quantize") / "model")
+
+
+@pytest.fixture
+def model(original: Path, tmp_path: Path) -> Path:
+    """A copy of the model that the test may damage."""
+    return Path(shutil.copytree(original, tmp_path / "model"))
+
+
+def change(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    edit(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the contents of every file below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def spoiled(name: str, value: float) -> Callable[[dict[str, Tensor]], object]:
+    return lambda tensors: tensors[name].view(-1)[5].fill_(value)
+
+
+DAMAGE: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
+    "a tensor is missing": (lambda t: t.pop(GATE), f"lacks {GATE}, which config.json asks for"),
+    "another shape": (lambda t: t.update({GATE: torch.ones(64, 64)}), rf"{GATE} is \[64, 64\], expected \[128, 64\]"),
+    "three dimensions": (lambda t: t.update({GATE: torch.ones(2, 64, 64)}), rf"{GATE} is \[2, 64, 64\], expected"),
+    "an unknown tensor": (lambda t: t.update(extra=torch.ones(1)), "holds extra, which"),
+    "a copy that differs": (
+        lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"] + 1}),
+        "lm_head.weight differs from model.embed_tokens.weight",
+    ),
+    "NaN": (spoiled(GATE, torch.nan), rf"model\.safetensors: {GATE} holds 1 NaN of 8,192, first at \[0, 5\]"),
+    "inf outside of the blocks": (spoiled(NORM, torch.inf), rf"model\.safetensors: {NORM} holds 1 inf of 64"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_checkpoint_that_does_not_fit_or_is_not_finite_is_refused(case: str, model: Path, tmp_path: Path) -> None:
+    edit, message = DAMAGE[case]
+    change(model, edit)
+    for key in FORMATS:
+        with pytest.raises(ConfigError, match=message):
+            run.quantize(str(model), tmp_path / "out", [f"{key}=true"])
+
+
+def test_what_is_quantized_is_refused(original: Path, tmp_path: Path) -> None:
+    run.quantize(str(original), tmp_path / "nf4", ["qlora_bnb=true"])
+    with pytest.raises(ConfigError, match="the weights are stored quantized. They cannot be quantized again: use the"):
+        run.quantize(str(tmp_path / "nf4"), tmp_path / "out", ["qlora_bnb=true"])
+
+
+def test_a_folder_in_use_is_refused(original: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="not empty"):
+        run.quantize(str(original), tmp_path, ["qlora_bnb=true"])
+
+
+def test_a_format_must_be_chosen(original: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no weight format is selected. Set one of: .*qlora_bnb: true"):
+        run.quantize(str(original), tmp_path / "out")
