@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from end_to_end.product import write_model
+from end_to_end.product import contents, invoke, write_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -48,11 +48,6 @@ def change(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """Return the contents of every file below a folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def spoiled(name: str, value: float) -> Callable[[dict[str, Tensor]], object]:
     return lambda tensors: tensors[name].view(-1)[5].fill_(value)
 
@@ -82,7 +77,7 @@ def test_a_checkpoint_that_does_not_fit_or_is_not_finite_is_refused(case: str, m
 
 def test_what_is_quantized_is_refused(original: Path, tmp_path: Path) -> None:
     run.quantize(str(original), tmp_path / "nf4", ["qlora_bnb=true"])
-    with pytest.raises(ConfigError, match="the weights are stored quantized. They cannot be quantized again: use the"):
+    with pytest.raises(ConfigError, match=r"the weights are stored quantized. They cannot be quantized again: use the"):
         run.quantize(str(tmp_path / "nf4"), tmp_path / "out", ["qlora_bnb=true"])
 
 
@@ -93,5 +88,46 @@ def test_a_folder_in_use_is_refused(original: Path, tmp_path: Path) -> None:
 
 
 def test_a_format_must_be_chosen(original: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no weight format is selected. Set one of: .*qlora_bnb: true"):
+    with pytest.raises(ConfigError, match=r"no weight format is selected. Set one of: .*qlora_bnb: true"):
         run.quantize(str(original), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ([], "no weight format is selected"),
+        (["qlora_bnb=true", "qlora_bnb_block_size=128"], "64 columns, which is no multiple of"),
+        (["qlora_bnb=true", "quantize_embedding=true"], "quantize_embedding: quantized checkpoints hold"),
+        (["qlora_fp8=true"], "1 NaN"),
+    ],
+)
+def test_what_fails_leaves_the_model_in_its_folder_and_no_new_folder(
+    keys: list[str], message: str, model: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    run.quantize(str(model), output, ["qlora_bnb=true"])
+    change(model, spoiled(NORM, torch.nan))
+    before = contents(output)
+    with pytest.raises(ConfigError, match=message):
+        run.quantize(str(model), output, keys, overwrite=True)
+    assert contents(output) == before
+    with pytest.raises(ConfigError, match=message):
+        run.quantize(str(model), tmp_path / "more/new", keys)
+    assert not (tmp_path / "more").exists()
+
+
+def test_overwrite_sets_the_model_in_the_folder_aside(original: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    run.quantize(str(original), output, ["qlora_bnb=true"])
+    before = contents(output)
+    run.quantize(str(original), output, ["qlora_fp8=true"], overwrite=True)
+    assert contents(output / "outputs.set_aside") == before
+    assert (output / "model.safetensors").read_bytes() != before["model.safetensors"]
+    with pytest.raises(ConfigError, match="is an input, but would be set aside"):
+        run.quantize(str(original), original, ["qlora_fp8=true"], overwrite=True)
+
+
+def test_a_full_disk_ends_it_with_one_line(original: Path, tmp_path: Path, disk_limit: None) -> None:
+    done = invoke("quantize", original, tmp_path / "out", "--set", "qlora_bnb=true")
+    assert (done.returncode, done.stderr) == (3, f"error: saving {tmp_path / 'out'} failed: File too large.\n")
+    assert not (tmp_path / "out").exists()

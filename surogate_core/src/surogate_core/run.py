@@ -29,7 +29,7 @@ from .machine.local_device import USE_THE_CPU, LocalDevice, local_device, open_c
 from .machine.system import PINNED_RESERVE_BYTES, pinnable_memory_bytes
 from .machine.timing import mark
 from .outputs.check import OutputCheck
-from .outputs.earlier_work import refuse_nonempty, set_aside_outputs
+from .outputs.earlier_work import refuse_inputs, refuse_output, set_aside_outputs
 from .outputs.folder import refuse_earlier_work, refuse_to_overwrite
 from .planning.changes import Changes, changed
 from .planning.missing_kernels import idle_kernels, idle_modules, unserved_ops
@@ -221,17 +221,15 @@ def merge(
     """
     from .checkpoint.stored_base import stored_base
 
-    if not (overwrite and Path(output).is_dir()):
-        refuse_nonempty(Path(output))
+    refuse_output(Path(output), overwrite=overwrite)
     registry = load_registry()
     kind = adapter or kind_of_adapter(registry, Path(folder))
     merging = open_merge(registry.get("adapter", kind), Path(folder), base)
-    if overwrite:
-        set_aside_outputs(Path(output), read=(merging.base_dir, Path(folder)))
+    refuse_inputs(Path(output), read=(merging.base_dir, Path(folder)))
     base_in_format = stored_base(Path(folder), registry)
     if base_in_format is not None:
         merging = replace(merging, merge=base_in_format.watched(merging.merge))
-    merging.write(Path(output))
+    merging.write(Path(output), make_room=lambda: set_aside_outputs(Path(output)))
     if base_in_format is not None:
         notice(str(base_in_format))
     return merging.base_dir
@@ -246,16 +244,15 @@ def quantize(model: str, output: str | Path, overrides: Sequence[str] = (), over
     """
     from .checkpoint.quantize import quantize_checkpoint
 
-    if not (overwrite and Path(output).is_dir()):
-        refuse_nonempty(Path(output))
+    refuse_output(Path(output), overwrite=overwrite)
     keys = {"model": model, "sequence_len": 16, "per_device_train_batch_size": 1}
     loaded = load_config(
         apply_overrides(keys, list(overrides)), registry=load_registry(), mode="sft", source="surogate quantize"
     )
     opened = open_run(loaded, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES])
-    if overwrite:
-        set_aside_outputs(Path(output), read=(opened.model_dir,))
-    quantize_checkpoint(opened, plan(opened, "cpu").assembly, Path(output))
+    refuse_inputs(Path(output), read=(opened.model_dir,))
+    planned = plan(opened, "cpu")
+    quantize_checkpoint(opened, planned.assembly, Path(output), make_room=lambda: set_aside_outputs(Path(output)))
     return opened.model_dir
 
 

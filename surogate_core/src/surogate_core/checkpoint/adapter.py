@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -107,12 +107,20 @@ class Merging:
     base_dir: Path
     merge: Merge
 
-    def write(self, output: Path) -> None:
-        """Write the merged model into a folder. A model in it is replaced."""
+    def write(self, output: Path, make_room: Callable[[], object] = lambda: None) -> None:
+        """Write the merged model into a folder. A model in it is replaced, unless `make_room` moves it away.
+
+        `make_room` is called once all files are written.
+        """
         from .hf import CONFIG, save_files, write_merged
 
         merge = self.merge
-        save_files(output, lambda fresh: write_merged(fresh, self.base_dir, merge.changes, merge.may_lack), CONFIG)
+        save_files(
+            output,
+            lambda fresh: write_merged(fresh, self.base_dir, merge.changes, merge.may_lack),
+            CONFIG,
+            make_room=make_room,
+        )
 
 
 def open_merge(adapter: AdapterDef, folder: Path, base: str | None) -> Merging:

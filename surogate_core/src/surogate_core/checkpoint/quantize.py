@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -36,8 +36,12 @@ def stored_tensors(assembly: Assembly) -> dict[str, HFTensor]:
     return {tensor.name: tensor for m in assembly.weights if m.param in assembly.stored for tensor in m.tensors}
 
 
-def quantize_checkpoint(run: Run, assembly: Assembly, output: Path) -> None:
+def quantize_checkpoint(
+    run: Run, assembly: Assembly, output: Path, make_room: Callable[[], object] = lambda: None
+) -> None:
     """Write the run's model to `output` with the matrices that the run stores in a weight format in that format.
+
+    `make_room` is called once all files are written, before they replace those of a model in `output`.
 
     Raises ConfigError if the format has no form in files, the model is quantized already, its files do not fit its
     config.json, or a weight is not finite.
@@ -63,7 +67,12 @@ def quantize_checkpoint(run: Run, assembly: Assembly, output: Path) -> None:
         return _parts(form, codec, tensors[name], weight) if name in tensors else {name: weight}
 
     names = {tensor.name for tensor in every}
-    save_files(output, lambda fresh: write_quantized(fresh, run.model_dir, names, quantized, config), CONFIG)
+    save_files(
+        output,
+        lambda fresh: write_quantized(fresh, run.model_dir, names, quantized, config),
+        CONFIG,
+        make_room=make_room,
+    )
 
 
 def _refuse_nonfinite(model_dir: Path, name: str, weight: Tensor) -> None:
