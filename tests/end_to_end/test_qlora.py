@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from surogate_core import run
+from surogate_core.api import Merge
+from surogate_core.checkpoint.stored_base import stored_base
 from surogate_core.errors import ConfigError
+from surogate_core.plugins.discovery import load_registry
 
 FORMATS = ("qlora_bnb", "qlora_fp8", "qlora_fp4")
 
@@ -161,3 +166,57 @@ def test_merging_says_how_far_the_model_is_from_the_stored_base(place: Workplace
     assert found is not None, line
     assert 3 < float(found[1]) <= float(found[2]) < 11
     assert (tmp_path / "model/model.safetensors.index.json").exists()
+
+
+MODULES = {"lora_target_modules": ["q_proj"], "lora_modules_to_save": ["embed_tokens", "lm_head"]}
+
+
+def test_the_distance_is_that_of_stored_matrices_alone(place: Workplace, tmp_path: Path) -> None:
+    """Modules that are trained in full replace those of the base: nothing of them was ever in the format."""
+    output = place.root / "with-modules"
+    run.train(run.load(place.write(output_dir=str(output), qlora_bnb=True, **MODULES), mode="sft"))
+    base = stored_base(output / "adapter", place.root / "model", load_registry(), pytest.fail)
+    assert base is not None
+    assert base.tensors == {
+        f"model.layers.{layer}.{name}_proj.weight"
+        for layer in (0, 1)
+        for name in (*(f"self_attn.{x}" for x in "qkvo"), *(f"mlp.{x}" for x in ("gate", "up", "down")))
+    }
+    lines: list[str] = []
+    run.merge(output / "adapter", tmp_path / "model", notice=lines.append)
+    merged = base.watched(Merge(base_model="", changes=dict.fromkeys(("lm_head.weight", *base.tensors), lambda w: w)))
+    for change in merged.changes.values():
+        change(torch.randn(64, 64))
+    assert base.distances.keys() == base.tensors
+    assert len(lines) == 1 and "a base in nf4" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "plugins", "why"),
+    [
+        (lambda text: "a: [", "", r"run\.yaml"),
+        (lambda text: text + "\nunheard_of: 1", "", r"run\.yaml: .*unheard_of"),
+        (lambda text: text.replace("recipe: bf16", "recipe: gone"), "", r"run\.yaml: .*gone"),
+        (lambda text: text, "-surogate-qlora-nf4", r"run\.yaml: .*qlora_bnb"),
+    ],
+)
+def test_a_run_file_that_cannot_be_used_does_not_stop_a_merge(
+    place: Workplace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[str], str],
+    plugins: str,
+    why: str,
+) -> None:
+    output = place.root / "merged-after"
+    if not output.exists():
+        run.train(run.load(place.write(output_dir=str(output), qlora_bnb=True), mode="sft"))
+    copy = Path(shutil.copytree(output, tmp_path / "copy"))
+    (copy / "run.yaml").write_text(spoil((copy / "run.yaml").read_text()))
+    monkeypatch.setenv("SUROGATE_PLUGINS", plugins)
+    lines: list[str] = []
+    run.merge(copy / "adapter", tmp_path / "model", notice=lines.append)
+    monkeypatch.undo()
+    (line,) = lines
+    assert re.search(rf"^not shown: how far the model is from .* because of .*{why}", line) and "\n" not in line, line
+    assert (tmp_path / "model/config.json").exists()

@@ -217,7 +217,7 @@ def merge(
     `base`: directory or hub id, if not the one that the adapter's files name. `output` must be empty unless `overwrite`
     is set, which moves a model in it to `outputs.set_aside`. `adapter`: the kind of adapter, if several installed
     plugins can read the folder. `notice` gets how far the model is from the base that the adapter was trained on, if
-    that was stored in a weight format. Raises ConfigError for files that cannot be used.
+    that was stored in a weight format, or why that is unknown. Raises ConfigError for files that cannot be used.
     """
     from .checkpoint.stored_base import stored_base
 
@@ -226,11 +226,11 @@ def merge(
     kind = adapter or kind_of_adapter(registry, Path(folder))
     merging = open_merge(registry.get("adapter", kind), Path(folder), base)
     refuse_inputs(Path(output), read=(merging.base_dir, Path(folder)))
-    base_in_format = stored_base(Path(folder), registry)
+    base_in_format = stored_base(Path(folder), merging.base_dir, registry, notice)
     if base_in_format is not None:
         merging = replace(merging, merge=base_in_format.watched(merging.merge))
     merging.write(Path(output), make_room=lambda: set_aside_outputs(Path(output)))
-    if base_in_format is not None:
+    if base_in_format is not None and base_in_format.distances:
         notice(str(base_in_format))
     return merging.base_dir
 
