@@ -52,10 +52,15 @@ def trained(place: Workplace, name: str, **keys: object) -> tuple[list[float], d
     return losses(output), load_file(output / "adapter/adapter_model.safetensors")
 
 
-@pytest.mark.parametrize("key", FORMATS)
-def test_a_base_that_is_stored_quantized_trains_like_one_that_is_quantized_on_load(place: Workplace, key: str) -> None:
-    loaded = trained(place, f"{key}-loaded", **{key: True})
-    stored = trained(place, f"{key}-stored", model=str(quantized(place, key)), **{key: True})
+@pytest.mark.parametrize(("key", "dtype"), [*((key, "fp32") for key in FORMATS), *((key, "bf16") for key in FORMATS)])
+def test_a_base_that_is_stored_quantized_trains_like_one_that_is_quantized_on_load(
+    place: Workplace, key: str, dtype: str
+) -> None:
+    """The model is in fp32, which a run in bf16 rounds before it quantizes."""
+    keys = {"model_dtype": dtype, key: True}
+    model = quantized(place, key, *(["model_dtype=fp32"] if dtype == "fp32" else []))
+    loaded = trained(place, f"{key}-{dtype}-loaded", **keys)
+    stored = trained(place, f"{key}-{dtype}-stored", model=str(model), **keys)
     assert loaded[0] == stored[0]
     assert loaded[1].keys() == stored[1].keys()
     assert [name for name in loaded[1] if not torch.equal(loaded[1][name], stored[1][name])] == []
@@ -73,7 +78,7 @@ def test_a_stopped_run_resumes_with_the_same_bits(place: Workplace) -> None:
 def test_every_format_trains_and_differs_from_the_full_base(place: Workplace) -> None:
     full = trained(place, "full")[0]
     for key in FORMATS:
-        found = losses(place.root / f"{key}-loaded") if (place.root / f"{key}-loaded").exists() else []
+        found = losses(place.root / f"{key}-fp32-loaded") if (place.root / f"{key}-fp32-loaded").exists() else []
         found = found or trained(place, f"{key}-again", **{key: True})[0]
         assert found != full and max(abs(a - b) for a, b in zip(found, full, strict=True)) < 0.1, key
 

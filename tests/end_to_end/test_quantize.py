@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -131,3 +132,44 @@ def test_a_full_disk_ends_it_with_one_line(original: Path, tmp_path: Path, disk_
     done = invoke("quantize", original, tmp_path / "out", "--set", "qlora_bnb=true")
     assert (done.returncode, done.stderr) == (3, f"error: saving {tmp_path / 'out'} failed: File too large.\n")
     assert not (tmp_path / "out").exists()
+
+
+# Of these sides, squares of 128 split 192 and 320, but not into squares.
+@pytest.mark.parametrize(
+    ("sides", "keys", "told"),
+    [
+        ((192, 320), ["qlora_fp8=true"], "qlora_block_size: 64 avoids that"),
+        ((192, 200), ["qlora_fp8=true"], "qlora_block_size: 256 avoids that"),
+        ((192, 264), ["qlora_fp8=true"], "No block size avoids that"),
+        ((192, 320), ["qlora_fp8=true", "qlora_block_size=64"], ""),
+        ((128, 256), ["qlora_fp8=true"], ""),
+        ((64, 96), ["qlora_fp8=true"], ""),
+        ((192, 320), ["qlora_bnb=true"], ""),
+    ],
+)
+def test_a_notice_names_the_matrix_that_transformers_loads_wrongly_and_the_remedy(
+    tmp_path: Path, sides: tuple[int, int], keys: list[str], told: str
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = drawn(tmp_path / "model", hidden_size=sides[0], intermediate_size=sides[1])
+    lines: list[str] = []
+    run.quantize(str(model), tmp_path / "out", keys, notice=lines.append)
+    assert len(lines) == bool(told)
+    if told:
+        assert lines[0].startswith(
+            "transformers will load model.layers.0.self_attn.q_proj.weight wrongly or not at all"
+        )
+        assert told in lines[0]
+    if keys[0] == "qlora_fp8=true":
+        assert _is_close(tmp_path / "out", model, AutoModelForCausalLM) is not bool(told)
+
+
+def _is_close(stored: Path, original: Path, loader: Any) -> bool:
+    """Return whether transformers loads the matrices of `stored` with errors of E4M3 only."""
+    try:
+        ours = loader.from_pretrained(stored, dtype=torch.float32).state_dict()
+    except (RuntimeError, ValueError):
+        return False
+    theirs = loader.from_pretrained(original, dtype=torch.float32).state_dict()
+    return all((ours[name] - tensor).norm() < 0.04 * tensor.norm() for name, tensor in theirs.items())

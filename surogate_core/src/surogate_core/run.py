@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -229,13 +230,15 @@ def merge(
     base_in_format = stored_base(Path(folder), merging.base_dir, registry, notice)
     if base_in_format is not None:
         merging = replace(merging, merge=base_in_format.watched(merging.merge))
-    merging.write(Path(output), make_room=lambda: set_aside_outputs(Path(output)))
+    merging.write(Path(output), make_room=partial(set_aside_outputs, Path(output)))
     if base_in_format is not None and base_in_format.distances:
         notice(str(base_in_format))
     return merging.base_dir
 
 
-def quantize(model: str, output: str | Path, overrides: Sequence[str] = (), overwrite: bool = False) -> Path:
+def quantize(
+    model: str, output: str | Path, overrides: Sequence[str] = (), overwrite: bool = False, notice: Notice = print
+) -> Path:
     """Write a model with its blocks' matrices in a weight format to `output`, and return the folder of the model.
 
     `model`: directory or hub id. `overrides`: "key=value" of the format, such as "qlora_bnb=true". `output` must be
@@ -251,8 +254,8 @@ def quantize(model: str, output: str | Path, overrides: Sequence[str] = (), over
     )
     opened = open_run(loaded, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES])
     refuse_inputs(Path(output), read=(opened.model_dir,))
-    planned = plan(opened, "cpu")
-    quantize_checkpoint(opened, planned.assembly, Path(output), make_room=lambda: set_aside_outputs(Path(output)))
+    make_room = partial(set_aside_outputs, Path(output))
+    quantize_checkpoint(opened, plan(opened, "cpu"), Path(output), notice, make_room)
     return opened.model_dir
 
 

@@ -69,6 +69,7 @@ FP8 = WeightFormatDef(
         load=files.load,
         save=files.save,
         config=files.config,
+        notice=files.notice,
     ),
     copies=copies,
 )
