@@ -158,6 +158,15 @@ def test_a_base_of_another_revision_must_be_given_with_base(based: Workplace, ad
     run.merge(adapter, based.root / "merged", base=str(based.root / "model"))
 
 
+def test_a_quantized_base_is_refused_and_the_original_is_given_with_base(based: Workplace, adapter: Path) -> None:
+    run.quantize(str(based.root / "model"), based.root / "nf4", ["qlora_bnb=true"])
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": str(based.root / "nf4")}))
+    with pytest.raises(ConfigError, match=r"nf4/config\.json: .*Give the original checkpoint .*: --base MODEL\.$"):
+        run.merge(adapter, based.root / "merged")
+    run.merge(adapter, based.root / "merged", base=str(based.root / "model"))
+
+
 # ------------------------------------------------------------------------------------------------------------- commands
 
 

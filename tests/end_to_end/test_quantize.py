@@ -94,6 +94,30 @@ def test_a_format_must_be_chosen(original: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("model=other", r"surogate quantize: model: is the first argument, .*model\. Remove it from --set\.$"),
+        ("output_dir=x", r"surogate quantize: output_dir: changes nothing here\. Remove .* stored: .*qlora_bnb"),
+        ("sequence_len=32", r"surogate quantize: sequence_len: changes nothing here"),
+        ("adapter_path=x", r"surogate quantize: adapter_path: changes nothing here"),
+        ("resume_from_checkpoint=true", r"surogate quantize: resume_from_checkpoint: changes nothing here"),
+        ("qlora_bbn=true", r"qlora_bbn: .*qlora_bnb"),
+    ],
+)
+def test_a_key_that_changes_nothing_is_refused(original: Path, tmp_path: Path, key: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run.quantize(str(original), tmp_path / "out", ["qlora_bnb=true", key])
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_says_that_the_key_of_a_format_is_required() -> None:
+    told = " ".join(invoke("quantize", "--help").stdout.split())
+    assert (
+        "Required: KEY=true of a weight format. Without it an error names them." in told and "of the file" not in told
+    )
+
+
+@pytest.mark.parametrize(
     ("keys", "message"),
     [
         ([], "no weight format is selected"),

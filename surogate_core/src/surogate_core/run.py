@@ -114,9 +114,10 @@ def fit(loaded: LoadedConfig, target: str, device: str | LocalDevice | None = No
     """
     limit = _limit(target)
     if limit is None and target != "auto":
+        named = known_device(target).name
         if device is not None:
             raise ConfigError(f"--fit {target} and --device: both name a device. Give one, or a size to --fit.")
-        device = known_device(target).name
+        device = named
     opened = open_run(loaded)
     if limit is not None:
         opened = changed(opened, limit)
@@ -126,11 +127,13 @@ def fit(loaded: LoadedConfig, target: str, device: str | LocalDevice | None = No
 
 
 def _limit(target: str) -> Changes | None:
-    """Return the key that limits devices to the size `target`; None if it is a word."""
+    """Return the key that limits devices to the size `target`; None if it is a word. Raises ConfigError otherwise."""
     try:
         parse_bytes(target)
-    except ValueError:
-        return None
+    except ValueError as error:
+        if target[:1].isalpha():
+            return None
+        raise ConfigError(f"--fit {target!r}: {error}; or name a device, such as h200, or auto.") from None
     return {"device_memory_limit": target}
 
 
@@ -242,16 +245,13 @@ def quantize(
     """Write a model with its blocks' matrices in a weight format to `output`, and return the folder of the model.
 
     `model`: directory or hub id. `overrides`: "key=value" of the format, such as "qlora_bnb=true". `output` must be
-    empty unless `overwrite` is set, which moves a model in it to `outputs.set_aside`. Raises ConfigError for a model or
-    a format that cannot be used.
+    empty unless `overwrite` is set, which moves a model in it to `outputs.set_aside`. `notice` gets what the format has
+    to tell about the checkpoint. Raises ConfigError for a model, a key or a format that cannot be used.
     """
-    from .checkpoint.quantize import quantize_checkpoint
+    from .checkpoint.quantize import config_of, quantize_checkpoint
 
     refuse_output(Path(output), overwrite=overwrite)
-    keys = {"model": model, "sequence_len": 16, "per_device_train_batch_size": 1}
-    loaded = load_config(
-        apply_overrides(keys, list(overrides)), registry=load_registry(), mode="sft", source="surogate quantize"
-    )
+    loaded = config_of(model, overrides, load_registry())
     opened = open_run(loaded, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES])
     refuse_inputs(Path(output), read=(opened.model_dir,))
     make_room = partial(set_aside_outputs, Path(output))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..api import AdapterDef, Merge
 from ..config.keys import ADAPTER_FLAG
 from ..errors import ConfigError
-from ..hub.config_json import QUANTIZATION, read_config, refused_quantized
+from ..hub.config_json import QUANTIZATION, read_config
 from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, find_local, resolve_model_dir
 from ..planning.assembly import Assembly
 from ..planning.run import Run
@@ -141,6 +141,9 @@ def open_merge(adapter: AdapterDef, folder: Path, base: str | None) -> Merging:
     base_dir = resolve_model_dir(model, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES])
     config = read_config(base_dir)
     if QUANTIZATION in config:
-        raise refused_quantized(base_dir, "An adapter is merged into weights that are not")
+        raise ConfigError(
+            f"{base_dir / CONFIG_FILES[0]}: {QUANTIZATION}: the weights are stored quantized, and an adapter is merged "
+            "into weights that are not. Give the original checkpoint of this model, in bf16 or fp32: --base MODEL."
+        )
     merge.check(config)
     return Merging(base_dir, merge)

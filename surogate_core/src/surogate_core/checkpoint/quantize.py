@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
 from ..api import CheckpointForm, HFTensor
+from ..config.load import LoadedConfig, apply_overrides, load_config
 from ..errors import ConfigError
 from ..hub.config_json import QUANTIZATION, refused_quantized
 from ..planning.assembly import Assembly
 from ..planning.plan import Plan
 from ..planning.run import Run
+from ..plugins.registry import Registry
 from ..reference.rounding import TORCH_DTYPES
 from ..runtime.finite_check import contents
 from .hf import CONFIG, save_files, write_quantized
@@ -21,6 +23,31 @@ from .stored_weights import file_of, open_weights
 
 _MODULE = ".weight"
 _HEAD = "lm_head"
+
+
+_KEYS = ("model_dtype", "torch_dtype", "quantize_lm_head", "quantize_embedding")
+"""Keys of core that change what is stored."""
+_SOURCE = "surogate quantize"
+
+
+def config_of(model: str, overrides: Sequence[str], registry: Registry) -> LoadedConfig:
+    """Return the config of a run that stores `model` in the format that `overrides`, "key=value", select.
+
+    Raises ConfigError for keys that do not change what is stored.
+    """
+    given = apply_overrides({}, overrides)
+    if "model" in given:
+        raise ConfigError(f"{_SOURCE}: model: is the first argument, {model}. Remove it from --set.")
+    keys = {"model": model, "sequence_len": 16, "per_device_train_batch_size": 1}
+    loaded = load_config(given | keys, registry=registry, mode="sft", source=_SOURCE)
+    formats = registry.weight_formats().values()
+    known = [*_KEYS, *(info.alias or name for f in formats for name, info in f.options.model_fields.items())]
+    if other := sorted(set(given) - set(known)):
+        raise ConfigError(
+            f"{_SOURCE}: {', '.join(other)}: changes nothing here. Remove it from --set; keys that change what is "
+            f"stored: {', '.join(known)}."
+        )
+    return loaded
 
 
 def codec_of(run: Run, dtype: str) -> MatrixCodec:
