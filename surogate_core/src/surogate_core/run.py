@@ -245,13 +245,15 @@ def quantize(
     """Write a model with its blocks' matrices in a weight format to `output`, and return the folder of the model.
 
     `model`: directory or hub id. `overrides`: "key=value" of the format, such as "qlora_bnb=true". `output` must be
-    empty unless `overwrite` is set, which moves a model in it to `outputs.set_aside`. `notice` gets what the format has
-    to tell about the checkpoint. Raises ConfigError for a model, a key or a format that cannot be used.
+    empty unless `overwrite` is set, which moves a model in it to `outputs.set_aside`. `notice` gets what config and
+    format have to tell. Raises ConfigError for a model, a key or a format that cannot be used.
     """
     from .checkpoint.quantize import config_of, quantize_checkpoint
 
     refuse_output(Path(output), overwrite=overwrite)
     loaded = config_of(model, overrides, load_registry())
+    for line in loaded.notices:
+        notice(line)
     opened = open_run(loaded, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES])
     refuse_inputs(Path(output), read=(opened.model_dir,))
     make_room = partial(set_aside_outputs, Path(output))
