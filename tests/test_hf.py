@@ -376,6 +376,20 @@ def renames_fail_after(count: int, monkeypatch: pytest.MonkeyPatch) -> Callable[
     return lambda: left[0] >= 0
 
 
+def test_a_file_holds_tensors_of_any_dtype_each_aligned(tmp_path: Path) -> None:
+    dtypes = (torch.uint8, torch.bool, torch.int8, torch.float8_e4m3fn, torch.float16, torch.int16, torch.float64)
+    given = {f"{i}": torch.ones(3, dtype=dtype) for i, dtype in enumerate(dtypes)} | {"scalar": torch.tensor(2.5)}
+    path = tmp_path / WEIGHTS
+    tensor_file.write_safetensors(path, (tensor_file.Stored(name, t, t.dtype) for name, t in given.items()))
+    loaded = load_file(path)
+    assert loaded.keys() == given.keys()
+    for name, tensor in given.items():
+        assert loaded[name].dtype == tensor.dtype and torch.equal(loaded[name].double(), tensor.double())
+    data = path.read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    assert all(header[name]["data_offsets"][0] % tensor.element_size() == 0 for name, tensor in given.items())
+
+
 def test_a_full_disk_leaves_the_older_model(saved: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved.save(tmp_path)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,3 +59,12 @@ def here(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Work
     torch.set_num_threads(1)
     yield workplace
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def disk_limit() -> Iterator[None]:
+    """The system refuses to write more than 300 KB into a file, as a disk without space does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)

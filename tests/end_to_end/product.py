@@ -155,6 +155,11 @@ def records(output: Path, log: str | None = None) -> list[dict[str, Any]]:
     return [record for record in found if log in (None, record["log"])]
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the contents of every file below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def losses(output: Path) -> list[float]:
     return [record["loss"] for record in records(output, "step")]
 

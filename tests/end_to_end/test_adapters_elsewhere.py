@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from end_to_end.product import assert_refused, contents, invoke
+from safetensors.torch import load_file, save_file
 
 from surogate_core import run
-from surogate_core.errors import ConfigError
+from surogate_core.errors import ConfigError, RunStopped
 from surogate_core.machine.devices import cpu
 from surogate_core.outputs.load_commands import load_commands
 
@@ -95,11 +98,71 @@ def test_merge_never_sets_aside_what_it_reads(based: Workplace, adapter: Path) -
         assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
 
 
+def test_a_refused_merge_leaves_the_model_in_its_folder(based: Workplace, adapter: Path) -> None:
+    """The base lacks a matrix: that is found while the merged files are written."""
+    output = based.root / "merged"
+    run.merge(adapter, output)
+    weights = based.root / "model/model.safetensors"
+    save_file({name: tensor for name, tensor in load_file(weights).items() if "1.mlp.up_proj" not in name}, weights)
+    before = contents(output)
+    with pytest.raises(ConfigError, match=r"model: has no .*1\.mlp\.up_proj\.weight, which the adapter changes"):
+        run.merge(adapter, output, overwrite=True)
+    assert contents(output) == before
+    with pytest.raises(ConfigError, match=r"model: has no .*1\.mlp\.up_proj\.weight, which the adapter changes"):
+        run.merge(adapter, based.root / "more/deep/new")
+    assert not (based.root / "more").exists()
+
+
+def test_a_full_disk_ends_a_merge_with_one_line(based: Workplace, adapter: Path, disk_limit: None) -> None:
+    """Only weights are larger than the limit."""
+    done = invoke("merge", adapter, based.root / "merged")
+    assert (done.returncode, done.stderr) == (3, f"error: saving {based.root / 'merged'} failed: File too large.\n")
+    assert not (based.root / "merged").exists()
+
+
+def test_a_file_of_the_base_that_cannot_be_read_is_named(
+    based: Workplace, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = shutil.copyfile
+
+    def copyfile(source: Path, target: Path) -> None:
+        if source.name == "tokenizer.json":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(source))
+        read(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", copyfile)
+    file = based.root / "model/tokenizer.json"
+    with pytest.raises(RunStopped, match=rf"saving .*merged failed: {file}: Permission denied\.$"):
+        run.merge(adapter, based.root / "merged")
+
+
+def test_an_output_that_cannot_be_a_folder_is_refused_in_one_line(based: Workplace, adapter: Path) -> None:
+    for output, told in {
+        based.root / "run.yaml/sub": "cannot be written to: Not a directory. Name another folder.",
+        Path("/dev/null/sub"): "cannot be written to: Not a directory. Name another folder.",
+        Path("/proc/x/y"): "cannot be written to: No such file or directory. Name another folder.",
+        based.root / ("x" * 300): "cannot be written to: File name too long. Name another folder.",
+        based.root / "run.yaml": "is a file. Name a folder for the model.",
+    }.items():
+        for overwrite in ((), ("--overwrite",)):
+            for command in (("merge", adapter), ("quantize", based.root / "model", "--set", "qlora_bnb=true")):
+                assert_refused(invoke(*command, output, *overwrite), f"{output}: {told}")
+
+
 def test_a_base_of_another_revision_must_be_given_with_base(based: Workplace, adapter: Path) -> None:
     path = adapter / "adapter_config.json"
     given = json.loads(path.read_text())
     path.write_text(json.dumps(given | {"revision": "v2", "base_model_name_or_path": "owner/model"}))
     with pytest.raises(ConfigError, match=r"revision is .v2., .*hf download owner/model --revision v2"):
+        run.merge(adapter, based.root / "merged")
+    run.merge(adapter, based.root / "merged", base=str(based.root / "model"))
+
+
+def test_a_quantized_base_is_refused_and_the_original_is_given_with_base(based: Workplace, adapter: Path) -> None:
+    run.quantize(str(based.root / "model"), based.root / "nf4", ["qlora_bnb=true"])
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": str(based.root / "nf4")}))
+    with pytest.raises(ConfigError, match=r"nf4/config\.json: .*Give the original checkpoint .*: --base MODEL\.$"):
         run.merge(adapter, based.root / "merged")
     run.merge(adapter, based.root / "merged", base=str(based.root / "model"))
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from end_to_end.product import EXAMPLES, records
+from end_to_end.product import EXAMPLES, contents, records
 
 from surogate_core import run
 from surogate_core.errors import ConfigError
@@ -68,11 +68,6 @@ def test_resuming_from_another_folder_is_refused_where_a_run_already_is(here: Wo
 
 
 # ------------------------------------------------------------------------------ outputs without checkpoints, and others
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Return the contents of every file below a folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def refusal(config: Path, *overrides: str) -> str:

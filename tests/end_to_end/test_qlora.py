@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from surogate_core import run
+from surogate_core.api import Merge
+from surogate_core.checkpoint.stored_base import stored_base
 from surogate_core.errors import ConfigError
+from surogate_core.plugins.discovery import load_registry
 
 FORMATS = ("qlora_bnb", "qlora_fp8", "qlora_fp4")
 
@@ -47,10 +52,15 @@ def trained(place: Workplace, name: str, **keys: object) -> tuple[list[float], d
     return losses(output), load_file(output / "adapter/adapter_model.safetensors")
 
 
-@pytest.mark.parametrize("key", FORMATS)
-def test_a_base_that_is_stored_quantized_trains_like_one_that_is_quantized_on_load(place: Workplace, key: str) -> None:
-    loaded = trained(place, f"{key}-loaded", **{key: True})
-    stored = trained(place, f"{key}-stored", model=str(quantized(place, key)), **{key: True})
+@pytest.mark.parametrize(("key", "dtype"), [*((key, "fp32") for key in FORMATS), *((key, "bf16") for key in FORMATS)])
+def test_a_base_that_is_stored_quantized_trains_like_one_that_is_quantized_on_load(
+    place: Workplace, key: str, dtype: str
+) -> None:
+    """The model is in fp32, which a run in bf16 rounds before it quantizes."""
+    keys = {"model_dtype": dtype, key: True}
+    model = quantized(place, key, *(["model_dtype=fp32"] if dtype == "fp32" else []))
+    loaded = trained(place, f"{key}-{dtype}-loaded", **keys)
+    stored = trained(place, f"{key}-{dtype}-stored", model=str(model), **keys)
     assert loaded[0] == stored[0]
     assert loaded[1].keys() == stored[1].keys()
     assert [name for name in loaded[1] if not torch.equal(loaded[1][name], stored[1][name])] == []
@@ -68,7 +78,7 @@ def test_a_stopped_run_resumes_with_the_same_bits(place: Workplace) -> None:
 def test_every_format_trains_and_differs_from_the_full_base(place: Workplace) -> None:
     full = trained(place, "full")[0]
     for key in FORMATS:
-        found = losses(place.root / f"{key}-loaded") if (place.root / f"{key}-loaded").exists() else []
+        found = losses(place.root / f"{key}-fp32-loaded") if (place.root / f"{key}-fp32-loaded").exists() else []
         found = found or trained(place, f"{key}-again", **{key: True})[0]
         assert found != full and max(abs(a - b) for a, b in zip(found, full, strict=True)) < 0.1, key
 
@@ -163,12 +173,55 @@ def test_merging_says_how_far_the_model_is_from_the_stored_base(place: Workplace
     assert (tmp_path / "model/model.safetensors.index.json").exists()
 
 
-def test_quantize_refuses_what_is_quantized_and_a_folder_in_use(place: Workplace, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no weight format is selected"):
-        run.quantize(str(place.root / "model"), tmp_path / "out")
-    with pytest.raises(ConfigError, match="is stored as U8; use the unquantised model"):
-        run.quantize(str(quantized(place, "qlora_bnb")), tmp_path / "out", ["qlora_bnb=true"])
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full/file").touch()
-    with pytest.raises(ConfigError, match="not empty"):
-        run.quantize(str(place.root / "model"), tmp_path / "full", ["qlora_bnb=true"])
+MODULES = {"lora_target_modules": ["q_proj"], "lora_modules_to_save": ["embed_tokens", "lm_head"]}
+
+
+def test_the_distance_is_that_of_stored_matrices_alone(place: Workplace, tmp_path: Path) -> None:
+    """Modules that are trained in full replace those of the base: nothing of them was ever in the format."""
+    output = place.root / "with-modules"
+    run.train(run.load(place.write(output_dir=str(output), qlora_bnb=True, **MODULES), mode="sft"))
+    base = stored_base(output / "adapter", place.root / "model", load_registry(), pytest.fail)
+    assert base is not None
+    assert base.tensors == {
+        f"model.layers.{layer}.{name}_proj.weight"
+        for layer in (0, 1)
+        for name in (*(f"self_attn.{x}" for x in "qkvo"), *(f"mlp.{x}" for x in ("gate", "up", "down")))
+    }
+    lines: list[str] = []
+    run.merge(output / "adapter", tmp_path / "model", notice=lines.append)
+    merged = base.watched(Merge(base_model="", changes=dict.fromkeys(("lm_head.weight", *base.tensors), lambda w: w)))
+    for change in merged.changes.values():
+        change(torch.randn(64, 64))
+    assert base.distances.keys() == base.tensors
+    assert len(lines) == 1 and "a base in nf4" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "plugins", "why"),
+    [
+        (lambda text: "a: [", "", r"run\.yaml"),
+        (lambda text: text + "\nunheard_of: 1", "", r"run\.yaml: .*unheard_of"),
+        (lambda text: text.replace("recipe: bf16", "recipe: gone"), "", r"run\.yaml: .*gone"),
+        (lambda text: text, "-surogate-qlora-nf4", r"run\.yaml: .*qlora_bnb"),
+    ],
+)
+def test_a_run_file_that_cannot_be_used_does_not_stop_a_merge(
+    place: Workplace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[str], str],
+    plugins: str,
+    why: str,
+) -> None:
+    output = place.root / "merged-after"
+    if not output.exists():
+        run.train(run.load(place.write(output_dir=str(output), qlora_bnb=True), mode="sft"))
+    copy = Path(shutil.copytree(output, tmp_path / "copy"))
+    (copy / "run.yaml").write_text(spoil((copy / "run.yaml").read_text()))
+    monkeypatch.setenv("SUROGATE_PLUGINS", plugins)
+    lines: list[str] = []
+    run.merge(copy / "adapter", tmp_path / "model", notice=lines.append)
+    monkeypatch.undo()
+    (line,) = lines
+    assert re.search(rf"^not shown: how far the model is from .* because of .*{why}", line) and "\n" not in line, line
+    assert (tmp_path / "model/config.json").exists()

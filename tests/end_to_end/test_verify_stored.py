@@ -61,7 +61,7 @@ def test_a_step_has_the_loss_and_the_gradients_of_bitsandbytes_and_peft(
     weights = Path(based.config["model"]) / "model.safetensors"
     save_file({name: tensor.float() for name, tensor in load_file(weights).items()}, weights, metadata={"format": "pt"})
     folder = based.root / "nf4"
-    run.quantize(str(based.config["model"]), folder, ["qlora_bnb=true"])
+    run.quantize(str(based.config["model"]), folder, ["qlora_bnb=true", "model_dtype=fp32"])
     loaded: list[str] = []
 
     def load(subject: object, scratch: object, dtype: object) -> object:

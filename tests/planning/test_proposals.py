@@ -249,7 +249,19 @@ def test_fit_takes_a_device_a_size_or_auto(plan: Make) -> None:
     with pytest.raises(ConfigError, match="both name a device"):
         run.fit(opened.loaded, "h100", "h200")
     with pytest.raises(ConfigError, match="not in the device table"):
-        run.fit(opened.loaded, "24Gib of it")
+        run.fit(opened.loaded, "abc")
+    with pytest.raises(ConfigError, match="not in the device table"):
+        run.fit(opened.loaded, "abc", "h200")
+
+
+@pytest.mark.parametrize("target", ["0", "0GiB", "-3GiB", "", " ", "24Gib of it", "1e999"])
+def test_fit_refuses_what_is_no_size(plan: Make, target: str) -> None:
+    opened, _ = plan("tiny", "h200")
+    for device in (None, "h200"):
+        with pytest.raises(ConfigError) as refused:
+            run.fit(opened.loaded, target, device)
+        assert str(refused.value).startswith(f"--fit {target!r}: must be a size ")
+        assert str(refused.value).endswith("; or name a device, such as h200, or auto.")
 
 
 def test_plan_fit_prints_a_table_and_json(plan: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

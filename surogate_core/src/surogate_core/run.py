@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ from .machine.local_device import USE_THE_CPU, LocalDevice, local_device, open_c
 from .machine.system import PINNED_RESERVE_BYTES, pinnable_memory_bytes
 from .machine.timing import mark
 from .outputs.check import OutputCheck
-from .outputs.earlier_work import refuse_nonempty, set_aside_outputs
+from .outputs.earlier_work import refuse_inputs, refuse_output, set_aside_outputs
 from .outputs.folder import refuse_earlier_work, refuse_to_overwrite
 from .planning.changes import Changes, changed
 from .planning.missing_kernels import idle_kernels, idle_modules, unserved_ops
@@ -113,9 +114,10 @@ def fit(loaded: LoadedConfig, target: str, device: str | LocalDevice | None = No
     """
     limit = _limit(target)
     if limit is None and target != "auto":
+        named = known_device(target).name
         if device is not None:
             raise ConfigError(f"--fit {target} and --device: both name a device. Give one, or a size to --fit.")
-        device = known_device(target).name
+        device = named
     opened = open_run(loaded)
     if limit is not None:
         opened = changed(opened, limit)
@@ -125,11 +127,13 @@ def fit(loaded: LoadedConfig, target: str, device: str | LocalDevice | None = No
 
 
 def _limit(target: str) -> Changes | None:
-    """Return the key that limits devices to the size `target`; None if it is a word."""
+    """Return the key that limits devices to the size `target`; None if it is a word. Raises ConfigError otherwise."""
     try:
         parse_bytes(target)
-    except ValueError:
-        return None
+    except ValueError as error:
+        if target[:1].isalpha():
+            return None
+        raise ConfigError(f"--fit {target!r}: {error}; or name a device, such as h200, or auto.") from None
     return {"device_memory_limit": target}
 
 
@@ -217,45 +221,43 @@ def merge(
     `base`: directory or hub id, if not the one that the adapter's files name. `output` must be empty unless `overwrite`
     is set, which moves a model in it to `outputs.set_aside`. `adapter`: the kind of adapter, if several installed
     plugins can read the folder. `notice` gets how far the model is from the base that the adapter was trained on, if
-    that was stored in a weight format. Raises ConfigError for files that cannot be used.
+    that was stored in a weight format, or why that is unknown. Raises ConfigError for files that cannot be used.
     """
     from .checkpoint.stored_base import stored_base
 
-    if not (overwrite and Path(output).is_dir()):
-        refuse_nonempty(Path(output))
+    refuse_output(Path(output), overwrite=overwrite)
     registry = load_registry()
     kind = adapter or kind_of_adapter(registry, Path(folder))
     merging = open_merge(registry.get("adapter", kind), Path(folder), base)
-    if overwrite:
-        set_aside_outputs(Path(output), read=(merging.base_dir, Path(folder)))
-    base_in_format = stored_base(Path(folder), registry)
+    refuse_inputs(Path(output), read=(merging.base_dir, Path(folder)))
+    base_in_format = stored_base(Path(folder), merging.base_dir, registry, notice)
     if base_in_format is not None:
         merging = replace(merging, merge=base_in_format.watched(merging.merge))
-    merging.write(Path(output))
-    if base_in_format is not None:
+    merging.write(Path(output), make_room=partial(set_aside_outputs, Path(output)))
+    if base_in_format is not None and base_in_format.distances:
         notice(str(base_in_format))
     return merging.base_dir
 
 
-def quantize(model: str, output: str | Path, overrides: Sequence[str] = (), overwrite: bool = False) -> Path:
+def quantize(
+    model: str, output: str | Path, overrides: Sequence[str] = (), overwrite: bool = False, notice: Notice = print
+) -> Path:
     """Write a model with its blocks' matrices in a weight format to `output`, and return the folder of the model.
 
     `model`: directory or hub id. `overrides`: "key=value" of the format, such as "qlora_bnb=true". `output` must be
-    empty unless `overwrite` is set, which moves a model in it to `outputs.set_aside`. Raises ConfigError for a model or
-    a format that cannot be used.
+    empty unless `overwrite` is set, which moves a model in it to `outputs.set_aside`. `notice` gets what config and
+    format have to tell. Raises ConfigError for a model, a key or a format that cannot be used.
     """
-    from .checkpoint.quantize import quantize_checkpoint
+    from .checkpoint.quantize import config_of, quantize_checkpoint
 
-    if not (overwrite and Path(output).is_dir()):
-        refuse_nonempty(Path(output))
-    keys = {"model": model, "sequence_len": 16, "per_device_train_batch_size": 1}
-    loaded = load_config(
-        apply_overrides(keys, list(overrides)), registry=load_registry(), mode="sft", source="surogate quantize"
-    )
+    refuse_output(Path(output), overwrite=overwrite)
+    loaded = config_of(model, overrides, load_registry())
+    for line in loaded.notices:
+        notice(line)
     opened = open_run(loaded, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES])
-    if overwrite:
-        set_aside_outputs(Path(output), read=(opened.model_dir,))
-    quantize_checkpoint(opened, plan(opened, "cpu").assembly, Path(output))
+    refuse_inputs(Path(output), read=(opened.model_dir,))
+    make_room = partial(set_aside_outputs, Path(output))
+    quantize_checkpoint(opened, plan(opened, "cpu"), Path(output), notice, make_room)
     return opened.model_dir
 
 

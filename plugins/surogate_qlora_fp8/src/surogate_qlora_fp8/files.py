@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from surogate_core.api import HFTensor
 from surogate_core.errors import ConfigError
 
+from .ops import TILES
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -54,3 +56,21 @@ def config(kept: Sequence[str], options: Fp8WeightOptions) -> Mapping[str, Any]:
         "weight_block_size": [options.qlora_block_size, options.qlora_block_size],
         "modules_to_not_convert": list(kept),
     }
+
+
+def notice(tensors: Sequence[HFTensor], options: Fp8WeightOptions) -> str:
+    """Name the first matrix that transformers loads wrongly, and squares with which it loads all of them."""
+    wrong = next((tensor for tensor in tensors if not _splits_evenly(tensor, options.qlora_block_size)), None)
+    if wrong is None:
+        return ""
+    tile = next((tile for tile in reversed(TILES) if all(_splits_evenly(tensor, tile) for tensor in tensors)), None)
+    remedy = "No block size avoids that" if tile is None else f"qlora_block_size: {tile} avoids that"
+    return (
+        f"transformers will load {wrong.name} wrongly or not at all: a side of {list(wrong.shape)} is no multiple of "
+        f"qlora_block_size: {options.qlora_block_size}. {remedy}. Runs of surogate load it."
+    )
+
+
+def _splits_evenly(tensor: HFTensor, tile: int) -> bool:
+    """Return whether transformers finds the squares of a matrix, which it takes to be all of one size."""
+    return all(size <= tile or size % tile == 0 for size in tensor.shape)

@@ -22,6 +22,7 @@ FP8 = WeightFormatDef(
         load=files.load,
         save=files.save,
         config=files.config,
+        notice=files.notice,
     ),
     copies=STORAGE.copies,
 )

@@ -23,6 +23,10 @@ def _anywhere(device: DeviceInfo, options: Any) -> Support:
     return Support(True)
 
 
+def _nothing(tensors: Sequence[HFTensor], options: Any) -> str:
+    return ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CheckpointForm:
     """How Hugging Face checkpoints hold matrices in a weight format. "Config" is `quantization_config` of config.json.
@@ -38,6 +42,8 @@ class CheckpointForm:
               others from them. Raises ConfigError for parts of another shape, dtype or content.
     save      (tensor, the states of the matrix, name of the dtype that it is dequantized to, options) -> its parts
     config    (names of the modules that are not stored in it, options) -> the config of a checkpoint
+    notice    (tensors that are stored in it, options) -> what to tell who writes such a checkpoint, in one line; "" if
+              nothing
     """
 
     matches: Callable[[Mapping[str, Any]], bool]
@@ -47,6 +53,7 @@ class CheckpointForm:
     load: Callable[[HFTensor, Mapping[str, Any], Any], Sequence[Any]]
     save: Callable[[HFTensor, Sequence[Any], str, Any], Mapping[str, Any]]
     config: Callable[[Sequence[str], Any], Mapping[str, Any]]
+    notice: Callable[[Sequence[HFTensor], Any], str] = _nothing
 
 
 @dataclass(frozen=True, kw_only=True)

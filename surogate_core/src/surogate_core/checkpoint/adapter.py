@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..api import AdapterDef, Merge
 from ..config.keys import ADAPTER_FLAG
 from ..errors import ConfigError
-from ..hub.config_json import QUANTIZATION, read_config, refused_quantized
+from ..hub.config_json import QUANTIZATION, read_config
 from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, find_local, resolve_model_dir
 from ..planning.assembly import Assembly
 from ..planning.run import Run
@@ -107,12 +107,20 @@ class Merging:
     base_dir: Path
     merge: Merge
 
-    def write(self, output: Path) -> None:
-        """Write the merged model into a folder. A model in it is replaced."""
+    def write(self, output: Path, make_room: Callable[[], object] = lambda: None) -> None:
+        """Write the merged model into a folder. A model in it is replaced, unless `make_room` moves it away.
+
+        `make_room` is called once all files are written.
+        """
         from .hf import CONFIG, save_files, write_merged
 
         merge = self.merge
-        save_files(output, lambda fresh: write_merged(fresh, self.base_dir, merge.changes, merge.may_lack), CONFIG)
+        save_files(
+            output,
+            lambda fresh: write_merged(fresh, self.base_dir, merge.changes, merge.may_lack),
+            CONFIG,
+            make_room=make_room,
+        )
 
 
 def open_merge(adapter: AdapterDef, folder: Path, base: str | None) -> Merging:
@@ -133,6 +141,9 @@ def open_merge(adapter: AdapterDef, folder: Path, base: str | None) -> Merging:
     base_dir = resolve_model_dir(model, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES])
     config = read_config(base_dir)
     if QUANTIZATION in config:
-        raise refused_quantized(base_dir, "An adapter is merged into weights that are not")
+        raise ConfigError(
+            f"{base_dir / CONFIG_FILES[0]}: {QUANTIZATION}: the weights are stored quantized, and an adapter is merged "
+            "into weights that are not. Give the original checkpoint of this model, in bf16 or fp32: --base MODEL."
+        )
     merge.check(config)
     return Merging(base_dir, merge)

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
@@ -26,7 +26,8 @@ SAVING = ".saving-"
 RUN_FILE = "run.yaml"  # the resolved config, in the folder around the checkpoints
 """Prefix of hidden directories that hold complete files until they are moved to their final names."""
 
-_STOPPING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM})
+DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_STOPPING = DISK_IS_FULL | frozenset({errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM})
 
 
 def step_folder(directory: Path, step: int) -> Path:
@@ -138,17 +139,47 @@ def free_name(path: Path) -> Path:
 
 
 @contextmanager
-def stopping_when_disk_refuses(target: Path, *, safe_in: Path, doing: str = "saving") -> Iterator[None]:
-    """Turn errors of a full, read-only or failing disk into RunStopped, naming the failed action and what is safe."""
+def made(folder: Path) -> Iterator[None]:
+    """Create a folder and its parents. If the block fails, remove those that are new and empty."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for path in new:
+            with suppress(OSError):
+                path.rmdir()
+        raise
+
+
+@contextmanager
+def stopping_when_disk_refuses(target: Path, *, safe_in: Path | None, doing: str = "saving") -> Iterator[None]:
+    """Turn errors of a full, read-only or failing disk into RunStopped, naming the failed action and what is safe.
+
+    `safe_in`: the folder of a run's checkpoints, of which the newest complete one is named; None: there is no run.
+    """
     try:
         yield
     except OSError as error:
         if error.errno not in _STOPPING:
             raise
-        complete = list_checkpoints(safe_in)
-        safe = f"The newest complete checkpoint is {complete[-1]}." if complete else "No checkpoint is complete yet."
-        free = "" if error.errno not in (errno.ENOSPC, errno.EDQUOT) else " Free some space or lower save_total_limit."
-        raise RunStopped(f"{doing} {target} failed: {error.strerror}. {safe}{free}") from error
+        full = error.errno in DISK_IS_FULL
+        said = [f"{doing} {target} failed: {'' if full else _elsewhere(error, target)}{error.strerror}."]
+        if safe_in is not None:
+            complete = list_checkpoints(safe_in)
+            said.append(
+                f"The newest complete checkpoint is {complete[-1]}." if complete else "No checkpoint is complete yet."
+            )
+        if full:
+            said.append("Free some space or lower save_total_limit." if safe_in is not None else "Free some space.")
+        raise RunStopped(" ".join(said)) from error
+
+
+def _elsewhere(error: OSError, target: Path) -> str:
+    """Return the file of an error if it is not below `target`: one that is read to be copied."""
+    if not isinstance(error.filename, str) or Path(error.filename).is_relative_to(target):
+        return ""
+    return f"{error.filename}: "
 
 
 def sync(path: Path) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ..api import WeightMap
@@ -22,7 +21,7 @@ from ..errors import ConfigError, ProgramError
 from ..hub.config_json import QUANTIZATION, read_json
 from ..hub.files import TEMPLATE_DIRECTORY
 from ..reporting.text import names_text
-from .folders import SAVING, stopping_when_disk_refuses, sync, sync_tree
+from .folders import SAVING, made, stopping_when_disk_refuses, sync, sync_tree
 from .stored_weights import AGAIN, INDEX, LOADABLE, WEIGHTS, locate, opened, rows_of
 from .tensor_file import MAX_SHARD_BYTES, Stored, split_into_shards, write_safetensors
 
@@ -81,19 +80,30 @@ def save_model(out_dir: Path, model: ModelExport) -> None:
     a config.json holds one complete model, whenever the process is killed. Raises RunStopped when the disk is full or
     refuses.
     """
-    save_files(out_dir, lambda fresh: write_model(fresh, model), CONFIG)
+    save_files(out_dir, lambda fresh: write_model(fresh, model), CONFIG, safe_in=out_dir)
 
 
-def save_files(out_dir: Path, write: Callable[[Path], object], last: str) -> None:
-    """Have `write` fill a folder and move its files into `out_dir` as `save_model` does; `last` is moved last."""
-    with stopping_when_disk_refuses(out_dir, safe_in=out_dir):
-        out_dir.mkdir(parents=True, exist_ok=True)
+def save_files(
+    out_dir: Path,
+    write: Callable[[Path], object],
+    last: str,
+    *,
+    make_room: Callable[[], object] = lambda: None,
+    safe_in: Path | None = None,
+) -> None:
+    """Have `write` fill a folder and move its files into `out_dir` as `save_model` does; `last` is moved last.
+
+    `make_room` is called once all files are written, before the first is moved. `safe_in`: as for
+    `stopping_when_disk_refuses`. If `write` fails, `out_dir` is as it was: absent if it was new.
+    """
+    with stopping_when_disk_refuses(out_dir, safe_in=safe_in), made(out_dir):
         for leftover in out_dir.glob(f"{SAVING}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=out_dir, prefix=SAVING) as name:
             fresh = Path(name)
             write(fresh)
             sync_tree(fresh)
+            make_room()
             _move_in(fresh, out_dir, last)
 
 
@@ -188,10 +198,10 @@ def write_quantized(
     quantized: Callable[[str, Tensor], Mapping[str, Tensor]],
     quantization: Mapping[str, Any],
 ) -> None:
-    """Write the checkpoint in `base_dir` with the tensors `names` in a weight format, in files of the same names.
+    """Write the checkpoint in `base_dir` with some tensors in a weight format, in files of the same names.
 
-    `quantized`: (name, tensor) -> the tensors that hold it, by name. `quantization`: what config.json says of them. One
-    file at a time is in memory. For use inside `save_files`.
+    `quantized`: (name, tensor) -> the tensors that hold it, by name; called for each of `names`. `quantization`: what
+    config.json says of them. One file at a time is in memory. For use inside `save_files`.
     """
     _rewrite_weights(directory, base_dir, names, quantized)
     config = read_json(base_dir / CONFIG, AGAIN)
@@ -215,7 +225,8 @@ def _rewrite_weights(
                     raise ConfigError(f"{path}: {name} is stored as {stored_as}; use the unquantised model.")
                 tensor = file.get_tensor(name)
                 tensors |= rewritten(name, tensor) if name in names else {name: tensor}
-        save_file(tensors, directory / path.name, metadata={"format": "pt"})
+        stored = (Stored(name, tensor, tensor.dtype) for name, tensor in tensors.items())
+        write_safetensors(directory / path.name, stored)
         weight_map |= dict.fromkeys(tensors, path.name)
         total += sum(tensor.nbytes for tensor in tensors.values())
     if (base_dir / INDEX).is_file() and not (base_dir / WEIGHTS).exists():

@@ -2,21 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
 from ..api import CheckpointForm, HFTensor
+from ..config.load import LoadedConfig, apply_overrides, load_config
 from ..errors import ConfigError
+from ..hub.config_json import QUANTIZATION, refused_quantized
 from ..planning.assembly import Assembly
+from ..planning.plan import Plan
 from ..planning.run import Run
+from ..plugins.registry import Registry
 from ..reference.rounding import TORCH_DTYPES
+from ..runtime.finite_check import contents
 from .hf import CONFIG, save_files, write_quantized
 from .matrix_codec import MatrixCodec
+from .stored_weights import file_of, open_weights
 
 _MODULE = ".weight"
 _HEAD = "lm_head"
+
+
+_KEYS = ("model_dtype", "torch_dtype", "quantize_lm_head", "quantize_embedding")
+"""Keys of core that change what is stored."""
+_SOURCE = "surogate quantize"
+
+
+def config_of(model: str, overrides: Sequence[str], registry: Registry) -> LoadedConfig:
+    """Return the config of a run that stores `model` in the format that `overrides`, "key=value", select.
+
+    Raises ConfigError for keys that do not change what is stored.
+    """
+    given = apply_overrides({}, overrides)
+    if "model" in given:
+        raise ConfigError(f"{_SOURCE}: model: is the first argument, {model}. Remove it from --set.")
+    keys = {"model": model, "sequence_len": 16, "per_device_train_batch_size": 1}
+    loaded = load_config(given | keys, registry=registry, mode="sft", source=_SOURCE)
+    formats = registry.weight_formats().values()
+    known = [*_KEYS, *(info.alias or name for f in formats for name, info in f.options.model_fields.items())]
+    if other := sorted(set(given) - set(known)):
+        raise ConfigError(
+            f"{_SOURCE}: {', '.join(other)}: changes nothing here. Remove it from --set; keys that change what is "
+            f"stored: {', '.join(known)}."
+        )
+    return loaded
 
 
 def codec_of(run: Run, dtype: str) -> MatrixCodec:
@@ -33,32 +64,57 @@ def stored_tensors(assembly: Assembly) -> dict[str, HFTensor]:
     return {tensor.name: tensor for m in assembly.weights if m.param in assembly.stored for tensor in m.tensors}
 
 
-def quantize_checkpoint(run: Run, assembly: Assembly, output: Path) -> None:
+def quantize_checkpoint(
+    run: Run, planned: Plan, output: Path, notice: Callable[[str], None], make_room: Callable[[], object]
+) -> None:
     """Write the run's model to `output` with the matrices that the run stores in a weight format in that format.
 
-    Raises ConfigError if the format has no form in files, or the model is quantized already.
+    They have the bits that the run would store, which rounds weights to its dtype first. `notice` gets what the format
+    has to tell about the checkpoint. `make_room` is called once all files are written, before they replace those of a
+    model in `output`.
+
+    Raises ConfigError if the format has no form in files, the model is quantized already, its files do not fit its
+    config.json, or a weight is not finite.
     """
-    codec, tensors = codec_of(run, "bf16"), stored_tensors(assembly)
-    form = codec.format.checkpoints
-    if form is None:
+    codec, tensors = codec_of(run, planned.inputs.precision.model), stored_tensors(planned.assembly)
+    form, weights = _checked_form(run, codec), planned.assembly.weights
+    open_weights(run.model_dir, weights, run.model.ignored_tensors(run.dims), run.model.tied_copies(run.dims))
+    every = [tensor for m in weights for tensor in m.tensors]
+    others = [t.name.removesuffix(_MODULE) for t in every if len(t.shape) == 2 and t.name not in tensors]
+    head = () if _HEAD + _MODULE in tensors else (_HEAD,)  # a tied one is not among the tensors
+    config = form.config(list(dict.fromkeys((*head, *others))), codec.options)
+    if told := form.notice(list(tensors.values()), codec.options):
+        notice(told)
+
+    def quantized(name: str, weight: Tensor) -> Mapping[str, Tensor]:
+        rounded = weight.to(TORCH_DTYPES[codec.dtype])
+        _refuse_nonfinite(run.model_dir, name, rounded)
+        if name not in tensors:
+            return {name: weight}
+        parts = form.save(tensors[name], codec.quantized(tensors[name], rounded), codec.dtype, codec.options)
+        return {part: tensor.contiguous() for part, tensor in parts.items()}
+
+    def write(folder: Path) -> None:
+        write_quantized(folder, run.model_dir, {tensor.name for tensor in every}, quantized, config)
+
+    save_files(output, write, CONFIG, make_room=make_room)
+
+
+def _checked_form(run: Run, codec: MatrixCodec) -> CheckpointForm:
+    """Return how files hold the run's weight format. Raises ConfigError if those of its model cannot."""
+    if codec.format.checkpoints is None:
         raise ConfigError(f"{codec.format.key}: checkpoints cannot hold {codec.format.name}.")
     if run.config.quantize_embedding:
         raise ConfigError(
             "quantize_embedding: quantized checkpoints hold embeddings in floating point. Remove the key."
         )
-    every = [tensor for m in assembly.weights for tensor in m.tensors if len(tensor.shape) == 2]
-    others = [tensor.name.removesuffix(_MODULE) for tensor in every if tensor.name not in tensors]
-    head = () if _HEAD + _MODULE in tensors else (_HEAD,)  # a tied one is not among the tensors
-    config = form.config(list(dict.fromkeys((*head, *others))), codec.options)
-
-    def quantized(name: str, weight: Tensor) -> Mapping[str, Tensor]:
-        return _parts(form, codec, tensors[name], weight)
-
-    save_files(output, lambda fresh: write_quantized(fresh, run.model_dir, tensors.keys(), quantized, config), CONFIG)
+    if QUANTIZATION in run.model_config:
+        raise refused_quantized(run.model_dir, "They cannot be quantized again")
+    return codec.format.checkpoints
 
 
-def _parts(form: CheckpointForm, codec: MatrixCodec, tensor: HFTensor, weight: Tensor) -> dict[str, Tensor]:
-    wide = weight.dtype in (TORCH_DTYPES["fp32"], TORCH_DTYPES["fp64"])
-    exact = MatrixCodec(codec.format, codec.options, codec.ops, "fp32" if wide else codec.dtype)
-    parts = form.save(tensor, exact.quantized(tensor, weight), exact.dtype, codec.options)
-    return {name: part.contiguous() for name, part in parts.items()}
+def _refuse_nonfinite(model_dir: Path, name: str, weight: Tensor) -> None:
+    """Raise ConfigError, naming file and tensor, if `weight` holds NaN or inf."""
+    found = contents(weight)
+    if not found.finite:
+        raise ConfigError(f"{file_of(model_dir, name)}: {name} holds {found}. Use another checkpoint.")

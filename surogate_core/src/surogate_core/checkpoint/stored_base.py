@@ -5,7 +5,7 @@ An adapter of QLoRA is trained on rounded matrices and merged into those of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,7 +13,11 @@ from torch import Tensor
 
 from ..api import HFTensor, Merge
 from ..config.load import load_config, read_yaml
-from ..planning.run import chosen_weight_format
+from ..errors import ConfigError, PluginError
+from ..machine.devices import cpu
+from ..planning.assemble import record
+from ..planning.plan import run_inputs
+from ..planning.run import chosen_weight_format, open_run
 from ..plugins.registry import Registry
 from ..reference.rounding import TORCH_DTYPES
 from .folders import RUN_FILE
@@ -25,9 +29,13 @@ ROWS = 512
 
 @dataclass
 class StoredBase:
-    """The weight format of a base, and what was found of the matrices merged so far: {tensor: relative distance}."""
+    """The weight format of a base, and what was found of the matrices merged so far: {tensor: relative distance}.
+
+    tensors  those that are stored in the format
+    """
 
     codec: MatrixCodec
+    tensors: frozenset[str]
     distances: dict[str, float] = field(default_factory=dict)
 
     def watched(self, merge: Merge) -> Merge:
@@ -37,7 +45,7 @@ class StoredBase:
     def _watching(self, name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         def merged(weight: Tensor) -> Tensor:
             result = change(weight)
-            if weight.dim() == 2:
+            if name in self.tensors:
                 self.distances[name] = self._distance(name, weight[:ROWS], result[:ROWS])
             return result
 
@@ -56,12 +64,28 @@ class StoredBase:
         )
 
 
-def stored_base(folder: Path, registry: Registry) -> StoredBase | None:
-    """Return the weight format of the run that wrote an adapter, by the run.yaml beside it; None: it had none."""
+def stored_base(folder: Path, base_dir: Path, registry: Registry, notice: Callable[[str], None]) -> StoredBase | None:
+    """Return the weight format of the run that wrote an adapter, by the run.yaml beside it; None: it had none.
+
+    A run.yaml that cannot be used is no reason not to merge: None, and `notice` says why.
+    """
     path = next((p for p in (folder / RUN_FILE, folder.parent / RUN_FILE) if p.is_file()), None)
     if path is None:
         return None
-    raw: Mapping[str, object] = read_yaml(path)
-    loaded = load_config(raw, registry=registry, source=str(path))
+    try:
+        return _stored_base(path, base_dir, registry)
+    except (ConfigError, PluginError) as error:
+        why = "; ".join(line.strip() for line in str(error).splitlines())
+        notice(f"not shown: how far the model is from the base that the adapter was trained on, because of {why}")
+        return None
+
+
+def _stored_base(path: Path, base_dir: Path, registry: Registry) -> StoredBase | None:
+    loaded = load_config({**read_yaml(path), "model": str(base_dir)}, registry=registry, source=str(path))
     chosen = chosen_weight_format(loaded, registry)
-    return StoredBase(MatrixCodec(*chosen, registry.ops, "bf16")) if chosen else None
+    if chosen is None:
+        return None
+    recording = record(run_inputs(open_run(loaded, registry), cpu(), 1))
+    stored = {param.name for param in recording.stored}
+    tensors = frozenset(tensor.name for m in recording.weights if m.param in stored for tensor in m.tensors)
+    return StoredBase(MatrixCodec(*chosen, registry.ops, "bf16"), tensors)

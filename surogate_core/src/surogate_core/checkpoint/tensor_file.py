@@ -20,8 +20,13 @@ from .manifest import HashedFile
 
 MAX_SHARD_BYTES = 5_000_000_000
 
-STORED_AS = {TORCH_DTYPES[name]: dtype.file_name for name, dtype in DTYPES.items()}
-"""The name of each dtype in a safetensors header."""
+STORED_AS = {TORCH_DTYPES[name]: dtype.file_name for name, dtype in DTYPES.items()} | {
+    torch.float16: "F16",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.bool: "BOOL",
+}
+"""The name of each dtype in a safetensors header: those of values, and others that models of others hold."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +60,15 @@ def split_into_shards(tensors: Iterable[Stored], max_shard_bytes: int) -> list[l
 
 
 def write_safetensors(path: Path, tensors: Iterable[Stored]) -> str:
-    """Write `tensors`, sorted by name. Return the file's hash, as a manifest holds it.
+    """Write `tensors`, the widest dtypes first, so that each is aligned, then by name.
+
+    Return the file's hash, as a manifest holds it.
 
     The format: length of the header in 8 bytes, little-endian; the header, JSON padded to 8 bytes; the data.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
-    ordered = sorted(tensors, key=lambda t: t.name)
+    ordered = sorted(tensors, key=lambda t: (-t.dtype.itemsize, t.name))
     for t in ordered:
         offsets = [at, at + t.nbytes]
         header[t.name] = {"dtype": STORED_AS[t.dtype], "shape": list(t.rows.shape), "data_offsets": offsets}

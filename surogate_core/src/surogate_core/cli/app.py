@@ -17,6 +17,7 @@ from .options import (
     ConfigOption,
     FitOption,
     JsonOption,
+    OverwriteOption,
     PtOption,
     RunArguments,
     SetOption,
@@ -132,9 +133,7 @@ def merge(
         str | None,
         typer.Option("--base", metavar="MODEL", help="Folder or hub id. Default: the one that the adapter names."),
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Allow a model in OUTPUT: it is moved aside first.")
-    ] = False,
+    overwrite: OverwriteOption = False,
     kind: Annotated[
         str | None,
         typer.Option("--adapter", metavar="NAME", help="Kind of adapter. Default: by the file in ADAPTER."),
@@ -146,14 +145,19 @@ def merge(
     return merge_command(adapter, output, base, overwrite, kind)
 
 
-@app.command(help="Write a model with its matrices in a weight format, such as NF4.")
+@app.command(help="Write a model with its matrices in a weight format, which a key selects.")
 def quantize(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder or hub id.")],
     output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="New or empty folder for the model.")],
-    overrides: SetOption = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Allow a model in OUTPUT: it is moved aside first.")
-    ] = False,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Required: KEY=true of a weight format. Without it an error names them. Repeatable.",
+        ),
+    ] = None,
+    overwrite: OverwriteOption = False,
 ) -> int:
     from .quantize import quantize_command
 

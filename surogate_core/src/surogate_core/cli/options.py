@@ -29,6 +29,9 @@ FitOption = Annotated[
         help="The fastest settings that fit, with the same rows per step: a device (h200), a size (24GiB), or auto.",
     ),
 ]
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", help="Allow a model in OUTPUT: it is moved aside when the new one is written.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SftOption = Annotated[bool, typer.Option("--sft", help="Use the defaults of `surogate sft`: train an adapter.")]
 PtOption = Annotated[bool, typer.Option("--pt", help="Use the defaults of `surogate pt`.")]

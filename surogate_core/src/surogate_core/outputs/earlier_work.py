@@ -8,12 +8,15 @@ first step: `run.yaml`, and metrics that hold only the record of its start.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER
-from ..checkpoint.folders import SAVING, free_name
+from ..checkpoint.folders import DISK_IS_FULL, SAVING, free_name, made
 from ..errors import ConfigError
 from ..hub.files import CONFIG_FILES, WEIGHT_FILES
 from ..reporting.metrics import METRICS_FILE
@@ -101,15 +104,37 @@ def refuse_metrics(metrics: Path, source: str) -> None:
         )
 
 
-def refuse_nonempty(folder: Path) -> None:
-    """Raise ConfigError unless a merged model can be written to a path without mixing with other files."""
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder}: is a file. Name a folder for the merged model.")
-    if found := _entries(folder):
-        raise ConfigError(
-            f"{folder}: is not empty: it holds {_named(found)}. Name another folder, or use --overwrite, which sets "
-            "a model in it aside and deletes nothing."
-        )
+def refuse_output(folder: Path, *, overwrite: bool) -> None:
+    """Raise ConfigError unless a model can be written to a path, without mixing with others unless `overwrite`.
+
+    Nothing is left there.
+    """
+    if os.path.exists(folder) and not os.path.isdir(folder):  # Path.exists raises for names that are too long
+        raise ConfigError(f"{folder}: is a file. Name a folder for the model.")
+    try:
+        if not overwrite and (found := _entries(folder)):
+            raise ConfigError(
+                f"{folder}: is not empty: it holds {_named(found)}. Name another folder, or use --overwrite, which "
+                "sets a model in it aside and deletes nothing."
+            )
+        with suppress(_Tried), made(folder), TemporaryDirectory(dir=folder, prefix=SAVING):
+            raise _Tried
+    except OSError as error:
+        if error.errno not in DISK_IS_FULL:  # the error of the save says what to do
+            raise ConfigError(f"{folder}: cannot be written to: {error.strerror}. Name another folder.") from None
+
+
+class _Tried(Exception):
+    """Ends the trial of `refuse_output`, so that it leaves nothing."""
+
+
+def refuse_inputs(folder: Path, read: Sequence[Path]) -> None:
+    """Raise ConfigError if one of the folders `read`, existing or not, would be moved by `set_aside_outputs`."""
+    found = outputs_in(folder)
+    for source in filter(Path.exists, read):
+        place = source.resolve()
+        if place == folder.resolve() or any(place.is_relative_to(path.resolve()) for path in found):
+            raise ConfigError(f"{source}: is an input, but would be set aside in {folder}. Name another output folder.")
 
 
 def set_aside_outputs(folder: Path, read: Sequence[Path] = ()) -> list[Path]:
@@ -118,11 +143,8 @@ def set_aside_outputs(folder: Path, read: Sequence[Path] = ()) -> list[Path]:
     `read`: folders, existing or not, that are read afterwards. Raises ConfigError if one of them would be moved, or the
     disk refuses.
     """
+    refuse_inputs(folder, read)
     found = outputs_in(folder)
-    for source in filter(Path.exists, read):
-        place = source.resolve()
-        if place == folder.resolve() or any(place.is_relative_to(path.resolve()) for path in found):
-            raise ConfigError(f"{source}: is an input, but would be set aside in {folder}. Name another output folder.")
     if not found:
         return []
     target = free_name(folder / OUTPUTS)

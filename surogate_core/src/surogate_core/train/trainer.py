@@ -301,7 +301,13 @@ def _write_outputs(run: Run, plan: Plan, worker: Worker | Team, progress: Progre
     else:
         adapter, _ = run.adapter
         folder = output / ADAPTER_FOLDER
-        hf.save_files(folder, lambda fresh: write_adapter(fresh, run, assembly, params), adapter.config_file)
+        checkpoints = Path(config.resolved_checkpoint_dir)
+        hf.save_files(
+            folder,
+            lambda fresh: write_adapter(fresh, run, assembly, params),
+            adapter.config_file,
+            safe_in=checkpoints,
+        )
         if config.merge_adapter:
             open_merge(adapter, folder, config.model).write(output / MERGED_FOLDER)
     mark("outputs written")
