@@ -151,6 +151,40 @@ def test_damaged_parts_are_named(
         trained(place, "refused", model=str(model), overwrite_output_dir=True, **{key: True})
 
 
+def spoiled(folder: Path, into: Path, name: str) -> Path:
+    """Copy a model with NaN in the first element of one of its tensors."""
+    tensor = next(found[name] for found in map(load_file, folder.glob("*.safetensors")) if name in found)
+    if tensor.dtype == torch.float8_e4m3fn:
+        tensor.view(torch.uint8).view(-1)[0] = 0x7F
+    else:
+        tensor.view(-1)[0] = torch.nan
+    return damaged(folder, into, name, tensor)
+
+
+@pytest.mark.parametrize(
+    ("key", "more", "part"),
+    [
+        ("qlora_fp8", [], ""),
+        ("qlora_fp8", [], "_scale_inv"),
+        ("qlora_fp4", [], "_scale"),
+        ("qlora_fp4", [], "_scale_2"),
+        ("qlora_bnb", [], ".nested_absmax"),
+        ("qlora_bnb", ["qlora_bnb_double_quant=false"], ".absmax"),
+    ],
+)
+def test_a_quantized_base_with_nan_is_refused_and_its_file_and_tensor_are_named(
+    place: Workplace, tmp_path: Path, key: str, more: list[str], part: str
+) -> None:
+    name = f"model.layers.0.self_attn.k_proj.weight{part}"
+    model = spoiled(quantized(place, key, *more), tmp_path / "damaged", name)
+    keys = {key: True} | {text.split("=")[0]: False for text in more}
+    with pytest.raises(ConfigError) as refused:
+        trained(place, "refused", model=str(model), overwrite_output_dir=True, **keys)
+    title, line = str(refused.value).splitlines()
+    assert title == f"{model}: weights hold NaN or inf. Train from another checkpoint."
+    assert re.fullmatch(rf"  model\S*\.safetensors: {re.escape(name)} \[.*\]: 1 NaN of .*", line), line
+
+
 def test_merging_says_how_far_the_model_is_from_the_stored_base(place: Workplace, tmp_path: Path) -> None:
     output = place.root / "merged-from"
     run.train(run.load(place.write(output_dir=str(output), qlora_bnb=True), mode="sft"))
