@@ -137,6 +137,12 @@ def damaged(folder: Path, into: Path, name: str, tensor: Tensor | None) -> Path:
     [
         ("qlora_bnb", ".absmax", None, r"lacks .*o_proj\.weight\.absmax"),
         ("qlora_bnb", ".absmax", torch.zeros(3, dtype=torch.uint8), r"o_proj\.weight: absmax must be 64 elements"),
+        (
+            "qlora_bnb",
+            ".quant_state.bitsandbytes__nf4",
+            torch.zeros(9, dtype=torch.uint8),
+            r"safetensors: .*o_proj\.weight: its quant_state\.bitsandbytes__nf4 is no JSON",
+        ),
         ("qlora_bnb", ".quant_map", torch.zeros(16), r"o_proj\.weight: its map of codes is not that of bitsandbytes"),
         ("qlora_fp8", "_scale_inv", torch.zeros(2, 2), r"o_proj\.weight: its scales must be fp32 or bf16 \[1, 1\]"),
         ("qlora_fp4", "_scale", torch.zeros(3), r"o_proj\.weight: must be torch\.float8_e4m3fn \[64, 4\]"),

@@ -24,8 +24,8 @@ def load_base(run: Run, assembly: Assembly, worker: Worker | Team, ignored: Sequ
 
     `ignored`: tensors that the files may hold besides those that the model ignores.
 
-    Raises ConfigError, naming file and tensor, for files that do not fit the model, or with NaN or inf in weights that are
-    staged or stored quantized.
+    Raises ConfigError, naming file and tensor, for files that do not fit the model, or with NaN or inf in weights that
+    are staged or stored quantized.
     """
     ignored = [*run.model.ignored_tensors(run.dims), *ignored]
     base = _base_format(run, assembly)
