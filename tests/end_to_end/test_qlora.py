@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from end_to_end.product import Workplace, losses, make_workplace
+from end_to_end.product import Workplace, losses, make_workplace, write_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -21,15 +23,28 @@ FORMATS = ("qlora_bnb", "qlora_fp8", "qlora_fp4")
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     """A workplace whose model has weights, drawn by transformers."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     keys = {"from_scratch": None, "lora_rank": 4, "learning_rate": 1e-2, "eval_steps": 0}
     workplace = make_workplace(tmp_path_factory.mktemp("qlora"), max_steps=4, save_steps=2, **keys)
-    torch.manual_seed(0)
-    model = workplace.root / "model"
-    drawn = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model), dtype=torch.float32)
-    drawn.save_pretrained(model, max_shard_size="200KB")
+    draw(workplace.root / "model", max_shard_size="200KB")
     return workplace
+
+
+def draw(model: Path, **save: Any) -> Path:
+    """Write random weights into the folder of a model."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    drawn = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model), dtype=torch.float32)
+    drawn.save_pretrained(model, **save)
+    return model
+
+
+@pytest.fixture(scope="module")
+def untied(place: Workplace) -> Path:
+    """A model with an LM head of its own, stored in FP8 with its head."""
+    model = draw(write_model(place.root / "untied", tie_word_embeddings=False))
+    run.quantize(str(model), place.root / "untied-fp8", ["qlora_fp8=true", "quantize_lm_head=true"])
+    return place.root / "untied-fp8"
 
 
 def quantized(place: Workplace, key: str, *more: str) -> Path:
@@ -189,6 +204,48 @@ def test_a_quantized_base_with_nan_is_refused_and_its_file_and_tensor_are_named(
     title, line = str(refused.value).splitlines()
     assert title == f"{model}: weights hold NaN or inf. Train from another checkpoint."
     assert re.fullmatch(rf"  model\S*\.safetensors: {re.escape(name)} \[.*\]: 1 NaN of .*", line), line
+
+
+@pytest.mark.parametrize("keys", [{}, {"lora_modules_to_save": ["lm_head"]}])
+def test_a_checkpoint_with_a_quantized_head_names_the_key_to_set(
+    place: Workplace, untied: Path, tmp_path: Path, keys: dict[str, object]
+) -> None:
+    remedy = "This run trains it. Use the original checkpoint" if keys else "Set quantize_lm_head: true"
+    keys = {"qlora_fp8": True, "model": str(untied), "overwrite_output_dir": True, **keys}
+    with pytest.raises(ConfigError, match=rf"config\.json: .*: lm_head\.weight is stored quantized\. {remedy}"):
+        run.plan(run.load(place.write(**keys), mode="sft"), "h200")
+    silent = shutil.copytree(untied, tmp_path / "silent")  # config.json does not list what is in full precision
+    config = json.loads((silent / "config.json").read_text())
+    del config["quantization_config"]["modules_to_not_convert"]
+    (silent / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=rf"safetensors: lm_head\.weight is stored quantized\. {remedy}"):
+        trained(place, "refused", **keys | {"model": str(silent)})
+
+
+def test_a_checkpoint_with_a_quantized_head_trains_with_the_key(place: Workplace, untied: Path) -> None:
+    keys = {"qlora_fp8": True, "quantize_lm_head": True, "max_steps": 2}
+    stored = trained(place, "head-stored", model=str(untied), **keys)
+    assert stored[0] == trained(place, "head-loaded", model=str(place.root / "untied"), **keys)[0]
+
+
+def test_a_checkpoint_with_a_quantized_embedding_names_the_key_to_set(
+    place: Workplace, untied: Path, tmp_path: Path
+) -> None:
+    name = "model.embed_tokens.weight"
+    model = damaged(untied, tmp_path / "model", name, torch.zeros(2048, 64).to(torch.float8_e4m3fn))
+    keys = {"qlora_fp8": True, "quantize_lm_head": True, "model": str(model), "overwrite_output_dir": True}
+    with pytest.raises(ConfigError, match=rf"safetensors: {name} is stored quantized\. Set quantize_embedding: true\."):
+        trained(place, "refused", **keys)
+
+
+def test_a_matrix_that_is_half_quantized_is_refused_with_its_file(
+    place: Workplace, untied: Path, tmp_path: Path
+) -> None:
+    model = damaged(untied, tmp_path / "model", "model.layers.0.self_attn.k_proj.weight", torch.zeros(32, 64))
+    keys = {"qlora_fp8": True, "quantize_lm_head": True, "model": str(model), "overwrite_output_dir": True}
+    message = r"safetensors: .*0\.self_attn\.q_proj\.weight is quantized and .*0\.self_attn\.k_proj\.weight is not"
+    with pytest.raises(ConfigError, match=message):
+        trained(place, "refused", **keys)
 
 
 def test_merging_says_how_far_the_model_is_from_the_stored_base(place: Workplace, tmp_path: Path) -> None:

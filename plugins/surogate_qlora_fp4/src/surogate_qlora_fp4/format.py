@@ -73,6 +73,7 @@ FP4 = WeightFormatDef(
     checkpoints=CheckpointForm(
         matches=files.matches,
         check=files.check,
+        kept=files.kept,
         parts=files.parts,
         ignored=files.IGNORED,
         load=files.load,

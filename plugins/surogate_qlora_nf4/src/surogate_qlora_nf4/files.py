@@ -46,6 +46,10 @@ def check(config: Mapping[str, Any], options: Nf4Options) -> None:
         )
 
 
+def kept(config: Mapping[str, Any]) -> Sequence[str] | None:
+    return config.get("llm_int8_skip_modules")
+
+
 def parts(name: str, options: Nf4Options) -> Sequence[str]:
     nested = ("nested_absmax", "nested_quant_map") if options.qlora_bnb_double_quant else ()
     return (name, *(f"{name}.{part}" for part in ("absmax", "quant_map", NAME, *nested)))

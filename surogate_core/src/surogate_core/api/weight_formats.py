@@ -32,6 +32,7 @@ class CheckpointForm:
     matches   config -> whether the checkpoint holds this form
     check     (config, options) -> None. Raises ConfigError, with the keys to set, if the checkpoint was stored with
               other options, and for what the form does not allow.
+    kept      config -> patterns of the linear modules that are in floating point; None: the config does not say
     parts     (name of a tensor, options) -> names of the tensors that hold it; its own name is among them
     ignored   patterns of other tensors that such checkpoints may hold
     load      (tensor, its parts by name, options) -> the first states of the matrix. Ops of `quantize` compute the
@@ -42,6 +43,7 @@ class CheckpointForm:
 
     matches: Callable[[Mapping[str, Any]], bool]
     check: Callable[[Mapping[str, Any], Any], None]
+    kept: Callable[[Mapping[str, Any]], Sequence[str] | None] = lambda config: None
     parts: Callable[[str, Any], Sequence[str]]
     ignored: Sequence[str] = ()
     load: Callable[[HFTensor, Mapping[str, Any], Any], Sequence[Any]]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ..hub.config_json import QUANTIZATION
 from ..planning.assembly import Assembly
 from ..planning.run import Run
+from ..planning.unstored import remedies
 from ..runtime.finite_check import refuse_nonfinite_weights
 from .stored_weights import BaseFormat, file_of, open_weights
 
@@ -45,7 +46,9 @@ def _base_format(run: Run, assembly: Assembly) -> BaseFormat | None:
     if QUANTIZATION not in run.model_config or run.weight_format is None:
         return None
     format, options = run.weight_format
-    return BaseFormat(format.checkpoints, options, frozenset(assembly.stored)) if format.checkpoints else None
+    if format.checkpoints is None:
+        return None
+    return BaseFormat(format.checkpoints, options, frozenset(assembly.stored), remedies(run, assembly))
 
 
 def refuse_nonfinite(run: Run, assembly: Assembly, params: Mapping[str, Tensor]) -> None:

@@ -36,11 +36,15 @@ COMPARED_ROWS = 4096
 
 @dataclass(frozen=True)
 class BaseFormat:
-    """The weight format of a base, and the params that it may hold in it."""
+    """The weight format of a base, and the params that it may hold in it.
+
+    remedies  {another param: what to do if it holds that in the format}
+    """
 
     form: CheckpointForm
     options: Any
     params: frozenset[str]
+    remedies: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -157,26 +161,28 @@ def open_weights(
 
 def _quantized(files: Mapping[Path, set[str]], maps: Sequence[WeightMap], base: BaseFormat | None) -> frozenset[str]:
     """Return the params that the files hold in the weight format of `base`: those whose tensors are not in floating
-    point. Raises ConfigError for a param of which some tensors are and others are not.
+    point. Raises ConfigError for a param that may not be, or of which some tensors are and others are not.
     """
     if base is None:
         return frozenset()
-    floating: dict[str, bool] = {}
+    param_of = {tensor.name: m.param for m in maps for tensor in m.tensors}
+    full: dict[str, dict[str, Path]] = {}
+    coded: dict[str, dict[str, Path]] = {}
     for path, names in files.items():
         with opened(path) as file:
-            wanted = {tensor.name for m in maps if m.param in base.params for tensor in m.tensors}
-            floating |= {name: file.get_slice(name).get_dtype() in LOADABLE for name in names & wanted}
-    quantized = set()
-    for m in maps:
-        kinds = {floating[tensor.name]: tensor.name for tensor in m.tensors if tensor.name in floating}
-        if len(kinds) > 1:
+            for name in sorted(names & param_of.keys()):
+                kind = full if file.get_slice(name).get_dtype() in LOADABLE else coded
+                kind.setdefault(param_of[name], {})[name] = path
+    for param, tensors in coded.items():
+        name, path = next(iter(tensors.items()))
+        if param not in base.params:
+            raise ConfigError(f"{path}: {name} is stored quantized. {base.remedies[param]}")
+        if param in full:
             raise ConfigError(
-                f"{kinds[False]} is quantized and {kinds[True]} is not, but the two are one matrix here. Use the "
-                "original checkpoint of this model."
+                f"{path}: {name} is quantized and {next(iter(full[param]))} is not, but the two are one matrix here. "
+                "Use the original checkpoint of this model."
             )
-        if False in kinds:
-            quantized.add(m.param)
-    return frozenset(quantized)
+    return frozenset(coded)
 
 
 @contextmanager
