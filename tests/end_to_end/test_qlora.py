@@ -80,6 +80,44 @@ def test_a_stopped_run_resumes_with_the_same_bits(place: Workplace) -> None:
     assert all(torch.equal(straight[1][name], resumed[1][name]) for name in straight[1])
 
 
+def resumed_lines(place: Workplace, checkpoint: Path, name: str, **keys: object) -> list[str]:
+    """Resume from a checkpoint in the folder `name`. Return the lines that were printed."""
+    told: list[str] = []
+    config = place.write(output_dir=str(place.root / name), resume_from_checkpoint=str(checkpoint), **keys)
+    run.train(run.load(config, mode="sft"), notice=told.append)
+    return told
+
+
+OFFLOADED = {"offload_residual": True, "offload_quants": 1, "offload_optimizer": True, "use_zero_copy": True}
+
+
+@pytest.fixture(scope="module")
+def saved(place: Workplace) -> Path:
+    """A checkpoint of a QLoRA run in the middle."""
+    trained(place, "saved", qlora_bnb=True)
+    return place.root / "saved/step_00000002"
+
+
+def test_a_run_that_resumes_with_other_offloading_has_the_same_bits_and_nothing_says_otherwise(
+    place: Workplace, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surogate_offload_states.selection.SMALLEST_BYTES", 1)
+    told = resumed_lines(place, saved, "offloaded", qlora_bnb=True, **OFFLOADED)
+    assert not any("not bit-identical" in line for line in told), told
+    assert losses(place.root / "offloaded") == losses(place.root / "saved")[2:]
+    back = resumed_lines(place, place.root / "offloaded/step_00000004", "not-offloaded", qlora_bnb=True)
+    assert not any("not bit-identical" in line for line in back), back
+
+
+def test_a_run_that_resumes_without_its_weight_format_says_that_the_package_is_not_used(
+    place: Workplace, saved: Path
+) -> None:
+    told = resumed_lines(place, saved, "without-format")
+    (line,) = [line for line in told if "not bit-identical" in line]
+    assert "qlora_bnb: false (saved: true)" in line
+    assert re.search(r"surogate-qlora-nf4 not used \(saved: [\d.]+\)", line)
+
+
 def test_every_format_trains_and_differs_from_the_full_base(place: Workplace) -> None:
     full = trained(place, "full")[0]
     for key in FORMATS:

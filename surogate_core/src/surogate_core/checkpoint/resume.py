@@ -32,7 +32,14 @@ _REPORTS = (
 )
 _SAVES = ("save_steps", "save_total_limit", "save_in_background", "resume_from_checkpoint")
 _EXECUTION = ("launcher", "use_cuda_graphs", "eval_steps", "check_finite", "verify_outputs")
-_MEMORY = ("device_memory_limit", "host_memory_limit", "recompute", *RECOMPUTE_KEYS.values())
+_MEMORY = (
+    "device_memory_limit",
+    "host_memory_limit",
+    "use_zero_copy",
+    "use_write_combined",
+    "recompute",
+    *RECOMPUTE_KEYS.values(),
+)
 _WITHOUT_EFFECT = frozenset((*_FACTS, *_DATA, *_FOLDERS, *_REPORTS, *_SAVES, *_EXECUTION, *_MEMORY))
 """Keys that change no bit of a resumed run, or that are compared as one of the run's `facts`."""
 
@@ -150,7 +157,7 @@ def differences(
 ) -> Iterator[str]:
     """Yield lines that say why the resumed run will not be bit-identical to an uninterrupted one.
 
-    `without_effect`: keys of plugins that change no bit.
+    `without_effect`: keys of plugins, and packages, that change no bit.
     """
     changed = [
         f"{name}: {_text(new)} (saved: {_text(old)})"
@@ -158,8 +165,9 @@ def differences(
         if name not in without_effect
     ]
     changed += [
-        f"{name} {new or 'absent'} (saved: {old or 'absent'})"
+        f"{name} {new or 'not used'} (saved: {old or 'not used'})"
         for name, old, new in _differing(resumed.manifest.versions, versions)
+        if name not in without_effect
     ]
     if changed:
         yield f"resuming with {'; '.join(changed)}: not bit-identical to an uninterrupted run"

@@ -19,6 +19,7 @@ from ..data.pack import PackedRows
 from ..errors import ConfigError
 from ..planning.plan import Plan
 from ..planning.run import Run
+from ..planning.versions import neutral_distributions
 from ..program.value import Value
 from . import hf
 from .adapter import write_adapter
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 MAX_STEP = 2**31 - 1
 MAX_FP32 = 3.4e38
 """Largest values of the program inputs `step` (int32) and `lr` (fp32)."""
+
+_NEUTRAL_KINDS = ("logger", "offload")
+"""Kinds of plugins that change no bit of a run."""
 
 _POSITION = ("tokens", "seconds", "nonfinite", "loss", "lr")
 
@@ -115,8 +119,9 @@ class SavedRun:
         """Raise ConfigError unless the checkpoint is of this run. Return lines for the user about other differences."""
         refuse_another_run(resumed, self.facts, self.run.loaded.source)
         models = self.run.registry.options_models()
-        logger_keys = {key for (kind, _), model in models.items() if kind == "logger" for key in keys_of(model)}
-        return list(differences(resumed, resolved(self.run.loaded), self.versions, without_effect=logger_keys))
+        neutral = {key for (kind, _), model in models.items() if kind in _NEUTRAL_KINDS for key in keys_of(model)}
+        neutral |= neutral_distributions(self.run, self.plan)
+        return list(differences(resumed, resolved(self.run.loaded), self.versions, without_effect=neutral))
 
     def restore(self, resumed: Resumed, worker: Worker | Team) -> Progress:
         """Fill the worker's params and states and return the saved progress. Call it before `worker.start()`."""
