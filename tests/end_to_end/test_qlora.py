@@ -29,11 +29,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     return workplace
 
 
-def draw(model: Path, **save: Any) -> Path:
+def draw(model: Path, seed: int = 0, **save: Any) -> Path:
     """Write random weights into the folder of a model."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     drawn = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model), dtype=torch.float32)
     drawn.save_pretrained(model, **save)
     return model
@@ -116,6 +116,50 @@ def test_a_run_that_resumes_without_its_weight_format_says_that_the_package_is_n
     (line,) = [line for line in told if "not bit-identical" in line]
     assert "qlora_bnb: false (saved: true)" in line
     assert re.search(r"surogate-qlora-nf4 not used \(saved: [\d.]+\)", line)
+
+
+def test_an_adapter_does_not_resume_on_another_base_of_the_same_shape(place: Workplace, saved: Path) -> None:
+    other = write_model(place.root / "other")
+    draw(other, seed=1)
+    with pytest.raises(
+        ConfigError, match=r"was saved with base weights \w+, model: .*/model \(this run: \w+\)\. Restore"
+    ):
+        resumed_lines(place, saved, "other-base", qlora_bnb=True, model=str(other))
+
+
+def test_a_base_may_move_and_its_tensors_may_be_in_other_files(place: Workplace, saved: Path, tmp_path: Path) -> None:
+    moved = write_model(tmp_path / "moved")
+    tensors = {name: t for path in place.root.glob("model/*.safetensors") for name, t in load_file(path).items()}
+    save_file(tensors, moved / "model.safetensors")
+    (moved / "config.json").write_text((place.root / "model/config.json").read_text())
+    told = resumed_lines(place, saved, "moved-base", qlora_bnb=True, model=str(moved))
+    assert not any("bit-identical" in line for line in told), told
+    assert losses(place.root / "moved-base") == losses(place.root / "saved")[2:]
+
+
+def test_a_run_resumes_on_the_quantized_copy_of_its_base_and_back_with_a_notice(place: Workplace, saved: Path) -> None:
+    copy, keys = str(quantized(place, "qlora_bnb")), {"qlora_bnb": True}
+    (line,) = [line for line in resumed_lines(place, saved, "on-copy", model=copy, **keys) if "identical" in line]
+    assert "base files in bitsandbytes (saved: floating point)" in line and "the same base in nf4" in line
+    assert losses(place.root / "on-copy") == losses(place.root / "saved")[2:]
+    (line,) = [
+        line
+        for line in resumed_lines(place, place.root / "on-copy/step_00000004", "back", **keys)
+        if "identical" in line
+    ]
+    assert "base files in floating point (saved: bitsandbytes)" in line
+
+
+def test_a_checkpoint_without_facts_of_its_base_resumes(place: Workplace, saved: Path, tmp_path: Path) -> None:
+    older = shutil.copytree(saved, tmp_path / saved.name)
+    manifest = json.loads((older / "manifest.json").read_text())
+    assert manifest["facts"]["frozen weights"] == "nf4"
+    for name in ("base weights", "base files", "frozen weights"):
+        del manifest["facts"][name]
+    manifest["facts"]["config.json quantization_config"] = {"quant_method": "bitsandbytes"}
+    (older / "manifest.json").write_text(json.dumps(manifest))
+    resumed_lines(place, older, "older", qlora_bnb=True)
+    assert losses(place.root / "older") == losses(place.root / "saved")[2:]
 
 
 def test_every_format_trains_and_differs_from_the_full_base(place: Workplace) -> None:

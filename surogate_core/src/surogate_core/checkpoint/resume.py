@@ -10,6 +10,7 @@ from typing import Any
 
 from ..config.schema import RECOMPUTE_KEYS
 from ..errors import ConfigError
+from ..hub.config_json import QUANTIZATION
 from .folders import list_checkpoints, restore_replaced, step_folder
 from .manifest import DamagedCheckpoint, Manifest, read_manifest, verify_files
 
@@ -42,6 +43,12 @@ _MEMORY = (
 )
 _WITHOUT_EFFECT = frozenset((*_FACTS, *_DATA, *_FOLDERS, *_REPORTS, *_SAVES, *_EXECUTION, *_MEMORY))
 """Keys that change no bit of a resumed run, or that are compared as one of the run's `facts`."""
+
+WEIGHTS, FILES, FROZEN = "base weights", "base files", "frozen weights"
+"""Facts of an adapter's base: a hash of its weights, the form of its files, and the form that the run holds."""
+
+_NOT_COMPARED = frozenset((WEIGHTS, FILES, FROZEN, f"config.json {QUANTIZATION}"))
+"""Facts that may differ: those of the base are compared apart, and older checkpoints have the last one."""
 
 
 @dataclass(frozen=True)
@@ -143,13 +150,36 @@ def refuse_another_run(resumed: Resumed, facts: Mapping[str, Any], source: str) 
     """Raise ConfigError naming the facts that differ from the saved run's, with both values."""
     saved, now = resumed.manifest.facts, json.loads(json.dumps(facts))
     key = "adapter_path" if "adapter" in saved else "model"  # a checkpoint of an adapter holds no model
-    changed = [f"{name}: {_text(old)} (this run: {_text(new)})" for name, old, new in _differing(saved, now)]
+    differing = [found for found in _differing(saved, now) if found[0] not in _NOT_COMPARED]
+    changed = [f"{name}: {_text(old)} (this run: {_text(new)})" for name, old, new in differing]
+    if _known(saved, now, WEIGHTS) and saved[WEIGHTS] != now[WEIGHTS] and saved.get(FILES) == now.get(FILES):
+        base = resumed.manifest.config.get("model")
+        changed.append(f"{WEIGHTS} {saved[WEIGHTS]}, model: {base} (this run: {now[WEIGHTS]})")
     if changed:
         raise ConfigError(
             f"{source}: resume_from_checkpoint: {resumed.directory} was saved with {'; '.join(changed)}. Restore these "
             "settings to resume. To train its weights further, start a new run in another output_dir, with "
             f"resume_from_checkpoint: false and {key}: {resumed.directory}."
         )
+
+
+def another_form(resumed: Resumed, facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line if the base's files have another form than those of the saved run.
+
+    Weights in two forms cannot be compared, and those of one base have the same bits in the run's format.
+    """
+    saved = resumed.manifest.facts
+    if _known(saved, facts, FILES) and saved[FILES] != facts[FILES]:
+        yield (
+            f"resuming on base files in {facts[FILES]} (saved: {saved[FILES]}), which cannot be compared with those of "
+            f"model: {resumed.manifest.config.get('model')}: bit-identical if both are the same base in "
+            f"{saved[FROZEN]}"
+        )
+
+
+def _known(saved: Mapping[str, Any], now: Mapping[str, Any], name: str) -> bool:
+    """Return whether both runs have the fact. Older checkpoints have none of a base."""
+    return name in saved and name in now
 
 
 def differences(
