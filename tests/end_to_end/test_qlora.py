@@ -181,6 +181,14 @@ def test_every_format_trains_and_differs_from_the_full_base(place: Workplace) ->
         ),
         ({"qlora_bnb": True, "qlora_bnb_block_size": 96}, "qlora_bnb_block_size"),
         ({"quantize_lm_head": True}, "quantize_lm_head: true, but no weight format is selected"),
+        (
+            {"qlora_bnb": True, "quantize_lm_head": True},
+            "LM head of this model is its embedding. quantize_embedding: true stores both",
+        ),
+        (
+            {"qlora_bnb": True, "quantize_embedding": True, "lora_modules_to_save": ["embed_tokens", "lm_head"]},
+            "quantize_embedding: true, but this run trains embedding in full. Remove the key",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(place: Workplace, keys: dict[str, object], message: str) -> None:

@@ -122,7 +122,7 @@ class SavedRun:
         refuse_another_run(resumed, self.facts, self.run.loaded.source)
         models = self.run.registry.options_models()
         neutral = {key for (kind, _), model in models.items() if kind in _NEUTRAL_KINDS for key in keys_of(model)}
-        neutral |= neutral_distributions(self.run, self.plan)
+        neutral |= neutral_distributions(self.run, self.plan) | self.run.loaded.idle
         lines = differences(resumed, resolved(self.run.loaded), self.versions, without_effect=neutral)
         return [*another_form(resumed, self.facts), *lines]
 

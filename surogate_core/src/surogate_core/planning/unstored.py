@@ -11,9 +11,7 @@ from ..hub.config_json import QUANTIZATION
 from .assembly import Assembly
 from .param_kinds import special_kinds
 from .run import Run
-
-_KEYS: dict[ParamKind, str] = {"head": "quantize_lm_head", "embedding": "quantize_embedding"}
-"""Keys that store a kind of param in the weight format."""
+from .weight_storage import STORED_BY
 
 _WEIGHT = ".weight"
 
@@ -25,7 +23,7 @@ def remedies(run: Run, assembly: Assembly) -> dict[str, str]:
     original = "Use the original checkpoint of this model."
     found = {}
     for m in assembly.weights:
-        key = _KEYS.get(kinds.get(m.param, "matrix"))
+        key = STORED_BY.get(kinds.get(m.param, "matrix"))
         if m.param in trained:
             found[m.param] = f"This run trains it. {original}"
         elif m.param not in assembly.stored:
