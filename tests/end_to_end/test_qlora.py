@@ -16,6 +16,7 @@ from torch import Tensor
 
 from surogate_core import run
 from surogate_core.errors import ConfigError
+from surogate_core.outputs.load_commands import load_commands
 
 FORMATS = ("qlora_bnb", "qlora_fp8", "qlora_fp4")
 
@@ -336,6 +337,18 @@ def test_a_matrix_that_is_half_quantized_is_refused_with_its_file(
     message = r"safetensors: .*0\.self_attn\.q_proj\.weight is quantized and .*0\.self_attn\.k_proj\.weight is not"
     with pytest.raises(ConfigError, match=message):
         trained(place, "refused", **keys)
+
+
+@pytest.mark.parametrize(("key", "programs"), [("qlora_fp4", {"vLLM"}), ("qlora_bnb", {"PEFT", "vLLM", "lm-eval"})])
+def test_commands_are_those_of_programs_that_load_the_quantized_base(
+    place: Workplace, key: str, programs: set[str]
+) -> None:
+    """An adapter of such a base is merged into the original, so no command merges it."""
+    model = str(quantized(place, key))
+    found = load_commands(run.open_run(run.load(place.write(model=model, **{key: True}), mode="sft")))
+    assert {program for program, _ in found} == programs and len(found) == len(programs)
+    ranks = place.write(model=model, **{key: True, "lora_rank_pattern": {"q_proj": 1}})  # which vLLM does not serve
+    assert {program for program, _ in load_commands(run.open_run(run.load(ranks, mode="sft")))} == programs - {"vLLM"}
 
 
 def test_merging_says_how_far_the_model_is_from_the_stored_base(place: Workplace, tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ FP4 = WeightFormatDef(
         load=files.load,
         save=files.save,
         config=files.config,
+        loaded_by=("vLLM",),
     ),
     copies=copies,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,7 @@ class CheckpointForm:
               others from them. Raises ConfigError for parts of another shape, dtype or content.
     save      (tensor, the states of the matrix, name of the dtype that it is dequantized to, options) -> its parts
     config    (names of the modules that are not stored in it, options) -> the config of a checkpoint
+    loaded_by programs that load such checkpoints, by the names that `AdapterDef.commands` uses; None: all
     """
 
     matches: Callable[[Mapping[str, Any]], bool]
@@ -49,6 +50,7 @@ class CheckpointForm:
     load: Callable[[HFTensor, Mapping[str, Any], Any], Sequence[Any]]
     save: Callable[[HFTensor, Sequence[Any], str, Any], Mapping[str, Any]]
     config: Callable[[Sequence[str], Any], Mapping[str, Any]]
+    loaded_by: Collection[str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
