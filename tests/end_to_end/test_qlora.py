@@ -197,6 +197,13 @@ def test_settings_that_do_not_fit_are_refused(place: Workplace, keys: dict[str, 
         run.plan(run.load(place.write(**keys), mode="sft"), "h200")
 
 
+def test_columns_that_no_block_of_nf4_divides_name_a_format_that_takes_them(place: Workplace) -> None:
+    model = str(write_model(place.root / "narrow", hidden_size=72))
+    with pytest.raises(ConfigError, match=r"72 columns, .* No block size divides it\. Use qlora_fp8: true"):
+        run.plan(run.load(place.write(model=model, qlora_bnb=True), mode="sft"), "h200")
+    assert run.plan(run.load(place.write(model=model, qlora_fp8=True), mode="sft"), "h200").report.fits
+
+
 def test_a_quantized_base_needs_the_keys_that_it_was_stored_with(place: Workplace) -> None:
     nf4, fp8 = quantized(place, "qlora_bnb"), quantized(place, "qlora_fp8")
     cases: list[tuple[Path, dict[str, object], str]] = [

@@ -12,6 +12,7 @@ from surogate_core.errors import ConfigError
 
 from . import files
 from .copies import e4m3_copies
+from .tables import BLOCKS
 
 if TYPE_CHECKING:
     from surogate_core.program.builder import Builder
@@ -39,9 +40,12 @@ def quantize(b: Builder, info: ParamInfo, options: Nf4Options) -> Sequence[Value
     """Store codes and scales: 4.5 bits per weight, or 4.13 with double quantization. The last state is the amax."""
     param, block = info.param, options.qlora_bnb_block_size
     if param.shape[1] % block:
+        instead = "No block size divides it. Use qlora_fp8: true, which takes any shape."
+        if any(param.shape[1] % other == 0 for other in BLOCKS):
+            instead = "Use a block size that divides it, or another format."
         raise ConfigError(
             f"qlora_bnb: {param.name} has {param.shape[1]} columns, which is no multiple of qlora_bnb_block_size: "
-            f"{block}. Use a block size that divides it, or another format."
+            f"{block}. {instead}"
         )
     attrs = {**_attrs(info, options), "double": options.qlora_bnb_double_quant}
     specs = b.ops["nf4_quantize"].infer((param,), attrs)
