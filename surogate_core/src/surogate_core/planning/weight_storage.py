@@ -82,16 +82,19 @@ def is_stored(info: ParamInfo, kinds: Collection[ParamKind]) -> bool:
 
 def check_stored_kinds(params: Collection[ParamInfo], kinds: Collection[ParamKind]) -> None:
     """Raise ConfigError if a key asks for a kind of which the run stores no param."""
+    held = {kind: [info for info in params if info.kind == kind and info.stored] for kind in STORED_BY}
     for kind, key in STORED_BY.items():
-        of_kind = [info for info in params if info.kind == kind and info.stored]
-        if kind not in kinds or any(is_stored(info, kinds) for info in of_kind):
+        tied = kind == "head" and not held["head"]  # a head without a param of its own is the embedding
+        found = held["embedding"] if tied else held[kind]
+        if kind not in kinds or any(is_stored(info, kinds) for info in found):
             continue
-        if any(info.grad is not None for info in of_kind):
-            raise ConfigError(f"{key}: true, but this run trains {of_kind[0].param.name} in full. Remove the key.")
-        if kind == "head":
-            instead = f"{STORED_BY['embedding']}: true stores both"
-            raise ConfigError(f"{key}: true, but the LM head of this model is its embedding. {instead}.")
-        raise ConfigError(f"{key}: true, but this model has no {kind}. Remove the key.")
+        if not found:
+            raise ConfigError(f"{key}: true, but this model has no {kind}. Remove the key.")
+        if any(info.grad is not None for info in found):
+            raise ConfigError(f"{key}: true, but this run trains {found[0].param.name} in full. Remove the key.")
+        raise ConfigError(
+            f"{key}: true, but the LM head of this model is its embedding. {STORED_BY['embedding']}: true stores both."
+        )
 
 
 def _check_readers(family: Family, storage: WeightStorage) -> None:
