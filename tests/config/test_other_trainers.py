@@ -26,6 +26,8 @@ FOREIGN = {
     "lora_target_linear": "lora_target_modules: [all-linear]",
     "load_in_4bit": "qlora_bnb: true",
     "load_in_8bit": "qlora_fp8: true",
+    "qlora": "set qlora_bnb: true (NF4), qlora_fp8: true or qlora_fp4: true",
+    "qlora_nf4": "did you mean qlora_bnb?",
     "bnb_4bit_use_double_quant": "qlora_bnb_double_quant",
     "train_on_inputs": "loss_scale: all",
     "enable_activation_checkpointing": "recompute: auto",

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from config.harness import FakeRegistry, SgdOptions, config, load, message
+from config.harness import FakeRegistry, SgdOptions, WithAdapter, config, load, message
 from pydantic import BaseModel, ConfigDict
 
-from surogate_core.api import NoOptions
-from surogate_core.config.load import load_config, resolved
+from surogate_core.api import NoOptions, WeightFormatDef
+from surogate_core.config.load import LoadedConfig, load_config, resolved
 from surogate_core.errors import ConfigError, PluginError
+from surogate_qlora_fp4.format import FP4
+from surogate_qlora_fp8.format import FP8
+from surogate_qlora_nf4.format import NF4
 
 
 def test_options_of_the_selected_plugins_are_flat_keys() -> None:
@@ -56,6 +59,44 @@ def test_a_key_of_a_package_that_is_not_installed_names_the_package() -> None:
     registry.optimizers = {"sgd": SgdOptions}
     with pytest.raises(ConfigError, match="adamw_beta1: no installed plugin has this key; pip install surogate-optim"):
         load(registry=registry, optimizer="sgd", adamw_beta1=0.5)
+
+
+class WithFormats(WithAdapter):
+    """With the weight formats of the project."""
+
+    def weight_formats(self) -> Mapping[str, WeightFormatDef]:
+        return {format.name: format for format in (NF4, FP8, FP4)}
+
+    def options_models(self) -> Mapping[tuple[str, str], type[BaseModel]]:
+        formats = {("weight format", name): format.options for name, format in self.weight_formats().items()}
+        return {**super().options_models(), **formats}
+
+    def names(self, kind: str) -> list[str]:
+        return list(self.weight_formats()) if kind == "weight format" else super().names(kind)
+
+
+def with_formats(**keys: Any) -> LoadedConfig:
+    return load(registry=WithFormats(), lora=True, **keys)
+
+
+def test_keys_of_a_weight_format_that_is_not_selected_give_a_notice_that_names_the_key_that_selects_it() -> None:
+    assert with_formats(qlora_bnb_double_quant=True, qlora_block_size=64, qlora_fp4=False).notices == (
+        "qlora_bnb_double_quant: has no effect, since weight format nf4 is not used by this run "
+        "(qlora_bnb: true selects it)",
+        "qlora_block_size: has no effect, since weight format fp8 is not used by this run (qlora_fp8: true selects it)",
+    )
+    (notice,) = with_formats(qlora_fp8=True, qlora_block_size=64, qlora_four_over_six=False).notices
+    assert notice.startswith("qlora_four_over_six: has no effect, since weight format fp4 is not used")
+    assert "qlora_bnb_block_size: must be" in message(registry=WithFormats(), lora=True, qlora_bnb_block_size=3)
+
+
+def test_a_written_config_has_no_keys_of_weight_formats_without_effect() -> None:
+    loaded = with_formats(qlora_fp8=True, qlora_block_size=64, qlora_bnb_double_quant=False)
+    written = resolved(loaded)
+    found = {key: value for key, value in written.items() if key.startswith("qlora")}
+    assert found == {"qlora_bnb": False, "qlora_fp4": False, "qlora_fp8": True, "qlora_block_size": 64}
+    again = load_config(written, registry=WithFormats(), source="again")
+    assert again == loaded and again.notices == ()
 
 
 class WithBoard(FakeRegistry):

@@ -7,10 +7,11 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from end_to_end.product import Workplace, losses, make_workplace
+from end_to_end.product import Workplace, losses, make_workplace, write_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from surogate_core import run
 from surogate_core.api import Merge
 from surogate_core.checkpoint.stored_base import stored_base
 from surogate_core.errors import ConfigError
+from surogate_core.outputs.load_commands import load_commands
 from surogate_core.plugins.discovery import load_registry
 
 FORMATS = ("qlora_bnb", "qlora_fp8", "qlora_fp4")
@@ -26,15 +28,29 @@ FORMATS = ("qlora_bnb", "qlora_fp8", "qlora_fp4")
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     """A workplace whose model has weights, drawn by transformers."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     keys = {"from_scratch": None, "lora_rank": 4, "learning_rate": 1e-2, "eval_steps": 0}
     workplace = make_workplace(tmp_path_factory.mktemp("qlora"), max_steps=4, save_steps=2, **keys)
-    torch.manual_seed(0)
-    model = workplace.root / "model"
-    drawn = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model), dtype=torch.float32)
-    drawn.save_pretrained(model, max_shard_size="200KB")
+    draw(workplace.root / "model", max_shard_size="200KB")
     return workplace
+
+
+def draw(model: Path, seed: int = 0, **save: Any) -> Path:
+    """Write random weights into the folder of a model."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    drawn = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model), dtype=torch.float32)
+    drawn.save_pretrained(model, **save)
+    return model
+
+
+@pytest.fixture(scope="module")
+def untied(place: Workplace) -> Path:
+    """A model with an LM head of its own, stored in FP8 with its head."""
+    model = draw(write_model(place.root / "untied", tie_word_embeddings=False))
+    keys = ["qlora_fp8=true", "quantize_lm_head=true", "model_dtype=fp32"]
+    run.quantize(str(model), place.root / "untied-fp8", keys)
+    return place.root / "untied-fp8"
 
 
 def quantized(place: Workplace, key: str, *more: str) -> Path:
@@ -75,6 +91,88 @@ def test_a_stopped_run_resumes_with_the_same_bits(place: Workplace) -> None:
     assert all(torch.equal(straight[1][name], resumed[1][name]) for name in straight[1])
 
 
+def resumed_lines(place: Workplace, checkpoint: Path, name: str, **keys: object) -> list[str]:
+    """Resume from a checkpoint in the folder `name`. Return the lines that were printed."""
+    told: list[str] = []
+    config = place.write(output_dir=str(place.root / name), resume_from_checkpoint=str(checkpoint), **keys)
+    run.train(run.load(config, mode="sft"), notice=told.append)
+    return told
+
+
+OFFLOADED = {"offload_residual": True, "offload_quants": 1, "offload_optimizer": True, "use_zero_copy": True}
+
+
+@pytest.fixture(scope="module")
+def saved(place: Workplace) -> Path:
+    """A checkpoint of a QLoRA run in the middle."""
+    trained(place, "saved", qlora_bnb=True)
+    return place.root / "saved/step_00000002"
+
+
+def test_a_run_that_resumes_with_other_offloading_has_the_same_bits_and_nothing_says_otherwise(
+    place: Workplace, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surogate_offload_states.selection.SMALLEST_BYTES", 1)
+    told = resumed_lines(place, saved, "offloaded", qlora_bnb=True, **OFFLOADED)
+    assert not any("not bit-identical" in line for line in told), told
+    assert losses(place.root / "offloaded") == losses(place.root / "saved")[2:]
+    back = resumed_lines(place, place.root / "offloaded/step_00000004", "not-offloaded", qlora_bnb=True)
+    assert not any("not bit-identical" in line for line in back), back
+
+
+def test_a_run_that_resumes_without_its_weight_format_says_that_the_package_is_not_used(
+    place: Workplace, saved: Path
+) -> None:
+    told = resumed_lines(place, saved, "without-format")
+    (line,) = [line for line in told if "not bit-identical" in line]
+    assert "qlora_bnb: false (saved: true)" in line
+    assert re.search(r"surogate-qlora-nf4 not used \(saved: [\d.]+\)", line)
+
+
+def test_an_adapter_does_not_resume_on_another_base_of_the_same_shape(place: Workplace, saved: Path) -> None:
+    other = write_model(place.root / "other")
+    draw(other, seed=1)
+    with pytest.raises(
+        ConfigError, match=r"was saved with base weights \w+, model: .*/model \(this run: \w+\)\. Restore"
+    ):
+        resumed_lines(place, saved, "other-base", qlora_bnb=True, model=str(other))
+
+
+def test_a_base_may_move_and_its_tensors_may_be_in_other_files(place: Workplace, saved: Path, tmp_path: Path) -> None:
+    moved = write_model(tmp_path / "moved")
+    tensors = {name: t for path in place.root.glob("model/*.safetensors") for name, t in load_file(path).items()}
+    save_file(tensors, moved / "model.safetensors")
+    (moved / "config.json").write_text((place.root / "model/config.json").read_text())
+    told = resumed_lines(place, saved, "moved-base", qlora_bnb=True, model=str(moved))
+    assert not any("bit-identical" in line for line in told), told
+    assert losses(place.root / "moved-base") == losses(place.root / "saved")[2:]
+
+
+def test_a_run_resumes_on_the_quantized_copy_of_its_base_and_back_with_a_notice(place: Workplace, saved: Path) -> None:
+    copy, keys = str(quantized(place, "qlora_bnb", "model_dtype=fp32")), {"qlora_bnb": True}
+    (line,) = [line for line in resumed_lines(place, saved, "on-copy", model=copy, **keys) if "identical" in line]
+    assert "base files in bitsandbytes (saved: floating point)" in line and "the same base in nf4" in line
+    assert losses(place.root / "on-copy") == losses(place.root / "saved")[2:]
+    (line,) = [
+        line
+        for line in resumed_lines(place, place.root / "on-copy/step_00000004", "back", **keys)
+        if "identical" in line
+    ]
+    assert "base files in floating point (saved: bitsandbytes)" in line
+
+
+def test_a_checkpoint_without_facts_of_its_base_resumes(place: Workplace, saved: Path, tmp_path: Path) -> None:
+    older = shutil.copytree(saved, tmp_path / saved.name)
+    manifest = json.loads((older / "manifest.json").read_text())
+    assert manifest["facts"]["frozen weights"] == "nf4"
+    for name in ("base weights", "base files", "frozen weights"):
+        del manifest["facts"][name]
+    manifest["facts"]["config.json quantization_config"] = {"quant_method": "bitsandbytes"}
+    (older / "manifest.json").write_text(json.dumps(manifest))
+    resumed_lines(place, older, "older", qlora_bnb=True)
+    assert losses(place.root / "older") == losses(place.root / "saved")[2:]
+
+
 def test_every_format_trains_and_differs_from_the_full_base(place: Workplace) -> None:
     full = trained(place, "full")[0]
     for key in FORMATS:
@@ -94,11 +192,26 @@ def test_every_format_trains_and_differs_from_the_full_base(place: Workplace) ->
         ),
         ({"qlora_bnb": True, "qlora_bnb_block_size": 96}, "qlora_bnb_block_size"),
         ({"quantize_lm_head": True}, "quantize_lm_head: true, but no weight format is selected"),
+        (
+            {"qlora_bnb": True, "quantize_lm_head": True},
+            "LM head of this model is its embedding. quantize_embedding: true stores both",
+        ),
+        (
+            {"qlora_bnb": True, "quantize_embedding": True, "lora_modules_to_save": ["embed_tokens", "lm_head"]},
+            "quantize_embedding: true, but this run trains embedding in full. Remove the key",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(place: Workplace, keys: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         run.plan(run.load(place.write(**keys), mode="sft"), "h200")
+
+
+def test_columns_that_no_block_of_nf4_divides_name_a_format_that_takes_them(place: Workplace) -> None:
+    model = str(write_model(place.root / "narrow", hidden_size=72))
+    with pytest.raises(ConfigError, match=r"72 columns, .* No block size divides it\. Use qlora_fp8: true"):
+        run.plan(run.load(place.write(model=model, qlora_bnb=True), mode="sft"), "h200")
+    assert run.plan(run.load(place.write(model=model, qlora_fp8=True), mode="sft"), "h200").report.fits
 
 
 def test_a_quantized_base_needs_the_keys_that_it_was_stored_with(place: Workplace) -> None:
@@ -147,6 +260,12 @@ def damaged(folder: Path, into: Path, name: str, tensor: Tensor | None) -> Path:
     [
         ("qlora_bnb", ".absmax", None, r"lacks .*o_proj\.weight\.absmax"),
         ("qlora_bnb", ".absmax", torch.zeros(3, dtype=torch.uint8), r"o_proj\.weight: absmax must be 64 elements"),
+        (
+            "qlora_bnb",
+            ".quant_state.bitsandbytes__nf4",
+            torch.zeros(9, dtype=torch.uint8),
+            r"safetensors: .*o_proj\.weight: its quant_state\.bitsandbytes__nf4 is no JSON",
+        ),
         ("qlora_bnb", ".quant_map", torch.zeros(16), r"o_proj\.weight: its map of codes is not that of bitsandbytes"),
         ("qlora_fp8", "_scale_inv", torch.zeros(2, 2), r"o_proj\.weight: its scales must be fp32 or bf16 \[1, 1\]"),
         ("qlora_fp4", "_scale", torch.zeros(3), r"o_proj\.weight: must be torch\.float8_e4m3fn \[64, 4\]"),
@@ -159,6 +278,94 @@ def test_damaged_parts_are_named(
     model = damaged(quantized(place, key), tmp_path / "damaged", name, tensor)
     with pytest.raises(ConfigError, match=message):
         trained(place, "refused", model=str(model), overwrite_output_dir=True, **{key: True})
+
+
+def spoiled(folder: Path, into: Path, name: str) -> Path:
+    """Copy a model with NaN in the first element of one of its tensors."""
+    tensor = next(found[name] for found in map(load_file, folder.glob("*.safetensors")) if name in found)
+    if tensor.dtype == torch.float8_e4m3fn:
+        tensor.view(torch.uint8).view(-1)[0] = 0x7F
+    else:
+        tensor.view(-1)[0] = torch.nan
+    return damaged(folder, into, name, tensor)
+
+
+@pytest.mark.parametrize(
+    ("key", "more", "part"),
+    [
+        ("qlora_fp8", [], ""),
+        ("qlora_fp8", [], "_scale_inv"),
+        ("qlora_fp4", [], "_scale"),
+        ("qlora_fp4", [], "_scale_2"),
+        ("qlora_bnb", [], ".nested_absmax"),
+        ("qlora_bnb", ["qlora_bnb_double_quant=false"], ".absmax"),
+    ],
+)
+def test_a_quantized_base_with_nan_is_refused_and_its_file_and_tensor_are_named(
+    place: Workplace, tmp_path: Path, key: str, more: list[str], part: str
+) -> None:
+    name = f"model.layers.0.self_attn.k_proj.weight{part}"
+    model = spoiled(quantized(place, key, *more), tmp_path / "damaged", name)
+    keys = {key: True} | {text.split("=")[0]: False for text in more}
+    with pytest.raises(ConfigError) as refused:
+        trained(place, "refused", model=str(model), overwrite_output_dir=True, **keys)
+    title, line = str(refused.value).splitlines()
+    assert title == f"{model}: weights hold NaN or inf. Train from another checkpoint."
+    assert re.fullmatch(rf"  model\S*\.safetensors: {re.escape(name)} \[.*\]: 1 NaN of .*", line), line
+
+
+@pytest.mark.parametrize("keys", [{}, {"lora_modules_to_save": ["lm_head"]}])
+def test_a_checkpoint_with_a_quantized_head_names_the_key_to_set(
+    place: Workplace, untied: Path, tmp_path: Path, keys: dict[str, object]
+) -> None:
+    remedy = "This run trains it. Use the original checkpoint" if keys else "Set quantize_lm_head: true"
+    keys = {"qlora_fp8": True, "model": str(untied), "overwrite_output_dir": True, **keys}
+    with pytest.raises(ConfigError, match=rf"config\.json: .*: lm_head\.weight is stored quantized\. {remedy}"):
+        run.plan(run.load(place.write(**keys), mode="sft"), "h200")
+    silent = shutil.copytree(untied, tmp_path / "silent")  # config.json does not list what is in full precision
+    config = json.loads((silent / "config.json").read_text())
+    del config["quantization_config"]["modules_to_not_convert"]
+    (silent / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=rf"safetensors: lm_head\.weight is stored quantized\. {remedy}"):
+        trained(place, "refused", **keys | {"model": str(silent)})
+
+
+def test_a_checkpoint_with_a_quantized_head_trains_with_the_key(place: Workplace, untied: Path) -> None:
+    keys = {"qlora_fp8": True, "quantize_lm_head": True, "max_steps": 2}
+    stored = trained(place, "head-stored", model=str(untied), **keys)
+    assert stored[0] == trained(place, "head-loaded", model=str(place.root / "untied"), **keys)[0]
+
+
+def test_a_checkpoint_with_a_quantized_embedding_names_the_key_to_set(
+    place: Workplace, untied: Path, tmp_path: Path
+) -> None:
+    name = "model.embed_tokens.weight"
+    model = damaged(untied, tmp_path / "model", name, torch.zeros(2048, 64).to(torch.float8_e4m3fn))
+    keys = {"qlora_fp8": True, "quantize_lm_head": True, "model": str(model), "overwrite_output_dir": True}
+    with pytest.raises(ConfigError, match=rf"safetensors: {name} is stored quantized\. Set quantize_embedding: true\."):
+        trained(place, "refused", **keys)
+
+
+def test_a_matrix_that_is_half_quantized_is_refused_with_its_file(
+    place: Workplace, untied: Path, tmp_path: Path
+) -> None:
+    model = damaged(untied, tmp_path / "model", "model.layers.0.self_attn.k_proj.weight", torch.zeros(32, 64))
+    keys = {"qlora_fp8": True, "quantize_lm_head": True, "model": str(model), "overwrite_output_dir": True}
+    message = r"safetensors: .*0\.self_attn\.q_proj\.weight is quantized and .*0\.self_attn\.k_proj\.weight is not"
+    with pytest.raises(ConfigError, match=message):
+        trained(place, "refused", **keys)
+
+
+@pytest.mark.parametrize(("key", "programs"), [("qlora_fp4", {"vLLM"}), ("qlora_bnb", {"PEFT", "vLLM", "lm-eval"})])
+def test_commands_are_those_of_programs_that_load_the_quantized_base(
+    place: Workplace, key: str, programs: set[str]
+) -> None:
+    """An adapter of such a base is merged into the original, so no command merges it."""
+    model = str(quantized(place, key))
+    found = load_commands(run.open_run(run.load(place.write(model=model, **{key: True}), mode="sft")))
+    assert {program for program, _ in found} == programs and len(found) == len(programs)
+    ranks = place.write(model=model, **{key: True, "lora_rank_pattern": {"q_proj": 1}})  # which vLLM does not serve
+    assert {program for program, _ in load_commands(run.open_run(run.load(ranks, mode="sft")))} == programs - {"vLLM"}
 
 
 def test_merging_says_how_far_the_model_is_from_the_stored_base(place: Workplace, tmp_path: Path) -> None:

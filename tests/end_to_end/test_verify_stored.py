@@ -44,6 +44,12 @@ def test_the_report_is_printed_and_in_the_json(based: Workplace, capsys: pytest.
     assert len(stored) == 14 and stored[0]["name"] == "model.layers.0.self_attn.q_proj.weight"
 
 
+def test_a_stored_embedding_is_outside_the_layers(based: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(based, *LORA, "qlora_fp8=true", "quantize_embedding=true") == 0
+    _, _, table = capsys.readouterr().out.partition("stored weights")
+    assert "outside the layers" in table and "layer -1" not in table
+
+
 def test_a_base_that_is_stored_quantized_has_nothing_to_be_compared_with(based: Workplace) -> None:
     folder = based.root / "nf4"
     run.quantize(str(based.config["model"]), folder, ["qlora_bnb=true"])

@@ -26,6 +26,7 @@ from surogate_offload_residual.plugin import surogate_offload_strategies as resi
 from surogate_offload_states import selection
 from surogate_offload_states.plugin import surogate_offload_strategies
 from surogate_optim_adamw.adamw import ADAMW_OP
+from surogate_qlora_fp8.format import FP8, Fp8WeightOptions
 
 CONFIG = tiny_config(vocab_size=61, hidden_size=24, intermediate_size=40, num_hidden_layers=5, head_dim=8)
 ROWS = [[document] for document in random_documents([16, 11], CONFIG["vocab_size"])]
@@ -170,7 +171,7 @@ def test_the_report_names_what_the_host_holds() -> None:
     ("chosen", "message"),
     [
         ({"master": True}, "no master weights besides the weights"),
-        ({"quants": True}, "keeps no quantized weights"),
+        ({"quants": True}, "keeps no quantized weights.*fp8-hybrid, or store frozen weights quantized .qlora_bnb, "),
     ],
 )
 def test_a_strategy_without_anything_to_hold_is_refused(chosen: dict[str, Any], message: str) -> None:
@@ -240,5 +241,16 @@ def test_write_combined_memory_without_anything_to_hold_is_refused() -> None:
 
 def test_small_values_stay_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "SMALLEST_BYTES", 1 << 30)
-    with pytest.raises(ConfigError, match="too small to be worth a copy"):
+    with pytest.raises(ConfigError, match="the states of the optimizer are too small to be worth a copy"):
         planned(2, optimizer=True)
+    with pytest.raises(ConfigError, match="the weights of blocks that this run reads are too small to be worth a copy"):
+        planned(2, weights=True)
+
+
+def test_quantized_weights_that_are_too_small_are_not_called_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "SMALLEST_BYTES", 1 << 30)
+    qlora = {"adapters": [(LORA, LoraOptions(lora_rank=4))], "weight_format": (FP8, Fp8WeightOptions(qlora_fp8=True))}
+    with pytest.raises(
+        ConfigError, match="offload_quants: the quantized weights of this run are too small to be worth"
+    ):
+        assemble(plan_inputs(CONFIG, **qlora, **offload(quants=True)))

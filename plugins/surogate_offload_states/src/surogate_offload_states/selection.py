@@ -15,7 +15,8 @@ def optimizer_states(family: Family, context: OffloadContext) -> Sequence[Value]
     """Return the states of the optimizer."""
     return _some(
         context.optimizer_states,
-        "offload_optimizer: true: the states of the optimizer are too small to be worth a copy. Remove the key.",
+        "offload_optimizer: the states of the optimizer",
+        "offload_optimizer: true: the optimizer of this run has no states. Remove the key.",
     )
 
 
@@ -23,6 +24,7 @@ def masters(family: Family, context: OffloadContext) -> Sequence[Value]:
     """Return the masters that are not the weights themselves."""
     return _some(
         (p.master for p in context.params.values() if p.master is not None and p.master is not p.param),
+        "offload_master: the master weights of this run",
         "offload_master: true: this run has no master weights besides the weights, which are trained in place. Use "
         "offload_weights: true to keep these in host memory, or remove the key.",
     )
@@ -32,7 +34,8 @@ def gradients(family: Family, context: OffloadContext) -> Sequence[Value]:
     """Return the gradients of params in blocks."""
     return _some(
         (p.grad for p in context.params.values() if p.grad is not None and p.param.block >= 0),
-        "offload_grads: true: the gradients of this run are too small to be worth a copy. Remove the key.",
+        "offload_grads: the gradients of this run",
+        "offload_grads: true: this run trains no weights of blocks. Remove the key.",
     )
 
 
@@ -41,6 +44,7 @@ def weights(family: Family, context: OffloadContext) -> Sequence[Value]:
     read = {value for op in family.micro.ops for value in op.ins}
     found = _some(
         (param for param, p in context.params.items() if p.stored and param in read and param.block >= 0),
+        "offload_weights: the weights of blocks that this run reads",
         "offload_weights: the micro-steps of this run read no weights of blocks; a recipe that quantizes frozen "
         "weights reads its own copies. Use offload_quants, or remove the key.",
     )
@@ -52,17 +56,24 @@ def quantized_weights(family: Family, context: OffloadContext) -> Sequence[Value
     read = dict.fromkeys(value for op in family.micro.ops for value in op.ins)
     found = _some(
         (value for value in read if value.role == "state" and value.derived and value.block >= 0),
-        "offload_quants: the recipe of this run keeps no quantized weights. Remove the key, or choose a recipe that "
-        "does, such as fp8-hybrid.",
+        "offload_quants: the quantized weights of this run",
+        "offload_quants: this run keeps no quantized weights. Remove the key, choose a recipe that keeps them, such as "
+        "fp8-hybrid, or store frozen weights quantized (qlora_bnb, qlora_fp8, qlora_fp4).",
     )
     return _of_blocks(found, context.options.offload_quants)
 
 
-def _some(values: Iterable[Value], error: str) -> Sequence[Value]:
-    """Return those of `values` that are worth a copy. Raises ConfigError(`error`) if there are none."""
+def _some(values: Iterable[Value], what: str, without: str) -> Sequence[Value]:
+    """Return those of `values` that are worth a copy.
+
+    Raises ConfigError if there are none: `without` if there are no values, or that `what` is too small.
+    """
+    values = list(values)
+    if not values:
+        raise ConfigError(without)
     large = [value for value in values if value.nbytes >= SMALLEST_BYTES]
     if not large:
-        raise ConfigError(error)
+        raise ConfigError(f"{what} are too small to be worth a copy. Remove the key.")
     return large
 
 

@@ -35,6 +35,10 @@ def check(config: Mapping[str, Any], options: Fp4WeightOptions) -> None:
         raise ConfigError(f"group_size is {config['group_size']}; NVFP4 has {BLOCK}. Use the original checkpoint.")
 
 
+def kept(config: Mapping[str, Any]) -> Sequence[str] | None:
+    return config.get("ignore")
+
+
 def parts(name: str, options: Fp4WeightOptions) -> Sequence[str]:
     return name, f"{name}_scale", f"{name}_scale_2"
 

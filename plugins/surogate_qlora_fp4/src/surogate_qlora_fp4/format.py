@@ -18,11 +18,13 @@ FP4 = WeightFormatDef(
     checkpoints=CheckpointForm(
         matches=files.matches,
         check=files.check,
+        kept=files.kept,
         parts=files.parts,
         ignored=files.IGNORED,
         load=files.load,
         save=files.save,
         config=files.config,
+        loaded_by=("vLLM",),
     ),
     copies=STORAGE.copies,
 )

@@ -28,6 +28,10 @@ def check(config: Mapping[str, Any], options: Fp8WeightOptions) -> None:
         raise ConfigError(f"weight_block_size is {shape}; only squares of 64, 128 or 256 can be read.")
 
 
+def kept(config: Mapping[str, Any]) -> Sequence[str] | None:
+    return config.get("modules_to_not_convert")
+
+
 def parts(name: str, options: Fp8WeightOptions) -> Sequence[str]:
     return name, f"{name}_scale_inv"
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from surogate_core.api import HFTensor
 from surogate_core.errors import ConfigError
 
+from .quant_state import NAME, read_state
 from .tables import GROUP, LEVELS, absmax_map
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from .options import Nf4Options
 
-_STATE = "quant_state.bitsandbytes__nf4"
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 _TOLERANCE = 2e-7
 """Relative difference of maps: that of bitsandbytes depends on the CPU, in the last bit."""
@@ -46,34 +46,31 @@ def check(config: Mapping[str, Any], options: Nf4Options) -> None:
         )
 
 
+def kept(config: Mapping[str, Any]) -> Sequence[str] | None:
+    return config.get("llm_int8_skip_modules")
+
+
 def parts(name: str, options: Nf4Options) -> Sequence[str]:
     nested = ("nested_absmax", "nested_quant_map") if options.qlora_bnb_double_quant else ()
-    return (name, *(f"{name}.{part}" for part in ("absmax", "quant_map", _STATE, *nested)))
+    return (name, *(f"{name}.{part}" for part in ("absmax", "quant_map", NAME, *nested)))
 
 
 def load(tensor: HFTensor, given: Mapping[str, Tensor], options: Nf4Options) -> Sequence[Tensor]:
     import torch
 
     name, size = tensor.name, tensor.shape[0] * tensor.shape[1]
-    state = json.loads(bytes(given[f"{name}.{_STATE}"].tolist()))
-    block, stored = state.get("blocksize"), options.qlora_bnb_block_size
-    if block != stored:
-        raise ConfigError(f"stored in blocks of {block}, not {stored}. Set qlora_bnb_block_size: {block}.")
-    if tuple(state.get("shape", ())) != tensor.shape:
-        raise ConfigError(f"is {state.get('shape')}, expected {list(tensor.shape)} from config.json.")
+    state = read_state(given[f"{name}.{NAME}"], tensor.shape, options)
     codes, absmax = given[name].reshape(-1), given[f"{name}.absmax"]
     _check("codes", codes, torch.uint8, size // 2)
     _check_map(given[f"{name}.quant_map"], LEVELS)
     if not options.qlora_bnb_double_quant:
-        _check("absmax", absmax, torch.float32, size // block)
+        _check("absmax", absmax, torch.float32, size // state.block)
         return codes, absmax
-    if state.get("nested_blocksize") != GROUP:
-        raise ConfigError(f"has nested blocks of {state.get('nested_blocksize')}; only {GROUP} can be read.")
     nested = given[f"{name}.nested_absmax"]
-    _check("absmax", absmax, torch.uint8, size // block)
-    _check("nested_absmax", nested, torch.float32, -(-(size // block) // GROUP))
+    _check("absmax", absmax, torch.uint8, size // state.block)
+    _check("nested_absmax", nested, torch.float32, -(-(size // state.block) // GROUP))
     _check_map(given[f"{name}.nested_quant_map"], absmax_map())
-    return codes, absmax, nested, torch.tensor([state["nested_offset"]], dtype=torch.float32)
+    return codes, absmax, nested, torch.tensor([state.offset], dtype=torch.float32)
 
 
 def save(tensor: HFTensor, states: Sequence[Tensor], dtype: str, options: Nf4Options) -> Mapping[str, Tensor]:
@@ -91,7 +88,7 @@ def save(tensor: HFTensor, states: Sequence[Tensor], dtype: str, options: Nf4Opt
         nested, offset = double
         state |= {"nested_blocksize": GROUP, "nested_dtype": "float32", "nested_offset": float(offset)}
         found |= {f"{name}.nested_absmax": nested, f"{name}.nested_quant_map": torch.tensor(absmax_map())}
-    return found | {f"{name}.{_STATE}": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)}
+    return found | {f"{name}.{NAME}": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)}
 
 
 def config(kept: Sequence[str], options: Nf4Options) -> Mapping[str, Any]:

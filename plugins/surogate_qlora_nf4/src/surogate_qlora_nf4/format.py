@@ -18,6 +18,7 @@ NF4 = WeightFormatDef(
     checkpoints=CheckpointForm(
         matches=files.matches,
         check=files.check,
+        kept=files.kept,
         parts=files.parts,
         load=files.load,
         save=files.save,

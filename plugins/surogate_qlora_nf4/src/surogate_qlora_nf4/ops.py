@@ -54,9 +54,12 @@ def _read(stored: Sequence[Value], attrs: Mapping[str, Any]) -> tuple[tuple[int,
 def _attrs(info: ParamInfo, options: Nf4Options) -> Mapping[str, Any]:
     param, block = info.param, options.qlora_bnb_block_size
     if param.shape[1] % block:
+        instead = "No block size divides it. Use qlora_fp8: true, which takes any shape."
+        if any(param.shape[1] % other == 0 for other in BLOCKS):
+            instead = "Use a block size that divides it, or another format."
         raise ConfigError(
             f"qlora_bnb: {param.name} has {param.shape[1]} columns, which is no multiple of qlora_bnb_block_size: "
-            f"{block}. Use a block size that divides it, or another format."
+            f"{block}. {instead}"
         )
     return {"block": block}
 

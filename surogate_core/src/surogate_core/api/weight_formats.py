@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ class CheckpointForm:
     matches   config -> whether the checkpoint holds this form
     check     (config, options) -> None. Raises ConfigError, with the keys to set, if the checkpoint was stored with
               other options, and for what the form does not allow.
+    kept      config -> patterns of the linear modules that are in floating point; None: the config does not say
     parts     (name of a tensor, options) -> names of the tensors that hold it; its own name is among them
     ignored   patterns of other tensors that such checkpoints may hold
     load      (tensor, its parts by name, options) -> the first states of the matrix. Ops of `quantize` compute the
@@ -44,16 +45,19 @@ class CheckpointForm:
     config    (names of the modules that are not stored in it, options) -> the config of a checkpoint
     notice    (tensors that are stored in it, options) -> what to tell who writes such a checkpoint, in one line; "" if
               nothing
+    loaded_by programs that load such checkpoints, by the names that `AdapterDef.commands` uses; None: all
     """
 
     matches: Callable[[Mapping[str, Any]], bool]
     check: Callable[[Mapping[str, Any], Any], None]
+    kept: Callable[[Mapping[str, Any]], Sequence[str] | None] = lambda config: None
     parts: Callable[[str, Any], Sequence[str]]
     ignored: Sequence[str] = ()
     load: Callable[[HFTensor, Mapping[str, Any], Any], Sequence[Any]]
     save: Callable[[HFTensor, Sequence[Any], str, Any], Mapping[str, Any]]
     config: Callable[[Sequence[str], Any], Mapping[str, Any]]
     notice: Callable[[Sequence[HFTensor], Any], str] = _nothing
+    loaded_by: Collection[str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ..hub.config_json import QUANTIZATION
 from ..planning.assembly import Assembly
 from ..planning.run import Run
+from ..planning.unstored import remedies
 from ..runtime.finite_check import refuse_nonfinite_weights
 from .stored_weights import BaseFormat, file_of, open_weights
 
@@ -24,7 +25,8 @@ def load_base(run: Run, assembly: Assembly, worker: Worker | Team, ignored: Sequ
 
     `ignored`: tensors that the files may hold besides those that the model ignores.
 
-    Raises ConfigError, naming file and tensor, for files that do not fit the model, or staged params with NaN or inf.
+    Raises ConfigError, naming file and tensor, for files that do not fit the model, or with NaN or inf in weights that
+    are staged or stored quantized.
     """
     ignored = [*run.model.ignored_tensors(run.dims), *ignored]
     base = _base_format(run, assembly)
@@ -44,7 +46,9 @@ def _base_format(run: Run, assembly: Assembly) -> BaseFormat | None:
     if QUANTIZATION not in run.model_config or run.weight_format is None:
         return None
     format, options = run.weight_format
-    return BaseFormat(format.checkpoints, options, frozenset(assembly.stored)) if format.checkpoints else None
+    if format.checkpoints is None:
+        return None
+    return BaseFormat(format.checkpoints, options, frozenset(assembly.stored), remedies(run, assembly))
 
 
 def refuse_nonfinite(run: Run, assembly: Assembly, params: Mapping[str, Tensor]) -> None:

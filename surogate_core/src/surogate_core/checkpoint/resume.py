@@ -10,6 +10,7 @@ from typing import Any
 
 from ..config.schema import RECOMPUTE_KEYS
 from ..errors import ConfigError
+from ..hub.config_json import QUANTIZATION
 from .folders import list_checkpoints, restore_replaced, step_folder
 from .manifest import DamagedCheckpoint, Manifest, read_manifest, verify_files
 
@@ -32,9 +33,22 @@ _REPORTS = (
 )
 _SAVES = ("save_steps", "save_total_limit", "save_in_background", "resume_from_checkpoint")
 _EXECUTION = ("launcher", "use_cuda_graphs", "eval_steps", "check_finite", "verify_outputs")
-_MEMORY = ("device_memory_limit", "host_memory_limit", "recompute", *RECOMPUTE_KEYS.values())
+_MEMORY = (
+    "device_memory_limit",
+    "host_memory_limit",
+    "use_zero_copy",
+    "use_write_combined",
+    "recompute",
+    *RECOMPUTE_KEYS.values(),
+)
 _WITHOUT_EFFECT = frozenset((*_FACTS, *_DATA, *_FOLDERS, *_REPORTS, *_SAVES, *_EXECUTION, *_MEMORY))
 """Keys that change no bit of a resumed run, or that are compared as one of the run's `facts`."""
+
+WEIGHTS, FILES, FROZEN = "base weights", "base files", "frozen weights"
+"""Facts of an adapter's base: a hash of its weights, the form of its files, and the form that the run holds."""
+
+_NOT_COMPARED = frozenset((WEIGHTS, FILES, FROZEN, f"config.json {QUANTIZATION}"))
+"""Facts that may differ: those of the base are compared apart, and older checkpoints have the last one."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +150,11 @@ def refuse_another_run(resumed: Resumed, facts: Mapping[str, Any], source: str) 
     """Raise ConfigError naming the facts that differ from the saved run's, with both values."""
     saved, now = resumed.manifest.facts, json.loads(json.dumps(facts))
     key = "adapter_path" if "adapter" in saved else "model"  # a checkpoint of an adapter holds no model
-    changed = [f"{name}: {_text(old)} (this run: {_text(new)})" for name, old, new in _differing(saved, now)]
+    differing = [found for found in _differing(saved, now) if found[0] not in _NOT_COMPARED]
+    changed = [f"{name}: {_text(old)} (this run: {_text(new)})" for name, old, new in differing]
+    if _known(saved, now, WEIGHTS) and saved[WEIGHTS] != now[WEIGHTS] and saved.get(FILES) == now.get(FILES):
+        base = resumed.manifest.config.get("model")
+        changed.append(f"{WEIGHTS} {saved[WEIGHTS]}, model: {base} (this run: {now[WEIGHTS]})")
     if changed:
         raise ConfigError(
             f"{source}: resume_from_checkpoint: {resumed.directory} was saved with {'; '.join(changed)}. Restore these "
@@ -145,12 +163,31 @@ def refuse_another_run(resumed: Resumed, facts: Mapping[str, Any], source: str) 
         )
 
 
+def another_form(resumed: Resumed, facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line if the base's files have another form than those of the saved run.
+
+    Weights in two forms cannot be compared, and those of one base have the same bits in the run's format.
+    """
+    saved = resumed.manifest.facts
+    if _known(saved, facts, FILES) and saved[FILES] != facts[FILES]:
+        yield (
+            f"resuming on base files in {facts[FILES]} (saved: {saved[FILES]}), which cannot be compared with those of "
+            f"model: {resumed.manifest.config.get('model')}: bit-identical if both are the same base in "
+            f"{saved[FROZEN]}"
+        )
+
+
+def _known(saved: Mapping[str, Any], now: Mapping[str, Any], name: str) -> bool:
+    """Return whether both runs have the fact. Older checkpoints have none of a base."""
+    return name in saved and name in now
+
+
 def differences(
     resumed: Resumed, config: Mapping[str, Any], versions: Mapping[str, str], without_effect: Collection[str] = ()
 ) -> Iterator[str]:
     """Yield lines that say why the resumed run will not be bit-identical to an uninterrupted one.
 
-    `without_effect`: keys of plugins that change no bit.
+    `without_effect`: keys of plugins, and packages, that change no bit.
     """
     changed = [
         f"{name}: {_text(new)} (saved: {_text(old)})"
@@ -158,8 +195,9 @@ def differences(
         if name not in without_effect
     ]
     changed += [
-        f"{name} {new or 'absent'} (saved: {old or 'absent'})"
+        f"{name} {new or 'not used'} (saved: {old or 'not used'})"
         for name, old, new in _differing(resumed.manifest.versions, versions)
+        if name not in without_effect
     ]
     if changed:
         yield f"resuming with {'; '.join(changed)}: not bit-identical to an uninterrupted run"

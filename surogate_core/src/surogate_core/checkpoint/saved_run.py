@@ -17,16 +17,19 @@ from ..config.schema import DTYPE_KEYS
 from ..data.loader import Loader
 from ..data.pack import PackedRows
 from ..errors import ConfigError
+from ..hub.config_json import QUANTIZATION
 from ..planning.plan import Plan
 from ..planning.run import Run
+from ..planning.versions import neutral_distributions
 from ..program.value import Value
 from . import hf
 from .adapter import write_adapter
 from .base import load_base
+from .base_identity import base_facts
 from .folders import sync
 from .manifest import MANIFEST, Manifest, list_files, write_manifest
 from .progress import Progress
-from .resume import Resumed, differences, refuse_another_run, saved_settings
+from .resume import Resumed, another_form, differences, refuse_another_run, saved_settings
 from .states import kept_values, load_state, write_state
 from .stored_weights import load_weights
 
@@ -39,6 +42,9 @@ if TYPE_CHECKING:
 MAX_STEP = 2**31 - 1
 MAX_FP32 = 3.4e38
 """Largest values of the program inputs `step` (int32) and `lr` (fp32)."""
+
+_NEUTRAL_KINDS = ("logger", "offload")
+"""Kinds of plugins that change no bit of a run."""
 
 _POSITION = ("tokens", "seconds", "nonfinite", "loss", "lr")
 
@@ -115,8 +121,10 @@ class SavedRun:
         """Raise ConfigError unless the checkpoint is of this run. Return lines for the user about other differences."""
         refuse_another_run(resumed, self.facts, self.run.loaded.source)
         models = self.run.registry.options_models()
-        logger_keys = {key for (kind, _), model in models.items() if kind == "logger" for key in keys_of(model)}
-        return list(differences(resumed, resolved(self.run.loaded), self.versions, without_effect=logger_keys))
+        neutral = {key for (kind, _), model in models.items() if kind in _NEUTRAL_KINDS for key in keys_of(model)}
+        neutral |= neutral_distributions(self.run, self.plan) | self.run.loaded.idle
+        lines = differences(resumed, resolved(self.run.loaded), self.versions, without_effect=neutral)
+        return [*another_form(resumed, self.facts), *lines]
 
     def restore(self, resumed: Resumed, worker: Worker | Team) -> Progress:
         """Fill the worker's params and states and return the saved progress. Call it before `worker.start()`."""
@@ -179,13 +187,14 @@ def facts(run: Run, plan: Plan, loader: Loader, total_steps: int) -> dict[str, A
     They determine samples, schedule and buffers. The keys are part of the checkpoint's format.
     """
     config, adapter = run.config, run.adapter
-    ignored = {"dtype", "torch_dtype", "_name_or_path", "transformers_version", "auto_map"}
+    ignored = {QUANTIZATION, "dtype", "torch_dtype", "_name_or_path", "transformers_version", "auto_map"}
     return {
         "model": run.model.name,
         **{f"config.json {key}": value for key, value in run.model_config.items() if key not in ignored},
         "recipe": config.recipe,
         "optimizer": config.optimizer,
         **({"adapter": adapter[0].name, **adapter[1].model_dump(mode="json")} if adapter else {}),
+        **base_facts(run, plan),
         **{DTYPE_KEYS[name]: dtype for name, dtype in asdict(plan.inputs.precision).items()},
         "rows in an optimizer step (per_device_train_batch_size x gradient_accumulation_steps x GPUs)": (
             loader.batch_size * loader.micro_batches

@@ -5,11 +5,11 @@ Tensors are read one at a time, so that no second copy of the model is ever in m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -24,6 +24,7 @@ from ..hub.config_json import read_json
 from ..hub.files import PICKLED
 from ..reporting.text import names_text
 from ..runtime.filling import Upload, fill
+from ..runtime.finite_check import all_finite, contents, nonfinite_weights
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -35,11 +36,15 @@ COMPARED_ROWS = 4096
 
 @dataclass(frozen=True)
 class BaseFormat:
-    """The weight format of a base, and the params that it may hold in it."""
+    """The weight format of a base, and the params that it may hold in it.
+
+    remedies  {another param: what to do if it holds that in the format}
+    """
 
     form: CheckpointForm
     options: Any
     params: frozenset[str]
+    remedies: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -51,32 +56,59 @@ class StoredWeights:
     quantized  params that it holds in that format, which `load` skips
     """
 
+    model_dir: Path
     maps: Sequence[WeightMap]
     files: Mapping[Path, set[str]]
     base: BaseFormat | None = None
     quantized: frozenset[str] = frozenset()
 
     def load_quantized(self, stored: Mapping[str, Sequence[Tensor]]) -> None:
-        """Copy the quantized params into the states that hold them, `stored` by param name."""
+        """Copy the quantized params into the states that hold them, `stored` by param name.
+
+        Raises ConfigError, naming file and tensor, for parts that the format refuses, or with NaN or inf.
+        """
         if self.base is None:
             return
         form, options = self.base.form, self.base.options
-        file_of_part = {name: path for path, names in self.files.items() for name in names}
-        with ExitStack() as stack:
-            files = {path: stack.enter_context(opened(path)) for path in self.files}
+        filled: dict[str, Sequence[Tensor]] = {}
+        with self._parts() as part:
 
             def load(m: WeightMap, upload: Upload) -> None:
                 places = [0] * len(stored[m.param])
                 for tensor in m.tensors:
-                    names = form.parts(tensor.name, options)
-                    parts = {name: files[file_of_part[name]].get_tensor(name) for name in names}
-                    with _naming(file_of_part[tensor.name], tensor.name):
+                    parts = {name: part(name) for name in form.parts(tensor.name, options)}
+                    with _naming(self._file_of[tensor.name], tensor.name):
                         states = form.load(tensor, parts, options)
                     for i, (target, state) in enumerate(zip(stored[m.param], states, strict=False)):
                         upload.copy(target.narrow(0, places[i], state.shape[0]), state)
                         places[i] += state.shape[0]
+                    filled[m.param] = stored[m.param][: len(states)]
 
             fill(partial(load, m) for m in self.maps if m.param in self.quantized)
+        # On the device, where it takes a fraction of the time of the copy.
+        if not all_finite(state for states in filled.values() for state in states):
+            broken = {param for param, states in filled.items() if not all_finite(states)}
+            raise nonfinite_weights(self.model_dir, list(self._nonfinite(broken, self.base)))
+
+    def _nonfinite(self, params: Collection[str], base: BaseFormat) -> Iterator[str]:
+        """Yield a line for each part of these quantized params with NaN or inf. Some of their states have."""
+        with self._parts() as part:
+            for tensor in (tensor for m in self.maps if m.param in params for tensor in m.tensors):
+                for name in base.form.parts(tensor.name, base.options):
+                    held = contents(part(name))
+                    if not held.finite:
+                        yield f"{self._file_of[name].name}: {name} {list(part(name).shape)}: {held}"
+
+    @cached_property
+    def _file_of(self) -> Mapping[str, Path]:
+        return {name: path for path, names in self.files.items() for name in names}
+
+    @contextmanager
+    def _parts(self) -> Iterator[Callable[[str], Tensor]]:
+        """Open all files. Yields a function that reads a tensor."""
+        with ExitStack() as stack:
+            files = {path: stack.enter_context(opened(path)) for path in self.files}
+            yield lambda name: files[self._file_of[name]].get_tensor(name)
 
     def load(self, params: Mapping[str, Tensor]) -> None:
         """Copy the tensors of `params` (by param name) into them, converting dtypes."""
@@ -124,31 +156,33 @@ def open_weights(
     for copy, original in copies.items():
         if copy in found:
             _check_copy(files, copy, wanted[original])
-    return StoredWeights(maps, files, base, quantized)
+    return StoredWeights(model_dir, maps, files, base, quantized)
 
 
 def _quantized(files: Mapping[Path, set[str]], maps: Sequence[WeightMap], base: BaseFormat | None) -> frozenset[str]:
     """Return the params that the files hold in the weight format of `base`: those whose tensors are not in floating
-    point. Raises ConfigError for a param of which some tensors are and others are not.
+    point. Raises ConfigError for a param that may not be, or of which some tensors are and others are not.
     """
     if base is None:
         return frozenset()
-    floating: dict[str, bool] = {}
+    param_of = {tensor.name: m.param for m in maps for tensor in m.tensors}
+    full: dict[str, dict[str, Path]] = {}
+    coded: dict[str, dict[str, Path]] = {}
     for path, names in files.items():
         with opened(path) as file:
-            wanted = {tensor.name for m in maps if m.param in base.params for tensor in m.tensors}
-            floating |= {name: file.get_slice(name).get_dtype() in LOADABLE for name in names & wanted}
-    quantized = set()
-    for m in maps:
-        kinds = {floating[tensor.name]: tensor.name for tensor in m.tensors if tensor.name in floating}
-        if len(kinds) > 1:
+            for name in sorted(names & param_of.keys()):
+                kind = full if file.get_slice(name).get_dtype() in LOADABLE else coded
+                kind.setdefault(param_of[name], {})[name] = path
+    for param, tensors in coded.items():
+        name, path = next(iter(tensors.items()))
+        if param not in base.params:
+            raise ConfigError(f"{path}: {name} is stored quantized. {base.remedies[param]}")
+        if param in full:
             raise ConfigError(
-                f"{kinds[False]} is quantized and {kinds[True]} is not, but the two are one matrix here. Use the "
-                "original checkpoint of this model."
+                f"{path}: {name} is quantized and {next(iter(full[param]))} is not, but the two are one matrix here. "
+                "Use the original checkpoint of this model."
             )
-        if False in kinds:
-            quantized.add(m.param)
-    return frozenset(quantized)
+    return frozenset(coded)
 
 
 @contextmanager

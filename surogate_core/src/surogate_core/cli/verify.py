@@ -108,7 +108,7 @@ def _stored_table(matrices: Sequence[StoredMatrix]) -> Table:
         members = list(group)
         lowest, worst = min(members, key=lambda m: m.snr), max(members, key=lambda m: m.worst)
         names = [_short(m.name) for m in (lowest, worst)]
-        table.add_row(f"layer {layer}", f"{lowest.snr:.1f} dB {names[0]}", f"{worst.worst:.1%} {names[1]}")
+        table.add_row(_layer(layer), f"{lowest.snr:.1f} dB {names[0]}", f"{worst.worst:.1%} {names[1]}")
     return table
 
 
@@ -157,7 +157,11 @@ def _table(title: str, rows: list[Row], precision: str, *, cosine: bool) -> Tabl
 def _section(row: Row) -> str:
     if row.kind != "gradient":
         return ""
-    return f"layer {row.layer}" if row.layer >= 0 else "outside the layers"
+    return _layer(row.layer)
+
+
+def _layer(layer: int) -> str:
+    return f"layer {layer}" if layer >= 0 else "outside the layers"
 
 
 def _shared(names: list[str]) -> str:

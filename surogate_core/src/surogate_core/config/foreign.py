@@ -41,6 +41,9 @@ ELSEWHERE: dict[str, str] = dict(
         *_same_key("datasets", "dataset_name", "dataset_path", "train_file", "data_path", "dataset_dir", "train_data"),
         *_same_key("adapter_path", "lora_model_dir", "adapter_name_or_path", "peft_model_id"),
         *_same_key("merge_adapter", "merge_lora", "merge_and_unload"),
+        *_same_key("qlora_bnb", "qlora_nf4", "qlora_4bit"),
+        *_same_key("qlora_fp8", "qlora_8bit"),
+        *_same_key("qlora_fp4", "qlora_nvfp4"),
         *_same_key("qlora_bnb_double_quant", "bnb_4bit_use_double_quant", "double_quantization"),
         *_same_key("lora_rank", "lora_r"),
         *_same_key("lora_use_rslora", "use_rslora", "peft_use_rslora"),
@@ -96,7 +99,7 @@ HINTS: dict[str, str] = dict(
         *_hint("set qlora_fp8: true for frozen weights in FP8, with lora: true", "load_in_8bit"),
         *_hint(
             "set qlora_bnb: true (NF4), qlora_fp8: true or qlora_fp4: true (NVFP4), with lora: true",
-            *("quantization_bit", "quantization_method"),
+            *("quantization_bit", "quantization_method", "qlora", "use_qlora"),
         ),
         *_hint("DoRA is not built; remove the key", "use_dora", "peft_use_dora"),
         *_hint("set loss_scale: all to train prompts too, or default to train only answers", "train_on_inputs"),

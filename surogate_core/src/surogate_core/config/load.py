@@ -47,7 +47,8 @@ class LoadedConfig:
     """A validated run. Two are equal if they describe the same run, wherever they were read from.
 
     options: (kind, name) -> the options of each selected plugin: recipe, optimizer, loggers, ... notices: lines to
-    show the user once. source: where the config was read, for later errors about it.
+    show the user once. source: where the config was read, for later errors about it. idle: keys of weight formats that
+    the run does not use.
     """
 
     config: TrainConfig
@@ -55,6 +56,7 @@ class LoadedConfig:
     mode: Mode
     notices: tuple[str, ...] = field(default=(), compare=False)
     source: str = field(default="config", compare=False)
+    idle: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
     def recipe_options(self) -> BaseModel:
@@ -101,20 +103,24 @@ def load_config(raw: Mapping[str, Any], *, registry: Registry, mode: Mode = "tra
         config = apply_rules(config, findings)
         config = apply_adapter_rules(config, adapter_as_written, registry, findings)
     options = validate_selected(core, config.adapter if config is not None else None, plugin, registry, findings)
-    check_weight_formats(config, options, registry, findings)
+    idle = check_weight_formats(config, options, registry, findings)
     if config is None or findings.problems:
         raise problems_error(source, findings.problems)
-    return LoadedConfig(config, options, mode, tuple(findings.notices), source)
+    return LoadedConfig(config, options, mode, tuple(findings.notices), source, idle)
 
 
 def resolved(loaded: LoadedConfig) -> dict[str, Any]:
-    """Return every key with its value, ready for JSON and YAML (`dump_yaml`). Loading it gives an equal config."""
+    """Return every key that has an effect with its value, ready for JSON and YAML (`dump_yaml`).
+
+    Loading it gives an equal config.
+    """
     values = loaded.config.model_dump(mode="json")
     for key in ("datasets", "validation_datasets"):
         entries: Iterable[DatasetEntry] | None = getattr(loaded.config, key)
         if entries is not None:
             values[key] = [entry.model_dump(mode="json", exclude_none=True) | entry.options for entry in entries]
     for options in loaded.options.values():
-        values |= options.model_dump(mode="json", by_alias=True)
+        given = options.model_dump(mode="json", by_alias=True)
+        values |= {key: value for key, value in given.items() if key not in loaded.idle}
     escaped: dict[str, Any] = escape_dollars(values)
     return escaped

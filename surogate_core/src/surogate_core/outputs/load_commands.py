@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER
+from ..hub.config_json import QUANTIZATION
 from ..planning.run import Run
 
 
@@ -16,13 +17,28 @@ def load_commands(run: Run) -> tuple[tuple[str, str], ...]:
     """
     if not run.model.in_transformers:
         return ()
-    config, chosen = run.config, run.adapter
+    config = run.config
     output = Path(config.output_dir)
-    if chosen is None:
+    if run.adapter is None:
         return model_commands(str(output))
-    adapter, options = chosen
-    found = tuple(adapter.commands(output / ADAPTER_FOLDER, config.model, options))
+    found = adapter_commands(run, output / ADAPTER_FOLDER, config.model)
+    if QUANTIZATION in run.model_config:  # an adapter is merged into the original checkpoint
+        return found
     return (*found, *_merged_commands(output, {program for program, _ in found}, is_merged=config.merge_adapter))
+
+
+def adapter_commands(run: Run, folder: Path, base: str) -> tuple[tuple[str, str], ...]:
+    """Return (program, line) of the run's adapter in `folder`, for the programs that load its base too."""
+    if run.adapter is None:
+        return ()
+    adapter, options = run.adapter
+    form = run.weight_format[0].checkpoints if run.weight_format and QUANTIZATION in run.model_config else None
+    loads = None if form is None else form.loaded_by
+    return tuple(
+        (program, line)
+        for program, line in adapter.commands(folder, base, options)
+        if loads is None or program in loads
+    )
 
 
 def _merged_commands(output: Path, served: Collection[str], *, is_merged: bool) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,7 @@ from ..hub.files import find_local, looks_like_repo
 from ..planning.plan import Plan
 from ..planning.run import Run
 from ..reporting.text import parameters_text
-from .load_commands import model_commands
+from .load_commands import adapter_commands, model_commands
 
 CARD = "README.md"
 MARK = "<!-- Written by surogate; without this line a later run leaves the file alone. -->"
@@ -78,7 +78,7 @@ def model_card(run: Run, plan: Plan, name: str, progress: Progress, versions: Ma
         tags=["surogate", *([chosen[0].name] if chosen else [])],
     )
     shown = base or Path(config.model).name  # a local path is private
-    commands = chosen[0].commands(Path(name), shown, chosen[1]) if chosen else model_commands(name)
+    commands = adapter_commands(run, Path(name), shown) if chosen else model_commands(name)
     parts = [
         f"---\n{front.to_yaml()}\n---\n\n{MARK}",
         f"# {name.rpartition('/')[2]}",

@@ -22,6 +22,7 @@ from .recomputed import ChosenRecomputation, Recomputation
 from .report import Report, report
 from .resolve import KernelTable
 from .run import Run
+from .unstored import refuse_unstored
 
 Revise = Callable[[PlanInputs], PlanInputs]
 
@@ -74,7 +75,9 @@ def plan_run(
     device = limited(device, run.config.device_memory_limit)
     given = run_inputs(run, device, _world_size(run, device) if world_size is None else world_size)
     inputs = revise(replace(given, host_memory=run.config.host_memory_limit or host_memory))
-    return replace(plan_inputs(inputs), overridden=tuple(_overridden(run, inputs.precision)))
+    plan = plan_inputs(inputs)
+    refuse_unstored(run, plan.assembly)
+    return replace(plan, overridden=tuple(_overridden(run, inputs.precision)))
 
 
 def plan_inputs(inputs: PlanInputs) -> Plan:

@@ -30,7 +30,7 @@ from .param_kinds import kind_by_shape, logical_matrices, special_kinds
 from .pass_runner import PassRunner
 from .streaming import Streaming
 from .update import Update, record_update
-from .weight_storage import is_stored, store_weights
+from .weight_storage import check_stored_kinds, is_stored, store_weights
 
 
 def declare_batch(b: Builder, inputs: PlanInputs) -> BatchInputs:
@@ -235,6 +235,7 @@ class Recorder:
             return family, {}
         format, options = self.inputs.weight_format
         before = {p.name: p for p in family.programs()}
+        check_stored_kinds(params.values(), self.inputs.stored_kinds)
         stored = {param: info for param, info in params.items() if is_stored(info, self.inputs.stored_kinds)}
         after, states = store_weights(family, stored, format, options, self.b)
         for program in after.programs():

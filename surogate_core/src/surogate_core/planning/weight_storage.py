@@ -22,6 +22,9 @@ from ..program.builder import Builder
 from ..program.op import Op, Program
 from ..program.value import WEIGHT_LABEL, Value
 
+STORED_BY: Mapping[ParamKind, str] = {"head": "quantize_lm_head", "embedding": "quantize_embedding"}
+"""Keys that store a kind of param besides the matrices of blocks."""
+
 
 @dataclass(frozen=True)
 class WeightStorage:
@@ -75,6 +78,23 @@ def is_stored(info: ParamInfo, kinds: Collection[ParamKind]) -> bool:
     """Return whether a param is stored in the run's weight format: a frozen matrix of a block, or of another kind."""
     inside = info.param.block >= 0 or info.kind != "matrix"
     return info.stored and info.grad is None and info.kind in kinds and inside and len(info.param.shape) == 2
+
+
+def check_stored_kinds(params: Collection[ParamInfo], kinds: Collection[ParamKind]) -> None:
+    """Raise ConfigError if a key asks for a kind of which the run stores no param."""
+    held = {kind: [info for info in params if info.kind == kind and info.stored] for kind in STORED_BY}
+    for kind, key in STORED_BY.items():
+        tied = kind == "head" and not held["head"]  # a head without a param of its own is the embedding
+        found = held["embedding"] if tied else held[kind]
+        if kind not in kinds or any(is_stored(info, kinds) for info in found):
+            continue
+        if not found:
+            raise ConfigError(f"{key}: true, but this model has no {kind}. Remove the key.")
+        if any(info.grad is not None for info in found):
+            raise ConfigError(f"{key}: true, but this run trains {found[0].param.name} in full. Remove the key.")
+        raise ConfigError(
+            f"{key}: true, but the LM head of this model is its embedding. {STORED_BY['embedding']}: true stores both."
+        )
 
 
 def _check_readers(family: Family, storage: WeightStorage) -> None:

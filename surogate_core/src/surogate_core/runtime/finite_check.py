@@ -9,7 +9,7 @@ stay inside an op.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -226,9 +226,14 @@ def refuse_nonfinite_weights(
             if not held.finite:
                 broken.append(f"{file_of(model_dir, tensor.name).name}: {tensor.name} {list(tensor.shape)}: {held}")
     if broken:
-        more = len(broken) - _MOST_INPUTS
-        raise ConfigError(
-            f"{model_dir}: weights hold NaN or inf. Train from another checkpoint.\n"
-            + "\n".join(f"  {line}" for line in broken[:_MOST_INPUTS])
-            + (f"\n  and {more:,} more" if more > 0 else "")
-        )
+        raise nonfinite_weights(model_dir, broken)
+
+
+def nonfinite_weights(model_dir: Path, broken: Sequence[str]) -> ConfigError:
+    """Return the error for a checkpoint with NaN or infinity. broken: a line for each tensor, with its file."""
+    more = len(broken) - _MOST_INPUTS
+    return ConfigError(
+        f"{model_dir}: weights hold NaN or inf. Train from another checkpoint.\n"
+        + "\n".join(f"  {line}" for line in broken[:_MOST_INPUTS])
+        + (f"\n  and {more:,} more" if more > 0 else "")
+    )

@@ -161,10 +161,12 @@ def _stored(subject: Subject, scratch: Path) -> tuple[Sequence[StoredMatrix], di
     """
     if subject.run.weight_format is None:
         return (), {}
+    from ..planning.weight_storage import STORED_BY
     from .stored_weights import write_stored
 
     format, _ = subject.run.weight_format
-    return write_stored(subject, scratch / "model"), {"model": str(scratch / "model"), format.key: False}
+    without = dict.fromkeys((format.key, *STORED_BY.values()), False)
+    return write_stored(subject, scratch / "model"), {"model": str(scratch / "model"), **without}
 
 
 @dataclass(frozen=True)
