@@ -28,8 +28,7 @@ CORE = ROOT / "surogate_core/src/surogate_core"
 FOLDERS = sorted(path.parent for path in [*ROOT.glob("*/CMakeLists.txt"), *ROOT.glob("plugins/*/CMakeLists.txt")])
 NAMES = [folder.name for folder in FOLDERS]
 # The targets that docs/building.md lists, in CMake's notation: `real` is SASS, `virtual` is PTX.
-DOCUMENTED = {"80-real", "86-real", "89-real", "90-real", "100-real", "120-real", "90-virtual", "120-virtual"}
-TARGETS = set(os.environ["CUDAARCHS"].split(";")) if "CUDAARCHS" in os.environ else DOCUMENTED
+DOCUMENTED = {"80-real", "86-real", "90-real", "100-real", "120-real", "90-virtual", "120-virtual"}
 CUOBJDUMP = virtualenvs.current_site_packages() / "nvidia/cu13/bin/cuobjdump"
 SYSTEM_LIBRARIES = {
     "ld-linux-x86-64.so.2",
@@ -81,9 +80,12 @@ def targets(module: Path) -> Counter[str]:
 
 
 def supported(folder: Path) -> set[str]:
-    """Return the targets that the kernels of a package are compiled for: all, or those from `OLDEST` on."""
-    oldest = re.search(r"OLDEST (\d+)", (folder / "CMakeLists.txt").read_text())
-    numbers = {target: int(re.match(r"\d+", target)[0]) for target in TARGETS}  # type: ignore[index]
+    """Return the targets that the kernels of a package are compiled for: those from `OLDEST` on, and `ALSO`."""
+    text = (folder / "CMakeLists.txt").read_text()
+    oldest, also = re.search(r"OLDEST (\d+)", text), re.findall(r"ALSO (\d+)", text)
+    default = {*DOCUMENTED, *(f"{number}-real" for number in also)}
+    every = set(os.environ["CUDAARCHS"].split(";")) if "CUDAARCHS" in os.environ else default
+    numbers = {target: int(re.match(r"\d+", target)[0]) for target in every}  # type: ignore[index]
     return {target for target, number in numbers.items() if number >= (int(oldest[1]) if oldest else 0)}
 
 

@@ -19,6 +19,7 @@
 #                              cublaslt  matrix products, selection by timing       <surogate/gemm.h> cublaslt.h timing.h
 #                            Every module has a copy of its own, so packages do not depend on each other's versions.
 #   OLDEST                   the lowest architecture that the kernels support, such as 89: none below is compiled.
+#   ALSO                     further architectures whose instructions the kernels use, such as 89, which converts to FP8
 #   HEADERS                  headers of NVIDIA libraries that are loaded at run time: cublasLt.h, cudnn.h, nvrtc.h,
 #                            cudnn_frontend.h; or of CUTLASS: cutlass/cutlass.h. See SurogateHeaders.cmake.
 #
@@ -31,10 +32,10 @@
 include_guard(GLOBAL)
 include("${CMAKE_CURRENT_LIST_DIR}/SurogateHeaders.cmake")
 
-# Code runs on later minor versions of the same major one: that of 100 on 103, that of 120 on 121. The PTX of 90 and 120 is
-# for cards that are not known yet; nvcc compiles it together with the code of the same number, in one pass. docs/building.md
-# lists the cards, tests/packaging/check_kernels.py looks for all targets in the wheels.
-set(SUROGATE_DEFAULT_ARCHITECTURES 80-real 86-real 89-real 90-real 100-real 120-real 90-virtual 120-virtual)
+# Code runs on later minor versions of the same major one: that of 86 on 89, that of 100 on 103, that of 120 on 121. The
+# PTX of 90 and 120 is for cards that are not known yet; nvcc compiles it together with the code of the same number, in one
+# pass. docs/building.md lists the cards, tests/packaging/check_kernels.py looks for all targets in the wheels.
+set(SUROGATE_DEFAULT_ARCHITECTURES 80-real 86-real 90-real 100-real 120-real 90-virtual 120-virtual)
 
 if(NOT DEFINED SKBUILD)
   message(FATAL_ERROR "Kernels are built by pip, not by cmake alone: "
@@ -181,7 +182,12 @@ macro(surogate_drop_below oldest package)
 endmacro()
 
 function(surogate_add_kernels package)
-  cmake_parse_arguments(PARSE_ARGV 1 ARG "" "OLDEST" "HEADERS;USES")
+  cmake_parse_arguments(PARSE_ARGV 1 ARG "" "OLDEST" "ALSO;HEADERS;USES")
+  if(NOT DEFINED ENV{CUDAARCHS})
+    foreach(architecture IN LISTS ARG_ALSO)
+      list(APPEND CMAKE_CUDA_ARCHITECTURES "${architecture}-real")
+    endforeach()
+  endif()
   if(ARG_OLDEST)
     surogate_drop_below("${ARG_OLDEST}" "${package}")
   endif()

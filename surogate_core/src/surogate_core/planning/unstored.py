@@ -40,7 +40,7 @@ def refuse_unstored(run: Run, assembly: Assembly) -> None:
     if config is None or run.weight_format is None or run.weight_format[0].checkpoints is None:
         return
     kept = run.weight_format[0].checkpoints.kept(config)
-    if not isinstance(kept, list):
+    if not isinstance(kept, list | tuple):
         return
     kinds, unstored = _kinds(run, assembly), remedies(run, assembly)
     for m in assembly.weights:
