@@ -1,16 +1,19 @@
-"""`check_op` detects what is wrong with the reference of an op."""
+"""What tests of ops and kernels are written with: `check_op` detects what is wrong with the reference of an op."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor
 
-from surogate_core.api import OpDef, OutSpec
+from surogate_core.api import Op, OpDef, OutSpec, Value
 from surogate_core.plugins.discovery import load_registry
+from surogate_core.testing import binding
+from surogate_core.testing.kernels import assert_same_values
 from surogate_core.testing.ops import check_op
 
 
@@ -56,3 +59,26 @@ def test_a_correct_op_returns_its_outputs() -> None:
 def test_a_wrong_reference_is_detected(monkeypatch: pytest.MonkeyPatch, reference: object, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_op(as_op(monkeypatch, reference), torch.ones(4))
+
+
+def test_values_are_the_same_if_all_but_the_bits_of_nan_are() -> None:
+    codes = torch.tensor([1, 2], dtype=torch.uint8)
+    nans = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32)
+    assert_same_values([codes, nans], [codes.clone(), nans.flip(0)])
+    for a, b in ((codes, codes + 1), (torch.tensor([0.0]), torch.tensor([-0.0])), (nans, torch.zeros(2))):
+        with pytest.raises(AssertionError, match="output 1"):
+            assert_same_values([codes, a], [codes, b])
+
+
+def test_the_outputs_of_an_op_are_those_of_its_shape_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`run_op` without a GPU: the reference takes the place of the kernel."""
+    rmsnorm = load_registry().ops["rmsnorm"]
+
+    def by_reference(kernels: object, op: Op, contents: Mapping[Value, Tensor]) -> list[Tensor]:
+        assert [out.dtype for out in op.outs] == ["fp32", "fp32"]
+        return list(check_op(rmsnorm, *(contents[value] for value in op.ins), **op.attrs))
+
+    monkeypatch.setattr(binding, "run_kernel", by_reference)
+    x, w = torch.randn(5, 64), torch.randn(64)
+    found = binding.run_op((), rmsnorm, [x, w], {"eps": 1e-6})
+    assert_same_values(found, check_op(rmsnorm, x, w, eps=1e-6))

@@ -1,4 +1,4 @@
-"""The benchmarks behind the guide to QLoRA: what fits a card, and the loss of each weight format."""
+"""The benchmarks of the guide to QLoRA: what fits a card, and the loss of each weight format."""
 
 from __future__ import annotations
 

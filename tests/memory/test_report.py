@@ -319,6 +319,7 @@ def test_attention_is_less_efficient_with_small_heads_and_short_documents() -> N
         return OPS[kind].efficiency(Op(kind, (), (), attrs))
 
     assert 0.2 < efficiency(64, 1024) < efficiency(128, 1024) < efficiency(128, 8192) < 1
+    assert efficiency(256, 1 << 20) == 1, "a share"
     assert efficiency(128, 1024, "attention_bwd") < efficiency(128, 1024)
 
 

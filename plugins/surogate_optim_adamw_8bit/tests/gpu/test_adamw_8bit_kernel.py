@@ -13,7 +13,7 @@ from torch import Tensor
 from surogate_core.api import Op, Value
 from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.testing.binding import bind_kernel, run_kernel
-from surogate_core.testing.kernels import same_bits
+from surogate_core.testing.kernels import plain_nan, same_bits
 from surogate_optim_adamw_8bit.codes import BLOCK
 from surogate_optim_adamw_8bit.kernels import CHUNK_SIZE, KERNELS, code_words
 from surogate_optim_adamw_8bit.reference import adamw_8bit, encoded
@@ -36,10 +36,6 @@ def exact_roots(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     root = Tensor.sqrt
     monkeypatch.setattr(Tensor, "sqrt", lambda x: root(x.double()).to(x.dtype))
-
-
-def plain_nan(x: Tensor) -> Tensor:
-    return x.masked_fill(x.isnan(), torch.nan) if x.is_floating_point() else x
 
 
 class Update:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
+from surogate_core.api import BindContext, Call, KernelDef, Op
+from surogate_core.api.matrix_storage import supports
 from surogate_core.dtypes import DTYPES
-
-MAX_MATRICES = 64
-"""Matrices that can be fused in a param: `max_matrices` of <surogate/fused_rows.cuh>."""
 
 
 def _bind_quantize(op: Op, ctx: BindContext) -> Call:
@@ -42,35 +40,25 @@ def _weight(op: Op) -> tuple[Sequence[int], int, int]:
     return op.attrs["rows"], 2 * op.ins[0].shape[1], DTYPES[op.attrs["dtype"]].code
 
 
-def _supports(op: Op, target: Target) -> Support:
-    if (target.device.sm or 0) < 80:
-        return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
-    if len(op.attrs["rows"]) > MAX_MATRICES:
-        return Support(False, f"{len(op.attrs['rows'])} matrices are fused, at most {MAX_MATRICES} can be")
-    if op.accumulate:
-        return Support(False, "cannot accumulate into its outputs")
-    return Support(True)
-
-
 KERNELS: tuple[KernelDef, ...] = (
     KernelDef(
         op="fp4_block_quantize",
         dtypes=("*", "uint8", "e4m3", "fp32"),
-        supports=_supports,
+        supports=supports,
         bind=_bind_quantize,
         workspace=lambda op, target: 4 * len(op.attrs["rows"]),
     ),
     KernelDef(
         op="fp4_block_dequantize",
         dtypes=("uint8", "e4m3", "fp32", "*"),
-        supports=_supports,
+        supports=supports,
         bind=_bind_dequantize,
     ),
-    KernelDef(op="fp4_block_amax", dtypes=("uint8", "e4m3", "fp32", "fp32"), supports=_supports, bind=_bind_amax),
+    KernelDef(op="fp4_block_amax", dtypes=("uint8", "e4m3", "fp32", "fp32"), supports=supports, bind=_bind_amax),
     KernelDef(
         op="fp4_block_to_e4m3",
         dtypes=("uint8", "e4m3", "fp32", "fp32", "e4m3", "fp32"),
-        supports=_supports,
+        supports=supports,
         bind=_bind_to_e4m3,
     ),
 )

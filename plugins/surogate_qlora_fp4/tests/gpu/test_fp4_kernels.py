@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from surogate_core.api import Op, Value
+from surogate_core.api.matrix_storage import MAX_MATRICES
 from surogate_core.reference.rounding import TORCH_DTYPES
-from surogate_core.testing.binding import run_kernel
+from surogate_core.testing.binding import run_op
 from surogate_core.testing.cases import cases
-from surogate_core.testing.kernels import same_bits
-from surogate_qlora_fp4.kernels import KERNELS, MAX_MATRICES
+from surogate_core.testing.kernels import assert_same_values
+from surogate_qlora_fp4.kernels import KERNELS
 from surogate_qlora_fp4.ops import OPS
 from surogate_qlora_fp4.reference import fp4_block_amax, fp4_block_dequantize, fp4_block_quantize, fp4_block_to_e4m3
 
@@ -35,20 +35,7 @@ SHAPES = cases(
 
 def run(kind: str, ins: Sequence[Tensor], attrs: Mapping[str, Any]) -> list[Tensor]:
     """Return the outputs of an op by its kernel."""
-    values = [Value(name=f"in{i}", shape=tuple(x.shape), dtype=NAMES[x.dtype], role="param") for i, x in enumerate(ins)]
-    specs = DEFINITIONS[kind].infer(values, attrs)
-    outs = tuple(Value(name=spec.label, shape=spec.shape, dtype=spec.dtype, role="act") for spec in specs)
-    return run_kernel(KERNELS, Op(kind, tuple(values), outs, dict(attrs)), dict(zip(values, ins, strict=True)))
-
-
-def plain_nan(x: Tensor) -> Tensor:
-    return x.masked_fill(x.isnan(), torch.nan) if x.dtype in (torch.float32, torch.bfloat16) else x
-
-
-def check(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
-    """Check without tolerance. Only the bits of NaN may differ."""
-    for i, (a, b) in enumerate(zip(map(plain_nan, ours), map(plain_nan, theirs), strict=True)):
-        assert same_bits(a, b), f"output {i}: {int((a.double() != b.double()).sum())} of {a.numel()} elements differ"
+    return run_op(KERNELS, DEFINITIONS[kind], ins, attrs)
 
 
 def weight(rows: Sequence[int], columns: int, dtype: str) -> Tensor:
@@ -68,7 +55,7 @@ def test_quantize_is_bit_identical_to_the_reference(shape: Shape, four_over_six:
     rows, columns = shape
     w = weight(rows, columns, dtype)
     attrs = {"rows": rows, "four_over_six": four_over_six}
-    check(run("fp4_block_quantize", [w], attrs), fp4_block_quantize(w, **attrs))
+    assert_same_values(run("fp4_block_quantize", [w], attrs), fp4_block_quantize(w, **attrs))
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
@@ -81,7 +68,7 @@ def test_dequantize_is_bit_identical_to_the_reference(shape: Shape, dtype: str) 
     scales = torch.randint(256, (sum(rows), columns // 16), dtype=torch.uint8, generator=gen)
     stored = (codes, scales.view(torch.float8_e4m3fn), torch.rand(len(rows), generator=gen))
     attrs = {"rows": rows, "dtype": dtype}
-    check(run("fp4_block_dequantize", stored, attrs), [fp4_block_dequantize(*stored, **attrs)])
+    assert_same_values(run("fp4_block_dequantize", stored, attrs), [fp4_block_dequantize(*stored, **attrs)])
 
 
 @pytest.mark.parametrize("special", [torch.inf, -torch.inf, torch.nan, 1e-44, 1e-38, 3e38, 0.0])
@@ -92,16 +79,16 @@ def test_special_numbers_are_quantized_and_dequantized_as_by_the_reference(four_
     w[5:] = special
     attrs: dict[str, Any] = {"rows": (5, 9)}
     stored = fp4_block_quantize(w, **attrs, four_over_six=four_over_six)
-    check(run("fp4_block_quantize", [w], attrs | {"four_over_six": four_over_six}), stored)
+    assert_same_values(run("fp4_block_quantize", [w], attrs | {"four_over_six": four_over_six}), stored)
     back = {**attrs, "dtype": "bf16"}
-    check(run("fp4_block_dequantize", stored, back), [fp4_block_dequantize(*stored, **back)])
+    assert_same_values(run("fp4_block_dequantize", stored, back), [fp4_block_dequantize(*stored, **back)])
 
 
 def test_as_many_matrices_as_a_launch_can_have_are_bit_identical_to_the_reference() -> None:
     rows = tuple(1 + i % 5 for i in range(MAX_MATRICES))
     w = weight(rows, 256, "bf16")
     attrs = {"rows": rows, "four_over_six": True}
-    check(run("fp4_block_quantize", [w], attrs), fp4_block_quantize(w, **attrs))
+    assert_same_values(run("fp4_block_quantize", [w], attrs), fp4_block_quantize(w, **attrs))
 
 
 # ---------------------------------------------------------------------------------------------------- copies in E4M3
@@ -129,11 +116,13 @@ def test_amax_and_copies_are_bit_identical_to_the_references(shape: Shape, dtype
     rows, columns = shape
     stored, attrs = random_stored(rows, columns, dtype)
     amax = fp4_block_amax(*stored, **attrs)
-    check(run("fp4_block_amax", stored, attrs), [amax])
+    assert_same_values(run("fp4_block_amax", stored, attrs), [amax])
     for scale in (amax, amax * torch.tensor([0.1, 0.0])):  # by the second one, the largest codes are exceeded
         for transposed in (False, True):
             own = attrs | {"transposed": transposed}
-            check(run("fp4_block_to_e4m3", [*stored, scale], own), fp4_block_to_e4m3(*stored, scale, **own))
+            assert_same_values(
+                run("fp4_block_to_e4m3", [*stored, scale], own), fp4_block_to_e4m3(*stored, scale, **own)
+            )
 
 
 @pytest.mark.parametrize("special", [torch.inf, -torch.inf, torch.nan, 1e-44, 1e-38, 3e38, 0.0])
@@ -145,7 +134,7 @@ def test_special_numbers_are_copied_as_by_the_reference(dtype: str, special: flo
     stored = fp4_block_quantize(w, rows=(16, 32), four_over_six=False)
     attrs: dict[str, Any] = {"rows": (16, 32), "dtype": dtype}
     amax = fp4_block_amax(*stored, **attrs)
-    check(run("fp4_block_amax", stored, attrs), [amax])
+    assert_same_values(run("fp4_block_amax", stored, attrs), [amax])
     for transposed in (False, True):
         own = attrs | {"transposed": transposed}
-        check(run("fp4_block_to_e4m3", [*stored, amax], own), fp4_block_to_e4m3(*stored, amax, **own))
+        assert_same_values(run("fp4_block_to_e4m3", [*stored, amax], own), fp4_block_to_e4m3(*stored, amax, **own))

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
+from surogate_core.api.matrix_storage import supports
 from surogate_core.dtypes import DTYPES
-
-MAX_MATRICES = 64
-"""Matrices that can be fused in a param: `max_matrices` of <surogate/fused_rows.cuh>."""
 
 
 def _bind_quantize(op: Op, ctx: BindContext) -> Call:
@@ -43,15 +41,10 @@ def _weight(op: Op) -> tuple[Sequence[int], int, int, int]:
 
 
 def _supports(op: Op, target: Target) -> Support:
-    if (target.device.sm or 0) < 80:
-        return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
-    if len(op.attrs["rows"]) > MAX_MATRICES:
-        return Support(False, f"{len(op.attrs['rows'])} matrices are fused, at most {MAX_MATRICES} can be")
-    if op.accumulate:
-        return Support(False, "cannot accumulate into its outputs")
-    if op.ins[0].shape[1] % 8:
+    found = supports(op, target)
+    if found.ok and op.ins[0].shape[1] % 8:
         return Support(False, f"columns must be a multiple of 8, got {op.ins[0]!r}")
-    return Support(True)
+    return found
 
 
 KERNELS: tuple[KernelDef, ...] = (

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from surogate_core.api import Op, Value
+from surogate_core.api.matrix_storage import MAX_MATRICES
 from surogate_core.reference.rounding import TORCH_DTYPES
-from surogate_core.testing.binding import run_kernel
+from surogate_core.testing.binding import run_op
 from surogate_core.testing.cases import cases
-from surogate_core.testing.kernels import same_bits
-from surogate_qlora_fp8.kernels import KERNELS, MAX_MATRICES
+from surogate_core.testing.kernels import assert_same_values
+from surogate_qlora_fp8.kernels import KERNELS
 from surogate_qlora_fp8.ops import OPS, TILES
 from surogate_qlora_fp8.reference import fp8_tile_amax, fp8_tile_dequantize, fp8_tile_quantize, fp8_tile_to_e4m3
 
@@ -35,20 +35,7 @@ SHAPES = cases(
 
 def run(kind: str, ins: Sequence[Tensor], attrs: Mapping[str, Any]) -> list[Tensor]:
     """Return the outputs of an op by its kernel."""
-    values = [Value(name=f"in{i}", shape=tuple(x.shape), dtype=NAMES[x.dtype], role="param") for i, x in enumerate(ins)]
-    specs = DEFINITIONS[kind].infer(values, attrs)
-    outs = tuple(Value(name=spec.label, shape=spec.shape, dtype=spec.dtype, role="act") for spec in specs)
-    return run_kernel(KERNELS, Op(kind, tuple(values), outs, dict(attrs)), dict(zip(values, ins, strict=True)))
-
-
-def plain_nan(x: Tensor) -> Tensor:
-    return x.masked_fill(x.isnan(), torch.nan) if x.dtype in (torch.float32, torch.bfloat16) else x
-
-
-def check(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
-    """Check without tolerance. Only the bits of NaN may differ."""
-    for i, (a, b) in enumerate(zip(map(plain_nan, ours), map(plain_nan, theirs), strict=True)):
-        assert same_bits(a, b), f"output {i}: {int((a.double() != b.double()).sum())} of {a.numel()} elements differ"
+    return run_op(KERNELS, DEFINITIONS[kind], ins, attrs)
 
 
 def weight(rows: Sequence[int], columns: int, dtype: str) -> Tensor:
@@ -68,7 +55,7 @@ def test_quantize_is_bit_identical_to_the_reference(shape: Shape, tile: int, dty
     rows, columns = shape
     w = weight(rows, columns, dtype)
     attrs = {"rows": rows, "tile": tile}
-    check(run("fp8_tile_quantize", [w], attrs), fp8_tile_quantize(w, **attrs))
+    assert_same_values(run("fp8_tile_quantize", [w], attrs), fp8_tile_quantize(w, **attrs))
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
@@ -82,7 +69,9 @@ def test_dequantize_is_bit_identical_to_the_reference(shape: Shape, tile: int, d
     high, wide = sum(-(-count // tile) for count in rows), -(-columns // tile)
     scales = torch.rand(high, wide, generator=gen)
     attrs = {"rows": rows, "tile": tile, "dtype": dtype}
-    check(run("fp8_tile_dequantize", [codes, scales], attrs), [fp8_tile_dequantize(codes, scales, **attrs)])
+    assert_same_values(
+        run("fp8_tile_dequantize", [codes, scales], attrs), [fp8_tile_dequantize(codes, scales, **attrs)]
+    )
 
 
 @pytest.mark.parametrize("special", [torch.inf, -torch.inf, torch.nan, 1e-44, 1e-38, 3e38])
@@ -92,16 +81,16 @@ def test_special_numbers_are_quantized_and_dequantized_as_by_the_reference(speci
     w[70:, 64:] = special
     attrs: dict[str, Any] = {"rows": (70, 130), "tile": 64}
     stored = fp8_tile_quantize(w, **attrs)
-    check(run("fp8_tile_quantize", [w], attrs), stored)
+    assert_same_values(run("fp8_tile_quantize", [w], attrs), stored)
     back = {**attrs, "dtype": "bf16"}
-    check(run("fp8_tile_dequantize", stored, back), [fp8_tile_dequantize(*stored, **back)])
+    assert_same_values(run("fp8_tile_dequantize", stored, back), [fp8_tile_dequantize(*stored, **back)])
 
 
 def test_as_many_matrices_as_a_launch_can_have_are_bit_identical_to_the_reference() -> None:
     rows = tuple(1 + i % 5 for i in range(MAX_MATRICES))
     w = weight(rows, 256, "bf16")
     attrs = {"rows": rows, "tile": 64}
-    check(run("fp8_tile_quantize", [w], attrs), fp8_tile_quantize(w, **attrs))
+    assert_same_values(run("fp8_tile_quantize", [w], attrs), fp8_tile_quantize(w, **attrs))
 
 
 # ---------------------------------------------------------------------------------------------------- copies in E4M3
@@ -129,11 +118,11 @@ def test_amax_and_copies_are_bit_identical_to_the_references(tile: int, shape: S
     rows, columns = shape
     stored, attrs = random_stored(rows, columns, tile, dtype)
     amax = fp8_tile_amax(*stored, **attrs)
-    check(run("fp8_tile_amax", stored, attrs), [amax])
+    assert_same_values(run("fp8_tile_amax", stored, attrs), [amax])
     for scale in (amax, amax * torch.tensor([0.1, 0.0])):  # by the second one, the largest codes are exceeded
         for transposed in (False, True):
             own = attrs | {"transposed": transposed}
-            check(run("fp8_tile_to_e4m3", [*stored, scale], own), fp8_tile_to_e4m3(*stored, scale, **own))
+            assert_same_values(run("fp8_tile_to_e4m3", [*stored, scale], own), fp8_tile_to_e4m3(*stored, scale, **own))
 
 
 @pytest.mark.parametrize("special", [torch.inf, -torch.inf, torch.nan, 1e-44, 1e-38, 3e38, 0.0])
@@ -145,7 +134,7 @@ def test_special_numbers_are_copied_as_by_the_reference(dtype: str, special: flo
     stored = fp8_tile_quantize(w, rows=(16, 32), tile=64)
     attrs: dict[str, Any] = {"rows": (16, 32), "tile": 64, "dtype": dtype}
     amax = fp8_tile_amax(*stored, **attrs)
-    check(run("fp8_tile_amax", stored, attrs), [amax])
+    assert_same_values(run("fp8_tile_amax", stored, attrs), [amax])
     for transposed in (False, True):
         own = attrs | {"transposed": transposed}
-        check(run("fp8_tile_to_e4m3", [*stored, amax], own), fp8_tile_to_e4m3(*stored, amax, **own))
+        assert_same_values(run("fp8_tile_to_e4m3", [*stored, amax], own), fp8_tile_to_e4m3(*stored, amax, **own))

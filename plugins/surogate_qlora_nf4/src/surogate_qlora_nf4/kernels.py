@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from surogate_core.api import BindContext, Call, KernelDef, Launch, Op, Support, Target, Value
+from surogate_core.api import BindContext, Call, KernelDef, Launch, Op, Target, Value
+from surogate_core.api.matrix_storage import supports
 from surogate_core.dtypes import DTYPES
 
 from .ops import groups
 from .tables import absmax_map, words_of
-
-MAX_MATRICES = 64
-"""Matrices that can be fused in a param: `max_matrices` of <surogate/fused_rows.cuh>."""
 
 
 def _shape(op: Op, columns: int) -> tuple[Sequence[int], int, int]:
@@ -75,25 +73,15 @@ def _weight(op: Op) -> tuple[Sequence[int], int, int, int]:
     return (*_shape(op, op.attrs["shape"][1]), DTYPES[op.attrs["dtype"]].code)
 
 
-def _supports(op: Op, target: Target) -> Support:
-    if (target.device.sm or 0) < 80:
-        return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
-    if len(op.attrs["rows"]) > MAX_MATRICES:
-        return Support(False, f"{len(op.attrs['rows'])} matrices are fused, at most {MAX_MATRICES} can be")
-    if op.accumulate:
-        return Support(False, "cannot accumulate into its outputs")
-    return Support(True)
-
-
 KERNELS: tuple[KernelDef, ...] = (
     KernelDef(
         op="nf4_quantize",
         dtypes=("*", "uint8", "*", "..."),
-        supports=_supports,
+        supports=supports,
         bind=_bind_quantize,
         workspace=_quantize_workspace,
     ),
-    KernelDef(op="nf4_dequantize", dtypes=("uint8", "*", "..."), supports=_supports, bind=_bind_dequantize),
-    KernelDef(op="nf4_amax", dtypes=("uint8", "*", "..."), supports=_supports, bind=_bind_amax),
-    KernelDef(op="nf4_to_e4m3", dtypes=("uint8", "*", "..."), supports=_supports, bind=_bind_to_e4m3),
+    KernelDef(op="nf4_dequantize", dtypes=("uint8", "*", "..."), supports=supports, bind=_bind_dequantize),
+    KernelDef(op="nf4_amax", dtypes=("uint8", "*", "..."), supports=supports, bind=_bind_amax),
+    KernelDef(op="nf4_to_e4m3", dtypes=("uint8", "*", "..."), supports=supports, bind=_bind_to_e4m3),
 )

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from surogate_core.api import Op, Value
+from surogate_core.api.matrix_storage import MAX_MATRICES
 from surogate_core.reference.rounding import TORCH_DTYPES
-from surogate_core.testing.binding import run_kernel
+from surogate_core.testing.binding import run_op
 from surogate_core.testing.cases import cases
-from surogate_core.testing.kernels import same_bits
-from surogate_qlora_nf4.kernels import KERNELS, MAX_MATRICES
+from surogate_core.testing.kernels import assert_same_values
+from surogate_qlora_nf4.kernels import KERNELS
 from surogate_qlora_nf4.ops import OPS
 from surogate_qlora_nf4.reference import nf4_amax, nf4_dequantize, nf4_quantize, nf4_to_e4m3
 from surogate_qlora_nf4.tables import BLOCKS
@@ -37,20 +37,7 @@ SHAPES = cases(
 
 def run(kind: str, ins: Sequence[Tensor], attrs: Mapping[str, Any]) -> list[Tensor]:
     """Return the outputs of an op by its kernel."""
-    values = [Value(name=f"in{i}", shape=tuple(x.shape), dtype=NAMES[x.dtype], role="param") for i, x in enumerate(ins)]
-    specs = DEFINITIONS[kind].infer(values, attrs)
-    outs = tuple(Value(name=spec.label, shape=spec.shape, dtype=spec.dtype, role="act") for spec in specs)
-    return run_kernel(KERNELS, Op(kind, tuple(values), outs, dict(attrs)), dict(zip(values, ins, strict=True)))
-
-
-def plain_nan(x: Tensor) -> Tensor:
-    return x.masked_fill(x.isnan(), torch.nan) if x.dtype in (torch.float32, torch.bfloat16) else x
-
-
-def check(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
-    """Check without tolerance. Only the bits of NaN may differ."""
-    for i, (a, b) in enumerate(zip(map(plain_nan, ours), map(plain_nan, theirs), strict=True)):
-        assert same_bits(a, b), f"output {i}: {int((a.double() != b.double()).sum())} of {a.numel()} elements differ"
+    return run_op(KERNELS, DEFINITIONS[kind], ins, attrs)
 
 
 def weight(rows: Sequence[int], columns: int, dtype: str) -> Tensor:
@@ -70,7 +57,7 @@ def test_quantize_is_bit_identical_to_the_reference(shape: Shape, block: int, do
     rows, columns = shape
     w = weight(rows, columns, dtype)
     attrs = {"rows": rows, "block": block, "double": double}
-    check(run("nf4_quantize", [w], attrs), nf4_quantize(w, **attrs))
+    assert_same_values(run("nf4_quantize", [w], attrs), nf4_quantize(w, **attrs))
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
@@ -89,7 +76,7 @@ def test_dequantize_is_bit_identical_to_the_reference(shape: Shape, block: int, 
         absmax = [torch.randint(256, (size // block,), dtype=torch.uint8, generator=gen)]
         absmax += [torch.rand(groups, generator=gen), torch.rand(len(rows), generator=gen)]
     attrs = {"rows": rows, "shape": (sum(rows), columns), "block": block, "dtype": dtype}
-    check(run("nf4_dequantize", [codes, *absmax], attrs), [nf4_dequantize(codes, *absmax, **attrs)])
+    assert_same_values(run("nf4_dequantize", [codes, *absmax], attrs), [nf4_dequantize(codes, *absmax, **attrs)])
 
 
 @pytest.mark.parametrize("special", [torch.inf, -torch.inf, torch.nan, 1e-44, 3e38])
@@ -100,16 +87,16 @@ def test_special_numbers_are_quantized_and_dequantized_as_by_the_reference(doubl
     w[7, :128] = special
     attrs: dict[str, Any] = {"rows": (5, 9), "block": 64}
     stored = nf4_quantize(w, **attrs, double=double)
-    check(run("nf4_quantize", [w], attrs | {"double": double}), stored)
+    assert_same_values(run("nf4_quantize", [w], attrs | {"double": double}), stored)
     back = {**attrs, "shape": (14, 512), "dtype": "bf16"}
-    check(run("nf4_dequantize", stored, back), [nf4_dequantize(*stored, **back)])
+    assert_same_values(run("nf4_dequantize", stored, back), [nf4_dequantize(*stored, **back)])
 
 
 def test_as_many_matrices_as_a_launch_can_have_are_bit_identical_to_the_reference() -> None:
     rows = tuple(1 + i % 5 for i in range(MAX_MATRICES))
     w = weight(rows, 256, "bf16")
     attrs = {"rows": rows, "block": 64, "double": True}
-    check(run("nf4_quantize", [w], attrs), nf4_quantize(w, **attrs))
+    assert_same_values(run("nf4_quantize", [w], attrs), nf4_quantize(w, **attrs))
 
 
 # ---------------------------------------------------------------------------------------------------- copies in E4M3
@@ -147,11 +134,11 @@ def test_amax_and_copies_are_bit_identical_to_the_references(
     rows, columns = shape
     stored, attrs = random_stored(rows, columns, block, double, dtype)
     amax = nf4_amax(*stored, **attrs)
-    check(run("nf4_amax", stored, attrs), [amax])
+    assert_same_values(run("nf4_amax", stored, attrs), [amax])
     for scale in (amax, amax * torch.tensor([0.1, 0.0])):  # by the second one, the largest codes are exceeded
         for transposed in (False, True):
             own = attrs | {"transposed": transposed}
-            check(run("nf4_to_e4m3", [*stored, scale], own), nf4_to_e4m3(*stored, scale, **own))
+            assert_same_values(run("nf4_to_e4m3", [*stored, scale], own), nf4_to_e4m3(*stored, scale, **own))
 
 
 @pytest.mark.parametrize("special", [torch.inf, -torch.inf, torch.nan, 1e-44, 1e-38, 3e38, 0.0])
@@ -164,7 +151,7 @@ def test_special_numbers_are_copied_as_by_the_reference(dtype: str, double: bool
     stored = nf4_quantize(w, rows=(16, 32), block=64, double=double)
     attrs: dict[str, Any] = {"rows": (16, 32), "block": 64, "shape": (48, 192), "dtype": dtype}
     amax = nf4_amax(*stored, **attrs)
-    check(run("nf4_amax", stored, attrs), [amax])
+    assert_same_values(run("nf4_amax", stored, attrs), [amax])
     for transposed in (False, True):
         own = attrs | {"transposed": transposed}
-        check(run("nf4_to_e4m3", [*stored, amax], own), nf4_to_e4m3(*stored, amax, **own))
+        assert_same_values(run("nf4_to_e4m3", [*stored, amax], own), nf4_to_e4m3(*stored, amax, **own))

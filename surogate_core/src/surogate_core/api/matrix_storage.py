@@ -34,6 +34,7 @@ from ..errors import ProgramError
 from ..program.op import Op
 from ..program.opdef import Emitter, Gradients, OpDef, OutSpec
 from ..program.value import WEIGHT_LABEL, Value
+from .base import Support, Target
 from .recipes import ParamInfo
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ Attrs = Mapping[str, Any]
 Specs = list[OutSpec]
 Shape = tuple[int, ...]
 
+MAX_MATRICES = 64
+"""Matrices that can be fused in a param: `max_matrices` of <surogate/fused_rows.cuh>."""
+
 E4M3_MULTIPLE = 16
 """Rows of each matrix and columns of a weight that is copied to E4M3 are multiples of this."""
 
@@ -52,6 +56,17 @@ def need(condition: bool, message: str) -> None:
     """Raise ProgramError with `message` unless `condition`."""
     if not condition:
         raise ProgramError(message)
+
+
+def supports(op: Op, target: Target) -> Support:
+    """Return whether a device and core's headers for kernels (`fused_rows.cuh`, `e4m3_copy.cuh`) serve an op."""
+    if (target.device.sm or 0) < 80:
+        return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
+    if len(op.attrs["rows"]) > MAX_MATRICES:
+        return Support(False, f"{len(op.attrs['rows'])} matrices are fused, at most {MAX_MATRICES} can be")
+    if op.accumulate:
+        return Support(False, "cannot accumulate into its outputs")
+    return Support(True)
 
 
 @dataclass(frozen=True, kw_only=True)

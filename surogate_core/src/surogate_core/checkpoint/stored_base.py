@@ -65,7 +65,7 @@ class StoredBase:
 
 
 def stored_base(folder: Path, base_dir: Path, registry: Registry, notice: Callable[[str], None]) -> StoredBase | None:
-    """Return the weight format of the run that wrote an adapter, by the run.yaml beside it; None: it had none.
+    """Return the weight format of the run that wrote an adapter, by the run.yaml next to it; None: it had none.
 
     A run.yaml that cannot be used is no reason not to merge: None, and `notice` says why.
     """

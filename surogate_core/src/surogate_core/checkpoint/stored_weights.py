@@ -95,9 +95,9 @@ class StoredWeights:
         with self._parts() as part:
             for tensor in (tensor for m in self.maps if m.param in params for tensor in m.tensors):
                 for name in base.form.parts(tensor.name, base.options):
-                    held = contents(part(name))
+                    held = contents(read := part(name))
                     if not held.finite:
-                        yield f"{self._file_of[name].name}: {name} {list(part(name).shape)}: {held}"
+                        yield f"{self._file_of[name].name}: {name} {list(read.shape)}: {held}"
 
     @cached_property
     def _file_of(self) -> Mapping[str, Path]:

@@ -71,7 +71,7 @@ class Work:
         return self.forward.seconds + self.backward.seconds + self.update.seconds
 
     def plus(self, other: Work, micro_steps: float = 1.0, updates: float = 1.0) -> Work:
-        """Return this work and that of another, whose passes and updates count so many times."""
+        """Return this work and that of another, with its passes and its updates counted that often."""
         return Work(
             self.forward.plus(other.forward, micro_steps),
             self.backward.plus(other.backward, micro_steps),

@@ -150,7 +150,7 @@ def _attention_efficiency(op: Op) -> float:
     """
     head_dim, seq_len = int(op.attrs["head_dim"]), int(op.attrs["seq_len"])
     share = head_dim / (head_dim + _HALF_HEAD) * seq_len / (seq_len + _HALF_ROW)
-    return share * _FORWARD if op.kind == "attention" else share
+    return min(share * _FORWARD, 1.0) if op.kind == "attention" else share
 
 
 # --------------------------------------------------------------------------------------------------------------- swiglu

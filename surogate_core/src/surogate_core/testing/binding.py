@@ -2,6 +2,7 @@
 
 x, y = Value(name="x", ...), Value(name="y", ...)
 (out,) = run_kernel(KERNELS, Op("silu", (x,), (y,)), {x: torch.randn(5, 64)})
+(out,) = run_op(KERNELS, SILU, [torch.randn(5, 64)], {})
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..api import Call, Comm, Deterministic, KernelDef, Launch, Op, Target, Value
+from ..api import Call, Comm, Deterministic, KernelDef, Launch, Op, OpDef, Target, Value
 from ..plugins.registry import refusal
 from ..reference.rounding import TORCH_DTYPES
 from ..runtime.bind import as_launches
 from ..runtime.device import training_device
 from ..runtime.launch import SingleComm
 from .kernels import Guarded, eager_and_graph, guarded, guarded_copy
+
+_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 @dataclass
@@ -138,3 +141,14 @@ def run_kernel(
         lambda stream: binding.launch(stream, labels), list(binding.buffers.values()), scratch=binding.workspaces
     )
     return [binding.buffers[out].tensor.cpu() for out in op.written]
+
+
+def run_op(
+    kernels: Sequence[KernelDef], definition: OpDef, ins: Sequence[Tensor], attrs: Mapping[str, Any]
+) -> list[Tensor]:
+    """Return the outputs of an op for these inputs as `run_kernel` does. Its shape rule says what they are."""
+    values = [Value(f"in{i}", tuple(x.shape), _NAMES[x.dtype], "param") for i, x in enumerate(ins)]
+    specs = definition.infer(values, attrs)
+    outs = tuple(Value(spec.label, spec.shape, spec.dtype, "act") for spec in specs)
+    op = Op(definition.kind, tuple(values), outs, dict(attrs))
+    return run_kernel(kernels, op, dict(zip(values, ins, strict=True)))

@@ -80,6 +80,17 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
 
 
+def plain_nan(x: Tensor) -> Tensor:
+    """Return an fp32 or bf16 tensor with one kind of NaN in place of all, and tensors of other dtypes as they are."""
+    return x.masked_fill(x.isnan(), torch.nan) if x.dtype in (torch.float32, torch.bfloat16) else x
+
+
+def assert_same_values(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
+    """Check without tolerance that tensors are the same. Only the bits of NaN in fp32 and bf16 may differ."""
+    for i, (a, b) in enumerate(zip(map(plain_nan, ours), map(plain_nan, theirs), strict=True)):
+        assert same_bits(a, b), f"output {i}: {int((a.double() != b.double()).sum())} of {a.numel()} elements differ"
+
+
 def eager_and_graph(launch: Callable[[int], None], buffers: Sequence[Guarded], scratch: Sequence[Guarded] = ()) -> None:
     """Check that two eager runs and two replays of a graph give the same bits and overwrite no guard bytes.
 
