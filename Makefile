@@ -24,7 +24,7 @@ PURE := plugins/surogate_log_tensorboard plugins/surogate_log_wandb plugins/suro
 	plugins/surogate_offload_states .
 PACKAGES := surogate_core $(COMPILED) $(PURE)
 BUILD_TOOLS := cmake editables hatchling nanobind ninja scikit-build-core
-TOOLS := build coverage hypothesis mypy nvidia-cuda-cuobjdump pytest pytest-xdist ruff types-PyYAML
+TOOLS := bitsandbytes build coverage hypothesis mypy nvidia-cuda-cuobjdump pytest pytest-xdist ruff types-PyYAML
 # Bytecode is compiled at the first import of a module. Compiling all of torch would double the time of an install.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
 
