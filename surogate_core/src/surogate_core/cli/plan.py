@@ -77,7 +77,8 @@ def _plan(arguments: RunArguments, device: str | None, as_json: bool, listing: b
         for program in plan.assembly.programs.values():
             print(f"\n{program_listing(program)}")
         print()
-    print("\n".join(plan_text(opened, plan, chosen, _defaults(loaded, arguments))))
+    for line in plan_text(opened, plan, chosen, _defaults(loaded, arguments)):
+        print(line)  # one by one: suggestions take seconds to find
     return 0
 
 

@@ -30,6 +30,8 @@ _LESS_HOST = 0.75
 """The same of the host memory."""
 _SLOWER = 1.25
 """A proposal that takes longer than this, over the fastest, is not shown."""
+_FASTER = 0.95
+"""A last resort is shown next to what needs none if its step takes at most this share of the time."""
 _ENOUGH = 1.01
 """Offloading is not tried if what fits without it is at most this many times as slow as without a limit of memory."""
 
@@ -75,15 +77,16 @@ def propose(run: Run, plan: Plan, count: int = 5) -> list[Proposal]:
 
 
 def suggest(run: Run, plan: Plan, count: int = 3) -> list[Proposal]:
-    """Return up to `count` changes for a run that does not fit: the fastest that fit, then last resorts.
+    """Return up to `count` changes for a run that does not fit: the fastest that fit, then faster last resorts.
 
-    A last resort may not fit either, if it saves memory: `plan.report` says what is missing. Empty for a run that fits.
+    If nothing fits, a last resort may not either, but saves memory: `plan.report` says what is missing. Empty for a run
+    that fits.
     """
     if plan.report.fits:
         return []
     search = _Search(run, plan)
     same = search.fastest(1 if adapter_change(run) else count - 1)
-    return [*same, *search.last_resorts(shorter=not same)][:count]
+    return [*same, *search.last_resorts(same, shorter=not same)][:count]
 
 
 def one_line(proposal: Proposal, before: Plan) -> str:
@@ -109,15 +112,17 @@ class _Search:
             hopeful = self._hopeful(self._estimates.candidates(offload=True))
         return self._verified(hopeful, count)
 
-    def last_resorts(self, *, shorter: bool = False) -> Iterator[Proposal]:
+    def last_resorts(self, same: Sequence[Proposal] = (), *, shorter: bool = False) -> Iterator[Proposal]:
         """Yield what fits with bf16 gradients and states, or else what saves most; then an adapter.
 
-        `shorter`: if dtypes are not enough, with shorter rows too.
+        same     what fits without last resorts. Dtypes must then be worth their price: faster than all of it
+        shorter  if dtypes are not enough, with shorter rows too
         """
+        limit = _FASTER * min((p.plan.report.step.seconds for p in same), default=inf)
         every = list(self._estimates.candidates(dtypes=True, offload=True))
-        found = self._verified(self._hopeful(every), 1)
-        yield from found
-        if not found:
+        found = self._verified(self._hopeful(c for c in every if c.seconds <= limit), 1)
+        yield from (proposal for proposal in found if proposal.plan.report.step.seconds <= limit)
+        if not found and not same:
             smallest = sorted(filter(self._suits_host, every), key=lambda c: (c.total, len(c.changes)))[:1]
             yield from (proposal for proposal in self._planned(smallest) if proposal.saves(self._plan) > 0)
             if shorter:
