@@ -41,7 +41,8 @@
 //
 // Measured on an H200 at 1,980 MHz, 1.07e9 elements, share of 4.21 TB/s by gradient and master: 65 % bf16, bf16; 72 % fp32,
 // bf16; 79 % fp32, fp32; 74 % bf16, fp32; with fp32 moments 91 %. Without the prefetch 57, 63, 70 and 64 %, and with
-// other numbers of threads between 54 and 75 %: loads are waited for, although the instructions would suffice.
+// other numbers of threads between 54 and 75 %: loads are waited for, although the instructions would suffice. Then
+// every block of codes waited for its two scales; since `Scales` loads them for a chunk, nothing has been measured.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -105,11 +106,39 @@ __device__ __forceinline__ void store_codes(void* codes, uint32_t first, uint2 x
     *reinterpret_cast<uint2*>(static_cast<uint8_t*>(codes) + first) = x;
 }
 
-// Returns the address of the scale of the block of element `first`.
-__device__ __forceinline__ float* scale_address(float* scales, uint32_t first) {
-    __builtin_assume(__isGlobal(scales));
-    return scales + first / code_block;
-}
+// The scales of the blocks of codes that a warp updates in a chunk, first the old and then the new ones: lane i has those
+// of the warp's i-th block. All are loaded at once, before any is needed. A load for each block would be waited for each
+// time, because a prefetch of elements does not reach their scales.
+class Scales {
+public:
+    __device__ __forceinline__ explicit Scales(const Chunk& chunk)
+        : block_(threadIdx.x / 32 + threadIdx.x % 32 * (threads / 32)), any_(block_ * code_block < chunk.size) {
+        const Entry& entry = chunk.entry;
+        __builtin_assume(__isGlobal(entry.m_scales) && __isGlobal(entry.v_scales));
+        m_ = any_ ? entry.m_scales[block_] : 0.0f;
+        v_ = any_ ? entry.v_scales[block_] : 0.0f;
+    }
+    // `turn`: which block of the warp.
+    __device__ __forceinline__ float m(int turn) const { return __shfl_sync(0xffffffffu, m_, turn); }
+    __device__ __forceinline__ float v(int turn) const { return __shfl_sync(0xffffffffu, v_, turn); }
+    __device__ __forceinline__ void set(int turn, float m, float v) {
+        const bool mine = threadIdx.x % 32 == turn;
+        m_ = mine ? m : m_;
+        v_ = mine ? v : v_;
+    }
+    // Stores all but those of the blocks whose bit is set in `left`.
+    __device__ __forceinline__ void store(const Chunk& chunk, uint32_t left) const {
+        if (any_ && !(left >> threadIdx.x % 32 & 1)) {
+            chunk.entry.m_scales[block_] = m_;
+            chunk.entry.v_scales[block_] = v_;
+        }
+    }
+
+private:
+    int block_;
+    bool any_;
+    float m_, v_;
+};
 
 // Stores the master and the work copy of an octet, and adds the param to `largest`.
 template <class P>
@@ -171,20 +200,17 @@ __device__ __forceinline__ bool between(float x, float from, float to) {
 }
 
 // Updates eight elements with codes and returns true, or writes nothing and returns false if one of the block is not in
-// range. Called by whole warps, for a whole block of codes.
+// range. Called by whole warps, for the whole block of codes of a turn.
 template <class G, class P>
 __device__ __forceinline__ bool update_coded_octet(const Factors& f, const TableAddresses& tables, const Chunk& chunk,
-                                                   uint32_t offset, Largest& largest) {
+                                                   uint32_t offset, int turn, Scales& scales, Largest& largest) {
     const Entry& entry = chunk.entry;
     const Words<G> g = Words<G>::load(entry.grad, offset);
     const uint2 old_m = load_codes(entry.m, offset), old_v = load_codes(entry.v, offset);
-    float* const scale_of_m = scale_address(entry.m_scales, offset);
-    float* const scale_of_v = scale_address(entry.v_scales, offset);
-    const float old_m_scale = *scale_of_m, old_v_scale = *scale_of_v;
     const Words<P> old_p = Words<P>::load(entry.master, offset);
     float p[octet], m[octet], v[octet];
-    tables.decode_m(old_m, __fmul_rn(old_m_scale, m_scaling), m);
-    tables.decode_v(old_v, __fmul_rn(old_v_scale, v_scaling), v);
+    tables.decode_m(old_m, __fmul_rn(scales.m(turn), m_scaling), m);
+    tables.decode_v(old_v, __fmul_rn(scales.v(turn), v_scaling), v);
 #pragma unroll
     for (int i = 0; i < octet; ++i) {
         update_scaled_moments(f, g.get(i), m[i], v[i]);
@@ -214,10 +240,7 @@ __device__ __forceinline__ bool update_coded_octet(const Factors& f, const Table
     }
     store_codes(entry.m, offset, encode(tables, ms, m_quotients));
     store_codes(entry.v, offset, encode(tables, vs, v_quotients));
-    if (threadIdx.x % 32 == 0) {
-        *scale_of_m = __fmul_rn(m_scale, 1 / m_scaling);
-        *scale_of_v = __fmul_rn(v_scale, 1 / v_scaling);
-    }
+    scales.set(turn, __fmul_rn(m_scale, 1 / m_scaling), __fmul_rn(v_scale, 1 / v_scaling));
     store_param<P>(f, chunk, offset, p, largest);
     return true;
 }
@@ -228,12 +251,16 @@ template <class G, class P>
 __device__ __forceinline__ uint32_t update_coded(const Factors& f, const TableAddresses& tables, const Chunk& chunk,
                                                  Largest& largest) {
     const int lane = threadIdx.x % 32 * octet;
-    uint32_t left = 0, bit = 1;
-    for (int base = threadIdx.x / 32 * code_block; base < chunk.size; base += stride, bit <<= 1) {
-        if (base + code_block > chunk.size || !update_coded_octet<G, P>(f, tables, chunk, base + lane, largest)) {
-            left |= bit;
+    Scales scales(chunk);
+    uint32_t left = 0;
+    int turn = 0;
+    for (int base = threadIdx.x / 32 * code_block; base < chunk.size; base += stride, ++turn) {
+        if (base + code_block > chunk.size ||
+            !update_coded_octet<G, P>(f, tables, chunk, base + lane, turn, scales, largest)) {
+            left |= 1u << turn;
         }
     }
+    scales.store(chunk, left);
     return left;
 }
 
