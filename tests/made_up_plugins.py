@@ -46,7 +46,7 @@ WHOLE = """
 import dataclasses, json
 from types import SimpleNamespace
 import pluggy
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from surogate_core.api import *
 from surogate_core.errors import ConfigError
 
@@ -156,8 +156,22 @@ def quantize(b, info, options):
 def dequantize(b, info, stored, options):
     return b.apply("cast", *stored, label="weight", dtype=info.param.dtype)
 
+def load_weight(tensor, parts, options):
+    import torch
+    return [parts[tensor.name].view(torch.bfloat16)]
+
+def save_weight(tensor, states, dtype, options):
+    import torch
+    return {tensor.name: states[0].view(torch.uint8)}
+
+CHECKPOINTS = CheckpointForm(matches=lambda config: config.get("quant_method") == "acme", check=nothing,
+                             parts=lambda name, options: [name], load=load_weight, save=save_weight,
+                             config=lambda kept, options: {"quant_method": "acme"})
 WEIGHT_FORMAT = WeightFormatDef(name="acme", summary="", options=WeightOptions, key="acme_weights", quantize=quantize,
-                                dequantize=dequantize)
+                                dequantize=dequantize, checkpoints=CHECKPOINTS)
+
+def change_form(**fields):
+    change("WEIGHT_FORMAT", checkpoints=dataclasses.replace(CHECKPOINTS, **fields))
 
 class LauncherOptions(BaseModel):
     acme_record: str = ""

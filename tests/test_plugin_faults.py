@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from made_up_plugins import Install
 from typer.testing import CliRunner
 from whole_plugin import TOKENIZER, the_error, whole_plugin, write_config
 
+from surogate_core.api import CheckpointForm
 from surogate_core.cli.app import app
 from surogate_core.errors import PluginError, ProgramError
 from surogate_core.planning import recorder
@@ -327,6 +329,65 @@ WRONG_DEFINITIONS = [
         'change("SGD", reference="acme_gone:sgd")',
         "'acme_gone:sgd': there is no module acme_",
     ),
+    ("name is empty", 'change("RECIPE", name="")', "surogate_recipes(): RecipeDef.name is empty"),
+    (
+        "a pair in place of pairs",
+        'change("RECIPE", products=("bf16", "bf16"))',
+        "RecipeDef.products is ('bf16', 'bf16'), expected a tuple of (text, text)",
+    ),
+    (
+        "pairs of unknown dtypes",
+        'change("RECIPE", products=(("bf16", "fp7"),))',
+        "RecipeDef.products has fp7; dtypes: fp64, fp32",
+    ),
+    ("share is text", 'change("SGD", zero_copy="x")', "OpDef.zero_copy is 'x', expected a number"),
+    (
+        "share in percent",
+        'change("SGD", memory_efficiency=80)',
+        "OpDef.memory_efficiency is 80, expected a share of a rate, at most 1",
+    ),
+    (
+        "kind of a param is unknown",
+        'change("SGD", param_kinds={0: "emb"})',
+        "OpDef.param_kinds is {0: 'emb'}, expected a mapping of an int to one of matrix, embedding, head, vector",
+    ),
+    (
+        "no function in a form",
+        "change_form(load=3)",
+        "WeightFormatDef.checkpoints.load is 3, expected a function",
+    ),
+    (
+        "key of no option",
+        'change("WEIGHT_FORMAT", key="acme_weight")',
+        "WeightFormatDef.key is 'acme_weight', expected an option of type bool, False by default",
+    ),
+    (
+        "key that is true by default",
+        'change("WEIGHT_FORMAT", options=type("O", (BaseModel,), {"__annotations__": {"acme_weights": bool}, '
+        '"acme_weights": True}))',
+        "WeightFormatDef.key is 'acme_weights', expected an option of type bool, False by default",
+    ),
+    (
+        "default out of bounds",
+        'change("OPTIMIZER", options=type("O", (BaseModel,), {"__annotations__": {"acme_rate": float}, '
+        '"acme_rate": Field(-3.0, ge=0)}))',
+        "options of optimizer 'zz': a default is refused: acme_rate: -3.0: Input should be greater than or equal to 0",
+    ),
+    (
+        "proposed is a mapping",
+        'change("OFFLOAD", proposed={"acme_offload": "x"})',
+        "OffloadDef.proposed is {'acme_offload': 'x'}, expected a list of mappings of text to anything",
+    ),
+    (
+        "proposed has no option",
+        'change("OFFLOAD", proposed=[{"acme_of": "x"}])',
+        "OffloadDef.proposed has acme_of; options: acme_offload",
+    ),
+    (
+        "proposed has a wrong value",
+        'change("OFFLOAD", proposed=[{"acme_offload": 3}])',
+        "OffloadDef.proposed has a value that is refused: acme_offload: 3: Input should be a valid string",
+    ),
     ("reference without function", 'change("SGD", reference="acme_reference:gone")', "acme_reference has no gone"),
     ("reference malformed", 'change("SGD", reference="acme_reference")', "is not of the form module:function"),
     (
@@ -366,8 +427,12 @@ def test_the_complete_plugin_works(tmp_path: Path, install: Install) -> None:
 
 
 def test_every_function_of_every_definition_is_wrapped_or_listed() -> None:
+    every = [(kind, cls, "") for kind, cls in KINDS.items()] + [("weight format", CheckpointForm, "checkpoints.")]
     functions = {
-        (kind, f.name) for kind, cls in KINDS.items() for f in fields(cls) if str(f.type).startswith("Callable")
+        (kind, f"{path}{f.name}")
+        for kind, cls, path in every
+        for f in fields(cls)
+        if str(f.type).startswith("Callable")
     }
     assert functions == RESULTS.keys() | UNWRAPPED
 
@@ -375,7 +440,9 @@ def test_every_function_of_every_definition_is_wrapped_or_listed() -> None:
 @pytest.mark.parametrize(("kind", "function"), sorted(RESULTS))
 def test_a_function_that_raises_is_named(install: Install, kind: str, function: str) -> None:
     names = {"op": "TWICE", "weight format": "WEIGHT_FORMAT"}
-    install("acme", "0.1.0", "zz", f'change("{names.get(kind, kind.upper())}", {function}=boom)')
+    nested, _, name = function.rpartition(".")
+    changed = "change_form(" if nested else f'change("{names.get(kind, kind.upper())}", '
+    install("acme", "0.1.0", "zz", f"{changed}{name}=boom)")
     registry = load_registry()
     (definition,) = [
         p.definition
@@ -383,7 +450,7 @@ def test_a_function_that_raises_is_named(install: Install, kind: str, function: 
         if p.kind == kind and p.plugin.distribution == "acme" and p.name != "acme_sgd"
     ]
     with pytest.raises(PluginError, match=rf"^{kind} \S+ of acme 0.1.0 failed in {function}: {BOOM}$") as caught:
-        getattr(definition, function)(None, None, None)
+        attrgetter(function)(definition)(None, None, None)
     assert (caught.value.distribution, caught.value.version) == ("acme", "0.1.0")
     assert caught.value.hook.startswith("surogate_") and isinstance(caught.value.__cause__, KeyError)
 

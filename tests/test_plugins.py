@@ -271,6 +271,25 @@ def surogate_optimizers():
 """
 
 
+WEIGHT_FORMAT = """
+class Options(BaseModel):
+    acme_weights: bool = False
+@hookimpl
+def surogate_weight_formats():
+    return [WeightFormatDef(name='{}', summary='', options=Options, key='acme_weights',
+                            quantize=lambda *a: [], dequantize=lambda *a: None)]
+"""
+
+
+def test_two_weight_formats_cannot_have_one_key(install: Install) -> None:
+    install("acme-a", "1.0", "a", WEIGHT_FORMAT.format("acme_a"))
+    install("acme-b", "2.0", "b", WEIGHT_FORMAT.format("acme_b"))
+    with pytest.raises(
+        PluginError, match=r"key of a weight format 'acme_weights' is provided by acme-a 1\.0 and acme-b"
+    ):
+        load_registry()
+
+
 def test_two_plugins_cannot_claim_one_option_key(install: Install) -> None:
     install("acme-a", "1.0", "a", OPTIONS.format("acme_a"))
     install("acme-b", "2.0", "b", OPTIONS.format("acme_b").replace("0.1", "0.2"))

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from torch import Tensor
 
 from surogate_core import run
 from surogate_core.api import Merge
+from surogate_core.checkpoint import base
 from surogate_core.checkpoint.stored_base import stored_base
-from surogate_core.errors import ConfigError
+from surogate_core.errors import ConfigError, PluginError
 from surogate_core.outputs.load_commands import load_commands
 from surogate_core.plugins.discovery import load_registry
+from surogate_core.plugins.registry import Registry
 
 FORMATS = ("qlora_bnb", "qlora_fp8", "qlora_fp4")
 
@@ -226,6 +229,40 @@ def test_a_quantized_base_needs_the_keys_that_it_was_stored_with(place: Workplac
     for model, keys, message in cases:
         with pytest.raises(ConfigError, match=message):
             run.plan(run.load(place.write(model=str(model), **keys), mode="sft"), "h200")
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda codes, scales: [codes], "returned 1 states, but .* is made from the weight itself: return it too"),
+        (lambda codes, scales: [codes[:8], scales], "returned fewer rows for the matrices of layers"),
+        (lambda codes, scales: [codes.float(), scales], r"returned float32 \[\d+, 64\] for state 0 of model"),
+    ],
+)
+def test_a_format_that_does_not_return_what_the_run_holds_is_named(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch, returned: Callable[..., Any], message: str
+) -> None:
+    def load(tensor: Any, parts: dict[str, Tensor], options: Any) -> Any:
+        return returned(parts[tensor.name], parts[f"{tensor.name}_scale_inv"])
+
+    def base_format(*arguments: Any) -> Any:
+        found = original(*arguments)
+        return replace(found, form=replace(found.form, form=replace(found.form.form, load=load)))
+
+    original = base._base_format
+    monkeypatch.setattr(base, "_base_format", base_format)
+    with pytest.raises(PluginError, match=f"weight format fp8 .* failed in checkpoints.load: {message}"):
+        trained(place, "wrong-form", model=str(quantized(place, "qlora_fp8")), qlora_fp8=True)
+
+
+def test_two_formats_that_read_one_checkpoint_are_both_named(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    formats = load_registry().weight_formats()
+    twin = replace(formats["nf4"], checkpoints=formats["fp8"].checkpoints)
+    monkeypatch.setattr(Registry, "weight_formats", lambda registry: {**formats, "nf4": twin})
+    with pytest.raises(
+        PluginError, match=r"both weight format \w+ of surogate-qlora-\w+ .* and weight format .* read it"
+    ):
+        run.plan(run.load(place.write(model=str(quantized(place, "qlora_fp8")), qlora_fp8=True), mode="sft"), "h200")
 
 
 def test_a_method_that_no_format_reads_is_refused(place: Workplace, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .errors import PluginError, ProgramError
+from .errors import PluginError, ProgramError, SurogateError
 
 _LONGEST_CAUSE = 600  # characters of the message of another library
 
@@ -59,6 +59,12 @@ class Definition:
     """
 
     origin: Origin | None = field(default=None, repr=False, compare=False)
+
+    def failed(self, function: str, cause: BaseException | str) -> SurogateError:
+        """Return the error to raise if `function` of the definition failed; see `Origin.failed`."""
+        if self.origin is not None:
+            return self.origin.failed(function, cause)
+        return ProgramError(f"{function}: {cause if isinstance(cause, str) else described(cause)}")
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from ..planning.assembly import Assembly
 from ..planning.run import Run
 from ..planning.unstored import remedies
 from ..runtime.finite_check import refuse_nonfinite_weights
+from .checked_form import CheckedForm
 from .stored_weights import BaseFormat, file_of, open_weights
 
 if TYPE_CHECKING:
@@ -38,7 +39,21 @@ def load_base(run: Run, assembly: Assembly, worker: Worker | Team, ignored: Sequ
         refuse_nonfinite(run, assembly, views)
         if views:
             worker.derive(part)
-    weights.load_quantized(worker.stored())
+    _check_filled(assembly, base, weights.load_quantized(worker.stored()))
+
+
+def _check_filled(assembly: Assembly, base: BaseFormat | None, filled: Mapping[str, int]) -> None:
+    """Raise the error of the format if a state was neither filled nor is computed by `derive`, which follows."""
+    if base is None:
+        return
+    computed = {value for op in assembly.only("derive").ops for value in op.outs}
+    for param, count in filled.items():
+        for state in assembly.stored[param][count:]:
+            if state not in computed:
+                raise base.form.format.failed(
+                    "checkpoints.load",
+                    f"returned {count} states, but {state.name} is made from the weight itself: return it too",
+                )
 
 
 def _base_format(run: Run, assembly: Assembly) -> BaseFormat | None:
@@ -48,7 +63,8 @@ def _base_format(run: Run, assembly: Assembly) -> BaseFormat | None:
     format, options = run.weight_format
     if format.checkpoints is None:
         return None
-    return BaseFormat(format.checkpoints, options, frozenset(assembly.stored), remedies(run, assembly))
+    form = CheckedForm(format, format.checkpoints, options)
+    return BaseFormat(form, frozenset(assembly.stored), remedies(run, assembly))
 
 
 def refuse_nonfinite(run: Run, assembly: Assembly, params: Mapping[str, Tensor]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ..api import CheckpointForm, HFTensor
+from ..api import HFTensor
 from ..config.load import LoadedConfig, apply_overrides, load_config
 from ..errors import ConfigError
 from ..hub.config_json import QUANTIZATION, refused_quantized
@@ -17,6 +17,7 @@ from ..planning.run import Run
 from ..plugins.registry import Registry
 from ..reference.rounding import TORCH_DTYPES
 from ..runtime.finite_check import contents
+from .checked_form import CheckedForm
 from .hf import CONFIG, save_files, write_quantized
 from .matrix_codec import MatrixCodec
 from .stored_weights import file_of, open_weights
@@ -77,13 +78,13 @@ def quantize_checkpoint(
     config.json, or a weight is not finite.
     """
     codec, tensors = codec_of(run, planned.inputs.precision.model), stored_tensors(planned.assembly)
-    form, weights = _checked_form(run, codec), planned.assembly.weights
+    form, weights = _form(run, codec), planned.assembly.weights
     open_weights(run.model_dir, weights, run.model.ignored_tensors(run.dims), run.model.tied_copies(run.dims))
     every = [tensor for m in weights for tensor in m.tensors]
     others = [t.name.removesuffix(_MODULE) for t in every if len(t.shape) == 2 and t.name not in tensors]
     head = () if _HEAD + _MODULE in tensors else (_HEAD,)  # a tied one is not among the tensors
-    config = form.config(list(dict.fromkeys((*head, *others))), codec.options)
-    if told := form.notice(list(tensors.values()), codec.options):
+    config = form.config(list(dict.fromkeys((*head, *others))))
+    if told := form.form.notice(list(tensors.values()), codec.options):
         notice(told)
 
     def quantized(name: str, weight: Tensor) -> Mapping[str, Tensor]:
@@ -91,7 +92,7 @@ def quantize_checkpoint(
         _refuse_nonfinite(run.model_dir, name, rounded)
         if name not in tensors:
             return {name: weight}
-        parts = form.save(tensors[name], codec.quantized(tensors[name], rounded), codec.dtype, codec.options)
+        parts = form.save(tensors[name], codec.quantized(tensors[name], rounded), codec.dtype)
         return {part: tensor.contiguous() for part, tensor in parts.items()}
 
     def write(folder: Path) -> None:
@@ -100,7 +101,7 @@ def quantize_checkpoint(
     save_files(output, write, CONFIG, make_room=make_room)
 
 
-def _checked_form(run: Run, codec: MatrixCodec) -> CheckpointForm:
+def _form(run: Run, codec: MatrixCodec) -> CheckedForm:
     """Return how files hold the run's weight format. Raises ConfigError if those of its model cannot."""
     if codec.format.checkpoints is None:
         raise ConfigError(f"{codec.format.key}: checkpoints cannot hold {codec.format.name}.")
@@ -110,7 +111,7 @@ def _checked_form(run: Run, codec: MatrixCodec) -> CheckpointForm:
         )
     if QUANTIZATION in run.model_config:
         raise refused_quantized(run.model_dir, "They cannot be quantized again")
-    return codec.format.checkpoints
+    return CheckedForm(codec.format, codec.format.checkpoints, codec.options)
 
 
 def _refuse_nonfinite(model_dir: Path, name: str, weight: Tensor) -> None:

@@ -18,13 +18,14 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..api import CheckpointForm, HFTensor, WeightMap
+from ..api import HFTensor, WeightMap
 from ..errors import ConfigError
 from ..hub.config_json import read_json
 from ..hub.files import PICKLED
 from ..reporting.text import names_text
 from ..runtime.filling import Upload, fill
 from ..runtime.finite_check import all_finite, contents, nonfinite_weights
+from .checked_form import CheckedForm
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -41,10 +42,13 @@ class BaseFormat:
     remedies  {another param: what to do if it holds that in the format}
     """
 
-    form: CheckpointForm
-    options: Any
+    form: CheckedForm
     params: frozenset[str]
     remedies: Mapping[str, str]
+
+    def parts(self, tensor: str) -> Sequence[str]:
+        """Return the names of the tensors that hold a matrix."""
+        return self.form.form.parts(tensor, self.form.options)
 
 
 @dataclass(frozen=True)
@@ -62,39 +66,44 @@ class StoredWeights:
     base: BaseFormat | None = None
     quantized: frozenset[str] = frozenset()
 
-    def load_quantized(self, stored: Mapping[str, Sequence[Tensor]]) -> None:
+    def load_quantized(self, stored: Mapping[str, Sequence[Tensor]]) -> Mapping[str, int]:
         """Copy the quantized params into the states that hold them, `stored` by param name.
 
-        Raises ConfigError, naming file and tensor, for parts that the format refuses, or with NaN or inf.
+        Return {param: how many of its states, the first ones, have been filled}. Raises ConfigError, naming file and
+        tensor, for parts that the format refuses, or with NaN or inf.
         """
-        if self.base is None:
-            return
-        form, options = self.base.form, self.base.options
+        base = self.base
+        if base is None:
+            return {}
         filled: dict[str, Sequence[Tensor]] = {}
         with self._parts() as part:
 
             def load(m: WeightMap, upload: Upload) -> None:
-                places = [0] * len(stored[m.param])
+                targets = stored[m.param]
                 for tensor in m.tensors:
-                    parts = {name: part(name) for name in form.parts(tensor.name, options)}
+                    parts = {name: part(name) for name in base.parts(tensor.name)}
                     with _naming(self._file_of[tensor.name], tensor.name):
-                        states = form.load(tensor, parts, options)
-                    for i, (target, state) in enumerate(zip(stored[m.param], states, strict=False)):
-                        upload.copy(target.narrow(0, places[i], state.shape[0]), state)
-                        places[i] += state.shape[0]
-                    filled[m.param] = stored[m.param][: len(states)]
+                        states = base.form.load(tensor, parts, targets)
+                    for target, state in zip(targets, states, strict=False):
+                        upload.copy(target.narrow(0, 0, len(state)), state)
+                    filled.setdefault(m.param, stored[m.param][: len(states)])
+                    targets = [target[len(state) :] for target, state in zip(targets, states, strict=False)]
+                if any(len(target) for target in targets):
+                    what = f"returned fewer rows for the matrices of {m.param} than its states have"
+                    raise base.form.format.failed("checkpoints.load", what)
 
             fill(partial(load, m) for m in self.maps if m.param in self.quantized)
         # On the device, where it takes a fraction of the time of the copy.
         if not all_finite(state for states in filled.values() for state in states):
             broken = {param for param, states in filled.items() if not all_finite(states)}
-            raise nonfinite_weights(self.model_dir, list(self._nonfinite(broken, self.base)))
+            raise nonfinite_weights(self.model_dir, list(self._nonfinite(broken, base)))
+        return {param: len(states) for param, states in filled.items()}
 
     def _nonfinite(self, params: Collection[str], base: BaseFormat) -> Iterator[str]:
         """Yield a line for each part of these quantized params with NaN or inf. Some of their states have."""
         with self._parts() as part:
             for tensor in (tensor for m in self.maps if m.param in params for tensor in m.tensors):
-                for name in base.form.parts(tensor.name, base.options):
+                for name in base.parts(tensor.name):
                     held = contents(read := part(name))
                     if not held.finite:
                         yield f"{self._file_of[name].name}: {name} {list(read.shape)}: {held}"
@@ -146,8 +155,8 @@ def open_weights(
     found = {name for names in files.values() for name in names}
     quantized = _quantized(files, maps, base)
     in_format = [tensor.name for m in maps if m.param in quantized for tensor in m.tensors]
-    parts = {part for name in in_format if base for part in base.form.parts(name, base.options)}
-    others = base.form.ignored if base else ()
+    parts = {part for name in in_format if base for part in base.parts(name)}
+    others = base.form.form.ignored if base else ()
     _check_names(model_dir, set(wanted) | parts, found, [*ignored, *copies, *others])
     for path, names in files.items():
         with opened(path) as file:

@@ -13,7 +13,7 @@ from ..api import AdapterDef, Dims, ModelDef, WeightFormatDef
 from ..config.load import LoadedConfig
 from ..config.rope_scaling import with_rope_scaling
 from ..config.schema import TrainConfig
-from ..errors import ConfigError
+from ..errors import ConfigError, PluginError
 from ..hub.config_json import QUANTIZATION, read_config, refused_quantized
 from ..hub.files import CONFIG_FILES, resolve_model_dir
 from ..plugins.registry import Registry
@@ -79,7 +79,13 @@ def _weight_format(
     formats, found = registry.weight_formats(), chosen_weight_format(loaded, registry)
     config = model_config.get(QUANTIZATION)
     if config is not None:
-        stored = next((f for f in formats.values() if f.checkpoints and f.checkpoints.matches(config)), None)
+        matching = [f for f in formats.values() if f.checkpoints and f.checkpoints.matches(config)]
+        if len(matching) > 1:
+            both = " and ".join(str(f.origin or f.name) for f in matching[:2])
+            raise PluginError(
+                f"{model_dir / 'config.json'}: {QUANTIZATION}: both {both} read it. Uninstall one of them."
+            )
+        stored = next(iter(matching), None)
         if stored is None or stored.checkpoints is None:
             why = f"No installed weight format reads quant_method: {config.get('quant_method')}"
             raise refused_quantized(model_dir, why)

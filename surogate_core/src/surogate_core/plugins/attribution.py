@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Final, TypeVar
 
 from ..api import Definition, Encoded, Family, Logger, Merge, OutSpec, Precision, Program, Support, Value, WeightMap
@@ -25,14 +25,19 @@ Check = Callable[[Any, Sequence[Any]], str]
 
 def attributed(definition: D, origin: Origin) -> D:
     """Return the definition with its origin and wrapped functions. One that already has an origin is returned as is."""
-    if definition.origin is not None:
-        return definition
-    wrapped = {
-        field.name: _wrapped(origin, field.name, getattr(definition, field.name))
-        for field in fields(definition)
-        if (origin.kind, field.name) in RESULTS and getattr(definition, field.name) is not None
-    }
-    return replace(definition, origin=origin, **wrapped)
+    return definition if definition.origin is not None else replace(_with_wrapped(definition, origin), origin=origin)
+
+
+def _with_wrapped(part: Any, origin: Origin, path: str = "") -> Any:
+    """Wrap the functions of a definition, or of a dataclass in it: `path` is then the name of its field and a dot."""
+    wrapped: dict[str, Any] = {}
+    for field in fields(part):
+        value, function = getattr(part, field.name), path + field.name
+        if is_dataclass(value):
+            wrapped[field.name] = _with_wrapped(value, origin, f"{function}.")
+        elif value is not None and (origin.kind, function) in RESULTS:
+            wrapped[field.name] = _wrapped(origin, function, value)
+    return replace(part, **wrapped)
 
 
 def _wrapped(origin: Origin, function: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -244,6 +249,11 @@ def _commands(result: Any, args: Sequence[Any]) -> str:
 
 _NAMES = _many(str, "a list of names")
 
+
+def _names_or_none(result: Any, args: Sequence[Any]) -> str:
+    return "" if result is None or not _NAMES(result, args) else "a list of names, or None"
+
+
 RESULTS: Final[Mapping[tuple[str, str], Check]] = {
     ("model", "dims"): _dims,
     ("model", "build"): _loss,
@@ -286,6 +296,14 @@ RESULTS: Final[Mapping[tuple[str, str], Check]] = {
     ("weight format", "dequantize"): _a(Value),
     ("weight format", "copies"): _copies,
     ("weight format", "supports"): _support,
+    ("weight format", "checkpoints.matches"): _a(bool, "True or False"),
+    ("weight format", "checkpoints.check"): _anything,
+    ("weight format", "checkpoints.kept"): _names_or_none,
+    ("weight format", "checkpoints.parts"): _NAMES,
+    ("weight format", "checkpoints.load"): _a((list, tuple), "a list of tensors"),
+    ("weight format", "checkpoints.save"): _a(Mapping, "a mapping of tensors by name"),
+    ("weight format", "checkpoints.config"): _a(Mapping, "a mapping of keys"),
+    ("weight format", "checkpoints.notice"): _a(str, "text"),
     ("offload", "selected"): _a(bool, "True or False"),
     ("offload", "on_host"): _a(Iterable, "params and states"),
     ("offload", "schedule"): _a(Family),

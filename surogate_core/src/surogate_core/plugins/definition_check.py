@@ -1,66 +1,105 @@
-"""Checks a plugin's definition without calling its functions."""
+"""Checks a plugin's definition without calling its functions, but for validators of its options."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
-from ..api import Definition, OpDef
+from ..api import Definition, OffloadDef, OpDef, WeightFormatDef
+from ..dtypes import DTYPES
+from .field_types import expected
+
+_NAMES: Final = ("name", "kind", "op", "key")
+_DTYPES: Final = ("products", "state_dtypes")
+_SHARES: Final = {"memory_efficiency": 0.001, "zero_copy": 0.0}
+"""Fields of definitions that hold names, dtypes, and shares of a rate, with the least of each."""
 
 
 def faults(kind: str, name: str, definition: Definition) -> Iterator[str]:
-    """Yield a message for each fault: wrong types of fields, references that do not exist, options that core has."""
+    """Yield a message for each fault: wrong values of fields, references that do not exist, options that core has."""
     wrong = list(_wrong_fields(definition))
     yield from wrong
     if wrong:
         return
     if isinstance(definition, OpDef):
         yield from (f"op '{name}': {text}" for text in _wrong_reference(definition.reference))
-    options: type[BaseModel] | None = getattr(definition, "options", None)
-    if options is not None:
-        taken = sorted(_core_keys(kind) & {info.alias or key for key, info in options.model_fields.items()})
-        yield from (
-            f"option '{key}' of {kind} '{name}' is a key of core's config; it needs another name" for key in taken
-        )
+    if hasattr(definition, "options"):
+        yield from _wrong_options(kind, name, definition)
 
 
-def _wrong_fields(definition: Definition) -> Iterator[str]:
-    for field in fields(definition):
-        value, annotation = getattr(definition, field.name), str(field.type)
-        expected = _expected(annotation, value)
-        if expected:
-            yield f"{type(definition).__name__}.{field.name} is {value!r:.80}, expected {expected}"
+def _wrong_fields(part: Any, path: str = "") -> Iterator[str]:
+    """Yield a message for each field of a definition, or of a dataclass in it, that does not hold its type."""
+    path = path or type(part).__name__
+    for field in fields(part):
+        value, place = getattr(part, field.name), f"{path}.{field.name}"
+        if wanted := expected(str(field.type), value):
+            yield f"{place} is {value!r:.80}, expected {wanted}"
+        elif field.name in _NAMES and not value:
+            yield f"{place} is empty"
+        elif field.name in _SHARES and not _SHARES[field.name] <= value <= 1:
+            yield f"{place} is {value!r:.80}, expected a share of a rate, at most 1"
+        elif field.name in _DTYPES and (unknown := sorted({*_texts(value)} - set(DTYPES))):
+            yield f"{place} has {', '.join(unknown)}; dtypes: {', '.join(DTYPES)}"
+        elif is_dataclass(value):
+            yield from _wrong_fields(value, place)
 
 
-def _expected(annotation: str, value: Any) -> str:
-    """Return what a field should hold by its annotation, or "" if the value is valid."""
-    if value is None and annotation.endswith("| None"):
-        return ""
-    if annotation.startswith("Callable"):
-        return "" if callable(value) else "a function"
-    if annotation.startswith("type[BaseModel]"):
-        fits = isinstance(value, type) and issubclass(value, BaseModel)
-        return "" if fits else "a pydantic model (a class, not an instance)"
-    if annotation.startswith("tuple[str"):
-        return "" if isinstance(value, tuple | list) and all(isinstance(v, str) for v in value) else "a tuple of text"
-    if annotation.startswith("tuple[int"):
-        return "" if isinstance(value, tuple | list) and all(type(v) is int for v in value) else "a tuple of ints"
-    if annotation.startswith("frozenset"):
-        return "" if isinstance(value, frozenset | set) else "a frozenset"
-    if annotation.startswith("str"):
-        return "" if isinstance(value, str) else "text"
-    if annotation == "bool":
-        return "" if isinstance(value, bool) else "True or False"
-    if annotation.startswith("Literal["):
-        allowed = ast.literal_eval(annotation.removeprefix("Literal").strip())
-        return "" if value in allowed else f"one of {', '.join(allowed)}"
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the text in nested tuples."""
+    for item in value or ():
+        yield from (item,) if isinstance(item, str) else _texts(item)
+
+
+# -------------------------------------------------------------------------------------------------------------- options
+
+
+def _wrong_options(kind: str, name: str, definition: Any) -> Iterator[str]:
+    options: type[BaseModel] = definition.options
+    keys = {info.alias or key: info for key, info in options.model_fields.items()}
+    for key in sorted(_core_keys(kind) & set(keys)):
+        yield f"option '{key}' of {kind} '{name}' is a key of core's config; it needs another name"
+    if wrong := _refused(options, _defaults(options)):
+        yield f"options of {kind} '{name}': a default is refused: {wrong}"
+        return
+    if isinstance(definition, WeightFormatDef):
+        info = options.model_fields.get(definition.key)
+        if info is None or info.annotation is not bool or info.default is not False:
+            wanted = "an option of type bool, False by default"
+            yield f"{type(definition).__name__}.key is {definition.key!r}, expected {wanted}"
+    for proposed in definition.proposed if isinstance(definition, OffloadDef) else ():
+        if unknown := sorted(set(proposed) - set(keys)):
+            yield f"OffloadDef.proposed has {', '.join(unknown)}; options: {', '.join(keys)}"
+        elif wrong := _refused(options, {**_defaults(options), **proposed}):
+            yield f"OffloadDef.proposed has a value that is refused: {wrong}"
+
+
+def _defaults(options: type[BaseModel]) -> dict[str, Any]:
+    """Return the defaults of the fields that have one, by their keys."""
+    return {
+        info.alias or key: info.get_default(call_default_factory=True)
+        for key, info in options.model_fields.items()
+        if not info.is_required()
+    }
+
+
+def _refused(options: type[BaseModel], values: Mapping[str, Any]) -> str:
+    """Return which of the values the options refuse, and why; "" if none."""
+    try:
+        options.model_validate(values)
+    except ValidationError as error:
+        for wrong in error.errors():
+            key = ".".join(map(str, wrong["loc"]))
+            if wrong["type"] != "missing":
+                return f"{key}: {wrong['input']!r:.80}: {wrong['msg']}"
+    except Exception:  # of a validator of the plugin: the run that selects it tells
+        pass
     return ""
 
 

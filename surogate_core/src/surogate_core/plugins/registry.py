@@ -315,6 +315,8 @@ def _claims(item: Provided) -> Iterator[tuple[str, str]]:
     if item.kind == "model":
         yield from (("architecture", name) for name in item.definition.architectures)
         yield from (("model type", name) for name in item.definition.model_types)
+    if item.kind == "weight format":
+        yield "key of a weight format", item.definition.key
 
 
 def _flat_options(provided: Iterable[Provided]) -> Iterator[tuple[Provided, str]]:
