@@ -149,9 +149,9 @@ def test_neither_of_two_plugins_with_the_same_name_is_loaded(install: Install) -
                                       "Try: pip install -U surogate-core"),
         (f"SUROGATE_API = {API - 1}", f"is written for API {API - 1}, surogate-core 0.1.0 has API {API}. "
                                       "Try: pip install -U acme-old"),
-        ("", f"declares no SUROGATE_API, surogate-core 0.1.0 has API {API}. Try: pip install -U acme-old"),
-        ("SUROGATE_API = False", f"is written for API False, surogate-core 0.1.0 has API {API}. "
-                                 "Try: pip install -U acme-old"),
+        ("", f"declares no SUROGATE_API; surogate-core 0.1.0 has API {API}. Try: pip install -U acme-old"),
+        ("SUROGATE_API = '0'", f"has SUROGATE_API = '0', not an int; surogate-core 0.1.0 has API {API}. "
+                               "Try: pip install -U acme-old"),
     ],
 )  # fmt: skip
 def test_a_plugin_for_another_api_shows_both_numbers_and_the_pip_command(

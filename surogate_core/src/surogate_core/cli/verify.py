@@ -194,4 +194,5 @@ def _conclusion(result: Verification) -> Iterator[str]:
     if verdict is result.in_fp32:
         yield "      wrong in fp32 too: the error is in the model, not in the recipe"
     elif result.in_fp32 is not None:
-        yield "      right in fp32: the error is in the recipe or its kernels"
+        where = "the recipe, the weight format or their kernels" if result.stored else "the recipe or its kernels"
+        yield f"      right in fp32: the error is in {where}"

@@ -131,7 +131,8 @@ class _Loader:
         try:
             module = importlib.import_module(plugin.module)
         except (Exception, SystemExit) as error:
-            reason = f"import of {plugin.module} failed: {described(error)}"
+            hint = ". An entry point names a module, without :object" if ":" in plugin.module else ""
+            reason = f"import of {plugin.module} failed: {described(error)}{hint}"
             self.plugins.append(replace(plugin, state=State.BROKEN, reason=reason, error=error))
             return
         reason = _api_mismatch(plugin, getattr(module, "SUROGATE_API", None))
@@ -157,7 +158,7 @@ class _Loader:
             self._manager.register(module, name=_id(plugin))
             self._manager.check_pending()
         except (pluggy.PluginValidationError, ValueError) as error:
-            raise _failure(plugin, "registration", str(error)) from error
+            raise _failure(plugin, "registration", " ".join(str(error).split())) from error
 
     def _ask(self, plugin: Plugin, hook: str, kind: str) -> list[Provided]:
         expected = KINDS[kind]
@@ -216,12 +217,13 @@ def _api_mismatch(plugin: Plugin, declared: object) -> str:
     """Return why a plugin's API version does not match, with the pip command; "" if it matches."""
     if declared == API and type(declared) is int:
         return ""
-    if declared is None:
+    if type(declared) is not int:
+        found = "declares no SUROGATE_API" if declared is None else f"has SUROGATE_API = {declared!r}, not an int"
         return (
-            f"{plugin.module} declares no SUROGATE_API, surogate-core {__version__} has API {API}. "
+            f"{plugin.module} {found}; surogate-core {__version__} has API {API}. "
             f"Try: pip install -U {plugin.distribution}"
         )
-    newer = isinstance(declared, int) and declared > API
+    newer = declared > API
     return (
         f"{plugin.module} is written for API {declared}, surogate-core {__version__} has API {API}. "
         f"Try: pip install -U {'surogate-core' if newer else plugin.distribution}"
