@@ -53,6 +53,8 @@ def test_a_key_that_is_not_built_is_accepted_at_its_default_and_refused_at_other
 
 def test_keys_that_name_what_is_always_done_are_accepted() -> None:
     assert load(persistent_quants=True) == load(persistent_quants=False) == load()
+    assert load(persistent_quants="yes") == load(persistent_quants="off") == load()
+    assert "(accepted: false, true)" in message(persistent_quants="some")
 
 
 def test_chunks_of_the_attention_backward_must_divide_the_rows() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from config.harness import FakeRegistry, SgdOptions, WithAdapter, config, load, message
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from surogate_core.api import NoOptions, WeightFormatDef
 from surogate_core.config.load import LoadedConfig, load_config, resolved
@@ -36,6 +36,42 @@ def test_options_of_an_unselected_plugin_are_validated_and_give_a_notice() -> No
 )
 def test_options_of_plugins_are_validated_as_strictly_as_keys_of_core(key: str, value: Any) -> None:
     assert f"run.yaml: {key}: must be" in message(optimizer="sgd", **{key: value})
+
+
+class Counted(BaseModel):
+    held: bool | int = Field(False, ge=0)
+    sgd_scale: Literal["match-adamw", "paper"] = "paper"
+    exact: bool = False
+
+
+@pytest.mark.parametrize(
+    ("value", "means"),
+    [(1, 1), (1.0, 1), ("1", 1), ("1.0", 1), (2.0, 2), (True, True), ("yes", True), ("OFF", False), (0, 0)],
+)
+def test_a_flag_or_count_of_a_plugin_is_read_as_it_is_written(value: Any, means: bool | int) -> None:
+    loaded = load(registry=FakeRegistry(my_sgd=Counted), optimizer="my_sgd", held=value)
+    held = getattr(loaded.optimizer_options, "held")  # noqa: B009
+    assert (held, type(held)) == (means, type(means))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("held", 1.5, "held: must be true, false or a whole number (got 1.5)"),
+        ("held", "y", "held: must be true, false or a whole number (got 'y')"),
+        ("held", -1, "held: must be at least 0"),
+        ("exact", 1, "exact: must be true or false (got 1)"),
+        ("exact", "t", "exact: must be true or false (got 't')"),
+        ("sgd_scale", "best", "sgd_scale: must be 'match-adamw' or 'paper'"),
+    ],
+)
+def test_flags_counts_and_choices_of_plugins_are_refused_as_those_of_core(key: str, value: Any, says: str) -> None:
+    assert says in message(registry=FakeRegistry(my_sgd=Counted), optimizer="my_sgd", **{key: value})
+
+
+def test_choices_of_plugins_are_folded() -> None:
+    loaded = load(registry=FakeRegistry(my_sgd=Counted), optimizer="my_sgd", sgd_scale="Match_AdamW", exact=" TRUE ")
+    assert loaded.optimizer_options == Counted(sgd_scale="match-adamw", exact=True)
 
 
 def test_a_plugin_can_declare_a_key_that_core_lists_as_not_built() -> None:

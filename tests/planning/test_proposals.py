@@ -15,6 +15,8 @@ from surogate_core.cli.fit import fitted
 from surogate_core.cli.options import RunArguments
 from surogate_core.cli.plan import fit_command
 from surogate_core.errors import ConfigError
+from surogate_core.machine.devices import device as known_device
+from surogate_core.machine.local_device import LocalDevice
 from surogate_core.planning import plan as plan_module
 from surogate_core.planning.assemble import assemble
 from surogate_core.planning.changes import Batch, batches
@@ -248,7 +250,10 @@ def test_fit_takes_a_device_a_size_or_auto(plan: Make) -> None:
     assert run.fit(opened.loaded, "auto", "h100").before.report.device.name == "h100"
     with pytest.raises(ConfigError, match="both name a device"):
         run.fit(opened.loaded, "h100", "h200")
-    with pytest.raises(ConfigError, match="not in the device table"):
+    assert run.fit(opened.loaded, "AUTO", "h100").before.report.device.name == "h100"
+    with pytest.raises(
+        ConfigError, match="--fit abc: is neither a size such as 24GiB, nor auto, and not in the device"
+    ):
         run.fit(opened.loaded, "abc")
     with pytest.raises(ConfigError, match="not in the device table"):
         run.fit(opened.loaded, "abc", "h200")
@@ -278,15 +283,25 @@ def test_plan_fit_prints_a_table_and_json(plan: Make, tmp_path: Path, capsys: py
 
 
 def test_train_fit_applies_the_first_proposal_and_prints_it(
-    plan: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plan: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened, _ = plan("tiny", "h200", gradient_accumulation_steps=2)
+    monkeypatch.setattr(run, "usable_device", lambda: LocalDevice(known_device("h200"), 1, "made up"))
     applied = fitted(RunArguments(tmp_path / "tiny.yaml", ["max_steps=3"]), opened.loaded, "h200").config
     assert (applied.per_device_train_batch_size, applied.gradient_accumulation_steps, applied.max_steps) == (4, 1, 3)
     assert "  per_device_train_batch_size: 4\n" in capsys.readouterr().out
 
 
-def test_train_fit_refuses_last_resorts(plan: Make, tmp_path: Path) -> None:
+def test_train_fit_refuses_a_device_that_this_machine_does_not_have(plan: Make, tmp_path: Path) -> None:
+    opened, _ = plan("tiny", "h200")
+    with pytest.raises(
+        ConfigError, match=r"--fit h200: this machine has .*CPU.*, not NVIDIA H200\. Train with --fit auto"
+    ):
+        fitted(RunArguments(tmp_path / "tiny.yaml", []), opened.loaded, "h200")
+
+
+def test_train_fit_refuses_last_resorts(plan: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, _ = plan("8b", "h100", sequence_len=1024, host_memory_limit="1MiB")
+    monkeypatch.setattr(run, "usable_device", lambda: LocalDevice(known_device("h100"), 1, "made up"))
     with pytest.raises(ConfigError, match=r"nothing fits without changing what the run learns. Change .*: bf16"):
         fitted(RunArguments(tmp_path / "8b.yaml", []), opened.loaded, "h100")

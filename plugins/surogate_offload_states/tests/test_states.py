@@ -179,6 +179,13 @@ def test_a_strategy_without_anything_to_hold_is_refused(chosen: dict[str, Any], 
         assemble(plan_inputs(CONFIG, **offload(**chosen)))
 
 
+def test_weights_that_are_read_in_another_form_alone_are_the_matter_of_another_key() -> None:
+    """Micro-steps also read the norms of blocks, which no strategy holds."""
+    qlora = {"adapters": [(LORA, LoraOptions(lora_rank=4))], "weight_format": (FP8, Fp8WeightOptions(qlora_fp8=True))}
+    with pytest.raises(ConfigError, match="read no matrices of blocks, but quantized copies of them"):
+        assemble(plan_inputs(CONFIG, **qlora, **offload(weights=True)))
+
+
 def test_zero_copy_needs_no_memory_for_copies_and_takes_the_link_as_long() -> None:
     plain, staged, direct = (
         inputs(4, **chosen) for chosen in ({}, {"optimizer": True, "master": True}, {"optimizer": True, "master": True})
@@ -243,7 +250,9 @@ def test_small_values_stay_on_the_device(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(selection, "SMALLEST_BYTES", 1 << 30)
     with pytest.raises(ConfigError, match="the states of the optimizer are too small to be worth a copy"):
         planned(2, optimizer=True)
-    with pytest.raises(ConfigError, match="the weights of blocks that this run reads are too small to be worth a copy"):
+    with pytest.raises(
+        ConfigError, match="the matrices of blocks that this run reads are too small to be worth a copy"
+    ):
         planned(2, weights=True)
 
 

@@ -399,6 +399,13 @@ def test_options_outside_their_range_are_rejected() -> None:
             AdamW8bitOptions(**wrong)
 
 
+@pytest.mark.parametrize("beta", ["adamw_beta1", "adamw_beta2"])
+def test_a_beta_that_is_1_in_fp32_is_refused(beta: str) -> None:
+    Updates(**{beta: 0.9999999})
+    with pytest.raises(ConfigError, match=rf"^{beta}: 0.99999999 is 1 in fp32, .* use 0.9999999 or less, or optimizer"):
+        Updates(**{beta: 0.99999999})
+
+
 def test_a_dtype_of_the_moments_is_refused_with_the_remedy() -> None:
     with pytest.raises(ConfigError, match=r"^optimizer_state_dtype: bf16 has no meaning .*Remove the key, or use"):
         Updates(state="bf16")

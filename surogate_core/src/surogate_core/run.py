@@ -24,7 +24,7 @@ from .config.values import parse_bytes
 from .errors import ConfigError
 from .hub.config_json import read_config
 from .hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
-from .machine.devices import GIB
+from .machine.devices import DEVICES, GIB
 from .machine.devices import device as known_device
 from .machine.local_device import USE_THE_CPU, LocalDevice, local_device, open_contexts
 from .machine.system import PINNED_RESERVE_BYTES, pinnable_memory_bytes
@@ -113,8 +113,14 @@ def fit(loaded: LoadedConfig, target: str, device: str | LocalDevice | None = No
     for a target that is neither.
     """
     limit = _limit(target)
-    if limit is None and target != "auto":
-        named = known_device(target).name
+    if limit is None and target.strip().lower() != "auto":
+        try:
+            named = known_device(target).name
+        except ConfigError:
+            known = ", ".join(DEVICES)
+            raise ConfigError(
+                f"--fit {target}: is neither a size such as 24GiB, nor auto, and not in the device table: cpu, {known}."
+            ) from None
         if device is not None:
             raise ConfigError(f"--fit {target} and --device: both name a device. Give one, or a size to --fit.")
         device = named

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from surogate_core.api import Family, OffloadContext, Op, Program, Value
+from surogate_core.errors import ConfigError
 from surogate_core.program.builder import Builder
 
 LABELS = frozenset({"residual", "residual_mid"})
@@ -30,7 +31,16 @@ class _Use:
 
 
 def schedule(family: Family, context: OffloadContext) -> Family:
-    """Return the family whose micro-steps keep the residual stream in host memory."""
+    """Return the family whose micro-steps keep the residual stream in host memory.
+
+    Raises ConfigError for a model of so few blocks that nothing is moved.
+    """
+    blocks = {value.block for value in _uses(family.micro)}
+    if len(blocks) <= AHEAD:
+        raise ConfigError(
+            "offload_residual: true: nothing to move, because the backward pass reads the residual stream of "
+            f"{len(blocks)} blocks, and that of the last {AHEAD} stays on the device. Remove the key."
+        )
     return family.with_micro_steps(lambda program: offloaded(program, context.builder))
 
 

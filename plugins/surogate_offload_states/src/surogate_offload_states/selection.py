@@ -25,8 +25,8 @@ def masters(family: Family, context: OffloadContext) -> Sequence[Value]:
     return _some(
         (p.master for p in context.params.values() if p.master is not None and p.master is not p.param),
         "offload_master: the master weights of this run",
-        "offload_master: true: this run has no master weights besides the weights, which are trained in place. Use "
-        "offload_weights: true to keep these in host memory, or remove the key.",
+        "offload_master: true: this run has no master weights besides the weights, which are trained in place. Remove "
+        "the key; offload_weights and offload_quants keep weights in host memory that micro-steps read.",
     )
 
 
@@ -40,13 +40,14 @@ def gradients(family: Family, context: OffloadContext) -> Sequence[Value]:
 
 
 def weights(family: Family, context: OffloadContext) -> Sequence[Value]:
-    """Return the model's weights in the chosen blocks that micro-steps read."""
+    """Return the model's matrices in the chosen blocks that micro-steps read."""
     read = {value for op in family.micro.ops for value in op.ins}
+    matrices = [param for param, p in context.params.items() if p.stored and p.kind == "matrix" and param.block >= 0]
     found = _some(
-        (param for param, p in context.params.items() if p.stored and param in read and param.block >= 0),
-        "offload_weights: the weights of blocks that this run reads",
-        "offload_weights: the micro-steps of this run read no weights of blocks; a recipe that quantizes frozen "
-        "weights reads its own copies. Use offload_quants, or remove the key.",
+        (param for param in matrices if param in read),
+        "offload_weights: the matrices of blocks that this run reads",
+        "offload_weights: the micro-steps of this run read no matrices of blocks, but quantized copies of them. Use "
+        "offload_quants, or remove the key.",
     )
     return _of_blocks(found, context.options.offload_weights)
 

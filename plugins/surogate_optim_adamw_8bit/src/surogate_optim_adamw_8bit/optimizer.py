@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 from zlib import crc32
@@ -39,8 +40,15 @@ def is_quantized(p: ParamGrad) -> bool:
 def update(context: UpdateContext) -> None:
     """Emit one `adamw_8bit` op over the params. Only matrices have decay.
 
-    The op also writes `ParamGrad.amax`, where the recipe reads it. Raises ConfigError for a dtype of the moments.
+    The op also writes `ParamGrad.amax`, where the recipe reads it. Raises ConfigError for a dtype of the moments, and
+    for betas that are 1 in fp32.
     """
+    for key in ("adamw_beta1", "adamw_beta2"):
+        if fp32(getattr(context.options, key)) == 1.0:
+            raise ConfigError(
+                f"{key}: {getattr(context.options, key)} is 1 in fp32, in which adamw_8bit computes: use 0.9999999 or "
+                "less, or optimizer: adamw."
+            )
     if context.precision.optimizer_state != "fp32":
         raise ConfigError(
             f"optimizer_state_dtype: {context.precision.optimizer_state} has no meaning for optimizer adamw_8bit: it "
@@ -88,6 +96,12 @@ def _scale(context: UpdateContext, name: str, p: ParamGrad) -> Value:
     """Declare the scales of a moment: the largest magnitude of each block."""
     blocks = -(-p.param.size // BLOCK)
     return context.builder.state(f"adamw_8bit.{name}_scale.{p.param.name}", (blocks,), "fp32", Init(kind="zeros"))
+
+
+def fp32(x: float) -> float:
+    """Return `x` rounded to fp32."""
+    rounded: float = struct.unpack("f", struct.pack("f", x))[0]
+    return rounded
 
 
 def infer(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:

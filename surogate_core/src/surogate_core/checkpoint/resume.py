@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config.schema import RECOMPUTE_KEYS
+from ..config.schema import DTYPE_KEYS, RECOMPUTE_KEYS
 from ..errors import ConfigError
 from ..hub.config_json import QUANTIZATION
 from .folders import list_checkpoints, restore_replaced, step_folder
@@ -19,7 +19,15 @@ LAST_GOOD = "last-good"
 Choice = bool | int | str
 """`resume_from_checkpoint`: false, true (the newest), a step, a checkpoint's directory, or LAST_GOOD."""
 
-_FACTS = ("model", "from_scratch", "init_projections_to_zero", "adapter", "num_epochs", "max_steps")
+_FACTS = (
+    "model",
+    "from_scratch",
+    "init_projections_to_zero",
+    "adapter",
+    "num_epochs",
+    "max_steps",
+    *DTYPE_KEYS.values(),
+)
 _DATA = ("datasets", "validation_datasets", "validation_split_ratio", "dataloader_num_workers")
 _FOLDERS = ("output_dir", "checkpoint_dir", "overwrite_output_dir", "run_name", "log_file")
 _REPORTS = (
@@ -32,7 +40,7 @@ _REPORTS = (
     "hub_private",
 )
 _SAVES = ("save_steps", "save_total_limit", "save_in_background", "resume_from_checkpoint")
-_EXECUTION = ("launcher", "use_cuda_graphs", "eval_steps", "check_finite", "verify_outputs")
+_EXECUTION = ("attn_bwd_chunks", "launcher", "use_cuda_graphs", "eval_steps", "check_finite", "verify_outputs")
 _MEMORY = (
     "device_memory_limit",
     "host_memory_limit",

@@ -27,6 +27,12 @@ def fitted(arguments: RunArguments, loaded: LoadedConfig, target: str) -> Loaded
     Raises ConfigError if nothing fits, or only what changes what the run learns.
     """
     fit = run.fit(loaded, target)
+    planned, here = fit.before.report.device, run.usable_device().device
+    if planned.name != here.name:
+        raise ConfigError(
+            f"--fit {target}: this machine has {here.title}, not {planned.title}. Train with --fit auto, or with a size "
+            "such as 24GiB; for another device: surogate plan --fit."
+        )
     first = fit.proposals[0] if fit.proposals else None
     if first is None:
         raise ConfigError(f"{loaded.source}: --fit {target}: {NOTHING_FITS}")

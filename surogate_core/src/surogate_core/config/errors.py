@@ -18,6 +18,9 @@ from ..errors import ConfigError, PluginError, SurogateError
 
 M = TypeVar("M", bound=BaseModel)
 
+FLAG_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+"""What a flag may be as text."""
+
 MAX_LISTED = 20
 """Problems listed in one message; the rest are counted."""
 

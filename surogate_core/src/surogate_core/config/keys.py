@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import fold
+from .errors import FLAG_WORDS, fold
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _same(value: Any, inert: Any) -> bool:
     if isinstance(value, bool) or value is None or inert is None:
         return value is inert
     if isinstance(inert, bool):
-        return isinstance(value, str) and fold(value) == str(inert).lower()
+        return isinstance(value, str) and FLAG_WORDS.get(fold(value)) is inert
     if isinstance(inert, str):
         return isinstance(value, str) and fold(value) == fold(inert)
     try:

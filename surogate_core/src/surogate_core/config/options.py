@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from ..api import NoOptions
 from .errors import Problem, keys_of, validate
 from .findings import Findings
+from .plugin_values import as_core_reads
 from .registry import Registry
 from .selection import REQUIRED
 
@@ -60,13 +61,16 @@ def validate_options(
     owner: Owner, model: type[BaseModel], given: Mapping[str, Any], registry: Registry, within: str = ""
 ) -> tuple[BaseModel | None, list[Problem]]:
     """As `validate`. Raises PluginError if a validator of the plugin fails with anything but a ValidationError."""
+    values, problems = as_core_reads(model, given, within)
+    wrong = {problem.key for problem in problems}
     try:
-        return validate(model, given, within=within)
+        instance, others = validate(model, values, within=within)
     except Exception as error:
         failed = registry.failed(*owner, "options", error)
         if failed is None:
             raise
         raise failed from error
+    return None if wrong else instance, [*problems, *(problem for problem in others if problem.key not in wrong)]
 
 
 def _check_idle(

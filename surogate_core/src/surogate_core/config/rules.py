@@ -28,7 +28,7 @@ def apply_rules(config: TrainConfig, findings: Findings) -> TrainConfig:
         findings.wrong(
             "lmhead_chunks",
             f"{config.lmhead_chunks} does not divide the {tokens} tokens of a micro-step "
-            "(per_device_train_batch_size x sequence_len); use auto, or a power of two",
+            "(per_device_train_batch_size x sequence_len); use auto, or a divisor of them",
         )
     if config.per_device_train_batch_size % config.attn_bwd_chunks:
         findings.wrong(

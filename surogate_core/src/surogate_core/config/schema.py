@@ -211,7 +211,7 @@ class OptimizerKeys(Keys):
     cooldown_steps: Int = Field(0, ge=0, description="Last steps, in which the rate falls to its final value.")
     final_lr_fraction: Number = Field(0.0, ge=0, le=1, description="Final learning rate as a fraction of the peak.")
     wsd_decay_steps_fraction: Number = Field(0.1, ge=0, le=1, description="wsd: part of the steps that decay.")
-    weight_decay: Number = Field(0.1, ge=0, description="Decoupled weight decay, on matrices only.")
+    weight_decay: Number = Field(0.1, ge=0, le=1e38, description="Decoupled weight decay, on matrices only.")
     max_grad_norm: Number = Field(
         1.0, ge=0, description="Largest global 2-norm of the gradient, which is clipped to it; 0: no clipping."
     )

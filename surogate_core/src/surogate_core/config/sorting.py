@@ -59,7 +59,7 @@ def _not_yet(key: str, value: Any, given: Collection[Any], findings: Findings) -
         findings.wrong(
             key,
             f"not yet: {entry.feature} is not built (got {shown(value)}); {entry.instead} "
-            f"(accepted: {shown(entry.default)})",
+            f"(accepted: {', '.join(map(shown, (entry.default, *entry.inert)))})",
         )
 
 

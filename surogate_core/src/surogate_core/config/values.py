@@ -16,12 +16,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-from .errors import fold
+from .errors import FLAG_WORDS, fold
 
 LARGEST_COUNT = 2**31 - 1
 """Upper bound of every `Int`: kernels count in 32 bits."""
 
-_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _DTYPES = {"float32": "fp32", "torch.float32": "fp32", "bfloat16": "bf16", "torch.bfloat16": "bf16"}
 
 # ----------------------------------------------------------------------------------------------------------- numbers
@@ -83,8 +82,8 @@ def parse_flag(value: Any) -> bool:
     """Accept a boolean, or true, yes, on, false, no, off as text."""
     if isinstance(value, bool):
         return value
-    if isinstance(value, str) and value.strip().lower() in _WORDS:
-        return _WORDS[value.strip().lower()]
+    if isinstance(value, str) and value.strip().lower() in FLAG_WORDS:
+        return FLAG_WORDS[value.strip().lower()]
     raise ValueError("must be true or false")
 
 
@@ -183,8 +182,8 @@ def parse_resume(value: Any) -> bool | int | str:
     """Accept true, false, a step, `last-good`, or a path."""
     if isinstance(value, bool):
         return value
-    if isinstance(value, str) and value.strip().lower() in _WORDS:
-        return _WORDS[value.strip().lower()]
+    if isinstance(value, str) and value.strip().lower() in FLAG_WORDS:
+        return FLAG_WORDS[value.strip().lower()]
     if isinstance(value, str) and fold(value) == fold("last-good"):
         return "last-good"
     if isinstance(value, str) and not value.strip().isdecimal():
