@@ -187,6 +187,28 @@ def test_an_output_that_depends_on_no_input_contributes_no_gradient() -> None:
     assert torch.equal(train(build).run()["p"], direction("direction7", (T,)))
 
 
+def detached(x: Tensor) -> Tensor:
+    return x.detach().relu().square()
+
+
+def without_grad(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return x.relu().square()
+
+
+@pytest.mark.parametrize("reference", ["detached", "without_grad"])
+def test_a_reference_that_cuts_autograd_stops_the_run(reference: str) -> None:
+    """Zero gradients would train silently wrong."""
+    cut = OpDef(
+        kind="cut", infer=lambda i, a: [OutSpec("y", i[0].shape, i[0].dtype)], reference=f"{__name__}:{reference}"
+    )
+    trained = train(lambda b: ramp(b, b.apply("cut", b.param("p", (T, C), INIT))), ops={**VOCABULARY, "cut": cut})
+    with pytest.raises(
+        ProgramError, match=r"the reference of cut gives no gradient \(detach, no_grad\?\): give .* vjp"
+    ):
+        trained.run()
+
+
 # ------------------------------------------------------------------------------------------------------------ rejected
 
 

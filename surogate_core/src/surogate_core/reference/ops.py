@@ -340,13 +340,15 @@ def reference_vjp(
     """Differentiate an op's reference by autograd.
 
     `args` are the op's `n_ins` inputs, then the gradients of its outputs `given`. Returns the gradients of its inputs
-    `wrt`.
+    `wrt`: zeros if the outputs `given` do not depend on them. Raises ValueError if no output does.
     """
     ins, grads = list(args[:n_ins]), args[n_ins:]
     leaves = {i: ins[i].detach().clone().requires_grad_() for i in wrt}
     with torch.enable_grad():
         outs = load(reference)(*[leaves.get(i, x) for i, x in enumerate(ins)], **of_attrs)
         outs = outs if isinstance(outs, tuple) else (outs,)
+        if not any(out.requires_grad for out in outs):
+            raise ValueError(f"the reference of {of} gives no gradient (detach, no_grad?): give the op a vjp")
         reached = [(outs[i], g) for i, g in zip(given, grads, strict=True) if outs[i].requires_grad]
         if not reached:
             return tuple(torch.zeros_like(leaves[i]) for i in wrt)
