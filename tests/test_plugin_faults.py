@@ -129,6 +129,21 @@ FAULTS = [
         "vjp is short", 'change("TWICE", vjp=lambda b, op, g: ())', rf"{OP} failed in vjp: returned \(\), expected a Va"
     ),
     case(
+        "vjp gives whole numbers",
+        'change("TWICE", vjp=lambda b, op, g: (b.apply("cast", g[0], dtype="int32"),))',
+        rf"{OP} failed in vjp: returned .*int32.*, expected a gradient of input 0 of acme_twice .* in one of fp64",
+    ),
+    case(
+        "vjp gives another shape",
+        'change("TWICE", vjp=lambda b, op, g: (b.apply("linear_bgrad", g[0]),))',
+        rf"{OP} failed in vjp: returned .*\[8\].*, expected a gradient of input 0 .* with its shape \[32, 8\]",
+    ),
+    case(
+        "vjp ends the gradient",
+        'change("TWICE", vjp=lambda b, op, g: (None,))',
+        rf"{OP} failed in vjp: .*cut off by vjp of acme_twice \(block 0, .*\), which gives None: embedding",
+    ),
+    case(
         "rematerialise is None", 'change("TWICE", rematerialise=nothing, always_recomputed=True)', f"{OP} .*rematerial"
     ),
     case(

@@ -11,7 +11,7 @@ from small_programs import INIT, Build, draw, everything, train
 from torch import Tensor
 
 from surogate_core.api import OpDef, OutSpec, Value
-from surogate_core.errors import ProgramError
+from surogate_core.errors import DisconnectedError, ProgramError
 from surogate_core.program.builder import Builder
 from surogate_core.program.differentiate import differentiate
 
@@ -246,15 +246,21 @@ def test_a_trainable_param_that_no_op_reads_is_rejected_by_name() -> None:
         _loss_of(build)
 
 
-def test_a_rule_that_returns_the_wrong_number_of_gradients_is_rejected() -> None:
-    wrong = OpDef(
-        kind="wrong", infer=lambda i, a: [OutSpec("y", i[0].shape, i[0].dtype)], reference="", vjp=lambda b, op, g: ()
+def test_a_rule_that_ends_the_gradient_of_a_param_is_named() -> None:
+    cut = OpDef(
+        kind="cut",
+        infer=lambda i, a: [OutSpec("y", i[0].shape, i[0].dtype)],
+        reference="",
+        vjp=lambda b, op, g: (None,),
     )
-    b = Builder({**VOCABULARY, "wrong": wrong}, "fp32")
+    b = Builder({**VOCABULARY, "cut": cut}, "fp32")
     with b.record("forward"):
-        loss = ramp(b, b.apply("wrong", b.param("p", (C,), INIT)))
-        with pytest.raises(ProgramError, match=r"test_differentiate\.py:\d+: vjp of wrong returned 0 gradients for 1"):
+        loss = ramp(b, b.apply("cut", b.apply("cast", b.param("p", (T, C), INIT), dtype="fp32")))
+        with pytest.raises(
+            DisconnectedError, match=r"cut off by vjp of cut \(block -1, .*\), which gives None: p"
+        ) as error:
             differentiate(b.program("forward", (loss,)), loss, b, everything, "fp32")
+    assert error.value.cut_by == "cut"
 
 
 @pytest.mark.parametrize("kind", ["rmsnorm", "add_rmsnorm", "attention"])

@@ -40,7 +40,11 @@ class ProgramError(SurogateError):
 
 
 class DisconnectedError(ProgramError):
-    """The loss does not depend on the parameters to be trained."""
+    """No gradient reaches the parameters to be trained. cut_by: the kind of op whose vjp gave None there, or ""."""
+
+    def __init__(self, message: str, cut_by: str = "") -> None:
+        super().__init__(message)
+        self.cut_by = cut_by
 
 
 class RunStopped(SurogateError):

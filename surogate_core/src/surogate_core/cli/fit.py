@@ -30,7 +30,7 @@ def fitted(arguments: RunArguments, loaded: LoadedConfig, target: str) -> Loaded
     planned, here = fit.before.report.device, run.usable_device().device
     if planned.name != here.name:
         raise ConfigError(
-            f"--fit {target}: this machine has {here.title}, not {planned.title}. Train with --fit auto, or with a size "
+            f"--fit {target}: this machine has {here.title}, not {planned.title}. Train with --fit auto or a size "
             "such as 24GiB; for another device: surogate plan --fit."
         )
     first = fit.proposals[0] if fit.proposals else None

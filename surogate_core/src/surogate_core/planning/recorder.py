@@ -136,9 +136,11 @@ class Recorder:
         before = Program("micro", forward.ops, forward.outputs, stage="micro")
         try:
             program, gradients = differentiate(before, loss, self.b, trainable, inputs.precision.param_grad)
-        except DisconnectedError as error:  # the fault of the plugin that recorded the forward program last
+        except DisconnectedError as error:
+            # The fault of the rule that gave no gradient, else of the plugin that recorded the forward program last.
             last, function = (inputs.adapters[-1][0], "trainable") if inputs.adapters else (inputs.model, "build")
-            with blaming(last.origin, function):
+            rule = inputs.ops[error.cut_by].origin if error.cut_by else None
+            with blaming(rule or last.origin, "vjp" if rule else function):
                 raise error
         return self.passed("differentiate", forward, program), gradients
 

@@ -208,6 +208,19 @@ def _one_each(what: str) -> Check:
     return check
 
 
+def _gradients(result: Any, args: Sequence[Any]) -> str:
+    op = args[1]
+    if expected := _one_each("input")(result, args):
+        return expected
+    for i, (value, gradient) in enumerate(zip(op.ins, result, strict=True)):
+        if gradient is None or not DTYPES[value.dtype].has_grad:
+            continue
+        if gradient.shape != value.shape or not DTYPES[gradient.dtype].has_grad:
+            floats = ", ".join(name for name, dtype in DTYPES.items() if dtype.has_grad)
+            return f"a gradient of input {i} of {op.kind} with its shape {list(value.shape)} in one of {floats}"
+    return ""
+
+
 def _inputs(result: Any, args: Sequence[Any]) -> str:
     count = len(args[0])
     fits = isinstance(result, list | tuple) and all(type(i) is int and 0 <= i < count for i in result)
@@ -263,7 +276,7 @@ RESULTS: Final[Mapping[tuple[str, str], Check]] = {
     ("op", "infer"): _specs,
     ("op", "changes"): _inputs,
     ("op", "may_overwrite"): _overwritten,
-    ("op", "vjp"): _one_each("input"),
+    ("op", "vjp"): _gradients,
     ("op", "rematerialise"): _one_each("output"),
     ("op", "adding"): _a(str, "the name of a kind, or an empty one"),
     ("op", "flops"): _count,

@@ -24,7 +24,7 @@ def differentiate(
 
     Returns the program and a mapping {param: gradient} in declaration order of the params. A gradient with several
     contributions (tied embeddings) is written by several ops; the pass `accumulate` turns all writes but the first into
-    additions. Raises DisconnectedError if the loss does not depend on some trainable param; the message names it.
+    additions. Raises DisconnectedError if some trainable param gets no gradient; the message names it.
     """
     params = [v for v in builder.declared if v.role == "param" and trainable(v)]
     wanted = _depends_on(program, params)
@@ -33,6 +33,7 @@ def differentiate(
 
     forward, grads = _seed(program, loss, wanted, builder)
     contributions: dict[Value, list[Value]] = {}
+    ended: dict[Value, Op] = {}
 
     def add(value: Value, gradient: Value) -> None:
         if value.role == "param":
@@ -55,11 +56,16 @@ def differentiate(
             for value, gradient in results:
                 if gradient is not None and value in wanted:
                     add(value, gradient)
+                elif value in wanted:
+                    ended[value] = op
         backward += emitted
 
-    missing = [p.name for p in params if p not in contributions]
-    if missing:
-        raise DisconnectedError(f"{program.name}: trainable but not used by the loss: {', '.join(missing)}")
+    if missing := [p for p in params if p not in contributions]:
+        on_way = _depends_on(program, missing)
+        cut = next((op for value, op in ended.items() if value in on_way), None)
+        at = cut and f"cut off by vjp of {cut.kind} (block {cut.block}, {cut.where}), which gives None"
+        names = f"{at or 'not used by the loss'}: {', '.join(p.name for p in missing)}"
+        raise DisconnectedError(f"{program.name}: trainable but {names}", cut.kind if cut else "")
     gradients = {p: builder.grad(p, "fp64" if p.dtype == "fp64" else grad_dtype) for p in params}
     ops = _write_gradients([*forward, *backward], contributions, gradients, builder)
     return replace(program, ops=tuple(ops)), gradients
@@ -116,14 +122,9 @@ def _vjp(builder: Builder, op: Op, grads: tuple[Value | None, ...], wanted: set[
     rule = builder.ops[op.kind].vjp
     if rule is not None:
         try:
-            results = rule(builder, op, grads)
+            return rule(builder, op, grads)
         except ProgramError as error:
             raise ProgramError(f"backward of {op.kind} (block {op.block}, {op.where}): {error}") from error
-        if len(results) != len(op.ins):
-            raise ProgramError(
-                f"{op.where}: vjp of {op.kind} returned {len(results)} gradients for {len(op.ins)} inputs"
-            )
-        return results
     given = [i for i, g in enumerate(grads) if g is not None]
     wrt = tuple(i for i, v in enumerate(op.ins) if v in wanted and DTYPES[v.dtype].has_grad)
     outs = builder.emit(
