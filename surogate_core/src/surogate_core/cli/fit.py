@@ -16,9 +16,8 @@ from ..machine.devices import GIB
 from ..planning.plan import Plan
 from ..planning.proposals import Proposal
 from .options import RunArguments
+from .plan_text import nothing_fits
 from .render import output_width
-
-NOTHING_FITS = "Nothing makes it fit: use a smaller model, a shorter sequence_len, or a GPU with more memory."
 
 
 def fitted(arguments: RunArguments, loaded: LoadedConfig, target: str) -> LoadedConfig:
@@ -35,7 +34,7 @@ def fitted(arguments: RunArguments, loaded: LoadedConfig, target: str) -> Loaded
         )
     first = fit.proposals[0] if fit.proposals else None
     if first is None:
-        raise ConfigError(f"{loaded.source}: --fit {target}: {NOTHING_FITS}")
+        raise ConfigError(f"{loaded.source}: --fit {target}: {nothing_fits(fit.before.report)}")
     if first.resort:
         lines = "; or ".join(f"{', '.join(p.lines)} ({p.resort})" for p in fit.proposals)
         raise ConfigError(
@@ -70,7 +69,7 @@ def _print(console: Console, fit: run.Fit, target: str) -> None:
     console.print(f"a step keeps its {rows * steps:,} rows of {fit.before.inputs.seq_len:,} tokens{each}", markup=False)
     console.print()
     if not fit.proposals:
-        console.print(NOTHING_FITS, markup=False)
+        console.print(nothing_fits(report), markup=False)
         return
     console.print(_table(fit))
     console.print()

@@ -127,14 +127,13 @@ def _speed(plan: Plan, config: TrainConfig) -> Iterator[str]:
         "not hidden": step.waiting_seconds if step.copy_seconds or step.comm_seconds else 0.0,
     }
     yield f"time:   {', '.join(f'{name} {_duration(seconds)}' for name, seconds in parts.items() if seconds)}"
+    # Of both together it is not known which of them is waited for.
+    waiting = "" if step.copy_seconds and step.comm_seconds else f", {_duration(step.waiting_seconds)} not hidden"
     if step.copy_seconds:
-        yield f"host:   copies take {_duration(step.copy_seconds)}, {_duration(step.waiting_seconds)} not hidden"
+        yield f"host:   copies take {_duration(step.copy_seconds)}{waiting}"
     if step.comm_seconds:
         sent = sum(plan.inputs.ops[op.kind].link(op) for p in plan.assembly.programs.values() for op in p.ops)
-        yield (
-            f"gpus:   each sends {sent / 1e9:,.2f} GB of gradients in {_duration(step.comm_seconds)}, "
-            f"{_duration(step.waiting_seconds)} not hidden"
-        )
+        yield f"gpus:   each sends {sent / 1e9:,.2f} GB of gradients in {_duration(step.comm_seconds)}{waiting}"
     yield f"speed:  {report.tokens_per_second:,.0f} tokens/s (estimate; rates: {report.device.source})"
     if config.max_steps > 0:
         yield f"run:    {config.max_steps:,} steps take {_hours(config.max_steps * step.seconds)}"
@@ -158,7 +157,14 @@ def _suggestions(run: Run, plan: Plan) -> Iterator[str]:
         if proposal.resort:
             yield f"      last resort: {proposal.resort}"
     if not any(proposal.fits for proposal in proposals):
-        yield "Nothing makes it fit: use a smaller model, or a GPU with more memory."
+        yield _wrapped(nothing_fits(plan.report))
+
+
+def nothing_fits(report: Report) -> str:
+    """Return what is left to do if no change makes a run fit."""
+    if report.missing_bytes <= 0:
+        return "Nothing makes it fit: use a machine with more memory, or raise host_memory_limit if this one has more."
+    return "Nothing makes it fit: use a smaller model, a shorter sequence_len, or a GPU with more memory."
 
 
 def _kernels(kernels: KernelTable, allowed: str) -> Iterator[str]:

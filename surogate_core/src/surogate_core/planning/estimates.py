@@ -24,11 +24,11 @@ from .run import Run
 from .trial import Trial, held_bytes, try_run
 from .work import Work, step_work
 
-_LARGER_BY = 16
+_LARGER_BY = 64
 """Micro-batches are estimated up to this many times as large, and as small, as the config's."""
 
 _WORTH = 0.02
-"""A strategy is not tried for values of less than this share of the device's memory."""
+"""A strategy is not turned on for values of less than this share of the device's memory."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ class Estimates:
             inputs = replace(own, offload=run_inputs(again, self._plan.report.device, own.world_size).offload)
             try:
                 moved = held_bytes(recording, inputs) - held
-                if (toggle.name, moved) in seen or 0 < abs(moved) < _WORTH * self._plan.report.device.memory_bytes:
+                if (toggle.name, moved) in seen or 0 < moved < _WORTH * self._plan.report.device.memory_bytes:
                     continue
                 seen.add((toggle.name, moved))
                 fewest = tried.added(inputs)

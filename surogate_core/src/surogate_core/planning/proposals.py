@@ -18,7 +18,7 @@ from .estimates import Candidate, Estimates
 from .plan import Plan, plan_run
 from .run import Run
 
-_EFFORT = 6
+_EFFORT = 9
 """Families of programs that are assembled to verify candidates, more only until one fits. A plan that chooses
 recomputation takes about three."""
 _MOST_EFFORT = 18
@@ -120,7 +120,8 @@ class _Search:
         """
         limit = _FASTER * min((p.plan.report.step.seconds for p in same), default=inf)
         every = list(self._estimates.candidates(dtypes=True, offload=True))
-        found = self._verified(self._hopeful(c for c in every if c.seconds <= limit), 1)
+        resorts = (c for c in every if c.seconds <= limit and c.changes.keys() & LAST_RESORTS.keys())
+        found = self._verified(self._hopeful(resorts), 1)
         yield from (proposal for proposal in found if proposal.plan.report.step.seconds <= limit)
         if not found and not same:
             smallest = sorted(filter(self._suits_host, every), key=lambda c: (c.total, len(c.changes)))[:1]
@@ -178,7 +179,7 @@ class _Search:
 
         Left out are those that are no better in any respect than one before them that fits, those much slower, and
         those like one that a plugin refuses, such as a recipe its micro-batch. A plan that takes longer than estimated
-        corrects the estimates of those like it.
+        corrects the estimates of those that offload the same or more.
         """
         refused: list[Candidate] = []
         fitting: list[tuple[Candidate, Plan]] = []
@@ -214,7 +215,7 @@ def _sorted(candidates: Iterable[Candidate], late: Sequence[tuple[Candidate, flo
     """
 
     def seconds(candidate: Candidate) -> float:
-        like = (by for other, by in late if other.batch == candidate.batch and other.offload & candidate.offload)
+        like = (by for other, by in late if other.offload and _is_more(candidate, other))
         return candidate.seconds * max((1.0, *like))
 
     every = [(candidate, seconds(candidate)) for candidate in candidates]
