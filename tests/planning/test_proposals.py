@@ -5,16 +5,20 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from surogate_core import run
+from surogate_core.api import DeviceInfo
 from surogate_core.cli.fit import fitted
 from surogate_core.cli.options import RunArguments
 from surogate_core.cli.plan import fit_command
+from surogate_core.cli.plan_text import nothing_fits, plan_text
 from surogate_core.errors import ConfigError
+from surogate_core.machine.devices import cpu
 from surogate_core.machine.devices import device as known_device
 from surogate_core.machine.local_device import LocalDevice
 from surogate_core.planning import plan as plan_module
@@ -59,7 +63,7 @@ def no_collections() -> Iterator[None]:
 def plan(tmp_path: Path) -> Make:
     """Return a function that plans a run: (size, device, key=value ...) -> run and plan."""
 
-    def planned(size: str, device: str, *overrides: str, **keys: Any) -> Planned:
+    def planned(size: str, device: str | DeviceInfo, *overrides: str, **keys: Any) -> Planned:
         model = tmp_path / size
         model.mkdir(exist_ok=True)
         (model / "config.json").write_text(json.dumps(BASE | SIZES[size]))
@@ -133,6 +137,62 @@ def test_offloading_is_turned_off_where_the_host_has_no_room(plan: Make) -> None
     assert found[0].fits and found[0].changes["offload_residual"] is False
     with pytest.raises(ConfigError, match=r"offload_residual: false.*; or raise host_memory_limit"):
         run.refuse_unless_it_fits(opened, before)
+
+
+def test_on_a_cpu_what_the_host_holds_counts_and_no_offloading_is_proposed(plan: Make) -> None:
+    small = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "recompute": False}
+    held = {"offload_weights": True, "offload_residual": True}
+    large = replace(cpu(), memory_bytes=200 << 30)
+    report = plan("wide", large, **small, **held)[1].report
+    assert report.fits and report.device_bytes["pinned"] == report.pinned_bytes > 0
+    assert report.device_bytes["total"] > plan("wide", large, **small)[1].report.device_bytes["total"]
+    little = replace(large, memory_bytes=report.device_bytes["total"] - report.pinned_bytes // 2)
+    opened, before = plan("wide", little, **small, **held)
+    assert not before.report.fits and before.report.missing_bytes == report.pinned_bytes // 2
+    assert "counted above" in "\n".join(plan_text(opened, before, "", ""))
+    estimates = Estimates(opened, before)
+    for candidate in estimates.candidates(offload=True):
+        after = estimates.planned(candidate.changes).report
+        assert candidate.total == pytest.approx(after.device_bytes["total"], rel=0.05), candidate.changes
+    for planned in ((opened, before), plan("wide", little, **small)):
+        changes = [c.changes for c in Estimates(*planned).candidates(offload=True)]
+        assert not any(key.startswith("offload") and value is True for c in changes for key, value in c.items())
+
+
+def test_a_strategy_that_holds_little_is_turned_off_too(plan: Make) -> None:
+    held = {"lora": True, "offload_weights": 1, "host_memory_limit": "1MiB"}
+    opened, before = plan("wide", "h200", **held)
+    assert suggest(opened, before)[0].changes == {"offload_weights": False}
+    assert "use a machine with more memory" in nothing_fits(before.report)
+    too_large = plan("wide", "h200", device_memory_limit="1GiB", **held)[1].report
+    assert "a GPU with more memory" in nothing_fits(too_large)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [2, 8, 32])
+def test_the_fastest_proposal_does_not_depend_on_how_the_file_splits_a_step(plan: Make, rows: int) -> None:
+    keys = {"lora": True, "sequence_len": 2048, "device_memory_limit": "24GiB"}
+    opened, before = plan(
+        "8b", "h200", per_device_train_batch_size=rows, gradient_accumulation_steps=max(1, 8 // rows), **keys
+    )
+    first = propose(opened, before)[0]
+    assert first.plan.inputs.batch_size == 1 and first.changes.get("offload_residual") is True
+    assert not any("offload_weights" in key for key in first.changes)
+
+
+def test_a_last_resort_gives_something_up(plan: Make) -> None:
+    opened, before = plan("wide", "h200", lora=True, sequence_len=4096, device_memory_limit="8GiB")
+    suggestions = suggest(opened, before)
+    changes = [suggestion.changes for suggestion in suggestions]
+    assert suggestions and all(changes.count(change) == 1 for change in changes)
+
+
+def test_copies_and_collectives_together_have_no_share_of_what_is_not_hidden(plan: Make) -> None:
+    for keys, lines in (({"gpus": 2}, 1), ({"offload_optimizer": True}, 1), ({"gpus": 2, "offload_optimizer": True}, 0)):
+        opened, planned = plan("wide", "h200", **keys)
+        text = list(plan_text(opened, planned, "", ""))
+        assert sum(line.startswith(("host: ", "gpus: ")) and "not hidden" in line for line in text) == lines, text
+        assert any(line.startswith("time: ") for line in text)
 
 
 @pytest.mark.parametrize(("device", "word", "value"), [("h200", "false", "auto"), ("cpu", "false", True)])

@@ -8,7 +8,7 @@ from ..config.schema import TrainConfig
 from ..machine.devices import GIB
 from ..planning.plan import Plan
 from ..planning.proposals import suggest
-from ..planning.report import Report, SameValues
+from ..planning.report import Report, SameValues, memory_is_the_hosts
 from ..planning.resolve import KernelTable
 from ..planning.run import Run
 from ..plugins.registry import REFERENCE
@@ -89,10 +89,13 @@ def _memory(plan: Plan, chosen: str) -> Iterator[str]:
 
 def _host_verdict(report: Report) -> str:
     if report.host_memory is None:
-        return "not checked: host_memory_limit sets what the host has"
+        shared = memory_is_the_hosts(report.device)
+        return "counted above" if shared else "not checked: host_memory_limit sets what the host has"
     rest = _size(abs(report.host_memory - report.pinned_bytes)).strip()
     if report.missing_host_bytes:
         return f"{paint('does not fit', 'red')}, {rest} more than the run may pin"
+    if memory_is_the_hosts(report.device):
+        return "counted above"
     return f"{paint('fits', 'green')}, {rest} to spare"
 
 

@@ -20,6 +20,7 @@ from .inputs import PlanInputs
 from .plan import Plan, plan_run, run_inputs
 from .recompute_ladder import Rung, arena_bytes, ladder
 from .recomputed import Recomputation
+from .report import memory_is_the_hosts
 from .run import Run
 from .trial import Trial, held_bytes, try_run
 from .work import Work, step_work
@@ -106,7 +107,9 @@ class Estimates:
         self._rungs = ladder(self._plain.assembly, plain)
         arena = self._plain.assembly.memory.arena_bytes
         self._most = max(0, arena - arena_bytes(self._plain.assembly, plain, self._rungs[-1]))
-        self._device = self._plain.report.device_bytes["total"] - arena
+        self._shares = memory_is_the_hosts(plan.report.device)
+        on_device = self._plain.report.device_bytes
+        self._device = on_device["total"] - on_device.get("pinned", 0) - arena
         self._works = [step_work(p.assembly.programs.values(), p.inputs) for _, p in self._points]
         self._options: list[list[_Option]] | None = None
 
@@ -131,15 +134,17 @@ class Estimates:
             fewest = self._copying(batch, [s.fewest for s in chosen])
             for recomputing, keys in product(recomputings, chosen_dtypes):
                 lasting = device - sum(report.device_bytes[halved[key]] / 2 for key in keys)
-                missing = max(0.0, lasting + arena - report.device.memory_bytes) / share
+                shared = most[0] if self._shares else 0.0
+                missing = max(0.0, lasting + arena + shared - report.device.memory_bytes) / share
                 rung = self._rung(recomputing.rungs, missing)
                 freed = min(self._rungs[0].kept - rung.kept, self._most)
                 host, work = fewest if rung is recomputing.rungs[-1] else most
+                on_device = lasting + max(arena - freed * share, sum(s.update for s in chosen))
                 yield Candidate(
                     changes=_merged([sizes, recomputing.changes, *(s.changes for s in chosen), keys]),
                     batch=batch,
                     offload=frozenset(s.name for s in chosen),
-                    total=lasting + max(arena - freed * share, sum(s.update for s in chosen)),
+                    total=on_device + (host if self._shares else 0.0),
                     host=host,
                     seconds=work.recomputing(rung.seconds - self._rungs[0].seconds).seconds,
                 )
@@ -247,7 +252,8 @@ class Estimates:
                 copies = fewest if moved else tried.added(replace(inputs, recompute_chosen=None))
             except SurogateError:  # it cannot serve this run
                 continue
-            if fewest.device + fewest.arena < 0 or fewest.host + fewest.host_arena < 0:
+            makes_room = fewest.device + fewest.arena < 0 and not self._shares
+            if makes_room or fewest.host + fewest.host_arena < 0:
                 yield _option(toggle, fewest, copies, own.world_size)
 
 

@@ -41,7 +41,7 @@ class SameValues:
 class Report:
     """Memory and time of a run on each of `world_size` equal devices.
 
-    device_bytes          by segment, and "total"
+    device_bytes          by segment, and "total"; on a CPU also the pinned memory, which is the device's there
     host_bytes            by purpose, for all devices, and "total"
     host_memory           bytes of host memory that the run may pin; None: not known
     activations_by_label  bytes of the arena values that are live at the peak
@@ -124,7 +124,10 @@ def report(
         "workspace": scratch,
         "runtime": device.runtime_bytes + inputs + (COLLECTIVE_BYTES if world_size > 1 else 0),
     }
-    host = {"batches": batches} | _on_host(filter(None, (memory.host, memory.unread)), world_size)
+    pinned = _on_host(filter(None, (memory.host, memory.unread)), world_size)
+    host = {"batches": batches} | pinned
+    if pinned and memory_is_the_hosts(device):
+        parts["pinned"] = sum(pinned.values())
     peak_op = programs[name].ops[arena.peak_op] if programs[name].ops else None
     block = f" of block {peak_op.block}" if peak_op and peak_op.block >= 0 else ""
     costs = {key: program_cost(program, ops, device) for key, program in programs.items()}
@@ -147,6 +150,11 @@ def report(
         tokens=tokens_per_micro_step * grad_accum_steps * world_size,
         world_size=world_size,
     )
+
+
+def memory_is_the_hosts(device: DeviceInfo) -> bool:
+    """Return whether what the host holds takes memory of the device: of a CPU."""
+    return device.sm is None
 
 
 def _on_host(memories: Iterable[MemoryPlan], world_size: int) -> dict[str, int]:
