@@ -109,6 +109,14 @@ FAULTS = [
         "build is no scalar", 'change("MODEL", build=lambda b, d, batch: batch.tokens)', r"build: returned tokens:int32"
     ),
     case("build has a strange dtype", STRANGE_DTYPE, f"{MODEL} failed in build: .*'w' has the unknown dtype 'fp7'"),
+    *(
+        case(
+            f"build emits {given} as an input",
+            f'change("MODEL", build=lambda b, d, batch: b.apply("acme_twice", {given}))',
+            rf"{MODEL} failed in build: .*\.py:\d+: input 0 of acme_twice is {given}, expected a Value \(numbers are a",
+        )
+        for given in ("0.5", "None", "'tokens'")
+    ),
     case("a param without use", HALF_A_MODEL, f"{MODEL} failed in build: .*not used by the loss: idle"),
     case("weights raises", 'change("MODEL", weights=boom)', f"{MODEL} failed in weights: {BOOM}"),
     case(

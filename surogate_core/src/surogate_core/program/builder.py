@@ -143,6 +143,11 @@ class Builder:
         definition, where = self.ops.get(kind), _caller()
         if definition is None:
             raise ProgramError(f"{where}: no installed plugin defines op {kind!r}")
+        for i, value in enumerate(ins):
+            if not isinstance(value, Value):
+                raise ProgramError(
+                    f"{where}: input {i} of {kind} is {value!r:.80}, expected a Value (numbers are attrs)"
+                )
         specs = infer(definition, ins, attrs, where)
         if outs is None:
             given = (label,) if isinstance(label, str) else tuple(label or ())
