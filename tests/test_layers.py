@@ -88,7 +88,12 @@ HEAVY = {
 MAY_IMPORT_TORCH = (
     *("runtime/", "reference/", "data/", "testing/", "verification/", "profiling/measure.py"),
     *("checkpoint/hf.py", "checkpoint/states.py", "checkpoint/stored_weights.py", "checkpoint/tensor_file.py"),
-    *("checkpoint/matrix_codec.py", "checkpoint/quantize.py", "checkpoint/stored_base.py"),
+    *(
+        "checkpoint/matrix_codec.py",
+        "checkpoint/quantize.py",
+        "checkpoint/stored_base.py",
+        "checkpoint/checked_form.py",
+    ),
 )
 NEVER_TORCH = {"program", "memory"}
 

@@ -77,7 +77,38 @@ class OptimizerOptions(BaseModel):
 change("OPTIMIZER", options=OptimizerOptions)
 """
 
+SHORTENED = """
+def shortened(family, part):
+    program = getattr(family, part)
+    return dataclasses.replace(family, **{part: dataclasses.replace(program, ops=program.ops[:-1])})
+"""
+
 FAULTS = [
+    # what a plugin's pass drops
+    case(
+        "lower drops a gradient",
+        SHORTENED + 'change("RECIPE", lower=lambda family, context: shortened(family, "micro"))',
+        f"{RECIPE} failed in lower: micro: no op writes .*grad.* any more",
+        recipe="acme",
+    ),
+    case(
+        "lower drops an update",
+        SHORTENED + 'change("RECIPE", lower=lambda family, context: shortened(family, "update"))',
+        f"{RECIPE} failed in lower: update: no op writes (embedding|head) any more",
+        recipe="acme",
+    ),
+    case(
+        "schedule drops a gradient",
+        SHORTENED + 'change("OFFLOAD", schedule=lambda family, context: shortened(family, "micro"))',
+        "offload acme of acme 0.1.0 failed in schedule: micro: no op writes .* any more",
+        acme_offload="x",
+    ),
+    case(
+        "fuse drops a gradient",
+        'change("ADAPTER", fuse=lambda program, options: dataclasses.replace(program, ops=program.ops[:-1]))',
+        f"{ADAPTER} failed in fuse: micro: no op writes .* any more",
+        **ADAPTED,
+    ),
     # while a run is planned
     case("update raises", 'change("OPTIMIZER", update=boom)', f"{OPTIMIZER} failed in update: {BOOM}"),
     case("update forgets", 'change("OPTIMIZER", update=nothing)', f"{OPTIMIZER} failed in update: .*never writes: emb"),
@@ -116,6 +147,26 @@ FAULTS = [
             rf"{MODEL} failed in build: .*\.py:\d+: input 0 of acme_twice is {given}, expected a Value \(numbers are a",
         )
         for given in ("0.5", "None", "'tokens'")
+    ),
+    *(
+        case(
+            f"build draws from {init}",
+            f'change("MODEL", build=lambda b, d, batch: b.param("w", (8,), {init}))',
+            rf"{MODEL} failed in build: Init\(kind='{kind}', .*: expected zeros, ones, constant, normal with std > 0",
+        )
+        for init, kind in (
+            ("Init(kind='normall', std=0.02)", "normall"),
+            ("Init(kind='normal')", "normal"),
+            ("Init(kind='uniform', std=0.02)", "uniform"),
+        )
+    ),
+    *(
+        case(
+            f"build takes {init} as an init",
+            f'change("MODEL", build=lambda b, d, batch: b.param("w", (8,), {init}))',
+            rf"{MODEL} failed in build: .*\.py:\d+: init of param 'w' is {init}, expected an Init or None",
+        )
+        for init in (0, 1)
     ),
     case("a param without use", HALF_A_MODEL, f"{MODEL} failed in build: .*not used by the loss: idle"),
     case("weights raises", 'change("MODEL", weights=boom)', f"{MODEL} failed in weights: {BOOM}"),

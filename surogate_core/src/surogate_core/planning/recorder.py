@@ -205,7 +205,7 @@ class Recorder:
         )
         lowering = inputs.lowering or inputs.recipe
         after = lowering.lower(family, context)
-        before = {p.name: p for p in family.programs()}
+        before = {p.name: p for p in family.programs()} | dict.fromkeys(("calibrate", "report"), family.micro)
 
         def finished(program: Program) -> Program:
             program = self.passed("lower", before.get(program.name), program, (lowering, "lower"))

@@ -115,8 +115,10 @@ class Builder:
     ) -> Value:
         if name in self._named or name in self._count:
             raise ProgramError(
-                f"{role} {name!r} is declared twice; names must be unique within a family of programs, rename one"
+                f"{role} {name!r} is declared twice; names in a family of programs are unique, rename one"
             )
+        if not isinstance(init, Init | None):
+            raise ProgramError(f"{_caller()}: init of {role} {name!r} is {init!r:.80}, expected an Init or None")
         _check_dtype(name, dtype)
         value = Value(name, tuple(shape), dtype, role, role, self._block, init, collects, derived, place)
         self._named[name] = value
@@ -143,11 +145,9 @@ class Builder:
         definition, where = self.ops.get(kind), _caller()
         if definition is None:
             raise ProgramError(f"{where}: no installed plugin defines op {kind!r}")
-        for i, value in enumerate(ins):
-            if not isinstance(value, Value):
-                raise ProgramError(
-                    f"{where}: input {i} of {kind} is {value!r:.80}, expected a Value (numbers are attrs)"
-                )
+        if wrong := [i for i, value in enumerate(ins) if not isinstance(value, Value)]:
+            what = f"input {wrong[0]} of {kind} is {ins[wrong[0]]!r:.80}"
+            raise ProgramError(f"{where}: {what}, expected a Value (numbers are attrs)")
         specs = infer(definition, ins, attrs, where)
         if outs is None:
             given = (label,) if isinstance(label, str) else tuple(label or ())

@@ -8,6 +8,7 @@ from math import prod
 from typing import Literal
 
 from ..dtypes import DTYPES
+from ..errors import ProgramError
 
 Role = Literal["input", "param", "grad", "state", "act", "staged"]
 """The role of a value determines who owns its memory and how long it lives.
@@ -44,6 +45,11 @@ class Init:
     bound: float = 0.0
     value: float = 0.0
     residual_projection: bool = False
+
+    def __post_init__(self) -> None:
+        widths = {"zeros": 1.0, "ones": 1.0, "constant": 1.0, "normal": self.std, "uniform": self.bound}
+        if not widths.get(self.kind, 0.0) > 0.0:
+            raise ProgramError(f"{self}: expected zeros, ones, constant, normal with std > 0 or uniform with bound > 0")
 
 
 @dataclass(frozen=True, eq=False)
