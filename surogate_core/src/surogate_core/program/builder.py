@@ -114,9 +114,7 @@ class Builder:
         place: Place = "device",
     ) -> Value:
         if name in self._named or name in self._count:
-            raise ProgramError(
-                f"{role} {name!r} is declared twice; names in a family of programs are unique, rename one"
-            )
+            raise ProgramError(f"{role} {name!r} is declared twice; names must be unique within a family: rename one")
         if not isinstance(init, Init | None):
             raise ProgramError(f"{_caller()}: init of {role} {name!r} is {init!r:.80}, expected an Init or None")
         _check_dtype(name, dtype)
