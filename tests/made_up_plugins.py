@@ -105,7 +105,7 @@ class OptimizerOptions(BaseModel):
 
 def update(context):
     for p in context.params:
-        context.builder.emit("acme_sgd", p.grad, p.master, outs=[p.master])
+        context.builder.emit("acme_sgd", p.grad, p.master, context.clip_coef, outs=[p.master])
 
 OPTIMIZER = OptimizerDef(name="zz", summary="", options=OptimizerOptions, update=update)
 
@@ -229,16 +229,16 @@ REFERENCE = """
 def twice(x):
     return x * 2
 
-def sgd(grad, master):
-    return master - 0.01 * grad
+def sgd(grad, master, clip_coef):
+    return master - 0.01 * grad * clip_coef if clip_coef.isfinite() else master
 
 def raises(*ins):
     raise KeyError("boom")
 
-def writes(grad, master):
+def writes(grad, master, clip_coef):
     return master.sub_(grad)
 
-def narrow(grad, master):
+def narrow(grad, master, clip_coef):
     return master[:1]
 
 def none(*ins):

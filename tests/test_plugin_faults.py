@@ -103,6 +103,38 @@ FAULTS = [
         "offload acme of acme 0.1.0 failed in schedule: micro: no op writes .* any more",
         acme_offload="x",
     ),
+    *(
+        case(
+            f"on_host returns {what}",
+            f'change("OFFLOAD", schedule=None, on_host=lambda family, context: {result})',
+            f"offload acme of acme 0.1.0 failed in on_host: returned {shown}",
+            acme_offload="x",
+        )
+        for what, result, shown in (
+            ("nothing", "[]", "nothing; raise ConfigError"),
+            ("names", "['head']", "'head', expected params, gradients and states"),
+            ("text", "'head'", "'h', expected params, gradients and states"),
+            ("an activation", "[family.micro.ops[0].outs[0]]", "embed.*, expected params, gradients and states"),
+        )
+    ),
+    case(
+        "update ignores clip_coef",
+        "def blind(context):\n"
+        "    for p in context.params:\n"
+        '        context.builder.emit("cast", p.grad, outs=[p.master], dtype=p.master.dtype)\n'
+        'change("OPTIMIZER", update=blind)',
+        rf"{OPTIMIZER} failed in update: optimizer zz: cast \(.*\) writes embedding without clip_coef",
+    ),
+    case(
+        "update reads a state that nothing sets",
+        "def unset(context):\n"
+        "    for p in context.params:\n"
+        '        old = context.builder.state(f"old.{p.param.name}", p.param.shape, "fp32", None)\n'
+        '        x = context.builder.apply("acme_twice", old)\n'
+        '        context.builder.emit("acme_sgd", x, p.master, context.clip_coef, outs=[p.master])\n'
+        'change("OPTIMIZER", update=unset)',
+        rf"{OPTIMIZER} failed in update: acme_twice \(.*\) reads state old.embedding, which nothing has set",
+    ),
     case(
         "fuse drops a gradient",
         'change("ADAPTER", fuse=lambda program, options: dataclasses.replace(program, ops=program.ops[:-1]))',

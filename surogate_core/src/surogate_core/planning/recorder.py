@@ -291,7 +291,10 @@ class Recorder:
                 builder=self.b, target=self.inputs.target, params=params, optimizer_states=states, options=options
             )
             if strategy.on_host is not None:
-                held |= dict.fromkeys(strategy.on_host(family, context))
+                values = tuple(strategy.on_host(family, context))
+                with blaming(strategy.origin, "on_host"):
+                    _check_held(values)
+                held |= dict.fromkeys(values)
             if strategy.schedule is not None:
                 before, family = {p.name: p for p in family.programs()}, strategy.schedule(family, context)
                 for program in family.programs():
@@ -362,3 +365,13 @@ class Recorder:
             if shorter and any(whole in op.ins for op in program.ops)
         }
         return shorter, variants
+
+
+def _check_held(values: Sequence[object]) -> None:
+    """Raise ProgramError unless these are values that the host can hold."""
+    if not values:
+        raise ProgramError("returned nothing; raise ConfigError if a run has nothing to hold")
+    for value in values:
+        if not isinstance(value, Value) or value.role not in ("param", "grad", "state") or value.collects:
+            what = "a collecting state" if isinstance(value, Value) and value.collects else f"{value!r:.80}"
+            raise ProgramError(f"returned {what}, expected params, gradients and states")

@@ -27,7 +27,8 @@ class Update:
 def record_update(b: Builder, inputs: PlanInputs, scalars: Scalars, params: Iterable[ParamInfo], norm: Value) -> Update:
     """Record the gradient norm and the optimizer over the trained params.
 
-    Raises ProgramError if the optimizer leaves a master or a work copy unwritten.
+    Raises ProgramError if the optimizer leaves a master or a work copy unwritten, writes one without `clip_coef`, or
+    reads a state that nothing has set.
     """
     with b.record("update"):
         coef = b.activation("clip_coef", (), "fp32")
@@ -49,7 +50,10 @@ def record_update(b: Builder, inputs: PlanInputs, scalars: Scalars, params: Iter
         states = b.declared[before:]
         program = b.program("update", (norm,), stage="update")
     written = {v for op in program.ops for v in op.written}
-    _check_complete(inputs, trained, written)
+    with blaming(inputs.optimizer.origin, "update"):
+        _check_complete(inputs, trained, written)
+        _check_skipped_steps(inputs, trained, program, coef)
+        _check_set(states, program)
     return Update(program, coef, [p for p in trained if p.amax in written], states)
 
 
@@ -76,5 +80,27 @@ def _param_grad(b: Builder, inputs: PlanInputs, info: ParamInfo) -> ParamGrad:
 def _check_complete(inputs: PlanInputs, trained: Sequence[ParamGrad], written: Collection[Value]) -> None:
     forgotten = [v.name for p in trained for v in dict.fromkeys((p.master, p.param)) if v not in written]
     if forgotten:
-        with blaming(inputs.optimizer.origin, "update"):
-            raise ProgramError(f"optimizer {inputs.optimizer.name} never writes: {', '.join(forgotten)}")
+        raise ProgramError(f"optimizer {inputs.optimizer.name} never writes: {', '.join(forgotten)}")
+
+
+def _check_skipped_steps(inputs: PlanInputs, trained: Sequence[ParamGrad], program: Program, coef: Value) -> None:
+    """Check that ops that write weights know of `coef`, directly or by what is made of it: else none can be skipped."""
+    weights = {v for p in trained for v in (p.master, p.param)}
+    known = {coef}
+    for op in program.ops:
+        if not known.isdisjoint(op.ins):
+            known.update(op.written)
+        elif blind := sorted(v.name for v in op.written if v in weights):
+            raise ProgramError(
+                f"optimizer {inputs.optimizer.name}: {op.kind} ({op.where}) writes {blind[0]} without clip_coef, so the "
+                "gradient is not clipped, and a step whose gradient is not finite is not skipped"
+            )
+
+
+def _check_set(states: Sequence[Value], program: Program) -> None:
+    """Check that the program reads no state before something sets it."""
+    unset = {v for v in states if v.init is None and v.role == "state"}
+    for op in program.ops:
+        if read := sorted(v.name for v in op.ins if v in unset):
+            raise ProgramError(f"{op.kind} ({op.where}) reads state {read[0]}, which nothing has set: give it an Init")
+        unset.difference_update(op.written)
