@@ -102,7 +102,7 @@ def resumed_lines(place: Workplace, checkpoint: Path, name: str, **keys: object)
     return told
 
 
-OFFLOADED = {"offload_residual": True, "offload_quants": 1, "offload_optimizer": True, "use_zero_copy": True}
+OFFLOADED = {"offload_quants": 1, "offload_optimizer": True, "use_zero_copy": True}
 
 
 @pytest.fixture(scope="module")

@@ -273,6 +273,12 @@ def test_another_learning_rate_is_reported(saved: Path) -> None:
     assert any("learning_rate: 0.001 (saved: 0.003)" in line for line in told)
 
 
+@pytest.mark.parametrize("change", ["param_grad_dtype=fp32", "attn_bwd_chunks=2"])
+def test_keys_that_change_no_bit_are_not_reported(saved: Path, change: str) -> None:
+    told = go(saved, "resume_from_checkpoint=true", change)
+    assert not any("not bit-identical" in line for line in told), told
+
+
 def test_another_version_of_a_plugin_is_reported_and_accepted(saved: Path, here: Workplace) -> None:
     path = here.out / "step_00000002/manifest.json"
     manifest = json.loads(path.read_text())

@@ -58,9 +58,9 @@ def test_weights_that_are_not_finite_are_never_saved(
         return update(self, lr=1e38 if step == 2 else lr, step=step)
 
     monkeypatch.setattr(Worker, "update", overflows)
-    config = here.write(max_steps=2, save_steps=save_steps, weight_decay=1e308, overwrite_output_dir=True)
+    config = here.write(max_steps=2, save_steps=save_steps, weight_decay=1e38, overwrite_output_dir=True)
     with pytest.raises(RunStopped, match=rf"step 2: the weights hold .* {complete}"):
-        run.train(run.load(config, ["warmup_steps=0", "learning_rate=1e-310"]), notice=lambda line: None)
+        run.train(run.load(config, ["warmup_steps=0", "learning_rate=1e-42"]), notice=lambda line: None)
     assert [path.name for path in here.out.glob("step_*")] == ["step_00000001"] * bool(save_steps)
     assert (here.out / "outputs.set_aside/model.safetensors").read_bytes() == b"an earlier model"
     assert not (here.out / "model.safetensors").exists()

@@ -123,6 +123,8 @@ class SavedRun:
         models = self.run.registry.options_models()
         neutral = {key for (kind, _), model in models.items() if kind in _NEUTRAL_KINDS for key in keys_of(model)}
         neutral |= neutral_distributions(self.run, self.plan) | self.run.loaded.idle
+        if self.plan.target.device.sm is None or self.run.config.deterministic == "true":
+            neutral.add("attn_bwd_chunks")  # the same bits where gradients are deterministic without it
         lines = differences(resumed, resolved(self.run.loaded), self.versions, without_effect=neutral)
         return [*another_form(resumed, self.facts), *lines]
 

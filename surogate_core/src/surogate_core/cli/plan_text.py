@@ -133,7 +133,7 @@ def _speed(plan: Plan, config: TrainConfig) -> Iterator[str]:
     # Of both together it is not known which of them is waited for.
     waiting = "" if step.copy_seconds and step.comm_seconds else f", {_duration(step.waiting_seconds)} not hidden"
     if step.copy_seconds:
-        yield f"host:   copies take {_duration(step.copy_seconds)}{waiting}"
+        yield f"host:   copies take {_duration(step.copy_seconds)} in the longer direction{waiting}"
     if step.comm_seconds:
         sent = sum(plan.inputs.ops[op.kind].link(op) for p in plan.assembly.programs.values() for op in p.ops)
         yield f"gpus:   each sends {sent / 1e9:,.2f} GB of gradients in {_duration(step.comm_seconds)}{waiting}"

@@ -92,7 +92,7 @@ def _check_skipped_steps(inputs: PlanInputs, trained: Sequence[ParamGrad], progr
             known.update(op.written)
         elif blind := sorted(v.name for v in op.written if v in weights):
             raise ProgramError(
-                f"optimizer {inputs.optimizer.name}: {op.kind} ({op.where}) writes {blind[0]} without clip_coef, so the "
+                f"optimizer {inputs.optimizer.name}: {op.kind} ({op.where}) writes {blind[0]} without clip_coef: the "
                 "gradient is not clipped, and a step whose gradient is not finite is not skipped"
             )
 
