@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -40,3 +43,20 @@ def test_a_later_error_exits_with_its_code(number: signal.Signals, code: int) ->
 def test_without_a_signal_training_begins() -> None:
     with handled(), Interrupt() as interrupt:
         assert interrupt.requested is None and interrupt.exit_code == 0
+
+
+INTERRUPTED_IN_TEXT = """
+import ctypes, sys
+from surogate_core.cli.signals import handled
+with handled():
+    ctypes.pythonapi.PyRun_SimpleString(b"raise KeyboardInterrupt")
+sys.exit(130)
+"""
+
+
+def test_an_interrupt_of_code_that_an_extension_runs_from_text_does_not_kill_the_process_at_its_end(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED_IN_TEXT)
+    done = subprocess.run([sys.executable, "-m", "interrupted"], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    assert done.returncode == 130

@@ -50,6 +50,16 @@ def handled() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        _forget_interrupt()
+
+
+def _forget_interrupt() -> None:
+    """Let the process end with the exit code that it asks for.
+
+    If a C extension runs Python code from text while it is imported, and Ctrl-C ends that code, CPython kills the
+    process by SIGINT at its end, although the exception was handled. The next code that is run from text resets that.
+    """
+    exec("")
 
 
 def _nothing_to_save(number: int, frame: FrameType | None) -> None:
