@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 from zlib import crc32
@@ -12,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from surogate_core.api import Init, Op, OpDef, OptimizerDef, OutSpec, ParamGrad, UpdateContext, Value
 from surogate_core.errors import ConfigError
 
-from .codes import BLOCK, ZERO
+from .codes import BLOCK, ZERO, bits_of
 
 SMALLEST = 4096
 """Tensors with fewer elements have fp32 moments."""
@@ -44,7 +43,7 @@ def update(context: UpdateContext) -> None:
     for betas that are 1 in fp32.
     """
     for key in ("adamw_beta1", "adamw_beta2"):
-        if fp32(getattr(context.options, key)) == 1.0:
+        if bits_of(getattr(context.options, key)) == bits_of(1.0):
             raise ConfigError(
                 f"{key}: {getattr(context.options, key)} is 1 in fp32, in which adamw_8bit computes: use 0.9999999 or "
                 "less, or optimizer: adamw."
@@ -96,12 +95,6 @@ def _scale(context: UpdateContext, name: str, p: ParamGrad) -> Value:
     """Declare the scales of a moment: the largest magnitude of each block."""
     blocks = -(-p.param.size // BLOCK)
     return context.builder.state(f"adamw_8bit.{name}_scale.{p.param.name}", (blocks,), "fp32", Init(kind="zeros"))
-
-
-def fp32(x: float) -> float:
-    """Return `x` rounded to fp32."""
-    rounded: float = struct.unpack("f", struct.pack("f", x))[0]
-    return rounded
 
 
 def infer(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:

@@ -21,6 +21,10 @@ class CheckedForm:
     form: CheckpointForm
     options: Any
 
+    def parts(self, tensor: str) -> Sequence[str]:
+        """Return the names of the tensors that hold a matrix."""
+        return self.form.parts(tensor, self.options)
+
     def config(self, kept: Sequence[str]) -> Mapping[str, Any]:
         """Return the config of a checkpoint, which the format itself accepts."""
         config = self.form.config(kept, self.options)
@@ -37,7 +41,7 @@ class CheckedForm:
     def save(self, tensor: HFTensor, states: Sequence[Tensor], dtype: str) -> Mapping[str, Tensor]:
         """Return the parts of a matrix, from which `load` makes its states again."""
         parts: Mapping[str, Tensor] = self.form.save(tensor, states, dtype, self.options)
-        names = self.form.parts(tensor.name, self.options)
+        names = self.parts(tensor.name)
         if set(parts) != set(names) or tensor.name not in parts:
             raise self.format.failed(
                 "checkpoints.save",

@@ -46,10 +46,6 @@ class BaseFormat:
     params: frozenset[str]
     remedies: Mapping[str, str]
 
-    def parts(self, tensor: str) -> Sequence[str]:
-        """Return the names of the tensors that hold a matrix."""
-        return self.form.form.parts(tensor, self.form.options)
-
 
 @dataclass(frozen=True)
 class StoredWeights:
@@ -81,7 +77,7 @@ class StoredWeights:
             def load(m: WeightMap, upload: Upload) -> None:
                 targets = stored[m.param]
                 for tensor in m.tensors:
-                    parts = {name: part(name) for name in base.parts(tensor.name)}
+                    parts = {name: part(name) for name in base.form.parts(tensor.name)}
                     with _naming(self._file_of[tensor.name], tensor.name):
                         states = base.form.load(tensor, parts, targets)
                     for target, state in zip(targets, states, strict=False):
@@ -103,7 +99,7 @@ class StoredWeights:
         """Yield a line for each part of these quantized params with NaN or inf. Some of their states have."""
         with self._parts() as part:
             for tensor in (tensor for m in self.maps if m.param in params for tensor in m.tensors):
-                for name in base.parts(tensor.name):
+                for name in base.form.parts(tensor.name):
                     held = contents(read := part(name))
                     if not held.finite:
                         yield f"{self._file_of[name].name}: {name} {list(read.shape)}: {held}"
@@ -155,7 +151,7 @@ def open_weights(
     found = {name for names in files.values() for name in names}
     quantized = _quantized(files, maps, base)
     in_format = [tensor.name for m in maps if m.param in quantized for tensor in m.tensors]
-    parts = {part for name in in_format if base for part in base.parts(name)}
+    parts = {part for name in in_format if base for part in base.form.parts(name)}
     others = base.form.form.ignored if base else ()
     _check_names(model_dir, set(wanted) | parts, found, [*ignored, *copies, *others])
     for path, names in files.items():

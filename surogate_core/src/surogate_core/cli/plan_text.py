@@ -88,14 +88,13 @@ def _memory(plan: Plan, chosen: str) -> Iterator[str]:
 
 
 def _host_verdict(report: Report) -> str:
+    if memory_is_the_hosts(report.device) and not report.missing_host_bytes:
+        return "counted above"
     if report.host_memory is None:
-        shared = memory_is_the_hosts(report.device)
-        return "counted above" if shared else "not checked: host_memory_limit sets what the host has"
+        return "not checked: host_memory_limit sets what the host has"
     rest = _size(abs(report.host_memory - report.pinned_bytes)).strip()
     if report.missing_host_bytes:
         return f"{paint('does not fit', 'red')}, {rest} more than the run may pin"
-    if memory_is_the_hosts(report.device):
-        return "counted above"
     return f"{paint('fits', 'green')}, {rest} to spare"
 
 

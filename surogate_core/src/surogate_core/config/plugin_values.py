@@ -33,8 +33,6 @@ def as_core_reads(
 
 def _read(annotation: Any, value: Any) -> Any:
     kinds = typing.get_args(annotation) if typing.get_origin(annotation) in (typing.Union, types.UnionType) else ()
-    if value is None and (annotation is type(None) or type(None) in kinds):
-        return value
     if annotation is bool:
         return parse_flag(value)
     if set(kinds) == {bool, int}:
