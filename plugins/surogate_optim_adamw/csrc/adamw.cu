@@ -34,8 +34,7 @@
 #include "adamw.h"
 #include "element.cuh"
 #include "surogate/check.h"
-#include "surogate/dtype.h"
-#include "surogate/octet.cuh"
+#include "surogate/param_table.cuh"
 #include "surogate/philox.cuh"
 #include "surogate/words.cuh"
 
@@ -53,31 +52,9 @@ constexpr uint32_t master_stream = 0;
 constexpr uint32_t m_stream = 0x9E3779B9u;
 constexpr uint32_t v_stream = 0x7F4A7C15u;
 
-// Bits of Entry::flags. `surogate_optim_adamw.kernels` sets them.
-constexpr uint32_t grad_bf16 = 1;
-constexpr uint32_t master_bf16 = 2;
-constexpr uint32_t m_bf16 = 4;
-constexpr uint32_t v_bf16 = 8;
-constexpr uint32_t copy_bf16 = 16;
-
-struct Entry {
-    const void* grad;
-    void* master;
-    void* m;
-    void* v;
-    void* copy;      // null if the master is the param itself
-    uint32_t* amax;  // bits of a non-negative float; null if nobody reads it
-    int64_t size;
-    int64_t first_chunk;
-    double weight_decay;
-    uint32_t stream;
-    uint32_t flags;
-};
-static_assert(sizeof(Entry) == 10 * sizeof(int64_t));
-
 // One chunk of one tensor.
 struct Chunk {
-    Entry entry;
+    ParamEntry entry;
     int64_t begin;
     int size;
     float decay;
@@ -86,7 +63,7 @@ struct Chunk {
 // Updates eight elements and returns true, or writes nothing and returns false if one is not in range.
 template <class G, class P, class S>
 __device__ __forceinline__ bool update_words(const Factors& f, const Chunk& chunk, int offset, Largest& largest) {
-    const Entry& entry = chunk.entry;
+    const ParamEntry& entry = chunk.entry;
     const int64_t first = chunk.begin + offset;
     const Words<G> g = Words<G>::load(entry.grad, first);
     const Words<S> old_m = Words<S>::load(entry.m, first);
@@ -111,25 +88,9 @@ __device__ __forceinline__ bool update_words(const Factors& f, const Chunk& chun
     };
     Words<S>::rounded(m, random, m_stream).store(entry.m, first);
     Words<S>::rounded(v, random, v_stream).store(entry.v, first);
-    const Words<P> new_p = Words<P>::rounded(p, random, master_stream);
-    new_p.store(entry.master, first);
-    if (entry.copy == nullptr) {
-        largest.add(new_p);
-        return true;
-    }
-#pragma unroll
-    for (int i = 0; i < octet; ++i) {
-        p[i] = new_p.get(i);
-    }
-    if (entry.flags & copy_bf16) {
-        const auto copy = Words<__nv_bfloat16>::nearest(p);
-        copy.store(entry.copy, first);
-        largest.add(copy);
-    } else {
-        const auto copy = Words<float>::nearest(p);
-        copy.store(entry.copy, first);
-        largest.add(copy);
-    }
+    const Words<P> master = Words<P>::rounded(p, random, master_stream);
+    master.store(entry.master, first);
+    store_copy(entry, master, first, largest);
     return true;
 }
 
@@ -145,24 +106,6 @@ __device__ __forceinline__ uint32_t update_most(const Factors& f, const Chunk& c
     return left;
 }
 
-__device__ __forceinline__ void load(const void* base, bool bf16, int64_t first, float (&x)[octet], int count,
-                                     bool whole) {
-    if (bf16) {
-        load_octet(static_cast<const __nv_bfloat16*>(base) + first, x, count, whole);
-    } else {
-        load_octet(static_cast<const float*>(base) + first, x, count, whole);
-    }
-}
-
-__device__ __forceinline__ void store(void* base, bool bf16, int64_t first, const float (&x)[octet], int count,
-                                      bool whole) {
-    if (bf16) {
-        store_octet(static_cast<__nv_bfloat16*>(base) + first, x, count, whole);
-    } else {
-        store_octet(static_cast<float*>(base) + first, x, count, whole);
-    }
-}
-
 // Stores a state, with stochastic rounding to bf16. Sets `x` to the stored values.
 __device__ __forceinline__ void store_state(void* base, bool bf16, int64_t first, float (&x)[octet], int count,
                                             bool whole, int64_t seed, uint32_t stream, int step) {
@@ -173,32 +116,21 @@ __device__ __forceinline__ void store_state(void* base, bool bf16, int64_t first
             x[i] = __bfloat162float(stochastic_round_bf16(x[i], random.half(i)));
         }
     }
-    store(base, bf16, first, x, count, whole);
-}
-
-// Adds the first `count` elements of the param whose master has the values `p`.
-__device__ __forceinline__ void add_param(const Entry& entry, const float (&p)[octet], int count, Largest& largest) {
-    float param[octet];
-#pragma unroll
-    for (int i = 0; i < octet; ++i) {
-        const float x = i < count ? p[i] : 0.0f;
-        param[i] = entry.flags & copy_bf16 ? __bfloat162float(__float2bfloat16_rn(x)) : x;
-    }
-    largest.add(Words<float>::nearest(param));
+    store_octet(base, bf16, first, x, count, whole);
 }
 
 // Updates up to eight elements of any value, dtype and alignment.
 __device__ __forceinline__ void update_octet(const Factors& f, const Chunk& chunk, int offset, bool aligned,
                                              Largest& largest) {
-    const Entry& entry = chunk.entry;
+    const ParamEntry& entry = chunk.entry;
     const int64_t first = chunk.begin + offset;
     const int count = chunk.size - offset;
     const bool whole = aligned && count >= octet;
     float g[octet], p[octet], m[octet], v[octet];
-    load(entry.grad, entry.flags & grad_bf16, first, g, count, whole);
-    load(entry.m, entry.flags & m_bf16, first, m, count, whole);
-    load(entry.v, entry.flags & v_bf16, first, v, count, whole);
-    load(entry.master, entry.flags & master_bf16, first, p, count, whole);
+    load_octet(entry.grad, entry.flags & grad_bf16, first, g, count, whole);
+    load_octet(entry.m, entry.flags & m_bf16, first, m, count, whole);
+    load_octet(entry.v, entry.flags & v_bf16, first, v, count, whole);
+    load_octet(entry.master, entry.flags & master_bf16, first, p, count, whole);
 #pragma unroll
     for (int i = 0; i < octet; ++i) {
         update(f, chunk.decay, g[i], p[i], m[i], v[i]);
@@ -208,7 +140,7 @@ __device__ __forceinline__ void update_octet(const Factors& f, const Chunk& chun
     store_state(entry.master, entry.flags & master_bf16, first, p, count, whole, f.seed, entry.stream ^ master_stream,
                 f.step);
     if (entry.copy != nullptr) {
-        store(entry.copy, entry.flags & copy_bf16, first, p, count, whole);
+        store_octet(entry.copy, entry.flags & copy_bf16, first, p, count, whole);
     }
     add_param(entry, p, count, largest);
 }
@@ -248,55 +180,31 @@ __device__ __forceinline__ void add_chunk(const Chunk& chunk, bool aligned, Larg
     for (int offset = threadIdx.x * octet; offset < chunk.size; offset += stride) {
         const int count = chunk.size - offset;
         float p[octet];
-        load(chunk.entry.master, chunk.entry.flags & master_bf16, chunk.begin + offset, p, count,
+        load_octet(chunk.entry.master, chunk.entry.flags & master_bf16, chunk.begin + offset, p, count,
              aligned && count >= octet);
         add_param(chunk.entry, p, count, largest);
     }
 }
 
-// Chunk i belongs to the last tensor whose first chunk is at or before it. An empty tensor has the same first chunk as
-// the next tensor.
-__device__ __forceinline__ const Entry& entry_of(const Entry* table, int64_t tensors, int64_t chunk) {
-    int64_t begun = 0;
-    for (int64_t base = 0; base < tensors; base += threads) {
-        const int64_t i = base + threadIdx.x;
-        begun += __syncthreads_count(i < tensors && table[i].first_chunk <= chunk);
-    }
-    return table[begun - 1];
-}
-
 __global__ void __launch_bounds__(threads)
-    prepare_kernel(const Entry* table, const float* clip_coef, const float* lr, const int32_t* step, const int64_t* seed,
-                   int64_t tensors, double beta1, double beta2, double epsilon, Factors* result) {
+    prepare_kernel(const ParamEntry* table, const float* clip_coef, const float* lr, const int32_t* step, const int64_t* seed,
+                   int tensors, double beta1, double beta2, double epsilon, Factors* result) {
     if (threadIdx.x == 0) {
         *result = factors(*clip_coef, *lr, *step, *seed, beta1, beta2, epsilon);
     }
-    for (int64_t i = threadIdx.x; i < tensors; i += threads) {
-        if (table[i].amax != nullptr) {
-            *table[i].amax = 0;
-        }
-    }
+    clear_amaxes(table, tensors);
 }
 
 __global__ void __launch_bounds__(threads, blocks_per_sm)
-    adamw_kernel(const Entry* table, const Factors* prepared, int64_t tensors, int64_t chunk_size) {
+    adamw_kernel(const ParamEntry* table, const Factors* prepared, int tensors, int64_t chunk_size) {
     const Factors f = *prepared;
-    __shared__ Entry shared;
-    const Entry& found = entry_of(table, tensors, blockIdx.x);
-    if (threadIdx.x == 0) {
-        shared = found;
-    }
-    __syncthreads();
     Chunk chunk;
-    chunk.entry = shared;
-    const Entry& entry = chunk.entry;
+    chunk.entry = entry_of(table, tensors, blockIdx.x);
+    const ParamEntry& entry = chunk.entry;
     chunk.begin = (blockIdx.x - entry.first_chunk) * chunk_size;
     chunk.size = static_cast<int>(min(chunk_size, entry.size - chunk.begin));
     chunk.decay = decay_of(f, entry.weight_decay);
-    const uintptr_t addresses = reinterpret_cast<uintptr_t>(entry.grad) | reinterpret_cast<uintptr_t>(entry.master) |
-                                reinterpret_cast<uintptr_t>(entry.m) | reinterpret_cast<uintptr_t>(entry.v) |
-                                reinterpret_cast<uintptr_t>(entry.copy);
-    const bool aligned = addresses % 16 == 0;
+    const bool aligned = entry.is_aligned();
     Largest largest;
     if (isfinite(f.coef)) {
         uint32_t left = update_chunk(f, chunk, aligned, largest);
@@ -308,12 +216,7 @@ __global__ void __launch_bounds__(threads, blocks_per_sm)
     } else if (entry.amax != nullptr) {
         add_chunk(chunk, aligned, largest);
     }
-    if (entry.amax != nullptr) {
-        const uint32_t top = __reduce_max_sync(0xffffffffu, largest.bits());
-        if (threadIdx.x % 32 == 0) {
-            atomicMax(entry.amax, top);
-        }
-    }
+    store_amax(entry, largest);
 }
 
 }  // namespace
@@ -341,13 +244,14 @@ void adamw(const void* table, const void* clip_coef, const void* lr, const void*
     SUROGATE_REQUIRE(beta1 >= 0 && beta1 < 1, op, "beta1 must be in [0, 1), got " + std::to_string(beta1));
     SUROGATE_REQUIRE(beta2 >= 0 && beta2 < 1, op, "beta2 must be in [0, 1), got " + std::to_string(beta2));
     SUROGATE_REQUIRE(epsilon > 0, op, "epsilon must be positive, got " + std::to_string(epsilon));
-    const Entry* entries = static_cast<const Entry*>(table);
+    const ParamEntry* entries = static_cast<const ParamEntry*>(table);
     Factors* prepared = static_cast<Factors*>(workspace);
+    const int count = to_int(tensors, op, "tensors");
     prepare_kernel<<<1, threads, 0, stream>>>(entries, static_cast<const float*>(clip_coef),
                                               static_cast<const float*>(lr), static_cast<const int32_t*>(step),
-                                              static_cast<const int64_t*>(seed), tensors, beta1, beta2, epsilon,
+                                              static_cast<const int64_t*>(seed), count, beta1, beta2, epsilon,
                                               prepared);
-    adamw_kernel<<<to_int(chunks, op, "chunks"), threads, 0, stream>>>(entries, prepared, tensors, chunk_size);
+    adamw_kernel<<<to_int(chunks, op, "chunks"), threads, 0, stream>>>(entries, prepared, count, chunk_size);
     check_launch(op);
 }
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from surogate_core.api import Init, ParamGrad, Precision, Scalars, UpdateContext, Value
+from surogate_core.api.param_update import update_table
 from surogate_core.memory.plan import plan_family
 from surogate_core.program.builder import Builder
 from surogate_core.program.verify import verify
@@ -19,7 +20,7 @@ from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.reference import ReferenceExecutor
 from surogate_core.standard_ops import OPS as STANDARD_OPS
 from surogate_optim_adamw.adamw import ADAMW, ADAMW_OP, AdamWOptions
-from surogate_optim_adamw.kernels import CHUNK_SIZE, table
+from surogate_optim_adamw.kernels import CHUNK_SIZE
 
 OPS = {definition.kind: definition for definition in (*STANDARD_OPS, ADAMW_OP)}
 SHAPES = [(), (1,), (7,), (64,), (1, 1), (33, 17), (3, 5, 7)]
@@ -388,7 +389,7 @@ def test_the_table_of_the_kernel_has_the_addresses_of_each_tensor() -> None:
     ours = Updates(shapes, model="bf16", master="fp32", grad="fp32", state="bf16", weight_decay=0.5, measured=True)
     (op,) = ours.ops
     values = list(dict.fromkeys((*op.ins, *op.outs)))
-    words, chunks = table(op, lambda value: 1000 + values.index(value))
+    words, chunks = update_table(op, lambda value: 1000 + values.index(value), CHUNK_SIZE)
     assert chunks == 4 and len(words) == 10 * len(shapes)
     for i, (p, first) in enumerate(zip(ours.params, (0, 1, 3), strict=True)):
         row = words[10 * i : 10 * (i + 1)]

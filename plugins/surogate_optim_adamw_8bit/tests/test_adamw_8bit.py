@@ -14,6 +14,7 @@ from models import harness
 from torch import Tensor
 
 from surogate_core.api import Init, Matrix, ParamGrad, ParamKind, Precision, Scalars, UpdateContext, Value
+from surogate_core.api.param_update import update_table
 from surogate_core.errors import ConfigError
 from surogate_core.memory.plan import plan_family
 from surogate_core.planning.update_groups import by_block
@@ -25,7 +26,7 @@ from surogate_core.runtime.initialise import initialise
 from surogate_core.runtime.reference import ReferenceExecutor
 from surogate_core.standard_ops import OPS as STANDARD_OPS
 from surogate_optim_adamw_8bit.codes import BLOCK, ZERO, code_map
-from surogate_optim_adamw_8bit.kernels import CHUNK_SIZE, table
+from surogate_optim_adamw_8bit.kernels import CHUNK_SIZE, scales_of
 from surogate_optim_adamw_8bit.optimizer import ADAMW_8BIT, ADAMW_8BIT_OP, AdamW8bitOptions
 from surogate_optim_adamw_8bit.reference import adamw_8bit, encoded
 
@@ -416,17 +417,18 @@ def test_the_table_of_the_kernel_has_the_addresses_of_each_tensor() -> None:
     ours = Updates(shapes, model="bf16", master="fp32", grad="bf16", weight_decay=0.5, measured=True)
     (op,) = ours.ops
     values = list(dict.fromkeys((*op.ins, *op.outs)))
-    words, chunks = table(op, lambda value: 1000 + values.index(value))
+    words, chunks = update_table(op, lambda value: 1000 + values.index(value), CHUNK_SIZE, *scales_of(op))
     assert chunks == 4 and len(words) == 12 * len(shapes)
     for i, ((name, p), first) in enumerate(zip(ours.params.items(), (0, 1, 3), strict=True)):
         row = words[12 * i : 12 * (i + 1)]
-        states = [ours.declared.get(f"adamw_8bit.{state}.{name}") for state in ("m", "v", "m_scale", "v_scale")]
-        addressed = [p.grad, p.master, *states, p.param, p.amax]
-        assert row[:8] == [0 if value is None else 1000 + values.index(value) for value in addressed]
-        assert (row[4] == 0) == (name == "a")
-        assert row[8:10] == [p.param.size, first]
-        assert struct.unpack("<d", struct.pack("<q", row[10])) == (0.5 if i else 0.0,)
-        assert row[11] >> 32 == 0b101  # gradient and work copy are bf16
+        m, v, *scales = [ours.declared.get(f"adamw_8bit.{state}.{name}") for state in ("m", "v", "m_scale", "v_scale")]
+        addressed = [p.grad, p.master, m, v, p.param, p.amax, *scales]
+        addresses = [0 if value is None else 1000 + values.index(value) for value in addressed]
+        assert row[:6] == addresses[:6] and row[10:] == addresses[6:]
+        assert (row[10] == 0) == (name == "a")
+        assert row[6:8] == [p.param.size, first]
+        assert struct.unpack("<d", struct.pack("<q", row[8])) == (0.5 if i else 0.0,)
+        assert row[9] >> 32 == 0b10001  # gradient and work copy are bf16
 
 
 # ------------------------------------------------------------------------------------------------------------- a model

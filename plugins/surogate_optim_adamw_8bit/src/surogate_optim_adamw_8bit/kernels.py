@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
 from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target, Value
+from surogate_core.api.param_update import column_of, copies_of, supports_in_place, update_table
 
 from .codes import bits_of, code_map, lookup
-from .optimizer import in_place
 
-CHUNK_SIZE = 65536
-"""Number of elements that one thread block updates at a time: a power of two."""
+CHUNK_SIZE = 8192
+"""Number of elements that a warp updates at a time: 32 blocks of codes, one lane for the scales of each."""
 
 WORKSPACE_BYTES = 256
 """For the factors that all elements share (`Factors` in element.cuh)."""
@@ -23,7 +23,7 @@ _DTYPES = ("fp32", "bf16")
 def _bind_adamw_8bit(op: Op, ctx: BindContext) -> Call:
     from . import _C
 
-    words, chunks = table(op, ctx.pointer)
+    words, chunks = update_table(op, ctx.pointer, CHUNK_SIZE, *scales_of(op))
     attrs = op.attrs
     return ctx.call(
         _C.adamw_8bit,
@@ -41,33 +41,12 @@ def _bind_adamw_8bit(op: Op, ctx: BindContext) -> Call:
     )
 
 
-def table(op: Op, pointer: Callable[[Value], int]) -> tuple[list[int], int]:
-    """Return (words, chunks): twelve words per tensor (`Entry` in adamw_8bit.cu), and the total number of chunks."""
-    n, quantized = op.attrs["n"], op.attrs["quantized"]
-    grads, masters, ms, vs = (op.ins[4 + i * n : 4 + (i + 1) * n] for i in range(4))
-    scales = op.ins[4 + 4 * n :]
-    m_scales = dict(zip(quantized, scales[: len(quantized)], strict=True))
-    v_scales = dict(zip(quantized, scales[len(quantized) :], strict=True))
-    copied, measured = op.attrs["copied"], op.attrs["measured"]
-    extra = op.outs[3 * n + len(scales) :]
-    copies = dict(zip(copied, extra[: len(copied)], strict=True))
-    amaxes = dict(zip(measured, extra[len(copied) :], strict=True))
-    words: list[int] = []
-    chunks = 0
-    for i in range(n):
-        halves = (grads[i], masters[i], copies.get(i))
-        flags = sum(1 << bit for bit, value in enumerate(halves) if value is not None and value.dtype == "bf16")
-        values = (grads[i], masters[i], ms[i], vs[i], m_scales.get(i), v_scales.get(i), copies.get(i), amaxes.get(i))
-        (weight_decay,) = struct.unpack("<q", struct.pack("<d", op.attrs["weight_decay"][i]))
-        words += [
-            *(0 if value is None else pointer(value) for value in values),
-            masters[i].size,
-            chunks,
-            weight_decay,
-            flags << 32 | op.attrs["streams"][i] & 0xFFFFFFFF,
-        ]
-        chunks += -(-masters[i].size // CHUNK_SIZE)
-    return words, chunks
+def scales_of(op: Op) -> tuple[dict[int, Value], dict[int, Value]]:
+    """Return {index of a param: its scales}, of m and of v."""
+    quantized = op.attrs["quantized"]
+    scales = op.ins[len(op.ins) - 2 * len(quantized) :]
+    m, v = scales[: len(quantized)], scales[len(quantized) :]
+    return dict(zip(quantized, m, strict=True)), dict(zip(quantized, v, strict=True))
 
 
 def code_words() -> list[int]:
@@ -85,14 +64,11 @@ def packed(words: Sequence[int]) -> list[int]:
 def _supports(op: Op, target: Target) -> Support:
     if (target.device.sm or 0) < 80:
         return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
-    n = op.attrs["n"]
-    copies = op.outs[len(op.ins) - 4 - n :][: len(op.attrs["copied"])]
-    others = [v for v in (*op.ins[4 : 4 + 2 * n], *copies) if v.dtype not in _DTYPES]
+    values = (*column_of(op, 0), *column_of(op, 1), *copies_of(op).values())
+    others = [v for v in values if v.dtype not in _DTYPES]
     if others:
         return Support(False, f"gradients, masters and copies must be fp32 or bf16, got {others[0]!r}")
-    if any(op.outs[out] is not op.ins[i] and op.in_place.get(out) != i for out, i in in_place(op).items()):
-        return Support(False, "masters and moments must be updated in place, but the op writes other values")
-    return Support(True)
+    return supports_in_place(op)
 
 
 KERNELS: tuple[KernelDef, ...] = (

@@ -12,11 +12,11 @@ from typing import Any
 
 from surogate_core.api import BindContext, Call, KernelDef, Launch, Op, Support, Target, Value
 from surogate_core.api.cublaslt import is_timed, library_bytes, selecting
+from surogate_core.api.param_update import amaxes_of, column_of, copies_of, supports_in_place
 from surogate_core.dtypes import DTYPES
 
 from .batches import Batch, Layout, Panel, Shape, batches, iteration, layout, workspace_bytes
 from .iterations import METHODS, Iterations
-from .optimizer import in_place
 from .scaling import factor
 
 _DTYPES = ("fp32", "bf16")
@@ -37,12 +37,9 @@ class Columns:
 
 def columns(op: Op) -> Columns:
     """Return the values of an op by their meaning."""
-    n, copied, measured = op.attrs["n"], op.attrs["copied"], op.attrs["measured"]
-    extra = op.outs[3 * n :]
-    copies = dict(zip(copied, extra[: len(copied)], strict=True))
-    amaxes = dict(zip(measured, extra[len(copied) :], strict=True))
-    kept = (op.ins[4 + i * n : 4 + (i + 1) * n] for i in range(4))
-    return Columns(*kept, *(tuple(found.get(i) for i in range(n)) for found in (copies, amaxes)))
+    n = op.attrs["n"]
+    found = (tuple(values.get(i) for i in range(n)) for values in (copies_of(op), amaxes_of(op)))
+    return Columns(*(column_of(op, i) for i in range(4)), *found)
 
 
 def table(op: Op, batch: Batch, pointer: Callable[[Value], int]) -> list[int]:
@@ -199,16 +196,14 @@ def _bind(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
 def _supports(op: Op, target: Target) -> Support:
     if (target.device.sm or 0) < 80:
         return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
-    n = op.attrs["n"]
     values = columns(op)
-    others = [v for v in (*op.ins[4 : 4 + 3 * n], *filter(None, values.copies)) if v.dtype not in _DTYPES]
+    mixed = (*values.grads, *values.masters, *values.momenta, *filter(None, values.copies))
+    others = [v for v in mixed if v.dtype not in _DTYPES]
     if others:
         return Support(False, f"gradients, masters, momenta and copies must be fp32 or bf16, got {others[0]!r}")
     if any(v.dtype != "fp32" for v in values.variances):
         return Support(False, "second moments must be fp32")
-    if any(op.outs[out] is not op.ins[i] and op.in_place.get(out) != i for out, i in in_place(op).items()):
-        return Support(False, "masters and moments must be updated in place, but the op writes other values")
-    return Support(True)
+    return supports_in_place(op)
 
 
 KERNELS: tuple[KernelDef, ...] = (

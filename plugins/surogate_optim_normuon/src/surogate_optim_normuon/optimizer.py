@@ -5,13 +5,13 @@ A kernel of `normuon` can batch the products of all matrices of equal shape, bec
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
-from zlib import crc32
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from surogate_core.api import Init, Op, OpDef, OptimizerDef, OutSpec, ParamGrad, UpdateContext, Value
+from surogate_core.api import Init, Op, OpDef, OptimizerDef, ParamGrad, UpdateContext, Value
+from surogate_core.api.param_update import emit_update, grads_of, infer_update, updated_in_place
 
 from . import batches
 from .iterations import METHODS
@@ -59,7 +59,7 @@ def _normuon(context: UpdateContext, params: Sequence[ParamGrad]) -> None:
     momenta = [_state(context, "momentum", p, p.param.shape) for p in params]
     b = context.builder
     rows = [b.state(f"normuon.v.{p.param.name}", p.param.shape[:1], "fp32", Init(kind="zeros")) for p in params]
-    _emit(
+    emit_update(
         context,
         "normuon",
         params,
@@ -77,7 +77,7 @@ def _normuon(context: UpdateContext, params: Sequence[ParamGrad]) -> None:
 def _adamw(context: UpdateContext, params: Sequence[ParamGrad]) -> None:
     options = context.options
     moments = [[_state(context, f"adamw.{name}", p, p.param.shape) for p in params] for name in ("m", "v")]
-    _emit(
+    emit_update(
         context,
         "adamw",
         params,
@@ -89,47 +89,9 @@ def _adamw(context: UpdateContext, params: Sequence[ParamGrad]) -> None:
     )
 
 
-def _emit(
-    context: UpdateContext, kind: str, params: Sequence[ParamGrad], states: Sequence[Sequence[Value]], **attrs: Any
-) -> None:
-    """Emit an op that updates masters and `states` of n params in place, and writes work copies and amaxes."""
-    kept = [p.master for p in params] + [state for column in states for state in column]
-    copies = {i: p.param for i, p in enumerate(params) if p.param is not p.master}
-    measured = {i: p.amax for i, p in enumerate(params) if p.amax is not None}
-    scalars = context.scalars
-    context.builder.emit(
-        kind,
-        *(context.clip_coef, scalars.lr, scalars.step, scalars.seed),
-        *(p.grad for p in params),
-        *kept,
-        outs=[*kept, *copies.values(), *measured.values()],
-        n=len(params),
-        copied=tuple(copies),
-        copy_dtypes=tuple(v.dtype for v in copies.values()),
-        measured=tuple(measured),
-        streams=tuple(crc32(p.param.name.encode()) for p in params),
-        **attrs,
-    )
-
-
 def _state(context: UpdateContext, name: str, p: ParamGrad, shape: Sequence[int]) -> Value:
     dtype = "fp64" if p.master.dtype == "fp64" else context.precision.optimizer_state
     return context.builder.state(f"normuon.{name}.{p.param.name}", shape, dtype, Init(kind="zeros"))
-
-
-def infer(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
-    """Return the specs of masters, momenta and second moments, then of work copies and amaxes."""
-    n = attrs["n"]
-    kept = [OutSpec("updated", v.shape, v.dtype) for v in ins[4 + n :]]
-    copies = zip(attrs["copied"], attrs["copy_dtypes"], strict=True)
-    work = [OutSpec("work", ins[4 + n + i].shape, dtype) for i, dtype in copies]
-    return [*kept, *work, *(OutSpec("amax", (), "fp32") for _ in attrs["measured"])]
-
-
-def in_place(op: Op) -> dict[int, int]:
-    """Return {index of an output: index of the input that it updates}: masters, momenta and second moments."""
-    first = 4 + op.attrs["n"]
-    return {i: first + i for i in range(len(op.ins) - first)}
 
 
 def flops(op: Op) -> int:
@@ -147,28 +109,26 @@ def passes(op: Op) -> int:
 
     Their kernels write these matrices, read and write them to normalize, and read them for the rows and for the update.
     """
-    grads = op.ins[4 : 4 + op.attrs["n"]]
-    return sum(v.nbytes for v in (*op.ins, *op.outs)) + 2 * 5 * sum(grad.size for grad in grads)
+    return sum(v.nbytes for v in (*op.ins, *op.outs)) + 2 * 5 * sum(grad.size for grad in grads_of(op))
 
 
 def _shapes(op: Op) -> Iterator[batches.Shape]:
     """Yield the shape of each logical matrix."""
-    grads = op.ins[4 : 4 + op.attrs["n"]]
-    for grad, parts in zip(grads, op.attrs["rows"], strict=True):
+    for grad, parts in zip(grads_of(op), op.attrs["rows"], strict=True):
         for rows in parts:
             yield batches.Shape(rows, grad.shape[1])
 
 
 NORMUON_OP = OpDef(
     kind="normuon",
-    infer=infer,
+    infer=infer_update,
     reference="surogate_optim_normuon.reference:normuon",
     flops=flops,
     traffic=traffic,
     passes=passes,
-    memory_efficiency=0.2,  # 182 ms of element-wise kernels of 8B, measured on an H200
+    memory_efficiency=0.55,  # 59 ms of element-wise kernels of 8B, measured on an H200
     math=lambda op: "bf16",
-    may_overwrite=in_place,
+    may_overwrite=updated_in_place,
     zero_copy=0.57,  # not measured: as adamw_8bit
 )
 
