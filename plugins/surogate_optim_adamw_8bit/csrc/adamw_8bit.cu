@@ -65,33 +65,41 @@ constexpr int threads = 768;
 constexpr int warps = threads / 32;
 
 // As `update_whole`, for the dtypes of the tensor.
-__device__ __forceinline__ uint32_t update_most(const Factors& f, const TableAddresses& tables, const Chunk& chunk,
-                                                bool aligned, Largest& largest) {
+template <class Octets>
+__device__ __forceinline__ uint32_t update_dtypes(const Factors& f, const TableAddresses& tables, const Chunk& chunk,
+                                                  Largest& largest) {
     using Wide = float;
     using Half = __nv_bfloat16;
-    if (!aligned || !f.in_range || !isfinite(chunk.decay)) {
-        return ~0u;
-    }
     constexpr uint32_t coded = 1u << 31;
     const uint32_t moments = chunk.entry.is_coded() ? coded : 0;
     switch ((chunk.entry.flags & (grad_bf16 | master_bf16)) | moments) {
         case coded | grad_bf16 | master_bf16:
-            return update_whole<Half, Half>(f, tables, chunk, largest);
+            return update_whole<Octets, Half, Half>(f, tables, chunk, largest);
         case coded | master_bf16:
-            return update_whole<Wide, Half>(f, tables, chunk, largest);
+            return update_whole<Octets, Wide, Half>(f, tables, chunk, largest);
         case coded | grad_bf16:
-            return update_whole<Half, Wide>(f, tables, chunk, largest);
+            return update_whole<Octets, Half, Wide>(f, tables, chunk, largest);
         case coded:
-            return update_whole<Wide, Wide>(f, tables, chunk, largest);
+            return update_whole<Octets, Wide, Wide>(f, tables, chunk, largest);
         case grad_bf16 | master_bf16:
-            return update_whole<Half, Half>(f, chunk, largest);
+            return update_whole<Octets, Half, Half>(f, chunk, largest);
         case master_bf16:
-            return update_whole<Wide, Half>(f, chunk, largest);
+            return update_whole<Octets, Wide, Half>(f, chunk, largest);
         case grad_bf16:
-            return update_whole<Half, Wide>(f, chunk, largest);
+            return update_whole<Octets, Half, Wide>(f, chunk, largest);
         default:
-            return update_whole<Wide, Wide>(f, chunk, largest);
+            return update_whole<Octets, Wide, Wide>(f, chunk, largest);
     }
+}
+
+// As `update_whole`. Returns all bits if nothing can be updated so.
+__device__ __forceinline__ uint32_t update_most(const Factors& f, const TableAddresses& tables, const Chunk& chunk,
+                                                bool aligned, Largest& largest) {
+    if (!aligned || !f.in_range || !isfinite(chunk.decay)) {
+        return ~0u;
+    }
+    return chunk.entry.flags & on_host ? update_dtypes<WholeSectors>(f, tables, chunk, largest)
+                                       : update_dtypes<OctetPerLane>(f, tables, chunk, largest);
 }
 
 // Adds the elements of the param in a skipped step.

@@ -1,11 +1,11 @@
 // Updates of whole octets of a chunk, whose values are in the usual range and whose buffers are aligned to 16 bytes.
 //
-//   const uint32_t left = update_whole<G, P>(f, tables, chunk, largest);    // moments as codes
-//   const uint32_t left = update_whole<G, P>(f, chunk, largest);            // fp32 moments
+//   const uint32_t left = update_whole<Octets, G, P>(f, tables, chunk, largest);    // moments as codes
+//   const uint32_t left = update_whole<Octets, G, P>(f, chunk, largest);            // fp32 moments
 //
-// G, P: float or __nv_bfloat16, of gradients and masters. Called by whole warps, which update 256 elements at a time, a block
-// of codes. Bit i of `left` is set if this thread's octet of the i-th 256 elements was not updated: with codes, then none of
-// the block was.
+// Octets: OctetPerLane or WholeSectors (words.cuh). G, P: float or __nv_bfloat16, of gradients and masters. Called by whole warps, which update 256 elements at a time: a block
+// of codes, or as many with fp32 moments. Bit i of `left` is set if the i-th block was not updated, because it is not whole
+// or an element is not in range.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -86,32 +86,32 @@ __device__ __forceinline__ bool between(float x, float from, float to) {
     return __float_as_uint(x) - __float_as_uint(from) <= __float_as_uint(to) - __float_as_uint(from);
 }
 
-// Stores the master and the work copy of an octet, and adds the param to `largest`.
-template <class P>
-__device__ __forceinline__ void store_param(const Factors& f, const Chunk& chunk, uint32_t offset,
-                                            const float (&p)[octet], Largest& largest) {
+// Stores the masters and the work copies of the block at `first`, an octet per lane, and adds the param to `largest`.
+template <class Octets, class P>
+__device__ __forceinline__ void store_param(const Factors& f, const Chunk& chunk, uint32_t first, const float (&p)[octet],
+                                            Largest& largest) {
     const Entry& entry = chunk.entry;
     // A chunk does not cross a multiple of 2^32 blocks of eight.
-    const uint32_t low = static_cast<uint32_t>(chunk.origin) + offset / octet;
+    const uint32_t low = static_cast<uint32_t>(chunk.origin) + first / octet + Octets::index();
     const uint32_t high = static_cast<uint32_t>(chunk.origin >> 32);
     const auto random = [&](uint32_t stream) {
         return philox4x32_10(low, high, stream, static_cast<uint32_t>(f.step), f.keys);
     };
     const Words<P> master = Words<P>::rounded(p, random, entry.stream);
-    master.store(entry.master, offset);
-    store_copy(entry, master, offset, largest);
+    Octets::store(entry.master, first, master);
+    store_copy<Octets>(entry, master, first, largest);
 }
 
-// Updates an octet of a block of codes and returns true, or writes nothing and returns false if an element of the block
-// is not in range.
-template <class G, class P>
+// Updates a block of codes, an octet per lane, and returns true, or writes nothing and returns false if an element is not in
+// range.
+template <class Octets, class G, class P>
 __device__ __forceinline__ bool update_octet(const Factors& f, const TableAddresses& tables, const Chunk& chunk, int block,
                                              Scales& scales, Largest& largest) {
     const Entry& entry = chunk.entry;
-    const uint32_t offset = block * code_block + lane() * octet;
-    const Words<G> g = Words<G>::load(entry.grad, offset);
+    const uint32_t first = block * code_block, offset = first + Octets::index() * octet;
+    const Words<G> g = Octets::template load<G>(entry.grad, first);
     const uint2 old_m = load_codes(entry.m, offset), old_v = load_codes(entry.v, offset);
-    const Words<P> old_p = Words<P>::load(entry.master, offset);
+    const Words<P> old_p = Octets::template load<P>(entry.master, first);
     float p[octet], m[octet], v[octet];
     tables.decode_m(old_m, __fmul_rn(scales.m(block), m_scaling), m);
     tables.decode_v(old_v, __fmul_rn(scales.v(block), v_scaling), v);
@@ -119,7 +119,7 @@ __device__ __forceinline__ bool update_octet(const Factors& f, const TableAddres
     for (int i = 0; i < octet; ++i) {
         update_scaled_moments(f, g.get(i), m[i], v[i]);
     }
-    if ((block + 1) * code_block < chunk.size) {
+    if (first + code_block < static_cast<uint32_t>(chunk.size)) {
         const uint32_t next = offset + code_block;
         prefetch(static_cast<const char*>(entry.grad) + next * sizeof(G));
         prefetch(static_cast<const char*>(entry.master) + next * sizeof(P));
@@ -145,17 +145,18 @@ __device__ __forceinline__ bool update_octet(const Factors& f, const TableAddres
     store_codes(entry.m, offset, encode(tables, ms, m_quotients));
     store_codes(entry.v, offset, encode(tables, vs, v_quotients));
     scales.set(block, __fmul_rn(m_scale, 1 / m_scaling), __fmul_rn(v_scale, 1 / v_scaling));
-    store_param<P>(f, chunk, offset, p, largest);
+    store_param<Octets, P>(f, chunk, first, p, largest);
     return true;
 }
 
-// Updates an octet with fp32 moments and returns true, or writes nothing and returns false if an element is not in range.
-template <class G, class P>
-__device__ __forceinline__ bool update_octet(const Factors& f, const Chunk& chunk, uint32_t offset, Largest& largest) {
+// The same with fp32 moments.
+template <class Octets, class G, class P>
+__device__ __forceinline__ bool update_octet(const Factors& f, const Chunk& chunk, int block, Largest& largest) {
     const Entry& entry = chunk.entry;
-    const Words<G> g = Words<G>::load(entry.grad, offset);
-    const Words<float> old_m = Words<float>::load(entry.m, offset), old_v = Words<float>::load(entry.v, offset);
-    const Words<P> old_p = Words<P>::load(entry.master, offset);
+    const uint32_t first = block * code_block;
+    const Words<G> g = Octets::template load<G>(entry.grad, first);
+    const Words<float> old_m = Octets::template load<float>(entry.m, first), old_v = Octets::template load<float>(entry.v, first);
+    const Words<P> old_p = Octets::template load<P>(entry.master, first);
     float p[octet], m[octet], v[octet];
     bool in_range = true;
 #pragma unroll
@@ -166,42 +167,43 @@ __device__ __forceinline__ bool update_octet(const Factors& f, const Chunk& chun
         update_param_in_range(f, chunk.decay, __fmul_rn(m[i], m_scaling), scaled_v, __fadd_rn(scaled_v, 0x1p-126f), p[i]);
         in_range &= fabsf(p[i]) >= 0x1p-49f;  // not NaN
     }
-    if (!in_range) {
+    if (!__all_sync(0xffffffffu, in_range)) {
         return false;
     }
-    Words<float>::nearest(m).store(entry.m, offset);
-    Words<float>::nearest(v).store(entry.v, offset);
-    store_param<P>(f, chunk, offset, p, largest);
+    Octets::store(entry.m, first, Words<float>::nearest(m));
+    Octets::store(entry.v, first, Words<float>::nearest(v));
+    store_param<Octets, P>(f, chunk, first, p, largest);
     return true;
+}
+
+// Calls update(block) for the blocks of 256 elements that are whole: all but the last one of a tensor. Returns a bit for each
+// block that is not, or for which it returns false.
+template <class Update>
+__device__ __forceinline__ uint32_t for_whole(const Chunk& chunk, Update update) {
+    uint32_t left = 0;
+    for (int block = 0; block * code_block < chunk.size; ++block) {
+        if ((block + 1) * code_block > chunk.size || !update(block)) {
+            left |= 1u << block;
+        }
+    }
+    return left;
 }
 
 }  // namespace detail
 
-template <class G, class P>
+template <class Octets, class G, class P>
 __device__ __forceinline__ uint32_t update_whole(const Factors& f, const TableAddresses& tables, const Chunk& chunk,
                                                  Largest& largest) {
     detail::Scales scales(chunk);
-    uint32_t left = 0;
-    for (int block = 0; block * code_block < chunk.size; ++block) {
-        // Only the last block of a tensor may not be whole.
-        if ((block + 1) * code_block > chunk.size ||
-            !detail::update_octet<G, P>(f, tables, chunk, block, scales, largest)) {
-            left |= 1u << block;
-        }
-    }
+    const uint32_t left = detail::for_whole(
+        chunk, [&](int block) { return detail::update_octet<Octets, G, P>(f, tables, chunk, block, scales, largest); });
     scales.store(chunk, left);
     return left;
 }
 
-template <class G, class P>
+template <class Octets, class G, class P>
 __device__ __forceinline__ uint32_t update_whole(const Factors& f, const Chunk& chunk, Largest& largest) {
-    uint32_t left = 0, bit = 1;
-    for (int offset = detail::lane() * octet; offset < chunk.size; offset += code_block, bit <<= 1) {
-        if (offset + octet > chunk.size || !detail::update_octet<G, P>(f, chunk, offset, largest)) {
-            left |= bit;
-        }
-    }
-    return left;
+    return detail::for_whole(chunk, [&](int block) { return detail::update_octet<Octets, G, P>(f, chunk, block, largest); });
 }
 
 }  // namespace surogate

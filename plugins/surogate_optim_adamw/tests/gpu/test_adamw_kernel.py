@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from surogate_core.api import Op, Value
+from surogate_core.program.value import Place
 from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.testing.binding import bind_kernel, run_kernel
 from surogate_core.testing.kernels import plain_nan, same_bits
@@ -56,12 +57,15 @@ class Update:
         seed: int = 1234567890123,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
+        place: Place = "device",
     ) -> None:
         n = len(sizes)
         gen = torch.Generator().manual_seed(n)
 
         def vectors(name: str, dtype: str, indices: Sequence[int]) -> list[Value]:
-            return [Value(name=f"{name}{i}", shape=(sizes[i],), dtype=dtype, role="state") for i in indices]
+            return [
+                Value(name=f"{name}{i}", shape=(sizes[i],), dtype=dtype, role="state", place=place) for i in indices
+            ]
 
         def drawn(value: Value) -> Tensor:
             x = torch.randn(value.shape, generator=gen) * 0.1
@@ -124,8 +128,12 @@ class Update:
         ("fp32", "fp32", "fp32", "bf16", None),
     ],
 )
-def test_a_step_is_bit_identical_to_the_reference(grad: str, master: str, m: str, v: str, copy: str | None) -> None:
-    update = Update(SIZES, grad, master, m, v, copy)
+@pytest.mark.parametrize("place", ["device", "host"])
+def test_a_step_is_bit_identical_to_the_reference(
+    grad: str, master: str, m: str, v: str, copy: str | None, place: Place
+) -> None:
+    """The buffers are on the device: it is the place of the values that chooses the accesses."""
+    update = Update(SIZES, grad, master, m, v, copy, place=place)
     update.check(run_kernel(KERNELS, update.op, update.contents), update.reference())
 
 

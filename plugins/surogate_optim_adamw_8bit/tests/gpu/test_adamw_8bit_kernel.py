@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from surogate_core.api import Op, Value
+from surogate_core.program.value import Place
 from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.testing.binding import bind_kernel, run_kernel
 from surogate_core.testing.kernels import plain_nan, same_bits
@@ -57,6 +58,7 @@ class Update:
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
+        place: Place = "device",
     ) -> None:
         n = len(sizes)
         coded = tuple(i for i in range(n) if i % 3 != 1) if quantized is None else tuple(quantized)
@@ -69,7 +71,7 @@ class Update:
         }
 
         def value(name: str, content: Tensor, dtype: str) -> Value:
-            v = Value(name=name, shape=tuple(content.shape), dtype=dtype, role="state")
+            v = Value(name=name, shape=tuple(content.shape), dtype=dtype, role="state", place=place)
             self.contents[v] = content.to(TORCH_DTYPES[dtype])
             return v
 
@@ -123,8 +125,10 @@ class Update:
 
 
 @pytest.mark.parametrize(("grad", "master", "copy"), list(product(DTYPES, DTYPES, (None, *DTYPES))))
-def test_a_step_is_bit_identical_to_the_reference(grad: str, master: str, copy: str | None) -> None:
-    Update(SIZES, grad, master, copy).run()
+@pytest.mark.parametrize("place", ["device", "host"])
+def test_a_step_is_bit_identical_to_the_reference(grad: str, master: str, copy: str | None, place: Place) -> None:
+    """The buffers are on the device: it is the place of the values that chooses the accesses."""
+    Update(SIZES, grad, master, copy, place=place).run()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

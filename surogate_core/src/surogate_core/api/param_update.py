@@ -34,6 +34,8 @@ from .optimizers import ParamGrad, UpdateContext
 
 SCALARS = 4
 """Number of inputs in front of the gradients."""
+ON_HOST = 32
+"""Flag of a param with a value in host memory, in the table."""
 
 
 def emit_update(
@@ -117,7 +119,9 @@ def update_table(
     chunks = 0
     for i, (grad, master, m, v) in enumerate(zip(*columns, strict=True)):
         values = (grad, master, m, v, copies.get(i))
+        found = [value for value in (*values, *(column.get(i) for column in more)) if value is not None]
         flags = sum(1 << bit for bit, value in enumerate(values) if value is not None and value.dtype == "bf16")
+        flags |= ON_HOST if any(value.place == "host" for value in found) else 0
         (weight_decay,) = struct.unpack("<q", struct.pack("<d", op.attrs["weight_decay"][i]))
         words += [
             *(0 if value is None else pointer(value) for value in (*values, amaxes.get(i))),
@@ -125,7 +129,7 @@ def update_table(
             chunks,
             weight_decay,
             flags << 32 | op.attrs["streams"][i] & 0xFFFFFFFF,
-            *(pointer(values[i]) if i in values else 0 for values in more),
+            *(pointer(column[i]) if i in column else 0 for column in more),
         ]
         chunks += -(-master.size // chunk_size)
     return words, chunks

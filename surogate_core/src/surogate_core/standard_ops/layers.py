@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ..dtypes import accumulator
 from ..program.op import Op
 from ..program.opdef import Emitter, Gradients, OpDef, OutSpec
@@ -133,24 +135,38 @@ def _attention_flops(op: Op) -> int:
     return products * tokens * seq_len * width
 
 
-_HALF_HEAD = 64
-"""Size of a head at which half of the time goes into the softmax, whose exponentials do not depend on that size."""
-_HALF_ROW = 420
-"""Length of documents at which half of the time is lost to the diagonal of the mask and to short loops."""
-_FORWARD = 1.4
-"""Rate of the forward pass over that of the backward pass."""
+class _Rate(NamedTuple):
+    """What attention reaches of the rate of products.
+
+    most       with long rows and large heads
+    half_head  size of a head at which half of the time goes into the softmax, whose exponentials do not depend on it
+    half_row   length of documents at which half of the time is lost to the diagonal of the mask and to short loops
+    half_work  FLOPs that take as long as filling and draining the device
+    """
+
+    most: float
+    half_head: int
+    half_row: int
+    half_work: float
+
+
+_FORWARD = _Rate(1.55, 80, 180, 12e9)
+_BACKWARD = _Rate(1.0, 40, 560, 20e9)
 
 
 def _attention_efficiency(op: Op) -> float:
-    """Return what cuDNN 9.19 reaches for documents that fill their rows (one H200, 2026-11-22, `benchmarks/h200.md`).
+    """Return what cuDNN 9.19 reaches for documents that fill their rows (one H200, 2026-11-23, `benchmarks/h200.md`).
 
-    Measured alone: 338 to 563 TFLOP/s forward and 233 to 406 backward, for 1,024 to 2,048 tokens and heads of 64 and
-    128. The rates here differ by 20 % at most, 8 % root mean square. Rows of shorter documents have less arithmetic
+    Measured alone: 313 to 563 TFLOP/s forward and 223 to 406 backward, for 1,024 to 2,048 tokens and heads of 64 and
+    128. The rates here differ from these by 5 % at most. Rows of shorter documents have less arithmetic
     (`_attention_flops`), and kernels that reach a smaller share.
     """
-    head_dim, seq_len = int(op.attrs["head_dim"]), int(op.attrs["seq_len"])
-    share = head_dim / (head_dim + _HALF_HEAD) * seq_len / (seq_len + _HALF_ROW)
-    return min(share * _FORWARD, 1.0) if op.kind == "attention" else share
+    rate = _FORWARD if op.kind == "attention" else _BACKWARD
+    head_dim, seq_len, work = int(op.attrs["head_dim"]), int(op.attrs["seq_len"]), _attention_flops(op)
+    shares = (
+        head_dim / (head_dim + rate.half_head) * seq_len / (seq_len + rate.half_row) * work / (work + rate.half_work)
+    )
+    return min(rate.most * shares, 1.0)
 
 
 # --------------------------------------------------------------------------------------------------------------- swiglu

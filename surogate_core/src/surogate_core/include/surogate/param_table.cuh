@@ -5,11 +5,13 @@
 //   const int64_t begin = (chunk - entry.first_chunk) * chunk_size;
 //   clear_amaxes(table, params);                                 // a block, in an earlier launch
 //
-// Eight elements (octet.cuh), of which all exist and are aligned to 16 bytes (words.cuh):
+// 32 octets, which all exist and are aligned to 16 bytes, by a warp (words.cuh):
 //
-//   store_copy(entry, master, first, largest);                   // the work copy of the stored master
+//   using Octets = OctetPerLane;                                 // WholeSectors if entry.flags & on_host
+//   const auto g = Octets::load<float>(entry.grad, first);
+//   store_copy<Octets>(entry, master, first, largest);           // the work copy of the stored master
 //
-// or any of which only `count` exist (whole: as in octet.cuh):
+// or any eight elements, of which only `count` exist (whole: as in octet.cuh):
 //
 //   load_octet(entry.grad, entry.flags & grad_bf16, first, x, count, whole);
 //   store_octet(entry.copy, entry.flags & copy_bf16, first, x, count, whole);
@@ -37,6 +39,7 @@ constexpr uint32_t master_bf16 = 2;
 constexpr uint32_t m_bf16 = 4;
 constexpr uint32_t v_bf16 = 8;
 constexpr uint32_t copy_bf16 = 16;
+constexpr uint32_t on_host = 32;  // any of the buffers
 
 struct ParamEntry {
     const void* grad;
@@ -114,8 +117,9 @@ __device__ __forceinline__ void store_octet(void* base, bool bf16, int64_t first
     }
 }
 
-// Stores the work copy of stored masters, rounded to nearest, if there is one, and adds the param to `largest`.
-template <class P>
+// Stores the work copy of 32 octets of stored masters that begin at `first`, rounded to nearest, if there is one, and adds the
+// param to `largest`. Called by whole warps.
+template <class Octets, class P>
 __device__ __forceinline__ void store_copy(const ParamEntry& entry, const Words<P>& master, int64_t first,
                                            Largest& largest) {
     const bool measured = entry.amax != nullptr;
@@ -132,13 +136,13 @@ __device__ __forceinline__ void store_copy(const ParamEntry& entry, const Words<
     }
     if (entry.flags & copy_bf16) {
         const auto copy = Words<__nv_bfloat16>::nearest(p);
-        copy.store(entry.copy, first);
+        Octets::store(entry.copy, first, copy);
         if (measured) {
             largest.add(copy);
         }
     } else {
         const auto copy = Words<float>::nearest(p);
-        copy.store(entry.copy, first);
+        Octets::store(entry.copy, first, copy);
         if (measured) {
             largest.add(copy);
         }
