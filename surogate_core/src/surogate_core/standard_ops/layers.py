@@ -163,10 +163,8 @@ def _attention_efficiency(op: Op) -> float:
     """
     rate = _FORWARD if op.kind == "attention" else _BACKWARD
     head_dim, seq_len, work = int(op.attrs["head_dim"]), int(op.attrs["seq_len"]), _attention_flops(op)
-    shares = (
-        head_dim / (head_dim + rate.half_head) * seq_len / (seq_len + rate.half_row) * work / (work + rate.half_work)
-    )
-    return min(rate.most * shares, 1.0)
+    of_head, of_row = head_dim / (head_dim + rate.half_head), seq_len / (seq_len + rate.half_row)
+    return min(rate.most * of_head * of_row * work / (work + rate.half_work), 1.0)
 
 
 # --------------------------------------------------------------------------------------------------------------- swiglu
