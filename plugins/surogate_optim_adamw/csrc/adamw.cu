@@ -7,11 +7,8 @@
 // order of `surogate_optim_adamw.reference:adamw`, so results are bit-identical to it. bf16 masters and moments are
 // stored with stochastic rounding. If clip_coef is not finite, nothing but the amax is written.
 //
-//   table      [tensors] entries of 10 int64 words, see Entry: grad, master, m and v, each fp32 or bf16; optionally a
-//              work copy, fp32 or bf16, which receives the stored master, rounded to nearest; optionally an fp32 amax,
-//              which receives the largest magnitude of the param, NaN if an element is NaN. The param is the work copy,
-//              or else the master. Masters and moments are updated in place. Chunks are numbered consecutively over all
-//              tensors; a tensor of `size` elements has ceil(size / chunk_size) chunks.
+//   table      [tensors] entries of 10 int64 words (param_table.cuh): grad, master, m and v, each fp32 or bf16; optionally a
+//              work copy, fp32 or bf16, and an fp32 amax. Masters and moments are updated in place.
 //   clip_coef, lr  fp32 scalars; step int32 scalar, 1 at the first step; seed int64 scalar; all in device memory
 //   workspace      Factors, computed from the scalars by a launch of one block, which also sets every amax to 0
 //
@@ -24,8 +21,8 @@
 //
 // Bytes moved per element: 28 with fp32 throughout, 14 with bf16 throughout. Instructions per element, counted in the
 // code for SM90: 42 with fp32 and 63 with bf16 throughout, of which 31 are the arithmetic and 13 the random bits. An SM
-// issues 128 per clock, so at 1.5 GHz bf16 is limited to 5.6 TB/s. Measured on an H200, of 4.26 TB/s: 87 % with bf16
-// throughout, 95 to 98 % with bf16 moments and fp32 weights, 94 % with fp32 throughout.
+// issues 128 per clock, so at 1.5 GHz bf16 is limited to 5.6 TB/s. Measured on an H200, of the 4.15 TB/s of a copy: 89 to 96 %
+// with bf16 throughout, 96 to 100 % with bf16 moments and fp32 gradients or masters, 100 % with fp32 throughout.
 #include <cuda_bf16.h>
 
 #include <cstdint>

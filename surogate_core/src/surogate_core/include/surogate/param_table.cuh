@@ -21,7 +21,7 @@
 //
 // The param is the work copy, or else the master. Its amax is the largest magnitude, NaN if an element is NaN: a maximum of
 // bits, hence the same in any order. A tensor of `size` elements has ceil(size / chunk_size) chunks, and chunks are numbered
-// consecutively over all tensors. `surogate_core.api.param_table` writes the words of an entry.
+// consecutively over all tensors. `surogate_core.api.param_update` writes the words of an entry.
 #pragma once
 
 #include <cuda_bf16.h>
