@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 from made_up_plugins import Install
 from typer.testing import CliRunner
-from whole_plugin import TOKENIZER, the_error, whole_plugin, write_config
+from whole_plugin import the_error, whole_plugin, write_config
 
 from surogate_core.api import CheckpointForm
 from surogate_core.cli.app import app
@@ -386,140 +385,6 @@ def test_an_error_in_a_function_ends_in_one_line_that_names_it(
     command, *options = broken.command
     result = CliRunner().invoke(app, [command, str(write_config(tmp_path, **broken.config)), *options])
     assert re.search(broken.message, the_error(result)), result.output
-
-
-WRONG_DEFINITIONS = [
-    (
-        "import fails",
-        "import no_such_module",
-        "import of acme_zz failed: ModuleNotFoundError: No module named 'no_such",
-    ),
-    ("import exits", "exit(0)", "import of acme_zz failed: SystemExit: 0"),
-    ("another API", "SUROGATE_API = 7", "acme_zz is written for API 7"),
-    ("hook raises", "surogate_ops = hookimpl(lambda: boom())", "failed in surogate_ops(): KeyError: 'boom'"),
-    ("hook exits", "@hookimpl\ndef surogate_ops(): exit(3)", "failed in surogate_ops(): SystemExit: 3"),
-    ("hook is None", "@hookimpl\ndef surogate_models(): pass", "surogate_models(): TypeError: 'NoneType' object"),
-    (
-        "hook of another kind",
-        "@hookimpl\ndef surogate_models(): return [SGD]",
-        "returned OpDef in its list, expected Mod",
-    ),
-    (
-        "hook is misspelt",
-        "@hookimpl\ndef surogate_modell(): return []",
-        "surogate_modell(): is an unknown hook; did you",
-    ),
-    (
-        "no function",
-        'change("OPTIMIZER", update=3)',
-        "surogate_optimizers(): OptimizerDef.update is 3, expected a func",
-    ),
-    (
-        "no options class",
-        'change("OPTIMIZER", options=OptimizerOptions())',
-        "OptimizerDef.options is OptimizerOptions(",
-    ),
-    (
-        "one architecture as text",
-        'change("MODEL", architectures="Acme")',
-        "ModelDef.architectures is 'Acme', expected a",
-    ),
-    ("name is a number", 'change("RECIPE", name=8)', "surogate_recipes(): RecipeDef.name is 8, expected text"),
-    (
-        "truncation unknown",
-        'change("FORMAT", truncation="cut")',
-        "DatasetFormatDef.truncation is 'cut', expected one of",
-    ),
-    (
-        "reference without module",
-        'change("SGD", reference="acme_gone:sgd")',
-        "'acme_gone:sgd': there is no module acme_",
-    ),
-    ("name is empty", 'change("RECIPE", name="")', "surogate_recipes(): RecipeDef.name is empty"),
-    (
-        "a pair in place of pairs",
-        'change("RECIPE", products=("bf16", "bf16"))',
-        "RecipeDef.products is ('bf16', 'bf16'), expected a tuple of (text, text)",
-    ),
-    (
-        "pairs of unknown dtypes",
-        'change("RECIPE", products=(("bf16", "fp7"),))',
-        "RecipeDef.products has fp7; dtypes: fp64, fp32",
-    ),
-    ("share is text", 'change("SGD", zero_copy="x")', "OpDef.zero_copy is 'x', expected a number"),
-    (
-        "share in percent",
-        'change("SGD", memory_efficiency=80)',
-        "OpDef.memory_efficiency is 80, expected a share of a rate, at most 1",
-    ),
-    (
-        "kind of a param is unknown",
-        'change("SGD", param_kinds={0: "emb"})',
-        "OpDef.param_kinds is {0: 'emb'}, expected a mapping of an int to one of matrix, embedding, head, vector",
-    ),
-    (
-        "no function in a form",
-        "change_form(load=3)",
-        "WeightFormatDef.checkpoints.load is 3, expected a function",
-    ),
-    (
-        "key of no option",
-        'change("WEIGHT_FORMAT", key="acme_weight")',
-        "WeightFormatDef.key is 'acme_weight', expected an option of type bool, False by default",
-    ),
-    (
-        "key that is true by default",
-        'change("WEIGHT_FORMAT", options=type("O", (BaseModel,), {"__annotations__": {"acme_weights": bool}, '
-        '"acme_weights": True}))',
-        "WeightFormatDef.key is 'acme_weights', expected an option of type bool, False by default",
-    ),
-    (
-        "default out of bounds",
-        'change("OPTIMIZER", options=type("O", (BaseModel,), {"__annotations__": {"acme_rate": float}, '
-        '"acme_rate": Field(-3.0, ge=0)}))',
-        "options of optimizer 'zz': a default is refused: acme_rate: -3.0: Input should be greater than or equal to 0",
-    ),
-    (
-        "proposed is a mapping",
-        'change("OFFLOAD", proposed={"acme_offload": "x"})',
-        "OffloadDef.proposed is {'acme_offload': 'x'}, expected a list of mappings of text to anything",
-    ),
-    (
-        "proposed has no option",
-        'change("OFFLOAD", proposed=[{"acme_of": "x"}])',
-        "OffloadDef.proposed has acme_of; options: acme_offload",
-    ),
-    (
-        "proposed has a wrong value",
-        'change("OFFLOAD", proposed=[{"acme_offload": 3}])',
-        "OffloadDef.proposed has a value that is refused: acme_offload: 3: Input should be a valid string",
-    ),
-    ("reference without function", 'change("SGD", reference="acme_reference:gone")', "acme_reference has no gone"),
-    ("reference malformed", 'change("SGD", reference="acme_reference")', "is not of the form module:function"),
-    (
-        "option is a key of core",
-        'change("OPTIMIZER", options=type("O", (BaseModel,), {"__annotations__": {"model": str}, "model": ""}))',
-        "surogate_optimizers(): option 'model' of optimizer 'zz' is a key of core's config",
-    ),
-]
-
-
-@pytest.mark.parametrize(("patch", "message"), [pytest.param(p, t, id=i) for i, p, t in WRONG_DEFINITIONS])
-def test_a_wrong_definition_has_the_same_message_in_a_run_and_in_plugins_and_stops_no_other_run(
-    tmp_path: Path, install: Install, patch: str, message: str
-) -> None:
-    install("acme", "0.1.0", "zz", patch)
-    needs = the_error(CliRunner().invoke(app, ["plan", str(write_config(tmp_path, datasets=[]))]))
-    assert "acme 0.1.0" in needs and message in needs
-
-    listed = CliRunner().invoke(app, ["plugins", "--json"])
-    (plugin,) = [entry for entry in json.loads(listed.output)["plugins"] if entry["distribution"] == "acme"]
-    assert listed.exit_code == 0 and plugin["state"] in ("broken", "wrong API") and plugin["reason"] in needs
-
-    other = CliRunner().invoke(
-        app, ["plan", str(write_config(tmp_path, optimizer="adamw", model=str(TOKENIZER), datasets=[]))]
-    )
-    assert other.exit_code == 0 and message in other.output and "warning: " in other.output
 
 
 def test_the_complete_plugin_works(tmp_path: Path, install: Install) -> None:

@@ -26,6 +26,7 @@ _FACTS = (
     "adapter",
     "num_epochs",
     "max_steps",
+    "torch_dtype",
     *DTYPE_KEYS.values(),
 )
 _DATA = ("datasets", "validation_datasets", "validation_split_ratio", "dataloader_num_workers")
