@@ -273,7 +273,7 @@ def test_another_learning_rate_is_reported(saved: Path) -> None:
     assert any("learning_rate: 0.001 (saved: 0.003)" in line for line in told)
 
 
-@pytest.mark.parametrize("change", ["param_grad_dtype=fp32", "attn_bwd_chunks=2"])
+@pytest.mark.parametrize("change", ["param_grad_dtype=fp32", "torch_dtype=fp32", "attn_bwd_chunks=2"])
 def test_keys_that_change_no_bit_are_not_reported(saved: Path, change: str) -> None:
     told = go(saved, "resume_from_checkpoint=true", change)
     assert not any("not bit-identical" in line for line in told), told
