@@ -2,7 +2,7 @@
 
 def update(context):
     ms = [context.builder.state(...) for p in context.params]
-    emit_update(context, "acme_lion", context.params, [ms], weight_decay=0.1)
+    emit_update(context, "acme_lion", context.params, [ms], weight_decay=(0.1,) * len(context.params))
 
 LION_OP = OpDef(kind="acme_lion", infer=infer_update, may_overwrite=updated_in_place, ...)
 
@@ -17,6 +17,7 @@ measured     indices of the params whose largest magnitude the recipe reads
 streams      of random bits, one per param
 
 A kernel finds them in a table in device memory, whose words are `update_table`'s: include/surogate/param_table.cuh.
+That is for ops whose first two columns of states are m and v, and whose attr `weight_decay` has a number per param.
 """
 
 from __future__ import annotations
@@ -110,8 +111,7 @@ def update_table(
 ) -> tuple[list[int], int]:
     """Return the words of a table with an entry per param, and the number of chunks of all params.
 
-    The first two columns of states are m and v. The addresses of `more` stand at the end of an entry, in this order, 0
-    for params that have no such value.
+    The addresses of `more` stand at the end of an entry, in this order, 0 for params that have no such value.
     """
     copies, amaxes = copies_of(op), amaxes_of(op)
     columns = [column_of(op, i) for i in range(4)]
