@@ -47,6 +47,7 @@ STATES = {
     "on the device": (),
     "copied": ("offload_optimizer=true",),
     "zero copy": ("offload_optimizer=true", "use_zero_copy=true"),
+    "zero copy but for blocks": ("offload_optimizer=true", "use_zero_copy=auto"),
 }
 WEIGHTS = {
     "on the device": (),

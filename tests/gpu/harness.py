@@ -16,6 +16,7 @@ from surogate_core.planning.assemble import assemble
 from surogate_core.planning.assembly import Assembly
 from surogate_core.planning.inputs import PlanInputs
 from surogate_core.planning.recomputed import Recomputation
+from surogate_core.planning.streaming import ZeroCopy
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.program.op import Op
 from surogate_core.runtime.context import ExecutionContext
@@ -90,7 +91,7 @@ class Setup:
         numerics: bool = False,
         offload: Sequence[str] = (),
         attn_bwd_chunks: int = 1,
-        zero_copy: bool = False,
+        zero_copy: ZeroCopy = False,
         write_combined: bool = False,
         optimizer: str = "adamw",
         **dtypes: str,

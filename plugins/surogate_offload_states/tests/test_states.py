@@ -126,8 +126,8 @@ def planned(layers: int, **chosen: Any) -> Assembly:
     return assemble(inputs(layers, **chosen))
 
 
-def inputs(layers: int, **chosen: Any) -> Any:
-    config = tiny_config(num_hidden_layers=layers)
+def inputs(layers: int, vocab_size: int = 97, **chosen: Any) -> Any:
+    config = tiny_config(num_hidden_layers=layers, vocab_size=vocab_size)
     return plan_inputs(config, target=Target(device("h200")), request=MASTERS, **offload(**chosen))
 
 
@@ -203,6 +203,33 @@ def test_zero_copy_needs_no_memory_for_copies_and_takes_the_link_as_long() -> No
     assert reports[0].step.copy_seconds == 0
     assert reports[2].step.copy_seconds == pytest.approx(link)
     assert reports[2].step.waiting_seconds > 0.5 * link
+
+
+def test_zero_copy_of_what_is_outside_of_blocks_saves_memory_and_time() -> None:
+    """The states of the embedding and the LM head, whose copies nothing hides, stay on the host."""
+    copied = inputs(4, vocab_size=100_000, optimizer=True)
+    given = [copied, replace(copied, zero_copy="auto"), replace(copied, zero_copy=True)]
+    assemblies = [assemble(one) for one in given]
+    updates = [assembly.programs["update"] for assembly in assemblies]
+    moved = [{op.block for op in update.ops if op.kind == "move"} for update in updates]
+    assert moved == [{-1, 0, 1, 2, 3}, {0, 1, 2, 3}, set()]
+    direct = {op.block for op in updates[1].ops if op.kind == "adamw" and any(v.place == "host" for v in op.ins)}
+    assert direct == {-1}
+    costs = [summarise(assembly, one).step.seconds for assembly, one in zip(assemblies, given, strict=True)]
+    assert costs[1] < costs[0]
+    arenas = [assembly.memory.arenas["update"].arena_bytes for assembly in assemblies]
+    assert arenas[2] <= arenas[1] < arenas[0]
+
+
+def test_zero_copy_of_what_is_outside_of_blocks_computes_the_same_bits() -> None:
+    held = trained(request=MASTERS, **offload(optimizer=True, master=True, grads=True), zero_copy="auto")
+    assert_same_bits(trained(request=MASTERS), held)
+
+
+def test_values_of_ops_that_are_slow_over_the_link_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = replace(inputs(2, optimizer=True), zero_copy="auto")
+    slow = replace(slow, ops={**slow.ops, "adamw": replace(ADAMW_OP, zero_copy=0.4)})
+    assert -1 in {op.block for op in assemble(slow).programs["update"].ops if op.kind == "move"}
 
 
 def test_values_of_ops_without_zero_copy_are_copied() -> None:

@@ -9,6 +9,7 @@ import torch
 from covering import settings
 from gpu.harness import SMALL, Setup
 
+from surogate_core.planning.streaming import ZeroCopy
 from surogate_core.runtime.finite_check import all_finite
 from surogate_core.testing.kernels import same_bits
 
@@ -63,10 +64,13 @@ def test_every_combination_computes_the_same_bits(chosen: frozenset[str], plain:
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit", "normuon"])
-def test_the_update_reads_and_writes_host_memory_without_copies(optimizer: str, graphs: bool) -> None:
+@pytest.mark.parametrize("zero_copy", [True, "auto"])
+def test_the_update_reads_and_writes_host_memory_without_copies(
+    optimizer: str, graphs: bool, zero_copy: ZeroCopy
+) -> None:
     dtypes = MASTERS if optimizer != "adamw_8bit" else MASTERS | {"optimizer_state_dtype": "fp32"}
     held = trained(
-        optimizer=optimizer, graphs=graphs, **dtypes, offload=("grads", "master", "optimizer"), zero_copy=True
+        optimizer=optimizer, graphs=graphs, **dtypes, offload=("grads", "master", "optimizer"), zero_copy=zero_copy
     )
     assert_same(trained(optimizer=optimizer, **dtypes), held)
 

@@ -17,6 +17,7 @@ from .rope_scaling import parse_rope_scaling
 from .values import (
     Bytes,
     Flag,
+    FlagOrAuto,
     GradientDtype,
     Int,
     MatmulDtype,
@@ -289,10 +290,10 @@ class MemoryKeys(Keys):
         description="Chunks of rows in which the attention backward pass runs, one after another in the workspace of "
         "one; divides `per_device_train_batch_size`.",
     )
-    use_zero_copy: Flag = Field(
+    use_zero_copy: FlagOrAuto = Field(
         False,
         description="The update reads and writes what an offload strategy keeps in host memory where it is, over the "
-        "link, instead of copying it to the device and back.",
+        "link, instead of copying it to the device and back. auto: that of the embedding and the LM head alone.",
     )
     use_write_combined: Flag = Field(
         False,

@@ -87,14 +87,19 @@ def parse_flag(value: Any) -> bool:
     raise ValueError("must be true or false")
 
 
-def flag_or_auto(value: Any) -> str:
-    """Accept `auto` or a flag; return the word auto, true or false."""
+def parse_flag_or_auto(value: Any) -> bool | Literal["auto"]:
+    """Accept `auto` or a flag."""
     if parse_word(value) == "auto":
         return "auto"
     try:
-        return "true" if parse_flag(value) else "false"
+        return parse_flag(value)
     except ValueError:
         raise ValueError("must be auto, true or false") from None
+
+
+def flag_or_auto(value: Any) -> str:
+    """Accept `auto` or a flag; return the word auto, true or false."""
+    return str(parse_flag_or_auto(value)).lower()
 
 
 def parse_word(value: Any) -> Any:
@@ -202,6 +207,7 @@ Seed = Annotated[int, BeforeValidator(parse_int), Field(ge=0, lt=2**63)]
 Number = Annotated[float, BeforeValidator(parse_number)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes), PlainSerializer(bytes_text, when_used="json")]
 Flag = Annotated[bool, BeforeValidator(parse_flag)]
+FlagOrAuto = Annotated[bool | Literal["auto"], BeforeValidator(parse_flag_or_auto)]
 Word = BeforeValidator(parse_word)
 Text = Annotated[str, BeforeValidator(parse_text)]
 PathText = Annotated[str, BeforeValidator(parse_path)]

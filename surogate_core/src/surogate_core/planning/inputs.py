@@ -23,6 +23,7 @@ from ..api import (
 )
 from .recomputed import Recomputation
 from .resolve import KernelFor, by_references
+from .streaming import ZeroCopy
 from .update_groups import Grouping, by_block, one_group
 
 
@@ -36,7 +37,7 @@ class PlanInputs:
     max_documents     most documents of a micro-step, padding at the end of a row included
     lmhead_chunks     chunks of the LM head; None: chosen by the size of the logits
     attn_bwd_chunks   chunks of rows of the attention backward pass; divides `batch_size`
-    zero_copy         whether the update uses values that the host holds where they are, without copies
+    zero_copy         whether the update uses values that the host holds where they are, without copies (`Streaming`)
     write_combined    whether host memory that only devices read is write-combined
     lowering          what serves the products' dtypes in place of the recipe; None: the recipe does
     numerics          add the micro-step that reports on numerics
@@ -68,7 +69,7 @@ class PlanInputs:
     world_size: int = 1
     lmhead_chunks: int | None = None
     attn_bwd_chunks: int = 1
-    zero_copy: bool = False
+    zero_copy: ZeroCopy = False
     write_combined: bool = False
     weight_decay: float = 0.0
     max_grad_norm: float = 0.0

@@ -308,7 +308,7 @@ class Recorder:
         self.passed.replace_values(hosted.values())
         streaming = Streaming(hosted, self.b, zero_copy=self.inputs.zero_copy)
         streamed = [self.passed("stream", p, streaming(p)) for p in programs] if held else list(programs)
-        if self.inputs.zero_copy and not streaming.uncopied:
+        if self.inputs.zero_copy is True and not streaming.uncopied:
             raise ConfigError(
                 f"use_zero_copy: true: optimizer {self.inputs.optimizer.name} uses nothing that the host holds. "
                 f"{HELD_FOR_UPDATE}, or remove the key."

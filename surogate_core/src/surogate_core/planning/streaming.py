@@ -10,13 +10,15 @@ params and states are activations, whose memory other programs use too. Ops can 
 their copies are gradients as well: buffers that every third visit uses.
 
 With `zero_copy` a value that only ops with `OpDef.zero_copy` use in a program stays where it is: they read and write it
-over the link, and no copy of it takes memory of the device.
+over the link, and no copy of it takes memory of the device. "auto" does so for ops outside of blocks, as the update of
+the embedding: nothing of that size is there to hide its copies, which follow each other in both directions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from ..errors import ProgramError
 from ..program.builder import Builder
@@ -31,6 +33,12 @@ _OPEN = 2
 
 _SETS = 3
 """Visits whose values are on the device at a time."""
+
+_FASTER = 0.5
+"""With "auto", ops use the host at more than this share of the link's rate. Copies there and back take twice as long as
+both at once."""
+
+ZeroCopy = bool | Literal["auto"]
 
 
 @dataclass
@@ -66,7 +74,7 @@ class Streaming:
     uncopied  the values that programs so far use on the host because of `zero_copy`
     """
 
-    def __init__(self, hosted: Mapping[Value, Value], b: Builder, *, zero_copy: bool = False) -> None:
+    def __init__(self, hosted: Mapping[Value, Value], b: Builder, *, zero_copy: ZeroCopy = False) -> None:
         self.hosted = hosted
         self.uncopied: set[Value] = set()
         self._zero_copy = zero_copy
@@ -104,7 +112,10 @@ class Streaming:
         for op in ops:
             definition = self._b.ops[op.kind]
             values = self.hosted.keys() & {*op.ins, *op.outs}
-            if definition.zero_copy and not op.accumulate and not op.changes:
+            chosen = definition.zero_copy > 0
+            if self._zero_copy == "auto":
+                chosen = definition.zero_copy > _FASTER and op.block < 0
+            if chosen and not op.accumulate and not op.changes:
                 used |= values
             elif not definition.uses_host:
                 copied |= values
