@@ -313,14 +313,32 @@ def test_traffic_and_passes_reach_the_share_of_the_bandwidth_that_the_op_says() 
     assert op_cost(toy(4), definition, H200).seconds == H200.launch_seconds + 2 * (10**12 / (0.5 * H200.bandwidth))
 
 
-def test_attention_is_less_efficient_with_small_heads_and_short_documents() -> None:
-    def efficiency(head_dim: int, seq_len: int, kind: str = "attention") -> float:
-        attrs = {"n_heads": 4, "n_kv_heads": 2, "head_dim": head_dim, "seq_len": seq_len}
-        return OPS[kind].efficiency(Op(kind, (), (), attrs))
+def attention(rows: int, seq_len: int, heads: int, head_dim: int, kind: str = "attention") -> Op:
+    attrs = {"n_heads": heads, "n_kv_heads": heads, "head_dim": head_dim, "seq_len": seq_len}
+    out = Value("attention", (rows * seq_len, heads * head_dim), "bf16", "act")
+    return Op(kind, (), (out,), attrs)
 
-    assert 0.2 < efficiency(64, 1024) < efficiency(128, 1024) < efficiency(128, 8192) < 1
-    assert efficiency(256, 1 << 20) == 1, "a share"
-    assert efficiency(128, 1024, "attention_bwd") < efficiency(128, 1024)
+
+def test_attention_is_less_efficient_with_small_heads_short_documents_and_little_work() -> None:
+    def efficiency(*sizes: int, kind: str = "attention") -> float:
+        return OPS[kind].efficiency(attention(*sizes, kind=kind))
+
+    assert 0.2 < efficiency(8, 1024, 32, 64) < efficiency(8, 1024, 16, 128) < efficiency(8, 8192, 16, 128) < 1
+    assert efficiency(1, 1024, 16, 128) < efficiency(8, 1024, 16, 128)
+    assert efficiency(1, 1 << 20, 16, 256) == 1, "a share"
+    assert efficiency(8, 1024, 16, 128, kind="attention_bwd") < efficiency(8, 1024, 16, 128)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "forward", "backward"),
+    [((2, 2048, 32, 128), 139, 466), ((32, 1024, 14, 64), 178, 644), ((16, 2048, 16, 128), 488, 1692)],
+)
+def test_attention_takes_as_long_as_was_measured(sizes: tuple[int, ...], forward: int, backward: int) -> None:
+    """Microseconds of benchmarks/h200.md, "Documents that fill their rows"."""
+    for kind, measured in (("attention", forward), ("attention_bwd", backward)):
+        op = attention(*sizes, kind=kind)
+        seconds = OPS[kind].flops(op) / (H200.flops["bf16"] * OPS[kind].efficiency(op))
+        assert seconds == pytest.approx(measured * 1e-6, rel=0.06)
 
 
 def test_the_rate_is_that_of_the_operand_dtype() -> None:

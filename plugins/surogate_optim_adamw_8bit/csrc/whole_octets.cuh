@@ -3,9 +3,9 @@
 //   const uint32_t left = update_whole<Octets, G, P>(f, tables, chunk, largest);    // moments as codes
 //   const uint32_t left = update_whole<Octets, G, P>(f, chunk, largest);            // fp32 moments
 //
-// Octets: OctetPerLane or WholeSectors (words.cuh). G, P: float or __nv_bfloat16, of gradients and masters. Called by whole warps, which update 256 elements at a time: a block
-// of codes, or as many with fp32 moments. Bit i of `left` is set if the i-th block was not updated, because it is not whole
-// or an element is not in range.
+// Octets: OctetPerLane or WholeSectors (words.cuh). G, P: float or __nv_bfloat16, of gradients and masters. Called by whole
+// warps, which update 256 elements at a time: a block of codes, or as many with fp32 moments. Bit i of `left` is set if the
+// i-th block was not updated, because it is not whole or an element is not in range.
 #pragma once
 
 #include <cuda_bf16.h>
