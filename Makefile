@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 CORE := surogate_core/src/surogate_core
 INSTALLED := $(VENV)/.installed
 TOOLS_INSTALLED := $(VENV)/.tools
-KERNELS := $(wildcard $(CORE)/cmake/* $(CORE)/include/surogate/* $(CORE)/csrc/*/* $(CORE)/dtypes.py */CMakeLists.txt \
+KERNELS := $(wildcard $(CORE)/cmake/*.* $(CORE)/include/surogate/* $(CORE)/csrc/*/* $(CORE)/dtypes.py */CMakeLists.txt \
 	plugins/*/CMakeLists.txt */csrc/* plugins/*/csrc/*)
 COMPILED := surogate_recipes_bf16 surogate_recipes_fp8 surogate_models plugins/surogate_optim_adamw \
 	plugins/surogate_optim_adamw_8bit plugins/surogate_optim_normuon plugins/surogate_lora \
