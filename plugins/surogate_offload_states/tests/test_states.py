@@ -226,7 +226,7 @@ def test_zero_copy_of_what_is_outside_of_blocks_computes_the_same_bits() -> None
     assert_same_bits(trained(request=MASTERS), held)
 
 
-def test_values_of_ops_that_are_slow_over_the_link_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_of_ops_that_are_slow_over_the_link_are_copied() -> None:
     slow = replace(inputs(2, optimizer=True), zero_copy="auto")
     slow = replace(slow, ops={**slow.ops, "adamw": replace(ADAMW_OP, zero_copy=0.4)})
     assert -1 in {op.block for op in assemble(slow).programs["update"].ops if op.kind == "move"}

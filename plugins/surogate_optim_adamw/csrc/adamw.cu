@@ -185,7 +185,7 @@ __device__ __forceinline__ void add_chunk(const Chunk& chunk, bool aligned, Larg
         const int count = chunk.size - offset;
         float p[octet];
         load_octet(chunk.entry.master, chunk.entry.flags & master_bf16, chunk.begin + offset, p, count,
-             aligned && count >= octet);
+                   aligned && count >= octet);
         add_param(chunk.entry, p, count, largest);
     }
 }

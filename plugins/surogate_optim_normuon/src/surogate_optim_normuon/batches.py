@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 from math import ceil
 
 from surogate_core.api import Op
+from surogate_core.api.param_update import column_of
 
 BATCH_BYTES = 256 << 20
 """Workspace of a batch, unless one matrix needs more. 12 matrices of 1024 x 4096 fit: enough tiles for an H200."""
@@ -179,12 +180,11 @@ def layout(shape: Shape, count: int) -> Layout:
 
 def batches(op: Op) -> list[Batch]:
     """Return the matrices of a `normuon` op: of equal shape and dtypes, in as few batches as `BATCH_BYTES` allows."""
-    n, rows = op.attrs["n"], op.attrs["rows"]
     copies = dict(zip(op.attrs["copied"], op.attrs["copy_dtypes"], strict=True))
     alike: dict[tuple[object, ...], list[tuple[int, int]]] = {}
-    for i, parts in enumerate(rows):
-        dtypes = (*(op.ins[4 + i + j * n].dtype for j in range(3)), copies.get(i))
-        columns = op.ins[4 + i].shape[1]
+    for i, (parts, *values) in enumerate(zip(op.attrs["rows"], *(column_of(op, j) for j in range(3)), strict=True)):
+        dtypes = (*(value.dtype for value in values), copies.get(i))
+        columns = values[0].shape[1]
         for first, count in zip(accumulate(parts, initial=0), parts, strict=False):
             alike.setdefault((Shape(count, columns), dtypes), []).append((i, first))
     return [Batch(shape, part) for (shape, _), members in alike.items() for part in _divided(shape, members)]  # type: ignore[arg-type]

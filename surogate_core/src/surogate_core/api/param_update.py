@@ -77,14 +77,14 @@ def updated_in_place(op: Op) -> dict[int, int]:
     return {i: first + i for i in range(len(op.ins) - first)}
 
 
-def grads_of(op: Op) -> tuple[Value, ...]:
-    return op.ins[SCALARS : SCALARS + op.attrs["n"]]
-
-
 def column_of(op: Op, index: int) -> tuple[Value, ...]:
     """Return the gradients (0), the masters (1), or a column of states that has a value for each param."""
     n = op.attrs["n"]
     return op.ins[SCALARS + index * n : SCALARS + (index + 1) * n]
+
+
+def grads_of(op: Op) -> tuple[Value, ...]:
+    return column_of(op, 0)
 
 
 def copies_of(op: Op) -> dict[int, Value]:
