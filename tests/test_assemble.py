@@ -51,8 +51,8 @@ from surogate_core.planning.assemble import assemble
 from surogate_core.planning.inputs import PlanInputs
 from surogate_core.planning.lm_head_chunks import LOGITS_BYTES, auto_lmhead_chunks
 from surogate_core.program.builder import Builder
-from surogate_core.program.show import listing
 from surogate_core.program.verify import Checked
+from surogate_core.reporting.program_listing import listing
 from surogate_core.runtime.initialise import initialise
 from surogate_models.qwen3 import QWEN3
 from surogate_optim_adamw.adamw import ADAMW, AdamWOptions

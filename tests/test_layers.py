@@ -50,7 +50,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
         *("api", "data", "dtypes", "errors", "machine", "memory", "origin", "planning", "program", "reference"),
     },
     "testing": {"api", "plugins", "reference", "runtime"},
-    "reporting": {"api", "config", "errors", "memory", "origin", "plugins"},
+    "reporting": {"api", "config", "errors", "memory", "origin", "plugins", "program"},
     "builtin": {"api", "data", "machine", "reporting", "runtime", "standard_ops"},
     "checkpoint": {
         *("api", "config", "data", "dtypes", "errors", "hub", "machine", "memory", "planning", "plugins", "program"),
@@ -108,7 +108,7 @@ EXAMPLE = "Qwen/Qwen3-0.6B"
 MAY_NAME = {"config/foreign.py", "config/keys.py", "config/schema.py"}
 """Tables of YAML keys and defaults (`optimizer: adamw`, `lora: true`, keys of other trainers): data, not code."""
 
-LINE_BUDGET = 2050
+LINE_BUDGET = 2100
 
 
 def parts(path: Path) -> str:

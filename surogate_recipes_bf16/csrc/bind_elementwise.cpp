@@ -60,13 +60,13 @@ void bind_elementwise(nb::module_& m) {
         nb::call_guard<nb::gil_scoped_release>());
     m.def(
         "swiglu_bwd",
-        [](uintptr_t dout, uintptr_t gate_up, uintptr_t dgate_up, int64_t rows, int64_t width, int dtype,
+        [](uintptr_t dout, uintptr_t gate_up, uintptr_t dgate_up, uintptr_t out, int64_t rows, int64_t width, int dtype,
            uintptr_t stream) {
             surogate::swiglu_bwd(reinterpret_cast<const void*>(dout), reinterpret_cast<const void*>(gate_up),
-                                 reinterpret_cast<void*>(dgate_up), rows, width, dtype,
+                                 reinterpret_cast<void*>(dgate_up), reinterpret_cast<void*>(out), rows, width, dtype,
                                  reinterpret_cast<cudaStream_t>(stream));
         },
-        nb::arg("dout"), nb::arg("gate_up"), nb::arg("dgate_up"), nb::arg("rows"), nb::arg("width"),
+        nb::arg("dout"), nb::arg("gate_up"), nb::arg("dgate_up"), nb::arg("out"), nb::arg("rows"), nb::arg("width"),
         nb::arg("dtype"), nb::arg("stream"),
         nb::call_guard<nb::gil_scoped_release>());
     m.def(

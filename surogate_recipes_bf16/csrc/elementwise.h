@@ -21,7 +21,7 @@ void commit(const void* clip_coef, const void* x, void* y, int64_t n_bytes, cuda
 
 void swiglu(const void* gate_up, void* out, int64_t rows, int64_t width, int dtype, cudaStream_t stream);
 
-void swiglu_bwd(const void* dout, const void* gate_up, void* dgate_up, int64_t rows, int64_t width, int dtype,
+void swiglu_bwd(const void* dout, const void* gate_up, void* dgate_up, void* out, int64_t rows, int64_t width, int dtype,
                 cudaStream_t stream);
 
 void embedding(const void* tokens, const void* w, void* out, int64_t n_tokens, int64_t vocab_size, int64_t columns,

@@ -15,11 +15,11 @@ void add_rmsnorm(const void* x, const void* residual, const void* w, void* norm,
                  int64_t rows, int64_t columns, float eps, int dtype, cudaStream_t stream);
 
 void rmsnorm_bwd(const void* dy, const void* x, const void* w, const void* rstd, const void* dresidual, void* dx,
-                 void* dw, void* workspace, int64_t workspace_bytes, int64_t rows, int64_t columns, bool accumulate_dw,
-                 int dtype, int dtype_dw, cudaStream_t stream);
+                 void* dw, void* norm, void* workspace, int64_t workspace_bytes, int64_t rows, int64_t columns,
+                 bool accumulate_dw, int dtype, int dtype_dw, cudaStream_t stream);
 
 void rmsnorm_dgrad(const void* dy, const void* x, const void* w, const void* rstd, const void* dresidual, void* dx,
-                   int64_t rows, int64_t columns, int dtype, cudaStream_t stream);
+                   void* norm, int64_t rows, int64_t columns, int dtype, cudaStream_t stream);
 
 void linear_bgrad(const void* dy, void* dbias, void* workspace, int64_t workspace_bytes, int64_t rows, int64_t columns,
                   bool accumulate, int dtype, int dtype_dbias, cudaStream_t stream);

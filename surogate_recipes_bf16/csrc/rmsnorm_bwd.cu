@@ -1,12 +1,13 @@
 // n[t, c] = x[t, c] * rstd[t],  g = dy * w:
 //   dx [T, C] = rstd * (g - n * mean_c(g * n)) (+ dresidual)
 //   dw [C]  (+)= sum_t dy * n
+//   norm [T, C] = n * w, with the bits of rmsnorm; not computed if the pointer is null
 //
-// rmsnorm_dgrad computes dx alone.
+// rmsnorm_dgrad computes dx, and norm, alone.
 //
-// dy, x, dresidual, dx [T, C] and w [C] have one dtype, fp32 or bf16, and are row-major; rstd is fp32 [T]; dresidual
-// may be null. Arithmetic is fp32; each output is rounded once. dx is written and must not overlap an input, except that
-// dx of rmsnorm_dgrad may be the same buffer as dy. dw is fp32 (written or accumulated into) or bf16 (written).
+// dy, x, dresidual, dx, norm [T, C] and w [C] have one dtype, fp32 or bf16, and are row-major; rstd is fp32 [T]; dresidual
+// may be null. Arithmetic is fp32; each output is rounded once. dx and norm are written and must not overlap an input,
+// except that in rmsnorm_dgrad dx may be the same buffer as dy, and norm the same as x. dw is fp32 (written or accumulated into) or bf16 (written).
 // Workspace: fp32 [min(T, 512), C], aligned to 16 bytes; none without dw. Other pointers are aligned to their element.
 //
 // Stage 1: with dw, at most 512 blocks, independent of the GPU. Block b processes rows b, b + blocks, ... and accumulates
@@ -15,7 +16,7 @@
 // row before it uses them. Rows that are unaligned or longer are read twice, and a separate pass computes dw
 // (column_sum.cu). Stage 2 sums the partials in a fixed order.
 //
-// Bytes moved per element in bf16: 6 read + 2 written (4 + 2 without dresidual). The partials add 8 bytes per column
+// Bytes moved per element in bf16: 6 read + 2 written (4 + 2 without dresidual), and 2 more with norm. The partials add 8 bytes per column
 // and block, which is 6 % at T = 8192. Of an H200's 4.26 TB/s, rmsnorm_dgrad reaches 95 % at 8,192 x 4,096 (66 us) and
 // 87 % at 4,096 x 4,096 (36 us); with dw 85 % and 74 %.
 #include <surogate/reduce.cuh>
@@ -57,10 +58,10 @@ __device__ __forceinline__ float row_sum(float value, float (&scratch)[2][kMaxTh
 }
 
 // Held: number of vectors of a row that a thread keeps in registers. A thread has the same columns in every row. Without
-// HasDw, partials are not written.
-template <class T, int N, int Held, bool WarpRow, bool Residual, bool HasDw>
+// HasDw, partials are not written, and without HasNorm, norm is not.
+template <class T, int N, int Held, bool WarpRow, bool Residual, bool HasDw, bool HasNorm>
 __global__ void __launch_bounds__(WarpRow ? 32 * kRowsPerBlock : kMaxThreads)
-    rmsnorm_bwd_kernel(const T* dy, const T* x, const T* w, const float* rstd, const T* dresidual, T* dx,
+    rmsnorm_bwd_kernel(const T* dy, const T* x, const T* w, const float* rstd, const T* dresidual, T* dx, T* norm,
                        float* partials, int64_t rows, int columns) {
     using V = Packed<T, N>;
     __shared__ float scratch[2][kMaxThreads / 32];
@@ -130,8 +131,12 @@ __global__ void __launch_bounds__(WarpRow ? 32 * kRowsPerBlock : kMaxThreads)
                 for (int i = 0; i < N; ++i) {
                     const NormElement element{d[i], scale[i], v[i], r};
                     d[i] = Residual ? element.dx(dot, other[i]) : element.dx(dot);
+                    v[i] = element.norm();
                 }
                 V::from_float(d).store(dx + start + k * lanes * N);
+                if constexpr (HasNorm) {
+                    V::from_float(v).store(norm + start + k * lanes * N);
+                }
             }
         }
     }
@@ -173,7 +178,7 @@ __global__ void __launch_bounds__(WarpRow ? 32 * kRowsPerBlock : kMaxThreads)
 // dx for rows of any length and alignment: one block per row, which reads it twice.
 template <class T, bool Residual>
 __global__ void __launch_bounds__(1024)
-    rmsnorm_dx_any_kernel(const T* dy, const T* x, const T* w, const float* rstd, const T* dresidual, T* dx,
+    rmsnorm_dx_any_kernel(const T* dy, const T* x, const T* w, const float* rstd, const T* dresidual, T* dx, T* norm,
                           int columns) {
     __shared__ float scratch[32];
     const int64_t start = static_cast<int64_t>(blockIdx.x) * columns;
@@ -187,19 +192,23 @@ __global__ void __launch_bounds__(1024)
         const NormElement element{to_float(dy[start + c]), to_float(w[c]), to_float(x[start + c]), r};
         const float out = Residual ? element.dx(dot, to_float(dresidual[start + c])) : element.dx(dot);
         dx[start + c] = from_float<T>(out);
+        if (norm != nullptr) {
+            norm[start + c] = from_float<T>(element.norm());
+        }
     }
 }
 
 struct Buffers {
     const void *dy, *x, *w, *rstd, *dresidual;
     void* dx;
+    void* norm;       // null: not computed
     float* partials;  // null: no dw
     int64_t rows;
     int columns;
 };
 
 // Enqueues stage 1 and returns the number of partial rows that it writes.
-template <class T, bool Residual, bool HasDw>
+template <class T, bool Residual, bool HasDw, bool HasNorm>
 int64_t launch(const Buffers& b, int dtype, const char* op, cudaStream_t stream) {
     constexpr int n = vector_width<T>;
     const auto run = [&](auto kernel, int64_t rows_per_block, int64_t threads) {
@@ -207,31 +216,38 @@ int64_t launch(const Buffers& b, int dtype, const char* op, cudaStream_t stream)
         const int64_t blocks = HasDw ? std::min(kMaxBlocks, needed) : needed;
         kernel<<<to_int(blocks, op, "rows"), static_cast<unsigned>(threads), 0, stream>>>(
             static_cast<const T*>(b.dy), static_cast<const T*>(b.x), static_cast<const T*>(b.w),
-            static_cast<const float*>(b.rstd), static_cast<const T*>(b.dresidual), static_cast<T*>(b.dx), b.partials,
-            b.rows, b.columns);
+            static_cast<const float*>(b.rstd), static_cast<const T*>(b.dresidual), static_cast<T*>(b.dx),
+            static_cast<T*>(b.norm), b.partials, b.rows, b.columns);
         check_launch(op);
         return blocks;
     };
     const int64_t vectors = b.columns / n;
-    if (b.columns % n == 0 && all_aligned({b.dy, b.x, b.w, b.dresidual, b.dx}) && vectors <= 4 * kMaxThreads) {
+    if (b.columns % n == 0 && all_aligned({b.dy, b.x, b.w, b.dresidual, b.dx, b.norm}) && vectors <= 4 * kMaxThreads) {
         if (vectors <= 4 * 32) {
-            return run(rmsnorm_bwd_kernel<T, n, 4, true, Residual, HasDw>, kRowsPerBlock, 32 * kRowsPerBlock);
+            return run(rmsnorm_bwd_kernel<T, n, 4, true, Residual, HasDw, HasNorm>, kRowsPerBlock, 32 * kRowsPerBlock);
         }
         if (vectors <= 2 * 128) {
-            return run(rmsnorm_bwd_kernel<T, n, 2, false, Residual, HasDw>, 1, 128);
+            return run(rmsnorm_bwd_kernel<T, n, 2, false, Residual, HasDw, HasNorm>, 1, 128);
         }
-        return run(rmsnorm_bwd_kernel<T, n, 4, false, Residual, HasDw>, 1, ceil_div(ceil_div(vectors, 4), 32) * 32);
+        return run(rmsnorm_bwd_kernel<T, n, 4, false, Residual, HasDw, HasNorm>, 1, ceil_div(ceil_div(vectors, 4), 32) * 32);
     }
     const int64_t any_threads = b.columns >= 1024 ? 1024 : ceil_div(b.columns, 32) * 32;
     rmsnorm_dx_any_kernel<T, Residual><<<to_int(b.rows, op, "rows"), static_cast<unsigned>(any_threads), 0, stream>>>(
         static_cast<const T*>(b.dy), static_cast<const T*>(b.x), static_cast<const T*>(b.w),
-        static_cast<const float*>(b.rstd), static_cast<const T*>(b.dresidual), static_cast<T*>(b.dx), b.columns);
+        static_cast<const float*>(b.rstd), static_cast<const T*>(b.dresidual), static_cast<T*>(b.dx),
+        static_cast<T*>(b.norm), b.columns);
     check_launch(op);
     if (!HasDw) {
         return 0;
     }
     column_partials(b.dy, b.x, b.rstd, b.partials, b.rows, b.columns, dtype, op, stream);
     return column_slabs(b.rows);
+}
+
+template <class T, bool Residual, bool HasDw>
+int64_t launch(const Buffers& b, int dtype, const char* op, cudaStream_t stream) {
+    return b.norm == nullptr ? launch<T, Residual, HasDw, false>(b, dtype, op, stream)
+                             : launch<T, Residual, HasDw, true>(b, dtype, op, stream);
 }
 
 int64_t stage_1(const Buffers& b, int dtype, const char* op, cudaStream_t stream) {
@@ -242,6 +258,9 @@ int64_t stage_1(const Buffers& b, int dtype, const char* op, cudaStream_t stream
     check_pointer(b.dx, op, "dx", bytes_of(dtype));
     if (b.dresidual != nullptr) {
         check_pointer(b.dresidual, op, "dresidual", bytes_of(dtype));
+    }
+    if (b.norm != nullptr) {
+        check_pointer(b.norm, op, "norm", bytes_of(dtype));
     }
     check_pointer(b.rstd, op, "rstd", 4);
     int64_t partials = 0;
@@ -258,8 +277,8 @@ int64_t stage_1(const Buffers& b, int dtype, const char* op, cudaStream_t stream
 }  // namespace
 
 void rmsnorm_bwd(const void* dy, const void* x, const void* w, const void* rstd, const void* dresidual, void* dx,
-                 void* dw, void* workspace, int64_t workspace_bytes, int64_t rows, int64_t columns, bool accumulate_dw,
-                 int dtype, int dtype_dw, cudaStream_t stream) {
+                 void* dw, void* norm, void* workspace, int64_t workspace_bytes, int64_t rows, int64_t columns,
+                 bool accumulate_dw, int dtype, int dtype_dw, cudaStream_t stream) {
     constexpr const char* op = "rmsnorm_bwd";
     check_positive(columns, op, "columns");
     check_pointer(dw, op, "dw", bytes_of(dtype_dw));
@@ -268,17 +287,17 @@ void rmsnorm_bwd(const void* dy, const void* x, const void* w, const void* rstd,
     const int64_t needed = std::min(rows, kMaxBlocks) * columns * 4;
     SUROGATE_REQUIRE(workspace_bytes >= needed, op,
                      "workspace needs " + std::to_string(needed) + " bytes, got " + std::to_string(workspace_bytes));
-    const Buffers buffers{dy, x, w, rstd, dresidual, dx, static_cast<float*>(workspace), rows,
-                          to_int(columns, op, "columns")};
+    const Buffers buffers{
+        dy, x, w, rstd, dresidual, dx, norm, static_cast<float*>(workspace), rows, to_int(columns, op, "columns")};
     const int64_t partials = stage_1(buffers, dtype, op, stream);
     sum_partials(buffers.partials, partials, columns, dw, accumulate_dw, dtype_dw, op, stream);
 }
 
 void rmsnorm_dgrad(const void* dy, const void* x, const void* w, const void* rstd, const void* dresidual, void* dx,
-                   int64_t rows, int64_t columns, int dtype, cudaStream_t stream) {
+                   void* norm, int64_t rows, int64_t columns, int dtype, cudaStream_t stream) {
     constexpr const char* op = "rmsnorm_dgrad";
     check_positive(columns, op, "columns");
-    stage_1({dy, x, w, rstd, dresidual, dx, nullptr, rows, to_int(columns, op, "columns")}, dtype, op, stream);
+    stage_1({dy, x, w, rstd, dresidual, dx, norm, nullptr, rows, to_int(columns, op, "columns")}, dtype, op, stream);
 }
 
 }  // namespace surogate

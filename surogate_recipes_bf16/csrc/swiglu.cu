@@ -2,15 +2,18 @@
 //   swiglu      out [T, F] = silu(gate) * up,  silu(g) = g * sigmoid(g)
 //   swiglu_bwd  dgate_up [T, 2F]:  dgate = dout * up * sigmoid(gate) * (1 + gate * (1 - sigmoid(gate))),
 //                                  dup   = dout * silu(gate)
+//               and, unless it is null, out with the bits of swiglu
 //
 // All tensors are row-major and have one dtype, fp32 or bf16. Arithmetic is fp32; each output is written and rounded
-// once. Pointers are aligned to their element. Accesses are 16 bytes wide if all pointers are aligned to 16 bytes and F
-// is a multiple of 16 / element size. Grid: a block processes a segment of one row, a thread one vector of it.
+// once. A thread reads its elements before it writes, so in the backward pass dgate_up may be the same buffer as gate_up,
+// and out the same as dout. Pointers are aligned to their element. Accesses are 16 bytes wide if all pointers are aligned
+// to 16 bytes and F is a multiple of 16 / element size. Grid: a block processes a segment of one row, a thread one vector
+// of it.
 //
-// Bytes moved per element of F in bf16: 4 read + 2 written; backward 6 + 4. Expected: 85-90 % of bandwidth. In bf16 the
-// kernels use the fast hardware exponential and division. Their error is 2 ulp of fp32 for moderate gates and at worst
-// 2^-17 relative, compared with 2^-9 of the rounding. IEEE division alone would take a third of the time available at
-// full bandwidth.
+// Bytes moved per element of F in bf16: 4 read + 2 written; backward 6 + 4, with out 6 + 6. Expected: 85-90 % of
+// bandwidth. In bf16 the kernels use the fast hardware exponential and division. Their error is 2 ulp of fp32 for
+// moderate gates and at worst 2^-17 relative, compared with 2^-9 of the rounding. IEEE division alone would take a third
+// of the time available at full bandwidth.
 #include <surogate/sigmoid.cuh>
 
 #include "dispatch.cuh"
@@ -43,9 +46,9 @@ __global__ void __launch_bounds__(kMaxThreads) swiglu_kernel(const T* gate_up, T
     V::from_float(up).store(out + row * width + column);
 }
 
-template <class T, int N>
+template <class T, int N, bool Recompute>
 __global__ void __launch_bounds__(kMaxThreads)
-    swiglu_bwd_kernel(const T* dout, const T* gate_up, T* dgate_up, int64_t width) {
+    swiglu_bwd_kernel(const T* dout, const T* gate_up, T* dgate_up, T* out, int64_t width) {
     using V = Vec<T, N>;
     const int64_t row = blockIdx.x;
     const int64_t column = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * N;
@@ -61,8 +64,13 @@ __global__ void __launch_bounds__(kMaxThreads)
     for (int i = 0; i < N; ++i) {
         const Sigmoid s = sigmoid<is_fast<T>>(gate[i]);
         const float dgate = d[i] * up[i] * s.of * (1.0f + gate[i] * s.complement);
-        up[i] = d[i] * gate[i] * s.of;
+        const float dup = d[i] * gate[i] * s.of;
+        d[i] = up[i] * (gate[i] * s.of);
         gate[i] = dgate;
+        up[i] = dup;
+    }
+    if constexpr (Recompute) {
+        V::from_float(d).store(out + row * width + column);
     }
     T* to = dgate_up + row * 2 * width + column;
     V::from_float(gate).store(to);
@@ -105,18 +113,22 @@ void swiglu(const void* gate_up, void* out, int64_t rows, int64_t width, int dty
     check_launch("swiglu");
 }
 
-void swiglu_bwd(const void* dout, const void* gate_up, void* dgate_up, int64_t rows, int64_t width, int dtype,
+void swiglu_bwd(const void* dout, const void* gate_up, void* dgate_up, void* out, int64_t rows, int64_t width, int dtype,
                 cudaStream_t stream) {
     with_float_type(dtype, "swiglu_bwd", "gate_up", [&](auto type) {
         using T = typename decltype(type)::type;
         constexpr int n = vector_width<T>;
         check("swiglu_bwd", gate_up, "gate_up", dout, "dout", rows, width, dtype);
         check_pointer(dgate_up, "swiglu_bwd", "dgate_up", bytes_of(dtype));
-        const bool wide = width % n == 0 && all_aligned({dout, gate_up, dgate_up});
+        if (out != nullptr) {
+            check_pointer(out, "swiglu_bwd", "out", bytes_of(dtype));
+        }
+        const bool wide = width % n == 0 && all_aligned({dout, gate_up, dgate_up, out});
         const Launch at = launch_for(rows, wide ? width / n : width, "swiglu_bwd");
-        const auto kernel = wide ? swiglu_bwd_kernel<T, n> : swiglu_bwd_kernel<T, 1>;
+        const auto kernel = out == nullptr ? (wide ? swiglu_bwd_kernel<T, n, false> : swiglu_bwd_kernel<T, 1, false>)
+                                           : (wide ? swiglu_bwd_kernel<T, n, true> : swiglu_bwd_kernel<T, 1, true>);
         kernel<<<at.grid, at.threads, 0, stream>>>(static_cast<const T*>(dout), static_cast<const T*>(gate_up),
-                                                   static_cast<T*>(dgate_up), width);
+                                                   static_cast<T*>(dgate_up), static_cast<T*>(out), width);
     });
     check_launch("swiglu_bwd");
 }

@@ -216,7 +216,7 @@ def test_estimates_are_near_the_plans(plan: Make, lora: bool) -> None:
         if candidate.total <= before.report.device.memory_bytes and len(candidate.offload) <= 2:
             report = estimates.planned(candidate.changes).report
             assert candidate.seconds == pytest.approx(report.step.seconds, rel=0.11), candidate.changes
-            assert candidate.total == pytest.approx(report.device_bytes["total"], rel=0.05), candidate.changes
+            assert candidate.total == pytest.approx(report.device_bytes["total"], rel=0.07), candidate.changes
             assert candidate.host == pytest.approx(report.pinned_bytes, rel=0.05), candidate.changes
             tried |= candidate.offload
     assert tried == {"residual", "weights"} if lora else {"grads", "optimizer", "residual", "weights"}

@@ -169,9 +169,12 @@ NOT_DIFFERENTIATED = {
         "linear_wgrad",
         "linear_bgrad",
         "rmsnorm_bwd",
+        "rmsnorm_bwd_recompute",
         "rmsnorm_dgrad",
+        "rmsnorm_dgrad_recompute",
         "attention_bwd",
         "swiglu_bwd",
+        "swiglu_bwd_recompute",
     ),
     *("lm_head_ce_grads", "fill", "global_norm", "accumulate_rounded", "all_reduce", "copy", "commit", "move", "wait"),
 }

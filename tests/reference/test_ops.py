@@ -173,6 +173,8 @@ def test_rmsnorm_and_its_backward_are_torchs(scale: float, dtype: torch.dtype) -
     assert dw.dtype == rstd.dtype
     dresidual = random(9, 32, dtype=dtype, seed=4)
     close(ops.rmsnorm_bwd(dy, x, w, rstd, dresidual)[0], exact_dx + dresidual.double(), terms=80)
+    assert all(map(torch.equal, ops.rmsnorm_bwd_recompute(dy, x, w, rstd), (dx, dw, norm)))
+    assert all(map(torch.equal, ops.rmsnorm_dgrad_recompute(dy, x, w, rstd), (dx, norm)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -194,6 +196,8 @@ def test_swiglu_and_its_backward_are_torchs(dtype: torch.dtype) -> None:
 
     close(ops.swiglu(gate_up), exact(gate_up.double()), terms=8)
     close(ops.swiglu_bwd(dy, gate_up), backward(exact, dy, gate_up)[0], terms=16)
+    both = ops.swiglu_bwd_recompute(dy, gate_up)
+    assert torch.equal(both[0], ops.swiglu_bwd(dy, gate_up)) and torch.equal(both[1], ops.swiglu(gate_up))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

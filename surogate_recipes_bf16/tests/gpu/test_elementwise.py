@@ -154,7 +154,7 @@ def test_swiglu_bwd_matches_fp64(kernels: ModuleType, shape: tuple[int, int], dt
     gate_up = guarded_copy(gates(rows, width, dtype), skew=skew)
     dgate_up = guarded((rows, 2 * width), dtype, skew=skew)
     eager_and_graph(
-        lambda s: kernels.swiglu_bwd(dout.pointer, gate_up.pointer, dgate_up.pointer, *shape, CODES[dtype], s),
+        lambda s: kernels.swiglu_bwd(dout.pointer, gate_up.pointer, dgate_up.pointer, 0, *shape, CODES[dtype], s),
         [dout, gate_up, dgate_up],
     )
     d, both = dout.tensor.cpu().double(), gate_up.tensor.cpu().double()
@@ -164,6 +164,40 @@ def test_swiglu_bwd_matches_fp64(kernels: ModuleType, shape: tuple[int, int], dt
     dgate, dup = d * up * sigmoid * (1 + gate * complement), d * gate * sigmoid
     size = torch.cat(((d * up * sigmoid).abs() * (1 + (gate * complement).abs()), dup.abs()), dim=1)
     assert_close(dgate_up.tensor.cpu(), torch.cat((dgate, dup), dim=1), dtype, 1, magnitude=size)
+
+
+@pytest.mark.parametrize("shape", SWIGLU_SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("skew", [0, 1])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_swiglu_bwd_writes_the_bits_of_swiglu_again(
+    kernels: ModuleType, shape: tuple[int, int], dtype: torch.dtype, skew: int, in_place: bool
+) -> None:
+    rows, width = shape
+    code = CODES[dtype]
+    dout = guarded_copy(normal(rows, width, dtype=dtype), skew=skew)
+    gate_up = guarded_copy(gates(rows, width, dtype), skew=skew)
+    out, dgate_up = guarded(shape, dtype, skew=skew), guarded((rows, 2 * width), dtype, skew=skew)
+    kernels.swiglu(gate_up.pointer, out.pointer, *shape, code, 0)
+    kernels.swiglu_bwd(dout.pointer, gate_up.pointer, dgate_up.pointer, 0, *shape, code, 0)
+    again = dout if in_place else guarded(shape, dtype, skew=skew)
+    gradient = gate_up if in_place else guarded((rows, 2 * width), dtype, skew=skew)
+    kernels.swiglu_bwd(dout.pointer, gate_up.pointer, gradient.pointer, again.pointer, *shape, code, 0)
+    torch.cuda.synchronize()
+    assert same_bits(again.tensor, out.tensor) and same_bits(gradient.tensor, dgate_up.tensor)
+    for buffer in (dout, gate_up, out, dgate_up, again, gradient):
+        buffer.check()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_swiglu_bwd_may_overwrite_gate_up(kernels: ModuleType, dtype: torch.dtype) -> None:
+    rows, width = 7, 3072
+    dout, gate_up = guarded_copy(normal(rows, width, dtype=dtype)), guarded_copy(gates(rows, width, dtype))
+    expected = guarded((rows, 2 * width), dtype)
+    for target in (expected, gate_up):
+        kernels.swiglu_bwd(dout.pointer, gate_up.pointer, target.pointer, 0, rows, width, CODES[dtype], 0)
+    torch.cuda.synchronize()
+    assert same_bits(gate_up.tensor, expected.tensor)
 
 
 # ---------------------------------------------------------------------------------------------------------- embedding
@@ -266,7 +300,8 @@ def test_errors_name_the_invalid_argument(kernels: ModuleType) -> None:
         (lambda: kernels.copy(p, 0, 8, 0), "copy: y is a null pointer"),
         (lambda: kernels.commit(0, p, p, 8, 0), "commit: clip_coef is a null pointer"),
         (lambda: kernels.swiglu(p, p, 1, 0, 0, 0), "swiglu: width must be positive"),
-        (lambda: kernels.swiglu_bwd(p, p, 0, 1, 4, 0, 0), "swiglu_bwd: dgate_up is a null pointer"),
+        (lambda: kernels.swiglu_bwd(p, p, 0, 0, 1, 4, 0, 0), "swiglu_bwd: dgate_up is a null pointer"),
+        (lambda: kernels.swiglu_bwd(p, p, p, p + 1, 1, 4, 0, 0), "swiglu_bwd: out"),
         (lambda: kernels.embedding(p, p, p, 1, 0, 4, 0, 0), "embedding: vocab_size must be positive"),
         (lambda: kernels.embedding_bwd(p, p, p, p, 0, 1, 1, 1, False, 0, 0, 0), "embedding_bwd: workspace needs"),
     ):

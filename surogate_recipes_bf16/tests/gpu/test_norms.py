@@ -118,7 +118,7 @@ def test_rmsnorm_bwd_matches_fp64(
         lambda s: kernels.rmsnorm_bwd(
             *(b.pointer for b in (dy, x, w, rstd)),
             rest[0].pointer if rest else 0,
-            *(b.pointer for b in (dx, dw, workspace)),
+            *(dx.pointer, dw.pointer, 0, workspace.pointer),
             *(nbytes, *shape, accumulate, CODES[dtype], CODES[dw_dtype], s),
         ),
         [dy, x, w, rstd, *rest, dx, dw],
@@ -130,7 +130,7 @@ def test_rmsnorm_bwd_matches_fp64(
             lambda s, source=source, target=target: kernels.rmsnorm_dgrad(  # type: ignore[misc]
                 *(b.pointer for b in (source, x, w, rstd)),
                 rest[0].pointer if rest else 0,
-                *(target.pointer, *shape, CODES[dtype], s),
+                *(target.pointer, 0, *shape, CODES[dtype], s),
             ),
             [x, w, rstd, *rest, target],
         )
@@ -144,6 +144,40 @@ def test_rmsnorm_bwd_matches_fp64(
     for out in (dx, dx_alone):
         assert_close(out.tensor.cpu(), truth_dx, dtype, columns, magnitude=size)
     assert_close(dw.tensor.cpu(), before + truth_dw, dw_dtype, rows, magnitude=before.abs() + (d * normed).abs().sum(0))
+
+
+@pytest.mark.parametrize("columns", cases([*COLUMNS, 32776], more=[*MORE_COLUMNS, 40000]))
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("rows", "skew"), ROWS_AND_SKEW)
+@pytest.mark.parametrize("has_dresidual", [False, True])
+def test_the_backward_pass_writes_the_bits_of_the_norm_again(
+    kernels: ModuleType, rows: int, columns: int, dtype: torch.dtype, skew: int, has_dresidual: bool
+) -> None:
+    """And those of its own outputs do not change; `rmsnorm_dgrad` may write dx over dy and the norm over x."""
+    shape, code = (rows, columns), CODES[dtype]
+    dy, x = (guarded_copy(normal(*shape, dtype=dtype), constant=False, skew=skew) for _ in range(2))
+    rest = guarded_copy(normal(*shape, dtype=dtype), skew=skew).pointer if has_dresidual else 0
+    w = guarded_copy(normal(columns, dtype=dtype, mean=1), skew=skew)
+    norm, dx, dx_again, norm_again = (guarded(shape, dtype, skew=skew) for _ in range(4))
+    rstd, dw, dw_again = (guarded((size,), FP32) for size in (rows, columns, columns))
+    nbytes = rmsnorm_bwd_workspace(*shape)
+    workspace = guarded((nbytes,), torch.uint8)
+    kernels.rmsnorm(x.pointer, w.pointer, norm.pointer, rstd.pointer, *shape, EPS, code, 0)
+    given = (*(b.pointer for b in (dy, x, w, rstd)), rest)
+    for out, dweight, pointer in ((dx, dw, 0), (dx_again, dw_again, norm_again.pointer)):
+        scratch = (workspace.pointer, nbytes)
+        kernels.rmsnorm_bwd(
+            *given, out.pointer, dweight.pointer, pointer, *scratch, *shape, False, code, CODES[FP32], 0
+        )
+    torch.cuda.synchronize()
+    assert same_bits(norm_again.tensor, norm.tensor)
+    assert same_bits(dx_again.tensor, dx.tensor) and same_bits(dw_again.tensor, dw.tensor)
+    kernels.rmsnorm_dgrad(*given, dx.pointer, 0, *shape, code, 0)
+    kernels.rmsnorm_dgrad(*given, dy.pointer, x.pointer, *shape, code, 0)
+    torch.cuda.synchronize()
+    assert same_bits(x.tensor, norm.tensor) and same_bits(dy.tensor, dx.tensor)
+    for buffer in (dy, x, w, rstd, norm, dx, dx_again, norm_again, dw, dw_again):
+        buffer.check()
 
 
 @pytest.mark.parametrize("rows", cases([65, 1000], more=[1, 63, 64, 9001]))
@@ -182,10 +216,11 @@ def test_errors_name_the_invalid_argument(kernels: ModuleType) -> None:
         (lambda: kernels.rmsnorm(p, p, p, p, 1, 8, EPS, 2, 0), "rmsnorm: x must be fp32 or bf16, not fp64"),
         (lambda: kernels.add_rmsnorm(p, p, p, p, p, 0, 1, 8, EPS, 0, 0), "add_rmsnorm: residual_out is a null pointer"),
         (
-            lambda: kernels.rmsnorm_bwd(*[p] * 8, 31, 1, 8, False, 0, 0, 0),
+            lambda: kernels.rmsnorm_bwd(*[p] * 9, 31, 1, 8, False, 0, 0, 0),
             "rmsnorm_bwd: workspace needs 32 bytes, got 31",
         ),
-        (lambda: kernels.rmsnorm_bwd(*[p] * 8, 32, 1, 8, True, 1, 1, 0), "rmsnorm_bwd: only adds to fp32 outputs"),
+        (lambda: kernels.rmsnorm_bwd(*[p] * 9, 32, 1, 8, True, 1, 1, 0), "rmsnorm_bwd: only adds to fp32 outputs"),
+        (lambda: kernels.rmsnorm_dgrad(*[p] * 6, p + 2, 1, 8, 0, 0), "rmsnorm_dgrad: norm must be aligned to 4 bytes"),
         (lambda: kernels.linear_bgrad(p, p, p, 31, 1, 8, False, 0, 0, 0), "linear_bgrad: workspace needs 32 bytes"),
     ):
         with pytest.raises(ValueError, match=message):

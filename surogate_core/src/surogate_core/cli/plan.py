@@ -15,7 +15,7 @@ from ..errors import SurogateError
 from ..machine.local_device import local_device
 from ..planning.missing_kernels import idle_kernels, idle_modules
 from ..planning.plan import Plan
-from ..program.show import listing as program_listing
+from ..reporting.program_listing import listing as program_listing
 from .options import RunArguments
 from .plan_text import plan_text
 from .render import paint

@@ -46,7 +46,8 @@ def ladder(assembly: Assembly, inputs: PlanInputs) -> list[Rung]:
     points = _hull(_choices(assembly, inputs))
     rungs = [_rung(points[0], points[0], 0)]
     for light, strong in pairwise(points):
-        rungs += (_rung(light, strong, count) for count in range(1, len(light.blocks) + 1))
+        between = (_rung(light, strong, count) for count in range(1, len(light.blocks) + 1))
+        rungs += (rung for rung in between if rung.kept < rungs[-1].kept)  # a part may free nothing in some blocks
     return rungs
 
 

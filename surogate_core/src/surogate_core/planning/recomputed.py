@@ -15,7 +15,7 @@ CARRIED = "residual"
 """Label of the value that enters a block. It is kept when whole blocks are recomputed."""
 
 LABELS: Mapping[str, frozenset[str]] = {
-    "rmsnorm": frozenset({"norm", "rstd"}),
+    "rmsnorm": frozenset({"norm"}),
     "swiglu": frozenset({"swiglu"}),
     "qkv": frozenset({"qkv", "rope"}),
     "att": frozenset({"qkv", "rope", "attention", "lse", "attn_out"}),

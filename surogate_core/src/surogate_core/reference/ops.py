@@ -85,7 +85,11 @@ def rmsnorm(x: Tensor, w: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
     """norm = x * rstd * w, rstd = 1 / sqrt(mean(x^2) + eps)."""
     wide = up(x)
     rstd = torch.rsqrt(wide.square().mean(-1) + eps)
-    return (wide * rstd[:, None] * up(w)).to(x.dtype), rstd
+    return _norm(x, w, rstd), rstd
+
+
+def _norm(x: Tensor, w: Tensor, rstd: Tensor) -> Tensor:
+    return (up(x) * rstd[:, None] * up(w)).to(x.dtype)
 
 
 def add_rmsnorm(x: Tensor, residual: Tensor, w: Tensor, *, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -113,6 +117,20 @@ def rmsnorm_dgrad(dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, dresidual: Ten
     if dresidual is not None:
         dx = dx + up(dresidual)
     return dx.to(x.dtype)
+
+
+def rmsnorm_bwd_recompute(
+    dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, dresidual: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the outputs of `rmsnorm_bwd`, and the norm."""
+    return *rmsnorm_bwd(dy, x, w, rstd, dresidual), _norm(x, w, rstd)
+
+
+def rmsnorm_dgrad_recompute(
+    dy: Tensor, x: Tensor, w: Tensor, rstd: Tensor, dresidual: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the output of `rmsnorm_dgrad`, and the norm."""
+    return rmsnorm_dgrad(dy, x, w, rstd, dresidual), _norm(x, w, rstd)
 
 
 # ---------------------------------------------------------------------------------------------------------- attention
@@ -221,6 +239,11 @@ def swiglu_bwd(dy: Tensor, gate_up: Tensor) -> Tensor:
     d, sigmoid = up(dy), torch.sigmoid(gate)
     dgate = d * value * sigmoid * (1 + gate * (1 - sigmoid))
     return torch.cat((dgate, d * gate * sigmoid), dim=1).to(gate_up.dtype)
+
+
+def swiglu_bwd_recompute(dy: Tensor, gate_up: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the outputs of `swiglu_bwd` and of `swiglu`."""
+    return swiglu_bwd(dy, gate_up), swiglu(gate_up)
 
 
 # ------------------------------------------------------------------------------------------ LM head and cross-entropy

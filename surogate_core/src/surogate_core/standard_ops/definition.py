@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import ProgramError
-from ..program.opdef import OpDef
+from ..program.opdef import OpDef, OutSpec
 from ..program.value import Value
 
 REFERENCE = "surogate_core.reference.ops"
 Attrs = Mapping[str, Any]
 Ins = Sequence[Value]
+Infer = Callable[[Ins, Attrs], list[OutSpec]]
 
 
 def need(condition: bool, message: str) -> None:

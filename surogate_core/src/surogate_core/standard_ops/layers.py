@@ -8,7 +8,7 @@ from ..dtypes import accumulator
 from ..program.op import Op
 from ..program.opdef import Emitter, Gradients, OpDef, OutSpec
 from ..program.value import Value
-from .definition import Attrs, Ins, define, elements, matrix, need
+from .definition import Attrs, Infer, Ins, define, elements, matrix, need
 
 # ------------------------------------------------------------------------------------------------------------ embedding
 
@@ -94,6 +94,14 @@ def _rmsnorm_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 
 def _rmsnorm_dgrad(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return _rmsnorm_bwd(ins, attrs)[:1]
+
+
+def _with_norm(infer: Infer) -> Infer:
+    return lambda ins, attrs: [*infer(ins, attrs), OutSpec("norm", ins[1].shape, ins[1].dtype)]
+
+
+def _recomputes_norm(op: Op, again: Op) -> str:
+    return f"{op.kind}_recompute" if again.kind == "rmsnorm" and again.ins == op.ins[1:3] else ""
 
 
 # ------------------------------------------------------------------------------------------------------------ attention
@@ -188,6 +196,14 @@ def _swiglu_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [OutSpec("d_gate_up", gate_up.shape, gate_up.dtype)]
 
 
+def _swiglu_bwd_recompute(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    return [*_swiglu_bwd(ins, attrs), *_swiglu(ins[1:], attrs)]
+
+
+def _recomputes_swiglu(op: Op, again: Op) -> str:
+    return f"{op.kind}_recompute" if again.kind == "swiglu" and again.ins == op.ins[1:] else ""
+
+
 # -------------------------------------------------------------------------------------------- LM head and cross-entropy
 
 
@@ -243,8 +259,27 @@ LAYERS: tuple[OpDef, ...] = (
         rematerialise=_add_rmsnorm_rematerialise,
         flops=elements(5),
     ),
-    define("rmsnorm_bwd", _rmsnorm_bwd, first_output="rmsnorm_dgrad", flops=elements(9)),
-    define("rmsnorm_dgrad", _rmsnorm_dgrad, may_overwrite=lambda op: {0: 0}, flops=elements(7)),
+    define(
+        "rmsnorm_bwd",
+        _rmsnorm_bwd,
+        recomputing=_recomputes_norm,
+        first_output="rmsnorm_dgrad",
+        flops=elements(9),
+    ),
+    define("rmsnorm_bwd_recompute", _with_norm(_rmsnorm_bwd), flops=elements(10)),
+    define(
+        "rmsnorm_dgrad",
+        _rmsnorm_dgrad,
+        recomputing=_recomputes_norm,
+        may_overwrite=lambda op: {0: 0},
+        flops=elements(7),
+    ),
+    define(
+        "rmsnorm_dgrad_recompute",
+        _with_norm(_rmsnorm_dgrad),
+        may_overwrite=lambda op: {0: 0, 1: 1},
+        flops=elements(8),
+    ),
     define(
         "attention",
         _attention,
@@ -262,7 +297,19 @@ LAYERS: tuple[OpDef, ...] = (
         efficiency=_attention_efficiency,
     ),
     define("swiglu", _swiglu, vjp=_swiglu_vjp, flops=elements(3)),
-    define("swiglu_bwd", _swiglu_bwd, flops=elements(6)),
+    define(
+        "swiglu_bwd",
+        _swiglu_bwd,
+        recomputing=_recomputes_swiglu,
+        may_overwrite=lambda op: {0: 1},
+        flops=elements(6),
+    ),
+    define(
+        "swiglu_bwd_recompute",
+        _swiglu_bwd_recompute,
+        may_overwrite=lambda op: {0: 1, 1: 0},
+        flops=elements(7),
+    ),
     define(
         "lm_head_ce",
         _lm_head_ce,

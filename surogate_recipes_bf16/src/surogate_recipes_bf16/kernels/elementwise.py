@@ -69,10 +69,13 @@ def _bind_swiglu(op: Op, ctx: BindContext) -> Call:
 
 
 def _bind_swiglu_bwd(op: Op, ctx: BindContext) -> Call:
+    """Bind `swiglu_bwd` or `swiglu_bwd_recompute`."""
     from .. import _C
 
-    (dout, gate_up), (dgate_up,) = op.ins, op.outs
-    return ctx.call(_C.swiglu_bwd, dout, gate_up, dgate_up, *dout.shape, DTYPES[dout.dtype].code)
+    dout, gate_up = op.ins
+    dgate_up, *out = op.outs
+    hidden = out[0] if out else 0
+    return ctx.call(_C.swiglu_bwd, dout, gate_up, dgate_up, hidden, *dout.shape, DTYPES[dout.dtype].code)
 
 
 def _bind_embedding(op: Op, ctx: BindContext) -> Call:
@@ -120,7 +123,8 @@ KERNELS: tuple[KernelDef, ...] = (
     KernelDef(op="commit", dtypes=("fp32", "*", "*", "*"), supports=_commit_supports, bind=_bind_commit),
     *(KernelDef(op="swiglu", dtypes=(dtype,) * 2, supports=supports_write, bind=_bind_swiglu) for dtype in FLOATS),
     *(
-        KernelDef(op="swiglu_bwd", dtypes=(dtype,) * 3, supports=supports_write, bind=_bind_swiglu_bwd)
+        KernelDef(op=kind, dtypes=(dtype,) * values, supports=supports_write, bind=_bind_swiglu_bwd)
+        for kind, values in (("swiglu_bwd", 3), ("swiglu_bwd_recompute", 4))
         for dtype in FLOATS
     ),
     *(

@@ -20,10 +20,11 @@ def _bind_rmsnorm(op: Op, ctx: BindContext) -> Call:
 
 
 def _bind_rmsnorm_bwd(op: Op, ctx: BindContext) -> Call:
+    """Bind `rmsnorm_bwd` or `rmsnorm_bwd_recompute`."""
     from .. import _C
 
     dy, x, w, rstd = op.ins[:4]
-    dx, dw = op.outs
+    dx, dw, *norm = op.outs
     return ctx.call(
         _C.rmsnorm_bwd,
         dy,
@@ -33,6 +34,7 @@ def _bind_rmsnorm_bwd(op: Op, ctx: BindContext) -> Call:
         op.ins[4] if len(op.ins) == 5 else 0,
         dx,
         dw,
+        norm[0] if norm else 0,
         ctx.workspace,
         rmsnorm_bwd_workspace(*x.shape),
         *x.shape,
@@ -43,11 +45,14 @@ def _bind_rmsnorm_bwd(op: Op, ctx: BindContext) -> Call:
 
 
 def _bind_rmsnorm_dgrad(op: Op, ctx: BindContext) -> Call:
+    """Bind `rmsnorm_dgrad` or `rmsnorm_dgrad_recompute`."""
     from .. import _C
 
-    (dx,) = op.outs
+    dx, *norm = op.outs
     dresidual = op.ins[4] if len(op.ins) == 5 else 0
-    return ctx.call(_C.rmsnorm_dgrad, *op.ins[:4], dresidual, dx, *dx.shape, DTYPES[dx.dtype].code)
+    return ctx.call(
+        _C.rmsnorm_dgrad, *op.ins[:4], dresidual, dx, norm[0] if norm else 0, *dx.shape, DTYPES[dx.dtype].code
+    )
 
 
 def _rmsnorm_bwd_supports(op: Op, target: Target) -> Support:
@@ -94,24 +99,26 @@ KERNELS: tuple[KernelDef, ...] = (
     ),
     *(
         KernelDef(
-            op="rmsnorm_bwd",
-            dtypes=(dtype, dtype, dtype, "fp32", *dresidual, dtype, dw),
+            op=kind,
+            dtypes=(dtype, dtype, dtype, "fp32", *dresidual, dtype, dw, *norm),
             supports=_rmsnorm_bwd_supports,
             bind=_bind_rmsnorm_bwd,
             workspace=lambda op, target: rmsnorm_bwd_workspace(*op.ins[1].shape),
         )
         for dtype, dw in product(FLOATS, FLOATS)
         for dresidual in ((), (dtype,))
+        for kind, norm in (("rmsnorm_bwd", ()), ("rmsnorm_bwd_recompute", (dtype,)))
     ),
     *(
         KernelDef(
-            op="rmsnorm_dgrad",
-            dtypes=(dtype, dtype, dtype, "fp32", *dresidual, dtype),
+            op=kind,
+            dtypes=(dtype, dtype, dtype, "fp32", *dresidual, dtype, *norm),
             supports=supports_write,
             bind=_bind_rmsnorm_dgrad,
         )
         for dtype in FLOATS
         for dresidual in ((), (dtype,))
+        for kind, norm in (("rmsnorm_dgrad", ()), ("rmsnorm_dgrad_recompute", (dtype,)))
     ),
     *(
         KernelDef(

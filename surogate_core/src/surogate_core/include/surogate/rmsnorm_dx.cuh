@@ -12,6 +12,9 @@ struct NormElement {
 
     __device__ __forceinline__ float normed() const { return __fmul_rn(x, rstd); }
 
+    // Returns the element of the norm, as rmsnorm computes it.
+    __device__ __forceinline__ float norm() const { return __fmul_rn(normed(), w); }
+
     // Returns sum + dy w normed. This sum over a row, divided by its length, is `mean` below.
     __device__ __forceinline__ float add_to(float sum) const { return fmaf(__fmul_rn(dy, w), normed(), sum); }
 

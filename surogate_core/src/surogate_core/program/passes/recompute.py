@@ -14,10 +14,12 @@ from ..builder import Builder
 from ..op import Op, Program
 from ..opdef import OpDef
 from ..value import WEIGHT_LABEL, Value
+from .fuse_recompute import fuse_recompute
 
 
 def recompute(program: Program, drops: Callable[[Value], bool], builder: Builder) -> Program:
-    """Emit ops that recompute the dropped values, just before the first backward op that reads them.
+    """Emit ops that recompute the dropped values, just before the first backward op that reads them, or let a backward
+    op compute them (`fuse_recompute`).
 
     A value is dropped if `drops` selects it, its label is WEIGHT_LABEL, or its op is `always_recomputed`, provided that
     a forward op inside a block writes it. `OpDef.rematerialise` emits the recomputation. Without that rule the op is
@@ -52,7 +54,7 @@ def recompute(program: Program, drops: Callable[[Value], bool], builder: Builder
             append(op)
         else:
             ops.append(op)
-    return replace(program, ops=tuple(ops))
+    return fuse_recompute(replace(program, ops=tuple(ops)), builder.ops)
 
 
 def drops_anyway(program: Program, ops: Mapping[str, OpDef]) -> bool:

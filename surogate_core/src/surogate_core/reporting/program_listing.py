@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .op import Op, Program
+from ..program.op import Op, Program
 
 
 def listing(program: Program) -> str:
