@@ -452,7 +452,7 @@ def test_the_offload_strategy_gets_the_recomputed_family_and_the_device() -> Non
         calls.append(([program.name for program in family.programs()], phases, context.target))
         return copies_for_backward(family, context)
 
-    model = planned(**offload(schedule), recompute=frozenset({"rmsnorm"}))
+    model = planned(**offload(schedule), recompute=frozenset({"qkv"}))
     names = ["start", "derive", "micro", "evaluate", "update"]
     assert calls == [(names, {"forward", "backward", "recompute"}, Target(device("h200")))]
     for name in ("micro_first", "micro_next"):

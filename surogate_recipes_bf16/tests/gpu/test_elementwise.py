@@ -175,8 +175,8 @@ def test_swiglu_bwd_writes_the_bits_of_swiglu_again(
 ) -> None:
     rows, width = shape
     code = CODES[dtype]
-    dout = guarded_copy(normal(rows, width, dtype=dtype), skew=skew)
-    gate_up = guarded_copy(gates(rows, width, dtype), skew=skew)
+    dout = guarded_copy(normal(rows, width, dtype=dtype), constant=False, skew=skew)
+    gate_up = guarded_copy(gates(rows, width, dtype), constant=False, skew=skew)
     out, dgate_up = guarded(shape, dtype, skew=skew), guarded((rows, 2 * width), dtype, skew=skew)
     kernels.swiglu(gate_up.pointer, out.pointer, *shape, code, 0)
     kernels.swiglu_bwd(dout.pointer, gate_up.pointer, dgate_up.pointer, 0, *shape, code, 0)

@@ -346,6 +346,7 @@ DIFFERS = (
         for part in ("swiglu", "rmsnorm", "ffn", "qkv", "att", "block", "lora")
     ),
     Differs("recompute", "true", "recomputed is only what the memory requires"),
+    Differs("use_zero_copy", "false", "where most time is won, and little memory is lost"),
     Differs("zero_level", "1, the optimizer's states sharded", "every GPU holds all optimizer states"),
     Differs("run_name", "a random name", "runs are named after their folder"),
     Differs("log_file", "log-{run_name}-{time}.json", "metrics are written as JSON lines to `metrics.jsonl`"),

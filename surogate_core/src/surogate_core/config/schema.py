@@ -291,7 +291,7 @@ class MemoryKeys(Keys):
         "one; divides `per_device_train_batch_size`.",
     )
     use_zero_copy: FlagOrAuto = Field(
-        False,
+        "auto",
         description="The update reads and writes what an offload strategy keeps in host memory where it is, over the "
         "link, instead of copying it to the device and back. auto: that of the embedding and the LM head alone.",
     )

@@ -12,6 +12,8 @@ from ..program.op import Lane, Op, Program, Signature
 if TYPE_CHECKING:
     from ..api import DeviceInfo, OpDef
 
+COPIES: tuple[Lane, ...] = ("to_host", "to_device")
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -51,7 +53,7 @@ class Cost:
 
 def op_cost(op: Op, definition: OpDef, device: DeviceInfo) -> Cost:
     """Return the cost of an op: a launch, the longest of its arithmetic, traffic and communication, and its passes."""
-    if op.lane in ("to_host", "to_device"):
+    if op.lane in COPIES:
         copied = sum(v.nbytes for v in op.outs)
         return Cost(0, copied, device.launch_seconds + copied / device.host_bandwidth)
     flops, passes = definition.flops(op), definition.passes(op)
@@ -93,7 +95,8 @@ class OpCosts:
 def program_cost(program: Program, ops: Mapping[str, OpDef], device: DeviceInfo) -> Cost:
     """Return the cost of a program. Ops of a lane run one after another; the lanes overlap as `lane_order` says.
 
-    The bandwidth and the multiprocessors that side lanes take from concurrent ops are not counted.
+    Copies wait while an op uses values on the host, because both need the link. The bandwidth and the multiprocessors
+    that side lanes take from concurrent ops are not counted.
     """
     flops = nbytes = 0
     attention = products = link = waiting = 0.0
@@ -112,10 +115,12 @@ def program_cost(program: Program, ops: Mapping[str, OpDef], device: DeviceInfo)
         start = max([free.get(op.lane, 0.0), *(ends[i] for i in waits.get(index, ()))])
         if op.lane == "compute":
             free["compute"] = start + cost.seconds
+            if cost.copy_seconds:
+                free |= {lane: max(free.get(lane, 0.0), start) + cost.copy_seconds for lane in COPIES}
         else:
             free[op.lane] = ends[index] = max(start, free["compute"]) + cost.seconds
         busy[op.lane] = busy.get(op.lane, 0.0) + cost.seconds
-    end, copies = max(free.values()), (busy.get(lane, 0.0) for lane in ("to_host", "to_device"))
+    end, copies = max(free.values()), (busy.get(lane, 0.0) for lane in COPIES)
     waiting, link = waiting + end - busy["compute"], link + max(copies)
     return Cost(flops, nbytes, end, busy.get("comm", 0.0), waiting, link, attention, products)
 

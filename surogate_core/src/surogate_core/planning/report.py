@@ -110,9 +110,12 @@ def report(
     name, arena = max(memory.arenas.items(), key=lambda item: item[1].arena_bytes)
     alive = [life for life in arena.lives if life.first <= arena.peak_op <= life.last]
     scratch = sum(life.nbytes for life in alive if life.scratch)
+    written = {value: index for index, op in enumerate(programs[name].ops) for value in op.outs}
     by_label: dict[str, int] = {}
     for life in alive:
-        by_label[life.value.label] = by_label.get(life.value.label, 0) + life.nbytes
+        values = (life.value, *reversed(life.overwritten))  # of one place: the last one written so far is there
+        label = next(value.label for value in values if written.get(value, 0) <= arena.peak_op)
+        by_label[label] = by_label.get(label, 0) + life.nbytes
     inputs, states = memory.segments["input"].nbytes, memory.segments["state"]
     derived = _derived_bytes(states)
     batches = inputs * grad_accum_steps * STAGED_STEPS * world_size
@@ -179,7 +182,12 @@ def _largest(memory: MemoryPlan, arena: ArenaPlan, program: Program) -> tuple[Sa
     """Return all values of the segments and of one arena, grouped by shape and dtype, largest first."""
     persistent = [(_kind(v), v) for segment in memory.segments.values() for v in segment.offsets]
     shared = [
-        (f"workspace of {program.ops[life.first].kind}" if life.scratch else life.value.label, life.value)
+        (
+            f"workspace of {program.ops[life.first].kind}"
+            if life.scratch
+            else (*life.overwritten, life.value)[0].label,
+            life.value,
+        )
         for life in arena.lives
     ]
     names: dict[tuple[int, str, tuple[int, ...]], list[str]] = {}
