@@ -334,7 +334,7 @@ def test_attention_is_less_efficient_with_small_heads_short_documents_and_little
     [((2, 2048, 32, 128), 139, 466), ((32, 1024, 14, 64), 178, 644), ((16, 2048, 16, 128), 488, 1692)],
 )
 def test_attention_takes_as_long_as_was_measured(sizes: tuple[int, ...], forward: int, backward: int) -> None:
-    """Microseconds of benchmarks/h200.md, "Documents that fill their rows", and what they take longer inside of steps."""
+    """Microseconds of benchmarks/h200.md, "Documents that fill their rows"; inside of steps they take longer."""
     for kind, measured in (("attention", 1.14 * forward), ("attention_bwd", 1.1 * backward)):
         op = attention(*sizes, kind=kind)
         seconds = OPS[kind].flops(op) / (H200.flops["bf16"] * OPS[kind].efficiency(op))

@@ -39,7 +39,10 @@ def test_sharing_memory_is_bit_identical(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_wrong_plan_changes_results(seed: int) -> None:
-    """The test above can fail: moving one value onto another that is live changes results or makes them NaN."""
+    """The test above can fail: moving one value onto another that is live changes results or makes them NaN.
+
+    Both have the same size: rows without a label need not change anything.
+    """
     given = family(seed)
     good = Run(given)
     good.micro_step("micro_first")
@@ -47,7 +50,7 @@ def test_a_wrong_plan_changes_results(seed: int) -> None:
     lives = [
         life for life in arena.lives if life.last > life.first and life.value.dtype == "fp32" and not life.overwritten
     ]
-    pairs = [(a, b) for a in lives for b in lives if b.first < a.first < b.last and b.value.nbytes >= a.value.nbytes]
+    pairs = [(a, b) for a in lives for b in lives if b.first < a.first < b.last and b.value.nbytes == a.value.nbytes]
     chosen = Random(seed).sample(pairs, min(6, len(pairs)))
     detected = 0
     for life, victim in chosen:

@@ -183,7 +183,14 @@ QUANTIZERS: tuple[OpDef, ...] = (
     _quantizing(
         "fp8_add_rmsnorm", _add_rmsnorm, lambda attrs: 3, rematerialise=_add_rmsnorm_rematerialise, flops=_elements(7)
     ),
-    _quantizing("fp8_swiglu", _swiglu, lambda attrs: 1, rematerialise=_rematerialise(1), flops=_elements(4), memory_efficiency=0.97),
+    _quantizing(
+        "fp8_swiglu",
+        _swiglu,
+        lambda attrs: 1,
+        rematerialise=_rematerialise(1),
+        flops=_elements(4),
+        memory_efficiency=0.97,
+    ),
     _quantizing("fp8_swiglu_bwd", _swiglu_bwd, _swiglu_bwd_own, flops=_elements(10), memory_efficiency=0.92),
     _quantizing("fp8_rmsnorm_bwd", _rmsnorm_bwd, _norm_bwd_own, flops=_elements(11), memory_efficiency=0.6),
     _quantizing("fp8_rmsnorm_dgrad", _rmsnorm_dgrad, _norm_bwd_own, flops=_elements(9)),

@@ -278,6 +278,7 @@ RESULTS: Final[Mapping[tuple[str, str], Check]] = {
     ("op", "may_overwrite"): _overwritten,
     ("op", "vjp"): _gradients,
     ("op", "rematerialise"): _one_each("output"),
+    ("op", "recomputing"): _a(str, "the name of a kind, or an empty one"),
     ("op", "adding"): _a(str, "the name of a kind, or an empty one"),
     ("op", "flops"): _count,
     ("op", "efficiency"): _share,
