@@ -169,15 +169,18 @@ def test_a_strategy_that_holds_little_is_turned_off_too(plan: Make) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rows", [2, 8, 32])
-def test_the_fastest_proposal_does_not_depend_on_how_the_file_splits_a_step(plan: Make, rows: int) -> None:
-    keys = {"lora": True, "sequence_len": 2048, "device_memory_limit": "24GiB"}
-    opened, before = plan(
-        "8b", "h200", per_device_train_batch_size=rows, gradient_accumulation_steps=max(1, 8 // rows), **keys
-    )
-    first = propose(opened, before)[0]
-    assert first.plan.inputs.batch_size == 1 and first.changes.get("offload_residual") is True
-    assert not any("offload_weights" in key for key in first.changes)
+def test_the_fastest_proposal_does_not_depend_on_how_the_file_splits_a_step(plan: Make) -> None:
+    """Within 1 %: proposals that are nearly as fast may change places, since their estimates start from other plans."""
+    speeds = []
+    for rows in (2, 8, 32):
+        keys = {"lora": True, "sequence_len": 2048, "device_memory_limit": "24GiB"}
+        opened, before = plan(
+            "8b", "h200", per_device_train_batch_size=rows, gradient_accumulation_steps=max(1, 8 // rows), **keys
+        )
+        first = propose(opened, before)[0]
+        assert first.plan.inputs.batch_size == 1
+        speeds.append(first.plan.report.tokens_per_second)
+    assert min(speeds) > 0.99 * max(speeds), speeds
 
 
 def test_a_last_resort_gives_something_up(plan: Make) -> None:
