@@ -38,7 +38,7 @@ class Block:
         self._program = Program("micro", (*forward, *ops), stage="micro")
 
     def recomputed(self, *labels: str) -> list[Op]:
-        """Return the ops behind the forward pass, with values of these labels dropped."""
+        """Return the ops after the forward pass, with values of these labels dropped."""
         program = recompute(self._program, lambda value: value.label in labels, self.b)
         verify(program, VOCABULARY)
         return [op for op in program.ops if op.phase != "forward"]

@@ -235,8 +235,10 @@ def _fp8(op: Op) -> str:
     return "fp8"
 
 
-def _loop_traffic(op: Op) -> int:
-    return op.ins[0].nbytes + op.ins[1].nbytes + (_epilogue_traffic(op) if op.attrs["fast"] else 0)
+def _traffic(op: Op) -> int:
+    """Return the bytes that a product moves while it computes."""
+    written = (*op.outs, *(op.outs[i] for i in op.accumulate))
+    return sum(v.nbytes for v in (*op.ins, *written)) - _passes(op)
 
 
 def _passes(op: Op) -> int:
@@ -245,11 +247,9 @@ def _passes(op: Op) -> int:
     Measured inside of steps on an H200 (2026-11-23): with fast accumulation a product takes as long as its arithmetic,
     whatever it writes and adds to; without, three quarters of these bytes are not hidden.
     """
-    return 0 if op.attrs["fast"] else _epilogue_traffic(op) * 3 // 4
-
-
-def _epilogue_traffic(op: Op) -> int:
-    return sum(v.nbytes for v in (*op.ins[2:], *op.outs, *(op.outs[i] for i in op.accumulate)))
+    if op.attrs["fast"]:
+        return 0
+    return sum(v.nbytes for v in (*op.ins[2:], *op.outs, *(op.outs[i] for i in op.accumulate))) * 3 // 4
 
 
 def _plain(kind: str, infer: Any, **fields: Any) -> OpDef:
@@ -259,7 +259,7 @@ def _plain(kind: str, infer: Any, **fields: Any) -> OpDef:
 _PRICE: dict[str, Any] = {
     "flops": _product_flops,
     "math": _fp8,
-    "traffic": _loop_traffic,
+    "traffic": _traffic,
     "passes": _passes,
 }
 

@@ -182,13 +182,9 @@ def _largest(memory: MemoryPlan, arena: ArenaPlan, program: Program) -> tuple[Sa
     """Return all values of the segments and of one arena, grouped by shape and dtype, largest first."""
     persistent = [(_kind(v), v) for segment in memory.segments.values() for v in segment.offsets]
     shared = [
-        (
-            f"workspace of {program.ops[life.first].kind}"
-            if life.scratch
-            else (*life.overwritten, life.value)[0].label,
-            life.value,
-        )
+        (f"workspace of {program.ops[life.first].kind}" if life.scratch else first.label, life.value)
         for life in arena.lives
+        for first in (*life.overwritten, life.value)[:1]
     ]
     names: dict[tuple[int, str, tuple[int, ...]], list[str]] = {}
     for name, v in (*persistent, *shared):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import combinations
 
-from ..memory.cost import OpCosts, program_cost
+from ..memory.cost import COPIES, OpCosts, program_cost
 from ..program.op import Lane, Program
 from ..program.passes.reduce import MicroStep, micro_step_counts
 from .inputs import PlanInputs
@@ -50,7 +50,7 @@ class Part:
         """
         late = 0.0
         for one, other in combinations((part for part in added if part.copies > 0), 2):
-            for lane in ("to_host", "to_device"):
+            for lane in COPIES:
                 small, large = sorted((one, other), key=lambda part: getattr(part, lane) / part.copies)
                 if getattr(small, lane) > 0:
                     ahead = _AHEAD * self.compute / small.copies

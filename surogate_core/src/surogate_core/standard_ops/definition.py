@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import ProgramError
+from ..program.op import Op
 from ..program.opdef import OpDef, OutSpec
 from ..program.value import Value
 
@@ -31,3 +32,8 @@ def elements(per_element: int) -> Any:
 
 def define(kind: str, infer: Any, **fields: Any) -> OpDef:
     return OpDef(kind=kind, infer=infer, reference=f"{REFERENCE}:{kind}", **fields)
+
+
+def recomputing(kind: str, own: slice) -> Callable[[Op, Op], str]:
+    """Return the rule `OpDef.recomputing` of a backward op with the inputs `own` of the op `kind` among its inputs."""
+    return lambda op, again: f"{op.kind}_recompute" if again.kind == kind and again.ins == op.ins[own] else ""

@@ -8,7 +8,7 @@ from ..dtypes import accumulator
 from ..program.op import Op
 from ..program.opdef import Emitter, Gradients, OpDef, OutSpec
 from ..program.value import Value
-from .definition import Attrs, Infer, Ins, define, elements, matrix, need
+from .definition import Attrs, Infer, Ins, define, elements, matrix, need, recomputing
 
 # ------------------------------------------------------------------------------------------------------------ embedding
 
@@ -98,10 +98,6 @@ def _rmsnorm_dgrad(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 
 def _with_norm(infer: Infer) -> Infer:
     return lambda ins, attrs: [*infer(ins, attrs), OutSpec("norm", ins[1].shape, ins[1].dtype)]
-
-
-def _recomputes_norm(op: Op, again: Op) -> str:
-    return f"{op.kind}_recompute" if again.kind == "rmsnorm" and again.ins == op.ins[1:3] else ""
 
 
 # ------------------------------------------------------------------------------------------------------------ attention
@@ -201,10 +197,6 @@ def _swiglu_bwd_recompute(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [*_swiglu_bwd(ins, attrs), *_swiglu(ins[1:], attrs)]
 
 
-def _recomputes_swiglu(op: Op, again: Op) -> str:
-    return f"{op.kind}_recompute" if again.kind == "swiglu" and again.ins == op.ins[1:] else ""
-
-
 # -------------------------------------------------------------------------------------------- LM head and cross-entropy
 
 
@@ -264,7 +256,7 @@ LAYERS: tuple[OpDef, ...] = (
     define(
         "rmsnorm_bwd",
         _rmsnorm_bwd,
-        recomputing=_recomputes_norm,
+        recomputing=recomputing("rmsnorm", slice(1, 3)),
         first_output="rmsnorm_dgrad",
         flops=elements(9),
         memory_efficiency=0.6,
@@ -273,7 +265,7 @@ LAYERS: tuple[OpDef, ...] = (
     define(
         "rmsnorm_dgrad",
         _rmsnorm_dgrad,
-        recomputing=_recomputes_norm,
+        recomputing=recomputing("rmsnorm", slice(1, 3)),
         may_overwrite=lambda op: {0: 0},
         flops=elements(7),
         memory_efficiency=0.86,
@@ -305,7 +297,7 @@ LAYERS: tuple[OpDef, ...] = (
     define(
         "swiglu_bwd",
         _swiglu_bwd,
-        recomputing=_recomputes_swiglu,
+        recomputing=recomputing("swiglu", slice(1, 2)),
         may_overwrite=lambda op: {0: 1},
         flops=elements(6),
         memory_efficiency=0.97,

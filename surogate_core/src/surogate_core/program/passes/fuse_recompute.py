@@ -1,7 +1,7 @@
 """Fused recomputation: a backward op that reads what a recomputed op reads computes its output as well.
 
 `swiglu_bwd` reads `gate_up`, of which `swiglu` is a function, so an op that computes both only has to write one value
-more. The backward ops that read the value earlier move behind that op.
+more. The backward ops that read the value earlier follow that op.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def fuse_recompute(program: Program, ops: Mapping[str, OpDef]) -> Program:
     followers: dict[Op, list[Op]] = {}
     gone: set[Op] = set()
     for op in program.ops:
-        at, kind = _where(op, readers, ops)
+        at, kind = _where(op, readers, ops) if op.phase == "recompute" else (None, "")
         if at is None:
             continue
         early = [reader for reader in readers[op.outs[0]] if position[reader] < position[at]]
         passed = {reader: program.ops[position[reader] + 1 : position[at] + 1] for reader in early}
         is_free = gone.isdisjoint((at, *early)) and fused.keys().isdisjoint((at, *early))
-        if is_free and all(_may_follow(reader, behind, early) for reader, behind in passed.items()):
+        if is_free and all(_may_pass(reader, others, early) for reader, others in passed.items()):
             fused[at] = replace(at, kind=kind, outs=(*at.outs, op.outs[0]))
             followers[at] = early
             gone.update((op, *early))
@@ -41,23 +41,24 @@ def fuse_recompute(program: Program, ops: Mapping[str, OpDef]) -> Program:
 
 def _where(op: Op, readers: Mapping[Value, Sequence[Op]], ops: Mapping[str, OpDef]) -> tuple[Op | None, str]:
     """Return the backward op that can compute the only output of `op` that is read, and the kind that does so."""
-    if op.phase == "recompute":
-        first, *others = op.outs
-        reading = readers.get(first, ())
-        if {reader.phase for reader in reading} == {"backward"} and not any(value in readers for value in others):
-            for beside in dict.fromkeys(reader for value in op.ins for reader in readers[value]):
-                rule = ops[beside.kind].recomputing if beside.phase == "backward" and beside not in reading else None
-                if rule and beside.block == op.block and (kind := rule(beside, op)):
-                    return beside, kind
+    first, *others = op.outs
+    reading = readers.get(first, ())
+    if {reader.phase for reader in reading} != {"backward"} or any(value in readers for value in others):
+        return None, ""
+    for candidate in dict.fromkeys(reader for value in op.ins for reader in readers[value]):
+        rule = ops[candidate.kind].recomputing
+        fits = (candidate.phase, candidate.block) == ("backward", op.block) and candidate not in reading
+        if rule and fits and (kind := rule(candidate, op)):
+            return candidate, kind
     return None, ""
 
 
-def _may_follow(moving: Op, passed: Sequence[Op], others: Sequence[Op]) -> bool:
-    """Whether an op may move behind those that it would pass, of which `others` move as well.
+def _may_pass(moving: Op, passed: Sequence[Op], followers: Sequence[Op]) -> bool:
+    """Whether an op may run after others that it precedes now, of which `followers` move as well.
 
-    They may not read or write what it writes, or write what it reads.
+    The others may not read or write what it writes, or write what it reads.
     """
     return all(
-        op in others or not ({*op.ins, *op.written} & {*moving.written} or {*op.written} & {*moving.ins})
+        op in followers or not ({*op.ins, *op.written} & {*moving.written} or {*op.written} & {*moving.ins})
         for op in passed
     )
