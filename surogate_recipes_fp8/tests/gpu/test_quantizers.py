@@ -248,7 +248,7 @@ def test_swiglu_has_the_bits_of_the_bf16_kernels(width: int) -> None:
     a, b, c = gate_up.data_ptr(), dout.data_ptr(), q.data_ptr()
     bf16.swiglu(a, out.data_ptr(), rows, width, code, stream)
     _C.fp8_swiglu(a, c, 0, out_8.data_ptr(), rows, width, *given)
-    bf16.swiglu_bwd(b, a, dgate_up.data_ptr(), rows, width, code, stream)
+    bf16.swiglu_bwd(b, a, dgate_up.data_ptr(), 0, rows, width, code, stream)
     _C.fp8_swiglu_bwd(b, a, c, 0, dgate_up_8.data_ptr(), 0, 0, 0, rows, width, DTYPES["e5m2"].code, *given[1:])
     torch.cuda.synchronize()
     assert same_bits(out, out_8) and same_bits(dgate_up, dgate_up_8)
