@@ -16,7 +16,7 @@ from surogate_core.api import compiled
 from surogate_core.cli.app import app
 from surogate_core.errors import ConfigError
 from surogate_core.machine import local_device as module
-from surogate_core.machine.devices import DEVICES
+from surogate_core.machine.devices import DEVICES, built_in_gpu
 from surogate_core.machine.local_device import NoGpuError, local_device, torch_has_cuda, visible_gpus
 
 ROOT = Path(__file__).parents[1]
@@ -98,6 +98,33 @@ def test_an_unknown_gpu_has_the_rates_of_its_generation(driver: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("title", "sm", "name"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 80, "a100-40"),
+        ("NVIDIA A100-SXM4-80GB", 80, "a100"),
+        ("NVIDIA A100 80GB PCIe", 80, "a100"),
+        ("NVIDIA A10", 86, "a10"),
+        ("NVIDIA GeForce RTX 3090", 86, "rtx3090"),
+        ("NVIDIA L40S", 89, "l40s"),
+        ("NVIDIA H100 80GB HBM3", 90, "h100"),
+        ("NVIDIA H100 PCIe", 90, "h100-pcie"),
+        ("NVIDIA H100 NVL", 90, "h100-nvl"),
+        ("NVIDIA B300 SXM6 AC", 103, "b300"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 120, "rtxpro6000"),
+        ("NVIDIA GB10", 121, "spark"),
+    ],
+)
+def test_the_names_that_drivers_give_are_in_the_device_table(title: str, sm: int, name: str) -> None:
+    found = built_in_gpu(title, sm, 1 << 36)
+    assert (found.name, found.title, found.flops) == (name, title, DEVICES[name].flops)
+
+
+def test_an_unknown_gpu_gets_the_slowest_of_its_generation_by_both_rates() -> None:
+    """An H200 has the smaller rate of products of those measured, and the largest bandwidth."""
+    assert built_in_gpu("NVIDIA GH200 480GB", 90, 1 << 36).source == "rates of NVIDIA H100 PCIe, the nearest known"
+
+
+@pytest.mark.parametrize(
     ("fails", "visible", "why"),
     [
         ({"cuInit": 100}, None, "no GPU found"),
@@ -146,7 +173,7 @@ def test_plan_shows_the_device_and_the_reason(driver: Any, monkeypatch: pytest.M
     driver(total=70 << 30)
     ours, asked = CliRunner().invoke(app, PLAN), CliRunner().invoke(app, [*PLAN, "--device", "h100"])
     assert "\nNVIDIA H200, 70.00 GiB (this machine's GPU)\n" in ours.output
-    assert "\nNVIDIA H100 SXM, 79.20 GiB (--device h100)\n" in asked.output
+    assert "\nNVIDIA H100 80GB HBM3, 79.10 GiB (--device h100)\n" in asked.output
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     driver(cuInit=100)
     none = CliRunner().invoke(app, PLAN)

@@ -1,9 +1,9 @@
 """The planned time of a step is within 10 % of the time that was measured.
 
-`step_times.json` holds the measured times of the rows of benchmarks/rows.py, and tables of benchmarks/h200.md those of
-benchmarks/promise.py, with the plans. When kernels become faster, measure the
-rows again (`python benchmarks/compare.py`) and adjust the constants of the estimate to the new times, never to single
-models: rates and launches in `machine/devices.py`, efficiency and passes of ops in `standard_ops/`.
+`step_times.json` holds the measured times of the rows of benchmarks/rows.py, and tables of benchmarks/h200.md and
+h100.md those of benchmarks/promise.py, with the plans. When kernels become faster, measure the rows again (`python
+benchmarks/compare.py`) and adjust the constants of the estimate to the new times, never to single models: rates and
+launches in `machine/devices.py`, efficiency and passes of ops in `standard_ops/`.
 """
 
 from __future__ import annotations
@@ -52,27 +52,29 @@ def test_a_published_row_fits_and_its_planned_time_is_within_a_tenth_of_the_meas
     assert planned_ms == pytest.approx(measured_ms, rel=0.1)
 
 
-def _promised() -> list[tuple[str, float, float]]:
-    """Return (name, planned ms, measured ms) of the configurations in benchmarks/h200.md."""
+def _promised(card: str) -> list[tuple[str, str, float, float]]:
+    """Return (card, name, planned ms, measured ms) of the configurations in the benchmarks of a card."""
     row = re.compile(r"^\| (\S+ (?:full|lora) \d+x\d+x\d+[^|]*?) \|(?: [^|]+ \|){3} (\d+) \| (\d+) \|", re.M)
-    text = (BENCHMARKS / "h200.md").read_text(encoding="utf-8")
-    return [(name, float(planned), float(measured)) for name, planned, measured in row.findall(text)]
+    text = (BENCHMARKS / f"{card}.md").read_text(encoding="utf-8")
+    return [(card, name, float(planned), float(measured)) for name, planned, measured in row.findall(text)]
 
 
-EVERY_EIGHTH = _promised()[::8]
-"""Planning all of them takes a minute and a half."""
+PROMISED = [*_promised("h200")[::8], *_promised("h100")[::4]]
+"""Every eighth row of the one, every fourth of the other. Planning all of them takes a minute and a half."""
 
 
-@pytest.mark.parametrize(("name", "planned_ms", "measured_ms"), EVERY_EIGHTH, ids=[n for n, _, _ in EVERY_EIGHTH])
+@pytest.mark.parametrize(
+    ("card", "name", "planned_ms", "measured_ms"), PROMISED, ids=[f"{c}: {n}" for c, n, _, _ in PROMISED]
+)
 def test_the_plan_of_a_published_configuration_is_quoted_and_near_the_measured_time(
-    name: str, planned_ms: float, measured_ms: float, monkeypatch: pytest.MonkeyPatch
+    card: str, name: str, planned_ms: float, measured_ms: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import promise
     import step
 
     assert promise.Configuration.named(name).name == name
-    monkeypatch.setattr(step, "training_device", lambda: device("h200"))
+    monkeypatch.setattr(step, "training_device", lambda: device(card))
     report = promise.planned(promise.Configuration.named(name))
     assert report is not None and report.step.seconds * 1000 == pytest.approx(planned_ms, abs=0.6)
     assert planned_ms == pytest.approx(measured_ms, rel=0.1)

@@ -53,7 +53,7 @@ def test_a_later_plan_on_a_card_of_the_same_name_takes_the_rates() -> None:
     assert (after.flops["bf16"], after.flops["fp8"]) == (6e14, before.flops["fp8"]), "fp8 was not measured"
     assert (after.bandwidth, after.host_bandwidth, after.launch_seconds) == (4e12, 5e10, 3e-6)
     assert after.source == "measured here 2026-01-02" and after.memory_bytes == 1 << 37
-    assert gpu("NVIDIA H100 SXM", 90, 1 << 36).source != after.source
+    assert gpu("NVIDIA H100 80GB HBM3", 90, 1 << 36).source != after.source
     assert "0.90" in comparison(before, RATES) and "600.0 TFLOP/s" in comparison(before, RATES)
 
 

@@ -1,11 +1,15 @@
 """The device table: properties of GPUs, for plans on machines that do not have them.
 
-The rates of the H200 are those that `surogate doctor --measure` found on one (700 W, torch 2.11+cu130, cuBLASLt 13.1,
-2026-11-22): FLOP/s of large matrix products under sustained load, by dtype of operands (in FP8 1,263e12 with the write
-of their outputs, which is not hidden, 1,347e12 without it); bytes per second read and written; copies from and to the
-host, each way at once. For other devices FLOP/s are 0.68 of the vendor's dense peak, the ratio measured there for both
-dtypes, and bandwidths 0.87 of its figure. Links are 0.8 of the vendor's figure for one direction, an
-estimate: NVLink, else PCIe. For the GPU of this machine, `surogate doctor --measure` replaces the rates.
+Titles are the names that the driver gives, and memory is what CUDA reports, a little less than nvidia-smi shows. It
+differs by up to 0.3 GiB between drivers; the table has the least that was seen.
+
+The rates of the H100 and the H200 are those that `surogate doctor --measure` found on one of each (700 W, torch
+2.11+cu130, cuBLASLt 13.1, 2026-11-22 and 23): FLOP/s of large matrix products under sustained load, by dtype of
+operands (in FP8 on the H200 1,263e12 with the write of their outputs, which is not hidden, 1,347e12 without it); bytes
+per second read and written; copies from and to the host, each way at once. For other devices FLOP/s are 0.68 of the
+vendor's dense peak, the ratio measured on the H200 for both dtypes, and bandwidths 0.87 of its figure. Links are 0.8
+of the vendor's figure for one direction, an estimate: NVLink, else PCIe. For the GPU of this machine, `surogate doctor
+--measure` replaces the rates.
 """
 
 from __future__ import annotations
@@ -54,9 +58,16 @@ def _gpu(
     )
 
 
+_H100 = replace(
+    _gpu("h100", "NVIDIA H100 80GB HBM3", 90, 79.1, 989, 67, 3.35, 450),
+    flops={"fp8": 1422e12, "bf16": 684.1e12, "fp32": 49.5e12, "fp64": 49.5e12},
+    bandwidth=2.988e12,
+    launch_seconds=1.99e-6,
+    host_bandwidth=41.95e9,
+    source="measured 2026-11-23",
+)
 _H200 = replace(
-    _gpu("h200", "NVIDIA H200", 90, 140.4, 989, 67, 4.8, 450),
-    memory_bytes=143_771 << 20,
+    _gpu("h200", "NVIDIA H200", 90, 139.8, 989, 67, 4.8, 450),
     flops={"fp8": 1347e12, "bf16": 668e12, "fp32": 49.9e12, "fp64": 49.9e12},
     bandwidth=4.206e12,
     host_bandwidth=50.6e9,
@@ -66,21 +77,23 @@ _H200 = replace(
 DEVICES: dict[str, DeviceInfo] = {
     d.name: d
     for d in (
-        _gpu("a100-40", "NVIDIA A100 40GB", 80, 39.4, 312, 19.5, 1.555, 300),
-        _gpu("a100", "NVIDIA A100 80GB", 80, 79.2, 312, 19.5, 2.039, 300),
-        _gpu("a10", "NVIDIA A10", 86, 22.5, 125, 31.2, 0.600, 32),
-        _gpu("rtx3090", "NVIDIA GeForce RTX 3090", 86, 23.6, 71, 35.6, 0.936, 32),
+        _gpu("a100-40", "NVIDIA A100 40GB", 80, 39.3, 312, 19.5, 1.555, 300),
+        _gpu("a100", "NVIDIA A100 80GB", 80, 79.1, 312, 19.5, 2.039, 300),
+        _gpu("a10", "NVIDIA A10", 86, 21.9, 125, 31.2, 0.600, 32),
+        _gpu("rtx3090", "NVIDIA GeForce RTX 3090", 86, 23.5, 71, 35.6, 0.936, 32),
         _gpu("a6000", "NVIDIA RTX A6000", 86, 47.4, 155, 38.7, 0.768, 32),
-        _gpu("l4", "NVIDIA L4", 89, 22.5, 121, 30.3, 0.300, 32),
-        _gpu("l40s", "NVIDIA L40S", 89, 44.4, 362, 91.6, 0.864, 32),
+        _gpu("l4", "NVIDIA L4", 89, 21.9, 121, 30.3, 0.300, 32),
+        _gpu("l40s", "NVIDIA L40S", 89, 44.3, 362, 91.6, 0.864, 32),
         _gpu("rtx4090", "NVIDIA GeForce RTX 4090", 89, 23.5, 165, 82.6, 1.008, 32),
-        _gpu("h100", "NVIDIA H100 SXM", 90, 79.2, 989, 67, 3.35, 450),
+        _gpu("h100-pcie", "NVIDIA H100 PCIe", 90, 79.1, 756, 51, 2.0, 300),
+        _gpu("h100-nvl", "NVIDIA H100 NVL", 90, 93.0, 835, 60, 3.9, 300),
+        _H100,
         _H200,
         _gpu("b200", "NVIDIA B200", 100, 178.3, 2250, 75, 8.0, 900),
-        _gpu("b300", "NVIDIA B300", 103, 267.0, 2250, 75, 8.0, 900),
-        _gpu("rtx5090", "NVIDIA GeForce RTX 5090", 120, 31.4, 210, 104.8, 1.792, 64),
+        _gpu("b300", "NVIDIA B300", 103, 267.6, 2250, 75, 8.0, 900),
+        _gpu("rtx5090", "NVIDIA GeForce RTX 5090", 120, 31.3, 210, 104.8, 1.792, 64),
         _gpu("rtxpro6000", "NVIDIA RTX PRO 6000 Blackwell", 120, 94.9, 503, 125, 1.792, 64),
-        _gpu("spark", "NVIDIA DGX Spark (GB10)", 121, 119.0, 125, 31, 0.273, 25),
+        _gpu("spark", "NVIDIA GB10", 121, 119.0, 125, 31, 0.273, 25),
     )
 }
 """The devices of `surogate plan --device`, by name."""
@@ -112,7 +125,8 @@ def gpu(title: str, sm: int, memory_bytes: int) -> DeviceInfo:
 def built_in_gpu(title: str, sm: int, memory_bytes: int) -> DeviceInfo:
     """Return the GPU with this name from the device table, with the actual compute capability and memory.
 
-    A GPU that is not in the table gets the rates of the slowest one of its generation, or of the generation before.
+    A GPU that is not in the table gets the rates of the slowest one of its generation, or of the generation before:
+    the one with the least product of FLOP/s and bandwidth.
     """
     words = set(title.lower().replace("-", " ").split())
     named = [d for d in DEVICES.values() if set(d.title.lower().replace("-", " ").split()) <= words]
@@ -120,7 +134,7 @@ def built_in_gpu(title: str, sm: int, memory_bytes: int) -> DeviceInfo:
         return replace(max(named, key=lambda d: len(d.title)), title=title, sm=sm, memory_bytes=memory_bytes)
     older = [d for d in DEVICES.values() if d.sm is not None and d.sm <= sm] or list(DEVICES.values())
     generation = max(d.sm or 0 for d in older)
-    slowest = min((d for d in older if d.sm == generation), key=lambda d: d.flops["bf16"])
+    slowest = min((d for d in older if d.sm == generation), key=lambda d: d.flops["bf16"] * d.bandwidth)
     source = f"rates of {slowest.title}, the nearest known"
     return replace(slowest, name="gpu", title=title, sm=sm, memory_bytes=memory_bytes, source=source)
 
