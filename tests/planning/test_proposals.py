@@ -170,16 +170,18 @@ def test_a_strategy_that_holds_little_is_turned_off_too(plan: Make) -> None:
 
 @pytest.mark.slow
 def test_the_fastest_proposal_does_not_depend_on_how_the_file_splits_a_step(plan: Make) -> None:
-    """Within 1 %: proposals that are nearly as fast may change places, since their estimates start from other plans."""
-    speeds = []
+    """Within 1 % from 32 rows at once: such estimates start from a plan that is far from the proposals."""
+    firsts = {}
     for rows in (2, 8, 32):
         keys = {"lora": True, "sequence_len": 2048, "device_memory_limit": "24GiB"}
         opened, before = plan(
             "8b", "h200", per_device_train_batch_size=rows, gradient_accumulation_steps=max(1, 8 // rows), **keys
         )
-        first = propose(opened, before)[0]
-        assert first.plan.inputs.batch_size == 1
-        speeds.append(first.plan.report.tokens_per_second)
+        firsts[rows] = propose(opened, before)[0]
+        assert firsts[rows].plan.inputs.batch_size == 1
+    assert firsts[2].changes == firsts[8].changes and firsts[2].changes.get("offload_residual") is True
+    assert not any("offload_weights" in key for key in firsts[2].changes)
+    speeds = [first.plan.report.tokens_per_second for first in firsts.values()]
     assert min(speeds) > 0.99 * max(speeds), speeds
 
 

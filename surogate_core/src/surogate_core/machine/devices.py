@@ -1,7 +1,8 @@
 """The device table: properties of GPUs, for plans on machines that do not have them.
 
-Titles are the names that the driver gives, and memory is what CUDA reports, a little less than nvidia-smi shows. It
-differs by up to 0.3 GiB between drivers; the table has the least that was seen.
+Titles are the names that the driver gives, and memory is what CUDA reports, a little less than nvidia-smi shows. That
+of the H200 was read on one (139.8 GiB). It differs by up to 0.3 GiB between drivers, so for the others the table has
+about the least of what out-of-memory messages of PyTorch in public reports name.
 
 The rates of the H100 and the H200 are those that `surogate doctor --measure` found on one of each (700 W, torch
 2.11+cu130, cuBLASLt 13.1, 2026-11-22 and 23): FLOP/s of large matrix products under sustained load, by dtype of

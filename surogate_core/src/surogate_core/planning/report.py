@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..machine.devices import COLLECTIVE_BYTES
 from ..memory.alignment import align
 from ..memory.cost import Cost, program_cost
+from ..memory.lifetimes import Lifetime
 from ..memory.plan import ArenaPlan, MemoryPlan, Segment
 from ..program.op import Program
 from ..program.passes.reduce import MicroStep, micro_step_counts
@@ -181,16 +182,19 @@ def _derived_bytes(states: Segment) -> int:
 def _largest(memory: MemoryPlan, arena: ArenaPlan, program: Program) -> tuple[SameValues, ...]:
     """Return all values of the segments and of one arena, grouped by shape and dtype, largest first."""
     persistent = [(_kind(v), v) for segment in memory.segments.values() for v in segment.offsets]
-    shared = [
-        (f"workspace of {program.ops[life.first].kind}" if life.scratch else first.label, life.value)
-        for life in arena.lives
-        for first in (*life.overwritten, life.value)[:1]
-    ]
+    shared = [(_contents(life, program), life.value) for life in arena.lives]
     names: dict[tuple[int, str, tuple[int, ...]], list[str]] = {}
     for name, v in (*persistent, *shared):
         names.setdefault((v.nbytes, v.dtype, v.shape), []).append(name)
     groups = (SameValues((*dict.fromkeys(same),), len(same), *key) for key, same in names.items())
     return tuple(sorted(groups, key=lambda group: -group.nbytes))
+
+
+def _contents(life: Lifetime, program: Program) -> str:
+    """Return the name of what is at a place of the arena: of the value that was there first, or whose workspace."""
+    if life.scratch:
+        return f"workspace of {program.ops[life.first].kind}"
+    return (*life.overwritten, life.value)[0].label
 
 
 def _kind(value: Value) -> str:

@@ -24,8 +24,8 @@ def fuse_recompute(program: Program, ops: Mapping[str, OpDef]) -> Program:
     fused: dict[Op, Op] = {}
     followers: dict[Op, list[Op]] = {}
     gone: set[Op] = set()
-    for op in program.ops:
-        at, kind = _where(op, readers, ops) if op.phase == "recompute" else (None, "")
+    for op in (op for op in program.ops if op.phase == "recompute"):
+        at, kind = _where(op, readers, ops)
         if at is None:
             continue
         early = [reader for reader in readers[op.outs[0]] if position[reader] < position[at]]
