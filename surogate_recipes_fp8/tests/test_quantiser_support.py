@@ -12,6 +12,9 @@ from surogate_core.api import KernelDef, Op, Target, Value
 from surogate_core.machine.devices import DEVICES
 from surogate_core.plugins.registry import refusal
 from surogate_recipes_fp8.kernels import KERNELS
+from surogate_recipes_fp8.ops import OPS
+
+DEFINITIONS = {definition.kind: definition for definition in OPS}
 
 TOKENS, COLUMNS = 48, 32
 
@@ -64,7 +67,7 @@ def kernel_of(kind: str) -> KernelDef:
 
 
 def refused(op: Op, sm: int | None = 90) -> str:
-    return refusal(kernel_of(op.kind), op, tuple(value.dtype for value in (*op.ins, *op.outs)), target(sm))
+    return refusal(kernel_of(op.kind), DEFINITIONS[op.kind], op, target(sm))
 
 
 @pytest.mark.parametrize("scaling", ["delayed", "given", "current", "fallback"])

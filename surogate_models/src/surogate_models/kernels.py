@@ -131,27 +131,34 @@ def _supports_bwd(op: Op, target: Target) -> Support:
     return _supports(op, target)
 
 
+_ROTATION = ("scaling", "attention_factor")
+
 KERNELS: tuple[KernelDef, ...] = tuple(
     kernel
     for dtype in ("bf16", "fp32")
     for kernel in (
-        KernelDef(op="rope", dtypes=(dtype, "int32", dtype), supports=_supports_rope, bind=_bind_rope),
-        KernelDef(op="rope_bwd", dtypes=(dtype, "int32", dtype), supports=_supports_rope, bind=_bind_rope_bwd),
+        KernelDef(op="rope", dtypes=(dtype, "int32", dtype), attrs=_ROTATION, supports=_supports_rope, bind=_bind_rope),
+        KernelDef(
+            op="rope_bwd", dtypes=(dtype, "int32", dtype), attrs=_ROTATION, supports=_supports_rope, bind=_bind_rope_bwd
+        ),
         KernelDef(
             op="qk_norm_rope",
             dtypes=(dtype, dtype, dtype, "int32", dtype),
+            attrs=_ROTATION,
             supports=_supports,
             bind=_bind_qk_norm_rope,
         ),
         KernelDef(
             op="qk_norm_rope_dgrad",
             dtypes=(dtype, dtype, dtype, dtype, "int32", dtype),
+            attrs=_ROTATION,
             supports=_supports_rope,
             bind=_bind_qk_norm_rope,
         ),
         KernelDef(
             op="qk_norm_rope_bwd",
             dtypes=(dtype, dtype, dtype, dtype, "int32", dtype, "*", "*"),
+            attrs=_ROTATION,
             supports=_supports_bwd,
             bind=_bind_qk_norm_rope_bwd,
             workspace=_workspace,

@@ -20,6 +20,8 @@ from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, Value
 from surogate_core.dtypes import accumulator
 from surogate_core.errors import ProgramError
 
+from .rope import Scaling
+
 _REFERENCE = "surogate_models.reference"
 
 
@@ -78,10 +80,20 @@ def _infer_dgrad(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec
     return _infer_bwd(ins, attrs)[:1]
 
 
+_ROTATION: Mapping[str, Any] = {
+    "n_heads": int,
+    "n_kv_heads": int,
+    "head_dim": int,
+    "theta": float,
+    "scaling": (Scaling | None, None),
+    "attention_factor": (float, 1.0),
+}
+
 OPS: tuple[OpDef, ...] = (
     OpDef(
         kind="rope",
         infer=_infer_rope,
+        attrs=_ROTATION,
         reference=f"{_REFERENCE}:rope",
         vjp=_vjp_rope,
         may_overwrite=lambda op: {0: 0},
@@ -90,6 +102,7 @@ OPS: tuple[OpDef, ...] = (
     OpDef(
         kind="rope_bwd",
         infer=_infer_rope_bwd,
+        attrs=_ROTATION,
         reference=f"{_REFERENCE}:rope_bwd",
         may_overwrite=lambda op: {0: 0},
         flops=lambda op: 3 * op.ins[0].size,
@@ -97,6 +110,7 @@ OPS: tuple[OpDef, ...] = (
     OpDef(
         kind="qk_norm_rope",
         infer=_infer,
+        attrs={**_ROTATION, "eps": float},
         reference=f"{_REFERENCE}:qk_norm_rope",
         vjp=_vjp,
         may_overwrite=lambda op: {0: 0},  # without a backward pass, which reads qkv again
@@ -105,6 +119,7 @@ OPS: tuple[OpDef, ...] = (
     OpDef(
         kind="qk_norm_rope_bwd",
         infer=_infer_bwd,
+        attrs={**_ROTATION, "eps": float},
         reference=f"{_REFERENCE}:qk_norm_rope_bwd",
         first_output="qk_norm_rope_dgrad",
         may_overwrite=lambda op: {0: 0},
@@ -113,6 +128,7 @@ OPS: tuple[OpDef, ...] = (
     OpDef(
         kind="qk_norm_rope_dgrad",
         infer=_infer_dgrad,
+        attrs={**_ROTATION, "eps": float},
         reference=f"{_REFERENCE}:qk_norm_rope_dgrad",
         may_overwrite=lambda op: {0: 0},
         flops=lambda op: 13 * op.ins[1].size,

@@ -298,7 +298,7 @@ class Lowering:
         if hidden is not None:
             ins.append(self._copies[hidden].scale)
             more["hidden"] = self._tensors[hidden].dtype
-        own = {key: value for key, value in op.attrs.items() if key == "eps"}
+        own = dict(op.attrs)
         specs = self._b.ops[kind].infer([*ins, *self._given(tensor)], own | attrs | more)
         fresh = [self._b.activation(spec.label, spec.shape, spec.dtype) for spec in specs]
         copies = 1 + attrs["transposed"]

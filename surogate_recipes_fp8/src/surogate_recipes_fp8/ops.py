@@ -161,10 +161,11 @@ def _elements(count: int) -> Callable[[Op], int]:
     return lambda op: count * op.ins[0].size
 
 
-def _quantizing(kind: str, infer: Any, own: Callable[[Attrs], int], **fields: Any) -> OpDef:
+def _quantizing(kind: str, infer: Any, own: Callable[[Attrs], int], attrs: Mapping[str, Any], **fields: Any) -> OpDef:
     return OpDef(
         kind=kind,
         infer=infer,
+        attrs={"dtype": str, "scaling": str, "transposed": (bool, False), **attrs},
         reference=f"surogate_recipes_fp8.reference:{kind}",
         changes=_changes(own),
         passes=_measuring,
@@ -177,23 +178,49 @@ def _measuring(op: Op) -> int:
     return sum(v.nbytes for v in op.ins) if op.attrs["scaling"] == "current" else 0
 
 
+_WIDE: Mapping[str, Any] = {"wide": (bool, False)}
+_WIDE_NORM: Mapping[str, Any] = {**_WIDE, "eps": float}
+_NORM_BWD: Mapping[str, Any] = {"residual": (bool, False)}
+
 QUANTIZERS: tuple[OpDef, ...] = (
-    _quantizing("fp8_quantize", _quantize, lambda attrs: 1, rematerialise=_rematerialise(1), flops=_elements(2)),
-    _quantizing("fp8_rmsnorm", _rmsnorm, lambda attrs: 2, rematerialise=_rematerialise(2), flops=_elements(6)),
     _quantizing(
-        "fp8_add_rmsnorm", _add_rmsnorm, lambda attrs: 3, rematerialise=_add_rmsnorm_rematerialise, flops=_elements(7)
+        "fp8_quantize",
+        _quantize,
+        lambda attrs: 1,
+        {"column_sums": (bool, False)},
+        rematerialise=_rematerialise(1),
+        flops=_elements(2),
+    ),
+    _quantizing(
+        "fp8_rmsnorm", _rmsnorm, lambda attrs: 2, _WIDE_NORM, rematerialise=_rematerialise(2), flops=_elements(6)
+    ),
+    _quantizing(
+        "fp8_add_rmsnorm",
+        _add_rmsnorm,
+        lambda attrs: 3,
+        _WIDE_NORM,
+        rematerialise=_add_rmsnorm_rematerialise,
+        flops=_elements(7),
     ),
     _quantizing(
         "fp8_swiglu",
         _swiglu,
         lambda attrs: 1,
+        _WIDE,
         rematerialise=_rematerialise(1),
         flops=_elements(4),
         memory_efficiency=0.97,
     ),
-    _quantizing("fp8_swiglu_bwd", _swiglu_bwd, _swiglu_bwd_own, flops=_elements(10), memory_efficiency=0.92),
-    _quantizing("fp8_rmsnorm_bwd", _rmsnorm_bwd, _norm_bwd_own, flops=_elements(11), memory_efficiency=0.6),
-    _quantizing("fp8_rmsnorm_dgrad", _rmsnorm_dgrad, _norm_bwd_own, flops=_elements(9)),
+    _quantizing(
+        "fp8_swiglu_bwd",
+        _swiglu_bwd,
+        _swiglu_bwd_own,
+        {**_WIDE, "hidden": (str, "")},
+        flops=_elements(10),
+        memory_efficiency=0.92,
+    ),
+    _quantizing("fp8_rmsnorm_bwd", _rmsnorm_bwd, _norm_bwd_own, _NORM_BWD, flops=_elements(11), memory_efficiency=0.6),
+    _quantizing("fp8_rmsnorm_dgrad", _rmsnorm_dgrad, _norm_bwd_own, _NORM_BWD, flops=_elements(9)),
 )
 
 # ------------------------------------------------------------------------------------------------------------ products
@@ -259,6 +286,7 @@ def _plain(kind: str, infer: Any, **fields: Any) -> OpDef:
 
 
 _PRICE: dict[str, Any] = {
+    "attrs": {"dtype": str, "fast": (bool, False), "trans_a": (bool, False), "trans_b": (bool, False)},
     "flops": _product_flops,
     "math": _fp8,
     "traffic": _traffic,
@@ -317,11 +345,11 @@ def _report(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 STEPS: tuple[OpDef, ...] = (
     _plain("fp8_transpose", _transpose),
     _plain("fp8_amax", _amax),
-    _plain("fp8_scales", _scales),
+    _plain("fp8_scales", _scales, attrs={"maximum": float}),
     _plain("fp8_guard", _guard),
-    _plain("fp8_update", _update),
-    _plain("fp8_count", _count),
-    _plain("fp8_report", _report),
+    _plain("fp8_update", _update, attrs={"maxima": tuple}),
+    _plain("fp8_count", _count, attrs={"dtype": str}),
+    _plain("fp8_report", _report, attrs={"sizes": tuple, "maxima": tuple, "columns": tuple, "history": bool}),
 )
 
 OPS: tuple[OpDef, ...] = (*QUANTIZERS, *PRODUCTS, *STEPS)

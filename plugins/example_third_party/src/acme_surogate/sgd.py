@@ -49,6 +49,7 @@ def infer(ins: Sequence[Value], attrs: Mapping[str, Any]) -> list[OutSpec]:
 SGD_OP = OpDef(
     kind="acme_sgd",
     infer=infer,
+    attrs={"momentum": float, "weight_decay": float, "stream": int, "work_dtype": str | None},
     reference="acme_surogate.reference:sgd",
     flops=lambda op: 6 * op.ins[4].size,
 )

@@ -121,19 +121,35 @@ def _lora_dropout_vjp(b: Emitter, op: Op, grads: Gradients) -> Gradients:
     return b.apply("lora_dropout", dy, *op.ins[1:], label=f"d_{op.ins[0].label}", **op.attrs), None, None
 
 
+_PARTS = {"shapes": tuple, "places": tuple, "dtypes": tuple}
+
 OPS: tuple[OpDef, ...] = (
     OpDef(
         kind="lora_pack",
         infer=_lora_pack,
+        attrs={"shapes": tuple, "places": tuple, "dtype": str},
         vjp=_lora_pack_vjp,
         reference="surogate_lora.reference:lora_pack",
         flops=_moved,
     ),
-    OpDef(kind="lora_unpack", infer=_lora_unpack, reference="surogate_lora.reference:lora_unpack", flops=_moved),
-    OpDef(kind="lora_wgrad", infer=_lora_wgrad, reference="surogate_lora.reference:lora_wgrad", flops=_wgrad_flops),
+    OpDef(
+        kind="lora_unpack",
+        infer=_lora_unpack,
+        attrs=_PARTS,
+        reference="surogate_lora.reference:lora_unpack",
+        flops=_moved,
+    ),
+    OpDef(
+        kind="lora_wgrad",
+        infer=_lora_wgrad,
+        attrs=_PARTS,
+        reference="surogate_lora.reference:lora_wgrad",
+        flops=_wgrad_flops,
+    ),
     OpDef(
         kind="lora_dropout",
         infer=_lora_dropout,
+        attrs={"rate": float, "stream": int},
         vjp=_lora_dropout_vjp,
         reference="surogate_lora.reference:lora_dropout",
         flops=lambda op: op.outs[0].size,

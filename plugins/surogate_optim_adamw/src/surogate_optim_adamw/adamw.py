@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from surogate_core.api import Init, Op, OpDef, OptimizerDef, ParamGrad, UpdateContext, Value
-from surogate_core.api.param_update import emit_update, grads_of, infer_update, updated_in_place
+from surogate_core.api.param_update import UPDATE_ATTRS, emit_update, grads_of, infer_update, updated_in_place
 
 
 class AdamWOptions(BaseModel):
@@ -48,6 +48,7 @@ def flops(op: Op) -> int:
 ADAMW_OP = OpDef(
     kind="adamw",
     infer=infer_update,
+    attrs={**UPDATE_ATTRS, "weight_decay": tuple, "beta1": float, "beta2": float, "epsilon": float},
     reference="surogate_optim_adamw.reference:adamw",
     may_overwrite=updated_in_place,
     zero_copy=0.83,  # this and the next: measured on an H200

@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from surogate_core.api import Init, Op, OpDef, OptimizerDef, ParamGrad, UpdateContext, Value
-from surogate_core.api.param_update import emit_update, grads_of, infer_update, updated_in_place
+from surogate_core.api.param_update import UPDATE_ATTRS, emit_update, grads_of, infer_update, updated_in_place
 
 from . import batches
 from .iterations import METHODS
@@ -122,6 +122,16 @@ def _shapes(op: Op) -> Iterator[batches.Shape]:
 NORMUON_OP = OpDef(
     kind="normuon",
     infer=infer_update,
+    attrs={
+        **UPDATE_ATTRS,
+        "rows": tuple,
+        "weight_decay": float,
+        "momentum": float,
+        "beta2": float,
+        "cautious": bool,
+        "lr_scale": str,
+        "method": str,
+    },
     reference="surogate_optim_normuon.reference:normuon",
     flops=flops,
     traffic=traffic,

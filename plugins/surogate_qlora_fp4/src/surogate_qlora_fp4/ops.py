@@ -65,5 +65,6 @@ STORAGE = MatrixStorage(
     read=_read,
     attrs=_attrs,
     writing=_writing,
+    declares=({}, {"four_over_six": bool}, {}),
 )
 OPS = STORAGE.ops

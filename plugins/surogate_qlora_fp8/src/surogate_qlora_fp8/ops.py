@@ -44,5 +44,6 @@ STORAGE = MatrixStorage(
     states=_states,
     read=_read,
     attrs=_attrs,
+    declares=({"tile": int}, {}, {}),
 )
 OPS = STORAGE.ops

@@ -81,5 +81,6 @@ STORAGE = MatrixStorage(
     attrs=_attrs,
     writing=_writing,
     reading=_reading,
+    declares=({"block": int}, {"double": bool}, {"shape": tuple}),
 )
 OPS = STORAGE.ops

@@ -22,7 +22,7 @@ from __future__ import annotations
 from ..origin import Definition
 from ..program.inputs import BatchInputs, Scalars
 from ..program.op import Op, Program
-from ..program.opdef import Emitter, Gradients, OpDef, OutSpec, ParamKind
+from ..program.opdef import IN_OUTPUTS, Emitter, Gradients, OpDef, OutSpec, ParamKind
 from ..program.value import WEIGHT_LABEL, Init, Value
 from .adapters import ADAPTER_LABEL, AdapterDef, Merge
 from .base import Deterministic, DeviceInfo, NoOptions, Support, Target
@@ -62,6 +62,7 @@ from .weight_formats import CheckpointForm, WeightFormatDef
 __all__ = [
     "ADAPTER_LABEL",
     "API",
+    "IN_OUTPUTS",
     "WEIGHT_LABEL",
     "AdapterDef",
     "BatchInputs",

@@ -82,6 +82,8 @@ class KernelDef(Definition):
 
     dtypes      the supported dtypes of (ins..., outs...); "*" matches any dtype, a final "..." any number of further
                 values
+    attrs       names of the attributes with a default that it implements. It is not asked to run an op in which another
+                attribute differs from its default. It implements all attributes without one (`OpDef.attrs`).
     supports    (op, target) -> Support. Must be cheap: imports no compiled module, never raises.
     bind        (op, context) -> a Call, or a tuple of Launch to run in order. Imports the compiled module and selects
                 algorithms, by timing if necessary. It may overwrite all buffers of the op but those of role "input",
@@ -102,6 +104,7 @@ class KernelDef(Definition):
     dtypes: tuple[str, ...]
     supports: Callable[[Op, Target], Support]
     bind: Callable[[Op, BindContext], Call | tuple[Launch, ...]]
+    attrs: tuple[str, ...] = ()
     workspace: Callable[[Op, Target], int] = lambda op, target: 0
     notice: Callable[[Op, Target], str] = lambda op, target: ""
     capturable: bool = True

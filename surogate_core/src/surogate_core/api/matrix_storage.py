@@ -83,6 +83,7 @@ class MatrixStorage:
                format cannot store.
     writing    options -> further attrs of `<kind>_quantize`
     reading    param -> further attrs of the other ops
+    declares   {name: type} of what `attrs`, `writing` and `reading` return (`OpDef.attrs`), in this order
     """
 
     kind: str
@@ -93,6 +94,7 @@ class MatrixStorage:
     attrs: Callable[[ParamInfo, Any], Attrs]
     writing: Callable[[Any], Attrs] = lambda options: {}
     reading: Callable[[ParamInfo], Attrs] = lambda info: {}
+    declares: tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]] = ({}, {}, {})
 
     # ------------------------------------------------------------------------------------------------- weight format
 
@@ -147,10 +149,12 @@ class MatrixStorage:
         )
 
     def _op(self, name: str, infer: Callable[[Ins, Attrs], Specs], flops_of_a_weight: int, **fields: Any) -> OpDef:
-        kind = f"{self.kind}_{name}"
+        kind, (both, writing, reading) = f"{self.kind}_{name}", self.declares
+        attrs = writing if name == "quantize" else {**reading, "dtype": str}
         return OpDef(
             kind=kind,
             infer=infer,
+            attrs={"rows": tuple, **both, **attrs, **({"transposed": bool} if name == "to_e4m3" else {})},
             reference=f"{self.reference}:{kind}",
             vjp=_no_gradient,
             flops=lambda op: flops_of_a_weight * self._size(op),

@@ -4,7 +4,13 @@ def update(context):
     ms = [context.builder.state(...) for p in context.params]
     emit_update(context, "acme_lion", context.params, [ms], weight_decay=(0.1,) * len(context.params))
 
-LION_OP = OpDef(kind="acme_lion", infer=infer_update, may_overwrite=updated_in_place, ...)
+LION_OP = OpDef(
+    kind="acme_lion",
+    infer=infer_update,
+    attrs={**UPDATE_ATTRS, "weight_decay": tuple},
+    may_overwrite=updated_in_place,
+    ...
+)
 
 Inputs of the op: clip_coef, lr, step and seed; then n gradients, n masters, and the states. Outputs: masters and
 states, updated in place, then the work copies and the amaxes of the params that have one. Attrs, besides those of the
@@ -33,6 +39,14 @@ from ..program.value import Value
 from .base import Support
 from .optimizers import ParamGrad, UpdateContext
 
+UPDATE_ATTRS: Mapping[str, Any] = {
+    "n": int,
+    "copied": tuple,
+    "copy_dtypes": tuple,
+    "measured": tuple,
+    "streams": tuple,
+}
+"""The attributes that `emit_update` gives to an op."""
 SCALARS = 4
 """Number of inputs in front of the gradients."""
 ON_HOST = 32

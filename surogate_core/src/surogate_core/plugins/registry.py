@@ -261,11 +261,10 @@ class Registry:
         """
         home = self.source("recipe", recipe).plugin.distribution
         owner = self.op_owner(op.kind)
-        dtypes = tuple(value.dtype for value in (*op.ins, *op.outs))
         refusals: list[str] = []
         fitting: dict[int, dict[str, Provided]] = {}
         for item in self._kernels.get(op.kind, ()):
-            reason = refusal(item.definition, op, dtypes, target)
+            reason = refusal(item.definition, self.ops[op.kind], op, target)
             if reason:
                 refusals.append(f"{item.plugin.distribution}: {reason}")
                 continue
@@ -381,12 +380,14 @@ def _may_provide(plugin: Plugin, name: str) -> bool:
     return _key(name) == _key(plugin.name) or _key(plugin.distribution).endswith(f"-{_key(name)}")
 
 
-def refusal(kernel: KernelDef, op: Op, dtypes: tuple[str, ...], target: Target) -> str:
+def refusal(kernel: KernelDef, definition: OpDef, op: Op, target: Target) -> str:
     """Return why a kernel cannot serve an op, or "" if it can."""
-    wanted = kernel.dtypes
+    wanted, dtypes = kernel.dtypes, tuple(value.dtype for value in (*op.ins, *op.outs))
     if wanted[-1:] == ("...",):  # the dtype before it, any number of times
         wanted = (*wanted[:-1], *wanted[-2:-1] * (len(dtypes) - len(wanted) + 1))
     if len(wanted) != len(dtypes) or any(want not in ("*", have) for want, have in zip(wanted, dtypes, strict=True)):
         return f"supports dtypes ({', '.join(kernel.dtypes)}), the op has ({', '.join(dtypes)})"
+    if more := definition.not_implemented(op, kernel.attrs):
+        return f"does not implement {', '.join(f'{name}={value!r:.80}' for name, value in more.items())}"
     support = kernel.supports(op, target)
     return "" if support.ok else support.reason or "refuses without a reason"

@@ -1,4 +1,4 @@
-"""Shape inference: applies an op's shape rule and adds the location to its errors."""
+"""Checks of an op's attributes and shape inference, with the location in their errors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from .value import Value
 def infer(definition: OpDef, ins: Sequence[Value], attrs: Mapping[str, Any], place: str) -> Sequence[OutSpec]:
     """Return the output specs given by the op's shape rule.
 
-    Raises ProgramError if the rule fails. The message begins with `place` (op, block, line).
+    Raises ProgramError if the op does not have these attributes or the rule fails. The message begins with `place` (op,
+    block, line).
     """
     try:
+        definition.check_attrs(attrs)
         return definition.infer(ins, attrs)
     except (ProgramError, LookupError, TypeError, ValueError) as error:
         reason = str(error) if isinstance(error, ProgramError) else f"{type(error).__name__}: {error}"

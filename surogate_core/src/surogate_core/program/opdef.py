@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from functools import cached_property
+from typing import Any, Final, Literal, Protocol, get_args
 
+from ..errors import ProgramError
 from ..origin import Definition
 from .op import Op
 from .value import Value
@@ -23,6 +25,9 @@ class OutSpec:
 Gradients = tuple[Value | None, ...]
 """One gradient per input or output of an op; None if there is none."""
 
+
+IN_OUTPUTS: Final = object()
+"""Default of an attribute whose whole effect is on the shapes and dtypes of the outputs, where kernels see it."""
 
 ParamKind = Literal["matrix", "embedding", "head", "vector"]
 """What a param is to an optimizer: "embedding" and "head" have a row for each token, "vector" at most one dimension."""
@@ -54,6 +59,9 @@ class OpDef(Definition):
     reference   "module:function", imported on first use. Called as `function(*ins, **attrs)` with torch tensors;
                 returns one tensor, or a tuple with one tensor per output. Must not write to its inputs. It defines what
                 the op computes: kernels are tested against it.
+    attrs       {name: type, or (type, default)} of its attributes. An op has all of them that are without a default,
+                and no others. Every kernel implements the attributes without a default, and those whose default is
+                IN_OUTPUTS; `KernelDef.attrs` names the others that it implements.
     vjp         (builder, op, gradients of the outputs) -> gradients of the inputs; None for inputs without a gradient,
                 such as integers. Without a rule, core differentiates the reference by autograd, which is slow.
     loss_with_grads
@@ -108,6 +116,7 @@ class OpDef(Definition):
     kind: str
     infer: Callable[[Sequence[Value], Mapping[str, Any]], Sequence[OutSpec]]
     reference: str
+    attrs: Mapping[str, Any] = field(default_factory=dict)
     vjp: Callable[[Emitter, Op, Gradients], Gradients] | None = None
     loss_with_grads: str | None = None
     loss_grad_ins: tuple[int, ...] = ()
@@ -133,3 +142,51 @@ class OpDef(Definition):
     zero_copy: float = 0.0
     param_kinds: Mapping[int, ParamKind] = field(default_factory=dict)
     math: Callable[[Op], str] | None = None
+
+    @cached_property
+    def _required(self) -> frozenset[str]:
+        return frozenset(name for name, declared in self.attrs.items() if not isinstance(declared, tuple))
+
+    @cached_property
+    def _accepted(self) -> Mapping[str, tuple[type, ...]]:
+        """The classes whose instances an attribute may be, by name."""
+        accepted = {}
+        for name, declared in self.attrs.items():
+            expected = declared[0] if isinstance(declared, tuple) else declared
+            classes = get_args(expected) or (expected,)
+            accepted[name] = (*classes, int) if float in classes else classes  # a whole number is a float
+        return accepted
+
+    def check_attrs(self, attrs: Mapping[str, Any]) -> None:
+        """Raise ProgramError if an attribute is unknown or missing, or has a value of another type."""
+        accepted, reason = self._accepted, ""
+        for name, value in attrs.items():
+            if value.__class__ in accepted.get(name, ()):
+                continue
+            if name not in accepted:
+                reason = f"attribute {name}={value!r:.80} is unknown"
+            elif value.__class__ is bool or not isinstance(value, accepted[name]):  # bool is a subclass of int
+                reason = f"attribute {name}={value!r:.80} has the wrong type"
+        if not self._required <= attrs.keys():
+            reason = f"attribute {min(self._required - attrs.keys())} is missing"
+        if reason:
+            known = ", ".join(f"{name}: {_as_written(declared)}" for name, declared in self.attrs.items())
+            raise ProgramError(f"{reason}. {self.kind} has {known or 'no attributes'}.")
+
+    def not_implemented(self, op: Op, implemented: Sequence[str]) -> dict[str, Any]:
+        """Return the attributes of `op` that differ from their defaults and that a kernel does not name."""
+        return {
+            name: value
+            for name, value in op.attrs.items()
+            if name not in self._required
+            and name not in implemented
+            and self.attrs[name][1] is not IN_OUTPUTS
+            and value != self.attrs[name][1]
+        }
+
+
+def _as_written(declared: Any) -> str:
+    """Return "float" or "int = 1"."""
+    expected, *default = declared if isinstance(declared, tuple) else (declared,)
+    name = getattr(expected, "__name__", str(expected))
+    return name if default in ([], [IN_OUTPUTS]) else f"{name} = {default[0]!r}"

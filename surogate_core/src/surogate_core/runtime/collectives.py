@@ -46,4 +46,4 @@ def _nbytes(span: tuple[int, int, str]) -> int:
     return DTYPES[span[2]].nbytes(span[1])
 
 
-KERNELS = (KernelDef(op="all_reduce", dtypes=("*", "..."), supports=_supports, bind=_bind),)
+KERNELS = (KernelDef(op="all_reduce", dtypes=("*", "..."), attrs=("how",), supports=_supports, bind=_bind),)

@@ -86,14 +86,24 @@ def _reference_vjp(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 
 ELEMENTWISE: tuple[OpDef, ...] = (
     define("add", _add, vjp=_add_vjp, flops=elements(1)),
-    define("cast", _cast, vjp=_cast_vjp),
-    define("fill", _fill),
-    define("global_norm", _global_norm, flops=lambda op: 2 * sum(v.size for v in op.ins), uses_host=True),
-    define("accumulate_rounded", _accumulate_rounded, flops=elements(1), memory_efficiency=1.0),
+    define("cast", _cast, attrs={"dtype": str}, vjp=_cast_vjp),
+    define("fill", _fill, attrs={"shape": tuple, "dtype": str, "value": float}),
+    define(
+        "global_norm",
+        _global_norm,
+        attrs={"max_norm": float},
+        flops=lambda op: 2 * sum(v.size for v in op.ins),
+        uses_host=True,
+    ),
+    define("accumulate_rounded", _accumulate_rounded, attrs={"stream": int}, flops=elements(1), memory_efficiency=1.0),
     define("copy", _copy),
     define("move", _move, uses_host=True),
     define("wait", _wait, uses_host=True, traffic=lambda op: 0),
     define("commit", _commit),
-    define("all_reduce", _all_reduce, link=_ring_bytes),
-    define("reference_vjp", _reference_vjp),
+    define("all_reduce", _all_reduce, attrs={"world_size": int, "how": (str, "sum")}, link=_ring_bytes),
+    define(
+        "reference_vjp",
+        _reference_vjp,
+        attrs={"reference": str, "of": str, "of_attrs": dict, "n_ins": int, "given": tuple, "wrt": tuple},
+    ),
 )

@@ -8,7 +8,7 @@ from ..dtypes import accumulator
 from ..program.op import Op
 from ..program.opdef import Emitter, Gradients, OpDef, OutSpec
 from ..program.value import Value
-from .definition import Attrs, Infer, Ins, define, elements, matrix, need, recomputing
+from .definition import Attributes, Attrs, Infer, Ins, define, elements, matrix, need, recomputing
 
 # ------------------------------------------------------------------------------------------------------------ embedding
 
@@ -235,6 +235,10 @@ def _lm_head_workspace(op: Op) -> int:
     return x.shape[0] // int(op.attrs["chunks"]) * w.shape[0] * (x.nbytes // x.size)
 
 
+_EPS: Attributes = {"eps": float}
+_HEADS: Attributes = {"n_heads": int, "n_kv_heads": int, "head_dim": int, "seq_len": int}
+_CHUNKS: Attributes = {"chunks": int}
+
 LAYERS: tuple[OpDef, ...] = (
     define(
         "embedding",
@@ -243,11 +247,12 @@ LAYERS: tuple[OpDef, ...] = (
         traffic=lambda op: 2 * op.outs[0].nbytes,
         param_kinds={1: "embedding"},
     ),
-    define("embedding_bwd", _embedding_bwd),
-    define("rmsnorm", _rmsnorm, vjp=_rmsnorm_vjp, flops=elements(4)),
+    define("embedding_bwd", _embedding_bwd, attrs={"vocab_size": int}),
+    define("rmsnorm", _rmsnorm, attrs=_EPS, vjp=_rmsnorm_vjp, flops=elements(4)),
     define(
         "add_rmsnorm",
         _add_rmsnorm,
+        attrs=_EPS,
         vjp=_add_rmsnorm_vjp,
         rematerialise=_add_rmsnorm_rematerialise,
         flops=elements(5),
@@ -280,6 +285,7 @@ LAYERS: tuple[OpDef, ...] = (
     define(
         "attention",
         _attention,
+        attrs=_HEADS,
         vjp=_attention_vjp,
         flops=_attention_flops,
         efficiency=_attention_efficiency,
@@ -288,6 +294,7 @@ LAYERS: tuple[OpDef, ...] = (
     define(
         "attention_bwd",
         _attention_bwd,
+        attrs={**_HEADS, "chunks": (int, 1)},
         is_attention=True,
         takes_chunks=True,
         flops=_attention_flops,
@@ -312,6 +319,7 @@ LAYERS: tuple[OpDef, ...] = (
     define(
         "lm_head_ce",
         _lm_head_ce,
+        attrs=_CHUNKS,
         loss_with_grads="lm_head_ce_grads",
         loss_grad_ins=(0, 1),
         param_kinds={1: "head"},
@@ -322,6 +330,7 @@ LAYERS: tuple[OpDef, ...] = (
     define(
         "lm_head_ce_grads",
         _lm_head_ce_grads,
+        attrs={**_CHUNKS, "wrt": tuple},
         flops=_lm_head_flops,
         passes=_lm_head_passes,
         workspace=_lm_head_workspace,

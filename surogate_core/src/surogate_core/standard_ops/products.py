@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ..dtypes import accumulator
 from ..program.op import Op
-from ..program.opdef import Emitter, Gradients, OpDef, OutSpec
+from ..program.opdef import IN_OUTPUTS, Emitter, Gradients, OpDef, OutSpec
 from ..program.value import Value
-from .definition import Attrs, Ins, define, elements, matrix, need
+from .definition import Attributes, Attrs, Ins, define, elements, matrix, need
 
 
 def _linear(ins: Ins, attrs: Attrs) -> list[OutSpec]:
@@ -108,19 +108,38 @@ def _pair_flops(op: Op) -> int:
     return 2 * (first.size + second.size) * columns
 
 
+_DTYPE: Attributes = {"dtype": (str | None, IN_OUTPUTS)}
+"""The dtype of the product. Default: that of the first operand."""
+
 PRODUCTS: tuple[OpDef, ...] = (
-    define("linear", _linear, vjp=_linear_vjp, flops=_product_flops, adding=_linear_adding, pairing="linear_pair"),
-    define("linear_add", _linear_add, vjp=_linear_add_vjp, flops=_product_flops, may_overwrite=lambda op: {0: 2}),
-    define("linear_pair", _linear_pair, vjp=_linear_pair_vjp, flops=_pair_flops),
+    define(
+        "linear",
+        _linear,
+        attrs=_DTYPE,
+        vjp=_linear_vjp,
+        flops=_product_flops,
+        adding=_linear_adding,
+        pairing="linear_pair",
+    ),
+    define(
+        "linear_add",
+        _linear_add,
+        attrs=_DTYPE,
+        vjp=_linear_add_vjp,
+        flops=_product_flops,
+        may_overwrite=lambda op: {0: 2},
+    ),
+    define("linear_pair", _linear_pair, attrs=_DTYPE, vjp=_linear_pair_vjp, flops=_pair_flops),
     define(
         "linear_dgrad",
         _linear_dgrad,
+        attrs=_DTYPE,
         flops=_product_flops,
         adding=lambda op: "linear_dgrad_add",
         pairing="linear_dgrad_pair",
     ),
-    define("linear_dgrad_add", _linear_dgrad_add, flops=_product_flops, may_overwrite=lambda op: {0: 2}),
-    define("linear_dgrad_pair", _linear_dgrad_pair, flops=_pair_flops),
+    define("linear_dgrad_add", _linear_dgrad_add, attrs=_DTYPE, flops=_product_flops, may_overwrite=lambda op: {0: 2}),
+    define("linear_dgrad_pair", _linear_dgrad_pair, attrs=_DTYPE, flops=_pair_flops),
     define("linear_wgrad", _linear_wgrad, flops=_product_flops),
     define("linear_bgrad", _linear_bgrad, flops=elements(1)),
 )

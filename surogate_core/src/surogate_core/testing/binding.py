@@ -8,13 +8,15 @@ x, y = Value(name="x", ...), Value(name="y", ...)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..api import Call, Comm, Deterministic, KernelDef, Launch, Op, OpDef, Target, Value
+from ..api import BindContext, Call, Comm, Deterministic, KernelDef, Launch, Op, OpDef, Target, Value
+from ..plugins.discovery import load_registry
 from ..plugins.registry import refusal
 from ..reference.rounding import TORCH_DTYPES
 from ..runtime.bind import as_launches
@@ -81,12 +83,45 @@ class Binding:
 
 def choose(kernels: Sequence[KernelDef], op: Op, target: Target) -> KernelDef:
     """Return the first kernel that serves `op`. Raises AssertionError with the reason of each kernel if none does."""
-    dtypes = tuple(value.dtype for value in (*op.ins, *op.outs))
-    reasons = [(kernel, refusal(kernel, op, dtypes, target)) for kernel in kernels if kernel.op == op.kind]
+    definition = _installed_ops()[op.kind]
+    reasons = [(kernel, refusal(kernel, definition, op, target)) for kernel in kernels if kernel.op == op.kind]
     for kernel, reason in reasons:
         if not reason:
             return kernel
     raise AssertionError(f"no kernel serves {op.kind}: {'; '.join(reason for _, reason in reasons)}")
+
+
+@cache
+def _installed_ops() -> Mapping[str, OpDef]:
+    return load_registry().ops
+
+
+class _Read(dict[str, Any]):
+    """The attributes of an op; remembers which of them are read."""
+
+    def __init__(self, attrs: Mapping[str, Any]) -> None:
+        super().__init__(attrs)
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
+
+
+def check_reads_attrs(kernel: KernelDef, op: Op, context: BindContext) -> Call | tuple[Launch, ...]:
+    """Bind `op` to a kernel. Raise AssertionError unless the kernel reads each attribute of `op` that it names."""
+    attrs = _Read(op.attrs)
+    watched = replace(op, attrs=attrs)
+    kernel.supports(watched, context.target)
+    kernel.workspace(watched, context.target)
+    bound = kernel.bind(watched, context)
+    unread = [f"{name}={op.attrs[name]!r}" for name in kernel.attrs if name in op.attrs and name not in attrs.names]
+    assert not unread, f"a kernel of {op.kind} names attributes that it does not read: {', '.join(unread)}"
+    return bound
 
 
 def bind_kernel(
@@ -114,7 +149,7 @@ def bind_kernel(
             buffers[value] = guarded(value.shape, TORCH_DTYPES[value.dtype], skew=shift)
     scratch_bytes = kernel.workspace(op, target)
     binding = Binding(buffers, guarded((scratch_bytes,), torch.uint8) if scratch_bytes else None, target)
-    binding.launches = as_launches(kernel.bind(op, binding))
+    binding.launches = as_launches(check_reads_attrs(kernel, op, binding))
     for value, buffer in buffers.items():  # `bind` may have timed algorithms, which overwrites buffers
         if value in contents:
             buffer.tensor.copy_(contents[value])

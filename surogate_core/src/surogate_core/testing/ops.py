@@ -6,11 +6,12 @@ assert torch.equal(y, ...)
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 from torch import Tensor
 
-from ..api import OpDef, OutSpec, Value
+from ..api import IN_OUTPUTS, OpDef, OutSpec, Value
 from ..reference.ops import load
 from ..reference.rounding import TORCH_DTYPES
 from .kernels import same_bits
@@ -22,10 +23,13 @@ def check_op(definition: OpDef, *ins: Tensor, **attrs: Any) -> tuple[Tensor, ...
     """Call the reference of an op as a run does. Return its outputs, then the inputs that it changes.
 
     Raises AssertionError unless
+    - the op declares the keywords of its reference as attributes, with the same defaults, and `attrs` are such
     - the number, shapes and dtypes of the outputs are those of the shape rule, and of the changed inputs their own
     - the bits of its inputs are unchanged (a run detects only in-place operations of torch)
     - a second call with the same inputs is bit-identical
     """
+    check_declared_attrs(definition)
+    definition.check_attrs(attrs)
     values = tuple(Value(f"in{i}", tuple(x.shape), _NAMES[x.dtype], "act") for i, x in enumerate(ins))
     changed = [values[i] for i in definition.changes(values, attrs)]
     specs = [*definition.infer(values, attrs), *(OutSpec(v.name, v.shape, v.dtype) for v in changed)]
@@ -41,6 +45,22 @@ def check_op(definition: OpDef, *ins: Tensor, **attrs: Any) -> tuple[Tensor, ...
         assert same_bits(first, second), f"{definition.kind}: a second call changes {spec.label}"
     _check_inputs(definition, ins, before)
     return tuple(kept)
+
+
+def check_declared_attrs(definition: OpDef) -> None:
+    """Raise AssertionError unless the attributes of an op are the keywords of its reference, with the same defaults.
+
+    A reference with `**attrs` takes any.
+    """
+    parameters = signature(load(definition.reference)).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    keywords = {p.name: () if p.default is p.empty else (p.default,) for p in parameters if p.kind is p.KEYWORD_ONLY}
+    declared = {
+        name: ((None if of[1] is IN_OUTPUTS else of[1]),) if isinstance(of, tuple) else ()
+        for name, of in definition.attrs.items()
+    }
+    assert declared == keywords, f"{definition.kind}: attributes {declared}, but its reference has {keywords}"
 
 
 def _call(definition: OpDef, ins: tuple[Tensor, ...], attrs: dict[str, Any]) -> tuple[Tensor, ...]:

@@ -168,6 +168,7 @@ CUDNN: tuple[KernelDef, ...] = (
     KernelDef(
         op="attention_bwd",
         dtypes=(*_ins("attention_bwd", "bf16"), *_outs("attention_bwd", "bf16")),
+        attrs=("chunks",),
         supports=_cudnn_supports,
         bind=_bind_cudnn_bwd,
         workspace=lambda op, target: backward_bytes(shape_of(op), target, chunks_of(op)),
@@ -189,6 +190,7 @@ PLAIN: tuple[KernelDef, ...] = tuple(
         KernelDef(
             op="attention_bwd",
             dtypes=(*_ins("attention_bwd", dtype), *_outs("attention_bwd", dtype)),
+            attrs=("chunks",),
             supports=_plain_supports,
             bind=_bind_plain_bwd,
             workspace=_plain_bwd_workspace,

@@ -114,6 +114,7 @@ KERNELS: tuple[KernelDef, ...] = (
         KernelDef(
             op=kind,
             dtypes=("*", "..."),
+            attrs=("transposed", "wide"),
             supports=_rmsnorm_supports,
             bind=_bind_rmsnorm,
             workspace=lambda op, target: measured_bytes(op),
@@ -124,6 +125,7 @@ KERNELS: tuple[KernelDef, ...] = (
         KernelDef(
             op=kind,
             dtypes=("*", "..."),
+            attrs=("transposed", "residual"),
             supports=_rmsnorm_bwd_supports,
             bind=_bind_rmsnorm_bwd,
             workspace=_rmsnorm_bwd_workspace,

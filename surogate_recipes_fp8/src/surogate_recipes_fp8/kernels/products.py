@@ -134,7 +134,14 @@ def signatures(kind: str) -> Iterator[tuple[str, ...]]:
 
 
 KERNELS: tuple[KernelDef, ...] = tuple(
-    KernelDef(op=kind, dtypes=dtypes, supports=_supports, bind=_bind, workspace=_workspace)
+    KernelDef(
+        op=kind,
+        dtypes=dtypes,
+        attrs=("fast", "trans_a", "trans_b"),
+        supports=_supports,
+        bind=_bind,
+        workspace=_workspace,
+    )
     for kind in ("fp8_linear", "fp8_linear_add")
     for dtypes in signatures(kind)
 )

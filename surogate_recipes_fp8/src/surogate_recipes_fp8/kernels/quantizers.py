@@ -131,6 +131,7 @@ KERNELS: tuple[KernelDef, ...] = (
     KernelDef(
         op="fp8_quantize",
         dtypes=("*", "..."),
+        attrs=("transposed", "column_sums"),
         supports=_quantize_supports,
         bind=_bind_quantize,
         workspace=_quantize_workspace,
@@ -138,6 +139,7 @@ KERNELS: tuple[KernelDef, ...] = (
     KernelDef(
         op="fp8_swiglu",
         dtypes=("*", "..."),
+        attrs=("transposed", "wide"),
         supports=_swiglu_supports,
         bind=_bind_swiglu,
         workspace=_measured_workspace,
@@ -145,6 +147,7 @@ KERNELS: tuple[KernelDef, ...] = (
     KernelDef(
         op="fp8_swiglu_bwd",
         dtypes=("*", "..."),
+        attrs=("transposed", "wide", "hidden"),
         supports=_swiglu_bwd_supports,
         bind=_bind_swiglu_bwd,
         workspace=_measured_workspace,
