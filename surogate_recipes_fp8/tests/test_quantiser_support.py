@@ -52,6 +52,7 @@ def quantising(kind: str, scaling: str, *, rows: int = TOKENS, columns: int = CO
     dtype = "e5m2" if "bwd" in kind or "dgrad" in kind else "e4m3"
     attrs: dict[str, Any] = {"dtype": dtype, "scaling": scaling, "transposed": True, "eps": 1e-6}
     attrs["residual"] = kind == "fp8_rmsnorm_bwd"
+    attrs = {name: value for name, value in attrs.items() if name in DEFINITIONS[kind].attrs}
     return Op(kind, values("in", [*ins, *[state] * states]), values("out", [*outs, *scale]), attrs)
 
 

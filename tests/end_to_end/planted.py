@@ -18,6 +18,7 @@ from surogate_core.planning.inputs import PlanInputs
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.plugins.registry import Plugin, Provided, Registry
 from surogate_core.program.builder import Builder
+from surogate_models.ops import OPS
 from surogate_models.reference import rope
 
 BLOCK = 1
@@ -138,13 +139,16 @@ def turn_queries(qkv: Tensor, *, n_heads: int, n_kv_heads: int, head_dim: int, *
     return torch.cat((q, qkv[:, width:]), dim=1)
 
 
+_QUERIES = {name: of for op in OPS if op.kind == "rope" for name, of in op.attrs.items()}
+
 OPS = [
     OpDef(
         kind=f"test_{function}",
         infer=lambda ins, attrs: [OutSpec("planted", ins[0].shape, ins[0].dtype)],
+        attrs=attrs,
         reference=f"{__name__}:{function}",
     )
-    for function in ("swap_heads", "turn_queries")
+    for function, attrs in (("swap_heads", {"head_dim": int}), ("turn_queries", _QUERIES))
 ]
 
 ERRORS: dict[str, dict[str, Any]] = {

@@ -59,7 +59,9 @@ class ModelDef(Definition):
     architectures   values of `config.json["architectures"]` that select it
     model_types     values of `config.json["model_type"]` that select it
     dims            (parsed config.json) -> Dims. Raises ConfigError with key and value.
-    build           (builder, dims, batch) -> the scalar loss. Emits the forward program.
+    build           (builder, dims, batch) -> the scalar loss, or several. Emits the forward program. The gradient is
+                    that of the sum of the losses. Reports and evaluations show the first, so an auxiliary loss (of a
+                    router, for example) is a further one. Each loss must be an output of its own op.
     weights         (dims) -> one WeightMap per param of the program, in file order
     ignored_tensors (dims) -> fnmatch patterns of checkpoint tensors without information (buffers)
     tied_copies     (dims) -> {copy: original}: checkpoint tensors that may exist in addition, as copies of others. A
@@ -73,7 +75,7 @@ class ModelDef(Definition):
     architectures: tuple[str, ...]
     model_types: tuple[str, ...]
     dims: Callable[[Mapping[str, Any]], Dims]
-    build: Callable[[Builder, Any, BatchInputs], Value]
+    build: Callable[[Builder, Any, BatchInputs], Value | Sequence[Value]]
     weights: Callable[[Any], Sequence[WeightMap]]
     ignored_tensors: Callable[[Any], Sequence[str]] = lambda dims: ()
     tied_copies: Callable[[Any], Mapping[str, str]] = lambda dims: {}

@@ -60,6 +60,7 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
         "precision": verdict.precision,
         "loss": _number(verdict.loss),
         "transformers_loss": _number(verdict.true_loss),
+        "not_compared": list(verdict.not_compared),
         "rows": [
             {
                 "name": row.name,
@@ -177,6 +178,8 @@ def _conclusion(result: Verification) -> Iterator[str]:
     wrong = result.first_wrong
     if wrong is None:
         yield f"{paint('pass', 'green')}: all {len(result.verdict.rows)} within bounds"
+        if missing := result.verdict.not_compared:
+            yield f"      not compared, because only one side has it: {', '.join(missing)}"
         return
     verdict = next(verdict for verdict in result.verdicts if not verdict.passed)
     count = sum(not row.ok for row in verdict.rows)

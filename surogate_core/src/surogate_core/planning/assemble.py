@@ -154,15 +154,16 @@ def record(inputs: PlanInputs) -> Recording:
     """Record the programs of a run up to recomputation. Raises like `assemble`."""
     b = Builder(inputs.ops, inputs.precision.model)
     recorder = Recorder(inputs, b, PassRunner(inputs.ops), declare_batch(b, inputs), declare_scalars(b))
-    forward, loss = recorder.build()
+    forward = recorder.build()
     weights = checked_weight_maps(inputs, b.declared)
-    forward, loss = recorder.adapt(forward, loss, weights)
+    forward = recorder.adapt(forward, weights)
     forward = recorder.passed("fuse_adds", forward, fuse_adds(forward, inputs.ops))
+    loss = forward.outputs[0]
     loss_state = b.state("step_loss", loss.shape, loss.dtype, Init(kind="zeros"), collects="sum")
     eval_state = b.state("eval_loss", loss.shape, loss.dtype, Init(kind="zeros"))
     norm = b.state("grad_norm", (), "fp32", Init(kind="zeros"))
 
-    micro, gradients = recorder.differentiated(forward, loss, loss_state, weights)
+    micro, gradients = recorder.differentiated(forward, loss_state, weights)
     params = recorder.params(forward, gradients, weights)
     family, states = recorder.family(micro, recorder.evaluation(forward, eval_state), params, norm)
     family, stored = recorder.stored(recorder.lowered(family, params), params)

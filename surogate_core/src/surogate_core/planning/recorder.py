@@ -73,40 +73,47 @@ class Recorder:
 
     # ------------------------------------------------------------------------------------------ forward and evaluate
 
-    def build(self) -> tuple[Program, Value]:
-        """Record the model's forward program. Return it and the loss."""
+    def build(self) -> Program:
+        """Record the model's forward program, whose outputs are the losses."""
         model = self.inputs.model
         with self.b.record("forward"):
-            loss = model.build(self.b, self.inputs.dims, self.batch)
-            return self.passed("build", None, self.b.program("forward", (loss,)), (model, "build")), loss
+            built = model.build(self.b, self.inputs.dims, self.batch)
+            losses = (built,) if isinstance(built, Value) else tuple(built)
+            return self.passed("build", None, self.b.program("forward", losses), (model, "build"))
 
-    def adapt(self, forward: Program, loss: Value, weights: Sequence[WeightMap]) -> tuple[Program, Value]:
+    def adapt(self, forward: Program, weights: Sequence[WeightMap]) -> Program:
         """Apply the adapters to the forward program."""
         precision = self.inputs.precision
+        count = len(forward.outputs)
         for adapter, options in self.inputs.adapters:
             adapted = adapter.apply(forward, self.b, precision, weights, self.scalars, options)
             forward = self.passed(f"adapter {adapter.name}", forward, adapted, (adapter, "apply"))
-            if len(forward.outputs) != 1:
+            if len(forward.outputs) != count:
                 with blaming(adapter.origin, "apply"):
                     raise ProgramError(
-                        f"adapter {adapter.name} returned {len(forward.outputs)} outputs; the loss is the only one"
+                        f"adapter {adapter.name} returned {len(forward.outputs)} outputs; the losses are {count}"
                     )
-            (loss,) = forward.outputs
-        return forward, loss
+        return forward
 
     def evaluation(self, forward: Program, total: Value) -> Program:
-        """Return the evaluation program, which writes the loss to `total`."""
+        """Return the evaluation program, which writes the first loss to `total`."""
         program = self.passed("evaluation", forward, for_evaluation(forward, self.inputs.ops))
-        return self.passed("outputs", program, write_to(program, dict.fromkeys(program.outputs, total)))
+        return self._reporting(program, total)
+
+    def _reporting(self, program: Program, total: Value) -> Program:
+        """Return `program` with the first loss written to `total`, without what only computes the value of others."""
+        loss, *others = program.outputs
+        found = self.passed("outputs", program, write_to(replace(program, outputs=(loss,)), {loss: total}))
+        return self.passed("dead_code", found, dead_code(found, self.inputs.ops)) if others else found
 
     # ---------------------------------------------------------------------------------------------------- the family
 
     def differentiated(
-        self, forward: Program, loss: Value, total: Value, weights: Sequence[WeightMap]
+        self, forward: Program, total: Value, weights: Sequence[WeightMap]
     ) -> tuple[Program, dict[Value, Value]]:
-        """Return the program of a micro-step, which writes the loss to `total`, and {trained param: gradient}."""
-        program, gradients = self._differentiated(forward, loss, weights)
-        program = self.passed("outputs", program, write_to(program, {loss: total}))
+        """Return the program of a micro-step, which writes the first loss to `total`, and {trained param: gradient}."""
+        program, gradients = self._differentiated(forward, weights)
+        program = self._reporting(program, total)
         program = self.passed("dead_code", program, dead_code(program, self.inputs.ops))
         program = self.passed("fuse_adds", program, fuse_adds(program, self.inputs.ops))
         return self._in_chunks(program), gradients
@@ -123,9 +130,7 @@ class Recorder:
             )
         return self.passed("chunks", program, chunked)
 
-    def _differentiated(
-        self, forward: Program, loss: Value, weights: Sequence[WeightMap]
-    ) -> tuple[Program, dict[Value, Value]]:
+    def _differentiated(self, forward: Program, weights: Sequence[WeightMap]) -> tuple[Program, dict[Value, Value]]:
         inputs = self.inputs
         of_model = {m.param: m for m in weights}
 
@@ -135,7 +140,7 @@ class Recorder:
 
         before = Program("micro", forward.ops, forward.outputs, stage="micro")
         try:
-            program, gradients = differentiate(before, loss, self.b, trainable, inputs.precision.param_grad)
+            program, gradients = differentiate(before, before.outputs, self.b, trainable, inputs.precision.param_grad)
         except DisconnectedError as error:
             # The fault of the rule that gave no gradient, else of the plugin that recorded the forward program last.
             last, function = (inputs.adapters[-1][0], "trainable") if inputs.adapters else (inputs.model, "build")

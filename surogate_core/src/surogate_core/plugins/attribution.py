@@ -178,7 +178,9 @@ def _dims(result: Any, args: Sequence[Any]) -> str:
 
 
 def _loss(result: Any, args: Sequence[Any]) -> str:
-    return "" if isinstance(result, Value) and result.shape == () else "the loss, a Value of shape []"
+    losses = result if isinstance(result, list | tuple) and result else [result]
+    fits = all(isinstance(loss, Value) and loss.shape == () for loss in losses)
+    return "" if fits else "the loss, a Value of shape [], or several"
 
 
 def _specs(result: Any, args: Sequence[Any]) -> str:

@@ -7,7 +7,7 @@ differentiated by autograd through its torch reference.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..dtypes import DTYPES, wider
@@ -18,9 +18,13 @@ from .value import Value
 
 
 def differentiate(
-    program: Program, loss: Value, builder: Builder, trainable: Callable[[Value], bool], grad_dtype: str
+    program: Program,
+    losses: Value | Sequence[Value],
+    builder: Builder,
+    trainable: Callable[[Value], bool],
+    grad_dtype: str,
 ) -> tuple[Program, dict[Value, Value]]:
-    """Append ops that compute the gradient of `loss` with respect to every trainable param.
+    """Append ops that compute the gradient of the sum of `losses` with respect to every trainable param.
 
     Returns the program and a mapping {param: gradient} in declaration order of the params. A gradient with several
     contributions (tied embeddings) is written by several ops; the pass `accumulate` turns all writes but the first into
@@ -28,10 +32,14 @@ def differentiate(
     """
     params = [v for v in builder.declared if v.role == "param" and trainable(v)]
     wanted = _depends_on(program, params)
-    if loss not in wanted:
-        raise DisconnectedError(f"{program.name}: the loss {loss!r} depends on no trainable param")
+    losses = (losses,) if isinstance(losses, Value) else losses
+    reached = [loss for loss in losses if loss in wanted]
+    if not reached:
+        raise DisconnectedError(f"{program.name}: the loss {losses[0]!r} depends on no trainable param")
 
-    forward, grads = _seed(program, loss, wanted, builder)
+    forward, grads = list(program.ops), dict[Value, Value]()
+    for loss in reached:
+        forward = _seed(program.name, forward, grads, loss, wanted, builder)
     contributions: dict[Value, list[Value]] = {}
     ended: dict[Value, Op] = {}
 
@@ -46,7 +54,12 @@ def differentiate(
     backward: list[Op] = []
     for op in reversed(forward):
         rule_outs = tuple(grads.get(out) for out in op.outs)
-        seeds = [(op.ins[i], g) for i, g in _loss_grads(op, loss, builder)]
+        seeds = [(op.ins[i], g) for i, g in _loss_grads(op, reached, builder)]
+        if seeds and any(rule_outs):
+            raise ProgramError(
+                f"{program.name}: the loss of {op.kind} (block {op.block}, {op.where}) is read on the way to another "
+                "loss. Return both from build instead of their sum."
+            )
         if not seeds and (all(g is None for g in rule_outs) or not any(i in wanted for i in op.ins)):
             continue
         with builder.record("backward", op.block) as emitted:
@@ -83,32 +96,36 @@ def _depends_on(program: Program, params: list[Value]) -> set[Value]:
     return reached
 
 
-def _seed(program: Program, loss: Value, wanted: set[Value], builder: Builder) -> tuple[list[Op], dict[Value, Value]]:
-    """Return the forward ops and the initial gradients.
+def _seed(
+    name: str, forward: list[Op], grads: dict[Value, Value], loss: Value, wanted: set[Value], builder: Builder
+) -> list[Op]:
+    """Return the forward ops with what begins the backward pass of a loss.
 
     If the loss op has a kind that also computes gradients (`OpDef.loss_with_grads`), it is replaced by that kind.
-    Otherwise an op that sets d(loss) = 1 is appended.
+    Otherwise an op that sets d(loss) = 1, which is added to `grads`, is appended.
     """
-    forward = list(program.ops)
     index = next((i for i, op in enumerate(forward) if loss in op.outs), None)
     if index is None:
-        raise ProgramError(f"{program.name}: no op writes the loss {loss!r}")
+        raise ProgramError(f"{name}: no op writes the loss {loss!r}")
     op = forward[index]
     definition = builder.ops[op.kind]
     if definition.loss_with_grads is None:
         with builder.record("forward") as ops:
             one = builder.apply("fill", label="d_loss", shape=loss.shape, dtype=loss.dtype, value=1.0)
-        return [*forward, *ops], {loss: one}
+        grads[loss] = one
+        return [*forward, *ops]
     attrs = {**op.attrs, "wrt": tuple(i for i in definition.loss_grad_ins if op.ins[i] in wanted)}
     with builder.record("forward", op.block):
         outs = builder.emit(definition.loss_with_grads, *op.ins, **attrs)
-    forward[index] = replace(op, kind=definition.loss_with_grads, outs=(loss, *outs[1:]), attrs=attrs)
-    return forward, {}
+    fused = replace(op, kind=definition.loss_with_grads, outs=(loss, *outs[1:]), attrs=attrs)
+    return [*forward[:index], fused, *forward[index + 1 :]]
 
 
-def _loss_grads(op: Op, loss: Value, builder: Builder) -> list[tuple[int, Value]]:
+def _loss_grads(op: Op, losses: Sequence[Value], builder: Builder) -> list[tuple[int, Value]]:
     """Return the (input index, gradient) pairs that a fused loss op writes; an empty list for every other op."""
-    if loss not in op.outs or op.kind not in {definition.loss_with_grads for definition in builder.ops.values()}:
+    if not any(loss in op.outs for loss in losses) or op.kind not in {
+        definition.loss_with_grads for definition in builder.ops.values()
+    }:
         return []
     return list(zip(op.attrs["wrt"], op.outs[1:], strict=True))
 

@@ -145,7 +145,11 @@ class OpDef(Definition):
 
     @cached_property
     def _required(self) -> frozenset[str]:
-        return frozenset(name for name, declared in self.attrs.items() if not isinstance(declared, tuple))
+        return frozenset(self.attrs.keys() - self._defaults.keys())
+
+    @cached_property
+    def _defaults(self) -> Mapping[str, Any]:
+        return {name: declared[1] for name, declared in self.attrs.items() if isinstance(declared, tuple)}
 
     @cached_property
     def _accepted(self) -> Mapping[str, tuple[type, ...]]:
@@ -180,8 +184,8 @@ class OpDef(Definition):
             for name, value in op.attrs.items()
             if name not in self._required
             and name not in implemented
-            and self.attrs[name][1] is not IN_OUTPUTS
-            and value != self.attrs[name][1]
+            and self._defaults.get(name, IN_OUTPUTS) is not IN_OUTPUTS
+            and value != self._defaults[name]
         }
 
 

@@ -331,6 +331,7 @@ LAYERS: tuple[OpDef, ...] = (
         "lm_head_ce_grads",
         _lm_head_ce_grads,
         attrs={**_CHUNKS, "wrt": tuple},
+        param_kinds={1: "head"},
         flops=_lm_head_flops,
         passes=_lm_head_passes,
         workspace=_lm_head_workspace,

@@ -15,6 +15,7 @@ from ..checkpoint.adapter import load_adapter, trained_tensors
 from ..checkpoint.base import load_base
 from ..checkpoint.saved_run import model_export
 from ..planning.assembly import Assembly
+from ..planning.plan import Plan
 from ..program.op import Program
 from ..reference.rounding import TORCH_DTYPES
 from ..runtime.arena import Buffers
@@ -53,44 +54,58 @@ def observe(subject: Subject, rows: ComparedRows, weights: Weights, notice: Call
         _write(subject, worker, weights.scratch)
         observed = Observed()
         positions = torch.cat([torch.arange(a, b) for a, b in rows.documents])
-        worker.watch(lambda buffers: _Watcher(buffers, positions, observed))
+        worker.watch(lambda buffers: _Watcher(buffers, positions, observed, subject.plan))
         worker.start(graphs=False)
         worker.micro_step(rows.batch, first=True, last=True, loss_scale=1 / rows.batch.n_valid, index=1)
         worker.settle()
         view = worker.buffers.persistent
         observed.loss = float(view(subject.plan.assembly.loss))
         observed.gradients = _gradients(subject.plan.assembly, view)
+        if len(observed.states.keys() & map(block_name, range(subject.plan.inputs.dims.n_layers + 1))) != (
+            subject.plan.inputs.dims.n_layers
+        ):  # the labels do not mark the outputs of blocks
+            observed.states = {name: v for name, v in observed.states.items() if name in (EMBEDDING, LOGITS)}
     finally:
         worker.close()
     return observed
 
 
 class _Watcher:
-    """Copies the output of each block and the logits when the forward pass has written them."""
+    """Copies what is compared when the forward pass has written it.
 
-    def __init__(self, buffers: Buffers, positions: Tensor, observed: Observed) -> None:
+    The model labels it: "embedding", if the first block reads it; "residual", the output of a block; "logits". Without
+    a value of this label, logits are those of the op that writes the loss, if its definition says which input is the
+    head (`OpDef.param_kinds`).
+    """
+
+    def __init__(self, buffers: Buffers, positions: Tensor, observed: Observed, plan: Plan) -> None:
         self._buffers = buffers
         self._positions = positions
         self._observed = observed
         self._blocks = 0
+        self._plan = plan
 
     def __call__(self, program: Program, index: int) -> None:
         op, name = program.ops[index], program.name
         if op.phase != "forward":
             return
-        if op.kind == "embedding":
-            self._keep(EMBEDDING, self._buffers.view(op.outs[0], name))
         for out in op.outs:
-            if out.label == "residual":
+            if out.label == EMBEDDING and any(out in reader.ins for reader in program.ops if reader.block == 0):
+                self._keep(EMBEDDING, self._buffers.view(out, name))
+            elif out.label == "residual":
                 self._keep(block_name(self._blocks), self._buffers.view(out, name))
                 self._blocks += 1
-        if op.kind in ("lm_head_ce", "lm_head_ce_grads"):  # neither op writes logits: compute them from its inputs
-            x, head = (self._buffers.view(value, name) for value in op.ins[:2])
+            elif out.label == LOGITS:
+                self._keep(LOGITS, self._buffers.view(out, name), LOGIT_POSITIONS)
+        kinds = self._plan.inputs.ops[op.kind].param_kinds
+        head = next((i for i, kind in kinds.items() if kind == "head"), None)
+        if self._plan.assembly.loss in op.outs and head is not None and LOGITS not in self._observed.states:
+            x, w = (self._buffers.view(op.ins[i], name) for i in (0, head))
             rows = x[self._positions[:LOGIT_POSITIONS].to(x.device)]
-            self._observed.states[LOGITS] = (rows @ head.T).float().cpu()
+            self._observed.states[LOGITS] = (rows @ w.T).float().cpu()
 
-    def _keep(self, name: str, value: Tensor) -> None:
-        self._observed.states[name] = value[self._positions.to(value.device)].float().cpu()
+    def _keep(self, name: str, value: Tensor, most: int | None = None) -> None:
+        self._observed.states[name] = value[self._positions[:most].to(value.device)].float().cpu()
 
 
 def _fill(subject: Subject, worker: Worker | Team, skipped: Sequence[str]) -> None:

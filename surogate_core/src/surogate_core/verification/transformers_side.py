@@ -53,7 +53,7 @@ def observe(subject: Subject, rows: ComparedRows, scratch: Path, compute: torch.
             observed.loss = total + float(loss.detach()) / rows.batch.n_valid
             rest = LOGIT_POSITIONS - sum(len(part) for part in seen[LOGITS])
             seen[LOGITS].append(logits[:rest].detach().float().cpu())
-    observed.states = {name: torch.cat(parts) for name, parts in seen.items()}
+    observed.states = {name: torch.cat(parts) for name, parts in seen.items() if parts}
     observed.gradients = _gradients(subject, wrapped, parameters, scratch)
     del model, wrapped, parameters
     gc.collect()
@@ -137,24 +137,26 @@ def _gradients(subject: Subject, wrapped: Any, parameters: dict[str, Any], scrat
 def _watch(model: Any, stack: ExitStack) -> dict[str, list[Tensor]]:
     """Return a list for the embedding, each block and the logits.
 
-    While `stack` is open, hooks append what the embedding and the blocks return.
+    While `stack` is open, hooks append what the first block reads, with the factor of the embedding that some models
+    have, and what the blocks return.
     """
-    blocks = getattr(model.base_model, "layers", None)
-    if blocks is None:
-        raise ConfigError(f"transformers' {type(model).__name__} has no list of layers to compare with.")
-    modules = {EMBEDDING: model.get_input_embeddings()}
-    modules |= {block_name(n): block for n, block in enumerate(blocks)}
-    seen: dict[str, list[Tensor]] = {name: [] for name in (*modules, LOGITS)}
+    blocks = list(getattr(model.base_model, "layers", None) or ())
+    seen: dict[str, list[Tensor]] = {name: [] for name in (EMBEDDING, *map(block_name, range(len(blocks))), LOGITS)}
 
-    def keep(name: str) -> Any:
-        def hook(module: Any, args: Any, output: Any) -> None:
-            state = output[0] if isinstance(output, tuple) else output
-            seen[name].append(state.detach().flatten(0, -2).float().cpu())
+    def keep(name: str, state: Any) -> None:
+        state = state[0] if isinstance(state, tuple) else state
+        seen[name].append(state.detach().flatten(0, -2).float().cpu())
 
-        return hook
+    def after(n: int) -> Any:
+        return lambda module, args, output: keep(block_name(n), output)
 
-    for name, module in modules.items():
-        stack.callback(module.register_forward_hook(keep(name)).remove)
+    def before(module: Any, args: Any, kwargs: Any) -> None:
+        keep(EMBEDDING, args[0] if args else kwargs["hidden_states"])
+
+    for n, block in enumerate(blocks):
+        if n == 0:
+            stack.callback(block.register_forward_pre_hook(before, with_kwargs=True).remove)
+        stack.callback(block.register_forward_hook(after(n)).remove)
     return seen
 
 

@@ -46,12 +46,15 @@ class Verdict:
     rows       outputs in the order of the forward pass, the loss, gradients in the order of the layers, their average
     loss       ours
     true_loss  that of transformers in float64
+    not_compared
+               outputs that only one side has
     """
 
     precision: str
     rows: tuple[Row, ...]
     loss: float
     true_loss: float
+    not_compared: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -71,14 +74,17 @@ def compare(ours: Observed, truth: Observed, yardstick: Yardstick, layers: Mappi
     outputs = list(_outputs(ours, truth, yardstick))
     gradients = list(_gradients(ours, truth, yardstick, layers))
     rows = (*outputs, _loss(ours, truth, yardstick), *gradients, _average(gradients, yardstick))
-    return Verdict(yardstick.name, rows, ours.loss, truth.loss)
+    missing = tuple(sorted(ours.states.keys() ^ truth.states.keys()))
+    return Verdict(yardstick.name, rows, ours.loss, truth.loss, missing)
 
 
 def _outputs(ours: Observed, truth: Observed, yardstick: Yardstick) -> Iterator[Row]:
     for name, want in truth.states.items():
+        if name not in ours.states:
+            continue
         reference = distance(yardstick.transformers.states[name], want)
         layer = int(name.split()[1]) if name.startswith("block ") else -1
-        yield Row(name, "output", layer, distance(ours.states.get(name), want), reference, yardstick.allowed(reference))
+        yield Row(name, "output", layer, distance(ours.states[name], want), reference, yardstick.allowed(reference))
 
 
 def _loss(ours: Observed, truth: Observed, yardstick: Yardstick) -> Row:
@@ -116,9 +122,9 @@ def _average(gradients: Sequence[Row], yardstick: Yardstick) -> Row:
     return Row("average of all gradients", "average", -1, ours, reference, yardstick.allowed_average(reference))
 
 
-def distance(got: Tensor | None, want: Tensor) -> float:
-    """Return |got - want| / |want|. Infinite if `got` is None or of another shape, or if only `want` is zero."""
-    if got is None or got.shape != want.shape:
+def distance(got: Tensor, want: Tensor) -> float:
+    """Return |got - want| / |want|. Infinite if `got` has another shape, or if only `want` is zero."""
+    if got.shape != want.shape:
         return float("inf")
     off, size = norm(got - want), norm(want)
     if size == 0:

@@ -61,7 +61,8 @@ def _bind(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
             ctx.stream,
         )
     tokens, _, _, chunks = _sizes(op)
-    above = [-1, *(i * tokens // chunks for i in range(1, chunks))]
+    counted = op.ins[2].name == "targets"  # the host knows the number of labels of the batch alone
+    above = [-1, *(i * tokens // chunks if counted else -1 for i in range(1, chunks))]
     return (
         Launch(ctx.call(head.begin)),
         *(Launch(ctx.call(head.chunk, i), above[i]) for i in range(chunks)),
