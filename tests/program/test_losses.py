@@ -100,7 +100,7 @@ def test_a_run_reports_the_first_loss_and_evaluates_it_alone() -> None:
 
     config = tiny_config(vocab_size=61, num_hidden_layers=2)
     assembly = assemble(harness.plan_inputs(config, model=replace(QWEN3, build=build)))
-    programs = {p.name: p for p in assembly.programs}
+    programs = assembly.programs
     heads = {name: [op for op in p.ops if op.kind.startswith("lm_head_ce")] for name, p in programs.items()}
     assert [len(heads[name]) for name in ("micro_first", "micro_next", "evaluate")] == [2, 2, 1]
     assert [assembly.loss in op.outs for op in heads["micro_next"]] == [True, False]
