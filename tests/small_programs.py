@@ -21,7 +21,7 @@ from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.reference import ReferenceExecutor
 
 INIT = Init(kind="ones")
-Build = Callable[[Builder], Value]
+Build = Callable[[Builder], Value | tuple[Value, ...]]
 
 
 def everything(param: Value) -> bool:
@@ -79,10 +79,12 @@ def train(
         b.input("seed", (), "int64"),
     )
     with b.record("forward"):
-        loss = build(b)
-        forward = b.program("forward", (loss,))
+        built = build(b)
+        losses = built if isinstance(built, tuple) else (built,)
+        forward = b.program("forward", losses)
+    loss = losses[0]
     verify(forward, ops)
-    program, gradients = differentiate(forward, loss, b, trainable, grad_dtype or "fp32")
+    program, gradients = differentiate(forward, losses, b, trainable, grad_dtype or "fp32")
     verify(program, ops, "differentiate")
     program = dead_code(program, ops)
     first, following = accumulate(program, b, scalars)
