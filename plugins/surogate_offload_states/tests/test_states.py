@@ -247,20 +247,16 @@ def test_zero_copy_without_anything_on_the_host_is_refused() -> None:
             assemble(plan_inputs(CONFIG, **chosen, zero_copy=True))
 
 
-def test_small_values_stay_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_config_that_offloads_can_be_tried_on_a_tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small values stay on the device where others are large. Where all are small, the host holds them as asked."""
     monkeypatch.setattr(selection, "SMALLEST_BYTES", 1 << 30)
-    with pytest.raises(ConfigError, match="the states of the optimizer are too small to be worth a copy"):
-        planned(2, optimizer=True)
-    with pytest.raises(
-        ConfigError, match="the matrices of blocks that this run reads are too small to be worth a copy"
-    ):
-        planned(2, weights=True)
+    for chosen in ({"optimizer": True}, {"weights": True}, {"grads": True}):
+        host = assemble(inputs(2, **chosen)).memory.host
+        assert host is not None and host.nbytes > 0
 
 
-def test_quantized_weights_that_are_too_small_are_not_called_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantized_weights_of_a_tiny_model_are_held_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "SMALLEST_BYTES", 1 << 30)
     qlora = {"adapters": [(LORA, LoraOptions(lora_rank=4))], "weight_format": (FP8, Fp8WeightOptions(qlora_fp8=True))}
-    with pytest.raises(
-        ConfigError, match="offload_quants: the quantized weights of this run are too small to be worth"
-    ):
-        assemble(plan_inputs(CONFIG, **qlora, **offload(quants=True)))
+    memory = assemble(plan_inputs(CONFIG, **qlora, **offload(quants=True))).memory
+    assert memory.host is not None and memory.host.nbytes > 0
