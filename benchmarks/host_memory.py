@@ -1,11 +1,11 @@
-"""Rates of the link to host memory, and what `use_zero_copy` and `use_write_combined` change.
+"""Rates of the link to host memory, and what `use_zero_copy` changes.
 
     python benchmarks/host_memory.py
     python benchmarks/host_memory.py --layers 36
 
-Three tables: copies by the copy engines from and to pinned memory, normal and write-combined; the update with its
-states on the device, copied from the host, and read over the link; LoRA steps whose weights are streamed from both
-kinds of memory. The model is qwen3-8b with `--layers` blocks; tokens and weights are random. Times are medians, next
+Three tables: copies by the copy engines from and to pinned memory; the update with its
+states on the device, copied from the host, and read over the link; LoRA steps whose weights are streamed
+from there. The model is qwen3-8b with `--layers` blocks; tokens and weights are random. Times are medians, next
 to the planned ones.
 """
 
@@ -33,7 +33,7 @@ from surogate_core.planning.plan import Plan
 from surogate_core.planning.run import Run
 from surogate_core.profiling.batches import random_batch
 from surogate_core.profiling.weights import fill
-from surogate_core.runtime.host_memory import allocate, allocate_write_combined, pin, unpin
+from surogate_core.runtime.host_memory import allocate, pin, unpin
 from surogate_core.runtime.launch import run_local
 
 HERE = Path(__file__).parent
@@ -51,8 +51,7 @@ STATES = {
 }
 WEIGHTS = {
     "on the device": (),
-    "normal": ("offload_weights=true",),
-    "write-combined": ("offload_weights=true", "use_write_combined=true"),
+    "streamed": ("offload_weights=true",),
 }
 
 
@@ -78,15 +77,14 @@ def main() -> None:
 def print_link_rates() -> None:
     nbytes, device = 1 << 30, torch.device("cuda:0")
     on_device = torch.zeros(nbytes, dtype=torch.uint8, device=device)
-    normal = allocate(nbytes)
-    pin(normal, device)
+    pinned = allocate(nbytes)
+    pin(pinned, device)
     print("copies of 1 GiB, GB/s     to the device   to the host   both at once, each")
-    for name, memory in (("normal", normal), ("write-combined", allocate_write_combined(nbytes, device))):
-        there = gigabytes_per_second(nbytes, lambda memory=memory: on_device.copy_(memory, non_blocking=True))
-        back = gigabytes_per_second(nbytes, lambda memory=memory: memory.copy_(on_device, non_blocking=True))
-        both = gigabytes_per_second(nbytes // 2, lambda memory=memory: copy_both_ways(on_device, memory))
-        print(f"{name:<24}{there:>15.1f}{back:>14.1f}{both:>21.1f}", flush=True)
-    unpin(normal)
+    there = gigabytes_per_second(nbytes, lambda: on_device.copy_(pinned, non_blocking=True))
+    back = gigabytes_per_second(nbytes, lambda: pinned.copy_(on_device, non_blocking=True))
+    both = gigabytes_per_second(nbytes // 2, lambda: copy_both_ways(on_device, pinned))
+    print(f"{'pinned':<24}{there:>15.1f}{back:>14.1f}{both:>21.1f}", flush=True)
+    unpin(pinned)
 
 
 def copy_both_ways(on_device: Tensor, memory: Tensor) -> None:

@@ -9,9 +9,9 @@ import pytest
 from config.harness import FakeRegistry, WithAdapter, load, message
 from pydantic import BaseModel
 
-from surogate_core.config.foreign import ELSEWHERE
+from surogate_core.config.foreign import same_entry_keys, same_keys
 from surogate_core.config.keys import ALIASES, DEAD, DIFFERS, IGNORED, LIMITS, NOT_YET, NOT_YET_NAMES, PACKAGES
-from surogate_core.config.load import TrainConfig, read_yaml
+from surogate_core.config.load import DatasetEntry, TrainConfig, read_yaml
 from surogate_core.errors import SurogateError
 
 
@@ -28,14 +28,13 @@ def test_the_name_of_a_package_that_is_not_installed_is_no_misspelling() -> None
     registry = FakeRegistry()
     del registry.optimizers["adamw_8bit"]
     assert "optimizer: adamw_8bit — no installed plugin provides it" in message(registry=registry)
-    assert "adamw8bit is unknown; did you mean adamw?" in message(registry=registry, optimizer="adamw8bit")
+    assert "adamv is unknown; did you mean adamw?" in message(registry=registry, optimizer="adamv")
 
 
 def test_all_problems_are_reported_at_once() -> None:
     lines = message(num_epochs=0, learning_rate="x", nonsense=1, qlora_fp8=True, optimizer="none-such").splitlines()
     assert len(lines) == 5 and all(line.startswith("run.yaml: ") for line in lines)
-    many = message(**{f"zz{index}": 1 for index in range(500)})
-    assert many.endswith("and 480 more problems")
+    assert len(message(**{f"zz{index}": 1 for index in range(500)}).splitlines()) == 500
 
 
 def test_a_key_that_is_not_built_is_accepted_at_its_default_and_refused_at_other_values() -> None:
@@ -78,7 +77,9 @@ def test_names_of_plugins_that_are_not_built_are_refused_with_an_alternative() -
 
 def test_errors_inside_sections_and_datasets_name_the_dotted_key() -> None:
     assert "distributed.num_nodes: not yet" in message(distributed={"num_nodes": 2})
-    assert "distributed.nodes: unknown key; did you mean num_nodes?" in message(distributed={"nodes": 2})
+    assert "distributed.nodes: unknown key; the keys here are gpus_per_node, num_nodes" in message(
+        distributed={"nodes": 2}
+    )
     assert "distributed: must be a section" in message(distributed=3)
     entry = {"path": "x", "chosen": "good"}
     assert "datasets.0.chosen: not yet" in message(datasets=[entry])
@@ -154,7 +155,8 @@ def test_every_key_is_in_one_table_and_the_tables_refer_to_existing_keys() -> No
     core = TrainConfig.model_fields.keys()
     for table in (NOT_YET, DEAD, IGNORED, PACKAGES, ALIASES):
         assert not core & table.keys()
-    assert set(ELSEWHERE.values()) <= {*core, *PACKAGES} and not core & ELSEWHERE.keys()
+    assert set(same_keys().values()) <= {*core, *PACKAGES} and not core & same_keys().keys()
+    assert set(same_entry_keys().values()) <= DatasetEntry.model_fields.keys()
     assert all(limit.key in core for limit in LIMITS)
     assert all(entry.key in core or entry.key in NOT_YET for entry in DIFFERS)
     assert all(info.description for info in TrainConfig.model_fields.values())

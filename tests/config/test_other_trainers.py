@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from config.harness import message
 
-from surogate_core.config.foreign import ELSEWHERE, HINTS
+from surogate_core.config.foreign import key_hints, same_keys
 from surogate_core.config.keys import ALIASES, DEAD, IGNORED, NOT_YET, PACKAGES
 from surogate_core.config.load import TrainConfig
 
@@ -44,5 +44,6 @@ def test_a_key_of_another_trainer_is_refused_with_the_key_to_use_here(name: str)
 
 def test_no_hint_is_for_a_key_that_is_read() -> None:
     ours = {*TrainConfig.model_fields, *NOT_YET, *DEAD, *IGNORED, *ALIASES, *PACKAGES}
-    assert not ours & HINTS.keys() and not ours & ELSEWHERE.keys() and not HINTS.keys() & ELSEWHERE.keys()
-    assert all(name == name.lower() and "-" not in name for name in (*HINTS, *ELSEWHERE))
+    hints, same = key_hints().keys(), same_keys().keys()
+    assert not ours & hints and not ours & same and not hints & same
+    assert all(name == name.lower() and "-" not in name for name in (*hints, *same))

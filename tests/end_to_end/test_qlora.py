@@ -272,6 +272,28 @@ def test_a_method_that_no_format_reads_is_refused(place: Workplace, tmp_path: Pa
         run.plan(run.load(place.write(model=str(tmp_path)), mode="sft"), "h200")
 
 
+@pytest.mark.parametrize(
+    ("stored", "keys", "message"),
+    [
+        (
+            {"quant_method": "modelopt", "quant_algo": "FP8"},
+            {"qlora_fp8": True},
+            "only NVFP4 can be read. Use the orig",
+        ),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, {}, "not in NF4. Use the original"),
+        ({"quant_method": "fp8"}, {"from_scratch": True, "lora": False}, "Remove quantization_config from the file"),
+    ],
+)
+def test_files_that_a_format_cannot_read_are_not_answered_with_its_key(
+    stored: dict[str, object], keys: dict[str, object], message: str, place: Workplace, tmp_path: Path
+) -> None:
+    config = json.loads((place.root / "model/config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": stored}))
+    with pytest.raises(ConfigError, match=message) as caught:
+        run.plan(run.load(place.write(model=str(tmp_path), **keys), mode="sft"), "h200")
+    assert "To train an adapter" not in str(caught.value)
+
+
 def damaged(folder: Path, into: Path, name: str, tensor: Tensor | None) -> Path:
     """Copy a model with one tensor replaced, or removed."""
     into.mkdir()

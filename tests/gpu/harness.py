@@ -92,7 +92,6 @@ class Setup:
         offload: Sequence[str] = (),
         attn_bwd_chunks: int = 1,
         zero_copy: ZeroCopy = False,
-        write_combined: bool = False,
         optimizer: str = "adamw",
         **dtypes: str,
     ) -> None:
@@ -126,7 +125,6 @@ class Setup:
             offload=[self._strategy(name) for name in offload],
             attn_bwd_chunks=attn_bwd_chunks,
             zero_copy=zero_copy,
-            write_combined=write_combined,
             recompute_chosen=recompute_chosen,
             adapters=() if adapter is None else [(lora, lora.options(**adapter))],
             target=self.target,

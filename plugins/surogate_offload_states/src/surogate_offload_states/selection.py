@@ -8,14 +8,14 @@ from surogate_core.api import Family, OffloadContext, Value
 from surogate_core.errors import ConfigError
 
 SMALLEST_BYTES = 64 << 10
-"""Smaller values stay on the device: at 55 GB/s a copy of them takes 1 us, less than it takes to start."""
+"""Smaller values stay on the device if there are larger ones: at 55 GB/s a copy of them takes 1 us, less than it takes
+to start."""
 
 
 def optimizer_states(family: Family, context: OffloadContext) -> Sequence[Value]:
     """Return the states of the optimizer."""
     return _some(
         context.optimizer_states,
-        "offload_optimizer: the states of the optimizer",
         "offload_optimizer: true: the optimizer of this run has no states. Remove the key.",
     )
 
@@ -24,7 +24,6 @@ def masters(family: Family, context: OffloadContext) -> Sequence[Value]:
     """Return the masters that are not the weights themselves."""
     return _some(
         (p.master for p in context.params.values() if p.master is not None and p.master is not p.param),
-        "offload_master: the master weights of this run",
         "offload_master: true: this run has no master weights besides the weights, which are trained in place. Remove "
         "the key; offload_weights and offload_quants keep weights in host memory that micro-steps read.",
     )
@@ -34,7 +33,6 @@ def gradients(family: Family, context: OffloadContext) -> Sequence[Value]:
     """Return the gradients of params in blocks."""
     return _some(
         (p.grad for p in context.params.values() if p.grad is not None and p.param.block >= 0),
-        "offload_grads: the gradients of this run",
         "offload_grads: true: this run trains no weights of blocks. Remove the key.",
     )
 
@@ -45,7 +43,6 @@ def weights(family: Family, context: OffloadContext) -> Sequence[Value]:
     matrices = [param for param, p in context.params.items() if p.stored and p.kind == "matrix" and param.block >= 0]
     found = _some(
         (param for param in matrices if param in read),
-        "offload_weights: the matrices of blocks that this run reads",
         "offload_weights: the micro-steps of this run read no matrices of blocks, but quantized copies of them. Use "
         "offload_quants, or remove the key.",
     )
@@ -57,25 +54,20 @@ def quantized_weights(family: Family, context: OffloadContext) -> Sequence[Value
     read = dict.fromkeys(value for op in family.micro.ops for value in op.ins)
     found = _some(
         (value for value in read if value.role == "state" and value.derived and value.block >= 0),
-        "offload_quants: the quantized weights of this run",
         "offload_quants: this run keeps no quantized weights. Remove the key, choose a recipe that keeps them, such as "
         "fp8-hybrid, or store frozen weights quantized (qlora_bnb, qlora_fp8, qlora_fp4).",
     )
     return _of_blocks(found, context.options.offload_quants)
 
 
-def _some(values: Iterable[Value], what: str, without: str) -> Sequence[Value]:
-    """Return those of `values` that are worth a copy.
-
-    Raises ConfigError if there are none: `without` if there are no values, or that `what` is too small.
+def _some(values: Iterable[Value], without: str) -> Sequence[Value]:
+    """Return those of `values` that are worth a copy; all of them if none is, so that a config can be tried on a tiny
+    model. Raises ConfigError with the text `without` if there are no values.
     """
     values = list(values)
     if not values:
         raise ConfigError(without)
-    large = [value for value in values if value.nbytes >= SMALLEST_BYTES]
-    if not large:
-        raise ConfigError(f"{what} are too small to be worth a copy. Remove the key.")
-    return large
+    return [value for value in values if value.nbytes >= SMALLEST_BYTES] or values
 
 
 def _of_blocks(values: Sequence[Value], wanted: bool | int) -> Sequence[Value]:

@@ -20,8 +20,8 @@ MASTERS = {"model_dtype": "bf16", "master_dtype": "fp32", "optimizer_state_dtype
 BF16 = MASTERS | {"master_dtype": "bf16"}
 STRATEGIES = ("grads", "master", "optimizer", "residual", "weights")
 PARTS = ("block", "rmsnorm", "swiglu")
-MODES = {"chunks": {"attn_bwd_chunks": 2}, "write combined": {"write_combined": True}, "zero copy": {"zero_copy": True}}
-NEEDS = {"write combined": {"grads", "residual"}, "zero copy": {"grads", "master", "optimizer", "weights"}}
+MODES = {"chunks": {"attn_bwd_chunks": 2}, "zero copy": {"zero_copy": True}}
+NEEDS = {"zero copy": {"grads", "master", "optimizer", "weights"}}
 """One of these strategies must be chosen too."""
 ARRAY = settings([*STRATEGIES, *PARTS, *MODES], whole=("block",))
 
@@ -75,14 +75,9 @@ def test_the_update_reads_and_writes_host_memory_without_copies(
     assert_same(trained(optimizer=optimizer, **dtypes), held)
 
 
-def test_frozen_weights_are_streamed_from_write_combined_memory() -> None:
-    given = {"adapter": {"lora_rank": 8}, "model_dtype": "bf16"}
-    assert_same(trained(**given), trained(**given, offload=("weights",), write_combined=True))
-
-
-def test_workers_copy_write_combined_memory_from_each_other() -> None:
-    setup = Setup(DEEP, adapter={"lora_rank": 8}, model_dtype="bf16", offload=("weights",), write_combined=True)
-    assert setup.assembly.memory.unread is not None
+def test_workers_copy_host_memory_from_each_other() -> None:
+    setup = Setup(DEEP, adapter={"lora_rank": 8}, model_dtype="bf16", offload=("weights",))
+    assert setup.assembly.memory.host is not None
     first, second = setup.gpu(), setup.gpu()
     frozen = [v for v in setup.assembly.resident if v.place == "host"]
     for value in frozen:

@@ -46,7 +46,7 @@ _MEMORY = (
     "device_memory_limit",
     "host_memory_limit",
     "use_zero_copy",
-    "use_write_combined",
+    "use_write_combined",  # a key of older checkpoints
     "recompute",
     *RECOMPUTE_KEYS.values(),
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 from .errors import fold, keys_of, shown, unknown_key, validate
 from .findings import Findings
+from .foreign import same_entry_keys
 from .keys import DATASET_KEYS
 from .options import validate_options
 from .registry import Registry
@@ -50,6 +51,10 @@ def _parse_entry(place: str, given: Any, registry: Registry, findings: Findings)
     return entry.model_copy(update={"type": name, "options": options})
 
 
+def _meant(key: object) -> str | None:
+    return same_entry_keys().get(fold(key)) if isinstance(key, str) else None
+
+
 def _format_options(
     name: str, given: Mapping[str, Any], within: str, registry: Registry, findings: Findings
 ) -> dict[str, Any]:
@@ -66,7 +71,7 @@ def _format_options(
             )
         else:
             words = {*legal, *DatasetEntry.model_fields} - {"options"}
-            findings.problems.append(unknown_key(key, words, within=within))
+            findings.problems.append(unknown_key(key, words, within=within, meant=_meant(key)))
     if unknown or not candidates or (name == "auto" and not given):
         return {}
     results = [validate_options(("format", c.name), c.options, given, registry, within) for c in candidates]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import reprlib
 import types
@@ -20,9 +19,6 @@ M = TypeVar("M", bound=BaseModel)
 
 FLAG_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 """What a flag may be as text."""
-
-MAX_LISTED = 20
-"""Problems listed in one message; the rest are counted."""
 
 _LONGEST_KEY = 64
 _LONGEST_VALUE = 80
@@ -56,14 +52,14 @@ _TEXT = {
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem. key: its place, dotted (`datasets.0.path`). error: set if a plugin is the cause."""
+    """One problem. key: its place, dotted (`datasets.0.path`). error: the cause, if that is a plugin."""
 
     key: str
     text: str
     error: PluginError | None = None
 
     def line(self, source: str) -> str:
-        return f"{source}: {self.error}" if self.error is not None else f"{source}: {self.key}: {self.text}"
+        return f"{source}: {self.key}: {self.text}"
 
 
 def shown(value: object) -> str:
@@ -87,12 +83,30 @@ def shown_key(key: object) -> str:
 
 
 def nearest(word: str, legal: Iterable[str]) -> str | None:
-    """Return the legal word closest to `word`; None if there is no close one."""
-    if len(word) > _LONGEST_KEY:
+    """Return the legal word that `word` misspells by one edit, or two from 8 letters on; None if there is none.
+
+    An edit is a letter too many, missing, replaced, or swapped with the next one. More edits suggest words that mean
+    something else: `max_samples` is not `max_steps`.
+    """
+    folded = fold(word)
+    if not 2 < len(folded) <= _LONGEST_KEY:
         return None
-    by_folded = {fold(name): name for name in legal}
-    found = difflib.get_close_matches(fold(word), by_folded, n=1)
-    return by_folded[found[0]] if found else None
+    most = 1 if len(folded) < 8 else 2
+    close = [name for name in legal if abs(len(name) - len(folded)) <= most]
+    distance, found = min(((_edits(folded, fold(name)), name) for name in close), default=(most + 1, None))
+    return found if distance <= most else None
+
+
+def _edits(a: str, b: str) -> int:
+    """Return the number of edits from `a` to `b`: the restricted Damerau-Levenshtein distance."""
+    before, row = list[int](), list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        two_before, before, row = before, row, [i]
+        for j, y in enumerate(b, 1):
+            row.append(min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (x != y)))
+            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
+                row[j] = min(row[j], two_before[j - 2] + 1)
+    return row[-1]
 
 
 def fold(word: str) -> str:
@@ -103,10 +117,13 @@ def fold(word: str) -> str:
 def unknown_key(key: object, legal: Iterable[str], *, within: str = "", meant: str | None = None) -> Problem:
     """Return the problem of an unknown key.
 
-    within: the dotted place of its section, with a trailing dot. meant: the key to suggest; None: the closest one.
+    within: the dotted place of its section, with a trailing dot; there, all legal keys are named if none is close.
+    meant: the key to suggest; None: the closest one.
     """
+    legal = sorted(legal)
     guess = meant or (nearest(key, legal) if isinstance(key, str) else None)
-    hint = f"did you mean {guess}?" if guess else "the config reference lists all keys"
+    listed = f"the keys here are {', '.join(legal)}" if within else "the config reference lists all keys"
+    hint = f"did you mean {guess}?" if guess else listed
     return Problem(within + shown_key(key), f"unknown key; {hint}")
 
 
@@ -141,9 +158,7 @@ def validate(model: type[M], values: Mapping[str, Any], *, within: str = "") -> 
 
 def problems_error(source: str, problems: Sequence[Problem]) -> SurogateError:
     """Return all problems as one ConfigError; a PluginError if a plugin is the only cause."""
-    lines = [problem.line(source) for problem in problems[:MAX_LISTED]]
-    if len(problems) > MAX_LISTED:
-        lines.append(f"{source}: and {len(problems) - MAX_LISTED} more problems")
+    lines = [problem.line(source) for problem in problems]
     cause = problems[0].error if len(problems) == 1 else None
     if cause is not None:
         return PluginError(lines[0], distribution=cause.distribution, version=cause.version, hook=cause.hook)

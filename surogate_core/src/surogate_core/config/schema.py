@@ -1,7 +1,7 @@
 """Core's keys of a run's YAML file: type, default, range and meaning of each. One class per theme.
 
 `TrainConfig` holds them all. The keys of a plugin are declared by its `options` model; keys of features that are not
-built and keys that nothing reads are in `keys.py`.
+built and keys that nothing reads are in `original.toml`.
 """
 
 from __future__ import annotations
@@ -294,11 +294,6 @@ class MemoryKeys(Keys):
         "auto",
         description="The update reads and writes what an offload strategy keeps in host memory where it is, over the "
         "link, instead of copying it to the device and back. auto: that of the embedding and the LM head alone.",
-    )
-    use_write_combined: Flag = Field(
-        False,
-        description="Allocate the host memory that only GPUs read write-combined: frozen and quantized weights, "
-        "gradients and activations that an offload strategy keeps there. No effect on a CPU.",
     )
     use_cuda_graphs: Flag = Field(True, description="Replay a step as CUDA graphs. No effect on a CPU.")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from .errors import Problem, fold, nearest, shown, shown_key
 from .findings import Findings
+from .foreign import name_hints
 from .keys import DISTRIBUTIONS, NOT_YET_NAMES
 from .registry import Registry
 from .schema import TrainConfig
@@ -27,13 +28,19 @@ def registered_name(kind: str, key: str, value: str, registry: Registry, finding
     if instead is not None:
         findings.wrong(key, f"{shown_key(value)}: not yet: it is not built; {instead}")
         return None
+    elsewhere = name_hints(kind).get(fold(value))
+    if elsewhere is not None:
+        findings.wrong(key, f"{shown_key(value)} is unknown; {elsewhere}")
+        return None
     published = {fold(name) for known_kind, name in DISTRIBUTIONS if known_kind == kind}
     # The exact name of a package that is not installed is no misspelling of one that is.
     guess = None if fold(value) in published else nearest(value, names)
     if guess is not None:
         findings.wrong(key, f"{shown_key(value)} is unknown; did you mean {names[guess]}?")
     else:
-        findings.problems.append(Problem(key, "", error=registry.missing(kind, shown_key(value))))
+        missing = registry.missing(kind, shown_key(value))
+        text = str(missing).removeprefix(f"{kind}: ")
+        findings.problems.append(Problem(key, text, error=missing))
         findings.failed.add(key)
     return None
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from .errors import Problem, fold, shown, shown_key, unknown_key
 from .findings import Findings
-from .foreign import ELSEWHERE, HINTS
+from .foreign import key_hints, same_keys
 from .keys import ALIASES, DEAD, IGNORED, NOT_YET, PACKAGES, SECTIONS
 from .schema import TrainConfig
 from .variables import expand_variables
@@ -19,7 +19,7 @@ def sort_keys(
     """Return (core's keys, plugins' keys) with aliases resolved, variables expanded and nulls dropped.
 
     plugin_keys: keys that the options of any installed plugin declare. Every other key is checked against the tables
-    of `keys.py`: accepted if its value does nothing, else a problem.
+    of `original.toml`: accepted if its value does nothing, else a problem.
     """
     given = {key for key, value in raw.items() if value is not None}
     core: dict[str, Any] = {}
@@ -87,7 +87,7 @@ def _dead(key: str, value: Any, findings: Findings) -> None:
 def _unknown(key: Any, plugin_keys: Collection[str]) -> Problem:
     """Return the problem of an unknown key, with a hint if it is another trainer's name, else with the nearest key."""
     name = fold(key) if isinstance(key, str) else ""
-    if name in HINTS:
-        return Problem(shown_key(key), f"unknown key; {HINTS[name]}")
+    if (hint := key_hints().get(name)) is not None:
+        return Problem(shown_key(key), f"unknown key; {hint}")
     legal = {*TrainConfig.model_fields, *plugin_keys, *NOT_YET, *SECTIONS, *DEAD, *PACKAGES, *ALIASES}
-    return unknown_key(key, legal, meant=ELSEWHERE.get(name))
+    return unknown_key(key, legal, meant=same_keys().get(name))

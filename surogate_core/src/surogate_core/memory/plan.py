@@ -77,13 +77,11 @@ class MemoryPlan:
     """The memory of a run on one device: segments by role, and an arena that all programs share.
 
     host    the same for values in pinned memory of the host; None if there are none
-    unread  the same for values in pinned memory that the host never reads, if they are apart from `host`
     """
 
     segments: Mapping[str, Segment]
     arenas: Mapping[str, ArenaPlan]
     host: MemoryPlan | None = None
-    unread: MemoryPlan | None = None
 
     @property
     def arena_bytes(self) -> int:

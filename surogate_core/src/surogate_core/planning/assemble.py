@@ -27,11 +27,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..api import Family, Init, ParamInfo, WeightMap
-from ..memory.plan import MemoryPlan, plan_family
+from ..memory.plan import plan_family
 from ..program.builder import Builder
 from ..program.op import Program
 from ..program.passes.fuse_adds import fuse_adds
@@ -41,10 +41,9 @@ from .assembly import Assembly
 from .inputs import PlanInputs
 from .pass_runner import PassRunner
 from .recorder import Recorder, declare_batch, declare_scalars
-from .resolve import KernelTable, resolve
+from .resolve import resolve
 from .staging import Staged, split_staged, staged_params
 from .weight_maps import checked_weight_maps
-from .write_combined import only_devices_read, planned_apart
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def assemble(inputs: PlanInputs, recording: Recording | None = None) -> Assembly
             param.name: tuple(found.hosted.get(state, state) for state in states)
             for param, states in recording.stored.items()
         },
-        memory=_planned(found, recording.gradients, kernels, variants, inputs.write_combined),
+        memory=plan_family(found.programs, found.resident, kernels.workspace, variants),
         kernels=kernels,
         micro=found.micro,
         batch=recorder.batch,
@@ -132,22 +131,6 @@ def assemble(inputs: PlanInputs, recording: Recording | None = None) -> Assembly
         world_size=inputs.world_size,
         numerics=found.family.numerics,
     )
-
-
-def _planned(
-    found: Finished,
-    gradients: Mapping[Value, Value],
-    kernels: KernelTable,
-    variants: Mapping[str, Sequence[Program]],
-    write_combined: bool,
-) -> MemoryPlan:
-    def plan(values: Iterable[Value]) -> MemoryPlan:
-        return plan_family(found.programs, values, kernels.workspace, variants)
-
-    if not write_combined:
-        return plan(found.resident)
-    trained = {found.hosted.get(param, param) for param in gradients}
-    return planned_apart(plan, found.resident, only_devices_read(found.resident, trained))
 
 
 def record(inputs: PlanInputs) -> Recording:

@@ -38,7 +38,6 @@ class PlanInputs:
     lmhead_chunks     chunks of the LM head; None: chosen by the size of the logits
     attn_bwd_chunks   chunks of rows of the attention backward pass; divides `batch_size`
     zero_copy         whether the update uses values that the host holds where they are, without copies (`Streaming`)
-    write_combined    whether host memory that only devices read is write-combined
     lowering          what serves the products' dtypes in place of the recipe; None: the recipe does
     numerics          add the micro-step that reports on numerics
     update_groups     splits the trained params into groups, whose updates are recorded one after another. None: by
@@ -70,7 +69,6 @@ class PlanInputs:
     lmhead_chunks: int | None = None
     attn_bwd_chunks: int = 1
     zero_copy: ZeroCopy = False
-    write_combined: bool = False
     weight_decay: float = 0.0
     max_grad_norm: float = 0.0
     numerics: bool = False

@@ -178,7 +178,6 @@ def run_inputs(run: Run, device: DeviceInfo, world_size: int) -> PlanInputs:
         lmhead_chunks=config.lmhead_chunks if isinstance(config.lmhead_chunks, int) else None,
         attn_bwd_chunks=config.attn_bwd_chunks,
         zero_copy=config.use_zero_copy,
-        write_combined=config.use_write_combined,
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
         numerics=config.numerics_report_steps > 0,

@@ -128,7 +128,7 @@ def report(
         "workspace": scratch,
         "runtime": device.runtime_bytes + inputs + (COLLECTIVE_BYTES if world_size > 1 else 0),
     }
-    pinned = _on_host(filter(None, (memory.host, memory.unread)), world_size)
+    pinned = _on_host(filter(None, (memory.host,)), world_size)
     host = {"batches": batches} | pinned
     if pinned and memory_is_the_hosts(device):
         parts["pinned"] = sum(pinned.values())

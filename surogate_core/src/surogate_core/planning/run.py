@@ -79,6 +79,11 @@ def _weight_format(
     formats, found = registry.weight_formats(), chosen_weight_format(loaded, registry)
     config = model_config.get(QUANTIZATION)
     if config is not None:
+        if loaded.config.from_scratch:
+            raise ConfigError(
+                f"{model_dir / 'config.json'}: {QUANTIZATION}: describes stored weights, but from_scratch: true draws "
+                f"new ones in floating point. Remove {QUANTIZATION} from the file, or name the original model."
+            )
         matching = [f for f in formats.values() if f.checkpoints and f.checkpoints.matches(config)]
         if len(matching) > 1:
             both = " and ".join(str(f.origin or f.name) for f in matching[:2])
@@ -89,14 +94,17 @@ def _weight_format(
         if stored is None or stored.checkpoints is None:
             why = f"No installed weight format reads quant_method: {config.get('quant_method')}"
             raise refused_quantized(model_dir, why)
-        if found is None or found[0] is not stored:
+        selected = found is not None and found[0] is stored
+        try:  # before the advice to select the format: it may refuse these files
+            stored.checkpoints.check(config, loaded.options["weight format", stored.name])
+        except ConfigError as error:
+            reads = f"{stored.key}: true reads quant_method: {config.get('quant_method')}, but for this model: "
+            where = f"{model_dir / 'config.json'}: {QUANTIZATION}: "
+            raise ConfigError(f"{where}{'' if selected else reads}{error}") from None
+        if not selected:
             raise refused_quantized(model_dir, f"To train an adapter on them, set {stored.key}: true. Otherwise")
         if loaded.config.merge_adapter:
             raise refused_quantized(model_dir, "merge_adapter: true needs the others")
-        try:
-            stored.checkpoints.check(config, found[1])
-        except ConfigError as error:
-            raise ConfigError(f"{model_dir / 'config.json'}: {QUANTIZATION}: {error}") from None
     return found
 
 

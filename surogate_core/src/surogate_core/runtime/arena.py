@@ -14,7 +14,7 @@ from ..machine.devices import GIB
 from ..memory.plan import MemoryPlan
 from ..program.value import Place, Value
 from ..reference.rounding import TORCH_DTYPES
-from .host_memory import NoHostMemory, allocate, allocate_write_combined, pin, unpin
+from .host_memory import NoHostMemory, allocate, pin, unpin
 
 _PIECE_BYTES = 64 << 20
 """Bytes that are copied at a time where a copy needs memory of its own."""
@@ -24,8 +24,7 @@ class Buffers:
     """The memory of a plan, allocated on one device, and what the plan has on the host.
 
     `poison` fills the arenas with NaN, which reveals values that are read outside their planned lives. Memory of the
-    host is pinned if the device is a GPU, and write-combined where the plan says that the host never reads it. Raises
-    RunStopped if the host has not enough.
+    host is pinned if the device is a GPU. Raises RunStopped if the host has not enough.
     """
 
     def __init__(self, plan: MemoryPlan, device: str = "cpu", *, poison: bool = False) -> None:
@@ -37,9 +36,6 @@ class Buffers:
             whole = _host_memory(plan.host, self.device)
             self._on["host"] += (_divided(plan.host, whole),)
             self._pinned = whole if self.device.type != "cpu" else None
-        if plan.unread is not None:
-            whole = _host_memory(plan.unread, self.device, write_combined=True)
-            self._on["host"] += (_divided(plan.unread, whole),)
         if poison:
             for memory in self._memories():
                 memory.arena.fill_(0xFF)
@@ -57,7 +53,7 @@ class Buffers:
     def copy_from(self, other: Buffers, role: str) -> None:
         """Copy the segment of a role from buffers of the same plan, on device and host.
 
-        From one host memory to another by way of the device, because the host may read it very slowly.
+        From one host memory to another by way of the device, in order with its work.
         """
         for ours, theirs in zip(self._memories(), other._memories(), strict=True):
             target, source = ours.segments[role], theirs.segments[role]
@@ -124,11 +120,9 @@ def _on_device(plan: MemoryPlan, device: torch.device) -> _Memory:
     return _Memory(plan, segments, torch.zeros(plan.arena_bytes, dtype=torch.uint8, device=device))
 
 
-def _host_memory(plan: MemoryPlan, device: torch.device, *, write_combined: bool = False) -> Tensor:
+def _host_memory(plan: MemoryPlan, device: torch.device) -> Tensor:
     """Allocate all of a plan's bytes at once, because pinning takes time per call."""
     try:
-        if write_combined and device.type != "cpu":
-            return allocate_write_combined(plan.nbytes, device)
         memory = allocate(plan.nbytes)
         if device.type != "cpu":
             pin(memory, device)

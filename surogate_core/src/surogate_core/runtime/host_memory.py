@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import weakref
 from contextlib import suppress
 
 import torch
@@ -12,8 +11,7 @@ from torch import Tensor
 
 from ..machine.local_device import DRIVER
 
-_PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE and CU_MEMHOSTALLOC_PORTABLE: pinned for all devices
-_MAPPED, _WRITE_COMBINED = 2, 4  # CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_WRITECOMBINED
+_PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE: pinned for all devices
 
 
 class NoHostMemory(Exception):
@@ -43,25 +41,6 @@ def pin(memory: Tensor, device: torch.device) -> None:
         code = register(memory.data_ptr(), memory.numel(), _PORTABLE)
     if code:
         raise NoHostMemory(f"they cannot be pinned (the driver's cuMemHostRegister fails with {code})")
-
-
-def allocate_write_combined(nbytes: int, device: torch.device) -> Tensor:
-    """Allocate pinned memory that the caches of the host bypass.
-
-    A device reads it without asking the host's caches. The host writes it fast in order, and reads it very slowly:
-    nothing but devices should read it. Freed with its last view.
-    """
-    address = ctypes.c_void_p()
-    with torch.cuda.device(device):
-        torch.cuda.synchronize()  # makes the device's context current on this thread
-        driver = ctypes.CDLL(DRIVER)
-        driver.cuMemHostAlloc.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t, ctypes.c_uint]
-        code = driver.cuMemHostAlloc(ctypes.byref(address), nbytes, _PORTABLE | _MAPPED | _WRITE_COMBINED)
-    if code or address.value is None:
-        raise NoHostMemory(f"they cannot be pinned (the driver's cuMemHostAlloc fails with {code})")
-    memory = (ctypes.c_uint8 * nbytes).from_address(address.value)
-    weakref.finalize(memory, driver.cuMemFreeHost, ctypes.c_void_p(address.value))
-    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def unpin(memory: Tensor) -> None:
