@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from surogate_core.api import Encoded
 from surogate_core.builtin import surogate_dataset_formats
 from surogate_core.config.schema import DatasetEntry, TrainConfig
-from surogate_core.data.conversation import ConversationOptions, encode_conversation
+from surogate_core.data.chat.conversation import ConversationOptions, encode_conversation
 from surogate_core.data.corpora import load_corpora
 from surogate_core.data.tokenizer import Tokenizer
 from surogate_core.errors import ConfigError

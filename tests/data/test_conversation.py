@@ -10,7 +10,7 @@ from chat_formats import QWEN25, chat_tokenizer
 
 from surogate_core.builtin import surogate_dataset_formats
 from surogate_core.config.schema import DatasetEntry, TrainConfig
-from surogate_core.data.conversation import ConversationOptions, encode_conversation
+from surogate_core.data.chat.conversation import ConversationOptions, encode_conversation
 from surogate_core.data.corpora import Corpora, load_corpora
 from surogate_core.data.mixture import weigh
 from surogate_core.data.pack import DocumentSpans

@@ -18,9 +18,9 @@ import tokenizers
 from chat_formats import PUBLISHED, published_tokenizer, template_text
 
 from surogate_core.api import Encoded
-from surogate_core.data.chat_mask import encode_chat
-from surogate_core.data.conversation import ConversationOptions, encode_conversation
-from surogate_core.data.token_spans import encode_spans, marked, runs
+from surogate_core.data.chat.conversation import ConversationOptions, encode_conversation
+from surogate_core.data.chat.mask import encode_chat
+from surogate_core.data.chat.token_spans import encode_spans, marked, runs
 from surogate_core.data.tokenizer import Tokenizer
 from surogate_core.errors import ConfigError
 

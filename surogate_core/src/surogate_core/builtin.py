@@ -24,9 +24,9 @@ def surogate_ops() -> Iterable[OpDef]:
 
 @hookimpl
 def surogate_dataset_formats() -> Iterable[DatasetFormatDef]:
-    from .data.conversation import CONVERSATION
+    from .data.chat.conversation import CONVERSATION
+    from .data.chat.instruction import INSTRUCTION
     from .data.formats import TEXT
-    from .data.instruction import INSTRUCTION
 
     return [TEXT, INSTRUCTION, CONVERSATION]
 

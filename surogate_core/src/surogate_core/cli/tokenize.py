@@ -14,9 +14,9 @@ from .. import run
 from ..api import Encoded
 from ..config.load import LoadedConfig
 from ..data.cache import TokenDataset
+from ..data.chat.token_spans import runs
 from ..data.corpora import Corpora
 from ..data.pack import PackedRows
-from ..data.token_spans import runs
 from ..data.tokenize import print_notice
 from .options import RunArguments
 from .render import output_width, paint

@@ -16,7 +16,7 @@ import tokenizers
 
 from ..errors import ConfigError
 from ..hub.files import TEMPLATE_DIRECTORY
-from .chat_template import ChatTemplate, read_chat_template
+from .chat.template import ChatTemplate, read_chat_template
 
 PIECE_CHARS = 1 << 20
 """Byte-level tokenizers read longer texts in pieces of about this length: in parallel, and with less memory."""

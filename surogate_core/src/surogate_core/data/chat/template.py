@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
-from ..hub.files import TEMPLATE_DIRECTORY
+from ...errors import ConfigError
+from ...hub.files import TEMPLATE_DIRECTORY
 
 Message = Mapping[str, Any]
 Span = tuple[int, int]

@@ -19,11 +19,11 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..api import Encoded
-from ..errors import ConfigError
+from ...api import Encoded
+from ...errors import ConfigError
 
 if TYPE_CHECKING:
-    from .tokenizer import Tokenizer
+    from ..tokenizer import Tokenizer
 
 Span = tuple[int, int]
 """(start, stop) of a range of characters; stop is exclusive."""

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ..api import DatasetFormatDef, Encoded
-from ..errors import ConfigError
-from .chat_mask import LossScale, encode_chat
+from ...api import DatasetFormatDef, Encoded
+from ...errors import ConfigError
 from .conversation import LOSS_SCALE
+from .mask import LossScale, encode_chat
 from .token_spans import encode_spans
 
 if TYPE_CHECKING:
-    from .tokenizer import Tokenizer
+    from ..tokenizer import Tokenizer
 
 _PLACEHOLDER = re.compile(r"\{(instruction|input|system|output)\}")
 _QUERIES = ("instruction", "query", "question", "problem", "prompt", "input")

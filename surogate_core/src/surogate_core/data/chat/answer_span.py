@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..errors import ConfigError
-from .chat_template import ChatTemplate, Message, Span
+from ...errors import ConfigError
+from .template import ChatTemplate, Message, Span
 
 MARK_ANSWERS = "Mark the answers in the template by {% generation %} ... {% endgeneration %}."
 

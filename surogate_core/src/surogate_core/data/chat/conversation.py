@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..api import DatasetFormatDef, Encoded, Omission
-from ..errors import ConfigError
-from .chat_mask import LossScale, encode_chat
-from .chat_omissions import REASONING_KEYS
+from ...api import DatasetFormatDef, Encoded, Omission
+from ...errors import ConfigError
+from .mask import LossScale, encode_chat
+from .omissions import REASONING_KEYS
 
 if TYPE_CHECKING:  # the command line lists types without loading numpy and tokenizers
-    from .tokenizer import Tokenizer
+    from ..tokenizer import Tokenizer
 
 ROLES = {
     "human": "user",

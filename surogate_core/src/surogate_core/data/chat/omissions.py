@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..api import Omission
-from ..errors import ConfigError
+from ...api import Omission
+from ...errors import ConfigError
 from .answer_span import NotWritten, RenderedChat
-from .chat_template import Message
+from .template import Message
 
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 """Keys of a message that hold reasoning. transformers passes the first one present to templates under all names."""

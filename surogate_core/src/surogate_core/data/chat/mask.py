@@ -16,15 +16,15 @@ import itertools
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..api import Encoded, Omission
-from ..errors import ConfigError
+from ...api import Encoded, Omission
+from ...errors import ConfigError
 from .answer_span import NotWritten, RenderedChat
-from .chat_omissions import check_answer, omissions, split_reasoning, writes_reasoning
-from .chat_template import ChatTemplate, Message, Span
+from .omissions import check_answer, omissions, split_reasoning, writes_reasoning
+from .template import ChatTemplate, Message, Span
 from .token_spans import encode_spans
 
 if TYPE_CHECKING:
-    from .tokenizer import Tokenizer
+    from ..tokenizer import Tokenizer
 
 LossScale = Literal["default", "last_round", "all"]
 

@@ -1,0 +1,1 @@
+"""Conversations: from the messages of a row to tokens, and which of them are trained."""
