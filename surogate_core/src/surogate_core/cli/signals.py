@@ -48,9 +48,9 @@ def handled() -> Iterator[None]:
     try:
         yield
     except Exception:
-        for handler in (terminate, hang_up, interrupt):
-            if handler.received:
-                raise SystemExit(handler.code) from None
+        for unwind in (terminate, hang_up, interrupt):
+            if unwind.received:
+                raise SystemExit(unwind.code) from None
         raise
     finally:
         for number, handler in before.items():
