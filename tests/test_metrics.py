@@ -497,7 +497,7 @@ def test_summary_has_every_number_in_80_columns() -> None:
         "quickstart [red]: done, 1,600 steps",
         ruler,
         "  trained           9.83M tokens in 2 min 04 s, 79.1k tokens/s",
-        "  training loss     3.2100 nats per token",
+        "  training loss     3.2100 nats per token, of the last step",
         "  validation loss   3.3000 nats per token, best 3.2900",
         "  unigram model     6.1000; this model is 2.8000 below",
         "  bits per byte     1.8300",
@@ -518,7 +518,7 @@ def test_summary_omits_what_is_not_known() -> None:
 
 
 def test_summary_marks_a_model_worse_than_unigram() -> None:
-    assert any("this model is 1.0000 ABOVE" in line for line in summary(validation_loss=7.0, unigram_loss=6.0))
+    assert any("worse than guessing by word" in line for line in summary(validation_loss=7.0, unigram_loss=6.0))
 
 
 def test_records_after_the_checkpoint_and_repeated_records_are_removed(tmp_path: Path) -> None:

@@ -60,3 +60,21 @@ def test_an_interrupt_of_code_that_an_extension_runs_from_text_does_not_kill_the
     (tmp_path / "interrupted.py").write_text(INTERRUPTED_IN_TEXT)
     done = subprocess.run([sys.executable, "-m", "interrupted"], cwd=tmp_path, stderr=subprocess.DEVNULL)
     assert done.returncode == 130
+
+
+def test_an_ignored_hang_up_stays_ignored_in_a_run_and_another_asks_it_to_stop() -> None:
+    import signal
+
+    from surogate_core.train.interrupt import Interrupt
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupt() as interrupt:
+            signal.raise_signal(signal.SIGHUP)
+            assert interrupt.exit_code == 0
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with Interrupt() as interrupt:
+            signal.raise_signal(signal.SIGHUP)
+            assert interrupt.exit_code == 129
+    finally:
+        signal.signal(signal.SIGHUP, before)

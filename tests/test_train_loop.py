@@ -151,3 +151,42 @@ def test_eval_steps_0_evaluates_the_whole_validation_set_once_at_the_end(
     assert [report.valid_tokens for report in recorder.evals] == [*[400] * (len(evaluated) - 1), 600]
     nothing, _, _ = run(monkeypatch, steps=5, eval_steps=eval_steps, validation=0)
     assert nothing.evals == []
+
+
+def test_an_interrupted_evaluation_ends_after_its_batch_without_a_report_and_the_weights_are_saved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[str] = []
+    interrupt: Any = SimpleNamespace(requested=False, take_save_request=lambda: False)
+
+    def evaluated(*batches: Any) -> float:
+        events.append("batch")
+        interrupt.requested = True
+        return 2.0
+
+    def save(*given: Any) -> None:
+        events.append("save")
+
+    device = Device(Clock(), 4, lambda step: 0.125)
+    monkeypatch.setattr(device, "evaluate", evaluated)
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: device.clock.now, time=lambda: 0.0))
+    recorder, batch = Recorder(), SimpleNamespace(n_valid=4)
+    given: dict[str, Any] = {
+        "worker": device,
+        "loader": SimpleNamespace(step=lambda n: StepBatch([batch], 1000, 900, 0.0)),  # type: ignore[list-item]
+        "schedule": SimpleNamespace(lr=lambda step: 1e-3),
+        "loggers": [recorder],
+        "checkpoints": SimpleNamespace(poll=lambda: None, save=save, wait=lambda: None),
+        "eval_batches": lambda limit: [batch] * 50,
+    }
+    for eval_steps, steps in ((0, 4), (2, 2)):
+        events.clear()
+        interrupt.requested = False
+        job = Job(**given, total_steps=4, eval_steps=eval_steps, save_steps=2, max_nonfinite_steps=10, watch=_no_watch)
+        progress = train(job, interrupt, Progress())
+        assert events[-2:] == ["batch", "save"] and events.count("batch") == 1
+        assert progress.saved == progress.step == steps and recorder.evals == []
+
+
+def _no_watch(steps_done: int) -> None:
+    raise AssertionError

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from surogate_core import run
 from surogate_core.checkpoint.progress import Progress
 from surogate_core.train import loop
+from surogate_core.train.interrupt import Interrupt
 
 if TYPE_CHECKING:
     from end_to_end.product import Workplace
@@ -61,7 +62,7 @@ def wait_until(process: subprocess.Popen[str], reached: Callable[[], bool]) -> N
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_finishes_the_step_saves_it_and_exits(here: Workplace, number: signal.Signals, code: int) -> None:
     process, _ = start_and_wait_for(here, here.write(max_steps=100_000), "step 3/")
     process.send_signal(number)
@@ -79,7 +80,7 @@ def test_a_signal_finishes_the_step_saves_it_and_exits(here: Workplace, number: 
     assert invoke("train", again).returncode == 0
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_second_signal_exits_immediately(workplace: Workplace, number: signal.Signals, code: int) -> None:
     """The first one lets a step of 400 micro-steps, which takes seconds, go on to a save. After the second one nothing
     is saved. The first comes within a step: between two of them the save would be done before the second."""
@@ -98,7 +99,7 @@ def test_a_second_signal_exits_immediately(workplace: Workplace, number: signal.
     assert "saved" not in rest
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_while_tokenizing_exits_cleanly_and_leaves_no_incomplete_cache(
     workplace: Workplace, number: signal.Signals, code: int
 ) -> None:
@@ -129,7 +130,7 @@ def start_and_load(workplace: Workplace, config: Path, library: str) -> subproce
     return process
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.parametrize(("loaded", "delay"), [("_pydantic_core", 0.0), ("libtorch", 0.0), ("libtorch", 0.6)])
 def test_a_signal_while_loading_exits_cleanly(
     workplace: Workplace, loaded: str, delay: float, number: signal.Signals, code: int
@@ -157,9 +158,9 @@ def test_sigusr1_while_loading_says_that_there_is_nothing_to_save(workplace: Wor
 def test_a_signal_in_the_last_evaluation_still_saves_the_run(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluate = loop.evaluate
 
-    def interrupted(job: loop.Job, progress: Progress) -> None:
+    def interrupted(job: loop.Job, interrupt: Interrupt, progress: Progress) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        evaluate(job, progress)
+        evaluate(job, interrupt, progress)
 
     monkeypatch.setattr(loop, "evaluate", interrupted)
     done = run.train(run.load(here.write(max_steps=3)), notice=lambda line: None)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from .api import DeviceInfo, LauncherDef, Topology
 from .checkpoint.adapter import kind_of_adapter, open_merge
+from .checkpoint.folder_lock import locked
 from .checkpoint.resume import Resumed, choose_checkpoint
 from .config.load import LoadedConfig, Mode, TrainConfig, apply_overrides, load_config, read_yaml
 from .config.values import parse_bytes
@@ -30,7 +31,7 @@ from .machine.local_device import USE_THE_CPU, LocalDevice, local_device, open_c
 from .machine.system import PINNED_RESERVE_BYTES, pinnable_memory_bytes
 from .machine.timing import mark
 from .outputs.check import OutputCheck
-from .outputs.earlier_work import refuse_inputs, refuse_output, set_aside_outputs
+from .outputs.earlier_work import refuse_inputs, set_aside_outputs, writable
 from .outputs.folder import refuse_earlier_work, refuse_to_overwrite
 from .planning.changes import Changes, changed
 from .planning.missing_kernels import idle_kernels, idle_modules, unserved_ops
@@ -173,10 +174,10 @@ def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
     launcher = load_registry().get("launcher", config.launcher)
     loaded.require_datasets()
     checkpoints = Path(config.resolved_checkpoint_dir)
-    resumed = choose_checkpoint(checkpoints, config.resume_from_checkpoint, loaded.source, notice)
-    refuse_earlier_work(loaded, resumed)
-    mark("earlier runs")
-    with OutputCheck() as check:
+    with locked((Path(config.output_dir), checkpoints), notice), OutputCheck() as check:
+        resumed = choose_checkpoint(checkpoints, config.resume_from_checkpoint, loaded.source, notice)
+        refuse_earlier_work(loaded, resumed)
+        mark("earlier runs")
         if config.verify_outputs:
             check.begin()
         return _train(loaded, launcher, resumed, here, check, notice)
@@ -231,15 +232,15 @@ def merge(
     """
     from .checkpoint.stored_base import stored_base
 
-    refuse_output(Path(output), overwrite=overwrite)
-    registry = load_registry()
-    kind = adapter or kind_of_adapter(registry, Path(folder))
-    merging = open_merge(registry.get("adapter", kind), Path(folder), base)
-    refuse_inputs(Path(output), read=(merging.base_dir, Path(folder)))
-    base_in_format = stored_base(Path(folder), merging.base_dir, registry, notice)
-    if base_in_format is not None:
-        merging = replace(merging, merge=base_in_format.watched(merging.merge))
-    merging.write(Path(output), make_room=partial(set_aside_outputs, Path(output)))
+    with writable(Path(output), overwrite, notice):
+        registry = load_registry()
+        kind = adapter or kind_of_adapter(registry, Path(folder))
+        merging = open_merge(registry.get("adapter", kind), Path(folder), base)
+        refuse_inputs(Path(output), read=(merging.base_dir, Path(folder)))
+        base_in_format = stored_base(Path(folder), merging.base_dir, registry, notice)
+        if base_in_format is not None:
+            merging = replace(merging, merge=base_in_format.watched(merging.merge))
+        merging.write(Path(output), make_room=partial(set_aside_outputs, Path(output)))
     if base_in_format is not None and base_in_format.distances:
         notice(str(base_in_format))
     return merging.base_dir
@@ -256,14 +257,14 @@ def quantize(
     """
     from .checkpoint.quantize import config_of, quantize_checkpoint
 
-    refuse_output(Path(output), overwrite=overwrite)
-    loaded = config_of(model, overrides, load_registry())
-    for line in loaded.notices:
-        notice(line)
-    opened = open_run(loaded, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES])
-    refuse_inputs(Path(output), read=(opened.model_dir,))
-    make_room = partial(set_aside_outputs, Path(output))
-    quantize_checkpoint(opened, plan(opened, "cpu"), Path(output), notice, make_room)
+    with writable(Path(output), overwrite, notice):
+        loaded = config_of(model, overrides, load_registry())
+        for line in loaded.notices:
+            notice(line)
+        opened = open_run(loaded, [*CONFIG_FILES, *TOKENIZER_FILES, *WEIGHT_FILES])
+        refuse_inputs(Path(output), read=(opened.model_dir,))
+        make_room = partial(set_aside_outputs, Path(output))
+        quantize_checkpoint(opened, plan(opened, "cpu"), Path(output), notice, make_room)
     return opened.model_dir
 
 

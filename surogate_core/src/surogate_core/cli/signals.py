@@ -11,6 +11,7 @@ from typing import Final, NoReturn
 
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
+HUNG_UP: Final = 129
 
 
 class Unwind:
@@ -18,34 +19,38 @@ class Unwind:
 
     def __init__(self, code: int) -> None:
         self.received = False
-        self._code = code
+        self.code = code
 
     def __call__(self, number: int, frame: FrameType | None) -> NoReturn:
         self.received = True
-        raise KeyboardInterrupt if self._code == INTERRUPTED else SystemExit(self._code)
+        raise KeyboardInterrupt if self.code == INTERRUPTED else SystemExit(self.code)
 
 
 @contextlib.contextmanager
 def handled() -> Iterator[None]:
     """Handle signals while a command runs.
 
-    SIGTERM unwinds like Ctrl-C, so that half-written files are removed. SIGUSR1 asks a run to save; before its first
+    SIGTERM and SIGHUP unwind like Ctrl-C, so that half-written files are removed. SIGHUP stays ignored if it is, as
+    under nohup. SIGUSR1 asks a run to save; before its first
     step and after its last it only prints a message. A library may swallow the exception of a signal while it is
     imported. If the command fails later because of that, it still exits with the code of the signal; if not,
     `train.interrupt` raises the exception again before the first step.
     """
-    interrupt, terminate = Unwind(INTERRUPTED), Unwind(TERMINATED)
+    interrupt, terminate, hang_up = Unwind(INTERRUPTED), Unwind(TERMINATED), Unwind(HUNG_UP)
     before = {
         signal.SIGTERM: signal.signal(signal.SIGTERM, terminate),
         signal.SIGUSR1: signal.signal(signal.SIGUSR1, _nothing_to_save),
     }
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background jobs ignore it
         before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, hang_up)
     try:
         yield
     except Exception:
-        if terminate.received or interrupt.received:
-            raise SystemExit(TERMINATED if terminate.received else INTERRUPTED) from None
+        for unwind in (terminate, hang_up, interrupt):
+            if unwind.received:
+                raise SystemExit(unwind.code) from None
         raise
     finally:
         for number, handler in before.items():

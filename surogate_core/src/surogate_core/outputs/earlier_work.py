@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER
-from ..checkpoint.folders import DISK_IS_FULL, SAVING, free_name, made
+from ..checkpoint.folder_lock import LOCK, locked
+from ..checkpoint.folders import SAVING, free_name
 from ..errors import ConfigError
 from ..hub.files import CONFIG_FILES, WEIGHT_FILES
 from ..reporting.metrics import METRICS_FILE
@@ -104,28 +104,22 @@ def refuse_metrics(metrics: Path, source: str) -> None:
         )
 
 
-def refuse_output(folder: Path, *, overwrite: bool) -> None:
-    """Raise ConfigError unless a model can be written to a path, without mixing with others unless `overwrite`.
+@contextmanager
+def writable(folder: Path, overwrite: bool, notice: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock of a folder that a model is written to. It must be empty unless `overwrite`.
 
-    Nothing is left there.
+    Raises ConfigError as `locked` does, and for a folder that is not empty, or a file. A folder that it creates is
+    removed if the block fails.
     """
     if os.path.exists(folder) and not os.path.isdir(folder):  # Path.exists raises for names that are too long
         raise ConfigError(f"{folder}: is a file. Name a folder for the model.")
-    try:
+    with locked((folder,), notice):
         if not overwrite and (found := _entries(folder)):
             raise ConfigError(
                 f"{folder}: is not empty: it holds {_named(found)}. Name another folder, or use --overwrite, which "
                 "sets a model in it aside and deletes nothing."
             )
-        with suppress(_Tried), made(folder), TemporaryDirectory(dir=folder, prefix=SAVING):
-            raise _Tried
-    except OSError as error:
-        if error.errno not in DISK_IS_FULL:  # the error of the save says what to do
-            raise ConfigError(f"{folder}: cannot be written to: {error.strerror}. Name another folder.") from None
-
-
-class _Tried(Exception):
-    """Ends the trial of `refuse_output`, so that it leaves nothing."""
+        yield
 
 
 def refuse_inputs(folder: Path, read: Sequence[Path]) -> None:
@@ -158,8 +152,9 @@ def set_aside_outputs(folder: Path, read: Sequence[Path] = ()) -> list[Path]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Return what a folder holds, without what a killed save left."""
-    return sorted(path for path in folder.iterdir() if not path.name.startswith(SAVING)) if folder.is_dir() else []
+    """Return what a folder holds, without its lock and what a killed save left."""
+    own = (SAVING, LOCK)
+    return sorted(path for path in folder.iterdir() if not path.name.startswith(own)) if folder.is_dir() else []
 
 
 def _named(paths: Sequence[Path]) -> str:

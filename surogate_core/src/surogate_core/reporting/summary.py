@@ -44,7 +44,7 @@ def print_summary(
     rate = f", {count_text(tokens / seconds)} tokens/s" if seconds > 0 else ""
     rows = [("trained", f"{count_text(tokens)} tokens in {duration_text(seconds)}{rate}")]
     if training_loss is not None:
-        rows.append(("training loss", f"{training_loss:.4f} nats per token"))
+        rows.append(("training loss", f"{training_loss:.4f} nats per token, of the last step"))
     if validation_loss is not None:
         best = best_validation_loss if best_validation_loss != validation_loss else None
         rows.append(
@@ -73,4 +73,6 @@ def _compared(validation_loss: float | None, unigram_loss: float) -> str:
     if validation_loss is None:
         return ""
     gap = unigram_loss - validation_loss
-    return f"; this model is {abs(gap):.4f} {'below' if gap >= 0 else 'ABOVE'}"
+    if gap >= 0:
+        return f"; this model is {gap:.4f} below"
+    return f"; worse than guessing by word frequency, by {-gap:.4f}: too few steps, or a wrong template"

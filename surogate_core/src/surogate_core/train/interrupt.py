@@ -1,7 +1,8 @@
-"""Signals during training: Ctrl-C and SIGTERM end the run, SIGUSR1 saves a checkpoint.
+"""Signals during training: Ctrl-C, SIGTERM and SIGHUP end the run, SIGUSR1 saves a checkpoint.
 
-The first Ctrl-C or SIGTERM asks the loop to finish the current step, save and stop. The second ends the process at
-once. SIGUSR1 asks the loop to save after the current step and continue.
+The first Ctrl-C, SIGTERM or SIGHUP (a dropped connection) asks the loop to finish the current step or batch of an
+evaluation, save and stop. The second ends the process at once. SIGUSR1 asks the loop to save after the current step and
+continue.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Interrupt:
     Python sets signal handlers in the main thread only; in another thread signals keep their handlers.
     """
 
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     SAVE = signal.SIGUSR1
 
     def __init__(self) -> None:
@@ -31,6 +32,8 @@ class Interrupt:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in self.SIGNALS:
+                if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:  # nohup
+                    continue
                 self._previous[number] = signal.signal(number, self._handle)
             self._previous[self.SAVE] = signal.signal(self.SAVE, self._handle_save)
             self._raise_swallowed()
@@ -72,5 +75,5 @@ class Interrupt:
 
     @property
     def exit_code(self) -> int:
-        """0, or 128 + the signal: 130 for Ctrl-C, 143 for SIGTERM."""
+        """0, or 128 + the signal: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP."""
         return 0 if self.requested is None else 128 + self.requested

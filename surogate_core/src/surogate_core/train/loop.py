@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from ..api import EvalReport, Logger, Numerics, NumericsReport, StepReport
@@ -84,7 +84,7 @@ def _run_steps(job: Job, interrupt: Interrupt, progress: Progress) -> None:
 
     A step is finished at once if it is done already, and before an evaluation, a save and the end.
     """
-    _make_up_for_evaluation(job, progress)
+    _make_up_for_evaluation(job, interrupt, progress)
     unfinished: Launched | None = None
     since = time.perf_counter()
     with Prefetch(job.loader.step, progress.step, job.total_steps) as batches:
@@ -102,7 +102,9 @@ def _run_steps(job: Job, interrupt: Interrupt, progress: Progress) -> None:
             if interrupt.requested:
                 break
             if evaluates:
-                evaluate(job, progress)
+                evaluate(job, interrupt, progress)
+            if interrupt.requested:  # in the evaluation, which the resumed run makes up for: no step in between
+                break
             if saves:
                 _save(job, progress)
             if evaluates or saves:
@@ -229,22 +231,24 @@ def _evaluates_after(job: Job, step: int) -> bool:
     return step == job.total_steps or bool(job.eval_steps and step % job.eval_steps == 0)
 
 
-def _make_up_for_evaluation(job: Job, progress: Progress) -> None:
+def _make_up_for_evaluation(job: Job, interrupt: Interrupt, progress: Progress) -> None:
     """Evaluate now if the interrupted run should have after its last step: an interrupt saves without evaluating."""
     evaluated = [step for step, _, _ in progress.evaluations]
     if progress.step and _evaluates_after(job, progress.step) and progress.step not in evaluated:
-        evaluate(job, progress)
+        evaluate(job, interrupt, progress)
 
 
-def evaluate(job: Job, progress: Progress) -> None:
+def evaluate(job: Job, interrupt: Interrupt, progress: Progress) -> None:
     """Report the mean loss over the validation labels: of the whole set after the last step, else of EVAL_BATCHES.
 
-    Changes neither the weights nor the order of the training data.
+    Changes neither the weights nor the order of the training data. An interrupt ends it between two batches, without a
+    report: a resumed run makes up for it.
     """
     began = time.perf_counter()
     limit = None if progress.step == job.total_steps else EVAL_BATCHES
-    total, labels = sum_losses(job.worker, iter(job.eval_batches(limit)))
-    if not labels:
+    batches = takewhile(lambda _: not interrupt.requested, job.eval_batches(limit))
+    total, labels = sum_losses(job.worker, batches)
+    if not labels or interrupt.requested:
         return
     seconds = time.perf_counter() - began
     report = EvalReport(
