@@ -23,7 +23,7 @@ from pathlib import Path
 from surogate_core.checkpoint.folder_lock import locked
 from surogate_core.errors import ConfigError
 try:
-    with locked([Path(name) for name in sys.argv[1:]], print):
+    with locked({Path(name): "" for name in sys.argv[1:]}, print):
         print("held", flush=True)
         sys.stdin.readline()
 except ConfigError as error:
@@ -63,7 +63,7 @@ def test_the_lock_of_a_killed_process_does_not_block(tmp_path: Path) -> None:
     killed.communicate()
     assert (tmp_path / LOCK).exists()
     said: list[str] = []
-    with locked([tmp_path], said.append):
+    with locked({tmp_path: ""}, said.append):
         assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
     assert said == [] and list(tmp_path.iterdir()) == []
 
@@ -72,12 +72,12 @@ def test_one_folder_under_two_names_is_locked_once(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "real")
     (tmp_path / "real").mkdir()
     refused = pytest.raises(ConfigError, match="in use by process")
-    with locked([tmp_path / "real", tmp_path / "link"], print), refused, locked([tmp_path / "link"], print):
+    with locked({tmp_path / "real": "", tmp_path / "link": ""}, print), refused, locked({tmp_path / "link": ""}, print):
         pass
 
 
 def test_a_refused_command_leaves_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no data"), locked([tmp_path / "new" / "er"], print):
+    with pytest.raises(ConfigError, match="no data"), locked({tmp_path / "new" / "er": ""}, print):
         raise ConfigError("no data")
     assert list(tmp_path.iterdir()) == []
 
@@ -88,7 +88,7 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(folder_lock.fcntl, "flock", refuse)
     said: list[str] = []
-    with locked([tmp_path], said.append):
+    with locked({tmp_path: ""}, said.append):
         pass
     assert said == [
         f"{tmp_path}: the file system has no locks (No locks available): a second run in this folder would not be "
@@ -99,6 +99,6 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytes
 def test_a_lock_that_another_machine_left_is_taken_with_a_notice(tmp_path: Path) -> None:
     (tmp_path / LOCK).write_text(json.dumps({"pid": 4711, "host": "far", "time": 0.0}))
     said: list[str] = []
-    with locked([tmp_path], said.append):
+    with locked({tmp_path: ""}, said.append):
         pass
     assert "process 4711 (host far, since 19" in said[0] and "make sure that it has ended" in said[0]

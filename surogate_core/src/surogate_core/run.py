@@ -174,7 +174,8 @@ def train(loaded: LoadedConfig, notice: Notice = print) -> TrainResult:
     launcher = load_registry().get("launcher", config.launcher)
     loaded.require_datasets()
     checkpoints = Path(config.resolved_checkpoint_dir)
-    with locked((Path(config.output_dir), checkpoints), notice), OutputCheck() as check:
+    folders = {checkpoints: "checkpoint_dir: ", Path(config.output_dir): "output_dir: "}
+    with locked(folders, notice), OutputCheck() as check:
         resumed = choose_checkpoint(checkpoints, config.resume_from_checkpoint, loaded.source, notice)
         refuse_earlier_work(loaded, resumed)
         mark("earlier runs")

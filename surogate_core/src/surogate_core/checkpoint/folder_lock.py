@@ -8,7 +8,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -25,8 +25,10 @@ _WORDS_SECONDS = 1.0
 
 
 @contextmanager
-def locked(folders: Iterable[Path], notice: Callable[[str], None]) -> Iterator[None]:
-    """Hold the locks of `folders`, which are created. In a run of several processes the writing one calls this.
+def locked(folders: Mapping[Path, str], notice: Callable[[str], None]) -> Iterator[None]:
+    """Hold the locks of folders, which are created. In a run of several processes the writing one calls this.
+
+    folders: {folder: how errors about it begin, such as "output_dir: "}.
 
     The kernel releases a lock when its process ends, also by `kill -9`. On a shared file system the server does, so the
     lock holds between machines too. `notice` is called if the file system has no locks, or if the last holder was on
@@ -36,19 +38,20 @@ def locked(folders: Iterable[Path], notice: Callable[[str], None]) -> Iterator[N
     New folders are removed if the block fails and leaves nothing in them.
     """
     with ExitStack() as stack:
-        for _, folder in sorted({folder.resolve(): folder for folder in folders}.items()):  # one order for all commands
-            stack.enter_context(_locked(folder, notice))
+        named = {folder.resolve(): (folder, name) for folder, name in folders.items()}
+        for _, (folder, name) in sorted(named.items()):  # one order for all commands
+            stack.enter_context(_locked(folder, name, notice))
         yield
 
 
 @contextmanager
-def _locked(folder: Path, notice: Callable[[str], None]) -> Iterator[None]:
+def _locked(folder: Path, name: str, notice: Callable[[str], None]) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             stack.enter_context(made(folder))
-            file = _take(folder, notice)
+            file = _take(folder, name, notice)
         except OSError as error:
-            raise ConfigError(f"{folder}: cannot be written to: {error.strerror}. Name another folder.") from None
+            raise ConfigError(f"{name}{folder}: cannot be written to: {error.strerror}. Name another folder.") from None
         try:
             yield
         finally:
@@ -57,7 +60,7 @@ def _locked(folder: Path, notice: Callable[[str], None]) -> Iterator[None]:
             os.close(file)
 
 
-def _take(folder: Path, notice: Callable[[str], None]) -> int:
+def _take(folder: Path, name: str, notice: Callable[[str], None]) -> int:
     """Return the descriptor of the locked lock file."""
     path = folder / LOCK
     while True:
@@ -73,7 +76,7 @@ def _take(folder: Path, notice: Callable[[str], None]) -> int:
                     holder = _holder(file)
                     os.close(file)
                     raise ConfigError(
-                        f"{folder} is in use by {holder}. Wait until it ends, or name another folder."
+                        f"{name}{folder} is in use by {holder}. Wait until it ends, or name another folder."
                     ) from None
                 if error.errno in _UNSUPPORTED:
                     notice(

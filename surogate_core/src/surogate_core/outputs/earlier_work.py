@@ -113,7 +113,7 @@ def writable(folder: Path, overwrite: bool, notice: Callable[[str], None]) -> It
     """
     if os.path.exists(folder) and not os.path.isdir(folder):  # Path.exists raises for names that are too long
         raise ConfigError(f"{folder}: is a file. Name a folder for the model.")
-    with locked((folder,), notice):
+    with locked({folder: ""}, notice):
         if not overwrite and (found := _entries(folder)):
             raise ConfigError(
                 f"{folder}: is not empty: it holds {_named(found)}. Name another folder, or use --overwrite, which "
