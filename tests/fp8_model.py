@@ -11,8 +11,8 @@ from models.harness import OPS, plan_inputs, random_documents, tiny_config, vali
 from torch import Tensor
 
 from surogate_core.api import NoOptions, PrecisionRequest, Program, Value
-from surogate_core.planning.assemble import assemble
-from surogate_core.planning.assembly import Assembly
+from surogate_core.assembly.assemble import assemble
+from surogate_core.assembly.assembly import Assembly
 from surogate_core.program.op import Purpose
 from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.initialise import initialise

@@ -22,7 +22,7 @@ from models.harness import (
 )
 from torch import Tensor
 
-import surogate_core.planning.pass_runner
+import surogate_core.assembly.pass_runner
 from surogate_core.api import (
     AdapterDef,
     Family,
@@ -47,9 +47,9 @@ from surogate_core.api import (
 from surogate_core.dtypes import DTYPES
 from surogate_core.errors import ConfigError, ProgramError
 from surogate_core.machine.devices import device
-from surogate_core.planning.assemble import assemble
-from surogate_core.planning.inputs import PlanInputs
-from surogate_core.planning.lm_head_chunks import LOGITS_BYTES, auto_lmhead_chunks
+from surogate_core.assembly.assemble import assemble
+from surogate_core.assembly.inputs import PlanInputs
+from surogate_core.assembly.lm_head_chunks import LOGITS_BYTES, auto_lmhead_chunks
 from surogate_core.program.builder import Builder
 from surogate_core.program.verify import Checked
 from surogate_core.reporting.program_listing import listing
@@ -189,13 +189,13 @@ def test_passes_run_in_the_documented_order() -> None:
 
 def test_every_pass_is_verified_and_every_program_is_the_verified_one(monkeypatch: pytest.MonkeyPatch) -> None:
     verified: list[tuple[str, Program]] = []
-    real = surogate_core.planning.pass_runner.verify
+    real = surogate_core.assembly.pass_runner.verify
 
     def recording(program: Program, ops: Any, after: str, checked: Checked) -> None:
         real(program, ops, after, checked)
         verified.append((after, program))
 
-    monkeypatch.setattr(surogate_core.planning.pass_runner, "verify", recording)
+    monkeypatch.setattr(surogate_core.assembly.pass_runner, "verify", recording)
     assembly = assemble(plan_inputs(**ADAPTED, **offload(copies_for_backward), recompute=frozenset({"ffn"})))
     assert [(after, p.name, len(p.ops)) for after, p in verified] == [
         (p.name, p.program, p.ops_after) for p in assembly.passes

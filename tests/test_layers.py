@@ -28,56 +28,54 @@ OPEN_TO_PLUGINS = {"api", "dtypes", "errors", "program", "reference", "run", "te
 """Parts of core that a plugin may import. `reference` holds the torch functions that reference ops are made of."""
 
 MAY_IMPORT: Mapping[str, set[str]] = {
-    "__init__": set(),
-    "cmake": set(),
-    "errors": set(),
-    "dtypes": set(),
-    "origin": {"errors"},
-    "program": {"dtypes", "errors", "origin"},
-    "api": {"errors", "origin", "program"},
-    "standard_ops": {"dtypes", "errors", "program"},
-    "machine": {"api", "errors"},
-    "memory": {"api", "machine", "program"},
-    "hub": {"errors"},
-    "config": {"api", "errors"},
-    "plugins": {"api", "config", "dtypes", "errors", "origin", "program"},
-    "data": {"api", "config", "errors", "hub", "machine"},
-    "reference": {"dtypes"},
-    "planning": {
-        *("api", "config", "data", "dtypes", "errors", "hub", "machine", "memory", "origin", "plugins", "program"),
-    },
-    "runtime": {
-        *("api", "data", "dtypes", "errors", "machine", "memory", "origin", "planning", "program", "reference"),
-    },
-    "testing": {"api", "plugins", "reference", "runtime"},
-    "reporting": {"api", "config", "errors", "memory", "origin", "plugins", "program"},
-    "builtin": {"api", "data", "machine", "reporting", "runtime", "standard_ops"},
-    "checkpoint": {
-        *("api", "config", "data", "dtypes", "errors", "hub", "machine", "memory", "planning", "plugins", "program"),
-        *("reference", "reporting", "runtime"),
-    },
-    "outputs": {"checkpoint", "config", "errors", "hub", "machine", "planning", "plugins", "reporting"},
-    "train": {
-        *("api", "checkpoint", "config", "data", "errors", "machine", "memory", "outputs", "planning", "plugins"),
-        *("reference", "reporting", "runtime"),
-    },
-    "run": {
-        *("api", "checkpoint", "config", "data", "errors", "hub", "machine", "memory", "outputs", "planning"),
-        *("plugins", "runtime", "train"),
-    },
-    "verification": {
-        *("api", "checkpoint", "config", "data", "errors", "hub", "machine", "memory", "planning", "plugins"),
-        *("program", "reference", "run", "runtime"),
-    },
-    "profiling": {
-        *("api", "checkpoint", "config", "data", "errors", "hub", "memory", "planning", "plugins", "program", "run"),
-        *("runtime", "train"),
-    },
-    "cli": {
-        *("api", "config", "data", "errors", "machine", "memory", "origin", "planning", "plugins", "profiling"),
-        *("program", "reporting", "run", "runtime", "verification"),
-    },
-    "__main__": set(),
+    part: set(parts.split())
+    for part, parts in {
+        "__init__": "",
+        "cmake": "",
+        "errors": "",
+        "dtypes": "",
+        "origin": "errors",
+        "program": "dtypes errors origin",
+        "api": "errors origin program",
+        "standard_ops": "dtypes errors program",
+        "machine": "api errors",
+        "memory": "api machine program",
+        "hub": "errors",
+        "config": "api errors",
+        "plugins": "api config dtypes errors origin program",
+        "data": "api config errors hub machine",
+        "reference": "dtypes",
+        "assembly": "api config dtypes errors machine memory origin plugins program",
+        "planning": "api assembly config data errors hub machine memory plugins program",
+        "fitting": "api assembly config errors machine memory planning program",
+        "runtime": "api assembly data dtypes errors machine memory origin program reference",
+        "testing": "api plugins reference runtime",
+        "reporting": "api config errors memory origin plugins program",
+        "builtin": "api data machine reporting runtime standard_ops",
+        "checkpoint": (
+            "api assembly config data dtypes errors hub machine memory planning plugins program reference "
+            "reporting runtime"
+        ),
+        "outputs": "checkpoint config errors hub machine planning plugins reporting",
+        "train": (
+            "api assembly checkpoint config data errors machine memory outputs planning plugins reference "
+            "reporting runtime"
+        ),
+        "run": (
+            "api assembly checkpoint config data errors fitting hub machine memory outputs planning plugins "
+            "runtime train"
+        ),
+        "verification": (
+            "api assembly checkpoint config data errors hub machine memory planning plugins program reference run "
+            "runtime"
+        ),
+        "profiling": "api assembly checkpoint config data errors hub memory planning plugins program run runtime train",
+        "cli": (
+            "api assembly config data errors fitting machine memory origin planning plugins profiling program "
+            "reporting run runtime verification"
+        ),
+        "__main__": "",
+    }.items()
 }
 """Every part of core and the parts that it imports, from the bottom up: a part imports only what stands before it."""
 

@@ -14,7 +14,7 @@ from end_to_end.product import write_model
 from torch import Tensor
 
 from surogate_core.api import OpDef, OutSpec, Value
-from surogate_core.planning.inputs import PlanInputs
+from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.plugins.registry import Plugin, Provided, Registry
 from surogate_core.program.builder import Builder

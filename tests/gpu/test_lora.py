@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from surogate_core.planning.recomputed import PARTS
+from surogate_core.assembly.recomputed import PARTS
 from surogate_core.runtime.worker import Worker
 
 from .harness import FAMILIES, Setup

@@ -16,7 +16,7 @@ import pytest
 import torch
 from end_to_end.product import Workplace, environment, losses, make_workplace, write_model
 
-from surogate_core.planning.assemble import assemble
+from surogate_core.assembly.assemble import assemble
 from surogate_core.runtime import nccl
 from surogate_core.runtime.team import Team
 from surogate_core.runtime.worker import Worker

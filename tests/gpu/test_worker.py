@@ -9,7 +9,7 @@ import covering
 import pytest
 import torch
 
-from surogate_core.planning.recomputed import PARTS, Recomputation
+from surogate_core.assembly.recomputed import PARTS, Recomputation
 
 from .harness import FAMILIES, Setup
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from surogate_core.api import OpDef, OutSpec, Value
 from surogate_core.errors import ProgramError
-from surogate_core.planning.assemble import assemble
+from surogate_core.assembly.assemble import assemble
 from surogate_core.program.builder import Builder
 from surogate_core.program.differentiate import differentiate
 from surogate_core.reference import ops as reference

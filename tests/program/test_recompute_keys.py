@@ -15,7 +15,7 @@ from models.harness import MODELS, PlannedModel, random_documents, tiny_config
 from torch import Tensor
 
 from surogate_core.api import PrecisionRequest
-from surogate_core.planning.recomputed import CHOICES, LABELS, PARTS, Recomputation
+from surogate_core.assembly.recomputed import CHOICES, LABELS, PARTS, Recomputation
 from surogate_lora.adapter import LORA
 from surogate_lora.options import LoraOptions
 

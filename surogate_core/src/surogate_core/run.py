@@ -33,11 +33,11 @@ from .machine.timing import mark
 from .outputs.check import OutputCheck
 from .outputs.earlier_work import refuse_inputs, set_aside_outputs, writable
 from .outputs.folder import refuse_earlier_work, refuse_to_overwrite
-from .planning.changes import Changes, changed
-from .planning.missing_kernels import idle_kernels, idle_modules, unserved_ops
+from .fitting.changes import Changes, changed
+from .assembly.missing_kernels import idle_kernels, idle_modules, unserved_ops
 from .planning.plan import Plan, plan_run
-from .planning.proposals import Proposal, one_line, propose, suggest
-from .planning.resolve import KernelTable
+from .fitting.proposals import Proposal, one_line, propose, suggest
+from .assembly.resolve import KernelTable
 from .planning.run import Run
 from .planning.run import open_run as find_run
 from .plugins.discovery import load_registry

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from gpu.harness import SMALL, Setup
 
-from surogate_core.planning.recomputed import PARTS
+from surogate_core.assembly.recomputed import PARTS
 from surogate_core.testing.kernels import same_bits
 
 pytestmark = pytest.mark.gpu

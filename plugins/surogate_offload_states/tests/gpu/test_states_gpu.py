@@ -9,7 +9,7 @@ import torch
 from covering import settings
 from gpu.harness import SMALL, Setup
 
-from surogate_core.planning.streaming import ZeroCopy
+from surogate_core.assembly.streaming import ZeroCopy
 from surogate_core.runtime.finite_check import all_finite
 from surogate_core.testing.kernels import same_bits
 

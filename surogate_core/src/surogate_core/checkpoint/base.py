@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..hub.config_json import QUANTIZATION
-from ..planning.assembly import Assembly
+from ..assembly.assembly import Assembly
 from ..planning.run import Run
 from ..planning.unstored import remedies
 from ..runtime.finite_check import refuse_nonfinite_weights

@@ -11,7 +11,7 @@ from ..api import HFTensor
 from ..config.load import LoadedConfig, apply_overrides, load_config
 from ..errors import ConfigError
 from ..hub.config_json import QUANTIZATION, refused_quantized
-from ..planning.assembly import Assembly
+from ..assembly.assembly import Assembly
 from ..planning.plan import Plan
 from ..planning.run import Run
 from ..plugins.registry import Registry

@@ -15,7 +15,7 @@ from ..api import HFTensor, Merge
 from ..config.load import load_config, read_yaml
 from ..errors import ConfigError, PluginError
 from ..machine.devices import cpu
-from ..planning.assemble import record
+from ..assembly.assemble import record
 from ..planning.plan import run_inputs
 from ..planning.run import chosen_weight_format, open_run
 from ..plugins.registry import Registry

@@ -14,7 +14,7 @@ from ..config.load import LoadedConfig
 from ..errors import ConfigError
 from ..machine.devices import GIB
 from ..planning.plan import Plan
-from ..planning.proposals import Proposal
+from ..fitting.proposals import Proposal
 from .options import RunArguments
 from .plan_text import nothing_fits
 from .render import output_width

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from ..config.schema import TrainConfig
 from ..machine.devices import GIB
 from ..planning.plan import Plan
-from ..planning.proposals import suggest
+from ..fitting.proposals import suggest
 from ..planning.report import Report, SameValues, memory_is_the_hosts
-from ..planning.resolve import KernelTable
+from ..assembly.resolve import KernelTable
 from ..planning.run import Run
 from ..plugins.registry import REFERENCE
 from ..reporting.text import devices_text, parameters_text

@@ -1,1 +1,1 @@
-"""From a config to planned programs, without torch or a device."""
+"""From a config to a plan: programs, memory and time, without torch or a device."""

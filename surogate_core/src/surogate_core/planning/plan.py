@@ -14,13 +14,13 @@ from ..data.pieces import max_pieces
 from ..errors import ConfigError
 from ..machine.devices import limited
 from ..plugins.registry import Registry
-from .assemble import Recording, assemble, record
-from .assembly import Assembly
-from .inputs import PlanInputs
+from ..assembly.assemble import Recording, assemble, record
+from ..assembly.assembly import Assembly
+from ..assembly.inputs import PlanInputs
 from .recompute_ladder import climb, ladder
-from .recomputed import ChosenRecomputation, Recomputation
+from ..assembly.recomputed import ChosenRecomputation, Recomputation
 from .report import Report, report
-from .resolve import KernelTable
+from ..assembly.resolve import KernelTable
 from .run import Run
 from .unstored import refuse_unstored
 

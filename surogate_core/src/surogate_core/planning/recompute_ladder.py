@@ -20,9 +20,9 @@ from ..program.builder import Builder
 from ..program.op import Op, Program
 from ..program.passes.in_place import in_place
 from ..program.passes.recompute import recompute
-from .assembly import Assembly
-from .inputs import PlanInputs
-from .recomputed import CHOICES, Recomputation
+from ..assembly.assembly import Assembly
+from ..assembly.inputs import PlanInputs
+from ..assembly.recomputed import CHOICES, Recomputation
 
 _MOST_TRIALS = 8
 _LEAST_FREED = 0.1

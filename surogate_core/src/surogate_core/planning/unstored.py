@@ -8,10 +8,10 @@ from fnmatch import fnmatchcase
 from ..api import ParamKind
 from ..errors import ConfigError
 from ..hub.config_json import QUANTIZATION
-from .assembly import Assembly
-from .param_kinds import special_kinds
+from ..assembly.assembly import Assembly
+from ..assembly.param_kinds import special_kinds
 from .run import Run
-from .weight_storage import STORED_BY
+from ..assembly.weight_storage import STORED_BY
 
 _WEIGHT = ".weight"
 

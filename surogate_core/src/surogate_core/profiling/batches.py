@@ -9,7 +9,7 @@ import numpy as np
 from ..config.schema import TrainConfig
 from ..data.corpora import Corpora
 from ..data.loader import NO_LABEL, Loader, MicroBatch, StepBatch
-from ..planning.inputs import PlanInputs
+from ..assembly.inputs import PlanInputs
 
 
 @dataclass(frozen=True)

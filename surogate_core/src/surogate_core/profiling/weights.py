@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .. import run
-from ..planning.assembly import Assembly
+from ..assembly.assembly import Assembly
 from ..planning.run import Run
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..api import WeightMap
 from ..errors import ConfigError, NonFiniteError
-from ..planning.assembly import Assembly
+from ..assembly.assembly import Assembly
 from ..program.op import Op, Program, Stage
 from ..program.value import Value
 from ..reference.rounding import TORCH_DTYPES

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..api import Comm
 from ..data.loader import MicroBatch
 from ..errors import RunStopped, SurogateError
-from ..planning.staging import Staged
+from ..assembly.staging import Staged
 from ..program.value import Value
 from .arena import Buffers
 from .host_copy import HostCopy

@@ -15,8 +15,8 @@ from torch import Tensor
 from ..api import OpDef
 from ..data.loader import MicroBatch
 from ..machine.timing import mark
-from ..planning.assembly import Assembly
-from ..planning.staging import Staged
+from ..assembly.assembly import Assembly
+from ..assembly.staging import Staged
 from ..program.op import Program, Purpose
 from ..program.value import Value
 from .arena import Buffers

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from ..api import Comm, KernelDef, Op
 from ..checkpoint.adapter import load_adapter, trained_tensors
 from ..errors import ConfigError
-from ..planning.assembly import Assembly
-from ..planning.missing_kernels import idle_modules
+from ..assembly.assembly import Assembly
+from ..assembly.missing_kernels import idle_modules
 from ..planning.plan import Plan
-from ..planning.resolve import KernelTable
+from ..assembly.resolve import KernelTable
 from ..planning.run import Run
 from ..plugins.registry import Registry
 

@@ -32,7 +32,7 @@ from .subject import Subject
 from .verdict import Row, Verdict, compare
 
 if TYPE_CHECKING:
-    from ..planning.inputs import PlanInputs
+    from ..assembly.inputs import PlanInputs
     from .observed import Observed
     from .stored_weights import StoredMatrix
 
@@ -161,7 +161,7 @@ def _stored(subject: Subject, scratch: Path) -> tuple[Sequence[StoredMatrix], di
     """
     if subject.run.weight_format is None:
         return (), {}
-    from ..planning.weight_storage import STORED_BY
+    from ..assembly.weight_storage import STORED_BY
     from .stored_weights import write_stored
 
     format, _ = subject.run.weight_format

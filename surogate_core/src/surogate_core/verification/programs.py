@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ..api import AdapterDef, Family, LowerContext, OpDef, Precision, Program
 from ..errors import ConfigError
-from ..planning.inputs import PlanInputs
+from ..assembly.inputs import PlanInputs
 from ..program.passes.evaluation import for_evaluation
 from .subject import Subject
 

@@ -1,1 +1,1 @@
-"""Passes: functions that transform one program into another. `planning/assemble.py` calls them in a fixed order."""
+"""Passes: functions that transform one program into another. `assembly/assemble.py` calls them in a fixed order."""

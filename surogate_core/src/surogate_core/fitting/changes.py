@@ -14,7 +14,7 @@ from ..api import OffloadDef, OptimizerDef, Precision
 from ..config.keys import ADAPTER_FLAG
 from ..config.load import dump_yaml, load_config, resolved
 from ..config.schema import RECOMPUTE_KEYS, TrainConfig
-from .run import Run, open_run
+from ..planning.run import Run, open_run
 
 Changes = Mapping[str, Any]
 

@@ -22,11 +22,11 @@ from surogate_core.machine.devices import cpu
 from surogate_core.machine.devices import device as known_device
 from surogate_core.machine.local_device import LocalDevice
 from surogate_core.planning import plan as plan_module
-from surogate_core.planning.assemble import assemble
-from surogate_core.planning.changes import Batch, batches
-from surogate_core.planning.estimates import Estimates
+from surogate_core.assembly.assemble import assemble
+from surogate_core.fitting.changes import Batch, batches
+from surogate_core.fitting.estimates import Estimates
 from surogate_core.planning.plan import Plan
-from surogate_core.planning.proposals import Proposal, propose, suggest
+from surogate_core.fitting.proposals import Proposal, propose, suggest
 from surogate_core.planning.run import Run
 
 BASE = {

@@ -10,9 +10,9 @@ from models.harness import OPS, plan_inputs, tiny_config
 from surogate_core.api import PrecisionRequest, Target
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import device
-from surogate_core.planning.assemble import assemble
-from surogate_core.planning.assembly import Assembly
-from surogate_core.planning.chunks import in_chunks
+from surogate_core.assembly.assemble import assemble
+from surogate_core.assembly.assembly import Assembly
+from surogate_core.assembly.chunks import in_chunks
 from surogate_recipes_bf16.kernels.attention import CUDNN
 
 CONFIG = tiny_config(head_dim=64, hidden_size=64, intermediate_size=64, num_hidden_layers=2)
@@ -49,6 +49,6 @@ def test_a_program_without_such_ops_is_returned_as_it_is() -> None:
 
 
 def test_chunks_that_no_op_takes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("surogate_core.planning.recorder.in_chunks", lambda program, ops, chunks: program)
+    monkeypatch.setattr("surogate_core.assembly.recorder.in_chunks", lambda program, ops, chunks: program)
     with pytest.raises(ConfigError, match=r"attn_bwd_chunks: 2: model qwen3 has no attention whose backward pass"):
         chunked(2)

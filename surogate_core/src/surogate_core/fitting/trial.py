@@ -8,8 +8,8 @@ from ..memory.alignment import align
 from ..memory.lifetimes import lifetimes, live_bytes
 from ..program.op import Program, Stage
 from ..program.value import Place
-from .assemble import Finished, Recording, finish
-from .inputs import PlanInputs
+from ..assembly.assemble import Finished, Recording, finish
+from ..assembly.inputs import PlanInputs
 from .work import Work, step_work
 
 

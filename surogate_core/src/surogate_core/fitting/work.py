@@ -15,7 +15,7 @@ from itertools import combinations
 from ..memory.cost import COPIES, OpCosts, program_cost
 from ..program.op import Lane, Program
 from ..program.passes.reduce import MicroStep, micro_step_counts
-from .inputs import PlanInputs
+from ..assembly.inputs import PlanInputs
 
 _AHEAD = 2
 """Blocks by which copies to the device begin ahead of their use."""

@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from ..errors import ConfigError, SurogateError
-from .assemble import Recording, record
+from ..assembly.assemble import Recording, record
 from .changes import Batch, Changes, Toggle, batch_changes, batches, changed, narrower, recompute_changes, toggles
-from .inputs import PlanInputs
-from .plan import Plan, plan_run, run_inputs
-from .recompute_ladder import Rung, arena_bytes, ladder
-from .recomputed import Recomputation
-from .report import memory_is_the_hosts
-from .run import Run
+from ..assembly.inputs import PlanInputs
+from ..planning.plan import Plan, plan_run, run_inputs
+from ..planning.recompute_ladder import Rung, arena_bytes, ladder
+from ..assembly.recomputed import Recomputation
+from ..planning.report import memory_is_the_hosts
+from ..planning.run import Run
 from .trial import Trial, held_bytes, try_run
 from .work import Work, step_work
 

@@ -15,8 +15,8 @@ from ..errors import SurogateError
 from ..machine.devices import GIB
 from .changes import LAST_RESORTS, Changes, adapter_change, changed, yaml_lines
 from .estimates import Candidate, Estimates
-from .plan import Plan, plan_run
-from .run import Run
+from ..planning.plan import Plan, plan_run
+from ..planning.run import Run
 
 _EFFORT = 9
 """Families of programs that are assembled to verify candidates, more only until one fits. A plan that chooses

@@ -12,8 +12,8 @@ from models.harness import PlannedModel, plan_inputs, random_documents, tiny_con
 from torch import Tensor
 
 from surogate_core.api import Matrix, ParamGrad, PrecisionRequest, UpdateContext
-from surogate_core.planning.assemble import assemble
-from surogate_core.planning.update_groups import Grouping, Groups, by_block, one_group
+from surogate_core.assembly.assemble import assemble
+from surogate_core.assembly.update_groups import Grouping, Groups, by_block, one_group
 from surogate_core.runtime.initialise import initialise
 from surogate_lora.adapter import LORA
 from surogate_lora.options import LoraOptions

@@ -14,9 +14,9 @@ from surogate_core.api import DeviceInfo, KernelDef, Op, Support, Target
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import device
 from surogate_core.machine.local_device import LocalDevice
-from surogate_core.planning.assemble import assemble
-from surogate_core.planning.missing_kernels import unserved_ops
-from surogate_core.planning.resolve import KernelTable
+from surogate_core.assembly.assemble import assemble
+from surogate_core.assembly.missing_kernels import unserved_ops
+from surogate_core.assembly.resolve import KernelTable
 from surogate_core.plugins.registry import REFERENCE, Registry, Resolved
 from surogate_core.program.op import Signature
 

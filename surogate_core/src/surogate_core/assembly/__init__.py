@@ -1,0 +1,1 @@
+"""From the definitions of plugins to the programs of a run."""

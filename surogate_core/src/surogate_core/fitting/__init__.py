@@ -1,0 +1,1 @@
+"""Settings that fit a device, the fastest first: `--fit`, and suggestions for a run that does not fit."""
