@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from surogate_core.api import Emitter, Gradients, Init, Op, OpDef, OutSpec, Program, Scalars, Value
+from surogate_core.assembly.streaming import Streaming
 from surogate_core.dtypes import DTYPES, accumulator
 from surogate_core.errors import ProgramError
 from surogate_core.memory.plan import ArenaPlan, MemoryPlan, plan_family
-from surogate_core.assembly.streaming import Streaming
 from surogate_core.program.builder import Builder
 from surogate_core.program.differentiate import differentiate
 from surogate_core.program.passes.accumulate import accumulate

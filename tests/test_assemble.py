@@ -44,12 +44,12 @@ from surogate_core.api import (
     Value,
     WeightMap,
 )
-from surogate_core.dtypes import DTYPES
-from surogate_core.errors import ConfigError, ProgramError
-from surogate_core.machine.devices import device
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.assembly.lm_head_chunks import LOGITS_BYTES, auto_lmhead_chunks
+from surogate_core.dtypes import DTYPES
+from surogate_core.errors import ConfigError, ProgramError
+from surogate_core.machine.devices import device
 from surogate_core.program.builder import Builder
 from surogate_core.program.verify import Checked
 from surogate_core.reporting.program_listing import listing

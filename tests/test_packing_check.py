@@ -12,10 +12,10 @@ from models.harness import OPS, plan_inputs, tiny_config
 from torch import Tensor
 
 from surogate_core.api import PrecisionRequest
+from surogate_core.assembly.assemble import assemble
 from surogate_core.data.cache import TokenDataset
 from surogate_core.data.pack import DocumentSpans, PackedRows, pack
 from surogate_core.errors import ProgramError
-from surogate_core.assembly.assemble import assemble
 from surogate_core.reference.ops import attention
 from surogate_core.runtime.initialise import initialise
 from surogate_core.runtime.worker import Worker

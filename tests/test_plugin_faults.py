@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 from whole_plugin import the_error, whole_plugin, write_config
 
 from surogate_core.api import CheckpointForm
+from surogate_core.assembly import recorder
 from surogate_core.cli.app import app
 from surogate_core.errors import PluginError, ProgramError
-from surogate_core.assembly import recorder
 from surogate_core.plugins.attribution import RESULTS, UNWRAPPED
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.plugins.registry import KINDS

@@ -10,8 +10,8 @@ from fp8_model import BIASED, CONFIG, LAYERS, PRODUCTS, Model, differing, kinds,
 from torch import Tensor
 
 from surogate_core.api import Program
-from surogate_core.errors import ConfigError
 from surogate_core.assembly.recomputed import PARTS
+from surogate_core.errors import ConfigError
 from surogate_recipes_fp8.formats import COLUMNS, LARGEST
 from surogate_recipes_fp8.reference import fp8_report, scale_of
 

@@ -8,11 +8,11 @@ import pytest
 from models.harness import OPS, plan_inputs, tiny_config
 
 from surogate_core.api import PrecisionRequest, Target
-from surogate_core.errors import ConfigError
-from surogate_core.machine.devices import device
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.assembly import Assembly
 from surogate_core.assembly.chunks import in_chunks
+from surogate_core.errors import ConfigError
+from surogate_core.machine.devices import device
 from surogate_recipes_bf16.kernels.attention import CUDNN
 
 CONFIG = tiny_config(head_dim=64, hidden_size=64, intermediate_size=64, num_hidden_layers=2)

@@ -11,12 +11,12 @@ from models.harness import OPS, plan_inputs, tiny_config
 
 from surogate_core import run
 from surogate_core.api import DeviceInfo, KernelDef, Op, Support, Target
-from surogate_core.errors import ConfigError
-from surogate_core.machine.devices import device
-from surogate_core.machine.local_device import LocalDevice
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.missing_kernels import unserved_ops
 from surogate_core.assembly.resolve import KernelTable
+from surogate_core.errors import ConfigError
+from surogate_core.machine.devices import device
+from surogate_core.machine.local_device import LocalDevice
 from surogate_core.plugins.registry import REFERENCE, Registry, Resolved
 from surogate_core.program.op import Signature
 

@@ -8,9 +8,9 @@ import pytest
 from random_programs import VOCABULARY
 
 from surogate_core.api import Family, Init, Program, Value
+from surogate_core.assembly.staging import split_staged, staged_params
 from surogate_core.errors import ProgramError
 from surogate_core.memory.plan import plan_family
-from surogate_core.assembly.staging import split_staged, staged_params
 from surogate_core.program.builder import Builder
 from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.reference import ReferenceExecutor

@@ -14,8 +14,8 @@ import yaml
 from end_to_end.planted import BLOCK, ERRORS, plant, registry_for_tests, write_random_model
 
 from surogate_core import run, verification
-from surogate_core.errors import ConfigError
 from surogate_core.assembly.inputs import PlanInputs
+from surogate_core.errors import ConfigError
 from surogate_core.planning.plan import Plan
 from surogate_core.verification import Verification, transformers_side, verify
 from surogate_core.verification.observed import Observed

@@ -13,20 +13,20 @@ import pytest
 
 from surogate_core import run
 from surogate_core.api import DeviceInfo
+from surogate_core.assembly.assemble import assemble
 from surogate_core.cli.fit import fitted
 from surogate_core.cli.options import RunArguments
 from surogate_core.cli.plan import fit_command
 from surogate_core.cli.plan_text import nothing_fits, plan_text
 from surogate_core.errors import ConfigError
+from surogate_core.fitting.changes import Batch, batches
+from surogate_core.fitting.estimates import Estimates
+from surogate_core.fitting.proposals import Proposal, propose, suggest
 from surogate_core.machine.devices import cpu
 from surogate_core.machine.devices import device as known_device
 from surogate_core.machine.local_device import LocalDevice
 from surogate_core.planning import plan as plan_module
-from surogate_core.assembly.assemble import assemble
-from surogate_core.fitting.changes import Batch, batches
-from surogate_core.fitting.estimates import Estimates
 from surogate_core.planning.plan import Plan
-from surogate_core.fitting.proposals import Proposal, propose, suggest
 from surogate_core.planning.run import Run
 
 BASE = {

@@ -11,12 +11,12 @@ import torch
 from pydantic import BaseModel
 
 from surogate_core.api import Deterministic, OffloadDef, Precision, PrecisionRequest, Target
-from surogate_core.data.loader import MicroBatch
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.assembly import Assembly
 from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.assembly.recomputed import Recomputation
 from surogate_core.assembly.streaming import ZeroCopy
+from surogate_core.data.loader import MicroBatch
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.program.op import Op
 from surogate_core.runtime.context import ExecutionContext

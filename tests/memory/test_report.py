@@ -10,12 +10,12 @@ import pytest
 from models.harness import plan_inputs
 
 from surogate_core.api import DeviceInfo, Op, OpDef, PrecisionRequest, Program, Target, Value
-from surogate_core.errors import ConfigError
-from surogate_core.machine.devices import DEVICES, GIB, cpu, device
-from surogate_core.memory.cost import Cost, op_cost, program_cost
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.assembly import Assembly
 from surogate_core.assembly.inputs import PlanInputs
+from surogate_core.errors import ConfigError
+from surogate_core.machine.devices import DEVICES, GIB, cpu, device
+from surogate_core.memory.cost import Cost, op_cost, program_cost
 from surogate_core.planning.plan import summarise
 from surogate_core.planning.report import Report
 from surogate_core.program import verify as verify_module

@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from surogate_core.api import NoOptions, PrecisionRequest
-from surogate_core.memory.plan import plan_family
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.inputs import PlanInputs
+from surogate_core.memory.plan import plan_family
 from surogate_core.program.passes.dead_code import dead_code
 from surogate_core.program.verify import verify
 from surogate_core.runtime.arena import Buffers

@@ -9,8 +9,8 @@ import torch
 from models.harness import plan_inputs, tiny_config
 from torch import Tensor
 
-from surogate_core.errors import ProgramError
 from surogate_core.assembly.assemble import assemble
+from surogate_core.errors import ProgramError
 from surogate_core.program.builder import Builder
 from surogate_models.ops import OPS
 from surogate_models.reference import qk_norm_rope, qk_norm_rope_bwd, rope, rope_bwd

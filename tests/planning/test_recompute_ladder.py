@@ -15,17 +15,17 @@ from models.harness import tiny_config
 
 from surogate_core import run
 from surogate_core.api import Program, Value
+from surogate_core.assembly.assemble import assemble
+from surogate_core.assembly.inputs import PlanInputs
+from surogate_core.assembly.recomputed import CHOICES, Recomputation
 from surogate_core.cli.plan import to_json
 from surogate_core.cli.plan_text import plan_text
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import GIB, device
 from surogate_core.memory.alignment import align
 from surogate_core.planning import plan as plan_module
-from surogate_core.assembly.assemble import assemble
-from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.planning.plan import Plan
 from surogate_core.planning.recompute_ladder import Rung, climb, ladder
-from surogate_core.assembly.recomputed import CHOICES, Recomputation
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6, "vocab_size": 512, "head_dim": 64}
 RUNS: dict[str, dict[str, Any]] = {

@@ -10,9 +10,9 @@ import pytest
 import torch
 from models.harness import OPS, plan_inputs, tiny_config
 
-from surogate_core.data.loader import MicroBatch
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.assembly import Assembly
+from surogate_core.data.loader import MicroBatch
 from surogate_core.program.passes.documents import smaller_bounds
 from surogate_core.runtime.initialise import initialise
 from surogate_core.runtime.worker import Worker

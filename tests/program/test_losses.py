@@ -14,8 +14,8 @@ from small_programs import INIT, draw, everything, train
 from torch import Tensor
 
 from surogate_core.api import OpDef, OutSpec, Value
-from surogate_core.errors import ProgramError
 from surogate_core.assembly.assemble import assemble
+from surogate_core.errors import ProgramError
 from surogate_core.program.builder import Builder
 from surogate_core.program.differentiate import differentiate
 from surogate_core.reference import ops as reference

@@ -11,9 +11,9 @@ from models import harness
 from models.harness import OPS, PlannedModel, plan_inputs, random_documents, tiny_config, valid_tokens
 from torch import Tensor
 
+from surogate_core.assembly.assemble import assemble
 from surogate_core.checkpoint.states import kept_values
 from surogate_core.errors import ProgramError
-from surogate_core.assembly.assemble import assemble
 from surogate_recipes_bf16.recipe import BF16
 
 ROWS = [[document] for document in random_documents([11, 13, 9, 16], 97)]

@@ -10,9 +10,9 @@ import torch
 from models import harness
 from small_programs import INIT
 
+from surogate_core.assembly.assemble import assemble
 from surogate_core.dtypes import DTYPES
 from surogate_core.memory.plan import plan_family
-from surogate_core.assembly.assemble import assemble
 from surogate_core.program.builder import Builder
 from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.host_copy import HostCopy, copied_bytes

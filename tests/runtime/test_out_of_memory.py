@@ -8,10 +8,10 @@ import pytest
 import torch
 from models.harness import plan_inputs, tiny_config
 
+from surogate_core.assembly.assemble import assemble
 from surogate_core.errors import RunStopped
 from surogate_core.machine.devices import GIB
 from surogate_core.memory.plan import MemoryPlan, Segment
-from surogate_core.assembly.assemble import assemble
 from surogate_core.runtime.out_of_memory import explaining_out_of_memory, out_of_memory_text
 
 

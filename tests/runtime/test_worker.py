@@ -12,8 +12,8 @@ from models import harness
 from torch import Tensor
 
 from surogate_core.api import Family, LowerContext
-from surogate_core.data.loader import MicroBatch
 from surogate_core.assembly.assemble import assemble
+from surogate_core.data.loader import MicroBatch
 from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.inputs import Inputs
 from surogate_core.runtime.readings import HostReadings, ReadyReading

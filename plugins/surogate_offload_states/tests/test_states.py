@@ -13,10 +13,10 @@ from models.harness import PlannedModel, plan_inputs, random_documents, tiny_con
 from torch import Tensor
 
 from surogate_core.api import PrecisionRequest, Target
-from surogate_core.errors import ConfigError
-from surogate_core.machine.devices import device
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.assembly import Assembly
+from surogate_core.errors import ConfigError
+from surogate_core.machine.devices import device
 from surogate_core.planning.plan import summarise
 from surogate_core.program.lanes import lane_order
 from surogate_core.runtime.initialise import initialise

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from surogate_core.api import Init, Matrix, ParamGrad, ParamKind, Precision, Scalars, UpdateContext, Value
 from surogate_core.api.param_update import update_table
+from surogate_core.assembly.update_groups import by_block
 from surogate_core.errors import ConfigError
 from surogate_core.memory.plan import plan_family
-from surogate_core.assembly.update_groups import by_block
 from surogate_core.program.builder import Builder
 from surogate_core.program.verify import verify
 from surogate_core.reference.rounding import TORCH_DTYPES, round_stochastic

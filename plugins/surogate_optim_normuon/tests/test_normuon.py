@@ -14,9 +14,9 @@ from models import harness
 from torch import Tensor
 
 from surogate_core.api import PrecisionRequest, Target
+from surogate_core.assembly.update_groups import by_block
 from surogate_core.machine.devices import device
 from surogate_core.memory.cost import op_cost
-from surogate_core.assembly.update_groups import by_block
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.runtime.initialise import initialise
 from surogate_optim_normuon.iterations import METHODS

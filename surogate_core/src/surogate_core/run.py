@@ -17,12 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .api import DeviceInfo, LauncherDef, Topology
+from .assembly.missing_kernels import idle_kernels, idle_modules, unserved_ops
+from .assembly.resolve import KernelTable
 from .checkpoint.adapter import kind_of_adapter, open_merge
 from .checkpoint.folder_lock import locked
 from .checkpoint.resume import Resumed, choose_checkpoint
 from .config.load import LoadedConfig, Mode, TrainConfig, apply_overrides, load_config, read_yaml
 from .config.values import parse_bytes
 from .errors import ConfigError
+from .fitting.changes import Changes, changed
+from .fitting.proposals import Proposal, one_line, propose, suggest
 from .hub.config_json import read_config
 from .hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
 from .machine.devices import DEVICES, GIB
@@ -33,11 +37,7 @@ from .machine.timing import mark
 from .outputs.check import OutputCheck
 from .outputs.earlier_work import refuse_inputs, set_aside_outputs, writable
 from .outputs.folder import refuse_earlier_work, refuse_to_overwrite
-from .fitting.changes import Changes, changed
-from .assembly.missing_kernels import idle_kernels, idle_modules, unserved_ops
 from .planning.plan import Plan, plan_run
-from .fitting.proposals import Proposal, one_line, propose, suggest
-from .assembly.resolve import KernelTable
 from .planning.run import Run
 from .planning.run import open_run as find_run
 from .plugins.discovery import load_registry

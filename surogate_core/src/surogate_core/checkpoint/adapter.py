@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..api import AdapterDef, Merge
+from ..assembly.assembly import Assembly
 from ..config.keys import ADAPTER_FLAG
 from ..errors import ConfigError
 from ..hub.config_json import QUANTIZATION, read_config
 from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, find_local, resolve_model_dir
-from ..assembly.assembly import Assembly
 from ..planning.run import Run
 from ..plugins.registry import Registry
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..hub.config_json import QUANTIZATION
 from ..assembly.assembly import Assembly
+from ..hub.config_json import QUANTIZATION
 from ..planning.run import Run
 from ..planning.unstored import remedies
 from ..runtime.finite_check import refuse_nonfinite_weights

@@ -8,10 +8,10 @@ from pathlib import Path
 from torch import Tensor
 
 from ..api import HFTensor
+from ..assembly.assembly import Assembly
 from ..config.load import LoadedConfig, apply_overrides, load_config
 from ..errors import ConfigError
 from ..hub.config_json import QUANTIZATION, refused_quantized
-from ..assembly.assembly import Assembly
 from ..planning.plan import Plan
 from ..planning.run import Run
 from ..plugins.registry import Registry

@@ -11,8 +11,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..errors import ConfigError
 from ..assembly.assembly import Assembly
+from ..errors import ConfigError
 from ..program.value import Value
 from ..reference.rounding import TORCH_DTYPES
 from .tensor_file import MAX_SHARD_BYTES, STORED_AS, Stored, split_into_shards, write_safetensors

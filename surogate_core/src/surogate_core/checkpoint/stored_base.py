@@ -12,10 +12,10 @@ from pathlib import Path
 from torch import Tensor
 
 from ..api import HFTensor, Merge
+from ..assembly.assemble import record
 from ..config.load import load_config, read_yaml
 from ..errors import ConfigError, PluginError
 from ..machine.devices import cpu
-from ..assembly.assemble import record
 from ..planning.plan import run_inputs
 from ..planning.run import chosen_weight_format, open_run
 from ..plugins.registry import Registry

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from ..api import Finding, SystemInfo
 from ..api.compiled import problem
+from ..assembly.missing_kernels import idle_kernels
 from ..machine.local_device import local_device
 from ..machine.system import GIB, collect
-from ..assembly.missing_kernels import idle_kernels
 from ..plugins.discovery import survey
 from ..plugins.registry import Plugin, Registry
 from .render import output_width, paint, paragraph, table

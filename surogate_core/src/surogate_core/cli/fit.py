@@ -12,9 +12,9 @@ from rich.text import Text
 from .. import run
 from ..config.load import LoadedConfig
 from ..errors import ConfigError
+from ..fitting.proposals import Proposal
 from ..machine.devices import GIB
 from ..planning.plan import Plan
-from ..fitting.proposals import Proposal
 from .options import RunArguments
 from .plan_text import nothing_fits
 from .render import output_width

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from .. import run
+from ..assembly.missing_kernels import idle_kernels, idle_modules
 from ..config.keys import ADAPTER_FLAG
 from ..config.load import LoadedConfig, Mode
 from ..errors import SurogateError
 from ..machine.local_device import local_device
-from ..assembly.missing_kernels import idle_kernels, idle_modules
 from ..planning.plan import Plan
 from ..reporting.program_listing import listing as program_listing
 from .options import RunArguments

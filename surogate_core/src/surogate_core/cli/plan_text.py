@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from ..assembly.resolve import KernelTable
 from ..config.schema import TrainConfig
+from ..fitting.proposals import suggest
 from ..machine.devices import GIB
 from ..planning.plan import Plan
-from ..fitting.proposals import suggest
 from ..planning.report import Report, SameValues, memory_is_the_hosts
-from ..assembly.resolve import KernelTable
 from ..planning.run import Run
 from ..plugins.registry import REFERENCE
 from ..reporting.text import devices_text, parameters_text

@@ -13,15 +13,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from ..errors import ConfigError, SurogateError
 from ..assembly.assemble import Recording, record
-from .changes import Batch, Changes, Toggle, batch_changes, batches, changed, narrower, recompute_changes, toggles
 from ..assembly.inputs import PlanInputs
+from ..assembly.recomputed import Recomputation
+from ..errors import ConfigError, SurogateError
 from ..planning.plan import Plan, plan_run, run_inputs
 from ..planning.recompute_ladder import Rung, arena_bytes, ladder
-from ..assembly.recomputed import Recomputation
 from ..planning.report import memory_is_the_hosts
 from ..planning.run import Run
+from .changes import Batch, Changes, Toggle, batch_changes, batches, changed, narrower, recompute_changes, toggles
 from .trial import Trial, held_bytes, try_run
 from .work import Work, step_work
 

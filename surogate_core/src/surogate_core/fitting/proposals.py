@@ -13,10 +13,10 @@ from math import inf
 
 from ..errors import SurogateError
 from ..machine.devices import GIB
-from .changes import LAST_RESORTS, Changes, adapter_change, changed, yaml_lines
-from .estimates import Candidate, Estimates
 from ..planning.plan import Plan, plan_run
 from ..planning.run import Run
+from .changes import LAST_RESORTS, Changes, adapter_change, changed, yaml_lines
+from .estimates import Candidate, Estimates
 
 _EFFORT = 9
 """Families of programs that are assembled to verify candidates, more only until one fits. A plan that chooses

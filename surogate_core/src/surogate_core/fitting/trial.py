@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..assembly.assemble import Finished, Recording, finish
+from ..assembly.inputs import PlanInputs
 from ..memory.alignment import align
 from ..memory.lifetimes import lifetimes, live_bytes
 from ..program.op import Program, Stage
 from ..program.value import Place
-from ..assembly.assemble import Finished, Recording, finish
-from ..assembly.inputs import PlanInputs
 from .work import Work, step_work
 
 

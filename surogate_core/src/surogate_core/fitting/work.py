@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import combinations
 
+from ..assembly.inputs import PlanInputs
 from ..memory.cost import COPIES, OpCosts, program_cost
 from ..program.op import Lane, Program
 from ..program.passes.reduce import MicroStep, micro_step_counts
-from ..assembly.inputs import PlanInputs
 
 _AHEAD = 2
 """Blocks by which copies to the device begin ahead of their use."""

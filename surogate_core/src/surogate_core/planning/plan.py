@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 from pydantic import BaseModel
 
 from ..api import DeviceInfo, LoweringDef, OffloadDef, ParamKind, Precision, RecipeDef, Target
+from ..assembly.assemble import Recording, assemble, record
+from ..assembly.assembly import Assembly
+from ..assembly.inputs import PlanInputs
+from ..assembly.recomputed import ChosenRecomputation, Recomputation
+from ..assembly.resolve import KernelTable
 from ..config.keys import DISTRIBUTIONS
 from ..config.schema import DTYPE_KEYS, TrainConfig
 from ..data.pieces import max_pieces
 from ..errors import ConfigError
 from ..machine.devices import limited
 from ..plugins.registry import Registry
-from ..assembly.assemble import Recording, assemble, record
-from ..assembly.assembly import Assembly
-from ..assembly.inputs import PlanInputs
 from .recompute_ladder import climb, ladder
-from ..assembly.recomputed import ChosenRecomputation, Recomputation
 from .report import Report, report
-from ..assembly.resolve import KernelTable
 from .run import Run
 from .unstored import refuse_unstored
 

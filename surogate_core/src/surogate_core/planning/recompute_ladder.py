@@ -13,6 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from ..assembly.assembly import Assembly
+from ..assembly.inputs import PlanInputs
+from ..assembly.recomputed import CHOICES, Recomputation
 from ..memory.alignment import align
 from ..memory.cost import OpCosts
 from ..memory.plan import plan
@@ -20,9 +23,6 @@ from ..program.builder import Builder
 from ..program.op import Op, Program
 from ..program.passes.in_place import in_place
 from ..program.passes.recompute import recompute
-from ..assembly.assembly import Assembly
-from ..assembly.inputs import PlanInputs
-from ..assembly.recomputed import CHOICES, Recomputation
 
 _MOST_TRIALS = 8
 _LEAST_FREED = 0.1

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 from ..api import ParamKind
-from ..errors import ConfigError
-from ..hub.config_json import QUANTIZATION
 from ..assembly.assembly import Assembly
 from ..assembly.param_kinds import special_kinds
-from .run import Run
 from ..assembly.weight_storage import STORED_BY
+from ..errors import ConfigError
+from ..hub.config_json import QUANTIZATION
+from .run import Run
 
 _WEIGHT = ".weight"
 

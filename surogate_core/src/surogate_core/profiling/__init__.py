@@ -9,12 +9,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from .. import run
+from ..assembly.inputs import PlanInputs
 from ..config.load import Mode
 from ..config.schema import TrainConfig
 from ..errors import ConfigError
 from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES
 from ..memory.cost import OpCosts, arithmetic_rate
-from ..assembly.inputs import PlanInputs
 from ..planning.plan import Plan, plan_run
 from ..planning.run import Run
 from .batches import Batches, from_data, random_tokens

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..assembly.inputs import PlanInputs
 from ..config.schema import TrainConfig
 from ..data.corpora import Corpora
 from ..data.loader import NO_LABEL, Loader, MicroBatch, StepBatch
-from ..assembly.inputs import PlanInputs
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ..api import WeightMap
-from ..errors import ConfigError, NonFiniteError
 from ..assembly.assembly import Assembly
+from ..errors import ConfigError, NonFiniteError
 from ..program.op import Op, Program, Stage
 from ..program.value import Value
 from ..reference.rounding import TORCH_DTYPES

@@ -19,9 +19,9 @@ from typing import NoReturn, TypeVar
 from torch import Tensor
 
 from ..api import Comm
+from ..assembly.staging import Staged
 from ..data.loader import MicroBatch
 from ..errors import RunStopped, SurogateError
-from ..assembly.staging import Staged
 from ..program.value import Value
 from .arena import Buffers
 from .host_copy import HostCopy

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ..api import OpDef
-from ..data.loader import MicroBatch
-from ..machine.timing import mark
 from ..assembly.assembly import Assembly
 from ..assembly.staging import Staged
+from ..data.loader import MicroBatch
+from ..machine.timing import mark
 from ..program.op import Program, Purpose
 from ..program.value import Value
 from .arena import Buffers

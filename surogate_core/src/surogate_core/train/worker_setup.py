@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..api import Comm, KernelDef, Op
-from ..checkpoint.adapter import load_adapter, trained_tensors
-from ..errors import ConfigError
 from ..assembly.assembly import Assembly
 from ..assembly.missing_kernels import idle_modules
-from ..planning.plan import Plan
 from ..assembly.resolve import KernelTable
+from ..checkpoint.adapter import load_adapter, trained_tensors
+from ..errors import ConfigError
+from ..planning.plan import Plan
 from ..planning.run import Run
 from ..plugins.registry import Registry
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ..api import AdapterDef, Family, LowerContext, OpDef, Precision, Program
-from ..errors import ConfigError
 from ..assembly.inputs import PlanInputs
+from ..errors import ConfigError
 from ..program.passes.evaluation import for_evaluation
 from .subject import Subject
 

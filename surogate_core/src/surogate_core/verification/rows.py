@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from ..assembly.inputs import PlanInputs
 from ..data.corpora import Corpora
 from ..data.loader import NO_LABEL, MicroBatch, micro_batch
 from ..data.permute import SHUFFLE, permutation
 from ..errors import ConfigError
-from ..assembly.inputs import PlanInputs
 
 _TRIED_ROWS = 256
 """Rows of the data that are searched for labels."""

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from .. import run
+from ..assembly.assembly import Assembly
 from ..checkpoint import hf
 from ..checkpoint.adapter import load_adapter, trained_tensors
 from ..checkpoint.base import load_base
 from ..checkpoint.saved_run import model_export
-from ..assembly.assembly import Assembly
 from ..planning.plan import Plan
 from ..program.op import Program
 from ..reference.rounding import TORCH_DTYPES
