@@ -179,12 +179,15 @@ def test_with_deterministic_true_products_are_not_timed() -> None:
     assert "imported" in algorithms("false")  # those that were timed
 
 
-def test_a_chunk_runs_if_it_has_at_least_one_label() -> None:
-    x, w = value("x", (64, 64), "bf16"), value("w", (1000, 64), "bf16")
-    targets, scale, total = value("t", (64,), "int32"), value("s", (), "fp32"), value("loss", (), "fp32")
-    op = Op("lm_head_ce", (x, w, targets, scale), (total,), {"chunks": 4})
+@pytest.mark.parametrize(
+    "targets, above",
+    [("targets", [-1, -1, 16, 32, 48, -1]), ("next_targets", [-1] * 6)],  # the host counts the batch's labels alone
+)
+def test_a_chunk_runs_if_it_has_at_least_one_label_of_the_batch(targets: str, above: list[int]) -> None:
+    x, w, total = value("x", (64, 64), "bf16"), value("w", (1000, 64), "bf16"), value("loss", (), "fp32")
+    op = Op("lm_head_ce", (x, w, value(targets, (64,), "int32"), value("s", (), "fp32")), (total,), {"chunks": 4})
     contents = {v: torch.zeros(v.shape, dtype=TORCH.get(v.dtype, torch.int32)) for v in op.ins}
-    assert [launch.above for launch in bind_kernel(loss.KERNELS, op, contents).launches] == [-1, -1, 16, 32, 48, -1]
+    assert [launch.above for launch in bind_kernel(loss.KERNELS, op, contents).launches] == above
 
 
 @pytest.mark.parametrize("dw_dtype", [None, "fp32", "bf16"])
