@@ -1,9 +1,14 @@
 // fp4_block_quantize: w to NVFP4, in blocks of 16 elements of a row, each matrix with a global scale of its own.
 //
 //   amax = max |w| of the matrix;  E = 256 with four_over_six, otherwise 448
-//   encode = min(6 E / amax, FLT_MAX), 1 if amax is 0 or not finite;  decode = 1 / encode;  global_scale = amax / (6 E)
-//   without four_over_six: s = E4M3(min(max |block| * (encode * (1/6)), FLT_MAX))
-//   with it:               base = max |block| / 6 * encode;  candidates E4M3(min(base, 448)), E4M3(min(base * 1.5, 448))
+//   global_scale = amax / (6 E)
+//
+// Without four_over_six, as in ModelOpt:
+//   s = E4M3(max |block| / (6 global_scale)), 1 for a block of zeros;  code = E2M1(w / (s * global_scale)), 0 stays 0
+//
+// With it, as in TransformerEngine:
+//   encode = min(6 E / amax, FLT_MAX), 1 if amax is 0 or not finite;  decode = 1 / encode
+//   base = max |block| / 6 * encode;  candidates for s: E4M3(min(base, 448)), E4M3(min(base * 1.5, 448))
 //   code = E2M1(w * min(1 / (s * decode), FLT_MAX))
 //
 // Of the two candidates, whose largest codes are 6 and 4, the second is chosen if its squared error is smaller: the sum
@@ -73,10 +78,12 @@ __device__ __forceinline__ uint32_t e2m1_of(float x) {
 struct Matrix {
     float amax;
     float range;  // 6 E
+    float scale;  // of the whole matrix
     float encode;
     float decode;
 
     __device__ __forceinline__ Matrix(float amax, bool four_over_six) : amax(amax), range(four_over_six ? 1536.0f : 2688.0f) {
+        scale = __fdiv_rn(amax, range);
         encode = amax > 0.0f && amax <= FLT_MAX ? at_most(__fdiv_rn(range, amax), FLT_MAX) : 1.0f;
         decode = __fdiv_rn(1.0f, encode);
     }
@@ -91,15 +98,26 @@ struct Quantized {
     uint2 codes;
 };
 
-__device__ __forceinline__ Quantized quantized(const Block& block, const Matrix& matrix, uint32_t scale) {
-    const float encode = matrix.encode_of(float_of_e4m3(scale));
+// Quantizes a block with this scale. `scaled` maps an element to units of its level.
+template <class Scaled>
+__device__ __forceinline__ Quantized quantized(const Block& block, uint32_t scale, const Scaled& scaled) {
     Quantized result{scale, make_uint2(0, 0)};
 #pragma unroll
     for (int i = 0; i < octet; ++i) {
-        result.codes.x |= e2m1_of(__fmul_rn(block.x[i], encode)) << 4 * i;
-        result.codes.y |= e2m1_of(__fmul_rn(block.x[octet + i], encode)) << 4 * i;
+        result.codes.x |= e2m1_of(scaled(block.x[i])) << 4 * i;
+        result.codes.y |= e2m1_of(scaled(block.x[octet + i])) << 4 * i;
     }
     return result;
+}
+
+__device__ __forceinline__ Quantized multiplied(const Block& block, const Matrix& matrix, uint32_t scale) {
+    const float encode = matrix.encode_of(float_of_e4m3(scale));
+    return quantized(block, scale, [=](float x) { return __fmul_rn(x, encode); });
+}
+
+__device__ __forceinline__ Quantized divided(const Block& block, const Matrix& matrix, uint32_t scale) {
+    const float step = __fmul_rn(float_of_e4m3(scale), matrix.scale);
+    return quantized(block, scale, [=](float x) { return x == 0.0f ? x : __fdiv_rn(x, step); });
 }
 
 __device__ __forceinline__ float level_of(uint32_t code) {
@@ -155,21 +173,21 @@ __global__ void __launch_bounds__(threads)
     }
     const Matrix matrix(amax[place.matrix], four_over_six);
     if (place.block == fused.first_row[place.matrix] * blocks_per_row) {
-        global_scales[place.matrix] = __fdiv_rn(matrix.amax, matrix.range);
+        global_scales[place.matrix] = matrix.scale;
     }
     const Block block(w, place.block);
     const float top = __uint_as_float(block.top());
     Quantized result;
     if (four_over_six) {
         const float base = __fmul_rn(__fdiv_rn(top, 6.0f), matrix.encode);
-        result = quantized(block, matrix, e4m3_of(at_most(base, 448.0f)));
-        const Quantized four = quantized(block, matrix, e4m3_of(at_most(__fmul_rn(base, 1.5f), 448.0f)));
+        result = multiplied(block, matrix, e4m3_of(at_most(base, 448.0f)));
+        const Quantized four = multiplied(block, matrix, e4m3_of(at_most(__fmul_rn(base, 1.5f), 448.0f)));
         if (squared_error(block, matrix, four) < squared_error(block, matrix, result)) {
             result = four;
         }
     } else {
-        const float factor = __fmul_rn(matrix.encode, 1.0f / 6.0f);
-        result = quantized(block, matrix, e4m3_of(at_most(__fmul_rn(top, factor), FLT_MAX)));
+        const float scale = top == 0.0f ? 1.0f : __fdiv_rn(top, __fmul_rn(6.0f, matrix.scale));
+        result = divided(block, matrix, e4m3_of(scale));
     }
     codes[place.block] = result.codes;
     scales[place.block] = static_cast<uint8_t>(result.scale);

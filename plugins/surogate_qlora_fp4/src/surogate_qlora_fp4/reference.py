@@ -76,19 +76,24 @@ def _per_row(values: Tensor, rows: Sequence[int]) -> Tensor:
 
 
 def _quantized(w: Tensor, four_over_six: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (codes, scales, global scale) of one matrix."""
+    """Return (codes, scales, global scale) of one matrix.
+
+    Without `four_over_six` as ModelOpt does it, which divides by the step of a block and gives a block of zeros the
+    scale 1; with it as TransformerEngine does it, which multiplies by the reciprocal.
+    """
     x = w.view(len(w), -1, BLOCK)
     amax, top = w.abs().max(), x.abs().amax(dim=-1)
     limit = torch.tensor(6.0 * (256.0 if four_over_six else _E4M3_MAX))
-    encode = torch.clamp(limit / amax, max=_FLT_MAX) if 0 < float(amax) < torch.inf else torch.tensor(1.0)
     if not four_over_six:
-        scales = _e4m3(torch.clamp(top * (encode * torch.tensor(1 / 6)), max=_FLT_MAX))
-        return _packed(_codes(x, scales, encode)), scales, amax / limit
+        scale = amax / limit
+        scales = _e4m3(torch.where(top == 0, 1.0, top / (6 * scale)))
+        return _packed(_codes(torch.where(x == 0, x, x / (scales.float() * scale)[..., None]))), scales, scale
+    encode = torch.clamp(limit / amax, max=_FLT_MAX) if 0 < float(amax) < torch.inf else torch.tensor(1.0)
     base = top / 6 * encode
     candidates = []
     for factor in (1.0, 1.5):
         scales = _e4m3(torch.clamp(base * factor, max=_E4M3_MAX))
-        codes = _codes(x, scales, encode)
+        codes = _codes(x * torch.clamp(1 / (scales.float() * (1 / encode)), max=_FLT_MAX)[..., None])
         candidates.append((codes, scales, _squared_error(x, codes, scales, amax, limit)))
     (six, six_scales, six_error), (four, four_scales, four_error) = candidates
     smaller = four_error < six_error
@@ -97,10 +102,8 @@ def _quantized(w: Tensor, four_over_six: bool) -> tuple[Tensor, Tensor, Tensor]:
     return _packed(codes), scales.view(torch.float8_e4m3fn), amax / limit
 
 
-def _codes(x: Tensor, scales: Tensor, encode: Tensor) -> Tensor:
-    """Return E2M1 codes of x in blocks with these scales."""
-    factor = torch.clamp(1 / (scales.float() * (1 / encode)), max=_FLT_MAX)
-    y = x * factor[..., None]
+def _codes(y: Tensor) -> Tensor:
+    """Return E2M1 codes of y, rounded to nearest; numbers above 6 become 6, and NaN has the code 7."""
     a = y.abs()
     # Ties go to the even code.
     steps = (a > 0.25, a >= 0.75, a > 1.25, a >= 1.75, a > 2.5, a >= 3.5, a > 5)
