@@ -96,7 +96,7 @@ FP32 = Precision(**dict.fromkeys((f.name for f in dataclasses.fields(Precision))
 RECIPE = RecipeDef(name="acme", summary="", precision=lambda request, options: FP32,
                    supports=lambda device, precision, options: Support(True), lower=lambda family, context: family)
 
-LOWERING = LoweringDef(name="e4m3/e4m3", summary="", supports=lambda device, precision: Support(True),
+LOWERING = LoweringDef(matmul="e4m3", gradient="e4m3", summary="", supports=lambda device, precision: Support(True),
                        lower=lambda family, context: family)
 
 class OptimizerOptions(BaseModel):

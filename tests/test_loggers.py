@@ -14,7 +14,8 @@ from surogate_core.api import Logger, LoggerDef
 from surogate_core.config.load import LoadedConfig, load_config
 from surogate_core.errors import ConfigError, PluginError, RunStopped
 from surogate_core.plugins.discovery import load_registry
-from surogate_core.plugins.registry import Plugin, Provided, Registry
+from surogate_core.plugins.provided import Plugin, Provided
+from surogate_core.plugins.registry import Registry
 from surogate_core.reporting.loggers import Loggers, open_loggers
 
 

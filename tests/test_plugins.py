@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,13 @@ from typer.testing import CliRunner
 from surogate_core.api import API, DeviceInfo, Op, SystemInfo, Target, Value
 from surogate_core.cli.app import app
 from surogate_core.config.keys import DISTRIBUTIONS, PACKAGES
-from surogate_core.config.load import load_config
+from surogate_core.config.load import LoadedConfig, load_config
 from surogate_core.errors import ConfigError, PluginError
+from surogate_core.machine.devices import device
+from surogate_core.planning.run import chosen_weight_format
 from surogate_core.plugins.discovery import State, load_registry
-from surogate_core.plugins.registry import Plugin, Registry
+from surogate_core.plugins.provided import Plugin
+from surogate_core.plugins.registry import Registry, Resolved
 
 CPU = DeviceInfo(
     name="cpu",
@@ -230,12 +234,13 @@ def test_a_plugin_that_fails_in_one_hook_contributes_nothing(install: Install) -
 # ----------------------------------------------------------------------------------------------------------- conflicts
 
 
-def test_two_definitions_with_the_same_name_are_refused_with_both_sides_and_the_off_switch(install: Install) -> None:
+def test_only_a_run_that_uses_a_name_is_refused_where_two_plugins_provide_it(install: Install) -> None:
     source = "@hookimpl\ndef surogate_recipes():\n    return [recipe('{}')]"
     install("surogate-recipe-fp9", "0.3.1", "fp9", source.format("fp9-hybrid"))
     install("zacme-fp9", "1.0", "zacme", source.format("fp9_hybrid"))
+    assert load_registry().get("recipe", "bf16").name == "bf16"
     with pytest.raises(PluginError) as refused:
-        load_registry()
+        load_registry().get("recipe", "fp9-hybrid")
     assert str(refused.value) == (
         "recipe 'fp9_hybrid' is provided by surogate-recipe-fp9 0.3.1 and zacme-fp9 1.0; uninstall one or set "
         "SUROGATE_PLUGINS=-zacme-fp9"
@@ -247,7 +252,7 @@ def test_definitions_of_core_cannot_be_replaced_or_switched_off(install: Install
     kind = next(iter(load_registry().ops))
     install("acme-ops", "1.0", "acme", f"@hookimpl\ndef surogate_ops():\n    return [op('{kind}')]")
     with pytest.raises(PluginError) as refused:
-        load_registry()
+        load_registry().kernel_for(replace(acme_op(), kind=kind), Target(CPU), "bf16")
     assert str(refused.value) == (
         f"op '{kind}' is provided by surogate-core 0.1.0 and acme-ops 1.0; uninstall one or set "
         "SUROGATE_PLUGINS=-acme-ops"
@@ -259,7 +264,8 @@ def test_one_architecture_has_one_model(install: Install) -> None:
     install("acme-a", "1.0", "a", source.format("acme1"))
     install("acme-b", "1.0", "b", source.format("acme2"))
     with pytest.raises(PluginError, match=r"architecture 'AcmeForCausalLM' is provided by acme-a 1.0 and acme-b 1.0"):
-        load_registry()
+        load_registry().model_for({"architectures": ["AcmeForCausalLM"]})
+    assert load_registry().model_for({"architectures": ["Qwen3ForCausalLM"]})
 
 
 OPTIONS = """
@@ -284,18 +290,30 @@ def surogate_weight_formats():
 def test_two_weight_formats_cannot_have_one_key(install: Install) -> None:
     install("acme-a", "1.0", "a", WEIGHT_FORMAT.format("acme_a"))
     install("acme-b", "2.0", "b", WEIGHT_FORMAT.format("acme_b"))
+
+    def chosen(**keys: object) -> object:
+        registry = load_registry()
+        config = {"model": "m", "lora": True, **keys}
+        return chosen_weight_format(load_config(config, registry=registry, mode="sft", source="run.yaml"), registry)
+
+    assert chosen() is None
     with pytest.raises(
         PluginError, match=r"key of a weight format 'acme_weights' is provided by acme-a 1\.0 and acme-b"
     ):
-        load_registry()
+        chosen(acme_weights=True)
 
 
-def test_two_plugins_cannot_claim_one_option_key(install: Install) -> None:
+def load_options(**keys: object) -> LoadedConfig:
+    return load_options_of(optimizer="acme_a", **keys)
+
+
+def test_an_option_that_two_plugins_declare_differently_is_refused_where_it_is_set(install: Install) -> None:
     install("acme-a", "1.0", "a", OPTIONS.format("acme_a"))
     install("acme-b", "2.0", "b", OPTIONS.format("acme_b").replace("0.1", "0.2"))
+    load_options()
     with pytest.raises(PluginError) as refused:
-        load_registry()
-    assert str(refused.value) == (
+        load_options(acme_rate=0.3)
+    assert str(refused.value).endswith(
         "option 'acme_rate' is provided by acme-a 1.0 and acme-b 2.0; uninstall one or set SUROGATE_PLUGINS=-acme-b"
     )
 
@@ -317,7 +335,7 @@ def test_two_optimizers_share_an_option_key_that_both_declare_alike(install: Ins
     assert all(set(models["optimizer", name].model_fields) == {"acme_rate"} for name in ("acme_a", "acme_b"))
     install("acme-c", "2.0", "c", "import dataclasses\n" + RECIPE_OPTIONS)
     with pytest.raises(PluginError, match=r"option 'acme_rate' is provided by acme-a 1\.0 and acme-c 2\.0"):
-        load_registry()
+        load_options(acme_rate=0.3)
 
 
 def test_plugins_share_an_option_key_by_inheriting_it(install: Install) -> None:
@@ -459,12 +477,68 @@ def test_kernels_of_the_recipe_come_first_then_those_of_the_op_then_others(insta
     assert provider("bf16", "-recipe") == "acme-owner"
 
 
-def test_two_kernels_of_equal_rank_are_a_conflict(install: Install) -> None:
+def test_a_recipe_builds_on_the_kernels_of_other_recipes(install: Install) -> None:
+    kernels = KERNELS.format("kernel('acme_op')")
+    install("acme-base", "1.0", "base", RECIPES.replace("acme", "acme_base") + kernels)
+    builds = "\nimport dataclasses\n" + RECIPES.replace(
+        "recipe('acme')", "dataclasses.replace(recipe('acme'), kernels_of=('acme_base',))"
+    )
+    install("acme-recipe", "1.0", "recipe", builds)
+    install("acme-owner", "1.0", "owner", OPS + kernels)
+    found = load_registry().kernel_for(acme_op(), Target(CPU), "acme")
+    assert (found.provider, found.others) == ("acme-base", ("acme-owner",))
+    with pytest.raises(PluginError, match="recipe: acme_base — no installed plugin provides it"):
+        load_registry({"SUROGATE_PLUGINS": "-base"}).kernel_for(acme_op(), Target(CPU), "acme")
+
+
+def test_two_kernels_of_equal_rank_are_refused_with_the_key_that_chooses(install: Install) -> None:
     install("acme-owner", "1.0", "owner", OPS)
     install("acme-a", "1.0", "a", KERNELS.format("kernel('acme_op')"))
     install("acme-b", "1.0", "b", KERNELS.format("kernel('acme_op')"))
-    with pytest.raises(PluginError, match=r"kernel 'acme_op' is provided by acme-a 1.0 and acme-b 1.0; uninstall one"):
+    with pytest.raises(PluginError) as refused:
         load_registry().kernel_for(acme_op(), Target(CPU), "bf16")
+    assert str(refused.value) == (
+        "kernels of acme_op are provided by acme-a 1.0 and acme-b 1.0. Choose one: kernels: {acme_op: acme-a}"
+    )
+
+
+def test_the_key_kernels_chooses_who_serves_an_op(install: Install) -> None:
+    install("acme-owner", "1.0", "owner", OPS + KERNELS.format("kernel('acme_op')"))
+    install("acme-a", "1.0", "a", KERNELS.format("kernel('acme_op')"))
+    install("acme-b", "1.0", "b", KERNELS.format("kernel('acme_op', ok=False)"))
+    registry = load_registry()
+
+    def chosen(distribution: str) -> Resolved:
+        choices = load_options_of(kernels={"acme_op": distribution}).config.kernel_choices
+        registry.check_kernel_choices(choices)
+        return registry.kernel_for(acme_op(), Target(device("h200")), "bf16", choices)
+
+    assert chosen("acme_a").provider == "acme-a" and chosen("acme-a").others == ("acme-owner",)
+    with pytest.raises(ConfigError, match=r"kernels: acme_op: acme-b: needs SM90\. Name another package"):
+        chosen("acme-b")
+    with pytest.raises(
+        ConfigError, match=r"kernels: acme_op: acme-c has no kernel for this op\. .*acme-a, acme-b, acme-o"
+    ):
+        chosen("acme-c")
+    with pytest.raises(
+        ConfigError, match=r"kernels: rmsnrm: no installed plugin defines such an op; did you mean rmsnorm"
+    ):
+        registry.check_kernel_choices({"rmsnrm": "acme-a"})
+
+
+def test_the_words_of_the_key_kernels_stay_valid_alone_and_as_the_default_of_a_mapping() -> None:
+    for value, allowed in (("compiled", False), ("allow_reference", True), ({"default": "Allow-Reference"}, True)):
+        config = load_options_of(kernels=value).config
+        assert (config.allows_references, config.kernel_choices) == (allowed, {})
+    for wrong in ("fast", {"default": "fast"}, {"rmsnorm": 3}, ["compiled"]):
+        with pytest.raises(
+            ConfigError, match="kernels: must be compiled, allow_reference, or a mapping of kinds of ops"
+        ):
+            load_options_of(kernels=wrong)
+
+
+def load_options_of(**keys: object) -> LoadedConfig:
+    return load_config({"model": "m", **keys}, registry=load_registry(), mode="train", source="run.yaml")
 
 
 def test_an_op_without_a_kernel_runs_the_reference_with_the_reasons(install: Install) -> None:

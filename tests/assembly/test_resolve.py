@@ -10,10 +10,11 @@ import pytest
 from models.harness import OPS, plan_inputs, tiny_config
 
 from surogate_core import run
-from surogate_core.api import DeviceInfo, KernelDef, Op, Support, Target
+from surogate_core.api import DeviceInfo, KernelDef, Op, Support, Target, Value
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.missing_kernels import unserved_ops
-from surogate_core.assembly.resolve import KernelTable
+from surogate_core.assembly.resolve import KernelTable, resolve
+from surogate_core.cli import plan_text
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import device
 from surogate_core.machine.local_device import LocalDevice
@@ -68,6 +69,17 @@ def test_planner_and_report_read_the_table() -> None:
     assert kernels.notices == ("linear is new",) and kernels.modules == {"acme._C"}
 
 
+def test_a_plan_names_the_packages_that_could_serve_an_op_too() -> None:
+    x, w, y = (Value(name, (8, 8), "bf16", "act") for name in "xwy")
+    op = Op("linear", (x, w), (y,))
+    kernels = resolve([op], lambda op: Resolved(kernel(op.kind), "acme", (), ("zeta",)), H200, OPS)
+    assert kernels.others == {"linear": ("zeta",)}
+    assert list(plan_text._kernels(kernels, False)) == [
+        "kernels of acme: linear",
+        "linear could also run by zeta: kernels: {linear: zeta}",
+    ]
+
+
 def test_unserved_ops_are_named_with_every_reason_on_a_gpu_alone() -> None:
     text = unserved_ops(table())
     assert "NVIDIA H200: no compiled kernel serves these ops" in text and "kernels: allow_reference" in text
@@ -76,7 +88,7 @@ def test_unserved_ops_are_named_with_every_reason_on_a_gpu_alone() -> None:
 
 
 def test_a_run_that_lacks_a_kernel_is_refused_before_data_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_swiglu(self: Registry, op: Op, target: Target, recipe: str) -> Resolved:
+    def no_swiglu(self: Registry, op: Op, target: Target, recipe: str, chosen: object) -> Resolved:
         served = Resolved(kernel(op.kind), "acme")
         return Resolved(None, REFERENCE, ("acme: needs SM100",)) if op.kind == "swiglu" else served
 

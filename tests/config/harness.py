@@ -57,6 +57,8 @@ class FakeRegistry:
             **options,
         }
 
+    option_conflicts: Mapping[str, str] = {}
+
     def options_models(self) -> Mapping[tuple[str, str], type[BaseModel]]:
         optimizers = {("optimizer", name): model for name, model in self.optimizers.items()}
         return {("recipe", "bf16"): NoOptions, **optimizers}

@@ -16,7 +16,8 @@ from torch import Tensor
 from surogate_core.api import OpDef, OutSpec, Value
 from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.plugins.discovery import load_registry
-from surogate_core.plugins.registry import Plugin, Provided, Registry
+from surogate_core.plugins.provided import Plugin, Provided
+from surogate_core.plugins.registry import Registry
 from surogate_core.program.builder import Builder
 from surogate_models.ops import OPS
 from surogate_models.reference import rope

@@ -14,7 +14,8 @@ from teams import pretend
 
 from surogate_core import run
 from surogate_core.plugins.discovery import load_registry
-from surogate_core.plugins.registry import Provided, Registry
+from surogate_core.plugins.provided import Provided
+from surogate_core.plugins.registry import Registry
 
 if TYPE_CHECKING:
     from end_to_end.product import Workplace

@@ -301,7 +301,7 @@ def device_of_torch(here: LocalDevice) -> DeviceInfo:
 def refuse_missing_kernels(config: TrainConfig, kernels: KernelTable, device: DeviceInfo, notice: Notice) -> None:
     """Raise ConfigError if a kernel is missing, unless references are allowed; then name them in a notice."""
     idle = idle_modules(kernels)
-    if config.kernels == "allow_reference":
+    if config.allows_references:
         if idle:
             notice(f"kernels: allow_reference: torch references run instead of {', '.join(idle)}, slowly")
         return

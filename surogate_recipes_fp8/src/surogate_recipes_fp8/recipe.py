@@ -236,10 +236,12 @@ FP8_HYBRID = RecipeDef(
     lower=lower,
     reads_amax=reads_amax,
     product_error=product_error,
+    kernels_of=("bf16",),
 )
 
 E4M3_E5M2 = LoweringDef(
-    name="e4m3/e5m2",
+    matmul="e4m3",
+    gradient="e5m2",
     summary="FP8 products, every tensor scaled by its own magnitude",
     supports=supports,
     lower=lower_unrecorded,

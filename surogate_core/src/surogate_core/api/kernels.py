@@ -95,7 +95,6 @@ class KernelDef(Definition):
                 depends on the version of a library, an upper bound over all versions.
     notice      (op, target) -> a line about this kernel for the user of `surogate plan`, or "". Must be cheap. In a
                 run, `bind` gives the notice instead.
-    capturable  whether its launches may be captured in a CUDA graph
     module      import name of the compiled module that `bind` imports ("my_package._C"), built by
                 SurogateKernels.cmake. A run is refused early if it is missing or has no code for the GPU. "": no check.
     """
@@ -107,5 +106,4 @@ class KernelDef(Definition):
     attrs: tuple[str, ...] = ()
     workspace: Callable[[Op, Target], int] = lambda op, target: 0
     notice: Callable[[Op, Target], str] = lambda op, target: ""
-    capturable: bool = True
     module: str = ""

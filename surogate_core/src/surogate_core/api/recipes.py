@@ -194,6 +194,7 @@ class RecipeDef(Definition):
     reads_amax     (trained param, precision, options) -> whether `lower` reads its `amax`
     product_error  (precision, options) -> relative rms error of a matrix product because of its operands' rounding,
                    beyond that of bf16. `surogate verify` allows for it.
+    kernels_of     names of the recipes whose kernels it builds on: their packages serve the ops that its own does not
     products       pairs (matmul_dtype, gradient_dtype) that `lower` serves; None: every pair that `precision` returns.
                    Other pairs are served by a LoweringDef, if a package provides one.
     """
@@ -206,6 +207,7 @@ class RecipeDef(Definition):
     lower: Callable[[Family, LowerContext], Family]
     reads_amax: Callable[[ParamInfo, Precision, Any], bool] = lambda info, precision, options: False
     product_error: Callable[[Precision, Any], float] = _exact
+    kernels_of: tuple[str, ...] = ()
     products: tuple[tuple[str, str], ...] | None = None
 
 
@@ -213,15 +215,22 @@ class RecipeDef(Definition):
 class LoweringDef(Definition):
     """Products of a pair of operand dtypes, for recipes that do not serve the pair themselves.
 
-    name      "matmul_dtype/gradient_dtype", such as "e4m3/e5m2"
+    matmul, gradient
+              the dtypes of the operands: `matmul_dtype` and `gradient_dtype`
     supports  (device, precision) -> Support
     lower     (family, context) -> family, in place of the recipe's. `context.options` are those of the recipe.
     product_error
               precision -> the same as that of a recipe
     """
 
-    name: str
+    matmul: str
+    gradient: str
     summary: str
     supports: Callable[[DeviceInfo, Precision], Support]
     lower: Callable[[Family, LowerContext], Family]
     product_error: Callable[[Precision], float] = lambda precision: 0.0
+
+    @property
+    def name(self) -> str:
+        """The pair as text: "e4m3/e5m2"."""
+        return f"{self.matmul}/{self.gradient}"

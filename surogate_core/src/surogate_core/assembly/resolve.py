@@ -59,6 +59,12 @@ class KernelTable:
         return dict(sorted(found.items()))
 
     @cached_property
+    def others(self) -> Mapping[str, tuple[str, ...]]:
+        """{kind of op: further distributions whose kernels support it}, of kinds that have any."""
+        found = {op.kind: resolved.others for op, resolved in self.by_signature.values() if resolved.others}
+        return dict(sorted(found.items()))
+
+    @cached_property
     def refusals(self) -> Mapping[str, tuple[str, ...]]:
         """{kind of op without a kernel: why no kernel serves it}, every reason once."""
         found: dict[str, dict[str, None]] = {}

@@ -12,8 +12,9 @@ from ..api.compiled import problem
 from ..assembly.missing_kernels import idle_kernels
 from ..machine.local_device import local_device
 from ..machine.system import GIB, collect
-from ..plugins.discovery import survey
-from ..plugins.registry import Plugin, Registry
+from ..plugins.discovery import load_registry
+from ..plugins.provided import Plugin
+from ..plugins.registry import Registry
 from .render import output_width, paint, paragraph, table
 
 _COLOUR: Final = {"ok": "green", "warning": "yellow", "error": "red"}
@@ -23,7 +24,7 @@ _LEVELS: Final = ("error", "warning", "ok")
 def doctor_command(as_json: bool) -> int:
     """Print the findings. Return 2 if one is an error or a GPU cannot be used, else 0."""
     system = collect()
-    registry = survey()
+    registry = load_registry()
     findings = [*registry.diagnose(system), *_plugin_findings(registry)]
     findings.sort(key=lambda item: _LEVELS.index(item[1].level))
     gpu = gpu_problem(registry)

@@ -139,6 +139,7 @@ def to_json(plan: Plan, mode: Mode, chosen: str, problem: str = "") -> dict[str,
             "memory_seconds": report.step.memory_seconds,
         },
         "kernels": dict(plan.kernels.providers),
+        "other_kernels": {kind: list(others) for kind, others in plan.kernels.others.items()},
         "refusals": {kind: list(reasons) for kind, reasons in plan.kernels.refusals.items()},
         "notices": [*plan.overridden, *plan.kernels.notices],
     }

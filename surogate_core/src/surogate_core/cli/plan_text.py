@@ -33,7 +33,7 @@ def plan_text(run: Run, plan: Plan, chosen: str, defaults: str) -> Iterator[str]
     yield from _memory(plan, f"{chosen}{limit}")
     yield ""
     yield from _speed(plan, run.config)
-    yield from _kernels(plan.kernels, run.config.kernels)
+    yield from _kernels(plan.kernels, run.config.allows_references)
     for notice in (*plan.overridden, *plan.kernels.notices):
         yield _wrapped(notice)
     if not plan.report.fits:
@@ -169,7 +169,7 @@ def nothing_fits(report: Report) -> str:
     return "Nothing makes it fit: use a smaller model, a shorter sequence_len, or a GPU with more memory."
 
 
-def _kernels(kernels: KernelTable, allowed: str) -> Iterator[str]:
+def _kernels(kernels: KernelTable, allowed: bool) -> Iterator[str]:
     by_provider: dict[str, list[str]] = {}
     for kind, provider in kernels.providers.items():
         by_provider.setdefault(provider, []).append(kind)
@@ -180,11 +180,13 @@ def _kernels(kernels: KernelTable, allowed: str) -> Iterator[str]:
             yield f"kernels: all {len(kinds)} kinds of ops run as torch references on a CPU"
         else:
             yield from _without_kernel(kernels, allowed)
+    for kind, others in kernels.others.items():
+        yield _wrapped(f"{kind} could also run by {', '.join(others)}: kernels: {{{kind}: {others[0]}}}")
 
 
-def _without_kernel(kernels: KernelTable, allowed: str) -> Iterator[str]:
+def _without_kernel(kernels: KernelTable, allowed: bool) -> Iterator[str]:
     """Yield the ops that a GPU runs in plain torch or cannot run, grouped by the reasons that the kernels give."""
-    if allowed == "allow_reference":
+    if allowed:
         yield "without a compiled kernel; run in plain torch, slowly (kernels: allow_reference)"
     else:
         yield "without a compiled kernel, so this GPU cannot run it"

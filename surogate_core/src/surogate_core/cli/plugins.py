@@ -7,8 +7,9 @@ import traceback
 from typing import Any, Final
 
 from ..api import API
-from ..plugins.discovery import survey
-from ..plugins.registry import KINDS, Plugin, Registry, State
+from ..plugins.discovery import load_registry
+from ..plugins.provided import Plugin, State
+from ..plugins.registry import KINDS, Registry
 from .external import Command, all_commands
 from .render import output_width, paint, paragraph, print_error, print_warning, table, traceback_wanted
 
@@ -18,7 +19,7 @@ MOST_NAMES: Final = 6
 
 def plugins_command(as_json: bool) -> int:
     """Print the table or JSON. Return 2 if plugins are in conflict, else 0."""
-    registry = survey()
+    registry = load_registry()
     commands = all_commands()
     if as_json:
         print(json.dumps(_as_json(registry, commands), indent=2))

@@ -12,10 +12,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ..errors import ConfigError
+from ..errors import ConfigError, PluginError
 from .adapter import Mode, apply_adapter_rules, default_flag
 from .dataset_entries import parse_datasets
-from .errors import problems_error, validate
+from .errors import Problem, problems_error, validate
 from .findings import Findings
 from .keys import ADAPTER_FLAG
 from .options import owners_of_keys, validate_selected
@@ -89,6 +89,9 @@ def load_config(raw: Mapping[str, Any], *, registry: Registry, mode: Mode = "tra
     """
     findings = Findings()
     core, plugin = sort_keys(raw, owners_of_keys(registry.options_models()).keys(), findings)
+    for key in sorted(plugin.keys() & registry.option_conflicts.keys()):
+        text = registry.option_conflicts[key]
+        findings.problems.append(Problem(key, text, error=PluginError(text)))
     adapter_as_written = core.get("adapter")
     core.setdefault(ADAPTER_FLAG.key, default_flag(adapter_as_written, mode))
     for key in ("datasets", "validation_datasets"):

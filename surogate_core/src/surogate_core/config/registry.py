@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 class Registry(Protocol):
     """Definitions of the installed plugins, by kind (recipe, optimizer, logger, format, ...) and name."""
 
+    @property
+    def option_conflicts(self) -> Mapping[str, str]:
+        """{key that the options of two plugins declare differently: a sentence that names both}."""
+        ...
+
     def options_models(self) -> Mapping[tuple[str, str], type[BaseModel]]:
         """Return {(kind, name): model of its options}."""
         ...

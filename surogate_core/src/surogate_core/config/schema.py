@@ -31,6 +31,7 @@ from .values import (
     count_or_auto,
     dtype_or_auto,
     flag_or_auto,
+    parse_kernels,
     parse_resume,
     recompute_word,
 )
@@ -243,9 +244,11 @@ class PrecisionKeys(Keys):
         ge=0,
         description="Report every N steps how the recipe's number formats fit the tensors that it quantizes; 0: never.",
     )
-    kernels: Annotated[Literal["compiled", "allow_reference"], Word] = Field(
+    kernels: Annotated[str | dict[str, str], BeforeValidator(parse_kernels)] = Field(
         "compiled",
-        description="On a GPU: compiled kernels only, or the slow PyTorch reference for ops that have none.",
+        description="compiled: a GPU runs compiled kernels only; allow_reference: the slow PyTorch reference for ops "
+        "that have none. Or a mapping of kinds of ops to the packages whose kernels run them, such as "
+        "{rmsnorm: acme-kernels}, with one of the words as `default`.",
     )
 
 
@@ -342,6 +345,18 @@ class TrainConfig(DistributionKeys, MemoryKeys, PrecisionKeys, OptimizerKeys, Lo
     @property
     def resolved_checkpoint_dir(self) -> str:
         return self.checkpoint_dir or self.output_dir
+
+    @property
+    def allows_references(self) -> bool:
+        """Whether torch references may run ops that have no kernel on a GPU."""
+        word = self.kernels.get("default") if isinstance(self.kernels, dict) else self.kernels
+        return word == "allow_reference"
+
+    @property
+    def kernel_choices(self) -> Mapping[str, str]:
+        """{kind of op: distribution whose kernel runs it}."""
+        chosen = self.kernels if isinstance(self.kernels, dict) else {}
+        return {kind: distribution for kind, distribution in chosen.items() if kind != "default"}
 
     @property
     def recomputed_parts(self) -> frozenset[str]:

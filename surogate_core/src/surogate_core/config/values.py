@@ -107,6 +107,17 @@ def parse_word(value: Any) -> Any:
     return fold(value) if isinstance(value, str) else value
 
 
+def parse_kernels(value: Any) -> Any:
+    """Accept compiled or allow_reference, or {kind of op: distribution} with one of the words as `default`."""
+    given = value if isinstance(value, dict) else {"default": value}
+    words = {name: parse_word(given[name]) for name in ("default",) if name in given}
+    if not all(isinstance(text, str) and text for item in given.items() for text in item) or not (
+        set(words.values()) <= {"compiled", "allow_reference"}
+    ):
+        raise ValueError("must be compiled, allow_reference, or a mapping of kinds of ops to packages")
+    return {**given, **words} if isinstance(value, dict) else words["default"]
+
+
 def parse_names(value: Any) -> tuple[str, ...]:
     """Accept a name or a list of names; `none` means the empty list. Duplicates are dropped, the order is kept."""
     entries = [value] if isinstance(value, str) else value

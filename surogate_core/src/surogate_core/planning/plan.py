@@ -158,6 +158,7 @@ def run_inputs(run: Run, device: DeviceInfo, world_size: int) -> PlanInputs:
     loaded, config, registry = run.loaded, run.config, run.registry
     _check_length(run)
     _check_weight_format(run, device)
+    registry.check_kernel_choices(config.kernel_choices)
     precision, lowering = _precision(run, device)
     target = Target(device, config.deterministic)
     return PlanInputs(
@@ -188,7 +189,7 @@ def run_inputs(run: Run, device: DeviceInfo, world_size: int) -> PlanInputs:
         weight_format=run.weight_format,
         stored_kinds=_stored_kinds(config),
         target=target,
-        kernel_for=lambda op: registry.kernel_for(op, target, config.recipe),
+        kernel_for=lambda op: registry.kernel_for(op, target, config.recipe, config.kernel_choices),
     )
 
 

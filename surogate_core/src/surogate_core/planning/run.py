@@ -113,5 +113,7 @@ def chosen_weight_format(loaded: LoadedConfig, registry: Registry) -> tuple[Weig
     for name, format in registry.weight_formats().items():
         options = loaded.options["weight format", name]
         if getattr(options, format.key):
+            registry.refuse_rivals("key of a weight format", format.key)
+            registry.refuse_rivals("weight format", name)
             return format, options
     return None

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Iterator
 from importlib import metadata
 
-from ..plugins.registry import Plugin
+from ..plugins.provided import Plugin
 from .plan import Plan
 from .run import Run
 

@@ -29,28 +29,18 @@ from ..errors import PluginError
 from ..origin import described
 from . import hookspecs
 from .definition_check import faults
-from .registry import CORE, HOOKS, KINDS, Plugin, Provided, Registry, Resolved, State
+from .provided import CORE, Plugin, Provided, State
+from .registry import HOOKS, KINDS, Registry, Resolved
 from .switch import OFF_SWITCH, is_called, parse_off_switch, switched_off
 
-__all__ = ["HOOKS", "Plugin", "Provided", "Registry", "Resolved", "State", "load_registry", "survey", "switched_off"]
+__all__ = ["HOOKS", "Plugin", "Provided", "Registry", "Resolved", "State", "load_registry", "switched_off"]
 
 GROUP: Final = "surogate"
 BUILTIN: Final = Plugin("builtin", CORE, __version__, "surogate_core.builtin")
 
 
 def load_registry(environ: Mapping[str, str] | None = None) -> Registry:
-    """Return the registry of this process. Built on the first call, and again if SUROGATE_PLUGINS changes.
-
-    Raises PluginError if two plugins provide the same name: nothing starts until one is uninstalled or switched off.
-    """
-    registry = survey(environ)
-    if registry.conflicts:
-        raise PluginError("\n".join(registry.conflicts))
-    return registry
-
-
-def survey(environ: Mapping[str, str] | None = None) -> Registry:
-    """Return the registry even if `registry.conflicts` is not empty, for commands that show problems."""
+    """Return the registry of this process. Built on the first call, and again if SUROGATE_PLUGINS changes."""
     return _survey((os.environ if environ is None else environ).get(OFF_SWITCH, ""))
 
 

@@ -68,7 +68,7 @@ def surogate_weight_formats() -> Iterable[WeightFormatDef]:  # type: ignore[empt
 
 @hookspec
 def surogate_offload_strategies() -> Iterable[OffloadDef]:  # type: ignore[empty-body]
-    """Strategies that keep values on the host under a byte budget."""
+    """Strategies that keep values on the host."""
 
 
 @hookspec

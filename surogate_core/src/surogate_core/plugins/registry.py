@@ -1,19 +1,17 @@
 """What the loaded plugins provide: definitions by kind and name, each with its origin.
 
 Built once at start by `discovery.load_registry` and never changed. The order of plugins does not matter: two
-definitions of the same kind and name are a conflict, which is refused at start.
+definitions of the same kind and name are a conflict, which is refused when a run uses that name.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from difflib import get_close_matches
 from typing import Any, Final
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from ..api import (
     AdapterDef,
@@ -38,6 +36,8 @@ from ..config.keys import DISTRIBUTIONS
 from ..errors import ConfigError, PluginError
 from ..origin import Origin
 from .attribution import attributed
+from .conflicts import option_conflicts, rivals
+from .provided import CORE, FLAT_OPTIONS, Plugin, Provided, State, folded
 
 KINDS: Final[Mapping[str, type[Definition]]] = {
     "model": ModelDef,
@@ -71,12 +71,6 @@ HOOKS: Final[Mapping[str, str]] = {
 }
 """The hooks that provide definitions, and the kind of each."""
 
-CORE: Final = "surogate-core"
-"""The distribution whose errors are ours."""
-
-FLAT_OPTIONS: Final = ("recipe", "adapter", "weight format", "optimizer", "offload", "launcher", "logger")
-"""Kinds whose options are top-level keys of the YAML file. Those of a format are keys of its dataset's entry."""
-
 _ALTERNATIVES: Final = ("recipe", "optimizer")
 """Kinds of which a run needs exactly one, selected by the key of the same name: an installed one may do as well."""
 
@@ -84,49 +78,19 @@ REFERENCE: Final = "reference"
 """Provider of an op without a kernel: the torch reference of its OpDef."""
 
 
-class State(StrEnum):
-    """The result of loading an entry point."""
-
-    LOADED = "loaded"
-    BLOCKED = "blocked"
-    BROKEN = "broken"
-    DUPLICATE = "duplicate"
-    WRONG_API = "wrong API"
-
-
-@dataclass(frozen=True)
-class Plugin:
-    """An entry point of the group `surogate`. If it is not loaded, `reason` is a sentence and `error` the cause."""
-
-    name: str
-    distribution: str
-    version: str
-    module: str
-    state: State = State.LOADED
-    reason: str = ""
-    error: BaseException | None = None
-
-    def __str__(self) -> str:
-        return f"{self.distribution} {self.version}"
-
-
-@dataclass(frozen=True)
-class Provided:
-    """A definition and the plugin that provides it."""
-
-    kind: str
-    name: str
-    definition: Any
-    plugin: Plugin
-
-
 @dataclass(frozen=True)
 class Resolved:
-    """What runs an op. kernel: None for the torch reference. refusals: why the other kernels of its kind do not."""
+    """The kernel that runs an op.
+
+    kernel    None for the torch reference
+    refusals  the reasons of the kernels of its kind that do not support it
+    others    distributions whose kernels support it too: the key `kernels` can name them
+    """
 
     kernel: KernelDef | None
     provider: str
     refusals: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
 
 class Registry:
@@ -136,7 +100,7 @@ class Registry:
     provided    the definitions of the loaded ones
     diagnose    SystemInfo -> the findings of all plugins, for `surogate doctor`
     notices     a line per plugin that failed to load, and per word of SUROGATE_PLUGINS that matches no plugin
-    conflicts   reasons to refuse to start: see `discovery.load_registry`
+    conflicts   what two plugins provide, a sentence each. Only a run that uses it is refused.
     """
 
     def __init__(
@@ -150,16 +114,26 @@ class Registry:
         self.provided = tuple(map(_attributed, provided))
         self.diagnose = diagnose
         self.notices = tuple(notices)
-        self.conflicts = tuple(_conflicts(self.provided))
+        self.option_conflicts: Mapping[str, str] = dict(option_conflicts(self.provided))
+        self._rivals = rivals(self.provided)
         self._by_name: dict[str, dict[str, Provided]] = {kind: {} for kind in KINDS}
         for item in self.provided:
             if item.kind != "kernel":
-                self._by_name[item.kind].setdefault(_key(item.name), item)
+                self._by_name[item.kind].setdefault(folded(item.name), item)
         self._kernels: dict[str, list[Provided]] = {}
         for item in self.provided:
             if item.kind == "kernel":
                 self._kernels.setdefault(item.name, []).append(item)
         self.ops: Mapping[str, OpDef] = {item.name: item.definition for item in self._by_name["op"].values()}
+
+    @property
+    def conflicts(self) -> tuple[str, ...]:
+        return (*self._rivals.values(), *self.option_conflicts.values())
+
+    def refuse_rivals(self, what: str, name: str) -> None:
+        """Raise PluginError if two plugins provide this: a kind and name, an architecture, a key of a weight format."""
+        if conflict := self._rivals.get((what, folded(name))):
+            raise PluginError(conflict)
 
     # ------------------------------------------------------------------------------------------------------- by name
 
@@ -172,8 +146,12 @@ class Registry:
         return self.source(kind, name).definition
 
     def source(self, kind: str, name: str) -> Provided:
-        """Return the definition of this kind and name with the plugin that provides it."""
-        found = self._by_name[kind].get(_key(name))
+        """Return the definition of this kind and name with the plugin that provides it.
+
+        Raises PluginError if none does (`missing`), or if two do.
+        """
+        self.refuse_rivals(kind, name)
+        found = self._by_name[kind].get(folded(name))
         if found is None:
             raise self.missing(kind, name)
         return found
@@ -187,8 +165,8 @@ class Registry:
         named = [plugin for plugin in self._unloaded() if _may_provide(plugin, name)]
         if named:
             return PluginError(text, distribution=named[0].distribution, version=named[0].version)
-        if (kind, _key(name)) in DISTRIBUTIONS:
-            text += f" Try: pip install {DISTRIBUTIONS[kind, _key(name)]}"
+        if (kind, folded(name)) in DISTRIBUTIONS:
+            text += f" Try: pip install {DISTRIBUTIONS[kind, folded(name)]}"
             if kind in _ALTERNATIVES and self.names(kind):
                 text += f", or {kind}: {self.names(kind)[0]}"
         return PluginError(text)
@@ -214,10 +192,14 @@ class Registry:
         for architecture in architectures:
             for model in models:
                 if architecture in model.architectures:
+                    self.refuse_rivals("architecture", architecture)
+                    self.refuse_rivals("model", model.name)
                     return model
         if not architectures:
             for model in models:
                 if model_type in model.model_types:
+                    self.refuse_rivals("model type", str(model_type))
+                    self.refuse_rivals("model", model.name)
                     return model
         supported = sorted(name for model in models for name in model.architectures)
         raise ConfigError(
@@ -253,30 +235,60 @@ class Registry:
         """Return the distribution that defines this kind of op."""
         return self.source("op", kind).plugin.distribution
 
-    def kernel_for(self, op: Op, target: Target, recipe: str) -> Resolved:
-        """Choose what runs `op` on `target`: a kernel of the recipe's plugin, else of the op's plugin, else of another.
+    def kernel_for(self, op: Op, target: Target, recipe: str, chosen: Mapping[str, str] | None = None) -> Resolved:
+        """Choose what runs `op` on `target`. Within a distribution it is the first of its kernels that supports the op.
 
-        Within a plugin it is the first kernel of its list that supports the op. Raises PluginError if two plugins rank
-        equal. If no kernel supports the op, the result is the torch reference, with the reasons of the kernels.
+        chosen  {kind of op: distribution} of the key `kernels`, which comes first. Then the recipe's own distribution,
+                those of `RecipeDef.kernels_of`, the one that defines the op, and any other.
+
+        Raises ConfigError if the chosen distribution cannot serve the op, and PluginError if it is left to two others
+        to serve it. If no kernel supports the op, the result is the torch reference, with the reasons of the kernels.
         """
-        home = self.source("recipe", recipe).plugin.distribution
-        owner = self.op_owner(op.kind)
+        order = [*self._kernel_order(recipe), self.op_owner(op.kind)]
         refusals: list[str] = []
-        fitting: dict[int, dict[str, Provided]] = {}
+        fitting: dict[str, Provided] = {}
         for item in self._kernels.get(op.kind, ()):
-            reason = refusal(item.definition, self.ops[op.kind], op, target)
-            if reason:
+            if reason := refusal(item.definition, self.ops[op.kind], op, target):
                 refusals.append(f"{item.plugin.distribution}: {reason}")
-                continue
-            distribution = item.plugin.distribution
-            rank = 0 if distribution == home else 1 if distribution == owner else 2
-            fitting.setdefault(rank, {}).setdefault(distribution, item)
+            else:
+                fitting.setdefault(folded(item.plugin.distribution), item)
+        wanted = (chosen or {}).get(op.kind)
+        if wanted and target.device.sm is not None:
+            if folded(wanted) not in fitting:
+                own = [reason for reason in refusals if folded(reason).startswith(f"{folded(wanted)}: ")]
+                raise ConfigError(f"kernels: {op.kind}: {'; '.join(own)}. Name another package, or remove the entry.")
+            order = [wanted]
         if not fitting:
             return Resolved(None, REFERENCE, tuple(refusals))
-        best = list(fitting[min(fitting)].values())
-        if len(best) > 1:
-            raise PluginError(_conflict("kernel", op.kind, best[0].plugin, best[1].plugin))
-        return Resolved(best[0].definition, best[0].plugin.distribution, tuple(refusals))
+        ranked = [fitting[key] for name in order if (key := folded(name)) in fitting]
+        best, *others = dict.fromkeys([*ranked, *fitting.values()])
+        if not ranked and others:
+            raise PluginError(
+                f"kernels of {op.kind} are provided by {best.plugin} and {others[0].plugin}. Choose one: "
+                f"kernels: {{{op.kind}: {best.plugin.distribution}}}"
+            )
+        also = tuple(item.plugin.distribution for item in others)
+        return Resolved(best.definition, best.plugin.distribution, tuple(refusals), also)
+
+    def _kernel_order(self, recipe: str) -> list[str]:
+        """Return the distribution of a recipe, then those of the recipes whose kernels it builds on."""
+        own = self.source("recipe", recipe)
+        return [
+            own.plugin.distribution,
+            *(self.source("recipe", n).plugin.distribution for n in own.definition.kernels_of),
+        ]
+
+    def check_kernel_choices(self, chosen: Mapping[str, str]) -> None:
+        """Raise ConfigError unless each distribution in `chosen`, by kind of op, has a kernel of that kind."""
+        for kind, distribution in chosen.items():
+            if kind not in self.ops:
+                raise ConfigError(f"kernels: {kind}: no installed plugin defines such an op{_hint(kind, self.ops)}.")
+            have = sorted({item.plugin.distribution for item in self._kernels.get(kind, ())})
+            if folded(distribution) not in map(folded, have):
+                raise ConfigError(
+                    f"kernels: {kind}: {distribution} has no kernel for this op. Packages that have one: "
+                    f"{', '.join(have) or 'none'}."
+                )
 
 
 def _attributed(item: Provided) -> Provided:
@@ -288,96 +300,16 @@ def _attributed(item: Provided) -> Provided:
     return replace(item, definition=attributed(item.definition, origin))
 
 
-# ----------------------------------------------------------------------------------------------------------- conflicts
-
-
-def _conflicts(provided: Sequence[Provided]) -> Iterator[str]:
-    """Yield every reason to refuse to start: a sentence with both sides and how to switch one off."""
-    seen: dict[tuple[str, str], Provided] = {}
-    for item in provided:
-        for what, name in _claims(item):
-            first = seen.setdefault((what, _key(name)), item)
-            if first is not item:
-                yield _conflict(what, name, first.plugin, item.plugin)
-    options: dict[str, Provided] = {}
-    for item, key in _flat_options(provided):
-        first = options.setdefault(key, item)
-        if first.plugin.distribution != item.plugin.distribution and not _alike(first, item, key):
-            yield _conflict("option", key, first.plugin, item.plugin)
-
-
-def _claims(item: Provided) -> Iterator[tuple[str, str]]:
-    """Yield the names that only one item may have. Several kernels may serve one op: `kernel_for` ranks them."""
-    if item.kind == "kernel":
-        return
-    yield item.kind, item.name
-    if item.kind == "model":
-        yield from (("architecture", name) for name in item.definition.architectures)
-        yield from (("model type", name) for name in item.definition.model_types)
-    if item.kind == "weight format":
-        yield "key of a weight format", item.definition.key
-
-
-def _flat_options(provided: Iterable[Provided]) -> Iterator[tuple[Provided, str]]:
-    for item in provided:
-        if item.kind in FLAT_OPTIONS:
-            for name, field in item.definition.options.model_fields.items():
-                yield item, field.alias or name
-
-
-def _alike(first: Provided, second: Provided, key: str) -> bool:
-    """Return whether two plugins share an option: both inherit it from one options model, or they are of one kind, of
-    which a run uses one, and declare the same type, bounds and default.
-    """
-    if _declares(first, key) is _declares(second, key):
-        return True
-    if first.kind != second.kind:
-        return False
-    one, other = (_field(item, key) for item in (first, second))
-    return (one.annotation, one.metadata, one.default) == (other.annotation, other.metadata, other.default)
-
-
-def _field(item: Provided, key: str) -> FieldInfo:
-    options: type[BaseModel] = item.definition.options
-    return next(field for name, field in options.model_fields.items() if key == (field.alias or name))
-
-
-def _declares(item: Provided, key: str) -> type:
-    """Return the class that first declares an option."""
-    options: type[BaseModel] = item.definition.options
-    for cls in reversed(options.__mro__):
-        if key in inspect.get_annotations(cls):
-            return cls
-    return options
-
-
-def _conflict(what: str, name: str, first: Plugin, second: Plugin) -> str:
-    if first.distribution == second.distribution:
-        return f"{what} '{name}' is provided twice by {first}; {_off_switch(second)}"
-    return (
-        f"{what} '{name}' is provided by {first} and {second}; uninstall one or set "
-        f"SUROGATE_PLUGINS=-{_switchable(first, second).distribution}"
-    )
-
-
-def _switchable(first: Plugin, second: Plugin) -> Plugin:
-    """Return the side of a conflict that can be switched off. Core itself cannot."""
-    return first if second.distribution == CORE else second
-
-
-def _off_switch(plugin: Plugin) -> str:
-    return f"uninstall it or set SUROGATE_PLUGINS=-{plugin.distribution}"
-
-
 # ------------------------------------------------------------------------------------------------------------- lookups
 
 
-def _key(name: str) -> str:
-    return name.replace("_", "-").lower()
+def _hint(name: str, names: Iterable[str]) -> str:
+    near = get_close_matches(name, names, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _may_provide(plugin: Plugin, name: str) -> bool:
-    return _key(name) == _key(plugin.name) or _key(plugin.distribution).endswith(f"-{_key(name)}")
+    return folded(name) == folded(plugin.name) or folded(plugin.distribution).endswith(f"-{folded(name)}")
 
 
 def refusal(kernel: KernelDef, definition: OpDef, op: Op, target: Target) -> str:

@@ -9,7 +9,8 @@ from ..api import EvalReport, GpuReport, Logger, LoggerDef, NumericsReport, RunI
 from ..config.load import LoadedConfig
 from ..errors import PluginError, RunStopped
 from ..origin import described
-from ..plugins.registry import Provided, Registry
+from ..plugins.provided import Provided
+from ..plugins.registry import Registry
 
 Notice = Callable[[str], None]
 

@@ -45,7 +45,6 @@ def bind(program: Program, buffers: Buffers, context: ExecutionContext, streams:
     for index, op in enumerate(program.ops):
         kernel = context.kernel_for(op)
         if kernel is not None:
-            capturable = capturable and kernel.capturable
             launches.append(_bind_kernel(kernel, op, Binding(context, buffers, program, index, streams, tables)))
         elif context.allow_reference:
             capturable = False

@@ -52,7 +52,7 @@ def make_worker(
             notice=notice if comm.rank == 0 else _unheard,
             autotune_cache=cache.attach,
             comm=comm,
-            allow_reference=config.kernels == "allow_reference",
+            allow_reference=config.allows_references,
         )
         return Worker.on_gpu(assembly, context, config.train_seed)
 
