@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,8 +14,9 @@ import pytest
 from surogate_core.api import EvalReport, StepReport
 from surogate_core.checkpoint.progress import Progress
 from surogate_core.data.loader import StepBatch
+from surogate_core.errors import RunStopped
 from surogate_core.train import loop as module
-from surogate_core.train.loop import Job, train
+from surogate_core.train.loop import Job, evaluate_last, train
 
 LAUNCH = 0.001
 """Seconds that the host spends on enqueueing a micro-step."""
@@ -37,6 +39,7 @@ class Device:
     clock: Clock
     ahead: int
     micro_seconds: Callable[[int], float]
+    norm: float = 1.0
     width: int = 1
     free_at: float = 0.0
     queued: deque[float] = field(default_factory=deque)
@@ -51,7 +54,7 @@ class Device:
 
     def update(self, **how: Any) -> LateReading:
         self.steps += 1
-        return LateReading(self.clock, self.free_at)
+        return LateReading(self.clock, self.free_at, self.norm)
 
     def evaluate(self, *batches: Any) -> float:
         self.free_at = max(self.free_at, self.clock.now) + 5.0
@@ -65,6 +68,7 @@ class LateReading:
 
     clock: Clock
     finished_at: float
+    norm: float
 
     @property
     def ready(self) -> bool:
@@ -72,7 +76,7 @@ class LateReading:
 
     def values(self) -> tuple[float, float]:
         self.clock.wait_until(self.finished_at)
-        return 1.0, 1.0
+        return 1.0, self.norm
 
 
 class Recorder:
@@ -89,11 +93,11 @@ class Recorder:
 
 def run(
     monkeypatch: pytest.MonkeyPatch, *, steps: int, micro: int = 8, ahead: int = 4, eval_steps: int = 0,
-    validation: int = 0, micro_seconds: Callable[[int], float] = lambda step: 0.125,
+    validation: int = 0, micro_seconds: Callable[[int], float] = lambda step: 0.125, norm: float = 1.0,
 ) -> tuple[Recorder, Progress, Device]:  # fmt: skip
     clock = Clock()
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now, time=lambda: 0.0))
-    device = Device(clock, ahead, micro_seconds)
+    device = Device(clock, ahead, micro_seconds, norm)
     recorder = Recorder()
     batch = SimpleNamespace(n_valid=4)
     writer = SimpleNamespace(poll=lambda: None, save=lambda *given: None, wait=lambda: None)
@@ -103,13 +107,15 @@ def run(
         "schedule": SimpleNamespace(lr=lambda step: 1e-3),
         "loggers": [recorder],
         "checkpoints": writer,
-        "eval_batches": lambda limit: [batch] * (validation if limit is None else min(limit, validation)),
+        "eval_batches": lambda: [batch] * validation,
     }
     job = Job(
         **given, total_steps=steps, eval_steps=eval_steps, save_steps=0, max_nonfinite_steps=10, watch=lambda done: None
     )
     interrupt: Any = SimpleNamespace(requested=False, take_save_request=lambda: False)
-    return recorder, train(job, interrupt, Progress()), device
+    progress = train(job, interrupt, Progress())
+    evaluate_last(job, interrupt, progress)
+    return recorder, progress, device
 
 
 @pytest.mark.parametrize("ahead", [1, 4, 16, 1000])
@@ -143,12 +149,12 @@ def test_a_step_too_short_to_measure_has_finite_tokens_per_second(monkeypatch: p
 
 
 @pytest.mark.parametrize(("eval_steps", "evaluated"), [(0, [5]), (2, [2, 4, 5]), (5, [5]), (9, [5])])
-def test_eval_steps_0_evaluates_the_whole_validation_set_once_at_the_end(
+def test_every_evaluation_reads_the_same_batches_and_one_comes_after_the_last_step(
     eval_steps: int, evaluated: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder, _, _ = run(monkeypatch, steps=5, eval_steps=eval_steps, validation=150)
     assert [report.step for report in recorder.evals] == evaluated
-    assert [report.valid_tokens for report in recorder.evals] == [*[400] * (len(evaluated) - 1), 600]
+    assert [report.valid_tokens for report in recorder.evals] == [600] * len(evaluated)
     nothing, _, _ = run(monkeypatch, steps=5, eval_steps=eval_steps, validation=0)
     assert nothing.evals == []
 
@@ -177,15 +183,24 @@ def test_an_interrupted_evaluation_ends_after_its_batch_without_a_report_and_the
         "schedule": SimpleNamespace(lr=lambda step: 1e-3),
         "loggers": [recorder],
         "checkpoints": SimpleNamespace(poll=lambda: None, save=save, wait=lambda: None),
-        "eval_batches": lambda limit: [batch] * 50,
+        "eval_batches": lambda: [batch] * 50,
     }
     for eval_steps, steps in ((0, 4), (2, 2)):
         events.clear()
         interrupt.requested = False
         job = Job(**given, total_steps=4, eval_steps=eval_steps, save_steps=2, max_nonfinite_steps=10, watch=_no_watch)
         progress = train(job, interrupt, Progress())
+        if not interrupt.requested:
+            assert events == ["save", "save"]  # before the last evaluation, which may take long
+            progress.saved = 0
+            evaluate_last(job, interrupt, progress)
         assert events[-2:] == ["batch", "save"] and events.count("batch") == 1
         assert progress.saved == progress.step == steps and recorder.evals == []
+
+
+def test_a_run_whose_steps_were_all_skipped_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RunStopped, match="all 3 steps were skipped"):
+        run(monkeypatch, steps=3, norm=math.nan)
 
 
 def _no_watch(steps_done: int) -> None:

@@ -314,3 +314,11 @@ def refuse_everywhere(plan: Plan) -> Plan:
     }
     kernels = replace(table, by_signature={**table.by_signature, **refused})
     return replace(plan, assembly=replace(plan.assembly, kernels=kernels))
+
+
+def test_check_exits_with_1_if_the_run_does_not_fit(run_of: Any) -> None:
+    config = run_of("0.6B")
+    codes = [invoke("plan", config, "--device", name, "--check").returncode for name in ("h100", "rtx3090")]
+    full = invoke("plan", config, "--device", "rtx3090", "--set", "device_memory_limit=4GiB")
+    limited = invoke("plan", config, "--device", "rtx3090", "--set", "device_memory_limit=4GiB", "--check")
+    assert (codes, full.returncode, limited.returncode) == ([0, 0], 0, 1)

@@ -113,6 +113,7 @@ def plan(
     fit: FitOption = None,
     as_json: JsonOption = False,
     listing: Annotated[bool, typer.Option("--listing", help="Print the programs, op by op.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with code 1 if the run does not fit.")] = False,
 ) -> int:
     arguments = run_arguments(ctx, path, config, overrides, mode_of(sft, pt))
     from .plan import fit_command, plan_command
@@ -121,8 +122,8 @@ def plan(
     if fit is not None and listing:
         raise ConfigError("--fit and --listing: a listing is of one plan. Give one")
     if fit is not None:
-        return fit_command(arguments, fit, device, as_json=as_json)
-    return plan_command(arguments, device, as_json=as_json, listing=listing)
+        return fit_command(arguments, fit, device, as_json=as_json, check=check)
+    return plan_command(arguments, device, as_json=as_json, listing=listing, check=check)
 
 
 @app.command(help="Merge a trained adapter into its base model.")

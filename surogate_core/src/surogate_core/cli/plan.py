@@ -21,18 +21,22 @@ from .plan_text import plan_text
 from .render import paint
 
 
-def plan_command(arguments: RunArguments, device: str | None, *, as_json: bool, listing: bool) -> int:
+def plan_command(arguments: RunArguments, device: str | None, *, as_json: bool, listing: bool, check: bool) -> int:
     """Print the plan of a run: as text, with the op lists if `listing`, or as JSON.
 
-    `device` is the name of the device to plan for; None: what a run on this machine would train on. Returns 0 even if
-    the run does not fit.
+    `device` is the name of the device to plan for; None: what a run on this machine would train on. Returns 1 if the
+    run does not fit and `check` is set, else 0.
     """
     with _without_collections():
-        return _plan(arguments, device, as_json, listing)
+        fits = _plan(arguments, device, as_json, listing)
+        return int(check and not fits)
 
 
-def fit_command(arguments: RunArguments, target: str, device: str | None, *, as_json: bool) -> int:
-    """Print settings with which a run fits `target` (see `run.fit`), as a table or as JSON. Returns 0."""
+def fit_command(arguments: RunArguments, target: str, device: str | None, *, as_json: bool, check: bool) -> int:
+    """Print settings with which a run fits `target` (see `run.fit`), as a table or as JSON.
+
+    Returns 1 if there are none and `check` is set, else 0.
+    """
     with _without_collections():
         loaded = run.load(arguments.config, arguments.overrides, arguments.mode)
         fit = run.fit(loaded, target, device)
@@ -44,7 +48,7 @@ def fit_command(arguments: RunArguments, target: str, device: str | None, *, as_
         print(json.dumps(to_json(fit.before, loaded.mode, f"--fit {target}") | proposals, indent=2))
     else:
         print_fit(fit, target)
-    return 0
+    return int(check and not any(proposal.fits for proposal in fit.proposals))
 
 
 @contextmanager
@@ -60,7 +64,8 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _plan(arguments: RunArguments, device: str | None, as_json: bool, listing: bool) -> int:
+def _plan(arguments: RunArguments, device: str | None, as_json: bool, listing: bool) -> bool:
+    """Print the plan. Return whether the run fits."""
     loaded = run.load(arguments.config, arguments.overrides, arguments.mode)
     here = None if device else local_device()
     opened = run.open_run(loaded)
@@ -69,7 +74,7 @@ def _plan(arguments: RunArguments, device: str | None, as_json: bool, listing: b
     problem = here.idle or _idle(plan) if here else ""
     if as_json:
         print(json.dumps(to_json(plan, loaded.mode, chosen, problem), indent=2))
-        return 0
+        return plan.report.fits
     if problem:
         print(f"{paint('problem:', 'red')} {problem}")
     if listing:
@@ -79,7 +84,7 @@ def _plan(arguments: RunArguments, device: str | None, as_json: bool, listing: b
         print()
     for line in plan_text(opened, plan, chosen, _defaults(loaded, arguments)):
         print(line)  # one by one: suggestions take seconds to find
-    return 0
+    return plan.report.fits
 
 
 def _defaults(loaded: LoadedConfig, arguments: RunArguments) -> str:

@@ -18,7 +18,7 @@ MOST_NAMES: Final = 6
 
 
 def plugins_command(as_json: bool) -> int:
-    """Print the table or JSON. Return 2 if plugins are in conflict, else 0."""
+    """Print the table or JSON. Return 2 if plugins are in conflict or could not be loaded, else 0."""
     registry = load_registry()
     commands = all_commands()
     if as_json:
@@ -27,7 +27,8 @@ def plugins_command(as_json: bool) -> int:
         _print_table(registry, commands)
     for conflict in registry.conflicts:
         print_error(conflict)
-    return 2 if registry.conflicts else 0
+    broken = any(plugin.state not in (State.LOADED, State.BLOCKED) for plugin in registry.plugins)
+    return 2 if registry.conflicts or broken else 0
 
 
 def provides(registry: Registry, plugin: Plugin) -> dict[str, list[str]]:

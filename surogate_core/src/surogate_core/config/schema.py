@@ -180,8 +180,14 @@ class LoopKeys(Keys):
     eval_steps: Int = Field(
         100,
         ge=0,
-        description="Evaluate every N steps; 0: never between steps. The validation set, if there is one, is always "
-        "evaluated as a whole after the last step.",
+        description="Evaluate every N steps; 0: never between steps. A run with a validation set always evaluates "
+        "after the last step.",
+    )
+    eval_samples: Int = Field(
+        512,
+        ge=0,
+        description="Rows of `sequence_len` tokens that an evaluation reads, the same random ones each time, rounded "
+        "up to whole micro-batches; 0: all.",
     )
     max_nonfinite_steps: Int = Field(
         10, ge=0, description="Stop after N consecutive steps with a loss or gradient that is not finite; 0: at once."

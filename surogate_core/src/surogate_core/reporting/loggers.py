@@ -104,7 +104,7 @@ class GuardedLogger:
             call(self._logger)
         except RunStopped:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._logger = None
             self._notice(
                 f"logger {self._name} failed and gets no more reports: {described(error)}. "

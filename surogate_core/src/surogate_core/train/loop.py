@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from ..runtime.team import Team
     from ..runtime.worker import Worker
 
-EVAL_BATCHES = 100
-"""Most batches of a periodic evaluation. The evaluation after the last step reads the whole validation set."""
-
 SHORTEST_SECONDS = 1e-6
 """Shortest reported time of a step. Keeps tokens per second finite if the clocks of host and device disagree."""
 
@@ -37,7 +34,7 @@ SHORTEST_SECONDS = 1e-6
 class Job:
     """What the loop works with.
 
-    eval_batches   limit -> the validation batches, from the first at every call; at most `limit`, None: all
+    eval_batches   return the validation batches, the same at every call
     numerics       what numerics reports hold; None: there are none
     numerics_steps report on numerics every N steps
     watch          steps_done -> None: from now on the worker runs op by op and raises NonFiniteError at the first op
@@ -49,7 +46,7 @@ class Job:
     schedule: Schedule
     loggers: Sequence[Logger]
     total_steps: int
-    eval_batches: Callable[[int | None], Iterable[MicroBatch]]
+    eval_batches: Callable[[], Iterable[MicroBatch]]
     eval_steps: int
     checkpoints: CheckpointWriter
     save_steps: int
@@ -65,9 +62,9 @@ def train(job: Job, interrupt: Interrupt, progress: Progress) -> Progress:
     `progress` is updated in place and returned; at a resume it is the checkpoint's. Every checkpoint that was begun is
     complete on return, or its error is raised; only a second interrupt does not wait for it.
 
-    Raises RunStopped, after saving, when loss or gradient was not finite in more than `max_nonfinite_steps` steps in a
-    row; the message names the first op that went wrong. NonFiniteError of a checked run is raised after saving too,
-    unless an op has begun to change the weights.
+    Raises RunStopped if every step was skipped, and, after saving, when loss or gradient was not finite in more than
+    `max_nonfinite_steps` steps in a row; the message names the first op that went wrong. NonFiniteError of a checked
+    run is raised after saving too, unless an op has begun to change the weights.
     """
     try:
         with _saving_intact_weights(job, progress):
@@ -76,6 +73,11 @@ def train(job: Job, interrupt: Interrupt, progress: Progress) -> Progress:
         job.checkpoints.wait()
         raise
     job.checkpoints.wait()
+    if progress.step == progress.nonfinite == job.total_steps:
+        raise RunStopped(
+            f"all {progress.step} steps were skipped: loss or gradient was never finite, so nothing was trained. Lower "
+            "learning_rate, check the data, or use a wider dtype; --check-finite names the first op that goes wrong."
+        )
     return progress
 
 
@@ -94,9 +96,10 @@ def _run_steps(job: Job, interrupt: Interrupt, progress: Progress) -> None:
             if unfinished is not None:
                 since = finish(job, unfinished, progress, since)
             unfinished = launched
-            evaluates = _evaluates_after(job, launched.step)
+            last = launched.step == job.total_steps
+            evaluates = bool(job.eval_steps and launched.step % job.eval_steps == 0) and not last
             saves = interrupt.take_save_request() or bool(job.save_steps and launched.step % job.save_steps == 0)
-            if not (launched.reading.ready or evaluates or saves or interrupt.requested):
+            if not (launched.reading.ready or last or evaluates or saves or interrupt.requested):
                 continue
             since, unfinished = finish(job, launched, progress, since), None
             if interrupt.requested:
@@ -109,7 +112,7 @@ def _run_steps(job: Job, interrupt: Interrupt, progress: Progress) -> None:
                 _save(job, progress)
             if evaluates or saves:
                 since = time.perf_counter()
-        if interrupt.requested:  # also during the last evaluation
+        if interrupt.requested:
             _save(job, progress)
 
 
@@ -227,26 +230,33 @@ def _save(job: Job, progress: Progress) -> None:
 # ---------------------------------------------------------------------------------------------------------- evaluation
 
 
-def _evaluates_after(job: Job, step: int) -> bool:
-    return step == job.total_steps or bool(job.eval_steps and step % job.eval_steps == 0)
+def evaluate_last(job: Job, interrupt: Interrupt, progress: Progress) -> None:
+    """Evaluate after the last step, unless that was done before the run was resumed.
+
+    An interrupt saves a checkpoint. A run that is resumed from it makes up for the evaluation.
+    """
+    if progress.step not in {step for step, _, _ in progress.evaluations}:
+        evaluate(job, interrupt, progress)
+    if interrupt.requested:
+        _save(job, progress)
+        job.checkpoints.wait()
 
 
 def _make_up_for_evaluation(job: Job, interrupt: Interrupt, progress: Progress) -> None:
     """Evaluate now if the interrupted run should have after its last step: an interrupt saves without evaluating."""
-    evaluated = [step for step, _, _ in progress.evaluations]
-    if progress.step and _evaluates_after(job, progress.step) and progress.step not in evaluated:
+    due = job.eval_steps and 0 < progress.step < job.total_steps and progress.step % job.eval_steps == 0
+    if due and progress.step not in {step for step, _, _ in progress.evaluations}:
         evaluate(job, interrupt, progress)
 
 
 def evaluate(job: Job, interrupt: Interrupt, progress: Progress) -> None:
-    """Report the mean loss over the validation labels: of the whole set after the last step, else of EVAL_BATCHES.
+    """Report the mean loss over the labels of the validation batches.
 
     Changes neither the weights nor the order of the training data. An interrupt ends it between two batches, without a
     report: a resumed run makes up for it.
     """
     began = time.perf_counter()
-    limit = None if progress.step == job.total_steps else EVAL_BATCHES
-    batches = takewhile(lambda _: not interrupt.requested, job.eval_batches(limit))
+    batches = takewhile(lambda _: not interrupt.requested, job.eval_batches())
     total, labels = sum_losses(job.worker, batches)
     if not labels or interrupt.requested:
         return

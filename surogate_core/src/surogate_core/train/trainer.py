@@ -35,7 +35,7 @@ from ..reporting.metrics import metrics_path
 from ..reporting.picture import import_ahead
 from ..reporting.text import devices_text, parameters_text
 from .interrupt import Interrupt
-from .loop import Job, train
+from .loop import Job, evaluate_last, train
 from .packing_check import check_packing
 from .result import TrainResult
 from .steps import Steps, load_steps
@@ -96,11 +96,15 @@ def train_planned(
         loggers = _open_loggers(run, plan, _run_info(run, plan, steps, progress), comms, notice, stack)
         interrupt = stack.enter_context(Interrupt())
         mark("check of packing, loggers")
-        train(_job(run, plan, steps, worker, checkpoints, loggers), interrupt, progress)
+        job = _job(run, plan, steps, worker, checkpoints, loggers)
+        train(job, interrupt, progress)
         mark("the other steps, evaluations")
-        signal_exit = interrupt.exit_code  # a later signal changes nothing: all steps are done
-        if not signal_exit:
+        if not interrupt.requested:  # the outputs first: the last evaluation may take long
             _write_outputs(run, plan, worker, progress, check)
+            evaluate_last(job, interrupt, progress)
+            mark("last evaluation")
+        signal_exit = interrupt.exit_code  # a later signal changes nothing
+        if not signal_exit:
             write_card(run, plan, repo, progress, saved_run.versions)
         loggers.status = "interrupted" if signal_exit else "done"
     result = _result(run, steps, progress, signal_exit)
@@ -229,12 +233,12 @@ def _job(
 ) -> Job:
     config, data = run.config, steps.data
 
-    def validation(limit: int | None) -> Iterable[MicroBatch]:
+    def validation() -> Iterable[MicroBatch]:
         if data.validation is None:
             return ()
-        most = None if limit is None else limit * worker.width
-        padding = data.tokenizer.padding_id
-        return eval_batches(data.validation, config.per_device_train_batch_size, most, pad_id=padding)
+        rows, padding = config.per_device_train_batch_size, data.tokenizer.padding_id
+        most = -(-config.eval_samples // rows) or None
+        return eval_batches(data.validation, rows, most, pad_id=padding)
 
     return Job(
         worker=worker,
