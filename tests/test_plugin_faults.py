@@ -21,7 +21,7 @@ from surogate_core.api import CheckpointForm
 from surogate_core.assembly import recorder
 from surogate_core.cli.app import app
 from surogate_core.errors import PluginError, ProgramError
-from surogate_core.plugins.attribution import RESULTS, UNWRAPPED
+from surogate_core.plugins.attribution import UNWRAPPED
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.plugins.registry import KINDS
 
@@ -165,7 +165,9 @@ FAULTS = [
     ),
     case("build raises", 'change("MODEL", build=boom)', f"{MODEL} failed in build: {BOOM}"),
     case(
-        "build is None", 'change("MODEL", build=nothing)', f"{MODEL} failed in build: returned None, expected the los"
+        "build is None",
+        'change("MODEL", build=nothing)',
+        f"{MODEL} failed in build: returned None, expected an instance of Val",
     ),
     case(
         "build is no scalar", 'change("MODEL", build=lambda b, d, batch: batch.tokens)', r"build: returned tokens:int32"
@@ -206,11 +208,11 @@ FAULTS = [
     ),
     case("weights lack a param", 'change("MODEL", weights=lambda d: [])', f"{MODEL} failed in weights: .*differ"),
     case("infer raises", 'change("TWICE", infer=boom)', f"{OP} failed in infer: {BOOM}"),
-    case("infer is None", 'change("TWICE", infer=nothing)', f"{OP} failed in infer: returned None, expected a list of"),
+    case("infer is None", 'change("TWICE", infer=nothing)', f"{OP} failed in infer: returned None, expected a list$"),
     case(
         "infer has a strange dtype",
         'change("TWICE", infer=lambda ins, attrs: [OutSpec("t", ins[0].shape, "fp7")])',
-        f"{OP} failed in infer: returned .*fp7.*, expected dtypes among",
+        f"{OP} failed in infer: returned .*fp7.*, expected 'fp64', 'fp32'",
     ),
     case("changes raises", 'change("TWICE", changes=boom)', f"{OP} failed in changes: {BOOM}"),
     case("changes an input it lacks", 'change("TWICE", changes=lambda *a: [1])', f"{OP} failed in changes: .*below 1"),
@@ -242,7 +244,7 @@ FAULTS = [
     case(
         "efficiency is 0",
         'change("TWICE", efficiency=lambda op: 0.0)',
-        f"{OP} failed in efficiency: returned 0.0, expected a float above 0 and at most 1",
+        f"{OP} failed in efficiency: returned 0.0, expected greater than 0",
     ),
     case("traffic raises", 'change("TWICE", traffic=boom)', f"{OP} failed in traffic: {BOOM}"),
     case("workspace is negative", 'change("TWICE", workspace=lambda op: -1)', f"{OP} failed in workspace: returned -1"),
@@ -258,14 +260,14 @@ FAULTS = [
     case(
         "precision has a strange dtype",
         'change("RECIPE", precision=lambda r, o: dataclasses.replace(FP32, master="fp7"))',
-        f"{RECIPE} failed in precision: .*expected dtypes among .* for master",
+        f"{RECIPE} failed in precision: .*whose master is 'fp7', expected 'fp64'",
         recipe="acme",
     ),
     case("supports raises", 'change("RECIPE", supports=boom)', f"{RECIPE} failed in supports: {BOOM}", recipe="acme"),
     case(
         "supports is True",
         'change("RECIPE", supports=lambda *a: True)',
-        f"{RECIPE} failed in supports: returned True, expected a Support",
+        f"{RECIPE} failed in supports: returned True, expected an instance of Sup",
         recipe="acme",
     ),
     case("lower raises", 'change("RECIPE", lower=boom)', f"{RECIPE} failed in lower: {BOOM}", recipe="acme"),
@@ -397,18 +399,15 @@ def test_the_complete_plugin_works(tmp_path: Path, install: Install) -> None:
 # --------------------------------------------------------------------------------------------------------- attribution
 
 
-def test_every_function_of_every_definition_is_wrapped_or_listed() -> None:
-    every = [(kind, cls, "") for kind, cls in KINDS.items()] + [("weight format", CheckpointForm, "checkpoints.")]
-    functions = {
-        (kind, f"{path}{f.name}")
-        for kind, cls, path in every
-        for f in fields(cls)
-        if str(f.type).startswith("Callable")
-    }
-    assert functions == RESULTS.keys() | UNWRAPPED
+FUNCTIONS = {
+    (kind, f"{path}{f.name}")
+    for kind, cls, path in [*((k, c, "") for k, c in KINDS.items()), ("weight format", CheckpointForm, "checkpoints.")]
+    for f in fields(cls)
+    if "Callable[" in str(f.type)
+}
 
 
-@pytest.mark.parametrize(("kind", "function"), sorted(RESULTS))
+@pytest.mark.parametrize(("kind", "function"), sorted(FUNCTIONS - UNWRAPPED))
 def test_a_function_that_raises_is_named(install: Install, kind: str, function: str) -> None:
     names = {"op": "TWICE", "weight format": "WEIGHT_FORMAT"}
     nested, _, name = function.rpartition(".")

@@ -59,34 +59,38 @@ WRONG_DEFINITIONS = [
     (
         "truncation unknown",
         'change("FORMAT", truncation="cut")',
-        "DatasetFormatDef.truncation is 'cut', expected one of",
+        "DatasetFormatDef.truncation is 'cut', expected 'split' or 'delete'",
     ),
     (
         "reference without module",
         'change("SGD", reference="acme_gone:sgd")',
         "'acme_gone:sgd': there is no module acme_",
     ),
-    ("name is empty", 'change("RECIPE", name="")', "surogate_recipes(): RecipeDef.name is empty"),
+    (
+        "name is empty",
+        'change("RECIPE", name="")',
+        "surogate_recipes(): RecipeDef.name is '', expected text without",
+    ),
     (
         "a pair in place of pairs",
         'change("RECIPE", products=("bf16", "bf16"))',
-        "RecipeDef.products is ('bf16', 'bf16'), expected a tuple of (text, text)",
+        "RecipeDef.products.0 is 'bf16', expected a tuple",
     ),
     (
         "pairs of unknown dtypes",
         'change("RECIPE", products=(("bf16", "fp7"),))',
-        "RecipeDef.products has fp7; dtypes: fp64, fp32",
+        "RecipeDef.products.0.1 is 'fp7', expected 'fp64', 'fp32'",
     ),
     ("share is text", 'change("SGD", zero_copy="x")', "OpDef.zero_copy is 'x', expected a number"),
     (
         "share in percent",
         'change("SGD", memory_efficiency=80)',
-        "OpDef.memory_efficiency is 80, expected a share of a rate, at most 1",
+        "OpDef.memory_efficiency is 80, expected less than or equal to 1",
     ),
     (
         "kind of a param is unknown",
         'change("SGD", param_kinds={0: "emb"})',
-        "OpDef.param_kinds is {0: 'emb'}, expected a mapping of an int to one of matrix, embedding, head, vector",
+        "OpDef.param_kinds.0 is 'emb', expected 'matrix', 'embedding', 'head' or 'vector'",
     ),
     (
         "no function in a form",
@@ -113,7 +117,7 @@ WRONG_DEFINITIONS = [
     (
         "proposed is a mapping",
         'change("OFFLOAD", proposed={"acme_offload": "x"})',
-        "OffloadDef.proposed is {'acme_offload': 'x'}, expected a list of mappings of text to anything",
+        "OffloadDef.proposed is {'acme_offload': 'x'}, expected a list",
     ),
     (
         "proposed has no option",

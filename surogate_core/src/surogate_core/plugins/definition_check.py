@@ -5,56 +5,25 @@ from __future__ import annotations
 import ast
 import importlib.util
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from ..api import Definition, OffloadDef, OpDef, WeightFormatDef
-from ..dtypes import DTYPES
-from .field_types import expected
-
-_NAMES: Final = ("name", "kind", "op", "key")
-_DTYPES: Final = ("products", "state_dtypes")
-_SHARES: Final = {"memory_efficiency": 0.001, "zero_copy": 0.0}
-"""Fields of definitions that hold names, dtypes, and shares of a rate, with the least of each."""
+from .field_types import wrong_field
 
 
 def faults(kind: str, name: str, definition: Definition) -> Iterator[str]:
     """Yield a message for each fault: wrong values of fields, references that do not exist, options that core has."""
-    wrong = list(_wrong_fields(definition))
-    yield from wrong
-    if wrong:
+    if wrong := wrong_field(type(definition), definition):
+        yield wrong
         return
     if isinstance(definition, OpDef):
         yield from (f"op '{name}': {text}" for text in _wrong_reference(definition.reference))
     if hasattr(definition, "options"):
         yield from _wrong_options(kind, name, definition)
-
-
-def _wrong_fields(part: Any, path: str = "") -> Iterator[str]:
-    """Yield a message for each field of a definition, or of a dataclass in it, that does not hold its type."""
-    path = path or type(part).__name__
-    for field in fields(part):
-        value, place = getattr(part, field.name), f"{path}.{field.name}"
-        if wanted := expected(str(field.type), value):
-            yield f"{place} is {value!r:.80}, expected {wanted}"
-        elif field.name in _NAMES and not value:
-            yield f"{place} is empty"
-        elif field.name in _SHARES and not _SHARES[field.name] <= value <= 1:
-            yield f"{place} is {value!r:.80}, expected a share of a rate, at most 1"
-        elif field.name in _DTYPES and (unknown := sorted({*_texts(value)} - set(DTYPES))):
-            yield f"{place} has {', '.join(unknown)}; dtypes: {', '.join(DTYPES)}"
-        elif is_dataclass(value):
-            yield from _wrong_fields(value, place)
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield the text in nested tuples."""
-    for item in value or ():
-        yield from (item,) if isinstance(item, str) else _texts(item)
 
 
 # -------------------------------------------------------------------------------------------------------------- options

@@ -25,8 +25,7 @@ import pluggy
 
 from .. import __version__
 from ..api import API, Finding, SystemInfo
-from ..errors import PluginError
-from ..origin import described
+from ..errors import PluginError, described
 from . import hookspecs
 from .definition_check import faults
 from .registry import CORE, HOOKS, KINDS, Plugin, Provided, Registry, Resolved, State
