@@ -263,7 +263,7 @@ def test_one_architecture_has_one_model(install: Install) -> None:
 
 
 OPTIONS = """
-class Options(BaseModel):
+class Options(NoOptions):
     acme_rate: float = 0.1
 @hookimpl
 def surogate_optimizers():
@@ -272,7 +272,7 @@ def surogate_optimizers():
 
 
 WEIGHT_FORMAT = """
-class Options(BaseModel):
+class Options(NoOptions):
     acme_weights: bool = False
 @hookimpl
 def surogate_weight_formats():
@@ -301,7 +301,7 @@ def test_two_plugins_cannot_claim_one_option_key(install: Install) -> None:
 
 
 RECIPE_OPTIONS = """
-class Options(BaseModel):
+class Options(NoOptions):
     acme_rate: float = 0.1
 @hookimpl
 def surogate_recipes():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -104,13 +105,13 @@ WRONG_DEFINITIONS = [
     ),
     (
         "key that is true by default",
-        'change("WEIGHT_FORMAT", options=type("O", (BaseModel,), {"__annotations__": {"acme_weights": bool}, '
+        'change("WEIGHT_FORMAT", options=type("O", (NoOptions,), {"__annotations__": {"acme_weights": bool}, '
         '"acme_weights": True}))',
         "WeightFormatDef.key is 'acme_weights', expected an option of type bool, False by default",
     ),
     (
         "default out of bounds",
-        'change("OPTIMIZER", options=type("O", (BaseModel,), {"__annotations__": {"acme_rate": float}, '
+        'change("OPTIMIZER", options=type("O", (NoOptions,), {"__annotations__": {"acme_rate": float}, '
         '"acme_rate": Field(-3.0, ge=0)}))',
         "options of optimizer 'zz': a default is refused: acme_rate: -3.0: Input should be greater than or equal to 0",
     ),
@@ -133,9 +134,35 @@ WRONG_DEFINITIONS = [
     ("reference malformed", 'change("SGD", reference="acme_reference")', "is not of the form module:function"),
     (
         "option is a key of core",
-        'change("OPTIMIZER", options=type("O", (BaseModel,), {"__annotations__": {"model": str}, "model": ""}))',
+        'change("OPTIMIZER", options=type("O", (NoOptions,), {"__annotations__": {"model": str}, "model": ""}))',
         "surogate_optimizers(): option 'model' of optimizer 'zz' is a key of core's config",
     ),
+    (
+        "name with spaces",
+        'change("RECIPE", name="my recipe")',
+        "RecipeDef.name is 'my recipe', expected text without",
+    ),
+    (
+        "kernel for a dtype",
+        'change("KERNEL", dtypes=("fp7", "*"))',
+        "KernelDef.dtypes.0 is 'fp7', expected '*', '..",
+    ),
+    (
+        "kernel of no package",
+        'change("KERNEL", module="acme_gone._C")',
+        "KernelDef.module is 'acme_gone._C', which is in no package",
+    ),
+    (
+        "options that ignore keys",
+        'change("OPTIMIZER", options=type("O", (BaseModel,), {}))',
+        "options of optimizer 'zz' lack ConfigDict(extra=\"forbid\")",
+    ),
+    (
+        "option without a default",
+        'change("OPTIMIZER", options=type("O", (NoOptions,), {"__annotations__": {"acme_rate": float}}))',
+        "options of optimizer 'zz': acme_rate has no default",
+    ),
+    ("offload without functions", 'change("OFFLOAD", schedule=None)', "OffloadDef has neither on_host nor schedule"),
 ]
 
 
@@ -155,3 +182,17 @@ def test_a_wrong_definition_has_the_same_message_in_a_run_and_in_plugins_and_sto
         app, ["plan", str(write_config(tmp_path, optimizer="adamw", model=str(TOKENIZER), datasets=[]))]
     )
     assert other.exit_code == 0 and message in other.output and "warning: " in other.output
+
+
+def test_a_plugin_that_imports_torch_and_a_kernel_for_no_op_are_named(
+    tmp_path: Path, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    patch = 'import sys\nsys.modules["torch"] = sys\nchange("KERNEL", op="acme_gone")'
+    install("acme", "0.1.0", "zz", patch)
+    notices = json.loads(CliRunner().invoke(app, ["plugins", "--json"]).output)["notices"]
+    assert [notice.split(",")[0] for notice in notices] == [
+        "plugin 'zz' of acme 0.1.0 imports torch when it is loaded",
+        "plugin 'zz' of acme 0.1.0 has a kernel for op 'acme_gone'",
+    ]
+    assert all(notice.split()[-1] in CliRunner().invoke(app, ["plugins"]).output for notice in notices)
