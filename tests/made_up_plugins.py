@@ -99,8 +99,7 @@ RECIPE = RecipeDef(name="acme", summary="", precision=lambda request, options: F
 LOWERING = LoweringDef(matmul="e4m3", gradient="e4m3", summary="", supports=lambda device, precision: Support(True),
                        lower=lambda family, context: family)
 
-class OptimizerOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class OptimizerOptions(NoOptions):
     acme_rate: float = 0.1
 
 def update(context):
@@ -109,7 +108,7 @@ def update(context):
 
 OPTIMIZER = OptimizerDef(name="zz", summary="", options=OptimizerOptions, update=update)
 
-class AdapterOptions(BaseModel):
+class AdapterOptions(NoOptions):
     acme_train: str = "head"
 
 def save(tensors, folder, base, options):
@@ -132,7 +131,7 @@ ADAPTER = AdapterDef(name="acme", summary="", options=AdapterOptions, config_fil
                      save=save, load=load, merge=merge, check=lambda folder, base: None,
                      commands=lambda folder, base, options: [("acme", f"acme {folder}")])
 
-class OffloadOptions(BaseModel):
+class OffloadOptions(NoOptions):
     acme_offload: str = ""
 
 def schedule(family, context):
@@ -146,7 +145,7 @@ def schedule(family, context):
 OFFLOAD = OffloadDef(name="acme", summary="", options=OffloadOptions, schedule=schedule,
                      selected=lambda options: bool(options.acme_offload))
 
-class WeightOptions(BaseModel):
+class WeightOptions(NoOptions):
     acme_weights: bool = False
 
 def quantize(b, info, options):
@@ -173,7 +172,7 @@ WEIGHT_FORMAT = WeightFormatDef(name="acme", summary="", options=WeightOptions, 
 def change_form(**fields):
     change("WEIGHT_FORMAT", checkpoints=dataclasses.replace(CHECKPOINTS, **fields))
 
-class LauncherOptions(BaseModel):
+class LauncherOptions(NoOptions):
     acme_record: str = ""
 
 def run(work, topology, options):
@@ -184,7 +183,7 @@ def run(work, topology, options):
 
 LAUNCHER = LauncherDef(name="acme", summary="", options=LauncherOptions, run=run)
 
-class FormatOptions(BaseModel):
+class FormatOptions(NoOptions):
     acme_field: str = "acme"
 
 FORMAT = DatasetFormatDef(name="acme", summary="", options=FormatOptions, matches=lambda columns: "acme" in columns,

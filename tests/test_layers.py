@@ -36,7 +36,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
         "dtypes": "",
         "origin": "errors",
         "program": "dtypes errors origin",
-        "api": "errors origin program",
+        "api": "dtypes errors origin program",
         "standard_ops": "dtypes errors program",
         "machine": "api errors",
         "memory": "api machine program",

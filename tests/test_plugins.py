@@ -269,7 +269,7 @@ def test_one_architecture_has_one_model(install: Install) -> None:
 
 
 OPTIONS = """
-class Options(BaseModel):
+class Options(NoOptions):
     acme_rate: float = 0.1
 @hookimpl
 def surogate_optimizers():
@@ -278,7 +278,7 @@ def surogate_optimizers():
 
 
 WEIGHT_FORMAT = """
-class Options(BaseModel):
+class Options(NoOptions):
     acme_weights: bool = False
 @hookimpl
 def surogate_weight_formats():
@@ -319,7 +319,7 @@ def test_an_option_that_two_plugins_declare_differently_is_refused_where_it_is_s
 
 
 RECIPE_OPTIONS = """
-class Options(BaseModel):
+class Options(NoOptions):
     acme_rate: float = 0.1
 @hookimpl
 def surogate_recipes():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,34 +60,38 @@ WRONG_DEFINITIONS = [
     (
         "truncation unknown",
         'change("FORMAT", truncation="cut")',
-        "DatasetFormatDef.truncation is 'cut', expected one of",
+        "DatasetFormatDef.truncation is 'cut', expected 'split' or 'delete'",
     ),
     (
         "reference without module",
         'change("SGD", reference="acme_gone:sgd")',
         "'acme_gone:sgd': there is no module acme_",
     ),
-    ("name is empty", 'change("RECIPE", name="")', "surogate_recipes(): RecipeDef.name is empty"),
+    (
+        "name is empty",
+        'change("RECIPE", name="")',
+        "surogate_recipes(): RecipeDef.name is '', expected text without",
+    ),
     (
         "a pair in place of pairs",
         'change("RECIPE", products=("bf16", "bf16"))',
-        "RecipeDef.products is ('bf16', 'bf16'), expected a tuple of (text, text)",
+        "RecipeDef.products.0 is 'bf16', expected a tuple",
     ),
     (
         "pairs of unknown dtypes",
         'change("RECIPE", products=(("bf16", "fp7"),))',
-        "RecipeDef.products has fp7; dtypes: fp64, fp32",
+        "RecipeDef.products.0.1 is 'fp7', expected 'fp64', 'fp32'",
     ),
     ("share is text", 'change("SGD", zero_copy="x")', "OpDef.zero_copy is 'x', expected a number"),
     (
         "share in percent",
         'change("SGD", memory_efficiency=80)',
-        "OpDef.memory_efficiency is 80, expected a share of a rate, at most 1",
+        "OpDef.memory_efficiency is 80, expected less than or equal to 1",
     ),
     (
         "kind of a param is unknown",
         'change("SGD", param_kinds={0: "emb"})',
-        "OpDef.param_kinds is {0: 'emb'}, expected a mapping of an int to one of matrix, embedding, head, vector",
+        "OpDef.param_kinds.0 is 'emb', expected 'matrix', 'embedding', 'head' or 'vector'",
     ),
     (
         "no function in a form",
@@ -100,20 +105,20 @@ WRONG_DEFINITIONS = [
     ),
     (
         "key that is true by default",
-        'change("WEIGHT_FORMAT", options=type("O", (BaseModel,), {"__annotations__": {"acme_weights": bool}, '
+        'change("WEIGHT_FORMAT", options=type("O", (NoOptions,), {"__annotations__": {"acme_weights": bool}, '
         '"acme_weights": True}))',
         "WeightFormatDef.key is 'acme_weights', expected an option of type bool, False by default",
     ),
     (
         "default out of bounds",
-        'change("OPTIMIZER", options=type("O", (BaseModel,), {"__annotations__": {"acme_rate": float}, '
+        'change("OPTIMIZER", options=type("O", (NoOptions,), {"__annotations__": {"acme_rate": float}, '
         '"acme_rate": Field(-3.0, ge=0)}))',
         "options of optimizer 'zz': a default is refused: acme_rate: -3.0: Input should be greater than or equal to 0",
     ),
     (
         "proposed is a mapping",
         'change("OFFLOAD", proposed={"acme_offload": "x"})',
-        "OffloadDef.proposed is {'acme_offload': 'x'}, expected a list of mappings of text to anything",
+        "OffloadDef.proposed is {'acme_offload': 'x'}, expected a list",
     ),
     (
         "proposed has no option",
@@ -129,9 +134,35 @@ WRONG_DEFINITIONS = [
     ("reference malformed", 'change("SGD", reference="acme_reference")', "is not of the form module:function"),
     (
         "option is a key of core",
-        'change("OPTIMIZER", options=type("O", (BaseModel,), {"__annotations__": {"model": str}, "model": ""}))',
+        'change("OPTIMIZER", options=type("O", (NoOptions,), {"__annotations__": {"model": str}, "model": ""}))',
         "surogate_optimizers(): option 'model' of optimizer 'zz' is a key of core's config",
     ),
+    (
+        "name with spaces",
+        'change("RECIPE", name="my recipe")',
+        "RecipeDef.name is 'my recipe', expected text without",
+    ),
+    (
+        "kernel for a dtype",
+        'change("KERNEL", dtypes=("fp7", "*"))',
+        "KernelDef.dtypes.0 is 'fp7', expected '*', '..",
+    ),
+    (
+        "kernel of no package",
+        'change("KERNEL", module="acme_gone._C")',
+        "KernelDef.module is 'acme_gone._C', which is in no package",
+    ),
+    (
+        "options that ignore keys",
+        'change("OPTIMIZER", options=type("O", (BaseModel,), {}))',
+        "options of optimizer 'zz' lack ConfigDict(extra=\"forbid\")",
+    ),
+    (
+        "option without a default",
+        'change("OPTIMIZER", options=type("O", (NoOptions,), {"__annotations__": {"acme_rate": float}}))',
+        "options of optimizer 'zz': acme_rate has no default",
+    ),
+    ("offload without functions", 'change("OFFLOAD", schedule=None)', "OffloadDef has neither on_host nor schedule"),
 ]
 
 
@@ -145,9 +176,23 @@ def test_a_wrong_definition_has_the_same_message_in_a_run_and_in_plugins_and_sto
 
     listed = CliRunner().invoke(app, ["plugins", "--json"])
     (plugin,) = [entry for entry in json.loads(listed.output)["plugins"] if entry["distribution"] == "acme"]
-    assert listed.exit_code == 0 and plugin["state"] in ("broken", "wrong API") and plugin["reason"] in needs
+    assert listed.exit_code == 2 and plugin["state"] in ("broken", "wrong API") and plugin["reason"] in needs
 
     other = CliRunner().invoke(
         app, ["plan", str(write_config(tmp_path, optimizer="adamw", model=str(TOKENIZER), datasets=[]))]
     )
     assert other.exit_code == 0 and message in other.output and "warning: " in other.output
+
+
+def test_a_plugin_that_imports_torch_and_a_kernel_for_no_op_are_named(
+    tmp_path: Path, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    patch = 'import sys\nsys.modules["torch"] = sys\nchange("KERNEL", op="acme_gone")'
+    install("acme", "0.1.0", "zz", patch)
+    notices = json.loads(CliRunner().invoke(app, ["plugins", "--json"]).output)["notices"]
+    assert [notice.split(",")[0] for notice in notices] == [
+        "plugin 'zz' of acme 0.1.0 imports torch when it is loaded",
+        "plugin 'zz' of acme 0.1.0 has a kernel for op 'acme_gone'",
+    ]
+    assert all(notice.split()[-1] in CliRunner().invoke(app, ["plugins"]).output for notice in notices)

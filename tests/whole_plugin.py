@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from made_up_plugins import REFERENCE, WHOLE, Install, installing
+from safetensors.torch import save_file
 from typer.testing import Result
 
 TOKENIZER = Path(__file__).parents[1] / "examples/tiny-qwen3"
@@ -32,6 +34,8 @@ def write_config(folder: Path, **changes: Any) -> Path:
         shutil.copy(TOKENIZER / name, model / name)
     config = {"architectures": ["AcmeForCausalLM"], "model_type": "acme", "vocab_size": 2048}
     (model / "config.json").write_text(json.dumps(config))
+    if not changes.get("from_scratch", True):
+        save_file({name: torch.ones(2048, 8) for name in ("embedding", "head")}, model / "model.safetensors")
     (folder / "rows.jsonl").write_text('{"acme": "to be or not to be, that is the question"}\n' * 64)
     base = {
         "model": str(model),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 
 @dataclass(frozen=True)
@@ -57,3 +58,11 @@ def wider(a: str, b: str) -> str:
 def accumulator(dtype: str) -> str:
     """Return the dtype in which sums of `dtype` elements are accumulated: fp64 for fp64, otherwise fp32."""
     return "fp64" if dtype == "fp64" else "fp32"
+
+
+if TYPE_CHECKING:
+    DtypeName = str
+    KernelDtype = str
+else:
+    DtypeName = Literal[tuple(DTYPES)]  # as a Literal, for the check of definitions
+    KernelDtype = Literal["*", "...", *DTYPES]

@@ -59,3 +59,14 @@ class NonFiniteError(RunStopped):
     def __init__(self, message: str, *, weights_whole: bool) -> None:
         super().__init__(message)
         self.weights_whole = weights_whole
+
+
+_LONGEST_CAUSE = 600  # characters of the message of another library
+
+
+def described(error: BaseException) -> str:
+    """Return type and message on one line; of a ProgramError, the message alone."""
+    message = " ".join(str(error).split())[:_LONGEST_CAUSE]
+    if isinstance(error, ProgramError):
+        return message
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

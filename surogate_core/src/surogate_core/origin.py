@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, ClassVar, Final
 
-from .errors import PluginError, ProgramError, SurogateError
+from pydantic import AfterValidator, ConfigDict, Field
 
-_LONGEST_CAUSE = 600  # characters of the message of another library
+from .errors import PluginError, ProgramError, SurogateError, described
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,26 @@ class Origin:
         return place
 
 
+def _name(text: str) -> str:
+    if not text or any(letter.isspace() for letter in text):
+        raise ValueError("text without spaces that is not empty")
+    return text
+
+
+Name = Annotated[str, AfterValidator(_name)]
+Count = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+STRICT: Final = ConfigDict(strict=True, arbitrary_types_allowed=True)
+
+
+class Declared:
+    """Base of dataclasses of plugins whose fields are checked against their annotations."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(**STRICT, revalidate_instances="always")
+
+
 @dataclass(frozen=True, kw_only=True)
-class Definition:
+class Definition(Declared):
     """Base of everything that a plugin defines.
 
     origin: the plugin that provides it, set by the registry; None for definitions of surogate-core.
@@ -73,19 +92,16 @@ class Definition:
 
 
 @contextmanager
-def blaming(origin: Origin | None, function: str) -> Iterator[None]:
-    """Turn a ProgramError raised inside into a PluginError of `function` of `origin`; None: leave it unchanged."""
+def blaming(origin: Origin | None, function: str, everything: bool = False, but: bool = False) -> Iterator[None]:
+    """Turn a ProgramError raised inside into a PluginError of `function` of `origin`; None: leave it unchanged.
+
+    everything: also any exception that is not a SurogateError. but: leave a ProgramError unchanged.
+    """
     try:
         yield
-    except ProgramError as error:
-        if origin is None:
+    except (Exception, SystemExit) as error:
+        ours = isinstance(error, SurogateError)
+        stops = isinstance(error, SystemExit) and error.code  # raised by a signal handler, at any point
+        if origin is None or stops or (but if isinstance(error, ProgramError) else ours or not everything):
             raise
         raise origin.failed(function, error) from error
-
-
-def described(error: BaseException) -> str:
-    """Return type and message on one line; of a ProgramError, the message alone."""
-    message = " ".join(str(error).split())[:_LONGEST_CAUSE]
-    if isinstance(error, ProgramError):
-        return message
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from ..origin import Definition
+from ..origin import Definition, Name
 from ..program.inputs import Scalars
 from ..program.op import Program
 from ..program.value import Value
@@ -50,7 +50,7 @@ class AdapterDef(Definition):
     commands    (folder, name of the base model, options) -> pairs of a program and the command that loads it there
     """
 
-    name: str
+    name: Name
     summary: str
     options: type[BaseModel]
     apply: Callable[[Program, Builder, Precision, Sequence[WeightMap], Scalars, Any], Program]

@@ -8,6 +8,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from ..origin import Declared
+
 
 class NoOptions(BaseModel):
     """For definitions without options."""
@@ -16,7 +18,7 @@ class NoOptions(BaseModel):
 
 
 @dataclass(frozen=True)
-class Support:
+class Support(Declared):
     """Whether something is supported, and if not, the reason in one sentence."""
 
     ok: bool

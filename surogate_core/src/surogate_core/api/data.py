@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from ..origin import Definition
+from ..origin import Definition, Name
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class DatasetFormatDef(Definition):
     truncation  what to do with a document longer than a row: "split", or "delete" if its parts are useless alone
     """
 
-    name: str
+    name: Name
     summary: str
     options: type[BaseModel]
     matches: Callable[[Sequence[str]], bool]

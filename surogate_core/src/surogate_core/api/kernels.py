@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..origin import Definition
+from ..dtypes import KernelDtype
+from ..origin import Count, Definition, Name
 from ..program.op import Op
 from ..program.value import Value
 from .base import Support, Target
@@ -99,11 +100,11 @@ class KernelDef(Definition):
                 SurogateKernels.cmake. A run is refused early if it is missing or has no code for the GPU. "": no check.
     """
 
-    op: str
-    dtypes: tuple[str, ...]
+    op: Name
+    dtypes: tuple[KernelDtype, ...]
     supports: Callable[[Op, Target], Support]
     bind: Callable[[Op, BindContext], Call | tuple[Launch, ...]]
     attrs: tuple[str, ...] = ()
-    workspace: Callable[[Op, Target], int] = lambda op, target: 0
+    workspace: Callable[[Op, Target], Count] = lambda op, target: 0
     notice: Callable[[Op, Target], str] = lambda op, target: ""
     module: str = ""

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from ..origin import Definition
+from pydantic import SkipValidation
+
+from ..origin import Declared, Definition, Name
 from ..program.inputs import BatchInputs
 from ..program.value import Value
 
@@ -29,7 +31,7 @@ class Dims(Protocol):
 
 
 @dataclass(frozen=True)
-class HFTensor:
+class HFTensor(Declared):
     """A tensor of a Hugging Face checkpoint."""
 
     name: str
@@ -37,7 +39,7 @@ class HFTensor:
 
 
 @dataclass(frozen=True)
-class WeightMap:
+class WeightMap(Declared):
     """A param that is the concatenation of checkpoint `tensors` along the first dimension. Export splits it again."""
 
     param: str
@@ -70,11 +72,11 @@ class ModelDef(Definition):
                     `surogate verify` can compare.
     """
 
-    name: str
+    name: Name
     summary: str
     architectures: tuple[str, ...]
     model_types: tuple[str, ...]
-    dims: Callable[[Mapping[str, Any]], Dims]
+    dims: Callable[[Mapping[str, Any]], SkipValidation[Dims]]
     build: Callable[[Builder, Any, BatchInputs], Value | Sequence[Value]]
     weights: Callable[[Any], Sequence[WeightMap]]
     ignored_tensors: Callable[[Any], Sequence[str]] = lambda dims: ()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from ..origin import Definition
+from ..origin import Definition, Name
 from ..program.value import Value
 from .base import NoOptions, Target
 from .recipes import Family, ParamInfo
@@ -53,7 +53,7 @@ class OffloadDef(Definition):
     What the programs compute does not change.
     """
 
-    name: str
+    name: Name
     summary: str
     options: type[BaseModel] = NoOptions
     selected: Callable[[Any], bool]

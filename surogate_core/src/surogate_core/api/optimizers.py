@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from ..origin import Definition
+from ..dtypes import DtypeName
+from ..origin import Definition, Name
 from ..program.inputs import Scalars
 from ..program.opdef import ParamKind
 from ..program.value import Value
@@ -74,8 +75,8 @@ class OptimizerDef(Definition):
             does not fit
     """
 
-    name: str
+    name: Name
     summary: str
     options: type[BaseModel] = NoOptions
     update: Callable[[UpdateContext], None]
-    state_dtypes: tuple[str, ...] = ("fp32", "bf16")
+    state_dtypes: tuple[DtypeName, ...] = ("fp32", "bf16")

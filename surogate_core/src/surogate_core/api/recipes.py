@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
 
-from ..origin import Definition
+from ..dtypes import DtypeName
+from ..origin import Declared, Definition, Name, Share
 from ..program.inputs import Scalars
 from ..program.op import Program
 from ..program.opdef import ParamKind
@@ -34,7 +35,7 @@ class PrecisionRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Precision:
+class Precision(Declared):
     """The dtypes of a run.
 
     model            weights, norms, activations
@@ -46,13 +47,13 @@ class Precision:
     optimizer_state  moments
     """
 
-    model: str
-    matmul: str
-    gradient: str
-    master: str
-    adapter: str
-    param_grad: str
-    optimizer_state: str
+    model: DtypeName
+    matmul: DtypeName
+    gradient: DtypeName
+    master: DtypeName
+    adapter: DtypeName
+    param_grad: DtypeName
+    optimizer_state: DtypeName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,16 +200,16 @@ class RecipeDef(Definition):
                    Other pairs are served by a LoweringDef, if a package provides one.
     """
 
-    name: str
+    name: Name
     summary: str
     options: type[BaseModel] = NoOptions
     precision: Callable[[PrecisionRequest, Any], Precision]
     supports: Callable[[DeviceInfo, Precision, Any], Support]
     lower: Callable[[Family, LowerContext], Family]
     reads_amax: Callable[[ParamInfo, Precision, Any], bool] = lambda info, precision, options: False
-    product_error: Callable[[Precision, Any], float] = _exact
-    kernels_of: tuple[str, ...] = ()
-    products: tuple[tuple[str, str], ...] | None = None
+    product_error: Callable[[Precision, Any], Share] = _exact
+    kernels_of: tuple[Name, ...] = ()
+    products: tuple[tuple[DtypeName, DtypeName], ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,12 +224,12 @@ class LoweringDef(Definition):
               precision -> the same as that of a recipe
     """
 
-    matmul: str
-    gradient: str
+    matmul: DtypeName
+    gradient: DtypeName
     summary: str
     supports: Callable[[DeviceInfo, Precision], Support]
     lower: Callable[[Family, LowerContext], Family]
-    product_error: Callable[[Precision], float] = lambda precision: 0.0
+    product_error: Callable[[Precision], Share] = lambda precision: 0.0
 
     @property
     def name(self) -> str:

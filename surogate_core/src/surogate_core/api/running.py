@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel
 
-from ..origin import Definition
+from ..origin import Definition, Name
 from .base import NoOptions
 from .recipes import NumericsColumn, QuantizedTensor
 
@@ -55,7 +55,7 @@ class LauncherDef(Definition):
             If a process fails, the others must end.
     """
 
-    name: str
+    name: Name
     summary: str
     options: type[BaseModel] = NoOptions
     run: Callable[[Callable[[Sequence[Comm]], Any], Topology, Any], Any]
@@ -214,7 +214,7 @@ class LoggerDef(Definition):
     always  open it in every run, not only if `report_to` names it
     """
 
-    name: str
+    name: Name
     summary: str
     options: type[BaseModel] = NoOptions
     open: Callable[[RunInfo, Any], Logger]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from ..origin import Definition
+from ..origin import Declared, Definition, Name
 from ..program.op import Op
 from ..program.value import Value
 from .base import DeviceInfo, Support
@@ -28,7 +28,7 @@ def _nothing(tensors: Sequence[HFTensor], options: Any) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointForm:
+class CheckpointForm(Declared):
     """How Hugging Face checkpoints hold matrices in a weight format. "Config" is `quantization_config` of config.json.
 
     Functions get torch tensors on the CPU. The states of a matrix are those that `quantize` declares for it alone.
@@ -83,7 +83,7 @@ class WeightFormatDef(Definition):
     checkpoints how files hold the format; None: they do not
     """
 
-    name: str
+    name: Name
     summary: str
     options: type[BaseModel]
     key: str

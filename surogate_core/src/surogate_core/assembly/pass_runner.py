@@ -45,6 +45,8 @@ class PassRunner:
         """
         definition, function = by or (None, "")
         with blaming(definition.origin if definition else None, function):
+            if before and after.stage != before.stage and by:
+                raise ProgramError(f"returned {after.name}, of stage {after.stage}, in place of {before.name}")
             verify(after, self.ops, name, self.checked)
             if by and before and (lost := _lasting(before) - _lasting(after)):
                 names = ", ".join(sorted(value.name for value in lost)[:_MOST_NAMES])

@@ -23,6 +23,7 @@ from ..program.passes.pending import carried_states, on_copies
 from ..program.passes.recompute import drops_anyway, recompute
 from ..program.passes.reduce import MicroStep, micro_step_counts, reduce
 from ..program.value import Value
+from ..program.verify import check_states
 from .chunks import in_chunks
 from .inputs import PlanInputs
 from .lm_head_chunks import lm_head_chunks
@@ -144,6 +145,8 @@ class Recorder:
         except DisconnectedError as error:
             # The fault of the rule that gave no gradient, else of the plugin that recorded the forward program last.
             last, function = (inputs.adapters[-1][0], "trainable") if inputs.adapters else (inputs.model, "build")
+            if inputs.adapters and {v.name for v in forward.values() if v.role == "param"} <= of_model.keys():
+                function = "apply or trainable"  # neither adds a param nor trains one
             rule = inputs.ops[error.cut_by].origin if error.cut_by else None
             with blaming(rule or last.origin, "vjp" if rule else function):
                 raise error
@@ -194,6 +197,8 @@ class Recorder:
             derive=derive,
             start=self._start(params),
         )
+        with blaming(self.inputs.optimizer.origin, "update"):
+            check_states([family.start, family.update])
         return family, update.states
 
     def lowered(self, family: Family, params: Mapping[Value, ParamInfo]) -> Family:
@@ -210,10 +215,9 @@ class Recorder:
         )
         lowering = inputs.lowering or inputs.recipe
         after = lowering.lower(family, context)
-        before = {p.name: p for p in family.programs()} | dict.fromkeys(("calibrate", "report"), family.micro)
 
-        def finished(program: Program) -> Program:
-            program = self.passed("lower", before.get(program.name), program, (lowering, "lower"))
+        def finished(program: Program, before: Program = family.micro) -> Program:
+            program = self.passed("lower", before, program, (lowering, "lower"))
             return self.passed("dead_code", program, dead_code(program, inputs.ops))
 
         calibrate, numerics = after.calibrate, after.numerics
@@ -222,17 +226,23 @@ class Recorder:
                 f"numerics_report_steps: {lowering.name} quantizes nothing, so there is nothing to report. Remove the "
                 "key, or choose a recipe that quantizes."
             )
-        return replace(
+        lowered = replace(
             after,
             micro=finished(after.micro),
-            evaluate=finished(after.evaluate),
-            update=finished(after.update),
-            derive=finished(after.derive),
-            start=finished(after.start),
+            evaluate=finished(after.evaluate, family.evaluate),
+            update=finished(after.update, family.update),
+            derive=finished(after.derive, family.derive),
+            start=finished(after.start, family.start),
             calibrate=calibrate and finished(replace(calibrate, name="calibrate", purpose="calibrate")),
             numerics=numerics
             and replace(numerics, micro=finished(replace(numerics.micro, name="report", purpose="report"))),
         )
+        with blaming(lowering.origin, "lower"):
+            check_states(lowered.programs())
+            coef = lowered.clip_coef
+            if (coef.shape, coef.dtype) != ((), "fp32") or all(coef not in op.outs for op in lowered.update.ops):
+                raise ProgramError(f"returned the clip_coef {coef!r}, expected an fp32[] that the update writes")
+        return lowered
 
     def stored(
         self, family: Family, params: Mapping[Value, ParamInfo]
@@ -247,7 +257,8 @@ class Recorder:
         after, states = store_weights(family, stored, format, options, self.b)
         for program in after.programs():
             if program is not before[program.name]:
-                self.passed("weight format", before[program.name], program)
+                with blaming(format.origin, "quantize" if program.stage == "derive" else "dequantize"):
+                    self.passed("weight format", before[program.name], program)
         return after, states
 
     def _start(self, params: Mapping[Value, ParamInfo]) -> Program:

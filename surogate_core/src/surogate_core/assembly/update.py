@@ -53,7 +53,6 @@ def record_update(b: Builder, inputs: PlanInputs, scalars: Scalars, params: Iter
     with blaming(inputs.optimizer.origin, "update"):
         _check_complete(inputs, trained, written)
         _check_skipped_steps(inputs, trained, program, coef)
-        _check_set(states, program)
     return Update(program, coef, [p for p in trained if p.amax in written], states)
 
 
@@ -95,12 +94,3 @@ def _check_skipped_steps(inputs: PlanInputs, trained: Sequence[ParamGrad], progr
                 f"optimizer {inputs.optimizer.name}: {op.kind} ({op.where}) writes {blind[0]} without clip_coef: the "
                 "gradient is not clipped, and a step whose gradient is not finite is not skipped"
             )
-
-
-def _check_set(states: Sequence[Value], program: Program) -> None:
-    """Check that the program reads no state before something sets it."""
-    unset = {v for v in states if v.init is None and v.role == "state"}
-    for op in program.ops:
-        if read := sorted(v.name for v in op.ins if v in unset):
-            raise ProgramError(f"{op.kind} ({op.where}) reads state {read[0]}, which nothing has set: give it an Init")
-        unset.difference_update(op.written)

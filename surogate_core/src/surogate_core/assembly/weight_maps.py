@@ -18,6 +18,11 @@ def checked_weight_maps(inputs: PlanInputs, declared: Sequence[Value]) -> tuple[
     params = {v.name: v for v in declared if v.role == "param"}
     with blaming(inputs.model.origin, "weights"):
         _check(f"model {inputs.model.name}", maps, params)
+    tensors = {t.name for m in maps for t in m.tensors}
+    copies = inputs.model.tied_copies(inputs.dims)
+    if unknown := sorted({*copies.values()} - tensors) or sorted(copies.keys() & tensors):
+        names = "must map further names to tensors of `weights`"
+        raise inputs.model.failed("tied_copies", f"returned {copies!r:.200}: {unknown[0]} is wrong; it {names}")
     return maps
 
 

@@ -21,6 +21,7 @@ from ..origin import blaming
 from ..program.builder import Builder
 from ..program.op import Op, Program
 from ..program.value import WEIGHT_LABEL, Value
+from ..program.verify import Checked, verify
 
 STORED_BY: Mapping[ParamKind, str] = {"head": "quantize_lm_head", "embedding": "quantize_embedding"}
 """Keys that store a kind of param besides the matrices of blocks."""
@@ -56,9 +57,14 @@ def store_weights(
         raise ConfigError(f"{format.key}: this run trains every matrix of the model's blocks. Remove the key.")
     states: dict[Value, Sequence[Value]] = {}
     derive: list[Op] = []
+    checked = Checked()
     for info in params.values():
         with blaming(format.origin, "quantize"), b.record("derive", info.param.block) as emitted:
             states[info.param] = tuple(format.quantize(b, info, options))
+            verify(Program("derive", tuple(emitted), stage="derive"), b.ops, "quantize", checked)
+            written = {value for op in emitted for value in op.outs}
+            if forgotten := [value for value in states[info.param] if value not in written]:
+                raise ProgramError(f"returned {forgotten[0]!r}, which it does not write")
         derive += emitted
     copying = [op for op in family.derive.ops if any(value in states for value in op.ins)]
     copies = {value: op for op in copying for value in op.outs}

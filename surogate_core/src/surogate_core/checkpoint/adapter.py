@@ -78,6 +78,9 @@ def write_adapter(folder: Path, run: Run, assembly: Assembly, params: Mapping[st
     assert run.adapter is not None
     adapter, options = run.adapter
     adapter.save(trained_tensors(assembly, params), folder, run.config.model, options)
+    if not (folder / adapter.config_file).is_file():
+        found = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
+        raise adapter.failed("save", f"wrote {found}, expected the config_file {adapter.config_file} among the files")
     copy_tokenizer(run.model_dir, folder)
 
 

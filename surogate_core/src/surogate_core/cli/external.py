@@ -16,8 +16,7 @@ import typer
 from click import ClickException
 from typer.main import get_command
 
-from ..errors import PluginError, SurogateError
-from ..origin import described
+from ..errors import PluginError, SurogateError, described
 from ..plugins.switch import switched_off
 
 GROUP: Final = "surogate.commands"

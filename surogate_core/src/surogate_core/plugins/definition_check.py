@@ -5,56 +5,30 @@ from __future__ import annotations
 import ast
 import importlib.util
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from ..api import Definition, OffloadDef, OpDef, WeightFormatDef
-from ..dtypes import DTYPES
-from .field_types import expected
-
-_NAMES: Final = ("name", "kind", "op", "key")
-_DTYPES: Final = ("products", "state_dtypes")
-_SHARES: Final = {"memory_efficiency": 0.001, "zero_copy": 0.0}
-"""Fields of definitions that hold names, dtypes, and shares of a rate, with the least of each."""
+from ..api import Definition, KernelDef, OffloadDef, OpDef, WeightFormatDef
+from .field_types import wrong_field
 
 
 def faults(kind: str, name: str, definition: Definition) -> Iterator[str]:
     """Yield a message for each fault: wrong values of fields, references that do not exist, options that core has."""
-    wrong = list(_wrong_fields(definition))
-    yield from wrong
-    if wrong:
+    if wrong := wrong_field(type(definition), definition):
+        yield wrong
         return
     if isinstance(definition, OpDef):
         yield from (f"op '{name}': {text}" for text in _wrong_reference(definition.reference))
+    module = definition.module if isinstance(definition, KernelDef) else ""
+    if module and importlib.util.find_spec(module.partition(".")[0]) is None:
+        yield f"KernelDef.module is {module!r}, which is in no package that is installed"
+    if isinstance(definition, OffloadDef) and definition.on_host is None and definition.schedule is None:
+        yield "OffloadDef has neither on_host nor schedule, so it would move nothing"
     if hasattr(definition, "options"):
         yield from _wrong_options(kind, name, definition)
-
-
-def _wrong_fields(part: Any, path: str = "") -> Iterator[str]:
-    """Yield a message for each field of a definition, or of a dataclass in it, that does not hold its type."""
-    path = path or type(part).__name__
-    for field in fields(part):
-        value, place = getattr(part, field.name), f"{path}.{field.name}"
-        if wanted := expected(str(field.type), value):
-            yield f"{place} is {value!r:.80}, expected {wanted}"
-        elif field.name in _NAMES and not value:
-            yield f"{place} is empty"
-        elif field.name in _SHARES and not _SHARES[field.name] <= value <= 1:
-            yield f"{place} is {value!r:.80}, expected a share of a rate, at most 1"
-        elif field.name in _DTYPES and (unknown := sorted({*_texts(value)} - set(DTYPES))):
-            yield f"{place} has {', '.join(unknown)}; dtypes: {', '.join(DTYPES)}"
-        elif is_dataclass(value):
-            yield from _wrong_fields(value, place)
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield the text in nested tuples."""
-    for item in value or ():
-        yield from (item,) if isinstance(item, str) else _texts(item)
 
 
 # -------------------------------------------------------------------------------------------------------------- options
@@ -65,7 +39,13 @@ def _wrong_options(kind: str, name: str, definition: Any) -> Iterator[str]:
     keys = {info.alias or key: info for key, info in options.model_fields.items()}
     for key in sorted(_core_keys(kind) & set(keys)):
         yield f"option '{key}' of {kind} '{name}' is a key of core's config; it needs another name"
-    if wrong := _refused(options, _defaults(options)):
+    if options.model_config.get("extra") != "forbid":
+        yield f"options of {kind} '{name}' lack ConfigDict(extra=\"forbid\"), so they would ignore misspelt keys"
+    if required := [key for key, info in keys.items() if info.is_required()]:
+        yield f"options of {kind} '{name}': {', '.join(required)} has no default"
+        return
+    defaults = {key: info.get_default(call_default_factory=True) for key, info in keys.items()}
+    if wrong := _refused(options, defaults):
         yield f"options of {kind} '{name}': a default is refused: {wrong}"
         return
     if isinstance(definition, WeightFormatDef):
@@ -76,17 +56,8 @@ def _wrong_options(kind: str, name: str, definition: Any) -> Iterator[str]:
     for proposed in definition.proposed if isinstance(definition, OffloadDef) else ():
         if unknown := sorted(set(proposed) - set(keys)):
             yield f"OffloadDef.proposed has {', '.join(unknown)}; options: {', '.join(keys)}"
-        elif wrong := _refused(options, {**_defaults(options), **proposed}):
+        elif wrong := _refused(options, {**defaults, **proposed}):
             yield f"OffloadDef.proposed has a value that is refused: {wrong}"
-
-
-def _defaults(options: type[BaseModel]) -> dict[str, Any]:
-    """Return the defaults of the fields that have one, by their keys."""
-    return {
-        info.alias or key: info.get_default(call_default_factory=True)
-        for key, info in options.model_fields.items()
-        if not info.is_required()
-    }
 
 
 def _refused(options: type[BaseModel], values: Mapping[str, Any]) -> str:
@@ -96,8 +67,7 @@ def _refused(options: type[BaseModel], values: Mapping[str, Any]) -> str:
     except ValidationError as error:
         for wrong in error.errors():
             key = ".".join(map(str, wrong["loc"]))
-            if wrong["type"] != "missing":
-                return f"{key}: {wrong['input']!r:.80}: {wrong['msg']}"
+            return f"{key}: {wrong['input']!r:.80}: {wrong['msg']}"
     except Exception:  # of a validator of the plugin: the run that selects it tells
         pass
     return ""

@@ -14,6 +14,7 @@ import importlib
 import importlib.metadata
 import inspect
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
@@ -25,8 +26,7 @@ import pluggy
 
 from .. import __version__
 from ..api import API, Finding, SystemInfo
-from ..errors import PluginError
-from ..origin import described
+from ..errors import PluginError, described
 from . import hookspecs
 from .definition_check import faults
 from .provided import CORE, Plugin, Provided, State
@@ -58,6 +58,13 @@ def _survey(switched_off: str) -> Registry:
         f"plugin '{plugin.name}' of {plugin} is not loaded: {plugin.reason}"
         for plugin in loader.plugins
         if plugin.state not in (State.LOADED, State.BLOCKED)
+    ]
+    ops = {item.name for item in loader.provided if item.kind == "op"}
+    notices += loader.notices
+    notices += [
+        f"plugin '{item.plugin.name}' of {item.plugin} has a kernel for op '{item.name}', which no plugin defines"
+        for item in loader.provided
+        if item.kind == "kernel" and item.name not in ops
     ]
     idle = sorted(
         word for word in off if not any(is_called(plugin.name, plugin.distribution, word) for plugin in found)
@@ -112,12 +119,14 @@ class _Loader:
         self._manager.add_hookspecs(hookspecs)
         self.plugins: list[Plugin] = []
         self.provided: list[Provided] = []
+        self.notices: list[str] = []
 
     def load(self, plugin: Plugin) -> None:
         """Record the plugin with its state. Errors are recorded, not raised."""
         if plugin.state is not State.LOADED:
             self.plugins.append(plugin)
             return
+        before = set(sys.modules)
         try:
             module = importlib.import_module(plugin.module)
         except (Exception, SystemExit) as error:
@@ -139,6 +148,9 @@ class _Loader:
             return
         self.plugins.append(plugin)
         self.provided += provided
+        if "torch" in set(sys.modules) - before:
+            advice = "which makes every command start slower; import it in the functions that need it"
+            self.notices.append(f"plugin '{plugin.name}' of {plugin} imports torch when it is loaded, {advice}")
 
     def _register(self, plugin: Plugin, module: ModuleType) -> None:
         """Register a module's hooks. Raise PluginError for unknown hooks, wrong arguments, defaults and wrappers."""

@@ -1,106 +1,69 @@
-"""Whether a field of a definition holds what its annotation says.
-
-Annotations are read as text: evaluating them would import what only type checkers need.
-"""
+"""Whether a value is what an annotation of a definition says, by pydantic in strict mode."""
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
-from types import EllipsisType
-from typing import Any, Final, get_args
+import sys
+from functools import cache
+from typing import Any, Final, get_args, get_type_hints
 
-from pydantic import BaseModel
+from pydantic import TypeAdapter, ValidationError
 
-from ..program.opdef import ParamKind
+from ..origin import STRICT
+from ..program.builder import Builder
 
-_PLAIN: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
-    "str": ((str,), "text"),
-    "int": ((int,), "an int"),
-    "float": ((int, float), "a number"),
-    "bool": ((bool,), "True or False"),
-    "Any": ((object,), "anything"),
+_NAMES: Final = {"Builder": Builder}
+"""What annotations name without an import at run time."""
+
+_WORDS: Final = {
+    "callable": "a function",
+    "a string": "text",
+    "a integer": "an int",
+    "an instance of Sequence": "a list",
 }
-_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {"ParamKind": get_args(ParamKind)}
-"""Names that stand for a Literal."""
+"""Expectations of pydantic, as messages word them."""
 
 
-def expected(annotation: str, value: Any) -> str:
-    """Return what a field should hold by its annotation, in words; "" if it holds that."""
-    node = _parsed(annotation)
-    return "" if _fits(node, value) else _words(node)
+def wrong_field(cls: type, value: object) -> str:
+    """Return which field of an instance of `cls` has a wrong value, and what is expected; "" if none has."""
+    return _misfit(_of_class(cls), value, cls.__name__)
 
 
-@lru_cache(maxsize=256)
-def _parsed(annotation: str) -> ast.expr:
-    return ast.parse(annotation, mode="eval").body
+def wrong_result(cls: type, function: str, result: object) -> str:
+    """Return what is wrong with a result of the function that a field of `cls` holds; "" if nothing is."""
+    return _misfit(_of_result(cls, function), (result,), "")
 
 
-def _fits(node: ast.expr, value: Any) -> bool:
-    match node:
-        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return _fits(left, value) or _fits(right, value)
-        case ast.Constant(value=None):
-            return value is None
-        case ast.Name(id=name) if name in _PLAIN:
-            return isinstance(value, _PLAIN[name][0]) and (name in ("bool", "Any") or not isinstance(value, bool))
-        case ast.Name(id=name) if name in _CHOICES:
-            return value in _CHOICES[name]
-        case ast.Name(id=name):
-            return type(value).__name__ == name
-        case ast.Subscript(value=ast.Name(id="Callable")):
-            return callable(value)
-        case ast.Subscript(value=ast.Name(id="type")):
-            return isinstance(value, type) and issubclass(value, BaseModel)
-        case ast.Subscript(value=ast.Name(id="Literal")):
-            return value in _literals(node)
-        case ast.Subscript(value=ast.Name(id="Mapping"), slice=ast.Tuple(elts=[keys, values])):
-            return isinstance(value, Mapping) and all(_fits(keys, k) and _fits(values, v) for k, v in value.items())
-        case ast.Subscript(
-            value=ast.Name(id="tuple"), slice=ast.Tuple(elts=[item, ast.Constant(value=EllipsisType())])
-        ):
-            return isinstance(value, tuple | list) and all(_fits(item, v) for v in value)
-        case ast.Subscript(value=ast.Name(id="tuple"), slice=ast.Tuple(elts=items)):
-            fits = isinstance(value, tuple | list) and len(value) == len(items)
-            return fits and all(_fits(item, v) for item, v in zip(items, value, strict=True))
-        case ast.Subscript(value=ast.Name(id="Sequence" | "Collection" as name), slice=item):
-            kind = Sequence if name == "Sequence" else Collection
-            return isinstance(value, kind) and not isinstance(value, str | bytes) and all(_fits(item, v) for v in value)
-    raise TypeError(f"an annotation of a definition that is not checked: {ast.unparse(node)}")
+@cache
+def _of_class(cls: type) -> TypeAdapter[Any]:
+    adapter: TypeAdapter[Any] = TypeAdapter(cls)
+    if not adapter.pydantic_complete:
+        adapter.rebuild(_types_namespace=_NAMES | vars(sys.modules[cls.__module__]))
+    return adapter
 
 
-def _words(node: ast.expr) -> str:
-    match node:
-        case ast.BinOp(left=left, right=right):
-            return " or ".join(_words(part) for part in (left, right) if not _is_none(part))
-        case ast.Name(id=name) if name in _PLAIN:
-            return _PLAIN[name][1]
-        case ast.Name(id=name) if name in _CHOICES:
-            return f"one of {', '.join(_CHOICES[name])}"
-        case ast.Subscript(value=ast.Name(id="Callable")):
-            return "a function"
-        case ast.Subscript(value=ast.Name(id="type")):
-            return "a pydantic model (a class, not an instance)"
-        case ast.Subscript(value=ast.Name(id="Literal")):
-            return f"one of {', '.join(_literals(node))}"
-        case ast.Subscript(value=ast.Name(id="Mapping"), slice=ast.Tuple(elts=[keys, values])):
-            return f"a mapping of {_words(keys)} to {_words(values)}"
-        case ast.Subscript(
-            value=ast.Name(id="tuple"), slice=ast.Tuple(elts=[item, ast.Constant(value=EllipsisType())])
-        ):
-            return f"a tuple of {_words(item).replace('an int', 'ints')}"
-        case ast.Subscript(value=ast.Name(id="tuple"), slice=ast.Tuple(elts=items)):
-            return f"({', '.join(map(_words, items))})"
-        case ast.Subscript(value=ast.Name(id="Sequence" | "Collection"), slice=item):
-            return f"a list of {_words(item).replace('a mapping', 'mappings')}"
-    return f"a {ast.unparse(node)}"
+@cache
+def _of_result(cls: type, function: str) -> TypeAdapter[Any]:
+    """The result is validated as a tuple of one, because `config` cannot be given for a dataclass."""
+    hint = get_type_hints(cls, localns=_NAMES, include_extras=True)[function]
+    call = hint if isinstance(get_args(hint)[0], list) else get_args(hint)[0]  # of Callable[...] | None
+    return TypeAdapter(tuple[get_args(call)[-1]], config=STRICT)  # type: ignore[misc, arg-type]
 
 
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
+def _misfit(adapter: TypeAdapter[Any], value: object, place: str) -> str:
+    try:
+        adapter.validate_python(value)
+    except ValidationError as error:
+        first, *others = error.errors(include_url=False)
+        either = [first, *(other for other in others if other["input"] is first["input"])]  # of a union
+        expected = f"expected {' or '.join(dict.fromkeys(_words(e['msg']) for e in either))}"
+        inside = ".".join(map(str, first["loc"] if place else first["loc"][1:]))
+        if place:
+            return f"{place}.{inside} is {first['input']!r:.80}, {expected}"
+        return f"whose {inside} is {first['input']!r:.80}, {expected}" if inside and len(either) == 1 else expected
+    return ""
 
 
-def _literals(node: ast.Subscript) -> tuple[str, ...]:
-    found = ast.literal_eval(node.slice)
-    return found if isinstance(found, tuple) else (found,)
+def _words(message: str) -> str:
+    """Return what a message of pydantic expects."""
+    words = message.removeprefix("Value error, ").removeprefix("Input should be ").replace(" valid ", " ")
+    return _WORDS.get(words, words)

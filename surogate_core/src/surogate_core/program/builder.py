@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ..dtypes import DTYPES
 from ..errors import ProgramError
@@ -117,6 +117,8 @@ class Builder:
             raise ProgramError(f"{role} {name!r} is declared twice; names must be unique within a family: rename one")
         if not isinstance(init, Init | None):
             raise ProgramError(f"{_caller()}: init of {role} {name!r} is {init!r:.80}, expected an Init or None")
+        if collects not in get_args(Collects):
+            raise ProgramError(f"{_caller()}: collects of {role} {name!r} is {collects!r}, expected sum or max")
         _check_dtype(name, dtype)
         value = Value(name, tuple(shape), dtype, role, role, self._block, init, collects, derived, place)
         self._named[name] = value

@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final, Literal, Protocol, get_args
+from typing import Annotated, Any, Final, Literal, Protocol, get_args
 
+from pydantic import Field
+
+from ..dtypes import DtypeName
 from ..errors import ProgramError
-from ..origin import Definition
+from ..origin import Count, Declared, Definition, Name, Share
 from .op import Op
 from .value import Value
 
 
 @dataclass(frozen=True)
-class OutSpec:
+class OutSpec(Declared):
     """Shape, dtype and label of one output of an op."""
 
     label: str
     shape: tuple[int, ...]
-    dtype: str
+    dtype: DtypeName
 
 
 Gradients = tuple[Value | None, ...]
@@ -113,7 +116,7 @@ class OpDef(Definition):
                 that has one.
     """
 
-    kind: str
+    kind: Name
     infer: Callable[[Sequence[Value], Mapping[str, Any]], Sequence[OutSpec]]
     reference: str
     attrs: Mapping[str, Any] = field(default_factory=dict)
@@ -126,20 +129,20 @@ class OpDef(Definition):
     pairing: str = ""
     first_output: str = ""
     may_overwrite: Callable[[Op], Mapping[int, int]] = lambda op: {}
-    flops: Callable[[Op], int] = _none
-    efficiency: Callable[[Op], float] = lambda op: 1.0
-    traffic: Callable[[Op], int] | None = None
-    passes: Callable[[Op], int] = _none
-    memory_efficiency: float = 0.8
-    link: Callable[[Op], int] = _none
-    workspace: Callable[[Op], int] = _none
+    flops: Callable[[Op], Count] = _none
+    efficiency: Callable[[Op], Annotated[float, Field(gt=0, le=1)]] = lambda op: 1.0
+    traffic: Callable[[Op], Count] | None = None
+    passes: Callable[[Op], Count] = _none
+    memory_efficiency: Annotated[float, Field(gt=0, le=1)] = 0.8
+    link: Callable[[Op], Count] = _none
+    workspace: Callable[[Op], Count] = _none
     training_only: bool = False
     takes_chunks: bool = False
     is_attention: bool = False
     always_recomputed: bool = False
     changes: Callable[[Sequence[Value], Mapping[str, Any]], Sequence[int]] = lambda ins, attrs: ()
     uses_host: bool = False
-    zero_copy: float = 0.0
+    zero_copy: Share = 0.0
     param_kinds: Mapping[int, ParamKind] = field(default_factory=dict)
     math: Callable[[Op], str] | None = None
 

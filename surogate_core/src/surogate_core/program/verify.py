@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -29,6 +29,7 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
 
     - Value names are unique and dtypes are known.
     - An activation has exactly one writer, which runs before all readers. Inputs have no writer.
+    - Micro-steps and evaluations write no params.
     - Ops accumulate only into gradients and states.
     - Shapes and dtypes equal those that the op's definition infers. A gradient may be stored in a different dtype.
     - Ops change the inputs that their definition names, which are states. No recomputed op changes any.
@@ -45,6 +46,8 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
     checked = checked or Checked()
     known, overwritten, aside = set[Value](), set[Value](), set[Value]()
     for index, op in enumerate(program.ops):
+        if not isinstance(op, Op):
+            raise ProgramError(f"{context}: op {index} is {op!r:.80}, expected an Op")
         if not known.issuperset(op.ins):
             for value in op.ins:
                 if value not in known and value.role == "act":
@@ -56,6 +59,8 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
         for value in op.outs:
             if value in known and value.role == "act":
                 raise ProgramError(f"{_place(context, index, op)}: writes {value!r} a second time")
+            if value.role == "param" and program.stage in ("micro", "evaluate"):
+                raise ProgramError(f"{_place(context, index, op)}: writes param {value!r}; only the update may")
             known.add(value)
         if op.in_place:
             taken = [op.ins[i] for i in op.in_place.values()]
@@ -79,6 +84,18 @@ def verify(program: Program, ops: Mapping[str, OpDef], after: str = "", checked:
             raise ProgramError(f"{context}: output {value!r} is never written")
         if value in overwritten:
             raise ProgramError(f"{context}: output {value!r} is overwritten by an op in place")
+
+
+def check_states(programs: Iterable[Program]) -> None:
+    """Check that programs, in the order in which they first run, read no state before something has set it."""
+    known: set[Value] = set()
+    for program in programs:
+        for op in program.ops:
+            for v in op.ins:
+                if v.role == "state" and v.init is None and v not in known:
+                    what = f"{op.kind} ({op.where}) reads state {v.name}"
+                    raise ProgramError(f"{what}, which nothing has set: give it an Init, or write it before")
+            known.update(op.written)
 
 
 def _place(context: str, index: int, op: Op) -> str:

@@ -7,8 +7,7 @@ from contextlib import ExitStack
 
 from ..api import EvalReport, GpuReport, Logger, LoggerDef, NumericsReport, RunInfo, StepReport
 from ..config.load import LoadedConfig
-from ..errors import PluginError, RunStopped
-from ..origin import described
+from ..errors import PluginError, RunStopped, described
 from ..plugins.provided import Provided
 from ..plugins.registry import Registry
 

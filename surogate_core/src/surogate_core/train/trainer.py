@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from ..api import Comm, RunInfo
@@ -93,6 +94,9 @@ def train_planned(
             _check_packing(plan, steps, worker, notice)
         set_aside(run.loaded, resumed, notice)
         open_output(run.loaded, notice)
+        if run.adapter is not None:  # so that one that cannot be saved is found before the training
+            with TemporaryDirectory(dir=config.output_dir, prefix=checkpoint.SAVING) as rehearsal:
+                write_adapter(Path(rehearsal), run, plan.assembly, worker.params())
         loggers = _open_loggers(run, plan, _run_info(run, plan, steps, progress), comms, notice, stack)
         interrupt = stack.enter_context(Interrupt())
         mark("check of packing, loggers")
