@@ -157,10 +157,6 @@ def _many(cls: type, words: str) -> Check:
     return check
 
 
-def _share(result: Any, args: Sequence[Any]) -> str:
-    return "" if isinstance(result, float) and 0 < result <= 1 else "a float above 0 and at most 1"
-
-
 def _error(result: Any, args: Sequence[Any]) -> str:
     return "" if isinstance(result, float) and 0 <= result < 1 else "a float of at least 0 and below 1"
 
@@ -283,7 +279,6 @@ RESULTS: Final[Mapping[tuple[str, str], Check]] = {
     ("op", "recomputing"): _a(str, "the name of a kind, or an empty one"),
     ("op", "adding"): _a(str, "the name of a kind, or an empty one"),
     ("op", "flops"): _count,
-    ("op", "efficiency"): _share,
     ("op", "traffic"): _count,
     ("op", "passes"): _count,
     ("op", "link"): _count,
