@@ -376,7 +376,7 @@ def test_traffic_counts_each_value_once_and_accumulated_outputs_twice() -> None:
 
 @pytest.mark.parametrize("d", [*DEVICES.values(), cpu()], ids=lambda d: d.name)
 def test_every_device_of_the_table_is_plausible(d: DeviceInfo) -> None:
-    """Orders of magnitude reveal wrong units: memory is 16 to 300 GiB, the bf16 rate 30 to 2500 TFLOP/s."""
+    """Orders of magnitude reveal wrong units: memory is 7 to 300 GiB, the bf16 rate 15 to 2500 TFLOP/s."""
     assert device(d.name).name == d.name and d.title and d.source
     assert d.flops.keys() >= {"fp32", "fp64"}
     if d.name == "cpu":
@@ -384,8 +384,8 @@ def test_every_device_of_the_table_is_plausible(d: DeviceInfo) -> None:
         assert 1e9 < d.bandwidth < 1e12 and all(1e9 < rate < 1e14 for rate in d.flops.values())
         return
     assert d.sm is not None and 80 <= d.sm <= 121
-    assert 16 * GIB <= d.memory_bytes <= 300 * GIB and 0 < d.runtime_bytes < d.memory_bytes / 10
-    assert 30e12 < d.flops["bf16"] < 2.5e15
+    assert 7 * GIB <= d.memory_bytes <= 300 * GIB and 0 < d.runtime_bytes < d.memory_bytes / 10
+    assert 15e12 < d.flops["bf16"] < 2.5e15
     assert d.flops["fp64"] <= d.flops["fp32"] <= d.flops["bf16"]
     assert 0.1e12 < d.bandwidth < 10e12
     assert 1e-6 < d.launch_seconds < 1e-5
@@ -395,6 +395,47 @@ def test_every_device_of_the_table_is_plausible(d: DeviceInfo) -> None:
 def test_device_names_ignore_case_spaces_and_underscores() -> None:
     for name in ("h200", "H200", "rtx_4090", "RTX 4090", "a100-40", "RTX PRO 6000", "CPU"):
         assert device(name).name == name.lower().replace("_", "").replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("NVIDIA H100", "h100"),
+        ("rtx-4090", "rtx4090"),
+        ("4090", "rtx4090"),
+        ("4070 Ti Super", "rtx4070tisuper"),
+        ("RTX 4060 Ti 16GB", "rtx4060ti"),
+        ("A100 80GB", "a100"),
+        ("a100 40 GB", "a100-40"),
+        ("NVIDIA A100-PCIE-40GB", "a100-40"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("RTX 6000 Ada", "rtx6000ada"),
+    ],
+)
+def test_devices_are_found_by_the_names_that_people_write(written: str, name: str) -> None:
+    assert device(written).name == name
+
+
+def test_every_title_names_its_device() -> None:
+    assert [device(d.title).name for d in DEVICES.values()] == list(DEVICES)
+
+
+@pytest.mark.parametrize("name", ["T4", "V100 32GB", "RTX 2080 Ti", "Tesla P100-PCIE-16GB", "GTX 1080"])
+def test_a_device_before_ampere_is_refused_with_the_reason(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"device: '{name}' has compute capability .* need 8.0 .Ampere. or newer"):
+        device(name)
+
+
+def test_an_ambiguous_name_lists_its_candidates() -> None:
+    with pytest.raises(ConfigError, match=r"'RTX 6000' is ambiguous. Candidates: rtx6000ada .*, rtxpro6000 "):
+        device("RTX 6000")
+
+
+@pytest.mark.parametrize("name", ["4060 Ti 8GB", "RTX 4090 Laptop", "80GB", ""])
+def test_another_card_than_those_of_the_table_is_unknown(name: str) -> None:
+    with pytest.raises(ConfigError, match="is not in the device table"):
+        device(name)
 
 
 def test_the_error_for_an_unknown_device_lists_the_names() -> None:
