@@ -7,10 +7,10 @@ about the least of what out-of-memory messages of PyTorch in public reports name
 The rates of the H100 and the H200 are those that `surogate doctor --measure` found on one of each (700 W, torch
 2.11+cu130, cuBLASLt 13.1, 2026-11-22 and 23): FLOP/s of large matrix products under sustained load, by dtype of
 operands (in FP8 on the H200 1,263e12 with the write of their outputs, which is not hidden, 1,347e12 without it); bytes
-per second read and written; copies from and to the host, each way at once. For other devices FLOP/s are 0.68 of the
-vendor's dense peak (data sheets and architecture white papers; GeForce cards with sums in fp32), the ratio measured on the H200 for both dtypes, and bandwidths 0.87 of its figure. Links are 0.8
-of the vendor's figure for one direction, an estimate: NVLink, else PCIe. For the GPU of this machine, `surogate doctor
---measure` replaces the rates.
+per second read and written; copies from and to the host, each way at once. For other devices the table has the
+vendor's figures (data sheets and architecture white papers): FLOP/s are 0.68 of the dense peak, the ratio measured on
+the H200 for both dtypes, and bandwidths 0.87 of the figure. Links are 0.8 of the figure for one direction, an estimate:
+NVLink, else PCIe. For the GPU of this machine, `surogate doctor --measure` replaces the rates.
 """
 
 from __future__ import annotations
