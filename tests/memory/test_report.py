@@ -336,6 +336,13 @@ def test_little_attention_takes_no_longer_on_a_slower_gpu_than_its_share_of_the_
     assert small == large
 
 
+def test_attention_is_a_small_part_of_a_short_step_on_a_cpu() -> None:
+    """It was planned at many times the products: the FLOPs of an H200 in its time to fill were added on any device."""
+    given = plan_inputs(QWEN3_0_6B, target=Target(cpu()), batch_size=1, seq_len=64)
+    step = summarise(assemble(given), given).step
+    assert step.attention_seconds < step.product_seconds / 4
+
+
 def test_attention_is_less_efficient_with_small_heads_short_documents_and_little_work() -> None:
     def efficiency(*sizes: int, kind: str = "attention") -> float:
         return attention_share(attention(*sizes, kind=kind), H200)
