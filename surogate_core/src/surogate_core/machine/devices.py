@@ -2,7 +2,8 @@
 
 Titles are the names that the driver gives, and memory is what CUDA reports, a little less than nvidia-smi shows. That
 of the H200 was read on one (139.8 GiB). It differs by up to 0.3 GiB between drivers, so for the others the table has
-about the least of what out-of-memory messages of PyTorch in public reports name.
+about the least of what out-of-memory messages of PyTorch in public reports name, or where none was read (23 rows of
+2026-11-24) an estimate, 2 to 8 % below the size that the card is sold with.
 
 The rates of the H100 and the H200 are those that `surogate doctor --measure` found on one of each (700 W, torch
 2.11+cu130, cuBLASLt 13.1, 2026-11-22 and 23): FLOP/s of large matrix products under sustained load, by dtype of

@@ -15,13 +15,14 @@ from ..api import DeviceInfo, Op, OpDef
 _CPU_MEMORY: Final = 0.4
 _CPU_ATTENTION: Final = 0.2
 """Shares of a CPU's rates (`devices.cpu`): of its bandwidth by references, of its FLOP/s by attention, which computes
-all scores. Fitted to `surogate profile examples/quickstart.yaml` (2 cores, 2026-11-24)."""
+all scores. Rough: a step of `examples/quickstart.yaml`, planned at 220 ms, took 148 ms on two idle cores and up to 500
+ms on busy ones (2026-11-24)."""
 
 _H200_RATE: Final = 668e12
 """FLOP/s of products in bf16 on the device that attention was fitted to."""
 
 _OTHER_ATTENTION: Final = 0.5
-"""Share of a GPU's FLOP/s of attention that is not in the table: about what `attention` and its backward reach."""
+"""Share of a GPU's FLOP/s of attention that is not in the table: an estimate, between `attention` and its backward."""
 
 
 @dataclass(frozen=True)
