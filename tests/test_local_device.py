@@ -120,8 +120,7 @@ def test_the_names_that_drivers_give_are_in_the_device_table(title: str, sm: int
 
 
 def test_an_unknown_gpu_gets_the_slowest_of_its_generation_by_both_rates() -> None:
-    """An H200 has the smaller rate of products of those measured, and the largest bandwidth."""
-    assert built_in_gpu("NVIDIA GH200 480GB", 90, 1 << 36).source == "rates of NVIDIA H100 PCIe, the nearest known"
+    assert built_in_gpu("NVIDIA H7", 90, 1 << 36).source == "rates of NVIDIA H20, the nearest known"
 
 
 @pytest.mark.parametrize(

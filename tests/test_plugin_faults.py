@@ -331,11 +331,6 @@ FAULTS = [
     case(
         "flops is text", 'change("TWICE", flops=lambda op: "7")', f"{OP} failed in flops: returned '7', expected an int"
     ),
-    case(
-        "efficiency is 0",
-        'change("TWICE", efficiency=lambda op: 0.0)',
-        f"{OP} failed in efficiency: returned 0.0, expected greater than 0",
-    ),
     case("traffic raises", 'change("TWICE", traffic=boom)', f"{OP} failed in traffic: {BOOM}"),
     case("workspace is negative", 'change("TWICE", workspace=lambda op: -1)', f"{OP} failed in workspace: returned -1"),
     case(

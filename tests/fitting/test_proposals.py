@@ -319,9 +319,10 @@ def test_fit_takes_a_device_a_size_or_auto(plan: Make) -> None:
     assert run.fit(opened.loaded, "auto", "h100").before.report.device.name == "h100"
     with pytest.raises(ConfigError, match="both name a device"):
         run.fit(opened.loaded, "h100", "h200")
+    assert run.fit(opened.loaded, "4090").before.report.device.name == "rtx4090", "no size of 4,090 bytes"
     assert run.fit(opened.loaded, "AUTO", "h100").before.report.device.name == "h100"
     with pytest.raises(
-        ConfigError, match="--fit abc: is neither a size such as 24GiB, nor auto, and not in the device"
+        ConfigError, match="--fit abc: is neither a size such as 24GiB nor auto; device: 'abc' is not in"
     ):
         run.fit(opened.loaded, "abc")
     with pytest.raises(ConfigError, match="not in the device table"):

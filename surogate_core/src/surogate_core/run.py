@@ -10,6 +10,7 @@ result = run.train(loaded)
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,7 +30,7 @@ from .fitting.changes import Changes, changed
 from .fitting.proposals import Proposal, one_line, propose, suggest
 from .hub.config_json import read_config
 from .hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir
-from .machine.devices import DEVICES, GIB
+from .machine.devices import GIB
 from .machine.devices import device as known_device
 from .machine.local_device import USE_THE_CPU, LocalDevice, local_device, open_contexts
 from .machine.system import PINNED_RESERVE_BYTES, pinnable_memory_bytes
@@ -117,11 +118,8 @@ def fit(loaded: LoadedConfig, target: str, device: str | LocalDevice | None = No
     if limit is None and target.strip().lower() != "auto":
         try:
             named = known_device(target).name
-        except ConfigError:
-            known = ", ".join(DEVICES)
-            raise ConfigError(
-                f"--fit {target}: is neither a size such as 24GiB, nor auto, and not in the device table: cpu, {known}."
-            ) from None
+        except ConfigError as error:
+            raise ConfigError(f"--fit {target}: is neither a size such as 24GiB nor auto; {error}") from None
         if device is not None:
             raise ConfigError(f"--fit {target} and --device: both name a device. Give one, or a size to --fit.")
         device = named
@@ -135,6 +133,8 @@ def fit(loaded: LoadedConfig, target: str, device: str | LocalDevice | None = No
 
 def _limit(target: str) -> Changes | None:
     """Return the key that limits devices to the size `target`; None if it is a word. Raises ConfigError otherwise."""
+    if re.fullmatch(r"\d{4}( ?ti)?( ?super)?", target.strip().lower()):
+        return None  # a card such as 4090
     try:
         parse_bytes(target)
     except ValueError as error:

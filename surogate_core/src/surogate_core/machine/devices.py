@@ -2,15 +2,16 @@
 
 Titles are the names that the driver gives, and memory is what CUDA reports, a little less than nvidia-smi shows. That
 of the H200 was read on one (139.8 GiB). It differs by up to 0.3 GiB between drivers, so for the others the table has
-about the least of what out-of-memory messages of PyTorch in public reports name.
+about the least of what out-of-memory messages of PyTorch in public reports name, or where none was read (23 rows of
+2026-11-24) an estimate, 2 to 8 % below the size that the card is sold with.
 
 The rates of the H100 and the H200 are those that `surogate doctor --measure` found on one of each (700 W, torch
 2.11+cu130, cuBLASLt 13.1, 2026-11-22 and 23): FLOP/s of large matrix products under sustained load, by dtype of
 operands (in FP8 on the H200 1,263e12 with the write of their outputs, which is not hidden, 1,347e12 without it); bytes
-per second read and written; copies from and to the host, each way at once. For other devices FLOP/s are 0.68 of the
-vendor's dense peak, the ratio measured on the H200 for both dtypes, and bandwidths 0.87 of its figure. Links are 0.8
-of the vendor's figure for one direction, an estimate: NVLink, else PCIe. For the GPU of this machine, `surogate doctor
---measure` replaces the rates.
+per second read and written; copies from and to the host, each way at once. For other devices the table has the
+vendor's figures (data sheets and architecture white papers): FLOP/s are 0.68 of the dense peak, the ratio measured on
+the H200 for both dtypes, and bandwidths 0.87 of the figure. Links are 0.8 of the figure for one direction, an estimate:
+NVLink, else PCIe. For the GPU of this machine, `surogate doctor --measure` replaces the rates.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import replace
 
 from ..api import DeviceInfo
 from ..errors import ConfigError
+from .device_names import find_device
 from .measured_rates import read_rates
 
 GIB = 1 << 30
@@ -38,9 +40,25 @@ COLLECTIVE_BYTES = 768 << 20
 
 
 def _gpu(
-    name: str, title: str, sm: int, gib: float, bf16: float, fp32: float, bandwidth: float, link: float
+    name: str,
+    title: str,
+    sm: int,
+    gib: float,
+    bf16: float,
+    fp32: float,
+    bandwidth: float,
+    link: float,
+    *,
+    host: float = 0.0,
 ) -> DeviceInfo:
-    """Return a device from its data sheet: dense peak in TFLOP/s, bandwidth in TB/s, link in GB/s for one direction."""
+    """Return a device from the vendor's data sheet.
+
+    bf16       dense peak with sums in fp32, TFLOP/s; on GeForce cards half of the peak with sums in fp16
+    fp32       peak without tensor cores, TFLOP/s
+    bandwidth  TB/s
+    link       to other devices, GB/s for one direction
+    host       GB/s of copies from and to the host, each way at once. Default: PCIe 5 or 4 with 16 lanes.
+    """
     flops = {"bf16": bf16 * _SUSTAINED * 1e12, "fp32": fp32 * _SUSTAINED * 1e12, "fp64": fp32 * _SUSTAINED / 2 * 1e12}
     if sm >= 89:
         flops["fp8"] = 2 * flops["bf16"]
@@ -55,7 +73,7 @@ def _gpu(
         runtime_bytes=_CUDA_RUNTIME_BYTES,
         source="vendor data sheet, scaled",
         link_bandwidth=link * _LINK * 1e9,
-        host_bandwidth=45e9 if sm in (90, 100, 103, 120) else 22e9,  # PCIe 5 or 4, 16 lanes
+        host_bandwidth=(host or (45 if sm in (90, 100, 103, 120) else 22)) * 1e9,
     )
 
 
@@ -80,18 +98,41 @@ DEVICES: dict[str, DeviceInfo] = {
     for d in (
         _gpu("a100-40", "NVIDIA A100 40GB", 80, 39.3, 312, 19.5, 1.555, 300),
         _gpu("a100", "NVIDIA A100 80GB", 80, 79.1, 312, 19.5, 2.039, 300),
+        _gpu("a30", "NVIDIA A30", 80, 23.5, 165, 10.3, 0.933, 100),
         _gpu("a10", "NVIDIA A10", 86, 21.9, 125, 31.2, 0.600, 32),
-        _gpu("rtx3090", "NVIDIA GeForce RTX 3090", 86, 23.5, 71, 35.6, 0.936, 32),
+        _gpu("a10g", "NVIDIA A10G", 86, 21.9, 70, 35, 0.600, 32),
+        _gpu("a40", "NVIDIA A40", 86, 44.3, 150, 37.4, 0.696, 32),
+        _gpu("a4000", "NVIDIA RTX A4000", 86, 15.6, 76.7, 19.2, 0.448, 32),
+        _gpu("a5000", "NVIDIA RTX A5000", 86, 23.5, 111, 27.8, 0.768, 32),
         _gpu("a6000", "NVIDIA RTX A6000", 86, 47.4, 155, 38.7, 0.768, 32),
+        _gpu("rtx3060", "NVIDIA GeForce RTX 3060", 86, 11.6, 25.5, 12.7, 0.360, 32),
+        _gpu("rtx3070", "NVIDIA GeForce RTX 3070", 86, 7.6, 40.6, 20.3, 0.448, 32),
+        _gpu("rtx3080", "NVIDIA GeForce RTX 3080", 86, 9.6, 59.5, 29.8, 0.760, 32),
+        _gpu("rtx3080ti", "NVIDIA GeForce RTX 3080 Ti", 86, 11.6, 68, 34.1, 0.912, 32),
+        _gpu("rtx3090", "NVIDIA GeForce RTX 3090", 86, 23.5, 71, 35.6, 0.936, 32),
+        _gpu("rtx3090ti", "NVIDIA GeForce RTX 3090 Ti", 86, 23.5, 80, 40, 1.008, 32),
         _gpu("l4", "NVIDIA L4", 89, 21.9, 121, 30.3, 0.300, 32),
+        _gpu("l40", "NVIDIA L40", 89, 44.3, 181, 90.5, 0.864, 32),
         _gpu("l40s", "NVIDIA L40S", 89, 44.3, 362, 91.6, 0.864, 32),
+        _gpu("rtx6000ada", "NVIDIA RTX 6000 Ada Generation", 89, 47.4, 364, 91.1, 0.960, 32),
+        _gpu("rtx4060ti", "NVIDIA GeForce RTX 4060 Ti", 89, 15.6, 44.1, 22.1, 0.288, 16, host=11),
+        _gpu("rtx4070", "NVIDIA GeForce RTX 4070", 89, 11.6, 58.3, 29.1, 0.504, 32),
+        _gpu("rtx4070ti", "NVIDIA GeForce RTX 4070 Ti", 89, 11.6, 80, 40.1, 0.504, 32),
+        _gpu("rtx4070tisuper", "NVIDIA GeForce RTX 4070 Ti SUPER", 89, 15.6, 88, 44.1, 0.672, 32),
+        _gpu("rtx4080", "NVIDIA GeForce RTX 4080", 89, 15.6, 97.5, 48.7, 0.717, 32),
         _gpu("rtx4090", "NVIDIA GeForce RTX 4090", 89, 23.5, 165, 82.6, 1.008, 32),
+        _gpu("h20", "NVIDIA H20", 90, 94.5, 148, 44, 4.0, 450),
         _gpu("h100-pcie", "NVIDIA H100 PCIe", 90, 79.1, 756, 51, 2.0, 300),
         _gpu("h100-nvl", "NVIDIA H100 NVL", 90, 93.0, 835, 60, 3.9, 300),
         _H100,
         _H200,
+        _gpu("gh200", "NVIDIA GH200 480GB", 90, 94.5, 989, 67, 4.0, 450, host=200),
         _gpu("b200", "NVIDIA B200", 100, 178.3, 2250, 75, 8.0, 900),
         _gpu("b300", "NVIDIA B300", 103, 267.6, 2250, 75, 8.0, 900),
+        _gpu("rtx5060ti", "NVIDIA GeForce RTX 5060 Ti", 120, 15.5, 47.4, 23.7, 0.448, 32, host=22),
+        _gpu("rtx5070", "NVIDIA GeForce RTX 5070", 120, 11.6, 61.7, 30.9, 0.672, 64),
+        _gpu("rtx5070ti", "NVIDIA GeForce RTX 5070 Ti", 120, 15.5, 87.9, 43.9, 0.896, 64),
+        _gpu("rtx5080", "NVIDIA GeForce RTX 5080", 120, 15.5, 113, 56.3, 0.960, 64),
         _gpu("rtx5090", "NVIDIA GeForce RTX 5090", 120, 31.3, 210, 104.8, 1.792, 64),
         _gpu("rtxpro6000", "NVIDIA RTX PRO 6000 Blackwell", 120, 94.9, 503, 125, 1.792, 64),
         _gpu("spark", "NVIDIA GB10", 121, 119.0, 125, 31, 0.273, 25),
@@ -101,15 +142,19 @@ DEVICES: dict[str, DeviceInfo] = {
 
 
 def cpu() -> DeviceInfo:
-    """Return this machine's CPU, with all of its memory. The rates are rough, but sufficient for comparisons."""
-    cores = os.cpu_count() or 1
+    """Return this machine's CPU, with all of its memory, and the cores that this process may use.
+
+    The rates are rough: per core what was measured on two cores of 2024 (AVX-512). References compute in fp32 what is
+    stored in bf16 or FP8, so these have the rate of fp32.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return DeviceInfo(
         name="cpu",
         title=f"CPU, {cores} cores",
         sm=None,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        flops={"bf16": cores * 25e9, "fp32": cores * 40e9, "fp64": cores * 20e9},
-        bandwidth=10e9,
+        flops={"fp32": cores * 60e9, "fp64": cores * 30e9},
+        bandwidth=cores * 5e9,
         launch_seconds=2e-5,
         runtime_bytes=700 << 20,
         source="rule of thumb",
@@ -153,10 +198,5 @@ def limited(device: DeviceInfo, nbytes: int | None) -> DeviceInfo:
 
 
 def device(name: str) -> DeviceInfo:
-    """Return a device of the table, or the CPU for "cpu". Raises ConfigError with the known names."""
-    key = name.lower().replace("_", "").replace(" ", "")
-    if key == "cpu":
-        return cpu()
-    if key not in DEVICES:
-        raise ConfigError(f"device: {name!r} is not in the device table. Known: cpu, {', '.join(DEVICES)}.")
-    return DEVICES[key]
+    """Return a device of the table by its name as people write it (`find_device`), or the CPU for "cpu"."""
+    return cpu() if name.strip().lower() == "cpu" else find_device(name, DEVICES)

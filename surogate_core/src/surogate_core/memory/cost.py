@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from ..machine.prices import arithmetic_share, memory_share
 from ..program.lanes import lane_order
 from ..program.op import Lane, Op, Program, Signature
 
@@ -58,8 +59,9 @@ def op_cost(op: Op, definition: OpDef, device: DeviceInfo) -> Cost:
         return Cost(0, copied, device.launch_seconds + copied / device.host_bandwidth)
     flops, passes = definition.flops(op), definition.passes(op)
     traffic = definition.traffic(op) if definition.traffic else _traffic(op)
-    arithmetic = flops / (arithmetic_rate(op, definition, device) * definition.efficiency(op))
-    bandwidth = device.bandwidth * definition.memory_efficiency
+    rate = arithmetic_rate(op, definition, device)
+    arithmetic = flops / (rate * arithmetic_share(op, definition, flops, rate, device)) if flops else 0.0
+    bandwidth = device.bandwidth * memory_share(definition, device)
     longest = max(arithmetic, traffic / bandwidth, definition.link(op) / device.link_bandwidth)
     link = device.host_bandwidth * (definition.zero_copy or 1.0)
     host = _host_traffic(op) / link if traffic else 0.0

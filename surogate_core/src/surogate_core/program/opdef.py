@@ -54,9 +54,9 @@ def _none(op: Op) -> int:
 class OpDef(Definition):
     """A kind of op.
 
-    `flops`, `efficiency`, `traffic`, `passes`, `link` and `workspace` are called once for all ops of equal
-    `Op.signature`. They, and the shapes and dtypes of `infer`, may depend on kind, attrs, phase, lane and accumulated
-    outputs of an op and on shapes, dtypes and roles of its values, but not on its block or on which values it uses.
+    `flops`, `traffic`, `passes`, `link` and `workspace` are called once for all ops of equal `Op.signature`. They, and
+    the shapes and dtypes of `infer`, may depend on kind, attrs, phase, lane and accumulated outputs of an op and on
+    shapes, dtypes and roles of its values, but not on its block or on which values it uses.
 
     infer       (ins, attrs) -> one OutSpec per output. Raises ProgramError, with the shapes, if they are invalid.
     reference   "module:function", imported on first use. Called as `function(*ins, **attrs)` with torch tensors;
@@ -86,12 +86,12 @@ class OpDef(Definition):
                 op -> {index of an output: index of an input}: both may have one place in memory if no later op reads
                 the input. Every kernel of the op must allow that.
     flops       floating-point operations
-    efficiency  share of a device's rate for matrix products that the op's arithmetic reaches
     traffic     bytes read and written. Default: every input and output once, outputs that accumulate twice.
     passes      further bytes, of kernels that run before or after the arithmetic and do not overlap with it
     memory_efficiency
-                share of a device's rate for copies that `traffic` and `passes` reach. Default: what element-wise
-                kernels and norms reach in steps at the power limit of an H200, 0.65 to 0.98 alone
+                share of a GPU's bandwidth at which its kernels move `traffic` and `passes`. Default: what element-wise
+                kernels and norms reach in steps at the power limit of an H200, 0.65 to 0.98 alone. On a CPU all ops
+                have one share (`machine/prices.py`).
     link        bytes that a device sends to others
     workspace   bytes of workspace that every implementation needs
     training_only
@@ -100,7 +100,7 @@ class OpDef(Definition):
                 it has the attr `chunks`, 1 by default (`attn_bwd_chunks`): kernels process the rows in that many equal
                 parts, in the workspace of one. Outputs do not depend on it.
     is_attention
-                plans show its time as that of attention
+                plans price its arithmetic as that of attention, and show its time so
     always_recomputed
                 recompute its outputs in the backward pass whatever the user chose, because that is cheaper than storing
                 them
@@ -130,7 +130,6 @@ class OpDef(Definition):
     first_output: str = ""
     may_overwrite: Callable[[Op], Mapping[int, int]] = lambda op: {}
     flops: Callable[[Op], Count] = _none
-    efficiency: Callable[[Op], Annotated[float, Field(gt=0, le=1)]] = lambda op: 1.0
     traffic: Callable[[Op], Count] | None = None
     passes: Callable[[Op], Count] = _none
     memory_efficiency: Annotated[float, Field(gt=0, le=1)] = 0.8

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from ..dtypes import accumulator
 from ..program.op import Op
 from ..program.opdef import Emitter, Gradients, OpDef, OutSpec
@@ -139,39 +137,6 @@ def _attention_flops(op: Op) -> int:
     return products * tokens * seq_len * width
 
 
-class _Rate(NamedTuple):
-    """What attention reaches of the rate of products.
-
-    most       with long rows and large heads
-    half_head  size of a head at which half of the time goes into the softmax, whose exponentials do not depend on it
-    half_row   length of documents at which half of the time is lost to the diagonal of the mask and to short loops
-    half_work  FLOPs that take as long as filling and draining the device
-    """
-
-    most: float
-    half_head: int
-    half_row: int
-    half_work: float
-
-
-_FORWARD = _Rate(1.36, 80, 180, 12e9)
-_BACKWARD = _Rate(0.91, 40, 560, 20e9)
-
-
-def _attention_efficiency(op: Op) -> float:
-    """Return what cuDNN 9.19 reaches for documents that fill their rows (H200s, 2026-11-23, `benchmarks/h200.md`).
-
-    Measured alone: 313 to 563 TFLOP/s forward and 223 to 406 backward, for 1,024 to 2,048 tokens and heads of 64 and
-    128. Inside of steps, whose products run at the power limit, the kernels take about 14 % longer forward and 10 %
-    backward; that is included. Rows of shorter documents have less arithmetic (`_attention_flops`), and kernels that
-    reach a smaller share.
-    """
-    rate = _FORWARD if op.kind == "attention" else _BACKWARD
-    head_dim, seq_len, work = int(op.attrs["head_dim"]), int(op.attrs["seq_len"]), _attention_flops(op)
-    of_head, of_row = head_dim / (head_dim + rate.half_head), seq_len / (seq_len + rate.half_row)
-    return min(rate.most * of_head * of_row * work / (work + rate.half_work), 1.0)
-
-
 # --------------------------------------------------------------------------------------------------------------- swiglu
 
 
@@ -288,7 +253,6 @@ LAYERS: tuple[OpDef, ...] = (
         attrs=_HEADS,
         vjp=_attention_vjp,
         flops=_attention_flops,
-        efficiency=_attention_efficiency,
         is_attention=True,
     ),
     define(
@@ -298,7 +262,6 @@ LAYERS: tuple[OpDef, ...] = (
         is_attention=True,
         takes_chunks=True,
         flops=_attention_flops,
-        efficiency=_attention_efficiency,
     ),
     define("swiglu", _swiglu, vjp=_swiglu_vjp, flops=elements(3), memory_efficiency=0.97),
     define(
