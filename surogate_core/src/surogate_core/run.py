@@ -68,6 +68,9 @@ __all__ = [
 
 Notice = Callable[[str], None]
 
+LIMIT = "device_memory_limit"
+"""The key that `fit` sets for a size."""
+
 OPENMP_SPINS = "1000"
 """How long torch's CPU threads spin at a barrier before they sleep. By default they spin without end, which makes a
 step 10 to 70 times slower as soon as another process computes on the same cores (dev/LOG.md)."""
@@ -120,14 +123,18 @@ def fit(loaded: LoadedConfig, target: str, device: str | LocalDevice | None = No
             named = known_device(target).name
         except ConfigError as error:
             raise ConfigError(f"--fit {target}: is neither a size such as 24GiB nor auto; {error}") from None
-        if device is not None:
-            raise ConfigError(f"--fit {target} and --device: both name a device. Give one, or a size to --fit.")
+        if device is not None and not (isinstance(device, str) and known_device(device).name == named):
+            other = device if isinstance(device, str) else device.device.name
+            raise ConfigError(
+                f"--fit {target} and --device {other}: each names another device. Give one, or a size to --fit."
+            )
         device = named
     opened = open_run(loaded)
     if limit is not None:
         opened = changed(opened, limit)
     before = plan(opened, device)
-    found = [replace(p, changes={**(limit or {}), **p.changes}) for p in propose(opened, before)]
+    new = opened.config.device_memory_limit != loaded.config.device_memory_limit
+    found = [replace(p, changes={**(limit if limit and new else {}), **p.changes}) for p in propose(opened, before)]
     return Fit(before, found)
 
 
@@ -141,7 +148,7 @@ def _limit(target: str) -> Changes | None:
         if target[:1].isalpha():
             return None
         raise ConfigError(f"--fit {target!r}: {error}; or name a device, such as h200, or auto.") from None
-    return {"device_memory_limit": target}
+    return {LIMIT: target}
 
 
 def tokenize(loaded: LoadedConfig, notice: Notice = print) -> Corpora:

@@ -13,6 +13,7 @@ FP4 = WeightFormatDef(
     summary="frozen weights in NVFP4: 4 bits and an FP8 scale for each 16 of a row",
     options=Fp4WeightOptions,
     key="qlora_fp4",
+    bits=4.5,
     quantize=STORAGE.quantize,
     dequantize=STORAGE.dequantize,
     checkpoints=CheckpointForm(

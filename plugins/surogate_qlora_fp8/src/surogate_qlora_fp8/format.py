@@ -13,6 +13,7 @@ FP8 = WeightFormatDef(
     summary="frozen weights in E4M3 with a scale for each square of weights",
     options=Fp8WeightOptions,
     key="qlora_fp8",
+    bits=8.0,
     quantize=STORAGE.quantize,
     dequantize=STORAGE.dequantize,
     checkpoints=CheckpointForm(

@@ -13,6 +13,7 @@ NF4 = WeightFormatDef(
     summary="frozen weights in 4-bit NormalFloat, with the bits of bitsandbytes",
     options=Nf4Options,
     key="qlora_bnb",
+    bits=4.13,
     quantize=STORAGE.quantize,
     dequantize=STORAGE.dequantize,
     checkpoints=CheckpointForm(

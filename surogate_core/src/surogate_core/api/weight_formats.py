@@ -81,6 +81,8 @@ class WeightFormatDef(Definition):
                 Called in front of the first op that reads such a copy, for those that this op reads.
     supports    (device, options) -> Support. Never raises.
     checkpoints how files hold the format; None: they do not
+    bits        per weight with the default options, scales included. A run that does not fit is proposed the installed
+                format with the fewest; None: the format is not proposed
     """
 
     name: Name
@@ -94,3 +96,4 @@ class WeightFormatDef(Definition):
     )
     supports: Callable[[DeviceInfo, Any], Support] = _anywhere
     checkpoints: CheckpointForm | None = None
+    bits: float | None = None

@@ -82,24 +82,25 @@ def _table(fit: run.Fit) -> Table:
     for head in ("tokens/s", "GiB", "host GiB", "recompute"):
         table.add_column(head, justify="right", no_wrap=True)
     table.add_column("change")
-    table.add_row("now", *_figures(fit.before), Text("fits" if fit.before.report.fits else "does not fit"))
+    table.add_row("now", *figures(fit.before), Text("fits" if fit.before.report.fits else "does not fit"))
     for number, proposal in enumerate(fit.proposals, 1):
         lines = proposal.lines or ["nothing"]
         lines += [f"last resort: {proposal.resort}"] if proposal.resort else []
         style = "yellow" if proposal.resort else "bold" if number == 1 else ""
         table.add_row(
-            f"{number} *" if number == 1 else str(number), *_figures(proposal.plan), Text("\n".join(lines)), style=style
+            f"{number} *" if number == 1 else str(number), *figures(proposal.plan), Text("\n".join(lines)), style=style
         )
     return table
 
 
-def _figures(plan: Plan) -> list[str]:
+def figures(plan: Plan) -> list[str]:
+    """Return the columns of a plan: speed, memory of device and host, and what recomputation adds to a step."""
     report, chosen = plan.report, plan.chosen
     return [
         f"{report.tokens_per_second:,.0f}",
         f"{report.device_bytes['total'] / GIB:.2f}",
         f"{report.pinned_bytes / GIB:.2f}" if report.pinned_bytes else "",
-        f"+{chosen.costs / chosen.step:.1%}" if chosen else "",
+        f"{chosen.costs / chosen.step:+.1%}" if chosen else "",
     ]
 
 
@@ -107,7 +108,9 @@ def _advice(first: Proposal, target: str) -> str:
     if first.resort:
         return "* changes what the run learns, because nothing else fits: set its lines in the file if you want that"
     if not first.changes:
-        return "* the run is already as fast as it can be here"
+        return "* nothing needs changing: nothing faster was found"
+    if first.changes.keys() == {run.LIMIT}:
+        return "* nothing needs changing but the limit: nothing faster was found"
     return f"* the fastest: add its lines to the file, or train with --fit {target}"
 
 

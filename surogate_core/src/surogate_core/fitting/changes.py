@@ -6,14 +6,15 @@ if its lines were in the file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..api import OffloadDef, OptimizerDef, Precision
+from ..api import DeviceInfo, OffloadDef, OptimizerDef, Precision
 from ..config.keys import ADAPTER_FLAG
 from ..config.load import dump_yaml, load_config, resolved
 from ..config.schema import RECOMPUTE_KEYS, TrainConfig
+from ..planning.plan import Plan
 from ..planning.run import Run, open_run
 
 Changes = Mapping[str, Any]
@@ -22,10 +23,13 @@ LAST_RESORTS: Mapping[str, str] = {
     "param_grad_dtype": "gradients or optimizer states in bf16",
     "optimizer_state_dtype": "gradients or optimizer states in bf16",
     "sequence_len": "shorter rows",
+    "quantize_lm_head": "also of embedding and LM head",
     ADAPTER_FLAG.key: "an adapter in place of all weights",
 }
 """Keys whose change alters what a run learns -> what it gives up."""
 
+WORTH = 0.02
+"""Nothing is changed for values of less than this share of the device's memory."""
 _SHORTEST = 256
 """Rows are not made shorter than this many tokens."""
 _MOST_STEPS = 65536
@@ -35,29 +39,16 @@ _DIVISORS = 1024
 
 
 @dataclass(frozen=True)
-class Batch:
-    """The micro-batch of a worker, and the micro-steps of an optimizer step.
+class Axis:
+    """The settings of one thing about a run, ordered by the device memory that they leave free.
 
-    halvings  how often the rows are shorter by half than asked for; what the model learns changes with it
+    own      index of the setting that the search starts from: the run's own, if it is among them
+    offload  whether it is an offload strategy
     """
 
-    rows: int
-    length: int
-    steps: int
-    halvings: int = 0
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a micro-step."""
-        return self.rows * self.length
-
-
-@dataclass(frozen=True)
-class Toggle:
-    """Turns an offload strategy on with one of its options, or off if the config selects it."""
-
-    name: str
-    changes: Changes
+    settings: Sequence[Changes]
+    own: int = 0
+    offload: bool = False
 
 
 def changed(run: Run, changes: Changes) -> Run:
@@ -65,7 +56,8 @@ def changed(run: Run, changes: Changes) -> Run:
     loaded = run.loaded
     raw = {**resolved(loaded), **changes}
     again = load_config(raw, registry=run.registry, mode=loaded.mode, source=loaded.source)
-    return open_run(again, run.registry) if ADAPTER_FLAG.key in changes else replace(run, loaded=again)
+    opened = {ADAPTER_FLAG.key, *(format.key for format in run.registry.weight_formats().values())}
+    return open_run(again, run.registry) if opened & changes.keys() else replace(run, loaded=again)
 
 
 def yaml_lines(changes: Changes) -> list[str]:
@@ -73,72 +65,108 @@ def yaml_lines(changes: Changes) -> list[str]:
     return dump_yaml(changes).splitlines() if changes else []
 
 
-def batches(config: TrainConfig, *, shorter: bool = False) -> list[Batch]:
-    """Return the micro-batches of the same optimizer step: the same rows in more or fewer micro-steps.
-
-    The config's own is the first, then by how far they are from it. `shorter`: and those of rows of half the length, a
-    quarter, and so on. These keep the tokens of a step.
-    """
-    rows, steps = config.per_device_train_batch_size, config.gradient_accumulation_steps
-    found, length, halvings = [], config.sequence_len, 0
-    while True:
-        every = {d for divisor in _divisors(rows * steps) for d in (divisor, rows * steps // divisor)}
-        sizes = [Batch(d, length, rows * steps // d, halvings) for d in every if rows * steps // d <= _MOST_STEPS]
-        found += sorted(sizes, key=lambda batch: (max(batch.rows / rows, rows / batch.rows), -batch.rows))
-        if not shorter or length % 2 or length <= _SHORTEST:
-            return found
-        length, halvings, steps = length // 2, halvings + 1, steps * 2
+def batch_axis(config: TrainConfig) -> Axis:
+    """Return the micro-batches of the same optimizer step: the same rows in more and more micro-steps."""
+    rows = config.per_device_train_batch_size * config.gradient_accumulation_steps
+    divisors = [d for d in range(1, _DIVISORS + 1) if rows % d == 0]
+    sizes = sorted({d for divisor in divisors for d in (divisor, rows // divisor)}, reverse=True)
+    sizes = [size for size in sizes if rows // size <= _MOST_STEPS]
+    changes = [batch_changes(config, size, config.sequence_len, rows // size) for size in sizes]
+    return Axis(changes, sizes.index(config.per_device_train_batch_size))
 
 
-def _divisors(n: int) -> Iterator[int]:
-    return (d for d in range(1, _DIVISORS + 1) if n % d == 0)
-
-
-def batch_changes(config: TrainConfig, batch: Batch) -> Changes:
-    """Return the keys of a micro-batch that differ from the config's."""
+def batch_changes(config: TrainConfig, rows: int, length: int, steps: int) -> Changes:
+    """Return the keys of micro-steps of `rows` rows that differ from the config's."""
     chunks = config.lmhead_chunks
-    while isinstance(chunks, int) and batch.tokens % chunks:
+    while isinstance(chunks, int) and rows * length % chunks:
         chunks -= 1
     parts = config.attn_bwd_chunks
-    while batch.rows % parts:
+    while rows % parts:
         parts -= 1
     keys = {
-        "per_device_train_batch_size": batch.rows,
-        "gradient_accumulation_steps": batch.steps,
-        "sequence_len": batch.length,
+        "per_device_train_batch_size": rows,
+        "gradient_accumulation_steps": steps,
+        "sequence_len": length,
         "lmhead_chunks": chunks,
         "attn_bwd_chunks": parts,
     }
     return {key: value for key, value in keys.items() if value != getattr(config, key)}
 
 
-def recompute_changes(config: TrainConfig, word: str) -> Changes:
-    """Return the keys that leave recomputation to `recompute`, which is "auto" or "false", alone."""
-    keys: dict[str, Any] = {"recompute": False if word == "false" else word} if config.recompute != word else {}
-    return keys | {key: False for key in RECOMPUTE_KEYS.values() if getattr(config, key)}
+def shorter_rows(config: TrainConfig) -> Iterator[Changes]:
+    """Yield the keys of rows of half the length, a quarter, and so on, with the tokens of the step."""
+    length, steps = config.sequence_len, config.gradient_accumulation_steps
+    while length % 2 == 0 and length > _SHORTEST:
+        length, steps = length // 2, steps * 2
+        yield batch_changes(config, config.per_device_train_batch_size, length, steps)
 
 
-def toggles(run: Run) -> Iterator[Toggle]:
-    """Yield a toggle for each option that an installed strategy proposes, and for turning it off."""
+def recompute_axis(run: Run, device: DeviceInfo) -> Axis:
+    """Return the recomputation that the planner chooses; where it chooses none, on a CPU, none or all of it."""
+    config = run.config
+    if device.sm is None and config.device_memory_limit is None:
+        return Axis([{}, {"recompute": True}] if config.recompute != "true" else [{}])
+    word: Changes = {"recompute": "auto"} if config.recompute != "auto" else {}
+    return Axis([{**word, **{key: False for key in RECOMPUTE_KEYS.values() if getattr(config, key)}}])
+
+
+def offload_axes(run: Run) -> Iterator[Axis]:
+    """Yield an axis for each strategy that the run selects or an installed package proposes."""
     for name in sorted(run.registry.names("offload")):
         strategy: OffloadDef = run.registry.get("offload", name)
         options = run.loaded.options["offload", name]
         now, defaults = (values.model_dump(mode="json", by_alias=True) for values in (options, strategy.options()))
         off = {key: defaults[key] for proposed in strategy.proposed for key in proposed}
-        for wanted in (*strategy.proposed, *([off] if strategy.selected(options) else [])):
-            changes = {
-                key: value for key, value in wanted.items() if (now[key], type(now[key])) != (value, type(value))
-            }
-            if changes:
-                yield Toggle(name, changes)
+        every = [
+            {key: value for key, value in wanted.items() if (now[key], type(now[key])) != (value, type(value))}
+            for wanted in (off, *strategy.proposed)
+        ]
+        if strategy.proposed:
+            own = every.index({}) if {} in every else 1
+            yield Axis(every if {} in every else [every[0], {}, *every[1:]], own, offload=True)
 
 
-def narrower(precision: Precision, optimizer: OptimizerDef) -> list[Changes]:
-    """Return the dtype keys that make gradients and optimizer states smaller. They change what a run computes."""
+def narrower(precision: Precision, optimizer: OptimizerDef) -> Changes:
+    """Return the dtype keys that make gradients and optimizer states smaller."""
     names = ("param_grad", "optimizer_state") if "bf16" in optimizer.state_dtypes else ("param_grad",)
-    return [{f"{name}_dtype": "bf16"} for name in names if getattr(precision, name) == "fp32"]
+    return {f"{name}_dtype": "bf16" for name in names if getattr(precision, name) == "fp32"}
 
 
-def adapter_change(run: Run) -> Changes:
-    """Return the key that trains an adapter instead of all weights; empty if the run trains one."""
-    return {ADAPTER_FLAG.key: True} if run.config.adapter is None else {}
+def resorts(run: Run, plan: Plan) -> Iterator[Changes]:
+    """Yield changes of what a run computes, from the least to the most: narrower dtypes, an adapter, a rounded base."""
+    dtypes = narrower(plan.inputs.precision, plan.inputs.optimizer)
+    parts = (plan.report.device_bytes, plan.report.host_bytes)
+    trained = sum(part.get(key, 0) for part in parts for key in ("gradients", "optimizer"))
+    adapter: Changes = {} if run.config.adapter else {ADAPTER_FLAG.key: True}
+    if dtypes and trained / 2 >= WORTH * plan.target.device.memory_bytes:
+        yield dtypes
+    if adapter:
+        yield adapter
+    yield from ({**adapter, key: True} for key in _formats(run, plan)[:1])
+
+
+def resorts_if_nothing_fits(run: Run, plan: Plan) -> Iterator[Changes]:
+    """Yield the changes that give up most: a base that is rounded as a whole, and the shortest rows."""
+    adapter: Changes = {} if run.config.adapter else {ADAPTER_FLAG.key: True}
+    whole = {"quantize_lm_head": True, "quantize_embedding": True}
+    if run.weight_format:
+        yield whole
+    yield from ({**adapter, key: True, **whole} for key in _formats(run, plan)[:1])
+    yield from list(shorter_rows(run.config))[-1:]
+
+
+def _formats(run: Run, plan: Plan) -> list[str]:
+    """Return the keys of the weight formats that the device supports, of the fewest bits first.
+
+    None if the run has a format.
+    """
+    device, formats = plan.target.device, run.registry.weight_formats().values()
+    serving = (f for f in formats if f.bits is not None and f.supports(device, f.options()).ok)
+    return [] if run.weight_format else [f.key for f in sorted(serving, key=lambda f: f.bits or 0)]
+
+
+def given_up(run: Run, changes: Changes) -> str:
+    """Return what a run gives up by changes of what it computes; "" if they keep it."""
+    formats = {f.key: f"a base of {round(f.bits or 0)} bits" for f in run.registry.weight_formats().values()}
+    names = {**LAST_RESORTS, **formats}
+    return ", ".join(dict.fromkeys(names[key] for key in changes if key in names))

@@ -1,13 +1,13 @@
 """Settings that fit a device, the fastest first: what `--fit` shows, and the suggestions of a run that does not fit.
 
-One search serves both. It estimates every combination of micro-batch, recomputation and offloading, and plans the best
-ones. An optimizer step keeps its rows, so these settings change nothing but the order in which gradients are summed.
-Last resorts change what the run learns: gradients and optimizer states in bf16, an adapter, shorter rows.
+An optimizer step keeps its rows, so a search (`search.py`) changes nothing but the order in which gradients are summed.
+Last resorts change what the run learns: gradients and optimizer states in bf16, an adapter, a base in few bits, shorter
+rows. Each is searched on its own, as a run with that change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -15,13 +15,13 @@ from ..errors import SurogateError
 from ..machine.devices import GIB
 from ..planning.plan import Plan, plan_run
 from ..planning.run import Run
-from .changes import LAST_RESORTS, Changes, adapter_change, changed, yaml_lines
-from .estimates import Candidate, Estimates
+from .changes import Changes, changed, given_up, resorts, resorts_if_nothing_fits, yaml_lines
+from .search import Search
 
-_EFFORT = 9
-"""Families of programs that are assembled to verify candidates, more only until one fits. A plan that chooses
-recomputation takes about three."""
-_MOST_EFFORT = 18
+_MOST_PLANS = 13, 7
+"""Plans of the search for the run, and of that for each last resort."""
+_MOST_PLANS_TO_SUGGEST = 8, 5
+"""The same for suggestions, which `surogate plan` and the start of a run wait for."""
 _ALIKE = 0.005
 """Steps whose times differ by less than this are equally fast: the fewer changes win."""
 _LESS = 0.98
@@ -31,22 +31,20 @@ _LESS_HOST = 0.75
 _SLOWER = 1.25
 """A proposal that takes longer than this, over the fastest, is not shown."""
 _FASTER = 0.95
-"""A last resort is shown next to what needs none if its step takes at most this share of the time."""
-_ENOUGH = 1.01
-"""Offloading is not tried if what fits without it is at most this many times as slow as without a limit of memory."""
+"""A last resort is shown next to what gives up less if its step takes at most this share of the time, or no longer but
+less pinned memory."""
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Changes of the config to make together, and the plan of the run with them. A step keeps its tokens."""
+    """Changes of the config to make together, and the plan of the run with them. A step keeps its tokens.
+
+    resort  what the run gives up, if the changes are a last resort; "" if they keep what it learns
+    """
 
     changes: Changes
     plan: Plan
-
-    @property
-    def resort(self) -> str:
-        """What the run gives up, if the changes are a last resort; "" if they keep what it learns."""
-        return ", ".join(dict.fromkeys(LAST_RESORTS[key] for key in self.changes if key in LAST_RESORTS))
+    resort: str = ""
 
     @property
     def fits(self) -> bool:
@@ -56,6 +54,16 @@ class Proposal:
     def lines(self) -> list[str]:
         """The changes as lines of YAML."""
         return yaml_lines(self.changes)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step; infinite if it does not fit."""
+        return self.plan.report.step.seconds if self.fits else inf
+
+    @property
+    def missing(self) -> int:
+        """Bytes of the device and the host that do not fit."""
+        return max(0, self.plan.report.missing_bytes) + self.plan.report.missing_host_bytes
 
     def saves(self, before: Plan) -> int:
         """Return by how many bytes a device needs less than in the plan `before`."""
@@ -68,25 +76,23 @@ class Proposal:
 
 
 def propose(run: Run, plan: Plan, count: int = 5) -> list[Proposal]:
-    """Return up to `count` settings that fit the device of `plan`, the fastest first; if none does, last resorts.
+    """Return up to `count` settings that fit the device of `plan`, the fastest first; for a run that does not fit, then
+    the last resorts that are faster still.
 
     The first one has no changes if the run as it is is the fastest.
     """
-    search = _Search(run, plan)
-    return search.fastest(count) or [p for p in search.last_resorts() if p.fits][:count]
+    return [proposal for proposal in _all(run, plan, count, _MOST_PLANS) if proposal.fits]
 
 
 def suggest(run: Run, plan: Plan, count: int = 3) -> list[Proposal]:
-    """Return up to `count` changes for a run that does not fit: the fastest that fit, then faster last resorts.
+    """Return up to `count` proposals for a run that does not fit, and none for a run that fits.
 
-    If nothing fits, a last resort may not either, but saves memory: `plan.report` says what is missing. Empty for a run
-    that fits.
+    If nothing fits, return the one that needs least: `plan.report` says what is missing.
     """
     if plan.report.fits:
         return []
-    search = _Search(run, plan)
-    same = search.fastest(1 if adapter_change(run) else count - 1)
-    return [*same, *search.last_resorts(same, shorter=not same)][:count]
+    every = _all(run, plan, count, _MOST_PLANS_TO_SUGGEST)
+    return [p for p in every if p.fits] or [p for p in every if p.saves(plan) > 0]
 
 
 def one_line(proposal: Proposal, before: Plan) -> str:
@@ -99,142 +105,75 @@ def one_line(proposal: Proposal, before: Plan) -> str:
     return f"{', '.join(proposal.lines)} ({effect}{rest})"
 
 
-class _Search:
-    def __init__(self, run: Run, plan: Plan) -> None:
-        self._run, self._plan = run, plan
-        self._estimates = Estimates(run, plan)
+def _all(run: Run, plan: Plan, count: int, most: tuple[int, int]) -> list[Proposal]:
+    same = _searched(run, plan, {}, most[0])
+    others = [] if plan.report.fits else list(_last_resorts(run, plan, same, most[1]))
+    return [*same[: max(1, count - len(others))], *others][:count]
 
-    def fastest(self, count: int) -> list[Proposal]:
-        """Return what fits without last resorts."""
-        hopeful = self._hopeful(self._estimates.candidates())
-        enough = _ENOUGH * self._estimates.fastest_without_limit()
-        if min((candidate.seconds for candidate in hopeful), default=inf) > enough:
-            hopeful = self._hopeful(self._estimates.candidates(offload=True))
-        return self._verified(hopeful, count)
 
-    def last_resorts(self, same: Sequence[Proposal] = (), *, shorter: bool = False) -> Iterator[Proposal]:
-        """Yield what fits with bf16 gradients and states, or else what saves most; then an adapter.
+def _searched(run: Run, plan: Plan, resort: Changes, most: int, seconds: float = inf) -> list[Proposal]:
+    """Return what fits with the changes `resort`, the fastest first, without what is in no respect better than another.
 
-        same     what fits without last resorts. Dtypes must then be worth their price: faster than all of it
-        shorter  if dtypes are not enough, with shorter rows too
-        """
-        limit = _FASTER * min((p.plan.report.step.seconds for p in same), default=inf)
-        every = list(self._estimates.candidates(dtypes=True, offload=True))
-        resorts = (c for c in every if c.seconds <= limit and c.changes.keys() & LAST_RESORTS.keys())
-        found = self._verified(self._hopeful(resorts), 1)
-        yield from (proposal for proposal in found if proposal.plan.report.step.seconds <= limit)
-        if not found and not same:
-            smallest = sorted(filter(self._suits_host, every), key=lambda c: (c.total, len(c.changes)))[:1]
-            yield from (proposal for proposal in self._planned(smallest) if proposal.saves(self._plan) > 0)
-            if shorter:
-                rows = self._estimates.candidates(dtypes=True, offload=True, shorter=True)
-                yield from self._verified(self._hopeful(rows), 1)
-        yield from self._adapter()
+    If nothing fits, return what needs least.
+    """
+    if resort:
+        run = changed(run, resort)
+        plan = plan_run(run, plan.report.device, plan.report.world_size, host_memory=plan.inputs.host_memory)
+    found = [
+        Proposal({**resort, **changes}, after, given_up(run, resort))
+        for changes, after in Search(run, plan, most, seconds).plans()
+    ]
+    if not any(proposal.fits for proposal in found):
+        return sorted(found, key=lambda p: p.missing)[:1]
+    best = min(proposal.seconds for proposal in found)
+    shown: list[Proposal] = []
+    for proposal in sorted(found, key=lambda p: (round(min(p.seconds / best, 9) / _ALIKE), len(p.changes))):
+        if proposal.seconds <= _SLOWER * best and not any(_is_no_smaller(proposal, faster) for faster in shown):
+            shown.append(proposal)
+    return shown
 
-    def _adapter(self) -> Iterator[Proposal]:
-        """Yield an adapter in place of all weights, with the changes that it needs."""
-        change = adapter_change(self._run)
-        report = self._plan.report
-        if not change:
-            return
+
+def _is_no_smaller(proposal: Proposal, faster: Proposal) -> bool:
+    """Return whether a proposal takes about as much device and pinned memory as a faster one, or more."""
+    report, other = proposal.plan.report, faster.plan.report
+    return (
+        report.device_bytes["total"] > _LESS * other.device_bytes["total"]
+        and report.pinned_bytes >= _LESS_HOST * other.pinned_bytes
+    )
+
+
+def _last_resorts(run: Run, plan: Plan, same: Sequence[Proposal], most: int) -> Iterator[Proposal]:
+    """Yield the fastest proposal of each last resort that fits, if it is faster than all before it.
+
+    A resort is not tried if what gives up less fits easily: without recomputation and offloading. If nothing fits,
+    yield what gives up more, or else what needs least.
+    """
+    tried: list[tuple[Changes, Proposal]] = [({}, proposal) for proposal in same[:1]]
+
+    def try_resort(resort: Changes) -> Iterator[Proposal]:
+        best = min((p for _, p in tried), key=lambda p: p.seconds, default=None)
         try:
-            run = changed(self._run, change)
-            plan = plan_run(run, report.device, report.world_size, host_memory=self._plan.inputs.host_memory)
+            found = _searched(run, plan, resort, most, best.seconds if best else inf)
         except SurogateError:  # no adapter is installed, or this run cannot have one
             return
-        found = Proposal({}, plan) if plan.report.fits else next(iter(_Search(run, plan).fastest(1)), None)
-        adapted = found or Proposal({}, plan)
-        if adapted.saves(self._plan) > 0:
-            yield Proposal({**change, **adapted.changes}, adapted.plan)
+        tried.extend((resort, proposal) for proposal in found[:1])
+        yield from (p for p in found[:1] if p.fits and (best is None or _is_worth_it(p, best)))
 
-    def _hopeful(self, every: Iterable[Candidate]) -> list[Candidate]:
-        """Return the candidates whose estimates fit."""
-        device = self._plan.report.device
-        return [c for c in every if c.total <= device.memory_bytes and self._suits_host(c)]
-
-    def _suits_host(self, candidate: Candidate) -> bool:
-        host = self._plan.inputs.host_memory
-        return host is None or candidate.host <= max(host, 0)
-
-    def _verified(self, hopeful: list[Candidate], count: int) -> list[Proposal]:
-        """Return up to `count` of the candidates that fit when they are planned, the fastest first."""
-        found: list[Proposal] = []
-        effort = 0
-        for proposal in self._planned(hopeful):
-            effort += 1 if proposal.plan.chosen is None else 3
-            found += [proposal] if proposal.fits else []
-            if len(found) == count or effort >= (_EFFORT if found else _MOST_EFFORT):
-                break
-        best = min((p.plan.report.step.seconds for p in found), default=0.0)
-        found = [p for p in found if p.plan.report.step.seconds <= _SLOWER * best]
-        shown: list[Proposal] = []
-        for proposal in sorted(found, key=lambda p: (_grade(p.plan.report.step.seconds, best), len(p.changes))):
-            after = proposal.plan.report
-            sizes = after.device_bytes["total"], after.pinned_bytes
-            shown += [] if any(_is_no_smaller(*sizes, faster.plan) for faster in shown) else [proposal]
-        return shown
-
-    def _planned(self, candidates: Iterable[Candidate]) -> Iterator[Proposal]:
-        """Plan candidates, the fastest first; equally fast ones by the number of changes.
-
-        Left out are those that are no better in any respect than one before them that fits, those much slower, and
-        those like one that a plugin refuses, such as a recipe its micro-batch. A plan that takes longer than estimated
-        corrects the estimates of those that offload the same or more.
-        """
-        refused: list[Candidate] = []
-        fitting: list[tuple[Candidate, Plan]] = []
-        late: list[tuple[Candidate, float]] = []
-        left = _sorted(candidates, late)
-        while left:
-            candidate = left.pop(0)
-            if any(_is_more(candidate, other) for other in refused):
-                continue
-            if any(
-                _is_more(candidate, other) or _is_no_smaller(candidate.total, candidate.host, plan)
-                for other, plan in fitting
-            ):
-                continue
-            if any(candidate.seconds > _SLOWER * plan.report.step.seconds for _, plan in fitting):
-                continue
-            try:
-                plan = self._estimates.planned(candidate.changes)
-            except SurogateError:
-                refused.append(candidate)
-                continue
-            if plan.report.fits:
-                fitting.append((candidate, plan))
-            yield Proposal(candidate.changes, plan)
-            late.append((candidate, plan.report.step.seconds / candidate.seconds))
-            left = _sorted(left, late)
+    for resort in resorts(run, plan):
+        if not any(less.keys() <= resort.keys() and _fits_easily(proposal) for less, proposal in tried):
+            yield from try_resort(resort)
+    for resort in resorts_if_nothing_fits(run, plan):
+        if not any(proposal.fits for _, proposal in tried):
+            yield from try_resort(resort)
+    if not any(proposal.fits for _, proposal in tried):
+        yield from sorted((proposal for _, proposal in tried), key=lambda p: p.missing)[:1]
 
 
-def _sorted(candidates: Iterable[Candidate], late: Sequence[tuple[Candidate, float]]) -> list[Candidate]:
-    """Return candidates in the order in which they are planned, shorter rows last.
-
-    late  candidates that were planned, and the time of the plan over that of the estimate
-    """
-
-    def seconds(candidate: Candidate) -> float:
-        like = (by for other, by in late if other.offload and _is_more(candidate, other))
-        return candidate.seconds * max((1.0, *like))
-
-    every = [(candidate, seconds(candidate)) for candidate in candidates]
-    best = min((seconds for _, seconds in every), default=0.0)
-    every.sort(key=lambda one: (one[0].batch.halvings, _grade(one[1], best), len(one[0].changes), one[1]))
-    return [candidate for candidate, _ in every]
+def _is_worth_it(resort: Proposal, best: Proposal) -> bool:
+    """Return whether a last resort is faster than what gives up less, or as fast with less pinned memory."""
+    less = resort.plan.report.pinned_bytes < _LESS_HOST * best.plan.report.pinned_bytes
+    return resort.seconds <= (1.0 if less else _FASTER) * best.seconds
 
 
-def _is_more(candidate: Candidate, other: Candidate) -> bool:
-    """Return whether a candidate has the micro-batch of another and offloads the same or more."""
-    return candidate.batch == other.batch and candidate.offload >= other.offload
-
-
-def _is_no_smaller(device: float, host: float, plan: Plan) -> bool:
-    """Return whether these bytes of device and pinned memory are about as much as `plan` takes, or more."""
-    report = plan.report
-    return device > _LESS * report.device_bytes["total"] and host >= _LESS_HOST * report.pinned_bytes
-
-
-def _grade(seconds: float, best: float) -> int:
-    """Return how much slower than `best`, in steps that are worth a change."""
-    return round((seconds / best - 1) / _ALIKE) if best else 0
+def _fits_easily(proposal: Proposal) -> bool:
+    return proposal.fits and not proposal.plan.chosen and not proposal.plan.inputs.offload

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 
 from pydantic import BaseModel
 
@@ -65,32 +66,38 @@ def plan_run(
     world_size: int | None = None,
     revise: Revise = lambda inputs: inputs,
     host_memory: int | None = None,
+    recording: Recording | None = None,
+    seconds: float = inf,
 ) -> Plan:
     """Plan `run` for `device` and `world_size` - 1 more devices of the same kind; None: as many as `gpus` asks for.
 
     The device has no more memory than `device_memory_limit`. `host_memory` is what the run may pin on the host, unless
-    `host_memory_limit` sets it. `revise` changes the inputs before they are planned. Raises ConfigError or PluginError
-    if config, model, recipe and device do not fit together.
+    `host_memory_limit` sets it. `revise` changes the inputs before they are planned. `recording` and `seconds`: as
+    for `plan_inputs`. Raises ConfigError or PluginError if config, model, recipe and device do not fit together.
     """
     device = limited(device, run.config.device_memory_limit)
     given = run_inputs(run, device, _world_size(run, device) if world_size is None else world_size)
     inputs = revise(replace(given, host_memory=run.config.host_memory_limit or host_memory))
-    plan = plan_inputs(inputs)
+    plan = plan_inputs(inputs, recording, seconds)
     refuse_unstored(run, plan.assembly)
     return replace(plan, overridden=tuple(_overridden(run, inputs.precision)))
 
 
-def plan_inputs(inputs: PlanInputs) -> Plan:
+def plan_inputs(inputs: PlanInputs, recording: Recording | None = None, seconds: float = inf) -> Plan:
     """Plan a run from inputs that name a device.
 
     With `recompute_more`, a run that does not fit is planned again with more recomputation: the cheapest that fits, or
     all of it if nothing does. A plan that recomputation does not make smaller is returned as it is.
+
+    recording  of a plan that this one can be made from (`Recording`)
+    seconds    a plan whose step would take longer, with the recomputation that it needs, is returned as it is
     """
-    plan = plan_exactly(replace(inputs, recompute_chosen=None))
+    plan = plan_exactly(replace(inputs, recompute_chosen=None), recording)
     if plan.report.missing_bytes <= 0 or not inputs.recompute_more:
         return plan
     rungs = ladder(plan.assembly, inputs)
-    if len(rungs) == 1:
+    needed = next((rung for rung in rungs if rungs[0].kept - rung.kept >= plan.report.missing_bytes), rungs[-1])
+    if len(rungs) == 1 or plan.report.step.seconds + needed.seconds > seconds:
         return plan
     plans: dict[int, Plan] = {}
 

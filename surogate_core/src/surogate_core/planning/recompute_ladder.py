@@ -18,10 +18,8 @@ from ..assembly.inputs import PlanInputs
 from ..assembly.recomputed import CHOICES, Recomputation
 from ..memory.alignment import align
 from ..memory.cost import OpCosts
-from ..memory.plan import plan
 from ..program.builder import Builder
 from ..program.op import Op, Program
-from ..program.passes.in_place import in_place
 from ..program.passes.recompute import recompute
 
 _MOST_TRIALS = 8
@@ -78,14 +76,6 @@ def climb(rungs: Sequence[Rung], missing: int, missing_at: Callable[[int], int])
     if high > last:
         missing_at(last)
     return min(high, last)
-
-
-def arena_bytes(assembly: Assembly, inputs: PlanInputs, rung: Rung) -> int:
-    """Return about how large the arena of a run is with a rung of its ladder, without planning all of it."""
-    again = recompute(assembly.micro, rung.recomputation.drops, Builder(inputs.ops, inputs.precision.model))
-    arenas = assembly.memory.arenas
-    others = max(arenas[p.name].arena_bytes for p in assembly.programs.values() if p.stage != "micro")
-    return max(plan(in_place(again, inputs.ops), lambda op: inputs.ops[op.kind].workspace(op)).arena_bytes, others)
 
 
 # ---------------------------------------------------------------------------------------------------------- the prices

@@ -1,0 +1,185 @@
+"""The search for the fastest settings that fit: one change after another, each planned, and kept if the run is faster.
+
+A run has axes: its recomputation, each offload strategy, and its micro-batch. The settings of an axis are ordered by
+the device memory that they leave free. The search starts from the run's own settings. If these do not fit, it takes as
+many axes as it must to their last setting. Then it moves along one axis after another, as long as the run gets faster.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Hashable, Sequence
+from math import inf
+
+from ..assembly.assemble import Recording
+from ..errors import SurogateError
+from ..memory.alignment import align
+from ..planning.plan import Plan, plan_run, run_inputs
+from ..planning.report import memory_is_the_hosts
+from ..planning.run import Run
+from ..program.value import Value
+from .changes import WORTH, Axis, Changes, batch_axis, changed, offload_axes, recompute_axis
+
+_ALIKE = 0.005
+"""Steps whose times differ by less than this are equally fast: the fewer changes win."""
+_LITTLE = 0.01
+"""Offloading is not tried if recomputation takes at most this share of a step."""
+
+Settings = tuple[int, ...]
+"""The index of a setting for each axis."""
+
+
+class Search:
+    """The search for a run whose plan is `plan`, with at most `most` plans, for what takes less than `seconds`."""
+
+    def __init__(self, run: Run, plan: Plan, most: int, seconds: float = inf) -> None:
+        self._run, self._plan, self._most = run, plan, most
+        recompute, batch = recompute_axis(run, plan.target.device), batch_axis(run.config)
+        strategies = sorted(map(self._useful, offload_axes(run)), key=self._traffic)
+        self._axes = [recompute, *strategies, batch]
+        self._own = tuple(axis.own for axis in self._axes)
+        self._recordings: dict[Hashable, Recording] = {(batch.own, plan.inputs.grouping): plan.recording}
+        self._tried: dict[Settings, tuple[Changes, Plan] | None] = {}
+        self._best, self._limit = inf, seconds  # plans whose steps take longer are not finished
+        if not self._changes(self._own):
+            self._tried[self._own] = {}, plan
+
+    def plans(self) -> list[tuple[Changes, Plan]]:
+        """Return the plans that were made, with the changes of each."""
+        at = self._own
+        if not self._fits(at):
+            at = self._first_that_fits(at)
+        self._best = min(self._best, self._limit)
+        if self._fits(at):
+            self._climb(at)
+        return [found for found in self._tried.values() if found]
+
+    # --------------------------------------------------------------------------------------------------------- the way
+
+    def _first_that_fits(self, own: Settings) -> Settings:
+        """Return settings that fit, with as few of the first axes at their last setting as that takes.
+
+        If the host has no room for all that can be offloaded, the last strategies are turned off. If nothing fits,
+        return the settings that take least of the device.
+        """
+        last = tuple(len(axis.settings) - 1 for axis in self._axes)
+        strategies = [index for index, axis in enumerate(self._axes) if axis.offload]
+        while not self._fits(last):
+            plan = self._planned(last)
+            if not strategies or (plan and not plan.report.missing_host_bytes):
+                return last
+            index = strategies.pop()
+            last = (*last[:index], 0, *last[index + 1 :])
+        prefixes = [(*last[:count], *own[count:]) for count in range(1, len(last) + 1)]
+        return prefixes[bisect_left(prefixes, True, key=self._fits)]
+
+    def _climb(self, at: Settings) -> None:
+        *others, batch = range(len(at))
+        moves = [
+            (batch, 1),
+            (batch, -1),
+            *((index, -1) for index in reversed(others)),
+            *((index, 1) for index in others),
+        ]
+        before = None
+        while before != at:
+            before = at
+            for index, by in moves:
+                while (to := self._next(at, index, by)) is not None and self._is_better(to, at):
+                    at = to
+
+    def _next(self, at: Settings, index: int, by: int) -> Settings | None:
+        """Return the next settings in a direction that no plugin refuses. None: there are none, or no need of them."""
+        axis, plan = self._axes[index], self._planned(at)
+        chosen = plan.chosen if plan else None
+        if axis.offload and by > 0 and (chosen is None or chosen.costs <= _LITTLE * chosen.step):
+            return None
+        rest = range(at[index] + by, len(axis.settings)) if by > 0 else range(at[index] - 1, -1, -1)
+        others = ((*at[:index], to, *at[index + 1 :]) for to in rest)
+        return next((settings for settings in others if self._planned(settings)), None)
+
+    def _is_better(self, to: Settings, at: Settings) -> bool:
+        faster = self._seconds(to) / self._seconds(at)
+        return faster < 1 - _ALIKE or (faster <= 1 and len(self._changes(to)) < len(self._changes(at)))
+
+    # ----------------------------------------------------------------------------------------------------------- plans
+
+    def _changes(self, at: Settings) -> Changes:
+        *others, batch = (axis.settings[index] for axis, index in zip(self._axes, at, strict=True))
+        return {key: value for part in (batch, *others) for key, value in part.items()}
+
+    def _fits(self, at: Settings) -> bool:
+        return self._seconds(at) < inf
+
+    def _seconds(self, at: Settings) -> float:
+        """Return the seconds of a step; infinite if it does not fit."""
+        plan = self._planned(at)
+        return plan.report.step.seconds if plan and plan.report.fits else inf
+
+    def _planned(self, at: Settings) -> Plan | None:
+        """Return the plan with these settings. None: a plugin refuses them, or enough plans are made."""
+        if at not in self._tried and len(self._tried) < self._most:
+            try:
+                self._tried[at] = self._plan_with(at)
+            except SurogateError:
+                self._tried[at] = None
+        found = self._tried.get(at)
+        return found[1] if found else None
+
+    def _plan_with(self, at: Settings) -> tuple[Changes, Plan]:
+        changes = dict(self._changes(at))
+        run, device, own = changed(self._run, changes), self._plan.target.device, self._plan.inputs
+        recorded = at[-1], run_inputs(run, device, own.world_size).grouping
+        recording = self._recordings.get(recorded)
+        plan = plan_run(
+            run, device, own.world_size, host_memory=own.host_memory, recording=recording, seconds=self._best
+        )
+        self._recordings[recorded] = plan.recording
+        if plan.report.fits:
+            self._best = min(self._best, plan.report.step.seconds)
+        if self._run.config.recompute == "false" and changes.get("recompute") == "auto" and not plan.chosen:
+            del changes["recompute"]
+        return changes, plan
+
+    # ------------------------------------------------------------------------------------------------------ offloading
+
+    def _useful(self, axis: Axis) -> Axis:
+        """Return an axis without the settings that are refused, or that hold the bytes of another or hardly more.
+
+        Where the host's memory is the device's, nothing more is offloaded.
+        """
+        kept, by_bytes, least = [axis.own], dict[int, int](), WORTH * self._plan.target.device.memory_bytes
+        own = _bytes(self._held({}))
+        on_host = memory_is_the_hosts(self._plan.target.device)
+        for index, setting in enumerate(axis.settings[: axis.own + 1] if on_host else axis.settings):
+            try:
+                moved = _bytes(self._held(setting)) - own
+            except SurogateError:
+                continue
+            if not moved and index != axis.own:  # it moves activations
+                kept.append(index)
+            elif moved < 0 or moved >= least:
+                by_bytes[moved] = index
+        kept = sorted([*kept, *by_bytes.values()])
+        return Axis([axis.settings[index] for index in kept], kept.index(axis.own), offload=True)
+
+    def _traffic(self, axis: Axis) -> int:
+        """Return the order of an axis: by how often a step copies what its strategy holds.
+
+        States are copied once a step, what micro-steps read is copied in each, and gradients in both directions.
+        """
+        order = {"state": 1, "param": 2, "grad": 3}
+        held = self._held(axis.settings[-1])
+        return max((order["param" if value.derived else value.role] for value in held), default=0)
+
+    def _held(self, changes: Changes) -> Sequence[Value]:
+        """Return the values that the strategies of the run with `changes` keep on the host. Raises like `assemble`."""
+        recording, own = self._plan.recording, self._plan.inputs
+        inputs = run_inputs(changed(self._run, changes), self._plan.target.device, own.world_size)
+        recorder = recording.recorder.forked(inputs)
+        _, held = recorder.offloaded(recording.family, recording.params, recording.states)
+        return held
+
+
+def _bytes(values: Sequence[Value]) -> int:
+    return sum(align(value.nbytes) for value in values)
