@@ -21,7 +21,7 @@ from .plan_text import plan_text
 from .render import paint
 
 
-def plan_command(arguments: RunArguments, device: str | None, *, as_json: bool, listing: bool, check: bool) -> int:
+def plan_command(arguments: RunArguments, device: str | None, *, as_json: bool, listing: bool, check: bool = False) -> int:
     """Print the plan of a run: as text, with the op lists if `listing`, or as JSON.
 
     `device` is the name of the device to plan for; None: what a run on this machine would train on. Returns 1 if the
@@ -32,7 +32,7 @@ def plan_command(arguments: RunArguments, device: str | None, *, as_json: bool, 
         return int(check and not fits)
 
 
-def fit_command(arguments: RunArguments, target: str, device: str | None, *, as_json: bool, check: bool) -> int:
+def fit_command(arguments: RunArguments, target: str, device: str | None, *, as_json: bool, check: bool = False) -> int:
     """Print settings with which a run fits `target` (see `run.fit`), as a table or as JSON.
 
     Returns 1 if there are none and `check` is set, else 0.
