@@ -37,7 +37,8 @@ def main() -> None:
 def seconds(config: Path) -> float:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "surogate_core.cli", "plan", str(config), "--device", "h200"]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+    assert done.returncode in (0, 4), done  # 4: it does not fit
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

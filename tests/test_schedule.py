@@ -165,3 +165,21 @@ def test_values_out_of_range_are_refused_with_key_and_value(kind: str, keys: dic
 def test_a_step_outside_the_run_is_a_program_error(step: int) -> None:
     with pytest.raises(ProgramError, match=rf"step {step}, but the run has steps 1 to 10"):
         build("linear", 10).lr(step)
+
+
+@pytest.mark.parametrize(
+    ("options", "extends"),
+    [
+        ({}, True),
+        ({"warmup_steps": 3}, True),
+        ({"warmup_ratio": 0.1}, False),
+        ({"cooldown_steps": 2}, False),
+        ({"kind": "linear"}, False),
+    ],
+)
+def test_a_run_gets_more_steps_only_if_no_rate_depends_on_their_number(options: dict[str, Any], extends: bool) -> None:
+    given = {"kind": "constant", "base_lr": 1e-3} | options
+    short, long = (Schedule.build(total_steps=n, **given) for n in (10, 20))
+    assert long.extends(10) == extends and not short.extends(20)
+    if extends:
+        assert [long.lr(step) for step in range(1, 11)] == [short.lr(step) for step in range(1, 11)]

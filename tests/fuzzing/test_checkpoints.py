@@ -31,7 +31,14 @@ def saved(here: Workplace) -> Iterator[tuple[SavedRun, Path]]:
     plan = run.plan(opened, cpu())
     metrics = here.out / "metrics.jsonl"
     yield (
-        SavedRun(run=opened, plan=plan, facts=manifest["facts"], versions=manifest["versions"], metrics=metrics),
+        SavedRun(
+            run=opened,
+            plan=plan,
+            extends=lambda total: False,
+            facts=manifest["facts"],
+            versions=manifest["versions"],
+            metrics=metrics,
+        ),
         whole,
     )
 

@@ -16,6 +16,9 @@ from .manifest import DamagedCheckpoint, Manifest, read_manifest, verify_files
 
 LAST_GOOD = "last-good"
 
+TOTAL_STEPS = "steps in all (max_steps or num_epochs)"
+"""Fact of a run: its number of steps."""
+
 Choice = bool | int | str
 """`resume_from_checkpoint`: false, true (the newest), a step, a checkpoint's directory, or LAST_GOOD."""
 
@@ -164,11 +167,13 @@ def refuse_another_run(resumed: Resumed, facts: Mapping[str, Any], source: str) 
     if _known(saved, now, WEIGHTS) and saved[WEIGHTS] != now[WEIGHTS] and saved.get(FILES) == now.get(FILES):
         base = resumed.manifest.config.get("model")
         changed.append(f"{WEIGHTS} {saved[WEIGHTS]}, model: {base} (this run: {now[WEIGHTS]})")
+    longer = any(name == TOTAL_STEPS for name, _, _ in differing)
     if changed:
         raise ConfigError(
             f"{source}: resume_from_checkpoint: {resumed.directory} was saved with {'; '.join(changed)}. Restore these "
             "settings to resume. To train its weights further, start a new run in another output_dir, with "
             f"resume_from_checkpoint: false and {key}: {resumed.directory}."
+            + (" Only a run with lr_scheduler_type: constant and no cooldown can get more steps." if longer else "")
         )
 
 

@@ -29,8 +29,8 @@ from .base_identity import base_facts
 from .folders import sync
 from .manifest import MANIFEST, Manifest, list_files, write_manifest
 from .progress import Progress
-from .resume import Resumed, another_form, differences, refuse_another_run, saved_settings
-from .states import kept_values, load_state, write_state
+from .resume import TOTAL_STEPS, Resumed, another_form, differences, refuse_another_run, saved_settings
+from .states import check_state, kept_values, load_state, write_state
 from .stored_weights import load_weights
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class _Position(BaseModel):
 class SavedRun:
     """Writes and restores the checkpoints of one run.
 
+    extends   number of steps that a saved run had in all -> whether this run is that one with more steps
     facts     what a resumed run must have in common with the saved one; see `facts`
     versions  of the packages that the run uses, and the device
     metrics   the run's metrics file
@@ -72,6 +73,7 @@ class SavedRun:
     run: Run
     plan: Plan
     facts: Mapping[str, Any]
+    extends: Callable[[int], bool]
     versions: Mapping[str, str]
     metrics: Path
 
@@ -119,13 +121,18 @@ class SavedRun:
 
     def check(self, resumed: Resumed) -> list[str]:
         """Raise ConfigError unless the checkpoint is of this run. Return lines for the user about other differences."""
-        refuse_another_run(resumed, self.facts, self.run.loaded.source)
+        saved_total = resumed.manifest.facts.get(TOTAL_STEPS)
+        extended = self.facts[TOTAL_STEPS] != saved_total and isinstance(saved_total, int) and self.extends(saved_total)
+        common = {**self.facts, TOTAL_STEPS: saved_total} if extended else self.facts
+        refuse_another_run(resumed, common, self.run.loaded.source)
+        config = resolved(self.run.loaded)
+        check_state(resumed.directory, self._kept_values(), saved_settings(resumed, config))
         models = self.run.registry.options_models()
         neutral = {key for (kind, _), model in models.items() if kind in _NEUTRAL_KINDS for key in keys_of(model)}
         neutral |= neutral_distributions(self.run, self.plan) | self.run.loaded.idle
         if self.plan.target.device.sm is None or self.run.config.deterministic == "true":
             neutral.add("attn_bwd_chunks")  # the same bits where gradients are deterministic without it
-        lines = differences(resumed, resolved(self.run.loaded), self.versions, without_effect=neutral)
+        lines = differences(resumed, config, self.versions, without_effect=neutral)
         return [*another_form(resumed, self.facts), *lines]
 
     def restore(self, resumed: Resumed, worker: Worker | Team) -> Progress:
@@ -135,8 +142,7 @@ class SavedRun:
             load_base(self.run, self.plan.assembly, worker)
         else:
             load_weights(resumed.directory, self.plan.assembly.weights, worker.params())
-        changed = saved_settings(resumed, resolved(self.run.loaded))
-        load_state(resumed.directory, self._kept_values(), worker.buffers.persistent, changed)
+        load_state(resumed.directory, self._kept_values(), worker.buffers.persistent)
         step = resumed.step
         worker.restored(lr=position.lr, step=step, skipped=position.nonfinite)
         progress = Progress(
@@ -203,7 +209,7 @@ def facts(run: Run, plan: Plan, loader: Loader, total_steps: int) -> dict[str, A
         ),
         "sequence_len": config.sequence_len,
         "train_seed": config.train_seed,
-        "steps in all (max_steps or num_epochs)": total_steps,
+        TOTAL_STEPS: total_steps,
         "training data": f"{loader.rows.n_rows:,} rows, {loader.rows.n_tokens:,} tokens, {_identity(loader.rows)}",
     }
 

@@ -48,19 +48,29 @@ def write_state(
     return {name: write_safetensors(directory / name, shard) for name, shard in zip(names, shards, strict=True)}
 
 
-def load_state(
-    directory: Path, values: Sequence[Value], view: Callable[[Value], Tensor], saved_settings: str = ""
-) -> None:
+def load_state(directory: Path, values: Sequence[Value], view: Callable[[Value], Tensor]) -> None:
     """Copy the tensors that `write_state` wrote below `directory` into `view(value)`, by name.
 
-    All names, shapes and dtypes are checked before anything is copied. Raises ConfigError if they differ from those of
-    `values` or a file cannot be read. It names `saved_settings`, which the resumed run has changed.
+    Raises ConfigError as `check_state` does, before anything is copied.
+    """
+    check_state(directory, values)
+    wanted = {v.name: v for v in values}
+    for path in _files(directory):
+        with _open(path) as file:
+            for name in file.keys():  # noqa: SIM118 (it is no mapping)
+                view(wanted[name]).copy_(file.get_tensor(name))
+
+
+def check_state(directory: Path, values: Sequence[Value], saved_settings: str = "") -> None:
+    """Raise ConfigError if names, shapes or dtypes of the stored states differ from those of `values`.
+
+    Also if a file cannot be read. Reads the headers of the files alone. The error names `saved_settings`, which the
+    resumed run has changed.
     """
     remedy = f"Resume with the saved settings: {saved_settings}." if saved_settings else _REMEDY
     wanted = {v.name: v for v in values}
-    paths = sorted((directory / FOLDER).glob("*.safetensors"))
     held: set[str] = set()
-    for path in paths:
+    for path in _files(directory):
         with _open(path) as file:
             held.update(file.keys())
             for name in sorted(wanted.keys() & set(file.keys())):
@@ -71,10 +81,10 @@ def load_state(
     if held != set(wanted):
         differing = ", ".join(sorted(held ^ set(wanted))[:3])
         raise ConfigError(f"{directory / FOLDER}: not the states of this run: they differ in {differing}. {remedy}")
-    for path in paths:
-        with _open(path) as file:
-            for name in file.keys():  # noqa: SIM118 (it is no mapping)
-                view(wanted[name]).copy_(file.get_tensor(name))
+
+
+def _files(directory: Path) -> list[Path]:
+    return sorted((directory / FOLDER).glob("*.safetensors"))
 
 
 _REMEDY = "Resume with the same optimizer, recipe, options and package versions."

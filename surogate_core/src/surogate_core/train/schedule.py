@@ -37,6 +37,7 @@ class Schedule:
     total_steps: int
     warmup_steps: int
     cooldown_steps: int
+    warmup_is_share: bool = False
 
     @classmethod
     def build(
@@ -89,6 +90,7 @@ class Schedule:
             total_steps=total_steps,
             warmup_steps=warmup,
             cooldown_steps=cooldown,
+            warmup_is_share=not warmup_steps and warmup > 0,
         )
 
     def lr(self, step: int) -> float:
@@ -104,6 +106,14 @@ class Schedule:
         if self.kind == "wsd":
             done = math.sqrt(done)
         return _between(self._before_cooldown(cooldown_start), self.final_lr, done)
+
+    def extends(self, total_steps: int) -> bool:
+        """Return whether a run of `total_steps` has the same rate at each of its steps and is shorter.
+
+        Only if the rate depends on no length: constant, without a cooldown, with the warmup as a number of steps.
+        """
+        fixed = self.kind == "constant" and not self.cooldown_steps and not self.warmup_is_share
+        return fixed and self.warmup_steps <= total_steps < self.total_steps
 
     def _before_cooldown(self, step: int) -> float:
         """Return the rate without a cooldown at `step` >= warmup_steps (0 when the cooldown is the whole run)."""

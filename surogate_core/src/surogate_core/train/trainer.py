@@ -147,6 +147,7 @@ def _saved_run(run: Run, plan: Plan, steps: Steps) -> SavedRun:
     return SavedRun(
         run=run,
         plan=plan,
+        extends=steps.schedule.extends,
         facts=facts(run, plan, steps.loader, steps.total),
         versions=run_versions(run, plan) | {"device": devices_text(plan.report.device, plan.report.world_size)},
         metrics=metrics_path(Path(run.config.output_dir), run.config.log_file),
