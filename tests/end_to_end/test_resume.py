@@ -435,5 +435,25 @@ def test_a_run_that_is_killed_repeatedly_ends_with_the_same_weights(workplace: W
 def test_a_shorter_history_is_refused_by_its_key(here: Workplace) -> None:
     go(here.write(max_steps=4, save_steps=2, **FP8))
     changed = here.write(max_steps=4, resume_from_checkpoint=2, **FP8 | {"fp8_amax_history": 8})
+    told: list[str] = []
     with pytest.raises(ConfigError, match=r"fp8\.history.*saved settings: fp8_amax_history: 4 \(now 8\)"):
-        go(changed)
+        run.train(run.load(changed), notice=told.append)
+    assert not any("fp8_amax_history" in line for line in told), "announced as accepted"
+
+
+def test_a_run_with_a_constant_rate_is_extended_by_more_max_steps(here: Workplace) -> None:
+    config = here.write(max_steps=6, save_steps=3, eval_steps=0, lr_scheduler_type="constant", warmup_steps=2)
+    go(config, "output_dir=straight")
+    go(config, "max_steps=3")
+    go(config, "resume_from_checkpoint=true")
+    one, other = (
+        load_file(folder / "step_00000006/model.safetensors") for folder in (here.root / "straight", here.out)
+    )
+    assert all(one[name].view(-1).equal(other[name].view(-1)) for name in one)
+
+
+def test_more_max_steps_are_refused_where_rates_depend_on_them(here: Workplace) -> None:
+    go(here.write(max_steps=3, save_steps=3, lr_scheduler_type="cosine"))
+    longer = here.write(max_steps=6, resume_from_checkpoint=3, lr_scheduler_type="cosine")
+    with pytest.raises(ConfigError, match="lr_scheduler_type: constant and no cooldown can get more steps"):
+        go(longer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -52,13 +53,18 @@ def _merged_commands(output: Path, served: Collection[str], *, is_merged: bool) 
         yield transformers
     for program, line in others:
         if program not in served:
-            yield program, line if is_merged else f"surogate merge {output / ADAPTER_FOLDER} {merged} && {line}"
+            yield (
+                program,
+                line
+                if is_merged
+                else f"{shlex.join(['surogate', 'merge', str(output / ADAPTER_FOLDER), merged])} && {line}",
+            )
 
 
 def model_commands(model: str) -> tuple[tuple[str, str], ...]:
     """Return (program, line) for a model: a folder, or a name on the hub."""
     return (
         ("transformers", f"transformers.AutoModelForCausalLM.from_pretrained({model!r})"),
-        ("vLLM", f"vllm serve {model}"),
-        ("lm-eval", f"lm_eval --model hf --model_args pretrained={model} --tasks hellaswag"),
+        ("vLLM", f"vllm serve {shlex.quote(model)}"),
+        ("lm-eval", f"lm_eval --model hf --model_args {shlex.quote(f'pretrained={model}')} --tasks hellaswag"),
     )
