@@ -536,3 +536,12 @@ def test_records_after_the_checkpoint_and_repeated_records_are_removed(tmp_path:
     assert path.read_bytes().endswith(b"}\n")
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
     cut_metrics(tmp_path / "absent", 2)
+
+
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_an_evaluation_that_a_resumed_run_repeats_is_recorded_once(evaluated: bool, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [{"log": "step", "step": 2}, {"log": "eval", "step": 2}, {"log": "step", "step": 3}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    cut_metrics(path, 2, evaluated=evaluated)
+    assert list(read_metrics(path)) == lines[: 1 + evaluated]

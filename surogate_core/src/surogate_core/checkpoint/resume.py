@@ -44,7 +44,7 @@ _REPORTS = (
     "hub_private",
 )
 _SAVES = ("save_steps", "save_total_limit", "save_in_background", "resume_from_checkpoint")
-_EXECUTION = ("launcher", "use_cuda_graphs", "eval_steps", "check_finite", "verify_outputs")
+_EXECUTION = ("launcher", "use_cuda_graphs", "eval_steps", "eval_samples", "check_finite", "verify_outputs")
 _MEMORY = (
     "device_memory_limit",
     "host_memory_limit",

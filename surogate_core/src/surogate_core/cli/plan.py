@@ -21,7 +21,9 @@ from .plan_text import plan_text
 from .render import paint
 
 
-def plan_command(arguments: RunArguments, device: str | None, *, as_json: bool, listing: bool, check: bool = False) -> int:
+def plan_command(
+    arguments: RunArguments, device: str | None, *, as_json: bool, listing: bool, check: bool = False
+) -> int:
     """Print the plan of a run: as text, with the op lists if `listing`, or as JSON.
 
     `device` is the name of the device to plan for; None: what a run on this machine would train on. Returns 1 if the

@@ -186,8 +186,7 @@ class LoopKeys(Keys):
     eval_samples: Int = Field(
         512,
         ge=0,
-        description="Rows of `sequence_len` tokens that an evaluation reads, the same random ones each time, rounded "
-        "up to whole micro-batches; 0: all.",
+        description="Rows of `sequence_len` tokens that an evaluation reads, the same random ones each time; 0: all.",
     )
     max_nonfinite_steps: Int = Field(
         10, ge=0, description="Stop after N consecutive steps with a loss or gradient that is not finite; 0: at once."

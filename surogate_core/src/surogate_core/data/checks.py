@@ -34,7 +34,7 @@ def label_counts(rows: PackedRows, vocab_size: int) -> npt.NDArray[np.int64]:
     counts = np.zeros(vocab_size, np.int64)
     batch_size = max(1, (1 << 18) // rows.sequence_len)
     limit = -(-COUNTED_LABELS // (batch_size * rows.sequence_len))
-    for batch in eval_batches(rows, batch_size, limit):
+    for batch in eval_batches(rows, batch_size, limit * batch_size):
         counts += np.bincount(batch.targets[batch.targets >= 0], minlength=vocab_size)
     return counts
 

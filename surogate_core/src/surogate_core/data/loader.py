@@ -120,14 +120,14 @@ class Loader:
 def eval_batches(
     rows: PackedRows, batch_size: int, limit: int | None = None, *, pad_id: int = 0, seed: int = 0
 ) -> Iterator[MicroBatch]:
-    """Yield batches that cover every row once, at most `limit` batches, in an order that depends on `seed` alone.
+    """Yield batches that cover every row once, at most `limit` rows, in an order that depends on `seed` alone.
 
     The order is random because packing sorts by length: the first rows are not a sample of the set.
     """
     order = permutation(rows.n_rows, seed, purpose=EVALUATION)
-    last = rows.n_rows if limit is None else min(rows.n_rows, limit * batch_size)
+    last = rows.n_rows if limit is None else min(rows.n_rows, limit)
     for at in range(0, last, batch_size):
-        yield micro_batch(rows, order[at : at + batch_size], batch_size, pad_id)
+        yield micro_batch(rows, order[at : min(at + batch_size, last)], batch_size, pad_id)
 
 
 def micro_batch(rows: PackedRows, chosen: Int64s, batch_size: int, pad_id: int) -> MicroBatch:

@@ -146,7 +146,8 @@ def set_aside(loaded: LoadedConfig, resumed: Resumed | None, notice: Notice) -> 
     for path in moved:
         notice(f"{path.name}: set aside, because {why}")
     if resumed:
-        cut_metrics(places.metrics, resumed.step)
+        evaluated = any(at == resumed.step for at, *_ in resumed.manifest.position.get("evaluations", ()))
+        cut_metrics(places.metrics, resumed.step, evaluated=evaluated)
 
 
 def _is_users(path: Path) -> bool:

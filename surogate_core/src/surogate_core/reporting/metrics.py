@@ -116,11 +116,12 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
                 yield record
 
 
-def cut_metrics(path: Path, step: int) -> None:
+def cut_metrics(path: Path, step: int, *, evaluated: bool = True) -> None:
     """Remove from a metrics file the records after `step`, from which a run resumes, and repeated steps.
 
-    A step is repeated if an earlier run started again in the same folder; its later record stays. The file is replaced
-    atomically. Raises ConfigError if it cannot be rewritten.
+    A step is repeated if an earlier run started again in the same folder; its later record stays. `evaluated`: the
+    checkpoint holds the evaluation of `step`; if not, its record goes too, as the resumed run repeats it. The file is
+    replaced atomically. Raises ConfigError if it cannot be rewritten.
     """
     if not path.is_file():
         return
@@ -132,6 +133,8 @@ def cut_metrics(path: Path, step: int) -> None:
             record = _parsed(line)
             at = record.get("step") if record else None
             if record is None or (at is not None and at > step):
+                continue
+            if at == step and not evaluated and record.get("log") == "eval":
                 continue
             if record.get("log") == "step" and at is not None:
                 if at <= highest:

@@ -134,7 +134,8 @@ def _headline(plan: Plan) -> str:
 
 def _data_line(steps: Steps) -> str:
     data, loader = steps.data, steps.loader
-    validation = f", {data.validation.n_tokens:,} to validate" if data.validation else ""
+    held = data.validation
+    validation = f"; {held.n_tokens:,} in {held.n_rows:,} rows are held out to validate, not trained" if held else ""
     return (
         f"{data.train.n_tokens:,} tokens in {data.train.n_rows:,} rows{validation}; "
         f"{loader.steps_per_epoch:,} steps per epoch, {steps.total:,} in total"
@@ -241,9 +242,8 @@ def _job(
     def validation() -> Iterable[MicroBatch]:
         if data.validation is None:
             return ()
-        rows, padding = config.per_device_train_batch_size, data.tokenizer.padding_id
-        most = -(-config.eval_samples // rows) or None
-        return eval_batches(data.validation, rows, most, pad_id=padding)
+        rows, padding = config.eval_samples or None, data.tokenizer.padding_id
+        return eval_batches(data.validation, config.per_device_train_batch_size, rows, pad_id=padding)
 
     return Job(
         worker=worker,
