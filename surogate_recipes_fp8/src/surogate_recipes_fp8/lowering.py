@@ -27,7 +27,7 @@ from .ops import SCALE
 from .quantizers import Quantizers
 
 Scaling = Literal["delayed", "current", "fallback", "unrecorded"]
-"""How tensors are scaled: "current" raises the amax of delayed quantizers, "unrecorded" has none (see reference.py)."""
+"""Scaling of tensors: "current" raises the amax of delayed quantizers, "unrecorded" has none (see reference.py)."""
 
 FORWARD = ("linear", "linear_add", "linear_pair")
 DGRAD = ("linear_dgrad", "linear_dgrad_add", "linear_dgrad_pair")
@@ -37,7 +37,7 @@ QUANTIZING = ("rmsnorm", "add_rmsnorm", "swiglu", "swiglu_bwd", "rmsnorm_bwd", "
 
 @dataclass(frozen=True)
 class Settings:
-    """How a program is lowered.
+    """Options of the lowering of a program.
 
     weights     weights whose products are quantized
     grads       {gradient of one of them: the weight}

@@ -39,7 +39,7 @@ PRODUCT_ERROR = 0.045
 """Relative rms error of a product of E4M3 operands, each rounded to 2.6 %; of E4M3 and E5M2 operands 0.058."""
 
 BF16 = "use recipe: bf16, without FP8 dtypes"
-"""What to do without FP8. FP8 dtypes may be asked for under `recipe: bf16` too."""
+"""The remedy where FP8 is not available. FP8 dtypes may be asked for under `recipe: bf16` too."""
 
 
 class Fp8Options(BaseModel):

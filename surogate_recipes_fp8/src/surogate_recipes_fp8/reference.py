@@ -28,7 +28,7 @@ from surogate_core.reference.rounding import TORCH_DTYPES
 from .formats import CLIPPED_ABOVE, LARGEST, LOST_BELOW
 
 _NAN = 0x7F
-"""What NaN becomes, whatever its sign."""
+"""The code of NaN, whatever its sign."""
 _FP32_MAX = torch.finfo(torch.float32).max
 
 

@@ -1,4 +1,4 @@
-"""What the ops compute, in plain torch: the definition that kernels are tested against, and all a CPU needs."""
+"""References of the ops in plain torch. They define what kernels are tested against, and run on a CPU."""
 
 from __future__ import annotations
 

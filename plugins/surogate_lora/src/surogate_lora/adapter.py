@@ -101,7 +101,7 @@ def _add_branches(
 
 
 def _dropped(b: Builder, x: Value, module: str, scalars: Scalars, rate: float) -> Value:
-    """What a branch sees of `x`: of every projection other elements, and other ones in every micro-step."""
+    """Return the elements of `x` that a branch reads. They differ by projection and by micro-step."""
     stream = crc32(f"{module}.lora_dropout".encode())
     return b.apply("lora_dropout", x, scalars.micro_step, scalars.seed, label=ADAPTER_LABEL, rate=rate, stream=stream)
 

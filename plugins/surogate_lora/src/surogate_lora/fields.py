@@ -15,7 +15,7 @@ from typing import Any
 from surogate_core.errors import ConfigError
 
 OFF: tuple[Any, ...] = (None, False, "", [], {})
-"""What PEFT writes for a feature that an adapter does not use."""
+"""Values that PEFT writes for a feature that an adapter does not use."""
 
 INITIAL = (True, False, "gaussian", "eva", "orthogonal", "mica")
 """Values of `init_lora_weights` that leave the base's weights alone. What the adapter computes is in its tensors."""

@@ -110,7 +110,7 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Config:
-    """What an `adapter_config.json` says, all of it checked. raw: as it stands there; options: its keys, as ours."""
+    """The checked contents of an `adapter_config.json`. raw: as it stands there; options: its keys, as ours."""
 
     raw: Mapping[str, Any]
     options: LoraOptions

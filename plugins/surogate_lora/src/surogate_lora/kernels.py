@@ -88,8 +88,8 @@ def _move(ctx: BindContext, moves: Sequence[_Move]) -> Call:
 
 
 def gaps(shape: Sequence[int], taken: Sequence[Rectangle]) -> Iterator[Rectangle]:
-    """What rectangles that do not overlap leave of a matrix, as rectangles: for each band of rows between the edges of
-    any of them, the stretches of columns that none of them has."""
+    """Return what rectangles that do not overlap leave of a matrix, as rectangles: for each band of rows between the
+    edges of any of them, the stretches of columns that none of them has."""
     edges = sorted({0, shape[0], *(row for row, *_ in taken), *(row + rows for row, _, rows, _ in taken)})
     for top, bottom in pairwise(edges):
         column = 0

@@ -1,4 +1,4 @@
-"""How PEFT finds modules by what a config calls them: each key has a rule of its own."""
+"""PEFT's rules that find modules by their names in a config: each key has a rule of its own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
 
 
 def of_pattern(patterns: Mapping[str, T], module: str, default: T) -> T:
-    """What the first fitting pattern says of a module."""
+    """Return the value of the first pattern that fits a module."""
     pattern = pattern_of(patterns, module)
     return default if pattern is None else patterns[pattern]
 

@@ -1,4 +1,4 @@
-"""What LoRA needs in addition to products: matrices packed from others, so that branches share products, and dropout.
+"""Ops of LoRA in addition to products: matrices packed from others, so that branches share products, and dropout.
 
     lora_pack      (parts...; shapes, places, dtype)      -> wholes: each part, scaled, at its place; zeros elsewhere
     lora_unpack    (wholes...; shapes, places, dtypes)    -> parts: scale * what a whole has at each place
@@ -20,7 +20,7 @@ from surogate_core.errors import ProgramError
 
 
 class Place(NamedTuple):
-    """Where a part lies: `row` and `column` of its first element in the matrix of index `whole`, which holds `scale`
+    """Place of a part: `row` and `column` of its first element in the matrix of index `whole`, which holds `scale`
     times the part."""
 
     whole: int
@@ -96,12 +96,12 @@ DRAWS = 1 << 16
 
 
 def dropped_draws(rate: float) -> int:
-    """How many of DRAWS equally likely draws drop an element: what is nearest to `rate`, neither none nor all."""
+    """Return how many of DRAWS equally likely draws drop an element: nearest to `rate`, neither none nor all."""
     return min(max(round(rate * DRAWS), 1), DRAWS - 1)
 
 
 def kept_scale(rate: float) -> float:
-    """What elements that are kept are multiplied by: the mean stays exactly what it was."""
+    """Return the factor of elements that are kept, which leaves the mean exactly as it was."""
     return DRAWS / (DRAWS - dropped_draws(rate))
 
 

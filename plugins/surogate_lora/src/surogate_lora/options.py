@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from .matching import compiled, of_pattern
 
 ALL_LINEAR = ("all-linear", "all")
-"""What `lora_target_modules` may hold for every linear projection of the blocks."""
+"""The value of `lora_target_modules` that stands for every linear projection of the blocks."""
 
 
 def _names(value: Any) -> Any:
@@ -81,7 +81,7 @@ class LoraOptions(BaseModel):
         return of_pattern(self.lora_rank_pattern, module, self.lora_rank)
 
     def scale_of(self, module: str) -> float:
-        """What B A x of a projection is multiplied by."""
+        """Return the factor of B A x of a projection."""
         alpha = of_pattern(self.lora_alpha_pattern, module, self.lora_alpha)
         return scale(alpha, self.rank_of(module), self.lora_use_rslora)
 

@@ -51,5 +51,5 @@ def side_by_side(b: Builder, parts: Sequence[Value]) -> Value:
 
 
 def firsts(sizes: Sequence[int]) -> list[int]:
-    """Where each of these stretches begins if one follows the other."""
+    """Return the first index of each of these stretches if one follows the other."""
     return [sum(sizes[:i]) for i in range(len(sizes))]

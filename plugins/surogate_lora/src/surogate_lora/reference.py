@@ -1,4 +1,4 @@
-"""What LoRA's ops mean, in torch: sums in fp32 (fp64 of fp64), rounded once."""
+"""References of LoRA's ops in torch: sums in fp32 (fp64 of fp64), rounded once."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from surogate_core.errors import ConfigError
 from .matching import is_saved
 
 EMBEDDING, HEAD = "embed_tokens", "lm_head"
-"""What transformers and PEFT call the two modules that share one weight where embeddings are tied."""
+"""Names in transformers and PEFT of the two modules that share one weight where embeddings are tied."""
 
 
 def is_trained(stored: WeightMap, names: Sequence[str]) -> bool:

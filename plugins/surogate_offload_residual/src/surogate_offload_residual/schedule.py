@@ -23,7 +23,7 @@ AHEAD = 2
 
 @dataclass(frozen=True)
 class _Use:
-    """Where a value is written, read last in the forward pass, and read first in the backward pass: indices of ops."""
+    """Indices of the ops that write a value, and that read it last in the forward and first in the backward pass."""
 
     written: int
     forward: int

@@ -1,4 +1,4 @@
-"""Which params and states of a run the host holds."""
+"""Selection of the params and states of a run that the host holds."""
 
 from __future__ import annotations
 

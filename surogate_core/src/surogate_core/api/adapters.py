@@ -67,7 +67,7 @@ class AdapterDef(Definition):
 
 @dataclass(frozen=True)
 class Merge:
-    """How to merge a saved adapter into its base model.
+    """A way to merge a saved adapter into its base model.
 
     base_model     name of the base model in the adapter's files
     changes        maps the names of checkpoint tensors of the base to functions that return the merged tensor, in the

@@ -57,7 +57,7 @@ _timing = threading.Lock()
 _selected: dict[str, str] = {}
 """The algorithms of this process, {description of the product: algorithm}."""
 _exported: dict[str, dict[str, str]] = {}
-"""What each module exported last."""
+"""The last export of each module."""
 
 
 def _algorithms(module: ModuleType) -> dict[str, str]:

@@ -29,7 +29,7 @@ class Launch:
 
 
 class BindContext(Protocol):
-    """What a kernel is bound to: an op's buffers and stream. Used once per op, before the first step."""
+    """Arguments of `KernelDef.bind`: an op's buffers and stream. Used once per op, before the first step."""
 
     @property
     def target(self) -> Target: ...

@@ -71,7 +71,7 @@ def supports(op: Op, target: Target) -> Support:
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixStorage:
-    """What a format stores of a matrix.
+    """A state in which a format stores a part of a matrix.
 
     kind       prefix of the kinds of the four ops
     title      the format in errors

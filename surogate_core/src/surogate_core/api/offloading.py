@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class OffloadContext:
-    """What a strategy works on besides the family.
+    """Arguments of `OffloadDef.schedule` and `on_host` besides the programs.
 
     builder           declares states and emits ops
     target            the device; None for programs that references run

@@ -42,7 +42,7 @@ class ParamGrad:
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateContext:
-    """What an optimizer records the update of a group of params from.
+    """Arguments of `OptimizerDef.update`: a group of params and the scalars of a step.
 
     builder       emits ops and declares states
     params        the group: all trained params of a run, or some of them. Never empty.

@@ -98,7 +98,7 @@ class NumericsColumn:
 
 @dataclass(frozen=True, kw_only=True)
 class Numerics:
-    """What a recipe reports of the tensors that it quantizes (`numerics_report_steps`).
+    """The report of a recipe on the tensors that it quantizes (`numerics_report_steps`).
 
     micro    computes what `Family.micro` computes, to the bit, and writes `values`
     values   fp32 [tensors, columns], a state that nothing else uses
@@ -159,7 +159,7 @@ class Family:
 
 @dataclass(frozen=True, kw_only=True)
 class LowerContext:
-    """What a recipe lowers a family for.
+    """Arguments of `RecipeDef.lower` besides the programs.
 
     builder  declares states and emits ops
     target   the device; None for programs that are assembled for no device, which references run

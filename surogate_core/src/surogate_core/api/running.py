@@ -160,7 +160,7 @@ class GpuReport:
 
 @dataclass(frozen=True, kw_only=True)
 class NumericsReport:
-    """How a recipe's number formats fit the tensors that it quantizes, in a micro-batch of optimizer step `step`.
+    """Statistics of a recipe's number formats on the tensors that it quantizes, in a micro-batch of step `step`.
 
     values  a row of figures for each tensor, one for each column
     """

@@ -29,7 +29,9 @@ def _nothing(tensors: Sequence[HFTensor], options: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointForm(Declared):
-    """How Hugging Face checkpoints hold matrices in a weight format. "Config" is `quantization_config` of config.json.
+    """The form of matrices of a weight format in Hugging Face checkpoints.
+
+    "Config" is `quantization_config` of config.json.
 
     Functions get torch tensors on the CPU. The states of a matrix are those that `quantize` declares for it alone.
 

@@ -1,4 +1,4 @@
-"""What a plan is made of: definitions from plugins, each with its validated options, and the sizes."""
+"""The inputs of a plan: definitions from plugins, each with its validated options, and sizes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .update_groups import Grouping, by_block, one_group
 
 @dataclass(frozen=True, kw_only=True)
 class PlanInputs:
-    """What `assemble` makes the programs of a run from.
+    """Arguments of `assemble`.
 
     batch_size        rows of one worker's micro-step
     grad_accum_steps  micro-steps of an optimizer step. Which programs exist depends on whether it is 1, 2 or more.
@@ -86,12 +86,12 @@ class PlanInputs:
 
     @property
     def grouping(self) -> Grouping:
-        """How the trained params are split into groups."""
+        """Return the rule that splits the trained params into groups."""
         return self.update_groups or (by_block if any(strategy.on_host for strategy, _ in self.offload) else one_group)
 
     @property
     def recomputation(self) -> Recomputation:
-        """What is recomputed."""
+        """Return the parts of blocks that are recomputed."""
         return self.recompute_chosen or Recomputation(self.recompute)
 
     @property

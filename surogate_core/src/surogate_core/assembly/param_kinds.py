@@ -1,4 +1,4 @@
-"""What each param is to an optimizer: its kind, and the logical matrices that it consists of."""
+"""The kind of each param and the logical matrices that it consists of, for optimizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the backward pass recomputes: parts of blocks. The only place that knows which values belong to a part."""
+"""The parts of blocks that the backward pass recomputes. No other file knows which values belong to a part."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Recomputation:
 
 @dataclass(frozen=True)
 class ChosenRecomputation:
-    """What the planner recomputes so that a run fits, compared with the plan of what the config asks for alone.
+    """The recomputation that the planner chose so that a run fits, compared with the plan without it.
 
     saves    bytes on the device
     costs    additional seconds per step, of `step` seconds without

@@ -19,7 +19,7 @@ KernelFor = Callable[[Op], Resolved]
 
 @dataclass(frozen=True, eq=False)
 class KernelTable:
-    """What runs each op of a family of programs on `target`.
+    """The kernel or reference that runs each op of the programs on `target`.
 
     `target` is None for programs that are assembled for no device; their ops run as torch references. `by_signature`
     pairs each signature with an op that has it, and with what runs such ops.

@@ -29,7 +29,7 @@ STORED_BY: Mapping[ParamKind, str] = {"head": "quantize_lm_head", "embedding": "
 
 @dataclass(frozen=True)
 class WeightStorage:
-    """What is stored.
+    """The matrices that are stored in a weight format.
 
     states  {param: the states that hold it}
     copies  {state that the recipe makes of such params: the op of `derive` that wrote it}

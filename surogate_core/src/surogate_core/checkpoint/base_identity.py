@@ -1,4 +1,4 @@
-"""Which base an adapter is trained on: a checkpoint of an adapter does not hold its weights."""
+"""Identity of the base that an adapter is trained on: a checkpoint of an adapter does not hold its weights."""
 
 from __future__ import annotations
 

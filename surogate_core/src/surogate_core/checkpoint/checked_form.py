@@ -15,7 +15,7 @@ from ..errors import ConfigError
 
 @dataclass(frozen=True)
 class CheckedForm:
-    """How checkpoints hold a weight format, with results that are checked. Errors name the format's plugin."""
+    """The checkpoint form of a weight format, with results that are checked. Errors name the format's plugin."""
 
     format: WeightFormatDef
     form: CheckpointForm

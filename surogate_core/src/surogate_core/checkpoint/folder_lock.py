@@ -21,7 +21,7 @@ LOCK = ".surogate.lock"
 _TAKEN = frozenset({errno.EAGAIN, errno.EACCES})
 _UNSUPPORTED = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 _WORDS_SECONDS = 1.0
-"""How long to wait for the line that the holder of a lock writes right after it has taken it."""
+"""Seconds to wait for the line that the holder of a lock writes right after it has taken it."""
 
 
 @contextmanager

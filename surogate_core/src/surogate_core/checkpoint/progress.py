@@ -1,4 +1,4 @@
-"""How far a run has come: updated by the loop, saved in checkpoints."""
+"""Progress of a run: updated by the loop, saved in checkpoints."""
 
 from __future__ import annotations
 

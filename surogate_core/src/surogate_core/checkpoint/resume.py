@@ -1,4 +1,4 @@
-"""Which checkpoint a run resumes from, and whether that checkpoint is of the same run."""
+"""Choice of the checkpoint that a run resumes from, and the check that it is of the same run."""
 
 from __future__ import annotations
 

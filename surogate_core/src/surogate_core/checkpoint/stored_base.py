@@ -1,4 +1,4 @@
-"""How far a merged model is from the stored base that its adapter was trained on.
+"""The distance of a merged model from the stored base that its adapter was trained on.
 
 An adapter of QLoRA is trained on rounded matrices and merged into those of the original checkpoint.
 """

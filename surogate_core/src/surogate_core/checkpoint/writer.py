@@ -37,7 +37,7 @@ SPARE_BYTES = 1 * GIB
 
 
 class CheckpointWriter(Protocol):
-    """How a run writes its checkpoints, one at a time."""
+    """Writes the checkpoints of a run, one at a time."""
 
     def save(self, step: int, progress: Progress) -> None:
         """Write, or begin to write, the current weights, which are those after `step`."""

@@ -16,7 +16,7 @@ from ..reporting.text import devices_text, parameters_text
 from .render import output_width, paint, paragraph
 
 _LARGEST = 5
-"""How many of the largest values are shown."""
+"""Number of the largest values that are shown."""
 
 
 def plan_text(run: Run, plan: Plan, chosen: str, defaults: str) -> Iterator[str]:

@@ -18,7 +18,7 @@ from ..errors import ConfigError, PluginError, SurogateError
 M = TypeVar("M", bound=BaseModel)
 
 FLAG_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-"""What a flag may be as text."""
+"""The texts that a flag may have."""
 
 _LONGEST_KEY = 64
 _LONGEST_VALUE = 80

@@ -9,7 +9,7 @@ from .errors import Problem
 
 @dataclass
 class Findings:
-    """What one call of `load_config` has found.
+    """The problems and notices that one call of `load_config` found.
 
     notices: lines to show the user once. failed: keys that already have a problem; validation does not report a
     second one for them.

@@ -150,4 +150,4 @@ ADAPTER_FLAG = Shorthand("lora", "adapter", "lora", DISTRIBUTIONS["adapter", "lo
 takes it from here."""
 
 HELD_FOR_UPDATE = "Set offload_optimizer: true or offload_master: true"
-"""What makes the host hold values that the update uses."""
+"""The remedy that makes the host hold values that the update uses."""

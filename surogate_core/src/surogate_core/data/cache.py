@@ -149,7 +149,7 @@ def open_cache(directory: Path) -> TokenDataset:
 
 @dataclass(frozen=True)
 class _Counts:
-    """What has been written so far. bits: mask bits of the last, incomplete byte, as "0" and "1"."""
+    """Progress of a writer. bits: mask bits of the last, incomplete byte, as "0" and "1"."""
 
     rows: int = 0
     n_docs: int = 0

@@ -57,7 +57,7 @@ def read_file(
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What to read from a file. columns: empty for all. optional: columns that a row may lack."""
+    """Columns to read from a file. columns: empty for all. optional: columns that a row may lack."""
 
     columns: Sequence[str]
     optional: Sequence[str]

@@ -1,4 +1,4 @@
-"""What a proposal may change of a run, as keys of its config: micro-batch, recomputation, offloading, dtypes, adapter.
+"""Changes that a proposal may make, as keys of the config: micro-batch, recomputation, offloading, dtypes, adapter.
 
 A change is a mapping of keys to values. It is applied by loading the config again, so a proposal is planned exactly as
 if its lines were in the file.

@@ -61,7 +61,7 @@ def _write_run_file(output: Path, loaded: LoadedConfig) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where a run writes, and which of these places it owns: those in which a resumed run continues.
+    """The folders that a run writes to, and those that it owns: a resumed run continues in them.
 
     Places that it does not own must hold no earlier run.
     """

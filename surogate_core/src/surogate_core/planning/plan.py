@@ -30,7 +30,7 @@ Revise = Callable[[PlanInputs], PlanInputs]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run takes on a device: its programs with the kernels that run them, and the report of memory and time.
+    """A run planned for a device: its programs, the kernels that run them, and the report of memory and time.
 
     overridden  lines for the user about dtypes that the config asks for and the recipe does not use
     chosen      what is recomputed because of `recompute: auto`; None: nothing

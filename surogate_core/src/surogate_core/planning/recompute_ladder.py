@@ -28,7 +28,7 @@ _LEAST_FREED = 0.1
 
 @dataclass(frozen=True)
 class Rung:
-    """What is recomputed, and its price.
+    """A choice of what is recomputed, and its price.
 
     kept     bytes that all blocks keep between the forward and the backward pass
     seconds  time that it adds to an optimizer step

@@ -21,7 +21,7 @@ from ..plugins.registry import Registry
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a run is, before it is planned for a device.
+    """A run before it is planned for a device: config, model, adapter and weight format.
 
     model_dir     the folder of the model's files
     model_config  its parsed config.json, with the run's `rope_scaling`

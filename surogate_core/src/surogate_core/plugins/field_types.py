@@ -12,7 +12,7 @@ from ..origin import STRICT
 from ..program.builder import Builder
 
 _NAMES: Final = {"Builder": Builder}
-"""What annotations name without an import at run time."""
+"""Names in annotations that are not imported at run time."""
 
 _WORDS: Final = {
     "callable": "a function",

@@ -1,4 +1,4 @@
-"""What the loaded plugins provide: definitions by kind and name, each with its origin.
+"""Definitions of the loaded plugins by kind and name, each with its origin.
 
 Built once at start by `discovery.load_registry` and never changed. The order of plugins does not matter: two
 definitions of the same kind and name are a conflict, which is refused when a run uses that name.

@@ -31,7 +31,7 @@ WARM_UP_STEPS = 2
 
 @dataclass(frozen=True)
 class Times:
-    """What `measure` found.
+    """The result of `measure`.
 
     steps: seconds of each step. ops: (name of the program, index of the op) -> seconds of every call in those steps.
     event_seconds: subtracted from every call for the event after it. method: in words.

@@ -20,7 +20,7 @@ Known = dict[Lane, int]
 
 @dataclass(frozen=True)
 class LaneOrder:
-    """What the ops of a program wait for.
+    """The ops that each op of a program waits for.
 
     waits  {index of an op: the ops of side lanes that it waits for}, without those that are known to be done
     done   {index of an op on a side lane: the first op on "compute" that starts after it is done}; the number of ops if

@@ -12,10 +12,10 @@ from .value import Value
 Phase = Literal["forward", "backward", "recompute", "update", "derive", "start"]
 
 Stage = Literal["forward", "micro", "evaluate", "update", "derive", "start"]
-"""What a program is for. "forward" is the recorded model, before passes make "micro" and "evaluate" of it."""
+"""Stage of a program. "forward" is the recorded model, before passes make "micro" and "evaluate" of it."""
 
 Purpose = Literal["train", "calibrate", "report"]
-"""Which micro-steps a program of the stage "micro" runs. "calibrate": those of the first optimizer steps of a fresh run
+"""Purpose of a program of the stage "micro". "calibrate": those of the first optimizer steps of a fresh run
 (`Family.calibrate`). "report": the first of an optimizer step whose numerics are reported (`Family.numerics`). "train":
 all others."""
 

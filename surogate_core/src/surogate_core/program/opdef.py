@@ -33,7 +33,7 @@ IN_OUTPUTS: Final = object()
 """Default of an attribute whose whole effect is on the shapes and dtypes of the outputs, where kernels see it."""
 
 ParamKind = Literal["matrix", "embedding", "head", "vector"]
-"""What a param is to an optimizer: "embedding" and "head" have a row for each token, "vector" at most one dimension."""
+"""Kind of a param, for optimizers: "embedding" and "head" have a row for each token, "vector" at most one dimension."""
 
 
 class Emitter(Protocol):

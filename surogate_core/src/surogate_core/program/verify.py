@@ -17,7 +17,7 @@ from .value import Value
 
 @dataclass
 class Checked:
-    """What `verify` found valid in the programs of a family so far: ops, their signatures, and values by name."""
+    """The ops, signatures and values that `verify` has found valid in the programs of a run so far."""
 
     ops: set[Op] = field(default_factory=set)
     signatures: set[Signature] = field(default_factory=set)

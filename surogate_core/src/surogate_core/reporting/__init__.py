@@ -1,1 +1,1 @@
-"""What a run reports: metrics file, console, picture, summary."""
+"""Reports of a run: metrics file, console, picture, summary."""

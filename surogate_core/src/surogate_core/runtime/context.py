@@ -1,4 +1,4 @@
-"""What binding and executing a worker's programs on a GPU takes, in one value."""
+"""The context in which a worker's programs are bound and executed on a GPU."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ CHECK_SECONDS = 0.1
 """Interval between two checks for failures while the team waits for threads."""
 
 CLOSE_SECONDS = 3.0
-"""How long `close` waits for threads."""
+"""Seconds for which `close` waits for threads."""
 
 Result = TypeVar("Result")
 

@@ -1,4 +1,4 @@
-"""What the files of the standard ops share: how an op is defined, and checks of shapes."""
+"""Shared by the files of the standard ops: the form of a definition, and checks of shapes."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ SHORTEST_SECONDS = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the loop works with.
+    """Arguments of the loop.
 
     eval_batches   return the validation batches, the same at every call
     numerics       what numerics reports hold; None: there are none

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """How a run ended. Losses are means over labels, in nats.
+    """The result of a run. Losses are means over labels, in nats.
 
     loss          of the last step; None without a step
     evaluations   (step, loss, labels), in order

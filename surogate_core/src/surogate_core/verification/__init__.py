@@ -46,7 +46,7 @@ DEFAULT_LENGTH = 512
 
 @dataclass(frozen=True)
 class Verification:
-    """What was compared, on what, and the results.
+    """The subject of a comparison, its extent and its results.
 
     device    where our side ran
     tokens    a description of the rows
@@ -78,7 +78,7 @@ class Verification:
 
     @property
     def first_wrong(self) -> Row | None:
-        """Where to look first."""
+        """Return the layer or tensor to look at first."""
         return next((verdict.first_wrong for verdict in self.verdicts if not verdict.passed), None)
 
 
@@ -171,7 +171,7 @@ def _stored(subject: Subject, scratch: Path) -> tuple[Sequence[StoredMatrix], di
 
 @dataclass(frozen=True)
 class _Comparison:
-    """What both sides of a comparison share. scratch: folder for weights that transformers reads."""
+    """Inputs that both sides of a comparison share. scratch: folder for weights that transformers reads."""
 
     rows: ComparedRows
     model_dir: Path

@@ -1,4 +1,4 @@
-"""How much of a run is compared."""
+"""The extent of a comparison: rows, layers, weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Extent:
-    """How much of a run to compare.
+    """The part of a run to compare.
 
     rows           rows of the batch
     length         tokens per row; None: the run's `sequence_len`, at most 512

@@ -25,7 +25,7 @@ BLOCK = 64
 
 @dataclass(frozen=True)
 class StoredMatrix:
-    """How far a stored matrix is from that of the files.
+    """The distance of a stored matrix from that of the files.
 
     snr    mean square of the weights over that of the errors, in dB; inf without an error
     worst  largest relative error, in rms, of 64 consecutive weights of a row

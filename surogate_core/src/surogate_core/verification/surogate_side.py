@@ -31,7 +31,7 @@ _ADAPTER_STD = 0.02
 
 @dataclass(frozen=True)
 class Weights:
-    """Which weights a comparison uses.
+    """The weights that a comparison uses.
 
     scratch  folder for weights that transformers cannot read from the user's files: "model" if they are drawn, and
              "adapter". Written by the first `observe`.

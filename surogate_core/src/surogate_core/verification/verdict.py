@@ -1,4 +1,4 @@
-"""Which results are too far from the truth, and which layer is wrong first."""
+"""The results that are too far from the truth, and the first wrong layer."""
 
 from __future__ import annotations
 

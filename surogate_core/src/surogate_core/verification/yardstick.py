@@ -1,4 +1,4 @@
-"""How far from the truth a correct implementation may be: a multiple of the error of transformers, or a floor."""
+"""The largest error that a correct implementation may have: a multiple of the error of transformers, or a floor."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ BF16_ROUNDING: Final = 2.0**-9
 
 @dataclass(frozen=True)
 class Yardstick:
-    """What our errors are measured by.
+    """The errors that ours are compared with.
 
     name          the precision, as a heading
     transformers  results of transformers in that precision

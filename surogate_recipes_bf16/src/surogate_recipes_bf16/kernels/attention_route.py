@@ -86,7 +86,7 @@ def of_chunk(shape: Shape, chunks: int) -> Shape:
 
 
 class Route(IntEnum):
-    """How dq is accumulated. attention.h has the same codes and documents them."""
+    """Ways to accumulate dq. attention.h has the same codes and documents them."""
 
     ANY_ORDER = 0
     KEPT_SCORES = 1

@@ -45,7 +45,7 @@ def product(op: Op) -> Product:
 
 
 def _base(op: Op) -> Value | None:
-    """What the product adds to, if that is an input."""
+    """Return the input that the product adds to, if there is one."""
     return op.ins[2] if op.kind in ("linear_add", "linear_dgrad_add") else None
 
 

@@ -45,7 +45,7 @@ def product(op: Op) -> Product:
 
 
 def _base(op: Op) -> Value | None:
-    """What the product adds to, if that is an input."""
+    """Return the input that the product adds to, if there is one."""
     return op.ins[4] if op.kind == "fp8_linear_add" else None
 
 

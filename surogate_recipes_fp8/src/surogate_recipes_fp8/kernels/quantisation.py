@@ -1,4 +1,4 @@
-"""How an op that quantises lists its scale: the attr `scaling`, the last inputs and the last output."""
+"""The form in which an op that quantises lists its scale: attr `scaling`, the last inputs and the last output."""
 
 from __future__ import annotations
 

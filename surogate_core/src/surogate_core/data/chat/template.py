@@ -33,7 +33,7 @@ _LOCK = threading.Lock()
 
 @dataclass(frozen=True)
 class _CallForm:
-    """How a message with tool calls is passed to a template.
+    """A form in which a message with tool calls is passed to a template.
 
     null_content: empty content is None, not "". json_arguments: the arguments are JSON text, not an object.
     """
