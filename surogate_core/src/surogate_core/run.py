@@ -72,7 +72,7 @@ LIMIT = "device_memory_limit"
 """The key that `fit` sets for a size."""
 
 OPENMP_SPINS = "1000"
-"""Time for which torch's CPU threads spin at a barrier before they sleep. By default they spin without end, which makes a
+"""Spins of a CPU thread of torch at a barrier before it sleeps. By default it spins without end, which makes a
 step 10 to 70 times slower as soon as another process computes on the same cores (dev/LOG.md)."""
 
 

@@ -15,7 +15,7 @@ Notice = Callable[[str], None]
 
 PACKAGE = "nvidia-ml-py"
 CLOSE_SECONDS = 2.0
-"""Seconds for which the end of a run waits for a reading in progress. A driver that hangs must not hold up a finished run."""
+"""Seconds that the end of a run waits for a reading in progress. A driver that hangs must not hold up the end."""
 
 
 class GpuTelemetry:
