@@ -54,7 +54,7 @@ class Model:
         self.view = self.buffers.persistent
         self.steps = 0
         self.calibrating = self.assembly.calibrates
-        initialise((v for v in self.assembly.resident if v.init), self.view, 3)
+        initialise((v for v in self.assembly.allocated if v.init), self.view, 3)
         for part in self.assembly.staging:
             places = part.places.items()
             initialise(part.places, {p: self.buffers.view(v, part.program.name) for p, v in places}.__getitem__, 3)
@@ -103,7 +103,7 @@ class Model:
         return float(self.view(self.assembly.eval_loss))
 
     def named(self, *roles: str) -> dict[str, Tensor]:
-        values = (v for v in self.assembly.resident if v.role in roles)
+        values = (v for v in self.assembly.allocated if v.role in roles)
         return {v.name: self.view(v).clone().reshape(-1).view(torch.uint8) for v in values}
 
     def state(self, name: str) -> Tensor:

@@ -479,7 +479,7 @@ def reshaped(maps: list[WeightMap], index: int, shape: tuple[int, ...]) -> list[
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "printed"),
     [
         (lambda maps: [m for m in maps if m.param != "norm"], r"weight maps and params differ: \['norm'\]"),
         (lambda maps: [*maps, WeightMap("extra", ())], r"weight maps and params differ: \['extra'\]"),
@@ -500,9 +500,9 @@ def reshaped(maps: list[WeightMap], index: int, shape: tuple[int, ...]) -> list[
     ids=["missing", "unknown", "param twice", "tensor twice", "rows", "columns", "dimensions"],
 )  # fmt: skip
 def test_a_weight_map_that_does_not_fit_is_named(
-    change: Callable[[list[WeightMap]], list[WeightMap]], told: str
+    change: Callable[[list[WeightMap]], list[WeightMap]], printed: str
 ) -> None:
-    with pytest.raises(ProgramError, match=rf"model qwen3: {told}"):
+    with pytest.raises(ProgramError, match=rf"model qwen3: {printed}"):
         assemble(plan_inputs(**mapped(change)))
 
 

@@ -37,8 +37,8 @@ class Environment:
             text=True,
             check=False,
         )
-        told = f"{' '.join(map(str, command))}: exit {result.returncode}, expected {code}"
-        assert result.returncode == code, f"{told}\n{result.stdout}\n{result.stderr}"
+        printed = f"{' '.join(map(str, command))}: exit {result.returncode}, expected {code}"
+        assert result.returncode == code, f"{printed}\n{result.stdout}\n{result.stderr}"
         return result
 
     def pip(self, *args: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:

@@ -308,14 +308,14 @@ def test_operands_under_the_bf16_recipe_are_scaled_by_themselves() -> None:
 
 def test_frozen_weights_are_staged_and_kept_in_fp8_only() -> None:
     model = Model(**lora_rank_8())
-    resident = {v.name for v in model.assembly.resident}
+    resident = {v.name for v in model.assembly.allocated}
     assert (
         not {f"layers.{i}.{m}" for i in range(LAYERS) for m in ("attn.qkv", "attn.o", "mlp.gate_up", "mlp.down")}
         & resident
     )
     assert {"embedding", "lm_head"} <= resident
     assert [part.program.name for part in model.assembly.staging] == [f"derive.{i}" for i in range(LAYERS)]
-    copies = [v for v in model.assembly.resident if v.derived and v.dtype == "e4m3"]
+    copies = [v for v in model.assembly.allocated if v.derived and v.dtype == "e4m3"]
     assert len(copies) == 2 * PRODUCTS * LAYERS - 1  # no backward product reads the qkv matrix of the first block
     kept = kept_values(model.assembly, {"embedding"}, "bf16")
     assert not [v for v in kept if v.derived]

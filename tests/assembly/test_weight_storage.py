@@ -71,7 +71,7 @@ def test_a_format_that_rounds_nothing_changes_no_bit(recipe: str) -> None:
 def test_training_reads_the_rounded_weights() -> None:
     plain, stored = model("bf16"), model("bf16", "e4m3")
     rounded = 0
-    for value in plain.assembly.resident:
+    for value in plain.assembly.allocated:
         if value.role == "param" and value.block >= 0 and len(value.shape) == 2 and "lora" not in value.name:
             weight = plain.view(value)
             weight.copy_(weight.to(torch.float8_e4m3fn).to(weight.dtype))
@@ -97,12 +97,12 @@ def test_no_matrix_is_kept_between_the_passes_whatever_is_recomputed(recipe: str
 
 def test_the_matrices_have_no_memory_but_that_of_the_format() -> None:
     plain, stored = model("bf16"), model("bf16", "e4m3")
-    names = {v.name for v in stored.assembly.resident}
+    names = {v.name for v in stored.assembly.allocated}
     staged = {param.name for part in stored.assembly.staging for param in part.places}
     assert len(staged) == LAYERS * MATRICES and names.isdisjoint(staged)
     assert {f"{name}.stored" for name in staged} <= names
-    sizes = [sum(v.nbytes for v in m.assembly.resident if v.role in ("param", "state")) for m in (plain, stored)]
-    matrices = sum(v.nbytes for v in plain.assembly.resident if v.name in staged)
+    sizes = [sum(v.nbytes for v in m.assembly.allocated if v.role in ("param", "state")) for m in (plain, stored)]
+    matrices = sum(v.nbytes for v in plain.assembly.allocated if v.name in staged)
     assert sizes[0] - sizes[1] == matrices / 2
     assert [len(part.program.ops) for part in stored.assembly.staging] == [MATRICES] * LAYERS
 
@@ -110,7 +110,7 @@ def test_the_matrices_have_no_memory_but_that_of_the_format() -> None:
 def test_copies_that_the_recipe_would_keep_are_made_from_the_stored_form() -> None:
     stored = model("fp8-hybrid", "bf16")
     assert kinds(stored.assembly.only("derive"))["fp8_quantize"] == 0
-    frozen = [v for v in stored.assembly.resident if v.role == "state" and v.derived]
+    frozen = [v for v in stored.assembly.allocated if v.role == "state" and v.derived]
     assert len(frozen) == LAYERS * MATRICES, "the recipe's own copies are withdrawn"
     first = stored.assembly.programs["micro_first"]
     assert sum(op.kind == "fp8_quantize" and op.ins[0].label == WEIGHT_LABEL for op in first.ops) > LAYERS * MATRICES

@@ -196,11 +196,11 @@ def test_shards_of_a_killed_process_are_continued_to_the_same_bytes(
     encoded: list[int] = []
     encode = module._encode
     monkeypatch.setattr(module, "_encode", lambda rows, *rest: (encoded.append(len(rows)), encode(rows, *rest))[1])
-    told: list[str] = []
-    resumed = tokenize_dataset(entry, TEXT, TextOptions(), tokenizer, cache, notice=told.append)
+    printed: list[str] = []
+    resumed = tokenize_dataset(entry, TEXT, TextOptions(), tokenizer, cache, notice=printed.append)
     assert resumed.path is not None
     assert sum(encoded) == 5000 - whole[-1]["rows"] and whole[-1]["rows"] > 0
-    assert f"continuing after {len(whole)} shards ({whole[-1]['n_tokens']:,} tokens)" in told[0]
+    assert f"continuing after {len(whole)} shards ({whole[-1]['n_tokens']:,} tokens)" in printed[0]
     files = sorted(path.name for path in straight.path.iterdir())
     assert files == sorted(path.name for path in resumed.path.iterdir())
     for name in files:

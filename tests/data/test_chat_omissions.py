@@ -43,7 +43,7 @@ def trained_text(encoded: Encoded, tokenizer: Tokenizer) -> str:
     return tokenizer.decode([t for t, on in zip(encoded.tokens, encoded.trained, strict=True) if on])
 
 
-def told(encoded: Encoded) -> dict[tuple[str, str], tuple[int, int]]:
+def printed(encoded: Encoded) -> dict[tuple[str, str], tuple[int, int]]:
     return {(one.what, one.unit): (one.count, one.of) for one in encoded.omissions if one.count}
 
 
@@ -62,7 +62,7 @@ def test_answers_with_weight_zero_are_not_trained(key: str, no: Any, yes: Any, t
     nothing = encode(tokenizer, messages[:2])
     assert not nothing.tokens and "from training" in nothing.left_out
     users = encode(tokenizer, [{**HELLO[0], key: yes}, HELLO[1]])
-    assert told(users) == {(f"the key {key!r}", "messages that are not the assistant's"): (1, 1)}
+    assert printed(users) == {(f"the key {key!r}", "messages that are not the assistant's"): (1, 1)}
 
 
 @pytest.mark.parametrize(
@@ -88,12 +88,12 @@ def test_parts_that_a_template_does_not_write_are_named_and_counted(tmp_path: Pa
     tokenizer = published_tokenizer(tmp_path / "model", "qwen3")
     developer = [{"role": "developer", "content": "Be brief."}, {"role": "developer", "content": "friend"}]
     named = [{**HELLO[0], "name": "Bob"}, {**HELLO[1], "name": "Eve"}]
-    assert told(encode(tokenizer, [*developer, *named])) == {
+    assert printed(encode(tokenizer, [*developer, *named])) == {
         ("the text", "messages with role developer"): (2, 2),
         ("the key 'name'", "messages"): (2, 2),
     }
     plain = published_tokenizer(tmp_path / "plain", "openhermes")
-    assert told(encode(plain, HELLO, [{"type": "function", "function": {"name": "add"}}])) == {
+    assert printed(encode(plain, HELLO, [{"type": "function", "function": {"name": "add"}}])) == {
         ("tools", "rows with tools"): (1, 1)
     }
 
@@ -102,7 +102,7 @@ def test_a_system_prompt_that_a_template_drops_is_reported(tmp_path: Path) -> No
     """Mistral's v3 templates write it into the last message only if that is the user's, hence never in training."""
     tokenizer = published_tokenizer(tmp_path / "model", "mistral-v3-tekken")
     encoded = encode(tokenizer, [{"role": "system", "content": "Be brief."}, *HELLO])
-    assert told(encoded) == {("the text", "messages with role system"): (1, 1)}
+    assert printed(encoded) == {("the text", "messages with role system"): (1, 1)}
     assert trained_text(encoded, tokenizer) == "A friend.</s>"
 
 
@@ -111,14 +111,14 @@ def test_replaced_names_and_keys_without_a_place_are_reported(tmp_path: Path) ->
     said = [{"type": "text", "text": "Who goes there?", "cache": "x"}]
     call = {**CALL, "id": "call-1", "function": {**CALL["function"], "strict": True}}
     messages = [{**CALLED[0], "content": said}, {**CALLED[1], "tool_calls": [call]}, *CALLED[2:]]
-    assert told(encode(tokenizer, messages)) == {
+    assert printed(encode(tokenizer, messages)) == {
         ("the key 'id'", "tool calls"): (1, 1),
         ("the key 'cache'", "parts of messages"): (1, 1),
         ("the key 'strict'", "functions of tool calls"): (1, 1),
     }
     shared = [{"who": one["role"], "role": "x", "content": one["content"]} for one in HELLO]
     mapped = encode(tokenizer, shared, message_property_mappings={"role": "who"})
-    assert told(mapped) == {("the key 'role'", "messages"): (2, 2)}
+    assert printed(mapped) == {("the key 'role'", "messages"): (2, 2)}
 
 
 def load(tmp_path: Path, tokenizer: Tokenizer, rows: list[Row], notices: list[str]) -> Any:
@@ -263,7 +263,7 @@ def _outcome(row: Row, tokenizer: Tokenizer, loss_scale: str) -> str:
             missing = missing_of(row, text)
             assert missing["the text", "messages with role assistant"], encoded.left_out
         return "left out"
-    named = Counter({key: count for key, (count, _) in told(encoded).items() if key[0] != "the training"})
+    named = Counter({key: count for key, (count, _) in printed(encoded).items() if key[0] != "the training"})
     assert named == missing_of(row, tokenizer.decode(encoded.tokens))
     trained = trained_text(encoded, tokenizer)
     for message in row["messages"]:
@@ -278,4 +278,4 @@ def _outcome(row: Row, tokenizer: Tokenizer, loss_scale: str) -> str:
 def test_parts_of_a_row_that_reach_the_tokens_are_not_reported(tmp_path: Path) -> None:
     tokenizer = chat_tokenizer(tmp_path / "model", QWEN25)
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "title": 'a "b"'}}}]
-    assert not told(encode(tokenizer, [{"role": "system", "content": "Be brief."}, *CALLED], tools))
+    assert not printed(encode(tokenizer, [{"role": "system", "content": "Be brief."}, *CALLED], tools))

@@ -139,13 +139,13 @@ def test_empty_rows_are_counted(tmp_path: Path, chat: Tokenizer) -> None:
 def test_many_unused_columns_are_reported_in_one_short_line() -> None:
     columns = Columns()
     columns.add_row(Row("a", {"text": "x", **{f"c{i}": i for i in range(1000)}}))
-    told = unused_columns(columns, ["text"], {})
-    assert told is not None and told.endswith("and 990 more") and len(told) < 300
+    printed = unused_columns(columns, ["text"], {})
+    assert printed is not None and printed.endswith("and 990 more") and len(printed) < 300
     columns = Columns()
     columns.add_row(Row("a", {"": 1, "\x1b[2J\n": 1, "\ud800": 1, "x" * 1000: 1}))
-    told = unused_columns(columns, [], {})
-    assert told is not None and told.isprintable() and len(told) < 300
-    assert "'' (in 1 row)" in told and "'\\x1b[2J\\n' (in 1 row)" in told and "'\\ud800' (in 1 row)" in told
+    printed = unused_columns(columns, [], {})
+    assert printed is not None and printed.isprintable() and len(printed) < 300
+    assert "'' (in 1 row)" in printed and "'\\x1b[2J\\n' (in 1 row)" in printed and "'\\ud800' (in 1 row)" in printed
 
 
 def test_an_optional_column_that_no_row_has_is_refused(tmp_path: Path, chat: Tokenizer) -> None:
@@ -182,9 +182,9 @@ def test_a_tokenizer_that_is_larger_than_the_model_in_transformers_is_reported(t
     )
     notices: list[str] = []
     load_corpora(config, FORMATS, chat.directory, chat.vocab_size, notices.append)
-    (told,) = notices
-    assert f"{chat.vocab_size + 1:,} tokens in transformers, the model only {chat.vocab_size:,}" in told
-    assert "<late>" in told and "tokenizer.json lacks" in told
+    (printed,) = notices
+    assert f"{chat.vocab_size + 1:,} tokens in transformers, the model only {chat.vocab_size:,}" in printed
+    assert "<late>" in printed and "tokenizer.json lacks" in printed
     load_corpora(config, FORMATS, chat.directory, chat.vocab_size + 1, notices.append)
     assert len(notices) == 1
 

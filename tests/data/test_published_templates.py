@@ -286,8 +286,8 @@ def test_reasoning_that_a_template_removes_from_every_answer_is_counted(name: st
     thought = {"role": "assistant", "content": "<think>\nA test.\n</think>\n\nA friend."}
     more = [*TWO_ROUNDS[2:], {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
     encoded = encode(tokenizer, [TWO_ROUNDS[0], thought, *more])
-    (told,) = [omission for omission in encoded.omissions if omission.what == "the reasoning"]
-    assert (told.unit, told.count, told.of) == ("answers with reasoning", 1, 1)
+    (printed,) = [omission for omission in encoded.omissions if omission.what == "the reasoning"]
+    assert (printed.unit, printed.count, printed.of) == ("answers with reasoning", 1, 1)
     assert "A test" not in tokenizer.decode(encoded.tokens) and len(trained_runs(encoded)) == 3
 
 

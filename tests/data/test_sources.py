@@ -117,9 +117,10 @@ def test_a_row_that_lacks_an_optional_column_has_none(tmp_path: Path) -> None:
 def test_other_files_of_a_directory_are_named(tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt.gz", "README.md", ".hidden"):
         (tmp_path / name).write_text(name)
-    told = open_source(Entry(str(tmp_path))).left_out()
+    printed = open_source(Entry(str(tmp_path))).left_out()
     assert (
-        told == "files not read, since their kind is none of .txt, .jsonl, .json, .csv, .parquet: README.md, b.txt.gz"
+        printed
+        == "files not read, since their kind is none of .txt, .jsonl, .json, .csv, .parquet: README.md, b.txt.gz"
     )
     assert open_source(Entry(str(tmp_path / "a.txt"))).left_out() is None
 

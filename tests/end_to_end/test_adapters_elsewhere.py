@@ -137,7 +137,7 @@ def test_a_file_of_the_base_that_cannot_be_read_is_named(
 
 
 def test_an_output_that_cannot_be_a_folder_is_refused_in_one_line(based: Workplace, adapter: Path) -> None:
-    for output, told in {
+    for output, message in {
         based.root / "run.yaml/sub": "cannot be written to: Not a directory. Name another folder.",
         Path("/dev/null/sub"): "cannot be written to: Not a directory. Name another folder.",
         Path("/proc/x/y"): "cannot be written to: No such file or directory. Name another folder.",
@@ -146,7 +146,7 @@ def test_an_output_that_cannot_be_a_folder_is_refused_in_one_line(based: Workpla
     }.items():
         for overwrite in ((), ("--overwrite",)):
             for command in (("merge", adapter), ("quantize", based.root / "model", "--set", "qlora_bnb=true")):
-                assert_refused(invoke(*command, output, *overwrite), f"{output}: {told}")
+                assert_refused(invoke(*command, output, *overwrite), f"{output}: {message}")
 
 
 def test_a_base_of_another_revision_must_be_given_with_base(based: Workplace, adapter: Path) -> None:

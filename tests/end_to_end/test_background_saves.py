@@ -53,7 +53,7 @@ def test_training_continues_during_a_save_and_the_checkpoint_has_the_bits_of_its
     run.train(run.load(config, ["save_in_background=false", "output_dir=waited"]), notice=lambda line: None)
 
     may, seen = threading.Event(), list[tuple[str, int]]()
-    save_checkpoint, told = checkpoint.save_checkpoint, list[str]()
+    save_checkpoint, printed = checkpoint.save_checkpoint, list[str]()
 
     def blocked(directory: Path, step: int, save: Any) -> Path:
         assert step != 2 or may.wait(60)
@@ -61,14 +61,14 @@ def test_training_continues_during_a_save_and_the_checkpoint_has_the_bits_of_its
 
     def let() -> None:
         seen.extend((path.name, 3) for path in here.out.glob("step_*"))
-        seen.extend((line, 3) for line in told if "saved step" in line)
+        seen.extend((line, 3) for line in printed if "saved step" in line)
         may.set()
 
     monkeypatch.setattr(checkpoint, "save_checkpoint", blocked)
     at_step(3, let, monkeypatch)
-    run.train(run.load(config), notice=told.append)
+    run.train(run.load(config), notice=printed.append)
     assert not seen, "nothing was whole, and nothing said to be, when step 3 was done"
-    assert [line.split(" in ")[0] for line in told if line.startswith("saved ")] == [
+    assert [line.split(" in ")[0] for line in printed if line.startswith("saved ")] == [
         "saved step_00000002",
         "saved step_00000004",
         "saved step_00000006",

@@ -52,8 +52,10 @@ def test_nan_in_the_base_is_named_with_its_file_before_step_one(finished: Finish
     tensors["model.norm.weight"][3] = float("nan")
     save_file(tensors, base / "model.safetensors")
     config = here.write(model=str(base), from_scratch=None, max_steps=1, warmup_steps=0)
-    told = r"base: weights hold NaN or inf.*\n  model\.safetensors: model\.norm\.weight \[\d+\]: 1 NaN of .* at \[3\]"
-    with pytest.raises(ConfigError, match=told):
+    printed = (
+        r"base: weights hold NaN or inf.*\n  model\.safetensors: model\.norm\.weight \[\d+\]: 1 NaN of .* at \[3\]"
+    )
+    with pytest.raises(ConfigError, match=printed):
         run.train(run.load(config), notice=lambda line: None)
     assert not here.out.exists()
 
@@ -100,7 +102,7 @@ def _pickled(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "printed"),
     [
         (_truncated, "truncated or corrupt"),
         (_garbage, "truncated or corrupt"),
@@ -114,7 +116,7 @@ def _pickled(path: Path) -> None:
     ],
 )
 def test_a_damaged_checkpoint_is_refused_and_nothing_is_written(
-    damage: Callable[[Path], None], told: str, finished: Finished, here: Workplace
+    damage: Callable[[Path], None], printed: str, finished: Finished, here: Workplace
 ) -> None:
     model = here.root / "damaged"
     shutil.copytree(finished.out, model, ignore=shutil.ignore_patterns("step_*"))
@@ -122,5 +124,5 @@ def test_a_damaged_checkpoint_is_refused_and_nothing_is_written(
     config = here.write(model=str(model), from_scratch=False)
     with pytest.raises(ConfigError) as refused:
         run.train(run.load(config), notice=lambda line: None)
-    assert told in str(refused.value) and str(model) in str(refused.value)
+    assert printed in str(refused.value) and str(model) in str(refused.value)
     assert not here.out.exists()

@@ -173,17 +173,17 @@ def test_a_saved_adapter_can_be_trained_further(
     before, after = map(load_file, files)
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert losses(tmp_path / "more")[0] < losses(workplace.out)[0] - 0.05
-    for change, told in (
+    for change, printed in (
         ({"lora_rank": 8}, "lora_rank"),
         ({"lora_target_modules": ["q_proj"]}, "of the same model, targets"),
         ({"adapter_path": str(workplace.out)}, "adapter_config.json"),
     ):
-        assert_refused(invoke("sft", workplace.write(**(start | change))), told)
+        assert_refused(invoke("sft", workplace.write(**(start | change))), printed)
 
 
 def test_wrong_targets_are_refused_by_the_plan_too(based: Workplace) -> None:
-    told = invoke("plan", based.write(lora=True, lora_target_modules=["query"]))
-    assert_refused(told, "lora_target_modules", "q_proj", "all-linear")
+    printed = invoke("plan", based.write(lora=True, lora_target_modules=["query"]))
+    assert_refused(printed, "lora_target_modules", "q_proj", "all-linear")
     assert_refused(invoke("sft", based.write(from_scratch=True)), "from_scratch")
 
 

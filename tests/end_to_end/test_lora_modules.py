@@ -105,9 +105,9 @@ def test_a_saved_adapter_can_be_trained_further(based: Workplace, straight: Path
     before, after = (load_file(folder / "adapter" / TENSORS) for folder in (straight, more))
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
     assert losses(more)[0] < losses(straight)[0] - 0.05
-    for change, told in (
+    for change, printed in (
         ("lora_modules_to_save=[input_layernorm]", "holds model.embed_tokens.weight, which this run does not"),
         ("lora_rank_pattern={}", "rank_pattern is"),
     ):
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=printed):
             sft(based, "refused", *still, change)

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def go(config: Path, *overrides: str) -> list[str]:
-    told: list[str] = []
-    run.train(run.load(config, overrides), notice=told.append)
-    return told
+    printed: list[str] = []
+    run.train(run.load(config, overrides), notice=printed.append)
+    return printed
 
 
 @pytest.mark.parametrize("key", ["output_dir", "checkpoint_dir"])
@@ -32,10 +32,10 @@ def test_a_new_run_in_the_folder_of_an_earlier_run_is_refused_with_a_remedy(here
     config = here.write(**{"max_steps": 2, "output_dir": "new", key: str(here.out)})
     with pytest.raises(ConfigError) as refused:
         go(config)
-    told = str(refused.value)
-    assert f"{key}: {here.out} holds checkpoints of an earlier run (step_00000002 to step_00000050)" in told
+    printed = str(refused.value)
+    assert f"{key}: {here.out} holds checkpoints of an earlier run (step_00000002 to step_00000050)" in printed
     for remedy in ("resume_from_checkpoint: true", f"another {key}", "overwrite_output_dir: true"):
-        assert remedy in told
+        assert remedy in printed
     assert not (here.root / "new").exists() and not (here.out / "metrics.jsonl").exists()
 
 
@@ -44,13 +44,13 @@ def test_overwrite_output_dir_sets_checkpoints_and_records_aside_and_deletes_not
     go(config)
     before = (here.out / "step_00000003/model.safetensors").read_bytes()
     recorded = (here.out / "metrics.jsonl").read_bytes()
-    told = go(config, "overwrite_output_dir=true", "train_seed=7", "max_steps=2")
+    printed = go(config, "overwrite_output_dir=true", "train_seed=7", "max_steps=2")
     assert (here.out / "step_00000003.set_aside/model.safetensors").read_bytes() == before
     assert (here.out / "metrics.jsonl.set_aside").read_bytes() == recorded
     assert sorted(path.name for path in here.out.glob("step_*")) == ["step_00000002", "step_00000003.set_aside"]
     assert [record["step"] for record in records(here.out, "step")] == [1, 2]
     assert (here.out / "outputs.set_aside/model.safetensors").read_bytes() == before
-    assert [line.split(":")[0] for line in told if "set aside, because a new run starts" in line] == [
+    assert [line.split(":")[0] for line in printed if "set aside, because a new run starts" in line] == [
         *("step_00000003.set_aside", "metrics.jsonl.set_aside", "outputs.set_aside")
     ]
     go(config, "resume_from_checkpoint=true", "train_seed=7", "max_steps=2")
@@ -86,12 +86,12 @@ def test_a_finished_run_without_checkpoints_is_not_overwritten(here: Workplace) 
     config = here.write(max_steps=2, save_steps=0)
     go(config)
     assert not list(here.out.glob("step_*"))
-    told = refusal(config, "train_seed=7")
+    printed = refusal(config, "train_seed=7")
     assert (
         f"output_dir: {here.out} holds config.json, generation_config.json, loss.png and 4 more, of an earlier run"
-        in told
+        in printed
     )
-    assert "another output_dir" in told and "overwrite_output_dir: true" in told
+    assert "another output_dir" in printed and "overwrite_output_dir: true" in printed
     asked = refusal(config, "resume_from_checkpoint=true")  # no checkpoint to resume from, and a model to lose
     assert "holds config.json" in asked
     before = contents(here.out)
@@ -121,8 +121,12 @@ def test_anything_a_run_would_replace_or_mix_with_is_refused_or_set_aside(here: 
     path = here.out / name
     path.parent.mkdir(parents=True)
     path.write_text("model: mine")
-    told = refusal(config)
-    assert f"output_dir: {here.out}" in told and name.split("/")[0] in told and "overwrite_output_dir: true" in told
+    printed = refusal(config)
+    assert (
+        f"output_dir: {here.out}" in printed
+        and name.split("/")[0] in printed
+        and "overwrite_output_dir: true" in printed
+    )
     set_aside(run.load(config, ["overwrite_output_dir=true"]), None, lambda line: None)
     aside = here.out / ("run.yaml.set_aside" if name == "run.yaml" else f"outputs.set_aside/{name}")
     assert aside.read_text() == "model: mine"
@@ -155,8 +159,8 @@ def test_with_resume_a_run_that_was_stopped_before_its_first_save_starts_again(h
     here.out.mkdir()
     (here.out / "metrics.jsonl").write_text('{"log": "run"}\n{"log": "step", "step": 1}\n')
     assert "metrics.jsonl" in refusal(config, "resume_from_checkpoint=false")
-    told = go(config)
-    assert any(line.startswith("metrics.jsonl.set_aside: set aside") for line in told)
+    printed = go(config)
+    assert any(line.startswith("metrics.jsonl.set_aside: set aside") for line in printed)
     assert [record["step"] for record in records(here.out, "step")] == [1, 2]
 
 
@@ -170,17 +174,17 @@ def test_a_log_file_elsewhere_counts_as_an_earlier_run_and_other_files_are_not_a
     assert (here.root / "logs.jsonl.set_aside").read_bytes() == recorded
     data = here.root / "documents.jsonl"
     for overwrite in ("true", "false"):
-        told = refusal(config, f"log_file={data}", "output_dir=third", f"overwrite_output_dir={overwrite}")
-        assert f"log_file: {data} does not hold metrics of a run" in told
+        printed = refusal(config, f"log_file={data}", "output_dir=third", f"overwrite_output_dir={overwrite}")
+        assert f"log_file: {data} does not hold metrics of a run" in printed
 
 
 def test_a_run_can_be_resumed_in_a_renamed_folder(here: Workplace) -> None:
     config = here.write(max_steps=2, save_steps=1)
     go(config)
     moved = here.out.rename(here.root / "moved")
-    told = go(config, f"output_dir={moved}", "resume_from_checkpoint=1")
+    printed = go(config, f"output_dir={moved}", "resume_from_checkpoint=1")
     assert [record["step"] for record in records(moved, "step")] == [1, 2]
-    assert [line for line in told if "set aside" in line] == [
+    assert [line for line in printed if "set aside" in line] == [
         "step_00000002.set_aside: set aside, because the run resumes from step 1"
     ]
 

@@ -68,8 +68,8 @@ def use(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
 
 
 def go(config: Path) -> tuple[run.TrainResult, list[str]]:
-    told: list[str] = []
-    return run.train(run.load(config), notice=told.append), told
+    printed: list[str] = []
+    return run.train(run.load(config), notice=printed.append), printed
 
 
 @pytest.mark.slow

@@ -96,10 +96,10 @@ def test_a_stopped_run_resumes_with_the_same_bits(place: Workplace) -> None:
 
 def resumed_lines(place: Workplace, checkpoint: Path, name: str, **keys: object) -> list[str]:
     """Resume from a checkpoint in the folder `name`. Return the lines that were printed."""
-    told: list[str] = []
+    shown: list[str] = []
     config = place.write(output_dir=str(place.root / name), resume_from_checkpoint=str(checkpoint), **keys)
-    run.train(run.load(config, mode="sft"), notice=told.append)
-    return told
+    run.train(run.load(config, mode="sft"), notice=shown.append)
+    return shown
 
 
 OFFLOADED = {"offload_quants": 1, "offload_optimizer": True, "use_zero_copy": True}
@@ -116,8 +116,8 @@ def test_a_run_that_resumes_with_other_offloading_has_the_same_bits_and_nothing_
     place: Workplace, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("surogate_offload_states.selection.SMALLEST_BYTES", 1)
-    told = resumed_lines(place, saved, "offloaded", qlora_bnb=True, **OFFLOADED)
-    assert not any("not bit-identical" in line for line in told), told
+    shown = resumed_lines(place, saved, "offloaded", qlora_bnb=True, **OFFLOADED)
+    assert not any("not bit-identical" in line for line in shown), shown
     assert losses(place.root / "offloaded") == losses(place.root / "saved")[2:]
     back = resumed_lines(place, place.root / "offloaded/step_00000004", "not-offloaded", qlora_bnb=True)
     assert not any("not bit-identical" in line for line in back), back
@@ -126,8 +126,8 @@ def test_a_run_that_resumes_with_other_offloading_has_the_same_bits_and_nothing_
 def test_a_run_that_resumes_without_its_weight_format_says_that_the_package_is_not_used(
     place: Workplace, saved: Path
 ) -> None:
-    told = resumed_lines(place, saved, "without-format")
-    (line,) = [line for line in told if "not bit-identical" in line]
+    shown = resumed_lines(place, saved, "without-format")
+    (line,) = [line for line in shown if "not bit-identical" in line]
     assert "qlora_bnb: false (saved: true)" in line
     assert re.search(r"surogate-qlora-nf4 not used \(saved: [\d.]+\)", line)
 
@@ -146,8 +146,8 @@ def test_a_base_may_move_and_its_tensors_may_be_in_other_files(place: Workplace,
     tensors = {name: t for path in place.root.glob("model/*.safetensors") for name, t in load_file(path).items()}
     save_file(tensors, moved / "model.safetensors")
     (moved / "config.json").write_text((place.root / "model/config.json").read_text())
-    told = resumed_lines(place, saved, "moved-base", qlora_bnb=True, model=str(moved))
-    assert not any("bit-identical" in line for line in told), told
+    shown = resumed_lines(place, saved, "moved-base", qlora_bnb=True, model=str(moved))
+    assert not any("bit-identical" in line for line in shown), shown
     assert losses(place.root / "moved-base") == losses(place.root / "saved")[2:]
 
 

@@ -111,9 +111,10 @@ def test_a_key_that_changes_nothing_is_refused(original: Path, tmp_path: Path, k
 
 
 def test_help_says_that_the_key_of_a_format_is_required() -> None:
-    told = " ".join(invoke("quantize", "--help").stdout.split())
+    printed = " ".join(invoke("quantize", "--help").stdout.split())
     assert (
-        "Required: KEY=true of a weight format. Without it an error names them." in told and "of the file" not in told
+        "Required: KEY=true of a weight format. Without it an error names them." in printed
+        and "of the file" not in printed
     )
 
 
@@ -160,7 +161,7 @@ def test_a_full_disk_ends_it_with_one_line(original: Path, tmp_path: Path, disk_
 
 # Of these sides, squares of 128 split 192 and 320, but not into squares.
 @pytest.mark.parametrize(
-    ("sides", "keys", "told"),
+    ("sides", "keys", "printed"),
     [
         ((192, 320), ["qlora_fp8=true"], "qlora_block_size: 64 avoids that"),
         ((192, 200), ["qlora_fp8=true"], "qlora_block_size: 256 avoids that"),
@@ -172,21 +173,21 @@ def test_a_full_disk_ends_it_with_one_line(original: Path, tmp_path: Path, disk_
     ],
 )
 def test_a_notice_names_the_matrix_that_transformers_loads_wrongly_and_the_remedy(
-    tmp_path: Path, sides: tuple[int, int], keys: list[str], told: str
+    tmp_path: Path, sides: tuple[int, int], keys: list[str], printed: str
 ) -> None:
     from transformers import AutoModelForCausalLM
 
     model = drawn(tmp_path / "model", hidden_size=sides[0], intermediate_size=sides[1])
     lines: list[str] = []
     run.quantize(str(model), tmp_path / "out", keys, notice=lines.append)
-    assert len(lines) == bool(told)
-    if told:
+    assert len(lines) == bool(printed)
+    if printed:
         assert lines[0].startswith(
             "transformers will load model.layers.0.self_attn.q_proj.weight wrongly or not at all"
         )
-        assert told in lines[0]
+        assert printed in lines[0]
     if keys[0] == "qlora_fp8=true":
-        assert _is_close(tmp_path / "out", model, AutoModelForCausalLM) is not bool(told)
+        assert _is_close(tmp_path / "out", model, AutoModelForCausalLM) is not bool(printed)
 
 
 def _is_close(stored: Path, original: Path, loader: Any) -> bool:

@@ -24,11 +24,11 @@ def test_a_resumed_run_continues_the_same_curve_and_the_same_wandb_run(
     pytest.importorskip("wandb", reason="Weights & Biases is not installed")
     for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(here.root)}.items():
         monkeypatch.setenv(name, value)
-    told: list[str] = []
+    printed: list[str] = []
     config = here.write(max_steps=4, save_steps=2, report_to=["tensorboard", "wandb"], wandb_project="p")
-    run.train(run.load(config), told.append)
+    run.train(run.load(config), printed.append)
     first = (here.out / "wandb/run_id").read_text()
-    run.train(run.load(config, ["resume_from_checkpoint=2", "wandb_project=q"]), told.append)
+    run.train(run.load(config, ["resume_from_checkpoint=2", "wandb_project=q"]), printed.append)
 
     events = reader.EventAccumulator(str(here.out / "tensorboard"))
     events.Reload()
@@ -37,7 +37,7 @@ def test_a_resumed_run_continues_the_same_curve_and_the_same_wandb_run(
     assert [loss for _, loss in curve] == pytest.approx(losses(here.out), rel=1e-6)  # events are fp32
     assert [event.step for event in events.Scalars("eval/loss")] == [4]
     assert (here.out / "wandb/run_id").read_text() == first
-    assert not any("not the bits" in line for line in told), "report_to does not change results"
+    assert not any("not the bits" in line for line in printed), "report_to does not change results"
 
 
 def test_a_tracker_that_is_not_installed_is_an_error_that_lists_those_that_are(here: Workplace) -> None:

@@ -41,9 +41,9 @@ FP8 = {"recipe": "fp8-hybrid", "fp8_amax_history": 4, "sequence_len": 64, "model
 
 def go(config: Path, *overrides: str) -> list[str]:
     """Run to the end; return the lines that were printed."""
-    told: list[str] = []
-    run.train(run.load(config, overrides), notice=told.append)
-    return told
+    message: list[str] = []
+    run.train(run.load(config, overrides), notice=message.append)
+    return message
 
 
 def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,8 +87,8 @@ def straight_and_resumed(
         go(config, "output_dir=resumed")
     (saved,) = (here.root / "resumed").glob("step_*")  # a team may have launched one more step
     assert saved.name in (f"step_{after:08d}", f"step_{after + 1:08d}")
-    told = go(config, "output_dir=resumed", "resume_from_checkpoint=true", *split)
-    assert any(saved.name in line and "of 20" in line for line in told), told
+    message = go(config, "output_dir=resumed", "resume_from_checkpoint=true", *split)
+    assert any(saved.name in line and "of 20" in line for line in message), message
     return here.root / "straight/step_00000020", here.root / "resumed/step_00000020"
 
 
@@ -138,9 +138,9 @@ def test_a_resumed_run_tells_what_auto_chose_and_records_what_was_asked(here: Wo
     ]
     written_out = ["param_grad_dtype=fp32", "optimizer_state_dtype=fp32"]  # the dtypes that the run has without them
     limit = f"device_memory_limit={sum(sizes) // 2}"
-    told = go(config, "resume_from_checkpoint=1", limit, "recompute_swiglu=true", *written_out)
-    assert sum(line.startswith("recompute: auto chose ") and " saves " in line for line in told) == 1
-    assert not any("not bit-identical" in line for line in told)
+    message = go(config, "resume_from_checkpoint=1", limit, "recompute_swiglu=true", *written_out)
+    assert sum(line.startswith("recompute: auto chose ") and " saves " in line for line in message) == 1
+    assert not any("not bit-identical" in line for line in message)
     written = run.load(here.out / "run.yaml").config
     assert (written.recompute, written.recompute_swiglu, written.recompute_block) == ("auto", True, False)
     assert written.device_memory_limit == sum(sizes) // 2
@@ -207,11 +207,11 @@ def test_resuming_from_an_earlier_step_sets_later_checkpoints_aside(here: Workpl
     config = here.write(max_steps=8, save_steps=2)
     go(config)
     before = (here.out / "model.safetensors").read_bytes()
-    told = go(config, "resume_from_checkpoint=4")
+    message = go(config, "resume_from_checkpoint=4")
     assert (here.out / "model.safetensors").read_bytes() == before
     aside = sorted(path.name for path in here.out.glob("*.set_aside"))
     assert aside == ["step_00000006.set_aside", "step_00000008.set_aside"]
-    assert sum("set aside" in line for line in told) == 2
+    assert sum("set aside" in line for line in message) == 2
     assert [record["step"] for record in records(here.out, "step")] == list(range(1, 9))
 
 
@@ -225,8 +225,8 @@ def test_resuming_a_finished_run_takes_no_step(here: Workplace) -> None:
 
 
 def test_resume_true_without_a_checkpoint_starts_a_new_run_and_prints_so(here: Workplace) -> None:
-    told = go(here.write(max_steps=2), "resume_from_checkpoint=true")
-    assert any("starting a new run" in line for line in told)
+    message = go(here.write(max_steps=2), "resume_from_checkpoint=true")
+    assert any("starting a new run" in line for line in message)
     assert [record["step"] for record in records(here.out, "step")] == [1, 2]
 
 
@@ -258,9 +258,9 @@ def refusal(config: Path, *overrides: str) -> str:
 )
 def test_another_run_is_refused_with_both_values(saved: Path, here: Workplace, change: str, was: str, is_: str) -> None:
     before = (here.out / "metrics.jsonl").read_bytes()
-    told = refusal(saved, change)
-    assert was in told and is_ in told
-    assert "step_00000004" in told
+    message = refusal(saved, change)
+    assert was in message and is_ in message
+    assert "step_00000004" in message
     assert (here.out / "metrics.jsonl").read_bytes() == before
 
 
@@ -270,14 +270,14 @@ def test_another_model_is_refused_with_both_values(saved: Path, here: Workplace)
 
 
 def test_another_learning_rate_is_reported(saved: Path) -> None:
-    told = go(saved, "resume_from_checkpoint=2", "learning_rate=1e-3")
-    assert any("learning_rate: 0.001 (saved: 0.003)" in line for line in told)
+    message = go(saved, "resume_from_checkpoint=2", "learning_rate=1e-3")
+    assert any("learning_rate: 0.001 (saved: 0.003)" in line for line in message)
 
 
 @pytest.mark.parametrize("change", ["param_grad_dtype=fp32", "torch_dtype=fp32", "attn_bwd_chunks=2"])
 def test_keys_that_change_no_bit_are_not_reported(saved: Path, change: str) -> None:
-    told = go(saved, "resume_from_checkpoint=true", change)
-    assert not any("not bit-identical" in line for line in told), told
+    message = go(saved, "resume_from_checkpoint=true", change)
+    assert not any("not bit-identical" in line for line in message), message
 
 
 def test_another_version_of_a_plugin_is_reported_and_accepted(saved: Path, here: Workplace) -> None:
@@ -287,8 +287,8 @@ def test_another_version_of_a_plugin_is_reported_and_accepted(saved: Path, here:
     assert used < manifest["versions"].keys() and "surogate-lora" not in manifest["versions"]
     installed, manifest["versions"]["surogate-models"] = manifest["versions"]["surogate-models"], "0.0.1"
     path.write_text(json.dumps(manifest))
-    told = go(saved, "resume_from_checkpoint=2")
-    assert any(f"surogate-models {installed} (saved: 0.0.1)" in line for line in told)
+    message = go(saved, "resume_from_checkpoint=2")
+    assert any(f"surogate-models {installed} (saved: 0.0.1)" in line for line in message)
 
 
 def _truncated(path: Path) -> None:
@@ -319,8 +319,8 @@ def test_damage_is_named_and_last_good_resumes_from_the_previous_checkpoint(
     damage(path)
     if (file, damage) == ("manifest.json", _truncated):
         damage(path)  # its last byte is a line break
-    told = refusal(saved)
-    assert str(path) in told and "last-good" in told
+    message = refusal(saved)
+    assert str(path) in message and "last-good" in message
     lines = go(saved, "resume_from_checkpoint=last-good")
     assert any("step_00000002 is the newest intact checkpoint" in line for line in lines)
     assert [record["step"] for record in records(here.out, "step")] == [1, 2, 3, 4]
@@ -333,9 +333,9 @@ def test_last_good_is_refused_if_all_checkpoints_are_damaged(saved: Path, here: 
         go(saved, "resume_from_checkpoint=last-good")
 
 
-@pytest.mark.parametrize(("choice", "told"), [("7", "In .*: step_00000002, step_00000004"), ("out", "Name one: ")])
-def test_a_missing_checkpoint_is_refused(saved: Path, choice: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+@pytest.mark.parametrize(("choice", "message"), [("7", "In .*: step_00000002, step_00000004"), ("out", "Name one: ")])
+def test_a_missing_checkpoint_is_refused(saved: Path, choice: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         go(saved, f"resume_from_checkpoint={choice}")
 
 
@@ -435,10 +435,10 @@ def test_a_run_that_is_killed_repeatedly_ends_with_the_same_weights(workplace: W
 def test_a_shorter_history_is_refused_by_its_key(here: Workplace) -> None:
     go(here.write(max_steps=4, save_steps=2, **FP8))
     changed = here.write(max_steps=4, resume_from_checkpoint=2, **FP8 | {"fp8_amax_history": 8})
-    told: list[str] = []
+    message: list[str] = []
     with pytest.raises(ConfigError, match=r"fp8\.history.*saved settings: fp8_amax_history: 4 \(now 8\)"):
-        run.train(run.load(changed), notice=told.append)
-    assert not any("fp8_amax_history" in line for line in told), "announced as accepted"
+        run.train(run.load(changed), notice=message.append)
+    assert not any("fp8_amax_history" in line for line in message), "announced as accepted"
 
 
 def test_a_run_with_a_constant_rate_is_extended_by_more_max_steps(here: Workplace) -> None:

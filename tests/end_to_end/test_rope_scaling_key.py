@@ -48,9 +48,9 @@ def test_a_type_name_a_mapping_and_json_are_accepted(value: Any, parsed: dict[st
     assert parse_rope_scaling(value) == parsed
 
 
-@pytest.mark.parametrize(("value", "told"), ILLEGAL)
-def test_any_other_value_is_refused(value: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+@pytest.mark.parametrize(("value", "printed"), ILLEGAL)
+def test_any_other_value_is_refused(value: Any, printed: str) -> None:
+    with pytest.raises(ValueError, match=printed):
         parse_rope_scaling(value)
 
 
@@ -72,7 +72,7 @@ def test_the_base_frequency_is_kept_and_transformers_reads_the_written_config(ow
     assert "original_max_position_embeddings" not in made and with_rope_scaling(config, None, 100) == config
 
 
-def told(workplace: Workplace, **changes: Any) -> str:
+def printed(workplace: Workplace, **changes: Any) -> str:
     with pytest.raises(ConfigError) as error:
         run.plan(run.load(workplace.write(**changes)), cpu())
     return str(error.value)
@@ -80,14 +80,18 @@ def told(workplace: Workplace, **changes: Any) -> str:
 
 def test_incompatible_settings_are_refused_by_name(tmp_path: Path) -> None:
     workplace = make_workplace(tmp_path)
-    assert "rope_scaling" in told(workplace, rope_scaling="yarn") and "factor" in told(workplace, rope_scaling="yarn")
-    assert "linear, dynamic, yarn or llama3" in told(workplace, rope_scaling="longrope")
-    assert "low_freq_factor" in told(workplace, rope_scaling={"rope_type": "llama3", "factor": 8})
-    assert "factor: must be at least 1" in told(workplace, rope_scaling={"rope_type": "linear", "factor": 0.5})
-    assert "rope_scaling: an adapter" in told(
+    assert "rope_scaling" in printed(workplace, rope_scaling="yarn") and "factor" in printed(
+        workplace, rope_scaling="yarn"
+    )
+    assert "linear, dynamic, yarn or llama3" in printed(workplace, rope_scaling="longrope")
+    assert "low_freq_factor" in printed(workplace, rope_scaling={"rope_type": "llama3", "factor": 8})
+    assert "factor: must be at least 1" in printed(workplace, rope_scaling={"rope_type": "linear", "factor": 0.5})
+    assert "rope_scaling: an adapter" in printed(
         workplace, rope_scaling={"rope_type": "yarn", "factor": 2}, lora=True, from_scratch=False
     )
-    assert "sequence_len: 256" in told(workplace, rope_scaling={"rope_type": "linear", "factor": 2}, sequence_len=256)
+    assert "sequence_len: 256" in printed(
+        workplace, rope_scaling={"rope_type": "linear", "factor": 2}, sequence_len=256
+    )
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,10 @@ def test_a_diverging_run_exits_with_3_and_saves_finite_weights(here: Workplace) 
     assert steps[-1]["norm"] is None, "JSON has no word for nan"
     last = steps[-1]["step"]
     assert f"step {last}: " in done.stderr
-    told = " ".join(done.stderr.split())
-    assert "max_nonfinite_steps: 2" in told and "Lower learning_rate" in told
-    assert re.search(rf"repeated op by op: step {last}, micro-step 1: \w+ wrote NaN or inf\. op \d+ of micro_", told)
-    assert re.search(r"run by torch reference of \S+ \S+ wrote \S+:fp32\[.*?(NaN|inf) of .*? first at \[", told)
+    printed = " ".join(done.stderr.split())
+    assert "max_nonfinite_steps: 2" in printed and "Lower learning_rate" in printed
+    assert re.search(rf"repeated op by op: step {last}, micro-step 1: \w+ wrote NaN or inf\. op \d+ of micro_", printed)
+    assert re.search(r"run by torch reference of \S+ \S+ wrote \S+:fp32\[.*?(NaN|inf) of .*? first at \[", printed)
     assert finite(here.out / f"step_{last:08d}/model.safetensors")
     assert not (here.out / "model.safetensors").exists()
 
@@ -87,12 +87,12 @@ def test_the_op_that_goes_wrong_first_is_named_with_its_block_and_values(
     config = here.write(max_steps=9, gpus=gpus, gradient_accumulation_steps=2 // gpus, max_nonfinite_steps=1)
     with pytest.raises(RunStopped) as stopped:
         run.train(run.load(config), notice=lambda line: None)
-    told = str(stopped.value)
-    assert told.startswith("step 5: loss or gradient was not finite in 2 steps in a row"), told
-    assert "repeated op by op: step 5, micro-step 1: " in told
-    assert re.search(r"  op       \d+ of micro_\w+: linear, block 1, forward\n", told), told
-    assert "run by   torch reference of surogate-core" in told, told
-    assert re.search(r"  wrote    1\.\w+:fp32\[256,256\]\n +\d+ inf of 65,536, first at \[\d+, 5\]", told), told
+    printed = str(stopped.value)
+    assert printed.startswith("step 5: loss or gradient was not finite in 2 steps in a row"), printed
+    assert "repeated op by op: step 5, micro-step 1: " in printed
+    assert re.search(r"  op       \d+ of micro_\w+: linear, block 1, forward\n", printed), printed
+    assert "run by   torch reference of surogate-core" in printed, printed
+    assert re.search(r"  wrote    1\.\w+:fp32\[256,256\]\n +\d+ inf of 65,536, first at \[\d+, 5\]", printed), printed
     (saved,) = here.out.glob("step_*")  # a team may have launched one more step
     assert finite(saved / "model.safetensors")
     assert [step["step"] for step in records(here.out, "step") if step.get("skipped")] == [4, 5]

@@ -83,7 +83,7 @@ def _folder(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "printed"),
     [
         (_corrupt_line, "documents.jsonl:7"),
         (_no_text, "words"),
@@ -94,10 +94,10 @@ def _folder(path: Path) -> None:
         (_folder, "documents.jsonl"),
     ],
 )
-def test_data_that_cannot_be_read_is_refused(spoil: Callable[[Path], None], told: str, here: Workplace) -> None:
+def test_data_that_cannot_be_read_is_refused(spoil: Callable[[Path], None], printed: str, here: Workplace) -> None:
     here.write()
     spoil(here.root / "documents.jsonl")
-    assert told in refusal(here)
+    assert printed in refusal(here)
     assert not here.out.exists()
 
 
@@ -128,16 +128,16 @@ def test_invalid_and_incompatible_settings_are_refused(
     changes: dict[str, Any], words: list[str], here: Workplace
 ) -> None:
     here.write(**changes)
-    told = refusal(here)
-    assert all(word in told for word in words), told
+    printed = refusal(here)
+    assert all(word in printed for word in words), printed
     assert not here.out.exists()
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(here: Workplace) -> None:
     write_model(here.root / "model", vocab_size=512)
     here.write()
-    told = refusal(here)
-    assert "512" in told and "tokenizer" in told
+    printed = refusal(here)
+    assert "512" in printed and "tokenizer" in printed
     assert not here.out.exists()
 
 
@@ -152,8 +152,8 @@ def test_a_model_directory_with_missing_files_is_refused(missing: str, here: Wor
 def test_an_unknown_architecture_is_refused_with_a_list_of_installed_ones(here: Workplace) -> None:
     write_model(here.root / "model", architectures=["GPT2LMHeadModel"], model_type="gpt2")
     here.write()
-    told = refusal(here)
-    assert "GPT2LMHeadModel" in told and "qwen3" in told.lower()
+    printed = refusal(here)
+    assert "GPT2LMHeadModel" in printed and "qwen3" in printed.lower()
 
 
 def test_an_output_that_cannot_be_written_is_refused(here: Workplace) -> None:

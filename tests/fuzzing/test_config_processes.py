@@ -74,7 +74,7 @@ def outcome(seed: int, root: Path, verb: str) -> tuple[int, str | None]:
     except subprocess.TimeoutExpired:
         return -1, f"seed {seed}: {mode} took more than {TIMEOUT_SECONDS} s"
     said = (done.stdout + done.stderr).decode("utf-8", "replace")
-    told = f"seed {seed}: {mode} {path.read_text(encoding='utf-8')[:2000]}\nexit {done.returncode}: {said[-2000:]}"
+    printed = f"seed {seed}: {mode} {path.read_text(encoding='utf-8')[:2000]}\nexit {done.returncode}: {said[-2000:]}"
     wrong = (
         done.returncode not in (0, 2)
         or (done.returncode == 0 and verb == "train")
@@ -82,7 +82,7 @@ def outcome(seed: int, root: Path, verb: str) -> tuple[int, str | None]:
         or "Traceback" in said
         or len(said) > LONGEST_OUTPUT
     )
-    return done.returncode, told if wrong else None
+    return done.returncode, printed if wrong else None
 
 
 @pytest.mark.slow
@@ -94,7 +94,7 @@ def test_the_program_plans_or_refuses_any_config(verb: str, share: float, tmp_pa
     write_model(tmp_path / "model", max_position_embeddings=4096)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         results = list(pool.map(lambda seed: outcome(seed, tmp_path, verb), range(first, first + count)))
-    failures = [told for _, told in results if told]
+    failures = [printed for _, printed in results if printed]
     assert not failures, "\n\n".join(failures[:5])
     assert not (tmp_path / "out").exists()
     if verb == "plan" and count >= 25:

@@ -176,7 +176,7 @@ class Setup:
         return worker
 
     def _fill(self, worker: Worker | Team, weights: Mapping[str, torch.Tensor] | None = None) -> None:
-        initialise((v for v in self.assembly.resident if v.init), worker.buffers.persistent, 7)
+        initialise((v for v in self.assembly.allocated if v.init), worker.buffers.persistent, 7)
         for part in self.assembly.staging:
             views = worker.staged(part)
             initialise(part.places, lambda v: views[v.name], 7)  # noqa: B023 (called at once)

@@ -328,8 +328,8 @@ def test_random_numbers_and_rounding_in_the_headers_are_bit_identical_to_the_ref
     x = torch.cat([anything.view(torch.float32), torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 3.4e38, 1e-45])])
     x = x[~x.isnan()]  # the payload of a NaN is unspecified
     given = "\n".join(f"{bits & 0xFFFFFFFF:x}" for bits in x.view(torch.int32).tolist())
-    told = subprocess.run([tmp_path / "words"], input=given, capture_output=True, text=True, check=True).stdout
-    known, *rows = told.splitlines()
+    message = subprocess.run([tmp_path / "words"], input=given, capture_output=True, text=True, check=True).stdout
+    known, *rows = message.splitlines()
 
     zero = torch.zeros(1, dtype=torch.int64)
     assert known == "6627e8d5 e169c58d bc57ac4c 9b00dbd8"

@@ -85,11 +85,11 @@ def test_no_kernel_serves_an_attribute_that_it_does_not_name(kernel: KernelDef) 
     served = replace(kernel, dtypes=("*", "..."), supports=lambda op, target: Support(True))
     value, target = Value("x", (8, 8), "bf16", "act"), Target(DEVICES["h200"])
 
-    def told(**attrs: Any) -> str:
+    def printed(**attrs: Any) -> str:
         return refusal(served, later, Op(kernel.op, (value,), (), attrs), target)
 
-    assert told() == told(planted=None) == told(**required(definition)) == ""
-    assert told(planted=16) == "does not implement planted=16"
+    assert printed() == printed(planted=None) == printed(**required(definition)) == ""
+    assert printed(planted=16) == "does not implement planted=16"
     for name, of in definition.attrs.items():
         if isinstance(of, tuple) and name not in kernel.attrs and isinstance(of[1], (int, float)):
-            assert told(**{name: of[1] + 1}) == f"does not implement {name}={of[1] + 1}"
+            assert printed(**{name: of[1] + 1}) == f"does not implement {name}={of[1] + 1}"

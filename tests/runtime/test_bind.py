@@ -58,7 +58,7 @@ def test_values_become_addresses_and_the_stream_is_the_last_argument() -> None:
     result = bound(kernel(bind_add))
     ((bound_launch,),) = result.launches
     function, arguments = bound_launch.call
-    assert bound_launch.above == -1
+    assert bound_launch.labels_above == -1
     assert function is launch
     assert len(set(arguments[:3])) == 3
     assert arguments[3:] == (4, 7)

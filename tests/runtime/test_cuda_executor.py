@@ -10,7 +10,7 @@ from surogate_core.runtime.cuda import graph_segments
 def test_consecutive_launches_that_the_same_batches_need_are_one_segment() -> None:
     log: list[int] = []
     launches = [Launch((log.append, (i,)), above) for i, above in enumerate([-1, -1, -1, 16, 32, -1, -1])]
-    assert [(s.above, len(s.calls)) for s in graph_segments(launches)] == [(-1, 3), (16, 1), (32, 1), (-1, 2)]
+    assert [(s.labels_above, len(s.calls)) for s in graph_segments(launches)] == [(-1, 3), (16, 1), (32, 1), (-1, 2)]
     for segment in graph_segments(launches):
         segment.run()
     assert log == list(range(7))

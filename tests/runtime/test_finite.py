@@ -160,9 +160,9 @@ def test_an_input_that_was_overwritten_in_place_is_not_blamed() -> None:
     run = Watched(emit)
     run.view("r").fill_(1e30)
     run.view("w").fill_(1e30)
-    told = run.stopped()
-    assert "op       1 of micro_first: linear_add" in told and "Its inputs are finite" in told
-    assert "3.y:fp32" not in told
+    printed = run.stopped()
+    assert "op       1 of micro_first: linear_add" in printed and "Its inputs are finite" in printed
+    assert "3.y:fp32" not in printed
 
 
 def test_after_an_op_has_changed_weights_they_are_not_whole() -> None:

@@ -45,7 +45,7 @@ class Refused:
     """A value of the field that is refused by the field's name, with this in the message."""
 
     value: Any
-    told: str = ""
+    printed: str = ""
 
 
 CHANGES_BASE = "path_initial_model_for_weight_conversion"
@@ -209,7 +209,7 @@ def test_a_value_has_pefts_effect_or_is_refused_by_name(
         for use in (lambda: merge(tmp_path), lambda: load(tmp_path, LoraOptions(lora_rank=4, lora_alpha=6))):
             with pytest.raises(ConfigError) as refused:
                 use()
-            assert name in str(refused.value) and case.told in str(refused.value)
+            assert name in str(refused.value) and case.printed in str(refused.value)
         return
     written(tmp_path, **case.given)
     change_config(tmp_path, **case.edit)
@@ -252,7 +252,7 @@ def test_a_field_of_a_later_peft_is_refused_by_name_unless_it_is_off(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("extra", "told"),
+    ("extra", "printed"),
     [
         (f"base_model.model.model.layers.0.{Q}.lora_magnitude_vector.weight", "lora_magnitude_vector"),
         (f"base_model.model.model.layers.0.{Q}.lora_B.bias", r"lora_B\.bias"),
@@ -265,12 +265,14 @@ def test_a_field_of_a_later_peft_is_refused_by_name_unless_it_is_off(tmp_path: P
         ("base_model.model.model.layers.0.mlp.down_proj.lora_A.weight", r"down_proj, which .* does not select"),
     ],
 )
-def test_a_tensor_that_would_be_left_out_is_refused_by_name(tmp_path: Path, plain: Path, extra: str, told: str) -> None:
+def test_a_tensor_that_would_be_left_out_is_refused_by_name(
+    tmp_path: Path, plain: Path, extra: str, printed: str
+) -> None:
     shutil.copytree(plain, tmp_path, dirs_exist_ok=True)
     tensors = load_file(tmp_path / TENSORS_FILE)
     save_file({**tensors, extra: torch.ones(4, 4)}, tmp_path / TENSORS_FILE, metadata={"format": "pt"})
     for use in (lambda: merge(tmp_path), lambda: load(tmp_path, LoraOptions(lora_rank=4, lora_alpha=6))):
-        with pytest.raises(ConfigError, match=rf"{TENSORS_FILE}: .*{told}"):
+        with pytest.raises(ConfigError, match=rf"{TENSORS_FILE}: .*{printed}"):
             use()
 
 

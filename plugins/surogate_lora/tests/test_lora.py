@@ -398,7 +398,7 @@ def test_the_config_has_what_vllm_asks_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "printed"),
     [
         ({"r": 8}, "r is 8, but lora_rank is 4"),
         ({"lora_alpha": 16}, "lora_alpha is 16, but lora_alpha is 8"),
@@ -411,11 +411,11 @@ def test_the_config_has_what_vllm_asks_for(tmp_path: Path) -> None:
         ({"peft_type": "IA3"}, "peft_type must be LORA"),
     ],
 )
-def test_an_adapter_of_another_kind_is_refused_by_its_key(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+def test_an_adapter_of_another_kind_is_refused_by_its_key(tmp_path: Path, change: dict[str, Any], printed: str) -> None:
     _, options, folder = saved(tmp_path, "all-linear")
     path = folder / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(ConfigError, match=f"adapter_config.json: .*{told}"):
+    with pytest.raises(ConfigError, match=f"adapter_config.json: .*{printed}"):
         load(folder, options)
 
 

@@ -232,7 +232,7 @@ def test_an_adapter_continues_only_with_its_own_modules_and_patterns(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "printed"),
     [
         ({"modules_to_save": None}, r"embed_tokens\.weight is neither a matrix of a LoRA adapter .* modules_to_save"),
         ({"modules_to_save": [3]}, r"modules_to_save is \[3\]"),
@@ -241,11 +241,11 @@ def test_an_adapter_continues_only_with_its_own_modules_and_patterns(tmp_path: P
         ({"alpha_pattern": {"(": 2}}, r"alpha_pattern is \{'\(': 2\}: .* no regular expression"),
     ],
 )
-def test_a_config_that_does_not_fit_its_tensors_is_named(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+def test_a_config_that_does_not_fit_its_tensors_is_named(tmp_path: Path, change: dict[str, Any], printed: str) -> None:
     ours, _, options = twins("embedding")
     path = saved(ours, options, tmp_path, config_of("head")) / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=printed):
         merge(path.parent)
 
 
@@ -253,7 +253,7 @@ def test_a_config_that_does_not_fit_its_tensors_is_named(tmp_path: Path, change:
 
 
 @pytest.mark.parametrize(
-    ("config", "options", "told"),
+    ("config", "options", "printed"),
     [
         ({}, {"lora_modules_to_save": ["head"]}, None),
         ({}, {"lora_modules_to_save": ["wte"]}, "'wte' is no module .* embed_tokens, input_layernorm, .* lm_head"),
@@ -281,15 +281,15 @@ def test_a_config_that_does_not_fit_its_tensors_is_named(tmp_path: Path, change:
     ],
 )
 def test_what_cannot_be_trained_as_peft_would_is_refused(
-    config: dict[str, Any], options: dict[str, Any], told: str | None
+    config: dict[str, Any], options: dict[str, Any], printed: str | None
 ) -> None:
     def planned() -> None:
         PlannedModel(tiny_config(**config), 1, 8, adapters=[(LORA, LoraOptions(**options))])
 
-    if told is None:  # any end of a name, as PEFT has it
+    if printed is None:  # any end of a name, as PEFT has it
         planned()
         return
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=printed):
         planned()
 
 

@@ -65,16 +65,16 @@ def test_another_shape_and_a_truncated_file_are_refused(saved: tuple[Path, Path]
 
 
 def test_the_commands_name_adapter_base_and_a_rank_that_vllm_must_be_told() -> None:
-    told = dict(commands(Path("out/adapter"), "Qwen/Qwen3-0.6B", LoraOptions(lora_rank=64)))
-    assert told["PEFT"] == "peft.AutoPeftModelForCausalLM.from_pretrained('out/adapter')"
-    assert told["vLLM"] == (
+    printed = dict(commands(Path("out/adapter"), "Qwen/Qwen3-0.6B", LoraOptions(lora_rank=64)))
+    assert printed["PEFT"] == "peft.AutoPeftModelForCausalLM.from_pretrained('out/adapter')"
+    assert printed["vLLM"] == (
         "vllm serve Qwen/Qwen3-0.6B --enable-lora --max-lora-rank 64 --lora-modules out=out/adapter"
     )
-    assert "peft=out/adapter" in told["lm-eval"]
+    assert "peft=out/adapter" in printed["lm-eval"]
     assert "--max-lora-rank" not in dict(commands(Path("out/adapter"), "b", LoraOptions()))["vLLM"]
 
 
 def test_vllm_has_no_line_for_what_it_refuses_or_would_scale_wrongly() -> None:
     for keys in ({"lora_modules_to_save": ["norm"]}, {"lora_rank_pattern": {"q": 2}}, {"lora_alpha_pattern": {"q": 2}}):
-        told = dict(commands(Path("out/adapter"), "base", LoraOptions(**keys)))
-        assert told.keys() == {"PEFT", "lm-eval"}
+        printed = dict(commands(Path("out/adapter"), "base", LoraOptions(**keys)))
+        assert printed.keys() == {"PEFT", "lm-eval"}

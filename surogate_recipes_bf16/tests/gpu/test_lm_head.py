@@ -187,7 +187,7 @@ def test_a_chunk_runs_if_it_has_at_least_one_label_of_the_batch(targets: str, ab
     x, w, total = value("x", (64, 64), "bf16"), value("w", (1000, 64), "bf16"), value("loss", (), "fp32")
     op = Op("lm_head_ce", (x, w, value(targets, (64,), "int32"), value("s", (), "fp32")), (total,), {"chunks": 4})
     contents = {v: torch.zeros(v.shape, dtype=TORCH.get(v.dtype, torch.int32)) for v in op.ins}
-    assert [launch.above for launch in bind_kernel(loss.KERNELS, op, contents).launches] == above
+    assert [launch.labels_above for launch in bind_kernel(loss.KERNELS, op, contents).launches] == above
 
 
 @pytest.mark.parametrize("dw_dtype", [None, "fp32", "bf16"])

@@ -92,5 +92,5 @@ def saved(setup: Setup, worker: Worker) -> dict[str, torch.Tensor]:
     worker.settle()
     readings = setup.assembly.readings
     kept = [v for v in setup.assembly.declared if v.role in ("param", "state") and v not in readings]
-    resident = set(setup.assembly.resident)
+    resident = set(setup.assembly.allocated)
     return {v.name: worker.buffers.persistent(v).clone().cpu() for v in kept if v in resident}

@@ -32,7 +32,7 @@ def trained(*, graphs: bool = True, **given: Any) -> tuple[list[tuple[float, flo
     worker = setup.gpu(graphs=graphs)
     readings = [setup.step(worker, step, step=step) for step in (1, 2, 3)]
     worker.settle()
-    kept = [v for v in setup.assembly.resident if v.role in ("param", "grad", "state")]
+    kept = [v for v in setup.assembly.allocated if v.role in ("param", "grad", "state")]
     found = {v.name: worker.buffers.persistent(v).cpu().clone() for v in kept if "streamed" not in v.name}
     worker.close()
     return readings, found
@@ -79,7 +79,7 @@ def test_workers_copy_host_memory_from_each_other() -> None:
     setup = Setup(DEEP, adapter={"lora_rank": 8}, model_dtype="bf16", offload=("weights",))
     assert setup.assembly.memory.host is not None
     first, second = setup.gpu(), setup.gpu()
-    frozen = [v for v in setup.assembly.resident if v.place == "host"]
+    frozen = [v for v in setup.assembly.allocated if v.place == "host"]
     for value in frozen:
         second.buffers.persistent(value).zero_()
     second.copy_from(first)

@@ -19,13 +19,13 @@ Call = tuple[Callable[..., None], tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Launch:
-    """A call, and the micro-batches that need it: those with more than `above` labels; -1: all.
+    """A call, and the micro-batches that need it: those with more than `labels_above` labels; -1: all.
 
     The host knows the number of labels of a batch, so skipping a launch needs no synchronisation.
     """
 
     call: Call
-    above: int = -1
+    labels_above: int = -1
 
 
 class BindContext(Protocol):

@@ -47,7 +47,7 @@ from .weight_maps import checked_weight_maps
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordedPrograms:
     """The programs of a run before recomputation and offloading, from which any number of runs are finished.
 
     inputs of a run that is finished from it may differ in `recompute`, `recompute_chosen`, `offload` and `host_memory`
@@ -70,11 +70,11 @@ class Recording:
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedPrograms:
     """The programs that run, before their memory is planned and without variants for fewer documents.
 
     micro   the micro-step before recomputation, gradient accumulation and reduction over workers
-    hosted  {value: what takes its place on the host}
+    host_places  {value: what takes its place on the host}
     copies  {state: its pending copy}
     """
 
@@ -83,17 +83,17 @@ class Finished:
     programs: Sequence[Program]
     micro: Program
     staging: Sequence[Staged]
-    hosted: Mapping[Value, Value]
+    host_places: Mapping[Value, Value]
     copies: Mapping[Value, Value]
 
     @property
-    def resident(self) -> tuple[Value, ...]:
+    def allocated(self) -> tuple[Value, ...]:
         """Declared values that have memory of their own: all but staged params."""
         elsewhere = {param for staged in self.staging for param in staged.places}
         return tuple(v for v in self.recorder.b.declared if v not in elsewhere)
 
 
-def assemble(inputs: PlanInputs, recording: Recording | None = None) -> Assembly:
+def assemble(inputs: PlanInputs, recording: RecordedPrograms | None = None) -> Assembly:
     """Record, transform, verify and plan every program of a run; or only finish what is recorded.
 
     Raises ConfigError for sizes that do not fit together, and ProgramError if a plugin emits a program that breaks the
@@ -112,12 +112,12 @@ def assemble(inputs: PlanInputs, recording: Recording | None = None) -> Assembly
         cu_seqlens=cu_seqlens,
         declared=recorder.b.declared,
         staging=tuple(replace(staged, program=programs[staged.program.name]) for staged in found.staging),
-        trainable=tuple(found.hosted.get(param, param) for param in recording.gradients),
+        trainable=tuple(found.host_places.get(param, param) for param in recording.gradients),
         stored={
-            param.name: tuple(found.hosted.get(state, state) for state in states)
+            param.name: tuple(found.host_places.get(state, state) for state in states)
             for param, states in recording.stored.items()
         },
-        memory=plan_family(found.programs, found.resident, kernels.workspace, variants),
+        memory=plan_family(found.programs, found.allocated, kernels.workspace, variants),
         kernels=kernels,
         micro=found.micro,
         batch=recorder.batch,
@@ -133,7 +133,7 @@ def assemble(inputs: PlanInputs, recording: Recording | None = None) -> Assembly
     )
 
 
-def record(inputs: PlanInputs) -> Recording:
+def record(inputs: PlanInputs) -> RecordedPrograms:
     """Record the programs of a run up to recomputation. Raises like `assemble`."""
     b = Builder(inputs.ops, inputs.precision.model)
     recorder = Recorder(inputs, b, PassRunner(inputs.ops), declare_batch(b, inputs), declare_scalars(b))
@@ -151,10 +151,10 @@ def record(inputs: PlanInputs) -> Recording:
     family, states = recorder.family(micro, recorder.evaluation(forward, eval_state), params, norm)
     family, stored = recorder.stored(recorder.lowered(family, params), params)
     family = family.with_micro_steps(recorder.fused)
-    return Recording(recorder, family, params, states, stored, gradients, weights, loss_state, eval_state, norm)
+    return RecordedPrograms(recorder, family, params, states, stored, gradients, weights, loss_state, eval_state, norm)
 
 
-def finish(recording: Recording, inputs: PlanInputs) -> Finished:
+def finish(recording: RecordedPrograms, inputs: PlanInputs) -> FinishedPrograms:
     """Return the programs of a run that `recording` is of, which it does not change. Raises like `assemble`."""
     recorder = recording.recorder.forked(inputs)
     plain, b = recording.family.micro, recorder.b
@@ -173,8 +173,8 @@ def finish(recording: Recording, inputs: PlanInputs) -> Finished:
     for staged in staging:
         recorder.passed("staged", family.derive, staged.program)
 
-    unfinished, hosted = recorder.streamed(
+    unfinished, host_places = recorder.streamed(
         (family.start, derive, *(staged.program for staged in staging), *micro_steps, evaluate, update), held
     )
     finished = [recorder.passed("in_place", p, in_place(p, inputs.ops)) for p in unfinished]
-    return Finished(recorder, family, finished, plain, staging, hosted, copies)
+    return FinishedPrograms(recorder, family, finished, plain, staging, host_places, copies)

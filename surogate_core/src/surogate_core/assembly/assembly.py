@@ -84,7 +84,7 @@ class Assembly:
         return next((p for p in fewer if p.documents is not None and documents <= p.documents), program)
 
     @property
-    def resident(self) -> tuple[Value, ...]:
+    def allocated(self) -> tuple[Value, ...]:
         """Declared values that have memory of their own: all but staged params."""
         staged = {param for part in self.staging for param in part.places}
         return tuple(v for v in self.declared if v not in staged)
@@ -92,7 +92,7 @@ class Assembly:
     @property
     def params(self) -> dict[str, Value]:
         """Params by name, without staged ones."""
-        return {v.name: v for v in self.resident if v.role == "param"}
+        return {v.name: v for v in self.allocated if v.role == "param"}
 
     @property
     def n_params(self) -> int:

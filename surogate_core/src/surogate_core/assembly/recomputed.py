@@ -11,7 +11,7 @@ from ..config.schema import RECOMPUTE_KEYS
 from ..machine.devices import GIB
 from ..program.value import Value
 
-CARRIED = "residual"
+BLOCK_INPUT = "residual"
 """Label of the value that enters a block. It is kept when whole blocks are recomputed."""
 
 LABELS: Mapping[str, frozenset[str]] = {
@@ -83,7 +83,7 @@ class ChosenRecomputation:
 
 def _drops(parts: frozenset[str], label: str) -> bool:
     if "adapter" in parts or "block" in parts:
-        return label != CARRIED and (label != ADAPTER_LABEL or "adapter" in parts)
+        return label != BLOCK_INPUT and (label != ADAPTER_LABEL or "adapter" in parts)
     return any(label in LABELS[part] for part in parts)
 
 

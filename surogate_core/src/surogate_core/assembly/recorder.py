@@ -19,7 +19,7 @@ from ..program.passes.documents import for_fewer, smaller_bounds
 from ..program.passes.evaluation import for_evaluation
 from ..program.passes.fuse_adds import fuse_adds
 from ..program.passes.outputs import write_to
-from ..program.passes.pending import carried_states, on_copies
+from ..program.passes.pending import on_copies, states_to_commit
 from ..program.passes.recompute import drops_anyway, recompute
 from ..program.passes.reduce import MicroStep, micro_step_counts, reduce
 from ..program.value import Value
@@ -320,16 +320,16 @@ class Recorder:
 
     def streamed(self, programs: Sequence[Program], held: Sequence[Value]) -> tuple[list[Program], dict[Value, Value]]:
         """Place values on the host. Return the programs with copies, and {value: what takes its place}."""
-        hosted = {value: self.b.on_host(value) for value in held}
-        self.passed.replace_values(hosted.values())
-        streaming = Streaming(hosted, self.b, zero_copy=self.inputs.zero_copy)
+        host_places = {value: self.b.on_host(value) for value in held}
+        self.passed.replace_values(host_places.values())
+        streaming = Streaming(host_places, self.b, zero_copy=self.inputs.zero_copy)
         streamed = [self.passed("stream", p, streaming(p)) for p in programs] if held else list(programs)
         if self.inputs.zero_copy is True and not streaming.uncopied:
             raise ConfigError(
                 f"use_zero_copy: true: optimizer {self.inputs.optimizer.name} uses nothing that the host holds. "
                 f"{HELD_FOR_UPDATE}, or remove the key."
             )
-        return streamed, hosted
+        return streamed, host_places
 
     def accumulated(self, program: Program, gradients: Mapping[Value, Value]) -> list[Program]:
         """Return the programs of the micro-steps of an optimizer step, made of `program`, in order of their first run.
@@ -352,7 +352,7 @@ class Recorder:
         self, micro: Sequence[Program], evaluate: Program, update: Program, readings: frozenset[Value]
     ) -> dict[Value, Value]:
         """Declare a pending copy of every state that a skipped step must leave unchanged. Return {state: copy}."""
-        states = carried_states(micro, evaluate, update, readings)
+        states = states_to_commit(micro, evaluate, update, readings)
         return {v: self.b.state(f"pending.{v.name}", v.shape, v.dtype, None) for v in states}
 
     def on_copies(self, program: Program, copies: Mapping[Value, Value], *, begins: bool) -> Program:

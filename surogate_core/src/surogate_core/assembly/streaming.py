@@ -43,7 +43,7 @@ ZeroCopy = bool | Literal["auto"]
 
 @dataclass
 class _Visit:
-    """The ops that use hosted values of one block, and these values.
+    """The ops that use values on the host, of one block, and these values.
 
     key       the block, or else the op
     fetch_at  index of the op in front of which the copies to the device begin
@@ -69,20 +69,20 @@ class _Visit:
 
 
 class Streaming:
-    """Adds the copies to the programs of a family. `hosted` maps values to their places on the host.
+    """Adds the copies to the programs of a family. `host_places` maps values to their places on the host.
 
     uncopied  the values that programs so far use on the host because of `zero_copy`
     """
 
-    def __init__(self, hosted: Mapping[Value, Value], b: Builder, *, zero_copy: ZeroCopy = False) -> None:
-        self.hosted = hosted
+    def __init__(self, host_places: Mapping[Value, Value], b: Builder, *, zero_copy: ZeroCopy = False) -> None:
+        self.host_places = host_places
         self.uncopied: set[Value] = set()
         self._zero_copy = zero_copy
         self._b = b
         self._buffers: dict[tuple[int, int, tuple[int, ...], str], Value] = {}
 
     def __call__(self, program: Program) -> Program:
-        """Return `program` with copies of the hosted values that it uses.
+        """Return `program` with copies of the values on the host that it uses.
 
         Ops that can use values on the host (`OpDef.uses_host`) read them there. Raises ProgramError if an op adds to a
         param or state, or changes it as an input.
@@ -106,12 +106,12 @@ class Streaming:
         return replace(program, ops=tuple(self._on_host(_with(ops, (puts, waits, fetches)))))
 
     def _left_on_host(self, ops: Sequence[Op]) -> frozenset[Value]:
-        """Return the hosted values that `zero_copy` ops use and that no other op needs a copy of."""
+        """Return the values on the host that `zero_copy` ops use and that no other op needs a copy of."""
         used: set[Value] = set()
         copied: set[Value] = set()
         for op in ops:
             definition = self._b.ops[op.kind]
-            values = self.hosted.keys() & {*op.ins, *op.outs}
+            values = self.host_places.keys() & {*op.ins, *op.outs}
             chosen = definition.zero_copy > 0
             if self._zero_copy == "auto":
                 chosen = definition.zero_copy > _FASTER and op.block < 0
@@ -124,7 +124,7 @@ class Streaming:
     def _visits(
         self, ops: Sequence[Op], uncopied: frozenset[Value]
     ) -> tuple[list[_Visit], dict[int, dict[Value, _Visit]]]:
-        """Return the visits in order of their first ops, and {index of an op: {hosted value: its visit}}.
+        """Return the visits in order of their first ops, and {index of an op: {value on the host: its visit}}.
 
         An op outside of blocks is a visit of its own. A value that several blocks use belongs to the visit that used it
         first, as long as that is one of the last two.
@@ -133,7 +133,7 @@ class Streaming:
         uses: dict[int, dict[Value, _Visit]] = {}
         run, last = (0, 0), None  # where the last two runs of ops with one key began
         for index, op in enumerate(ops):
-            used = dict.fromkeys(v for v in (*op.ins, *op.outs) if v in self.hosted and v not in uncopied)
+            used = dict.fromkeys(v for v in (*op.ins, *op.outs) if v in self.host_places and v not in uncopied)
             if not used or self._reads_host(op):
                 continue
             block = max(op.block, *(value.block for value in used))
@@ -155,7 +155,7 @@ class Streaming:
         return self._b.ops[op.kind].uses_host
 
     def _on_copies(self, op: Op, visit_of: Mapping[Value, _Visit]) -> Op:
-        """Return `op` on copies of the hosted values that it uses. Adds to their visits which."""
+        """Return `op` on copies of the values on the host that it uses. Adds to their visits which."""
         added = {op.outs[i] for i in op.accumulate if op.outs[i] in visit_of}
         if any(value.role != "grad" for value in added) or any(op.ins[i] in visit_of for i in op.changes):
             raise ProgramError(f"{op.kind} ({op.where}) changes a value that the host holds; ops can only write it")
@@ -189,19 +189,19 @@ class Streaming:
         b = self._b
         with b.record(first.phase, visit.block) as fetch:
             for value, copy in visit.fetched.items():
-                b.emit("move", self.hosted[value], outs=[copy], lane="to_device")
+                b.emit("move", self.host_places[value], outs=[copy], lane="to_device")
         with b.record(last.phase, visit.block) as put:
             for value in visit.written:
-                b.emit("move", visit.current[value], outs=[self.hosted[value]], lane="to_host")
+                b.emit("move", visit.current[value], outs=[self.host_places[value]], lane="to_host")
         with b.record(last.phase, visit.block) as wait:
             if visit.written:
-                b.emit("wait", *(self.hosted[value] for value in visit.written))
+                b.emit("wait", *(self.host_places[value] for value in visit.written))
         return fetch, put, wait
 
     def _on_host(self, ops: Iterable[Op]) -> Iterable[Op]:
-        """Yield the ops, those that use hosted values on the host with these in place of the values."""
+        """Yield the ops, those that use values on the host with these in place of the values."""
         for op in ops:
-            ins, outs = (tuple(self.hosted.get(v, v) for v in values) for values in (op.ins, op.outs))
+            ins, outs = (tuple(self.host_places.get(v, v) for v in values) for values in (op.ins, op.outs))
             yield op if (ins, outs) == (op.ins, op.outs) else replace(op, ins=ins, outs=outs)
 
 

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from math import inf
 
-from ..assembly.assemble import Recording
+from ..assembly.assemble import RecordedPrograms
 from ..errors import SurogateError
 from ..memory.alignment import align
 from ..planning.plan import Plan, plan_run, run_inputs
@@ -38,7 +38,7 @@ class Search:
         strategies = sorted(map(self._useful, offload_axes(run)), key=self._traffic)
         self._axes = [recompute, *strategies, batch]
         self._own = tuple(axis.own for axis in self._axes)
-        self._recordings: dict[Hashable, Recording] = {(batch.own, plan.inputs.grouping): plan.recording}
+        self._recordings: dict[Hashable, RecordedPrograms] = {(batch.own, plan.inputs.grouping): plan.recording}
         self._tried: dict[Settings, tuple[Changes, Plan] | None] = {}
         self._best, self._limit = inf, seconds  # plans whose steps take longer are not finished
         if not self._changes(self._own):

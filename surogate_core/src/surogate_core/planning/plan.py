@@ -9,7 +9,7 @@ from math import inf
 from pydantic import BaseModel
 
 from ..api import DeviceInfo, LoweringDef, OffloadDef, ParamKind, Precision, RecipeDef, Target
-from ..assembly.assemble import Recording, assemble, record
+from ..assembly.assemble import RecordedPrograms, assemble, record
 from ..assembly.assembly import Assembly
 from ..assembly.inputs import PlanInputs
 from ..assembly.recomputed import ChosenRecomputation, Recomputation
@@ -41,7 +41,7 @@ class Plan:
     target: Target
     assembly: Assembly
     report: Report
-    recording: Recording
+    recording: RecordedPrograms
     overridden: tuple[str, ...] = ()
     chosen: ChosenRecomputation | None = None
 
@@ -66,7 +66,7 @@ def plan_run(
     world_size: int | None = None,
     revise: Revise = lambda inputs: inputs,
     host_memory: int | None = None,
-    recording: Recording | None = None,
+    recording: RecordedPrograms | None = None,
     seconds: float = inf,
 ) -> Plan:
     """Plan `run` for `device` and `world_size` - 1 more devices of the same kind; None: as many as `gpus` asks for.
@@ -83,13 +83,13 @@ def plan_run(
     return replace(plan, overridden=tuple(_overridden(run, inputs.precision)))
 
 
-def plan_inputs(inputs: PlanInputs, recording: Recording | None = None, seconds: float = inf) -> Plan:
+def plan_inputs(inputs: PlanInputs, recording: RecordedPrograms | None = None, seconds: float = inf) -> Plan:
     """Plan a run from inputs that name a device.
 
     With `recompute_more`, a run that does not fit is planned again with more recomputation: the cheapest that fits, or
     all of it if nothing does. A plan that recomputation does not make smaller is returned as it is.
 
-    recording  of a plan that this one can be made from (`Recording`)
+    recording  of a plan that this one can be made from (`RecordedPrograms`)
     seconds    a plan whose step would take longer, with the recomputation that it needs, is returned as it is
     """
     plan = plan_exactly(replace(inputs, recompute_chosen=None), recording)
@@ -121,7 +121,7 @@ def _chosen(recomputation: Recomputation, before: Plan, after: Plan) -> ChosenRe
     )
 
 
-def plan_exactly(inputs: PlanInputs, recording: Recording | None = None) -> Plan:
+def plan_exactly(inputs: PlanInputs, recording: RecordedPrograms | None = None) -> Plan:
     """Plan a run with the recomputation that `inputs` name. `recording`: of a plan that it can be made from."""
     if inputs.target is None:
         raise ValueError("a plan needs a device")

@@ -18,7 +18,7 @@ from ..program.value import Value
 if TYPE_CHECKING:
     from ..api import DeviceInfo, OpDef
 
-STAGED_STEPS = 3
+PREPARED_STEPS = 3
 """Optimizer steps whose batches are in host memory: the current one, and two that the loader's thread prepares."""
 
 
@@ -119,7 +119,7 @@ def report(
         by_label[label] = by_label.get(label, 0) + life.nbytes
     inputs, states = memory.segments["input"].nbytes, memory.segments["state"]
     derived = _derived_bytes(states)
-    batches = inputs * grad_accum_steps * STAGED_STEPS * world_size
+    batches = inputs * grad_accum_steps * PREPARED_STEPS * world_size
     parts = {
         "weights": memory.segments["param"].nbytes + derived,
         "gradients": memory.segments["grad"].nbytes,

@@ -26,7 +26,7 @@ def fill(opened: Run, assembly: Assembly, worker: Worker, *, random: bool) -> No
     config = opened.config
     view = worker.buffers.persistent
     if random:
-        initialise((v for v in assembly.resident if v.init), view, config.train_seed)
+        initialise((v for v in assembly.allocated if v.init), view, config.train_seed)
         for part in assembly.staging:
             for view_of_staged in worker.staged(part).values():
                 view_of_staged.normal_(std=STAGED_STD)  # on the device, because a host takes minutes for 70B

@@ -74,12 +74,13 @@ class OpDef(Definition):
     rematerialise
                 (builder, op, kept) -> one Value per output; None for outputs in `kept`, which stay in memory. Emits the
                 recomputation of the others, possibly from the kept ones. Without it, the op is emitted again.
-    recomputing (op, a recomputed op that reads one of its inputs) -> the kind with the inputs and attrs of this
+    recompute_kind
+                (op, a recomputed op that reads one of its inputs) -> the kind with the inputs and attrs of this
                 backward op that writes its outputs and then, with the same bits, the first output of the other
                 (`fuse_recompute`); "" if there is none
-    adding      op -> the kind (*ins, base) -> base + output that replaces the op and an addition of its only output
+    add_kind    op -> the kind (*ins, base) -> base + output that replaces the op and an addition of its only output
                 (pass `fuse_adds`); "" if there is none. References of both forms give the same bits.
-    pairing     the kind (*ins, *ins of another op of this kind) -> the sum of both outputs (`fuse_adds`), or ""
+    pair_kind   the kind (*ins, *ins of another op of this kind) -> the sum of both outputs (`fuse_adds`), or ""
     first_output
                 the kind that computes the first output alone, where nothing reads the others (`dead_code`), or ""
     may_overwrite
@@ -124,9 +125,9 @@ class OpDef(Definition):
     loss_with_grads: str | None = None
     loss_grad_ins: tuple[int, ...] = ()
     rematerialise: Callable[[Emitter, Op, frozenset[Value]], Gradients] | None = None
-    recomputing: Callable[[Op, Op], str] | None = None
-    adding: Callable[[Op], str] = lambda op: ""
-    pairing: str = ""
+    recompute_kind: Callable[[Op, Op], str] | None = None
+    add_kind: Callable[[Op], str] = lambda op: ""
+    pair_kind: str = ""
     first_output: str = ""
     may_overwrite: Callable[[Op], Mapping[int, int]] = lambda op: {}
     flops: Callable[[Op], Count] = _none

@@ -64,12 +64,12 @@ class CudaExecutor:
     def run(self, program: str, labels: int | None = None) -> None:
         with torch.cuda.stream(self._stream):
             for segment in self._segments[program]:
-                if labels is None or labels > segment.above:
+                if labels is None or labels > segment.labels_above:
                     segment.run()
 
     def segments_needed(self, program: str, labels: int | None) -> int:
         """Return how many graph segments of `program` a micro-batch with `labels` labels runs."""
-        return sum(labels is None or labels > segment.above for segment in self._segments[program])
+        return sum(labels is None or labels > segment.labels_above for segment in self._segments[program])
 
     @torch.no_grad()
     def walk(self, program: str, after: Callable[[int], None], labels: int | None = None) -> None:
@@ -77,7 +77,7 @@ class CudaExecutor:
         with torch.cuda.stream(self._stream):
             bound = self._bound[program]
             for index, (op, launches) in enumerate(zip(bound.ops, bound.launches, strict=True)):
-                for function, arguments in (x.call for x in launches if labels is None or labels > x.above):
+                for function, arguments in (x.call for x in launches if labels is None or labels > x.labels_above):
                     function(*arguments)
                 if op.lane != "compute":
                     self._stream.wait_stream(self._streams[op.lane])
@@ -143,10 +143,10 @@ def _calls(bound: BoundProgram, lanes: Collection[Lane]) -> Iterator[Call]:
 
 @dataclass
 class GraphSegment:
-    """Consecutive calls that are needed by the same batches: those with more than `above` labels."""
+    """Consecutive calls that are needed by the same batches: those with more than `labels_above` labels."""
 
     calls: tuple[Call, ...]
-    above: int
+    labels_above: int
     graph: torch.cuda.CUDAGraph | None = None
 
     @torch.no_grad()
@@ -160,6 +160,6 @@ class GraphSegment:
 
 
 def graph_segments(launches: Iterable[Launch]) -> list[GraphSegment]:
-    """Group consecutive launches with equal `above`."""
-    groups = groupby(launches, lambda launch: launch.above)
+    """Group consecutive launches with equal `labels_above`."""
+    groups = groupby(launches, lambda launch: launch.labels_above)
     return [GraphSegment(tuple(launch.call for launch in group), above) for above, group in groups]

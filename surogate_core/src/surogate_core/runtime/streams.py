@@ -39,7 +39,7 @@ def order_streams(
             last[op.lane] = ends[index]
             before = [(fork.record, (compute,)), (stream.wait_event, (fork,)), *before]
             after = [(ends[index].record, (stream,))]
-        elif last and any(launch.above >= 0 for launch in own):
+        elif last and any(launch.labels_above >= 0 for launch in own):
             before = [(compute.wait_event, (end,)) for end in last.values()]
             ends, last = {}, {}
         result.append((*map(Launch, before), *own, *map(Launch, after)))

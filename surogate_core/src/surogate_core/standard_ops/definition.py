@@ -35,6 +35,6 @@ def define(kind: str, infer: Any, **fields: Any) -> OpDef:
     return OpDef(kind=kind, infer=infer, reference=f"{REFERENCE}:{kind}", **fields)
 
 
-def recomputing(kind: str, own: slice) -> Callable[[Op, Op], str]:
-    """Return the rule `OpDef.recomputing` of a backward op with the inputs `own` of the op `kind` among its inputs."""
+def recomputed_by(kind: str, own: slice) -> Callable[[Op, Op], str]:
+    """Return the `OpDef.recompute_kind` of a backward op with the inputs `own` of the op `kind` among its own."""
     return lambda op, again: f"{op.kind}_recompute" if again.kind == kind and again.ins == op.ins[own] else ""

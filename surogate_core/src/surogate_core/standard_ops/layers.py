@@ -6,7 +6,7 @@ from ..dtypes import accumulator
 from ..program.op import Op
 from ..program.opdef import Emitter, Gradients, OpDef, OutSpec
 from ..program.value import Value
-from .definition import Attributes, Attrs, Infer, Ins, define, elements, matrix, need, recomputing
+from .definition import Attributes, Attrs, Infer, Ins, define, elements, matrix, need, recomputed_by
 
 # ------------------------------------------------------------------------------------------------------------ embedding
 
@@ -226,7 +226,7 @@ LAYERS: tuple[OpDef, ...] = (
     define(
         "rmsnorm_bwd",
         _rmsnorm_bwd,
-        recomputing=recomputing("rmsnorm", slice(1, 3)),
+        recompute_kind=recomputed_by("rmsnorm", slice(1, 3)),
         first_output="rmsnorm_dgrad",
         flops=elements(9),
         memory_efficiency=0.6,
@@ -235,7 +235,7 @@ LAYERS: tuple[OpDef, ...] = (
     define(
         "rmsnorm_dgrad",
         _rmsnorm_dgrad,
-        recomputing=recomputing("rmsnorm", slice(1, 3)),
+        recompute_kind=recomputed_by("rmsnorm", slice(1, 3)),
         may_overwrite=lambda op: {0: 0},
         flops=elements(7),
         memory_efficiency=0.86,
@@ -267,7 +267,7 @@ LAYERS: tuple[OpDef, ...] = (
     define(
         "swiglu_bwd",
         _swiglu_bwd,
-        recomputing=recomputing("swiglu", slice(1, 2)),
+        recompute_kind=recomputed_by("swiglu", slice(1, 2)),
         may_overwrite=lambda op: {0: 1},
         flops=elements(6),
         memory_efficiency=0.97,

@@ -66,7 +66,7 @@ class Binding:
         With `labels`, skip the launches that a batch with this number of labels does not need.
         """
         for launch in self.launches:
-            if labels is None or labels > launch.above:
+            if labels is None or labels > launch.labels_above:
                 function, arguments = launch.call
                 function(*arguments[:-1], stream)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -68,7 +68,8 @@ def train_planned(
     if plan.chosen:
         notice(str(plan.chosen))
     steps = load_steps(run, plan.report.world_size, notice)
-    notice(_data_line(steps))
+    for line in _data_lines(steps):
+        notice(line)
     mark("data")
     saved_run = _saved_run(run, plan, steps)
     if resumed:
@@ -132,14 +133,14 @@ def _headline(plan: Plan) -> str:
     )
 
 
-def _data_line(steps: Steps) -> str:
+def _data_lines(steps: Steps) -> Iterator[str]:
     data, loader = steps.data, steps.loader
-    held = data.validation
-    validation = f"; {held.n_tokens:,} in {held.n_rows:,} rows are held out to validate, not trained" if held else ""
-    return (
-        f"{data.train.n_tokens:,} tokens in {data.train.n_rows:,} rows{validation}; "
-        f"{loader.steps_per_epoch:,} steps per epoch, {steps.total:,} in total"
+    yield (
+        f"{data.train.n_tokens:,} tokens in {data.train.n_rows:,} rows; {loader.steps_per_epoch:,} steps per epoch, "
+        f"{steps.total:,} in total"
     )
+    if held := data.validation:
+        yield f"{held.n_tokens:,} tokens in {held.n_rows:,} rows are held out to validate, not trained"
 
 
 def _saved_run(run: Run, plan: Plan, steps: Steps) -> SavedRun:

@@ -43,7 +43,7 @@ class WithoutDropout:
         def apply_evaluated(*args: Any) -> Program:
             program = apply(*args)
             self.left_out |= {op.kind for op in program.ops if ops[op.kind].training_only}
-            return replace(for_evaluation(program, ops), name=program.name)
+            return replace(for_evaluation(program, ops), name=program.name, stage=program.stage)
 
         return replace(adapter, apply=apply_evaluated)
 

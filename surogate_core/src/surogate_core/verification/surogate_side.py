@@ -116,7 +116,7 @@ def _fill(subject: Subject, worker: Worker | Team, skipped: Sequence[str]) -> No
     config, assembly = subject.run.config, subject.plan.assembly
     params = worker.params()
     if skipped and not config.from_scratch:
-        initialise((v for v in assembly.resident if v.init), worker.buffers.persistent, config.train_seed)
+        initialise((v for v in assembly.allocated if v.init), worker.buffers.persistent, config.train_seed)
         load_base(subject.run, assembly, worker, skipped)
         load_adapter(subject.run, assembly, params)
     else:

@@ -17,7 +17,7 @@ from ..op import Op, Program
 from ..value import Value
 
 
-def carried_states(
+def states_to_commit(
     micro: Sequence[Program], evaluate: Program, update: Program, readings: frozenset[Value]
 ) -> tuple[Value, ...]:
     """Return the states that these programs write and whose contents a later step or evaluation reads, sorted by name.
