@@ -115,7 +115,7 @@ def _documents(
         where = f"{key}.{index}"
         chosen, options, source = _format(entry, formats, config.loss_scale, where)
         columns = _columns(source)
-        _refuse_absent(columns, chosen.optional(options), f"{where}: path: {entry.path}")
+        _refuse_absent(columns, _named(options, chosen.optional(options)), f"{where}: path: {entry.path}")
         dataset = tokenize_dataset(entry, chosen, options, tokenizer, where=where, notice=notice, source=source)
         for line in _left_out(columns, source, dataset, chosen, options):
             notice(f"{where}: {line}")
@@ -136,6 +136,12 @@ def _columns(source: Source) -> Columns:
         return count_columns(source, root)
     except OSError as error:
         raise cache_error(error, root) from error
+
+
+def _named(options: BaseModel, columns: Sequence[str]) -> list[str]:
+    """Return those of `columns` that are not just the default of a key."""
+    unset = [getattr(options, key) for key in type(options).model_fields if key not in options.model_fields_set]
+    return [column for column in columns if column not in unset]
 
 
 def _refuse_absent(columns: Columns, optional: Sequence[str], where: str) -> None:

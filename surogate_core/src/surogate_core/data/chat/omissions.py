@@ -20,8 +20,9 @@ from .template import Message
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 """Keys of a message that hold reasoning. transformers passes the first one present to templates under all names."""
 
-_KNOWN_KEYS = ("role", "content", "tool_calls", *REASONING_KEYS)
-_KNOWN_CALL_KEYS = ("type", "function")
+# Ids pair results with calls in a program. Templates that do not write them rely on the order.
+_KNOWN_KEYS = ("role", "content", "tool_calls", "tool_call_id", *REASONING_KEYS)
+_KNOWN_CALL_KEYS = ("id", "type", "function")
 _WHY = "the chat template does not write it"
 
 
