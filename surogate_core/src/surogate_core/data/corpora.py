@@ -116,7 +116,9 @@ def _documents(
         chosen, options, source = _format(entry, formats, config.loss_scale, where)
         columns = _columns(source)
         _refuse_absent(columns, _named(options, chosen.optional(options)), f"{where}: path: {entry.path}")
-        dataset = tokenize_dataset(entry, chosen, options, tokenizer, where=where, notice=notice, source=source)
+        dataset = tokenize_dataset(
+            entry, chosen, options, tokenizer, where=where, notice=notice, source=source, rows=columns.rows
+        )
         for line in _left_out(columns, source, dataset, chosen, options):
             notice(f"{where}: {line}")
         strategy = config.truncation_strategy or chosen.truncation

@@ -39,6 +39,7 @@ from .cache import (
 from .readers import Row
 from .sources import DatasetEntry, Source, open_source
 from .tokenizer import Tokenizer
+from .tokenizing_progress import TokenizingProgress
 
 CHUNK_ROWS = 256
 CHUNK_CHARS = 1 << 20
@@ -65,10 +66,12 @@ def tokenize_dataset(
     where: str = "datasets",
     notice: Callable[[str], None] = print_notice,
     source: Source | None = None,
+    rows: int | None = None,
 ) -> TokenDataset:
     """Return the documents of `entry` as tokens, memory-mapped from the cache in `cache_root`.
 
-    source: the rows, if they are already open. notice: called with lines for the user, among them the parts of rows
+    source: the rows, if they are already open. rows: their number, if it is known. progress: None shows it after two
+    seconds. notice: called with lines for the user, among them the parts of rows
     that are not in the tokens, also if the tokens come from the cache.
 
     The key of the cache is a hash over the content of the data, the tokenizer and the settings, but not sequence_len.
@@ -78,7 +81,9 @@ def tokenize_dataset(
 
     Raises ConfigError, naming file and line, if the data cannot be used, and RunStopped if the disk is full.
     """
-    dataset = _tokenised(entry, format_def, options, tokenizer, cache_root, progress, where, notice, source)
+    with TokenizingProgress(where, rows, notice) as shown:
+        progress = progress or shown
+        dataset = _tokenised(entry, format_def, options, tokenizer, cache_root, progress, where, notice, source)
     for line in omission_lines(dataset.omissions):
         notice(f"{where}: left out: {line}")
     return dataset
@@ -99,7 +104,7 @@ def _tokenised(
     options: BaseModel,
     tokenizer: Tokenizer,
     cache_root: Path | None,
-    progress: Progress | None,
+    progress: Progress,
     where: str,
     notice: Callable[[str], None],
     source: Source | None,
@@ -124,7 +129,12 @@ def _tokenised(
                         f"{where}: continuing after {writer.shards:,} shards ({writer.n_tokens:,} tokens) that an "
                         "interrupted process has tokenised"
                     )
-                _write(writer, source, format_def, options, tokenizer, progress)
+                try:
+                    _write(writer, source, format_def, options, tokenizer, progress)
+                except (KeyboardInterrupt, SystemExit):
+                    if writer.shards:
+                        notice(f"{where}: {writer.shards:,} finished shards are kept: the next run continues there")
+                    raise
                 if writer.n_docs == 0:
                     raise ConfigError(f"{where}: path: {entry.path}: {_no_documents(writer)}")
                 writer.publish(settings)
@@ -232,7 +242,7 @@ def _write(
     format_def: DatasetFormatDef,
     options: BaseModel,
     tokenizer: Tokenizer,
-    progress: Progress | None,
+    progress: Progress,
 ) -> None:
     """Tokenise in threads, and append in the order of the rows."""
     columns = list(format_def.fields(options))
@@ -253,8 +263,7 @@ def _write(
             if writer.n_tokens - kept >= SHARD_TOKENS:
                 writer.finish_shard()
                 kept = writer.n_tokens
-            if progress is not None:
-                progress(writer.rows, writer.n_tokens)
+            progress(writer.rows, writer.n_tokens)
 
     with ThreadPoolExecutor(workers) as pool:
         try:
