@@ -17,6 +17,7 @@ from .cache import TokenDataset, default_cache_root
 from .checks import check_rows, label_bytes, label_counts, unigram_loss
 from .column_counts import count_columns
 from .columns import Columns, unused_columns
+from .duplicates import duplicates
 from .mixture import weigh
 from .pack import DocumentSpans, PackedRows, pack, split_validation
 from .readers import missing_column
@@ -55,7 +56,7 @@ def load_corpora(
     _set_threads(config.dataloader_num_workers)
     tokenizer = Tokenizer(model_dir, f"model: {config.model}")
     _note_extra_tokens(tokenizer, vocab_size, notice)
-    documents = _documents(config, "datasets", formats, tokenizer, notice)
+    documents = every = _documents(config, "datasets", formats, tokenizer, notice)
     if config.validation_datasets:
         for index, entry in enumerate(config.validation_datasets):
             if entry.weight is not None:
@@ -63,6 +64,9 @@ def load_corpora(
         held_out = _documents(config, "validation_datasets", formats, tokenizer, notice)
     else:
         documents, held_out = split_validation(documents, config.validation_split_ratio, config.eval_seed)
+    repeated = duplicates(every, documents, held_out)
+    if repeated is not None:
+        notice(f"datasets: {repeated}")
     weights = [1.0 if entry.weight is None else entry.weight for entry in config.datasets]
     train = pack(weigh(documents, weights, config.train_seed), config.sequence_len, config.sample_packing)
     check_rows(train, vocab_size, "datasets")
