@@ -121,7 +121,15 @@ def _documents(
         columns = _columns(source)
         _refuse_absent(columns, _named(options, chosen.optional(options)), f"{where}: path: {entry.path}")
         dataset = tokenize_dataset(
-            entry, chosen, options, tokenizer, where=where, notice=notice, source=source, rows=columns.rows
+            entry,
+            chosen,
+            options,
+            tokenizer,
+            where=where,
+            notice=notice,
+            source=source,
+            rows=columns.rows,
+            skip_bad=entry.bad_rows == "skip",
         )
         for line in _left_out(columns, source, dataset, chosen, options):
             notice(f"{where}: {line}")
