@@ -84,7 +84,7 @@ def tokenize_dataset(
     that an interrupted process has finished. Memory is bounded by a few chunks of rows and the longest row. A second
     process that needs the same dataset waits for it and maps it too.
 
-    Raises ConfigError, naming file and line of the first rows that are refused, if the data cannot be used, and RunStopped if the disk is full.
+    Raises ConfigError, naming file and line, if the data cannot be used, and RunStopped if the disk is full.
     """
     with TokenizingProgress(where, rows, notice) as shown:
         progress = progress or shown
