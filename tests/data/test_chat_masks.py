@@ -226,19 +226,27 @@ SAYS_LENGTH = QWEN25.replace(
         ("{% for", HELLO, "refuses these messages: TemplateSyntaxError"),
         ("{{ messages[0].nothing.more }}", HELLO, "refuses these messages: UndefinedError"),
         (NO_END, HELLO, "not by a special token"),
-        (TWICE, HELLO, "appears more than once"),
-        (SAYS_LENGTH, HELLO, "depends on its content"),
         (UNENDED_BLOCK, HELLO, "ends without a special token"),
         (HEADER_IN_BLOCK, HELLO, "begins with the prompt"),
         (QWEN25, HELLO[:1], "the conversation has no message of the assistant"),
         (QWEN25, [HELLO[0], {"role": "assistant", "content": "A<|im_end|>B"}], r"contains the end-of-turn token"),
     ],
 )  # fmt: skip
-def test_an_answer_whose_span_cannot_be_determined_is_refused(
+def test_a_conversation_that_no_template_can_train_is_refused(
     template: str | None, messages: Messages, problem: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
         encode_chat(messages, None, make(tmp_path, template), "default")
+
+
+@pytest.mark.parametrize(
+    ("template", "why"), [(TWICE, "writes an answer more than once"), (SAYS_LENGTH, "depends on its content")]
+)
+def test_a_row_is_left_out_if_the_span_of_its_answer_cannot_be_determined(
+    template: str, why: str, tmp_path: Path
+) -> None:
+    encoded = encode_chat(HELLO, None, make(tmp_path, template), "default")
+    assert not encoded.tokens and why in encoded.left_out and "Mark the answers" in encoded.left_out
 
 
 def test_two_bos_tokens_are_refused_and_the_row_is_shown(tmp_path: Path) -> None:

@@ -109,16 +109,33 @@ def test_a_system_prompt_that_a_template_drops_is_reported(tmp_path: Path) -> No
 def test_replaced_names_and_keys_without_a_place_are_reported(tmp_path: Path) -> None:
     tokenizer = published_tokenizer(tmp_path / "model", "qwen2.5")
     said = [{"type": "text", "text": "Who goes there?", "cache": "x"}]
-    call = {**CALL, "id": "call-1", "function": {**CALL["function"], "strict": True}}
+    call = {**CALL, "id": "call-1", "index": 7007, "function": {**CALL["function"], "strict": True}}
     messages = [{**CALLED[0], "content": said}, {**CALLED[1], "tool_calls": [call]}, *CALLED[2:]]
     assert printed(encode(tokenizer, messages)) == {
-        ("the key 'id'", "tool calls"): (1, 1),
+        ("the key 'index'", "tool calls"): (1, 1),
         ("the key 'cache'", "parts of messages"): (1, 1),
         ("the key 'strict'", "functions of tool calls"): (1, 1),
+        ("the tools", "conversations with calls"): (1, 1),
     }
     shared = [{"who": one["role"], "role": "x", "content": one["content"]} for one in HELLO]
     mapped = encode(tokenizer, shared, message_property_mappings={"role": "who"})
     assert printed(mapped) == {("the key 'role'", "messages"): (2, 2)}
+
+
+def test_calls_of_functions_that_a_row_does_not_show_are_counted(tmp_path: Path) -> None:
+    tokenizer = published_tokenizer(tmp_path / "model", "qwen2.5")
+    unseen = {("the tools", "conversations with calls"): (1, 1)}
+    assert printed(encode(tokenizer, CALLED)) == unseen
+    assert printed(encode(tokenizer, CALLED, [{"type": "function", "function": {"name": "other"}}])) == unseen
+    assert printed(encode(tokenizer, CALLED, [{"type": "function", "function": {"name": "add"}}])) == {}
+    assert printed(encode(tokenizer, [{"role": "system", "content": "You may call add(a, b)."}, *CALLED])) == {}
+
+
+def test_ids_of_calls_are_not_reported(tmp_path: Path) -> None:
+    tokenizer = published_tokenizer(tmp_path / "model", "qwen2.5")
+    call, result = {**CALL, "id": "call-1"}, {**CALLED[2], "tool_call_id": "call-1"}
+    messages = [CALLED[0], {**CALLED[1], "tool_calls": [call]}, result, CALLED[3]]
+    assert printed(encode(tokenizer, messages, [{"type": "function", "function": {"name": "add"}}])) == {}
 
 
 def load(tmp_path: Path, tokenizer: Tokenizer, rows: list[Row], notices: list[str]) -> Any:
@@ -224,9 +241,8 @@ def missing_of(row: Row, text: str) -> Counter[tuple[str, str]]:
         names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
         missing["the text", f"messages with role {role}"] += any(one.strip() not in text for one in [said, *names])
         for key in _EXTRA:
-            missing[f"the key {key!r}", "messages"] += (message.get(key) or "") not in text
-        for call in message.get("tool_calls") or ():
-            missing["the key 'id'", "tool calls"] += call["id"] not in text
+            unwritten = key != "tool_call_id" and (message.get(key) or "") not in text
+            missing[f"the key {key!r}", "messages"] += unwritten
     for tool in row["tools"] or ():
         missing["tools", "rows with tools"] += tool["function"]["name"] not in text
     return +missing
@@ -263,7 +279,9 @@ def _outcome(row: Row, tokenizer: Tokenizer, loss_scale: str) -> str:
             missing = missing_of(row, text)
             assert missing["the text", "messages with role assistant"], encoded.left_out
         return "left out"
-    named = Counter({key: count for key, (count, _) in printed(encoded).items() if key[0] != "the training"})
+    named = Counter(
+        {key: count for key, (count, _) in printed(encoded).items() if key[0] not in ("the training", "the tools")}
+    )
     assert named == missing_of(row, tokenizer.decode(encoded.tokens))
     trained = trained_text(encoded, tokenizer)
     for message in row["messages"]:

@@ -127,7 +127,7 @@ def test_the_notice_names_the_key_that_would_read_a_column(tmp_path: Path, chat:
     _, notices = train_on(path, chat, type="instruction")
     assert notices == ["datasets.0: columns not used: input (in 1 row; input_field: input reads it)"]
     path = write([{"messages": said("a", "b"), "tools": [TOOL]}], tmp_path / "b.jsonl")
-    _, notices = train_on(path, chat, type="conversation")
+    _, notices = train_on(path, chat, type="conversation", tools_field=None)
     assert notices == ["datasets.0: columns not used: tools (in 1 row; tools_field: tools reads it)"]
 
 

@@ -65,11 +65,27 @@ def test_messages_may_have_other_names_be_json_or_lists_of_parts(chat: Tokenizer
 def test_system_prompt_completion_and_tools_come_from_their_columns(chat: Tokenizer) -> None:
     row = {"prompt": HELLO[:1], "completion": "A friend.", "sys": "Be brief.", "tools": '[{"name": "add"}]'}
     options = {"messages_field": "prompt", "completion_field": "completion", "system_field": "sys"}
-    text, trained = both(row, chat, **options)
+    text, trained = both({**row, "tools": None}, chat, **options)
     assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>\n") and trained == "A friend.<|im_end|>"
-    assert both({**row, "completion": HELLO[1:]}, chat, **options) == (text, trained)
-    assert '<tools>\n{"name": "add"}\n</tools>' in both(row, chat, **options, tools_field="tools")[0]
-    assert "# Tools" not in both({**row, "tools": None}, chat, **options, tools_field="tools")[0]
+    assert both({**row, "tools": None, "completion": HELLO[1:]}, chat, **options) == (text, trained)
+    assert both(row, chat, **options, tools_field=None) == (text, trained)
+    named = row | {"t": row["tools"]}
+    for keys in ({}, {"tools_field": "t"}):
+        assert '<tools>\n{"name": "add"}\n</tools>' in both(named, chat, **options, **keys)[0]
+
+
+def test_the_columns_system_and_tools_are_read_unless_the_keys_are_null(chat: Tokenizer, tmp_path: Path) -> None:
+    row = {"messages": HELLO, "system": "Be brief.", "tools": [{"name": "add"}]}
+    assert both(row, chat)[0].startswith('<|im_start|>system\nBe brief.\n\n# Tools\n<tools>\n{"name": "add"}')
+    plain = both({"messages": HELLO}, chat)
+    assert both(row, chat, system_field=None, tools_field=None) == plain
+    once = {**row, "messages": [{"role": "system", "content": "Be brief."}, *HELLO]}
+    assert both(once, chat) == both(row, chat)
+    with pytest.raises(ConfigError, match=r"begin with another. Remove one, or set system_field: null"):
+        both({**once, "system": "Be long."}, chat)
+    assert corpora(tmp_path, chat, [{"messages": HELLO}])[1] == []
+    with pytest.raises(ConfigError, match="no column 'tools'"):
+        corpora(tmp_path, chat, [{"messages": HELLO}], options={"tools_field": "tools"})
 
 
 @pytest.mark.parametrize(

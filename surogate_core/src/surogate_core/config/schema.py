@@ -53,6 +53,9 @@ class DatasetEntry(Keys):
     weight: Annotated[Number, Field(gt=0, le=1000)] | None = Field(
         None, description="Times each document is trained per epoch: 2 is twice, 0.5 a random half; null: once."
     )
+    bad_rows: Literal["error", "skip"] = Field(
+        "error", description="A row that its type refuses: error (all are counted, the first named), or skip it."
+    )
     options: dict[str, Any] = Field({}, description="The keys of the type, validated by it.", exclude=True)
 
 

@@ -6,6 +6,7 @@ A dataset is a directory `<cache root>/<hash>/`:
     mask.bin        one bit per token, least significant bit first: bit i is set if token i is trained, i.e. a label
                     where it is the target
     offsets.npy     int64 [n_docs + 1]: document d is tokens offsets[d] to offsets[d + 1]
+    hashes.bin      uint64 [n_docs]: a hash of the tokens of each document
     manifest.json   counts, settings and hashes
 
 It is written to `<hash>.partial`, synced and renamed. A directory named `<hash>` was therefore complete when it got
@@ -16,11 +17,12 @@ shard.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, BinaryIO, Self
@@ -31,7 +33,7 @@ import numpy.typing as npt
 from ..api import Omission
 from ..machine.cache_home import cache_home
 
-CACHE_FORMAT = 2
+CACHE_FORMAT = 3
 
 Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
@@ -85,7 +87,7 @@ class TokenDataset:
     """The documents of a dataset as token ids. The arrays are memory maps if the dataset was opened from disk.
 
     tokens: uint16 or uint32 [n_tokens]. mask: uint8 [ceil(n_tokens / 8)]. offsets: int64 [n_docs + 1].
-    empty_rows: rows without a token, left out.
+    empty_rows: rows without a token, left out. hashes: uint64 [n_docs], of the tokens of each document.
     """
 
     tokens: npt.NDArray[Any]
@@ -97,6 +99,7 @@ class TokenDataset:
     path: Path | None = None
     omissions: Sequence[FoundOmission] = ()
     empty_rows: int = 0
+    hashes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
 
     @property
     def n_docs(self) -> int:
@@ -127,6 +130,7 @@ def open_cache(directory: Path) -> TokenDataset:
         raise DamagedCache(f"{directory}: format {manifest.format} with dtype {manifest.dtype}")
     dtype = np.dtype(manifest.dtype)
     expected = {"tokens.bin": manifest.n_tokens * dtype.itemsize, "mask.bin": (manifest.n_tokens + 7) // 8}
+    expected[_HASHES] = manifest.n_docs * 8
     for name, size in expected.items():
         found = (directory / name).stat().st_size if (directory / name).is_file() else -1
         if found != size:
@@ -144,6 +148,7 @@ def open_cache(directory: Path) -> TokenDataset:
         path=directory,
         omissions=[FoundOmission(Omission(*fields), first) for *fields, first in manifest.omissions],
         empty_rows=manifest.empty_rows,
+        hashes=np.memmap(directory / _HASHES, "<u8", "r"),
     )
 
 
@@ -200,12 +205,14 @@ class TokenWriter:
                 setattr(self, name, count)
         self._bits = np.array([bit == "1" for bit in kept.bits], np.bool_)
         sizes = _sizes(kept, self._dtype.itemsize)
-        self._tokens, self._mask, self._lengths = (_open_at(self._partial / name, size) for name, size in sizes.items())
+        self._tokens, self._mask, self._lengths, self._hashes = (
+            _open_at(self._partial / name, size) for name, size in sizes.items()
+        )
         self._journal = (self._partial / _JOURNAL).open("a" if found else "w", encoding="utf-8")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
-            for file in (self._tokens, self._mask, self._lengths, self._journal):
+            for file in (self._tokens, self._mask, self._lengths, self._hashes, self._journal):
                 file.close()
         finally:  # closing flushes, which fails if the disk is full
             if error is None or isinstance(error, Exception) or not self.shards:
@@ -213,7 +220,7 @@ class TokenWriter:
 
     def finish_shard(self) -> None:
         """Sync what was appended to disk, and record its extent in the journal."""
-        for file in (self._tokens, self._mask, self._lengths):
+        for file in (self._tokens, self._mask, self._lengths, self._hashes):
             _sync(file)
         counts = {name: getattr(self, name) for name in _Counts.__annotations__ if name != "bits"}
         bits = "".join("01"[int(bit)] for bit in self._bits)
@@ -225,7 +232,11 @@ class TokenWriter:
         """Append documents: their concatenated tokens and mask, and the length of each."""
         if len(tokens) == 0:
             return
-        self._tokens.write(tokens.astype(self._dtype).tobytes())
+        tokens = tokens.astype(self._dtype)
+        self._tokens.write(tokens.tobytes())
+        stops = np.cumsum(lengths)
+        for start, stop in zip(stops - lengths, stops, strict=True):
+            self._hashes.write(hashlib.blake2b(tokens[start:stop].tobytes(), digest_size=8).digest())
         bits = np.concatenate([self._bits, trained])
         whole = len(bits) - len(bits) % 8
         self._mask.write(np.packbits(bits[:whole], bitorder="little").tobytes())
@@ -276,7 +287,7 @@ class TokenWriter:
         with (self._partial / "manifest.json").open("w", encoding="utf-8") as text:
             json.dump(dataclasses.asdict(manifest), text, indent=1)
             _sync(text)
-        for written in (self._tokens, self._mask):
+        for written in (self._tokens, self._mask, self._hashes):
             _sync(written)
         for name in (_LENGTHS, _JOURNAL):
             (self._partial / name).unlink()
@@ -291,6 +302,7 @@ class TokenWriter:
 
 
 _LENGTHS = "lengths.bin"
+_HASHES = "hashes.bin"
 _JOURNAL = "shards.jsonl"
 
 
@@ -300,6 +312,7 @@ def _sizes(counts: _Counts, itemsize: int) -> dict[str, int]:
         "tokens.bin": counts.n_tokens * itemsize,
         "mask.bin": counts.n_tokens // 8,
         _LENGTHS: counts.n_docs * 8,
+        _HASHES: counts.n_docs * 8,
     }
 
 

@@ -17,6 +17,7 @@ from .cache import TokenDataset, default_cache_root
 from .checks import check_rows, label_bytes, label_counts, unigram_loss
 from .column_counts import count_columns
 from .columns import Columns, unused_columns
+from .duplicates import duplicates
 from .mixture import weigh
 from .pack import DocumentSpans, PackedRows, pack, split_validation
 from .readers import missing_column
@@ -55,7 +56,7 @@ def load_corpora(
     _set_threads(config.dataloader_num_workers)
     tokenizer = Tokenizer(model_dir, f"model: {config.model}")
     _note_extra_tokens(tokenizer, vocab_size, notice)
-    documents = _documents(config, "datasets", formats, tokenizer, notice)
+    documents = every = _documents(config, "datasets", formats, tokenizer, notice)
     if config.validation_datasets:
         for index, entry in enumerate(config.validation_datasets):
             if entry.weight is not None:
@@ -63,6 +64,9 @@ def load_corpora(
         held_out = _documents(config, "validation_datasets", formats, tokenizer, notice)
     else:
         documents, held_out = split_validation(documents, config.validation_split_ratio, config.eval_seed)
+    repeated = duplicates(every, documents, held_out)
+    if repeated is not None:
+        notice(f"datasets: {repeated}")
     weights = [1.0 if entry.weight is None else entry.weight for entry in config.datasets]
     train = pack(weigh(documents, weights, config.train_seed), config.sequence_len, config.sample_packing)
     check_rows(train, vocab_size, "datasets")
@@ -115,8 +119,18 @@ def _documents(
         where = f"{key}.{index}"
         chosen, options, source = _format(entry, formats, config.loss_scale, where)
         columns = _columns(source)
-        _refuse_absent(columns, chosen.optional(options), f"{where}: path: {entry.path}")
-        dataset = tokenize_dataset(entry, chosen, options, tokenizer, where=where, notice=notice, source=source)
+        _refuse_absent(columns, _named(options, chosen.optional(options)), f"{where}: path: {entry.path}")
+        dataset = tokenize_dataset(
+            entry,
+            chosen,
+            options,
+            tokenizer,
+            where=where,
+            notice=notice,
+            source=source,
+            rows=columns.rows,
+            skip_bad=entry.bad_rows == "skip",
+        )
         for line in _left_out(columns, source, dataset, chosen, options):
             notice(f"{where}: {line}")
         strategy = config.truncation_strategy or chosen.truncation
@@ -136,6 +150,12 @@ def _columns(source: Source) -> Columns:
         return count_columns(source, root)
     except OSError as error:
         raise cache_error(error, root) from error
+
+
+def _named(options: BaseModel, columns: Sequence[str]) -> list[str]:
+    """Return those of `columns` that are not just the default of a key."""
+    unset = [getattr(options, key) for key in type(options).model_fields if key not in options.model_fields_set]
+    return [column for column in columns if column not in unset]
 
 
 def _refuse_absent(columns: Columns, optional: Sequence[str], where: str) -> None:

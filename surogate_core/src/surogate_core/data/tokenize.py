@@ -39,9 +39,14 @@ from .cache import (
 from .readers import Row
 from .sources import DatasetEntry, Source, open_source
 from .tokenizer import Tokenizer
+from .tokenizing_progress import TokenizingProgress
 
 CHUNK_ROWS = 256
 CHUNK_CHARS = 1 << 20
+_MOST_BAD = 1000
+"""Rows that are refused before tokenizing ends."""
+_SHOWN_BAD = 5
+_SKIPPED = "their type refuses them, and bad_rows is skip; bad_rows: error says why"
 SHARD_TOKENS = 1 << 22
 """Tokens per shard. A finished shard (every few seconds) survives if the process is killed."""
 
@@ -65,11 +70,14 @@ def tokenize_dataset(
     where: str = "datasets",
     notice: Callable[[str], None] = print_notice,
     source: Source | None = None,
+    rows: int | None = None,
+    skip_bad: bool = False,
 ) -> TokenDataset:
     """Return the documents of `entry` as tokens, memory-mapped from the cache in `cache_root`.
 
-    source: the rows, if they are already open. notice: called with lines for the user, among them the parts of rows
-    that are not in the tokens, also if the tokens come from the cache.
+    source: the rows, if they are already open. rows: their number, if it is known. progress: None shows it after two
+    seconds. skip_bad: leave out rows that the type refuses, and count them. notice: called with lines for the user,
+    among them the parts of rows that are not in the tokens, also if the tokens come from the cache.
 
     The key of the cache is a hash over the content of the data, the tokenizer and the settings, but not sequence_len.
     If the dataset is missing or damaged, the rows are streamed and tokenised in threads, starting after the last shard
@@ -78,7 +86,11 @@ def tokenize_dataset(
 
     Raises ConfigError, naming file and line, if the data cannot be used, and RunStopped if the disk is full.
     """
-    dataset = _tokenised(entry, format_def, options, tokenizer, cache_root, progress, where, notice, source)
+    with TokenizingProgress(where, rows, notice) as shown:
+        progress = progress or shown
+        dataset = _tokenised(
+            entry, format_def, options, tokenizer, cache_root, progress, where, notice, source, skip_bad
+        )
     for line in omission_lines(dataset.omissions):
         notice(f"{where}: left out: {line}")
     return dataset
@@ -99,14 +111,15 @@ def _tokenised(
     options: BaseModel,
     tokenizer: Tokenizer,
     cache_root: Path | None,
-    progress: Progress | None,
+    progress: Progress,
     where: str,
     notice: Callable[[str], None],
     source: Source | None,
+    skip_bad: bool,
 ) -> TokenDataset:
     """Return the dataset from the cache, after tokenising into it if necessary."""
     source = source or open_source(entry, getattr(options, "sample_by", "document"), where)
-    settings = _settings(source, format_def, options, tokenizer)
+    settings = _settings(source, format_def, options, tokenizer) | ({"bad_rows": "skip"} if skip_bad else {})
     root = cache_root or default_cache_root()
     directory = root / hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
     cached = _open(directory, notice=None)  # damage is checked again and reported under the lock
@@ -124,7 +137,12 @@ def _tokenised(
                         f"{where}: continuing after {writer.shards:,} shards ({writer.n_tokens:,} tokens) that an "
                         "interrupted process has tokenised"
                     )
-                _write(writer, source, format_def, options, tokenizer, progress)
+                try:
+                    _write(writer, source, format_def, options, tokenizer, progress, skip_bad)
+                except (KeyboardInterrupt, SystemExit):
+                    if writer.shards:
+                        notice(f"{where}: {writer.shards:,} finished shards are kept: the next run continues there")
+                    raise
                 if writer.n_docs == 0:
                     raise ConfigError(f"{where}: path: {entry.path}: {_no_documents(writer)}")
                 writer.publish(settings)
@@ -215,7 +233,10 @@ def cache_error(error: OSError, root: Path) -> ConfigError | RunStopped:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Tokenised rows, their documents concatenated. empty: rows without tokens that no omission names."""
+    """Tokenised rows, their documents concatenated. empty: rows without tokens that no omission names.
+
+    bad: the errors of rows that are refused, unless these are skipped.
+    """
 
     tokens: npt.NDArray[np.uint32]
     trained: npt.NDArray[np.bool_]
@@ -224,6 +245,7 @@ class _Chunk:
     empty: int
     n_bytes: int
     omissions: list[tuple[Omission, str]]
+    bad: list[ConfigError]
 
 
 def _write(
@@ -232,18 +254,25 @@ def _write(
     format_def: DatasetFormatDef,
     options: BaseModel,
     tokenizer: Tokenizer,
-    progress: Progress | None,
+    progress: Progress,
+    skip_bad: bool,
 ) -> None:
     """Tokenise in threads, and append in the order of the rows."""
     columns = list(format_def.fields(options))
     workers = len(os.sched_getaffinity(0))
     kept = writer.n_tokens
     pending: deque[Future[_Chunk]] = deque()
+    bad: list[ConfigError] = []
 
     def drain(limit: int) -> None:
         nonlocal kept
         while len(pending) > limit:
             chunk = pending.popleft().result()
+            bad.extend(chunk.bad)
+            if len(bad) >= _MOST_BAD:
+                raise _refused(bad)
+            if bad:  # nothing is kept: only the rest of the bad rows is counted
+                continue
             writer.append(chunk.tokens, chunk.trained, chunk.lengths)
             for omission, at in chunk.omissions:
                 writer.omit(omission, at)
@@ -253,20 +282,31 @@ def _write(
             if writer.n_tokens - kept >= SHARD_TOKENS:
                 writer.finish_shard()
                 kept = writer.n_tokens
-            if progress is not None:
-                progress(writer.rows, writer.n_tokens)
+            progress(writer.rows, writer.n_tokens)
 
     with ThreadPoolExecutor(workers) as pool:
         try:
             left = islice(source.rows(columns, format_def.optional(options)), writer.rows, None)
             for rows in _chunks(left, columns):
-                pending.append(pool.submit(_encode, rows, columns, format_def, options, tokenizer))
+                pending.append(pool.submit(_encode, rows, columns, format_def, options, tokenizer, skip_bad))
                 drain(2 * workers)
             drain(0)
+            if bad:
+                raise _refused(bad)
         except BaseException:
             for future in pending:
                 future.cancel()
             raise
+
+
+def _refused(bad: Sequence[ConfigError]) -> ConfigError:
+    """Return the error to raise for the rows that are refused, in the order of the rows."""
+    remedy = "Correct these rows, or leave them out and count them (bad_rows: skip)."
+    if len(bad) == 1:
+        return bad[0]
+    count = f"{'at least ' if len(bad) >= _MOST_BAD else ''}{len(bad):,}"
+    shown = "\n".join(f"  {error}" for error in bad[:_SHOWN_BAD])
+    return ConfigError(f"{count} rows cannot be used. {remedy} The first:\n{shown}")
 
 
 def _chunks(rows: Iterator[Row], columns: Sequence[str]) -> Iterator[list[Row]]:
@@ -293,16 +333,21 @@ def _encode(
     format_def: DatasetFormatDef,
     options: BaseModel,
     tokenizer: Tokenizer,
+    skip_bad: bool,
 ) -> _Chunk:
     tokens: list[npt.NDArray[np.uint32]] = []
     trained: list[npt.NDArray[np.bool_]] = []
     omitted: dict[Omission, tuple[int, int, str]] = {}
+    bad: list[ConfigError] = []
     n_bytes = empty = 0
     for row in rows:
         try:
             encoded = format_def.encode(row.values, tokenizer, options)
         except ConfigError as error:
-            raise ConfigError(f"{row.where}: {error}") from error
+            if not skip_bad:
+                bad.append(ConfigError(f"{row.where}: {error}"))
+                continue
+            encoded = Encoded((), (), left_out=_SKIPPED)
         except PluginError as error:
             raise error.reworded(f"{row.where}: {error}") from error.__cause__
         except Exception as error:  # an error in a format of core
@@ -335,6 +380,7 @@ def _encode(
         empty=empty,
         n_bytes=n_bytes,
         omissions=[(replace(kind, count=count, of=of), first) for kind, (count, of, first) in omitted.items()],
+        bad=bad,
     )
 
 

@@ -3,8 +3,9 @@
 Start: the answer starts where the prompt ends. The prompt is the rendering of the preceding messages with
 `add_generation_prompt`, as an inference server renders it. For most templates the rendering of the whole conversation
 starts with the prompt. Some templates write earlier messages differently in a longer conversation; for them, the text
-after the last message before the answer is compared instead. If the prompt opens a think block and the template drops
-the reasoning of the answer, the answer starts where the think block would be.
+after the last message before the answer is compared instead, and if it differs in white space only, the answer starts
+after the header that `add_generation_prompt` adds. If the prompt opens a think block and the template drops the
+reasoning of the answer, the answer starts where the think block would be.
 
 End: the answer ends with its end-of-turn token, the first added token after the content. The content is located by
 rendering the conversation again with a marker in its place: as the text of the message, or in the names of its tool
@@ -14,7 +15,7 @@ calls.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,8 +29,11 @@ MARK_ANSWERS = "Mark the answers in the template by {% generation %} ... {% endg
 _THINK_BLOCK = re.compile(r"(?:[<\[][^\s<>\[\]]*(?:think|thought|reason)[^\s<>\[\]]*[>\]]\s*)+\Z", re.IGNORECASE)
 
 
-class NotWritten(Exception):
-    """The template drops an answer, or a part of it that training needs. The message says which, without quoting it."""
+class Untrainable(Exception):
+    """A row that cannot be trained with this template. The message says why, without quoting the row.
+
+    The template drops an answer or a part of it that training needs, or the span of an answer cannot be determined.
+    """
 
 
 @dataclass(frozen=True)
@@ -45,12 +49,18 @@ class RenderedChat:
     def answer(self, index: int) -> tuple[Span, str]:
         """Return the span of the answer in message `index`, and its end-of-turn token.
 
-        Raises NotWritten if the template drops the answer, and ConfigError if its span cannot be determined.
+        Raises Untrainable if the template drops the answer, or if its span cannot be determined. Raises ConfigError if
+        no special token ends the turn, or if the answer contains the token that does.
         """
         start = self._start(index)
         return (
             self._calls_span(index, start) if self.messages[index].get("tool_calls") else self._text_span(index, start)
         )
+
+    def written(self, span: Span, end: str) -> str:
+        """Return an answer without its end of turn, with the think block that the prompt opens before it."""
+        think = _THINK_BLOCK.search(self.text, max(0, span[0] - 60), span[0])
+        return self.text[think.start() if think else span[0] : span[1] - len(end)]
 
     @cached_property
     def marker(self) -> str:
@@ -71,12 +81,12 @@ class RenderedChat:
             if start is not None:
                 return start
         if index == 0:  # few templates can render a prompt without a message
-            header = self.template.generation_prompt(self.tools)
+            full, *shorter = _headers(self.template.generation_prompt(self.tools))
+            header = shorter[0] if shorter else full  # the longer one may stand before a later answer only
             at = self.text.find(header)
             if header and at >= 0:
-                return at + len(header)
-        given = self.text[:60] if prompt is None else prompt[-60:]
-        raise ConfigError(f"{self._name(index)} does not start with the generation prompt: {given!r}. {MARK_ANSWERS}")
+                return at + len(full if self.text.startswith(full, at) else header)
+        raise Untrainable(f"an answer does not start with the prompt of inference. {MARK_ANSWERS}")
 
     def _start_after(self, before: int, index: int) -> int | None:
         """Return the start of answer `index`, found by the text after message `before`; None if it cannot be found."""
@@ -88,10 +98,17 @@ class RenderedChat:
         following, given = whole.partition(self.marker)[2], prompt.partition(self.marker)[2]
         if not self.text.endswith(following):
             return None
-        think = _THINK_BLOCK.search(given)
-        for header in (given, given[: think.start()] if think else given):
+        begin = len(self.text) - len(following)
+        for header in _headers(given):
             if following.startswith(header):
-                return len(self.text) - len(following) + len(header)
+                return begin + len(header)
+        closed = self._attempt(messages[:index])
+        if closed is None or not prompt.startswith(closed):
+            return None
+        for header in _headers(prompt[len(closed) :]):
+            at = _header_end(following, closed.partition(self.marker)[2], header)
+            if at is not None:
+                return begin + at
         return None
 
     # ------------------------------------------------------------------------------------------------------------ end
@@ -101,10 +118,10 @@ class RenderedChat:
         probe = self._marked(index, {**self.messages[index], "content": self.marker})
         before, found, following = probe.partition(self.marker)
         if not found:
-            raise NotWritten("the chat template does not write the text of an answer")
+            raise Untrainable("the chat template does not write the text of an answer")
         if self.marker in following:
-            raise ConfigError(f"{self._name(index)} appears more than once in the rendered text. {MARK_ANSWERS}")
-        after = self._content_end(index, start, before, following)
+            raise Untrainable(f"the chat template writes an answer more than once. {MARK_ANSWERS}")
+        after = self._content_end(start, before, following)
         end = self._token_at(following)
         if end is None:
             raise ConfigError(
@@ -121,22 +138,22 @@ class RenderedChat:
         probe = self._marked(index, {**message, "tool_calls": named})
         before, found, following = probe.rpartition(self.marker)
         if not found:
-            raise NotWritten("the chat template does not write the tool calls of an answer")
-        after = self._content_end(index, start, before.partition(self.marker)[0], following)
+            raise Untrainable("the chat template does not write the tool calls of an answer")
+        after = self._content_end(start, before.partition(self.marker)[0], following)
         end = self._end_of_turn(index)
         alone = self.template.render([*self.messages[:index], {**message, "tool_calls": named}], self.tools)
         rest, found, _ = alone.rpartition(self.marker)[2].partition(end)
         if not found:
-            raise NotWritten("the chat template does not end the turn after tool calls")
+            raise Untrainable("the chat template does not end the turn after tool calls")
         if not following.startswith(rest + end):
-            raise ConfigError(f"{self._name(index)}: the end of its turn depends on what follows. {MARK_ANSWERS}")
+            raise Untrainable(f"the end of an answer's turn depends on what follows. {MARK_ANSWERS}")
         return self._checked(index, start, after + len(rest) + len(end), end)
 
     def _marked(self, index: int, message: Message) -> str:
         """Render the conversation with `message` in place of answer `index`."""
         return self.template.render([*self.messages[:index], message, *self.messages[index + 1 :]], self.tools)
 
-    def _content_end(self, index: int, start: int, before: str, following: str) -> int:
+    def _content_end(self, start: int, before: str, following: str) -> int:
         """Return where the content of the answer ends in `text`.
 
         before, following: the text around the content in the rendering with the marker.
@@ -145,7 +162,7 @@ class RenderedChat:
         # A prompt that opens a think block contains the beginning of some answers.
         shared = min(start, len(before))
         if not self.text.endswith(following) or after < start or before[:shared] != self.text[:shared]:
-            raise ConfigError(f"{self._name(index)}: the text around it depends on its content. {MARK_ANSWERS}")
+            raise Untrainable(f"the text around an answer depends on its content. {MARK_ANSWERS}")
         return after
 
     def _end_of_turn(self, index: int) -> str:
@@ -154,7 +171,7 @@ class RenderedChat:
         text = self.template.render([*self.messages[:index], said], self.tools)
         end = self._token_at(text.partition(self.marker)[2])
         if end is None:
-            raise NotWritten("the chat template does not end the turn after tool calls")
+            raise Untrainable("the chat template does not end the turn after tool calls")
         return end
 
     def _token_at(self, text: str) -> str | None:
@@ -180,6 +197,23 @@ class RenderedChat:
 
     def _name(self, index: int) -> str:
         return f"{self.template.where}: message {index} (assistant)"
+
+
+def _headers(prompt: str) -> Iterator[str]:
+    """Yield the prompt and, if it opens a think block, the part before that."""
+    yield prompt
+    think = _THINK_BLOCK.search(prompt)
+    if think:
+        yield prompt[: think.start()]
+
+
+def _header_end(text: str, closing: str, header: str) -> int | None:
+    """Return where `header` ends in `text` if all before it is `closing` up to white space; None if it is not."""
+    wanted = "".join(closing.split())
+    at = text.find(header) if header.strip() else -1
+    while at >= 0 and "".join(text[:at].split()) != wanted:
+        at = text.find(header, at + 1)
+    return at + len(header) if at >= 0 else None
 
 
 def _renamed(call: Message, marker: str) -> dict[str, Any]:

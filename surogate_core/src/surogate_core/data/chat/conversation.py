@@ -43,6 +43,10 @@ _WHY_DROPPED = {
         "chat templates have no place for it",
     ),
 }
+_WHY_UNSEEN = (
+    "the row does not show a function that it calls, so the model learns to call what it never sees. Add the column "
+    "`tools`, or set tools_field"
+)
 _COLUMNS = ("messages", "conversations", "conversation")
 
 _TRAINS = {"weight": (0, 1), "train": (False, True), "loss": (False, True)}
@@ -75,9 +79,11 @@ class ConversationOptions(BaseModel):
     completion_field: str | None = Field(
         None, description="Column with the messages, or the text, that follow those of `messages_field`."
     )
-    system_field: str | None = Field(None, description="Column with the system prompt; a row may leave it empty.")
+    system_field: str | None = Field(
+        "system", description="Column with the system prompt; a row may leave it empty. null: none is read."
+    )
     tools_field: str | None = Field(
-        None, description="Column with the tools: a list of JSON schemas, or its JSON text."
+        "tools", description="Column with the tools: a list of JSON schemas, or its JSON text. null: none is read."
     )
     message_property_mappings: MessageProperties | None = Field(
         None,
@@ -102,24 +108,29 @@ def encode_conversation(row: Mapping[str, object], tokenizer: Tokenizer, options
             messages += _messages(given, options.completion_field, None, dropped)
         else:
             messages += _messages(given, options.completion_field, names, dropped)
-    system = row[options.system_field] if options.system_field else None
+    system = row.get(options.system_field) if options.system_field else None
     if system:
         if not isinstance(system, str):
-            raise ConfigError(f"column {options.system_field!r} holds {_kind(system)}, not text. Correct such rows.")
-        if messages[0]["role"] == "system":
+            raise ConfigError(
+                f"column {options.system_field!r} holds {_kind(system)}, not text. Correct such rows, or set "
+                "system_field: null."
+            )
+        if messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": system})
+        elif messages[0]["content"].strip() != system.strip():
             raise ConfigError(
                 f"column {options.system_field!r} holds a system prompt, and the messages begin with another. Remove "
-                "one, or system_field."
+                "one, or set system_field: null."
             )
-        messages.insert(0, {"role": "system", "content": system})
-    tools = _tools(row[options.tools_field], options.tools_field) if options.tools_field else None
+    tools = _tools(row.get(options.tools_field), options.tools_field) if options.tools_field else None
     for index, message in enumerate(messages):
         _check_text(message, f"message {index} ({message['role']})")
     _check_text(tools, f"column {options.tools_field!r}")
     untrained = [index for index, message in enumerate(messages) if not _is_trained(message, index, dropped)]
     encoded = encode_chat(messages, tools, tokenizer, options.loss_scale, untrained)
+    unseen = _unseen_tools(messages, tools) if encoded.tokens else []
     ignored = [Omission(what, unit, _WHY_DROPPED[unit], count, count) for (what, unit), count in dropped.items()]
-    return replace(encoded, omissions=(*encoded.omissions, *ignored))
+    return replace(encoded, omissions=(*encoded.omissions, *unseen, *ignored))
 
 
 def _is_trained(message: dict[str, Any], index: int, dropped: Counter[tuple[str, str]]) -> bool:
@@ -249,6 +260,15 @@ def _tools(value: object, column: str) -> list[Any] | None:
     return value
 
 
+def _unseen_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> list[Omission]:
+    """Count a conversation that calls a function which neither its tools nor a message that is no answer names."""
+    called = {call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()}
+    given = [message["content"] for message in messages if message["role"] not in ("assistant", "tool")]
+    shown = "\n".join([json.dumps(tools, ensure_ascii=False), *given])
+    unseen = any(name not in shown for name in called)
+    return [Omission("the tools", "conversations with calls", _WHY_UNSEEN, int(unseen), 1)] if called else []
+
+
 def _from_json(value: object) -> object:
     """Parse the text of a JSON object or list; return anything else unchanged."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
@@ -279,7 +299,7 @@ def _is_conversation(columns: Sequence[str]) -> bool:
 
 def _guess(columns: Sequence[str]) -> Mapping[str, Any]:
     found = {"messages_field": next((name for name in _COLUMNS if name in columns), "messages")}
-    return found | ({"tools_field": "tools"} if "tools" in columns else {})
+    return found | {f"{name}_field": name for name in ("system", "tools") if name in columns}
 
 
 def _fields(options: ConversationOptions) -> Sequence[str]:

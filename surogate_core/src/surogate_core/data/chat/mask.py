@@ -2,8 +2,8 @@
 
 If the template marks `{% generation %}` blocks, these are the answers. Otherwise `answer_span` finds each answer:
 everything that the model must produce after the inference prompt, with reasoning and tool calls as the template writes
-them, and an empty think block if it writes one. No assumption is made about the format. A row is refused if the span
-of an answer cannot be determined, and left out if the template drops an answer or a part of it.
+them, and an empty think block if it writes one. No assumption is made about the format. A row is left out if
+the template drops an answer or a part of it, or if the span of an answer cannot be determined.
 
 An answer is not trained if the template drops its reasoning but writes the reasoning of another answer of the same
 conversation. Such templates remove the reasoning of earlier rounds: at inference the model reads such answers but
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...api import Encoded, Omission
 from ...errors import ConfigError
-from .answer_span import NotWritten, RenderedChat
+from .answer_span import MARK_ANSWERS, RenderedChat, Untrainable
 from .omissions import check_answer, omissions, split_reasoning, writes_reasoning
 from .template import ChatTemplate, Message, Span
 from .token_spans import encode_spans
@@ -40,8 +40,8 @@ def encode_chat(
 
     loss_scale: "default": every answer, except those that lose their reasoning as described above; "last_round": the
     answers after the last message of the user; "all": every token. untrained: indices of answers that are never
-    trained. If the template drops an answer, the result has no tokens and `left_out` says why. Raises ConfigError if
-    the template refuses the messages, or if the span of an answer cannot be determined.
+    trained. If the template drops an answer, or the span of one cannot be determined, the result has no tokens and
+    `left_out` says why. Raises ConfigError if the template refuses the messages, or does not end an answer.
     """
     template = tokenizer.chat_template
     if template is None:
@@ -64,7 +64,7 @@ def encode_chat(
             trained = _without_dropped_reasoning(chat, found) if loss_scale == "default" else wanted
             spans = [found[index] for index in trained]
             lost = [*_dropped_reasoning(chat, found), *_not_trained(found, trained)]
-    except NotWritten as reason:
+    except Untrainable as reason:
         return Encoded((), (), left_out=str(reason))
     encoded = encode_spans(chat.text, spans, tokenizer)
     return Encoded(encoded.tokens, encoded.trained, (*lost, *omissions(chat, wanted)))
@@ -91,20 +91,17 @@ def _chosen(messages: Sequence[Message], loss_scale: LossScale) -> list[int]:
 
 
 def _spans(chat: RenderedChat, wanted: Sequence[int]) -> dict[int, Span]:
-    """Return {index: span} of the wanted answers. Raises NotWritten if a span lacks a part of its answer."""
+    """Return {index: span} of the wanted answers. Raises Untrainable if a span lacks a part of its answer."""
     if chat.template.marks_generation(chat.tools):
         return _marked_spans(chat, wanted)
     spans = {}
     for index in wanted:
         span, end = chat.answer(index)
-        check_answer(chat.messages[index], chat.text[span[0] : span[1] - len(end)])
+        check_answer(chat.messages[index], chat.written(span, end))
         spans[index] = span
     for (_, stop), (start, _) in itertools.pairwise(spans.values()):
         if start < stop:
-            raise ConfigError(
-                f"{chat.template.where}: two answers overlap in the rendered text. "
-                "Mark the answers in the template by {% generation %} ... {% endgeneration %}."
-            )
+            raise Untrainable(f"two answers overlap in the rendered text. {MARK_ANSWERS}")
     return spans
 
 
@@ -112,19 +109,38 @@ def _marked_spans(chat: RenderedChat, wanted: Sequence[int]) -> dict[int, Span]:
     """As `_spans`, from the `{% generation %}` blocks: the template must write one per answer, in order."""
     _, blocks = chat.template.render_spans(chat.messages, chat.tools)
     answers = _answers(chat.messages)
+    if len(blocks) > len(answers):
+        blocks = _with_text(chat, blocks)
     if len(blocks) != len(answers):
-        raise ConfigError(
-            f"{chat.template.where}: the template marks {len(blocks)} {{% generation %}} blocks for {len(answers)} "
-            "messages of the assistant, so the blocks cannot be assigned to messages. Write one block for each."
+        raise Untrainable(
+            "the template marks another number of {% generation %} blocks than there are answers, so the blocks cannot "
+            "be assigned to messages. Write one block for each"
         )
     prompt = chat.template.generation_prompt(chat.tools)
     spans = {}
     for index, block in zip(answers, blocks, strict=True):
         if index in wanted:
             span, end = _checked_block(chat.text, block, prompt, chat.added, chat.template)
-            check_answer(chat.messages[index], chat.text[span[0] : span[1] - len(end)])
+            check_answer(chat.messages[index], chat.written(span, end))
             spans[index] = span
     return spans
+
+
+def _with_text(chat: RenderedChat, blocks: Sequence[Span]) -> list[Span]:
+    """Return the blocks of answers. A block of added tokens alone, such as a last eos, continues the answer before it.
+
+    It is not trained if other text is between them: no answer ends there.
+    """
+    found: list[Span] = []
+    for start, stop in blocks:
+        rest = chat.text[start:stop]
+        for token in sorted(chat.added, key=len, reverse=True):
+            rest = rest.replace(token, "")
+        if rest.strip():
+            found.append((start, stop))
+        elif found and not chat.text[found[-1][1] : start].strip():
+            found[-1] = (found[-1][0], stop)
+    return found
 
 
 def _checked_block(

@@ -14,32 +14,33 @@ from typing import Any
 
 from ...api import Omission
 from ...errors import ConfigError
-from .answer_span import NotWritten, RenderedChat
+from .answer_span import RenderedChat, Untrainable
 from .template import Message
 
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 """Keys of a message that hold reasoning. transformers passes the first one present to templates under all names."""
 
-_KNOWN_KEYS = ("role", "content", "tool_calls", *REASONING_KEYS)
-_KNOWN_CALL_KEYS = ("type", "function")
+# Ids pair results with calls in a program. Templates that do not write them rely on the order.
+_KNOWN_KEYS = ("role", "content", "tool_calls", "tool_call_id", *REASONING_KEYS)
+_KNOWN_CALL_KEYS = ("id", "type", "function")
 _WHY = "the chat template does not write it"
 
 
 def check_answer(message: Message, answer: str) -> None:
-    """Raise NotWritten unless `answer`, without its end-of-turn token, holds the message's text and each tool call."""
+    """Raise Untrainable unless `answer`, without its end-of-turn token, holds the message's text and each tool call."""
     _, said = split_reasoning(message)
     if not answer.strip():
-        raise NotWritten("the chat template leaves an answer empty")
+        raise Untrainable("the chat template leaves an answer empty")
     if not appears(said, answer):
-        raise NotWritten("the chat template does not write the text of an answer unchanged")
+        raise Untrainable("the chat template does not write the text of an answer unchanged")
     for call in message.get("tool_calls") or ():
         function = call["function"]
         if not appears(function["name"], answer):
-            raise NotWritten("the chat template does not write the tool calls of an answer")
+            raise Untrainable("the chat template does not write the tool calls of an answer")
         if not all(appears(text, answer) for text in _texts(function["arguments"])):
-            raise NotWritten("the chat template does not write the arguments of a tool call")
+            raise Untrainable("the chat template does not write the arguments of a tool call")
     if not said and not message.get("tool_calls") and not writes_reasoning(message, answer):
-        raise NotWritten("the chat template does not write the reasoning of an answer that has nothing else")
+        raise Untrainable("the chat template does not write the reasoning of an answer that has nothing else")
 
 
 def split_reasoning(message: Message) -> tuple[str, str]:

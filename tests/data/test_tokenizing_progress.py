@@ -1,0 +1,64 @@
+"""Long tokenizing is not silent, and says what an interrupt keeps."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from surogate_core.data import tokenize as module
+from surogate_core.data.formats import TEXT, TextOptions
+from surogate_core.data.tokenize import tokenize_dataset
+from surogate_core.data.tokenizer import Tokenizer
+from surogate_core.data.tokenizing_progress import TokenizingProgress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_begins_after_two_seconds_with_a_line_every_fifteen() -> None:
+    now, notes = [0.0], list[str]()
+    with TokenizingProgress("datasets.0", 2000, notes.append, lambda: now[0]) as progress:
+        for second in range(40):
+            now[0] = second
+            progress(second * 50, second * 1000)
+    assert [note.split()[2] for note in notes] == ["100", "850", "1,600"]
+    assert notes[0] == "datasets.0: tokenized 100 of 2,000 rows (2,000 tokens)"
+
+
+def test_a_terminal_gets_a_bar_and_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    now, notes = [0.0], list[str]()
+    with TokenizingProgress("datasets.0", 2000, notes.append, lambda: now[0]) as progress:
+        progress(1, 1)
+        assert not sys.stderr.getvalue()
+        now[0] = 3
+        progress(100, 1000)
+        progress(2000, 20_000)
+    shown = sys.stderr.getvalue()
+    assert "datasets.0: tokenizing" in shown and "2000/2000" in shown and not notes
+
+
+def test_an_interrupt_says_which_shards_are_kept(
+    tmp_path: Path, tokenizer: Tokenizer, play: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SHARD_TOKENS", 100)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"{n}{play}"}) + "\n" for n in range(600)))
+    entry = SimpleNamespace(path=str(tmp_path / "a.jsonl"), subset=None, split="train", samples=None)
+    notes: list[str] = []
+
+    def stop(rows: int, tokens: int) -> None:
+        if rows > 256:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tokenize_dataset(entry, TEXT, TextOptions(), tokenizer, progress=stop, notice=notes.append)
+    assert notes == ["datasets: 2 finished shards are kept: the next run continues there"]
+    tokenize_dataset(entry, TEXT, TextOptions(), tokenizer, notice=notes.append)
+    assert "continuing after 2 shards" in notes[1]
