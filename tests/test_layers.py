@@ -69,7 +69,9 @@ MAY_IMPORT: Mapping[str, set[str]] = {
             "api assembly checkpoint config data errors hub machine memory planning plugins program reference run "
             "runtime"
         ),
-        "profiling": "api assembly checkpoint config data errors hub memory planning plugins program run runtime train",
+        "profiling": (
+            "api assembly checkpoint config data errors hub machine memory planning plugins program run runtime train"
+        ),
         "cli": (
             "api assembly config data errors fitting machine memory origin planning plugins profiling program "
             "reporting run runtime verification"
@@ -84,7 +86,15 @@ HEAVY = {
     *("tensorboard", "wandb", "pynvml"),
 }
 MAY_IMPORT_TORCH = (
-    *("runtime/", "reference/", "data/", "testing/", "verification/", "profiling/measure.py"),
+    *(
+        "runtime/",
+        "reference/",
+        "data/",
+        "testing/",
+        "verification/",
+        "profiling/measure.py",
+        "profiling/device_rates.py",
+    ),
     *("checkpoint/hf.py", "checkpoint/states.py", "checkpoint/stored_weights.py", "checkpoint/tensor_file.py"),
     *(
         "checkpoint/matrix_codec.py",
