@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,6 +73,12 @@ def test_the_commands_name_adapter_base_and_a_rank_that_vllm_must_be_told() -> N
     )
     assert "peft=out/adapter" in printed["lm-eval"]
     assert "--max-lora-rank" not in dict(commands(Path("out/adapter"), "b", LoraOptions()))["vLLM"]
+
+
+def test_a_path_with_a_space_is_one_word_of_a_command() -> None:
+    lines = dict(commands(Path("my runs/adapter"), "my base", LoraOptions()))
+    assert "pretrained=my base,peft=my runs/adapter" in shlex.split(lines["lm-eval"])
+    assert {"my base", "my runs=my runs/adapter"} <= set(shlex.split(lines["vLLM"]))
 
 
 def test_vllm_has_no_line_for_what_it_refuses_or_would_scale_wrongly() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from .options import LoraOptions
@@ -39,9 +40,14 @@ def commands(folder: Path, base_model: str, options: LoraOptions) -> list[tuple[
     """
     is_plain = not (options.lora_modules_to_save or options.lora_rank_pattern or options.lora_alpha_pattern)
     rank = f" --max-lora-rank {options.lora_rank}" if options.lora_rank > VLLM_RANK else ""
-    served = f"--enable-lora{rank} --lora-modules {folder.parent.name or 'adapter'}={folder}"
+    name = shlex.quote(f"{folder.parent.name or 'adapter'}={folder}")
+    model_args = shlex.quote(f"pretrained={base_model},peft={folder}")
     return [
         ("PEFT", f"peft.AutoPeftModelForCausalLM.from_pretrained({str(folder)!r})"),
-        *([("vLLM", f"vllm serve {base_model} {served}")] if is_plain else []),
-        ("lm-eval", f"lm_eval --model hf --model_args pretrained={base_model},peft={folder} --tasks gsm8k"),
+        *(
+            [("vLLM", f"vllm serve {shlex.quote(base_model)} --enable-lora{rank} --lora-modules {name}")]
+            if is_plain
+            else []
+        ),
+        ("lm-eval", f"lm_eval --model hf --model_args {model_args} --tasks gsm8k"),
     ]
