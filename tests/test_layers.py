@@ -7,6 +7,7 @@ import importlib.metadata
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from graphlib import TopologicalSorter
@@ -31,7 +32,6 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     part: set(parts.split())
     for part, parts in {
         "__init__": "",
-        "cmake": "",
         "errors": "",
         "dtypes": "",
         "origin": "errors",
@@ -76,7 +76,6 @@ MAY_IMPORT: Mapping[str, set[str]] = {
             "api assembly config data errors fitting machine memory origin planning plugins profiling program "
             "reporting run runtime verification"
         ),
-        "__main__": "",
     }.items()
 }
 """Every part of core and the parts that it imports, from the bottom up: a part imports only what stands before it."""
@@ -167,6 +166,22 @@ def test_core_imports_no_plugin() -> None:
         if module.split(".")[0] in packages
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_what_packages_are_built_with_knows_no_package_and_core_does_not_know_it() -> None:
+    build = ROOT / "surogate_build"
+    imported = {
+        module.split(".")[0]
+        for path in build.rglob("*.py")
+        for _, module, _ in imports(path, "surogate_build", build / "src/surogate_build")
+    }
+    assert imported - sys.stdlib_module_names == {"scikit_build_core"}
+    required = tomllib.loads((build / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert {re.split(r"[<>=]", name)[0] for name in required} == {"scikit-build-core", "nanobind"}
+    core = [*core_files(), ROOT / "surogate_core/pyproject.toml"]
+    assert not [
+        str(path) for path in core if re.search(r"(from|import) surogate_build|\"surogate-build", path.read_text())
+    ]
 
 
 def test_core_is_layered() -> None:

@@ -24,7 +24,7 @@ from virtualenvs import Environment
 
 ROOT = Path(__file__).parents[2]
 DIST = ROOT / "dist"
-CORE = ROOT / "surogate_core/src/surogate_core"
+BUILD = ROOT / "surogate_build/src/surogate_build"
 FOLDERS = sorted(path.parent for path in [*ROOT.glob("*/CMakeLists.txt"), *ROOT.glob("plugins/*/CMakeLists.txt")])
 NAMES = [folder.name for folder in FOLDERS]
 # The targets that docs/building.md lists, in CMake's notation: `real` is SASS, `virtual` is PTX.
@@ -92,7 +92,7 @@ def supported(folder: Path) -> set[str]:
 def shared(folder: Path) -> list[Path]:
     """Return the shared sources in CUDA that the module of a package is compiled from."""
     used = re.search(r"USES ([a-z ]+)", (folder / "CMakeLists.txt").read_text())
-    return [source for part in (used[1].split() if used else ()) for source in CORE.glob(f"csrc/{part}/*.cu")]
+    return [source for part in (used[1].split() if used else ()) for source in BUILD.glob(f"csrc/{part}/*.cu")]
 
 
 def test_every_kernel_is_compiled_for_every_documented_target(folder: Path, module: Path) -> None:

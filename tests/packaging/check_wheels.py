@@ -12,7 +12,9 @@ or incompatible requirement fails here as it would for a user.
 from __future__ import annotations
 
 import json
+import re
 import shlex
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -38,6 +40,7 @@ CORE_AND_FIRST = (
     "surogate-offload-states",
 )
 PACKAGES = {
+    "surogate-build": ROOT / "surogate_build/src/surogate_build",
     "surogate-core": ROOT / "surogate_core/src/surogate_core",
     "surogate-models": ROOT / "surogate_models/src/surogate_models",
     "surogate-recipe-bf16": ROOT / "surogate_recipes_bf16/src/surogate_recipes_bf16",
@@ -155,6 +158,21 @@ def test_every_package_has_one_wheel_with_every_source_file() -> None:
         assert f"{source.name}/py.typed" in held
     (meta,) = DIST.glob("surogate-0*.whl")
     assert all(".dist-info/" in file for file in zipfile.ZipFile(meta).namelist())
+
+
+def test_a_package_with_kernels_is_built_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An isolated build: pip prints what it installs for it."""
+    environment = virtualenvs.create(tmp_path / "venv")
+    package = tmp_path / "package"
+    shutil.copytree(PACKAGES["surogate-optim-adamw"].parents[1], package, ignore=shutil.ignore_patterns("build"))
+    monkeypatch.setenv("SUROGATE_CUDA", "off")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(DIST))
+    told = environment.pip("wheel", "--verbose", "--no-deps", "--wheel-dir", tmp_path / "built", package)
+    lines = re.findall("Successfully installed (.*)", told.stdout + told.stderr)
+    installed = {name.rsplit("-", 1)[0] for line in lines for name in line.split()}
+    assert {"surogate-build", "scikit-build-core", "nanobind"} <= installed
+    assert installed.isdisjoint({"torch", "surogate-core"})
+    assert [path.name for path in (tmp_path / "built").iterdir()] == ["surogate_optim_adamw-0.1.0-py3-none-any.whl"]
 
 
 def test_the_meta_package_installs_all_packages(case: Case) -> None:

@@ -1,4 +1,4 @@
-"""What packages with kernels share: the build backend, the sources and headers that core provides."""
+"""What packages with kernels share: the build backend, the sources and headers of surogate-build."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import tomllib
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -23,14 +24,16 @@ from surogate_core.dtypes import DTYPES
 from surogate_core.reference.rounding import philox4x32, random_16_bits, round_stochastic
 
 ROOT = Path(__file__).parents[2]
-CORE = ROOT / "surogate_core/src/surogate_core"
+BUILD = ROOT / "surogate_build/src/surogate_build"
+BACKEND = BUILD / "backend.py"
 FOLDERS = sorted(path.parent for path in [*ROOT.glob("*/CMakeLists.txt"), *ROOT.glob("plugins/*/CMakeLists.txt")])
-BACKENDS = [folder / "build_backend.py" for folder in FOLDERS]
 NVCC = shutil.which("nvcc")
 
 
-def test_packages_with_kernels_link_to_the_build_backend_of_core() -> None:
-    assert {path.resolve() for path in BACKENDS} == {CORE / "cmake/build_backend.py"}
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_package_with_kernels_requires_nothing_but_surogate_build_to_be_built(folder: Path) -> None:
+    expected = {"requires": ["surogate-build>=0.1,<0.2"], "build-backend": "surogate_build.backend"}
+    assert tomllib.loads((folder / "pyproject.toml").read_text())["build-system"] == expected
 
 
 def program(folder: Path, name: str, says: str) -> None:
@@ -58,7 +61,7 @@ def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., di
         monkeypatch.setenv("SUROGATE_CUDA", asked or "")
         if asked is None:
             monkeypatch.delenv("SUROGATE_CUDA")
-        return runpy.run_path(str(BACKENDS[0]))
+        return runpy.run_path(str(BACKEND))
 
     return load
 
@@ -101,7 +104,6 @@ def test_nvcc_wheels_are_required_if_a_gpu_is_visible_and_no_toolkit_is_installe
     assert names == (set(loaded["NVCC_WHEELS"]) if wanted else set())
     required = loaded["get_requires_for_build_wheel"]()
     assert names <= {requirement.partition("==")[0] for requirement in required}
-    assert any(requirement.startswith("nanobind") for requirement in required) == (wanted or nvcc)
 
 
 def test_nvcc_of_wheels_is_used_if_there_is_no_other(
@@ -140,8 +142,8 @@ def test_an_editable_install_compiles_for_the_gpus_that_are_visible(
 OUTSIDE = {
     "pyproject.toml": """
         [build-system]
-        requires = ["scikit-build-core>=1.1", "surogate-core>=0.1,<0.2"]
-        build-backend = "surogate_core.cmake.build_backend"
+        requires = ["surogate-build>=0.1,<0.2"]
+        build-backend = "surogate_build.backend"
         [project]
         name = "acme-kernels"
         version = "1.0"
@@ -166,7 +168,7 @@ OUTSIDE = {
     """,
     "src/acme_kernels/__init__.py": "",
 }
-"""A package with kernels outside of this repository, built against an installed core."""
+"""A package with kernels outside of this repository, built by an installed surogate-build."""
 
 
 @pytest.mark.slow
@@ -192,12 +194,12 @@ def test_a_package_outside_of_the_repository_compiles_shared_sources_with_nvcc_o
         options = ("--no-build-isolation", "--no-deps", "--ignore-installed", "--no-compile", "--quiet")
         python("-m", "pip", "--disable-pip-version-check", "install", *options, *packages)
 
-    install(ROOT / "surogate_core")
-    backend = environment.site_packages / "surogate_core/cmake/build_backend.py"
-    wheels = python(backend).split()
+    install(ROOT / "surogate_build")
+    missing = ("-m", "surogate_build.backend")
+    wheels = python(*missing).split()
     assert len(wheels) == 5
     install(*wheels)
-    assert python(backend).split() == []
+    assert python(*missing).split() == []
     install(source)
     code = (
         "from acme_kernels import _C\n"
@@ -213,18 +215,12 @@ def test_an_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("scikit_build_core")
     monkeypatch.setenv("SUROGATE_CUDA", "perhaps")
     with pytest.raises(SystemExit, match="SUROGATE_CUDA=perhaps: expected on, off or auto"):
-        runpy.run_path(str(BACKENDS[0]))
-
-
-def test_core_prints_its_cmake_folder() -> None:
-    command = [sys.executable, "-m", "surogate_core", "--cmake-dir"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert (Path(printed.strip()) / "SurogateKernels.cmake").is_file()
+        runpy.run_path(str(BACKEND))
 
 
 def headers_of_wheel(files: dict[str, str], cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the include folder that a build gets if the wheel of `a-library` has these files."""
-    spec = importlib.util.spec_from_file_location("fetch_headers", CORE / "cmake/fetch_headers.py")
+    spec = importlib.util.spec_from_file_location("fetch_headers", BUILD / "cmake/fetch_headers.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -264,13 +260,15 @@ def test_only_one_file_includes_the_cudnn_frontend_which_is_slow_to_compile() ->
     assert [path.name for path in sources if '#include "cudnn_graph.h"' in path.read_text()] == ["attention_cudnn.cpp"]
 
 
-def header_of_dtypes() -> str:
-    command = [sys.executable, CORE / "cmake/dtype_header.py"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def test_the_page_about_building_lists_every_header() -> None:
+    page = (ROOT / "docs/building.md").read_text()
+    assert [
+        path.name for path in BUILD.glob("include/surogate/*") if not re.search(rf"[`/]{path.name}[`>]", page)
+    ] == []
 
 
-def test_the_header_of_dtypes_is_made_of_the_table() -> None:
-    header = header_of_dtypes()
+def test_the_header_of_dtypes_has_the_table_of_core() -> None:
+    header = (BUILD / "include/surogate/dtype.h").read_text()
     codes = {name: int(code) for name, code in re.findall(r"(\w+) = (\d+)[, ]", header)}
     assert codes == {name.upper(): dtype.code for name, dtype in DTYPES.items()}
     bits, names = (re.findall(r"[\w]+", array) for array in re.findall(r"\[\] = \{(.*)\};", header))
@@ -308,14 +306,11 @@ def test_random_numbers_and_rounding_in_the_headers_are_bit_identical_to_the_ref
     assert NVCC is not None
     seed = 0x9123456789ABCDEF - 2**64  # uses both halves of the key and the sign bit
     (tmp_path / "words.cu").write_text(SOURCE)
-    (tmp_path / "surogate").mkdir()
-    (tmp_path / "surogate/dtype.h").write_text(header_of_dtypes())
     command = [
         NVCC,
         "-std=c++17",
         f"-DSEED={seed}LL",
-        f"-I{CORE / 'include'}",
-        "-I.",
+        f"-I{BUILD / 'include'}",
         "-arch=sm_90a",
         "words.cu",
         "-o",

@@ -1,6 +1,6 @@
 """The dtypes of values: one table for programs, plans, torch, files and compiled code.
 
-cmake/dtype_header.py makes the C++ header <surogate/dtype.h> of it when a package with kernels is built.
+The C++ header <surogate/dtype.h> of surogate-build has the same codes, which tests/packaging compares.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ def bind(op, ctx):
         gemm = _C.Gemm(...)
     return ctx.call(gemm.run, ...)
 
-include/surogate/gemm.h describes the products. `Gemm` takes the addresses of the buffers of `run`: the algorithm is
+<surogate/gemm.h> describes the products. `Gemm` takes the addresses of the buffers of `run`: the algorithm is
 selected by timing on them, or not timed if a, b, c and d are 0.
 """
 

@@ -22,7 +22,7 @@ copy_dtypes  theirs
 measured     indices of the params whose largest magnitude the recipe reads
 streams      of random bits, one per param
 
-A kernel finds them in a table in device memory, whose words are `update_table`'s: include/surogate/param_table.cuh.
+A kernel finds them in a table in device memory, whose words are `update_table`'s: <surogate/param_table.cuh>.
 That is for ops whose first two columns of states are m and v, and whose attr `weight_decay` has a number per param.
 """
 

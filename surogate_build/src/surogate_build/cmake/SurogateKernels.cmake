@@ -2,7 +2,7 @@
 #
 #   cmake_minimum_required(VERSION 3.31.10)
 #   project(my_package LANGUAGES CXX)
-#   include("$ENV{SUROGATE_CMAKE_DIR}/SurogateKernels.cmake")    # set by build_backend.py, the build backend
+#   include("$ENV{SUROGATE_CMAKE_DIR}/SurogateKernels.cmake")    # set by surogate_build.backend
 #   surogate_add_kernels(my_package USES cublaslt HEADERS nvrtc.h)
 #
 # `my_package` is the import name; `_C` is installed into it. CMake is run by scikit-build-core, that is by pip.
@@ -13,7 +13,7 @@
 #                            alone, if code for that GPU is asked for (90). Then SUROGATE_SM90A is defined for all sources.
 #   csrc/bind_<family>.cpp   a thin binding: void bind_<family>(nanobind::module_& m), outside any namespace.
 #                            All of them are called when the module is imported.
-#   USES                     shared sources of core, folders of surogate_core/csrc/, which are compiled into the module
+#   USES                     shared sources, folders of surogate_build/csrc/, which are compiled into the module
 #                            with their bindings:
 #                              library   loads NVIDIA's libraries at run time       <surogate/library.h>
 #                              cublaslt  matrix products, selection by timing       <surogate/gemm.h> cublaslt.h timing.h
@@ -114,15 +114,6 @@ function(surogate_shared_sources sources headers)
   set(${headers} ${needed} PARENT_SCOPE)
 endfunction()
 
-# Writes surogate/dtype.h into the folder `include` of the build. A file with the same contents is not touched.
-function(surogate_write_dtypes include)
-  set(script "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/dtype_header.py")
-  execute_process(COMMAND "${Python_EXECUTABLE}" "${script}" OUTPUT_VARIABLE header COMMAND_ERROR_IS_FATAL ANY)
-  file(CONFIGURE OUTPUT "${include}/surogate/dtype.h" CONTENT "${header}" @ONLY)
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
-    "${script}" "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../dtypes.py")
-endfunction()
-
 # Writes the file that defines the module: it calls every bind function that the package has.
 function(surogate_write_module output package binders)
   set(SUROGATE_DECLARATIONS "")
@@ -207,8 +198,6 @@ function(surogate_add_kernels package)
   find_package(nanobind 3.1 CONFIG REQUIRED)
   surogate_shared_sources(shared shared_headers ${ARG_USES})
   surogate_find_headers(headers ${shared_headers} ${ARG_HEADERS})
-  set(generated "${CMAKE_CURRENT_BINARY_DIR}/include")
-  surogate_write_dtypes("${generated}")
 
   file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/csrc/*.cu" "${CMAKE_CURRENT_SOURCE_DIR}/csrc/*.cpp")
   list(APPEND sources ${shared})
@@ -220,7 +209,7 @@ function(surogate_add_kernels package)
 
   add_library(${package}_kernels STATIC ${sources})
   target_include_directories(${package}_kernels PUBLIC
-    "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../include" "${generated}" "${CMAKE_CURRENT_SOURCE_DIR}/csrc")
+    "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../include" "${CMAKE_CURRENT_SOURCE_DIR}/csrc")
   # After the toolkit's own: wheels bring copies of some of its headers.
   target_include_directories(${package}_kernels SYSTEM PUBLIC ${CUDAToolkit_INCLUDE_DIRS} ${headers})
   target_link_libraries(${package}_kernels PUBLIC CUDA::cudart_static)

@@ -4,14 +4,12 @@ SUROGATE_CUDA=on compiles the kernels and fails if something is missing. `off` b
 which plans and the reference path work. `auto`, the default, is `on` where a GPU and nvcc are visible, otherwise `off`.
 
 nvcc is searched in CUDACXX, PATH, $CUDA_HOME (by default /usr/local/cuda), and the wheels installed in this Python. If
-there is none, pip installs these wheels into an isolated build; `python build_backend.py` prints the missing ones.
-
-Packages of this repository have a symbolic link to this file, because pip loads the backend of an isolated build before
-it installs anything; an sdist contains a copy. A package outside of it names the installed file:
+there is none, pip installs these wheels into an isolated build; `python -m surogate_build.backend` prints the missing
+ones.
 
     [build-system]
-    requires = ["scikit-build-core>=1.1", "surogate-core>=0.1,<0.2"]
-    build-backend = "surogate_core.cmake.build_backend"
+    requires = ["surogate-build>=0.1,<0.2"]
+    build-backend = "surogate_build.backend"
 
 The environment variable SUROGATE_CMAKE_DIR tells CMakeLists.txt where SurogateKernels.cmake is.
 """
@@ -25,7 +23,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +31,6 @@ from scikit_build_core.build import *  # noqa: F403
 
 NVCC_WHEELS = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
 NVCC_RELEASE = "13.0"
-CORE = "surogate-core>=0.1,<0.2"
 
 Settings = dict[str, Any] | None
 
@@ -92,22 +88,11 @@ def missing_wheels() -> list[str]:
     return [f"{name}=={release}.*" for name in NVCC_WHEELS]
 
 
-def cmake_folder() -> Path | None:
-    """Return the folder of SurogateKernels.cmake: that of this file in core, else that of the installed core, or None.
-
-    `find_spec` does not import core, which an isolated build may not be able to do.
-    """
-    spec = find_spec("surogate_core")
-    installed = (Path(folder) / "cmake" for folder in (spec and spec.submodule_search_locations) or ())
-    folders = (Path(__file__).resolve().parent, *installed)
-    return next((folder for folder in folders if (folder / "SurogateKernels.cmake").is_file()), None)
-
-
 def decide() -> None:
     """Set SUROGATE_CUDA to on or off, and the variables that CMake needs to find nvcc and SurogateKernels.cmake."""
     found = nvcc_of_toolkit() or nvcc_of_wheels()
     os.environ["SUROGATE_CUDA"] = "on" if WANTED and (found or ASKED != "auto") else "off"
-    os.environ["SUROGATE_CMAKE_DIR"] = str(cmake_folder() or "")
+    os.environ["SUROGATE_CMAKE_DIR"] = str(Path(__file__).resolve().parent / "cmake")
     if WANTED and found:
         os.environ["CUDACXX"] = str(found)
         if found == nvcc_of_wheels():  # their libraries are in lib, nvcc searches lib64
@@ -116,12 +101,11 @@ def decide() -> None:
 
 
 def requirements(ask: Callable[[Settings], list[str]], settings: Settings) -> list[str]:
-    """Return what pip installs before the build: requirements of scikit-build-core, nvcc, and core if it is missing."""
+    """Return what pip installs before the build: requirements of scikit-build-core, and nvcc."""
     wheels = missing_wheels()
     if wheels:
         os.environ["SUROGATE_CUDA"] = "on"  # the build will find them
-    needs_core = os.environ["SUROGATE_CUDA"] == "on" and cmake_folder() is None
-    return [*ask(settings), *wheels, *([CORE] if needs_core else [])]
+    return [*ask(settings), *wheels]
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:  # type: ignore[no-redef]

@@ -1,1 +1,0 @@
-../surogate_core/src/surogate_core/cmake/build_backend.py
