@@ -168,7 +168,10 @@ def test_a_signal_in_the_last_evaluation_still_saves_the_run(here: Workplace, mo
     assert (done.checkpoint_dir / "step_00000003/model.safetensors").exists()
 
 
-def test_a_signal_while_the_final_model_is_saved_is_ignored(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("ratio", "code"), [(0.0, 0), (0.1, 130)])
+def test_a_signal_while_the_final_model_is_saved_cuts_nothing_but_the_evaluation_after_it(
+    here: Workplace, monkeypatch: pytest.MonkeyPatch, ratio: float, code: int
+) -> None:
     from surogate_core.checkpoint import hf
 
     save_model = hf.save_model
@@ -178,9 +181,8 @@ def test_a_signal_while_the_final_model_is_saved_is_ignored(here: Workplace, mon
         save_model(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(hf, "save_model", interrupted)
-    done = run.train(run.load(here.write(max_steps=3)), notice=lambda line: None)
-    assert done.signal_exit == 0
-    assert (here.out / "model.safetensors").exists()
+    done = run.train(run.load(here.write(max_steps=3, validation_split_ratio=ratio)), notice=lambda line: None)
+    assert done.signal_exit == code and (here.out / "model.safetensors").exists()
 
 
 def test_a_run_killed_during_a_save_leaves_complete_checkpoints_and_the_next_run_cleans_up(

@@ -230,16 +230,16 @@ def _save(job: Job, progress: Progress) -> None:
 # ---------------------------------------------------------------------------------------------------------- evaluation
 
 
-def evaluate_last(job: Job, interrupt: Interrupt, progress: Progress) -> None:
-    """Evaluate after the last step, unless that was done before the run was resumed.
+def evaluate_last(job: Job, interrupt: Interrupt, progress: Progress) -> bool:
+    """Evaluate after the last step, unless that was done before the run was resumed. Return whether it is done.
 
-    An interrupt saves a checkpoint. A run that is resumed from it makes up for the evaluation.
+    An interrupt that cuts it saves a checkpoint. A run that is resumed from it makes up for the evaluation.
     """
-    if progress.step not in {step for step, _, _ in progress.evaluations}:
-        evaluate(job, interrupt, progress)
-    if interrupt.requested:
+    done = progress.step in {step for step, _, _ in progress.evaluations} or evaluate(job, interrupt, progress)
+    if not done:
         _save(job, progress)
         job.checkpoints.wait()
+    return done
 
 
 def _make_up_for_evaluation(job: Job, interrupt: Interrupt, progress: Progress) -> None:
@@ -249,23 +249,30 @@ def _make_up_for_evaluation(job: Job, interrupt: Interrupt, progress: Progress) 
         evaluate(job, interrupt, progress)
 
 
-def evaluate(job: Job, interrupt: Interrupt, progress: Progress) -> None:
-    """Report the mean loss over the labels of the validation batches.
+def evaluate(job: Job, interrupt: Interrupt, progress: Progress) -> bool:
+    """Report the mean loss over the labels of the validation batches. Return whether it is done.
 
     Changes neither the weights nor the order of the training data. An interrupt ends it between two batches, without a
     report: a resumed run makes up for it.
     """
-    began = time.perf_counter()
-    batches = takewhile(lambda _: not interrupt.requested, job.eval_batches())
+    began, cut = time.perf_counter(), False
+
+    def goes_on(batch: MicroBatch) -> bool:
+        nonlocal cut
+        cut = bool(interrupt.requested)
+        return not cut
+
+    batches = takewhile(goes_on, job.eval_batches())
     total, labels = sum_losses(job.worker, batches)
-    if not labels or interrupt.requested:
-        return
+    if cut or not labels:
+        return not cut
     seconds = time.perf_counter() - began
     report = EvalReport(
         step=progress.step, loss=total / labels, valid_tokens=labels, duration_ms=seconds * 1000, time=time.time()
     )
     progress.evaluations.append((progress.step, report.loss, labels))
     _report(job, progress, lambda logger: logger.eval(report))
+    return True
 
 
 def sum_losses(worker: Worker | Team, batches: Iterator[MicroBatch]) -> tuple[float, int]:

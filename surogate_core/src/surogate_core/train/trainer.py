@@ -104,11 +104,12 @@ def train_planned(
         job = _job(run, plan, steps, worker, checkpoints, loggers)
         train(job, interrupt, progress)
         mark("the other steps, evaluations")
-        if not interrupt.requested:  # the outputs first: the last evaluation may take long
+        signal_exit = interrupt.exit_code
+        if not signal_exit:  # the outputs first: the last evaluation may take long
             _write_outputs(run, plan, worker, progress, check)
-            evaluate_last(job, interrupt, progress)
+            if not evaluate_last(job, interrupt, progress):
+                signal_exit = interrupt.exit_code
             mark("last evaluation")
-        signal_exit = interrupt.exit_code  # a later signal changes nothing
         if not signal_exit:
             write_card(run, plan, repo, progress, saved_run.versions)
         loggers.status = "interrupted" if signal_exit else "done"
