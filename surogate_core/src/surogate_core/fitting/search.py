@@ -70,7 +70,11 @@ class Search:
                 return last
             index = strategies.pop()
             last = (*last[:index], 0, *last[index + 1 :])
-        prefixes = [(*last[:count], *own[count:]) for count in range(1, len(last) + 1)]
+        order = [len(last) - 1, *range(len(last) - 1)]  # micro-batch first: the split of the file must not matter
+        prefixes = [
+            tuple(last[i] if i in order[:count] else own[i] for i in range(len(last)))
+            for count in range(1, len(last) + 1)
+        ]
         return prefixes[bisect_left(prefixes, True, key=self._fits)]
 
     def _climb(self, at: Settings) -> None:

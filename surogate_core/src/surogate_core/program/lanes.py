@@ -41,13 +41,13 @@ class _Users:
 
 def lane_order(ops: Sequence[Op]) -> LaneOrder:
     """Return the order of `ops`. That of the last programs is cached: their memory and their time both depend on it."""
+    if all(op.lane == "compute" for op in ops):
+        return LaneOrder({}, {})
     return _lane_order(tuple(ops))
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=256)  # the programs of a run, of which a stored base has two for each block
 def _lane_order(ops: tuple[Op, ...]) -> LaneOrder:
-    if all(op.lane == "compute" for op in ops):
-        return LaneOrder({}, {})
     users: dict[Value, _Users] = {}
     waits: dict[int, tuple[int, ...]] = {}
     done: dict[int, int] = {}
