@@ -32,7 +32,7 @@ Revise = Callable[[PlanInputs], PlanInputs]
 class Plan:
     """A run planned for a device: its programs, the kernels that run them, and the report of memory and time.
 
-    overridden  lines for the user about dtypes that the config asks for and the recipe does not use
+    overridden  lines for the user about dtypes that the recipe does not use, and kernels of ops that the run has not
     chosen      what is recomputed because of `recompute: auto`; None: nothing
     recording   what other plans of the run can be made from (`plan_exactly`)
     """
@@ -80,7 +80,7 @@ def plan_run(
     inputs = revise(replace(given, host_memory=run.config.host_memory_limit or host_memory))
     plan = plan_inputs(inputs, recording, seconds)
     refuse_unstored(run, plan.assembly)
-    return replace(plan, overridden=tuple(_overridden(run, inputs.precision)))
+    return replace(plan, overridden=(*_overridden(run, inputs.precision), *_idle_choices(run, plan)))
 
 
 def plan_inputs(inputs: PlanInputs, recording: RecordedPrograms | None = None, seconds: float = inf) -> Plan:
@@ -253,6 +253,11 @@ def _overridden(run: Run, precision: Precision) -> Iterator[str]:
         asked, used = getattr(run.config.precision_request, f"{field}_dtype"), getattr(precision, field)
         if asked is not None and asked != used:
             yield f"{key}: {asked} is overridden: recipe {run.config.recipe} uses {used}"
+
+
+def _idle_choices(run: Run, plan: Plan) -> Iterator[str]:
+    for kind in sorted(run.config.kernel_choices.keys() - plan.kernels.providers.keys()):
+        yield f"kernels: {kind}: has no effect, because this run has no such op"
 
 
 def _lowering(registry: Registry, recipe: RecipeDef, precision: Precision) -> LoweringDef | None:
