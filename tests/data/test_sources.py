@@ -67,6 +67,12 @@ def test_byte_order_mark_is_dropped(tmp_path: Path) -> None:
         assert read(tmp_path / name) == ["hello"]
 
 
+@pytest.mark.parametrize(("name", "separator"), [("a.tsv", "\t"), ("a.csv", ";"), ("a.csv", ",")])
+def test_columns_are_separated_by_tabs_semicolons_or_commas(tmp_path: Path, name: str, separator: str) -> None:
+    (tmp_path / name).write_text(f"id{separator}text\n1{separator}a, b\n".replace("a, b", '"a, b; c"'))
+    assert read(tmp_path / name) == ["a, b; c"]
+
+
 def test_csv_cells_may_exceed_the_limit_of_the_csv_module(tmp_path: Path) -> None:
     assert read(write_rows(tmp_path / "data.csv", ["x" * 200_000])) == ["x" * 200_000]
 
@@ -120,7 +126,7 @@ def test_other_files_of_a_directory_are_named(tmp_path: Path) -> None:
     printed = open_source(Entry(str(tmp_path))).left_out()
     assert (
         printed
-        == "files not read, since their kind is none of .txt, .jsonl, .json, .csv, .parquet: README.md, b.txt.gz"
+        == "files not read, since their kind is none of .txt, .jsonl, .json, .csv, .tsv, .parquet: README.md, b.txt.gz"
     )
     assert open_source(Entry(str(tmp_path / "a.txt"))).left_out() is None
 
@@ -197,7 +203,13 @@ def test_parquet_without_the_column_names_the_others(tmp_path: Path) -> None:
         ("missing/*.jsonl", {}, "no file matches"),
         ("s3://bucket/a.jsonl", {}, "is a URL"),
         ("empty", {}, "contains no .txt"),
-        ("mixed", {}, "several kinds"),
+        (
+            "mixed",
+            {},
+            r'several kinds \(\.jsonl, \.txt\).*\n  - path: "mixed/\*\*/\*\.jsonl"\n  - path: "mixed/\*\*/\*\.txt"',
+        ),
+        ("mixed/*", {}, r'\n  - path: "FOLDER/\*\*/\*\.jsonl"'),
+        ("rows.jsonl.gz", {}, "rows.jsonl.gz is none of .* Unpack it: gunzip -k FILE"),
         ("mixed/a.txt", {"split": "test"}, "split: test is for Hub datasets"),
         ("mixed/a.txt", {"subset": "x"}, "subset: x is for Hub datasets"),
         ("mixed/a.txt", {"samples": 0}, "samples: 0"),
@@ -212,6 +224,7 @@ def test_unusable_entry_is_refused_with_its_reason(
         (tmp_path / name).mkdir()
     (tmp_path / "mixed/a.txt").write_text("a")
     (tmp_path / "mixed/b.jsonl").write_text('{"text": "b"}')
+    (tmp_path / "rows.jsonl.gz").write_bytes(b"\x1f\x8b")
     with pytest.raises(ConfigError, match=message):
         read(path, **keys)
 

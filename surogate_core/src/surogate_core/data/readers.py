@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -235,7 +236,10 @@ def _read_text(file: Any, path: Path, chars: int) -> str:
 def _read_csv(path: Path, wanted: _Wanted) -> Iterator[Row]:
     csv.field_size_limit(sys.maxsize)  # the default limit of 128 KiB is shorter than many documents
     with path.open("rb") as file:
-        reader = csv.reader((line for _, line in _lines(file, path)), strict=True)
+        lines = (line for _, line in _lines(file, path))
+        first = next(lines, "")
+        delimiter = "\t" if path.suffix.lower() == ".tsv" else ";" if ";" in first and "," not in first else ","
+        reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
         try:
             header = next(reader, [])
             refuse_repeated_columns(str(path), header)
@@ -245,7 +249,8 @@ def _read_csv(path: Path, wanted: _Wanted) -> Iterator[Row]:
                     continue
                 if len(cells) != len(header):
                     raise ConfigError(
-                        f"{where}: {len(cells)} cells, but the header has {len(header)}. Quote cells with commas."
+                        f"{where}: {len(cells)} cells, but the header has {len(header)}. Quote cells that contain "
+                        f"{delimiter!r}."
                     )
                 yield Row(where, dict(zip(header, cells, strict=True)))
         except csv.Error as error:
@@ -313,6 +318,7 @@ _READERS: Mapping[str, _Reader] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
     ".csv": _read_csv,
+    ".tsv": _read_csv,
     ".parquet": _read_parquet,
 }
 SUFFIXES = tuple(_READERS)

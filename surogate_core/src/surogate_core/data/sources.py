@@ -5,8 +5,9 @@ from __future__ import annotations
 import glob
 import hashlib
 import itertools
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -178,15 +179,27 @@ def _files_below(directory: Path) -> Iterator[Path]:
             yield file
 
 
+_UNPACK: Mapping[str, str] = {
+    ".gz": "Unpack it: gunzip -k FILE.",
+    ".zst": "Unpack it: zstd -d FILE.",
+    ".zip": "Unpack it: unzip FILE.",
+    ".bz2": "Unpack it: bunzip2 -k FILE.",
+    ".xz": "Unpack it: unxz -k FILE.",
+}
+
+
 def _check_kinds(path: str, files: Sequence[Path], where: str) -> None:
     for file in files:
         if file.suffix.lower() not in SUFFIXES:
-            raise ConfigError(f"{where}: path: {file} is none of {', '.join(SUFFIXES)}. Convert it, or rename it.")
+            remedy = _UNPACK.get(file.suffix.lower(), "Convert it, or rename it.")
+            raise ConfigError(f"{where}: path: {file} is none of {', '.join(SUFFIXES)}. {remedy}")
     kinds = sorted({file.suffix.lower() for file in files})
     if len(kinds) > 1:
+        folder = path.rstrip("/") if Path(path).expanduser().is_dir() else "FOLDER"
+        entries = "".join(f"\n  - path: {json.dumps(f'{folder}/**/*{kind}')}" for kind in kinds)
         raise ConfigError(
-            f"{where}: path: {path} contains files of several kinds ({', '.join(kinds)}). "
-            f"Name one kind by a glob that ends in *{kinds[0]}."
+            f"{where}: path: {path} contains files of several kinds ({', '.join(kinds)}), whose columns may differ. "
+            f"Give each kind an entry of its own:{entries}"
         )
 
 
