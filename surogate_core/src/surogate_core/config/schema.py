@@ -368,7 +368,7 @@ class TrainConfig(DistributionKeys, MemoryKeys, PrecisionKeys, OptimizerKeys, Lo
 
     @property
     def recomputed_parts(self) -> frozenset[str]:
-        """The parts of a block that are recomputed in any case; see `planning.recomputed`."""
+        """The parts of a block that are recomputed in any case; see `assembly.recomputed`."""
         chosen = {part for part, key in RECOMPUTE_KEYS.items() if getattr(self, key)}
         if self.recompute == "true":
             chosen |= {"block", "adapter"}

@@ -109,13 +109,13 @@ def parse_word(value: Any) -> Any:
 
 def parse_kernels(value: Any) -> Any:
     """Accept compiled or allow_reference, or {kind of op: distribution} with one of the words as `default`."""
-    given = value if isinstance(value, dict) else {"default": value}
-    words = {name: parse_word(given[name]) for name in ("default",) if name in given}
-    if not all(isinstance(text, str) and text for item in given.items() for text in item) or not (
-        set(words.values()) <= {"compiled", "allow_reference"}
-    ):
+    given = dict(value) if isinstance(value, dict) else {"default": value}
+    if "default" in given:
+        given["default"] = parse_word(given["default"])
+    texts = all(isinstance(text, str) and text for item in given.items() for text in item)
+    if not texts or given.get("default", "compiled") not in ("compiled", "allow_reference"):
         raise ValueError("must be compiled, allow_reference, or a mapping of kinds of ops to packages")
-    return {**given, **words} if isinstance(value, dict) else words["default"]
+    return given if isinstance(value, dict) else given["default"]
 
 
 def parse_names(value: Any) -> tuple[str, ...]:

@@ -16,14 +16,12 @@ from ..machine.devices import GIB
 from ..planning.plan import Plan, plan_run
 from ..planning.run import Run
 from .changes import Changes, changed, given_up, resorts, resorts_if_nothing_fits, yaml_lines
-from .search import Search
+from .search import ALIKE, Search
 
 _MOST_PLANS = 13, 7
 """Plans of the search for the run, and of that for each last resort."""
 _MOST_PLANS_TO_SUGGEST = 8, 5
 """The same for suggestions, which `surogate plan` and the start of a run wait for."""
-_ALIKE = 0.005
-"""Steps whose times differ by less than this are equally fast: the fewer changes win."""
 _LESS = 0.98
 """A slower proposal is shown if it takes at most this share of the device memory of a faster one."""
 _LESS_HOST = 0.75
@@ -127,7 +125,7 @@ def _searched(run: Run, plan: Plan, resort: Changes, most: int, seconds: float =
         return sorted(found, key=lambda p: p.missing)[:1]
     best = min(proposal.seconds for proposal in found)
     shown: list[Proposal] = []
-    for proposal in sorted(found, key=lambda p: (round(min(p.seconds / best, 9) / _ALIKE), len(p.changes))):
+    for proposal in sorted(found, key=lambda p: (round(min(p.seconds / best, 9) / ALIKE), len(p.changes))):
         if proposal.seconds <= _SLOWER * best and not any(_is_no_smaller(proposal, faster) for faster in shown):
             shown.append(proposal)
     return shown

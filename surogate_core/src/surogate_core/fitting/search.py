@@ -20,7 +20,7 @@ from ..planning.run import Run
 from ..program.value import Value
 from .changes import WORTH, Axis, Changes, batch_axis, changed, offload_axes, recompute_axis
 
-_ALIKE = 0.005
+ALIKE = 0.005
 """Steps whose times differ by less than this are equally fast: the fewer changes win."""
 _LITTLE = 0.01
 """Offloading is not tried if recomputation takes at most this share of a step."""
@@ -104,7 +104,7 @@ class Search:
 
     def _is_better(self, to: Settings, at: Settings) -> bool:
         faster = self._seconds(to) / self._seconds(at)
-        return faster < 1 - _ALIKE or (faster <= 1 and len(self._changes(to)) < len(self._changes(at)))
+        return faster < 1 - ALIKE or (faster <= 1 and len(self._changes(to)) < len(self._changes(at)))
 
     # ----------------------------------------------------------------------------------------------------------- plans
 

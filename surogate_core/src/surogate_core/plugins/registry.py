@@ -245,21 +245,22 @@ class Registry:
         to serve it. If no kernel supports the op, the result is the torch reference, with the reasons of the kernels.
         """
         order = [*self._kernel_order(recipe), self.op_owner(op.kind)]
-        refusals: list[str] = []
+        refusals: list[tuple[str, str]] = []
         fitting: dict[str, Provided] = {}
         for item in self._kernels.get(op.kind, ()):
             if reason := refusal(item.definition, self.ops[op.kind], op, target):
-                refusals.append(f"{item.plugin.distribution}: {reason}")
+                refusals.append((item.plugin.distribution, f"{item.plugin.distribution}: {reason}"))
             else:
                 fitting.setdefault(folded(item.plugin.distribution), item)
         wanted = (chosen or {}).get(op.kind)
         if wanted and target.device.sm is not None:
             if folded(wanted) not in fitting:
-                own = [reason for reason in refusals if folded(reason).startswith(f"{folded(wanted)}: ")]
+                own = [reason for distribution, reason in refusals if folded(distribution) == folded(wanted)]
                 raise ConfigError(f"kernels: {op.kind}: {'; '.join(own)}. Name another package, or remove the entry.")
             order = [wanted]
+        reasons = tuple(reason for _, reason in refusals)
         if not fitting:
-            return Resolved(None, REFERENCE, tuple(refusals))
+            return Resolved(None, REFERENCE, reasons)
         ranked = [fitting[key] for name in order if (key := folded(name)) in fitting]
         best, *others = dict.fromkeys([*ranked, *fitting.values()])
         if not ranked and others:
@@ -268,7 +269,7 @@ class Registry:
                 f"kernels: {{{op.kind}: {best.plugin.distribution}}}"
             )
         also = tuple(item.plugin.distribution for item in others)
-        return Resolved(best.definition, best.plugin.distribution, tuple(refusals), also)
+        return Resolved(best.definition, best.plugin.distribution, reasons, also)
 
     def _kernel_order(self, recipe: str) -> list[str]:
         """Return the distribution of a recipe, then those of the recipes whose kernels it builds on."""

@@ -96,8 +96,7 @@ def _run_steps(job: Job, interrupt: Interrupt, progress: Progress) -> None:
             if unfinished is not None:
                 since = finish(job, unfinished, progress, since)
             unfinished = launched
-            last = launched.step == job.total_steps
-            evaluates = bool(job.eval_steps and launched.step % job.eval_steps == 0) and not last
+            last, evaluates = launched.step == job.total_steps, _evaluates_after(job, launched.step)
             saves = interrupt.take_save_request() or bool(job.save_steps and launched.step % job.save_steps == 0)
             if not (launched.reading.ready or last or evaluates or saves or interrupt.requested):
                 continue
@@ -230,12 +229,21 @@ def _save(job: Job, progress: Progress) -> None:
 # ---------------------------------------------------------------------------------------------------------- evaluation
 
 
+def _evaluates_after(job: Job, step: int) -> bool:
+    """Return whether an evaluation between steps comes after this one."""
+    return bool(job.eval_steps) and step % job.eval_steps == 0 and step < job.total_steps
+
+
+def _is_evaluated(progress: Progress) -> bool:
+    return progress.step in {step for step, _, _ in progress.evaluations}
+
+
 def evaluate_last(job: Job, interrupt: Interrupt, progress: Progress) -> bool:
     """Evaluate after the last step, unless that was done before the run was resumed. Return whether it is done.
 
     An interrupt that cuts it saves a checkpoint. A run that is resumed from it makes up for the evaluation.
     """
-    done = progress.step in {step for step, _, _ in progress.evaluations} or evaluate(job, interrupt, progress)
+    done = _is_evaluated(progress) or evaluate(job, interrupt, progress)
     if not done:
         _save(job, progress)
         job.checkpoints.wait()
@@ -244,8 +252,7 @@ def evaluate_last(job: Job, interrupt: Interrupt, progress: Progress) -> bool:
 
 def _make_up_for_evaluation(job: Job, interrupt: Interrupt, progress: Progress) -> None:
     """Evaluate now if the interrupted run should have after its last step: an interrupt saves without evaluating."""
-    due = job.eval_steps and 0 < progress.step < job.total_steps and progress.step % job.eval_steps == 0
-    if due and progress.step not in {step for step, _, _ in progress.evaluations}:
+    if progress.step and _evaluates_after(job, progress.step) and not _is_evaluated(progress):
         evaluate(job, interrupt, progress)
 
 
