@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from surogate_core.dtypes import DTYPES, Dtype
+from surogate_core.dtypes import DTYPES
+from surogate_core.program.value import Value
 
 
 def test_elements_of_less_than_a_byte_are_packed() -> None:
-    nf4 = Dtype("nf4", 4, 99, "uint8", "U8")
-    assert [nf4.nbytes(count) for count in (0, 1, 2, 3)] == [0, 1, 1, 2]
+    e2m1 = DTYPES["e2m1"]
+    assert [e2m1.nbytes(count) for count in (0, 1, 2, 3)] == [0, 1, 1, 2]
+    assert e2m1.stored_shape((3, 32)) == (3, 16) and e2m1.shape_of((3, 16)) == (3, 32)
+    assert DTYPES["bf16"].stored_shape((3, 32)) == DTYPES["bf16"].shape_of((3, 32)) == (3, 32)
     assert {name: dtype.nbytes(3) for name, dtype in DTYPES.items() if dtype.bits < 32} == {
         "bf16": 6,
+        "e2m1": 2,
+        "ue4m3": 3,
+        "ue8m0": 3,
         "e4m3": 3,
         "e5m2": 3,
         "uint8": 3,
@@ -18,3 +24,10 @@ def test_elements_of_less_than_a_byte_are_packed() -> None:
 
 def test_codes_are_consecutive_because_they_index_arrays_of_the_header() -> None:
     assert sorted(dtype.code for dtype in DTYPES.values()) == list(range(len(DTYPES)))
+
+
+def test_a_packed_value_is_planned_stored_and_read_in_bytes() -> None:
+    value = Value("codes", (4, 32), "e2m1", "act")
+    assert (value.size, value.nbytes, value.stored_shape) == (128, 64, (4, 16))
+    odd = Value("codes", (3, 3), "e2m1", "act")
+    assert (odd.size, odd.nbytes, odd.stored_shape) == (9, 6, (3, 2))

@@ -49,7 +49,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
         "planning": "api assembly config data errors hub machine memory plugins program",
         "fitting": "api assembly config errors machine memory planning program",
         "runtime": "api assembly data dtypes errors machine memory origin program reference",
-        "testing": "api plugins reference runtime",
+        "testing": "api dtypes plugins reference runtime",
         "reporting": "api config errors memory origin plugins program",
         "builtin": "api data machine reporting runtime standard_ops",
         "checkpoint": (

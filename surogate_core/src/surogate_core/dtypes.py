@@ -17,7 +17,7 @@ class Dtype:
     name        in programs and configs
     bits        of an element. Elements of less than 8 bits are packed.
     code        in the arguments of compiled functions: `enum DType` of <surogate/dtype.h>. The next free number.
-    torch_name  attribute of `torch`: the dtype with these elements, or "uint8" for one that torch does not have
+    torch_name  attribute of `torch`: the dtype with these elements, or "uint8" for packed ones
     file_name   in the header of a safetensors file
     has_grad    whether values of this dtype can have gradients
     """
@@ -33,6 +33,14 @@ class Dtype:
         """Return the bytes of `count` elements, which begin at a byte."""
         return -(-count * self.bits // 8)
 
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of a tensor of `torch_name` that holds `shape` elements: of packed ones, rows of bytes."""
+        return shape if self.bits >= 8 or not shape else (*shape[:-1], self.nbytes(shape[-1]))
+
+    def shape_of(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape whose `stored_shape` is `stored`. The last dimension is a whole number of bytes."""
+        return stored if self.bits >= 8 or not stored else (*stored[:-1], stored[-1] * 8 // self.bits)
+
 
 DTYPES: Mapping[str, Dtype] = {
     dtype.name: dtype
@@ -40,6 +48,9 @@ DTYPES: Mapping[str, Dtype] = {
         Dtype("fp64", 64, 2, "float64", "F64", has_grad=True),  # for tests against finite differences
         Dtype("fp32", 32, 0, "float32", "F32", has_grad=True),
         Dtype("bf16", 16, 1, "bfloat16", "BF16", has_grad=True),
+        Dtype("e2m1", 4, 8, "uint8", "U8"),  # two to a byte, the first one in its lower half
+        Dtype("ue4m3", 8, 9, "float8_e4m3fn", "F8_E4M3"),  # E4M3 without a sign: scales of blocks
+        Dtype("ue8m0", 8, 10, "float8_e8m0fnu", "F8_E8M0"),  # powers of two: scales of blocks
         Dtype("e4m3", 8, 5, "float8_e4m3fn", "F8_E4M3"),
         Dtype("e5m2", 8, 6, "float8_e5m2", "F8_E5M2"),
         Dtype("int64", 64, 4, "int64", "I64"),
@@ -47,7 +58,7 @@ DTYPES: Mapping[str, Dtype] = {
         Dtype("uint8", 8, 7, "uint8", "U8"),
     )
 }
-"""All dtypes, by name."""
+"""All dtypes, by name. Of those with one `torch_name`, the last one stands for it."""
 
 
 def wider(a: str, b: str) -> str:

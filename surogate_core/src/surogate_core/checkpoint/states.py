@@ -76,7 +76,7 @@ def check_state(directory: Path, values: Sequence[Value], saved_settings: str = 
             for name in sorted(wanted.keys() & set(file.keys())):
                 tensor, value = file.get_slice(name), wanted[name]
                 shape, dtype = list(tensor.get_shape()), tensor.get_dtype()
-                if shape != list(value.shape) or dtype != STORED_AS[TORCH_DTYPES[value.dtype]]:
+                if shape != list(value.stored_shape) or dtype != STORED_AS[TORCH_DTYPES[value.dtype]]:
                     raise ConfigError(f"{path}: {name} is {dtype} {shape}, this run has {value!r}. {remedy}")
     if held != set(wanted):
         differing = ", ".join(sorted(held ^ set(wanted))[:3])

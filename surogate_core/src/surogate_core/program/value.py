@@ -82,10 +82,15 @@ class Value:
         """Number of elements; a scalar has one."""
         return prod(self.shape)
 
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Shape of the tensor that holds the elements (`Dtype.stored_shape`)."""
+        return DTYPES[self.dtype].stored_shape(self.shape)
+
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of the buffer, without alignment."""
-        return DTYPES[self.dtype].nbytes(self.size)
+        """Bytes of the buffer, without alignment. Rows of packed elements begin at a byte."""
+        return prod(self.stored_shape) * max(DTYPES[self.dtype].bits, 8) // 8
 
     def __repr__(self) -> str:
         return f"{self.name}:{self.dtype}[{','.join(map(str, self.shape))}]"

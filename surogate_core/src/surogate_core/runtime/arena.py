@@ -143,4 +143,4 @@ def _divided(plan: MemoryPlan, memory: Tensor) -> _Memory:
 
 
 def _view(memory: Tensor, offset: int, value: Value) -> Tensor:
-    return memory[offset : offset + value.nbytes].view(TORCH_DTYPES[value.dtype]).view(value.shape)
+    return memory[offset : offset + value.nbytes].view(TORCH_DTYPES[value.dtype]).view(value.stored_shape)

@@ -150,4 +150,4 @@ def _ranges(buffers: Buffers, values: Iterable[Value]) -> Iterator[tuple[Tensor,
 
 
 def _view(memory: Tensor, offset: int, value: Value) -> Tensor:
-    return memory[offset : offset + value.nbytes].view(TORCH_DTYPES[value.dtype]).view(value.shape)
+    return memory[offset : offset + value.nbytes].view(TORCH_DTYPES[value.dtype]).view(value.stored_shape)

@@ -74,4 +74,4 @@ class Inputs:
     def _view(self, value: Value) -> Tensor:
         offset = self._segment.offsets[value]
         raw = self._mirrors[self._turn][offset : offset + value.nbytes]
-        return raw.view(TORCH_DTYPES[value.dtype]).view(value.shape)
+        return raw.view(TORCH_DTYPES[value.dtype]).view(value.stored_shape)

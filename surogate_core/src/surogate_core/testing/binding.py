@@ -23,8 +23,7 @@ from ..runtime.bind import as_launches
 from ..runtime.device import training_device
 from ..runtime.launch import SingleComm
 from .kernels import Guarded, eager_and_graph, guarded, guarded_copy
-
-_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+from .ops import Elements, as_inputs
 
 
 @dataclass
@@ -146,7 +145,7 @@ def bind_kernel(
             buffers[value] = guarded_copy(contents[value], constant=value not in op.written, skew=shift)
         else:
             assert value not in op.ins, f"{value!r} is read, but has no contents"
-            buffers[value] = guarded(value.shape, TORCH_DTYPES[value.dtype], skew=shift)
+            buffers[value] = guarded(value.stored_shape, TORCH_DTYPES[value.dtype], skew=shift)
     scratch_bytes = kernel.workspace(op, target)
     binding = Binding(buffers, guarded((scratch_bytes,), torch.uint8) if scratch_bytes else None, target)
     binding.launches = as_launches(check_reads_attrs(kernel, op, binding))
@@ -179,11 +178,10 @@ def run_kernel(
 
 
 def run_op(
-    kernels: Sequence[KernelDef], definition: OpDef, ins: Sequence[Tensor], attrs: Mapping[str, Any]
+    kernels: Sequence[KernelDef], definition: OpDef, ins: Sequence[Tensor | Elements], attrs: Mapping[str, Any]
 ) -> list[Tensor]:
     """Return the outputs of an op for these inputs as `run_kernel` does. Its shape rule says what they are."""
-    values = [Value(f"in{i}", tuple(x.shape), _NAMES[x.dtype], "param") for i, x in enumerate(ins)]
-    specs = definition.infer(values, attrs)
+    inputs = as_inputs(ins)
+    specs = definition.infer(tuple(inputs), attrs)
     outs = tuple(Value(spec.label, spec.shape, spec.dtype, "act") for spec in specs)
-    op = Op(definition.kind, tuple(values), outs, dict(attrs))
-    return run_kernel(kernels, op, dict(zip(values, ins, strict=True)))
+    return run_kernel(kernels, Op(definition.kind, tuple(inputs), outs, dict(attrs)), inputs)

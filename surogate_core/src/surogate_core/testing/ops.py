@@ -6,12 +6,15 @@ assert torch.equal(y, ...)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
 from torch import Tensor
 
 from ..api import IN_OUTPUTS, OpDef, OutSpec, Value
+from ..dtypes import DTYPES
 from ..reference.ops import load
 from ..reference.rounding import TORCH_DTYPES
 from .kernels import same_bits
@@ -19,7 +22,24 @@ from .kernels import same_bits
 _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
-def check_op(definition: OpDef, *ins: Tensor, **attrs: Any) -> tuple[Tensor, ...]:
+@dataclass(frozen=True)
+class Elements:
+    """A tensor of elements of `dtype`, where its torch dtype stands for another one: "e2m1", two to a byte."""
+
+    tensor: Tensor
+    dtype: str
+
+
+def as_inputs(ins: Sequence[Tensor | Elements]) -> dict[Value, Tensor]:
+    """Return the input values of an op, and what they hold."""
+    held = [x if isinstance(x, Elements) else Elements(x, _NAMES[x.dtype]) for x in ins]
+    return {
+        Value(f"in{i}", DTYPES[x.dtype].shape_of(tuple(x.tensor.shape)), x.dtype, "act"): x.tensor
+        for i, x in enumerate(held)
+    }
+
+
+def check_op(definition: OpDef, *ins: Tensor | Elements, **attrs: Any) -> tuple[Tensor, ...]:
     """Call the reference of an op as a run does. Return its outputs, then the inputs that it changes.
 
     Raises AssertionError unless
@@ -30,20 +50,23 @@ def check_op(definition: OpDef, *ins: Tensor, **attrs: Any) -> tuple[Tensor, ...
     """
     check_declared_attrs(definition)
     definition.check_attrs(attrs)
-    values = tuple(Value(f"in{i}", tuple(x.shape), _NAMES[x.dtype], "act") for i, x in enumerate(ins))
+    inputs = as_inputs(ins)
+    values, tensors = tuple(inputs), tuple(inputs.values())
     changed = [values[i] for i in definition.changes(values, attrs)]
     specs = [*definition.infer(values, attrs), *(OutSpec(v.name, v.shape, v.dtype) for v in changed)]
-    before = [x.clone() for x in ins]
-    outs = _call(definition, ins, attrs)
-    _check_inputs(definition, ins, before)
+    before = [x.clone() for x in tensors]
+    outs = _call(definition, tensors, attrs)
+    _check_inputs(definition, tensors, before)
     assert len(outs) == len(specs), f"{definition.kind}: {len(outs)} outputs, but {len(specs)} in the shape rule"
     for spec, out in zip(specs, outs, strict=True):
-        found, expected = (tuple(out.shape), out.dtype), (tuple(spec.shape), TORCH_DTYPES[spec.dtype])
+        dtype = DTYPES[spec.dtype]
+        found = tuple(out.shape), out.dtype
+        expected = dtype.stored_shape(tuple(spec.shape)), TORCH_DTYPES[spec.dtype]
         assert found == expected, f"{definition.kind}: {spec.label} is {found}, but {expected} in the shape rule"
     kept = [out.clone() for out in outs]
-    for spec, first, second in zip(specs, kept, _call(definition, ins, attrs), strict=True):
+    for spec, first, second in zip(specs, kept, _call(definition, tensors, attrs), strict=True):
         assert same_bits(first, second), f"{definition.kind}: a second call changes {spec.label}"
-    _check_inputs(definition, ins, before)
+    _check_inputs(definition, tensors, before)
     return tuple(kept)
 
 
