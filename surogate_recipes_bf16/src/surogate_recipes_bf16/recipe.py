@@ -6,7 +6,9 @@ results. That is all that it does for mixed precision.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
 from pydantic import BaseModel
 
@@ -17,6 +19,7 @@ from surogate_core.api import (
     Op,
     Precision,
     PrecisionRequest,
+    Product,
     Program,
     RecipeDef,
     Support,
@@ -27,22 +30,12 @@ from surogate_core.program.builder import Builder
 LEGAL_PAIRS = (("fp32", "fp32"), ("bf16", "bf16"))
 """Pairs (matmul_dtype, gradient_dtype) that the recipe serves itself."""
 
-_PRODUCTS = {
-    "linear": "matmul",
-    "linear_add": "matmul",
-    "linear_pair": "matmul",
+_OTHERS: Mapping[str, Literal["matmul", "gradient"]] = {
     "lm_head_ce": "matmul",
     "lm_head_ce_grads": "matmul",
-    "linear_dgrad": "gradient",
-    "linear_dgrad_add": "gradient",
-    "linear_dgrad_pair": "gradient",
-    "linear_wgrad": "gradient",
     "linear_bgrad": "gradient",
 }
-"""Ops that are matrix products, and which of the two dtypes their operands have."""
-
-_ADDING = ("linear_add", "linear_dgrad_add")
-"""Products that add to their last input, which is no operand: it has the dtype of the result."""
+"""Ops that are cast besides those with a product (`OpDef.product`), and which of the two dtypes their operands have."""
 
 
 def precision(request: PrecisionRequest, options: BaseModel) -> Precision:
@@ -86,9 +79,11 @@ def cast_operands(program: Program, builder: Builder, precision: Precision) -> P
     casts: dict[tuple[Value, str], Value] = {}
     ops: list[Op] = []
     for op in program.ops:
-        which = _PRODUCTS.get(op.kind)
+        product, which = builder.ops[op.kind].product, _OTHERS.get(op.kind)
+        if product is not None:
+            which = "matmul" if product.of == "forward" else "gradient"
         dtype = getattr(precision, which) if which else ""
-        wanted = _input_dtypes(op, dtype) if which else ()
+        wanted = _input_dtypes(op, product, dtype) if which else ()
         if all(v.dtype == d for v, d in zip(op.ins, wanted, strict=False)):
             ops.append(op)
             continue
@@ -98,15 +93,18 @@ def cast_operands(program: Program, builder: Builder, precision: Precision) -> P
                 if value.dtype != d and (value, d) not in casts:
                     casts[value, d] = builder.apply("cast", value, dtype=d)
                 ins.append(casts[value, d] if value.dtype != d else value)
-            _product(op, ins, dtype, builder)
+            _emit(op, ins, dtype, builder)
         ops += emitted
     return replace(program, ops=tuple(ops))
 
 
-def _input_dtypes(op: Op, dtype: str) -> tuple[str, ...]:
-    """Return the dtype that each input must have. The scalar loss scale and integers are no operands."""
+def _input_dtypes(op: Op, product: Product | None, dtype: str) -> tuple[str, ...]:
+    """Return the dtype that each input must have. The scalar loss scale and integers are no operands.
+
+    A matrix that a product adds to is none either: it has the dtype of the result.
+    """
     dtypes = [dtype if v.dtype in ("bf16", "fp32") and v.shape else v.dtype for v in op.ins]
-    if op.kind in _ADDING:
+    if product is not None and product.adds == "base":
         dtypes[-1] = _result_dtype(op, dtype)
     return tuple(dtypes)
 
@@ -116,7 +114,7 @@ def _result_dtype(op: Op, dtype: str) -> str:
     return op.outs[0].dtype if dtype == "bf16" else dtype
 
 
-def _product(op: Op, ins: list[Value], dtype: str, builder: Builder) -> None:
+def _emit(op: Op, ins: list[Value], dtype: str, builder: Builder) -> None:
     """Emit the product, and a cast for each result whose dtype it cannot write itself."""
     attrs = dict(op.attrs)
     if "dtype" in attrs or op.kind in ("linear", "linear_pair"):

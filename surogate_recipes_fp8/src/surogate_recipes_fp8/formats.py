@@ -9,6 +9,9 @@ from surogate_core.api import NumericsColumn
 
 Format = Literal["e4m3", "e5m2"]
 
+FORMATS: Final[Mapping[str, Format]] = {"x": "e4m3", "dy": "e5m2"}
+"""The format of each kind of operand."""
+
 LARGEST: Final[Mapping[str, float]] = {"e4m3": 448.0, "e5m2": 57344.0}
 """Largest finite number of each format."""
 

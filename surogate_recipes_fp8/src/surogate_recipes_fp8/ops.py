@@ -1,7 +1,8 @@
 """The ops of FP8 products: ops that quantize what they compute, products of quantized operands, the delayed scales.
 
-An op that quantizes has the inputs and results of a standard op, but FP8 copies in place of the tensor that products
-read. `reference.py` explains `scaling`, and the inputs and outputs that depend on it. Attrs:
+An op that quantizes has the inputs of a standard op. Its outputs are the FP8 copies of the first one, then those of the
+standard op, of which the first is there only if something besides products reads it. `reference.py` explains `scaling`,
+and the inputs and outputs that depend on it. Attrs:
 
 dtype       format of the copies
 transposed  also write the transposed copy
@@ -94,6 +95,11 @@ def _quantize(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [*_copies(x.label, x.shape, attrs), *sums, *_scale(1, ins, attrs)]
 
 
+def _copies_to(op: Op) -> str:
+    alone = op.attrs["scaling"] == "current" and len(op.ins) == 1 and not op.attrs.get("column_sums")
+    return op.attrs["dtype"] if alone else ""
+
+
 def _rmsnorm(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     x, w = ins[:2]
     _need(w.shape == x.shape[1:], f"w must have shape {list(x.shape[1:])}")
@@ -143,18 +149,21 @@ def _norm_bwd_own(attrs: Attrs) -> int:
 
 
 def _rmsnorm_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
-    dx, *rest = _rmsnorm_dgrad(ins, attrs)
-    return [dx, OutSpec("d_weight", ins[2].shape, "fp32"), *rest]
+    own = [OutSpec("d_norm", ins[1].shape, ins[1].dtype), OutSpec("d_weight", ins[2].shape, "fp32")]
+    return _norm_gradient(ins, attrs, own)
 
 
 def _rmsnorm_dgrad(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    return _norm_gradient(ins, attrs, [OutSpec("d_norm", ins[1].shape, ins[1].dtype)])
+
+
+def _norm_gradient(ins: Ins, attrs: Attrs, own: list[OutSpec]) -> list[OutSpec]:
     dy, x, w, rstd = ins[:4]
     _need(dy.shape == x.shape, f"dy is {list(dy.shape)}, x {list(x.shape)}")
     _need(w.shape == x.shape[1:], f"w must have shape {list(x.shape[1:])}")
     _need(rstd.shape == x.shape[:1], f"rstd must have shape [{x.shape[0]}]")
     _need(not attrs.get("residual") or ins[4].shape == x.shape, f"dresidual must have shape {list(x.shape)}")
-    copies = _copies("d_norm", x.shape, attrs)
-    return [OutSpec("d_norm", x.shape, x.dtype), *copies, *_scale(_norm_bwd_own(attrs), ins, attrs)]
+    return [*_copies("d_norm", x.shape, attrs), *own, *_scale(_norm_bwd_own(attrs), ins, attrs)]
 
 
 def _elements(count: int) -> Callable[[Op], int]:
@@ -189,6 +198,7 @@ QUANTIZERS: tuple[OpDef, ...] = (
         lambda attrs: 1,
         {"column_sums": (bool, False)},
         rematerialise=_rematerialise(1),
+        copies_to=_copies_to,
         flops=_elements(2),
     ),
     _quantizing(

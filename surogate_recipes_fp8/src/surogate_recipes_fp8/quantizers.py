@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from surogate_core.api import Init, Value
+from surogate_core.api.products import Operand
 from surogate_core.program.builder import Builder
 
-from .formats import LARGEST, Format
+from .formats import FORMATS, LARGEST, Format
 
 ZEROS = Init(kind="zeros")
 
@@ -55,21 +56,21 @@ class Quantizers:
     def weights(self) -> tuple[QuantizedWeight, ...]:
         return tuple(self._weights.values())
 
-    def of(self, weight: Value, tensor: str, dtype: Format) -> Quantizer:
-        """Return the quantizer of "x", the input of the product with `weight`, or of "dy", its output's gradient."""
-        name = f"fp8.{weight.name}.{tensor}"
+    def of(self, operand: Operand) -> Quantizer:
+        """Return the quantizer of an operand."""
+        name = f"fp8.{operand.name}"
         if name not in self._delayed:
-            with self._builder.block(weight.block):
+            with self._builder.block(operand.weight.block):
                 self._delayed[name] = Quantizer(
-                    dtype,
+                    FORMATS[operand.which],
                     self._builder.state(f"{name}.scale", (2,), "fp32", ZEROS),
                     self._builder.state(f"{name}.amax", (2,), "fp32", ZEROS, collects="max"),
                 )
         return self._delayed[name]
 
-    def column(self, weight: Value, tensor: str, dtype: Format) -> int:
-        """Return the column of the history that a delayed quantizer has."""
-        return [*self._delayed.values()].index(self.of(weight, tensor, dtype))
+    def column(self, operand: Operand) -> int:
+        """Return the column of the history that the quantizer of an operand has."""
+        return [*self._delayed.values()].index(self.of(operand))
 
     def weight(self, weight: Value, *, transposed: bool) -> QuantizedWeight:
         """Return the FP8 copies of `weight`, with the transposed one if `transposed`."""

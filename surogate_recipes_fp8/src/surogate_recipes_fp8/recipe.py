@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from surogate_core.api import (
     DeviceInfo,
@@ -28,10 +28,11 @@ from surogate_core.api import (
     Support,
     Value,
 )
+from surogate_core.api.products import SkippedBlocks, check_multiples, is_block_matrix, quantized_weights
 from surogate_core.errors import ConfigError
 
 from .formats import LARGEST, MULTIPLE, transposes
-from .lowering import DGRAD, FORWARD, Scaling, Settings, lower_program
+from .lowering import Scaling, Settings, lower_program
 from .numerics import Counts, report
 from .quantizers import QuantizedWeight, Quantizers
 
@@ -42,22 +43,14 @@ BF16 = "use recipe: bf16, without FP8 dtypes"
 """The remedy where FP8 is not available. FP8 dtypes may be asked for under `recipe: bf16` too."""
 
 
-class Fp8Options(BaseModel):
+class Fp8Options(SkippedBlocks):
     """Options of the recipe."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     fp8_amax_history: Annotated[int, Field(ge=1, le=65536)] = Field(
         1024, description="Optimizer steps whose largest magnitude scales a tensor."
     )
     fp8_fast_accum: Literal["fprop", "all", "none"] = Field(
         "fprop", description="Products whose sums may have fewer bits, which is faster: forward, all, or none."
-    )
-    skip_quant_first_layers: Annotated[int, Field(ge=0)] = Field(
-        0, description="First blocks of the model whose products stay in bf16."
-    )
-    skip_quant_last_layers: Annotated[int, Field(ge=0)] = Field(
-        0, description="Last blocks of the model whose products stay in bf16."
     )
 
 
@@ -128,50 +121,25 @@ def lower_unrecorded(family: Family, context: LowerContext) -> Family:
 
 
 def reads_amax(info: ParamInfo, precision: Precision, options: object) -> bool:
-    return _is_block_matrix(info)
-
-
-# ---------------------------------------------------------------------------------------------------- what is quantized
+    return is_block_matrix(info)
 
 
 def _settings(family: Family, context: LowerContext, options: Fp8Options) -> Settings:
-    infos = [info for info in context.params.values() if _is_block_matrix(info)]
-    blocks = 1 + max((op.block for op in family.evaluate.ops), default=-1)
-    first, last = options.skip_quant_first_layers, options.skip_quant_last_layers
-    quantized = {info.param: info for info in infos if first <= info.param.block < blocks - last}
-    if not quantized:
-        raise ConfigError(
-            f"skip_quant_first_layers: {first} and skip_quant_last_layers: {last} leave none of the {blocks} blocks to "
-            "FP8. Lower them, or use recipe: bf16."
-        )
-    _check_sizes(family.evaluate, quantized.keys())
+    weights = quantized_weights(
+        family,
+        context,
+        skip_first=options.skip_quant_first_layers,
+        skip_last=options.skip_quant_last_layers,
+        otherwise="use recipe: bf16",
+    )
+    check_multiples(family.evaluate, context, weights, MULTIPLE, "FP8 products", BF16)
     target = context.target
     return Settings(
-        weights=frozenset(quantized),
-        grads={info.grad: param for param, info in quantized.items() if info.grad is not None},
-        by_dgrad=frozenset(op.ins[1] for op in family.micro.ops if op.kind in DGRAD),
+        weights=weights,
         transposes=transposes(target.device.sm if target else None),
         fast_fprop=options.fp8_fast_accum != "none",
         fast_backward=options.fp8_fast_accum == "all",
     )
-
-
-def _is_block_matrix(info: ParamInfo) -> bool:
-    return info.stored and info.param.block >= 0 and len(info.param.shape) == 2
-
-
-def _check_sizes(program: Program, weights: object) -> None:
-    for op in program.ops:
-        if op.kind not in FORWARD or op.ins[1] not in weights:  # type: ignore[operator]
-            continue
-        x, weight = op.ins[:2]
-        for size, what, remedy in (
-            (x.shape[0], "tokens in a micro-step", "Change per_device_train_batch_size or sequence_len"),
-            (weight.shape[0], f"rows in {weight.name}", f"For this model {BF16}"),
-            (weight.shape[1], f"columns in {weight.name}", f"For this model {BF16}"),
-        ):
-            if size % MULTIPLE:
-                raise ConfigError(f"recipe: FP8 products need a multiple of {MULTIPLE} {what}, got {size}. {remedy}.")
 
 
 # ---------------------------------------------------------------------------------------------------- between the steps

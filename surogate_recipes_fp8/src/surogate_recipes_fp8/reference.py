@@ -167,7 +167,7 @@ def fp8_rmsnorm_bwd(
     dresidual, given = (given[0], given[1:]) if residual else (None, given)
     dx, dw = standard.rmsnorm_bwd(dy, x, w, rstd, dresidual)
     found = _Quantizer(dx, scaling, given, dtype)
-    return dx, dw, *found.copies(transposed), *found.outs, *found.changed
+    return *found.copies(transposed), dx, dw, *found.outs, *found.changed
 
 
 def fp8_rmsnorm_dgrad(
@@ -185,7 +185,7 @@ def fp8_rmsnorm_dgrad(
     dresidual, given = (given[0], given[1:]) if residual else (None, given)
     dx = standard.rmsnorm_dgrad(dy, x, w, rstd, dresidual)
     found = _Quantizer(dx, scaling, given, dtype)
-    return dx, *found.copies(transposed), *found.outs, *found.changed
+    return *found.copies(transposed), dx, *found.outs, *found.changed
 
 
 # ------------------------------------------------------------------------------------------------------------ products

@@ -22,7 +22,7 @@ from __future__ import annotations
 from ..origin import Definition
 from ..program.inputs import BatchInputs, Scalars
 from ..program.op import Op, Program
-from ..program.opdef import IN_OUTPUTS, Emitter, Gradients, OpDef, OutSpec, ParamKind
+from ..program.opdef import IN_OUTPUTS, Emitter, Gradients, OpDef, OutSpec, ParamKind, Product
 from ..program.value import WEIGHT_LABEL, Init, Value
 from .adapters import ADAPTER_LABEL, AdapterDef, Merge
 from .base import Deterministic, DeviceInfo, NoOptions, Support, Target
@@ -110,6 +110,7 @@ __all__ = [
     "ParamKind",
     "Precision",
     "PrecisionRequest",
+    "Product",
     "Program",
     "QuantizedTensor",
     "RecipeDef",

@@ -114,15 +114,12 @@ class MatrixStorage:
     def copies(
         self, b: Builder, info: ParamInfo, stored: Ins, options: Any, op: Op, outputs: Sequence[int]
     ) -> Sequence[Value] | None:
-        """`WeightFormatDef.copies`, for E4M3 copies with one scale, which FP8 products read.
+        """`WeightFormatDef.copies`, of an op that makes E4M3 copies with one scale (`OpDef.copies_to`).
 
-        They are made if `op` is `fp8_quantize` of a weight by its own magnitude. Its outputs are the copy, with
-        `transposed` the transposed copy, and the scale. Each copy is written by an op of its own: forward products read
-        one, and backward products may read the other.
+        Each copy is written by an op of its own: forward products read one, and backward products may read the other.
         """
-        expected = {"dtype": "e4m3", "scaling": "current", "transposed": op.attrs.get("transposed")}
         sizes = (*(matrix.rows for matrix in info.matrices), info.param.shape[1])
-        if op.kind != "fp8_quantize" or op.attrs != expected or any(size % E4M3_MULTIPLE for size in sizes):
+        if b.ops[op.kind].copies_to(op) != "e4m3" or any(size % E4M3_MULTIPLE for size in sizes):
             return None
         attrs, scale = self._reading(info, options), len(op.outs) - 1
         made: dict[int, Value] = {}

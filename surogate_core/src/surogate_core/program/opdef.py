@@ -36,6 +36,20 @@ ParamKind = Literal["matrix", "embedding", "head", "vector"]
 """Kind of a param, for optimizers: "embedding" and "head" have a row for each token, "vector" at most one dimension."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Product(Declared):
+    """The matrix product that an op computes of its first two inputs.
+
+    of      "forward": x [T, K] w [N, K]^T. "dgrad": dy [T, N] w [N, K]. "wgrad": dy [T, N]^T x [T, K]
+    adds    what the op adds to it, if it has a third input: a "bias" of one row, or a "base" of the product's shape
+    second  the kind of the op whose result it adds, with the inputs after the first two; ""
+    """
+
+    of: Literal["forward", "dgrad", "wgrad"]
+    adds: Literal["", "bias", "base"] = ""
+    second: str = ""
+
+
 class Emitter(Protocol):
     """The part of `Builder` that rules of an op use."""
 
@@ -113,6 +127,10 @@ class OpDef(Definition):
     zero_copy   share of the link's rate at which its kernels use values on the host (`use_zero_copy`), each byte once
                 in each direction; 0: they may not
     param_kinds {index of an input: the kind of a param that the op reads there}; "matrix" or "vector" without an entry
+    product     the matrix product that it computes, which recipes may compute of other operands (`lower_products`)
+    copies_to   op -> a dtype: the outputs are copies of its only input in that dtype, the second of two transposed, and
+                their scale by the largest magnitude, fp32 [2] (decode, encode). "": it does anything else. Weight
+                formats make such copies from what they store (`WeightFormatDef.copies`).
     math        op -> the rate of `DeviceInfo.flops` that prices its arithmetic. Default: the dtype of the first input
                 that has one.
     """
@@ -144,6 +162,8 @@ class OpDef(Definition):
     uses_host: bool = False
     zero_copy: Share = 0.0
     param_kinds: Mapping[int, ParamKind] = field(default_factory=dict)
+    product: Product | None = None
+    copies_to: Callable[[Op], str] = lambda op: ""
     math: Callable[[Op], str] | None = None
 
     @cached_property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..dtypes import accumulator
 from ..program.op import Op
-from ..program.opdef import IN_OUTPUTS, Emitter, Gradients, OpDef, OutSpec
+from ..program.opdef import IN_OUTPUTS, Emitter, Gradients, OpDef, OutSpec, Product
 from ..program.value import Value
 from .definition import Attributes, Attrs, Ins, define, elements, matrix, need
 
@@ -96,16 +96,9 @@ def _linear_bgrad(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 
 
 def _product_flops(op: Op) -> int:
-    """2MNK FLOPs of a matrix product (forward, dgrad or wgrad)."""
-    a, b = op.ins[0], op.ins[1]
-    if op.kind == "linear_wgrad":
-        return 2 * a.size * b.shape[1]
-    return 2 * a.size * (b.shape[0] if op.kind in ("linear", "linear_add") else b.shape[1])
-
-
-def _pair_flops(op: Op) -> int:
-    (first, _, second, _), columns = op.ins, op.outs[0].shape[1]
-    return 2 * (first.size + second.size) * columns
+    """2MNK FLOPs of a forward product, of dgrad, or of a sum of two: K is the summed dimension of their first input."""
+    operands = op.ins[::2] if len(op.ins) == 4 else op.ins[:1]
+    return 2 * sum(x.size for x in operands) * op.outs[0].shape[1]
 
 
 _DTYPE: Attributes = {"dtype": (str | None, IN_OUTPUTS)}
@@ -116,6 +109,7 @@ PRODUCTS: tuple[OpDef, ...] = (
         "linear",
         _linear,
         attrs=_DTYPE,
+        product=Product(of="forward", adds="bias"),
         vjp=_linear_vjp,
         flops=_product_flops,
         add_kind=_linear_adding,
@@ -125,21 +119,48 @@ PRODUCTS: tuple[OpDef, ...] = (
         "linear_add",
         _linear_add,
         attrs=_DTYPE,
+        product=Product(of="forward", adds="base"),
         vjp=_linear_add_vjp,
         flops=_product_flops,
         may_overwrite=lambda op: {0: 2},
     ),
-    define("linear_pair", _linear_pair, attrs=_DTYPE, vjp=_linear_pair_vjp, flops=_pair_flops),
+    define(
+        "linear_pair",
+        _linear_pair,
+        attrs=_DTYPE,
+        product=Product(of="forward", second="linear"),
+        vjp=_linear_pair_vjp,
+        flops=_product_flops,
+    ),
     define(
         "linear_dgrad",
         _linear_dgrad,
         attrs=_DTYPE,
+        product=Product(of="dgrad"),
         flops=_product_flops,
         add_kind=lambda op: "linear_dgrad_add",
         pair_kind="linear_dgrad_pair",
     ),
-    define("linear_dgrad_add", _linear_dgrad_add, attrs=_DTYPE, flops=_product_flops, may_overwrite=lambda op: {0: 2}),
-    define("linear_dgrad_pair", _linear_dgrad_pair, attrs=_DTYPE, flops=_pair_flops),
-    define("linear_wgrad", _linear_wgrad, flops=_product_flops),
+    define(
+        "linear_dgrad_add",
+        _linear_dgrad_add,
+        attrs=_DTYPE,
+        product=Product(of="dgrad", adds="base"),
+        flops=_product_flops,
+        may_overwrite=lambda op: {0: 2},
+    ),
+    define(
+        "linear_dgrad_pair",
+        _linear_dgrad_pair,
+        attrs=_DTYPE,
+        product=Product(of="dgrad", second="linear_dgrad"),
+        flops=_product_flops,
+    ),
+    define(
+        "linear_wgrad",
+        _linear_wgrad,
+        product=Product(of="wgrad"),
+        flops=lambda op: 2 * op.ins[0].size * op.ins[1].shape[1],
+    ),
     define("linear_bgrad", _linear_bgrad, flops=elements(1)),
 )

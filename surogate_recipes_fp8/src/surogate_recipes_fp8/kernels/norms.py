@@ -66,13 +66,18 @@ def _has_dw(op: Op) -> bool:
     return op.kind == "fp8_rmsnorm_bwd"
 
 
+def _dw(op: Op) -> int:
+    """Index of dw: after the copies and dx."""
+    return 3 if op.attrs.get("transposed") else 2
+
+
 def _bind_rmsnorm_bwd(op: Op, ctx: BindContext) -> Call:
     """Bind `fp8_rmsnorm_bwd` or `fp8_rmsnorm_dgrad`."""
     from .. import _C
 
     parts = Quantisation.of(op, _n_ins(op))
     dy, x, w, rstd, *dresidual = parts.ins
-    dx, dw, q, q_t = parts.optional(True, _has_dw(op), True, bool(op.attrs.get("transposed")))
+    q, q_t, dx, dw = parts.optional(True, bool(op.attrs.get("transposed")), True, _has_dw(op))
     return ctx.call(
         _C.fp8_rmsnorm_bwd,
         dy,
@@ -88,7 +93,7 @@ def _bind_rmsnorm_bwd(op: Op, ctx: BindContext) -> Call:
         partial_rows_bytes(*extent(x)) if _has_dw(op) else 0,
         *extent(x),
         bool(op.accumulate),
-        DTYPES[op.outs[1].dtype if _has_dw(op) else "fp32"].code,
+        DTYPES[op.outs[_dw(op)].dtype if _has_dw(op) else "fp32"].code,
         parts.format,
         *parts.scale(ctx.workspace),
     )
@@ -100,8 +105,8 @@ def _rmsnorm_bwd_supports(op: Op, target: Target) -> Support:
     for check in (dtypes, supports_format(op, "e5m2")):
         if not check.ok:
             return check
-    adds_to_dw = _has_dw(op) and op.outs[1].dtype == "fp32"
-    support = supports(op, target, op.ins[0], n_ins, accumulates=1 if adds_to_dw else -1)
+    adds_to_dw = _has_dw(op) and op.outs[_dw(op)].dtype == "fp32"
+    support = supports(op, target, op.ins[0], n_ins, accumulates=_dw(op) if adds_to_dw else -1)
     return _supports_columns(op, MAX_COLUMNS_BWD, support)
 
 

@@ -1,0 +1,243 @@
+"""Products of quantized operands: the part of a recipe's lowering that does not depend on the format.
+
+The products with a weight, y = x w^T, dx = dy w and dw = dy^T x (`OpDef.product`), read three kinds of tensors: x, dy
+and w. `lower_products` finds them in a program, and calls the recipe's `Quantizer` to emit ops in their places: it
+quantizes each x and each dy once, where it is computed, and multiplies. All other ops stay as they are.
+
+    weights = quantized_weights(family, context, skip_first=0, skip_last=1, otherwise="use recipe: bf16")
+    micro = lower_products(family.micro, context.builder, weights, MyQuantizer(...))
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ..errors import ConfigError
+from ..program.op import Op, Program
+from ..program.opdef import Product
+from ..program.value import Value
+from .recipes import Family, LowerContext, ParamInfo
+
+if TYPE_CHECKING:
+    from ..program.builder import Builder
+
+
+class SkippedBlocks(BaseModel):
+    """Options of recipes that leave blocks in bf16. They inherit it, so that they share the keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    skip_quant_first_layers: Annotated[int, Field(ge=0)] = Field(
+        0, description="First blocks of the model whose products stay in bf16."
+    )
+    skip_quant_last_layers: Annotated[int, Field(ge=0)] = Field(
+        0, description="Last blocks of the model whose products stay in bf16."
+    )
+
+
+@dataclass(frozen=True)
+class QuantizedWeights:
+    """The weights whose products are quantized.
+
+    params    the weights
+    grads     {gradient of one of them: the weight}
+    by_dgrad  those that backward products read
+    """
+
+    params: frozenset[Value]
+    grads: Mapping[Value, Value]
+    by_dgrad: frozenset[Value]
+
+    def is_trained(self, weight: Value) -> bool:
+        return weight in self.grads.values()
+
+
+@dataclass(eq=False)
+class Operand:
+    """A tensor that quantized products read.
+
+    which     "x", the input of forward products, or "dy", the gradient of their result
+    weight    of the first such product in the program, which names the tensor: no other tensor has the same name
+    readers   the products that read it
+    by_wgrad  a weight gradient reads it, which sums over its rows; the other products sum over its columns
+    is_wide   something besides these products reads it
+    """
+
+    value: Value
+    which: Literal["x", "dy"]
+    weight: Value
+    readers: list[Op] = field(default_factory=list)
+    by_wgrad: bool = False
+    is_wide: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.weight.name}.{self.which}"
+
+
+class Quantizer(ABC):
+    """Emits the ops of quantized products. Made for one program, whose ops it is given in their order."""
+
+    @abstractmethod
+    def quantize(self, operand: Operand) -> Collection[Op]:
+        """Quantize a tensor that exists. Return ops of the program whose results this computes too, if any."""
+
+    def quantize_result(self, op: Op, operand: Operand) -> bool:
+        """Emit a form of `op`, which is no product, that quantizes its first output. Return whether there is one."""
+        return False
+
+    @abstractmethod
+    def multiply(self, op: Op, left: Operand, weight: Value, *, base: Value | None, bias: Value | None) -> None:
+        """Emit y = x w^T if `left` is x, dx = dy w if it is dy, plus `base` or `bias`, with the outputs of `op`."""
+
+    @abstractmethod
+    def wgrad(self, op: Op, dy: Operand, x: Operand) -> None:
+        """Emit dw = dy^T x, with the outputs of `op`, to which it adds where `op.accumulate` says so."""
+
+
+def lower_products(program: Program, builder: Builder, weights: QuantizedWeights, quantizer: Quantizer) -> Program:
+    """Return `program` with the products of `weights` as `quantizer` emits them."""
+    return _Lowering(program, builder, weights, quantizer).run()
+
+
+def quantized_weight(op: Op, product: Product | None, weights: QuantizedWeights) -> Value | None:
+    """Return the weight of a product that is quantized; None for any other op."""
+    if product is None:
+        return None
+    if product.of == "wgrad":
+        return weights.grads.get(op.outs[0])
+    return op.ins[1] if op.ins[1] in weights.params else None
+
+
+class _Lowering:
+    def __init__(self, program: Program, builder: Builder, weights: QuantizedWeights, quantizer: Quantizer) -> None:
+        self._program = program
+        self._b = builder
+        self._weights = weights
+        self._quantizer = quantizer
+        self._operands = find_operands(program, builder, weights)
+        self._quantized: set[Operand] = set()
+        self._computed: set[Op] = set()
+
+    def run(self) -> Program:
+        ops: list[Op] = []
+        for op in self._program.ops:
+            with self._b.record(op.phase, op.block) as emitted:
+                self._lower(op)
+            ops += emitted
+        return replace(self._program, ops=tuple(ops))
+
+    def _lower(self, op: Op) -> None:
+        product = self._b.ops[op.kind].product
+        weight = quantized_weight(op, product, self._weights)
+        if product is not None and weight is not None:
+            self._multiply(op, product, weight)
+        elif op in self._computed or self._quantizes_result(op):
+            return
+        else:
+            self._b.append(op)
+        for value in op.outs:
+            if value in self._operands:
+                self._quantized_operand(value)
+
+    def _quantizes_result(self, op: Op) -> bool:
+        operand = self._operands.get(op.outs[0]) if op.outs else None
+        if operand is None or not self._quantizer.quantize_result(op, operand):
+            return False
+        self._quantized.add(operand)
+        return True
+
+    def _quantized_operand(self, value: Value) -> Operand:
+        """Return an operand, quantized: here, if no op of the program computes it."""
+        operand = self._operands[value]
+        if operand not in self._quantized:
+            self._quantized.add(operand)
+            self._computed.update(self._quantizer.quantize(operand))
+        return operand
+
+    def _multiply(self, op: Op, product: Product, weight: Value) -> None:
+        left = self._quantized_operand(op.ins[0])
+        if product.of == "wgrad":
+            self._quantizer.wgrad(op, left, self._quantized_operand(op.ins[1]))
+            return
+        added = op.ins[2] if len(op.ins) > 2 else None
+        if product.second:
+            added = self._b.apply(product.second, *op.ins[2:], label=op.outs[0].label, dtype=op.outs[0].dtype)
+        base, bias = (None, added) if product.adds == "bias" else (added, None)
+        self._quantizer.multiply(op, left, weight, base=base, bias=bias)
+
+
+def find_operands(program: Program, builder: Builder, weights: QuantizedWeights) -> dict[Value, Operand]:
+    """Return the tensors that quantized products of a program read, in the order in which they do."""
+    found: dict[Value, Operand] = {}
+    for op in program.ops:
+        product = builder.ops[op.kind].product
+        weight = quantized_weight(op, product, weights)
+        if product is None or weight is None:
+            continue
+        which: Literal["x", "dy"] = "x" if product.of == "forward" else "dy"
+        operand = found.setdefault(op.ins[0], Operand(op.ins[0], which, weight))
+        operand.readers.append(op)
+        if product.of == "wgrad":
+            x = found[op.ins[1]]
+            x.readers.append(op)
+            operand.by_wgrad = x.by_wgrad = True
+    readers = program.readers()
+    for value, operand in found.items():
+        others = (op for op in readers.get(value, ()) if op not in operand.readers)
+        operand.is_wide = any(others) or value in program.outputs or value.role != "act"
+    return found
+
+
+def quantized_weights(
+    family: Family, context: LowerContext, *, skip_first: int, skip_last: int, otherwise: str
+) -> QuantizedWeights:
+    """Return the matrices of all blocks but the first `skip_first` and the last `skip_last`.
+
+    Raises ConfigError, with the keys and the remedy `otherwise`, if there are none.
+    """
+    infos = [info for info in context.params.values() if is_block_matrix(info)]
+    blocks = 1 + max((op.block for op in family.evaluate.ops), default=-1)
+    chosen = {info.param: info for info in infos if skip_first <= info.param.block < blocks - skip_last}
+    if not chosen:
+        raise ConfigError(
+            f"skip_quant_first_layers: {skip_first} and skip_quant_last_layers: {skip_last} leave none of the {blocks} "
+            f"blocks to quantize. Lower them, or {otherwise}."
+        )
+    products = ((op, context.builder.ops[op.kind].product) for op in family.micro.ops)
+    return QuantizedWeights(
+        params=frozenset(chosen),
+        grads={info.grad: param for param, info in chosen.items() if info.grad is not None},
+        by_dgrad=frozenset(op.ins[1] for op, product in products if product is not None and product.of == "dgrad"),
+    )
+
+
+def is_block_matrix(info: ParamInfo) -> bool:
+    """Return whether a param is a matrix of a block of the model, not of an adapter."""
+    return info.stored and info.param.block >= 0 and len(info.param.shape) == 2
+
+
+def check_multiples(
+    program: Program, context: LowerContext, weights: QuantizedWeights, multiple: int, what: str, otherwise: str
+) -> None:
+    """Raise ConfigError unless all dimensions of quantized products are multiples of `multiple`.
+
+    `what` names the products, `otherwise` is the remedy for a weight of another size.
+    """
+    for op in program.ops:
+        product = context.builder.ops[op.kind].product
+        if product is None or product.of != "forward" or op.ins[1] not in weights.params:
+            continue
+        x, weight = op.ins[:2]
+        for size, unit, remedy in (
+            (x.shape[0], "tokens in a micro-step", "Change per_device_train_batch_size or sequence_len"),
+            (weight.shape[0], f"rows in {weight.name}", f"For this model {otherwise}"),
+            (weight.shape[1], f"columns in {weight.name}", f"For this model {otherwise}"),
+        ):
+            if size % multiple:
+                raise ConfigError(f"recipe: {what} need a multiple of {multiple} {unit}, got {size}. {remedy}.")
