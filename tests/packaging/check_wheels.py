@@ -29,6 +29,7 @@ CORE_AND_FIRST = (
     "surogate-models",
     "surogate-recipe-bf16",
     "surogate-recipe-fp8",
+    "surogate-recipe-nvfp4",
     "surogate-optim-adamw",
     "surogate-optim-adamw-8bit",
     "surogate-optim-normuon",
@@ -45,6 +46,7 @@ PACKAGES = {
     "surogate-models": ROOT / "surogate_models/src/surogate_models",
     "surogate-recipe-bf16": ROOT / "surogate_recipes_bf16/src/surogate_recipes_bf16",
     "surogate-recipe-fp8": ROOT / "surogate_recipes_fp8/src/surogate_recipes_fp8",
+    "surogate-recipe-nvfp4": ROOT / "surogate_recipes_nvfp4/src/surogate_recipes_nvfp4",
     "surogate-optim-adamw": ROOT / "plugins/surogate_optim_adamw/src/surogate_optim_adamw",
     "surogate-optim-adamw-8bit": ROOT / "plugins/surogate_optim_adamw_8bit/src/surogate_optim_adamw_8bit",
     "surogate-optim-normuon": ROOT / "plugins/surogate_optim_normuon/src/surogate_optim_normuon",
@@ -248,15 +250,18 @@ def test_without_the_default_optimizer_the_error_names_its_package_and_an_instal
     case.surogate("plan", "run.yaml", "--set", "optimizer=adamw")
 
 
-def test_a_second_recipe_can_be_installed_and_uninstalled(case: Case) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "package"), [("fp8-hybrid", "surogate-recipe-fp8"), ("nvfp4", "surogate-recipe-nvfp4")]
+)
+def test_a_second_recipe_can_be_installed_and_uninstalled(case: Case, recipe: str, package: str) -> None:
     case.install("surogate-core", "surogate-models", "surogate-optim-adamw-8bit", "surogate-recipe-bf16")
-    fp8 = ("plan", "run.yaml", "--set", "recipe=fp8-hybrid", "--set", "model_dtype=bf16")
-    assert "Installed: bf16. Try: pip install surogate-recipe-fp8" in case.surogate(*fp8, code=2)
-    case.install("surogate-recipe-fp8")
-    case.surogate(*fp8)
+    plan = ("plan", "run.yaml", "--set", f"recipe={recipe}", "--set", "model_dtype=bf16")
+    assert f"Installed: bf16. Try: pip install {package}" in case.surogate(*plan, code=2)
+    case.install(package)
+    case.surogate(*plan)
     case.surogate("plan", "run.yaml")
-    case.environment.pip("uninstall", "--quiet", "--yes", "surogate-recipe-fp8")
-    assert "pip install surogate-recipe-fp8" in case.surogate(*fp8, code=2)
+    case.environment.pip("uninstall", "--quiet", "--yes", package)
+    assert f"pip install {package}" in case.surogate(*plan, code=2)
     case.surogate("plan", "run.yaml")
 
 

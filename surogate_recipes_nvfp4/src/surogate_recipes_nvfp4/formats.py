@@ -1,0 +1,44 @@
+"""NVFP4: E2M1 numbers, an E4M3 scale for each block of 16, and a magnitude for the whole matrix.
+
+A *form* of a matrix [R, C] is three values:
+
+    codes   e2m1 [R, C], two to a byte
+    scales  ue4m3 [R to a multiple of 128, C / 16 to a multiple of 4]: the scale of each block, in the order in which
+            tensor cores read them (`scale_order`); padding is 0
+    amax    fp32 [2]: the largest magnitude of the matrix, NaN if it is not finite, and the largest scale
+
+Its elements are code * scale * amax[0] / (6 * amax[1]).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+BLOCK: Final = 16
+"""Adjacent elements of a row that share a scale."""
+
+LEVELS: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Magnitudes of E2M1 by code. Bit 3 is the sign."""
+
+LARGEST: Final = 6.0
+LARGEST_SCALE: Final = 448.0
+LARGEST_SCALE_4_6: Final = 256.0
+"""With blocks that may be scaled to 4: a scale that is half as large again must be finite, and 384 is exact."""
+
+ATOM_ROWS: Final = 128
+ATOM_COLUMNS: Final = 4
+"""Scales are stored in atoms of 128 rows and 4 columns, 512 bytes, row by row of atoms."""
+
+
+def largest_scale(four_over_six: bool) -> float:
+    """Return the scale of the block with the largest magnitude."""
+    return LARGEST_SCALE_4_6 if four_over_six else LARGEST_SCALE
+
+
+def scales_shape(rows: int, columns: int) -> tuple[int, int]:
+    """Return the shape of the scales of a matrix, with their padding."""
+    return _up(rows, ATOM_ROWS), _up(columns // BLOCK, ATOM_COLUMNS)
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple

@@ -1,0 +1,155 @@
+"""The quantizer of NVFP4 products.
+
+    y  = x w^T     nvfp4_linear(x, w)         blocks along K
+    dx = dy w      nvfp4_linear(dy, w)        blocks of dy along N
+    dw = dy^T x    nvfp4_linear(dy^T, x^T)    blocks along T, after the Hadamard transform
+
+`nvfp4_quantize` writes two forms of each x and each dy: of its rows, and of its columns for dw. They are quantized
+separately, so neither is the transposed other. The form of the rows is read at once. That of the columns of x is kept
+for the backward pass: 4.5 bits for each element.
+
+A weight has blocks of 16 x 16 elements, so that y and dx see the same numbers. Products on tensor cores read operands
+along the summed dimension alone, so dx needs the transposed form beside the other one. Emulated products read one form
+either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+from surogate_core.api import Op, Scalars, Value
+from surogate_core.api.products import Operand, QuantizedWeights, Quantizer
+from surogate_core.program.builder import Builder
+
+Form = tuple[Value, ...]
+"""Codes, scales and amax of a matrix (ops.py)."""
+
+PARTS = ("codes", "scales", "amax")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options of the lowering.
+
+    weights        weights whose products are quantized
+    backend        "emulate" or "cublaslt"
+    four_over_six  kinds of operands whose blocks choose between the largest values 4 and 6: of "x", "dy", "w"
+    hadamard       operands of weight gradients are transformed
+    stochastic     gradients are rounded stochastically
+    square         weights have blocks of 16 x 16 elements instead of 1 x 16
+    """
+
+    weights: QuantizedWeights
+    backend: str
+    four_over_six: Collection[str]
+    hadamard: bool
+    stochastic: bool
+    square: bool
+
+    def transposes(self, weight: Value) -> bool:
+        """Return whether backward products read a transposed form of `weight`."""
+        return self.backend != "emulate" and weight in self.weights.by_dgrad
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """The forms of a weight [N, K], and of its transpose [K, N] where backward products read that."""
+
+    weight: Value
+    rows: Form
+    columns: Form
+
+    def attrs(self, settings: Settings) -> dict[str, Any]:
+        """Return the attributes of the op that writes the forms."""
+        return {
+            "rows": True,
+            "columns": bool(self.columns),
+            "square": settings.square,
+            "four_over_six": "w" in settings.four_over_six,
+        }
+
+
+class Weights:
+    """Declares the forms of weights, each once, however many programs read them."""
+
+    def __init__(self, builder: Builder, settings: Settings) -> None:
+        self._b = builder
+        self._settings = settings
+        self._known: dict[Value, QuantizedWeight] = {}
+
+    @property
+    def all(self) -> Sequence[QuantizedWeight]:
+        return tuple(self._known.values())
+
+    def __getitem__(self, weight: Value) -> QuantizedWeight:
+        if weight not in self._known:
+            attrs = {"rows": True, "columns": self._settings.transposes(weight), "square": self._settings.square}
+            specs = self._b.ops["nvfp4_quantize"].infer([weight], attrs)
+            names = [*PARTS, *(f"transposed.{part}" for part in PARTS)]
+            with self._b.block(weight.block):
+                states = [
+                    self._b.state(f"nvfp4.{weight.name}.{name}", spec.shape, spec.dtype, None, derived=True)
+                    for name, spec in zip(names, specs, strict=False)
+                ]
+            self._known[weight] = QuantizedWeight(weight, tuple(states[:3]), tuple(states[3:]))
+        return self._known[weight]
+
+
+class Fp4Quantizer(Quantizer):
+    """Quantizes the operands of one program."""
+
+    def __init__(self, builder: Builder, scalars: Scalars, settings: Settings, weights: Weights) -> None:
+        self._b = builder
+        self._scalars = scalars
+        self._settings = settings
+        self._weights = weights
+        self._forms: dict[Value, Mapping[str, Form]] = {}
+
+    def quantize(self, operand: Operand) -> Collection[Op]:
+        rows = any(reader.ins[1] in self._settings.weights.params for reader in operand.readers)
+        attrs: dict[str, Any] = {
+            "rows": rows,
+            "columns": operand.by_wgrad,
+            "hadamard": operand.by_wgrad and self._settings.hadamard,
+            "four_over_six": operand.which in self._settings.four_over_six,
+        }
+        random: tuple[Value, ...] = ()
+        if operand.which == "dy" and self._settings.stochastic:
+            random = (self._scalars.micro_step, self._scalars.seed)
+            attrs |= {"stochastic": True, "stream": crc32(operand.name.encode()) & ~1}
+        outs = self._b.emit("nvfp4_quantize", operand.value, *random, **attrs)
+        forms = [outs[at : at + 3] for at in range(0, len(outs), 3)]
+        self._forms[operand.value] = dict(
+            zip([name for name in ("rows", "columns") if attrs[name]], forms, strict=True)
+        )
+        return ()
+
+    def multiply(self, op: Op, left: Operand, weight: Value, *, base: Value | None, bias: Value | None) -> None:
+        stored = self._weights[weight]
+        turned = left.which == "dy"
+        right = stored.columns if turned and stored.columns else stored.rows
+        added = [value for value in (base, bias) if value is not None]
+        self._b.emit(
+            "nvfp4_linear" if base is None else "nvfp4_linear_add",
+            *self._forms[left.value]["rows"],
+            *right,
+            *added,
+            outs=op.outs,
+            dtype=op.outs[0].dtype,
+            backend=self._settings.backend,
+            trans_b=turned and not stored.columns,
+        )
+
+    def wgrad(self, op: Op, dy: Operand, x: Operand) -> None:
+        self._b.emit(
+            "nvfp4_linear",
+            *self._forms[dy.value]["columns"],
+            *self._forms[x.value]["columns"],
+            outs=op.outs,
+            accumulate=op.accumulate,
+            dtype="fp32",
+            backend=self._settings.backend,
+        )

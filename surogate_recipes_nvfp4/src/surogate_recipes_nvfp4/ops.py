@@ -1,0 +1,174 @@
+"""The ops of NVFP4 products: one quantizes a matrix, two multiply. `formats.py` describes a form, three values.
+
+nvfp4_quantize    x [M, K] bf16, with `stochastic` also micro_step int32 [] and seed int64 [] -> forms of x
+    rows, columns   the forms to write: of x, then of its transpose [K, M]
+    square          blocks of 16 x 16 elements share a scale, so that both forms hold the same numbers
+    hadamard        the form of the transpose is that of its random Hadamard transform along M, rounded to bf16
+    four_over_six   a block is scaled to the largest value 4 instead of 6 where that has the smaller squared error
+    stochastic      round stochastically: element e of block i of a form uses byte e of Philox(seed, i, stream,
+                    micro_step), with `stream` for the rows and `stream` + 1 for the columns
+nvfp4_linear      a form [M, K], b form [N, K], bias [N] or none -> a b^T + bias, in `dtype`
+nvfp4_linear_add  a form, b form, base [M, N] -> base + a b^T
+    backend         "emulate": bf16 products of the operands, which hold them exactly but for amax. "cublaslt": FP4
+                    products
+    trans_b         b is a form [K, N], whose blocks lie along N: for emulated products
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, Value
+from surogate_core.errors import ProgramError
+
+from .formats import BLOCK, scales_shape
+
+Ins = Sequence[Value]
+Attrs = Mapping[str, Any]
+
+
+def _need(condition: bool, message: str) -> None:
+    if not condition:
+        raise ProgramError(message)
+
+
+def _form(label: str, rows: int, columns: int) -> list[OutSpec]:
+    return [
+        OutSpec(label, (rows, columns), "e2m1"),
+        OutSpec(label, scales_shape(rows, columns), "ue4m3"),
+        OutSpec(label, (2,), "fp32"),
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------- quantizing
+
+
+def _quantize(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    x, *random = ins
+    _need(len(x.shape) == 2 and x.dtype == "bf16", f"a bf16 matrix is quantized, not {x!r}")
+    rows, columns = x.shape
+    _need(not rows % BLOCK and not columns % BLOCK, f"rows and columns are multiples of {BLOCK}, got {x!r}")
+    _need(attrs["rows"] or attrs["columns"], "at least one form is written: rows or columns")
+    transformed = attrs.get("hadamard", False)
+    _need(not transformed or (attrs["columns"] and not attrs.get("square")), "hadamard needs columns, without square")
+    if attrs.get("stochastic"):
+        given = [(v.shape, v.dtype) for v in random]
+        _need(
+            given == [((), "int32"), ((), "int64")],
+            f"stochastic rounding needs micro_step int32 [] and seed int64 [], got {random!r}",
+        )
+    else:
+        _need(not random, f"rounding to nearest has no further inputs, got {random!r}")
+    written = [(rows, columns)] * bool(attrs["rows"]) + [(columns, rows)] * bool(attrs["columns"])
+    return [spec for shape in written for spec in _form(x.label, *shape)]
+
+
+def _rematerialise(b: Emitter, op: Op, kept: frozenset[Value]) -> Gradients:
+    """Emit the forms of which something is missing."""
+    forms = {name: op.outs[at : at + 3] for name, at in zip(_written(op), range(0, len(op.outs), 3), strict=True)}
+    missing = {name for name, form in forms.items() if any(out not in kept for out in form)}
+    attrs = {**op.attrs, **{name: name in missing for name in ("rows", "columns")}}
+    if "columns" not in missing:
+        attrs["hadamard"] = False
+    fresh = iter(b.emit("nvfp4_quantize", *op.ins, label=[op.outs[0].label] * 3 * len(missing), **attrs))
+    again = [next(fresh) if name in missing else None for name, form in forms.items() for _ in form]
+    return tuple(None if out in kept else value for out, value in zip(op.outs, again, strict=True))
+
+
+def _written(op: Op) -> list[str]:
+    return [name for name in ("rows", "columns") if op.attrs[name]]
+
+
+# ------------------------------------------------------------------------------------------------------------ products
+
+
+def _operand(form: Ins) -> tuple[int, int]:
+    codes, scales, amax = form
+    _need(len(codes.shape) == 2 and codes.dtype == "e2m1", f"codes are an e2m1 matrix, got {codes!r}")
+    rows, columns = codes.shape
+    _need(
+        (scales.shape, scales.dtype) == (scales_shape(rows, columns), "ue4m3"),
+        f"scales of {codes!r} are ue4m3 {list(scales_shape(rows, columns))}, got {scales!r}",
+    )
+    _need((amax.shape, amax.dtype) == ((2,), "fp32"), f"amax is fp32 [2], got {amax!r}")
+    return rows, columns
+
+
+def _linear(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    (m, k), b = _operand(ins[:3]), _operand(ins[3:6])
+    n, bk = b[::-1] if attrs.get("trans_b") else b
+    _need(k == bk, f"a sums over {k} elements, b over {bk}")
+    backend = attrs["backend"]
+    _need(backend in ("emulate", "cublaslt"), f"backend is emulate or cublaslt, not {backend!r}")
+    _need(backend == "emulate" or not attrs.get("trans_b"), f"{backend} reads b along the summed dimension only")
+    _need(len(ins) == 6 or ins[6].shape == (n,), f"bias must have shape [{n}]")
+    return [OutSpec("linear", (m, n), attrs["dtype"])]
+
+
+def _linear_add(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    (out,), base = _linear(ins[:6], attrs), ins[6]
+    _need(base.shape == out.shape, f"the product is {list(out.shape)}, the base {list(base.shape)}")
+    return [OutSpec(out.label, out.shape, base.dtype)]
+
+
+def _product_flops(op: Op) -> int:
+    return 2 * op.outs[0].size * op.ins[0].shape[1]
+
+
+def _math(op: Op) -> str:
+    return "fp4" if op.attrs["backend"] == "cublaslt" else "bf16"
+
+
+def _widened(op: Op) -> int:
+    """Bytes of the operands in bf16, which emulated products make."""
+    return 2 * (op.ins[0].size + op.ins[3].size) if op.attrs["backend"] == "emulate" else 0
+
+
+def _traffic(op: Op) -> int:
+    written = sum(v.nbytes for v in (*op.ins[6:], *op.outs, *(op.outs[i] for i in op.accumulate)))
+    return written + (_widened(op) or _read(op))
+
+
+def _passes(op: Op) -> int:
+    """Bytes that are moved before an emulated product: codes and scales are read, bf16 is written."""
+    return _widened(op) + _read(op) if op.attrs["backend"] == "emulate" else 0
+
+
+def _read(op: Op) -> int:
+    return sum(v.nbytes for v in op.ins[:6])
+
+
+def _define(kind: str, infer: Any, **fields: Any) -> OpDef:
+    return OpDef(kind=kind, infer=infer, reference=f"surogate_recipes_nvfp4.reference:{kind}", **fields)
+
+
+_PRODUCT: dict[str, Any] = {
+    "attrs": {"dtype": str, "backend": str, "trans_b": (bool, False)},
+    "flops": _product_flops,
+    "math": _math,
+    "traffic": _traffic,
+    "passes": _passes,
+}
+
+OPS: tuple[OpDef, ...] = (
+    _define(
+        "nvfp4_quantize",
+        _quantize,
+        attrs={
+            "rows": bool,
+            "columns": bool,
+            "square": (bool, False),
+            "hadamard": (bool, False),
+            "four_over_six": (bool, False),
+            "stochastic": (bool, False),
+            "stream": (int, 0),
+        },
+        rematerialise=_rematerialise,
+        flops=lambda op: 16 * op.ins[0].size * len(_written(op)),
+        math=lambda op: "fp32",
+        passes=lambda op: op.ins[0].nbytes,  # the amax is measured before anything is quantized
+    ),
+    _define("nvfp4_linear", _linear, **_PRODUCT),
+    _define("nvfp4_linear_add", _linear_add, may_overwrite=lambda op: {0: 6}, **_PRODUCT),
+)

@@ -1,0 +1,241 @@
+"""Torch references of the NVFP4 ops. What they quantize is exact to the bit.
+
+Every operation is rounded to fp32 separately, in the order written, as TransformerEngine's reference does it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from surogate_core.reference import ops as standard
+from surogate_core.reference.rounding import TORCH_DTYPES, philox4x32
+
+from .formats import ATOM_COLUMNS, ATOM_ROWS, BLOCK, LARGEST, LARGEST_SCALE, LEVELS, largest_scale, scales_shape
+
+SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
+"""Of the random Hadamard transform, the same for all groups of 16 and for the whole run."""
+
+_FLT_MAX = torch.finfo(torch.float32).max
+_E4M3_NAN = 0x7F
+
+
+def nvfp4_quantize(
+    x: Tensor,
+    *random: Tensor,
+    rows: bool,
+    columns: bool,
+    square: bool = False,
+    hadamard: bool = False,
+    four_over_six: bool = False,
+    stochastic: bool = False,
+    stream: int = 0,
+) -> tuple[Tensor, ...]:
+    """Forms of x and of its transpose."""
+    wide, outs = x.float(), ()
+    for i, wanted in enumerate((rows, columns)):
+        if not wanted:
+            continue
+        matrix = wide.T.contiguous() if i else wide
+        if i and hadamard:
+            matrix = hadamard_transform(matrix).bfloat16().float()
+        bits = random_bytes(matrix.shape, int(random[1]), stream + i, int(random[0])) if stochastic else None
+        outs += form(matrix, square, four_over_six, bits)
+    return outs
+
+
+def form(x: Tensor, square: bool, four_over_six: bool, bits: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return codes, scales and amax of an fp32 matrix. `bits` are random bytes, one for each element."""
+    blocks, finite = x.view(len(x), -1, BLOCK), x.isfinite()
+    amax, largest = x.abs().where(finite, 0).max(), torch.tensor(largest_scale(four_over_six))
+    encode = torch.where(amax > 0, (largest * LARGEST / amax).clamp(max=_FLT_MAX), 1.0)
+    top = _per_block(blocks.abs().amax(dim=-1), square, torch.amax)
+    if four_over_six:
+        codes, scales = _four_or_six(blocks, top, amax, encode, largest, square, bits)
+    else:
+        scales = _e4m3((top * (encode * (torch.tensor(1.0) / LARGEST))).clamp(max=_FLT_MAX))
+        codes = _codes(_scaled(blocks, scales, encode), bits)
+    recorded = torch.where(finite.all(), amax, torch.nan)
+    return _packed(codes), ordered(scales), torch.stack([recorded, largest])
+
+
+def _four_or_six(
+    blocks: Tensor, top: Tensor, amax: Tensor, encode: Tensor, largest: Tensor, square: bool, bits: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return codes and scales of the better candidate, judged by rounding to nearest."""
+    base = top / LARGEST * encode
+    candidates = []
+    for factor in (1.0, 1.5):
+        scales = _e4m3((base * factor).clamp(max=LARGEST_SCALE))
+        values = levels(_codes(_scaled(blocks, scales, encode), None)) * scales.float()[..., None]
+        error = torch.zeros_like(top)
+        for term in (values * amax / (LARGEST * largest) - blocks).square().unbind(dim=-1):
+            error = error + term
+        candidates.append((scales.view(torch.uint8), _per_block(error, square, _tree_sum)))
+    (six, six_error), (four, four_error) = candidates
+    scales = torch.where(four_error < six_error, four, six).view(torch.float8_e4m3fn)
+    return _codes(_scaled(blocks, scales, encode), bits), scales
+
+
+def _per_block(rows: Tensor, square: bool, reduce: object) -> Tensor:
+    """Reduce what blocks of one row have over 16 rows, and repeat it for each of them, if blocks are square."""
+    if not square:
+        return rows
+    reduced: Tensor = reduce(rows.view(-1, BLOCK, rows.shape[1]), dim=1)  # type: ignore[operator]
+    return reduced.repeat_interleave(BLOCK, dim=0)
+
+
+def _tree_sum(rows: Tensor, dim: int) -> Tensor:
+    """The sum over 16: of halves, of their halves, and so on."""
+    while rows.shape[dim] > 1:
+        low, high = rows.chunk(2, dim=dim)
+        rows = low + high
+    return rows.squeeze(dim)
+
+
+def _scaled(blocks: Tensor, scales: Tensor, encode: Tensor) -> Tensor:
+    """Elements relative to the scale of their block as it is stored: at most 6."""
+    factor = (1 / (scales.float() * (1 / encode))).clamp(max=_FLT_MAX)
+    return (blocks * factor[..., None]).clamp(-LARGEST, LARGEST)
+
+
+_BOUNDS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+"""Between adjacent levels. A number on a bound has the even code."""
+
+
+def _codes(y: Tensor, bits: Tensor | None) -> Tensor:
+    """Return E2M1 codes of -6 <= y <= 6, rounded to nearest or with random bytes; NaN has the code 7."""
+    magnitude = y.abs()
+    if bits is not None:
+        magnitude = _stochastic(magnitude, bits.view(y.shape))
+    bounds = torch.tensor(_BOUNDS)
+    bounds[1::2] = torch.nextafter(bounds[1::2], torch.tensor(0.0))  # these belong to the upper level
+    code = torch.bucketize(magnitude, bounds, out_int32=True).to(torch.uint8) | (y.signbit().to(torch.uint8) << 3)
+    return code.masked_fill(y.isnan(), 7)
+
+
+def _stochastic(magnitude: Tensor, bits: Tensor) -> Tensor:
+    """Add a random part of the step at `magnitude`, then round down."""
+    raised = bits.float() * (1 / 256) * _step(magnitude) + magnitude
+    step = _step(raised)
+    return ((raised / step).floor() * step).clamp(max=LARGEST)
+
+
+def _step(magnitude: Tensor) -> Tensor:
+    """The distance to the next level."""
+    return torch.where(magnitude >= 4, 2.0, torch.where(magnitude >= 2, 1.0, 0.5))
+
+
+def random_bytes(shape: torch.Size, seed: int, stream: int, step: int) -> Tensor:
+    """Return a random byte for each element of a matrix, 16 for each call of Philox."""
+    blocks = torch.arange(shape.numel() // BLOCK, dtype=torch.int64)
+    constant, mask = torch.zeros_like(blocks), 0xFFFFFFFF
+    counter = (blocks & mask, blocks >> 32, constant + (stream & mask), constant + (step & mask))
+    words = torch.stack(philox4x32(counter, (seed & mask, (seed >> 32) & mask)), dim=1)
+    return ((words[..., None] >> torch.tensor([0, 8, 16, 24])) & 255).view(shape)
+
+
+def hadamard_transform(x: Tensor) -> Tensor:
+    """The random Hadamard transform of each 16 adjacent elements of a row: (x * signs) H / 4."""
+    y = x.view(len(x), -1, BLOCK) * torch.tensor(SIGNS, dtype=torch.float32)
+    for stride in (1, 2, 4, 8):
+        low, high = y.view(len(x), -1, BLOCK // (2 * stride), 2, stride).unbind(dim=3)
+        y = torch.stack((low + high, low - high), dim=3).view(len(x), -1, BLOCK)
+    return (y * 0.25).view(x.shape)
+
+
+# --------------------------------------------------------------------------------------------------------------- bytes
+
+
+def levels(codes: Tensor) -> Tensor:
+    """Return the numbers of E2M1 codes."""
+    return torch.tensor([*LEVELS, *(-level for level in LEVELS)])[codes.long()]
+
+
+def _packed(codes: Tensor) -> Tensor:
+    """Return [rows, K / 2] bytes. The first element of a byte is in its lower half."""
+    flat = codes.view(len(codes), -1)
+    return flat[:, 0::2] | (flat[:, 1::2] << 4)
+
+
+def _e4m3(x: Tensor) -> Tensor:
+    """Round to nearest even; magnitudes above 448 become 448, NaN becomes 0x7F."""
+    codes = x.clamp(-LARGEST_SCALE, LARGEST_SCALE).to(torch.float8_e4m3fn).view(torch.uint8)
+    return codes.masked_fill(x.isnan(), _E4M3_NAN).view(torch.float8_e4m3fn)
+
+
+def ordered(scales: Tensor) -> Tensor:
+    """Return scales [R, C / 16] with padding, in atoms: (row, column) is at byte 16 * (row % 32) + 4 * (row / 32) +
+    column of the atom of 128 rows and 4 columns that it is in.
+    """
+    rows, columns = scales.shape
+    padded = torch.zeros(scales_shape(rows, columns * BLOCK), dtype=torch.uint8)
+    padded[:rows, :columns] = scales.view(torch.uint8)
+    atoms = padded.view(len(padded) // ATOM_ROWS, 4, 32, -1, ATOM_COLUMNS).permute(0, 3, 2, 1, 4)
+    return atoms.reshape(padded.shape).view(torch.float8_e4m3fn)
+
+
+def in_rows(ordered_scales: Tensor, rows: int, columns: int) -> Tensor:
+    """Return the scales [rows, columns / 16] that `ordered` has put in atoms."""
+    shape = ordered_scales.shape
+    atoms = ordered_scales.view(torch.uint8).view(shape[0] // ATOM_ROWS, shape[1] // ATOM_COLUMNS, 32, 4, ATOM_COLUMNS)
+    plain = atoms.permute(0, 3, 2, 1, 4).reshape(shape)
+    return plain[:rows, : columns // BLOCK].contiguous().view(torch.float8_e4m3fn)
+
+
+# ------------------------------------------------------------------------------------------------------------ products
+
+
+def values(codes: Tensor, scales: Tensor) -> Tensor:
+    """Return code * scale in fp32, which is exact."""
+    code = torch.stack((codes & 15, codes >> 4), dim=-1).view(len(codes), -1, BLOCK)
+    blocks = levels(code) * in_rows(scales, len(codes), 2 * codes.shape[1]).float()[..., None]
+    return blocks.view(len(codes), -1)
+
+
+def factor(amax_a: Tensor, amax_b: Tensor) -> Tensor:
+    """Return what a product of two forms is multiplied by."""
+    inverse = 1 / (torch.tensor(LARGEST * LARGEST) * amax_a[1] * amax_b[1])
+    return amax_a[0] * amax_b[0] * inverse
+
+
+def _product(a: Tensor, scales_a: Tensor, amax_a: Tensor, *b: Tensor, trans_b: bool) -> Tensor:
+    codes_b, scales_b, amax_b = b
+    right = values(codes_b, scales_b)
+    return values(a, scales_a) @ (right if trans_b else right.T) * factor(amax_a, amax_b)
+
+
+def nvfp4_linear(
+    a: Tensor,
+    scales_a: Tensor,
+    amax_a: Tensor,
+    b: Tensor,
+    scales_b: Tensor,
+    amax_b: Tensor,
+    bias: Tensor | None = None,
+    *,
+    dtype: str,
+    backend: str,
+    trans_b: bool = False,
+) -> Tensor:
+    """a b^T of two forms. All backends compute this; they may sum in another order."""
+    product = _product(a, scales_a, amax_a, b, scales_b, amax_b, trans_b=trans_b)
+    return (product if bias is None else product + bias.float()).to(TORCH_DTYPES[dtype])
+
+
+def nvfp4_linear_add(
+    a: Tensor,
+    scales_a: Tensor,
+    amax_a: Tensor,
+    b: Tensor,
+    scales_b: Tensor,
+    amax_b: Tensor,
+    base: Tensor,
+    *,
+    dtype: str,
+    backend: str,
+    trans_b: bool = False,
+) -> Tensor:
+    """add(nvfp4_linear(a, b), base). A kernel need not round the product before the sum."""
+    product = _product(a, scales_a, amax_a, b, scales_b, amax_b, trans_b=trans_b)
+    return standard.add(product.to(base.dtype), base)
