@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* op_name = "gemm";
 constexpr int requested_choices = 8;
-constexpr uintptr_t scale_alignment = 16;  // cuBLASLt refuses others
+constexpr uintptr_t scale_alignment = 16;  // of scales and factors; cuBLASLt refuses other scales
 
 int64_t products(const GemmShape& s) { return std::max<int64_t>(s.batch, 1); }
 
@@ -38,10 +38,19 @@ void set_random_scale(float* scale, int dtype, cudaStream_t stream) {
     check_cuda(cudaMemcpyAsync(scale, &value, sizeof(value), cudaMemcpyHostToDevice, stream), op_name);
 }
 
+// Writes factors with which D is the product, plus C if it is added.
+void set_unit_factors(float* factors, bool accumulate, cudaStream_t stream) {
+    const float values[2] = {1.0f, accumulate ? 1.0f : 0.0f};
+    check_cuda(cudaMemcpyAsync(factors, values, sizeof(values), cudaMemcpyHostToDevice, stream), op_name);
+}
+
 void check_scales(const GemmShape& s, const GemmBuffers& buffers) {
     if (s.scaling == GemmScaling::Tensor) {
         check_pointer(buffers.scale_a, op_name, "scale_a", scale_alignment);
         check_pointer(buffers.scale_b, op_name, "scale_b", scale_alignment);
+    }
+    if (s.device_factors) {
+        check_pointer(buffers.factors, op_name, "factors", scale_alignment);
     }
 }
 
@@ -91,6 +100,9 @@ struct Gemm::Impl {
         if (shape.fast) {
             set(desc, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<int8_t>(1));
         }
+        if (shape.device_factors) {
+            set(desc, CUBLASLT_MATMUL_DESC_POINTER_MODE, static_cast<int32_t>(CUBLASLT_POINTER_MODE_DEVICE));
+        }
         set_pointers(buffers);  // the heuristic depends on the alignment of the bias
         choose(buffers, stream);
     }
@@ -114,9 +126,10 @@ struct Gemm::Impl {
     // Enqueues the product.
     cublasStatus_t multiply(const cublasLtMatmulAlgo_t& algo, const GemmBuffers& buffers, cudaStream_t stream) const {
         set_pointers(buffers);
-        const float beta = shape.accumulate ? buffers.beta : 0.0f;
+        const float host[2] = {buffers.alpha, shape.accumulate ? buffers.beta : 0.0f};
+        const float* factors = shape.device_factors ? buffers.factors : host;
         const void* c = shape.accumulate && buffers.c != nullptr ? buffers.c : buffers.d;
-        return lt().Matmul(handle, desc.get(), &buffers.alpha, buffers.b, b.get(), buffers.a, a.get(), &beta, c, d.get(),
+        return lt().Matmul(handle, desc.get(), factors, buffers.b, b.get(), buffers.a, a.get(), factors + 1, c, d.get(),
                            buffers.d, d.get(), &algo, buffers.workspace, static_cast<size_t>(shape.library_bytes),
                            stream);
     }
@@ -212,6 +225,9 @@ struct Gemm::Impl {
         if (shape.scaling == GemmScaling::Tensor) {
             set_random_scale(buffers.scale_a, shape.dtype_a, stream);
             set_random_scale(buffers.scale_b, shape.dtype_b, stream);
+        }
+        if (shape.device_factors) {
+            set_unit_factors(buffers.factors, shape.accumulate, stream);
         }
     }
 

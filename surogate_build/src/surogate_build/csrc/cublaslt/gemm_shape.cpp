@@ -93,6 +93,7 @@ std::string describe_shape(const GemmShape& s) {
     text += (s.has_bias ? " bias" : "") + std::string(s.accumulate ? " accumulate" : "");
     text += s.batch > 0 ? " batched" : "";
     text += (s.scaling == GemmScaling::Tensor ? " scaled" : "") + std::string(s.fast ? " fast" : "");
+    text += s.device_factors ? " device factors" : "";
     if (s.lda != stored_a(s) || s.ldb != stored_b(s) || s.ldd != s.n) {
         text += " ld " + n(s.lda) + "," + n(s.ldb) + "," + n(s.ldd);
     }

@@ -20,6 +20,9 @@
 // fprop of a block takes 1 to 7 % less time, its relative rms error grows from 1e-4 to 1e-3, and sums of numbers of one
 // sign are up to 7 % too small.
 //
+// With `device_factors`, alpha and beta are read from device memory when the product runs, so a captured graph follows
+// factors that earlier kernels write. Otherwise they are arguments of `run`, and constants of a graph.
+//
 // A `Gemm` is constructed once, when an op is bound, and selects its algorithm then. `run` is asynchronous: it enqueues
 // one or two kernels and at most one small memset, and neither allocates nor synchronizes, so it can be captured. Only
 // one stream may use the workspace at a time.
@@ -61,6 +64,7 @@ struct GemmShape {
     int64_t stride_a, stride_b, stride_d;  // elements from a matrix of the batch to the next; 0: contiguous
     GemmScaling scaling;    // Tensor for FP8 operands, None for others
     bool fast;              // fast accumulation, for FP8 operands
+    bool device_factors;    // alpha and beta are read from device memory when the product runs
     int64_t library_bytes;  // workspace of cuBLASLt, a multiple of 256
     int64_t alignment_a, alignment_b, alignment_d;  // alignment in bytes of the pointers passed to `run`; powers of
                                                     // two; values above 256 are treated as 256
@@ -77,14 +81,16 @@ struct GemmBuffers {
     float* scale_a = nullptr;   // aligned to 16 bytes, as is scale_b
     float* scale_b = nullptr;
     float alpha = 1.0f;
-    float beta = 1.0f;  // of C; without accumulate, it is ignored
+    float beta = 1.0f;           // of C; without accumulate, it is ignored
+    float* factors = nullptr;    // with device_factors, {alpha, beta} in device memory instead of the two above, aligned
+                                 // to 16 bytes; without accumulate, beta must be 0
 };
 
 class Gemm {
 public:
     // Selects the algorithm: by timing on these buffers (`timing.h`), or, if A, B and D are null, the first one of
-    // cuBLASLt's heuristic, which is the same in every run. Timing fills A, B, C and the scales with numbers and leaves
-    // undefined contents in D and the workspace, so construct a Gemm before weights are loaded. bias is not written.
+    // cuBLASLt's heuristic, which is the same in every run. Timing fills A, B, C, the scales and the factors with
+    // numbers and leaves undefined contents in D and the workspace, so construct a Gemm before weights are loaded. bias is not written.
     //
     // Synchronizes the stream, and takes up to 0.8 s if it times the algorithms. Must not be called while the stream is
     // being captured. Throws std::invalid_argument if the shape is not supported, std::runtime_error if cuBLASLt returns
