@@ -1,4 +1,4 @@
-"""Distributions made for tests, and a complete plugin with one definition of every kind."""
+"""Distributions made for tests, short definitions, and a complete plugin with one definition of every kind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from surogate_core.config.load import LoadedConfig, load_config
 from surogate_core.plugins import discovery as plugins
+from surogate_core.plugins.discovery import load_registry
+from surogate_core.plugins.provided import Plugin
+from surogate_core.plugins.registry import Registry
 
 Install = Callable[..., None]
 
@@ -41,6 +45,47 @@ def installing(folder: Path, monkeypatch: pytest.MonkeyPatch, head: str = "") ->
         if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(folder)):
             del sys.modules[name]
 
+
+def loaded(**keys: object) -> LoadedConfig:
+    """Load a config with these keys and the plugins that are installed now."""
+    return load_config({"model": "m", **keys}, registry=load_registry(), mode="train", source="run.yaml")
+
+
+def outcome(registry: Registry, name: str) -> Plugin:
+    """Return the plugin of this name, loaded or not."""
+    return next(plugin for plugin in registry.plugins if plugin.name == name)
+
+
+FIRST_PARTY = (
+    *("builtin", "models", "bf16", "fp8", "adamw", "adamw_8bit", "normuon", "lora", "tensorboard", "wandb"),
+    "offload_residual",
+    "offload_states",
+    *("qlora_nf4", "qlora_fp8", "qlora_fp4"),
+)
+"""The plugins of this repository."""
+
+DEFINITIONS = """
+import pluggy
+from pydantic import BaseModel
+from surogate_core.api import *
+SUROGATE_API = 0
+hookimpl = pluggy.HookimplMarker("surogate")
+
+def optimizer(name, options=NoOptions):
+    return OptimizerDef(name=name, summary="", options=options, update=lambda *a: None)
+def op(kind):
+    return OpDef(kind=kind, infer=lambda ins, attrs: [], reference="surogate_core.reference.ops:up")
+def kernel(op, dtypes=("fp32", "fp32"), ok=True):
+    return KernelDef(op=op, dtypes=dtypes, supports=lambda o, d: Support(ok, "" if ok else "needs SM90"),
+                     bind=lambda op, context: (print, ()))
+def recipe(name):
+    return RecipeDef(name=name, summary="", precision=lambda r, o: None,
+                     supports=lambda d, p, o: Support(True), lower=lambda family, context: family)
+def model(name, architecture):
+    return ModelDef(name=name, summary="", architectures=(architecture,), model_types=(name,),
+                    dims=lambda c: None, build=lambda b, d, i: None, weights=lambda d: ())
+"""
+"""The head of a plugin: functions that make definitions."""
 
 WHOLE = """
 import dataclasses, json

@@ -44,6 +44,14 @@ class Recorder:
         self.received.append(status)
 
 
+class StepsOnly(Logger):
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def step(self, report: Any) -> None:
+        self.steps += 1
+
+
 def opened(tmp_path: Path, *definitions: LoggerDef, notices: list[str] | None = None) -> Loggers:
     plugin = Plugin("p", "acme-board", "1.0", "acme")
     registry = Registry([plugin], [Provided("logger", d.name, d, plugin) for d in definitions], lambda system: [])
@@ -121,3 +129,19 @@ def test_tests_of_a_tracker_that_is_not_installed_are_skipped_with_the_reason(mi
     assert "2 skipped" in done.stdout and "error" not in done.stdout.lower()
     for name in ("tensorboard", "wandb"):
         assert f"is not installed: pip install surogate-log-{name}" in done.stdout
+
+
+def test_a_logger_may_define_step_alone(tmp_path: Path) -> None:
+    logger, notices = StepsOnly(), list[str]()
+    loggers = opened(
+        tmp_path,
+        LoggerDef(name="board", summary="counts", open=lambda info, options: logger),
+        notices=notices,
+    )
+    loggers.step(step(1))
+    loggers.eval(evaluation(1))
+    loggers.gpu(None)  # type: ignore[arg-type]
+    loggers.numerics(None)  # type: ignore[arg-type]
+    loggers.status = "done"
+    loggers.close()
+    assert (logger.steps, notices) == (1, [])

@@ -17,6 +17,12 @@ from typer.testing import Result
 
 TOKENIZER = Path(__file__).parents[1] / "examples/tiny-qwen3"
 
+BOOM = r"KeyError: 'boom' \(.*acme_zz\.py:\d+\)"
+MODEL, OPTIMIZER, RECIPE = "model acme_model of acme 0.1.0", "optimizer zz of acme 0.1.0", "recipe acme of acme 0.1.0"
+ADAPTER, FORMAT, OP = "adapter acme of acme 0.1.0", "format acme of acme 0.1.0", "op acme_twice of acme 0.1.0"
+KERNEL, LAUNCHER, LOGGER = "kernel acme_twice of acme 0.1.0", "launcher acme of acme 0.1.0", "logger acme of acme 0.1.0"
+"""The definitions of the plugin in errors, and the error of `boom`."""
+
 
 def whole_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Yield a function that installs the complete plugin, as `installing` does."""

@@ -159,11 +159,17 @@ OUTSIDE = {
         surogate_add_kernels(acme_kernels USES cublaslt)
     """,
     "csrc/bind_acme.cpp": """
-        #include <nanobind/nanobind.h>
+        #include <surogate/bind.h>
+        #include <surogate/check.h>
         #include <surogate/dtype.h>
         #include <surogate/gemm.h>
+        void write(int64_t* to, const std::vector<int64_t>& rows, double factor, bool twice, cudaStream_t stream) {
+            surogate::check_pointer(to, "write", "to", 8);
+            *to = static_cast<int64_t>(rows.back() * factor * (1 + twice)) + reinterpret_cast<int64_t>(stream);
+        }
         void bind_acme(nanobind::module_& m) {
             m.def("deviation", [] { return surogate::random_deviation(surogate::E4M3); });
+            surogate::bind_launcher(m, "write", write);
         }
     """,
     "src/acme_kernels/__init__.py": "",
@@ -203,12 +209,22 @@ def test_a_package_outside_of_the_repository_compiles_shared_sources_with_nvcc_o
     install(source)
     code = (
         "from acme_kernels import _C\n"
+        "from ctypes import addressof, c_int64\n"
         "info = _C.build_info()\n"
-        "print(info['cuda'], *info['architectures'], _C.deviation(), _C.gemm_count(), _C.Gemm.__module__)"
+        "print(info['cuda'], *info['architectures'], _C.deviation(), _C.gemm_count(), _C.Gemm.__module__)\n"
+        "written = c_int64()\n"
+        "_C.write(addressof(written), [3, 5], 1.5, True, 7)\n"
+        "print(written.value)\n"
+        "try:\n"
+        "    _C.write(0, [3], 1.0, False, 0)\n"
+        "except ValueError as error:\n"
+        "    print(error)"
     )
-    cuda, *found = python("-c", code).split()
+    built, written, refused = python("-c", code).splitlines()
+    cuda, *found = built.split()
     assert cuda.startswith("13.0.")
     assert found == ["90-real", "64.0", "0", "acme_kernels._C"]
+    assert (written, refused) == ("22", "write: to is a null pointer")
 
 
 def test_an_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

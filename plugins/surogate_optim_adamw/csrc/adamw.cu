@@ -225,8 +225,6 @@ __global__ void __launch_bounds__(threads, blocks_per_sm)
 
 }  // namespace
 
-int64_t adamw_workspace() { return sizeof(Factors); }
-
 void adamw(const void* table, const void* clip_coef, const void* lr, const void* step, const void* seed, void* workspace,
            int64_t workspace_bytes, int64_t tensors, int64_t chunks, int64_t chunk_size, double beta1, double beta2,
            double epsilon, cudaStream_t stream) {
@@ -236,8 +234,8 @@ void adamw(const void* table, const void* clip_coef, const void* lr, const void*
     check_pointer(step, op, "step", 4);
     check_pointer(seed, op, "seed", 8);
     check_pointer(workspace, op, "workspace", alignof(Factors));
-    SUROGATE_REQUIRE(workspace_bytes >= adamw_workspace(), op,
-                     "workspace must have " + std::to_string(adamw_workspace()) + " bytes, got " +
+    SUROGATE_REQUIRE(workspace_bytes >= int64_t{sizeof(Factors)}, op,
+                     "workspace must have " + std::to_string(sizeof(Factors)) + " bytes, got " +
                          std::to_string(workspace_bytes));
     check_positive(tensors, op, "tensors");
     check_positive(chunks, op, "chunks");

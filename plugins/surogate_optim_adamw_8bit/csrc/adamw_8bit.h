@@ -7,9 +7,6 @@
 
 namespace surogate {
 
-// Returns the bytes of the workspace.
-int64_t adamw_8bit_workspace();
-
 void adamw_8bit(const void* table, const void* codes, const void* clip_coef, const void* lr, const void* step,
                 const void* seed, void* workspace, int64_t workspace_bytes, int64_t tensors, int64_t chunks,
                 int64_t chunk_size, double beta1, double beta2, double epsilon, cudaStream_t stream);

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from stored_matrices import check_copies, decibels, normal_weight, param
 from torch import Tensor
 
-from surogate_core.api import Value
 from surogate_core.errors import ProgramError
 from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.testing.kernels import same_bits
@@ -43,11 +43,6 @@ def floats(words: list[str]) -> Tensor:
 
 def hexadecimal(x: Tensor) -> str:
     return x.contiguous().view(-1).view(torch.uint8).numpy().tobytes().hex()
-
-
-def random_weight(rows: int, columns: int, seed: int = 0, dtype: str = "fp32") -> Tensor:
-    gen = torch.Generator().manual_seed(seed)
-    return (0.02 * torch.randn(rows, columns, generator=gen)).to(TORCH_DTYPES[dtype])
 
 
 def stored(w: Tensor, four_over_six: bool) -> tuple[Tensor, ...]:
@@ -99,7 +94,7 @@ def test_the_scale_of_a_tiny_block_is_zero() -> None:
 
 def test_codes_without_four_over_six_are_quotients_as_in_modelopt() -> None:
     """Weights in bf16 lie on ties between levels often enough that a product with the reciprocal differs."""
-    w = random_weight(256, 512, dtype="bf16").float()
+    w = normal_weight(256, 512, dtype="bf16").float()
     codes, scales, scale = stored(w, False)
     step = (scales.float() * scale).repeat_interleave(16, dim=1)
     levels = torch.tensor(LEVELS[::2] + LEVELS[1::2])  # even codes first: argmin takes the first of two equal ones
@@ -118,7 +113,7 @@ def test_codes_without_four_over_six_are_quotients_as_in_modelopt() -> None:
 @pytest.mark.parametrize("four_over_six", [False, True])
 def test_fused_matrices_are_quantized_as_if_each_were_alone(four_over_six: bool) -> None:
     rows, columns = (40, 3, 70), 144
-    w = random_weight(sum(rows), columns, dtype="bf16") * torch.linspace(0.5, 3, sum(rows))[:, None].bfloat16()
+    w = normal_weight(sum(rows), columns, dtype="bf16") * torch.linspace(0.5, 3, sum(rows))[:, None].bfloat16()
     fused = check_op(QUANTIZE, w, rows=rows, four_over_six=four_over_six)
     alone = [stored(part, four_over_six) for part in w.split(rows)]
     for ours, parts in zip(fused, zip(*alone, strict=True), strict=True):
@@ -141,7 +136,7 @@ def test_zeros_stay_zeros(four_over_six: bool) -> None:
 @pytest.mark.parametrize("special", [torch.inf, -torch.inf, torch.nan])
 @pytest.mark.parametrize("four_over_six", [False, True])
 def test_a_number_that_is_not_finite_makes_its_matrix_so(four_over_six: bool, special: float) -> None:
-    w = random_weight(6, 32)
+    w = normal_weight(6, 32)
     w[1, 3] = special
     parts = fp4_block_quantize(w, rows=(4, 2), four_over_six=four_over_six)
     back = fp4_block_dequantize(*parts, rows=(4, 2), dtype="fp32")
@@ -156,19 +151,14 @@ def test_extreme_weights_have_finite_results(scale: float, four_over_six: bool) 
     assert back.isfinite().all()
 
 
-@pytest.mark.parametrize(("four_over_six", "decibels"), [(False, 20.43), (True, 21.21)])
-def test_the_error_of_normally_distributed_weights_is_the_published_one(four_over_six: bool, decibels: float) -> None:
-    w = random_weight(512, 1024)
+@pytest.mark.parametrize(("four_over_six", "published"), [(False, 20.43), (True, 21.21)])
+def test_the_error_of_normally_distributed_weights_is_the_published_one(four_over_six: bool, published: float) -> None:
+    w = normal_weight(512, 1024)
     back = fp4_block_dequantize(*stored(w, four_over_six), rows=(512,), dtype="fp32")
-    ratio = w.double().square().sum() / (w.double() - back.double()).square().sum()
-    assert abs(10 * float(ratio.log10()) - decibels) < 0.03
+    assert abs(decibels(w, back) - published) < 0.03
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
-
-
-def value(*shape: int, dtype: str = "bf16", name: str = "blocks.0.qkv") -> Value:
-    return Value(name=name, shape=shape, dtype=dtype, role="param")
 
 
 @pytest.mark.parametrize(
@@ -191,18 +181,18 @@ def test_a_shape_that_cannot_be_quantized_is_refused(
     shape: tuple[int, ...], attrs: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ProgramError, match=message):
-        QUANTIZE.infer([value(*shape)], {"rows": (8,), "four_over_six": True, **attrs})
+        QUANTIZE.infer([param(*shape)], {"rows": (8,), "four_over_six": True, **attrs})
 
 
 def test_a_stored_weight_of_other_shapes_is_refused() -> None:
-    ins = [value(8, 64, dtype="uint8"), value(8, 4, dtype="e4m3"), value(1, dtype="fp32")]
+    ins = [param(8, 64, dtype="uint8"), param(8, 4, dtype="e4m3"), param(1, dtype="fp32")]
     with pytest.raises(ProgramError, match=r"scales of a weight \[8, 128\] must be e4m3 \[8, 8\]"):
         DEQUANTIZE.infer(ins, {"rows": (8,), "dtype": "bf16"})
 
 
 def test_a_dequantized_weight_is_recomputed_in_the_backward_pass() -> None:
     assert DEQUANTIZE.always_recomputed and not QUANTIZE.always_recomputed
-    ins = [value(8, 64, dtype="uint8"), value(8, 8, dtype="e4m3"), value(1, dtype="fp32")]
+    ins = [param(8, 64, dtype="uint8"), param(8, 8, dtype="e4m3"), param(1, dtype="fp32")]
     (spec,) = DEQUANTIZE.infer(ins, {"rows": (8,), "dtype": "bf16"})
     assert (spec.label, spec.shape, spec.dtype) == ("weight", (8, 128), "bf16")
 
@@ -211,15 +201,4 @@ def test_a_dequantized_weight_is_recomputed_in_the_backward_pass() -> None:
 
 
 def test_a_copy_in_e4m3_has_one_scale_that_maps_the_largest_magnitude_of_all_matrices_to_448() -> None:
-    gen = torch.Generator().manual_seed(5)
-    rows = (16, 32)
-    w = torch.randn(48, 128, generator=gen) * torch.tensor([1.0, 3.0]).repeat_interleave(torch.tensor(rows))[:, None]
-    stored = check_op(QUANTIZE, w, rows=rows, four_over_six=True)
-    attrs: dict[str, Any] = {"rows": rows, "dtype": "bf16"}
-    (back,), (amax,) = (check_op(op, *stored, **attrs) for op in (DEQUANTIZE, AMAX))
-    assert torch.equal(amax, torch.tensor([[float(part.abs().max()), 0] for part in back.split(rows)]))
-    copy, scale = check_op(TO_E4M3, *stored, amax, **attrs, transposed=False)
-    assert copy.float().abs().max() == 448 and scale[1] == torch.tensor(448.0) / back.float().abs().max()
-    assert copy[5, 7] == (back[5, 7].float() * scale[1]).to(torch.float8_e4m3fn)
-    transposed, again = check_op(TO_E4M3, *stored, amax, **attrs, transposed=True)
-    assert same_bits(transposed, copy.T.contiguous()) and same_bits(again, scale)
+    check_copies(OPS, {"four_over_six": True}, {})

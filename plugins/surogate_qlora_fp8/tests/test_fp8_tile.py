@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from stored_matrices import check_copies, decibels, normal_weight, param
 from torch import Tensor
 
-from surogate_core.api import Value
 from surogate_core.errors import ProgramError
 from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.testing.kernels import same_bits
@@ -17,11 +17,6 @@ from surogate_qlora_fp8.ops import OPS, TILES
 from surogate_qlora_fp8.reference import fp8_tile_dequantize, fp8_tile_quantize
 
 QUANTIZE, DEQUANTIZE, AMAX, TO_E4M3 = OPS
-
-
-def random_weight(rows: int, columns: int, seed: int = 0, dtype: str = "fp32") -> Tensor:
-    gen = torch.Generator().manual_seed(seed)
-    return (0.02 * torch.randn(rows, columns, generator=gen)).to(TORCH_DTYPES[dtype])
 
 
 def stored(w: Tensor, tile: int) -> tuple[Tensor, ...]:
@@ -43,7 +38,7 @@ def nearest(x: float) -> float:
 @pytest.mark.parametrize("tile", TILES)
 def test_a_scale_is_the_largest_magnitude_of_its_tile_over_448(tile: int, dtype: str) -> None:
     """Tiles at the edges are smaller: 300 rows and 136 columns."""
-    w = random_weight(300, 136, tile, dtype)
+    w = normal_weight(300, 136, tile, dtype)
     codes, scales = stored(w, tile)
     assert scales.shape == (-(-300 // tile), -(-136 // tile))
     for i, row in enumerate(w.float().split(tile)):
@@ -65,7 +60,7 @@ def test_codes_are_rounded_to_nearest_even_from_the_definition() -> None:
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_weight_is_its_code_times_its_scale(dtype: str) -> None:
-    codes, scales = stored(random_weight(200, 136), 128)
+    codes, scales = stored(normal_weight(200, 136), 128)
     (back,) = check_op(DEQUANTIZE, codes, scales, rows=(200,), tile=128, dtype=dtype)
     for i, k in ((0, 0), (0, 130), (199, 5), (130, 135)):
         expected = codes[i, k].float() * scales[i // 128, k // 128]
@@ -78,7 +73,7 @@ def test_a_weight_is_its_code_times_its_scale(dtype: str) -> None:
 @pytest.mark.parametrize("tile", TILES)
 def test_fused_matrices_are_quantized_as_if_each_were_alone(tile: int) -> None:
     rows, columns = (140, 3, 256), 144
-    w = random_weight(sum(rows), columns, dtype="bf16") * torch.linspace(0.5, 3, sum(rows))[:, None].bfloat16()
+    w = normal_weight(sum(rows), columns, dtype="bf16") * torch.linspace(0.5, 3, sum(rows))[:, None].bfloat16()
     fused = check_op(QUANTIZE, w, rows=rows, tile=tile)
     alone = [stored(part, tile) for part in w.split(rows)]
     for ours, parts in zip(fused, zip(*alone, strict=True), strict=True):
@@ -101,7 +96,7 @@ def test_a_tile_of_zeros_has_the_scale_1() -> None:
 
 @pytest.mark.parametrize("special", [torch.inf, -torch.inf, torch.nan])
 def test_a_number_that_is_not_finite_makes_its_tile_nan(special: float) -> None:
-    w = random_weight(64, 128)
+    w = normal_weight(64, 128)
     w[1, 3] = special
     back = fp8_tile_dequantize(*fp8_tile_quantize(w, rows=(64,), tile=64), rows=(64,), tile=64, dtype="fp32")
     assert back[:, :64].isnan().all() and back[:, 64:].isfinite().all()
@@ -117,17 +112,12 @@ def test_extreme_weights_have_finite_results(scale: float) -> None:
 @pytest.mark.parametrize("tile", TILES)
 def test_the_error_of_normally_distributed_weights_is_that_of_three_bits_of_mantissa(tile: int) -> None:
     """31.6 dB with one scale per tensor (2.6 % of the rms)."""
-    w = random_weight(512, 1024)
+    w = normal_weight(512, 1024)
     back = fp8_tile_dequantize(*stored(w, tile), rows=(512,), tile=tile, dtype="fp32")
-    ratio = w.double().square().sum() / (w.double() - back.double()).square().sum()
-    assert abs(10 * float(ratio.log10()) - 31.55) < 0.1
+    assert abs(decibels(w, back) - 31.55) < 0.1
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
-
-
-def value(*shape: int, dtype: str = "bf16", name: str = "blocks.0.qkv") -> Value:
-    return Value(name=name, shape=shape, dtype=dtype, role="param")
 
 
 @pytest.mark.parametrize(
@@ -146,18 +136,18 @@ def test_a_shape_that_cannot_be_quantized_is_refused(
     shape: tuple[int, ...], attrs: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ProgramError, match=message):
-        QUANTIZE.infer([value(*shape)], {"rows": (8,), "tile": 128, **attrs})
+        QUANTIZE.infer([param(*shape)], {"rows": (8,), "tile": 128, **attrs})
 
 
 def test_a_stored_weight_of_other_shapes_is_refused() -> None:
-    ins = [value(200, 128, dtype="e4m3"), value(1, 1, dtype="fp32")]
+    ins = [param(200, 128, dtype="e4m3"), param(1, 1, dtype="fp32")]
     with pytest.raises(ProgramError, match=r"scales of a weight \[200, 128\] must be fp32 \[2, 1\]"):
         DEQUANTIZE.infer(ins, {"rows": (200,), "tile": 128, "dtype": "bf16"})
 
 
 def test_a_dequantized_weight_is_recomputed_in_the_backward_pass() -> None:
     assert DEQUANTIZE.always_recomputed and not QUANTIZE.always_recomputed
-    ins = [value(200, 128, dtype="e4m3"), value(2, 1, dtype="fp32")]
+    ins = [param(200, 128, dtype="e4m3"), param(2, 1, dtype="fp32")]
     (spec,) = DEQUANTIZE.infer(ins, {"rows": (200,), "tile": 128, "dtype": "bf16"})
     assert (spec.label, spec.shape, spec.dtype) == ("weight", (200, 128), "bf16")
 
@@ -166,24 +156,12 @@ def test_a_dequantized_weight_is_recomputed_in_the_backward_pass() -> None:
 
 
 def test_a_copy_in_e4m3_has_one_scale_that_maps_the_largest_magnitude_of_all_matrices_to_448() -> None:
-    attrs: dict[str, Any] = {"rows": (16, 32), "tile": 64, "dtype": "bf16"}
-    w = (
-        random_weight(48, 128, dtype="bf16")
-        * torch.tensor([1.0, 3.0]).repeat_interleave(torch.tensor([16, 32]))[:, None]
-    )
-    codes, scales = check_op(QUANTIZE, w, rows=(16, 32), tile=64)
-    (back,), (amax,) = (check_op(op, codes, scales, **attrs) for op in (DEQUANTIZE, AMAX))
-    assert torch.equal(amax, torch.tensor([[float(part.abs().max()), 0] for part in back.split((16, 32))]))
-    copy, scale = check_op(TO_E4M3, codes, scales, amax, **attrs, transposed=False)
-    assert copy.float().abs().max() == 448 and scale[1] == torch.tensor(448.0) / back.float().abs().max()
-    assert copy[5, 7] == (back[5, 7].float() * scale[1]).to(torch.float8_e4m3fn)
-    transposed, again = check_op(TO_E4M3, codes, scales, amax, **attrs, transposed=True)
-    assert same_bits(transposed, copy.T.contiguous()) and same_bits(again, scale)
+    check_copies(OPS, {"tile": 64}, {"tile": 64})
 
 
 def test_a_number_that_is_not_finite_makes_the_scale_of_the_copy_nan() -> None:
     attrs: dict[str, Any] = {"rows": (64,), "tile": 64, "dtype": "bf16"}
-    w = random_weight(64, 128)
+    w = normal_weight(64, 128)
     w[1, 3] = torch.inf
     codes, scales = fp8_tile_quantize(w, rows=(64,), tile=64)
     (amax,) = check_op(AMAX, codes, scales, **attrs)
@@ -195,6 +173,6 @@ def test_a_number_that_is_not_finite_makes_the_scale_of_the_copy_nan() -> None:
 def test_a_weight_whose_sizes_are_no_multiples_of_16_is_not_copied(rows: tuple[int, ...], columns: int) -> None:
     attrs = {"rows": rows, "tile": 64, "dtype": "bf16", "transposed": False}
     high, wide = len(rows), -(-columns // 64)
-    ins = [value(32, columns, dtype="e4m3"), value(high, wide, dtype="fp32"), value(len(rows), 2, dtype="fp32")]
+    ins = [param(32, columns, dtype="e4m3"), param(high, wide, dtype="fp32"), param(len(rows), 2, dtype="fp32")]
     with pytest.raises(ProgramError, match=r"rows of matrices and columns must be multiples of 16, got (8|72)"):
         TO_E4M3.infer(ins, attrs)

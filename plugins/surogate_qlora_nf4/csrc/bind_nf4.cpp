@@ -1,70 +1,35 @@
-// Python bindings of the launchers in nf4.h. Pointers are passed as integers; the stream is the last argument.
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/vector.h>
-
-#include <cstdint>
-#include <vector>
+#include <surogate/bind.h>
 
 #include "nf4.h"
 
-namespace nb = nanobind;
-using namespace surogate;
-
-namespace {
-
-using Address = uintptr_t;
-using Rows = std::vector<int64_t>;
-
-void* at(Address address) { return reinterpret_cast<void*>(address); }
-
-}  // namespace
-
-void bind_nf4(nb::module_& m) {
-    const auto guard = nb::call_guard<nb::gil_scoped_release>();
-    m.def(
-        "nf4_quantize",
-        [](Address w, Address codes, Address absmax, const Rows& rows, int64_t columns, int block, int dtype,
-           Address stream) {
-            nf4_quantize(at(w), at(codes), at(absmax), {rows, columns, block}, dtype,
-                         static_cast<cudaStream_t>(at(stream)));
-        },
-        nb::arg("w"), nb::arg("codes"), nb::arg("absmax"), nb::arg("rows"), nb::arg("columns"), nb::arg("block"),
-        nb::arg("dtype"), nb::arg("stream"), guard);
-    m.def(
-        "nf4_compress",
-        [](Address absmax, Address sums, Address codes, Address nested, Address offset, Address map, const Rows& rows,
-           int64_t columns, int block, Address stream) {
-            nf4_compress(at(absmax), at(sums), at(codes), at(nested), at(offset), at(map), {rows, columns, block},
-                         static_cast<cudaStream_t>(at(stream)));
-        },
-        nb::arg("absmax"), nb::arg("sums"), nb::arg("codes"), nb::arg("nested"), nb::arg("offset"), nb::arg("map"),
-        nb::arg("rows"), nb::arg("columns"), nb::arg("block"), nb::arg("stream"), guard);
-    m.def(
-        "nf4_dequantize",
-        [](Address codes, Address absmax, Address nested, Address offset, Address map, Address out, const Rows& rows,
-           int64_t columns, int block, int dtype, Address stream) {
-            nf4_dequantize(at(codes), {at(absmax), at(nested), at(offset), at(map)}, at(out), {rows, columns, block},
-                           dtype, static_cast<cudaStream_t>(at(stream)));
-        },
-        nb::arg("codes"), nb::arg("absmax"), nb::arg("nested"), nb::arg("offset"), nb::arg("map"), nb::arg("out"),
-        nb::arg("rows"), nb::arg("columns"), nb::arg("block"), nb::arg("dtype"), nb::arg("stream"), guard);
-    m.def(
-        "nf4_amax",
-        [](Address codes, Address absmax, Address nested, Address offset, Address map, Address amax, const Rows& rows,
-           int64_t columns, int block, int dtype, Address stream) {
-            nf4_amax(at(codes), {at(absmax), at(nested), at(offset), at(map)}, at(amax), {rows, columns, block}, dtype,
-                     static_cast<cudaStream_t>(at(stream)));
-        },
-        nb::arg("codes"), nb::arg("absmax"), nb::arg("nested"), nb::arg("offset"), nb::arg("map"), nb::arg("amax"),
-        nb::arg("rows"), nb::arg("columns"), nb::arg("block"), nb::arg("dtype"), nb::arg("stream"), guard);
-    m.def(
-        "nf4_to_e4m3",
-        [](Address codes, Address absmax, Address nested, Address offset, Address map, Address amax, Address copy,
-           Address scale, bool transposed, const Rows& rows, int64_t columns, int block, int dtype, Address stream) {
-            nf4_to_e4m3(at(codes), {at(absmax), at(nested), at(offset), at(map)}, at(amax), at(copy), at(scale),
-                        transposed, {rows, columns, block}, dtype, static_cast<cudaStream_t>(at(stream)));
-        },
-        nb::arg("codes"), nb::arg("absmax"), nb::arg("nested"), nb::arg("offset"), nb::arg("map"), nb::arg("amax"),
-        nb::arg("copy"), nb::arg("scale"), nb::arg("transposed"), nb::arg("rows"), nb::arg("columns"), nb::arg("block"),
-        nb::arg("dtype"), nb::arg("stream"), guard);
+void bind_nf4(nanobind::module_& m) {
+    using namespace surogate;
+    using Rows = std::vector<int64_t>;
+    bind_launcher(m, "nf4_quantize",
+                  +[](const void* w, void* codes, void* absmax, const Rows& rows, int64_t columns, int block, int dtype,
+                      cudaStream_t stream) {
+                      nf4_quantize(w, codes, absmax, {rows, columns, block}, dtype, stream);
+                  });
+    bind_launcher(m, "nf4_compress",
+                  +[](const void* absmax, void* sums, void* codes, void* nested, void* offset, const void* map,
+                      const Rows& rows, int64_t columns, int block, cudaStream_t stream) {
+                      nf4_compress(absmax, sums, codes, nested, offset, map, {rows, columns, block}, stream);
+                  });
+    bind_launcher(m, "nf4_dequantize",
+                  +[](const void* codes, const void* absmax, const void* nested, const void* offset, const void* map,
+                      void* out, const Rows& rows, int64_t columns, int block, int dtype, cudaStream_t stream) {
+                      nf4_dequantize(codes, {absmax, nested, offset, map}, out, {rows, columns, block}, dtype, stream);
+                  });
+    bind_launcher(m, "nf4_amax",
+                  +[](const void* codes, const void* absmax, const void* nested, const void* offset, const void* map,
+                      void* amax, const Rows& rows, int64_t columns, int block, int dtype, cudaStream_t stream) {
+                      nf4_amax(codes, {absmax, nested, offset, map}, amax, {rows, columns, block}, dtype, stream);
+                  });
+    bind_launcher(m, "nf4_to_e4m3",
+                  +[](const void* codes, const void* absmax, const void* nested, const void* offset, const void* map,
+                      const void* amax, void* copy, void* scale, bool transposed, const Rows& rows, int64_t columns,
+                      int block, int dtype, cudaStream_t stream) {
+                      nf4_to_e4m3(codes, {absmax, nested, offset, map}, amax, copy, scale, transposed,
+                                  {rows, columns, block}, dtype, stream);
+                  });
 }

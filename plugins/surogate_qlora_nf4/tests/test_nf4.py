@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from stored_matrices import check_copies, decibels, normal_weight, param
 from torch import Tensor
 
-from surogate_core.api import Value
 from surogate_core.errors import ProgramError
 from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.testing.kernels import same_bits
@@ -54,11 +54,6 @@ def hexadecimal(x: Tensor) -> str:
 
 def floats(text: str) -> Tensor:
     return torch.frombuffer(bytearray.fromhex(text), dtype=torch.float32)
-
-
-def random_weight(rows: int, columns: int, seed: int = 0, dtype: str = "fp32") -> Tensor:
-    gen = torch.Generator().manual_seed(seed)
-    return (0.02 * torch.randn(rows, columns, generator=gen)).to(TORCH_DTYPES[dtype])
 
 
 # ------------------------------------------------------------------------------------------------------- bitsandbytes
@@ -107,7 +102,7 @@ def test_a_stored_weight_of_bitsandbytes_is_dequantized_to_its_bits(case: dict[s
 @pytest.mark.parametrize("block", BLOCKS)
 def test_fresh_weights_are_quantized_and_dequantized_as_by_bitsandbytes(block: int, dtype: str) -> None:
     functional = pytest.importorskip("bitsandbytes.functional", reason="bitsandbytes is not installed")
-    w = random_weight(96, 1024, block, dtype)
+    w = normal_weight(96, 1024, block, dtype)
     codes, absmax = nf4_quantize(w, rows=(96,), block=block, double=False)
     theirs, state = functional.quantize_4bit(w, quant_type="nf4", blocksize=block)
     assert same_bits(codes, theirs.view(-1)) and same_bits(absmax, state.absmax)
@@ -122,7 +117,7 @@ def test_fresh_weights_are_quantized_and_dequantized_as_by_bitsandbytes(block: i
 @pytest.mark.parametrize("block", BLOCKS)
 def test_fused_matrices_are_quantized_as_if_each_were_alone(block: int, double: bool) -> None:
     rows, columns = (40, 3, 70), 512
-    w = random_weight(sum(rows), columns, dtype="bf16") * torch.linspace(0.5, 3, sum(rows))[:, None].bfloat16()
+    w = normal_weight(sum(rows), columns, dtype="bf16") * torch.linspace(0.5, 3, sum(rows))[:, None].bfloat16()
     fused = check_op(QUANTIZE, w, rows=rows, block=block, double=double)
     alone = [nf4_quantize(part, rows=part.shape[:1], block=block, double=double) for part in w.split(rows)]
     for ours, parts in zip(fused, zip(*alone, strict=True), strict=True):
@@ -139,7 +134,7 @@ def test_fused_matrices_are_quantized_as_if_each_were_alone(block: int, double: 
 def test_the_mean_is_rounded_once() -> None:
     """fp64 sums of fp32 numbers are exact enough that only their rounding to fp32 counts."""
     for count in (1, 255, 256, 257, 70000):
-        absmax = random_weight(1, count, count)[0].abs()
+        absmax = normal_weight(1, count, count)[0].abs()
         assert torch.equal(mean(absmax), absmax.double().mean().float())
 
 
@@ -155,7 +150,7 @@ def test_zeros_stay_zeros(double: bool) -> None:
 
 @pytest.mark.parametrize("special", [torch.inf, -torch.inf, torch.nan])
 def test_a_block_with_a_number_that_is_not_finite_decodes_to_such_numbers(special: float) -> None:
-    w = random_weight(4, 128)
+    w = normal_weight(4, 128)
     w[1, 3] = special
     for double, wrong in ((False, w[1:2, :64]), (True, w)):
         stored = nf4_quantize(w, rows=(4,), block=64, double=double)
@@ -172,22 +167,17 @@ def test_extreme_weights_have_finite_results(scale: float) -> None:
         assert back.isfinite().all() and (back.abs() <= w.abs().max() * 1.01 + 2.0**-149).all()
 
 
-@pytest.mark.parametrize(("double", "decibels"), [(False, 20.73), (True, 20.73)])
-def test_the_error_of_normally_distributed_weights_is_the_published_one(double: bool, decibels: float) -> None:
+@pytest.mark.parametrize(("double", "published"), [(False, 20.73), (True, 20.73)])
+def test_the_error_of_normally_distributed_weights_is_the_published_one(double: bool, published: float) -> None:
     """20.72 dB by the specification; 0.5 million numbers give it within 0.02."""
-    w = random_weight(512, 1024)
+    w = normal_weight(512, 1024)
     back = nf4_dequantize(
         *nf4_quantize(w, rows=(512,), block=64, double=double), rows=(512,), shape=(512, 1024), block=64, dtype="fp32"
     )
-    ratio = w.double().square().sum() / (w.double() - back.double()).square().sum()
-    assert abs(10 * float(ratio.log10()) - decibels) < 0.03
+    assert abs(decibels(w, back) - published) < 0.03
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
-
-
-def value(*shape: int, dtype: str = "bf16", name: str = "blocks.0.qkv") -> Value:
-    return Value(name=name, shape=shape, dtype=dtype, role="param")
 
 
 @pytest.mark.parametrize(
@@ -207,11 +197,11 @@ def test_a_shape_that_cannot_be_quantized_is_refused(
     shape: tuple[int, ...], attrs: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ProgramError, match=message):
-        QUANTIZE.infer([value(*shape)], {"rows": (8,), "block": 64, "double": True, **attrs})
+        QUANTIZE.infer([param(*shape)], {"rows": (8,), "block": 64, "double": True, **attrs})
 
 
 def test_the_stored_bytes_of_a_param_are_those_of_the_documentation() -> None:
-    specs = QUANTIZE.infer([value(4096, 12288)], {"rows": (4096,), "block": 64, "double": True})
+    specs = QUANTIZE.infer([param(4096, 12288)], {"rows": (4096,), "block": 64, "double": True})
     sizes = [spec.shape[0] * {"uint8": 1, "fp32": 4}[spec.dtype] for spec in specs]
     assert sizes == [4096 * 6144, 4096 * 192, 4 * 4096 * 192 // GROUP, 4]
     assert round(sum(sizes) / (4096 * 12288), 3) == 0.516
@@ -219,7 +209,7 @@ def test_the_stored_bytes_of_a_param_are_those_of_the_documentation() -> None:
 
 def test_a_stored_weight_of_other_shapes_is_refused() -> None:
     attrs = {"rows": (8,), "shape": (8, 128), "block": 64, "dtype": "bf16"}
-    codes, absmax = value(512, dtype="uint8"), value(15, dtype="fp32")
+    codes, absmax = param(512, dtype="uint8"), param(15, dtype="fp32")
     with pytest.raises(ProgramError, match=r"absmax of a weight \[8, 128\] must be fp32 \[16\]"):
         DEQUANTIZE.infer([codes, absmax], attrs)
 
@@ -227,7 +217,7 @@ def test_a_stored_weight_of_other_shapes_is_refused() -> None:
 def test_a_dequantized_weight_is_recomputed_in_the_backward_pass_and_has_no_gradient() -> None:
     assert DEQUANTIZE.always_recomputed and not QUANTIZE.always_recomputed
     (spec,) = DEQUANTIZE.infer(
-        [value(512, dtype="uint8"), value(16, dtype="fp32")],
+        [param(512, dtype="uint8"), param(16, dtype="fp32")],
         {"rows": (8,), "shape": (8, 128), "block": 64, "dtype": "bf16"},
     )
     assert (spec.label, spec.shape, spec.dtype) == ("weight", (8, 128), "bf16")
@@ -238,14 +228,4 @@ def test_a_dequantized_weight_is_recomputed_in_the_backward_pass_and_has_no_grad
 
 @pytest.mark.parametrize("double", [False, True])
 def test_a_copy_in_e4m3_has_one_scale_that_maps_the_largest_magnitude_of_all_matrices_to_448(double: bool) -> None:
-    rows, block = (16, 32), 64
-    w = random_weight(48, 128, dtype="bf16") * torch.tensor([1.0, 3.0]).repeat_interleave(torch.tensor(rows))[:, None]
-    stored = check_op(QUANTIZE, w, rows=rows, block=block, double=double)
-    attrs: dict[str, Any] = {"rows": rows, "block": block, "shape": (48, 128), "dtype": "bf16"}
-    (back,), (amax,) = (check_op(op, *stored, **attrs) for op in (DEQUANTIZE, AMAX))
-    assert torch.equal(amax, torch.tensor([[float(part.abs().max()), 0] for part in back.split(rows)]))
-    copy, scale = check_op(TO_E4M3, *stored, amax, **attrs, transposed=False)
-    assert copy.float().abs().max() == 448 and scale[1] == torch.tensor(448.0) / back.float().abs().max()
-    assert copy[5, 7] == (back[5, 7].float() * scale[1]).to(torch.float8_e4m3fn)
-    transposed, again = check_op(TO_E4M3, *stored, amax, **attrs, transposed=True)
-    assert same_bits(transposed, copy.T.contiguous()) and same_bits(again, scale)
+    check_copies(OPS, {"block": 64, "double": double}, {"block": 64, "shape": (48, 128)})

@@ -6,20 +6,18 @@ Every operation is rounded to fp32 separately, in the order written.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from surogate_core.reference.rounding import TORCH_DTYPES
+from surogate_core.reference.stored_matrix import E4M3_MAX, FLT_MAX, e4m3, e4m3_copy, matrix_amax
 
 from .ops import BLOCK
 
 LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Magnitudes of E2M1 by code. Bit 3 is the sign."""
-
-_E4M3_MAX = 448.0
-_FLT_MAX = torch.finfo(torch.float32).max
-_NAN = 0x7F
 
 
 def fp4_block_quantize(w: Tensor, *, rows: Sequence[int], four_over_six: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -38,37 +36,15 @@ def fp4_block_dequantize(
     return (x.view(len(codes), -1) * _per_row(global_scales, rows)).to(TORCH_DTYPES[dtype])
 
 
-def fp4_block_amax(codes: Tensor, scales: Tensor, global_scales: Tensor, *, rows: Sequence[int], dtype: str) -> Tensor:
-    """Return (largest finite magnitude, 1 if an element is not finite) of each matrix of the dequantized weight."""
-    w = fp4_block_dequantize(codes, scales, global_scales, rows=rows, dtype=dtype)
-    return torch.stack([_amax(part.float()) for part in w.split(list(rows))])
+def fp4_block_amax(*stored: Tensor, **attrs: Any) -> Tensor:
+    """Return `matrix_amax` of the dequantized weight."""
+    return matrix_amax(fp4_block_dequantize(*stored, **attrs), attrs["rows"])
 
 
-def fp4_block_to_e4m3(
-    codes: Tensor,
-    scales: Tensor,
-    global_scales: Tensor,
-    amax: Tensor,
-    *,
-    rows: Sequence[int],
-    dtype: str,
-    transposed: bool,
-) -> tuple[Tensor, Tensor]:
-    """Return (copy, scale): the dequantized weight in E4M3, and (decode, encode).
-
-    encode maps the largest magnitude to 448. decode is NaN if an element is not finite.
-    """
-    w = fp4_block_dequantize(codes, scales, global_scales, rows=rows, dtype=dtype)
-    largest, not_finite = amax.amax(dim=0)
-    encode = torch.where(largest > 0, (torch.tensor(_E4M3_MAX) / largest).clamp(max=_FLT_MAX), 1.0)
-    decode = torch.where(not_finite > 0, torch.nan, 1.0 / encode)
-    copy = _e4m3(w.float() * encode)
-    return copy.T.contiguous() if transposed else copy, torch.stack([decode, encode])
-
-
-def _amax(x: Tensor) -> Tensor:
-    finite = x.isfinite()
-    return torch.stack([x.abs().where(finite, 0).max(), (~finite).any().float()])
+def fp4_block_to_e4m3(*stored: Tensor, transposed: bool, **attrs: Any) -> tuple[Tensor, Tensor]:
+    """Return `e4m3_copy` of the dequantized weight. The last input is its amax."""
+    *weight, amax = stored
+    return e4m3_copy(fp4_block_dequantize(*weight, **attrs), amax, transposed)
 
 
 def _per_row(values: Tensor, rows: Sequence[int]) -> Tensor:
@@ -83,17 +59,17 @@ def _quantized(w: Tensor, four_over_six: bool) -> tuple[Tensor, Tensor, Tensor]:
     """
     x = w.view(len(w), -1, BLOCK)
     amax, top = w.abs().max(), x.abs().amax(dim=-1)
-    limit = torch.tensor(6.0 * (256.0 if four_over_six else _E4M3_MAX))
+    limit = torch.tensor(6.0 * (256.0 if four_over_six else E4M3_MAX))
     if not four_over_six:
         scale = amax / limit
-        scales = _e4m3(torch.where(top == 0, 1.0, top / (6 * scale)))
+        scales = e4m3(torch.where(top == 0, 1.0, top / (6 * scale)))
         return _packed(_codes(torch.where(x == 0, x, x / (scales.float() * scale)[..., None]))), scales, scale
-    encode = torch.clamp(limit / amax, max=_FLT_MAX) if 0 < float(amax) < torch.inf else torch.tensor(1.0)
+    encode = torch.clamp(limit / amax, max=FLT_MAX) if 0 < float(amax) < torch.inf else torch.tensor(1.0)
     base = top / 6 * encode
     candidates = []
     for factor in (1.0, 1.5):
-        scales = _e4m3(torch.clamp(base * factor, max=_E4M3_MAX))
-        codes = _codes(x * torch.clamp(1 / (scales.float() * (1 / encode)), max=_FLT_MAX)[..., None])
+        scales = e4m3(torch.clamp(base * factor, max=E4M3_MAX))
+        codes = _codes(x * torch.clamp(1 / (scales.float() * (1 / encode)), max=FLT_MAX)[..., None])
         candidates.append((codes, scales, _squared_error(x, codes, scales, amax, limit)))
     (six, six_scales, six_error), (four, four_scales, four_error) = candidates
     smaller = four_error < six_error
@@ -128,9 +104,3 @@ def _packed(codes: Tensor) -> Tensor:
     """Return [rows, K / 2] bytes. The first element of a byte is in its lower half."""
     flat = codes.view(len(codes), -1)
     return flat[:, 0::2] | (flat[:, 1::2] << 4)
-
-
-def _e4m3(x: Tensor) -> Tensor:
-    """Round to nearest even; magnitudes above 448 become 448, NaN becomes 0x7F."""
-    codes = x.clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
-    return codes.masked_fill(x.isnan(), _NAN).view(torch.float8_e4m3fn)

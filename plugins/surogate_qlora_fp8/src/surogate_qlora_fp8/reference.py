@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from surogate_core.reference.rounding import TORCH_DTYPES
-
-_MAX = 448.0
-_FLT_MAX = torch.finfo(torch.float32).max
-_NAN = 0x7F
+from surogate_core.reference.stored_matrix import E4M3_MAX, e4m3, e4m3_copy, matrix_amax
 
 
 def fp8_tile_quantize(w: Tensor, *, rows: Sequence[int], tile: int) -> tuple[Tensor, Tensor]:
@@ -29,25 +27,15 @@ def fp8_tile_dequantize(codes: Tensor, scales: Tensor, *, rows: Sequence[int], t
     return (codes.float() * torch.cat(parts)).to(TORCH_DTYPES[dtype])
 
 
-def fp8_tile_amax(codes: Tensor, scales: Tensor, *, rows: Sequence[int], tile: int, dtype: str) -> Tensor:
-    """Return (largest finite magnitude, 1 if an element is not finite) of each matrix of the dequantized weight."""
-    w = fp8_tile_dequantize(codes, scales, rows=rows, tile=tile, dtype=dtype)
-    return torch.stack([_amax(part.float()) for part in w.split(list(rows))])
+def fp8_tile_amax(*stored: Tensor, **attrs: Any) -> Tensor:
+    """Return `matrix_amax` of the dequantized weight."""
+    return matrix_amax(fp8_tile_dequantize(*stored, **attrs), attrs["rows"])
 
 
-def fp8_tile_to_e4m3(
-    codes: Tensor, scales: Tensor, amax: Tensor, *, rows: Sequence[int], tile: int, dtype: str, transposed: bool
-) -> tuple[Tensor, Tensor]:
-    """Return (copy, scale): the dequantized weight in E4M3, and (decode, encode).
-
-    encode maps the largest magnitude to 448. decode is NaN if an element is not finite.
-    """
-    w = fp8_tile_dequantize(codes, scales, rows=rows, tile=tile, dtype=dtype)
-    largest, not_finite = amax.amax(dim=0)
-    encode = torch.where(largest > 0, (torch.tensor(_MAX) / largest).clamp(max=_FLT_MAX), 1.0)
-    decode = torch.where(not_finite > 0, torch.nan, 1.0 / encode)
-    copy = _e4m3(w.float() * encode)
-    return copy.T.contiguous() if transposed else copy, torch.stack([decode, encode])
+def fp8_tile_to_e4m3(*stored: Tensor, transposed: bool, **attrs: Any) -> tuple[Tensor, Tensor]:
+    """Return `e4m3_copy` of the dequantized weight. The last input is its amax."""
+    *weight, amax = stored
+    return e4m3_copy(fp8_tile_dequantize(*weight, **attrs), amax, transposed)
 
 
 def _quantized(w: Tensor, tile: int) -> tuple[Tensor, Tensor]:
@@ -55,22 +43,11 @@ def _quantized(w: Tensor, tile: int) -> tuple[Tensor, Tensor]:
     height, width = w.shape
     padded = pad(w, (0, -width % tile, 0, -height % tile))
     amax = padded.view(-(-height // tile), tile, -(-width // tile), tile).abs().amax(dim=(1, 3))
-    scales = amax / _MAX
+    scales = amax / E4M3_MAX
     scales = torch.where(scales == 0, 1.0, scales)
-    return _e4m3(w / _spread(scales, (height, width), tile)), scales
-
-
-def _amax(x: Tensor) -> Tensor:
-    finite = x.isfinite()
-    return torch.stack([x.abs().where(finite, 0).max(), (~finite).any().float()])
+    return e4m3(w / _spread(scales, (height, width), tile)), scales
 
 
 def _spread(scales: Tensor, shape: tuple[int, int], tile: int) -> Tensor:
     """Return the scale of every element."""
     return scales.repeat_interleave(tile, 0).repeat_interleave(tile, 1)[: shape[0], : shape[1]]
-
-
-def _e4m3(x: Tensor) -> Tensor:
-    """Round to nearest even; magnitudes above 448 become 448, NaN becomes 0x7F."""
-    codes = x.clamp(-_MAX, _MAX).to(torch.float8_e4m3fn).view(torch.uint8)
-    return codes.masked_fill(x.isnan(), _NAN).view(torch.float8_e4m3fn)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from surogate_core.api import BindContext, Call, KernelDef, Launch, Op, Target, Value
+from surogate_core.api import BindContext, KernelDef, Launch, Op, Target, Value
+from surogate_core.api.matrix_kernels import reading_kernels
 from surogate_core.api.matrix_storage import supports
 from surogate_core.dtypes import DTYPES
 
-from .ops import groups
+from .ops import STORAGE, groups
 from .tables import absmax_map, words_of
 
 
@@ -42,35 +43,11 @@ def _bind_quantize(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
     )
 
 
-def _bind_dequantize(op: Op, ctx: BindContext) -> Call:
-    from . import _C
-
-    return ctx.call(_C.nf4_dequantize, *_stored(op.ins, ctx), op.outs[0], *_weight(op))
-
-
-def _bind_amax(op: Op, ctx: BindContext) -> Call:
-    from . import _C
-
-    return ctx.call(_C.nf4_amax, *_stored(op.ins, ctx), op.outs[0], *_weight(op))
-
-
-def _bind_to_e4m3(op: Op, ctx: BindContext) -> Call:
-    from . import _C
-
-    *stored, amax = op.ins
-    return ctx.call(_C.nf4_to_e4m3, *_stored(stored, ctx), amax, *op.outs, op.attrs["transposed"], *_weight(op))
-
-
 def _stored(values: Sequence[Value], ctx: BindContext) -> tuple[Value | int, ...]:
     """Return codes, absmax, nested absmax, offset and map of a stored weight; 0 for what it does not have."""
     if len(values) == 2:
         return (*values, 0, 0, 0)
     return (*values, ctx.table(words_of(absmax_map())))
-
-
-def _weight(op: Op) -> tuple[Sequence[int], int, int, int]:
-    """Return shape and dtype of the dequantized weight."""
-    return (*_shape(op, op.attrs["shape"][1]), DTYPES[op.attrs["dtype"]].code)
 
 
 KERNELS: tuple[KernelDef, ...] = (
@@ -81,7 +58,5 @@ KERNELS: tuple[KernelDef, ...] = (
         bind=_bind_quantize,
         workspace=_quantize_workspace,
     ),
-    KernelDef(op="nf4_dequantize", dtypes=("uint8", "*", "..."), supports=supports, bind=_bind_dequantize),
-    KernelDef(op="nf4_amax", dtypes=("uint8", "*", "..."), supports=supports, bind=_bind_amax),
-    KernelDef(op="nf4_to_e4m3", dtypes=("uint8", "*", "..."), supports=supports, bind=_bind_to_e4m3),
+    *reading_kernels(STORAGE, "surogate_qlora_nf4._C", lambda op: _shape(op, op.attrs["shape"][1]), stored=_stored),
 )

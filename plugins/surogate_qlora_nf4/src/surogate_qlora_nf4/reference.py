@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from surogate_core.reference.rounding import TORCH_DTYPES
+from surogate_core.reference.stored_matrix import e4m3_copy, matrix_amax
 
 from .tables import GROUP, LEVELS, absmax_map
 
@@ -26,9 +28,6 @@ _SMALLEST = 1e-38
 """Reciprocals are of absmax that are at least this, so that those of zeros are finite."""
 
 _LANES = 32
-
-_E4M3_MAX = 448.0
-_FLT_MAX = torch.finfo(torch.float32).max
 
 
 def nf4_quantize(w: Tensor, *, rows: Sequence[int], block: int, double: bool) -> tuple[Tensor, ...]:
@@ -62,26 +61,15 @@ def nf4_dequantize(
     return (_levels()[code.long()] * absmax[:, None]).to(TORCH_DTYPES[dtype]).view(tuple(shape))
 
 
-def nf4_amax(*stored: Tensor, rows: Sequence[int], shape: Sequence[int], block: int, dtype: str) -> Tensor:
-    """Return (largest finite magnitude, 1 if an element is not finite) of each matrix of the dequantized weight."""
-    w = nf4_dequantize(*stored, rows=rows, shape=shape, block=block, dtype=dtype)
-    return torch.stack([_amax(part.float()) for part in w.split(list(rows))])
+def nf4_amax(*stored: Tensor, **attrs: Any) -> Tensor:
+    """Return `matrix_amax` of the dequantized weight."""
+    return matrix_amax(nf4_dequantize(*stored, **attrs), attrs["rows"])
 
 
-def nf4_to_e4m3(
-    *stored: Tensor, rows: Sequence[int], shape: Sequence[int], block: int, dtype: str, transposed: bool
-) -> tuple[Tensor, Tensor]:
-    """Return (copy, scale): the dequantized weight in E4M3, and (decode, encode). The last input is its amax.
-
-    encode maps the largest magnitude to 448. decode is NaN if an element is not finite.
-    """
+def nf4_to_e4m3(*stored: Tensor, transposed: bool, **attrs: Any) -> tuple[Tensor, Tensor]:
+    """Return `e4m3_copy` of the dequantized weight. The last input is its amax."""
     *weight, amax = stored
-    w = nf4_dequantize(*weight, rows=rows, shape=shape, block=block, dtype=dtype)
-    largest, not_finite = amax.amax(dim=0)
-    encode = torch.where(largest > 0, (torch.tensor(_E4M3_MAX) / largest).clamp(max=_FLT_MAX), 1.0)
-    decode = torch.where(not_finite > 0, torch.nan, 1.0 / encode)
-    copy = _e4m3(w.float() * encode)
-    return copy.T.contiguous() if transposed else copy, torch.stack([decode, encode])
+    return e4m3_copy(nf4_dequantize(*weight, **attrs), amax, transposed)
 
 
 def mean(absmax: Tensor) -> Tensor:
@@ -91,17 +79,6 @@ def mean(absmax: Tensor) -> Tensor:
     for row in _padded(sums, GROUP):
         total = total + row
     return (_tree(_tree(total.view(GROUP // _LANES, _LANES))) / len(absmax)).float()
-
-
-def _amax(x: Tensor) -> Tensor:
-    finite = x.isfinite()
-    return torch.stack([x.abs().where(finite, 0).max(), (~finite).any().float()])
-
-
-def _e4m3(x: Tensor) -> Tensor:
-    """Round to nearest even; magnitudes above 448 become 448, NaN becomes 0x7F."""
-    codes = x.clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
-    return codes.masked_fill(x.isnan(), 0x7F).view(torch.float8_e4m3fn)
 
 
 def _compressed(absmax: Tensor) -> tuple[Tensor, Tensor, Tensor]:

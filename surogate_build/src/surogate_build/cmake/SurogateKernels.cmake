@@ -12,7 +12,7 @@
 #   csrc/sm<arch>/*.cu       kernels that need the instructions of one architecture, such as csrc/sm90a/: compiled for it
 #                            alone, if code for that GPU is asked for (90). Then SUROGATE_SM90A is defined for all sources.
 #   csrc/bind_<family>.cpp   a thin binding: void bind_<family>(nanobind::module_& m), outside any namespace.
-#                            All of them are called when the module is imported.
+#                            All of them are called when the module is imported. See <surogate/bind.h>.
 #   USES                     shared sources, folders of surogate_build/csrc/, which are compiled into the module
 #                            with their bindings:
 #                              library   loads NVIDIA's libraries at run time       <surogate/library.h>

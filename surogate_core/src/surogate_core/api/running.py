@@ -192,18 +192,25 @@ class NumericsReport:
 @runtime_checkable
 class Logger(Protocol):
     """Receives reports, in order, on the thread of the training loop. Reports of GPUs may arrive some steps late.
+    A subclass defines `step`, and of the other methods those that it needs.
 
     If the logger of a plugin raises, the user gets a notice and it receives no more reports. RunStopped ends the run,
     which is saved first.
     """
 
     def step(self, report: StepReport) -> None: ...
-    def eval(self, report: EvalReport) -> None: ...
-    def gpu(self, report: GpuReport) -> None: ...
-    def numerics(self, report: NumericsReport) -> None: ...
+    def eval(self, report: EvalReport) -> None:
+        return
+
+    def gpu(self, report: GpuReport) -> None:
+        return
+
+    def numerics(self, report: NumericsReport) -> None:
+        return
+
     def close(self, status: str) -> None:
         """status: "done", "interrupted" or "failed"."""
-        ...
+        return
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -19,7 +19,6 @@ from .options import (
     JsonOption,
     OverwriteOption,
     PtOption,
-    RunArguments,
     SetOption,
     SftOption,
     mode_of,
@@ -62,40 +61,28 @@ def root(
         raise typer.Exit(2)
 
 
-@app.command(help="Train a model as the YAML file says.")
-def train(
-    ctx: typer.Context,
-    path: ConfigArgument = None,
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    check_finite: CheckFiniteOption = False,
-    fit: FitOption = None,
-) -> int:
-    return _train(run_arguments(ctx, path, config, overrides, "train"), check_finite, fit)
+def _add_training(mode: Literal["train", "pt", "sft"], summary: str) -> None:
+    @app.command(mode, help=summary)
+    def train(
+        ctx: typer.Context,
+        path: ConfigArgument = None,
+        config: ConfigOption = None,
+        overrides: SetOption = None,
+        check_finite: CheckFiniteOption = False,
+        fit: FitOption = None,
+    ) -> int:
+        arguments = run_arguments(ctx, path, config, overrides, mode)
+        from .train import train_command
+
+        _print_notices()
+        if check_finite:
+            arguments.overrides.append("check_finite=true")
+        return train_command(arguments, fit)
 
 
-@app.command(help="Train with the defaults for pre-training on plain text.")
-def pt(
-    ctx: typer.Context,
-    path: ConfigArgument = None,
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    check_finite: CheckFiniteOption = False,
-    fit: FitOption = None,
-) -> int:
-    return _train(run_arguments(ctx, path, config, overrides, "pt"), check_finite, fit)
-
-
-@app.command(help="Train with the defaults for supervised fine-tuning.")
-def sft(
-    ctx: typer.Context,
-    path: ConfigArgument = None,
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    check_finite: CheckFiniteOption = False,
-    fit: FitOption = None,
-) -> int:
-    return _train(run_arguments(ctx, path, config, overrides, "sft"), check_finite, fit)
+_add_training("train", "Train a model as the YAML file says.")
+_add_training("pt", "Train with the defaults for pre-training on plain text.")
+_add_training("sft", "Train with the defaults for supervised fine-tuning.")
 
 
 @app.command(help="Show the memory and time of a run before it starts.")
@@ -268,15 +255,6 @@ def doctor(
     from .doctor import doctor_command
 
     return doctor_command(as_json)
-
-
-def _train(arguments: RunArguments, check_finite: bool, fit: str | None) -> int:
-    from .train import train_command
-
-    _print_notices()
-    if check_finite:
-        arguments.overrides.append("check_finite=true")
-    return train_command(arguments, fit)
 
 
 def _print_notices() -> None:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from ..api import EvalReport, GpuReport, NumericsReport, StepReport
+from ..api import Logger, StepReport
 
 SWITCH = "SUROGATE_TIMING"
 
@@ -32,7 +32,7 @@ def mark(name: str) -> None:
     _phases.append(Phase(name, seconds_since_start(), time.process_time()))
 
 
-class FirstStep:
+class FirstStep(Logger):
     """A logger that marks when the first step was reported."""
 
     def __init__(self) -> None:
@@ -42,18 +42,6 @@ class FirstStep:
         if not self._reported:
             mark("first step")
         self._reported = True
-
-    def eval(self, report: EvalReport) -> None:
-        return
-
-    def gpu(self, report: GpuReport) -> None:
-        return
-
-    def numerics(self, report: NumericsReport) -> None:
-        return
-
-    def close(self, status: str) -> None:
-        return
 
 
 def print_phases() -> None:

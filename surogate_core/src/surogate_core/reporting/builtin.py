@@ -21,14 +21,6 @@ def open_console(info: RunInfo) -> Logger:
     return PlainLogger(info, sys.stdout)
 
 
-def _open_metrics(info: RunInfo, options: Any) -> Logger:
-    return JsonLinesLogger(info)
-
-
-def _open_console(info: RunInfo, options: Any) -> Logger:
-    return open_console(info)
-
-
 def _open_picture(info: RunInfo, options: Any) -> Logger:
     from .picture import PictureLogger
 
@@ -37,12 +29,15 @@ def _open_picture(info: RunInfo, options: Any) -> Logger:
 
 LOGGERS: tuple[LoggerDef, ...] = (
     LoggerDef(
-        name="jsonl", summary="every report as a line in output_dir/metrics.jsonl", open=_open_metrics, always=True
+        name="jsonl",
+        summary="every report as a line in output_dir/metrics.jsonl",
+        open=lambda info, options: JsonLinesLogger(info),
+        always=True,
     ),
     LoggerDef(
         name="console",
         summary="live progress; plain lines if stdout is not a terminal",
-        open=_open_console,
+        open=lambda info, options: open_console(info),
         always=True,
     ),
     LoggerDef(name="picture", summary="the loss curve as output_dir/loss.png", open=_open_picture, always=True),

@@ -7,13 +7,13 @@ import statistics
 from collections import deque
 from typing import TextIO
 
-from ..api import EvalReport, GpuReport, NumericsReport, RunInfo, StepReport
+from ..api import EvalReport, Logger, NumericsReport, RunInfo, StepReport
 from .numerics import numerics_lines
 from .terminal import silence
 from .text import LINE_WIDTH, count_text, eta_text, loss_text, lr_text, norm_text, step_time_text
 
 
-class PlainLogger:
+class PlainLogger(Logger):
     """Prints a line every `logging_steps` steps, for the first, last and every skipped step, and for each evaluation.
 
     No escape codes, ASCII only, at most 80 columns. If the reader of a pipe exits, the lines stop and the run
@@ -36,15 +36,9 @@ class PlainLogger:
     def eval(self, report: EvalReport) -> None:
         self._line(eval_line(report))
 
-    def gpu(self, report: GpuReport) -> None:
-        return  # recorded in the metrics file, not shown
-
     def numerics(self, report: NumericsReport) -> None:
         for line in numerics_lines(report):
             self._line(line)
-
-    def close(self, status: str) -> None:
-        return  # the command prints how a run ended
 
     def _line(self, text: str) -> None:
         if self._out is None:

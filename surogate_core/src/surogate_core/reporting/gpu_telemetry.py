@@ -9,7 +9,7 @@ from threading import Thread
 from types import ModuleType
 from typing import Any
 
-from ..api import EvalReport, GpuReport, Logger, NumericsReport, StepReport
+from ..api import GpuReport, Logger, StepReport
 
 Notice = Callable[[str], None]
 
@@ -18,7 +18,7 @@ CLOSE_SECONDS = 2.0
 """Seconds that the end of a run waits for a reading in progress. A driver that hangs must not hold up the end."""
 
 
-class GpuTelemetry:
+class GpuTelemetry(Logger):
     """A logger that reads the GPUs after every `every`th step and passes a report of each GPU to `deliver`.
 
     `step` only requests a reading. It also delivers, on the loop's thread, the reports of readings that are done. While
@@ -44,15 +44,6 @@ class GpuTelemetry:
         if report.step % self._every == 0 and not self._in_progress:
             self._in_progress = True
             self._requested.put(report.step)
-
-    def eval(self, report: EvalReport) -> None:
-        return
-
-    def gpu(self, report: GpuReport) -> None:
-        return
-
-    def numerics(self, report: NumericsReport) -> None:
-        return
 
     def close(self, status: str) -> None:
         self._requested.put(None)

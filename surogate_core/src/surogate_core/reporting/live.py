@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ..api import EvalReport, GpuReport, NumericsReport, RunInfo, StepReport
+from ..api import EvalReport, Logger, NumericsReport, RunInfo, StepReport
 from .console import StepTimes, eval_line
 from .numerics import numerics_lines
 from .terminal import silence
@@ -30,7 +30,7 @@ class TerminalConsole(Console):
         raise sys.exception() or BrokenPipeError()
 
 
-class LiveLogger:
+class LiveLogger(Logger):
     """A progress bar with step, percentage and time left, and below it the numbers of the latest step.
 
     It is drawn on the loop's thread when a report arrives, at most ten times a second. So if the terminal is closed,
@@ -66,9 +66,6 @@ class LiveLogger:
         self._eval = report
         self._refresh()
         self._draw(lambda: self._console.print(Text(eval_line(report)), soft_wrap=True))
-
-    def gpu(self, report: GpuReport) -> None:
-        return  # recorded in the metrics file, not shown
 
     def numerics(self, report: NumericsReport) -> None:
         self._draw(lambda: self._console.print(Text("\n".join(numerics_lines(report))), soft_wrap=True))

@@ -11,7 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..api import EvalReport, GpuReport, NumericsReport, RunInfo, StepReport
+from ..api import Logger, RunInfo, StepReport
 from .metrics import metrics_path, read_metrics
 from .text import count_text, lr_text
 
@@ -51,7 +51,7 @@ class Curve:
     evals: list[EvalPoint] = field(default_factory=list)
 
 
-class PictureLogger:
+class PictureLogger(Logger):
     """Draws `output_dir/loss.png` when the run ends, unless it did no step.
 
     It reads `metrics.jsonl` instead of keeping the reports. So the picture of a resumed run starts at step 1, a long
@@ -66,15 +66,6 @@ class PictureLogger:
 
     def step(self, report: StepReport) -> None:
         self._stepped = True
-
-    def eval(self, report: EvalReport) -> None:
-        return
-
-    def gpu(self, report: GpuReport) -> None:
-        return
-
-    def numerics(self, report: NumericsReport) -> None:
-        return
 
     def close(self, status: str) -> None:
         if not self._stepped:

@@ -1,0 +1,35 @@
+"""Parts of the references of weight formats: rounding to E4M3, and measuring and copying a dequantized matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+E4M3_MAX = 448.0
+FLT_MAX = torch.finfo(torch.float32).max
+
+
+def e4m3(x: Tensor) -> Tensor:
+    """Round to nearest even; magnitudes above 448 become 448, NaN becomes 0x7F."""
+    codes = x.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
+    return codes.masked_fill(x.isnan(), 0x7F).view(torch.float8_e4m3fn)
+
+
+def matrix_amax(w: Tensor, rows: Sequence[int]) -> Tensor:
+    """Return fp32 [matrices, 2]: of each the largest finite magnitude, and 1 if an element is not finite, else 0."""
+    parts = [(part, part.isfinite()) for part in w.float().split(list(rows))]
+    return torch.stack([torch.stack([x.abs().where(ok, 0).max(), (~ok).any().float()]) for x, ok in parts])
+
+
+def e4m3_copy(w: Tensor, amax: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:
+    """Return the weight in E4M3 with one scale, and (decode, encode), by the `matrix_amax` of the weight.
+
+    encode maps the largest magnitude to 448. decode is NaN if an element is not finite.
+    """
+    largest, not_finite = amax.amax(dim=0)
+    encode = torch.where(largest > 0, (torch.tensor(E4M3_MAX) / largest).clamp(max=FLT_MAX), 1.0)
+    decode = torch.where(not_finite > 0, torch.nan, 1.0 / encode)
+    copy = e4m3(w.float() * encode)
+    return copy.T.contiguous() if transposed else copy, torch.stack([decode, encode])
