@@ -32,7 +32,8 @@ def nvfp4_quantize(
     stream: int = 0,
 ) -> tuple[Tensor, ...]:
     """Forms of x and of its transpose."""
-    wide, outs = x.float(), ()
+    wide = x.float()
+    outs: tuple[Tensor, ...] = ()
     for i, wanted in enumerate((rows, columns)):
         if not wanted:
             continue
