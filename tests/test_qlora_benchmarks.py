@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+
+from surogate_core.config.load import load_config
+from surogate_core.plugins.discovery import load_registry
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -50,19 +53,19 @@ def test_the_guide_has_a_row_for_every_card_and_family(monkeypatch: pytest.Monke
 def test_formats_are_compared_with_bf16_runs_of_the_same_seed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    qlora = load("qlora", monkeypatch)
+    qlora, seeds = load("qlora", monkeypatch), load("seeds", monkeypatch)
     factors = {"bf16": 1.0, "FP8": 1.001, "NF4": 1.02}
-    for name in qlora.FORMATS:
-        for seed in qlora.SEEDS:
+    for name in qlora.COMPARISON.variants:
+        for seed in seeds.SEEDS:
             loss = seed * factors.get(name, 1.005)
             records = [{"log": "step", "step": 1, "loss": 2 * loss}]
             records += [{"log": "eval", "step": step, "loss": loss * (1 + 1 / step)} for step in (1, 2)]
-            folder = qlora.folder_of(tmp_path, name, seed)
+            folder = seeds.folder_of(qlora.COMPARISON, tmp_path, name, seed)
             folder.mkdir()
             (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)) + "\n")
     picture = tmp_path / "loss.png"
     with pytest.raises(SystemExit, match=r"^NF4: differs from bf16 by more than 1.0 %$"):
-        qlora.compare(qlora_arguments(qlora, tmp_path, picture))
+        seeds.main(qlora.COMPARISON, ["compare", str(tmp_path), "--picture", str(picture)], None)
     heading, _, bf16, fp8, nf4, *_ = capsys.readouterr().out.splitlines()
     assert cells(bf16)[:3] == ["bf16", "3.0000", "1.5000 to 4.5000"] and len(cells(heading)) == len(cells(bf16)) == 6
     assert cells(fp8)[3:] == ["+0.10 %", "+0.10, +0.10, +0.10", "+0.10 %"]
@@ -70,18 +73,28 @@ def test_formats_are_compared_with_bf16_runs_of_the_same_seed(
     assert picture.stat().st_size > 10_000
 
 
-def qlora_arguments(qlora: ModuleType, folder: Path, picture: Path) -> Any:
-    return qlora.parse(["compare", str(folder), "--picture", str(picture)])
-
-
-def test_the_parts_of_the_training_are_all_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    qlora = load("qlora", monkeypatch)
+@pytest.mark.parametrize(("module", "name"), [("qlora", "COMPARISON"), ("nvfp4", "FROM_SCRATCH"), ("nvfp4", "ADAPTER")])
+def test_the_parts_of_the_training_are_all_runs(
+    module: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seeds, comparison = load("seeds", monkeypatch), getattr(load(module, monkeypatch), name)
     trained: list[tuple[str, int]] = []
-    monkeypatch.setattr(qlora, "train_run", lambda folder, settings, which: trained.append(which) or 0)
+    monkeypatch.setattr(seeds, "train_run", lambda which, folder, settings, run: trained.append(run) or 0)
     for part in ("1/2", "2/2"):
         with pytest.raises(SystemExit) as done:
-            qlora.train(qlora.parse(["train", str(tmp_path), "--part", part, "--at-a-time", "1"]))
+            seeds.main(comparison, ["train", str(tmp_path), "--part", part, "--at-a-time", "1"], None)
         assert done.value.code == 0
-    assert sorted(trained) == sorted((name, seed) for name in qlora.FORMATS for seed in qlora.SEEDS)
+    assert sorted(trained) == sorted((variant, seed) for variant in comparison.variants for seed in seeds.SEEDS)
     with pytest.raises(SystemExit):
-        qlora.parse(["train", str(tmp_path), "--part", "3/2"])
+        seeds.parse(["train", str(tmp_path), "--part", "3/2"])
+
+
+@pytest.mark.parametrize(("module", "name"), [("qlora", "COMPARISON"), ("nvfp4", "FROM_SCRATCH"), ("nvfp4", "ADAPTER")])
+def test_every_variant_is_a_valid_configuration(
+    module: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    comparison = getattr(load(module, monkeypatch), name)
+    registry = load_registry()
+    for variant, changes in comparison.variants.items():
+        raw = {**comparison.settings(tmp_path, 1), **changes, "output_dir": str(tmp_path / "out")}
+        load_config(raw, registry=registry, source=variant, mode=comparison.mode)
