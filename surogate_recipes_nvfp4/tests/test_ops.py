@@ -34,7 +34,7 @@ from surogate_recipes_nvfp4.reference import (
 )
 
 VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text())
-QUANTIZE, LINEAR, LINEAR_ADD = OPS
+QUANTIZE, LINEAR, LINEAR_ADD, MEASURE, REPORT = OPS
 BF16_EPS = 2.0**-8
 
 
@@ -303,6 +303,25 @@ def test_the_error_of_a_product_of_gaussian_matrices_is_about_14_percent() -> No
     exact = x.float() @ w.float().T
     (y,) = product(quantized(x), quantized(w, square=True), dtype="fp32")
     assert 0.12 < float((y - exact).square().mean().sqrt() / exact.square().mean().sqrt()) < 0.16
+
+
+# ------------------------------------------------------------------------------------------------------------- numerics
+
+
+def test_the_figures_of_a_tensor_are_its_amax_its_error_and_what_is_lost() -> None:
+    x = random_matrix(64, 64)
+    x[:, ::4] = 0
+    x[0, 1], x[0, 2] = 100.0, 0.01
+    parts = quantized(x)
+    (figures,) = check_op(MEASURE, x, *typed(parts))
+    rounded = dequantized(*parts)
+    error = float((rounded - x.float()).square().sum().sqrt() / x.float().square().sum().sqrt())
+    lost = float(((rounded == 0) & (x != 0)).sum() / (x != 0).sum())
+    assert figures.tolist() == pytest.approx([100.0, error, lost]) and 0 < lost < 0.2
+    (none,) = check_op(MEASURE, 0 * x, *typed(quantized(0 * x)))
+    assert none.tolist() == [0.0, 0.0, 0.0]
+    (table,) = check_op(REPORT, figures, none)
+    assert torch.equal(table, torch.stack([figures, none]))
 
 
 # -------------------------------------------------------------------------------------------------------- recomputation

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from surogate_core.api import NumericsColumn
+
 BLOCK: Final = 16
 """Adjacent elements of a row that share a scale."""
 
@@ -28,6 +30,14 @@ LARGEST_SCALE_4_6: Final = 256.0
 ATOM_ROWS: Final = 128
 ATOM_COLUMNS: Final = 4
 """Scales are stored in atoms of 128 rows and 4 columns, 512 bytes, row by row of atoms."""
+
+
+COLUMNS: Final = (
+    NumericsColumn("amax", "magnitude", "largest magnitude"),
+    NumericsColumn("error", "share", "root mean square of what rounding changes, over that of the tensor"),
+    NumericsColumn("lost", "share", "elements other than 0 that are rounded to 0"),
+)
+"""Figures of a numerics report."""
 
 
 def largest_scale(four_over_six: bool) -> float:

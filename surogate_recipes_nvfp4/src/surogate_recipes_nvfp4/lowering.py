@@ -24,6 +24,8 @@ from surogate_core.api import Op, Scalars, Value
 from surogate_core.api.products import Operand, QuantizedWeights, Quantizer
 from surogate_core.program.builder import Builder
 
+from .numerics import Measured
+
 Form = tuple[Value, ...]
 """Codes, scales and amax of a matrix (ops.py)."""
 
@@ -101,7 +103,10 @@ class Weights:
 class Fp4Quantizer(Quantizer):
     """Quantizes the operands of one program."""
 
-    def __init__(self, builder: Builder, scalars: Scalars, settings: Settings, weights: Weights) -> None:
+    def __init__(
+        self, builder: Builder, scalars: Scalars, settings: Settings, weights: Weights, measured: Measured | None
+    ) -> None:
+        self._measured = measured
         self._b = builder
         self._scalars = scalars
         self._settings = settings
@@ -122,9 +127,10 @@ class Fp4Quantizer(Quantizer):
             attrs |= {"stochastic": True, "stream": crc32(operand.name.encode()) & ~1}
         outs = self._b.emit("nvfp4_quantize", operand.value, *random, **attrs)
         forms = [outs[at : at + 3] for at in range(0, len(outs), 3)]
-        self._forms[operand.value] = dict(
-            zip([name for name in ("rows", "columns") if attrs[name]], forms, strict=True)
-        )
+        written = dict(zip([name for name in ("rows", "columns") if attrs[name]], forms, strict=True))
+        self._forms[operand.value] = written
+        if self._measured is not None and rows:
+            self._measured.measure(operand.name, operand.weight.block, operand.value, written["rows"])
         return ()
 
     def multiply(self, op: Op, left: Operand, weight: Value, *, base: Value | None, bias: Value | None) -> None:

@@ -12,6 +12,8 @@ nvfp4_linear_add  a form, b form, base [M, N] -> base + a b^T
     backend         "emulate": bf16 products of the operands, which hold them exactly but for amax. "cublaslt": FP4
                     products
     trans_b         b is a form [K, N], whose blocks lie along N: for emulated products
+nvfp4_measure     x [M, K], a form of x -> fp32 [3], the figures of a numerics report (`formats.COLUMNS`)
+nvfp4_report      n times such figures -> fp32 [n, 3]
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any
 from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, Value
 from surogate_core.errors import ProgramError
 
-from .formats import BLOCK, scales_shape
+from .formats import BLOCK, COLUMNS, scales_shape
 
 Ins = Sequence[Value]
 Attrs = Mapping[str, Any]
@@ -139,6 +141,21 @@ def _read(op: Op) -> int:
     return sum(v.nbytes for v in op.ins[:6])
 
 
+# ------------------------------------------------------------------------------------------------------------- numerics
+
+
+def _measure(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    x, shape = ins[0], _operand(ins[1:4])
+    _need(x.shape == shape and x.dtype == "bf16", f"a form {list(shape)} is of a bf16 matrix of that shape, got {x!r}")
+    return [OutSpec("numerics", (len(COLUMNS),), "fp32")]
+
+
+def _report(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    wrong = next((v for v in ins if (v.shape, v.dtype) != ((len(COLUMNS),), "fp32")), None)
+    _need(wrong is None, f"figures are fp32 [{len(COLUMNS)}], got {wrong!r}")
+    return [OutSpec("numerics", (len(ins), len(COLUMNS)), "fp32")]
+
+
 def _define(kind: str, infer: Any, **fields: Any) -> OpDef:
     return OpDef(kind=kind, infer=infer, reference=f"surogate_recipes_nvfp4.reference:{kind}", **fields)
 
@@ -171,4 +188,6 @@ OPS: tuple[OpDef, ...] = (
     ),
     _define("nvfp4_linear", _linear, **_PRODUCT),
     _define("nvfp4_linear_add", _linear_add, may_overwrite=lambda op: {0: 6}, **_PRODUCT),
+    _define("nvfp4_measure", _measure, flops=lambda op: 8 * op.ins[0].size, math=lambda op: "fp32"),
+    _define("nvfp4_report", _report),
 )

@@ -30,6 +30,7 @@ from surogate_core.api.products import SkippedBlocks, check_multiples, lower_pro
 from surogate_core.errors import ConfigError
 
 from .lowering import Fp4Quantizer, Settings, Weights
+from .numerics import Measured
 
 MULTIPLE = 32
 """Every dimension of a product with FP4 operands is a multiple of this: cuBLASLt reads rows of 16 bytes."""
@@ -143,11 +144,15 @@ def _lowered(family: Family, context: LowerContext, options: Nvfp4Options) -> Fa
     settings = _settings(family, context, options)
     weights = Weights(context.builder, settings)
 
-    def lowered(program: Program) -> Program:
-        quantizer = Fp4Quantizer(context.builder, context.scalars, settings, weights)
+    def lowered(program: Program, measured: Measured | None = None) -> Program:
+        quantizer = Fp4Quantizer(context.builder, context.scalars, settings, weights, measured)
         return lower_products(program, context.builder, settings.weights, quantizer)
 
-    family = replace(family, micro=lowered(family.micro), evaluate=lowered(family.evaluate))
+    numerics = None
+    if context.numerics:
+        measured = Measured(context.builder)
+        numerics = measured.report(lowered(family.micro, measured))
+    family = replace(family, micro=lowered(family.micro), evaluate=lowered(family.evaluate), numerics=numerics)
     return _with_quantized_weights(family, context, settings, weights)
 
 

@@ -240,3 +240,19 @@ def nvfp4_linear_add(
     """add(nvfp4_linear(a, b), base). A kernel need not round the product before the sum."""
     product = _product(a, scales_a, amax_a, b, scales_b, amax_b, trans_b=trans_b)
     return standard.add(product.to(base.dtype), base)
+
+
+# ------------------------------------------------------------------------------------------------------------- numerics
+
+
+def nvfp4_measure(x: Tensor, codes: Tensor, scales: Tensor, amax: Tensor) -> Tensor:
+    """(amax, error, lost) of x and a form of it. Error and lost are 0 for a matrix of zeros."""
+    wide, rounded = x.double(), values(codes, scales).double() * amax[0] / (LARGEST * amax[1])
+    power, present = wide.square().sum(), x != 0
+    error = torch.where(power > 0, ((rounded - wide).square().sum() / power).sqrt(), 0.0)
+    lost = ((rounded == 0) & present).sum() / present.sum().clamp(min=1)
+    return torch.stack([amax[0], error.float(), lost.float()])
+
+
+def nvfp4_report(*figures: Tensor) -> Tensor:
+    return torch.stack(figures)
