@@ -20,8 +20,8 @@ INSTALLED := $(VENV)/.installed
 TOOLS_INSTALLED := $(VENV)/.tools
 KERNELS := $(wildcard $(BUILD)/*.py $(BUILD)/cmake/* $(BUILD)/include/surogate/* $(BUILD)/csrc/*/* */CMakeLists.txt \
 	plugins/*/CMakeLists.txt */csrc/* plugins/*/csrc/*)
-COMPILED := surogate_recipes_bf16 surogate_recipes_fp8 surogate_models plugins/surogate_optim_adamw \
-	plugins/surogate_optim_adamw_8bit plugins/surogate_optim_normuon plugins/surogate_lora \
+COMPILED := surogate_recipes_bf16 surogate_recipes_fp8 surogate_recipes_nvfp4 surogate_models \
+	plugins/surogate_optim_adamw plugins/surogate_optim_adamw_8bit plugins/surogate_optim_normuon plugins/surogate_lora \
 	plugins/surogate_qlora_nf4 plugins/surogate_qlora_fp8 plugins/surogate_qlora_fp4
 PURE := plugins/surogate_log_tensorboard plugins/surogate_log_wandb plugins/surogate_offload_residual \
 	plugins/surogate_offload_states .

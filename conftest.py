@@ -20,6 +20,7 @@ import surogate_core  # noqa: F401
 import surogate_models  # noqa: F401
 import surogate_recipes_bf16  # noqa: F401
 import surogate_recipes_fp8  # noqa: F401
+import surogate_recipes_nvfp4  # noqa: F401
 
 
 def pytest_collection_finish() -> None:

@@ -1,0 +1,7 @@
+"""Compiled kernels of the NVFP4 ops. They import the compiled module only when binding."""
+
+from __future__ import annotations
+
+from surogate_core.api import KernelDef
+
+KERNELS: tuple[KernelDef, ...] = ()

@@ -1,0 +1,31 @@
+"""Hooks of `surogate-recipe-nvfp4`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pluggy
+
+from surogate_core.api import Finding, KernelDef, OpDef, SystemInfo
+from surogate_core.api.compiled import diagnose, of_module
+
+from .kernels import KERNELS
+from .ops import OPS
+
+SUROGATE_API = 0
+hookimpl = pluggy.HookimplMarker("surogate")
+
+
+@hookimpl
+def surogate_ops() -> Iterable[OpDef]:
+    return OPS
+
+
+@hookimpl
+def surogate_kernels() -> Iterable[KernelDef]:
+    return of_module("surogate_recipes_nvfp4._C", KERNELS)
+
+
+@hookimpl
+def surogate_diagnose(system: SystemInfo) -> Iterable[Finding]:
+    return diagnose("surogate_recipes_nvfp4", system)
