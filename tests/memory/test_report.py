@@ -292,6 +292,27 @@ def test_the_time_of_an_op_is_a_launch_and_the_longer_of_arithmetic_and_traffic(
         assert op_cost(toy(4), toy_definition(flops, traffic), d) == expected
 
 
+@pytest.mark.parametrize(("rate", "oldest"), [("fp8", 89), ("fp4", 100)])
+def test_an_op_is_priced_by_the_rate_that_it_names_and_in_fp32_where_no_kernel_can_have_it(
+    rate: str, oldest: int
+) -> None:
+    """A GPU that has the instructions has the rate, so a plan for it never falls back."""
+    definition = replace(toy_definition(10**15, 1), math=lambda op: rate)
+    for d in DEVICES.values():
+        assert (rate in d.flops) == (d.sm is not None and d.sm >= oldest), d.name
+        seconds = op_cost(toy(4), definition, d).seconds - d.launch_seconds
+        assert seconds == pytest.approx(10**15 / d.flops[rate if rate in d.flops else "fp32"])
+
+
+def test_fp4_is_at_least_twice_as_fast_as_fp8_on_every_device_that_has_it() -> None:
+    """Data sheets say twice, three times on the B300, four times on GeForce, whose FP8 is halved as its bf16 is."""
+    ratios = {d.name: d.flops["fp4"] / d.flops["fp8"] for d in DEVICES.values() if "fp4" in d.flops}
+    assert {name: round(ratio, 1) for name, ratio in ratios.items()} == {
+        **{"b200": 2.0, "b300": 3.0, "rtxpro6000": 2.0, "spark": 2.0},
+        **dict.fromkeys(("rtx5060ti", "rtx5070", "rtx5070ti", "rtx5080", "rtx5090"), 4.0),
+    }
+
+
 def test_attention_that_no_table_knows_has_half_the_rate_of_products() -> None:
     cost = op_cost(toy(4), replace(toy_definition(10**15, 1), is_attention=True), H200)
     assert cost.seconds == cost.attention_seconds == H200.launch_seconds + 2 * 10**15 / H200.flops["bf16"]

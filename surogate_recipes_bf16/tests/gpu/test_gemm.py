@@ -257,3 +257,113 @@ def batched(
     for operand in (*operands, scratch):
         operand.check()
     return operands[3].tensor
+
+
+class Scaled:
+    """alpha a b^T, plus beta d if it accumulates, of bf16 operands, with factors from the host or device memory."""
+
+    LIBRARY = 32 << 20
+
+    def __init__(self, shape: tuple[int, int, int], d_dtype: torch.dtype, *, device: bool, accumulate: bool) -> None:
+        from surogate_recipes_bf16 import _C
+
+        m, n, k = shape
+        self.accumulate = accumulate
+        self.a, self.b = (guarded((rows, k), torch.bfloat16) for rows in (m, n))
+        self.d, self.factors = guarded((m, n), d_dtype), guarded((2,), torch.float32)
+        self.scratch = guarded((self.LIBRARY,), torch.uint8)
+        self.stream = torch.cuda.current_stream().cuda_stream
+        bf16 = DTYPES["bf16"].code
+        self.gemm = _C.Gemm(
+            *(*self.addresses, 0, 0, 0, self.scratch.pointer),
+            **{"m": m, "n": n, "k": k, "trans_b": True, "dtype_a": bf16, "dtype_b": bf16},
+            dtype_d=DTYPES["fp32" if d_dtype == torch.float32 else "bf16"].code,
+            accumulate=accumulate,
+            factors=self.factors.pointer if device else 0,
+            library_bytes=self.LIBRARY,
+            stream=self.stream,
+        )
+        for buffer in (self.a, self.b, self.d, self.factors, self.scratch):
+            buffer.check()
+
+    @property
+    def addresses(self) -> tuple[int, int, int, int]:
+        d = self.d.pointer
+        return self.a.pointer, self.b.pointer, d if self.accumulate else 0, d
+
+    @property
+    def key(self) -> str:
+        """The description under which the algorithm is exported."""
+        return str(self.gemm.describe().split(" | algorithm")[0])
+
+    def fill(self, a: Tensor, b: Tensor, d: Tensor) -> None:
+        for buffer, x in ((self.a, a), (self.b, b), (self.d, d)):
+            buffer.tensor.copy_(x)
+
+    def from_host(self, alpha: float, beta: float) -> Tensor:
+        self.gemm.run_scaled(*self.addresses, self.scratch.pointer, alpha, beta, self.stream)
+        return self._result()
+
+    def from_device(self, alpha: float, beta: float) -> Tensor:
+        self.factors.tensor.copy_(torch.tensor((alpha, beta)))
+        self.launch(self.stream)
+        return self._result()
+
+    def launch(self, stream: int) -> None:
+        self.gemm.run_with_factors(*self.addresses, 0, 0, 0, self.factors.pointer, self.scratch.pointer, stream)
+
+    def _result(self) -> Tensor:
+        torch.cuda.synchronize()
+        for buffer in (self.a, self.b, self.d, self.factors, self.scratch):
+            buffer.check()
+        return self.d.tensor.clone()
+
+
+@pytest.mark.parametrize("d_dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+@pytest.mark.parametrize("shape", cases([(136, 264, 272)], more=[(1024, 512, 4096)]), ids=str)
+def test_factors_in_device_memory_give_the_bits_of_those_of_the_host(
+    shape: tuple[int, int, int], beta: float, d_dtype: torch.dtype
+) -> None:
+    from surogate_recipes_bf16 import _C
+
+    host = Scaled(shape, d_dtype, device=False, accumulate=beta != 0)
+    key = Scaled(shape, d_dtype, device=True, accumulate=beta != 0).key
+    assert key == host.key.replace(" workspace", " device factors workspace")
+    algorithm = dict(_C.gemm_export())[host.key]
+    _C.gemm_import([(key, algorithm)])  # otherwise it may be another one, and add in another order
+    device = Scaled(shape, d_dtype, device=True, accumulate=beta != 0)
+    m, n, k = shape
+    a, b, d = (
+        torch.randn(*size, device="cuda").to(dtype)
+        for size, dtype in (((m, k), torch.bfloat16), ((n, k), torch.bfloat16), ((m, n), d_dtype))
+    )
+    for alpha in (1.0, 2.2103e-6, -0.7):
+        initial = d * alpha if beta else torch.full_like(d, torch.nan)
+        for x in (host, device):
+            x.fill(a, b, initial)
+        out = device.from_device(alpha, beta)
+        assert out.isfinite().all()
+        assert same_bits(out, host.from_host(alpha, beta))
+
+
+def test_a_captured_product_reads_factors_when_it_is_replayed() -> None:
+    x = Scaled((64, 64, 64), torch.float32, device=True, accumulate=True)
+    x.fill(*(torch.randint(-8, 9, (64, 64)) for _ in range(2)), torch.zeros(64, 64))  # sums are exact in any order
+    once = x.from_device(1.0, 0.0)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        x.launch(torch.cuda.current_stream().cuda_stream)
+    for alpha, beta, times in ((4.0, 0.0, 4), (2.0, 0.5, 4), (-1.0, 0.0, -1), (1.0, -1.0, 2)):
+        x.factors.tensor.copy_(torch.tensor((alpha, beta)))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(x.d.tensor, times * once)
+
+
+def test_factors_must_be_given_if_they_are_read_from_device_memory() -> None:
+    x = Scaled((16, 16, 16), torch.float32, device=True, accumulate=False)
+    with pytest.raises(ValueError, match="gemm: factors is a null pointer"):
+        x.from_host(1.0, 0.0)
+    with pytest.raises(ValueError, match="gemm: factors must be aligned to 16 bytes"):
+        x.gemm.run_with_factors(*x.addresses, 0, 0, 0, x.factors.pointer + 4, x.scratch.pointer, x.stream)

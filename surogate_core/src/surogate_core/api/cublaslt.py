@@ -8,7 +8,7 @@ def bind(op, ctx):
     return ctx.call(gemm.run, ...)
 
 <surogate/gemm.h> describes the products. `Gemm` takes the addresses of the buffers of `run`: the algorithm is
-selected by timing on them, or not timed if a, b, c and d are 0.
+selected by timing on them, or not timed if a, b, c and d are 0. With `factors` it is run by `run_with_factors`.
 """
 
 from __future__ import annotations

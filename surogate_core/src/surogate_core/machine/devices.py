@@ -10,8 +10,9 @@ The rates of the H100 and the H200 are those that `surogate doctor --measure` fo
 operands (in FP8 on the H200 1,263e12 with the write of their outputs, which is not hidden, 1,347e12 without it); bytes
 per second read and written; copies from and to the host, each way at once. For other devices the table has the
 vendor's figures (data sheets and architecture white papers): FLOP/s are 0.68 of the dense peak, the ratio measured on
-the H200 for both dtypes, and bandwidths 0.87 of the figure. Links are 0.8 of the figure for one direction, an estimate:
-NVLink, else PCIe. For the GPU of this machine, `surogate doctor --measure` replaces the rates.
+the H200 for bf16 and FP8 (FP4 was not measured anywhere), and bandwidths 0.87 of the figure. Links are 0.8 of the
+figure for one direction, an estimate: NVLink, else PCIe. For the GPU of this machine, `surogate doctor --measure`
+replaces the rates.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def _gpu(
     link: float,
     *,
     host: float = 0.0,
+    fp4: float = 0.0,
 ) -> DeviceInfo:
     """Return a device from the vendor's data sheet.
 
@@ -58,10 +60,13 @@ def _gpu(
     bandwidth  TB/s
     link       to other devices, GB/s for one direction
     host       GB/s of copies from and to the host, each way at once. Default: PCIe 5 or 4 with 16 lanes.
+    fp4        dense peak, TFLOP/s: half of the figure with sparsity, but for the B300; 0: the device has none
     """
     flops = {"bf16": bf16 * _SUSTAINED * 1e12, "fp32": fp32 * _SUSTAINED * 1e12, "fp64": fp32 * _SUSTAINED / 2 * 1e12}
     if sm >= 89:
         flops["fp8"] = 2 * flops["bf16"]
+    if fp4:
+        flops["fp4"] = fp4 * _SUSTAINED * 1e12
     return DeviceInfo(
         name=name,
         title=title,
@@ -127,15 +132,15 @@ DEVICES: dict[str, DeviceInfo] = {
         _H100,
         _H200,
         _gpu("gh200", "NVIDIA GH200 480GB", 90, 94.5, 989, 67, 4.0, 450, host=200),
-        _gpu("b200", "NVIDIA B200", 100, 178.3, 2250, 75, 8.0, 900),
-        _gpu("b300", "NVIDIA B300", 103, 267.6, 2250, 75, 8.0, 900),
-        _gpu("rtx5060ti", "NVIDIA GeForce RTX 5060 Ti", 120, 15.5, 47.4, 23.7, 0.448, 32, host=22),
-        _gpu("rtx5070", "NVIDIA GeForce RTX 5070", 120, 11.6, 61.7, 30.9, 0.672, 64),
-        _gpu("rtx5070ti", "NVIDIA GeForce RTX 5070 Ti", 120, 15.5, 87.9, 43.9, 0.896, 64),
-        _gpu("rtx5080", "NVIDIA GeForce RTX 5080", 120, 15.5, 113, 56.3, 0.960, 64),
-        _gpu("rtx5090", "NVIDIA GeForce RTX 5090", 120, 31.3, 210, 104.8, 1.792, 64),
-        _gpu("rtxpro6000", "NVIDIA RTX PRO 6000 Blackwell", 120, 94.9, 503, 125, 1.792, 64),
-        _gpu("spark", "NVIDIA GB10", 121, 119.0, 125, 31, 0.273, 25),
+        _gpu("b200", "NVIDIA B200", 100, 178.3, 2250, 75, 8.0, 900, fp4=9000),
+        _gpu("b300", "NVIDIA B300", 103, 267.6, 2250, 75, 8.0, 900, fp4=13500),
+        _gpu("rtx5060ti", "NVIDIA GeForce RTX 5060 Ti", 120, 15.5, 47.4, 23.7, 0.448, 32, host=22, fp4=380),
+        _gpu("rtx5070", "NVIDIA GeForce RTX 5070", 120, 11.6, 61.7, 30.9, 0.672, 64, fp4=494),
+        _gpu("rtx5070ti", "NVIDIA GeForce RTX 5070 Ti", 120, 15.5, 87.9, 43.9, 0.896, 64, fp4=703),
+        _gpu("rtx5080", "NVIDIA GeForce RTX 5080", 120, 15.5, 113, 56.3, 0.960, 64, fp4=900),
+        _gpu("rtx5090", "NVIDIA GeForce RTX 5090", 120, 31.3, 210, 104.8, 1.792, 64, fp4=1676),
+        _gpu("rtxpro6000", "NVIDIA RTX PRO 6000 Blackwell", 120, 94.9, 503, 125, 1.792, 64, fp4=2000),
+        _gpu("spark", "NVIDIA GB10", 121, 119.0, 125, 31, 0.273, 25, fp4=500),
     )
 }
 """The devices of `surogate plan --device`, by name."""

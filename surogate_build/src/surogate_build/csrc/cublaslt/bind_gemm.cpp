@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <new>
 
+#include "surogate/check.h"
 #include "surogate/gemm.h"
 #include "surogate/workspace.h"
 
@@ -19,6 +20,16 @@ T* pointer(uintptr_t address) {
     return reinterpret_cast<T*>(address);
 }
 
+surogate::GemmScaling scaling_of(bool scaled, int64_t block) {
+    using surogate::GemmScaling;
+    SUROGATE_REQUIRE(block == 0 || block == 16 || block == 32, "gemm",
+                     "scale_block must be 0, 16 or 32, got " + std::to_string(block));
+    if (block > 0) {
+        return block == 16 ? GemmScaling::Blocks16 : GemmScaling::Blocks32;
+    }
+    return scaled ? GemmScaling::Tensor : GemmScaling::None;
+}
+
 surogate::GemmBuffers buffers_of(uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t bias, uintptr_t scale_a,
                                  uintptr_t scale_b, uintptr_t workspace) {
     surogate::GemmBuffers buffers;
@@ -27,8 +38,8 @@ surogate::GemmBuffers buffers_of(uintptr_t a, uintptr_t b, uintptr_t c, uintptr_
     buffers.c = pointer(c);
     buffers.d = pointer(d);
     buffers.bias = pointer(bias);
-    buffers.scale_a = pointer<float>(scale_a);
-    buffers.scale_b = pointer<float>(scale_b);
+    buffers.scale_a = pointer(scale_a);
+    buffers.scale_b = pointer(scale_b);
     buffers.workspace = pointer(workspace);
     return buffers;
 }
@@ -44,7 +55,7 @@ void bind_gemm(nb::module_& m) {
                uintptr_t scale_b, uintptr_t workspace, int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b,
                int dtype_a, int dtype_b, int dtype_d, int dtype_bias, bool accumulate, bool fast, int64_t lda, int64_t ldb,
                int64_t ldd, int64_t batch, int64_t stride_a, int64_t stride_b, int64_t stride_d, int64_t library_bytes,
-               uintptr_t stream) {
+               int64_t scale_block, uintptr_t factors, uintptr_t stream) {
                 surogate::GemmShape shape{};
                 shape.m = m;
                 shape.n = n;
@@ -57,8 +68,9 @@ void bind_gemm(nb::module_& m) {
                 shape.has_bias = dtype_bias >= 0;
                 shape.dtype_bias = dtype_bias;
                 shape.accumulate = accumulate;
-                shape.scaling = scale_a != 0 ? surogate::GemmScaling::Tensor : surogate::GemmScaling::None;
+                shape.scaling = scaling_of(scale_a != 0, scale_block);
                 shape.fast = fast;
+                shape.device_factors = factors != 0;
                 shape.lda = lda;
                 shape.ldb = ldb;
                 shape.ldd = ldd;
@@ -68,18 +80,21 @@ void bind_gemm(nb::module_& m) {
                 shape.stride_d = stride_d;
                 shape.library_bytes = library_bytes;
                 shape.alignment_a = shape.alignment_b = shape.alignment_d = surogate::workspace_alignment;
-                new (self) Gemm(shape, buffers_of(a, b, c, d, bias, scale_a, scale_b, workspace),
-                                reinterpret_cast<cudaStream_t>(stream));
+                surogate::GemmBuffers buffers = buffers_of(a, b, c, d, bias, scale_a, scale_b, workspace);
+                buffers.factors = pointer<float>(factors);
+                new (self) Gemm(shape, buffers, reinterpret_cast<cudaStream_t>(stream));
             },
             nb::arg("a"), nb::arg("b"), nb::arg("c"), nb::arg("d"), nb::arg("bias"), nb::arg("scale_a"),
             nb::arg("scale_b"), nb::arg("workspace"), nb::kw_only(), nb::arg("m"), nb::arg("n"), nb::arg("k"),
             nb::arg("trans_a") = false, nb::arg("trans_b") = false, nb::arg("dtype_a"), nb::arg("dtype_b"),
             nb::arg("dtype_d"), nb::arg("dtype_bias") = -1, nb::arg("accumulate") = false, nb::arg("fast") = false,
             nb::arg("lda") = 0, nb::arg("ldb") = 0, nb::arg("ldd") = 0, nb::arg("batch") = 0, nb::arg("stride_a") = 0,
-            nb::arg("stride_b") = 0, nb::arg("stride_d") = 0, nb::arg("library_bytes"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>(),
-            "Select an algorithm, timed on these buffers; a, b, c, d, the scales and the workspace are overwritten. "
-            "Nothing is timed if a, b, c and d are 0. scale_a 0: no scales. dtype_bias -1: no bias. c 0: d, if it "
-            "accumulates.")
+            nb::arg("stride_b") = 0, nb::arg("stride_d") = 0, nb::arg("library_bytes"), nb::arg("scale_block") = 0,
+            nb::arg("factors") = 0, nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>(),
+            "Select an algorithm, timed on these buffers; a, b, c, d, the scales, the factors and the workspace are "
+            "overwritten. Nothing is timed if a, b, c and d are 0. scale_a 0: no scales. scale_block: the elements that "
+            "share a scale, 16 or 32; 0: all of a matrix. dtype_bias -1: no bias. c 0: d, if it accumulates. factors: "
+            "for run_with_factors.")
         .def(
             "run",
             [](Gemm& self, uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t bias, uintptr_t scale_a,
@@ -101,6 +116,18 @@ void bind_gemm(nb::module_& m) {
             nb::arg("a"), nb::arg("b"), nb::arg("c"), nb::arg("d"), nb::arg("workspace"), nb::arg("alpha"),
             nb::arg("beta"), nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>(),
             "Run with factors of the product and of c, without bias and scales.")
+        .def(
+            "run_with_factors",
+            [](Gemm& self, uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t bias, uintptr_t scale_a,
+               uintptr_t scale_b, uintptr_t factors, uintptr_t workspace, uintptr_t stream) {
+                surogate::GemmBuffers buffers = buffers_of(a, b, c, d, bias, scale_a, scale_b, workspace);
+                buffers.factors = pointer<float>(factors);
+                self.run(buffers, reinterpret_cast<cudaStream_t>(stream));
+            },
+            nb::arg("a"), nb::arg("b"), nb::arg("c"), nb::arg("d"), nb::arg("bias"), nb::arg("scale_a"),
+            nb::arg("scale_b"), nb::arg("factors"), nb::arg("workspace"), nb::arg("stream"),
+            nb::call_guard<nb::gil_scoped_release>(),
+            "Run with the factors {alpha, beta} of the product and of c that device memory contains by then.")
         .def("describe", &Gemm::describe);
     m.def("gemm_export", &surogate::exported_choices, nb::call_guard<nb::gil_scoped_release>(),
           "Return the timed and imported algorithms of this module: (description, algorithm).");

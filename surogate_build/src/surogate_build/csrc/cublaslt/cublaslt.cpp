@@ -12,6 +12,13 @@ namespace {
 constexpr const char* op_name = "gemm";
 constexpr size_t minimum_version = 130000;  // later minor versions of CUDA 13 are compatible
 
+int attribute(cudaDeviceAttr which) {
+    int device = 0, value = 0;
+    check_cuda(cudaGetDevice(&device), op_name);
+    check_cuda(cudaDeviceGetAttribute(&value, which, device), op_name);
+    return value;
+}
+
 }  // namespace
 
 Library cublaslt() {
@@ -42,14 +49,13 @@ cublasLtHandle_t library_handle() {
     return handle;
 }
 
+int compute_capability() {
+    return 10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor);
+}
+
 std::string describe_platform() {
-    int device = 0, major = 0, minor = 0, processors = 0;
-    check_cuda(cudaGetDevice(&device), op_name);
-    check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), op_name);
-    check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), op_name);
-    check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), op_name);
-    return "cublasLt " + std::to_string(lt().GetVersion()) + ", sm" + std::to_string(10 * major + minor) + " x " +
-           std::to_string(processors);
+    return "cublasLt " + std::to_string(lt().GetVersion()) + ", sm" + std::to_string(compute_capability()) + " x " +
+           std::to_string(attribute(cudaDevAttrMultiProcessorCount));
 }
 
 Desc make_desc() {
@@ -92,6 +98,8 @@ cudaDataType_t data_type(int dtype) {
             return CUDA_R_8F_E4M3;
         case E5M2:
             return CUDA_R_8F_E5M2;
+        case E2M1:
+            return CUDA_R_4F_E2M1;
         default:
             throw std::invalid_argument(std::string(op_name) + ": cuBLASLt has no " + name_of(dtype));
     }

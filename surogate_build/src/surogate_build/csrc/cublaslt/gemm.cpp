@@ -1,6 +1,7 @@
 #include "surogate/gemm.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <limits>
 
@@ -17,7 +18,8 @@ namespace {
 
 constexpr const char* op_name = "gemm";
 constexpr int requested_choices = 8;
-constexpr uintptr_t scale_alignment = 16;  // cuBLASLt refuses others
+constexpr int blocks_from_sm = 100;
+constexpr uintptr_t scale_alignment = 16;  // of scales and factors; cuBLASLt refuses other scales
 
 int64_t products(const GemmShape& s) { return std::max<int64_t>(s.batch, 1); }
 
@@ -32,16 +34,31 @@ void randomize(void* matrix, int64_t rows, int64_t cols, int64_t ld, int64_t cou
     random_normal(matrix, (count - 1) * stride + (rows - 1) * ld + cols, dtype, stream);
 }
 
-// Writes the scale with which random numbers of `dtype` have deviation 1.
-void set_random_scale(float* scale, int dtype, cudaStream_t stream) {
+// Writes the scale, or the scales of all blocks, with which random numbers of `dtype` have deviation 1.
+void set_random_scale(const GemmShape& s, void* scale, int64_t rows, int dtype, cudaStream_t stream) {
     const float value = 1.0f / random_deviation(dtype);
-    check_cuda(cudaMemcpyAsync(scale, &value, sizeof(value), cudaMemcpyHostToDevice, stream), op_name);
+    if (s.scaling == GemmScaling::Tensor) {
+        check_cuda(cudaMemcpyAsync(scale, &value, sizeof(value), cudaMemcpyHostToDevice, stream), op_name);
+        return;
+    }
+    const int exponent = std::ilogb(value);  // a power of two: ue4m3 has a bias of 7 and three mantissa bits, ue8m0 of 127
+    const int byte = s.scaling == GemmScaling::Blocks16 ? (exponent + 7) << 3 : exponent + 127;
+    check_cuda(cudaMemsetAsync(scale, byte, static_cast<size_t>(scale_bytes(s, rows)), stream), op_name);
+}
+
+// Writes factors with which D is the product, plus C if it is added.
+void set_unit_factors(float* factors, bool accumulate, cudaStream_t stream) {
+    const float values[2] = {1.0f, accumulate ? 1.0f : 0.0f};
+    check_cuda(cudaMemcpyAsync(factors, values, sizeof(values), cudaMemcpyHostToDevice, stream), op_name);
 }
 
 void check_scales(const GemmShape& s, const GemmBuffers& buffers) {
-    if (s.scaling == GemmScaling::Tensor) {
+    if (s.scaling != GemmScaling::None) {
         check_pointer(buffers.scale_a, op_name, "scale_a", scale_alignment);
         check_pointer(buffers.scale_b, op_name, "scale_b", scale_alignment);
+    }
+    if (s.device_factors) {
+        check_pointer(buffers.factors, op_name, "factors", scale_alignment);
     }
 }
 
@@ -58,6 +75,16 @@ void check_buffers(const GemmShape& s, const GemmBuffers& buffers) {
     check_scales(s, buffers);
     if (s.library_bytes > 0) {
         check_pointer(buffers.workspace, op_name, "workspace", workspace_alignment);
+    }
+}
+
+// Without this, cuBLASLt's heuristic returns CUBLAS_STATUS_INVALID_VALUE, which says nothing of the GPU.
+void check_gpu(const GemmShape& s) {
+    if (block_of(s) > 0) {
+        const int sm = compute_capability();
+        SUROGATE_REQUIRE(sm >= blocks_from_sm, op_name,
+                         "scales of blocks of " + std::to_string(block_of(s)) +
+                             " need a GPU of SM100 (Blackwell) or newer, this is one of SM" + std::to_string(sm));
     }
 }
 
@@ -91,6 +118,16 @@ struct Gemm::Impl {
         if (shape.fast) {
             set(desc, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<int8_t>(1));
         }
+        if (block_of(shape) > 0) {
+            const auto mode = static_cast<int32_t>(shape.scaling == GemmScaling::Blocks16
+                                                       ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3
+                                                       : CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0);
+            set(desc, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode);
+            set(desc, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode);
+        }
+        if (shape.device_factors) {
+            set(desc, CUBLASLT_MATMUL_DESC_POINTER_MODE, static_cast<int32_t>(CUBLASLT_POINTER_MODE_DEVICE));
+        }
         set_pointers(buffers);  // the heuristic depends on the alignment of the bias
         choose(buffers, stream);
     }
@@ -105,7 +142,7 @@ struct Gemm::Impl {
         if (shape.has_bias) {
             set(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, buffers.bias);
         }
-        if (shape.scaling == GemmScaling::Tensor) {
+        if (shape.scaling != GemmScaling::None) {
             set(desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(buffers.scale_b));
             set(desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(buffers.scale_a));
         }
@@ -114,9 +151,10 @@ struct Gemm::Impl {
     // Enqueues the product.
     cublasStatus_t multiply(const cublasLtMatmulAlgo_t& algo, const GemmBuffers& buffers, cudaStream_t stream) const {
         set_pointers(buffers);
-        const float beta = shape.accumulate ? buffers.beta : 0.0f;
+        const float host[2] = {buffers.alpha, shape.accumulate ? buffers.beta : 0.0f};
+        const float* factors = shape.device_factors ? buffers.factors : host;
         const void* c = shape.accumulate && buffers.c != nullptr ? buffers.c : buffers.d;
-        return lt().Matmul(handle, desc.get(), &buffers.alpha, buffers.b, b.get(), buffers.a, a.get(), &beta, c, d.get(),
+        return lt().Matmul(handle, desc.get(), factors, buffers.b, b.get(), buffers.a, a.get(), factors + 1, c, d.get(),
                            buffers.d, d.get(), &algo, buffers.workspace, static_cast<size_t>(shape.library_bytes),
                            stream);
     }
@@ -209,9 +247,12 @@ struct Gemm::Impl {
             void* c = buffers.c != nullptr ? buffers.c : buffers.d;
             randomize(c, shape.m, shape.n, shape.ldd, count, shape.stride_d, shape.dtype_d, stream);
         }
-        if (shape.scaling == GemmScaling::Tensor) {
-            set_random_scale(buffers.scale_a, shape.dtype_a, stream);
-            set_random_scale(buffers.scale_b, shape.dtype_b, stream);
+        if (shape.scaling != GemmScaling::None) {
+            set_random_scale(shape, buffers.scale_a, shape.m, shape.dtype_a, stream);
+            set_random_scale(shape, buffers.scale_b, shape.n, shape.dtype_b, stream);
+        }
+        if (shape.device_factors) {
+            set_unit_factors(buffers.factors, shape.accumulate, stream);
         }
     }
 
@@ -236,6 +277,7 @@ Gemm::Gemm(const GemmShape& shape, const GemmBuffers& buffers, cudaStream_t stre
         check_buffers(s, buffers);
     }
     check_scales(s, buffers);
+    check_gpu(s);
     impl_ = std::make_unique<Impl>(s, buffers, stream);
 }
 

@@ -10,7 +10,8 @@ namespace surogate {
 namespace {
 
 constexpr const char* op_name = "gemm";
-constexpr int64_t fp8_row_alignment = 16;
+constexpr int64_t narrow_alignment = 16;  // of pointers and rows in bytes, with operands of 8 or 4 bits
+constexpr int64_t block_multiple = 32;    // of k, with scales of blocks
 
 bool is_fp8(int dtype) { return dtype == E4M3 || dtype == E5M2; }
 
@@ -21,24 +22,39 @@ std::string operands(const GemmShape& s) {
 
 void check_dtypes(const GemmShape& s) {
     const bool fp8 = is_fp8(s.dtype_a) && is_fp8(s.dtype_b) && (s.dtype_a == E4M3 || s.dtype_b == E4M3);
+    const bool fp4 = s.dtype_a == E2M1 && s.dtype_b == E2M1;
     const bool plain = s.dtype_a == s.dtype_b && (s.dtype_a == BF16 || s.dtype_a == FP32);
-    SUROGATE_REQUIRE(fp8 || plain, op_name,
-                     "operands must be both fp32, both bf16, or e4m3 and e4m3 or e5m2, got " + operands(s));
+    SUROGATE_REQUIRE(fp8 || fp4 || plain, op_name,
+                     "operands must be both fp32, both bf16, both e2m1, or e4m3 and e4m3 or e5m2, got " + operands(s));
     SUROGATE_REQUIRE(s.dtype_d == FP32 || (s.dtype_d == BF16 && s.dtype_a != FP32), op_name,
                      "D cannot be " + std::string(name_of(s.dtype_d)) + " with operands in " + operands(s));
-    SUROGATE_REQUIRE(fp8 == (s.scaling == GemmScaling::Tensor), op_name,
-                     fp8 ? "FP8 operands need scales" : "only FP8 operands have scales");
-    SUROGATE_REQUIRE(fp8 || !s.fast, op_name, "fast accumulation needs FP8 operands");
+    SUROGATE_REQUIRE(!plain || s.scaling == GemmScaling::None, op_name, "operands in " + operands(s) + " have no scales");
+    SUROGATE_REQUIRE(!fp8 || s.scaling == GemmScaling::Tensor || s.scaling == GemmScaling::Blocks32, op_name,
+                     "FP8 operands need one scale each, or scales of blocks of 32");
+    SUROGATE_REQUIRE(!fp4 || s.scaling == GemmScaling::Blocks16, op_name, "FP4 operands need scales of blocks of 16");
+    SUROGATE_REQUIRE(!s.fast || s.scaling == GemmScaling::Tensor, op_name,
+                     "fast accumulation needs FP8 operands with one scale each");
     SUROGATE_REQUIRE(!s.accumulate || !s.has_bias, op_name, "a product with a bias cannot accumulate");
-    const int bias = fp8 ? BF16 : s.dtype_d;
+    const int bias = plain ? s.dtype_d : BF16;
     SUROGATE_REQUIRE(!s.has_bias || s.dtype_bias == bias, op_name,
                      std::string("dtype_bias must be ") + name_of(bias) + ", got " + name_of(s.dtype_bias));
 }
 
-void check_fp8_row(int64_t elements, int dtype, const char* name) {
-    SUROGATE_REQUIRE(elements * bytes_of(dtype) % fp8_row_alignment == 0, op_name,
-                     std::string("rows of ") + name + " must be multiples of 16 bytes with FP8 operands, got " +
-                         std::to_string(elements) + " elements of " + name_of(dtype));
+void check_narrow_matrix(int64_t ld, int dtype, int64_t alignment, const char* name) {
+    SUROGATE_REQUIRE(ld * bits_of(dtype) % (8 * narrow_alignment) == 0, op_name,
+                     std::string("rows of ") + name + " must be multiples of 16 bytes with FP8 and FP4 operands, got " +
+                         std::to_string(ld) + " elements of " + name_of(dtype));
+    SUROGATE_REQUIRE(alignment >= narrow_alignment, op_name,
+                     std::string(name) + " must be aligned to 16 bytes with FP8 and FP4 operands, got " +
+                         std::to_string(alignment));
+}
+
+void check_blocks(const GemmShape& s) {
+    SUROGATE_REQUIRE(!s.trans_a && s.trans_b, op_name,
+                     std::string("scales of blocks need A as [m,k] and B as [n,k], got A as ") +
+                         (s.trans_a ? "[k,m]" : "[m,k]") + " and B as " + (s.trans_b ? "[n,k]" : "[k,n]"));
+    SUROGATE_REQUIRE(s.k % block_multiple == 0, op_name,
+                     "k must be a multiple of 32 with scales of blocks, got " + std::to_string(s.k));
 }
 
 }  // namespace
@@ -47,6 +63,14 @@ int64_t stored_a(const GemmShape& s) { return s.trans_a ? s.m : s.k; }
 int64_t stored_b(const GemmShape& s) { return s.trans_b ? s.k : s.n; }
 int64_t stored_rows_a(const GemmShape& s) { return s.trans_a ? s.k : s.m; }
 int64_t stored_rows_b(const GemmShape& s) { return s.trans_b ? s.n : s.k; }
+
+int64_t block_of(const GemmShape& s) {
+    return s.scaling == GemmScaling::Blocks16 ? 16 : s.scaling == GemmScaling::Blocks32 ? 32 : 0;
+}
+
+int64_t scale_bytes(const GemmShape& s, int64_t rows) {
+    return ceil_div(rows, 128) * ceil_div(s.k / block_of(s), 4) * 512;
+}
 
 GemmShape checked(GemmShape s) {
     check_positive(s.m, op_name, "m");
@@ -62,6 +86,9 @@ GemmShape checked(GemmShape s) {
     SUROGATE_REQUIRE(s.ldd >= s.n, op_name,
                      "ldd must be at least " + std::to_string(s.n) + ", got " + std::to_string(s.ldd));
     check_dtypes(s);
+    if (block_of(s) > 0) {
+        check_blocks(s);
+    }
     SUROGATE_REQUIRE(s.batch >= 0, op_name, "batch must not be negative, got " + std::to_string(s.batch));
     to_int(s.batch, op_name, "batch");
     s.stride_a = s.stride_a == 0 ? stored_rows_a(s) * s.lda : s.stride_a;
@@ -71,17 +98,17 @@ GemmShape checked(GemmShape s) {
                      "strides must be positive, and results of a batch must not overlap");
     SUROGATE_REQUIRE(s.batch == 0 || (!s.has_bias && s.scaling == GemmScaling::None), op_name,
                      "a batch has no bias and no scales");
-    if (s.scaling == GemmScaling::Tensor) {
-        check_fp8_row(s.lda, s.dtype_a, "A");
-        check_fp8_row(s.ldb, s.dtype_b, "B");
-        check_fp8_row(s.ldd, s.dtype_d, "D");
-    }
     SUROGATE_REQUIRE(s.library_bytes >= 0 && s.library_bytes % workspace_alignment == 0, op_name,
                      "library_bytes must be a multiple of 256");
     for (int64_t* alignment : {&s.alignment_a, &s.alignment_b, &s.alignment_d}) {
         SUROGATE_REQUIRE(*alignment > 0 && (*alignment & (*alignment - 1)) == 0, op_name,
                          "alignments must be powers of two");
         *alignment = std::min(*alignment, workspace_alignment);
+    }
+    if (s.scaling != GemmScaling::None) {
+        check_narrow_matrix(s.lda, s.dtype_a, s.alignment_a, "A");
+        check_narrow_matrix(s.ldb, s.dtype_b, s.alignment_b, "B");
+        check_narrow_matrix(s.ldd, s.dtype_d, s.alignment_d, "D");
     }
     return s;
 }
@@ -92,7 +119,9 @@ std::string describe_shape(const GemmShape& s) {
     text += operands(s) + "->" + name_of(s.dtype_d);
     text += (s.has_bias ? " bias" : "") + std::string(s.accumulate ? " accumulate" : "");
     text += s.batch > 0 ? " batched" : "";
-    text += (s.scaling == GemmScaling::Tensor ? " scaled" : "") + std::string(s.fast ? " fast" : "");
+    text += (s.scaling != GemmScaling::None ? " scaled" : "") + std::string(s.fast ? " fast" : "");
+    text += block_of(s) > 0 ? " by " + n(block_of(s)) : "";
+    text += s.device_factors ? " device factors" : "";
     if (s.lda != stored_a(s) || s.ldb != stored_b(s) || s.ldd != s.n) {
         text += " ld " + n(s.lda) + "," + n(s.ldb) + "," + n(s.ldd);
     }

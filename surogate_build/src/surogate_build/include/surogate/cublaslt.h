@@ -46,6 +46,8 @@ void check_status(cublasStatus_t status, const std::string& what);
 // them.
 cublasLtHandle_t library_handle();
 
+int compute_capability();  // of the current device, such as 90
+
 // Describes what the choice of an algorithm depends on besides the product: the version of cuBLASLt and the kind of
 // GPU.
 std::string describe_platform();
@@ -74,7 +76,7 @@ Layout row_major(int dtype, int64_t rows, int64_t cols, int64_t ld);
 // Makes it the layout of `count` matrices, each `stride` elements after the one before it.
 void set_batch(const Layout& layout, int64_t count, int64_t stride);
 
-cudaDataType_t data_type(int dtype);  // FP32, BF16, E4M3 or E5M2
+cudaDataType_t data_type(int dtype);  // FP32, BF16, E4M3, E5M2 or E2M1
 
 template <class T>
 void set(const Desc& desc, cublasLtMatmulDescAttributes_t attribute, T value) {

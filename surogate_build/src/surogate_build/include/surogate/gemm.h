@@ -13,12 +13,23 @@
 // bf16, bf16                     bf16, fp32  dtype of D
 // fp32, fp32                     fp32        fp32
 // e4m3 and e4m3 or e5m2 (FP8)    bf16, fp32  bf16
+// e2m1, e2m1 (FP4)               bf16, fp32  bf16
 //
 // FP8: the scales are fp32 numbers in device memory, read when the product runs (`GemmScaling::Tensor`). Rows of the
 // stored A, B and D are multiples of 16 bytes. GPUs of SM89, 90, 120 and 121 multiply only A [m,k] and B [n,k] (no
 // trans_a, trans_b); those of SM100 and 103 any layout. `fast` lets Ada and Hopper keep sums in fewer bits than fp32:
 // fprop of a block takes 1 to 7 % less time, its relative rms error grows from 1e-4 to 1e-3, and sums of numbers of one
 // sign are up to 7 % too small.
+//
+// Scales of blocks (`GemmScaling::Blocks16` for FP4, `Blocks32` for FP8) multiply 16 or 32 consecutive elements of a row.
+// GPUs from SM100 multiply them, only as A [m,k] and B [n,k], with k a multiple of 32. The scales of A (rows m) or B (rows
+// n) are ceil(rows / 128) * ceil(C / 4) * 512 bytes, where C = k / block. Scale c of row r is byte
+//   (r / 128 * ceil(C / 4) + c / 4) * 512 + r % 32 * 16 + r % 128 / 32 * 4 + c % 4
+// and the others are zero. e2m1 is packed: element 2i is in the low half of byte i, and row strides count elements. These
+// products compile and have not run on a GPU yet.
+//
+// With `device_factors`, alpha and beta are read from device memory when the product runs, so a captured graph follows
+// factors that earlier kernels write. Otherwise they are arguments of `run`, and constants of a graph.
 //
 // A `Gemm` is constructed once, when an op is bound, and selects its algorithm then. `run` is asynchronous: it enqueues
 // one or two kernels and at most one small memset, and neither allocates nor synchronizes, so it can be captured. Only
@@ -46,8 +57,9 @@
 
 namespace surogate {
 
-// What the elements of A and B are multiplied with: nothing, or one number each.
-enum class GemmScaling { None, Tensor };
+// What the elements of A and B are multiplied with: nothing, one fp32 number, a number in ue4m3 for every 16 elements of
+// a row, or one in ue8m0 for every 32.
+enum class GemmScaling { None, Tensor, Blocks16, Blocks32 };
 
 struct GemmShape {
     int64_t m, n, k;
@@ -59,8 +71,9 @@ struct GemmShape {
     bool accumulate;        // + C
     int64_t batch;          // 0: not a batch
     int64_t stride_a, stride_b, stride_d;  // elements from a matrix of the batch to the next; 0: contiguous
-    GemmScaling scaling;    // Tensor for FP8 operands, None for others
-    bool fast;              // fast accumulation, for FP8 operands
+    GemmScaling scaling;    // Tensor or Blocks32 for FP8 operands, Blocks16 for FP4, None for others
+    bool fast;              // fast accumulation, for FP8 operands with one scale
+    bool device_factors;    // alpha and beta are read from device memory when the product runs
     int64_t library_bytes;  // workspace of cuBLASLt, a multiple of 256
     int64_t alignment_a, alignment_b, alignment_d;  // alignment in bytes of the pointers passed to `run`; powers of
                                                     // two; values above 256 are treated as 256
@@ -74,21 +87,24 @@ struct GemmBuffers {
     const void* bias = nullptr;
     void* workspace = nullptr;  // library_bytes, aligned to 256 bytes
     void* c = nullptr;          // null: D
-    float* scale_a = nullptr;   // aligned to 16 bytes, as is scale_b
-    float* scale_b = nullptr;
+    void* scale_a = nullptr;    // aligned to 16 bytes, as is scale_b
+    void* scale_b = nullptr;
     float alpha = 1.0f;
-    float beta = 1.0f;  // of C; without accumulate, it is ignored
+    float beta = 1.0f;          // of C; without accumulate, it is ignored
+    float* factors = nullptr;   // with device_factors, {alpha, beta} in device memory instead of the two above, aligned to
+                                // 16 bytes; without accumulate, beta must be 0
 };
 
 class Gemm {
 public:
     // Selects the algorithm: by timing on these buffers (`timing.h`), or, if A, B and D are null, the first one of
-    // cuBLASLt's heuristic, which is the same in every run. Timing fills A, B, C and the scales with numbers and leaves
-    // undefined contents in D and the workspace, so construct a Gemm before weights are loaded. bias is not written.
+    // cuBLASLt's heuristic, which is the same in every run. Timing fills A, B, C, the scales and the factors with numbers
+    // and leaves undefined contents in D and the workspace, so construct a Gemm before weights are loaded. bias is not
+    // written.
     //
     // Synchronizes the stream, and takes up to 0.8 s if it times the algorithms. Must not be called while the stream is
-    // being captured. Throws std::invalid_argument if the shape is not supported, std::runtime_error if cuBLASLt returns
-    // an error or has no algorithm.
+    // being captured. Throws std::invalid_argument if the shape is not supported, by any GPU or by this one,
+    // std::runtime_error if cuBLASLt returns an error or has no algorithm.
     Gemm(const GemmShape& shape, const GemmBuffers& buffers, cudaStream_t stream);
     ~Gemm();
     Gemm(const Gemm&) = delete;
@@ -114,7 +130,8 @@ void import_choices(const std::vector<std::pair<std::string, std::string>>& choi
 
 // Fills `out` with normal deviates of mean 0, the same in every call: operands of products that are timed, because their
 // bits decide how much power a product takes. The deviation is `random_deviation(dtype)`: 1, for FP8 a seventh of the
-// largest number, which is about the ratio of a matrix that was scaled by its largest element.
+// largest number, which is about the ratio of a matrix that was scaled by its largest element, for E2M1 a third, which is
+// about that of a block of 16. `size` counts elements; of E2M1 it is even.
 void random_normal(void* out, int64_t size, int dtype, cudaStream_t stream);
 float random_deviation(int dtype);
 
