@@ -61,7 +61,7 @@ FIRST_PARTY = (
     *("builtin", "models", "bf16", "fp8", "adamw", "adamw_8bit", "normuon", "lora", "tensorboard", "wandb"),
     "offload_residual",
     "offload_states",
-    *("qlora_nf4", "qlora_fp8", "qlora_fp4"),
+    *("qlora_nf4", "qlora_fp8", "qlora_fp4", "nvfp4"),
 )
 
 

@@ -4,4 +4,6 @@ from __future__ import annotations
 
 from surogate_core.api import KernelDef
 
-KERNELS: tuple[KernelDef, ...] = ()
+from . import products, quantizer
+
+KERNELS: tuple[KernelDef, ...] = (*quantizer.KERNELS, *products.KERNELS)
