@@ -6,8 +6,10 @@ from collections.abc import Iterable
 
 import pluggy
 
-from surogate_core.api import LoweringDef, OpDef, RecipeDef
+from surogate_core.api import Finding, KernelDef, LoweringDef, OpDef, RecipeDef, SystemInfo
+from surogate_core.api.compiled import diagnose, of_module
 
+from .kernels import KERNELS
 from .ops import OPS
 from .recipe import E2M1, NVFP4
 
@@ -28,3 +30,13 @@ def surogate_lowerings() -> Iterable[LoweringDef]:
 @hookimpl
 def surogate_ops() -> Iterable[OpDef]:
     return OPS
+
+
+@hookimpl
+def surogate_kernels() -> Iterable[KernelDef]:
+    return of_module("surogate_recipes_nvfp4._C", KERNELS)
+
+
+@hookimpl
+def surogate_diagnose(system: SystemInfo) -> Iterable[Finding]:
+    return diagnose("surogate_recipes_nvfp4", system)

@@ -1,0 +1,35 @@
+// Launchers of the NVFP4 kernels. The .cu files document formulas and layouts.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace surogate {
+
+// A form of a matrix: codes aligned to 16 bytes, scales to 16, amax to 8. All may be null if the form is not written.
+struct Fp4Form {
+    void *codes, *scales, *amax;
+};
+
+struct Fp4Quantisation {
+    bool square, hadamard, four_over_six, stochastic;
+    const void *micro_step, *seed;  // int32 and int64 in device memory, with `stochastic`
+    int64_t stream;
+};
+
+// `measured`: workspace of 16 bytes, aligned to 16.
+void nvfp4_quantize(const void* x, const Fp4Form& rows, const Fp4Form& columns, void* measured, int64_t n_rows,
+                    int64_t n_columns, const Fp4Quantisation& how, cudaStream_t stream);
+
+// A factor of a product: its form, and where its numbers are written in bf16, aligned to 16 bytes, or null.
+struct Fp4Factor {
+    const void *codes, *scales, *amax;
+    void* out;
+    int64_t rows, columns;
+};
+
+// `factors`: {alpha, beta} in fp32, aligned to 16 bytes.
+void nvfp4_dequantize(const Fp4Factor& a, const Fp4Factor& b, void* factors, float beta, cudaStream_t stream);
+
+}  // namespace surogate

@@ -1,0 +1,357 @@
+// nvfp4_quantize: the forms of x and of its transpose in NVFP4 (nvfp4.cuh), at least one of them.
+//
+//   x        bf16 [M, K], aligned to 16 bytes; M and K are multiples of 16
+//   codes    e2m1 [R, C]: two to a byte, the first one in its lower half; [M, K] and [K, M]
+//   scales   ue4m3 [ceil(R / 128) * 128, ceil(C / 64) * 4]: of each 16 elements of a row; 512 bytes for 128 rows and 4
+//            scales of each, in which row r, scale c is byte r % 32 * 16 + r / 32 * 4 + c; 0 beyond the matrix
+//   amax     fp32 [2]: the largest magnitude, NaN if an element is not finite, and range / 6
+//
+//   square         16 x 16 elements have one scale, so both forms hold the same numbers
+//   hadamard       the form of the transpose is that of fp4_hadamard along M, with an amax of its own
+//   four_over_six  of the scales that map the largest magnitude of a block to 6 and to 4, the one of the smaller squared
+//                  error: of a square block the sum over its rows r and r + 8, then + 4, + 2, + 1
+//   stochastic     rounds by Philox: key seed, counter (block low, block high, stream, micro_step), stream + 1 for the
+//                  transpose; block i of a form is its i-th, row by row
+//
+// Two launches: the largest magnitudes, then the forms, in reverse order to read from L2 what the first launch read last.
+// Grid: one block of 256 threads per tile of 128 x 128. A thread quantises four blocks of rows from its registers; a warp
+// has 16 rows. For the transpose the tile is in shared memory, rows of 256 bytes with the halves of each block apart, and a
+// thread quantises two times two columns of 16 rows. Codes of the transpose and scales are staged there too, so that all
+// accesses to global memory are of whole sectors, and those to shared memory without bank conflicts, but for the bytes
+// of scales.
+//
+// Bytes moved per element: 2 + 2 read, 0.5625 written for each form. Floor at 4.3 TB/s for 8,192 x 4,096: 40 us with both
+// forms, less what L2 holds. Instructions per element and form, estimated: 10, with four_over_six 45, with stochastic 18,
+// and 5 more with hadamard in both launches. An H200 issues 6 in the time in which it moves a byte of each element (1.5 GHz), so
+// the second launch, with 3.1 bytes for both forms, is bound by arithmetic where a form takes more than 9.
+#include <surogate/check.h>
+#include <surogate/quantize_tile.cuh>
+#include <surogate/reduce.cuh>
+
+#include <algorithm>
+#include <string>
+
+#include "nvfp4.cuh"
+#include "nvfp4.h"
+
+namespace surogate {
+namespace {
+
+constexpr const char* op = "nvfp4_quantize";
+constexpr int side = 128, threads = 256, blocks_wide = side / fp4_block, words_wide = side / 2;
+
+struct Form {
+    uint2* codes;  // of a block of 16
+    uint8_t* scales;
+    float* amax;
+};
+
+struct Random {
+    const int32_t* micro_step;
+    const int64_t* seed;
+    uint32_t stream;
+
+    template <bool Stochastic>
+    __device__ __forceinline__ PhiloxWords of(int64_t block, uint32_t transposed) const {
+        if constexpr (Stochastic) {
+            return random_halves(block, *seed, stream + transposed, *micro_step);
+        } else {
+            return {};
+        }
+    }
+};
+
+// Returns the index of the 16 bytes of the tile that hold half `half` of block `block` of a row. Those that eight threads
+// read or write at once, all blocks or four blocks with both halves, lie in different banks.
+__device__ __forceinline__ int chunk_of(int row, int block, int half) {
+    return row * 2 * blocks_wide + half * blocks_wide + (block + 4 * half) % blocks_wide;
+}
+
+// Returns the index of the staged codes of block `block` of column `column`. A warp writes one block of even or odd columns.
+__device__ __forceinline__ int staged_at(int column, int block) {
+    const int line = column / 2;
+    return line * 2 * blocks_wide + ((block + blocks_wide * (column % 2)) ^ (line % (2 * blocks_wide)));
+}
+
+// Returns the byte of the scale of a row's block in the two atoms of a tile.
+__device__ __forceinline__ int scale_at(int row, int block) {
+    return block / 4 * 512 + row % 32 * 16 + row / 32 * 4 + block % 4;
+}
+
+// Threads 0 to 63 write the staged scales of the tile at (row, column) of a matrix with this number of columns.
+__device__ __forceinline__ void write_scales(const uint8_t* staged, uint8_t* scales, int64_t row, int64_t column,
+                                             int64_t columns, int thread) {
+    const int64_t atoms_wide = (columns + 63) / 64, atom = column / 64 + thread / 32;
+    if (atom < atoms_wide) {
+        const int64_t to = (row / side * atoms_wide + atom) * 32 + thread % 32;
+        reinterpret_cast<uint4*>(scales)[to] = reinterpret_cast<const uint4*>(staged)[thread];
+    }
+}
+
+// The scales of the four row blocks of a thread. With Square, 16 threads share one.
+template <bool Square, bool FourOverSix>
+__device__ __forceinline__ void scales_of(const Fp4Elements (&x)[4], const Fp4Matrix<FourOverSix>& matrix,
+                                          Fp4Scale (&scale)[4]) {
+    if constexpr (Square) {
+        float top = fmaxf(fmaxf(x[0].top(), x[1].top()), fmaxf(x[2].top(), x[3].top()));
+        top = fmaxf(top, __shfl_xor_sync(full_warp, top, 8));
+        top = fmaxf(top, __shfl_xor_sync(full_warp, top, 16));
+        const auto total = [&](const Fp4Scale& candidate, auto error) {  // this thread has the rows q, q + 4, q + 8, q + 12
+            const float even = __fadd_rn(error(x[0], candidate), error(x[2], candidate));
+            const float odd = __fadd_rn(error(x[1], candidate), error(x[3], candidate));
+            float sum = __fadd_rn(even, odd);
+            sum = __fadd_rn(sum, __shfl_xor_sync(full_warp, sum, 16));
+            return __fadd_rn(sum, __shfl_xor_sync(full_warp, sum, 8));
+        };
+        scale[0] = fp4_scale(top, matrix, total);
+        scale[1] = scale[2] = scale[3] = scale[0];
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const auto total = [&](const Fp4Scale& candidate, auto error) { return error(x[i], candidate); };
+            scale[i] = fp4_scale(x[i].top(), matrix, total);
+        }
+    }
+}
+
+template <bool FourOverSix>
+__device__ __forceinline__ void publish(float* amax, const float* measured) {
+    amax[0] = measured[1] != 0.0f ? __int_as_float(0x7fc00000) : measured[0];
+    amax[1] = Fp4Matrix<FourOverSix>::range / 6.0f;
+}
+
+template <bool Square, bool Hadamard, bool FourOverSix, bool Stochastic>
+__global__ void __launch_bounds__(threads, FourOverSix ? 2 : 3)
+    quantize_kernel(const uint4* __restrict__ x, const Form rows, const Form columns, const float* __restrict__ measured,
+                    const Random random, int64_t n_rows, int64_t n_columns, int tiles_wide) {
+    __shared__ uint4 tile[side * 2 * blocks_wide];
+    __shared__ uint2 staged[side * blocks_wide];
+    __shared__ __align__(16) uint8_t scales[2][side * blocks_wide];
+    __shared__ Fp4Scale squares[Square ? blocks_wide * blocks_wide : 1];
+    const int number = static_cast<int>(gridDim.x - 1 - blockIdx.x), thread = static_cast<int>(threadIdx.x);
+    const int64_t first_row = static_cast<int64_t>(number / tiles_wide) * side;
+    const int64_t first_column = static_cast<int64_t>(number % tiles_wide) * side;
+    const bool writes_rows = rows.codes != nullptr, writes_columns = columns.codes != nullptr;
+
+    const int block = thread % 8, row_in_tile = thread / 32 * 16 + thread % 32 / 8;  // and + 4, + 8, + 12
+    const int64_t column = first_column + block * fp4_block;
+    Fp4Elements own[4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int64_t row = first_row + row_in_tile + 4 * i;
+        if (row < n_rows && column < n_columns) {
+            const uint4* from = x + (row * n_columns + column) / 8;
+            *reinterpret_cast<uint4*>(own[i].pair) = from[0];
+            *reinterpret_cast<uint4*>(own[i].pair + 4) = from[1];
+        }
+    }
+    if (writes_columns) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                tile[chunk_of(row_in_tile + 4 * i, block, half)] = *reinterpret_cast<const uint4*>(own[i].pair + 4 * half);
+            }
+        }
+    }
+    if (writes_rows || Square) {
+        const Fp4Matrix<FourOverSix> matrix(measured[0]);
+        Fp4Scale scale[4];
+        scales_of<Square>(own, matrix, scale);
+        if (Square && thread % 32 < 8) {
+            squares[thread / 32 * blocks_wide + block] = scale[0];
+        }
+        if (writes_rows) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int64_t row = first_row + row_in_tile + 4 * i, at = (row * n_columns + column) / fp4_block;
+                scales[0][scale_at(row_in_tile + 4 * i, block)] = static_cast<uint8_t>(scale[i].code);
+                if (row < n_rows && column < n_columns) {
+                    rows.codes[at] = fp4_codes<Stochastic>(own[i], scale[i].factor, random.of<Stochastic>(at, 0));
+                }
+            }
+        }
+    }
+    __syncthreads();
+    if (writes_rows && thread < 64) {
+        write_scales(scales[0], rows.scales, first_row, first_column, n_columns, thread);
+    }
+    if (writes_columns) {
+        const Fp4Matrix<FourOverSix> matrix(measured[Hadamard ? 2 : 0]);
+        const int word = thread % words_wide;
+#pragma unroll 1
+        for (int row_block = thread / words_wide; row_block < blocks_wide; row_block += threads / words_wide) {
+            uint32_t words[fp4_block];
+#pragma unroll
+            for (int i = 0; i < fp4_block; ++i) {
+                const int chunk = chunk_of(row_block * fp4_block + i, word / 8, word / 4 % 2);
+                words[i] = reinterpret_cast<const uint32_t*>(tile + chunk)[word % 4];
+            }
+            Fp4Elements pair[2];
+            fp4_columns<Hadamard>(words, pair);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int own_column = 2 * word + half;
+                Fp4Scale scale;
+                if constexpr (Square) {
+                    scale = squares[row_block * blocks_wide + own_column / fp4_block];
+                } else {
+                    const auto total = [&](const Fp4Scale& candidate, auto error) { return error(pair[half], candidate); };
+                    scale = fp4_scale(pair[half].top(), matrix, total);
+                }
+                const int64_t at = (first_column + own_column) * (n_rows / fp4_block) + first_row / fp4_block + row_block;
+                staged[staged_at(own_column, row_block)] =
+                    fp4_codes<Stochastic>(pair[half], scale.factor, random.of<Stochastic>(at, 1));
+                scales[1][scale_at(own_column, row_block)] = static_cast<uint8_t>(scale.code);
+            }
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < side * blocks_wide / threads; ++i) {
+            const int own_column = (thread + i * threads) / blocks_wide, row_block = thread % blocks_wide;
+            const int64_t to = first_column + own_column, at = first_row / fp4_block + row_block;
+            if (to < n_columns && at < n_rows / fp4_block) {
+                columns.codes[to * (n_rows / fp4_block) + at] = staged[staged_at(own_column, row_block)];
+            }
+        }
+        if (thread < 64) {
+            write_scales(scales[1], columns.scales, first_column, first_row, n_rows, thread);
+        }
+    }
+    if (number == 0 && thread == 0) {
+        if (writes_rows) {
+            publish<FourOverSix>(rows.amax, measured);
+        }
+        if (writes_columns) {
+            publish<FourOverSix>(columns.amax, measured + (Hadamard ? 2 : 0));
+        }
+    }
+}
+
+// Raises measured[0] by the `count` times eight elements of x.
+__global__ void __launch_bounds__(threads) measure_kernel(const uint4* __restrict__ x, float* measured, int64_t count) {
+    constexpr int batch = 4;
+    __shared__ uint32_t tops[threads / 32];
+    AbsMax top;
+    const int64_t step = static_cast<int64_t>(gridDim.x) * threads;
+    for (int64_t at = static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x; at < count; at += batch * step) {
+        Packed<__nv_bfloat16, 8> octet[batch] = {};
+#pragma unroll
+        for (int i = 0; i < batch; ++i) {
+            if (at + i * step < count) {
+                octet[i].word = x[at + i * step];
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < batch; ++i) {
+            top.add(octet[i]);
+        }
+    }
+    top.stage(tops);
+    __syncthreads();
+    AbsMax::raise(tops, measured);
+}
+
+// Raises measured[0] by x, and measured[2] by its transpose after the Hadamard transform. A thread has two columns of 16
+// rows, `count` of them in all, and a warp reads 128 adjacent bytes.
+__global__ void __launch_bounds__(threads, 4)
+    measure_hadamard_kernel(const uint32_t* __restrict__ x, float* measured, unsigned words, unsigned count) {
+    __shared__ uint32_t tops[2][threads / 32];
+    AbsMax top, top_of_columns;
+    const unsigned step = gridDim.x * threads;
+    for (int64_t at = blockIdx.x * threads + threadIdx.x; at < count; at += step) {
+        const unsigned group = static_cast<unsigned>(at) / words, word = static_cast<unsigned>(at) % words;
+        const uint32_t* from = x + static_cast<int64_t>(group) * fp4_block * words + word;
+        uint32_t pairs[fp4_block];
+#pragma unroll
+        for (int i = 0; i < fp4_block; ++i) {
+            pairs[i] = from[static_cast<int64_t>(i) * words];
+        }
+        Fp4Elements columns[2];
+        fp4_columns<true>(pairs, columns);
+#pragma unroll
+        for (int i = 0; i < fp4_block; ++i) {
+            top.add(pairs[i]);
+            top_of_columns.add(columns[i / 8].pair[i % 8]);
+        }
+    }
+    top.stage(tops[0]);
+    top_of_columns.stage(tops[1]);
+    __syncthreads();
+    AbsMax::raise(tops[0], measured);
+    AbsMax::raise(tops[1], measured + 2);
+}
+
+void measure(const void* x, float* measured, int64_t n_rows, int64_t n_columns, bool hadamard, cudaStream_t stream) {
+    constexpr int64_t max_blocks = 1056;  // 8 for each SM of an H200
+    check_cuda(cudaMemsetAsync(measured, 0, 16, stream), op);
+    if (hadamard) {
+        const int64_t words = n_columns / 2, count = n_rows / fp4_block * words;
+        const auto grid = static_cast<unsigned>(std::min(ceil_div(count, threads), max_blocks));
+        measure_hadamard_kernel<<<grid, threads, 0, stream>>>(static_cast<const uint32_t*>(x), measured,
+                                                              static_cast<unsigned>(to_int(words, op, "columns")),
+                                                              static_cast<unsigned>(to_int(count, op, "elements / 32")));
+    } else {
+        const int64_t count = n_rows * n_columns / 8;
+        const auto grid = static_cast<unsigned>(std::min(ceil_div(count, 4 * threads), max_blocks));
+        measure_kernel<<<grid, threads, 0, stream>>>(static_cast<const uint4*>(x), measured, count);
+    }
+    check_launch(op);
+}
+
+Form checked(const Fp4Form& form, const char* codes, const char* scales, const char* amax) {
+    if (form.codes != nullptr) {
+        check_pointer(form.codes, op, codes, 16);
+        check_pointer(form.scales, op, scales, 16);
+        check_pointer(form.amax, op, amax, 8);
+    }
+    return {static_cast<uint2*>(form.codes), static_cast<uint8_t*>(form.scales), static_cast<float*>(form.amax)};
+}
+
+using Kernel = void (*)(const uint4*, Form, Form, const float*, Random, int64_t, int64_t, int);
+
+template <bool FourOverSix>
+Kernel kernel_of(const Fp4Quantisation& how) {
+    if (how.square) {
+        return quantize_kernel<true, false, FourOverSix, false>;
+    }
+    if (how.stochastic) {
+        return how.hadamard ? quantize_kernel<false, true, FourOverSix, true> : quantize_kernel<false, false, FourOverSix, true>;
+    }
+    return how.hadamard ? quantize_kernel<false, true, FourOverSix, false> : quantize_kernel<false, false, FourOverSix, false>;
+}
+
+}  // namespace
+
+void nvfp4_quantize(const void* x, const Fp4Form& rows, const Fp4Form& columns, void* measured, int64_t n_rows,
+                    int64_t n_columns, const Fp4Quantisation& how, cudaStream_t stream) {
+    for (const auto& [size, name] : {std::pair(n_rows, "rows"), std::pair(n_columns, "columns")}) {
+        check_positive(size, op, name);
+        SUROGATE_REQUIRE(size % fp4_block == 0, op,
+                         std::string(name) + " must be a multiple of 16, got " + std::to_string(size));
+    }
+    check_pointer(x, op, "x", 16);
+    check_pointer(measured, op, "workspace", 16);
+    SUROGATE_REQUIRE(rows.codes != nullptr || columns.codes != nullptr, op, "no form is written");
+    SUROGATE_REQUIRE(!how.square || !(how.hadamard || how.stochastic), op,
+                     "square blocks are neither transformed nor rounded stochastically");
+    if (how.stochastic) {
+        check_pointer(how.micro_step, op, "micro_step", 4);
+        check_pointer(how.seed, op, "seed", 8);
+    }
+    const Form row_form = checked(rows, "codes of the rows", "scales of the rows", "amax of the rows");
+    const Form column_form = checked(columns, "codes of the columns", "scales of the columns", "amax of the columns");
+    const int64_t wide = ceil_div(n_columns, side);
+    const int tiles = to_int(wide * ceil_div(n_rows, side), op, "tiles");
+    const bool hadamard = how.hadamard && columns.codes != nullptr;
+    auto* amax = static_cast<float*>(measured);
+    measure(x, amax, n_rows, n_columns, hadamard, stream);
+    const Random random{static_cast<const int32_t*>(how.micro_step), static_cast<const int64_t*>(how.seed),
+                        static_cast<uint32_t>(how.stream)};
+    const Kernel kernel = how.four_over_six ? kernel_of<true>(how) : kernel_of<false>(how);
+    kernel<<<static_cast<unsigned>(tiles), threads, 0, stream>>>(static_cast<const uint4*>(x), row_form, column_form, amax,
+                                                                 random, n_rows, n_columns, static_cast<int>(wide));
+    check_launch(op);
+}
+
+}  // namespace surogate

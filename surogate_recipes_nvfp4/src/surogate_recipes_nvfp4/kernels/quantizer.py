@@ -1,0 +1,58 @@
+"""The compiled quantizer."""
+
+from __future__ import annotations
+
+from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target, Value
+
+FORM = 3
+"""Values of a form: codes, scales, amax."""
+
+MEASURED_BYTES = 256
+"""Workspace: the largest magnitudes of x, and of its transpose after the Hadamard transform."""
+
+
+def _bind(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    (x, *random), outs = op.ins, list(op.outs)
+    forms: list[Value | int] = []
+    for written in (op.attrs["rows"], op.attrs["columns"]):
+        forms += outs[:FORM] if written else [0] * FORM
+        outs = outs[FORM:] if written else outs
+    micro_step, seed = random or (0, 0)
+    return ctx.call(
+        _C.nvfp4_quantize,
+        x,
+        *forms,
+        ctx.workspace,
+        *x.shape,
+        *(bool(op.attrs.get(name)) for name in ("square", "hadamard", "four_over_six", "stochastic")),
+        micro_step,
+        seed,
+        int(op.attrs.get("stream", 0)),
+    )
+
+
+def _supports(op: Op, target: Target) -> Support:
+    if (target.device.sm or 0) < 80:
+        return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
+    if op.accumulate:
+        return Support(False, "cannot accumulate into its outputs")
+    if op.attrs.get("square") and (op.attrs.get("hadamard") or op.attrs.get("stochastic")):
+        return Support(False, "square blocks are neither transformed nor rounded stochastically")
+    x = op.ins[0]
+    if x.dtype != "bf16" or len(x.shape) != 2 or any(size % 16 for size in x.shape):
+        return Support(False, f"needs a bf16 matrix of rows and columns that are multiples of 16, got {x!r}")
+    return Support(True)
+
+
+KERNELS: tuple[KernelDef, ...] = (
+    KernelDef(
+        op="nvfp4_quantize",
+        dtypes=("bf16", "..."),
+        attrs=("square", "hadamard", "four_over_six", "stochastic", "stream"),
+        supports=_supports,
+        bind=_bind,
+        workspace=lambda op, target: MEASURED_BYTES,
+    ),
+)
