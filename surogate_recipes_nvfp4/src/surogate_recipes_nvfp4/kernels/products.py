@@ -1,7 +1,7 @@
 """Products of two forms by cuBLASLt.
 
-Backend "emulate" writes both factors in bf16, which holds a code times its scale exactly, and multiplies those: products
-are exact, and sums are fp32. Backend "cublaslt" multiplies in FP4, from SM100. The factor alpha of a product is made of
+Backend "emulate" writes both factors in bf16, which holds a code times its scale exactly, and multiplies those: all
+products are exact, and sums are fp32. Backend "cublaslt" multiplies in FP4, from SM100. The factor alpha is made of
 the largest magnitudes of both matrices, in device memory, so a captured graph follows them.
 """
 
@@ -131,8 +131,8 @@ def _refused(op: Op, target: Target, error: RuntimeError) -> str:
     a, b, out = op.ins[0], op.ins[FORM], op.outs[0]
     return (
         f"cuBLASLt refuses {op.kind} of {list(a.shape)} and {list(b.shape)} to {out.dtype} by the backend "
-        f"{op.attrs['backend']!r} on {target.device.title} ({error}). Train with recipe: bf16, or change the batch size "
-        "or sequence length if the number of tokens is among these sizes."
+        f"{op.attrs['backend']!r} on {target.device.title} ({error}). Train with recipe: bf16, or change the batch "
+        "size or sequence length if the number of tokens is among these sizes."
     )
 
 
