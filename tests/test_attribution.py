@@ -23,7 +23,7 @@ from surogate_core.cli.app import app
 from surogate_core.errors import PluginError, ProgramError
 from surogate_core.plugins.attribution import UNWRAPPED
 from surogate_core.plugins.discovery import load_registry
-from surogate_core.plugins.registry import KINDS
+from surogate_core.plugins.hookspecs import KINDS
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from surogate_core.api import Finding, SystemInfo
-from surogate_core.api.compiled import diagnose, serves
+from surogate_core.api import Finding, KernelDef, Support, SystemInfo
+from surogate_core.api.compiled import compiled_hooks, diagnose, serves
 from surogate_core.plugins.discovery import load_registry
 
 H200 = {"index": 0, "name": "NVIDIA H200", "sm": 90}
@@ -107,3 +107,13 @@ def test_every_plugin_with_kernels_reports_whether_they_are_compiled() -> None:
     packages.remove("surogate_core")  # its kernels call libraries
     assert len(packages) >= 3
     assert packages <= {finding.subject for _, finding in registry.diagnose(machine())}
+
+
+def test_the_hooks_of_a_compiled_module_name_it_and_diagnose_it(package: Callable[..., str]) -> None:
+    name = package(None)
+    kernel = KernelDef(
+        op="acme_op", dtypes=("*",), supports=lambda op, target: Support(True), bind=lambda op, context: (print, ())
+    )
+    kernels, findings = compiled_hooks(name, [kernel])
+    assert [k.module for k in kernels()] == ["acme_kernels._C"]
+    assert findings(machine(H200)) == diagnose(name, machine(H200))

@@ -31,6 +31,23 @@ def test_a_plugin_is_loaded_and_its_definitions_carry_their_origin(install: Inst
     assert (source.name, str(source.plugin)) == ("acme_sgd", "acme-optim 1.2")
 
 
+def test_a_hook_is_a_marked_function_or_what_provides_returns(install: Install) -> None:
+    install(
+        "acme-optim",
+        "1.2",
+        "acme",
+        """
+        surogate_optimizers = provides([optimizer('acme_sgd')])
+        @hookimpl
+        def surogate_ops():
+            return [op('acme_op')]
+        """,
+    )
+    registry = load_registry()
+    assert registry.get("optimizer", "acme_sgd").origin.hook == "surogate_optimizers"
+    assert registry.ops["acme_op"].origin.hook == "surogate_ops"
+
+
 def test_first_party_plugins_are_loaded() -> None:
     registry = load_registry()
     assert {plugin.name: plugin.state for plugin in registry.plugins} == dict.fromkeys(FIRST_PARTY, State.LOADED)

@@ -30,7 +30,7 @@ import yaml
 from test_layers import MAY_IMPORT
 
 from surogate_core.cli.external import CORE_COMMANDS
-from surogate_core.plugins import hookspecs
+from surogate_core.plugins.hookspecs import SPECS
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "surogate_core/src/surogate_core"
@@ -187,11 +187,7 @@ def test_the_parts_of_core_are_in_the_contributors_table_from_the_bottom_up() ->
 
 def test_every_hook_is_in_the_authors_guide() -> None:
     text = WRITE_A_PLUGIN.read_text()
-    hooks = {
-        f"{hook}({', '.join(inspect.signature(function).parameters)})"
-        for hook, function in vars(hookspecs).items()
-        if hook.startswith("surogate_")
-    }
+    hooks = {f"{hook}({', '.join(inspect.signature(function).parameters)})" for hook, function in vars(SPECS).items()}
     assert hooks
     assert not [hook for hook in sorted(hooks) if f"`{hook}`" not in text]
 

@@ -104,15 +104,14 @@ void with_source(const Fp4Weight& weight, const Fp4Shape& shape, int dtype, cons
 void fp4_block_amax(const Fp4Weight& weight, void* amax, const Fp4Shape& shape, int dtype, cudaStream_t stream) {
     constexpr const char* op = "fp4_block_amax";
     with_source(weight, shape, dtype, op,
-                [&](const auto& source) { stored_amax(source, source.fused, amax, shape.columns, op, stream); });
+                [&](const auto& source) { stored_amax(source, amax, op, stream); });
 }
 
 void fp4_block_to_e4m3(const Fp4Weight& weight, const void* amax, void* copy, void* scale, bool transposed,
                        const Fp4Shape& shape, int dtype, cudaStream_t stream) {
     constexpr const char* op = "fp4_block_to_e4m3";
-    with_source(weight, shape, dtype, op, [&](const auto& source) {
-        e4m3_copy(source, amax, source.fused, {copy, scale, transposed}, shape.columns, op, stream);
-    });
+    with_source(weight, shape, dtype, op,
+                [&](const auto& source) { e4m3_copy(source, amax, {copy, scale, transposed}, op, stream); });
 }
 
 }  // namespace surogate

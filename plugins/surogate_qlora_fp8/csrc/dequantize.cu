@@ -65,17 +65,13 @@ __global__ void __launch_bounds__(threads)
 template <class T>
 void launch(const void* codes, const void* scales, void* out, const TileShape& shape, cudaStream_t stream) {
     const int64_t octets_per_row = shape.columns / octet;
-    int shift = 6;
-    while (1 << shift < shape.tile) {
-        ++shift;
-    }
     const FusedRows fused = fused_rows(
         shape.rows, [&](int64_t rows) { return ceil_div(ceil_div(rows, height) * octets_per_row, threads); },
         [&](int64_t rows) { return ceil_div(rows, shape.tile); }, op);
     dequantize_kernel<T><<<fused.chunks(op), threads, 0, stream>>>(
         static_cast<const uint2*>(codes), static_cast<const float*>(scales), static_cast<T*>(out),
         static_cast<uint32_t>(to_int(octets_per_row, op, "columns")),
-        static_cast<uint32_t>(ceil_div(shape.columns, shape.tile)), shift, fused);
+        static_cast<uint32_t>(ceil_div(shape.columns, shape.tile)), exponent_of(shape.tile), fused);
     check_launch(op);
 }
 

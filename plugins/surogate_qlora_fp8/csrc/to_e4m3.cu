@@ -81,16 +81,12 @@ template <class Function>
 void with_source(const void* codes, const void* scales, const TileShape& shape, int dtype, const char* op,
                  Function&& function) {
     check_tiles(shape, codes, scales, dtype, op);
-    int shift = 6;
-    while (1 << shift < shape.tile) {
-        ++shift;
-    }
     const auto call = [&](auto source) {
         source.codes = static_cast<const uint8_t*>(codes);
         source.scales = static_cast<const float*>(scales);
         source.columns = shape.columns;
         source.tiles_per_row = to_int(ceil_div(shape.columns, shape.tile), op, "columns");
-        source.shift = shift;
+        source.shift = exponent_of(shape.tile);
         source.fused = fused_rows(
             shape.rows, [&](int64_t rows) { return amax_chunks(rows, shape.columns); },
             [&](int64_t rows) { return ceil_div(rows, shape.tile); }, op);
@@ -105,15 +101,14 @@ void fp8_tile_amax(const void* codes, const void* scales, void* amax, const Tile
                    cudaStream_t stream) {
     constexpr const char* op = "fp8_tile_amax";
     with_source(codes, scales, shape, dtype, op,
-                [&](const auto& source) { stored_amax(source, source.fused, amax, shape.columns, op, stream); });
+                [&](const auto& source) { stored_amax(source, amax, op, stream); });
 }
 
 void fp8_tile_to_e4m3(const void* codes, const void* scales, const void* amax, void* copy, void* scale, bool transposed,
                       const TileShape& shape, int dtype, cudaStream_t stream) {
     constexpr const char* op = "fp8_tile_to_e4m3";
-    with_source(codes, scales, shape, dtype, op, [&](const auto& source) {
-        e4m3_copy(source, amax, source.fused, {copy, scale, transposed}, shape.columns, op, stream);
-    });
+    with_source(codes, scales, shape, dtype, op,
+                [&](const auto& source) { e4m3_copy(source, amax, {copy, scale, transposed}, op, stream); });
 }
 
 }  // namespace surogate

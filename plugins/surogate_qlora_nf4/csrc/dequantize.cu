@@ -88,14 +88,10 @@ static_assert(nf4_group * 64 % (chunk_octets * octet) == 0, "a chunk has one nes
 template <class T, bool Double>
 void launch(const void* codes, const Nf4Scales& scales, void* out, const Nf4Shape& shape, cudaStream_t stream) {
     const FusedRows fused = fused_blocks(shape, chunk_octets * octet / shape.block, op);
-    int shift = 0;
-    while (octet << shift < shape.block) {
-        ++shift;
-    }
     dequantize_kernel<T, Double><<<fused.chunks(op), decode_threads, 0, stream>>>(
         static_cast<const uint32_t*>(codes), scales.absmax, static_cast<const float*>(scales.nested),
         static_cast<const float*>(scales.offset), static_cast<const float*>(scales.map), static_cast<T*>(out),
-        shape.columns / octet, shift, fused);
+        shape.columns / octet, exponent_of(shape.block / octet), fused);
     check_launch(op);
 }
 

@@ -105,10 +105,6 @@ void with_source(const void* codes, const Nf4Scales& scales, const Nf4Shape& sha
     check_pointer(codes, op, "codes", 16);
     check_pointer(scales.absmax, op, "absmax");
     SUROGATE_REQUIRE(dtype == FP32 || dtype == BF16, op, "the weight must be fp32 or bf16");
-    int shift = 0;
-    while (16 << shift < shape.block) {
-        ++shift;
-    }
     const auto call = [&](auto source) {
         source.codes = static_cast<const uint2*>(codes);
         source.absmax = scales.absmax;
@@ -116,7 +112,7 @@ void with_source(const void* codes, const Nf4Scales& scales, const Nf4Shape& sha
         source.offset = static_cast<const float*>(scales.offset);
         source.map = static_cast<const float*>(scales.map);
         source.columns = shape.columns;
-        source.shift = shift;
+        source.shift = exponent_of(shape.block / 16);
         source.fused = fused_rows(
             shape.rows, [&](int64_t rows) { return amax_chunks(rows, shape.columns); },
             [&](int64_t rows) { return ceil_div(rows * (shape.columns / shape.block), nf4_group); }, op);
@@ -139,15 +135,14 @@ void nf4_amax(const void* codes, const Nf4Scales& scales, void* amax, const Nf4S
               cudaStream_t stream) {
     constexpr const char* op = "nf4_amax";
     with_source(codes, scales, shape, dtype, op,
-                [&](const auto& source) { stored_amax(source, source.fused, amax, shape.columns, op, stream); });
+                [&](const auto& source) { stored_amax(source, amax, op, stream); });
 }
 
 void nf4_to_e4m3(const void* codes, const Nf4Scales& scales, const void* amax, void* copy, void* scale, bool transposed,
                  const Nf4Shape& shape, int dtype, cudaStream_t stream) {
     constexpr const char* op = "nf4_to_e4m3";
-    with_source(codes, scales, shape, dtype, op, [&](const auto& source) {
-        e4m3_copy(source, amax, source.fused, {copy, scale, transposed}, shape.columns, op, stream);
-    });
+    with_source(codes, scales, shape, dtype, op,
+                [&](const auto& source) { e4m3_copy(source, amax, {copy, scale, transposed}, op, stream); });
 }
 
 }  // namespace surogate

@@ -25,11 +25,8 @@ def dims(config: Mapping[str, Any]) -> DecoderDims:
     """Read the sizes from a parsed `config.json` of transformers 4 or 5.
 
     An absent key has the default of transformers: 32 key/value heads, a `rope_theta` of 10,000. Null is accepted where
-    transformers accepts it.
-
-    Missing keys have the defaults of transformers. Raises ConfigError ("key: what is wrong (got value)") if a key is
-    missing or invalid, or if the model needs an unsupported feature: sliding windows, attention dropout or an
-    activation other than SiLU.
+    transformers accepts it. Raises ConfigError ("key: what is wrong (got value)") if a key is missing or invalid, or if
+    the model needs an unsupported feature: sliding windows, attention dropout or an activation other than SiLU.
     """
     refuse_sliding_windows(config)
     bias = boolean(config, "attention_bias")

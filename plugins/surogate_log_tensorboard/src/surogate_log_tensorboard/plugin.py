@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import pluggy
 from pydantic import BaseModel, ConfigDict, Field
 
-from surogate_core.api import Logger, LoggerDef, RunInfo
+from surogate_core.api import Logger, LoggerDef, RunInfo, provides
 
 SUROGATE_API = 0
-hookimpl = pluggy.HookimplMarker("surogate")
 
 
 class TensorBoardOptions(BaseModel):
@@ -29,9 +25,8 @@ def _open(info: RunInfo, options: TensorBoardOptions) -> Logger:
     return EventLogger(info, options.tensorboard_dir)
 
 
-@hookimpl
-def surogate_loggers() -> Iterable[LoggerDef]:
-    return [
+surogate_loggers = provides(
+    [
         LoggerDef(
             name="tensorboard",
             summary="writes all reports as TensorBoard event files in output_dir/tensorboard",
@@ -39,3 +34,4 @@ def surogate_loggers() -> Iterable[LoggerDef]:
             open=_open,
         )
     ]
+)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import pluggy
 from pydantic import BaseModel, ConfigDict, Field
 
-from surogate_core.api import Logger, LoggerDef, RunInfo
+from surogate_core.api import Logger, LoggerDef, RunInfo, provides
 
 SUROGATE_API = 0
-hookimpl = pluggy.HookimplMarker("surogate")
 
 
 class WandbOptions(BaseModel):
@@ -30,9 +26,8 @@ def _open(info: RunInfo, options: WandbOptions) -> Logger:
     return WandbLogger(info, options.wandb_project, options.wandb_name)
 
 
-@hookimpl
-def surogate_loggers() -> Iterable[LoggerDef]:
-    return [
+surogate_loggers = provides(
+    [
         LoggerDef(
             name="wandb",
             summary="sends all reports to Weights & Biases; WANDB_MODE=offline keeps them in output_dir/wandb",
@@ -40,3 +35,4 @@ def surogate_loggers() -> Iterable[LoggerDef]:
             open=_open,
         )
     ]
+)

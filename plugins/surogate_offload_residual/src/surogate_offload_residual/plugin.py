@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import pluggy
 from pydantic import BaseModel, ConfigDict, Field
 
-from surogate_core.api import OffloadDef
+from surogate_core.api import OffloadDef, provides
 
 from .schedule import schedule
 
 SUROGATE_API = 0
-hookimpl = pluggy.HookimplMarker("surogate")
 
 
 class ResidualOptions(BaseModel):
@@ -25,9 +21,8 @@ class ResidualOptions(BaseModel):
     )
 
 
-@hookimpl
-def surogate_offload_strategies() -> Iterable[OffloadDef]:
-    return [
+surogate_offload_strategies = provides(
+    [
         OffloadDef(
             name="residual",
             summary="keeps the residual stream in host memory between the forward and the backward pass",
@@ -37,3 +32,4 @@ def surogate_offload_strategies() -> Iterable[OffloadDef]:
             proposed=[{"offload_residual": True}],
         )
     ]
+)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import pluggy
 from pydantic import BaseModel, ConfigDict, Field
 
-from surogate_core.api import OffloadDef
+from surogate_core.api import OffloadDef, provides
 
 from .selection import gradients, masters, optimizer_states, quantized_weights, weights
 
 SUROGATE_API = 0
-hookimpl = pluggy.HookimplMarker("surogate")
 
 
 class _Options(BaseModel):
@@ -53,9 +49,8 @@ class QuantOptions(_Options):
     )
 
 
-@hookimpl
-def surogate_offload_strategies() -> Iterable[OffloadDef]:
-    return [
+surogate_offload_strategies = provides(
+    [
         OffloadDef(
             name="optimizer",
             summary="keeps the states of the optimizer in host memory",
@@ -102,3 +97,4 @@ def surogate_offload_strategies() -> Iterable[OffloadDef]:
             on_host=quantized_weights,
         ),
     ]
+)

@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import pluggy
-
-from surogate_core.api import Finding, KernelDef, OpDef, OptimizerDef, SystemInfo
-from surogate_core.api.compiled import diagnose, of_module
+from surogate_core.api import provides
+from surogate_core.api.compiled import compiled_hooks
 
 from .adamw import ADAMW, ADAMW_OP
 from .kernels import KERNELS
 
 SUROGATE_API = 0
-hookimpl = pluggy.HookimplMarker("surogate")
-
-
-@hookimpl
-def surogate_ops() -> Iterable[OpDef]:
-    return [ADAMW_OP]
-
-
-@hookimpl
-def surogate_optimizers() -> Iterable[OptimizerDef]:
-    return [ADAMW]
-
-
-@hookimpl
-def surogate_kernels() -> Iterable[KernelDef]:
-    return of_module("surogate_optim_adamw._C", KERNELS)
-
-
-@hookimpl
-def surogate_diagnose(system: SystemInfo) -> Iterable[Finding]:
-    return diagnose("surogate_optim_adamw", system)
+surogate_ops = provides([ADAMW_OP])
+surogate_optimizers = provides([ADAMW])
+surogate_kernels, surogate_diagnose = compiled_hooks("surogate_optim_adamw", KERNELS)

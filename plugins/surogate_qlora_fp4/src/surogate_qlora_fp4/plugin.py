@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import pluggy
-
-from surogate_core.api import Finding, KernelDef, OpDef, SystemInfo, WeightFormatDef
-from surogate_core.api.compiled import diagnose, of_module
+from surogate_core.api import provides
+from surogate_core.api.compiled import compiled_hooks
 
 from .format import FP4
 from .kernels import KERNELS
 from .ops import OPS
 
 SUROGATE_API = 0
-hookimpl = pluggy.HookimplMarker("surogate")
-
-
-@hookimpl
-def surogate_ops() -> Iterable[OpDef]:
-    return OPS
-
-
-@hookimpl
-def surogate_kernels() -> Iterable[KernelDef]:
-    return of_module("surogate_qlora_fp4._C", KERNELS)
-
-
-@hookimpl
-def surogate_weight_formats() -> Iterable[WeightFormatDef]:
-    return [FP4]
-
-
-@hookimpl
-def surogate_diagnose(system: SystemInfo) -> Iterable[Finding]:
-    return diagnose("surogate_qlora_fp4", system)
+surogate_ops = provides(OPS)
+surogate_weight_formats = provides([FP4])
+surogate_kernels, surogate_diagnose = compiled_hooks("surogate_qlora_fp4", KERNELS)

@@ -3,15 +3,10 @@
 A plugin is a module that an entry point of the group `surogate` names. It must not import torch at import time. It
 declares the version of this interface that it was written for, and implements the hooks that it needs:
 
-    import pluggy
-    from surogate_core.api import OptimizerDef
+    from surogate_core.api import OptimizerDef, provides
 
     SUROGATE_API = 0
-    hookimpl = pluggy.HookimplMarker("surogate")
-
-    @hookimpl
-    def surogate_optimizers():
-        return [OptimizerDef(name="sgd", ...)]
+    surogate_optimizers = provides([OptimizerDef(name="sgd", ...)])
 
 The fields of an `options` model, a pydantic model with `extra="forbid"`, are keys of the user's YAML file. Their names
 need a prefix (`adamw_beta1`), because all installed plugins share one flat namespace of keys.
@@ -27,6 +22,7 @@ from ..program.value import WEIGHT_LABEL, Init, Value
 from .adapters import ADAPTER_LABEL, AdapterDef, Merge
 from .base import Deterministic, DeviceInfo, NoOptions, Support, Target
 from .data import DatasetFormatDef, Encoded, Omission
+from .hooks import provides
 from .kernels import BindContext, Call, KernelDef, Launch
 from .models import Dims, HFTensor, Matrix, ModelDef, WeightMap
 from .offloading import OffloadContext, OffloadDef
@@ -125,6 +121,7 @@ __all__ = [
     "Value",
     "WeightFormatDef",
     "WeightMap",
+    "provides",
 ]
 
 API = 0

@@ -1,12 +1,6 @@
 """For packages with kernels: whether the compiled module exists and supports the GPUs of this machine.
 
-@hookimpl
-def surogate_kernels():
-    return of_module("my_package._C", KERNELS)
-
-@hookimpl
-def surogate_diagnose(system):
-    return diagnose("my_package", system)
+surogate_kernels, surogate_diagnose = compiled_hooks("my_package", KERNELS)
 
 SurogateKernels.cmake builds the module `my_package._C`, which can be imported without a GPU and without torch.
 """
@@ -14,13 +8,14 @@ SurogateKernels.cmake builds the module `my_package._C`, which can be imported w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 from . import Finding, KernelDef, SystemInfo
+from .hooks import hookimpl, provides
 
 INSTALL = "install it again with SUROGATE_CUDA=on, which uses nvcc of CUDA 13 from the PATH or from NVIDIA's wheels"
 
@@ -28,6 +23,11 @@ INSTALL = "install it again with SUROGATE_CUDA=on, which uses nvcc of CUDA 13 fr
 def of_module(module: str, kernels: Iterable[KernelDef]) -> tuple[KernelDef, ...]:
     """Return the kernels with their `module` set to the import name `module` ("my_package._C")."""
     return tuple(replace(kernel, module=module) for kernel in kernels)
+
+
+def compiled_hooks(package: str, kernels: Iterable[KernelDef]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return the hooks `surogate_kernels` and `surogate_diagnose` of a package, whose compiled module is `_C`."""
+    return provides(of_module(f"{package}._C", kernels)), hookimpl(lambda system: diagnose(package, system))
 
 
 def problem(module: str, sm: int) -> str:

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from ..api import API
 from ..plugins.discovery import load_registry
+from ..plugins.hookspecs import KINDS
 from ..plugins.provided import Plugin, State
-from ..plugins.registry import KINDS, Registry
+from ..plugins.registry import Registry
 from .external import Command, all_commands
 from .render import output_width, paint, paragraph, print_error, print_warning, table, traceback_wanted
 

@@ -27,13 +27,13 @@ import pluggy
 from .. import __version__
 from ..api import API, Finding, SystemInfo
 from ..errors import PluginError, described
-from . import hookspecs
 from .definition_check import faults
+from .hookspecs import HOOKS, KINDS, SPECS
 from .provided import CORE, Plugin, Provided, State
-from .registry import HOOKS, KINDS, Registry, Resolved
+from .registry import Registry, Resolved
 from .switch import OFF_SWITCH, is_called, parse_off_switch, switched_off
 
-__all__ = ["HOOKS", "Plugin", "Provided", "Registry", "Resolved", "State", "load_registry", "switched_off"]
+__all__ = ["Plugin", "Provided", "Registry", "Resolved", "State", "load_registry", "switched_off"]
 
 GROUP: Final = "surogate"
 BUILTIN: Final = Plugin("builtin", CORE, __version__, "surogate_core.builtin")
@@ -116,7 +116,7 @@ class _Loader:
 
     def __init__(self) -> None:
         self._manager = pluggy.PluginManager("surogate")
-        self._manager.add_hookspecs(hookspecs)
+        self._manager.add_hookspecs(SPECS)  # type: ignore[arg-type]  # it reads attributes
         self.plugins: list[Plugin] = []
         self.provided: list[Provided] = []
         self.notices: list[str] = []

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Final
 
 import pluggy
 
 from ..api import (
     AdapterDef,
     DatasetFormatDef,
-    Finding,
+    Definition,
     KernelDef,
     LauncherDef,
     LoggerDef,
@@ -19,73 +21,32 @@ from ..api import (
     OpDef,
     OptimizerDef,
     RecipeDef,
-    SystemInfo,
     WeightFormatDef,
 )
 
-hookspec = pluggy.HookspecMarker("surogate")
+_PROVIDED: Final[Mapping[str, tuple[str, type[Definition]]]] = {
+    "surogate_models": ("model", ModelDef),
+    "surogate_ops": ("op", OpDef),
+    "surogate_kernels": ("kernel", KernelDef),
+    "surogate_recipes": ("recipe", RecipeDef),
+    "surogate_lowerings": ("lowering", LoweringDef),
+    "surogate_adapters": ("adapter", AdapterDef),
+    "surogate_optimizers": ("optimizer", OptimizerDef),
+    "surogate_weight_formats": ("weight format", WeightFormatDef),
+    "surogate_offload_strategies": ("offload", OffloadDef),
+    "surogate_dataset_formats": ("format", DatasetFormatDef),
+    "surogate_launchers": ("launcher", LauncherDef),
+    "surogate_loggers": ("logger", LoggerDef),
+}
 
+HOOKS: Final[Mapping[str, str]] = {hook: kind for hook, (kind, _) in _PROVIDED.items()}
+"""The hooks that provide definitions, and the kind of each."""
 
-@hookspec
-def surogate_models() -> Iterable[ModelDef]:  # type: ignore[empty-body]
-    """Architectures: forward program and weight map."""
+KINDS: Final[Mapping[str, type[Definition]]] = dict(_PROVIDED.values())
+"""Every kind of thing that a plugin provides, and the class of its definitions."""
 
-
-@hookspec
-def surogate_ops() -> Iterable[OpDef]:  # type: ignore[empty-body]
-    """New kinds of ops: shape rule, backward rule, FLOPs, torch reference."""
-
-
-@hookspec
-def surogate_kernels() -> Iterable[KernelDef]:  # type: ignore[empty-body]
-    """Compiled implementations of ops of any plugin."""
-
-
-@hookspec
-def surogate_recipes() -> Iterable[RecipeDef]:  # type: ignore[empty-body]
-    """Precision recipes: decide dtypes, lower the programs of a run to them."""
-
-
-@hookspec
-def surogate_lowerings() -> Iterable[LoweringDef]:  # type: ignore[empty-body]
-    """Products of a pair of operand dtypes, for recipes that do not serve the pair themselves."""
-
-
-@hookspec
-def surogate_adapters() -> Iterable[AdapterDef]:  # type: ignore[empty-body]
-    """Adapters: rewrite the forward program before differentiation and choose what is trained."""
-
-
-@hookspec
-def surogate_optimizers() -> Iterable[OptimizerDef]:  # type: ignore[empty-body]
-    """Optimizers: append update ops and state."""
-
-
-@hookspec
-def surogate_weight_formats() -> Iterable[WeightFormatDef]:  # type: ignore[empty-body]
-    """Forms in which frozen matrices are stored."""
-
-
-@hookspec
-def surogate_offload_strategies() -> Iterable[OffloadDef]:  # type: ignore[empty-body]
-    """Strategies that keep values on the host."""
-
-
-@hookspec
-def surogate_dataset_formats() -> Iterable[DatasetFormatDef]:  # type: ignore[empty-body]
-    """Dataset types: turn a row into tokens and a mask of trained tokens."""
-
-
-@hookspec
-def surogate_launchers() -> Iterable[LauncherDef]:  # type: ignore[empty-body]
-    """Ways to start the workers of a run."""
-
-
-@hookspec
-def surogate_loggers() -> Iterable[LoggerDef]:  # type: ignore[empty-body]
-    """Receivers of step and evaluation reports."""
-
-
-@hookspec
-def surogate_diagnose(system: SystemInfo) -> Iterable[Finding]:  # type: ignore[empty-body]
-    """Findings for `surogate doctor`."""
+_spec = pluggy.HookspecMarker("surogate")
+SPECS: Final = SimpleNamespace(
+    surogate_diagnose=_spec(lambda system: None), **{hook: _spec(lambda: None) for hook in HOOKS}
+)
+"""The arguments of each hook, for pluggy. `surogate_diagnose` returns findings for `surogate doctor`."""

@@ -14,20 +14,12 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from ..api import (
-    AdapterDef,
     DatasetFormatDef,
-    Definition,
     Finding,
     KernelDef,
-    LauncherDef,
-    LoggerDef,
-    LoweringDef,
     ModelDef,
-    OffloadDef,
     Op,
     OpDef,
-    OptimizerDef,
-    RecipeDef,
     SystemInfo,
     Target,
     WeightFormatDef,
@@ -37,39 +29,8 @@ from ..errors import ConfigError, PluginError
 from ..origin import Origin
 from .attribution import attributed
 from .conflicts import option_conflicts, rivals
+from .hookspecs import HOOKS, KINDS
 from .provided import CORE, FLAT_OPTIONS, Plugin, Provided, State, folded
-
-KINDS: Final[Mapping[str, type[Definition]]] = {
-    "model": ModelDef,
-    "op": OpDef,
-    "kernel": KernelDef,
-    "recipe": RecipeDef,
-    "lowering": LoweringDef,
-    "adapter": AdapterDef,
-    "optimizer": OptimizerDef,
-    "weight format": WeightFormatDef,
-    "offload": OffloadDef,
-    "format": DatasetFormatDef,
-    "launcher": LauncherDef,
-    "logger": LoggerDef,
-}
-"""Every kind of thing that a plugin provides, and the class of its definitions."""
-
-HOOKS: Final[Mapping[str, str]] = {
-    "surogate_models": "model",
-    "surogate_ops": "op",
-    "surogate_kernels": "kernel",
-    "surogate_recipes": "recipe",
-    "surogate_lowerings": "lowering",
-    "surogate_adapters": "adapter",
-    "surogate_optimizers": "optimizer",
-    "surogate_weight_formats": "weight format",
-    "surogate_offload_strategies": "offload",
-    "surogate_dataset_formats": "format",
-    "surogate_launchers": "launcher",
-    "surogate_loggers": "logger",
-}
-"""The hooks that provide definitions, and the kind of each."""
 
 _ALTERNATIVES: Final = ("recipe", "optimizer")
 """Kinds of which a run needs exactly one, selected by the key of the same name: an installed one may do as well."""

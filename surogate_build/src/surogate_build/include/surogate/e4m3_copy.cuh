@@ -1,7 +1,7 @@
 // Copies of a stored weight in E4M3 with one scale for the whole param, and the amax that this scale needs.
 //
-//   stored_amax(source, fused, amax, columns, op, stream);
-//   e4m3_copy(source, amax, fused, {copy, scale, transposed}, columns, op, stream);
+//   stored_amax(source, amax, op, stream);
+//   e4m3_copy(source, amax, {copy, scale, transposed}, op, stream);
 //
 //   w = the weight as the format dequantizes it, rounded to the model's dtype T
 //   amax [matrices, 2] = (largest finite |w|, 1 if a w is not finite) of each matrix that is fused in the param
@@ -21,6 +21,8 @@
 //   void octet(int matrix, int64_t row, int64_t column, float (&x)[8]) const
 //                                                   w in fp32, before it is rounded to T, of eight adjacent columns
 //   Dtype                                           T: float or __nv_bfloat16
+//   columns                                         K
+//   fused                                           the matrices, a matrix in chunks of `amax_chunks`
 //
 // e4m3_copy: the rows of every matrix and K are multiples of 16, so the 16 rows of a warp belong to one matrix. Grid: a
 // block of 256 threads per tile of 128 x 128. Eight lanes have adjacent columns: a warp writes 128 bytes of four rows
@@ -205,18 +207,18 @@ inline int64_t amax_chunks(int64_t rows, int64_t columns) {
 }
 
 template <class Source>
-void stored_amax(const Source& source, const FusedRows& fused, void* amax, int64_t columns, const char* op,
-                 cudaStream_t stream) {
+void stored_amax(const Source& source, void* amax, const char* op, cudaStream_t stream) {
     check_pointer(amax, op, "amax", 8);
-    check_cuda(cudaMemsetAsync(amax, 0, 2 * sizeof(float) * fused.count, stream), op);
-    detail::stored_amax_kernel<<<fused.chunks(op), detail::amax_threads, 0, stream>>>(
-        source, static_cast<float*>(amax), columns / octet, fused);
+    check_cuda(cudaMemsetAsync(amax, 0, 2 * sizeof(float) * source.fused.count, stream), op);
+    detail::stored_amax_kernel<<<source.fused.chunks(op), detail::amax_threads, 0, stream>>>(
+        source, static_cast<float*>(amax), source.columns / octet, source.fused);
     check_launch(op);
 }
 
 template <class Source>
-void e4m3_copy(const Source& source, const void* amax, const FusedRows& fused, const E4m3Copy& to, int64_t columns,
-               const char* op, cudaStream_t stream) {
+void e4m3_copy(const Source& source, const void* amax, const E4m3Copy& to, const char* op, cudaStream_t stream) {
+    const FusedRows& fused = source.fused;
+    const int64_t columns = source.columns;
     for (int i = 0; i < fused.count; ++i) {
         SUROGATE_REQUIRE(fused.first_row[i + 1] % 16 == 0, op,
                          "the rows of each matrix must be a multiple of 16, got " +

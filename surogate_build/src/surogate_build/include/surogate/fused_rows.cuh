@@ -39,6 +39,15 @@ struct FusedRows {
     unsigned chunks(const char* op) const { return static_cast<unsigned>(to_int(first_chunk[count], op, "the grid")); }
 };
 
+// Returns the exponent of a power of two, by which a kernel divides.
+constexpr int exponent_of(int64_t power) {
+    int exponent = 0;
+    while (int64_t{1} << exponent < power) {
+        ++exponent;
+    }
+    return exponent;
+}
+
 template <class Chunks, class Scales>
 FusedRows fused_rows(const std::vector<int64_t>& rows, Chunks chunks_of, Scales scales_of, const char* op) {
     SUROGATE_REQUIRE(!rows.empty() && rows.size() <= max_matrices, op,
