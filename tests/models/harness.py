@@ -33,11 +33,12 @@ from surogate_qlora_fp8.ops import OPS as FP8_TILE_OPS
 from surogate_qlora_nf4.ops import OPS as NF4_OPS
 from surogate_recipes_bf16.recipe import BF16
 from surogate_recipes_fp8.ops import OPS as FP8_OPS
+from surogate_recipes_nvfp4.ops import OPS as NVFP4_OPS
 
 STORAGE_OPS = (*NF4_OPS, *FP8_TILE_OPS, *FP4_OPS)
 OPS = {
     definition.kind: definition
-    for definition in (*STANDARD_OPS, *MODEL_OPS, *LORA_OPS, *FP8_OPS, *STORAGE_OPS, ADAMW_OP)
+    for definition in (*STANDARD_OPS, *MODEL_OPS, *LORA_OPS, *FP8_OPS, *NVFP4_OPS, *STORAGE_OPS, ADAMW_OP)
 }
 MODELS = {model.model_types[0]: model for model in (LLAMA, QWEN2, QWEN3)}
 NO_LABEL = -100
