@@ -323,6 +323,21 @@ def test_steps_repeat_to_the_bit() -> None:
 
 
 @pytest.mark.parametrize("lora", [False, True])
+def test_quantized_weights_are_made_again_by_a_resumed_run(lora: bool) -> None:
+    settings = lora_rank_8() if lora else {}
+    straight, resumed = trained(**settings), model(**settings)
+    written = {v.name: v for v in straight.assembly.allocated}
+    for value in resumed.assembly.allocated:
+        if value.role in ("param", "state") and not value.derived:
+            resumed.view(value).copy_(straight.view(written[value.name]))
+    assert all(v.derived for v in resumed.assembly.allocated if v.name.startswith("nvfp4."))
+    resumed.executor.run("derive")
+    resumed.steps = straight.steps
+    assert straight.step() == resumed.step()
+    assert differing(straight.named("param", "state"), resumed.named("param", "state")) == []
+
+
+@pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("target", [None, "b200"])
 def test_recomputation_changes_no_bit(lora: bool, target: str | None) -> None:
     """Of each part, of all, and of more of them in the first of three blocks than in the others."""
