@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from surogate_core.dtypes import DTYPES
 from surogate_core.program.value import Value
 
@@ -31,3 +33,12 @@ def test_a_packed_value_is_planned_stored_and_read_in_bytes() -> None:
     assert (value.size, value.nbytes, value.stored_shape) == (128, 64, (4, 16))
     odd = Value("codes", (3, 3), "e2m1", "act")
     assert (odd.size, odd.nbytes, odd.stored_shape) == (9, 6, (3, 2))
+
+
+def test_eps_is_that_of_torch() -> None:
+    """torch has none of packed elements, and of integers."""
+    dtypes = {name: getattr(torch, dtype.torch_name) for name, dtype in DTYPES.items()}
+    found = {name: torch.finfo(dtype).eps for name, dtype in dtypes.items() if dtype.is_floating_point}
+    assert {name: dtype.eps for name, dtype in DTYPES.items()} == found | {
+        "e2m1": 0.5, "int64": 0, "int32": 0, "uint8": 0
+    }  # fmt: skip

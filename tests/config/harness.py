@@ -18,6 +18,7 @@ from surogate_qlora_fp4.options import Fp4WeightOptions
 from surogate_qlora_fp8.options import Fp8WeightOptions
 from surogate_qlora_nf4.options import Nf4Options
 from surogate_recipes_fp8.recipe import Fp8Options
+from surogate_recipes_nvfp4.recipe import Nvfp4Options
 
 
 class SgdOptions(BaseModel):
@@ -89,12 +90,13 @@ class FakeRegistry:
 
 
 class WithAdapter(FakeRegistry):
-    """With LoRA, the FP8 recipe, offload strategies and weight formats installed."""
+    """With LoRA, the FP8 and FP4 recipes, offload strategies and weight formats installed."""
 
     def options_models(self) -> Mapping[tuple[str, str], type[BaseModel]]:
         installed = {
             ("adapter", "lora"): LoraOptions,
             ("recipe", "fp8-hybrid"): Fp8Options,
+            ("recipe", "nvfp4"): Nvfp4Options,
             ("offload", "residual"): ResidualOptions,
             ("offload", "optimizer"): OptimizerOptions,
             ("offload", "master"): MasterOptions,

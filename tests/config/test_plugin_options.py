@@ -42,6 +42,7 @@ class Counted(BaseModel):
     held: bool | int = Field(False, ge=0)
     sgd_scale: Literal["match-adamw", "paper"] = "paper"
     exact: bool = False
+    picks: bool | Literal["all-of-them"] = True
 
 
 @pytest.mark.parametrize(
@@ -62,11 +63,21 @@ def test_a_flag_or_count_of_a_plugin_is_read_as_it_is_written(value: Any, means:
         ("held", -1, "held: must be at least 0"),
         ("exact", 1, "exact: must be true or false (got 1)"),
         ("exact", "t", "exact: must be true or false (got 't')"),
+        ("picks", "some", "picks: must be true, false or all-of-them (got 'some')"),
+        ("picks", 1, "picks: must be true, false or all-of-them (got 1)"),
         ("sgd_scale", "best", "sgd_scale: must be 'match-adamw' or 'paper'"),
     ],
 )
 def test_flags_counts_and_choices_of_plugins_are_refused_as_those_of_core(key: str, value: Any, says: str) -> None:
     assert says in message(registry=FakeRegistry(my_sgd=Counted), optimizer="my_sgd", **{key: value})
+
+
+@pytest.mark.parametrize(
+    ("value", "means"), [(True, True), ("yes", True), ("OFF", False), ("All_Of_Them", "all-of-them")]
+)
+def test_a_flag_or_word_of_a_plugin_is_read_as_it_is_written(value: Any, means: bool | str) -> None:
+    loaded = load(registry=FakeRegistry(my_sgd=Counted), optimizer="my_sgd", picks=value)
+    assert loaded.optimizer_options == Counted.model_construct(picks=means)
 
 
 def test_choices_of_plugins_are_folded() -> None:
@@ -81,6 +92,15 @@ def test_a_plugin_can_declare_a_key_that_core_lists_as_not_built() -> None:
     assert "sequence_chunks: not yet" in message(sequence_chunks=2)
     loaded = load(registry=FakeRegistry(my_sgd=Chunked), optimizer="My-SGD", sequence_chunks=2)
     assert loaded.optimizer_options == Chunked(sequence_chunks=2)
+
+
+def test_a_key_of_several_plugins_names_all_of_them_if_the_run_uses_none() -> None:
+    (notice,) = load(registry=WithAdapter(), skip_quant_last_layers=1).notices
+    assert notice == (
+        "skip_quant_last_layers: has no effect, since recipe fp8-hybrid or recipe nvfp4 is not used by this run"
+    )
+    (notice,) = load(registry=WithAdapter(), no_fp4_hadamard=True).notices
+    assert notice == "no_fp4_hadamard: has no effect, since recipe nvfp4 is not used by this run"
 
 
 def test_a_missing_plugin_raises_the_plugin_error_of_the_registry() -> None:

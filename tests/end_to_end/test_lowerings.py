@@ -12,19 +12,27 @@ from surogate_core.machine.devices import cpu, device
 FP8 = {"matmul_dtype": "e4m3", "gradient_dtype": "e5m2"}
 
 
-def test_an_installed_lowering_serves_the_pair_in_place_of_the_recipe(workplace: Workplace) -> None:
-    plan = run.plan(run.load(workplace.write(**FP8)), cpu())
-    assert plan.inputs.lowering is not None and plan.inputs.lowering.name == "e4m3/e5m2"
-    assert "fp8_linear" in {op.kind for op in plan.assembly.programs["micro_first"].ops}
+@pytest.mark.parametrize(("pair", "kind"), [("e4m3/e5m2", "fp8_linear"), ("e2m1/e2m1", "nvfp4_linear")])
+def test_an_installed_lowering_serves_the_pair_in_place_of_the_recipe(
+    pair: str, kind: str, workplace: Workplace
+) -> None:
+    dtypes = dict(zip(("matmul_dtype", "gradient_dtype"), pair.split("/"), strict=True))
+    plan = run.plan(run.load(workplace.write(**dtypes, model_dtype="bf16")), cpu())
+    assert plan.inputs.lowering is not None and plan.inputs.lowering.name == pair
+    assert kind in {op.kind for op in plan.assembly.programs["micro_first"].ops}
     assert run.plan(run.load(workplace.write()), cpu()).inputs.lowering is None
 
 
+@pytest.mark.parametrize(
+    ("package", "dtypes", "others"),
+    [("surogate-recipe-fp8", FP8, "e2m1, e2m1"), ("surogate-recipe-nvfp4", {"matmul_dtype": "e2m1"}, "e4m3, e5m2")],
+)
 def test_without_the_package_the_pair_is_refused_with_its_name(
-    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+    package: str, dtypes: dict[str, str], others: str, workplace: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SUROGATE_PLUGINS", "-surogate-recipe-fp8")
-    loaded = run.load(workplace.write(**FP8))
-    message = r"pairs .*: \(fp32, fp32\), \(bf16, bf16\)\. Try: pip install surogate-recipe-fp8"
+    monkeypatch.setenv("SUROGATE_PLUGINS", f"-{package}")
+    loaded = run.load(workplace.write(**dtypes))
+    message = rf"pairs .*: \(fp32, fp32\), \(bf16, bf16\), \({others}\)\. Try: pip install {package}"
     with pytest.raises(ConfigError, match=message):
         run.plan(loaded, cpu())
 

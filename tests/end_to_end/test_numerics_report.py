@@ -50,7 +50,8 @@ def test_the_first_step_calibrates_and_has_no_report(here: Workplace) -> None:
     assert [r["step"] for r in records(here.out, "numerics")] == [2]
 
 
-def test_a_recipe_that_quantizes_nothing_refuses_the_key(here: Workplace) -> None:
-    run = invoke("plan", here.write(numerics_report_steps=10))
+@pytest.mark.parametrize("recipe", ["bf16", "nvfp4"])
+def test_a_recipe_without_a_report_refuses_the_key(recipe: str, here: Workplace) -> None:
+    run = invoke("plan", here.write(recipe=recipe, model_dtype=None, numerics_report_steps=10))
     assert run.returncode == 2
-    assert "numerics_report_steps: bf16 quantizes nothing" in run.stderr
+    assert f"numerics_report_steps: {recipe} has no numerics report. Remove the key" in run.stderr

@@ -38,6 +38,8 @@ NARROW = {
 
 FP8 = {"recipe": "fp8-hybrid", "fp8_amax_history": 4, "sequence_len": 64, "model_dtype": None}
 
+NVFP4 = {"recipe": "nvfp4", "model_dtype": None, "optimizer": "adamw"}
+
 
 def go(config: Path, *overrides: str) -> list[str]:
     """Run to the end; return the lines that were printed."""
@@ -97,8 +99,16 @@ EIGHT_BITS = {"optimizer": "adamw_8bit", "model_dtype": "bf16"}
 
 @pytest.mark.parametrize(
     "dtypes",
-    [{}, NARROW, {"model_dtype": "bf16", "optimizer": "adamw"}, FP8, EIGHT_BITS, NARROW | {"optimizer": "normuon"}],
-    ids=["fp32", "masters", "bf16", "fp8", "adamw_8bit", "normuon"],
+    [
+        {},
+        NARROW,
+        {"model_dtype": "bf16", "optimizer": "adamw"},
+        FP8,
+        NVFP4,
+        EIGHT_BITS,
+        NARROW | {"optimizer": "normuon"},
+    ],
+    ids=["fp32", "masters", "bf16", "fp8", "nvfp4", "adamw_8bit", "normuon"],
 )
 def test_ten_steps_and_ten_more_equal_twenty(
     here: Workplace, monkeypatch: pytest.MonkeyPatch, dtypes: dict[str, str]

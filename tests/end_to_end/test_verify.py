@@ -81,6 +81,15 @@ def test_a_checkpoint_passes_in_bf16_and_in_fp32(based: Workplace) -> None:
     assert result.weights == "of the checkpoint"
 
 
+def test_products_of_four_bits_pass_within_the_error_that_the_recipe_names(based: Workplace) -> None:
+    result = verified(based, "recipe=nvfp4")
+    assert result.passed, result.first_wrong
+    logits = next(row for row in result.verdict.rows if row.name == "logits")
+    assert 0.05 < logits.error < 0.3
+    gradients = [row for row in result.verdict.rows if row.kind == "gradient"]
+    assert all(row.cosine is not None and row.cosine > 0.8 for row in gradients)
+
+
 @pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_an_adapter_agrees_with_peft(based: Workplace, dtype: str) -> None:
     pytest.importorskip("peft")

@@ -19,6 +19,7 @@ class Dtype:
     code        in the arguments of compiled functions: `enum DType` of <surogate/dtype.h>. The next free number.
     torch_name  attribute of `torch`: the dtype with these elements, or "uint8" for packed ones
     file_name   in the header of a safetensors file
+    eps         distance from 1 to the next larger number; 0 of integers
     has_grad    whether values of this dtype can have gradients
     """
 
@@ -27,6 +28,7 @@ class Dtype:
     code: int
     torch_name: str
     file_name: str
+    eps: float = 0.0
     has_grad: bool = False
 
     def nbytes(self, count: int) -> int:
@@ -45,14 +47,14 @@ class Dtype:
 DTYPES: Mapping[str, Dtype] = {
     dtype.name: dtype
     for dtype in (
-        Dtype("fp64", 64, 2, "float64", "F64", has_grad=True),  # for tests against finite differences
-        Dtype("fp32", 32, 0, "float32", "F32", has_grad=True),
-        Dtype("bf16", 16, 1, "bfloat16", "BF16", has_grad=True),
-        Dtype("e2m1", 4, 8, "uint8", "U8"),  # two to a byte, the first one in its lower half
-        Dtype("ue4m3", 8, 9, "float8_e4m3fn", "F8_E4M3"),  # E4M3 without a sign: scales of blocks
-        Dtype("ue8m0", 8, 10, "float8_e8m0fnu", "F8_E8M0"),  # powers of two: scales of blocks
-        Dtype("e4m3", 8, 5, "float8_e4m3fn", "F8_E4M3"),
-        Dtype("e5m2", 8, 6, "float8_e5m2", "F8_E5M2"),
+        Dtype("fp64", 64, 2, "float64", "F64", 2**-52, has_grad=True),  # for tests against finite differences
+        Dtype("fp32", 32, 0, "float32", "F32", 2**-23, has_grad=True),
+        Dtype("bf16", 16, 1, "bfloat16", "BF16", 2**-7, has_grad=True),
+        Dtype("e2m1", 4, 8, "uint8", "U8", 2**-1),  # two to a byte, the first one in its lower half
+        Dtype("ue4m3", 8, 9, "float8_e4m3fn", "F8_E4M3", 2**-3),  # E4M3 without a sign: scales of blocks
+        Dtype("ue8m0", 8, 10, "float8_e8m0fnu", "F8_E8M0", 1),  # powers of two: scales of blocks
+        Dtype("e4m3", 8, 5, "float8_e4m3fn", "F8_E4M3", 2**-3),
+        Dtype("e5m2", 8, 6, "float8_e5m2", "F8_E5M2", 2**-2),
         Dtype("int64", 64, 4, "int64", "I64"),
         Dtype("int32", 32, 3, "int32", "I32"),
         Dtype("uint8", 8, 7, "uint8", "U8"),

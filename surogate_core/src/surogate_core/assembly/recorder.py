@@ -223,8 +223,8 @@ class Recorder:
         calibrate, numerics = after.calibrate, after.numerics
         if numerics is None and inputs.numerics:
             raise ConfigError(
-                f"numerics_report_steps: {lowering.name} quantizes nothing, so there is nothing to report. Remove the "
-                "key, or choose a recipe that quantizes."
+                f"numerics_report_steps: {lowering.name} has no numerics report. Remove the key, or choose a recipe "
+                "that has one."
             )
         lowered = replace(
             after,

@@ -84,4 +84,5 @@ def _check_idle(
     kind, name = owners[0]
     _, problems = validate_options(owners[0], models[kind, name], {key: value}, registry)
     findings.problems += [problem for problem in problems if problem.key == key]
-    findings.notices.append(f"{key}: has no effect, since {kind} {name} is not used by this run")
+    unused = " or ".join(f"{kind} {name}" for kind, name in owners)
+    findings.notices.append(f"{key}: has no effect, since {unused} is not used by this run")

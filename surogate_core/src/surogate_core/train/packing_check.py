@@ -15,6 +15,7 @@ import numpy as np
 
 from ..data.loader import eval_batches
 from ..data.pack import PackedRows
+from ..dtypes import DTYPES
 from ..errors import ProgramError
 from .loop import sum_losses
 
@@ -58,10 +59,6 @@ def check_packing(
     `dtypes`: those that the forward pass computes in. Changes neither weights nor gradients. Raises ProgramError when
     the losses differ by more than rounding explains.
     """
-    import torch
-
-    from ..reference.rounding import TORCH_DTYPES
-
     chosen = _some_packed_rows(rows)
     if not len(chosen):
         return None
@@ -71,9 +68,9 @@ def check_packing(
     alone, _ = _mean_loss(worker, _repacked(rows, pieces, np.ones_like(pieces)), batch_size, pad_id)
     if not (labels and isfinite(packed) and isfinite(alone)):
         return None
-    eps = max(torch.finfo(TORCH_DTYPES[dtype]).eps for dtype in dtypes)
+    eps = max(DTYPES[dtype].eps for dtype in dtypes)
     # The errors of single labels have either sign and average out.
-    tolerance = abs(alone) * (SUM_ERROR * torch.finfo(torch.float32).eps + LABEL_ERROR * eps / sqrt(labels))
+    tolerance = abs(alone) * (SUM_ERROR * DTYPES["fp32"].eps + LABEL_ERROR * eps / sqrt(labels))
     check = PackingCheck(packed, alone, labels, len(pieces), len(chosen), tolerance)
     if not abs(packed - alone) <= tolerance:
         raise ProgramError(
