@@ -32,4 +32,14 @@ struct Fp4Factor {
 // `factors`: {alpha, beta} in fp32, aligned to 16 bytes.
 void nvfp4_dequantize(const Fp4Factor& a, const Fp4Factor& b, void* factors, float beta, cudaStream_t stream);
 
+constexpr int fp4_measure_blocks = 132;  // one for each SM of an H200
+constexpr int fp4_figures = 3;
+
+// `partial`: workspace of 16 * fp4_measure_blocks bytes, aligned to 16.
+void nvfp4_measure(const void* x, const void* codes, const void* scales, const void* amax, void* figures, void* partial,
+                   int64_t rows, int64_t columns, cudaStream_t stream);
+
+// `figures`: addresses of those of each tensor, in device memory. `table`: fp32 [tensors, fp4_figures].
+void nvfp4_report(const void* figures, void* table, int64_t tensors, cudaStream_t stream);
+
 }  // namespace surogate

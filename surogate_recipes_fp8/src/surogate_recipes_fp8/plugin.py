@@ -2,41 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import pluggy
-
-from surogate_core.api import Finding, KernelDef, LoweringDef, OpDef, RecipeDef, SystemInfo
-from surogate_core.api.compiled import diagnose, of_module
+from surogate_core.api import provides
+from surogate_core.api.compiled import compiled_hooks
 
 from .kernels import KERNELS
 from .ops import OPS
 from .recipe import E4M3_E5M2, FP8_HYBRID
 
 SUROGATE_API = 0
-hookimpl = pluggy.HookimplMarker("surogate")
-
-
-@hookimpl
-def surogate_recipes() -> Iterable[RecipeDef]:
-    return [FP8_HYBRID]
-
-
-@hookimpl
-def surogate_lowerings() -> Iterable[LoweringDef]:
-    return [E4M3_E5M2]
-
-
-@hookimpl
-def surogate_ops() -> Iterable[OpDef]:
-    return OPS
-
-
-@hookimpl
-def surogate_kernels() -> Iterable[KernelDef]:
-    return of_module("surogate_recipes_fp8._C", KERNELS)
-
-
-@hookimpl
-def surogate_diagnose(system: SystemInfo) -> Iterable[Finding]:
-    return diagnose("surogate_recipes_fp8", system)
+surogate_recipes = provides([FP8_HYBRID])
+surogate_lowerings = provides([E4M3_E5M2])
+surogate_ops = provides(OPS)
+surogate_kernels, surogate_diagnose = compiled_hooks("surogate_recipes_fp8", KERNELS)

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from surogate_core.api import KernelDef
 
-from . import products, quantizer
+from . import numerics, products, quantizer
 
-KERNELS: tuple[KernelDef, ...] = (*quantizer.KERNELS, *products.KERNELS)
+KERNELS: tuple[KernelDef, ...] = (*quantizer.KERNELS, *products.KERNELS, *numerics.KERNELS)

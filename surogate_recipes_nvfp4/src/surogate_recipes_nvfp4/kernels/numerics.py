@@ -1,0 +1,38 @@
+"""The compiled figures of numerics reports."""
+
+from __future__ import annotations
+
+from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target
+
+PARTIAL_BYTES = 16 * 132
+"""Workspace of `nvfp4_measure`: four sums of each of `fp4_measure_blocks` thread blocks (nvfp4.h)."""
+
+
+def _bind_measure(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    return ctx.call(_C.nvfp4_measure, *op.ins, *op.outs, ctx.workspace, *op.ins[0].shape)
+
+
+def _bind_report(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    return ctx.call(_C.nvfp4_report, ctx.table([ctx.pointer(v) for v in op.ins]), *op.outs, len(op.ins))
+
+
+def _supports(op: Op, target: Target) -> Support:
+    if (target.device.sm or 0) < 80:
+        return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
+    return Support(not op.accumulate, "cannot accumulate into its outputs" if op.accumulate else "")
+
+
+KERNELS: tuple[KernelDef, ...] = (
+    KernelDef(
+        op="nvfp4_measure",
+        dtypes=("bf16", "e2m1", "ue4m3", "fp32", "fp32"),
+        supports=_supports,
+        bind=_bind_measure,
+        workspace=lambda op, target: PARTIAL_BYTES,
+    ),
+    KernelDef(op="nvfp4_report", dtypes=("fp32", "..."), supports=_supports, bind=_bind_report),
+)
