@@ -26,7 +26,7 @@ __device__ __forceinline__ float float_of_e4m3(uint32_t code) { return __fmul_rn
 
 // Sixteen bf16, in order.
 struct Fp4Elements {
-    uint32_t pair[8];
+    alignas(16) uint32_t pair[8];
 
     __device__ __forceinline__ float get(int i) const {
         return __uint_as_float(i % 2 ? pair[i / 2] & 0xffff0000u : pair[i / 2] << 16);

@@ -131,8 +131,8 @@ def _refused(op: Op, target: Target, error: RuntimeError) -> str:
     a, b, out = op.ins[0], op.ins[FORM], op.outs[0]
     return (
         f"cuBLASLt refuses {op.kind} of {list(a.shape)} and {list(b.shape)} to {out.dtype} by the backend "
-        f"{op.attrs['backend']!r} on {target.device.title} ({error}). Train with recipe: bf16, or change the batch size "
-        "or sequence length if the number of tokens is among these sizes."
+        f"{op.attrs['backend']!r} on {target.device.title} ({error}). Train with recipe: bf16, or change the batch "
+        "size or sequence length if the number of tokens is among these sizes."
     )
 
 
