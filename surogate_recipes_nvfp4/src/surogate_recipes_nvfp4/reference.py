@@ -78,7 +78,7 @@ def _form(x: Tensor, square: bool, four_over_six: bool, bits: Tensor | None) -> 
         scale = torch.where(errors[1] < errors[0], scales[1].view(torch.uint8), scales[0].view(torch.uint8)).view(_E4M3)
     else:
         scale = _e4m3(top * (encode * (torch.tensor(1.0) / LARGEST)))
-    codes = _codes(_scaled(blocks, scale, decode), bits)
+    codes = codes_of(_scaled(blocks, scale, decode), bits)
     amax = torch.where(amax.isfinite(), amax, torch.nan)
     return _packed(codes.view(x.shape)), swizzled(scale), torch.stack([amax, limit])
 
@@ -91,7 +91,7 @@ def _scaled(blocks: Tensor, scale: Tensor, decode: Tensor) -> Tensor:
 
 def _error(blocks: Tensor, scale: Tensor, decode: Tensor, amax: Tensor, largest: Tensor) -> Tensor:
     """Return the squared error of each block, summed in order, if it is rounded to nearest with this scale."""
-    level = _levels()[_codes(_scaled(blocks, scale, decode), None).int()]
+    level = _levels()[codes_of(_scaled(blocks, scale, decode), None).int()]
     difference = level * scale.float()[..., None] * amax / largest - blocks
     error = torch.zeros_like(blocks[..., 0])
     for term in (difference * difference).unbind(dim=-1):
@@ -107,7 +107,7 @@ def _over_rows(error: Tensor) -> Tensor:
     return parts.repeat_interleave(BLOCK, dim=1).view(error.shape)
 
 
-def _codes(y: Tensor, bits: Tensor | None) -> Tensor:
+def codes_of(y: Tensor, bits: Tensor | None) -> Tensor:
     """Return E2M1 codes of magnitudes up to 6, rounded to nearest, ties to even, or by random bytes; 7 for NaN.
 
     By 8 random bits r the magnitude is raised by r / 256 of the distance of levels there, and then rounded down.

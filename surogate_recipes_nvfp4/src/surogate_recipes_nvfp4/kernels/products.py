@@ -1,8 +1,8 @@
 """Products of two forms by cuBLASLt.
 
-Backend "emulate" writes both factors in bf16, which holds a code times its scale exactly, and multiplies those: products
-are exact, and sums are fp32. Backend "cublaslt" multiplies in FP4, from SM100. The factor alpha of a product is made of
-the largest magnitudes of both matrices, in device memory, so a captured graph follows them.
+Backend "emulate" writes both factors in bf16, which holds a code times its scale exactly, and multiplies those:
+products are exact, and sums are fp32. Backend "cublaslt" multiplies in FP4, from SM100. The factor alpha of a product
+is made of the largest magnitudes of both matrices, in device memory, so a captured graph follows them.
 """
 
 from __future__ import annotations
