@@ -49,7 +49,7 @@ def _supports(op: Op, target: Target) -> Support:
 KERNELS: tuple[KernelDef, ...] = (
     KernelDef(
         op="nvfp4_quantize",
-        dtypes=("bf16", "..."),
+        dtypes=("*", "..."),
         attrs=("square", "hadamard", "four_over_six", "stochastic", "stream"),
         supports=_supports,
         bind=_bind,
