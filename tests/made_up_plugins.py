@@ -60,7 +60,7 @@ FIRST_PARTY = (
     *("builtin", "models", "bf16", "fp8", "adamw", "adamw_8bit", "normuon", "lora", "tensorboard", "wandb"),
     "offload_residual",
     "offload_states",
-    *("qlora_nf4", "qlora_fp8", "qlora_fp4"),
+    *("nvfp4", "qlora_nf4", "qlora_fp8", "qlora_fp4"),
 )
 """The plugins of this repository."""
 

@@ -26,7 +26,7 @@ __device__ __forceinline__ float float_of_e4m3(uint32_t code) { return __fmul_rn
 
 // Sixteen bf16, in order.
 struct Fp4Elements {
-    uint32_t pair[8];
+    alignas(16) uint32_t pair[8];
 
     __device__ __forceinline__ float get(int i) const {
         return __uint_as_float(i % 2 ? pair[i / 2] & 0xffff0000u : pair[i / 2] << 16);
@@ -71,7 +71,7 @@ struct Fp4Scale {
 };
 
 // v / 1536, for magnitudes whose quotient and remainder are normal numbers: the quotient by 3, corrected by its exact
-// remainder, is rounded correctly. The test of all mantissas is tests/test_division.py.
+// remainder, is rounded correctly, for every mantissa (tests/test_reference.py).
 __device__ __forceinline__ float over_1536(float v) {
     constexpr float third = 1.0f / 3.0f;
     const float quotient = __fmul_rn(v, third);

@@ -23,7 +23,7 @@ from surogate_core.testing.ops import Elements, check_op
 from surogate_recipes_nvfp4.ops import OPS
 from surogate_recipes_nvfp4.reference import (
     _codes,
-    factor,
+    alpha,
     form,
     hadamard_transform,
     in_rows,
@@ -141,7 +141,7 @@ def test_scales_are_ordered_as_tensor_cores_read_them() -> None:
 def test_a_product_has_the_factor_of_the_vectors_and_their_sums() -> None:
     expected = VECTORS["gemm_fprop_std"]
     a, w = quantized(A), quantized(W, square=True)
-    assert struct.pack(">f", float(factor(a[2], w[2]))).hex() == expected["alpha"]
+    assert struct.pack(">f", float(alpha(a[2], w[2]))).hex() == expected["alpha"]
     (y,) = product(a, w, dtype="fp32")
     torch.testing.assert_close(y[0], floats(expected["y_row0"]), rtol=1e-6, atol=1e-5)
 

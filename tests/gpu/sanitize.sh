@@ -34,9 +34,10 @@ declare -A tests=(
     [lora]="plugins/surogate_lora/tests/gpu"
     [qlora]="plugins/surogate_qlora_nf4/tests/gpu plugins/surogate_qlora_fp8/tests/gpu plugins/surogate_qlora_fp4/tests/gpu"
     [fp8]="surogate_recipes_fp8/tests/gpu/test_quantizers.py surogate_recipes_fp8/tests/gpu/test_norms.py surogate_recipes_fp8/tests/gpu/test_scales.py"
+    [nvfp4]="surogate_recipes_nvfp4/tests/gpu"
 )
 parts=("$@")
-[ $# -gt 0 ] || parts=(control rope adamw adamw_8bit lora qlora fp8 reductions elementwise loss norms attention)
+[ $# -gt 0 ] || parts=(control rope adamw adamw_8bit lora qlora fp8 nvfp4 reductions elementwise loss norms attention)
 # Under racecheck 2025.3.1, kernels of cuBLASLt fail with an illegal address ("failed to handle a hardware exception"),
 # but not natively or under memcheck. The parts head and gemm launch no kernels of surogate that other parts do not test.
 # The element-wise kernels of normuon share no memory but in reductions that other parts test.

@@ -194,7 +194,7 @@ def values(codes: Tensor, scales: Tensor) -> Tensor:
     return blocks.view(len(codes), -1)
 
 
-def factor(amax_a: Tensor, amax_b: Tensor) -> Tensor:
+def alpha(amax_a: Tensor, amax_b: Tensor) -> Tensor:
     """Return what a product of two forms is multiplied by."""
     inverse = 1 / (torch.tensor(LARGEST * LARGEST) * amax_a[1] * amax_b[1])
     return amax_a[0] * amax_b[0] * inverse
@@ -203,7 +203,7 @@ def factor(amax_a: Tensor, amax_b: Tensor) -> Tensor:
 def _product(a: Tensor, scales_a: Tensor, amax_a: Tensor, *b: Tensor, trans_b: bool) -> Tensor:
     codes_b, scales_b, amax_b = b
     right = values(codes_b, scales_b)
-    return values(a, scales_a) @ (right if trans_b else right.T) * factor(amax_a, amax_b)
+    return values(a, scales_a) @ (right if trans_b else right.T) * alpha(amax_a, amax_b)
 
 
 def nvfp4_linear(

@@ -1,0 +1,105 @@
+"""Which NVFP4 ops the kernels serve on which GPU, and the reasons why not. Needs no GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from surogate_core.api import KernelDef, Op, Target, Value
+from surogate_core.machine.devices import DEVICES
+from surogate_core.plugins.registry import refusal
+from surogate_recipes_nvfp4.formats import scales_shape
+from surogate_recipes_nvfp4.kernels import KERNELS
+from surogate_recipes_nvfp4.ops import OPS
+
+DEFINITIONS = {definition.kind: definition for definition in OPS}
+AMPERE, HOPPER, BLACKWELL, BLACKWELL_RTX = 80, 90, 100, 120
+
+
+def target(sm: int | None) -> Target:
+    return Target(replace(DEVICES["h200"], sm=sm, title=f"a GPU of SM{sm}"))
+
+
+def value(name: str, shape: tuple[int, ...], dtype: str) -> Value:
+    return Value(name=name, shape=shape, dtype=dtype, role="act")
+
+
+def form(name: str, rows: int, columns: int) -> list[Value]:
+    dtypes = ("e2m1", "ue4m3", "fp32")
+    shapes = ((rows, columns), scales_shape(rows, columns), (2,))
+    return [value(f"{name}{i}", shape, dtype) for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))]
+
+
+def op_of(kind: str, ins: list[Value], accumulate: bool = False, **attrs: Any) -> Op:
+    specs = DEFINITIONS[kind].infer(ins, attrs)
+    outs = tuple(value(f"out{i}", spec.shape, spec.dtype) for i, spec in enumerate(specs))
+    return Op(kind, tuple(ins), outs, attrs, accumulate=frozenset({0} if accumulate else ()))
+
+
+def quantizing(rows: int = 48, columns: int = 80, **attrs: Any) -> Op:
+    random = [value("micro_step", (), "int32"), value("seed", (), "int64")] if attrs.get("stochastic") else []
+    return op_of("nvfp4_quantize", [value("x", (rows, columns), "bf16"), *random], rows=True, columns=True, **attrs)
+
+
+def product(kind: str = "nvfp4_linear", *rest: Value, k: int = 96, out: str = "bf16", **attrs: Any) -> Op:
+    trans_b = attrs.get("trans_b", False)
+    b = form("b", k, 32) if trans_b else form("b", 32, k)
+    return op_of(kind, [*form("a", 48, k), *b, *rest], **{"dtype": out, "backend": "emulate", **attrs})
+
+
+BASE, BIAS = value("base", (48, 32), "bf16"), value("bias", (32,), "bf16")
+
+
+def serving(op: Op, sm: int | None) -> KernelDef | None:
+    return next((k for k in KERNELS if k.op == op.kind and not refusal(k, DEFINITIONS[op.kind], op, target(sm))), None)
+
+
+def refused(op: Op, sm: int | None = HOPPER) -> str:
+    """Return the reason of the kernel with the dtypes of the op."""
+    reasons = [refusal(k, DEFINITIONS[op.kind], op, target(sm)) for k in KERNELS if k.op == op.kind]
+    return next(reason for reason in reasons if not reason.startswith("supports dtypes"))
+
+
+@pytest.mark.parametrize("sm", [AMPERE, HOPPER, BLACKWELL, BLACKWELL_RTX])
+@pytest.mark.parametrize(
+    "op",
+    [
+        quantizing(),
+        quantizing(square=True, four_over_six=True),
+        quantizing(hadamard=True, stochastic=True, stream=6),
+        product(),
+        product(out="fp32", accumulate=True),
+        product("nvfp4_linear", BIAS),
+        product("nvfp4_linear_add", BASE, trans_b=True),
+    ],
+    ids=lambda op: f"{op.kind} {len(op.ins)}",
+)
+def test_quantizer_and_emulated_products_run_on_ampere_and_later(op: Op, sm: int) -> None:
+    assert serving(op, sm) is not None
+    assert "needs a GPU of SM80" in refused(op, 75) or "need a GPU of SM80" in refused(op, 75)
+
+
+def test_products_in_fp4_need_blackwell() -> None:
+    op = product(backend="cublaslt")
+    assert serving(op, BLACKWELL) and serving(op, BLACKWELL_RTX)
+    assert refused(op) == "FP4 products need a GPU of SM100 or newer, not a GPU of SM90"
+    assert "a multiple of 32 elements" in refused(product(k=80, backend="cublaslt"), BLACKWELL)
+    assert serving(product(k=80), BLACKWELL)
+
+
+def test_only_fp32_outputs_without_an_addend_are_accumulated_into() -> None:
+    assert "accumulates only into fp32 outputs" in refused(product(accumulate=True))
+    assert "accumulates only into fp32 outputs" in refused(product("nvfp4_linear_add", BASE, accumulate=True))
+    assert "cannot accumulate" in refused(replace(quantizing(), accumulate=frozenset({0})))
+
+
+def test_the_workspace_of_an_emulated_product_holds_both_factors_in_bf16() -> None:
+    op, hopper = product(), target(HOPPER)
+    kernel = serving(op, HOPPER)
+    fp4 = serving(product(backend="cublaslt"), BLACKWELL)
+    assert kernel and fp4
+    factors = fp4.workspace(product(backend="cublaslt"), hopper)
+    assert kernel.workspace(op, hopper) - factors == 2 * 48 * 96 + 2 * 32 * 96
+    assert factors == (64 << 20) + 256
