@@ -1,12 +1,11 @@
-// Python bindings of attention.h. Pointers are passed as integers; the stream is the last argument.
-#include <nanobind/nanobind.h>
+#include <surogate/bind.h>
 
-#include <cstdint>
 #include <new>
 
 #include "attention.h"
 
 namespace nb = nanobind;
+using namespace surogate;
 
 namespace {
 
@@ -17,37 +16,11 @@ cudaStream_t stream_of(uintptr_t address) { return reinterpret_cast<cudaStream_t
 }  // namespace
 
 void bind_attention(nb::module_& m) {
-    using surogate::AttentionShape;
-    using surogate::CudnnAttention;
-    using surogate::CudnnAttentionBackward;
+    bind_launcher(m, "attention_plain", attention_plain);
+    bind_launcher(m, "attention_plain_bwd", attention_plain_bwd);
+    m.def("attention_plain_bwd_workspace", &attention_plain_bwd_workspace, nb::arg("tokens"), nb::arg("heads"));
 
-    m.def(
-        "attention_plain",
-        [](uintptr_t qkv, uintptr_t cu_seqlens, uintptr_t out, uintptr_t lse, int64_t tokens, int64_t documents,
-           int64_t heads, int64_t kv_heads, int64_t head_dim, int dtype, uintptr_t stream) {
-            surogate::attention_plain(pointer(qkv), pointer(cu_seqlens), pointer(out), pointer(lse), tokens, documents,
-                                      heads, kv_heads, head_dim, dtype, stream_of(stream));
-        },
-        nb::arg("qkv"), nb::arg("cu_seqlens"), nb::arg("out"), nb::arg("lse"), nb::arg("tokens"), nb::arg("documents"),
-        nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("dtype"), nb::arg("stream"),
-        nb::call_guard<nb::gil_scoped_release>());
-    m.def(
-        "attention_plain_bwd",
-        [](uintptr_t dout, uintptr_t qkv, uintptr_t out, uintptr_t lse, uintptr_t cu_seqlens, uintptr_t dqkv,
-           uintptr_t workspace, int64_t tokens, int64_t documents, int64_t heads, int64_t kv_heads, int64_t head_dim,
-           int64_t chunks, int dtype, uintptr_t stream) {
-            surogate::attention_plain_bwd(pointer(dout), pointer(qkv), pointer(out), pointer(lse), pointer(cu_seqlens),
-                                          pointer(dqkv), pointer(workspace), tokens, documents, heads, kv_heads,
-                                          head_dim, chunks, dtype, stream_of(stream));
-        },
-        nb::arg("dout"), nb::arg("qkv"), nb::arg("out"), nb::arg("lse"), nb::arg("cu_seqlens"), nb::arg("dqkv"),
-        nb::arg("workspace"), nb::arg("tokens"), nb::arg("documents"), nb::arg("heads"), nb::arg("kv_heads"),
-        nb::arg("head_dim"), nb::arg("chunks"), nb::arg("dtype"), nb::arg("stream"),
-        nb::call_guard<nb::gil_scoped_release>());
-    m.def("attention_plain_bwd_workspace", &surogate::attention_plain_bwd_workspace, nb::arg("tokens"),
-          nb::arg("heads"));
-
-    m.def("cudnn_version", &surogate::cudnn_version, nb::call_guard<nb::gil_scoped_release>(),
+    m.def("cudnn_version", &cudnn_version, nb::call_guard<nb::gil_scoped_release>(),
           "Return the version of the loaded cuDNN: major * 10000 + minor * 100 + patch.");
     nb::class_<CudnnAttention>(m, "CudnnAttention")
         .def(
@@ -73,9 +46,8 @@ void bind_attention(nb::module_& m) {
             "__init__",
             [](CudnnAttentionBackward* self, int64_t tokens, int64_t documents, int64_t seq_len, int64_t heads,
                int64_t kv_heads, int64_t head_dim, int64_t route, int64_t groups, bool packed_dkv, int64_t chunks) {
-                new (self)
-                    CudnnAttentionBackward(AttentionShape{tokens, documents, seq_len, heads, kv_heads, head_dim},
-                                           static_cast<surogate::BackwardRoute>(route), groups, packed_dkv, chunks);
+                new (self) CudnnAttentionBackward({tokens, documents, seq_len, heads, kv_heads, head_dim},
+                                                  static_cast<BackwardRoute>(route), groups, packed_dkv, chunks);
             },
             nb::arg("tokens"), nb::arg("documents"), nb::arg("seq_len"), nb::arg("heads"), nb::arg("kv_heads"),
             nb::arg("head_dim"), nb::arg("route"), nb::arg("groups"), nb::arg("packed_dkv"), nb::arg("chunks"),

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pluggy
 
-from surogate_core.api import Finding, KernelDef, RecipeDef, SystemInfo
-from surogate_core.api.compiled import diagnose, of_module
+from surogate_core.api import Finding, SystemInfo, provides
+from surogate_core.api.compiled import compiled_hooks, diagnose
 
 from . import diagnosis
 from .kernels import KERNELS
@@ -15,18 +15,11 @@ from .recipe import BF16
 
 SUROGATE_API = 0
 hookimpl = pluggy.HookimplMarker("surogate")
-
-
-@hookimpl
-def surogate_recipes() -> Iterable[RecipeDef]:
-    return [BF16]
-
-
-@hookimpl
-def surogate_kernels() -> Iterable[KernelDef]:
-    return of_module("surogate_recipes_bf16._C", KERNELS)
+surogate_recipes = provides([BF16])
+surogate_kernels = compiled_hooks("surogate_recipes_bf16", KERNELS)[0]
 
 
 @hookimpl
 def surogate_diagnose(system: SystemInfo) -> Iterable[Finding]:
+    """Report the compiled module, and the libraries of NVIDIA that it loads."""
     return [*diagnose("surogate_recipes_bf16", system), *diagnosis.diagnose(system)]

@@ -20,14 +20,10 @@ from .hooks import hookimpl, provides
 INSTALL = "install it again with SUROGATE_CUDA=on, which uses nvcc of CUDA 13 from the PATH or from NVIDIA's wheels"
 
 
-def of_module(module: str, kernels: Iterable[KernelDef]) -> tuple[KernelDef, ...]:
-    """Return the kernels with their `module` set to the import name `module` ("my_package._C")."""
-    return tuple(replace(kernel, module=module) for kernel in kernels)
-
-
 def compiled_hooks(package: str, kernels: Iterable[KernelDef]) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return the hooks `surogate_kernels` and `surogate_diagnose` of a package, whose compiled module is `_C`."""
-    return provides(of_module(f"{package}._C", kernels)), hookimpl(lambda system: diagnose(package, system))
+    compiled = tuple(replace(kernel, module=f"{package}._C") for kernel in kernels)
+    return provides(compiled), hookimpl(lambda system: diagnose(package, system))
 
 
 def problem(module: str, sm: int) -> str:
