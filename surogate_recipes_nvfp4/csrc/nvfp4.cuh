@@ -119,56 +119,63 @@ __device__ __forceinline__ Fp4Scale fp4_scale(float top, const Fp4Matrix<true>& 
     return is_four ? four : six;
 }
 
-// A code 0 to 7 is the integer next to the smallest of 2a, a + 2 and a / 2 + 4, and at most 7. It is in the lowest byte of
-// 2^23 plus the code, whose unit in the last place is 1. Ties to even integers are ties to even codes.
-__device__ __forceinline__ uint32_t fp4_nearest(float a) {
-    constexpr float zero = 0x1p23f;
-    const float low = fminf(__fmaf_rn(a, 2.0f, zero), __fadd_rn(a, zero + 2.0f));
-    return __float_as_uint(fminf(low, fminf(__fmaf_rn(a, 0.5f, zero + 4.0f), zero + 7.0f)));
+// Codes of magnitudes are made in floats, four in one, because multiply-adds are issued twice as fast as operations on bits.
+// The code of the magnitude a is the integer next to the smallest of 2a, a + 2 and a / 2 + 4. It is added, times 16^Place, to
+// the number whose unit in the last place is 16^Place. Ties to even integers are ties to even codes.
+template <int Place>
+struct Fp4Place {
+    static constexpr float unit = static_cast<float>(1 << 4 * Place), zero = unit * 0x1p23f;
+
+    static __device__ __forceinline__ float nearest(float y) {
+        const float a = fminf(y, 6.0f);
+        const float low = fminf(__fmaf_rn(a, 2.0f * unit, zero), __fmaf_rn(a, unit, zero + 2.0f * unit));
+        return fminf(low, __fmaf_rn(a, 0.5f * unit, zero + 4.0f * unit));
+    }
+
+    // Raises the magnitude by byte / 256 of the distance of levels there, and rounds it down to a level. Levels from 1, 2 and
+    // 4 on have half of that as their distance.
+    static __device__ __forceinline__ float random(float y, uint32_t word, int byte) {
+        constexpr float base = 0x1p14f;  // its unit in the last place is 2^-9
+        const float a = fminf(y, 6.0f);
+        const float shift = __fsub_rn(__uint_as_float(__byte_perm(word, __float_as_uint(base), 0x7640u + byte)), base);
+        const float power = __uint_as_float(max(__float_as_uint(a), 0x3f800000u) & 0x7f800000u);
+        const float raised = __fmaf_rn(shift, power, a);
+        const float low = fminf(__fmaf_rz(raised, 2.0f * unit, zero), __fmaf_rz(raised, unit, zero + 2.0f * unit));
+        return fminf(low, __fmaf_rz(raised, 0.5f * unit, zero + 4.0f * unit));
+    }
+};
+
+// Returns the codes of four magnitudes in the lower 16 bits. The sums are exact.
+__device__ __forceinline__ uint32_t fp4_four(float first, float second, float third, float fourth) {
+    const float upper = __fadd_rn(__fsub_rn(third, Fp4Place<2>::zero), __fsub_rn(fourth, Fp4Place<3>::zero));
+    return __float_as_uint(__fadd_rn(__fadd_rn(first, __fsub_rn(second, Fp4Place<1>::zero)), upper));
 }
 
-// Raises the magnitude by byte / 256 of the distance of levels there, and rounds it down to a level.
-__device__ __forceinline__ uint32_t fp4_random(float y, uint32_t word, int byte) {
-    constexpr float zero = 0x1p23f;
-    const float a = fminf(y, 6.0f);
-    const float random = __fsub_rn(__uint_as_float(__byte_perm(word, 0x4b000000u, 0x7540u + byte)), zero);
-    const float distance = a >= 4.0f ? 0x1p-7f : a >= 2.0f ? 0x1p-8f : 0x1p-9f;
-    const float raised = __fmaf_rn(random, distance, a);
-    const float low = fminf(__fmaf_rz(raised, 2.0f, zero), __fadd_rz(raised, zero + 2.0f));
-    return __float_as_uint(fminf(low, fminf(__fmaf_rz(raised, 0.5f, zero + 4.0f), zero + 7.0f)));
-}
-
-// Returns eight codes, the first one in the lowest four bits. `numbers` have magnitudes in their lowest bytes, `pair` the
-// elements, of which the signs are taken.
-__device__ __forceinline__ uint32_t fp4_pack(const uint32_t (&numbers)[8], const uint32_t* pair) {
+// Returns eight codes, the first one in the lowest four bits: two times four magnitudes, and the signs of eight elements.
+__device__ __forceinline__ uint32_t fp4_pack(uint32_t low, uint32_t high, const uint32_t* pair) {
     uint32_t half[2];
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
-        const uint32_t* n = numbers + 4 * k;
-        const uint32_t codes = __byte_perm(__byte_perm(n[0], n[1], 0x0040), __byte_perm(n[2], n[3], 0x0040), 0x5410);
-        const uint32_t signs = __byte_perm(pair[2 * k], pair[2 * k + 1], 0x7531);
-        const uint32_t four = codes | (signs & 0x80808080u) >> 4;
-        half[k] = four | four >> 4;  // two codes in the bytes 0 and 2
+        const uint32_t signs = __byte_perm(pair[2 * k], pair[2 * k + 1], 0x7531) & 0x80808080u;
+        half[k] = signs >> 4 | signs >> 8;  // two signs in the bytes 0 and 2
     }
-    return __byte_perm(half[0], half[1], 0x6420);
+    return __byte_perm(low, high, 0x5410) | (__byte_perm(half[0], half[1], 0x6420) & 0x88888888u);
 }
 
 // Returns the codes of a block; with Stochastic by random bytes, byte e of the words for element e.
 template <bool Stochastic>
 __device__ __forceinline__ uint2 fp4_codes(const Fp4Elements& x, float factor, const PhiloxWords& random) {
-    uint32_t words[2];
+    const auto number = [&](auto place, int e) {
+        const float y = fabsf(__fmul_rn(x.get(e), factor));
+        return Stochastic ? place.random(y, random.word[e / 4], e % 4) : place.nearest(y);
+    };
+    uint32_t four[4];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        uint32_t numbers[8];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const int e = 8 * half + i;
-            const float y = fabsf(__fmul_rn(x.get(e), factor));
-            numbers[i] = Stochastic ? fp4_random(y, random.word[e / 4], e % 4) : fp4_nearest(y);
-        }
-        words[half] = fp4_pack(numbers, x.pair + 4 * half);
+    for (int k = 0; k < 4; ++k) {
+        four[k] = fp4_four(number(Fp4Place<0>{}, 4 * k), number(Fp4Place<1>{}, 4 * k + 1),
+                           number(Fp4Place<2>{}, 4 * k + 2), number(Fp4Place<3>{}, 4 * k + 3));
     }
-    return make_uint2(words[0], words[1]);
+    return make_uint2(fp4_pack(four[0], four[1], x.pair), fp4_pack(four[2], four[3], x.pair + 4));
 }
 
 // Multiplies 16 numbers by signs and by the orthogonal Hadamard matrix, and rounds them to bf16: strides 1, 2, 4, 8.

@@ -21,9 +21,10 @@
 // of scales.
 //
 // Bytes moved per element: 2 + 2 read, 0.5625 written for each form. Floor at 4.3 TB/s for 8,192 x 4,096: 40 us with both
-// forms, less what L2 holds. Instructions per element and form, estimated: 10, with four_over_six 45, with stochastic 18,
-// and 5 more with hadamard in both launches. An H200 issues 6 in the time in which it moves a byte of each element (1.5 GHz), so
-// the second launch, with 3.1 bytes for both forms, is bound by arithmetic where a form takes more than 9.
+// forms, less what L2 holds; 16 us of it are the first launch. Instructions of the second launch per element and form, by the
+// code for SM90: 19, with stochastic 31, with four_over_six about 50, and with hadamard 3 more, as in the first launch. At 128
+// per clock and SM and 1.7 GHz, 19 for each of two forms take 44 us of an H200, more than the 24 us of its bytes. So it is
+// bound by arithmetic. Not measured yet.
 #include <surogate/check.h>
 #include <surogate/quantize_tile.cuh>
 #include <surogate/reduce.cuh>
@@ -38,7 +39,8 @@ namespace surogate {
 namespace {
 
 constexpr const char* op = "nvfp4_quantize";
-constexpr int side = 128, threads = 256, blocks_wide = side / fp4_block, words_wide = side / 2;
+// Sides of tiles and numbers of threads are unsigned: so are indices, which are divided by them.
+constexpr unsigned block = fp4_block, side = 128, threads = 256, blocks_wide = side / block, words_wide = side / 2;
 
 struct Form {
     uint2* codes;  // of a block of 16
@@ -61,29 +63,30 @@ struct Random {
     }
 };
 
-// Returns the index of the 16 bytes of the tile that hold half `half` of block `block` of a row. Those that eight threads
-// read or write at once, all blocks or four blocks with both halves, lie in different banks.
-__device__ __forceinline__ int chunk_of(int row, int block, int half) {
-    return row * 2 * blocks_wide + half * blocks_wide + (block + 4 * half) % blocks_wide;
+// Returns the index of the 16 bytes of the tile that hold half `half` of block `at` of a row. Those that eight threads read
+// or write at once, all blocks or four blocks with both halves, lie in different banks.
+__device__ __forceinline__ unsigned chunk_of(unsigned row, unsigned at, unsigned half) {
+    return row * 2 * blocks_wide + half * blocks_wide + (at + 4 * half) % blocks_wide;
 }
 
-// Returns the index of the staged codes of block `block` of column `column`. A warp writes one block of even or odd columns.
-__device__ __forceinline__ int staged_at(int column, int block) {
-    const int line = column / 2;
-    return line * 2 * blocks_wide + ((block + blocks_wide * (column % 2)) ^ (line % (2 * blocks_wide)));
+// Returns the index of the staged codes of block `at` of column `column`. A warp writes one block of even or odd columns.
+__device__ __forceinline__ unsigned staged_at(unsigned column, unsigned at) {
+    const unsigned line = column / 2;
+    return line * 2 * blocks_wide + ((at + blocks_wide * (column % 2)) ^ (line % (2 * blocks_wide)));
 }
 
 // Returns the byte of the scale of a row's block in the two atoms of a tile.
-__device__ __forceinline__ int scale_at(int row, int block) {
-    return block / 4 * 512 + row % 32 * 16 + row / 32 * 4 + block % 4;
+__device__ __forceinline__ unsigned scale_at(unsigned row, unsigned at) {
+    return at / 4 * 512 + row % 32 * 16 + row / 32 * 4 + at % 4;
 }
 
-// Threads 0 to 63 write the staged scales of the tile at (row, column) of a matrix with this number of columns.
-__device__ __forceinline__ void write_scales(const uint8_t* staged, uint8_t* scales, int64_t row, int64_t column,
-                                             int64_t columns, int thread) {
-    const int64_t atoms_wide = (columns + 63) / 64, atom = column / 64 + thread / 32;
+// Threads 0 to 63 write the staged scales of the tile whose first block is `first`, in row `row` of tiles, of a matrix with
+// this number of blocks in a row.
+__device__ __forceinline__ void write_scales(const uint8_t* staged, uint8_t* scales, unsigned row, unsigned first,
+                                             unsigned blocks, unsigned thread) {
+    const unsigned atoms_wide = (blocks + 3) / 4, atom = first / 4 + thread / 32;
     if (atom < atoms_wide) {
-        const int64_t to = (row / side * atoms_wide + atom) * 32 + thread % 32;
+        const size_t to = (static_cast<size_t>(row) * atoms_wide + atom) * 32 + thread % 32;
         reinterpret_cast<uint4*>(scales)[to] = reinterpret_cast<const uint4*>(staged)[thread];
     }
 }
@@ -120,37 +123,39 @@ __device__ __forceinline__ void publish(float* amax, const float* measured) {
     amax[1] = Fp4Matrix<FourOverSix>::range / 6.0f;
 }
 
+// x has `high` times `wide` blocks of 16 x 16.
 template <bool Square, bool Hadamard, bool FourOverSix, bool Stochastic>
 __global__ void __launch_bounds__(threads, FourOverSix ? 2 : 3)
     quantize_kernel(const uint4* __restrict__ x, const Form rows, const Form columns, const float* __restrict__ measured,
-                    const Random random, int64_t n_rows, int64_t n_columns, int tiles_wide) {
+                    const Random random, unsigned high, unsigned wide, unsigned tiles_wide) {
     __shared__ uint4 tile[side * 2 * blocks_wide];
     __shared__ uint2 staged[side * blocks_wide];
     __shared__ __align__(16) uint8_t scales[2][side * blocks_wide];
     __shared__ Fp4Scale squares[Square ? blocks_wide * blocks_wide : 1];
-    const int number = static_cast<int>(gridDim.x - 1 - blockIdx.x), thread = static_cast<int>(threadIdx.x);
-    const int64_t first_row = static_cast<int64_t>(number / tiles_wide) * side;
-    const int64_t first_column = static_cast<int64_t>(number % tiles_wide) * side;
+    const unsigned number = gridDim.x - 1 - blockIdx.x, thread = threadIdx.x;
+    const unsigned tile_row = number / tiles_wide, tile_column = number % tiles_wide;
+    const unsigned first_down = tile_row * blocks_wide, first_across = tile_column * blocks_wide;
     const bool writes_rows = rows.codes != nullptr, writes_columns = columns.codes != nullptr;
 
-    const int block = thread % 8, row_in_tile = thread / 32 * 16 + thread % 32 / 8;  // and + 4, + 8, + 12
-    const int64_t column = first_column + block * fp4_block;
+    const unsigned own_block = thread % 8, own_row = thread / 32 * block + thread % 32 / 8;  // and + 4, + 8, + 12
+    const unsigned across = first_across + own_block;
+    const bool inside = across < wide && first_down + thread / 32 < high;
+    const size_t own_at = (static_cast<size_t>(tile_row) * side + own_row) * wide + across;  // the first of four blocks
     Fp4Elements own[4] = {};
+    if (inside) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int64_t row = first_row + row_in_tile + 4 * i;
-        if (row < n_rows && column < n_columns) {
-            const uint4* from = x + (row * n_columns + column) / 8;
+        for (unsigned i = 0; i < 4; ++i) {
+            const uint4* from = x + 2 * (own_at + 4 * i * static_cast<size_t>(wide));
             *reinterpret_cast<uint4*>(own[i].pair) = from[0];
             *reinterpret_cast<uint4*>(own[i].pair + 4) = from[1];
         }
     }
     if (writes_columns) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        for (unsigned i = 0; i < 4; ++i) {
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                tile[chunk_of(row_in_tile + 4 * i, block, half)] = *reinterpret_cast<const uint4*>(own[i].pair + 4 * half);
+            for (unsigned half = 0; half < 2; ++half) {
+                tile[chunk_of(own_row + 4 * i, own_block, half)] = *reinterpret_cast<const uint4*>(own[i].pair + 4 * half);
             }
         }
     }
@@ -159,14 +164,14 @@ __global__ void __launch_bounds__(threads, FourOverSix ? 2 : 3)
         Fp4Scale scale[4];
         scales_of<Square>(own, matrix, scale);
         if (Square && thread % 32 < 8) {
-            squares[thread / 32 * blocks_wide + block] = scale[0];
+            squares[thread / 32 * blocks_wide + own_block] = scale[0];
         }
         if (writes_rows) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int64_t row = first_row + row_in_tile + 4 * i, at = (row * n_columns + column) / fp4_block;
-                scales[0][scale_at(row_in_tile + 4 * i, block)] = static_cast<uint8_t>(scale[i].code);
-                if (row < n_rows && column < n_columns) {
+            for (unsigned i = 0; i < 4; ++i) {
+                const size_t at = own_at + 4 * i * static_cast<size_t>(wide);
+                scales[0][scale_at(own_row + 4 * i, own_block)] = static_cast<uint8_t>(scale[i].code);
+                if (inside) {
                     rows.codes[at] = fp4_codes<Stochastic>(own[i], scale[i].factor, random.of<Stochastic>(at, 0));
                 }
             }
@@ -174,48 +179,48 @@ __global__ void __launch_bounds__(threads, FourOverSix ? 2 : 3)
     }
     __syncthreads();
     if (writes_rows && thread < 64) {
-        write_scales(scales[0], rows.scales, first_row, first_column, n_columns, thread);
+        write_scales(scales[0], rows.scales, tile_row, first_across, wide, thread);
     }
     if (writes_columns) {
         const Fp4Matrix<FourOverSix> matrix(measured[Hadamard ? 2 : 0]);
-        const int word = thread % words_wide;
+        const unsigned word = thread % words_wide;
 #pragma unroll 1
-        for (int row_block = thread / words_wide; row_block < blocks_wide; row_block += threads / words_wide) {
-            uint32_t words[fp4_block];
+        for (unsigned down = thread / words_wide; down < blocks_wide; down += threads / words_wide) {
+            uint32_t words[block];
 #pragma unroll
-            for (int i = 0; i < fp4_block; ++i) {
-                const int chunk = chunk_of(row_block * fp4_block + i, word / 8, word / 4 % 2);
+            for (unsigned i = 0; i < block; ++i) {
+                const unsigned chunk = chunk_of(down * block + i, word / 8, word / 4 % 2);
                 words[i] = reinterpret_cast<const uint32_t*>(tile + chunk)[word % 4];
             }
             Fp4Elements pair[2];
             fp4_columns<Hadamard>(words, pair);
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int own_column = 2 * word + half;
+            for (unsigned half = 0; half < 2; ++half) {
+                const unsigned own_column = 2 * word + half;
                 Fp4Scale scale;
                 if constexpr (Square) {
-                    scale = squares[row_block * blocks_wide + own_column / fp4_block];
+                    scale = squares[down * blocks_wide + own_column / block];
                 } else {
                     const auto total = [&](const Fp4Scale& candidate, auto error) { return error(pair[half], candidate); };
                     scale = fp4_scale(pair[half].top(), matrix, total);
                 }
-                const int64_t at = (first_column + own_column) * (n_rows / fp4_block) + first_row / fp4_block + row_block;
-                staged[staged_at(own_column, row_block)] =
+                const size_t at = (static_cast<size_t>(tile_column) * side + own_column) * high + first_down + down;
+                staged[staged_at(own_column, down)] =
                     fp4_codes<Stochastic>(pair[half], scale.factor, random.of<Stochastic>(at, 1));
-                scales[1][scale_at(own_column, row_block)] = static_cast<uint8_t>(scale.code);
+                scales[1][scale_at(own_column, down)] = static_cast<uint8_t>(scale.code);
             }
         }
         __syncthreads();
 #pragma unroll
-        for (int i = 0; i < side * blocks_wide / threads; ++i) {
-            const int own_column = (thread + i * threads) / blocks_wide, row_block = thread % blocks_wide;
-            const int64_t to = first_column + own_column, at = first_row / fp4_block + row_block;
-            if (to < n_columns && at < n_rows / fp4_block) {
-                columns.codes[to * (n_rows / fp4_block) + at] = staged[staged_at(own_column, row_block)];
+        for (unsigned i = 0; i < side * blocks_wide / threads; ++i) {
+            const unsigned own_column = (thread + i * threads) / blocks_wide, down = thread % blocks_wide;
+            if (first_across + own_column / block < wide && first_down + down < high) {
+                const size_t row = static_cast<size_t>(tile_column) * side + own_column;
+                columns.codes[row * high + first_down + down] = staged[staged_at(own_column, down)];
             }
         }
         if (thread < 64) {
-            write_scales(scales[1], columns.scales, first_column, first_row, n_rows, thread);
+            write_scales(scales[1], columns.scales, tile_column, first_down, high, thread);
         }
     }
     if (number == 0 && thread == 0) {
@@ -308,7 +313,7 @@ Form checked(const Fp4Form& form, const char* codes, const char* scales, const c
     return {static_cast<uint2*>(form.codes), static_cast<uint8_t*>(form.scales), static_cast<float*>(form.amax)};
 }
 
-using Kernel = void (*)(const uint4*, Form, Form, const float*, Random, int64_t, int64_t, int);
+using Kernel = void (*)(const uint4*, Form, Form, const float*, Random, unsigned, unsigned, unsigned);
 
 template <bool FourOverSix>
 Kernel kernel_of(const Fp4Quantisation& how) {
@@ -341,8 +346,9 @@ void nvfp4_quantize(const void* x, const Fp4Form& rows, const Fp4Form& columns, 
     }
     const Form row_form = checked(rows, "codes of the rows", "scales of the rows", "amax of the rows");
     const Form column_form = checked(columns, "codes of the columns", "scales of the columns", "amax of the columns");
-    const int64_t wide = ceil_div(n_columns, side);
-    const int tiles = to_int(wide * ceil_div(n_rows, side), op, "tiles");
+    const int64_t tiles_wide = ceil_div(n_columns, side);
+    const int tiles = to_int(tiles_wide * ceil_div(n_rows, side), op, "tiles");
+    const auto high = static_cast<unsigned>(n_rows / block), wide = static_cast<unsigned>(n_columns / block);
     const bool hadamard = how.hadamard && columns.codes != nullptr;
     auto* amax = static_cast<float*>(measured);
     measure(x, amax, n_rows, n_columns, hadamard, stream);
@@ -350,7 +356,7 @@ void nvfp4_quantize(const void* x, const Fp4Form& rows, const Fp4Form& columns, 
                         static_cast<uint32_t>(how.stream)};
     const Kernel kernel = how.four_over_six ? kernel_of<true>(how) : kernel_of<false>(how);
     kernel<<<static_cast<unsigned>(tiles), threads, 0, stream>>>(static_cast<const uint4*>(x), row_form, column_form, amax,
-                                                                 random, n_rows, n_columns, static_cast<int>(wide));
+                                                                 random, high, wide, static_cast<unsigned>(tiles_wide));
     check_launch(op);
 }
 

@@ -89,6 +89,12 @@ def test_products_in_fp4_need_blackwell() -> None:
     assert serving(product(k=80), BLACKWELL)
 
 
+def test_emulated_products_add_a_bias_in_the_dtype_of_the_output() -> None:
+    """As cuBLASLt does of bf16 factors; of FP4 it adds a bf16 bias to fp32 too."""
+    assert "add a bias to bf16 outputs only" in refused(product("nvfp4_linear", BIAS, out="fp32"))
+    assert serving(product("nvfp4_linear", BIAS, out="fp32", backend="cublaslt"), BLACKWELL)
+
+
 def test_only_fp32_outputs_without_an_addend_are_accumulated_into() -> None:
     assert "accumulates only into fp32 outputs" in refused(product(accumulate=True))
     assert "accumulates only into fp32 outputs" in refused(product("nvfp4_linear_add", BASE, accumulate=True))

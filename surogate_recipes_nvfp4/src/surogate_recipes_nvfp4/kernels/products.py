@@ -58,6 +58,8 @@ def _supports(op: Op, target: Target) -> Support:
         return Support(False, f"{name} need a GPU of SM{oldest} or newer, not {title}")
     if op.accumulate and (len(op.ins) > 2 * FORM or op.outs[0].dtype != "fp32"):
         return Support(False, f"accumulates only into fp32 outputs without another addend, got {op.outs[0]!r}")
+    if _emulates(op) and (bias := _bias(op)) and bias.dtype != op.outs[0].dtype:
+        return Support(False, f"emulated products add a bias to {bias.dtype} outputs only, got {op.outs[0]!r}")
     if not _emulates(op) and op.attrs.get("trans_b"):
         return Support(False, "FP4 products read b along the summed dimension")
     if not _emulates(op) and op.ins[0].shape[1] % 32:
@@ -143,7 +145,7 @@ def signatures(kind: str) -> Iterator[tuple[str, ...]]:
         return
     for out in ("bf16", "fp32"):
         yield *forms, out
-    yield *forms, "bf16", "bf16"
+        yield *forms, "bf16", out
 
 
 KERNELS: tuple[KernelDef, ...] = tuple(
