@@ -16,6 +16,7 @@ from surogate_core.api import NoOptions, Op, PrecisionRequest, Program, Target, 
 from surogate_core.assembly.recomputed import PARTS, Recomputation
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import DEVICES, cpu, device
+from surogate_core.plugins.discovery import load_registry
 from surogate_optim_adamw_8bit.optimizer import ADAMW_8BIT, ADAMW_8BIT_OP, AdamW8bitOptions
 from surogate_optim_normuon.optimizer import NORMUON, NORMUON_OP, NorMuonOptions
 from surogate_qlora_fp4.format import FP4
@@ -200,6 +201,16 @@ def test_frozen_weights_are_quantized_once_and_their_bf16_is_not_kept() -> None:
     assert not {f"layers.{i}.{m}" for i in range(LAYERS) for m in ("attn.qkv", "attn.o", "mlp.gate_up", "mlp.down")} & (
         resident
     )
+
+
+@pytest.mark.parametrize("target", [None, "b200"])
+def test_quantized_weights_can_be_held_by_the_host(target: str | None) -> None:
+    settings = lora_rank_8() | {"target": Target(device(target)) if target else None}
+    quants = load_registry().get("offload", "quants")
+    plain, held = model(**settings), model(offload=[(quants, quants.options(offload_quants=True))], **settings)
+    assert kinds(held.assembly.programs["micro_first"])["move"] > 3 * PRODUCTS * LAYERS
+    assert [plain.step(), plain.step()] == [held.step(), held.step()]
+    assert differing(plain.named("grad"), held.named("grad")) == []
 
 
 # ------------------------------------------------------------------------------------------------------------ cublaslt
