@@ -57,7 +57,7 @@ def outcome(registry: Registry, name: str) -> Plugin:
 
 
 FIRST_PARTY = (
-    *("builtin", "models", "bf16", "fp8", "adamw", "adamw_8bit", "normuon", "lora", "tensorboard", "wandb"),
+    *("builtin", "models", "bf16", "fp8", "nvfp4", "adamw", "adamw_8bit", "normuon", "lora", "tensorboard", "wandb"),
     "offload_residual",
     "offload_states",
     *("nvfp4", "qlora_nf4", "qlora_fp8", "qlora_fp4"),

@@ -58,7 +58,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
         ),
         "outputs": "checkpoint config errors hub machine planning plugins reporting",
         "train": (
-            "api assembly checkpoint config data errors machine memory outputs planning plugins reference "
+            "api assembly checkpoint config data dtypes errors machine memory outputs planning plugins reference "
             "reporting runtime"
         ),
         "run": (

@@ -154,5 +154,5 @@ def test_no_report_program_exists_unless_it_is_asked_for() -> None:
 
 
 def test_a_recipe_without_a_report_refuses_the_key() -> None:
-    with pytest.raises(ConfigError, match="numerics_report_steps: bf16 quantizes nothing"):
+    with pytest.raises(ConfigError, match="numerics_report_steps: bf16 has no numerics report"):
         Model(fp8=False, numerics=True)

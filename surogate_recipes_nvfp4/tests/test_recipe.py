@@ -16,15 +16,17 @@ from surogate_core.api import NoOptions, Op, PrecisionRequest, Program, Target, 
 from surogate_core.assembly.recomputed import PARTS, Recomputation
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import DEVICES, cpu, device
+from surogate_core.plugins.discovery import load_registry
 from surogate_optim_adamw_8bit.optimizer import ADAMW_8BIT, ADAMW_8BIT_OP, AdamW8bitOptions
 from surogate_optim_normuon.optimizer import NORMUON, NORMUON_OP, NorMuonOptions
 from surogate_qlora_fp4.format import FP4
+from surogate_qlora_fp4.reference import fp4_block_dequantize, fp4_block_quantize
 from surogate_qlora_fp8.format import FP8
 from surogate_qlora_nf4.format import NF4
 from surogate_recipes_bf16.recipe import BF16
 from surogate_recipes_nvfp4.formats import BLOCK
 from surogate_recipes_nvfp4.recipe import E2M1, NVFP4, Nvfp4Options, skipped
-from surogate_recipes_nvfp4.reference import nvfp4_quantize
+from surogate_recipes_nvfp4.reference import nvfp4_quantize, values
 
 LAYERS, VOCABULARY = 3, 64
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": LAYERS, "intermediate_size": 96}
@@ -200,6 +202,16 @@ def test_frozen_weights_are_quantized_once_and_their_bf16_is_not_kept() -> None:
     assert not {f"layers.{i}.{m}" for i in range(LAYERS) for m in ("attn.qkv", "attn.o", "mlp.gate_up", "mlp.down")} & (
         resident
     )
+
+
+@pytest.mark.parametrize("target", [None, "b200"])
+def test_quantized_weights_can_be_held_by_the_host(target: str | None) -> None:
+    settings = lora_rank_8() | {"target": Target(device(target)) if target else None}
+    quants = load_registry().get("offload", "quants")
+    plain, held = model(**settings), model(offload=[(quants, quants.options(offload_quants=True))], **settings)
+    assert kinds(held.assembly.programs["micro_first"])["move"] > 3 * PRODUCTS * LAYERS
+    assert [plain.step(), plain.step()] == [held.step(), held.step()]
+    assert differing(plain.named("grad"), held.named("grad")) == []
 
 
 # ------------------------------------------------------------------------------------------------------------ cublaslt
@@ -436,6 +448,18 @@ def test_an_adapter_trains_on_a_frozen_base_in_every_format(name: str) -> None:
     found, expected, again = ([run.step(lr=2e-2) for _ in range(3)] for run in (ours, theirs, saving))
     assert found == pytest.approx(expected, rel=3e-2) and found == again
     assert not [v for v in ours.assembly.allocated if v.name.startswith("nvfp4.") and v.name.endswith(".codes")]
+
+
+@pytest.mark.parametrize(("square", "error"), [(False, 0.0871), (True, 0.138)])
+def test_weights_that_are_stored_in_nvfp4_lose_nothing_more_in_blocks_of_16(square: bool, error: float) -> None:
+    """With 4 or 6, and in rows. Squares of 16 x 16 round them once more."""
+    weight = (0.02 * torch.randn(256, 1024, generator=torch.Generator().manual_seed(0))).bfloat16()
+    stored = fp4_block_quantize(weight, rows=(256,), four_over_six=True)
+    back = fp4_block_dequantize(*stored, rows=(256,), dtype="bf16")
+    codes, scales, amax = nvfp4_quantize(back, rows=True, columns=False, square=square, four_over_six=True)
+    again = values(codes, scales) * amax[0] / (6 * amax[1])
+    assert float((again - weight.float()).norm() / weight.float().norm()) == pytest.approx(error, rel=0.01)
+    assert torch.equal(again.bfloat16(), back) == (not square)
 
 
 def test_an_adapter_trains_on_a_frozen_nvfp4_base() -> None:

@@ -20,6 +20,7 @@ MISLEADING = {
 
 NAMES = {
     ("recipe", "fp8"): "set recipe: fp8-hybrid",
+    ("recipe", "fp4"): "set recipe: nvfp4",
     ("adapter", "qlora"): "qlora_bnb: true",
     ("optimizer", "adamw_torch"): "set optimizer: adamw",
     ("optimizer", "adamw_bnb_8bit"): "set optimizer: adamw_8bit",

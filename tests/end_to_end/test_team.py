@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 BF16 = {"model_dtype": "bf16", "param_grad_dtype": "bf16"}
 FP8 = {"recipe": "fp8-hybrid", "model_dtype": None}
+NVFP4 = {"recipe": "nvfp4", "model_dtype": None}
 
 
 def quiet(line: str) -> None:
@@ -74,7 +75,7 @@ def test_two_devices_train_like_one_with_the_same_global_batch(
 
 
 @pytest.mark.usefixtures("two_devices")
-@pytest.mark.parametrize("narrow", [{}, BF16, FP8], ids=["fp32", "bf16", "fp8"])
+@pytest.mark.parametrize("narrow", [{}, BF16, FP8, NVFP4], ids=["fp32", "bf16", "fp8", "nvfp4"])
 def test_all_ranks_are_bit_identical(here: Workplace, monkeypatch: pytest.MonkeyPatch, narrow: dict[str, Any]) -> None:
     teams: list[Team] = []
     monkeypatch.setattr(Team, "close", lambda self: teams.append(self))

@@ -117,7 +117,7 @@ def test_data_that_cannot_be_read_is_refused(spoil: Callable[[Path], None], prin
         ({"validation_split_ratio": 0.9999}, ["datasets"]),
         ({"lmhead_chunks": 7}, ["lmhead_chunks", "7", "256"]),
         ({"recipe": "fp8"}, ["recipe", "fp8"]),
-        ({"recipe": "nvfp4"}, ["recipe", "nvfp4"]),
+        ({"recipe": "nvfp4"}, ["model_dtype: fp32", "nvfp4 needs bf16", "Remove the key"]),
         ({"optimizer": "adamw_8bit", "optimizer_state_dtype": "bf16"}, ["optimizer_state_dtype", "Remove the key"]),
         ({"gpus": 64}, ["gpus: 64", "visible here", "Use gpus: "]),
         ({"output_dir": ""}, ["output_dir"]),
