@@ -22,7 +22,8 @@
     all        stream: copies of the values that the host holds
     all        in_place, last
 
-`verify` checks the result of every pass. All programs share params, gradients, states, inputs, and one arena.
+`verify` checks the result of every pass, those of `finish` once the plan is chosen. All programs share params,
+gradients, states, inputs, and one arena.
 """
 
 from __future__ import annotations
@@ -99,13 +100,28 @@ def assemble(inputs: PlanInputs, recording: RecordedPrograms | None = None) -> A
     Raises ConfigError for sizes that do not fit together, and ProgramError if a plugin emits a program that breaks the
     rules. Needs neither torch nor a device. Takes about a second for the largest dense models.
     """
-    recording = recording or record(inputs)
-    found = finish(recording, inputs)
+    assembly = draft(inputs, recording or record(inputs))
+    assembly.passed.verify()
+    return assembly
+
+
+def draft(inputs: PlanInputs, recording: RecordedPrograms) -> Assembly:
+    """Return the assembly of a run that `recording` is of, without the last checks. Raises like `assemble`."""
+    recorder = recording.recorder.forked(inputs)
+    try:
+        return _planned(finish(recording, recorder, inputs), recording, inputs)
+    except Exception:
+        recorder.passed.verify()  # the cause may be a program that an earlier pass has broken
+        raise
+
+
+def _planned(found: FinishedPrograms, recording: RecordedPrograms, inputs: PlanInputs) -> Assembly:
     recorder = found.recorder
     programs = {p.name: p for p in found.programs}
     cu_seqlens, variants = recorder.variants(found.programs)
     every = (*programs.values(), *(program for fewer in variants.values() for program in fewer))
-    kernels = resolve((op for p in every for op in p.ops), inputs.kernel_for, inputs.target, inputs.ops)
+    ops = dict.fromkeys(op for p in every for op in p.ops)  # programs share most of them
+    kernels = resolve(ops, inputs.kernel_for, inputs.target, inputs.ops)
     return Assembly(
         programs=programs,
         variants=variants,
@@ -127,7 +143,7 @@ def assemble(inputs: PlanInputs, recording: RecordedPrograms | None = None) -> A
         grad_norm=recording.grad_norm,
         weights=recording.weights,
         pending=tuple(found.copies.values()),
-        passes=tuple(recorder.passed.passes),
+        passed=recorder.passed,
         world_size=inputs.world_size,
         numerics=found.family.numerics,
     )
@@ -154,9 +170,8 @@ def record(inputs: PlanInputs) -> RecordedPrograms:
     return RecordedPrograms(recorder, family, params, states, stored, gradients, weights, loss_state, eval_state, norm)
 
 
-def finish(recording: RecordedPrograms, inputs: PlanInputs) -> FinishedPrograms:
-    """Return the programs of a run that `recording` is of, which it does not change. Raises like `assemble`."""
-    recorder = recording.recorder.forked(inputs)
+def finish(recording: RecordedPrograms, recorder: Recorder, inputs: PlanInputs) -> FinishedPrograms:
+    """Return the programs of a run that `recording` is of. Raises like `assemble`."""
     plain, b = recording.family.micro, recorder.b
     family = recording.family.with_micro_steps(recorder.recomputed)
     family, held = recorder.offloaded(family, recording.params, recording.states)

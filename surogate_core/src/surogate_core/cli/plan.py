@@ -167,5 +167,5 @@ def _recompute(plan: Plan) -> dict[str, Any] | None:
 
 
 def _passes(plan: Plan) -> str:
-    rows = [f"  {p.name:<16}{p.program:<14}{p.ops_before:>6} -> {p.ops_after}" for p in plan.assembly.passes]
+    rows = [f"  {p.name:<16}{p.program:<14}{p.ops_before:>6} -> {p.ops_after}" for p in plan.assembly.passed.passes]
     return "\n".join(["passes, each verified:", *rows])

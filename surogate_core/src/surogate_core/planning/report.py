@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..machine.devices import COLLECTIVE_BYTES
 from ..memory.alignment import align
-from ..memory.cost import Cost, program_cost
+from ..memory.cost import Cost, OpCosts, program_cost
 from ..memory.lifetimes import Lifetime
-from ..memory.plan import ArenaPlan, MemoryPlan, Segment
+from ..memory.plan import ArenaPlan, MemoryPlan
 from ..program.op import Program
 from ..program.passes.reduce import MicroStep, micro_step_counts
 from ..program.value import Value
@@ -117,29 +117,17 @@ def report(
         values = (life.value, *reversed(life.overwritten))  # of one place: the last one written so far is there
         label = next(value.label for value in values if written.get(value, 0) <= arena.peak_op)
         by_label[label] = by_label.get(label, 0) + life.nbytes
-    inputs, states = memory.segments["input"].nbytes, memory.segments["state"]
-    derived = _derived_bytes(states)
-    batches = inputs * grad_accum_steps * PREPARED_STEPS * world_size
-    parts = {
-        "weights": memory.segments["param"].nbytes + derived,
-        "gradients": memory.segments["grad"].nbytes,
-        "optimizer": states.nbytes - derived,
-        "activations": memory.arena_bytes - scratch,
-        "workspace": scratch,
-        "runtime": device.runtime_bytes + inputs + (COLLECTIVE_BYTES if world_size > 1 else 0),
-    }
-    pinned = _on_host(filter(None, (memory.host,)), world_size)
-    host = {"batches": batches} | pinned
-    if pinned and memory_is_the_hosts(device):
-        parts["pinned"] = sum(pinned.values())
+    parts = device_parts(memory, device, world_size, scratch)
+    batches = memory.segments["input"].nbytes * grad_accum_steps * PREPARED_STEPS * world_size
+    host = {"batches": batches} | _on_host(memory, world_size)
     peak_op = programs[name].ops[arena.peak_op] if programs[name].ops else None
     block = f" of block {peak_op.block}" if peak_op and peak_op.block >= 0 else ""
-    costs = {key: program_cost(program, ops, device) for key, program in programs.items()}
-    step = sum((costs[name] for name, p in programs.items() if p.stage == "update"), Cost())
-    micro = {name: p for name, p in programs.items() if p.stage == "micro" and p.purpose == "train"}
-    name_of = {MicroStep(p.first, p.last): name for name, p in micro.items()}
+    costs = OpCosts(ops, device)
+    step = sum((program_cost(p, costs) for p in programs.values() if p.stage == "update"), Cost())
+    micro = [p for p in programs.values() if p.stage == "micro" and p.purpose == "train"]
+    by_kind = {MicroStep(p.first, p.last): p for p in micro}
     for micro_step, count in micro_step_counts(grad_accum_steps, world_size).items():
-        step = step + costs[name_of[micro_step]].times(count)
+        step = step + program_cost(by_kind[micro_step], costs).times(count)
     return Report(
         device=device,
         device_bytes={"total": sum(parts.values()), **parts},
@@ -161,22 +149,35 @@ def memory_is_the_hosts(device: DeviceInfo) -> bool:
     return device.sm is None
 
 
-def _on_host(memories: Iterable[MemoryPlan], world_size: int) -> dict[str, int]:
+def device_parts(memory: MemoryPlan, device: DeviceInfo, world_size: int, scratch: int = 0) -> dict[str, int]:
+    """Return the bytes that each of `world_size` devices needs, by purpose; `scratch` of the arena is workspace."""
+    collectives = COLLECTIVE_BYTES if world_size > 1 else 0
+    parts = _purposes(memory)
+    parts |= {
+        "activations": parts["activations"] - scratch,
+        "workspace": scratch,
+        "runtime": device.runtime_bytes + memory.segments["input"].nbytes + collectives,
+    }
+    pinned = _on_host(memory, world_size)
+    return parts | ({"pinned": sum(pinned.values())} if pinned and memory_is_the_hosts(device) else {})
+
+
+def _on_host(memory: MemoryPlan, world_size: int) -> dict[str, int]:
     """Return the bytes of the values that are placed on the host, for all devices, without those that are empty."""
-    found = dict.fromkeys(("weights", "gradients", "optimizer", "activations"), 0)
-    for memory in memories:
-        states = memory.segments["state"]
-        derived = _derived_bytes(states)
-        found["weights"] += memory.segments["param"].nbytes + derived
-        found["gradients"] += memory.segments["grad"].nbytes
-        found["optimizer"] += states.nbytes - derived
-        found["activations"] += memory.arena_bytes
+    found = _purposes(memory.host) if memory.host else {}
     return {name: nbytes * world_size for name, nbytes in found.items() if nbytes}
 
 
-def _derived_bytes(states: Segment) -> int:
-    """Return the bytes of quantized weights, which a report counts as weights."""
-    return sum(align(v.nbytes) for v in states.offsets if v.derived)
+def _purposes(memory: MemoryPlan) -> dict[str, int]:
+    """Return the bytes of segments and arena. Quantized weights are states, and count as weights."""
+    states = memory.segments["state"]
+    derived = sum(align(v.nbytes) for v in states.offsets if v.derived)
+    return {
+        "weights": memory.segments["param"].nbytes + derived,
+        "gradients": memory.segments["grad"].nbytes,
+        "optimizer": states.nbytes - derived,
+        "activations": memory.arena_bytes,
+    }
 
 
 def _largest(memory: MemoryPlan, arena: ArenaPlan, program: Program) -> tuple[SameValues, ...]:

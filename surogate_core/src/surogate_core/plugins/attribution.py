@@ -37,6 +37,8 @@ def _with_wrapped(part: Any, origin: Origin, path: str = "") -> Any:
     wrapped: dict[str, Any] = {}
     for field in fields(part):
         value, function = getattr(part, field.name), path + field.name
+        if value is field.default:
+            continue  # core's own
         if is_dataclass(value):
             wrapped[field.name] = _with_wrapped(value, origin, f"{function}.")
         elif (origin.kind, function) == ("launcher", "run"):
