@@ -14,6 +14,7 @@ from ..assembly.assembly import Assembly
 from ..assembly.inputs import PlanInputs
 from ..assembly.recomputed import ChosenRecomputation, Recomputation
 from ..assembly.resolve import KernelTable
+from ..config.errors import fold
 from ..config.keys import DISTRIBUTIONS
 from ..config.schema import DTYPE_KEYS, TrainConfig
 from ..data.pieces import max_pieces
@@ -52,16 +53,6 @@ class Plan:
     def verify(self) -> None:
         """Run the last checks of a draft (`draft_run`). Raises ProgramError."""
         self.assembly.passed.verify()
-
-    @property
-    def n_params(self) -> int:
-        """Elements of all weights."""
-        return self.assembly.n_params
-
-    @property
-    def n_trainable(self) -> int:
-        """Elements of the weights that are trained."""
-        return self.assembly.n_trainable
 
 
 def plan_run(
@@ -304,7 +295,7 @@ def _lowering(registry: Registry, recipe: RecipeDef, precision: Precision) -> Lo
         return found
     others = (tuple(name.split("/")) for name in registry.names("lowering"))
     served = ", ".join(f"({matmul}, {gradient})" for matmul, gradient in (*recipe.products, *others))
-    hint = DISTRIBUTIONS.get(("lowering", name))
+    hint = DISTRIBUTIONS.get(("lowering", fold(name)))
     raise ConfigError(
         f"matmul_dtype: {pair[0]} with gradient_dtype: {pair[1]} is served neither by recipe {recipe.name} nor by an "
         f"installed package. Supported pairs (matmul_dtype, gradient_dtype): {served}."

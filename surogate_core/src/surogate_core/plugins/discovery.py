@@ -54,14 +54,8 @@ def _survey(switched_off: str) -> Registry:
     found = sorted(_discover(), key=lambda plugin: (plugin.name, plugin.distribution))
     for plugin in _refuse_duplicates(_switch_off(found, off)):
         loader.load(plugin)
-    notices = [
-        f"plugin '{plugin.name}' of {plugin} is not loaded: {plugin.reason}"
-        for plugin in loader.plugins
-        if plugin.state not in (State.LOADED, State.BLOCKED)
-    ]
     ops = {item.name for item in loader.provided if item.kind == "op"}
-    notices += loader.notices
-    notices += [
+    remarks = loader.remarks + [
         f"plugin '{item.plugin.name}' of {item.plugin} has a kernel for op '{item.name}', which no plugin defines"
         for item in loader.provided
         if item.kind == "kernel" and item.name not in ops
@@ -69,8 +63,8 @@ def _survey(switched_off: str) -> Registry:
     idle = sorted(
         word for word in off if not any(is_called(plugin.name, plugin.distribution, word) for plugin in found)
     )
-    notices += [f"{OFF_SWITCH}: no plugin or distribution is called '{word}'" for word in idle]
-    return Registry(loader.plugins, loader.provided, loader.diagnose, notices)
+    remarks += [f"{OFF_SWITCH}: no plugin or distribution is called '{word}'" for word in idle]
+    return Registry(loader.plugins, loader.provided, loader.diagnose, remarks)
 
 
 # ----------------------------------------------------------------------------------------------------------- discovery
@@ -119,7 +113,7 @@ class _Loader:
         self._manager.add_hookspecs(hookspecs)
         self.plugins: list[Plugin] = []
         self.provided: list[Provided] = []
-        self.notices: list[str] = []
+        self.remarks: list[str] = []
 
     def load(self, plugin: Plugin) -> None:
         """Record the plugin with its state. Errors are recorded, not raised."""
@@ -150,7 +144,7 @@ class _Loader:
         self.provided += provided
         if "torch" in set(sys.modules) - before:
             advice = "which makes every command start slower; import it in the functions that need it"
-            self.notices.append(f"plugin '{plugin.name}' of {plugin} imports torch when it is loaded, {advice}")
+            self.remarks.append(f"plugin '{plugin.name}' of {plugin} imports torch when it is loaded, {advice}")
 
     def _register(self, plugin: Plugin, module: ModuleType) -> None:
         """Register a module's hooks. Raise PluginError for unknown hooks, wrong arguments, defaults and wrappers."""
