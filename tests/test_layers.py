@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from surogate_core.plugins.discovery import HOOKS
+from surogate_core.plugins.registry import HOOKS
 
 ROOT = Path(__file__).parents[1]
 CORE = ROOT / "surogate_core/src/surogate_core"

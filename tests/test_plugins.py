@@ -19,8 +19,8 @@ from surogate_core.config.load import LoadedConfig, load_config
 from surogate_core.errors import ConfigError, PluginError
 from surogate_core.machine.devices import device
 from surogate_core.planning.run import chosen_weight_format
-from surogate_core.plugins.discovery import State, load_registry
-from surogate_core.plugins.provided import Plugin
+from surogate_core.plugins.discovery import load_registry
+from surogate_core.plugins.provided import Plugin, State
 from surogate_core.plugins.registry import Registry, Resolved
 
 CPU = DeviceInfo(
@@ -468,7 +468,7 @@ def test_kernels_of_the_recipe_come_first_then_those_of_the_op_then_others(insta
         registry = load_registry({"SUROGATE_PLUGINS": off})
         return registry.kernel_for(acme_op(), Target(CPU), recipe).provider
 
-    assert load_registry().op_owner("acme_op") == "acme-owner"
+    assert load_registry().source("op", "acme_op").plugin.distribution == "acme-owner"
     assert provider("acme") == "acme-recipe"
     assert provider("bf16", "-recipe") == "acme-owner"
 

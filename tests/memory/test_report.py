@@ -17,8 +17,7 @@ from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import DEVICES, GIB, cpu, device
 from surogate_core.machine.prices import arithmetic_share
 from surogate_core.memory.cost import Cost, OpCosts, op_cost, program_cost
-from surogate_core.planning.plan import summarise
-from surogate_core.planning.report import Report
+from surogate_core.planning.report import Report, summarise
 from surogate_core.program import verify as verify_module
 from surogate_core.program.infer import infer
 from surogate_core.runtime.arena import Buffers

@@ -65,7 +65,7 @@ def kept_bytes(program: Program) -> int:
 
 
 def as_given(plan: Plan, recomputation: Recomputation) -> Plan:
-    return plan_module.plan_exactly(replace(plan.inputs, recompute_chosen=recomputation))
+    return plan_module.draft_exactly(replace(plan.inputs, recompute_chosen=recomputation))
 
 
 # ---------------------------------------------------------------------------------------------------------- the ladder

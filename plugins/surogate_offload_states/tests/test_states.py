@@ -17,7 +17,7 @@ from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.assembly import Assembly
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import device
-from surogate_core.planning.plan import summarise
+from surogate_core.planning.report import summarise
 from surogate_core.program.lanes import lane_order
 from surogate_core.reporting.program_listing import listing
 from surogate_core.runtime.initialise import initialise

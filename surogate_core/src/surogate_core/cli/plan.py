@@ -10,8 +10,9 @@ from typing import Any
 
 from .. import run
 from ..assembly.missing_kernels import idle_kernels, idle_modules
+from ..config.adapter import Mode
 from ..config.keys import ADAPTER_FLAG
-from ..config.load import LoadedConfig, Mode
+from ..config.load import LoadedConfig
 from ..errors import SurogateError
 from ..machine.local_device import local_device
 from ..planning.plan import Plan

@@ -8,21 +8,22 @@ from math import inf
 
 from pydantic import BaseModel
 
-from ..api import DeviceInfo, LoweringDef, OffloadDef, ParamKind, Precision, RecipeDef, Target
+from ..api import DeviceInfo, LoweringDef, OffloadDef, Precision, RecipeDef, Target
 from ..assembly.assemble import RecordedPrograms, draft, record
 from ..assembly.assembly import Assembly
 from ..assembly.inputs import PlanInputs
 from ..assembly.recomputed import ChosenRecomputation, Recomputation
 from ..assembly.resolve import KernelTable
+from ..assembly.weight_storage import STORED_BY
 from ..config.errors import fold
 from ..config.keys import DISTRIBUTIONS
-from ..config.schema import DTYPE_KEYS, TrainConfig
+from ..config.schema import DTYPE_KEYS
 from ..data.pieces import max_pieces
 from ..errors import ConfigError
 from ..machine.devices import limited
 from ..plugins.registry import Registry
 from .recompute_ladder import climb, ladder
-from .report import Report, device_parts, report
+from .report import Report, device_parts, summarise
 from .run import Run
 from .unstored import refuse_unstored
 
@@ -35,7 +36,7 @@ class Plan:
 
     overridden  lines for the user about dtypes that the recipe does not use, and kernels of ops that the run has not
     chosen      what is recomputed because of `recompute: auto`; None: nothing
-    recording   what other plans of the run can be made from (`plan_exactly`)
+    recording   what other plans of the run can be made from (`draft_run`)
     """
 
     inputs: PlanInputs
@@ -101,7 +102,7 @@ def _fitting(inputs: PlanInputs, recording: RecordedPrograms | None, seconds: fl
     With `recompute_more`, a run that does not fit is planned again with more recomputation: the cheapest that fits, or
     all of it if nothing does. A plan that recomputation does not make smaller is returned as it is.
     """
-    plan = _drafted(replace(inputs, recompute_chosen=None), recording)
+    plan = draft_exactly(replace(inputs, recompute_chosen=None), recording)
     if plan.report.missing_bytes > 0 and inputs.recompute_more:
         plan = _recomputing(plan, inputs, seconds)
     return plan
@@ -140,36 +141,14 @@ def _chosen(recomputation: Recomputation, before: Plan, after: Plan) -> ChosenRe
     )
 
 
-def plan_exactly(inputs: PlanInputs, recording: RecordedPrograms | None = None) -> Plan:
-    """Plan a run with the recomputation that `inputs` name. `recording`: of a plan that it can be made from."""
-    plan = _drafted(inputs, recording)
-    plan.verify()
-    return plan
-
-
-def _drafted(inputs: PlanInputs, recording: RecordedPrograms | None) -> Plan:
+def draft_exactly(inputs: PlanInputs, recording: RecordedPrograms | None = None) -> Plan:
+    """Return the draft with the recomputation that `inputs` name. `recording`: of a plan that it can be made from."""
     if inputs.target is None:
         raise ValueError("a plan needs a device")
     recording = recording or record(inputs)
     assembly = draft(inputs, recording)
     report = summarise(assembly, inputs)
     return Plan(inputs=inputs, target=inputs.target, assembly=assembly, report=report, recording=recording)
-
-
-def summarise(assembly: Assembly, inputs: PlanInputs) -> Report:
-    """Return the memory and time of an optimizer step on the device that `inputs` name."""
-    if inputs.target is None:
-        raise ValueError("a report needs a device")
-    return report(
-        assembly.programs,
-        assembly.memory,
-        inputs.ops,
-        inputs.target.device,
-        grad_accum_steps=inputs.grad_accum_steps,
-        tokens_per_micro_step=inputs.tokens,
-        world_size=inputs.world_size,
-        host_memory=inputs.host_memory,
-    )
 
 
 def max_documents(sample_packing: bool, seq_len: int, rows: int) -> int:
@@ -219,7 +198,7 @@ def run_inputs(run: Run, device: DeviceInfo, world_size: int) -> PlanInputs:
         offload=list(_strategies(registry, loaded.options)),
         adapters=[run.adapter] if run.adapter else [],
         weight_format=run.weight_format,
-        stored_kinds=_stored_kinds(config),
+        stored_kinds=frozenset({"matrix", *(kind for kind, key in STORED_BY.items() if getattr(config, key))}),
         target=target,
         kernel_for=lambda op: registry.kernel_for(op, target, config.recipe, config.kernel_choices),
     )
@@ -233,13 +212,6 @@ def _strategies(
         strategy: OffloadDef = registry.get("offload", name)
         if strategy.selected(options["offload", name]):
             yield strategy, options["offload", name]
-
-
-def _stored_kinds(config: TrainConfig) -> frozenset[ParamKind]:
-    found: set[ParamKind] = {"matrix"}
-    found |= {"head"} if config.quantize_lm_head else set()
-    found |= {"embedding"} if config.quantize_embedding else set()
-    return frozenset(found)
 
 
 def _check_weight_format(run: Run, device: DeviceInfo) -> None:

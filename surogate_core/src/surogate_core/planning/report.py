@@ -12,11 +12,13 @@ from ..memory.cost import Cost, OpCosts, program_cost
 from ..memory.lifetimes import Lifetime
 from ..memory.plan import ArenaPlan, MemoryPlan
 from ..program.op import Program
-from ..program.passes.reduce import MicroStep, micro_step_counts
+from ..program.passes.reduce import micro_step_counts
 from ..program.value import Value
 
 if TYPE_CHECKING:
-    from ..api import DeviceInfo, OpDef
+    from ..api import DeviceInfo
+    from ..assembly.assembly import Assembly
+    from ..assembly.inputs import PlanInputs
 
 PREPARED_STEPS = 3
 """Optimizer steps whose batches are in host memory: the current one, and two that the loader's thread prepares."""
@@ -93,21 +95,15 @@ class Report:
         return self.tokens / self.step.seconds if self.step.seconds else 0.0
 
 
-def report(
-    programs: Mapping[str, Program],
-    memory: MemoryPlan,
-    ops: Mapping[str, OpDef],
-    device: DeviceInfo,
-    *,
-    grad_accum_steps: int,
-    tokens_per_micro_step: int,
-    world_size: int = 1,
-    host_memory: int | None = None,
-) -> Report:
-    """Return the report of a plan.
+def summarise(assembly: Assembly, inputs: PlanInputs) -> Report:
+    """Return the memory and time of an optimizer step on the device that `inputs` name.
 
     The bytes of the plan's buffers are exact. "runtime" is an estimate from the device table.
     """
+    if inputs.target is None:
+        raise ValueError("a report needs a device")
+    programs, memory, device = assembly.programs, assembly.memory, inputs.target.device
+    steps, world_size = inputs.grad_accum_steps, inputs.world_size
     name, arena = max(memory.arenas.items(), key=lambda item: item[1].arena_bytes)
     alive = [life for life in arena.lives if life.first <= arena.peak_op <= life.last]
     scratch = sum(life.nbytes for life in alive if life.scratch)
@@ -118,28 +114,26 @@ def report(
         label = next(value.label for value in values if written.get(value, 0) <= arena.peak_op)
         by_label[label] = by_label.get(label, 0) + life.nbytes
     parts = device_parts(memory, device, world_size, scratch)
-    batches = memory.segments["input"].nbytes * grad_accum_steps * PREPARED_STEPS * world_size
+    batches = memory.segments["input"].nbytes * steps * PREPARED_STEPS * world_size
     host = {"batches": batches} | _on_host(memory, world_size)
     peak_op = programs[name].ops[arena.peak_op] if programs[name].ops else None
     block = f" of block {peak_op.block}" if peak_op and peak_op.block >= 0 else ""
-    costs = OpCosts(ops, device)
-    step = sum((program_cost(p, costs) for p in programs.values() if p.stage == "update"), Cost())
-    micro = [p for p in programs.values() if p.stage == "micro" and p.purpose == "train"]
-    by_kind = {MicroStep(p.first, p.last): p for p in micro}
-    for micro_step, count in micro_step_counts(grad_accum_steps, world_size).items():
-        step = step + program_cost(by_kind[micro_step], costs).times(count)
+    costs = OpCosts(inputs.ops, device)
+    step = program_cost(assembly.only("update"), costs)
+    for kind, count in micro_step_counts(steps, world_size).items():
+        step = step + program_cost(assembly.micro_step(first=kind.first, last=kind.last), costs).times(count)
     return Report(
         device=device,
         device_bytes={"total": sum(parts.values()), **parts},
         host_bytes={"total": sum(host.values()), **host},
-        host_memory=host_memory,
+        host_memory=inputs.host_memory,
         activations_by_label=dict(sorted(by_label.items(), key=lambda item: -item[1])),
         largest=_largest(memory, arena, programs[name])[:10],
         peak=f"{name}, op {arena.peak_op}: {peak_op.kind}{block}" if peak_op else name,
         arena_bytes=memory.arena_bytes,
         lower_bound=arena.lower_bound,
         step=step,
-        tokens=tokens_per_micro_step * grad_accum_steps * world_size,
+        tokens=inputs.tokens * steps * world_size,
         world_size=world_size,
     )
 

@@ -30,10 +30,8 @@ from ..errors import PluginError, described
 from . import hookspecs
 from .definition_check import faults
 from .provided import CORE, Plugin, Provided, State
-from .registry import HOOKS, KINDS, Registry, Resolved
-from .switch import OFF_SWITCH, is_called, parse_off_switch, switched_off
-
-__all__ = ["HOOKS", "Plugin", "Provided", "Registry", "Resolved", "State", "load_registry", "switched_off"]
+from .registry import HOOKS, KINDS, Registry
+from .switch import OFF_SWITCH, is_called, parse_off_switch
 
 GROUP: Final = "surogate"
 BUILTIN: Final = Plugin("builtin", CORE, __version__, "surogate_core.builtin")

@@ -238,10 +238,6 @@ class Registry:
 
     # ------------------------------------------------------------------------------------------------ ops and kernels
 
-    def op_owner(self, kind: str) -> str:
-        """Return the distribution that defines this kind of op."""
-        return self.source("op", kind).plugin.distribution
-
     def kernel_for(self, op: Op, target: Target, recipe: str, chosen: Mapping[str, str] | None = None) -> Resolved:
         """Choose what runs `op` on `target`. Within a distribution it is the first of its kernels that supports the op.
 
@@ -251,7 +247,9 @@ class Registry:
         Raises ConfigError if the chosen distribution cannot serve the op, and PluginError if it is left to two others
         to serve it. If no kernel supports the op, the result is the torch reference, with the reasons of the kernels.
         """
-        order = [*self._kernel_order(recipe), self.op_owner(op.kind)]
+        recipes = (recipe, *self.get("recipe", recipe).kernels_of)
+        owners = (*(("recipe", name) for name in recipes), ("op", op.kind))
+        order = [self.source(*owner).plugin.distribution for owner in owners]
         refusals: list[tuple[str, str]] = []
         fitting: dict[str, Provided] = {}
         for item in self._kernels.get(op.kind, ()):
@@ -277,14 +275,6 @@ class Registry:
             )
         also = tuple(item.plugin.distribution for item in others)
         return Resolved(best.definition, best.plugin.distribution, reasons, also)
-
-    def _kernel_order(self, recipe: str) -> list[str]:
-        """Return the distribution of a recipe, then those of the recipes whose kernels it builds on."""
-        own = self.source("recipe", recipe)
-        return [
-            own.plugin.distribution,
-            *(self.source("recipe", n).plugin.distribution for n in own.definition.kernels_of),
-        ]
 
     def check_kernel_choices(self, chosen: Mapping[str, str]) -> None:
         """Raise ConfigError unless each distribution in `chosen`, by kind of op, has a kernel of that kind."""
