@@ -28,7 +28,7 @@ from torch import Tensor
 from surogate_core import run
 from surogate_core.api import Comm, Topology
 from surogate_core.machine.devices import GIB
-from surogate_core.memory.cost import program_cost
+from surogate_core.memory.cost import OpCosts, program_cost
 from surogate_core.planning.plan import Plan
 from surogate_core.planning.run import Run
 from surogate_core.profiling.batches import random_batch
@@ -123,7 +123,7 @@ def print_row(name: str, keys: list[str], model: Path, *, update_only: bool) -> 
     gc.collect()
     torch.cuda.empty_cache()
     update, target = plan.assembly.only("update"), plan.target.device
-    cost = program_cost(update, plan.inputs.ops, target) if update_only else plan.report.step
+    cost = program_cost(update, OpCosts(plan.inputs.ops, target)) if update_only else plan.report.step
     gib = plan.report.device_bytes["total"] / GIB
     print(f"  {name:<46}{took:>9.1f}{cost.seconds * 1e3:>10.1f}{gib:>12.2f}", flush=True)
 

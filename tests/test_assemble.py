@@ -44,6 +44,7 @@ from surogate_core.api import (
     Value,
     WeightMap,
 )
+from surogate_core.assembly import recorder
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.assembly.lm_head_chunks import LOGITS_BYTES, auto_lmhead_chunks
@@ -178,13 +179,13 @@ def test_passes_run_in_the_documented_order() -> None:
         "world_size": 2,
     }
     assembly = assemble(plan_inputs(**everything, max_documents=64))
-    ran = [p for p in assembly.passes if p.program not in ("evaluate", "start", "derive")]
+    ran = [p for p in assembly.passed.passes if p.program not in ("evaluate", "start", "derive")]
     names = ["adapters" if p.name.startswith("adapter ") else p.name for p in ran]
     assert list(dict.fromkeys(names)) == documented_passes()
-    assert [p.name for p in assembly.passes if p.program == "evaluate"] == [
+    assert [p.name for p in assembly.passed.passes if p.program == "evaluate"] == [
         *("evaluation", "outputs", "lower", "dead_code", "pending", "stream", "in_place")
     ]
-    assert {"micro_first", "micro_next"} == {p.program for p in assembly.passes if p.name == "accumulate"}
+    assert {"micro_first", "micro_next"} == {p.program for p in assembly.passed.passes if p.name == "accumulate"}
 
 
 def test_every_pass_is_verified_and_every_program_is_the_verified_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +199,7 @@ def test_every_pass_is_verified_and_every_program_is_the_verified_one(monkeypatc
     monkeypatch.setattr(surogate_core.assembly.pass_runner, "verify", recording)
     assembly = assemble(plan_inputs(**ADAPTED, **offload(copies_for_backward), recompute=frozenset({"ffn"})))
     assert [(after, p.name, len(p.ops)) for after, p in verified] == [
-        (p.name, p.program, p.ops_after) for p in assembly.passes
+        (p.name, p.program, p.ops_after) for p in assembly.passed.passes
     ]
     assert set(assembly.programs.values()) <= {program for _, program in verified}
     assert assembly.programs.keys() == {"start", "derive", "micro_first", "micro_next", "evaluate", "update"}
@@ -223,6 +224,16 @@ def test_a_pass_that_breaks_a_program_is_named(change: dict[str, Any], pass_name
         assemble(plan_inputs(**change))
 
 
+def test_a_pass_of_core_that_breaks_a_program_is_named_although_others_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Checks of core's own passes wait until the plan is chosen, also if a later pass cannot handle the program."""
+    for broken in (lambda p: replace(p, ops=p.ops[1:]), lambda p: replace(p, ops=(*p.ops, None))):
+        monkeypatch.setattr(recorder, "recompute", lambda p, *rest, broken=broken: broken(p))
+        with pytest.raises(ProgramError, match=r"^micro after recompute[,:]"):
+            assemble(plan_inputs(recompute=frozenset({"ffn"})))
+
+
 def test_an_adapter_fuses_the_micro_step_alone_after_the_recipe_and_before_recomputation() -> None:
     given: list[Program] = []
 
@@ -234,7 +245,7 @@ def test_an_adapter_fuses_the_micro_step_alone_after_the_recipe_and_before_recom
     assembly = assemble(plan_inputs(adapters=adapted, recompute=frozenset({"ffn"})))
     assert [p.name for p in given] == ["micro"]
     assert not any(op.phase == "recompute" for op in given[0].ops)
-    names = [p.name for p in assembly.passes if p.program.startswith("micro")]
+    names = [p.name for p in assembly.passed.passes if p.program.startswith("micro")]
     assert names[names.index("lower") :][:4] == ["lower", "dead_code", "adapter low_rank", "recompute"]
 
 

@@ -17,7 +17,8 @@ from surogate_core.config.load import LoadedConfig, load_config
 from surogate_core.errors import ConfigError, PluginError
 from surogate_core.machine.devices import device
 from surogate_core.planning.run import chosen_weight_format
-from surogate_core.plugins.discovery import State, load_registry
+from surogate_core.plugins.discovery import load_registry
+from surogate_core.plugins.provided import State
 
 
 @pytest.fixture

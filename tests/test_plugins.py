@@ -10,7 +10,8 @@ from made_up_plugins import DEFINITIONS, FIRST_PARTY, Install, installing, outco
 
 from surogate_core.api import API
 from surogate_core.errors import PluginError
-from surogate_core.plugins.discovery import State, load_registry
+from surogate_core.plugins.discovery import load_registry
+from surogate_core.plugins.provided import State
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,6 @@ from models.harness import OPS, plan_inputs, tiny_config
 from surogate_core.api import PrecisionRequest, Target
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.assembly import Assembly
-from surogate_core.assembly.chunks import in_chunks
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import device
 from surogate_recipes_bf16.kernels.attention import CUDNN
@@ -43,12 +43,7 @@ def test_the_workspace_shrinks_with_the_chunks() -> None:
     assert needed[0] > needed[1] > needed[2]
 
 
-def test_a_program_without_such_ops_is_returned_as_it_is() -> None:
-    program = chunked(1).programs["evaluate"]
-    assert in_chunks(program, OPS, 2) is program
-
-
-def test_chunks_that_no_op_takes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("surogate_core.assembly.recorder.in_chunks", lambda program, ops, chunks: program)
+def test_chunks_that_no_op_takes_are_refused() -> None:
+    whole = {kind: replace(definition, takes_chunks=False) for kind, definition in OPS.items()}
     with pytest.raises(ConfigError, match=r"attn_bwd_chunks: 2: model qwen3 has no attention whose backward pass"):
-        chunked(2)
+        chunked(2, ops=whole)

@@ -9,7 +9,9 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from surogate_core.api import DatasetFormatDef, Encoded, NoOptions, WeightFormatDef
-from surogate_core.config.load import LoadedConfig, Mode, TrainConfig, load_config
+from surogate_core.config.adapter import Mode
+from surogate_core.config.load import LoadedConfig, load_config
+from surogate_core.config.schema import TrainConfig
 from surogate_core.errors import PluginError, SurogateError
 from surogate_lora.options import LoraOptions
 from surogate_offload_residual.plugin import ResidualOptions

@@ -11,7 +11,8 @@ from pydantic import BaseModel
 
 from surogate_core.config.foreign import same_entry_keys, same_keys
 from surogate_core.config.keys import ALIASES, DEAD, DIFFERS, IGNORED, LIMITS, NOT_YET, NOT_YET_NAMES, PACKAGES
-from surogate_core.config.load import DatasetEntry, TrainConfig, read_yaml
+from surogate_core.config.schema import DatasetEntry, TrainConfig
+from surogate_core.config.yaml import read_yaml
 from surogate_core.errors import SurogateError
 
 

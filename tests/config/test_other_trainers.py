@@ -7,7 +7,7 @@ from config.harness import message
 
 from surogate_core.config.foreign import key_hints, same_keys
 from surogate_core.config.keys import ALIASES, DEAD, IGNORED, NOT_YET, PACKAGES
-from surogate_core.config.load import TrainConfig
+from surogate_core.config.schema import TrainConfig
 
 FOREIGN = {
     "logging_dir": "output_dir",

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from config.harness import FakeRegistry, load
 
-from surogate_core.config.load import dump_yaml, load_config, read_yaml, resolved
+from surogate_core.config.load import load_config, resolved
+from surogate_core.config.yaml import dump_yaml, read_yaml
 
 
 def test_a_resolved_config_loads_as_an_equal_config(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_a_plan_includes_the_cost_of_determinism_and_names_ops_that_may_lack_it(
 def test_the_text_has_the_published_size_and_fits_80_columns(run_of: Any, tmp_path: Path) -> None:
     done = surogate_plan(tmp_path, run_of("8B"), "--device", "h200")
     assert "8.19B parameters" in done.stdout
-    assert run.plan(run.load(tmp_path / "8B.yaml"), "h200").n_params == 8_190_735_360
+    assert run.plan(run.load(tmp_path / "8B.yaml"), "h200").assembly.n_params == 8_190_735_360
     long = [line for line in done.stdout.splitlines() if len(line) > 80 and str(tmp_path) not in line]
     assert not long
     assert ".workspace" not in done.stdout and "defaults of surogate train" in done.stdout

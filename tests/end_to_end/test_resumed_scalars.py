@@ -30,7 +30,7 @@ def noting_registry() -> Registry:
         for item in real.provided
     ]
     provided += [Provided("op", kind, definition, plugin) for kind, definition in tracking.OPS.items()]
-    return Registry(real.plugins, provided, real.diagnose, real.notices)
+    return Registry(real.plugins, provided, real.diagnose, real.remarks)
 
 
 def noted(checkpoint: Path) -> list[float]:

@@ -15,7 +15,7 @@ import surogate_models.reference as reference
 from surogate_core import run, verification
 from surogate_core.cli.options import RunArguments
 from surogate_core.cli.verify import verify_command
-from surogate_core.config.load import Mode
+from surogate_core.config.adapter import Mode
 from surogate_core.errors import ConfigError
 from surogate_core.planning.plan import Plan
 from surogate_core.verification import Extent, Verification, transformers_side, verify

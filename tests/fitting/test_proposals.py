@@ -13,7 +13,8 @@ import pytest
 
 from surogate_core import run
 from surogate_core.api import DeviceInfo
-from surogate_core.assembly.assemble import assemble
+from surogate_core.assembly.assemble import draft
+from surogate_core.assembly.assembly import Assembly
 from surogate_core.cli.fit import figures, fitted
 from surogate_core.cli.options import RunArguments
 from surogate_core.cli.plan import fit_command
@@ -255,9 +256,21 @@ def test_few_plans_are_made_for_proposals(plan: Make, monkeypatch: pytest.Monkey
     """Each plan takes up to three assemblies; a change that cannot be faster takes one."""
     opened, before = plan("8b", "h100", sequence_len=4096)
     made: list[object] = []
-    monkeypatch.setattr(plan_module, "assemble", lambda given, *rest: made.append(given) or assemble(given, *rest))
+    monkeypatch.setattr(plan_module, "draft", lambda given, recording: made.append(given) or draft(given, recording))
     assert len(suggest(opened, before)) == 3
     assert len(made) <= 24
+
+
+def test_what_is_proposed_is_verified_and_what_it_was_compared_with_is_not(
+    plan: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, before = plan("wide", "h100", sequence_len=4096, device_memory_limit="20GiB")
+    made: list[Assembly] = []
+    monkeypatch.setattr(plan_module, "draft", lambda *given: made.append(draft(*given)) or made[-1])
+    proposals = suggest(opened, before)
+    shown = [proposal.plan.assembly for proposal in proposals]
+    assert proposals and all(assembly.passed.later == [] for assembly in shown)
+    assert sum(bool(assembly.passed.later) for assembly in made) > len(shown)
 
 
 def test_a_run_that_fits_or_cannot_be_changed_has_no_suggestions(plan: Make) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from surogate_core.config.keys import ALIASES, DEAD, NOT_YET, SECTIONS
-from surogate_core.config.load import TrainConfig
+from surogate_core.config.schema import TrainConfig
 
 GOOD: dict[str, Any] = {
     "model": "Qwen/Qwen3-0.6B",

@@ -16,9 +16,8 @@ from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import DEVICES, GIB, cpu, device
 from surogate_core.machine.prices import arithmetic_share
-from surogate_core.memory.cost import Cost, op_cost, program_cost
-from surogate_core.planning.plan import summarise
-from surogate_core.planning.report import Report
+from surogate_core.memory.cost import Cost, OpCosts, op_cost, program_cost
+from surogate_core.planning.report import Report, summarise
 from surogate_core.program import verify as verify_module
 from surogate_core.program.infer import infer
 from surogate_core.runtime.arena import Buffers
@@ -172,7 +171,7 @@ def test_flops_of_qwen3_0_6b_are_those_computed_by_hand(batch_size: int, seq_len
             flops[op.kind] = flops.get(op.kind, 0) + OPS[op.kind].flops(op)
         assert sum(n for kind, n in flops.items() if kind in PRODUCTS) == 6 * n_matmul * tokens
         assert sum(n for kind, n in flops.items() if kind.startswith("attention")) == attention
-        total = program_cost(assembly.programs[name], OPS, H200).flops
+        total = program_cost(assembly.programs[name], OpCosts(OPS, H200)).flops
         assert 1 <= total / (6 * n_matmul * tokens + attention) < 1.01
     evaluate = [op for op in assembly.programs["evaluate"].ops if op.kind in PRODUCTS]
     assert sum(OPS[op.kind].flops(op) for op in evaluate) == 2 * n_matmul * tokens
@@ -192,7 +191,7 @@ def test_recomputing_blocks_adds_a_forward_pass() -> None:
 def test_the_cost_of_a_step_is_that_of_its_micro_steps_and_an_update() -> None:
     assembly, given = assembled(TINY)
     first, following, update = (
-        program_cost(assembly.programs[name], OPS, H200) for name in ("micro_first", "micro_next", "update")
+        program_cost(assembly.programs[name], OpCosts(OPS, H200)) for name in ("micro_first", "micro_next", "update")
     )
     for steps in (1, 2, 5):
         report = summarise(assembly, replace(given, grad_accum_steps=steps))
@@ -230,7 +229,7 @@ def test_a_collective_overlaps_with_later_ops_except_those_that_use_its_values()
         return Op("work", values, ())
 
     def seconds(*program: Op) -> tuple[float, float, float]:
-        cost = program_cost(Program("p", program), ops, H200)
+        cost = program_cost(Program("p", program), OpCosts(ops, H200))
         return cost.seconds, cost.comm_seconds, cost.waiting_seconds
 
     for program, expected in (
@@ -489,6 +488,6 @@ def test_planning_a_large_model_checks_each_op_about_once(monkeypatch: pytest.Mo
     }
     report, assembly = reported(config, seq_len=4096)
     assert len(inferred) < 1.5 * sum(len(program.ops) for program in assembly.programs.values())
-    assert sum(p.ops_after for p in assembly.passes) > 3 * len(inferred)
+    assert sum(p.ops_after for p in assembly.passed.passes) > 3 * len(inferred)
     assert sum(v.size for v in assembly.params.values()) == 32_762_123_264
     assert not report.fits

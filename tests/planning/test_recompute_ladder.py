@@ -15,7 +15,7 @@ from models.harness import tiny_config
 
 from surogate_core import run
 from surogate_core.api import Program, Value
-from surogate_core.assembly.assemble import assemble
+from surogate_core.assembly.assemble import draft
 from surogate_core.assembly.inputs import PlanInputs
 from surogate_core.assembly.recomputed import CHOICES, Recomputation
 from surogate_core.cli.plan import to_json
@@ -65,7 +65,7 @@ def kept_bytes(program: Program) -> int:
 
 
 def as_given(plan: Plan, recomputation: Recomputation) -> Plan:
-    return plan_module.plan_exactly(replace(plan.inputs, recompute_chosen=recomputation))
+    return plan_module.draft_exactly(replace(plan.inputs, recompute_chosen=recomputation))
 
 
 # ---------------------------------------------------------------------------------------------------------- the ladder
@@ -148,7 +148,7 @@ def test_the_search_ends_when_plans_contradict_the_estimate() -> None:
 
 def test_a_run_that_fits_is_planned_once_and_recomputes_nothing(plan: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[PlanInputs] = []
-    monkeypatch.setattr(plan_module, "assemble", lambda given, *rest: made.append(given) or assemble(given, *rest))
+    monkeypatch.setattr(plan_module, "draft", lambda given, recording: made.append(given) or draft(given, recording))
     planned = plan()
     assert planned.report.fits and planned.chosen is None and len(made) == 1
     assert not any(op.phase == "recompute" for p in planned.assembly.programs.values() for op in p.ops)

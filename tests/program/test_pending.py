@@ -116,7 +116,7 @@ def test_an_evaluation_changes_no_state() -> None:
 def test_without_written_states_no_op_is_added() -> None:
     assembly = assemble(plan_inputs(CONFIG))
     assert assembly.pending == ()
-    assert "pending" not in {step.name for step in assembly.passes}
+    assert "pending" not in {step.name for step in assembly.passed.passes}
     assert "commit" not in {op.kind for program in assembly.all_programs.values() for op in program.ops}
 
 

@@ -17,8 +17,9 @@ from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.assembly import Assembly
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import device
-from surogate_core.planning.plan import summarise
+from surogate_core.planning.report import summarise
 from surogate_core.program.lanes import lane_order
+from surogate_core.reporting.program_listing import listing
 from surogate_core.runtime.initialise import initialise
 from surogate_lora.adapter import LORA
 from surogate_lora.options import LoraOptions
@@ -125,9 +126,10 @@ def planned(layers: int, **chosen: Any) -> Assembly:
     return assemble(inputs(layers, **chosen))
 
 
-def inputs(layers: int, vocab_size: int = 97, **chosen: Any) -> Any:
+def inputs(layers: int, vocab_size: int = 97, adapters: Any = (), **chosen: Any) -> Any:
     config = tiny_config(num_hidden_layers=layers, vocab_size=vocab_size)
-    return plan_inputs(config, target=Target(device("h200")), request=MASTERS, **offload(**chosen))
+    given = {"target": Target(device("h200")), "request": MASTERS, "adapters": adapters}
+    return plan_inputs(config, **given, **offload(**chosen))
 
 
 @pytest.mark.parametrize("name", ["optimizer", "master", "weights"])
@@ -153,6 +155,13 @@ def test_at_most_three_blocks_are_on_the_device() -> None:
             assert {o.block for o in before} >= set(range(op.block - 2))
             checked += 1
     assert checked > 40
+
+
+def test_the_same_run_has_the_same_copies_in_the_same_order() -> None:
+    """Gradients that one op adds to are fetched in the order of its outputs, not in that of their addresses."""
+    lora: dict[str, Any] = {"adapters": [(LORA, LoraOptions(lora_rank=4))]}
+    first, *others = ({listing(p) for p in planned(8, grads=True, **lora).programs.values()} for _ in range(4))
+    assert all(other == first for other in others)
 
 
 def test_the_report_names_what_the_host_holds() -> None:

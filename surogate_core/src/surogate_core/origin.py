@@ -92,16 +92,11 @@ class Definition(Declared):
 
 
 @contextmanager
-def blaming(origin: Origin | None, function: str, everything: bool = False, but: bool = False) -> Iterator[None]:
-    """Turn a ProgramError raised inside into a PluginError of `function` of `origin`; None: leave it unchanged.
-
-    everything: also any exception that is not a SurogateError. but: leave a ProgramError unchanged.
-    """
+def blaming(origin: Origin | None, function: str) -> Iterator[None]:
+    """Turn a ProgramError raised inside into a PluginError of `function` of `origin`; None: leave it unchanged."""
     try:
         yield
-    except (Exception, SystemExit) as error:
-        ours = isinstance(error, SurogateError)
-        stops = isinstance(error, SystemExit) and error.code  # raised by a signal handler, at any point
-        if origin is None or stops or (but if isinstance(error, ProgramError) else ours or not everything):
+    except ProgramError as error:
+        if origin is None:
             raise
         raise origin.failed(function, error) from error

@@ -23,8 +23,11 @@ from .assembly.resolve import KernelTable
 from .checkpoint.adapter import kind_of_adapter, open_merge
 from .checkpoint.folder_lock import locked
 from .checkpoint.resume import Resumed, choose_checkpoint
-from .config.load import LoadedConfig, Mode, TrainConfig, apply_overrides, load_config, read_yaml
+from .config.adapter import Mode
+from .config.load import LoadedConfig, load_config
+from .config.schema import TrainConfig
 from .config.values import parse_bytes
+from .config.yaml import apply_overrides, read_yaml
 from .errors import ConfigError
 from .fitting.changes import Changes, changed
 from .fitting.proposals import Proposal, one_line, propose, suggest

@@ -36,33 +36,26 @@ class BindContext(Protocol):
     @property
     def stream(self) -> int:
         """The CUDA stream of the op's lane, as an integer."""
-        ...
 
     @property
     def comm(self) -> Comm:
         """The communicator of this rank."""
-        ...
 
     def pointer(self, value: Value) -> int:
         """Return the device address of a value's buffer, aligned to 256 bytes."""
-        ...
 
     @property
     def workspace(self) -> int:
         """Device address of the op's workspace of `KernelDef.workspace` bytes; 0 if it has none."""
-        ...
 
     def call(self, function: Callable[..., None], *arguments: Any) -> Call:
         """Return a call of `function`, with each Value replaced by its pointer and the stream as the last argument."""
-        ...
 
     def table(self, words: Sequence[int]) -> int:
         """Return the device address of an int64 array with these contents, which lives as long as the run."""
-        ...
 
     def notice(self, text: str) -> None:
         """Show a line to the user. Each different text is shown once per run, so it should not name a single op."""
-        ...
 
     def autotune_cache(
         self, name: str, load: Callable[[Mapping[str, str]], None], dump: Callable[[], Mapping[str, str]]
@@ -73,7 +66,6 @@ class BindContext(Protocol):
         `dump` when everything is bound, for all entries known by then. A key must contain everything that a selection
         depends on, library versions too.
         """
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,6 @@ class Dims(Protocol):
     @property
     def max_positions(self) -> int:
         """Longest sequence in tokens that `config.json` allows."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -24,19 +24,15 @@ class Comm(Protocol):
     @property
     def device(self) -> int:
         """Index of the rank's device among the devices visible to its process."""
-        ...
 
     def all_reduce(self, ranges: Sequence[tuple[int, int, str]], how: Literal["sum", "max"], stream: int) -> None:
         """Enqueue an in-place sum or maximum over all ranks of each range (device address, elements, dtype)."""
-        ...
 
     def check(self) -> None:
         """Raise if an asynchronous error has occurred. Does not wait. May be called on any thread."""
-        ...
 
     def abort(self) -> None:
         """End collectives that wait for other ranks. Does not wait. May be called on any thread."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from ..memory.plan import MemoryPlan
 from ..program.op import Program, Purpose, Stage
 from ..program.passes.reduce import MicroStep
 from ..program.value import Value
-from .pass_runner import Pass
+from .pass_runner import PassRunner
 from .resolve import KernelTable
 from .staging import Staged
 
@@ -26,6 +26,7 @@ class Assembly:
     cu_seqlens  {`Program.documents`: the input that those variants read}
     pending     copies of states that each step writes again; checkpoints do not hold them
     kernels     what runs each op
+    passed      the passes that ran; `passed.verify` runs the checks of a draft
     numerics    what the programs of the purpose "report" write; None: there are none
     micro       the micro-step before anything is recomputed, accumulated or summed over workers; never run
     """
@@ -47,7 +48,7 @@ class Assembly:
     grad_norm: Value
     weights: tuple[WeightMap, ...]
     pending: tuple[Value, ...]
-    passes: tuple[Pass, ...]
+    passed: PassRunner
     world_size: int
     numerics: Numerics | None = None
 

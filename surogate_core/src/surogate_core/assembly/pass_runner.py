@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..api import Definition, OpDef
@@ -31,11 +31,15 @@ Blamed = tuple[Definition, str]
 
 @dataclass
 class PassRunner:
-    """Verifies the programs of a family between passes. `checked` is what it found valid so far."""
+    """Verifies the programs of a family between passes. `checked` is what it found valid so far.
+
+    later  checks of what core's own passes returned, in their order, until `verify` runs them; None: they run at once
+    """
 
     ops: Mapping[str, OpDef]
     checked: Checked = field(default_factory=Checked)
     passes: list[Pass] = field(default_factory=list)
+    later: list[Callable[[], None]] | None = None
 
     def __call__(self, name: str, before: Program | None, after: Program, by: Blamed | None = None) -> Program:
         """Verify `after`, which the pass `name` made of `before`, and return it.
@@ -43,26 +47,47 @@ class PassRunner:
         `by` is the plugin's definition and function that made it; None for a pass of core. ProgramError names them. A
         plugin may not drop what outlives the program: gradients, params and states that it wrote before.
         """
-        definition, function = by or (None, "")
-        with blaming(definition.origin if definition else None, function):
-            if before and after.stage != before.stage and by:
-                raise ProgramError(f"returned {after.name}, of stage {after.stage}, in place of {before.name}")
-            verify(after, self.ops, name, self.checked)
-            if by and before and (lost := _lasting(before) - _lasting(after)):
-                names = ", ".join(sorted(value.name for value in lost)[:_MOST_NAMES])
-                raise ProgramError(f"{after.name}: no op writes {names} any more")
+        if by:
+            self.verify()
+            self._verify_plugins(name, before, after, *by)
+        else:
+            self._soon(lambda: verify(after, self.ops, name, self.checked))
         self.passes.append(Pass(name, after.name, len(before.ops) if before else 0, len(after.ops)))
         return after
 
+    def _verify_plugins(self, name: str, before: Program | None, after: Program, by: Definition, function: str) -> None:
+        with blaming(by.origin, function):
+            if before and after.stage != before.stage:
+                raise ProgramError(f"returned {after.name}, of stage {after.stage}, in place of {before.name}")
+            verify(after, self.ops, name, self.checked)
+            if before and (lost := _lasting(before) - _lasting(after)):
+                names = ", ".join(sorted(value.name for value in lost)[:_MOST_NAMES])
+                raise ProgramError(f"{after.name}: no op writes {names} any more")
+
+    def verify(self) -> None:
+        """Run the checks that wait. Raises ProgramError."""
+        while self.later:
+            self.later.pop(0)()
+
+    def _soon(self, check: Callable[[], None]) -> None:
+        if self.later is None:
+            check()
+        else:
+            self.later.append(check)
+
     def forked(self) -> PassRunner:
-        """Return a runner that has verified the same, for programs that share what this one has verified so far."""
+        """Return a runner that has verified the same, and whose checks of core's passes wait for `verify`.
+
+        Most plans are made to compare their bytes, and a fifth of their time would be these checks.
+        """
         known = self.checked
         checked = Checked(set(known.ops), set(known.signatures), dict(known.values))
-        return PassRunner(self.ops, checked, list(self.passes))
+        return PassRunner(self.ops, checked, list(self.passes), later=[])
 
     def replace_values(self, values: Iterable[Value]) -> None:
         """From now on `values` have their names. Programs that use what had these names before are refused."""
-        self.checked.values.update({value.name: value for value in values})
+        named = {value.name: value for value in values}
+        self._soon(lambda: self.checked.values.update(named))
 
 
 def _lasting(program: Program) -> set[Value]:

@@ -24,7 +24,6 @@ from ..program.passes.recompute import drops_anyway, recompute
 from ..program.passes.reduce import MicroStep, micro_step_counts, reduce
 from ..program.value import Value
 from ..program.verify import check_states
-from .chunks import in_chunks
 from .inputs import PlanInputs
 from .lm_head_chunks import lm_head_chunks
 from .param_kinds import kind_by_shape, logical_matrices, special_kinds
@@ -123,13 +122,16 @@ class Recorder:
         chunks = self.inputs.attn_bwd_chunks
         if chunks == 1:
             return program
-        chunked = in_chunks(program, self.inputs.ops, chunks)
-        if chunked is program:
+        ops = tuple(
+            replace(op, attrs={**op.attrs, "chunks": chunks}) if self.inputs.ops[op.kind].takes_chunks else op
+            for op in program.ops
+        )
+        if ops == program.ops:
             raise ConfigError(
                 f"attn_bwd_chunks: {chunks}: model {self.inputs.model.name} has no attention whose backward pass can "
                 "run in chunks. Remove the key."
             )
-        return self.passed("chunks", program, chunked)
+        return self.passed("chunks", program, replace(program, ops=ops))
 
     def _differentiated(self, forward: Program, weights: Sequence[WeightMap]) -> tuple[Program, dict[Value, Value]]:
         inputs = self.inputs

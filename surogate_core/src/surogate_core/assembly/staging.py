@@ -25,10 +25,12 @@ class Staged:
 
 def staged_params(family: Family, declared: Iterable[Value], trained: Iterable[Value]) -> frozenset[Value]:
     """Return the frozen params that `derive` reads and no other program uses."""
-    others = (p for p in family.programs() if p is not family.derive)
-    used = {v for program in others for v in program.values()} | set(trained)
-    read = {v for op in family.derive.ops for v in op.ins if v.role == "param"}
-    return frozenset(v for v in declared if v in read - used)
+    read = {v for op in family.derive.ops for v in op.ins if v.role == "param"}.difference(trained)
+    for program in family.programs():
+        for op in program.ops if read and program is not family.derive else ():
+            read.difference_update(op.ins, op.outs)
+        read.difference_update(program.outputs)
+    return frozenset(v for v in declared if v in read)
 
 
 def split_staged(derive: Program, staged: frozenset[Value]) -> tuple[Program, tuple[Staged, ...]]:

@@ -76,6 +76,7 @@ class Streaming:
 
     def __init__(self, host_places: Mapping[Value, Value], b: Builder, *, zero_copy: ZeroCopy = False) -> None:
         self.host_places = host_places
+        self._held = frozenset(host_places)
         self.uncopied: set[Value] = set()
         self._zero_copy = zero_copy
         self._b = b
@@ -109,9 +110,9 @@ class Streaming:
         """Return the values on the host that `zero_copy` ops use and that no other op needs a copy of."""
         used: set[Value] = set()
         copied: set[Value] = set()
-        for op in ops:
+        for op in filter(self._uses_held, ops):
             definition = self._b.ops[op.kind]
-            values = self.host_places.keys() & {*op.ins, *op.outs}
+            values = self._held & {*op.ins, *op.outs}
             chosen = definition.zero_copy > 0
             if self._zero_copy == "auto":
                 chosen = definition.zero_copy > _FASTER and op.block < 0
@@ -133,7 +134,9 @@ class Streaming:
         uses: dict[int, dict[Value, _Visit]] = {}
         run, last = (0, 0), None  # where the last two runs of ops with one key began
         for index, op in enumerate(ops):
-            used = dict.fromkeys(v for v in (*op.ins, *op.outs) if v in self.host_places and v not in uncopied)
+            if not self._uses_held(op):
+                continue
+            used = dict.fromkeys(v for v in (*op.ins, *op.outs) if v in self._held and v not in uncopied)
             if not used or self._reads_host(op):
                 continue
             block = max(op.block, *(value.block for value in used))
@@ -151,12 +154,15 @@ class Streaming:
                 uses.setdefault(index, {})[value] = visit
         return visits, uses
 
+    def _uses_held(self, op: Op) -> bool:
+        return not (self._held.isdisjoint(op.ins) and self._held.isdisjoint(op.outs))
+
     def _reads_host(self, op: Op) -> bool:
         return self._b.ops[op.kind].uses_host
 
     def _on_copies(self, op: Op, visit_of: Mapping[Value, _Visit]) -> Op:
         """Return `op` on copies of the values on the host that it uses. Adds to their visits which."""
-        added = {op.outs[i] for i in op.accumulate if op.outs[i] in visit_of}
+        added = [op.outs[i] for i in sorted(op.accumulate) if op.outs[i] in visit_of]
         if any(value.role != "grad" for value in added) or any(op.ins[i] in visit_of for i in op.changes):
             raise ProgramError(f"{op.kind} ({op.where}) changes a value that the host holds; ops can only write it")
         for value in (*op.ins, *added):
@@ -201,8 +207,10 @@ class Streaming:
     def _on_host(self, ops: Iterable[Op]) -> Iterable[Op]:
         """Yield the ops, those that use values on the host with these in place of the values."""
         for op in ops:
-            ins, outs = (tuple(self.host_places.get(v, v) for v in values) for values in (op.ins, op.outs))
-            yield op if (ins, outs) == (op.ins, op.outs) else replace(op, ins=ins, outs=outs)
+            if self._uses_held(op):
+                ins, outs = (tuple(self.host_places.get(v, v) for v in values) for values in (op.ins, op.outs))
+                op = replace(op, ins=ins, outs=outs)
+            yield op
 
 
 def _insert(insertions: Insertions, index: int, ops: Sequence[Op]) -> None:

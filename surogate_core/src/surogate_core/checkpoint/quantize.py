@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ..api import HFTensor
 from ..assembly.assembly import Assembly
-from ..config.load import LoadedConfig, apply_overrides, load_config
+from ..config.load import LoadedConfig, load_config
+from ..config.yaml import apply_overrides
 from ..errors import ConfigError
 from ..hub.config_json import QUANTIZATION, refused_quantized
 from ..planning.plan import Plan

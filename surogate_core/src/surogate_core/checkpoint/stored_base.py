@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ..api import HFTensor, Merge
 from ..assembly.assemble import record
-from ..config.load import load_config, read_yaml
+from ..config.load import load_config
+from ..config.yaml import read_yaml
 from ..errors import ConfigError, PluginError
 from ..machine.devices import cpu
 from ..planning.plan import run_inputs

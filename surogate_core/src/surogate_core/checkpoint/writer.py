@@ -41,19 +41,15 @@ class CheckpointWriter(Protocol):
 
     def save(self, step: int, progress: Progress) -> None:
         """Write, or begin to write, the current weights, which are those after `step`."""
-        ...
 
     def poll(self) -> None:
         """Give notice if the current save has finished; raise its error if it failed. Does not wait."""
-        ...
 
     def wait(self) -> None:
         """Wait for the current save, then `poll`."""
-        ...
 
     def close(self) -> None:
         """Stop without waiting. An unfinished checkpoint keeps its temporary name."""
-        ...
 
 
 class ForegroundWriter:

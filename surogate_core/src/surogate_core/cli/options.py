@@ -11,7 +11,7 @@ import typer
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
-    from ..config.load import Mode
+    from ..config.adapter import Mode
 
 ConfigArgument = Annotated[Path | None, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
 ConfigOption = Annotated[Path | None, typer.Option("--config", metavar="PATH", help="The same, as an option.")]

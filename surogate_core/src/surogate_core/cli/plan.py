@@ -10,8 +10,9 @@ from typing import Any
 
 from .. import run
 from ..assembly.missing_kernels import idle_kernels, idle_modules
+from ..config.adapter import Mode
 from ..config.keys import ADAPTER_FLAG
-from ..config.load import LoadedConfig, Mode
+from ..config.load import LoadedConfig
 from ..errors import SurogateError
 from ..machine.local_device import local_device
 from ..planning.plan import Plan
@@ -167,5 +168,5 @@ def _recompute(plan: Plan) -> dict[str, Any] | None:
 
 
 def _passes(plan: Plan) -> str:
-    rows = [f"  {p.name:<16}{p.program:<14}{p.ops_before:>6} -> {p.ops_after}" for p in plan.assembly.passes]
+    rows = [f"  {p.name:<16}{p.program:<14}{p.ops_before:>6} -> {p.ops_after}" for p in plan.assembly.passed.passes]
     return "\n".join(["passes, each verified:", *rows])

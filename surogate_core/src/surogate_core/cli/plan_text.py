@@ -43,7 +43,7 @@ def plan_text(run: Run, plan: Plan, chosen: str, defaults: str) -> Iterator[str]
 
 def _run(run: Run, plan: Plan) -> Iterator[str]:
     inputs, config, workers = plan.inputs, run.config, plan.report.world_size
-    parameters, trained = parameters_text(plan.n_params), parameters_text(plan.n_trainable)
+    parameters, trained = parameters_text(plan.assembly.n_params), parameters_text(plan.assembly.n_trainable)
     yield f"{config.model}: {inputs.model.name}, {parameters} parameters, {trained} trained"
     yield (
         f"recipe {config.recipe}, model {inputs.precision.model}, products {inputs.precision.matmul}, "

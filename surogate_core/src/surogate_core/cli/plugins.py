@@ -88,9 +88,8 @@ def _print_table(registry: Registry, commands: list[Command]) -> None:
             print(paragraph(plugin.reason, width, "  "))
             if plugin.error is not None and traceback_wanted():
                 print("\n" + "\n".join(f"  {line}" for line in _traceback(plugin).splitlines()))
-    for notice in registry.notices:
-        if " is not loaded: " not in notice:  # shown above
-            print_warning(notice)
+    for remark in registry.remarks:
+        print_warning(remark)
 
 
 def _summary(names: dict[str, list[str]]) -> str:

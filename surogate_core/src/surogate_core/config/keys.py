@@ -120,9 +120,9 @@ NOT_YET_NAMES: dict[tuple[str, str], str] = {
 """(kind, folded name) of the original that no package provides yet -> what to use."""
 
 DISTRIBUTIONS: dict[tuple[str, str], str] = {
-    (kind, name): package for kind, names in _TABLES["distributions"].items() for name, package in names.items()
+    (kind, fold(name)): package for kind, names in _TABLES["distributions"].items() for name, package in names.items()
 }
-"""(kind, name) -> the package of this project that provides it."""
+"""(kind, folded name) -> the package of this project that provides it."""
 
 PACKAGES: dict[str, str] = {key: package for package, keys in _TABLES["packages"].items() for key in keys}
 """Key of a package that may not be installed -> the package."""

@@ -26,20 +26,6 @@ from .selection import select_plugins
 from .sorting import sort_keys
 from .variables import escape_dollars
 from .weight_formats import check_weight_formats
-from .yaml import apply_overrides, dump_yaml, read_yaml
-
-__all__ = [
-    "DatasetEntry",
-    "LoadedConfig",
-    "Mode",
-    "Registry",
-    "TrainConfig",
-    "apply_overrides",
-    "dump_yaml",
-    "load_config",
-    "read_yaml",
-    "resolved",
-]
 
 
 @dataclass(frozen=True)

@@ -19,28 +19,21 @@ class Registry(Protocol):
     @property
     def option_conflicts(self) -> Mapping[str, str]:
         """{key that the options of two plugins declare differently: a sentence that names both}."""
-        ...
 
     def options_models(self) -> Mapping[tuple[str, str], type[BaseModel]]:
         """Return {(kind, name): model of its options}."""
-        ...
 
     def dataset_formats(self) -> Mapping[str, DatasetFormatDef]:
         """Return {name: dataset type}."""
-        ...
 
     def weight_formats(self) -> Mapping[str, WeightFormatDef]:
         """Return {name: form in which frozen matrices can be stored}."""
-        ...
 
     def names(self, kind: str) -> Sequence[str]:
         """Return the names of the usable definitions of a kind."""
-        ...
 
     def failed(self, kind: str, name: str, function: str, cause: BaseException) -> PluginError | None:
         """Return `cause` as an error that names the plugin whose code raised it; None if core raised it."""
-        ...
 
     def missing(self, kind: str, name: str) -> PluginError:
         """Return the error to raise for a name that no working plugin provides."""
-        ...

@@ -32,9 +32,8 @@ def registered_name(kind: str, key: str, value: str, registry: Registry, finding
     if elsewhere is not None:
         findings.wrong(key, f"{shown_key(value)} is unknown; {elsewhere}")
         return None
-    published = {fold(name) for known_kind, name in DISTRIBUTIONS if known_kind == kind}
     # The exact name of a package that is not installed is no misspelling of one that is.
-    guess = None if fold(value) in published else nearest(value, names)
+    guess = None if (kind, fold(value)) in DISTRIBUTIONS else nearest(value, names)
     if guess is not None:
         findings.wrong(key, f"{shown_key(value)} is unknown; did you mean {names[guess]}?")
     else:

@@ -51,22 +51,18 @@ class Source(Protocol):
 
     def content_hash(self) -> str:
         """Return a hash of everything that determines the rows."""
-        ...
 
     def rows(self, columns: Sequence[str] | None, optional: Sequence[str] = ()) -> Iterator[Row]:
         """Yield the rows in order, each with at least `columns`; a missing column of `optional` becomes None.
 
         Raises ConfigError naming file and line.
         """
-        ...
 
     def count_columns(self) -> Columns:
         """Return the columns of all rows. Raises ConfigError as `rows` does."""
-        ...
 
     def left_out(self) -> str | None:
         """Return a line for the user about files that are not read; None if there are none."""
-        ...
 
 
 def open_source(entry: DatasetEntry, sample_by: str = "document", where: str = "datasets") -> Source:

@@ -12,8 +12,9 @@ from typing import Any
 
 from ..api import DeviceInfo, OffloadDef, OptimizerDef, Precision
 from ..config.keys import ADAPTER_FLAG
-from ..config.load import dump_yaml, load_config, resolved
+from ..config.load import load_config, resolved
 from ..config.schema import RECOMPUTE_KEYS, TrainConfig
+from ..config.yaml import dump_yaml
 from ..planning.plan import Plan
 from ..planning.run import Run, open_run
 

@@ -13,7 +13,7 @@ from math import inf
 
 from ..errors import SurogateError
 from ..machine.devices import GIB
-from ..planning.plan import Plan, plan_run
+from ..planning.plan import Plan, draft_run
 from ..planning.run import Run
 from .changes import Changes, changed, given_up, resorts, resorts_if_nothing_fits, yaml_lines
 from .search import ALIKE, Search
@@ -106,7 +106,10 @@ def one_line(proposal: Proposal, before: Plan) -> str:
 def _all(run: Run, plan: Plan, count: int, most: tuple[int, int]) -> list[Proposal]:
     same = _searched(run, plan, {}, most[0])
     others = [] if plan.report.fits else list(_last_resorts(run, plan, same, most[1]))
-    return [*same[: max(1, count - len(others))], *others][:count]
+    found = [*same[: max(1, count - len(others))], *others][:count]
+    for proposal in found:
+        proposal.plan.verify()
+    return found
 
 
 def _searched(run: Run, plan: Plan, resort: Changes, most: int, seconds: float = inf) -> list[Proposal]:
@@ -116,7 +119,7 @@ def _searched(run: Run, plan: Plan, resort: Changes, most: int, seconds: float =
     """
     if resort:
         run = changed(run, resort)
-        plan = plan_run(run, plan.report.device, plan.report.world_size, host_memory=plan.inputs.host_memory)
+        plan = draft_run(run, plan.report.device, plan.report.world_size, host_memory=plan.inputs.host_memory)
     found = [
         Proposal({**resort, **changes}, after, given_up(run, resort))
         for changes, after in Search(run, plan, most, seconds).plans()

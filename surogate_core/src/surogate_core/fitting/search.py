@@ -14,7 +14,7 @@ from math import inf
 from ..assembly.assemble import RecordedPrograms
 from ..errors import SurogateError
 from ..memory.alignment import align
-from ..planning.plan import Plan, plan_run, run_inputs
+from ..planning.plan import Plan, draft_run, run_inputs
 from ..planning.report import memory_is_the_hosts
 from ..planning.run import Run
 from ..program.value import Value
@@ -135,7 +135,7 @@ class Search:
         run, device, own = changed(self._run, changes), self._plan.target.device, self._plan.inputs
         recorded = at[-1], run_inputs(run, device, own.world_size).grouping
         recording = self._recordings.get(recorded)
-        plan = plan_run(
+        plan = draft_run(
             run, device, own.world_size, host_memory=own.host_memory, recording=recording, seconds=self._best
         )
         self._recordings[recorded] = plan.recording

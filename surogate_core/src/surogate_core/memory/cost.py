@@ -94,7 +94,7 @@ class OpCosts:
         return self._costs[op.signature]
 
 
-def program_cost(program: Program, ops: Mapping[str, OpDef], device: DeviceInfo) -> Cost:
+def program_cost(program: Program, costs: OpCosts) -> Cost:
     """Return the cost of a program. Ops of a lane run one after another; the lanes overlap as `lane_order` says.
 
     Copies wait while an op uses values on the host, because both need the link. The bandwidth and the multiprocessors
@@ -102,7 +102,7 @@ def program_cost(program: Program, ops: Mapping[str, OpDef], device: DeviceInfo)
     """
     flops = nbytes = 0
     attention = products = link = waiting = 0.0
-    costs, waits = OpCosts(ops, device), lane_order(program.ops).waits
+    waits = lane_order(program.ops).waits
     busy: dict[Lane, float] = {"compute": 0.0}
     free: dict[Lane, float] = {"compute": 0.0}  # when a lane is done with all its ops so far
     ends: dict[int, float] = {}

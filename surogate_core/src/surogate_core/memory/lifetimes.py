@@ -42,19 +42,22 @@ def lifetimes(program: Program, workspace: Callable[[Op], int], on: Place = "dev
     overwritten: dict[Value, tuple[Value, ...]] = {}
     scratch: set[Value] = set()
     for index, op in enumerate(program.ops):
-        until = done.get(index, index + 1) - 1
+        until = index if op.lane == "compute" else done[index] - 1
         for value in (*op.ins, *op.outs):
-            if value.place != on:
-                continue
-            if value.role == "act":
-                first.setdefault(value, index)
-                last[value] = max(until, last.get(value, 0))
-            elif value.role == "staged":  # in its place before the program runs
+            role = value.role
+            if role == "act" and value.place == on:
+                if value not in first:
+                    first[value] = index
+                    last[value] = until
+                elif last[value] < until:
+                    last[value] = until
+            elif role == "staged" and value.place == on:  # in its place before the program runs
                 first[value], last[value] = 0, len(program.ops) - 1
-        for out, i in op.in_place.items() if on == "device" else ():
-            value, before = op.outs[out], op.ins[i]
-            first[value] = first.pop(before)
-            overwritten[value] = (*overwritten.pop(before, ()), before)
+        if op.in_place and on == "device":
+            for out, i in op.in_place.items():
+                value, before = op.outs[out], op.ins[i]
+                first[value] = first.pop(before)
+                overwritten[value] = (*overwritten.pop(before, ()), before)
         nbytes = workspace(op) if on == "device" else 0
         if nbytes:
             value = Value(f"{index}.workspace", (nbytes,), "uint8", "act", "workspace", op.block)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import starmap
 
 Interval = tuple[int, int, int]
 """(bytes, first op, last op) of a value; its lifetime includes both ops."""
@@ -17,8 +18,10 @@ def place(values: tuple[Interval, ...]) -> tuple[int, ...]:
     Takes O(n log n) operations of the index (`Occupied`) for n values. The results of the last 64 lists are cached,
     because the micro-step programs of a run, and most programs that suggestions try, have equal lifetimes.
     """
-    occupied = Occupied(max((last for _, _, last in values), default=0) + 1)
-    return tuple(occupied.claim(*value) for value in values)
+    starts = sorted({first for _, first, _ in values})  # two lifetimes that overlap share the start of one
+    occupied = Occupied(len(starts))
+    ranges = ((nbytes, bisect_left(starts, first), bisect_right(starts, last) - 1) for nbytes, first, last in values)
+    return tuple(starmap(occupied.claim, ranges))
 
 
 class Occupied:
@@ -46,30 +49,33 @@ class Occupied:
         if not nbytes:
             return 0
         nodes, above = self._nodes(first, last)
-        occupied = [self._any[node] for node in nodes] + [self._whole[node] for node in above]
-        at = self._lowest_gap(nbytes, [boundaries for boundaries in occupied if boundaries])
+        some, whole = self._any, self._whole
+        occupied = [some[node] for node in nodes if some[node]] + [whole[node] for node in above if whole[node]]
+        at = self._lowest_gap(nbytes, occupied)
         for node in nodes:
             if node < self._leaves:  # a leaf is above no other node
-                _add(self._whole[node], at, at + nbytes)
-            while node and _add(self._any[node], at, at + nbytes):  # a node's ancestors have what the node has
+                _add(whole[node], at, at + nbytes)
+            while node and _add(some[node], at, at + nbytes):  # a node's ancestors have what the node has
                 node //= 4
         return at
 
     def _lowest_gap(self, nbytes: int, occupied: Sequence[list[int]]) -> int:
         """Return the lowest offset at which `nbytes` overlap no part of any set. Skips overlaps until there is none."""
-        at, clear, i = 0, 0, 0
-        while clear < len(occupied):
-            boundaries = occupied[i]
-            i = (i + 1) % len(occupied)
-            self.probes += 1
-            after = bisect_right(boundaries, at)
-            if after % 2:  # inside a part
-                at, clear = boundaries[after], 0
-            elif after < len(boundaries) and boundaries[after] < at + nbytes:  # the next part begins too soon
-                at, clear = boundaries[after + 1], 0
-            else:
-                clear += 1
-        return at
+        at, last = 0, None
+        while True:
+            self.probes += len(occupied)
+            for boundaries in occupied:
+                if boundaries is last:  # all others are free here
+                    return at
+                after = bisect_right(boundaries, at)
+                if after % 2:  # inside a part
+                    at, last = boundaries[after], boundaries
+                    after += 1
+                while after < len(boundaries) and boundaries[after] < at + nbytes:  # the next part begins too soon
+                    at, last = boundaries[after + 1], boundaries
+                    after += 2
+            if last is None:
+                return at
 
     def _nodes(self, first: int, last: int) -> tuple[list[int], set[int]]:
         """Return the nodes that make up [first, last], and all nodes above them. Node n is the parent of 4n to 4n+3."""

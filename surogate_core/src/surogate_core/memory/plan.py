@@ -107,34 +107,46 @@ def plan_family(
     the first and the later micro-steps with gradients in fp32, are planned once.
     """
     every, values = list(programs), list(declared)
+    memory = MemoryPlan(_segments(values, "device"), _arenas(every, workspace, variants or {}))
     on_host = any(v.place == "host" for v in values) or any(op.lane == "to_host" for p in every for op in p.ops)
-    memory = _planned(every, values, workspace, variants or {}, "device")
-    return replace(memory, host=_planned(every, values, workspace, variants or {}, "host")) if on_host else memory
+    if not on_host:
+        return memory
+    arenas: dict[str, ArenaPlan] = {}
+    for p in every:
+        arena = plan(p if _uses_arena_of_host(p) else replace(p, ops=()), lambda op: 0, "host")
+        arenas |= dict.fromkeys((one.name for one in (p, *(variants or {}).get(p.name, ()))), arena)
+    return replace(memory, host=MemoryPlan(_segments(values, "host"), arenas))
 
 
-def _planned(
-    programs: Iterable[Program],
-    values: Sequence[Value],
-    workspace: Callable[[Op], int],
-    variants: Mapping[str, Sequence[Program]],
-    on: Place,
-) -> MemoryPlan:
+def _segments(values: Sequence[Value], on: Place) -> dict[str, Segment]:
+    return {
+        role: lay_out(v for v in values if v.role == role and v.place == on)
+        for role in ("param", "grad", "state", "input")
+    }
+
+
+def _uses_arena_of_host(program: Program) -> bool:
+    values = (v for op in program.ops for v in (*op.ins, *op.outs))
+    return any(v.place == "host" and v.role in ("act", "staged") for v in values)
+
+
+def _arenas(
+    programs: Iterable[Program], workspace: Callable[[Op], int], variants: Mapping[str, Sequence[Program]]
+) -> dict[str, ArenaPlan]:
     arenas: dict[str, ArenaPlan] = {}
     planned: dict[Hashable, ArenaPlan] = {}
     for program in programs:
         fewer = variants.get(program.name, ())
         scratch = workspace
         if fewer:
-            alike = zip(program.ops, *(p.ops for p in fewer), strict=True)
-            scratch = {ops[0]: max(map(workspace, ops)) for ops in alike}.__getitem__
+            others = ((op, other) for p in fewer for op, other in zip(program.ops, p.ops, strict=True))
+            nbytes = {op: workspace(op) for op in program.ops}
+            for op, other in others:
+                if other is not op:
+                    nbytes[op] = max(nbytes[op], workspace(other))
+            scratch = nbytes.__getitem__
         touched = (program.outputs, *((op.ins, op.outs, *op.in_place.items(), scratch(op)) for op in program.ops))
         if touched not in planned:
-            planned[touched] = plan(program, scratch, on)
+            planned[touched] = plan(program, scratch)
         arenas |= dict.fromkeys((p.name for p in (program, *fewer)), planned[touched])
-    return MemoryPlan(
-        segments={
-            role: lay_out(v for v in values if v.role == role and v.place == on)
-            for role in ("param", "grad", "state", "input")
-        },
-        arenas=arenas,
-    )
+    return arenas

@@ -11,7 +11,8 @@ from ..checkpoint import folders as checkpoint
 from ..checkpoint.adapter import MERGED_FOLDER
 from ..checkpoint.folders import RUN_FILE, SAVING
 from ..checkpoint.resume import Resumed, refuse_checkpoints
-from ..config.load import LoadedConfig, dump_yaml, resolved
+from ..config.load import LoadedConfig, resolved
+from ..config.yaml import dump_yaml
 from ..errors import ConfigError
 from ..planning.run import Run
 from ..planning.versions import library_versions

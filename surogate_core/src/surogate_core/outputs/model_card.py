@@ -109,9 +109,9 @@ def _on_hub(path: str) -> bool:
 
 
 def _what(run: Run, plan: Plan, base: str | None) -> str:
-    chosen, size = run.adapter, f"{parameters_text(plan.n_params)} parameters"
+    chosen, size = run.adapter, f"{parameters_text(plan.assembly.n_params)} parameters"
     if chosen:
-        trained = f"{parameters_text(plan.n_trainable)} of {size} trained"
+        trained = f"{parameters_text(plan.assembly.n_trainable)} of {size} trained"
         return f"An adapter ({chosen[0].name}) of {base}, {trained}, by Surogate."
     begun = f"{base}, trained further" if base else f"{run.model.name}, trained from random weights"
     return f"{begun} ({size}), by Surogate."

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.folders import RUN_FILE
-from ..config.load import TrainConfig
+from ..config.schema import TrainConfig
 from ..errors import ConfigError
 from ..hub.files import TEMPLATE_DIRECTORY, TOKENIZER_FILES, WEIGHT_FILES
 from ..reporting.metrics import METRICS_FILE

@@ -8,20 +8,22 @@ from math import inf
 
 from pydantic import BaseModel
 
-from ..api import DeviceInfo, LoweringDef, OffloadDef, ParamKind, Precision, RecipeDef, Target
-from ..assembly.assemble import RecordedPrograms, assemble, record
+from ..api import DeviceInfo, LoweringDef, OffloadDef, Precision, RecipeDef, Target
+from ..assembly.assemble import RecordedPrograms, draft, record
 from ..assembly.assembly import Assembly
 from ..assembly.inputs import PlanInputs
 from ..assembly.recomputed import ChosenRecomputation, Recomputation
 from ..assembly.resolve import KernelTable
+from ..assembly.weight_storage import STORED_BY
+from ..config.errors import fold
 from ..config.keys import DISTRIBUTIONS
-from ..config.schema import DTYPE_KEYS, TrainConfig
+from ..config.schema import DTYPE_KEYS
 from ..data.pieces import max_pieces
 from ..errors import ConfigError
 from ..machine.devices import limited
 from ..plugins.registry import Registry
 from .recompute_ladder import climb, ladder
-from .report import Report, report
+from .report import Report, device_parts, summarise
 from .run import Run
 from .unstored import refuse_unstored
 
@@ -34,7 +36,7 @@ class Plan:
 
     overridden  lines for the user about dtypes that the recipe does not use, and kernels of ops that the run has not
     chosen      what is recomputed because of `recompute: auto`; None: nothing
-    recording   what other plans of the run can be made from (`plan_exactly`)
+    recording   what other plans of the run can be made from (`draft_run`)
     """
 
     inputs: PlanInputs
@@ -49,15 +51,9 @@ class Plan:
     def kernels(self) -> KernelTable:
         return self.assembly.kernels
 
-    @property
-    def n_params(self) -> int:
-        """Elements of all weights."""
-        return self.assembly.n_params
-
-    @property
-    def n_trainable(self) -> int:
-        """Elements of the weights that are trained."""
-        return self.assembly.n_trainable
+    def verify(self) -> None:
+        """Run the last checks of a draft (`draft_run`). Raises ProgramError."""
+        self.assembly.passed.verify()
 
 
 def plan_run(
@@ -66,48 +62,72 @@ def plan_run(
     world_size: int | None = None,
     revise: Revise = lambda inputs: inputs,
     host_memory: int | None = None,
-    recording: RecordedPrograms | None = None,
-    seconds: float = inf,
 ) -> Plan:
     """Plan `run` for `device` and `world_size` - 1 more devices of the same kind; None: as many as `gpus` asks for.
 
     The device has no more memory than `device_memory_limit`. `host_memory` is what the run may pin on the host, unless
-    `host_memory_limit` sets it. `revise` changes the inputs before they are planned. `recording` and `seconds`: as
-    for `plan_inputs`. Raises ConfigError or PluginError if config, model, recipe and device do not fit together.
+    `host_memory_limit` sets it. `revise` changes the inputs before they are planned. Raises ConfigError or
+    PluginError if config, model, recipe and device do not fit together.
+    """
+    plan = draft_run(run, device, world_size, revise, host_memory)
+    plan.verify()
+    return plan
+
+
+def draft_run(
+    run: Run,
+    device: DeviceInfo,
+    world_size: int | None = None,
+    revise: Revise = lambda inputs: inputs,
+    host_memory: int | None = None,
+    recording: RecordedPrograms | None = None,
+    seconds: float = inf,
+) -> Plan:
+    """Return the plan of `plan_run` without its last checks (`Plan.verify`), to compare it with others.
+
+    recording  of a plan that this one can be made from (`RecordedPrograms`)
+    seconds    a plan whose step would take longer, with the recomputation that it needs, is returned without it
     """
     device = limited(device, run.config.device_memory_limit)
     given = run_inputs(run, device, _world_size(run, device) if world_size is None else world_size)
     inputs = revise(replace(given, host_memory=run.config.host_memory_limit or host_memory))
-    plan = plan_inputs(inputs, recording, seconds)
+    plan = _fitting(inputs, recording, seconds)
     refuse_unstored(run, plan.assembly)
     return replace(plan, overridden=(*_overridden(run, inputs.precision), *_idle_choices(run, plan)))
 
 
-def plan_inputs(inputs: PlanInputs, recording: RecordedPrograms | None = None, seconds: float = inf) -> Plan:
-    """Plan a run from inputs that name a device.
+def _fitting(inputs: PlanInputs, recording: RecordedPrograms | None, seconds: float) -> Plan:
+    """Return the plan of inputs that name a device.
 
     With `recompute_more`, a run that does not fit is planned again with more recomputation: the cheapest that fits, or
     all of it if nothing does. A plan that recomputation does not make smaller is returned as it is.
-
-    recording  of a plan that this one can be made from (`RecordedPrograms`)
-    seconds    a plan whose step would take longer, with the recomputation that it needs, is returned as it is
     """
-    plan = plan_exactly(replace(inputs, recompute_chosen=None), recording)
-    if plan.report.missing_bytes <= 0 or not inputs.recompute_more:
-        return plan
+    plan = draft_exactly(replace(inputs, recompute_chosen=None), recording)
+    if plan.report.missing_bytes > 0 and inputs.recompute_more:
+        plan = _recomputing(plan, inputs, seconds)
+    return plan
+
+
+def _recomputing(plan: Plan, inputs: PlanInputs, seconds: float) -> Plan:
+    """Return the plan with the recomputation that it needs, or `plan`."""
     rungs = ladder(plan.assembly, inputs)
     needed = next((rung for rung in rungs if rungs[0].kept - rung.kept >= plan.report.missing_bytes), rungs[-1])
     if len(rungs) == 1 or plan.report.step.seconds + needed.seconds > seconds:
         return plan
-    plans: dict[int, Plan] = {}
+    drafts: dict[int, tuple[PlanInputs, Assembly]] = {}
 
     def missing_at(index: int) -> int:
-        plans[index] = plan_exactly(replace(inputs, recompute_chosen=rungs[index].recomputation), plan.recording)
-        return plans[index].report.missing_bytes
+        given = replace(inputs, recompute_chosen=rungs[index].recomputation)
+        assembly = draft(given, plan.recording)
+        drafts[index] = given, assembly
+        needed = sum(device_parts(assembly.memory, plan.target.device, inputs.world_size).values())
+        return needed - plan.target.device.memory_bytes
 
     index = climb(rungs, plan.report.missing_bytes, missing_at)
-    chosen = _chosen(rungs[index].recomputation, plan, plans[index])
-    return replace(plans[index], chosen=chosen) if chosen.saves > 0 else plan
+    given, assembly = drafts[index]
+    after = replace(plan, inputs=given, assembly=assembly, report=summarise(assembly, given))
+    chosen = _chosen(rungs[index].recomputation, plan, after)
+    return replace(after, chosen=chosen) if chosen.saves > 0 else plan
 
 
 def _chosen(recomputation: Recomputation, before: Plan, after: Plan) -> ChosenRecomputation:
@@ -121,30 +141,14 @@ def _chosen(recomputation: Recomputation, before: Plan, after: Plan) -> ChosenRe
     )
 
 
-def plan_exactly(inputs: PlanInputs, recording: RecordedPrograms | None = None) -> Plan:
-    """Plan a run with the recomputation that `inputs` name. `recording`: of a plan that it can be made from."""
+def draft_exactly(inputs: PlanInputs, recording: RecordedPrograms | None = None) -> Plan:
+    """Return the draft with the recomputation that `inputs` name. `recording`: of a plan that it can be made from."""
     if inputs.target is None:
         raise ValueError("a plan needs a device")
     recording = recording or record(inputs)
-    assembly = assemble(inputs, recording)
+    assembly = draft(inputs, recording)
     report = summarise(assembly, inputs)
     return Plan(inputs=inputs, target=inputs.target, assembly=assembly, report=report, recording=recording)
-
-
-def summarise(assembly: Assembly, inputs: PlanInputs) -> Report:
-    """Return the memory and time of an optimizer step on the device that `inputs` name."""
-    if inputs.target is None:
-        raise ValueError("a report needs a device")
-    return report(
-        assembly.programs,
-        assembly.memory,
-        inputs.ops,
-        inputs.target.device,
-        grad_accum_steps=inputs.grad_accum_steps,
-        tokens_per_micro_step=inputs.tokens,
-        world_size=inputs.world_size,
-        host_memory=inputs.host_memory,
-    )
 
 
 def max_documents(sample_packing: bool, seq_len: int, rows: int) -> int:
@@ -194,7 +198,7 @@ def run_inputs(run: Run, device: DeviceInfo, world_size: int) -> PlanInputs:
         offload=list(_strategies(registry, loaded.options)),
         adapters=[run.adapter] if run.adapter else [],
         weight_format=run.weight_format,
-        stored_kinds=_stored_kinds(config),
+        stored_kinds=frozenset({"matrix", *(kind for kind, key in STORED_BY.items() if getattr(config, key))}),
         target=target,
         kernel_for=lambda op: registry.kernel_for(op, target, config.recipe, config.kernel_choices),
     )
@@ -208,13 +212,6 @@ def _strategies(
         strategy: OffloadDef = registry.get("offload", name)
         if strategy.selected(options["offload", name]):
             yield strategy, options["offload", name]
-
-
-def _stored_kinds(config: TrainConfig) -> frozenset[ParamKind]:
-    found: set[ParamKind] = {"matrix"}
-    found |= {"head"} if config.quantize_lm_head else set()
-    found |= {"embedding"} if config.quantize_embedding else set()
-    return frozenset(found)
 
 
 def _check_weight_format(run: Run, device: DeviceInfo) -> None:
@@ -270,7 +267,7 @@ def _lowering(registry: Registry, recipe: RecipeDef, precision: Precision) -> Lo
         return found
     others = (tuple(name.split("/")) for name in registry.names("lowering"))
     served = ", ".join(f"({matmul}, {gradient})" for matmul, gradient in (*recipe.products, *others))
-    hint = DISTRIBUTIONS.get(("lowering", name))
+    hint = DISTRIBUTIONS.get(("lowering", fold(name)))
     raise ConfigError(
         f"matmul_dtype: {pair[0]} with gradient_dtype: {pair[1]} is served neither by recipe {recipe.name} nor by an "
         f"installed package. Supported pairs (matmul_dtype, gradient_dtype): {served}."

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..machine.devices import COLLECTIVE_BYTES
 from ..memory.alignment import align
-from ..memory.cost import Cost, program_cost
+from ..memory.cost import Cost, OpCosts, program_cost
 from ..memory.lifetimes import Lifetime
-from ..memory.plan import ArenaPlan, MemoryPlan, Segment
+from ..memory.plan import ArenaPlan, MemoryPlan
 from ..program.op import Program
-from ..program.passes.reduce import MicroStep, micro_step_counts
+from ..program.passes.reduce import micro_step_counts
 from ..program.value import Value
 
 if TYPE_CHECKING:
-    from ..api import DeviceInfo, OpDef
+    from ..api import DeviceInfo
+    from ..assembly.assembly import Assembly
+    from ..assembly.inputs import PlanInputs
 
 PREPARED_STEPS = 3
 """Optimizer steps whose batches are in host memory: the current one, and two that the loader's thread prepares."""
@@ -93,21 +95,15 @@ class Report:
         return self.tokens / self.step.seconds if self.step.seconds else 0.0
 
 
-def report(
-    programs: Mapping[str, Program],
-    memory: MemoryPlan,
-    ops: Mapping[str, OpDef],
-    device: DeviceInfo,
-    *,
-    grad_accum_steps: int,
-    tokens_per_micro_step: int,
-    world_size: int = 1,
-    host_memory: int | None = None,
-) -> Report:
-    """Return the report of a plan.
+def summarise(assembly: Assembly, inputs: PlanInputs) -> Report:
+    """Return the memory and time of an optimizer step on the device that `inputs` name.
 
     The bytes of the plan's buffers are exact. "runtime" is an estimate from the device table.
     """
+    if inputs.target is None:
+        raise ValueError("a report needs a device")
+    programs, memory, device = assembly.programs, assembly.memory, inputs.target.device
+    steps, world_size = inputs.grad_accum_steps, inputs.world_size
     name, arena = max(memory.arenas.items(), key=lambda item: item[1].arena_bytes)
     alive = [life for life in arena.lives if life.first <= arena.peak_op <= life.last]
     scratch = sum(life.nbytes for life in alive if life.scratch)
@@ -117,41 +113,27 @@ def report(
         values = (life.value, *reversed(life.overwritten))  # of one place: the last one written so far is there
         label = next(value.label for value in values if written.get(value, 0) <= arena.peak_op)
         by_label[label] = by_label.get(label, 0) + life.nbytes
-    inputs, states = memory.segments["input"].nbytes, memory.segments["state"]
-    derived = _derived_bytes(states)
-    batches = inputs * grad_accum_steps * PREPARED_STEPS * world_size
-    parts = {
-        "weights": memory.segments["param"].nbytes + derived,
-        "gradients": memory.segments["grad"].nbytes,
-        "optimizer": states.nbytes - derived,
-        "activations": memory.arena_bytes - scratch,
-        "workspace": scratch,
-        "runtime": device.runtime_bytes + inputs + (COLLECTIVE_BYTES if world_size > 1 else 0),
-    }
-    pinned = _on_host(filter(None, (memory.host,)), world_size)
-    host = {"batches": batches} | pinned
-    if pinned and memory_is_the_hosts(device):
-        parts["pinned"] = sum(pinned.values())
+    parts = device_parts(memory, device, world_size, scratch)
+    batches = memory.segments["input"].nbytes * steps * PREPARED_STEPS * world_size
+    host = {"batches": batches} | _on_host(memory, world_size)
     peak_op = programs[name].ops[arena.peak_op] if programs[name].ops else None
     block = f" of block {peak_op.block}" if peak_op and peak_op.block >= 0 else ""
-    costs = {key: program_cost(program, ops, device) for key, program in programs.items()}
-    step = sum((costs[name] for name, p in programs.items() if p.stage == "update"), Cost())
-    micro = {name: p for name, p in programs.items() if p.stage == "micro" and p.purpose == "train"}
-    name_of = {MicroStep(p.first, p.last): name for name, p in micro.items()}
-    for micro_step, count in micro_step_counts(grad_accum_steps, world_size).items():
-        step = step + costs[name_of[micro_step]].times(count)
+    costs = OpCosts(inputs.ops, device)
+    step = program_cost(assembly.only("update"), costs)
+    for kind, count in micro_step_counts(steps, world_size).items():
+        step = step + program_cost(assembly.micro_step(first=kind.first, last=kind.last), costs).times(count)
     return Report(
         device=device,
         device_bytes={"total": sum(parts.values()), **parts},
         host_bytes={"total": sum(host.values()), **host},
-        host_memory=host_memory,
+        host_memory=inputs.host_memory,
         activations_by_label=dict(sorted(by_label.items(), key=lambda item: -item[1])),
         largest=_largest(memory, arena, programs[name])[:10],
         peak=f"{name}, op {arena.peak_op}: {peak_op.kind}{block}" if peak_op else name,
         arena_bytes=memory.arena_bytes,
         lower_bound=arena.lower_bound,
         step=step,
-        tokens=tokens_per_micro_step * grad_accum_steps * world_size,
+        tokens=inputs.tokens * steps * world_size,
         world_size=world_size,
     )
 
@@ -161,22 +143,35 @@ def memory_is_the_hosts(device: DeviceInfo) -> bool:
     return device.sm is None
 
 
-def _on_host(memories: Iterable[MemoryPlan], world_size: int) -> dict[str, int]:
+def device_parts(memory: MemoryPlan, device: DeviceInfo, world_size: int, scratch: int = 0) -> dict[str, int]:
+    """Return the bytes that each of `world_size` devices needs, by purpose; `scratch` of the arena is workspace."""
+    collectives = COLLECTIVE_BYTES if world_size > 1 else 0
+    parts = _purposes(memory)
+    parts |= {
+        "activations": parts["activations"] - scratch,
+        "workspace": scratch,
+        "runtime": device.runtime_bytes + memory.segments["input"].nbytes + collectives,
+    }
+    pinned = _on_host(memory, world_size)
+    return parts | ({"pinned": sum(pinned.values())} if pinned and memory_is_the_hosts(device) else {})
+
+
+def _on_host(memory: MemoryPlan, world_size: int) -> dict[str, int]:
     """Return the bytes of the values that are placed on the host, for all devices, without those that are empty."""
-    found = dict.fromkeys(("weights", "gradients", "optimizer", "activations"), 0)
-    for memory in memories:
-        states = memory.segments["state"]
-        derived = _derived_bytes(states)
-        found["weights"] += memory.segments["param"].nbytes + derived
-        found["gradients"] += memory.segments["grad"].nbytes
-        found["optimizer"] += states.nbytes - derived
-        found["activations"] += memory.arena_bytes
+    found = _purposes(memory.host) if memory.host else {}
     return {name: nbytes * world_size for name, nbytes in found.items() if nbytes}
 
 
-def _derived_bytes(states: Segment) -> int:
-    """Return the bytes of quantized weights, which a report counts as weights."""
-    return sum(align(v.nbytes) for v in states.offsets if v.derived)
+def _purposes(memory: MemoryPlan) -> dict[str, int]:
+    """Return the bytes of segments and arena. Quantized weights are states, and count as weights."""
+    states = memory.segments["state"]
+    derived = sum(align(v.nbytes) for v in states.offsets if v.derived)
+    return {
+        "weights": memory.segments["param"].nbytes + derived,
+        "gradients": memory.segments["grad"].nbytes,
+        "optimizer": states.nbytes - derived,
+        "activations": memory.arena_bytes,
+    }
 
 
 def _largest(memory: MemoryPlan, arena: ArenaPlan, program: Program) -> tuple[SameValues, ...]:

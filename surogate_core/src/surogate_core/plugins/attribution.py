@@ -14,8 +14,8 @@ from typing import Any, Final, TypeVar
 
 from ..api import Definition, Merge, Value
 from ..dtypes import DTYPES
-from ..errors import SurogateError
-from ..origin import Origin, blaming
+from ..errors import ProgramError, SurogateError
+from ..origin import Origin
 from .field_types import wrong_result
 
 D = TypeVar("D", bound=Definition)
@@ -37,6 +37,8 @@ def _with_wrapped(part: Any, origin: Origin, path: str = "") -> Any:
     wrapped: dict[str, Any] = {}
     for field in fields(part):
         value, function = getattr(part, field.name), path + field.name
+        if value is field.default:
+            continue  # core's own
         if is_dataclass(value):
             wrapped[field.name] = _with_wrapped(value, origin, f"{function}.")
         elif (origin.kind, function) == ("launcher", "run"):
@@ -49,13 +51,18 @@ def _with_wrapped(part: Any, origin: Origin, path: str = "") -> Any:
 
 def _wrapped(origin: Origin, function: str, call: Callable[..., Any], wrong: Check) -> Callable[..., Any]:
     # A shape rule raises ProgramError for invalid inputs: the code that emits the op is at fault.
-    callers_fault = (origin.kind, function) == ("op", "infer")
+    own = () if (origin.kind, function) == ("op", "infer") else ProgramError
 
     @functools.wraps(call)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        with blaming(origin, function, everything=True, but=callers_fault):
+        try:
             result = call(*args, **kwargs)
             expected = wrong(result, args)
+        except (Exception, SystemExit) as error:
+            stops = isinstance(error, SystemExit) and error.code  # raised by a signal handler, at any point
+            if stops or (isinstance(error, SurogateError) and not isinstance(error, own)):
+                raise
+            raise origin.failed(function, error) from error
         if expected:
             raise origin.failed(function, f"returned {_shown(result)}, {expected}")
         return _wrapped_merge(origin, result) if isinstance(result, Merge) else result

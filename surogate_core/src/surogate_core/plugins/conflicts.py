@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from .provided import CORE, FLAT_OPTIONS, Plugin, Provided, folded
+from ..config.errors import fold
+from .provided import CORE, FLAT_OPTIONS, Plugin, Provided
 
 
 def rivals(provided: Sequence[Provided]) -> dict[tuple[str, str], str]:
@@ -17,9 +18,9 @@ def rivals(provided: Sequence[Provided]) -> dict[tuple[str, str], str]:
     found: dict[tuple[str, str], str] = {}
     for item in provided:
         for what, name in _claims(item):
-            other = first.setdefault((what, folded(name)), item)
+            other = first.setdefault((what, fold(name)), item)
             if other is not item:
-                found.setdefault((what, folded(name)), _conflict(what, name, other.plugin, item.plugin))
+                found.setdefault((what, fold(name)), _conflict(what, name, other.plugin, item.plugin))
     return found
 
 

@@ -30,10 +30,8 @@ from ..errors import PluginError, described
 from .definition_check import faults
 from .hookspecs import HOOKS, KINDS, SPECS
 from .provided import CORE, Plugin, Provided, State
-from .registry import Registry, Resolved
-from .switch import OFF_SWITCH, is_called, parse_off_switch, switched_off
-
-__all__ = ["Plugin", "Provided", "Registry", "Resolved", "State", "load_registry", "switched_off"]
+from .registry import Registry
+from .switch import OFF_SWITCH, is_called, parse_off_switch
 
 GROUP: Final = "surogate"
 BUILTIN: Final = Plugin("builtin", CORE, __version__, "surogate_core.builtin")
@@ -54,14 +52,8 @@ def _survey(switched_off: str) -> Registry:
     found = sorted(_discover(), key=lambda plugin: (plugin.name, plugin.distribution))
     for plugin in _refuse_duplicates(_switch_off(found, off)):
         loader.load(plugin)
-    notices = [
-        f"plugin '{plugin.name}' of {plugin} is not loaded: {plugin.reason}"
-        for plugin in loader.plugins
-        if plugin.state not in (State.LOADED, State.BLOCKED)
-    ]
     ops = {item.name for item in loader.provided if item.kind == "op"}
-    notices += loader.notices
-    notices += [
+    remarks = loader.remarks + [
         f"plugin '{item.plugin.name}' of {item.plugin} has a kernel for op '{item.name}', which no plugin defines"
         for item in loader.provided
         if item.kind == "kernel" and item.name not in ops
@@ -69,8 +61,8 @@ def _survey(switched_off: str) -> Registry:
     idle = sorted(
         word for word in off if not any(is_called(plugin.name, plugin.distribution, word) for plugin in found)
     )
-    notices += [f"{OFF_SWITCH}: no plugin or distribution is called '{word}'" for word in idle]
-    return Registry(loader.plugins, loader.provided, loader.diagnose, notices)
+    remarks += [f"{OFF_SWITCH}: no plugin or distribution is called '{word}'" for word in idle]
+    return Registry(loader.plugins, loader.provided, loader.diagnose, remarks)
 
 
 # ----------------------------------------------------------------------------------------------------------- discovery
@@ -119,7 +111,7 @@ class _Loader:
         self._manager.add_hookspecs(SPECS)  # type: ignore[arg-type]  # it reads attributes
         self.plugins: list[Plugin] = []
         self.provided: list[Provided] = []
-        self.notices: list[str] = []
+        self.remarks: list[str] = []
 
     def load(self, plugin: Plugin) -> None:
         """Record the plugin with its state. Errors are recorded, not raised."""
@@ -150,7 +142,7 @@ class _Loader:
         self.provided += provided
         if "torch" in set(sys.modules) - before:
             advice = "which makes every command start slower; import it in the functions that need it"
-            self.notices.append(f"plugin '{plugin.name}' of {plugin} imports torch when it is loaded, {advice}")
+            self.remarks.append(f"plugin '{plugin.name}' of {plugin} imports torch when it is loaded, {advice}")
 
     def _register(self, plugin: Plugin, module: ModuleType) -> None:
         """Register a module's hooks. Raise PluginError for unknown hooks, wrong arguments, defaults and wrappers."""

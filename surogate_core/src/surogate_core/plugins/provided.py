@@ -47,8 +47,3 @@ class Provided:
     name: str
     definition: Any
     plugin: Plugin
-
-
-def folded(name: str) -> str:
-    """Return the form in which names are compared: "-" and "_" are equal, and case does not count."""
-    return name.replace("_", "-").lower()

@@ -24,13 +24,14 @@ from ..api import (
     Target,
     WeightFormatDef,
 )
+from ..config.errors import fold
 from ..config.keys import DISTRIBUTIONS
 from ..errors import ConfigError, PluginError
 from ..origin import Origin
 from .attribution import attributed
 from .conflicts import option_conflicts, rivals
 from .hookspecs import HOOKS, KINDS
-from .provided import CORE, FLAT_OPTIONS, Plugin, Provided, State, folded
+from .provided import CORE, FLAT_OPTIONS, Plugin, Provided, State
 
 _ALTERNATIVES: Final = ("recipe", "optimizer")
 """Kinds of which a run needs exactly one, selected by the key of the same name: an installed one may do as well."""
@@ -60,7 +61,7 @@ class Registry:
     plugins     every entry point found, loaded or not
     provided    the definitions of the loaded ones
     diagnose    SystemInfo -> the findings of all plugins, for `surogate doctor`
-    notices     a line per plugin that failed to load, and per word of SUROGATE_PLUGINS that matches no plugin
+    remarks     lines about loaded plugins, and about words of SUROGATE_PLUGINS that match no plugin
     conflicts   what two plugins provide, a sentence each. Only a run that uses it is refused.
     """
 
@@ -69,18 +70,18 @@ class Registry:
         plugins: Sequence[Plugin],
         provided: Iterable[Provided],
         diagnose: Callable[[SystemInfo], list[tuple[Plugin, Finding]]],
-        notices: Sequence[str] = (),
+        remarks: Sequence[str] = (),
     ) -> None:
         self.plugins = tuple(plugins)
         self.provided = tuple(map(_attributed, provided))
         self.diagnose = diagnose
-        self.notices = tuple(notices)
+        self.remarks = tuple(remarks)
         self.option_conflicts: Mapping[str, str] = dict(option_conflicts(self.provided))
         self._rivals = rivals(self.provided)
         self._by_name: dict[str, dict[str, Provided]] = {kind: {} for kind in KINDS}
         for item in self.provided:
             if item.kind != "kernel":
-                self._by_name[item.kind].setdefault(folded(item.name), item)
+                self._by_name[item.kind].setdefault(fold(item.name), item)
         self._kernels: dict[str, list[Provided]] = {}
         for item in self.provided:
             if item.kind == "kernel":
@@ -88,12 +89,18 @@ class Registry:
         self.ops: Mapping[str, OpDef] = {item.name: item.definition for item in self._by_name["op"].values()}
 
     @property
+    def notices(self) -> tuple[str, ...]:
+        """A line for each plugin that failed to load, then the remarks."""
+        failed = (plugin for plugin in self._unloaded() if plugin.state is not State.BLOCKED)
+        return (*(f"plugin '{p.name}' of {p} is not loaded: {p.reason}" for p in failed), *self.remarks)
+
+    @property
     def conflicts(self) -> tuple[str, ...]:
         return (*self._rivals.values(), *self.option_conflicts.values())
 
     def refuse_rivals(self, what: str, name: str) -> None:
         """Raise PluginError if two plugins provide this: a kind and name, an architecture, a key of a weight format."""
-        if conflict := self._rivals.get((what, folded(name))):
+        if conflict := self._rivals.get((what, fold(name))):
             raise PluginError(conflict)
 
     # ------------------------------------------------------------------------------------------------------- by name
@@ -112,7 +119,7 @@ class Registry:
         Raises PluginError if none does (`missing`), or if two do.
         """
         self.refuse_rivals(kind, name)
-        found = self._by_name[kind].get(folded(name))
+        found = self._by_name[kind].get(fold(name))
         if found is None:
             raise self.missing(kind, name)
         return found
@@ -126,8 +133,8 @@ class Registry:
         named = [plugin for plugin in self._unloaded() if _may_provide(plugin, name)]
         if named:
             return PluginError(text, distribution=named[0].distribution, version=named[0].version)
-        if (kind, folded(name)) in DISTRIBUTIONS:
-            text += f" Try: pip install {DISTRIBUTIONS[kind, folded(name)]}"
+        if (kind, fold(name)) in DISTRIBUTIONS:
+            text += f" Try: pip install {DISTRIBUTIONS[kind, fold(name)]}"
             if kind in _ALTERNATIVES and self.names(kind):
                 text += f", or {kind}: {self.names(kind)[0]}"
         return PluginError(text)
@@ -192,10 +199,6 @@ class Registry:
 
     # ------------------------------------------------------------------------------------------------ ops and kernels
 
-    def op_owner(self, kind: str) -> str:
-        """Return the distribution that defines this kind of op."""
-        return self.source("op", kind).plugin.distribution
-
     def kernel_for(self, op: Op, target: Target, recipe: str, chosen: Mapping[str, str] | None = None) -> Resolved:
         """Choose what runs `op` on `target`. Within a distribution it is the first of its kernels that supports the op.
 
@@ -205,24 +208,26 @@ class Registry:
         Raises ConfigError if the chosen distribution cannot serve the op, and PluginError if it is left to two others
         to serve it. If no kernel supports the op, the result is the torch reference, with the reasons of the kernels.
         """
-        order = [*self._kernel_order(recipe), self.op_owner(op.kind)]
+        recipes = (recipe, *self.get("recipe", recipe).kernels_of)
+        owners = (*(("recipe", name) for name in recipes), ("op", op.kind))
+        order = [self.source(*owner).plugin.distribution for owner in owners]
         refusals: list[tuple[str, str]] = []
         fitting: dict[str, Provided] = {}
         for item in self._kernels.get(op.kind, ()):
             if reason := refusal(item.definition, self.ops[op.kind], op, target):
                 refusals.append((item.plugin.distribution, f"{item.plugin.distribution}: {reason}"))
             else:
-                fitting.setdefault(folded(item.plugin.distribution), item)
+                fitting.setdefault(fold(item.plugin.distribution), item)
         wanted = (chosen or {}).get(op.kind)
         if wanted and target.device.sm is not None:
-            if folded(wanted) not in fitting:
-                own = [reason for distribution, reason in refusals if folded(distribution) == folded(wanted)]
+            if fold(wanted) not in fitting:
+                own = [reason for distribution, reason in refusals if fold(distribution) == fold(wanted)]
                 raise ConfigError(f"kernels: {op.kind}: {'; '.join(own)}. Name another package, or remove the entry.")
             order = [wanted]
         reasons = tuple(reason for _, reason in refusals)
         if not fitting:
             return Resolved(None, REFERENCE, reasons)
-        ranked = [fitting[key] for name in order if (key := folded(name)) in fitting]
+        ranked = [fitting[key] for name in order if (key := fold(name)) in fitting]
         best, *others = dict.fromkeys([*ranked, *fitting.values()])
         if not ranked and others:
             raise PluginError(
@@ -232,21 +237,13 @@ class Registry:
         also = tuple(item.plugin.distribution for item in others)
         return Resolved(best.definition, best.plugin.distribution, reasons, also)
 
-    def _kernel_order(self, recipe: str) -> list[str]:
-        """Return the distribution of a recipe, then those of the recipes whose kernels it builds on."""
-        own = self.source("recipe", recipe)
-        return [
-            own.plugin.distribution,
-            *(self.source("recipe", n).plugin.distribution for n in own.definition.kernels_of),
-        ]
-
     def check_kernel_choices(self, chosen: Mapping[str, str]) -> None:
         """Raise ConfigError unless each distribution in `chosen`, by kind of op, has a kernel of that kind."""
         for kind, distribution in chosen.items():
             if kind not in self.ops:
                 raise ConfigError(f"kernels: {kind}: no installed plugin defines such an op{_hint(kind, self.ops)}.")
             have = sorted({item.plugin.distribution for item in self._kernels.get(kind, ())})
-            if folded(distribution) not in map(folded, have):
+            if fold(distribution) not in map(fold, have):
                 raise ConfigError(
                     f"kernels: {kind}: {distribution} has no kernel for this op. Packages that have one: "
                     f"{', '.join(have) or 'none'}."
@@ -271,7 +268,7 @@ def _hint(name: str, names: Iterable[str]) -> str:
 
 
 def _may_provide(plugin: Plugin, name: str) -> bool:
-    return folded(name) == folded(plugin.name) or folded(plugin.distribution).endswith(f"-{folded(name)}")
+    return fold(name) == fold(plugin.name) or fold(plugin.distribution).endswith(f"_{fold(name)}")
 
 
 def refusal(kernel: KernelDef, definition: OpDef, op: Op, target: Target) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from .. import run
 from ..assembly.inputs import PlanInputs
-from ..config.load import Mode
+from ..config.adapter import Mode
 from ..config.schema import TrainConfig
 from ..errors import ConfigError
 from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES

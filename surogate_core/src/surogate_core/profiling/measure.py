@@ -123,11 +123,9 @@ class Clock(Protocol):
 
     def now(self) -> Any:
         """The moment at which the work enqueued so far is done."""
-        ...
 
     def seconds(self, start: Any, end: Any) -> float:
         """Seconds between two moments that have passed."""
-        ...
 
 
 class HostClock:

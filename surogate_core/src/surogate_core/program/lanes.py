@@ -55,6 +55,8 @@ def _lane_order(ops: tuple[Op, ...]) -> LaneOrder:
     computed: Known = {}  # what "compute" knows to be done
     started: dict[int, Known] = {}  # what an op of a side lane knew when it started
     for index, op in enumerate(ops):
+        if op.lane == "compute" and users.keys().isdisjoint(op.ins) and users.keys().isdisjoint(op.outs):
+            continue
         last = running.get(op.lane, [])[-1:]
         known = computed if op.lane == "compute" else _merged(computed, *(started[i] for i in last))
         if op.lane != "compute":

@@ -21,41 +21,31 @@ class Executor(Protocol):
     @property
     def stream(self) -> torch.cuda.Stream | None:
         """The stream of the programs; None on a CPU."""
-        ...
 
     @property
     def captured(self) -> tuple[str, ...]:
         """Names of the programs that run as CUDA graphs."""
-        ...
 
     def run(self, program: str, labels: int | None = None) -> None:
         """Enqueue `program`, without the launches that a batch with `labels` labels does not need. None: with all."""
-        ...
 
     def walk(self, program: str, after: Callable[[int], None], labels: int | None = None) -> None:
         """Run op by op, never as a graph. Calls `after` with the index of each op once it is enqueued."""
-        ...
 
     def readings(self, values: Sequence[Tensor]) -> Readings:
         """Return what reads these two scalars, loss and norm, after each step. Call once, before the first step."""
-        ...
 
     def connect(self) -> None:
         """Set up the connections to the other workers, which must call this at the same time. Overwrites buffers."""
-        ...
 
     def capture(self) -> None:
         """Capture the programs as CUDA graphs. `run` replays them from then on."""
-        ...
 
     def wait(self) -> None:
         """Wait on the host until all enqueued programs are done."""
-        ...
 
     def synchronize(self) -> None:
         """Wait on the host until all work on the device is done, including copies into the buffers."""
-        ...
 
     def release(self) -> None:
         """Free what communicators wait for. Nothing can run afterwards."""
-        ...

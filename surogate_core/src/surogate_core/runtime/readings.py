@@ -21,11 +21,9 @@ class Reading(Protocol):
     @property
     def ready(self) -> bool:
         """Whether `values` would return without waiting."""
-        ...
 
     def values(self) -> tuple[float, float]:
         """Wait for the step. Return (mean loss in nats, 2-norm of the gradient before clipping)."""
-        ...
 
     @property
     def finished_at(self) -> float:
@@ -34,7 +32,6 @@ class Reading(Protocol):
         It is not the time at which `values` returned: the loop reads a step while the next one is queued, often much
         later.
         """
-        ...
 
 
 class Readings(Protocol):
@@ -42,7 +39,6 @@ class Readings(Protocol):
 
     def enqueue(self) -> Reading:
         """Return a reading of the values as they are once all work enqueued so far is done."""
-        ...
 
 
 class HostReadings:

@@ -123,7 +123,6 @@ class Table(Protocol):
 
     def values(self) -> list[list[float]] | None:
         """Wait for them. None if the step calibrated, which a report cannot describe."""
-        ...
 
 
 @dataclass(frozen=True)

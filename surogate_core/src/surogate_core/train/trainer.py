@@ -124,11 +124,11 @@ def train_planned(
 
 def _headline(plan: Plan) -> str:
     inputs, report = plan.inputs, plan.report
-    partly = plan.n_trainable < plan.n_params
+    partly = plan.assembly.n_trainable < plan.assembly.n_params
     devices, planned = devices_text(report.device, report.world_size), report.device_bytes["total"] / GIB
     return (
-        f"{inputs.model.name}, {parameters_text(plan.n_params)} parameters, "
-        + (f"{parameters_text(plan.n_trainable)} trained, " if partly else "")
+        f"{inputs.model.name}, {parameters_text(plan.assembly.n_params)} parameters, "
+        + (f"{parameters_text(plan.assembly.n_trainable)} trained, " if partly else "")
         + f"{inputs.precision.model}, on {devices}: {planned:.2f} GiB planned"
         + (" on each" if report.world_size > 1 else "")
     )
@@ -230,8 +230,8 @@ def _run_info(run: Run, plan: Plan, steps: Steps, progress: Progress) -> RunInfo
         config=resolved(run.loaded),
         versions=run_versions(run, plan),
         device=devices_text(plan.report.device, plan.report.world_size),
-        parameters=plan.n_params,
-        trainable_parameters=plan.n_trainable,
+        parameters=plan.assembly.n_params,
+        trainable_parameters=plan.assembly.n_trainable,
         done_steps=progress.step,
     )
 

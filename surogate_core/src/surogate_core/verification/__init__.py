@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from .. import run
 from ..api import WeightMap
-from ..config.load import Mode
+from ..config.adapter import Mode
 from ..errors import ConfigError
 from ..hub.config_json import read_config
 from ..hub.files import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, resolve_model_dir

@@ -37,7 +37,7 @@ def estimate(subject: Subject, exact: Subject | None, rows: ComparedRows) -> Nee
     plan = max(p.plan.report.device_bytes["total"] for p in (subject, exact) if p is not None)
     of_model = {weight.param for weight in assembly.weights}
     weights = sum(v.size for v in assembly.declared if v.role == "param" and v.name in of_model)
-    trained = subject.plan.n_trainable
+    trained = subject.plan.assembly.n_trainable
     forward = {v for op in assembly.only("evaluate").ops for v in op.outs if v.role == "act"}
     longest = max(b - a for a, b in rows.documents)
     share = longest / len(rows.batch.tokens)
