@@ -44,8 +44,8 @@ def quantising(kind: str, scaling: str, *, rows: int = TOKENS, columns: int = CO
         "fp8_add_rmsnorm": ([tokens, tokens, row], [q, q_t, rstd, tokens]),
         "fp8_swiglu": ([wide], [q, q_t]),
         "fp8_swiglu_bwd": ([tokens, wide], [((rows, 2 * columns), "e5m2"), ((2 * columns, rows), "e5m2")]),
-        "fp8_rmsnorm_bwd": ([tokens, tokens, row, rstd, tokens], [tokens, ((columns,), "fp32"), q, q_t]),
-        "fp8_rmsnorm_dgrad": ([tokens, tokens, row, rstd], [tokens, q, q_t]),
+        "fp8_rmsnorm_bwd": ([tokens, tokens, row, rstd, tokens], [q, q_t, tokens, ((columns,), "fp32")]),
+        "fp8_rmsnorm_dgrad": ([tokens, tokens, row, rstd], [q, q_t, tokens]),
     }[kind]
     states = {"delayed": 2, "given": 1, "current": 0, "fallback": 1}[scaling] + extra
     scale = [state] if scaling in ("current", "fallback") else []

@@ -132,12 +132,13 @@ def test_backward_norms_quantise_dx(
     sources |= {} if dresidual is None else {value("dresidual", dresidual): dresidual}
     ins, changed = states(scaling, INITIALISED, EMPTY)
     dw = value("dw", (columns,), "bf16" if dw_kind == "bf16" else "fp32")
-    outs = [value("dx", shape), *([dw] if dw_kind != "none" else []), value("q", shape, "e5m2")]
-    outs += [value("q_t", (columns, rows), "e5m2")] if transposed else []
+    copies = [value("q", shape, "e5m2"), *([value("q_t", (columns, rows), "e5m2")] if transposed else [])]
+    outs = [*copies, value("dx", shape), *([dw] if dw_kind != "none" else [])]
     outs += [value("scale", (2,), "fp32")] if scaling in ("current", "fallback") else []
     attrs = {"dtype": "e5m2", "scaling": scaling, "transposed": transposed, "residual": has_dresidual}
     kind = "fp8_rmsnorm_dgrad" if dw_kind == "none" else "fp8_rmsnorm_bwd"
-    op = Op(kind, (*sources, *ins), tuple(outs), attrs, accumulate=frozenset({1} if dw_kind == "added" else ()))
+    accumulate = frozenset({len(copies) + 1} if dw_kind == "added" else ())
+    op = Op(kind, (*sources, *ins), tuple(outs), attrs, accumulate=accumulate)
     before = torch.randn(columns) if dw_kind == "added" else torch.zeros(columns)
     out = run(KERNELS, op, {**sources, **ins, **({dw: before} if dw_kind == "added" else {})}, changed=changed)
 
