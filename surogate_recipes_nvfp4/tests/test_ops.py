@@ -18,6 +18,7 @@ from torch import Tensor
 from surogate_core.api import Value
 from surogate_core.errors import ProgramError
 from surogate_core.program.builder import Builder
+from surogate_core.program.passes.dead_code import dead_code
 from surogate_core.testing.kernels import same_bits
 from surogate_core.testing.ops import Elements, check_op
 from surogate_recipes_nvfp4.ops import OPS
@@ -327,20 +328,16 @@ def test_the_figures_of_a_tensor_are_its_amax_its_error_and_what_is_lost() -> No
 # -------------------------------------------------------------------------------------------------------- recomputation
 
 
-def test_only_a_form_that_is_missing_is_made_again() -> None:
+@pytest.mark.parametrize(("rows", "columns"), [(True, False), (False, True), (True, True)])
+def test_only_forms_that_are_read_are_made(rows: bool, columns: bool) -> None:
     b = Builder({op.kind: op for op in OPS}, "bf16")
-    x = b.input("x", (32, 64), "bf16")
-    with b.record("forward") as ops:
-        outs = b.emit("nvfp4_quantize", x, rows=True, columns=True, hadamard=True)
-    (op,) = ops
-    for kept, rows, columns in ((outs[:3], False, True), (outs[3:], True, False), ((), True, True)):
-        with b.record("recompute") as again:
-            assert QUANTIZE.rematerialise is not None
-            fresh = QUANTIZE.rematerialise(b, op, frozenset(kept))
-        (made,) = again
-        assert (made.attrs["rows"], made.attrs["columns"], made.attrs["hadamard"]) == (rows, columns, columns)
-        assert [value is None for value in fresh] == [out in kept for out in outs]
-        assert [v.shape for v in fresh if v is not None] == [out.shape for out in outs if out not in kept]
+    with b.record("forward"):
+        outs = b.emit("nvfp4_quantize", b.input("x", (32, 64), "bf16"), rows=True, columns=True, hadamard=True)
+        read = [*outs[:1] * rows, *outs[3:4] * columns]
+        program = b.program("read", read)
+    (op,) = dead_code(program, b.ops).ops
+    assert (op.attrs["rows"], op.attrs["columns"], op.attrs["hadamard"]) == (rows, columns, columns)
+    assert op.outs == (*outs[:3] * rows, *outs[3:] * columns)
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals

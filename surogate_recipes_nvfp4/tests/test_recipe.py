@@ -349,6 +349,17 @@ def test_quantized_weights_are_made_again_by_a_resumed_run(lora: bool) -> None:
     assert differing(straight.named("param", "state"), resumed.named("param", "state")) == []
 
 
+def test_each_pass_makes_the_form_that_it_reads() -> None:
+    """The norm is dropped after the forward pass, which then has no use for the form of its transpose."""
+    program = model(recompute=frozenset({"rmsnorm"})).assembly.programs["micro_first"]
+    made = {
+        op.phase: (op.attrs["rows"], op.attrs["columns"])
+        for op in program.ops
+        if op.kind == "nvfp4_quantize" and op.ins[0].label == "norm"
+    }
+    assert made == {"forward": (True, False), "recompute": (False, True)}
+
+
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("target", [None, "b200"])
 def test_recomputation_changes_no_bit(lora: bool, target: str | None) -> None:

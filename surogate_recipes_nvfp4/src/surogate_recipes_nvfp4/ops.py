@@ -19,9 +19,10 @@ nvfp4_report      n times such figures -> fp32 [n, 3]
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from surogate_core.api import Emitter, Gradients, Op, OpDef, OutSpec, Value
+from surogate_core.api import Op, OpDef, OutSpec, Value
 from surogate_core.errors import ProgramError
 
 from .formats import BLOCK, COLUMNS, scales_shape
@@ -66,16 +67,17 @@ def _quantize(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [spec for shape in written for spec in _form(x.label, *shape)]
 
 
-def _rematerialise(b: Emitter, op: Op, kept: frozenset[Value]) -> Gradients:
-    """Emit the forms of which something is missing."""
-    forms = {name: op.outs[at : at + 3] for name, at in zip(_written(op), range(0, len(op.outs), 3), strict=True)}
-    missing = {name for name, form in forms.items() if any(out not in kept for out in form)}
-    attrs = {**op.attrs, **{name: name in missing for name in ("rows", "columns")}}
-    if "columns" not in missing:
+def _narrowed(op: Op, read: Sequence[bool]) -> Op:
+    """Return the op without a form of which nothing is read."""
+    names = _written(op)
+    kept = [name for at, name in enumerate(names) if any(read[3 * at : 3 * at + 3])]
+    if len(kept) == len(names) or not kept:
+        return op
+    outs = [out for at, name in enumerate(names) if name in kept for out in op.outs[3 * at : 3 * at + 3]]
+    attrs = {**op.attrs, "rows": "rows" in kept, "columns": "columns" in kept}
+    if "columns" not in kept:
         attrs["hadamard"] = False
-    fresh = iter(b.emit("nvfp4_quantize", *op.ins, label=[op.outs[0].label] * 3 * len(missing), **attrs))
-    again = [next(fresh) if name in missing else None for name, form in forms.items() for _ in form]
-    return tuple(None if out in kept else value for out, value in zip(op.outs, again, strict=True))
+    return replace(op, outs=tuple(outs), attrs=attrs)
 
 
 def _written(op: Op) -> list[str]:
@@ -181,7 +183,7 @@ OPS: tuple[OpDef, ...] = (
             "stochastic": (bool, False),
             "stream": (int, 0),
         },
-        rematerialise=_rematerialise,
+        narrowed=_narrowed,
         flops=lambda op: 16 * op.ins[0].size * len(_written(op)),
         math=lambda op: "fp32",
         passes=lambda op: op.ins[0].nbytes,  # the amax is measured before anything is quantized

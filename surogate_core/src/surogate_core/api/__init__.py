@@ -17,7 +17,7 @@ from __future__ import annotations
 from ..origin import Definition
 from ..program.inputs import BatchInputs, Scalars
 from ..program.op import Op, Program
-from ..program.opdef import IN_OUTPUTS, Emitter, Gradients, OpDef, OutSpec, ParamKind, Product
+from ..program.opdef import IN_OUTPUTS, Emitter, Gradients, OpDef, OutSpec, ParamKind, Product, first_output
 from ..program.value import WEIGHT_LABEL, Init, Value
 from .adapters import ADAPTER_LABEL, AdapterDef, Merge
 from .base import Deterministic, DeviceInfo, NoOptions, Support, Target
@@ -121,6 +121,7 @@ __all__ = [
     "Value",
     "WeightFormatDef",
     "WeightMap",
+    "first_output",
     "provides",
 ]
 

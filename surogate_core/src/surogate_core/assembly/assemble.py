@@ -9,7 +9,7 @@
     all        recipe.lower, which takes all of them at once and may add `calibrate` and `numerics` -> dead_code
                -> weight format, with frozen weights that are stored in one
     micro, calibrate and the micro-step of numerics
-               -> adapters' fuse -> recompute
+               -> adapters' fuse -> recompute -> dead_code
     all        offload, one strategy after another
     micro, calibrate and the micro-step of numerics
                -> accumulate: micro_first, micro_next

@@ -297,6 +297,7 @@ class Recorder:
         inputs = self.inputs
         if inputs.recomputation or drops_anyway(program, inputs.ops):
             program = self.passed("recompute", program, recompute(program, inputs.recomputation.drops, self.b))
+            program = self.passed("dead_code", program, dead_code(program, inputs.ops))  # outputs that were dropped
         return program
 
     def offloaded(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal, Protocol, get_args
 
@@ -64,6 +64,11 @@ def _none(op: Op) -> int:
     return 0
 
 
+def first_output(kind: str) -> Callable[[Op, Sequence[bool]], Op]:
+    """Return the rule that an op becomes `kind`, which computes the first output alone, if nothing reads the others."""
+    return lambda op, read: op if any(read[1:]) else replace(op, kind=kind, outs=op.outs[:1])
+
+
 @dataclass(frozen=True, kw_only=True)
 class OpDef(Definition):
     """A kind of op.
@@ -95,8 +100,8 @@ class OpDef(Definition):
     add_kind    op -> the kind (*ins, base) -> base + output that replaces the op and an addition of its only output
                 (pass `fuse_adds`); "" if there is none. References of both forms give the same bits.
     pair_kind   the kind (*ins, *ins of another op of this kind) -> the sum of both outputs (`fuse_adds`), or ""
-    first_output
-                the kind that computes the first output alone, where nothing reads the others (`dead_code`), or ""
+    narrowed    (op, for each output whether anything reads it) -> the op that writes fewer outputs, all that are read
+                among them, or the op itself (`dead_code`). `first_output` is such a rule.
     may_overwrite
                 op -> {index of an output: index of an input}: both may have one place in memory if no later op reads
                 the input. Every kernel of the op must allow that.
@@ -146,7 +151,7 @@ class OpDef(Definition):
     recompute_kind: Callable[[Op, Op], str] | None = None
     add_kind: Callable[[Op], str] = lambda op: ""
     pair_kind: str = ""
-    first_output: str = ""
+    narrowed: Callable[[Op, Sequence[bool]], Op] = lambda op, read: op
     may_overwrite: Callable[[Op], Mapping[int, int]] = lambda op: {}
     flops: Callable[[Op], Count] = _none
     traffic: Callable[[Op], Count] | None = None

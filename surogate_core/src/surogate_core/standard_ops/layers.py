@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..dtypes import accumulator
 from ..program.op import Op
-from ..program.opdef import Emitter, Gradients, OpDef, OutSpec
+from ..program.opdef import Emitter, Gradients, OpDef, OutSpec, first_output
 from ..program.value import Value
 from .definition import Attributes, Attrs, Infer, Ins, define, elements, matrix, need, recomputed_by
 
@@ -227,7 +227,7 @@ LAYERS: tuple[OpDef, ...] = (
         "rmsnorm_bwd",
         _rmsnorm_bwd,
         recompute_kind=recomputed_by("rmsnorm", slice(1, 3)),
-        first_output="rmsnorm_dgrad",
+        narrowed=first_output("rmsnorm_dgrad"),
         flops=elements(9),
         memory_efficiency=0.6,
     ),
