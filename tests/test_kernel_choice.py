@@ -50,7 +50,7 @@ def test_kernels_of_the_recipe_come_first_then_those_of_the_op_then_others(insta
         registry = load_registry({"SUROGATE_PLUGINS": off})
         return registry.kernel_for(acme_op(), Target(CPU), recipe).provider
 
-    assert load_registry().op_owner("acme_op") == "acme-owner"
+    assert load_registry().source("op", "acme_op").plugin.distribution == "acme-owner"
     assert provider("acme") == "acme-recipe"
     assert provider("bf16", "-recipe") == "acme-owner"
 

@@ -50,8 +50,16 @@ def test_the_first_step_calibrates_and_has_no_report(here: Workplace) -> None:
     assert [r["step"] for r in records(here.out, "numerics")] == [2]
 
 
-@pytest.mark.parametrize("recipe", ["bf16", "nvfp4"])
-def test_a_recipe_without_a_report_refuses_the_key(recipe: str, here: Workplace) -> None:
-    run = invoke("plan", here.write(recipe=recipe, model_dtype=None, numerics_report_steps=10))
+def test_a_recipe_without_a_report_refuses_the_key(here: Workplace) -> None:
+    run = invoke("plan", here.write(recipe="bf16", model_dtype=None, numerics_report_steps=10))
     assert run.returncode == 2
-    assert f"numerics_report_steps: {recipe} has no numerics report. Remove the key" in run.stderr
+    assert "numerics_report_steps: bf16 has no numerics report. Remove the key" in run.stderr
+
+
+def test_products_of_four_bits_report_the_error_of_every_operand(here: Workplace) -> None:
+    run = invoke("train", here.write(recipe="nvfp4", model_dtype=None, max_steps=2, numerics_report_steps=1))
+    assert run.returncode == 0, run.stderr
+    last = records(here.out, "numerics")[-1]
+    assert {name.rpartition(".")[2] for name in last["tensors"]} == {"x", "dy"}
+    error = last["columns"].index("error")
+    assert all(0.05 < row[error] < 0.3 for row in last["tensors"].values())
