@@ -109,3 +109,17 @@ def test_the_workspace_of_an_emulated_product_holds_both_factors_in_bf16() -> No
     factors = fp4.workspace(product(backend="cublaslt"), hopper)
     assert kernel.workspace(op, hopper) - factors == 2 * 48 * 96 + 2 * 32 * 96
     assert factors == (64 << 20) + 256
+
+
+@pytest.mark.parametrize(
+    ("backend", "sm", "told"),
+    [
+        ("emulate", HOPPER, "products of FP4 operands are computed in bf16: a GPU of SM90 does not multiply FP4."),
+        ("emulate", BLACKWELL, "products of FP4 operands are computed in bf16."),
+        ("cublaslt", BLACKWELL, "not tried on such a GPU yet. Run surogate verify before you train."),
+    ],
+)
+def test_a_plan_tells_what_multiplies(backend: str, sm: int, told: str) -> None:
+    op = product(backend=backend)
+    kernel = serving(op, sm)
+    assert kernel is not None and kernel.notice(op, target(sm)) == f"fp4_backend: {backend}: {told}"

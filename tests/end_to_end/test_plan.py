@@ -329,3 +329,25 @@ def test_a_kernel_for_an_op_that_the_run_does_not_have_is_a_notice(run_of: Any) 
     done = invoke("plan", run_of("0.6B"), "--device", "h100", "--set", choice)
     assert done.returncode == 0 and done.stdout.count("has no effect, because this run has no such op") == 1
     assert "kernels: lora_wgrad: has no effect" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("recipe", "first", "last", "line"),
+    [
+        ("fp8-hybrid", 1, 0, "products of block 0 in bf16"),
+        ("nvfp4", 0, 1, "products of block 1 in bf16"),
+        ("fp8-hybrid", 0, 0, ""),
+        ("bf16", None, None, ""),
+    ],
+)
+def test_the_blocks_that_a_recipe_leaves_alone_are_listed(
+    recipe: str, first: int | None, last: int | None, line: str, here: Workplace
+) -> None:
+    keys = {} if first is None else {"skip_quant_first_layers": first, "skip_quant_last_layers": last}
+    text = invoke("plan", here.write(recipe=recipe, model_dtype="bf16", **keys)).stdout
+    assert line in text.splitlines() if line else "products of block" not in text
+
+
+def test_the_blocks_of_a_large_model_are_listed_by_ranges(run_of: Any, tmp_path: Path) -> None:
+    done = surogate_plan(tmp_path, run_of("8B"), "--device", "h200", "--set", "recipe=nvfp4")
+    assert "products of blocks 0, 32 to 35 in bf16" in done.stdout.splitlines()

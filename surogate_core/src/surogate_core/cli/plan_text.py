@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from ..assembly.resolve import KernelTable
 from ..config.schema import TrainConfig
@@ -12,6 +12,7 @@ from ..planning.plan import Plan
 from ..planning.report import Report, SameValues, memory_is_the_hosts
 from ..planning.run import Run
 from ..plugins.registry import REFERENCE
+from ..program.value import WEIGHT_LABEL
 from ..reporting.text import devices_text, parameters_text
 from .render import output_width, paint, paragraph
 
@@ -49,6 +50,8 @@ def _run(run: Run, plan: Plan) -> Iterator[str]:
         f"recipe {config.recipe}, model {inputs.precision.model}, products {inputs.precision.matmul}, "
         f"optimizer {config.optimizer}" + "".join(f", adapter {adapter.name}" for adapter, _ in inputs.adapters)
     )
+    if plain := _unquantized(plan):
+        yield f"products of block{'s' * (len(plain) > 1)} {_ranges(plain)} in {inputs.precision.model}"
     if inputs.weight_format:
         yield f"frozen weights of blocks in {inputs.weight_format[0].name} ({inputs.weight_format[0].key})"
     steps = config.gradient_accumulation_steps
@@ -56,6 +59,26 @@ def _run(run: Run, plan: Plan) -> Iterator[str]:
         f"{inputs.batch_size} x {inputs.seq_len} tokens per micro-step, "
         f"{steps} micro-step{'s' * (steps > 1)} per step" + (f", on each of {workers} GPUs" if workers > 1 else "")
     )
+
+
+def _unquantized(plan: Plan) -> list[int]:
+    """Return the blocks whose products the recipe leaves as they are, where it quantizes those of other blocks."""
+    weights = {weight.param for weight in plan.assembly.weights}
+    ops = [op for op in plan.assembly.programs["evaluate"].ops if op.block >= 0]
+    plain = {
+        op.block
+        for op in ops
+        if plan.inputs.ops[op.kind].product is not None
+        and (op.ins[1].name in weights or op.ins[1].label == WEIGHT_LABEL)
+    }
+    return sorted(plain) if len(plain) < len({op.block for op in ops}) else []
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return "0, 32 to 35"."""
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True))
 
 
 def _memory(plan: Plan, chosen: str) -> Iterator[str]:

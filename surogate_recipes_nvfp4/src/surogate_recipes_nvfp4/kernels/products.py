@@ -67,9 +67,20 @@ def _supports(op: Op, target: Target) -> Support:
     return Support(True)
 
 
+def _notice(op: Op, target: Target) -> str:
+    """Return what a user should know about the back end of a run."""
+    if not _emulates(op):
+        return "fp4_backend: cublaslt: not tried on such a GPU yet. Run surogate verify before you train."
+    device = target.device
+    why = f": {device.title} does not multiply FP4" if (device.sm or 0) < 100 else ""
+    return f"fp4_backend: emulate: products of FP4 operands are computed in bf16{why}."
+
+
 def _bind(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
     """Time the algorithms on the op's buffers, which overwrites them."""
     from .. import _C
+
+    ctx.notice(_notice(op, ctx.target))
 
     (a, scale_a, amax_a), (b, scale_b, amax_b) = op.ins[:FORM], op.ins[FORM : 2 * FORM]
     base, bias, out = _base(op), _bias(op), op.outs[0]
@@ -149,7 +160,15 @@ def signatures(kind: str) -> Iterator[tuple[str, ...]]:
 
 
 KERNELS: tuple[KernelDef, ...] = tuple(
-    KernelDef(op=kind, dtypes=dtypes, attrs=("trans_b",), supports=_supports, bind=_bind, workspace=_workspace)
+    KernelDef(
+        op=kind,
+        dtypes=dtypes,
+        attrs=("trans_b",),
+        supports=_supports,
+        bind=_bind,
+        workspace=_workspace,
+        notice=_notice,
+    )
     for kind in ("nvfp4_linear", "nvfp4_linear_add")
     for dtypes in signatures(kind)
 )
