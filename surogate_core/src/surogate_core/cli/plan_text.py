@@ -65,12 +65,8 @@ def _unquantized(plan: Plan) -> list[int]:
     """Return the blocks whose products the recipe leaves as they are, where it quantizes those of other blocks."""
     weights = {weight.param for weight in plan.assembly.weights}
     ops = [op for op in plan.assembly.programs["evaluate"].ops if op.block >= 0]
-    plain = {
-        op.block
-        for op in ops
-        if plan.inputs.ops[op.kind].product is not None
-        and (op.ins[1].name in weights or op.ins[1].label == WEIGHT_LABEL)
-    }
+    products = [op for op in ops if plan.inputs.ops[op.kind].product is not None]
+    plain = {op.block for op in products if op.ins[1].name in weights or op.ins[1].label == WEIGHT_LABEL}
     return sorted(plain) if len(plain) < len({op.block for op in ops}) else []
 
 
