@@ -246,10 +246,12 @@ def nvfp4_linear_add(
 
 
 def nvfp4_measure(x: Tensor, codes: Tensor, scales: Tensor, amax: Tensor) -> Tensor:
-    """(amax, error, lost) of x and a form of it. Error and lost are 0 for a matrix of zeros."""
+    """(amax, error, lost) of x and a form of it. Error and lost are 0 for a matrix of zeros, amax and error NaN for one
+    that is not finite.
+    """
     wide, rounded = x.double(), values(codes, scales).double() * amax[0] / (LARGEST * amax[1])
     power, present = wide.square().sum(), x != 0
-    error = torch.where(power > 0, ((rounded - wide).square().sum() / power).sqrt(), 0.0)
+    error = torch.where(power == 0, 0.0, ((rounded - wide).square().sum() / power).sqrt())
     lost = ((rounded == 0) & present).sum() / present.sum().clamp(min=1)
     return torch.stack([amax[0], error.float(), lost.float()])
 
