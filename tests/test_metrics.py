@@ -20,12 +20,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surogate_core.api import EvalReport, Logger, RunInfo, StepReport
+from surogate_core.cli.summary import print_summary
 from surogate_core.errors import ConfigError, RunStopped
 from surogate_core.reporting.builtin import LOGGERS, open_console
-from surogate_core.reporting.console import PlainLogger, StepTimes, eval_line, step_line
+from surogate_core.reporting.console import PlainLogger, RunClock, eval_line, step_line
 from surogate_core.reporting.metrics import JsonLinesLogger, cut_metrics, read_metrics
 from surogate_core.reporting.picture import PictureLogger, draw_loss, read_curve, smooth, thin_out
-from surogate_core.reporting.summary import print_summary
 from surogate_core.reporting.text import (
     count_text,
     duration_text,
@@ -36,6 +36,7 @@ from surogate_core.reporting.text import (
     parameters_text,
     step_time_text,
 )
+from surogate_core.train.result import TrainResult
 
 STEP_KEYS = {
     "log", "step", "epoch", "loss", "norm", "lr", "tokens", "valid_tokens", "tokens_per_second", "duration_ms", "time",
@@ -75,8 +76,8 @@ def step(number: int = 100, **changes: Any) -> StepReport:
     return StepReport(**{**known, **changes})
 
 
-def evaluation(number: int = 100, loss: float = 2.5) -> EvalReport:
-    return EvalReport(step=number, loss=loss, valid_tokens=110_000, duration_ms=834.0, time=1e9)
+def evaluation(number: int = 100, loss: float = 2.5, duration_ms: float = 834.0) -> EvalReport:
+    return EvalReport(step=number, loss=loss, valid_tokens=110_000, duration_ms=duration_ms, time=1e9)
 
 
 def record(output_dir: Path, reports: Sequence[StepReport | EvalReport], **changes: Any) -> Path:
@@ -253,11 +254,31 @@ def test_columns_of_plain_lines_line_up() -> None:
 
 
 def test_eta_uses_the_median_step_time_so_a_slow_first_step_does_not_count() -> None:
-    times = StepTimes()
-    for ms in (60_000, 100, 100, 110, 90):
-        times.add(ms)
-    assert times.eta_seconds(5, 105) == pytest.approx(10.0)
-    assert times.eta_seconds(105, 105) == 0
+    clock = RunClock(info(Path(), total_steps=105))
+    for number, ms in enumerate((60_000, 100, 100, 110, 90)):
+        clock.step(step(number + 1, duration_ms=ms))
+    assert clock.seconds() == pytest.approx((0.5, 10.0))
+    clock.step(step(105, duration_ms=100))
+    assert clock.seconds()[1] == 0
+
+
+def test_eta_counts_the_evaluations_to_come_as_planned_until_one_is_measured() -> None:
+    clock = RunClock(info(Path(), total_steps=25, eval_time=4.0, config={"eval_steps": 10}))
+    assert clock.seconds()[1] == pytest.approx(25 + 3 * 4), "without a measured step, in steps"
+    clock.step(step(10, duration_ms=500))
+    assert clock.seconds() == pytest.approx((5.0, 7.5 + 3 * 2))
+    clock.eval(evaluation(10, duration_ms=6000))
+    assert clock.seconds() == pytest.approx((5.0 + 6, 7.5 + 2 * 6))
+    clock.step(step(25, duration_ms=500))
+    assert clock.seconds() == pytest.approx((12.5 + 2 * 6, 6)), "the last evaluation is to come"
+    clock.eval(evaluation(25, duration_ms=6000))
+    assert clock.seconds()[1] == 0
+
+
+def test_without_a_validation_set_no_evaluation_is_to_come() -> None:
+    clock = RunClock(info(Path(), total_steps=25, config={"eval_steps": 10}))
+    clock.step(step(10, duration_ms=500))
+    assert clock.seconds() == pytest.approx((5.0, 7.5))
 
 
 def test_numbers_of_parameters_are_written_as_in_names_of_models() -> None:
@@ -332,11 +353,11 @@ def test_a_closed_pipe_does_not_change_the_exit_code(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------- in a terminal
 
 
-def live(out: io.StringIO, width: int, reports: Sequence[StepReport | EvalReport]) -> list[str]:
+def live(out: io.StringIO, width: int, reports: Sequence[StepReport | EvalReport], **changes: Any) -> list[str]:
     from surogate_core.reporting.live import LiveLogger, TerminalConsole
 
     console = TerminalConsole(file=out, width=width, height=24, force_terminal=True, legacy_windows=False)
-    feed(LiveLogger(info(Path()), out, console), reports)
+    feed(LiveLogger(info(Path(), **changes), out, console), reports)
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue()).replace("\r", "\n").splitlines()
 
 
@@ -359,6 +380,13 @@ def test_the_display_shows_progress_numbers_and_evaluations_at_80_columns() -> N
     assert lines[-2].endswith("1200/1200 100%  eta    0s")
     assert lines[-1].rstrip() == "loss 2.3456  norm 0.12  lr 3.0e-4   125k tok/s  156ms  eval 2.5000  skipped 1"
     assert eval_line(evaluation(3)) in lines
+
+
+def test_the_display_is_not_complete_before_the_last_evaluation() -> None:
+    steps = [step(n, duration_ms=100) for n in (1, 1200)]
+    assert live(io.StringIO(), 80, steps, eval_time=400.0)[-2].endswith("1200/1200  75%  eta   40s")
+    done = live(io.StringIO(), 80, [*steps, evaluation(1200, duration_ms=40_000)], eval_time=400.0)
+    assert done[-2].endswith("1200/1200 100%  eta    0s")
 
 
 def test_the_display_leaves_the_cursor_visible_and_stdout_as_it_was() -> None:
@@ -474,7 +502,10 @@ def test_a_long_run_is_reduced_to_the_points_that_are_visible() -> None:
 
 def summary(**facts: Any) -> list[str]:
     out = io.StringIO()
-    print_summary(out, **{"steps": 1, "tokens": 10, "seconds": 1.0, "output_dir": "out", **facts})
+    known: dict[str, Any] = {"run_name": "run", "output_dir": Path("out"), "checkpoint_dir": Path("out"), "steps": 1}
+    known |= {"total_steps": 1, "tokens": 10, "seconds": 1.0, "loss": None, "evaluations": ()}
+    known |= {"unigram_loss": None, "bits_per_byte": None, "signal_exit": 0}
+    print_summary(out, TrainResult(**{**known, **facts}))
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
@@ -485,12 +516,11 @@ def test_summary_has_every_number_in_80_columns() -> None:
         tokens=9_830_400,
         seconds=124.3,
         output_dir=Path("output/quickstart"),
-        training_loss=3.21,
-        validation_loss=3.3,
-        best_validation_loss=3.29,
+        loss=3.21,
+        evaluations=((800, 3.29, 10), (1600, 3.3, 10)),
         unigram_loss=6.1,
         bits_per_byte=1.83,
-        commands=[("vLLM", "vllm serve output/quickstart"), ("long", "x" * 100)],
+        commands=(("vLLM", "vllm serve output/quickstart"), ("long", "x" * 100)),
     )
     ruler = " " + "\u2500" * 78
     assert lines == [
@@ -518,7 +548,7 @@ def test_summary_omits_what_is_not_known() -> None:
 
 
 def test_summary_marks_a_model_worse_than_unigram() -> None:
-    assert any("worse than guessing by word" in line for line in summary(validation_loss=7.0, unigram_loss=6.0))
+    assert any("worse than guessing by word" in line for line in summary(evaluations=((1, 7.0, 10),), unigram_loss=6.0))
 
 
 def test_records_after_the_checkpoint_and_repeated_records_are_removed(tmp_path: Path) -> None:

@@ -181,6 +181,24 @@ def test_the_text_has_the_published_size_and_fits_80_columns(run_of: Any, tmp_pa
     assert ".workspace" not in done.stdout and "defaults of surogate train" in done.stdout
 
 
+def test_the_text_shows_the_share_of_evaluations_unless_it_is_a_trifle(run_of: Any) -> None:
+    config = run_of("0.6B")
+
+    def shown(*overrides: str) -> list[str]:
+        loaded = run.load(config, list(overrides))
+        opened = run.open_run(loaded)
+        return [line for line in plan_text(opened, run.plan(opened, "h200"), "", "") if line.startswith("eval:")]
+
+    planned = run.plan(run.load(config), "h200")
+    once = planned.eval_seconds(512)
+    share = once / (once + 100 * planned.report.step.seconds)
+    assert shown() == [f"eval:   512 rows (eval_samples) take {once:.2f} s, up to {share:.0%} of the run"]
+    # 150 steps are evaluated twice: after step 100 and at the end
+    assert f"up to {2 * once / (2 * once + 150 * planned.report.step.seconds):.0%} of" in shown("max_steps=150")[0]
+    for none in ("eval_steps=0", "eval_samples=0", "validation_split_ratio=0", "eval_samples=8"):
+        assert shown(none) == [], none
+
+
 @pytest.mark.parametrize("changes", [{}, {"model_dtype": "bf16", "master_dtype": "fp32"}, {"recompute_block": True}])
 def test_the_plan_equals_what_a_run_allocates_to_the_byte(here: Workplace, changes: dict[str, Any]) -> None:
     from surogate_core.runtime.worker import Worker

@@ -64,6 +64,7 @@ class RunInfo:
     config      the resolved config, as JSON types
     done_steps  optimizer steps of the checkpoint that the run resumes from; 0 for a new run. Reports of later steps
                 that an earlier run left in `output_dir` are obsolete.
+    eval_time   planned time of an evaluation, in optimizer steps; 0: the run has no validation set
     """
 
     run_name: str
@@ -77,6 +78,7 @@ class RunInfo:
     parameters: int
     trainable_parameters: int
     done_steps: int = 0
+    eval_time: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

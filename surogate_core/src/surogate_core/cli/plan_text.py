@@ -19,6 +19,9 @@ from .render import output_width, paint, paragraph
 _LARGEST = 5
 """Number of the largest values that are shown."""
 
+_LEAST_SHARE = 0.05
+"""Share of a run that evaluations take before it is shown."""
+
 
 def plan_text(run: Run, plan: Plan, chosen: str, defaults: str) -> Iterator[str]:
     """Yield the lines of a plan.
@@ -160,6 +163,13 @@ def _speed(plan: Plan, config: TrainConfig) -> Iterator[str]:
         yield f"run:    {config.max_steps:,} steps take {_hours(config.max_steps * step.seconds)}"
     elif report.tokens_per_second:
         yield f"run:    a billion tokens take {_hours(1e9 / report.tokens_per_second)}"
+    if config.eval_steps and config.eval_samples and (config.validation_datasets or config.validation_split_ratio):
+        steps = config.max_steps if config.max_steps > 0 else config.eval_steps
+        once, rows = plan.eval_seconds(config.eval_samples), f"{config.eval_samples:,} rows (eval_samples)"
+        seconds = once * -(-steps // config.eval_steps)
+        share = seconds / (seconds + steps * step.seconds)
+        if share >= _LEAST_SHARE:
+            yield f"eval:   {rows} take {_duration(once)}, up to {share:.0%} of the run"
 
 
 def _suggestions(run: Run, plan: Plan) -> Iterator[str]:

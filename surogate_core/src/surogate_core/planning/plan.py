@@ -21,6 +21,7 @@ from ..config.schema import DTYPE_KEYS
 from ..data.pieces import max_pieces
 from ..errors import ConfigError
 from ..machine.devices import limited
+from ..memory.cost import OpCosts, program_cost
 from ..plugins.registry import Registry
 from .recompute_ladder import climb, ladder
 from .report import Report, device_parts, summarise
@@ -50,6 +51,12 @@ class Plan:
     @property
     def kernels(self) -> KernelTable:
         return self.assembly.kernels
+
+    def eval_seconds(self, rows: int) -> float:
+        """Return the planned time of an evaluation of `rows` rows."""
+        batches = -(-rows // (self.inputs.batch_size * self.report.world_size))
+        costs = OpCosts(self.inputs.ops, self.report.device)
+        return batches * program_cost(self.assembly.only("evaluate"), costs).seconds
 
     def verify(self) -> None:
         """Run the last checks of a draft (`draft_run`). Raises ProgramError."""

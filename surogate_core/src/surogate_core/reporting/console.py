@@ -24,16 +24,17 @@ class PlainLogger(Logger):
         self._out: TextIO | None = out
         self._total_steps = info.total_steps
         self._every = max(1, int(info.config.get("logging_steps") or 1))
-        self._times = StepTimes()
+        self._clock = RunClock(info)
         self._stepped = False
 
     def step(self, report: StepReport) -> None:
-        self._times.add(report.duration_ms)
+        self._clock.step(report)
         first, self._stepped = not self._stepped, True
         if first or report.skipped or report.step % self._every == 0 or report.step == self._total_steps:
-            self._line(step_line(report, self._total_steps, self._times.eta_seconds(report.step, self._total_steps)))
+            self._line(step_line(report, self._total_steps, self._clock.seconds()[1]))
 
     def eval(self, report: EvalReport) -> None:
+        self._clock.eval(report)
         self._line(eval_line(report))
 
     def numerics(self, report: NumericsReport) -> None:
@@ -50,18 +51,33 @@ class PlainLogger(Logger):
             self._out = None
 
 
-class StepTimes:
-    """The durations of the latest steps. Their median ignores single slow ones (a first step, a busy machine)."""
+class RunClock:
+    """The time that the steps and evaluations of a run take. Checkpoints are not counted.
 
-    def __init__(self, window: int = 32) -> None:
-        self._durations_ms: deque[float] = deque(maxlen=window)
+    A step takes the median of the latest ones, which ignores single slow ones (a first step, a busy machine). An
+    evaluation takes as long as the last one; before the first, as planned.
+    """
 
-    def add(self, duration_ms: float) -> None:
-        self._durations_ms.append(duration_ms)
+    def __init__(self, info: RunInfo, window: int = 32) -> None:
+        self._total, self._every = info.total_steps, int(info.config.get("eval_steps") or 0) or info.total_steps
+        self._steps, self._evals = info.done_steps, info.done_steps // self._every
+        self._planned, self._evaluation = info.eval_time, 0.0
+        self._durations: deque[float] = deque(maxlen=window)
 
-    def eta_seconds(self, step: int, total_steps: int) -> float:
-        """Return the seconds until the last step is done. Evaluations and checkpoints are not counted."""
-        return statistics.median(self._durations_ms) / 1000 * max(0, total_steps - step)
+    def step(self, report: StepReport) -> None:
+        self._durations.append(report.duration_ms / 1000)
+        self._steps, self._evals = report.step, (report.step - 1) // self._every
+
+    def eval(self, report: EvalReport) -> None:
+        self._evaluation, self._evals = report.duration_ms / 1000, (report.step - 1) // self._every + 1
+
+    def seconds(self) -> tuple[float, float]:
+        """Return the seconds of what is done, and those until the last evaluation is done."""
+        step = statistics.median(self._durations or [1.0])
+        evaluation = self._evaluation or self._planned * step
+        evals_left = (self._total - 1) // self._every + 1 - self._evals if self._planned else 0
+        done = self._steps * step + self._evals * evaluation
+        return done, (self._total - self._steps) * step + evals_left * evaluation
 
 
 def step_line(report: StepReport, total_steps: int, eta_seconds: float) -> str:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..api import EvalReport, Logger, NumericsReport, RunInfo, StepReport
-from .console import StepTimes, eval_line
+from .console import RunClock, eval_line
 from .numerics import numerics_lines
 from .terminal import silence
 from .text import count_text, eta_text, loss_text, lr_text, norm_text, step_time_text
@@ -31,7 +31,7 @@ class TerminalConsole(Console):
 
 
 class LiveLogger(Logger):
-    """A progress bar with step, percentage and time left, and below it the numbers of the latest step.
+    """A progress bar with step, part of the time and time left, and below it the numbers of the latest step.
 
     It is drawn on the loop's thread when a report arrives, at most ten times a second. So if the terminal is closed,
     the exception is raised where it can be caught: the display ends and the run continues. Other output appears above
@@ -41,7 +41,7 @@ class LiveLogger(Logger):
     def __init__(self, info: RunInfo, out: TextIO, console: Console | None = None) -> None:
         self._info = info
         self._out = out
-        self._times = StepTimes()
+        self._clock = RunClock(info)
         self._report: StepReport | None = None
         self._eval: EvalReport | None = None
         self._skipped = 0
@@ -54,7 +54,7 @@ class LiveLogger(Logger):
         self._draw(lambda: self._console.show_cursor(True))
 
     def step(self, report: StepReport) -> None:
-        self._times.add(report.duration_ms)
+        self._clock.step(report)
         self._report = report
         self._skipped += report.skipped
         now = time.monotonic()
@@ -63,6 +63,7 @@ class LiveLogger(Logger):
             self._refresh()
 
     def eval(self, report: EvalReport) -> None:
+        self._clock.eval(report)
         self._eval = report
         self._refresh()
         self._draw(lambda: self._console.print(Text(eval_line(report)), soft_wrap=True))
@@ -78,13 +79,14 @@ class LiveLogger(Logger):
         """Return the two lines, as wide as the console. What does not fit is cut, never wrapped."""
         report, total = self._report, self._info.total_steps
         step = report.step if report else 0
-        left = eta_text(self._times.eta_seconds(step, total)) if report else "-"
+        done, left = self._clock.seconds()
+        share, eta = done / (done + left or 1.0), eta_text(left) if report else "-"
         bar = Table.grid(expand=True, padding=(0, 1))
         bar.add_column(ratio=1)
         bar.add_column(no_wrap=True, justify="right")
         bar.add_row(
-            ProgressBar(total=total, completed=step),
-            Text.assemble(f"{step:>{len(str(total))}}/{total} {step / total:>4.0%}  ", ("eta ", "dim"), f"{left:>5}"),
+            ProgressBar(total=1.0, completed=share),
+            Text.assemble(f"{step:>{len(str(total))}}/{total} {share:>4.0%}  ", ("eta ", "dim"), f"{eta:>5}"),
         )
         return Group(bar, self._numbers())
 

@@ -220,7 +220,8 @@ def _open_telemetry(plan: Plan, every: int, comms: Sequence[Comm], loggers: Logg
 
 
 def _run_info(run: Run, plan: Plan, steps: Steps, progress: Progress) -> RunInfo:
-    config = run.config
+    config, held = run.config, steps.data.validation
+    rows = min(held.n_rows, config.eval_samples or held.n_rows) if held else 0
     return RunInfo(
         run_name=config.resolved_run_name,
         output_dir=Path(config.output_dir),
@@ -233,6 +234,7 @@ def _run_info(run: Run, plan: Plan, steps: Steps, progress: Progress) -> RunInfo
         parameters=plan.assembly.n_params,
         trainable_parameters=plan.assembly.n_trainable,
         done_steps=progress.step,
+        eval_time=plan.eval_seconds(rows) / plan.report.step.seconds,
     )
 
 
