@@ -97,15 +97,8 @@ def to_json(measured: StepProfile) -> dict[str, Any]:
 
 
 def _figures(group: Group) -> dict[str, float]:
-    return {
-        "calls": group.calls,
-        "seconds": group.seconds,
-        "bytes": group.bytes,
-        "flops": group.flops,
-        "bandwidth_share": group.bandwidth_share,
-        "peak_share": group.peak_share,
-        "planned_seconds": group.planned_seconds,
-    }
+    names = ("calls", "seconds", "bytes", "flops", "bandwidth_share", "peak_share", "planned_seconds")
+    return {name: getattr(group, name) for name in names}
 
 
 def _check_writable(option: str, path: Path | None) -> None:

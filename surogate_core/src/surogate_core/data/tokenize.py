@@ -50,6 +50,7 @@ _SKIPPED = "their type refuses them, and bad_rows is skip; bad_rows: error says 
 SHARD_TOKENS = 1 << 22
 """Tokens per shard. A finished shard (every few seconds) survives if the process is killed."""
 
+Notice = Callable[[str], None]
 Progress = Callable[[int, int], None]
 """Called with the rows and the tokens done so far."""
 
@@ -68,7 +69,7 @@ def tokenize_dataset(
     progress: Progress | None = None,
     *,
     where: str = "datasets",
-    notice: Callable[[str], None] = print_notice,
+    notice: Notice = print_notice,
     source: Source | None = None,
     rows: int | None = None,
     skip_bad: bool = False,
@@ -86,11 +87,21 @@ def tokenize_dataset(
 
     Raises ConfigError, naming file and line, if the data cannot be used, and RunStopped if the disk is full.
     """
+    opened = source or open_source(entry, getattr(options, "sample_by", "document"), where)
     with TokenizingProgress(where, rows, notice) as shown:
-        progress = progress or shown
-        dataset = _tokenised(
-            entry, format_def, options, tokenizer, cache_root, progress, where, notice, source, skip_bad
-        )
+        settings = _settings(opened, format_def, options, tokenizer) | ({"bad_rows": "skip"} if skip_bad else {})
+        key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
+        directory = (cache_root or default_cache_root()) / key
+
+        def write(writer: TokenWriter) -> None:
+            _write(writer, opened, format_def, options, tokenizer, progress or shown, skip_bad)
+            if writer.n_docs == 0:
+                raise ConfigError(f"{where}: path: {entry.path}: {_no_documents(writer)}")
+            writer.publish(settings)
+
+        dataset = _open(directory, notice=None)  # damage is checked again and reported under the lock
+        if dataset is None:
+            dataset = _written(directory, token_dtype(tokenizer.vocab_size), write, where, notice)
     for line in omission_lines(dataset.omissions):
         notice(f"{where}: left out: {line}")
     return dataset
@@ -105,49 +116,30 @@ def omission_lines(found: Sequence[FoundOmission]) -> Iterator[str]:
             yield f"{what}{omission.count:,} of {omission.of:,} {omission.unit}: {omission.why} (first: {one.first})"
 
 
-def _tokenised(
-    entry: DatasetEntry,
-    format_def: DatasetFormatDef,
-    options: BaseModel,
-    tokenizer: Tokenizer,
-    cache_root: Path | None,
-    progress: Progress,
-    where: str,
-    notice: Callable[[str], None],
-    source: Source | None,
-    skip_bad: bool,
+def _written(
+    directory: Path, dtype: np.dtype[Any], write: Callable[[TokenWriter], None], where: str, notice: Notice
 ) -> TokenDataset:
-    """Return the dataset from the cache, after tokenising into it if necessary."""
-    source = source or open_source(entry, getattr(options, "sample_by", "document"), where)
-    settings = _settings(source, format_def, options, tokenizer) | ({"bad_rows": "skip"} if skip_bad else {})
-    root = cache_root or default_cache_root()
-    directory = root / hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
-    cached = _open(directory, notice=None)  # damage is checked again and reported under the lock
-    if cached is not None:
-        return cached
+    """Return the dataset in `directory` after `write` has written and published it, here or in another process."""
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        with _lock(root / f"{directory.name}.lock", notice):
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(directory.with_name(f"{directory.name}.lock"), notice):
             cached = _open(directory, notice)
             if cached is not None:
                 return cached
-            with TokenWriter(directory, token_dtype(tokenizer.vocab_size)) as writer:
+            with TokenWriter(directory, dtype) as writer:
                 if writer.shards:
                     notice(
                         f"{where}: continuing after {writer.shards:,} shards ({writer.n_tokens:,} tokens) that an "
                         "interrupted process has tokenised"
                     )
                 try:
-                    _write(writer, source, format_def, options, tokenizer, progress, skip_bad)
+                    write(writer)
                 except (KeyboardInterrupt, SystemExit):
                     if writer.shards:
                         notice(f"{where}: {writer.shards:,} finished shards are kept: the next run continues there")
                     raise
-                if writer.n_docs == 0:
-                    raise ConfigError(f"{where}: path: {entry.path}: {_no_documents(writer)}")
-                writer.publish(settings)
     except OSError as error:
-        raise cache_error(error, root) from error
+        raise cache_error(error, directory.parent) from error
     return open_cache(directory)
 
 
@@ -158,7 +150,7 @@ def _no_documents(writer: TokenWriter) -> str:
     return f"every row is left out: {'; '.join(reasons)}. Use a chat template that writes these parts, or other data."
 
 
-def _open(directory: Path, notice: Callable[[str], None] | None) -> TokenDataset | None:
+def _open(directory: Path, notice: Notice | None) -> TokenDataset | None:
     """Open the cache in `directory`. Return None if it does not exist, or is damaged, which `notice` reports."""
     if not directory.exists():
         return None
@@ -209,7 +201,7 @@ def _own_files(module: ModuleType, found: dict[str, Path]) -> dict[str, Path]:
 
 
 @contextmanager
-def _lock(path: Path, notice: Callable[[str], None]) -> Iterator[None]:
+def _lock(path: Path, notice: Notice) -> Iterator[None]:
     lock = filelock.FileLock(path)
     try:
         lock.acquire(timeout=0)

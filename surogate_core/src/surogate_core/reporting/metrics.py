@@ -33,6 +33,11 @@ __all__ = ["METRICS_FILE", "JsonLinesLogger", "read_metrics"]
 
 METRICS_FILE = "metrics.jsonl"
 
+_OF_RUN = (
+    *("config", "versions", "device", "parameters", "trainable_parameters"),
+    *("total_steps", "steps_per_epoch", "tokens_per_step"),
+)
+
 
 def metrics_path(output_dir: Path, log_file: str | None) -> Path:
     """Return the metrics file of a run: `log_file` of its config, else `output_dir/metrics.jsonl`."""
@@ -57,21 +62,8 @@ class JsonLinesLogger:
             raise ConfigError(
                 f"output_dir: cannot write {self._path}: {error.strerror or error}. Free it or name another directory."
             ) from error
-        self._write(
-            {
-                "log": "run",
-                "run_name": info.run_name,
-                "time": time.time(),
-                "config": info.config,
-                "versions": info.versions,
-                "device": info.device,
-                "parameters": info.parameters,
-                "trainable_parameters": info.trainable_parameters,
-                "total_steps": info.total_steps,
-                "steps_per_epoch": info.steps_per_epoch,
-                "tokens_per_step": info.tokens_per_step,
-            }
-        )
+        run = {"log": "run", "run_name": info.run_name, "time": time.time()}
+        self._write(run | {name: getattr(info, name) for name in _OF_RUN})
 
     def step(self, report: StepReport) -> None:
         record = {"log": "step", **asdict(report)}
