@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 from end_to_end.product import VOCAB_SIZE, documents, losses, records, write_jsonl, write_model
 
 from surogate_core import run
+from surogate_core.api import RunInfo
 from surogate_core.config.load import resolved
+from surogate_core.outputs.folder import open_output
+from surogate_core.train import trainer
 
 if TYPE_CHECKING:
     from end_to_end.conftest import Finished
@@ -68,6 +72,53 @@ def test_the_saved_config_loads_to_the_same_config(finished: Finished) -> None:
     assert saved == given and resolved(saved) == resolved(given)
     head = (finished.out / "run.yaml").read_text()
     assert "# torch " in head and "# surogate-core " in head and "train_seed: 1234" in head
+
+
+def test_the_resolved_config_describes_the_same_run_in_every_folder(
+    here: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here.root / "elsewhere").mkdir()
+    monkeypatch.setenv("HOME", str(here.root))
+    relative = {"model": "model", "output_dir": "out", "checkpoint_dir": "saves", "log_file": "~/log.jsonl"}
+    data = {
+        "datasets": [{"path": "*.jsonl"}, {"path": "owner/name"}],
+        "validation_datasets": [{"path": "~/documents.jsonl"}],
+    }
+    config = here.write(**relative, **data, resume_from_checkpoint="last-good")
+    open_output(run.load(config), lambda line: None)
+    saved = yaml.safe_load((here.root / "out/run.yaml").read_text())
+    assert {key: saved[key] for key in relative} == {
+        "model": f"{here.root}/model",
+        "output_dir": f"{here.root}/out",
+        "checkpoint_dir": f"{here.root}/saves",
+        "log_file": f"{here.root}/log.jsonl",
+    }
+    assert [entry["path"] for entry in saved["datasets"]] == [f"{here.root}/*.jsonl", "owner/name"]
+    assert [entry["path"] for entry in saved["validation_datasets"]] == [f"{here.root}/documents.jsonl"]
+    assert saved["resume_from_checkpoint"] == "last-good"
+    monkeypatch.chdir(here.root / "elsewhere")
+    again = run.load(here.root / "out/run.yaml")
+    assert run.open_run(again).model_dir == here.root / "model"
+
+
+def test_the_time_of_an_evaluation_is_planned_for_the_rows_that_it_reads(
+    here: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known: list[RunInfo] = []
+    run_info = trainer._run_info
+
+    def watched(*given: Any) -> RunInfo:
+        known.append(run_info(*given))
+        return known[-1]
+
+    monkeypatch.setattr(trainer, "_run_info", watched)
+    for name, changes in {"some": {"eval_samples": 8}, "none": {"validation_split_ratio": 0}}.items():
+        config = here.write(max_steps=1, warmup_steps=0, save_steps=0, output_dir=str(here.root / name), **changes)
+        run.train(run.load(config), lambda line: None)
+    plan = run.plan(run.load(config), "cpu")
+    assert plan.eval_seconds(8) == 2 * plan.eval_seconds(4) == 2 * plan.eval_seconds(1), "batches of 4 rows"
+    some, none = (info.eval_time for info in known)
+    assert none == 0 < some == pytest.approx(plan.eval_seconds(8) / plan.report.step.seconds)
 
 
 def test_the_terminal_output_fits_80_columns_and_ends_with_the_summary(finished: Finished) -> None:

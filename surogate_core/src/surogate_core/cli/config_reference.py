@@ -41,7 +41,7 @@ an error that names the nearest one.
 - Numbers and booleans may be written as strings; YAML 1.2 rules apply, so `2e-4` is a number and `no` is text.
 - `null` means the default.
 - `$NAME` and `${NAME}` are replaced from the environment, `$$` is a dollar sign.
-- `run.yaml` in the output folder holds every key of a finished config that has an effect, and is itself a config.
+- `run.yaml` in the output folder is a config with every key that has an effect, and with absolute paths.
 """
 
 

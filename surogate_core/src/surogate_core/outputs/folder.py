@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from ..checkpoint import folders as checkpoint
 from ..checkpoint.adapter import MERGED_FOLDER
 from ..checkpoint.folders import RUN_FILE, SAVING
-from ..checkpoint.resume import Resumed, refuse_checkpoints
+from ..checkpoint.resume import LAST_GOOD, Resumed, refuse_checkpoints
 from ..config.load import LoadedConfig, resolved
+from ..config.schema import DatasetEntry, TrainConfig
 from ..config.yaml import dump_yaml
 from ..errors import ConfigError
+from ..hub.files import find_local
 from ..planning.run import Run
 from ..planning.versions import library_versions
 from ..reporting.metrics import cut_metrics, metrics_path
 from .earlier_work import has_steps, is_foreign, refuse_metrics, refuse_outputs, set_aside_outputs
 
 Notice = Callable[[str], None]
+
+KeysT = TypeVar("KeysT", TrainConfig, DatasetEntry)
+
+_WRITTEN = ("output_dir", "checkpoint_dir", "log_file")
+_READ = ("model", "adapter_path", "resume_from_checkpoint", "path")
+"""Keys with paths: those of files that a run writes, and those that may be local."""
 
 HEADER = "# surogate-core "
 """The first line of a resolved config begins with this."""
@@ -53,11 +63,25 @@ def open_output(loaded: LoadedConfig, notice: Notice) -> None:
 
 
 def _write_run_file(output: Path, loaded: LoadedConfig) -> None:
-    """Write run.yaml atomically: the next run would take a truncated one for a file of the user."""
+    """Write run.yaml atomically: the next run would take a truncated one for a file of the user.
+
+    Its local paths are absolute, so that it describes the same run in every folder.
+    """
+    entries = {key: getattr(loaded.config, key) for key in ("datasets", "validation_datasets")}
+    absolute = {key: tuple(map(_with_absolute_paths, found)) for key, found in entries.items() if found}
+    loaded = replace(loaded, config=_with_absolute_paths(loaded.config).model_copy(update=absolute))
     header = "".join(f"# {name} {version}\n" for name, version in library_versions().items())
     fresh = output / f"{SAVING}{RUN_FILE}"
     fresh.write_text(header + dump_yaml(resolved(loaded)), encoding="utf-8")
     os.replace(fresh, output / RUN_FILE)
+
+
+def _with_absolute_paths(keys: KeysT) -> KeysT:
+    """Return `keys` with absolute paths of what is local: a model or a dataset may be one of the Hub."""
+    given = {key: getattr(keys, key, None) for key in (*_WRITTEN, *_READ)}
+    texts = {key: text for key, text in given.items() if isinstance(text, str) and text != LAST_GOOD}
+    local = [key for key, text in texts.items() if key in _WRITTEN or find_local(text) or glob.has_magic(text)]
+    return keys.model_copy(update={key: os.path.abspath(os.path.expanduser(texts[key])) for key in local})
 
 
 @dataclass(frozen=True, kw_only=True)
