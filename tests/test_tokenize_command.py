@@ -73,6 +73,33 @@ def test_debug_shows_trained_text_in_brackets(run: Path) -> None:
     assert re.search(r"\d+ of 256 positions are padding", out)
 
 
+def test_debug_shows_the_shortest_the_median_and_the_longest_document_of_each_entry(run: Path) -> None:
+    answers = [f"Number {n}. " + "A friend. " * (9 - n if n else 3) for n in range(8)]
+    write(run.parent, [{"messages": conversation(answer)} for answer in answers])
+    (run.parent / "more.jsonl").write_text(json.dumps({"messages": conversation("More.")}) + "\n")
+    run.write_text(run.read_text() + f"  - path: {run.parent}/more.jsonl\n    type: conversation\n")
+    out = tokenize(run, "--debug", "--rows", "0").stdout
+    shown = re.findall(r"^document (\d+) \(.*/(\w+)\.jsonl\), \d+ tokens\n(?:.*\n)*?.*\[\[(\w+)(?: (\d))?", out, re.M)
+    assert shown == [
+        ("8", "rows", "Number", "7"),  # two sentences
+        ("5", "rows", "Number", "4"),
+        ("2", "rows", "Number", "1"),
+        ("9", "more", "More", ""),
+    ]
+    assert "row 0" not in out
+
+
+def test_at_shows_one_document_counted_over_all_entries(run: Path) -> None:
+    (run.parent / "more.jsonl").write_text(json.dumps({"messages": conversation("More.")}) + "\n")
+    run.write_text(run.read_text() + f"  - path: {run.parent}/more.jsonl\n    type: conversation\n")
+    for number, answer in {1: "A friend. ", 4: "A friend. " * 4, 11: "More."}.items():
+        out = tokenize(run, "--at", str(number)).stdout
+        assert re.findall(r"^document (\d+)", out, re.M) == [str(number)] and f"[[{answer}" in out
+        assert "row 0" not in out
+    refused = tokenize(run, "--at", "12")
+    assert refused.returncode == 2 and "--at 12: the training data has 11 documents. Give 1 to 11." in refused.stderr
+
+
 def test_debug_shows_the_spaces_of_sentencepiece_tokens_and_what_is_omitted(run: Path) -> None:
     shutil.rmtree(run.parent / "model")
     published_tokenizer(run.parent / "model", "llama-2", "metaspace")

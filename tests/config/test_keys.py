@@ -21,6 +21,7 @@ def test_an_unknown_key_names_the_nearest() -> None:
     assert "did you mean learning_rate?" in message(lr=1e-4)
     assert "did you mean sgd_momentum?" in message(sgd_momemtum=0.5)
     assert "did you mean learning_rate?" in message(**{"Learning-Rate": 1})
+    assert "datasets.0.samples: must be at least 1 (got 0)" in message(datasets=[{"path": "x", "samples": 0}])
     assert "datasets.0.sampels: unknown key; did you mean samples?" in message(datasets=[{"path": "x", "sampels": 2}])
     assert "unknown key; the config reference lists all keys" in message(**{"x" * 5000: 1})
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from surogate_core.config.schema import DatasetEntry
 from surogate_core.data import tokenize as module
 from surogate_core.data.cache import TokenDataset
 from surogate_core.data.formats import TEXT, TextOptions
@@ -19,7 +19,7 @@ from surogate_core.errors import ConfigError
 
 def tokenized(path: Path, texts: list[Any], tokenizer: Tokenizer, notes: list[str], skip: bool) -> TokenDataset:
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    entry = SimpleNamespace(path=str(path), subset=None, split="train", samples=None)
+    entry = DatasetEntry(path=str(path))
     return tokenize_dataset(entry, TEXT, TextOptions(), tokenizer, notice=notes.append, skip_bad=skip)
 
 

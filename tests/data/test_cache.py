@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import pytest
 
 import surogate_core
 from surogate_core.api import DatasetFormatDef, Encoded, NoOptions
+from surogate_core.config.schema import DatasetEntry
 from surogate_core.data import tokenize as module
 from surogate_core.data.cache import TokenDataset, TokenWriter, default_cache_root
 from surogate_core.data.formats import TEXT, TextOptions
@@ -27,12 +27,9 @@ from surogate_core.data.tokenizer import Tokenizer
 from surogate_core.errors import ConfigError, PluginError, RunStopped
 
 
-@dataclass
-class Entry:
-    path: str
-    subset: str | None = None
-    split: str = "train"
-    samples: int | None = None
+class Entry(DatasetEntry):
+    def __init__(self, path: str, **keys: Any) -> None:
+        super().__init__(path=path, **keys)
 
 
 def write_jsonl(path: Path, texts: list[Any]) -> Entry:

@@ -6,10 +6,10 @@ import io
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from surogate_core.config.schema import DatasetEntry
 from surogate_core.data import tokenize as module
 from surogate_core.data.formats import TEXT, TextOptions
 from surogate_core.data.tokenize import tokenize_dataset
@@ -50,7 +50,7 @@ def test_an_interrupt_says_which_shards_are_kept(
 ) -> None:
     monkeypatch.setattr(module, "SHARD_TOKENS", 100)
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"{n}{play}"}) + "\n" for n in range(600)))
-    entry = SimpleNamespace(path=str(tmp_path / "a.jsonl"), subset=None, split="train", samples=None)
+    entry = DatasetEntry(path=str(tmp_path / "a.jsonl"))
     notes: list[str] = []
 
     def stop(rows: int, tokens: int) -> None:

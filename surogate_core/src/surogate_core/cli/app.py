@@ -161,14 +161,17 @@ def tokenize(
     overrides: SetOption = None,
     sft: SftOption = False,
     pt: PtOption = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the first rows: trained, masked, padding.")] = False,
-    rows: Annotated[int, typer.Option("--rows", min=1, metavar="N", help="Number of rows that --debug shows.")] = 3,
+    debug: Annotated[bool, typer.Option("--debug", help="Show documents of each entry, and the first rows.")] = False,
+    rows: Annotated[int, typer.Option("--rows", min=0, metavar="N", help="Number of rows that --debug shows.")] = 1,
+    at: Annotated[
+        int | None, typer.Option("--at", min=1, metavar="N", help="Show only document N, counted over all entries.")
+    ] = None,
 ) -> int:
     arguments = run_arguments(ctx, path, config, overrides, mode_of(sft, pt))
     from .tokenize import tokenize_command
 
     _print_notices()
-    return tokenize_command(arguments, rows if debug else 0)
+    return tokenize_command(arguments, rows, debug, at)
 
 
 @app.command(help="Compare model and recipe with transformers, layer by layer.")

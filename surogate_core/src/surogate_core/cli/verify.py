@@ -18,6 +18,7 @@ from .render import paint, print_warning
 
 FAILED: Final = 1
 _WIDTH: Final = 80
+_HEAD: Final = ("model", "recipe", "dtypes", "device", "weights", "tokens")
 
 
 def verify_command(arguments: RunArguments, extent: Extent, *, as_json: bool) -> int:
@@ -36,12 +37,7 @@ def to_json(result: Verification) -> dict[str, Any]:
     return {
         "passed": result.passed,
         "first_wrong": wrong.name if wrong else None,
-        "model": result.model,
-        "recipe": result.recipe,
-        "dtypes": result.dtypes,
-        "device": result.device,
-        "weights": result.weights,
-        "tokens": result.tokens,
+        **{name: getattr(result, name) for name in _HEAD},
         "left_out": list(result.left_out),
         "needs_bytes": {"device": result.needs.device, "host": result.needs.host},
         "model_in_fp32": _verdict(result.in_fp32) if result.in_fp32 else None,
@@ -66,10 +62,7 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
                 "name": row.name,
                 "kind": row.kind,
                 "layer": row.layer if row.layer >= 0 else None,
-                "error": _number(row.error),
-                "transformers_error": _number(row.transformers_error),
-                "allowed": _number(row.allowed),
-                "cosine": _number(row.cosine),
+                **{key: _number(getattr(row, key)) for key in ("error", "transformers_error", "allowed", "cosine")},
                 "ok": row.ok,
             }
             for row in verdict.rows
@@ -83,7 +76,7 @@ def _number(value: float | None) -> float | None:
 
 def _print(result: Verification) -> None:
     console = Console(width=_WIDTH, highlight=False)
-    for name in ("model", "recipe", "dtypes", "device", "weights", "tokens"):
+    for name in _HEAD:
         console.print(f"{name:<10}{getattr(result, name)}", markup=False)
     if result.left_out:
         console.print(f"{'dropout':<10}off on both sides ({', '.join(result.left_out)})", markup=False)

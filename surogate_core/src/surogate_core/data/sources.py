@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..config.schema import DatasetEntry
 from ..errors import ConfigError
 from ..hub.files import find_local, hub_remedy, looks_like_repo
 from .columns import Columns
@@ -28,22 +29,6 @@ from .readers import (
 
 HUB_ROWS = 1024
 _MOST_NAMES = 5
-
-
-class DatasetEntry(Protocol):
-    """The keys that a `datasets:` entry of any type has.
-
-    path: file, directory, glob or Hub name. subset, split: of a Hub dataset. samples: number of leading rows to use.
-    """
-
-    @property
-    def path(self) -> str: ...
-    @property
-    def subset(self) -> str | None: ...
-    @property
-    def split(self) -> str: ...
-    @property
-    def samples(self) -> int | None: ...
 
 
 class Source(Protocol):
@@ -67,8 +52,6 @@ class Source(Protocol):
 
 def open_source(entry: DatasetEntry, sample_by: str = "document", where: str = "datasets") -> Source:
     """Find the rows of `entry`. Raises ConfigError, beginning with `where`, if they cannot be found."""
-    if entry.samples is not None and entry.samples < 1:
-        raise ConfigError(f"{where}: samples: {entry.samples} must be 1 or more. Change it, or remove it.")
     files, others = _local_files(entry.path, where)
     if not files:
         return HubSource(entry.path, entry.subset, entry.split, entry.samples, where)

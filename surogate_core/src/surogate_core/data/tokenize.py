@@ -25,6 +25,7 @@ import tokenizers
 from pydantic import BaseModel
 
 from ..api import DatasetFormatDef, Encoded, Omission
+from ..config.schema import DatasetEntry
 from ..errors import ConfigError, PluginError, RunStopped
 from .cache import (
     CACHE_FORMAT,
@@ -37,7 +38,7 @@ from .cache import (
     token_dtype,
 )
 from .readers import Row
-from .sources import DatasetEntry, Source, open_source
+from .sources import Source, open_source
 from .tokenizer import Tokenizer
 from .tokenizing_progress import TokenizingProgress
 
