@@ -50,7 +50,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
         "fitting": "api assembly config errors machine memory planning program",
         "runtime": "api assembly data dtypes errors machine memory origin program reference",
         "testing": "api dtypes plugins reference runtime",
-        "reporting": "api config errors memory origin plugins program",
+        "reporting": "api config errors machine memory origin plugins program",
         "builtin": "api data machine reporting runtime standard_ops",
         "checkpoint": (
             "api assembly config data dtypes errors hub machine memory planning plugins program reference "

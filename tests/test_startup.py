@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from end_to_end.product import COMMAND, invoke
+from end_to_end.product import COMMAND, EXAMPLES, invoke
 
 from surogate_core.cli import app as cli
 from surogate_core.cli.external import CORE_COMMANDS
@@ -117,6 +117,21 @@ def test_without_a_config_help_is_printed_and_the_exit_code_is_2(command: str) -
     assert result.returncode == 2
     assert f"Usage: surogate {command}" in result.stderr
     assert f"No config file. Give one: surogate {command} run.yaml" in result.stderr
+
+
+@pytest.mark.parametrize(("seconds", "in_terminal", "lines"), [(0.0, True, 1), (600.0, True, 0), (0.0, False, 0)])
+def test_a_command_that_is_silent_for_long_says_in_a_terminal_that_it_works(
+    seconds: float, in_terminal: bool, lines: int
+) -> None:
+    code = (
+        "import sys, surogate_core.cli.command_group as group\n"
+        "from surogate_core.cli.app import main\n"
+        f"group.SILENT_SECONDS = {seconds}\nsys.stderr.isatty = lambda: {in_terminal}\n"
+        f"sys.argv = ['surogate', 'plan', {str(EXAMPLES / 'quickstart.yaml')!r}, '--device', 'h200']\nmain()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=EXAMPLES.parent)
+    assert done.stderr.count("surogate plan: at work, which may take some time\n") == lines
+    assert "at work" not in done.stdout
 
 
 def test_an_unknown_command_or_option_is_a_message_and_2() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from threading import Timer
 from typing import Any, Final
 
 import typer
@@ -13,6 +14,9 @@ from ..errors import SurogateError
 from .signals import INTERRUPTED
 
 BROKEN_PIPE: Final = 141
+SILENT: Final = ("merge", "plan", "profile", "quantize", "verify")
+"""Commands that may print nothing for long. After SILENT_SECONDS a line in the terminal says that they are at work."""
+SILENT_SECONDS: Final = 2.0
 
 
 class CommandGroup(TyperGroup):
@@ -57,6 +61,12 @@ class CommandGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         from .external import CORE_COMMANDS, external_commands, load_command
 
+        if args and args[0] in SILENT and sys.stderr.isatty():
+            line = f"surogate {args[0]}: at work, which may take some time"
+            timer = Timer(SILENT_SECONDS, print, (line,), {"file": sys.stderr, "flush": True})
+            timer.daemon = True
+            timer.start()
+            ctx.call_on_close(timer.cancel)
         if args and args[0] not in CORE_COMMANDS and (command := external_commands().get(args[0])):
             return args[0], load_command(command), args[1:]
         return super().resolve_command(ctx, args)

@@ -21,6 +21,8 @@ from .options import RunArguments
 from .plan_text import plan_text
 from .render import paint
 
+_PARTS = ("waiting", "copy", "product", "attention", "memory")
+
 
 def plan_command(
     arguments: RunArguments, device: str | None, *, as_json: bool, listing: bool, check: bool = False
@@ -86,7 +88,7 @@ def _plan(arguments: RunArguments, device: str | None, as_json: bool, listing: b
             print(f"\n{program_listing(program)}")
         print()
     for line in plan_text(opened, plan, chosen, _defaults(loaded, arguments)):
-        print(line)  # one by one: suggestions take seconds to find
+        print(line, flush=True)  # one by one: suggestions take seconds to find
     return plan.report.fits
 
 
@@ -140,11 +142,7 @@ def to_json(plan: Plan, mode: Mode, chosen: str, problem: str = "") -> dict[str,
             "flops": report.step.flops,
             "bytes": report.step.bytes,
             "collective_seconds": report.step.comm_seconds,
-            "waiting_seconds": report.step.waiting_seconds,
-            "copy_seconds": report.step.copy_seconds,
-            "product_seconds": report.step.product_seconds,
-            "attention_seconds": report.step.attention_seconds,
-            "memory_seconds": report.step.memory_seconds,
+            **{f"{part}_seconds": getattr(report.step, f"{part}_seconds") for part in _PARTS},
         },
         "kernels": dict(plan.kernels.providers),
         "other_kernels": {kind: list(others) for kind, others in plan.kernels.others.items()},

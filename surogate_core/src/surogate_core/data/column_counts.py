@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
+from ..machine.replaced_file import replaced
 from .columns import Columns
 from .sources import Source
 
@@ -23,9 +23,8 @@ def count_columns(source: Source, cache: Path) -> Columns:
         return known
     columns = source.count_columns()
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f"{path.name}.{os.getpid()}")
-    fresh.write_text(json.dumps({"version": _VERSION, "rows": columns.rows, "filled": columns.filled}))
-    fresh.replace(path)
+    with replaced(path) as fresh:
+        fresh.write_text(json.dumps({"version": _VERSION, "rows": columns.rows, "filled": columns.filled}))
     return columns
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..api import DeviceInfo
 from .cache_home import cache_home
+from .replaced_file import replaced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +50,8 @@ def write_rates(rates: MeasuredRates) -> Path:
     """Write the rates and return the file. Replaces those of an earlier measurement."""
     path = rates_file(rates.title)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(asdict(rates), indent=2) + "\n", encoding="utf-8")
-    unfinished.replace(path)
+    with replaced(path) as fresh:
+        fresh.write_text(json.dumps(asdict(rates), indent=2) + "\n", encoding="utf-8")
     return path
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +11,7 @@ from ..checkpoint.folders import stopping_when_disk_refuses
 from ..checkpoint.progress import Progress
 from ..config.schema import DTYPE_KEYS, TrainConfig
 from ..hub.files import find_local, looks_like_repo
+from ..machine.replaced_file import replaced
 from ..planning.plan import Plan
 from ..planning.run import Run
 from ..reporting.text import parameters_text
@@ -49,13 +49,8 @@ def write_card(run: Run, plan: Plan, repo: str, progress: Progress, versions: Ma
     if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
         return
     text = model_card(run, plan, repo or run.config.resolved_run_name, progress, versions)
-    fresh = path.with_name(f".{CARD}.{os.getpid()}")
-    with stopping_when_disk_refuses(path, safe_in=folder):
-        try:
-            fresh.write_text(text, encoding="utf-8")
-            os.replace(fresh, path)
-        finally:
-            fresh.unlink(missing_ok=True)
+    with stopping_when_disk_refuses(path, safe_in=folder), replaced(path) as fresh:
+        fresh.write_text(text, encoding="utf-8")
 
 
 def model_card(run: Run, plan: Plan, name: str, progress: Progress, versions: Mapping[str, str]) -> str:

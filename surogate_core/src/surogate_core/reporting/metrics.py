@@ -28,6 +28,7 @@ from typing import Any
 
 from ..api import EvalReport, GpuReport, NumericsReport, RunInfo, StepReport
 from ..errors import ConfigError, RunStopped
+from ..machine.replaced_file import replaced
 
 __all__ = ["METRICS_FILE", "JsonLinesLogger", "read_metrics"]
 
@@ -99,13 +100,7 @@ class JsonLinesLogger:
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a `metrics.jsonl` in order. Skip lines that a crash left incomplete."""
     with path.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
-                yield record
+        yield from (record for record in map(_parsed, lines) if record is not None)
 
 
 def cut_metrics(path: Path, step: int, *, evaluated: bool = True) -> None:
@@ -119,7 +114,6 @@ def cut_metrics(path: Path, step: int, *, evaluated: bool = True) -> None:
         return
     kept: list[tuple[int | None, bytes]] = []
     highest = 0
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         for line in path.read_bytes().splitlines():
             record = _parsed(line)
@@ -133,19 +127,15 @@ def cut_metrics(path: Path, step: int, *, evaluated: bool = True) -> None:
                     kept = [(other, text) for other, text in kept if other is None or other < at]
                 highest = at
             kept.append((at, line))
-        try:
-            with fresh.open("wb") as file:
-                file.writelines(text + b"\n" for _, text in kept)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(fresh, path)
-        finally:
-            fresh.unlink(missing_ok=True)
+        with replaced(path) as fresh, fresh.open("wb") as file:
+            file.writelines(text + b"\n" for _, text in kept)
+            file.flush()
+            os.fsync(file.fileno())
     except OSError as error:
         raise ConfigError(f"output_dir: cannot rewrite {path}: {error.strerror or error}.") from error
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def _parsed(line: bytes | str) -> dict[str, Any] | None:
     """Return the record of a line, or None if it has no valid record."""
     try:
         record = json.loads(line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from contextlib import suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..api import Logger, RunInfo, StepReport
+from ..machine.replaced_file import replaced
 from .metrics import metrics_path, read_metrics
 from .text import count_text, lr_text
 
@@ -104,12 +104,8 @@ def draw_loss(metrics: Path, png: Path) -> bool:
     _draw(figure, curve)
     image = BytesIO()
     figure.savefig(image, format="png")
-    unfinished = png.with_name(f".{png.name}.{os.getpid()}")
-    try:
-        unfinished.write_bytes(image.getvalue())
-        os.replace(unfinished, png)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with replaced(png) as fresh:
+        fresh.write_bytes(image.getvalue())
     return True
 
 

@@ -8,15 +8,13 @@ define the keys. Unused keys do no harm.
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from ..machine.cache_home import cache_home
+from ..machine.replaced_file import replaced
 
 
 class AutotuneCache:
@@ -77,15 +75,8 @@ def add_entries(path: Path, entries: Mapping[str, str], notice: Callable[[str], 
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(merged, file, indent=0, sort_keys=True)
-            Path(temporary).replace(path)
-        except BaseException:
-            with suppress(OSError):
-                Path(temporary).unlink()
-            raise
+        with replaced(path) as fresh:
+            fresh.write_text(json.dumps(merged, indent=0, sort_keys=True), encoding="utf-8")
     except OSError as error:
         notice(
             f"{path}: cannot be written ({error.strerror or error}). A later run times its algorithms again, and its "
