@@ -11,7 +11,7 @@
 //
 // One launch for both factors. A block of 256 threads has 8,192 elements, a thread four times eight; a warp reads 128 bytes
 // and writes 512 bytes per access. Bytes moved per element: 0.5625 read, 2 written. Floor at 4.3 TB/s for 4,096 x 12,288: 30
-// us. About 5 instructions per element.
+// us. About 5 instructions per element. Measured on an H200: two of 8,192 x 12,288 in 136.5 us, 3.78 TB/s.
 #include <surogate/check.h>
 
 #include "nvfp4.cuh"
