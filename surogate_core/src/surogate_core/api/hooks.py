@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any
 
 import pluggy
 
 hookimpl = pluggy.HookimplMarker("surogate")
-Provided = TypeVar("Provided")
 
 
-def provides(definitions: Iterable[Provided]) -> Callable[[], Iterable[Provided]]:
+def provides(definitions: Iterable[Any]) -> Callable[[], Iterable[Any]]:
     """Return a hook that returns `definitions`."""
-
-    @hookimpl
-    def hook() -> Iterable[Provided]:
-        return definitions
-
-    return hook
+    return hookimpl(lambda: definitions)
