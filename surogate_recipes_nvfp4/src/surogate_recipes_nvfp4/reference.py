@@ -9,15 +9,13 @@ import torch
 from torch import Tensor
 
 from surogate_core.reference import ops as standard
-from surogate_core.reference.rounding import TORCH_DTYPES, philox4x32
+from surogate_core.reference.rounding import TORCH_DTYPES, random_16_bits
+from surogate_core.reference.stored_matrix import FLT_MAX, e4m3
 
 from .formats import ATOM_COLUMNS, ATOM_ROWS, BLOCK, LARGEST, LARGEST_SCALE, LEVELS, largest_scale, scales_shape
 
 SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 """Of the random Hadamard transform, the same for all groups of 16 and for the whole run."""
-
-_FLT_MAX = torch.finfo(torch.float32).max
-_E4M3_NAN = 0x7F
 
 
 def nvfp4_quantize(
@@ -49,12 +47,12 @@ def form(x: Tensor, square: bool, four_over_six: bool, bits: Tensor | None) -> t
     """Return codes, scales and amax of an fp32 matrix. `bits` are random bytes, one for each element."""
     blocks, finite = x.view(len(x), -1, BLOCK), x.isfinite()
     amax, largest = x.abs().where(finite, 0).max(), torch.tensor(largest_scale(four_over_six))
-    encode = torch.where(amax > 0, (largest * LARGEST / amax).clamp(max=_FLT_MAX), 1.0)
+    encode = torch.where(amax > 0, (largest * LARGEST / amax).clamp(max=FLT_MAX), 1.0)
     top = _per_block(blocks.abs().amax(dim=-1), square, torch.amax)
     if four_over_six:
         codes, scales = _four_or_six(blocks, top, amax, encode, largest, square, bits)
     else:
-        scales = _e4m3((top * (encode * (torch.tensor(1.0) / LARGEST))).clamp(max=_FLT_MAX))
+        scales = e4m3((top * (encode * (torch.tensor(1.0) / LARGEST))).clamp(max=FLT_MAX))
         codes = _codes(_scaled(blocks, scales, encode), bits)
     recorded = torch.where(finite.all(), amax, torch.nan)
     return _packed(codes), ordered(scales), torch.stack([recorded, largest])
@@ -67,7 +65,7 @@ def _four_or_six(
     base = top / LARGEST * encode
     candidates = []
     for factor in (1.0, 1.5):
-        scales = _e4m3((base * factor).clamp(max=LARGEST_SCALE))
+        scales = e4m3((base * factor).clamp(max=LARGEST_SCALE))
         values = levels(_codes(_scaled(blocks, scales, encode), None)) * scales.float()[..., None]
         error = torch.zeros_like(top)
         for term in (values * amax / (LARGEST * largest) - blocks).square().unbind(dim=-1):
@@ -96,7 +94,7 @@ def _tree_sum(rows: Tensor, dim: int) -> Tensor:
 
 def _scaled(blocks: Tensor, scales: Tensor, encode: Tensor) -> Tensor:
     """Elements relative to the scale of their block as it is stored: at most 6."""
-    factor = (1 / (scales.float() * (1 / encode))).clamp(max=_FLT_MAX)
+    factor = (1 / (scales.float() * (1 / encode))).clamp(max=FLT_MAX)
     return (blocks * factor[..., None]).clamp(-LARGEST, LARGEST)
 
 
@@ -129,11 +127,8 @@ def _step(magnitude: Tensor) -> Tensor:
 
 def random_bytes(shape: torch.Size, seed: int, stream: int, step: int) -> Tensor:
     """Return a random byte for each element of a matrix, 16 for each call of Philox."""
-    blocks = torch.arange(shape.numel() // BLOCK, dtype=torch.int64)
-    constant, mask = torch.zeros_like(blocks), 0xFFFFFFFF
-    counter = (blocks & mask, blocks >> 32, constant + (stream & mask), constant + (step & mask))
-    words = torch.stack(philox4x32(counter, (seed & mask, (seed >> 32) & mask)), dim=1)
-    return ((words[..., None] >> torch.tensor([0, 8, 16, 24])) & 255).view(shape)
+    pairs = random_16_bits(shape.numel() // 2, seed=seed, stream=stream, step=step)
+    return torch.stack((pairs & 255, pairs >> 8), dim=1).view(shape)
 
 
 def hadamard_transform(x: Tensor) -> Tensor:
@@ -157,12 +152,6 @@ def _packed(codes: Tensor) -> Tensor:
     """Return [rows, K / 2] bytes. The first element of a byte is in its lower half."""
     flat = codes.view(len(codes), -1)
     return flat[:, 0::2] | (flat[:, 1::2] << 4)
-
-
-def _e4m3(x: Tensor) -> Tensor:
-    """Round to nearest even; magnitudes above 448 become 448, NaN becomes 0x7F."""
-    codes = x.clamp(-LARGEST_SCALE, LARGEST_SCALE).to(torch.float8_e4m3fn).view(torch.uint8)
-    return codes.masked_fill(x.isnan(), _E4M3_NAN).view(torch.float8_e4m3fn)
 
 
 def ordered(scales: Tensor) -> Tensor:
