@@ -36,8 +36,8 @@ from surogate_core.api.products import (
     QuantizedWeights,
     Quantizer,
     SkippedBlocks,
-    check_multiples,
     lower_products,
+    quantized_precision,
     quantized_weights,
 )
 from surogate_core.errors import ProgramError
@@ -154,13 +154,12 @@ class Weights:
 
 
 class MxQuantizer(Quantizer):
-    def __init__(self, builder: Builder, chosen: QuantizedWeights, weights: Weights) -> None:
-        self._b, self._chosen, self._weights = builder, chosen, weights
+    def __init__(self, builder: Builder, weights: Weights) -> None:
+        self._b, self._weights = builder, weights
         self._forms: dict[Value, Mapping[str, Form]] = {}
 
     def quantize(self, operand: Operand) -> Collection[Op]:
-        rows = any(reader.ins[1] in self._chosen.params for reader in operand.readers)
-        outs = self._b.emit("mxfp8_quantize", operand.value, rows=rows, columns=operand.by_wgrad)
+        outs = self._b.emit("mxfp8_quantize", operand.value, rows=operand.by_rows, columns=operand.by_wgrad)
         self._forms[operand.value] = {"rows": outs[:2], "columns": outs[-2:]}
         return ()
 
@@ -181,15 +180,7 @@ class MxQuantizer(Quantizer):
 
 
 def precision(request: PrecisionRequest, options: SkippedBlocks) -> Precision:
-    return Precision(
-        model="bf16",
-        matmul="e4m3",
-        gradient="e4m3",
-        master=request.master_dtype or "bf16",
-        adapter=request.adapter_dtype or "fp32",
-        param_grad=request.param_grad_dtype or "fp32",
-        optimizer_state=request.optimizer_state_dtype or "fp32",
-    )
+    return quantized_precision(request, "mxfp8", "e4m3", "e4m3")
 
 
 def supports(device: DeviceInfo, precision: Precision, options: SkippedBlocks) -> Support:
@@ -199,31 +190,19 @@ def supports(device: DeviceInfo, precision: Precision, options: SkippedBlocks) -
 
 
 def lower(family: Family, context: LowerContext) -> Family:
-    b, options, otherwise = context.builder, context.options, "use recipe: bf16"
-    chosen = quantized_weights(
-        family,
-        context,
-        skip_first=options.skip_quant_first_layers,
-        skip_last=options.skip_quant_last_layers,
-        otherwise=otherwise,
-    )
-    check_multiples(family.evaluate, context, chosen, BLOCK, "MXFP8 products", otherwise)
+    b = context.builder
+    chosen = quantized_weights(family, context, context.options, BLOCK, "MXFP8 products", "use recipe: bf16")
     weights = Weights.declared(b, chosen)
 
     def lowered(program: Program) -> Program:
-        return lower_products(program, b, chosen, MxQuantizer(b, chosen, weights))
+        return lower_products(program, b, chosen, lambda operands: MxQuantizer(b, weights))
 
     with b.record("derive") as derive:
         weights.quantize(b, chosen.params)
     with b.record("update") as update:
         weights.quantize(b, set(chosen.grads.values()))
-    return replace(
-        family,
-        micro=lowered(family.micro),
-        evaluate=lowered(family.evaluate),
-        derive=replace(family.derive, ops=(*family.derive.ops, *derive)),
-        update=replace(family.update, ops=(*family.update.ops, *update)),
-    )
+    family = replace(family, micro=lowered(family.micro), evaluate=lowered(family.evaluate))
+    return family.appending(derive, update)
 
 
 MXFP8 = RecipeDef(

@@ -25,7 +25,7 @@ from surogate_qlora_fp8.format import FP8
 from surogate_qlora_nf4.format import NF4
 from surogate_recipes_bf16.recipe import BF16
 from surogate_recipes_nvfp4.formats import BLOCK
-from surogate_recipes_nvfp4.recipe import E2M1, NVFP4, Nvfp4Options, skipped
+from surogate_recipes_nvfp4.recipe import E2M1, NVFP4, Nvfp4Options
 from surogate_recipes_nvfp4.reference import nvfp4_quantize, values
 
 LAYERS, VOCABULARY = 3, 64
@@ -133,10 +133,10 @@ def test_every_gradient_has_random_numbers_of_its_own() -> None:
 def test_the_first_block_and_the_last_ones_stay_in_bf16() -> None:
     """A tenth of the blocks, at least two; in a small model one."""
     default = Nvfp4Options()
-    found = {blocks: skipped(default, blocks) for blocks in (1, 2, 7, 8, 28, 36, 80)}
+    found = {blocks: default.skipped(blocks) for blocks in (1, 2, 7, 8, 28, 36, 80)}
     assert found == {1: (0, 0), 2: (0, 1), 7: (0, 1), 8: (1, 2), 28: (1, 3), 36: (1, 4), 80: (1, 8)}
     chosen = Nvfp4Options(skip_quant_first_layers=3, skip_quant_last_layers=0)
-    assert {skipped(chosen, blocks) for blocks in (1, 7, 36)} == {(3, 0)}
+    assert {chosen.skipped(blocks) for blocks in (1, 7, 36)} == {(3, 0)}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from surogate_core.api import LowerContext, Op, Program, Value
-from surogate_core.api.products import Operand, QuantizedWeights, Quantizer, find_operands, lower_products
+from surogate_core.api.products import Operand, QuantizedWeights, Quantizer, lower_products
 from surogate_core.program.builder import Builder
 
 from .formats import FORMATS
@@ -59,6 +59,7 @@ class Fp8Quantizer(Quantizer):
     def __init__(
         self,
         program: Program,
+        operands: Mapping[Value, Operand],
         builder: Builder,
         quantizers: Quantizers,
         settings: Settings,
@@ -73,15 +74,14 @@ class Fp8Quantizer(Quantizer):
         self._readers = program.readers()
         self._copies: dict[Value, _Copies] = {}
         self._transposed_weights: dict[Value, Value] = {}
-        self._hidden = self._find_hidden(program)
+        self._hidden = self._find_hidden(program, operands)
         self._waiting: dict[
             Value, list[tuple[Op, Operand, Operand]]
         ] = {}  # dw, by the x without a transposed copy so far
 
-    def _find_hidden(self, program: Program) -> dict[Value, Value]:
+    def _find_hidden(self, program: Program, operands: Mapping[Value, Operand]) -> dict[Value, Value]:
         """{d_gate_up: the output of SwiGLU that its backward pass quantizes again}, where both are quantized."""
         found = {}
-        operands = find_operands(program, self._b, self._settings.weights)
         for op in program.ops:
             if op.kind != "swiglu_bwd" or op.outs[0] not in operands:
                 continue
@@ -213,5 +213,10 @@ def lower_program(
     counts: Counts | None = None,
 ) -> Program:
     """Return `program` with the products of `settings.weights` lowered to FP8. `counts` counts what is quantized."""
-    quantizer = Fp8Quantizer(program, context.builder, quantizers, settings, scaling, counts)
-    return lower_products(program, context.builder, settings.weights, quantizer)
+    b = context.builder
+    return lower_products(
+        program,
+        b,
+        settings.weights,
+        lambda operands: Fp8Quantizer(program, operands, b, quantizers, settings, scaling, counts),
+    )

@@ -28,8 +28,7 @@ from surogate_core.api import (
     Support,
     Value,
 )
-from surogate_core.api.products import SkippedBlocks, check_multiples, is_block_matrix, quantized_weights
-from surogate_core.errors import ConfigError
+from surogate_core.api.products import SkippedBlocks, is_block_matrix, quantized_precision, quantized_weights
 
 from .formats import LARGEST, MULTIPLE, transposes
 from .lowering import Scaling, Settings, lower_program
@@ -55,18 +54,8 @@ class Fp8Options(SkippedBlocks):
 
 
 def precision(request: PrecisionRequest, options: Fp8Options) -> Precision:
-    """Return E4M3 and E5M2 operands and bf16 activations. Masters default to bf16, gradients of params to fp32."""
-    if request.model_dtype not in (None, "bf16"):
-        raise ConfigError(f"model_dtype: {request.model_dtype}: recipe fp8-hybrid needs bf16. Remove the key.")
-    return Precision(
-        model="bf16",
-        matmul="e4m3",
-        gradient="e5m2",
-        master=request.master_dtype or "bf16",
-        adapter=request.adapter_dtype or "fp32",
-        param_grad=request.param_grad_dtype or "fp32",
-        optimizer_state=request.optimizer_state_dtype or "fp32",
-    )
+    """Return E4M3 and E5M2 operands."""
+    return quantized_precision(request, "fp8-hybrid", "e4m3", "e5m2")
 
 
 def supports(device: DeviceInfo, precision: Precision, options: object = None) -> Support:
@@ -125,14 +114,7 @@ def reads_amax(info: ParamInfo, precision: Precision, options: object) -> bool:
 
 
 def _settings(family: Family, context: LowerContext, options: Fp8Options) -> Settings:
-    weights = quantized_weights(
-        family,
-        context,
-        skip_first=options.skip_quant_first_layers,
-        skip_last=options.skip_quant_last_layers,
-        otherwise="use recipe: bf16",
-    )
-    check_multiples(family.evaluate, context, weights, MULTIPLE, "FP8 products", BF16)
+    weights = quantized_weights(family, context, options, MULTIPLE, "FP8 products", BF16)
     target = context.target
     return Settings(
         weights=weights,
@@ -147,8 +129,7 @@ def _settings(family: Family, context: LowerContext, options: Fp8Options) -> Set
 
 def _with_quantized_weights(family: Family, context: LowerContext, quantizers: Quantizers) -> Family:
     """Quantize all weights in `derive`, and the trained ones again after every update."""
-    b = context.builder
-    derive, update = list(family.derive.ops), list(family.update.ops)
+    b, derive = context.builder, []
     for weight in quantizers.weights:
         outs = [weight.copy, *([weight.transposed] if weight.transposed else []), weight.scale]
         both = weight.transposed is not None
@@ -156,16 +137,13 @@ def _with_quantized_weights(family: Family, context: LowerContext, quantizers: Q
             b.emit("fp8_quantize", weight.weight, outs=outs, dtype="e4m3", scaling="current", transposed=both)
         derive += emitted
     trained = _trained(context, quantizers)
-    if trained:
-        with b.record("update") as emitted:
+    with b.record("update") as update:
+        if trained:
             amax = [context.params[w.weight].amax or b.apply("fp8_amax", w.weight) for w in trained]
             b.emit("fp8_scales", *amax, outs=[w.scale for w in trained], maximum=LARGEST["e4m3"])
-            for w in trained:
-                b.emit("fp8_quantize", w.weight, w.scale, outs=[w.copy], dtype="e4m3", scaling="given")
-        update += emitted
-    return replace(
-        family, derive=replace(family.derive, ops=tuple(derive)), update=replace(family.update, ops=tuple(update))
-    )
+        for w in trained:
+            b.emit("fp8_quantize", w.weight, w.scale, outs=[w.copy], dtype="e4m3", scaling="given")
+    return family.appending(derive, update)
 
 
 def _trained(context: LowerContext, quantizers: Quantizers) -> list[QuantizedWeight]:

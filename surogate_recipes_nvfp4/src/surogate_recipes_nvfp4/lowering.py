@@ -64,14 +64,17 @@ class QuantizedWeight:
     rows: Form
     columns: Form
 
-    def attrs(self, settings: Settings) -> dict[str, Any]:
-        """Return the attributes of the op that writes the forms."""
-        return {
-            "rows": True,
-            "columns": bool(self.columns),
-            "square": settings.square,
-            "four_over_six": "w" in settings.four_over_six,
-        }
+    def quantize(self, b: Builder, settings: Settings) -> None:
+        """Emit the op that writes the forms."""
+        b.emit(
+            "nvfp4_quantize",
+            self.weight,
+            outs=[*self.rows, *self.columns],
+            rows=True,
+            columns=bool(self.columns),
+            square=settings.square,
+            four_over_six="w" in settings.four_over_six,
+        )
 
 
 class Weights:
@@ -114,9 +117,8 @@ class Fp4Quantizer(Quantizer):
         self._forms: dict[Value, Mapping[str, Form]] = {}
 
     def quantize(self, operand: Operand) -> Collection[Op]:
-        rows = any(reader.ins[1] in self._settings.weights.params for reader in operand.readers)
         attrs: dict[str, Any] = {
-            "rows": rows,
+            "rows": operand.by_rows,
             "columns": operand.by_wgrad,
             "hadamard": operand.by_wgrad and self._settings.hadamard,
             "four_over_six": operand.which in self._settings.four_over_six,
@@ -129,7 +131,7 @@ class Fp4Quantizer(Quantizer):
         forms = [outs[at : at + 3] for at in range(0, len(outs), 3)]
         written = dict(zip([name for name in ("rows", "columns") if attrs[name]], forms, strict=True))
         self._forms[operand.value] = written
-        if self._measured is not None and rows:
+        if self._measured is not None and operand.by_rows:
             self._measured.measure(operand.name, operand.weight.block, operand.value, written["rows"])
         return ()
 

@@ -26,8 +26,7 @@ from surogate_core.api import (
     RecipeDef,
     Support,
 )
-from surogate_core.api.products import SkippedBlocks, check_multiples, lower_products, quantized_weights
-from surogate_core.errors import ConfigError
+from surogate_core.api.products import SkippedBlocks, lower_products, quantized_precision, quantized_weights
 
 from .lowering import Fp4Quantizer, Settings, Weights
 from .numerics import Measured
@@ -72,32 +71,19 @@ class Nvfp4Options(SkippedBlocks):
         "fewer than 8 blocks, none of one.",
     )
 
-
-def skipped(options: Nvfp4Options, blocks: int) -> tuple[int, int]:
-    """Return how many blocks stay in bf16: first ones and last ones."""
-    few = blocks < FEW_BLOCKS
-    first = options.skip_quant_first_layers
-    last = options.skip_quant_last_layers
-    if first is None:
-        first = 0 if few else 1
-    if last is None:
-        last = min(1, blocks - 1) if few else max(2, round(blocks / 10))
-    return first, last
+    def skipped(self, blocks: int) -> tuple[int, int]:
+        few = blocks < FEW_BLOCKS
+        first, last = self.skip_quant_first_layers, self.skip_quant_last_layers
+        if first is None:
+            first = 0 if few else 1
+        if last is None:
+            last = min(1, blocks - 1) if few else max(2, round(blocks / 10))
+        return first, last
 
 
 def precision(request: PrecisionRequest, options: Nvfp4Options) -> Precision:
-    """Return E2M1 operands and bf16 activations. Masters default to bf16, gradients of params to fp32."""
-    if request.model_dtype not in (None, "bf16"):
-        raise ConfigError(f"model_dtype: {request.model_dtype}: recipe nvfp4 needs bf16. Remove the key.")
-    return Precision(
-        model="bf16",
-        matmul="e2m1",
-        gradient="e2m1",
-        master=request.master_dtype or "bf16",
-        adapter=request.adapter_dtype or "fp32",
-        param_grad=request.param_grad_dtype or "fp32",
-        optimizer_state=request.optimizer_state_dtype or "fp32",
-    )
+    """Return E2M1 operands."""
+    return quantized_precision(request, "nvfp4", "e2m1", "e2m1")
 
 
 def supports(device: DeviceInfo, precision: Precision, options: Nvfp4Options | None = None) -> Support:
@@ -146,7 +132,7 @@ def _lowered(family: Family, context: LowerContext, options: Nvfp4Options) -> Fa
 
     def lowered(program: Program, measured: Measured | None = None) -> Program:
         quantizer = Fp4Quantizer(context.builder, context.scalars, settings, weights, measured)
-        return lower_products(program, context.builder, settings.weights, quantizer)
+        return lower_products(program, context.builder, settings.weights, lambda operands: quantizer)
 
     numerics = None
     if context.numerics:
@@ -157,12 +143,8 @@ def _lowered(family: Family, context: LowerContext, options: Nvfp4Options) -> Fa
 
 
 def _settings(family: Family, context: LowerContext, options: Nvfp4Options) -> Settings:
-    blocks = 1 + max((op.block for op in family.evaluate.ops), default=-1)
-    first, last = skipped(options, blocks)
-    chosen = quantized_weights(family, context, skip_first=first, skip_last=last, otherwise=BF16)
-    check_multiples(family.evaluate, context, chosen, MULTIPLE, "NVFP4 products", BF16)
     return Settings(
-        weights=chosen,
+        weights=quantized_weights(family, context, options, MULTIPLE, "NVFP4 products", BF16),
         backend=backend(options, context),
         four_over_six={"all": ("x", "dy", "w"), True: ("x",), False: ()}[options.fp4_four_over_six],
         hadamard=not options.no_fp4_hadamard,
@@ -173,19 +155,16 @@ def _settings(family: Family, context: LowerContext, options: Nvfp4Options) -> S
 
 def _with_quantized_weights(family: Family, context: LowerContext, settings: Settings, weights: Weights) -> Family:
     """Quantize all weights in `derive`, and the trained ones again after every update."""
-    b = context.builder
-    derive, update = list(family.derive.ops), list(family.update.ops)
+    b, derive = context.builder, []
     for weight in weights.all:
-        with b.record("derive", weight.weight.block) as written:
-            b.emit("nvfp4_quantize", weight.weight, outs=[*weight.rows, *weight.columns], **weight.attrs(settings))
-        derive += written
-        if settings.weights.is_trained(weight.weight):
-            with b.record("update") as written:
-                b.emit("nvfp4_quantize", weight.weight, outs=[*weight.rows, *weight.columns], **weight.attrs(settings))
-            update += written
-    return replace(
-        family, derive=replace(family.derive, ops=tuple(derive)), update=replace(family.update, ops=tuple(update))
-    )
+        with b.record("derive", weight.weight.block) as emitted:
+            weight.quantize(b, settings)
+        derive += emitted
+    with b.record("update") as update:
+        for weight in weights.all:
+            if settings.weights.is_trained(weight.weight):
+                weight.quantize(b, settings)
+    return family.appending(derive, update)
 
 
 def product_error(precision: Precision, options: object = None) -> float:

@@ -4,24 +4,25 @@ The products with a weight, y = x w^T, dx = dy w and dw = dy^T x (`OpDef.product
 and w. `lower_products` finds them in a program, and calls the recipe's `Quantizer` to emit ops in their places: it
 quantizes each x and each dy once, where it is computed, and multiplies. All other ops stay as they are.
 
-    weights = quantized_weights(family, context, skip_first=0, skip_last=1, otherwise="use recipe: bf16")
-    micro = lower_products(family.micro, context.builder, weights, MyQuantizer(...))
+    weights = quantized_weights(family, context, options, 32, "MXFP8 products", "use recipe: bf16")
+    micro = lower_products(family.micro, context.builder, weights, lambda operands: MyQuantizer(...))
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..errors import ConfigError
+from ..origin import Count
 from ..program.op import Op, Program
 from ..program.opdef import Product
 from ..program.value import Value
-from .recipes import Family, LowerContext, ParamInfo
+from .recipes import Family, LowerContext, ParamInfo, Precision, PrecisionRequest
 
 if TYPE_CHECKING:
     from ..program.builder import Builder
@@ -32,11 +33,29 @@ class SkippedBlocks(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    skip_quant_first_layers: Annotated[int, Field(ge=0)] = Field(
-        0, description="First blocks of the model whose products stay in bf16."
-    )
-    skip_quant_last_layers: Annotated[int, Field(ge=0)] = Field(
-        0, description="Last blocks of the model whose products stay in bf16."
+    skip_quant_first_layers: Count = Field(0, description="First blocks of the model whose products stay in bf16.")
+    skip_quant_last_layers: Count = Field(0, description="Last blocks of the model whose products stay in bf16.")
+
+    def skipped(self, blocks: int) -> tuple[int, int]:
+        """Return how many blocks of a model of `blocks` stay in bf16: first ones and last ones."""
+        return self.skip_quant_first_layers, self.skip_quant_last_layers
+
+
+def quantized_precision(request: PrecisionRequest, recipe: str, matmul: str, gradient: str) -> Precision:
+    """Return the dtypes of a recipe with bf16 activations. Masters default to bf16, gradients of params to fp32.
+
+    Raises ConfigError for another `model_dtype`.
+    """
+    if request.model_dtype not in (None, "bf16"):
+        raise ConfigError(f"model_dtype: {request.model_dtype}: recipe {recipe} needs bf16. Remove the key.")
+    return Precision(
+        model="bf16",
+        matmul=matmul,
+        gradient=gradient,
+        master=request.master_dtype or "bf16",
+        adapter=request.adapter_dtype or "fp32",
+        param_grad=request.param_grad_dtype or "fp32",
+        optimizer_state=request.optimizer_state_dtype or "fp32",
     )
 
 
@@ -63,15 +82,15 @@ class Operand:
 
     which     "x", the input of forward products, or "dy", the gradient of their result
     weight    of the first such product in the program, which names the tensor: no other tensor has the same name
-    readers   the products that read it
-    by_wgrad  a weight gradient reads it, which sums over its rows; the other products sum over its columns
+    by_rows   y or dx reads it, which sum over its columns
+    by_wgrad  dw reads it, which sums over its rows
     is_wide   something besides these products reads it
     """
 
     value: Value
     which: Literal["x", "dy"]
     weight: Value
-    readers: list[Op] = field(default_factory=list)
+    by_rows: bool = False
     by_wgrad: bool = False
     is_wide: bool = False
 
@@ -81,7 +100,7 @@ class Operand:
 
 
 class Quantizer(ABC):
-    """Emits the ops of quantized products. Made for one program, whose ops it is given in their order."""
+    """Emits the ops of quantized products, for one program, whose ops it is given in their order."""
 
     @abstractmethod
     def quantize(self, operand: Operand) -> Collection[Op]:
@@ -100,12 +119,23 @@ class Quantizer(ABC):
         """Emit dw = dy^T x, with the outputs of `op`, to which it adds where `op.accumulate` says so."""
 
 
-def lower_products(program: Program, builder: Builder, weights: QuantizedWeights, quantizer: Quantizer) -> Program:
-    """Return `program` with the products of `weights` as `quantizer` emits them."""
-    return _Lowering(program, builder, weights, quantizer).run()
+def lower_products(
+    program: Program,
+    builder: Builder,
+    weights: QuantizedWeights,
+    quantizer: Callable[[Mapping[Value, Operand]], Quantizer],
+) -> Program:
+    """Return `program` with the products of `weights` as `quantizer`, called with what they read, emits them."""
+    operands, ops = _operands(program, builder, weights), []
+    lowering = _Lowering(builder, weights, quantizer(operands), operands)
+    for op in program.ops:
+        with builder.record(op.phase, op.block) as emitted:
+            lowering.lower(op)
+        ops += emitted
+    return replace(program, ops=tuple(ops))
 
 
-def quantized_weight(op: Op, product: Product | None, weights: QuantizedWeights) -> Value | None:
+def _weight(op: Op, product: Product | None, weights: QuantizedWeights) -> Value | None:
     """Return the weight of a product that is quantized; None for any other op."""
     if product is None:
         return None
@@ -115,26 +145,16 @@ def quantized_weight(op: Op, product: Product | None, weights: QuantizedWeights)
 
 
 class _Lowering:
-    def __init__(self, program: Program, builder: Builder, weights: QuantizedWeights, quantizer: Quantizer) -> None:
-        self._program = program
-        self._b = builder
-        self._weights = weights
-        self._quantizer = quantizer
-        self._operands = find_operands(program, builder, weights)
+    def __init__(
+        self, builder: Builder, weights: QuantizedWeights, quantizer: Quantizer, operands: Mapping[Value, Operand]
+    ) -> None:
+        self._b, self._weights, self._quantizer, self._operands = builder, weights, quantizer, operands
         self._quantized: set[Operand] = set()
         self._computed: set[Op] = set()
 
-    def run(self) -> Program:
-        ops: list[Op] = []
-        for op in self._program.ops:
-            with self._b.record(op.phase, op.block) as emitted:
-                self._lower(op)
-            ops += emitted
-        return replace(self._program, ops=tuple(ops))
-
-    def _lower(self, op: Op) -> None:
+    def lower(self, op: Op) -> None:
         product = self._b.ops[op.kind].product
-        weight = quantized_weight(op, product, self._weights)
+        weight = _weight(op, product, self._weights)
         if product is not None and weight is not None:
             self._multiply(op, product, weight)
         elif op in self._computed or self._quantizes_result(op):
@@ -172,49 +192,57 @@ class _Lowering:
         self._quantizer.multiply(op, left, weight, base=base, bias=bias)
 
 
-def find_operands(program: Program, builder: Builder, weights: QuantizedWeights) -> dict[Value, Operand]:
+def _operands(program: Program, builder: Builder, weights: QuantizedWeights) -> dict[Value, Operand]:
     """Return the tensors that quantized products of a program read, in the order in which they do."""
     found: dict[Value, Operand] = {}
+    reads: set[tuple[Op, Value]] = set()
     for op in program.ops:
         product = builder.ops[op.kind].product
-        weight = quantized_weight(op, product, weights)
+        weight = _weight(op, product, weights)
         if product is None or weight is None:
             continue
-        which: Literal["x", "dy"] = "x" if product.of == "forward" else "dy"
-        operand = found.setdefault(op.ins[0], Operand(op.ins[0], which, weight))
-        operand.readers.append(op)
+        reads.add((op, op.ins[0]))
+        operand = found.setdefault(op.ins[0], Operand(op.ins[0], "x" if product.of == "forward" else "dy", weight))
         if product.of == "wgrad":
-            x = found[op.ins[1]]
-            x.readers.append(op)
-            operand.by_wgrad = x.by_wgrad = True
+            reads.add((op, op.ins[1]))
+            operand.by_wgrad = found[op.ins[1]].by_wgrad = True
+        else:
+            operand.by_rows = True
     readers = program.readers()
     for value, operand in found.items():
-        others = (op for op in readers.get(value, ()) if op not in operand.readers)
-        operand.is_wide = any(others) or value in program.outputs or value.role != "act"
+        others = any((op, value) not in reads for op in readers.get(value, ()))
+        operand.is_wide = others or value in program.outputs or value.role != "act"
     return found
 
 
 def quantized_weights(
-    family: Family, context: LowerContext, *, skip_first: int, skip_last: int, otherwise: str
+    family: Family, context: LowerContext, options: SkippedBlocks, multiple: int, what: str, otherwise: str
 ) -> QuantizedWeights:
-    """Return the matrices of all blocks but the first `skip_first` and the last `skip_last`.
+    """Return the matrices of all blocks that `options` do not skip.
 
-    Raises ConfigError, with the keys and the remedy `otherwise`, if there are none.
+    Raises ConfigError if there are none, or if a dimension of a product, "NVFP4 products" for instance, is no multiple
+    of `multiple`. `otherwise` is the remedy where another batch does not help.
     """
     infos = [info for info in context.params.values() if is_block_matrix(info)]
     blocks = 1 + max((op.block for op in family.evaluate.ops), default=-1)
-    chosen = {info.param: info for info in infos if skip_first <= info.param.block < blocks - skip_last}
+    first, last = options.skipped(blocks)
+    chosen = {info.param: info for info in infos if first <= info.param.block < blocks - last}
     if not chosen:
         raise ConfigError(
-            f"skip_quant_first_layers: {skip_first} and skip_quant_last_layers: {skip_last} leave none of the {blocks} "
-            f"blocks to quantize. Lower them, or {otherwise}."
+            f"skip_quant_first_layers: {first} and skip_quant_last_layers: {last} leave none of the {blocks} blocks to "
+            f"quantize. Lower them, or {otherwise}."
         )
-    products = ((op, context.builder.ops[op.kind].product) for op in family.micro.ops)
-    return QuantizedWeights(
+    ops = context.builder.ops
+    products = ((op, ops[op.kind].product) for op in family.micro.ops)
+    weights = QuantizedWeights(
         params=frozenset(chosen),
         grads={info.grad: param for param, info in chosen.items() if info.grad is not None},
         by_dgrad=frozenset(op.ins[1] for op, product in products if product is not None and product.of == "dgrad"),
     )
+    for op in family.evaluate.ops:
+        if _weight(op, ops[op.kind].product, weights) is not None:
+            _check_multiples(op, multiple, what, otherwise)
+    return weights
 
 
 def is_block_matrix(info: ParamInfo) -> bool:
@@ -222,22 +250,13 @@ def is_block_matrix(info: ParamInfo) -> bool:
     return info.stored and info.param.block >= 0 and len(info.param.shape) == 2
 
 
-def check_multiples(
-    program: Program, context: LowerContext, weights: QuantizedWeights, multiple: int, what: str, otherwise: str
-) -> None:
-    """Raise ConfigError unless all dimensions of quantized products are multiples of `multiple`.
-
-    `what` names the products, `otherwise` is the remedy for a weight of another size.
-    """
-    for op in program.ops:
-        product = context.builder.ops[op.kind].product
-        if product is None or product.of != "forward" or op.ins[1] not in weights.params:
-            continue
-        x, weight = op.ins[:2]
-        for size, unit, remedy in (
-            (x.shape[0], "tokens in a micro-step", "Change per_device_train_batch_size or sequence_len"),
-            (weight.shape[0], f"rows in {weight.name}", f"For this model {otherwise}"),
-            (weight.shape[1], f"columns in {weight.name}", f"For this model {otherwise}"),
-        ):
-            if size % multiple:
-                raise ConfigError(f"recipe: {what} need a multiple of {multiple} {unit}, got {size}. {remedy}.")
+def _check_multiples(op: Op, multiple: int, what: str, otherwise: str) -> None:
+    """Raise ConfigError unless all dimensions of a forward product are multiples of `multiple`."""
+    x, weight = op.ins[:2]
+    for size, unit, remedy in (
+        (x.shape[0], "tokens in a micro-step", "Change per_device_train_batch_size or sequence_len"),
+        (weight.shape[0], f"rows in {weight.name}", f"For this model {otherwise}"),
+        (weight.shape[1], f"columns in {weight.name}", f"For this model {otherwise}"),
+    ):
+        if size % multiple:
+            raise ConfigError(f"recipe: {what} need a multiple of {multiple} {unit}, got {size}. {remedy}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from ..dtypes import DtypeName
 from ..origin import Declared, Definition, Name, Share
 from ..program.inputs import Scalars
-from ..program.op import Program
+from ..program.op import Op, Program
 from ..program.opdef import ParamKind
 from ..program.value import Value
 from .base import DeviceInfo, NoOptions, Support, Target
@@ -150,6 +150,14 @@ class Family:
             micro=change(self.micro),
             calibrate=calibrate and change(calibrate),
             numerics=numerics and replace(numerics, micro=change(numerics.micro)),
+        )
+
+    def appending(self, derive: Iterable[Op], update: Iterable[Op]) -> Family:
+        """Return the family with these ops at the end of both programs."""
+        return replace(
+            self,
+            derive=replace(self.derive, ops=(*self.derive.ops, *derive)),
+            update=replace(self.update, ops=(*self.update.ops, *update)),
         )
 
     def programs(self) -> tuple[Program, ...]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..dtypes import accumulator
 from ..program.op import Op
 from ..program.opdef import IN_OUTPUTS, Emitter, Gradients, OpDef, OutSpec, Product
 from ..program.value import Value
-from .definition import Attributes, Attrs, Ins, define, elements, matrix, need
+from .definition import Attrs, Infer, Ins, define, elements, matrix, need
 
 
 def _linear(ins: Ins, attrs: Attrs) -> list[OutSpec]:
@@ -101,61 +103,38 @@ def _product_flops(op: Op) -> int:
     return 2 * sum(x.size for x in operands) * op.outs[0].shape[1]
 
 
-_DTYPE: Attributes = {"dtype": (str | None, IN_OUTPUTS)}
-"""The dtype of the product. Default: that of the first operand."""
+def _product(kind: str, infer: Infer, product: Product, **fields: Any) -> OpDef:
+    """`dtype` is that of the product. Default: that of the first operand."""
+    attrs = {"dtype": (str | None, IN_OUTPUTS)}
+    return define(kind, infer, attrs=attrs, product=product, flops=_product_flops, **fields)
+
 
 PRODUCTS: tuple[OpDef, ...] = (
-    define(
+    _product(
         "linear",
         _linear,
-        attrs=_DTYPE,
-        product=Product(of="forward", adds="bias"),
+        Product(of="forward", adds="bias"),
         vjp=_linear_vjp,
-        flops=_product_flops,
         add_kind=_linear_adding,
         pair_kind="linear_pair",
     ),
-    define(
+    _product(
         "linear_add",
         _linear_add,
-        attrs=_DTYPE,
-        product=Product(of="forward", adds="base"),
+        Product(of="forward", adds="base"),
         vjp=_linear_add_vjp,
-        flops=_product_flops,
         may_overwrite=lambda op: {0: 2},
     ),
-    define(
-        "linear_pair",
-        _linear_pair,
-        attrs=_DTYPE,
-        product=Product(of="forward", second="linear"),
-        vjp=_linear_pair_vjp,
-        flops=_product_flops,
-    ),
-    define(
+    _product("linear_pair", _linear_pair, Product(of="forward", second="linear"), vjp=_linear_pair_vjp),
+    _product(
         "linear_dgrad",
         _linear_dgrad,
-        attrs=_DTYPE,
-        product=Product(of="dgrad"),
-        flops=_product_flops,
+        Product(of="dgrad"),
         add_kind=lambda op: "linear_dgrad_add",
         pair_kind="linear_dgrad_pair",
     ),
-    define(
-        "linear_dgrad_add",
-        _linear_dgrad_add,
-        attrs=_DTYPE,
-        product=Product(of="dgrad", adds="base"),
-        flops=_product_flops,
-        may_overwrite=lambda op: {0: 2},
-    ),
-    define(
-        "linear_dgrad_pair",
-        _linear_dgrad_pair,
-        attrs=_DTYPE,
-        product=Product(of="dgrad", second="linear_dgrad"),
-        flops=_product_flops,
-    ),
+    _product("linear_dgrad_add", _linear_dgrad_add, Product(of="dgrad", adds="base"), may_overwrite=lambda op: {0: 2}),
+    _product("linear_dgrad_pair", _linear_dgrad_pair, Product(of="dgrad", second="linear_dgrad")),
     define(
         "linear_wgrad",
         _linear_wgrad,
