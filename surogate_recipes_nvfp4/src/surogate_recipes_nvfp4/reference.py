@@ -35,15 +35,18 @@ def nvfp4_quantize(
     for i, wanted in enumerate((rows, columns)):
         if not wanted:
             continue
-        matrix = wide.T.contiguous() if i else wide
+        matrix = wide.T.contiguous() if i and not square else wide
         if i and hadamard:
             matrix = hadamard_transform(matrix).bfloat16().float()
         bits = random_bytes(matrix.shape, int(random[1]), stream + i, int(random[0])) if stochastic else None
-        outs += form(matrix, square, four_over_six, bits)
+        codes, scales, recorded = _quantized(matrix, square, four_over_six, bits)
+        if i and square:  # errors of 4/6 are summed along rows of x, so that both forms hold the same numbers
+            codes, scales = codes.T, scales[::BLOCK].T.repeat_interleave(BLOCK, dim=0)
+        outs += _packed(codes), ordered(scales), recorded
     return outs
 
 
-def form(x: Tensor, square: bool, four_over_six: bool, bits: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _quantized(x: Tensor, square: bool, four_over_six: bool, bits: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return codes, scales and amax of an fp32 matrix. `bits` are random bytes, one for each element."""
     blocks, finite = x.view(len(x), -1, BLOCK), x.isfinite()
     amax, largest = x.abs().where(finite, 0).max(), torch.tensor(largest_scale(four_over_six))
@@ -55,7 +58,7 @@ def form(x: Tensor, square: bool, four_over_six: bool, bits: Tensor | None) -> t
         scales = e4m3((top * (encode * (torch.tensor(1.0) / LARGEST))).clamp(max=FLT_MAX))
         codes = _codes(_scaled(blocks, scales, encode), bits)
     recorded = torch.where(finite.all(), amax, torch.nan)
-    return _packed(codes), ordered(scales), torch.stack([recorded, largest])
+    return codes.view(x.shape), scales, torch.stack([recorded, largest])
 
 
 def _four_or_six(
@@ -150,8 +153,7 @@ def levels(codes: Tensor) -> Tensor:
 
 def _packed(codes: Tensor) -> Tensor:
     """Return [rows, K / 2] bytes. The first element of a byte is in its lower half."""
-    flat = codes.view(len(codes), -1)
-    return flat[:, 0::2] | (flat[:, 1::2] << 4)
+    return codes[:, 0::2] | (codes[:, 1::2] << 4)
 
 
 def ordered(scales: Tensor) -> Tensor:
