@@ -49,11 +49,11 @@ inline void check(cudnnStatus_t status, const char* op, const char* function) {
     }
 }
 
-// Returns the handle of the current device. Each device is driven by one thread. Handles live until the process ends,
-// because plans may live as long.
+// Returns the handle of this thread for the current device. A handle has one stream, and several threads may drive a
+// device. Handles live until the process ends, because plans may live as long.
 inline cudnnHandle_t handle_of_device(const char* op) {
     static std::mutex mutex;
-    static std::map<int, cudnnHandle_t>& handles = *new std::map<int, cudnnHandle_t>;
+    thread_local std::map<int, cudnnHandle_t>& handles = *new std::map<int, cudnnHandle_t>;
     const std::lock_guard<std::mutex> lock(mutex);
     fe::cudnn_dlhandle = cudnn();
     int device = 0;
@@ -280,14 +280,13 @@ inline std::mutex& plan_mutex() {
     return mutex;
 }
 
-// Returns the plan for a shape on the current device. Calls `make` unless such a plan is in use.
+// Returns the plan of this thread for a shape on the current device. Calls `make` unless such a plan is in use.
 template <class Plan, class Make>
 std::shared_ptr<const Plan> shared_plan(const AttentionShape& shape, const Numbers& options, const char* op,
                                         Make make) {
     static std::map<Numbers, std::weak_ptr<const Plan>> plans;  // guarded by plan_mutex
-    int device = 0;
-    check_cuda(cudaGetDevice(&device), op);
-    Numbers key{device,      shape.tokens,   shape.documents, shape.seq_len,
+    const auto handle = reinterpret_cast<intptr_t>(handle_of_device(op));
+    Numbers key{handle,      shape.tokens,   shape.documents, shape.seq_len,
                 shape.heads, shape.kv_heads, shape.head_dim};
     key.insert(key.end(), options.begin(), options.end());
     const std::lock_guard<std::mutex> lock(plan_mutex());
