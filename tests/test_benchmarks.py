@@ -179,3 +179,13 @@ def test_the_contents_of_an_update_have_the_dtypes_of_its_inputs(benchmarks: Any
         "float32",
     ]
     assert found[m].count_nonzero() == 0 and found[g].count_nonzero() == 6
+
+
+def test_the_guide_shows_the_scaling_that_is_planned(benchmarks: Any) -> None:
+    scaling = benchmarks("scaling")
+    guide = (ROOT / "docs/scaling.md").read_text().splitlines()
+    start = guide.index(f"| {' | '.join(scaling.HEADINGS)} |")
+    shown = guide[start : start + 2 + len(scaling.RUNS)]
+    assert [line.split(" | ")[0] for line in shown[2:]] == [f"| {measured.by}" for measured in scaling.RUNS]
+    some = [0, 2]  # all take 15 seconds
+    assert list(scaling.lines([scaling.RUNS[i] for i in some])) == [*shown[:2], *(shown[2 + i] for i in some)]

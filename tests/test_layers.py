@@ -25,8 +25,9 @@ PLUGINS = [
     if path.name != "surogate_core" and path.is_dir() and (path / "plugin.py").exists()
 ]
 
-OPEN_TO_PLUGINS = {"api", "dtypes", "errors", "program", "reference", "run", "testing"}
-"""Parts of core that a plugin may import. `reference` holds the torch functions that reference ops are made of."""
+OPEN_TO_PLUGINS = {"api", "dtypes", "errors", "program", "reference", "run", "testing", "world"}
+"""Parts of core that a plugin may import. `reference` holds the torch functions that reference ops are made of, and
+`world` the store of several processes, for launchers."""
 
 MAY_IMPORT: Mapping[str, set[str]] = {
     part: set(parts.split())
@@ -38,6 +39,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
         "program": "dtypes errors origin",
         "api": "dtypes errors origin program",
         "standard_ops": "dtypes errors program",
+        "world": "api errors",
         "machine": "api errors",
         "memory": "api machine program",
         "hub": "errors",
@@ -51,7 +53,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
         "runtime": "api assembly data dtypes errors machine memory origin program reference",
         "testing": "api dtypes plugins reference runtime",
         "reporting": "api config errors machine memory origin plugins program",
-        "builtin": "api data machine reporting runtime standard_ops",
+        "builtin": "api data machine reporting runtime standard_ops world",
         "checkpoint": (
             "api assembly config data dtypes errors hub machine memory planning plugins program reference "
             "reporting runtime"
@@ -59,30 +61,35 @@ MAY_IMPORT: Mapping[str, set[str]] = {
         "outputs": "checkpoint config errors hub machine planning plugins reporting",
         "train": (
             "api assembly checkpoint config data dtypes errors machine memory outputs planning plugins reference "
-            "reporting runtime"
+            "reporting runtime world"
+        ),
+        "training": (
+            "api assembly checkpoint config errors fitting hub machine outputs planning plugins runtime train world"
         ),
         "run": (
             "api assembly checkpoint config data errors fitting hub machine memory outputs planning plugins "
-            "runtime train"
+            "runtime train training"
         ),
         "verification": (
             "api assembly checkpoint config data errors hub machine memory planning plugins program reference run "
-            "runtime"
+            "runtime training"
         ),
         "profiling": (
-            "api assembly checkpoint config data errors hub machine memory planning plugins program run runtime train"
+            "api assembly checkpoint config data errors hub machine memory planning plugins program run runtime train "
+            "training"
         ),
         "cli": (
             "api assembly config data errors fitting machine memory origin planning plugins profiling program "
-            "reporting run runtime verification"
+            "reporting run runtime training verification"
         ),
+        "__main__": "cli",
     }.items()
 }
 """Every part of core and the parts that it imports, from the bottom up: a part imports only what stands before it."""
 
 HEAVY = {
     *("torch", "transformers", "datasets", "safetensors", "pyarrow", "tokenizers", "matplotlib", "pandas"),
-    *("tensorboard", "wandb", "pynvml"),
+    *("tensorboard", "wandb", "pynvml", "ray"),
 }
 MAY_IMPORT_TORCH = (
     *(

@@ -242,7 +242,7 @@ def test_a_run_on_a_gpu_without_kernels_ends_before_it_reads_data_unless_referen
     begun: list[str] = []
     monkeypatch.setattr("surogate_core.runtime.device.training_device", lambda: local_device().device)
     monkeypatch.setattr("surogate_core.train.trainer.train_planned", lambda *given: begun.append("train") or None)
-    monkeypatch.setattr("surogate_core.runtime.device.devices_to_use", lambda gpus: 1)
+    monkeypatch.setattr("surogate_core.runtime.device.refuse_unequal", lambda devices: None)
     notices: list[str] = []
     with pytest.raises(ConfigError, match=r"kernels for NVIDIA H200 .SM90. are missing: .*CUDA_VISIBLE_DEVICES="):
         run.train(run.load(TRAIN[1], TRAIN[3::2]), notices.append)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from models.harness import OPS, plan_inputs, tiny_config
 from torch import Tensor
 
-from surogate_core.api import PrecisionRequest
+from surogate_core.api import OpDef, PrecisionRequest, World
 from surogate_core.assembly.assemble import assemble
 from surogate_core.data.cache import TokenDataset
 from surogate_core.data.pack import DocumentSpans, PackedRows, pack
@@ -20,6 +21,7 @@ from surogate_core.reference.ops import attention
 from surogate_core.runtime.initialise import initialise
 from surogate_core.runtime.worker import Worker
 from surogate_core.train.packing_check import PackingCheck, check_packing
+from surogate_core.world.processes import Processes
 
 SEQ_LEN, ROWS, VOCAB = 64, 2, 61
 CONFIG = tiny_config(vocab_size=VOCAB, hidden_size=24, intermediate_size=40, num_hidden_layers=2, head_dim=8)
@@ -39,7 +41,7 @@ def rows_of(lengths: list[int]) -> PackedRows:
     return pack(DocumentSpans.of([dataset]), SEQ_LEN)
 
 
-def check(rows: PackedRows, dtype: str, instead: dict[str, Callable[..., Any]] | None = None) -> PackingCheck | None:
+def check(rows: PackedRows, dtype: str, ops: Mapping[str, OpDef] = OPS) -> PackingCheck | None:
     given = plan_inputs(
         CONFIG,
         batch_size=ROWS,
@@ -48,10 +50,10 @@ def check(rows: PackedRows, dtype: str, instead: dict[str, Callable[..., Any]] |
         request=PrecisionRequest(model_dtype=dtype),
     )
     assembly = assemble(given)
-    worker = Worker.on_cpu(assembly, OPS, seed=1, instead=instead)
+    worker = Worker.on_cpu(assembly, ops, seed=1)
     initialise((v for v in assembly.declared if v.init), worker.buffers.persistent, 3)
     worker.start()
-    return check_packing(worker, rows, ROWS, 0, (dtype,))
+    return check_packing(worker, rows, ROWS, 0, (dtype,), Processes(World()))
 
 
 def across(qkv: Tensor, cu_seqlens: Tensor, **attrs: Any) -> tuple[Tensor, Tensor]:
@@ -69,7 +71,11 @@ def test_independent_documents_have_the_same_loss_packed_and_alone(dtype: str) -
 
 def test_attention_across_documents_is_refused() -> None:
     with pytest.raises(ProgramError, match=r"packing: 7 documents .* sample_packing: false"):
-        check(rows_of([20, 30, 9, 40, 22, 64, 13, 5]), "fp32", {"attention": across})
+        check(
+            rows_of([20, 30, 9, 40, 22, 64, 13, 5]),
+            "fp32",
+            OPS | {"attention": replace(OPS["attention"], reference=f"{__name__}:across")},
+        )
 
 
 def test_rows_of_one_document_are_not_checked() -> None:

@@ -403,21 +403,22 @@ FAULTS = [
     case(
         "fields is text", 'change("FORMAT", fields=lambda o: "acme")', f"{FORMAT} .*fields: returned 'acme'", "tokenize"
     ),
+    case("recognises raises", 'change("LAUNCHER", recognises=boom)', f"{LAUNCHER} failed in recognises: {BOOM}"),
+    case(
+        "recognises is a number", 'change("LAUNCHER", recognises=lambda e: 1)', f"{LAUNCHER} .*recognises: returned 1"
+    ),
     # while a run trains
     case(
-        "launcher raises", 'change("LAUNCHER", run=boom)', f"{LAUNCHER} failed in run: {BOOM}", "train", launcher="acme"
-    ),
-    case(
-        "launcher does nothing",
-        'change("LAUNCHER", run=nothing)',
-        f"{LAUNCHER} failed in run: returned None, expected what its work returned",
+        "launcher raises",
+        'change("LAUNCHER", join=boom)',
+        f"{LAUNCHER} failed in join: {BOOM}",
         "train",
         launcher="acme",
     ),
     case(
-        "launcher connects nobody",
-        'change("LAUNCHER", run=lambda work, t, o: work(()))',
-        rf"{LAUNCHER} failed in run: called its work with \(\)",
+        "launcher joins nothing",
+        'change("LAUNCHER", join=nothing)',
+        rf"{LAUNCHER} failed in join: returned None",
         "train",
         launcher="acme",
     ),

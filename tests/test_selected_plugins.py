@@ -61,7 +61,7 @@ def test_a_folder_that_is_no_adapter_names_the_files_of_all_installed_ones(tmp_p
         ({"lora": False, "adapter": "lora"}, r"lora: is false, but adapter is lora; remove one"),
         ({"adapter": "acme", "from_scratch": True}, r"adapter: an adapter needs a base model .* set adapter: none"),
         ({"adapter": "zzz"}, r"adapter: zzz — no installed plugin provides it"),
-        ({"launcher": "zzz"}, r"launcher: zzz — no installed plugin provides it. Installed: acme, local"),
+        ({"launcher": "zzz"}, r"launcher: zzz — no installed plugin provides it. Installed: acme, env, local"),
     ],
 )
 def test_contradictory_and_unknown_names_are_refused(
@@ -104,6 +104,22 @@ def test_a_launcher_is_selected_by_its_name_with_its_options(tmp_path: Path, ins
     record = tmp_path / "launched"
     result = run.train(run.load(write_config(tmp_path, launcher="acme", acme_record=str(record))))
     assert (result.steps, record.read_text()) == (1, "1 device\n")
+
+
+def test_a_run_that_resumes_with_another_launcher_is_still_bit_identical(
+    tmp_path: Path, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("acme", "0.1.0", "zz", "")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    steps = {"max_steps": 2, "save_steps": 1, "lr_scheduler_type": "constant"}
+    run.train(run.load(write_config(tmp_path, launcher="env", join_seconds=5, **steps)))
+    lines: list[str] = []
+    again = write_config(tmp_path, resume_from_checkpoint=1, overwrite_output_dir=True, **steps)
+    loaded = run.load(again)
+    result = run.train(loaded, lines.append)
+    assert (loaded.config.launcher, result.steps) == ("local", 2)
+    assert not [line for line in lines if "bit-identical" in line], lines
 
 
 def test_an_offload_strategy_is_selected_by_its_keys(tmp_path: Path, install: Install) -> None:

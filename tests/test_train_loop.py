@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from surogate_core.api import EvalReport, StepReport
+from surogate_core.api import EvalReport, StepReport, World
 from surogate_core.checkpoint.progress import Progress
 from surogate_core.data.loader import StepBatch
 from surogate_core.errors import RunStopped
 from surogate_core.train import loop as module
 from surogate_core.train.loop import Job, evaluate_last, train
+from surogate_core.world.processes import Processes
 
 LAUNCH = 0.001
 """Seconds that the host spends on enqueueing a micro-step."""
@@ -41,6 +42,7 @@ class Device:
     micro_seconds: Callable[[int], float]
     norm: float = 1.0
     width: int = 1
+    world_size: int = 1
     free_at: float = 0.0
     queued: deque[float] = field(default_factory=deque)
     steps: int = 0
@@ -107,12 +109,13 @@ def run(
         "schedule": SimpleNamespace(lr=lambda step: 1e-3),
         "loggers": [recorder],
         "checkpoints": writer,
-        "eval_batches": lambda: [batch] * validation,
+        "eval_batches": lambda: [(batch,)] * validation,
+        "processes": Processes(World()),
     }
     job = Job(
         **given, total_steps=steps, eval_steps=eval_steps, save_steps=0, max_nonfinite_steps=10, watch=lambda done: None
     )
-    interrupt: Any = SimpleNamespace(requested=False, take_save_request=lambda: False)
+    interrupt: Any = SimpleNamespace(requested=False, agree=lambda: None, take_save_request=lambda: False)
     progress = train(job, interrupt, Progress())
     evaluate_last(job, interrupt, progress)
     return recorder, progress, device
@@ -163,7 +166,7 @@ def test_an_interrupted_evaluation_ends_after_its_batch_without_a_report_and_the
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     events: list[str] = []
-    interrupt: Any = SimpleNamespace(requested=False, take_save_request=lambda: False)
+    interrupt: Any = SimpleNamespace(requested=False, agree=lambda: None, take_save_request=lambda: False)
 
     def evaluated(*batches: Any) -> float:
         events.append("batch")
@@ -183,7 +186,8 @@ def test_an_interrupted_evaluation_ends_after_its_batch_without_a_report_and_the
         "schedule": SimpleNamespace(lr=lambda step: 1e-3),
         "loggers": [recorder],
         "checkpoints": SimpleNamespace(poll=lambda: None, save=save, wait=lambda: None),
-        "eval_batches": lambda: [batch] * 50,
+        "eval_batches": lambda: [(batch,)] * 50,
+        "processes": Processes(World()),
     }
     for eval_steps, steps in ((0, 4), (2, 2)):
         events.clear()

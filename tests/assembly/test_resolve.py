@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from models.harness import OPS, plan_inputs, tiny_config
 
-from surogate_core import run
+from surogate_core import run, training
 from surogate_core.api import DeviceInfo, KernelDef, Op, Support, Target, Value
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.missing_kernels import unserved_ops
@@ -95,11 +95,11 @@ def test_a_run_that_lacks_a_kernel_is_refused_before_data_are_read(monkeypatch: 
     here: DeviceInfo = H200.device
     begun: list[str] = []
     monkeypatch.setattr(Registry, "kernel_for", no_swiglu)
-    monkeypatch.setattr(run, "idle_modules", lambda kernels: {})
-    monkeypatch.setattr(run, "usable_device", lambda: LocalDevice(here, 1, "the first GPU"))
-    monkeypatch.setattr(run, "device_of_torch", lambda local: here)
-    monkeypatch.setattr(run, "open_contexts", lambda count: None)
-    monkeypatch.setattr("surogate_core.runtime.device.devices_to_use", lambda gpus: 1)
+    monkeypatch.setattr(training, "idle_modules", lambda kernels: {})
+    monkeypatch.setattr(training, "usable_device", lambda: LocalDevice(here, 1, "the first GPU"))
+    monkeypatch.setattr(training, "device_of_torch", lambda local: here)
+    monkeypatch.setattr(training, "open_contexts", lambda count: None)
+    monkeypatch.setattr("surogate_core.runtime.device.refuse_unequal", lambda devices: None)
     monkeypatch.setattr("surogate_core.train.trainer.train_planned", lambda *given: begun.append("train"))
     monkeypatch.chdir(TINY.parents[1])
     with pytest.raises(ConfigError, match=r"no compiled kernel serves these ops.*\n  swiglu: acme: needs SM100"):

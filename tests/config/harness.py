@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from surogate_core.api import DatasetFormatDef, Encoded, NoOptions, WeightFormatDef
+from surogate_core.api import DatasetFormatDef, Encoded, LauncherDef, NoOptions, WeightFormatDef, World
 from surogate_core.config.adapter import Mode
 from surogate_core.config.load import LoadedConfig, load_config
 from surogate_core.config.schema import TrainConfig
@@ -72,6 +72,9 @@ class FakeRegistry:
     def weight_formats(self) -> Mapping[str, WeightFormatDef]:
         return {}
 
+    def launchers(self) -> Mapping[str, LauncherDef]:
+        return {"local": LauncherDef(name="local", summary="", join=lambda here, options: World())}
+
     def names(self, kind: str) -> list[str]:
         return {
             "recipe": ["bf16"],
@@ -79,7 +82,7 @@ class FakeRegistry:
             "logger": ["console", "my-board"],
             "format": ["text"],
             "adapter": [],
-            "launcher": ["local"],
+            "launcher": list(self.launchers()),
             "offload": [],
             "weight format": [],
         }[kind]

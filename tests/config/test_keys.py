@@ -10,7 +10,7 @@ from config.harness import FakeRegistry, WithAdapter, load, message
 from pydantic import BaseModel
 
 from surogate_core.config.foreign import same_entry_keys, same_keys
-from surogate_core.config.keys import ALIASES, DEAD, DIFFERS, IGNORED, LIMITS, NOT_YET, NOT_YET_NAMES, PACKAGES
+from surogate_core.config.keys import ALIASES, DEAD, DIFFERS, IGNORED, LIMITS, MEANS, NOT_YET, NOT_YET_NAMES, PACKAGES
 from surogate_core.config.schema import DatasetEntry, TrainConfig
 from surogate_core.config.yaml import read_yaml
 from surogate_core.errors import SurogateError
@@ -78,11 +78,10 @@ def test_names_of_plugins_that_are_not_built_are_refused_with_an_alternative() -
 
 
 def test_errors_inside_sections_and_datasets_name_the_dotted_key() -> None:
-    assert "distributed.num_nodes: not yet" in message(distributed={"num_nodes": 2})
-    assert "distributed.nodes: unknown key; the keys here are gpus_per_node, num_nodes" in message(
-        distributed={"nodes": 2}
-    )
-    assert "distributed: must be a section" in message(distributed=3)
+    assert "distillation.kd_weight: not yet" in message(distillation={"kd_weight": 7})
+    assert "distillation.kd_dirs: unknown key; did you mean kd_dir?" in message(distillation={"kd_dirs": "x"})
+    assert "distillation: must be a section" in message(distillation=3)
+    assert "distributed: no installed plugin has this key; pip install surogate-launch-ray" in message(distributed={})
     entry = {"path": "x", "chosen": "good"}
     assert "datasets.0.chosen: not yet" in message(datasets=[entry])
 
@@ -112,13 +111,28 @@ def test_an_ignored_key_gives_one_notice() -> None:
     assert load(model_type=None).notices == ()
 
 
+def test_a_flag_of_the_original_selects_the_value_that_it_means() -> None:
+    for flag, (key, value) in MEANS.items():
+        for true in (True, "yes"):
+            loaded = load(**{flag: true, key: "auto"})
+            assert loaded == load(**{key: value}) and loaded.notices == (f"{flag}: true means {key}: {value}",)
+        assert load(**{flag: False}) == load(**{flag: None}) == load()
+        assert f"{flag}: must be true or false (got 7)" in message(**{flag: 7})
+        assert f"{flag}: is true, which means transport: copies, but transport is nccl; keep one" in message(
+            **{flag: True, "transport": "nccl"}
+        )
+
+
 def test_an_alias_and_its_key_may_not_disagree() -> None:
     assert "given twice" in message(recompute_att=False, recompute_attention=True)
     for alias, key in ALIASES.items():
         assert key in TrainConfig.model_fields or key in NOT_YET, alias
 
 
-DEFAULTS_REFUSED: dict[str, str] = {}
+DEFAULTS_REFUSED: dict[str, str] = dict.fromkeys(
+    (f"distributed.{key}" for key in ("ray_address", "num_nodes", "gpus_per_node", "worker_output_dir")),
+    "pip install surogate-launch-ray",
+)
 """Key -> the error for the original's default."""
 
 
@@ -155,7 +169,7 @@ def test_every_key_of_the_original_is_accepted_at_its_default_or_has_a_reason() 
 
 def test_every_key_is_in_one_table_and_the_tables_refer_to_existing_keys() -> None:
     core = TrainConfig.model_fields.keys()
-    for table in (NOT_YET, DEAD, IGNORED, PACKAGES, ALIASES):
+    for table in (NOT_YET, DEAD, IGNORED, PACKAGES, ALIASES, MEANS):
         assert not core & table.keys()
     assert set(same_keys().values()) <= {*core, *PACKAGES} and not core & same_keys().keys()
     assert set(same_entry_keys().values()) <= DatasetEntry.model_fields.keys()

@@ -38,6 +38,46 @@ def test_options_of_plugins_are_validated_as_strictly_as_keys_of_core(key: str, 
     assert f"run.yaml: {key}: must be" in message(optimizer="sgd", **{key: value})
 
 
+class Place(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    shelf: int = Field(1, ge=1)
+    locked: bool = False
+
+
+class Kept(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    place: Place = Field(default_factory=Place)
+
+
+def test_a_field_that_is_a_model_is_a_section_of_keys() -> None:
+    registry = FakeRegistry(kept=Kept)
+    loaded = load(registry=registry, optimizer="kept", place={"shelf": "2", "locked": "yes"})
+    assert loaded.optimizer_options == Kept(place=Place(shelf=2, locked=True))
+    assert load_config(resolved(loaded), registry=registry, source="run.yaml") == loaded
+    default = load(registry=registry, optimizer="kept", place={"shelf": None})
+    assert default == load(registry=registry, optimizer="kept")
+
+
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ({"shelf": 0}, "place.shelf: must be at least 1 (got 0)"),
+        ({"shelf": True}, "place.shelf: must be a number (got true)"),
+        ({"locked": "perhaps"}, "place.locked: must be true or false (got 'perhaps')"),
+        ({"shelfs": 1}, "place.shelfs: unknown key; did you mean shelf?"),
+        ({"room": 1}, "place.room: unknown key; the keys here are locked, shelf"),
+        ("here", "place: must be a section of keys (got 'here')"),
+    ],
+)
+def test_errors_inside_a_section_of_a_plugin_name_the_dotted_key(section: Any, says: str) -> None:
+    for optimizer in ("kept", "sgd"):  # selected or not
+        with pytest.raises(ConfigError) as caught:
+            load(registry=FakeRegistry(kept=Kept), optimizer=optimizer, place=section)
+        assert str(caught.value) == f"run.yaml: {says}"
+
+
 class Counted(BaseModel):
     held: bool | int = Field(False, ge=0)
     sgd_scale: Literal["match-adamw", "paper"] = "paper"

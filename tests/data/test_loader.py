@@ -48,7 +48,7 @@ def test_batches_keep_the_contract(lengths: list[int], sequence_len: int, batch_
     dataset = dataset_of(lengths, share)
     rows = pack(DocumentSpans.of([dataset]), sequence_len)
     total = batch_size * sequence_len
-    for batch in eval_batches(rows, batch_size, pad_id=PAD):
+    for (batch,) in eval_batches(rows, batch_size, pad_id=PAD):
         assert {a.dtype for a in (batch.tokens, batch.targets, batch.positions, batch.cu_seqlens)} == {
             np.dtype("int32")
         }
@@ -127,11 +127,11 @@ def test_labels_of_a_step_do_not_depend_on_its_division_into_micro_batches() -> 
 
 def test_evaluation_reads_every_row_once_whatever_the_training_seed() -> None:
     rows = packed([13, 40, 7, 9, 22, 31, 5] * 5)
-    first = [contents(batch) for batch in eval_batches(rows, 3, pad_id=PAD)]
+    first = [contents(batch) for (batch,) in eval_batches(rows, 3, pad_id=PAD)]
     Loader(rows, 2, 2, seed=9).step(4)
-    assert [contents(batch) for batch in eval_batches(rows, 3, pad_id=PAD)] == first
+    assert [contents(batch) for (batch,) in eval_batches(rows, 3, pad_id=PAD)] == first
     assert len([token for batch in first for token in batch]) == rows.n_tokens
-    assert [contents(batch) for batch in eval_batches(rows, 3, limit=6, pad_id=PAD)] == first[:2]
+    assert [contents(batch) for (batch,) in eval_batches(rows, 3, limit=6, pad_id=PAD)] == first[:2]
 
 
 def test_loader_refuses_empty_data_and_sizes_below_one() -> None:
@@ -191,5 +191,5 @@ def test_rows_of_padding_fill_the_last_step() -> None:
 def test_masked_documents_have_no_label() -> None:
     rows = packed([16] * 3)
     silent = replace(rows.corpus.datasets[0], mask=np.zeros(6, np.uint8))
-    batch = next(eval_batches(replace(rows, corpus=replace(rows.corpus, datasets=(silent,))), 3))
+    (batch,) = next(eval_batches(replace(rows, corpus=replace(rows.corpus, datasets=(silent,))), 3))
     assert batch.n_valid == 0 and batch.n_tokens == 48

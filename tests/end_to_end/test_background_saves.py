@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from end_to_end.product import EXAMPLES, environment, records
 from safetensors.torch import load_file
-from teams import pretend
 
 from surogate_core import run
 from surogate_core.checkpoint import folders as checkpoint
@@ -43,13 +42,11 @@ def at_step(step: int, what: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "finish", finished)
 
 
-@pytest.mark.parametrize("gpus", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_training_continues_during_a_save_and_the_checkpoint_has_the_bits_of_its_step(
-    here: Workplace, monkeypatch: pytest.MonkeyPatch, gpus: int
+    here: Workplace, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
-    if gpus > 1:
-        pretend(gpus, monkeypatch.setattr)
-    config = here.write(max_steps=6, save_steps=2, gradient_accumulation_steps=gpus, gpus=gpus, **MASTERS)
+    config = here.write(max_steps=6, save_steps=2, gradient_accumulation_steps=ranks, ranks_per_gpu=ranks, **MASTERS)
     run.train(run.load(config, ["save_in_background=false", "output_dir=waited"]), notice=lambda line: None)
 
     may, seen = threading.Event(), list[tuple[str, int]]()

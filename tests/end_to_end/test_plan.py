@@ -129,7 +129,7 @@ def test_a_published_model_is_planned_from_its_config_without_torch(size: str, r
     assert list(plan["device_bytes"]) == ["total", *PARTS]
     parts = ["collective", "waiting", "copy", "product", "attention", "memory"]
     step = ["seconds", "tokens", "tokens_per_second", "flops", "bytes", *(f"{part}_seconds" for part in parts)]
-    assert list(plan["step"]) == step
+    assert list(plan["step"]) == [*step, "link", "scaling"]
     assert plan["device_bytes"]["total"] == sum(plan["device_bytes"][part] for part in PARTS)
     assert plan["host_bytes"]["total"] == sum(value for key, value in plan["host_bytes"].items() if key != "total")
     assert plan["fits"] == (plan["device_bytes"]["total"] <= plan["device"]["bytes"])
@@ -265,6 +265,27 @@ def test_a_plan_for_several_gpus_includes_their_communication(here: Workplace) -
     sent = sum(math.prod(shape) for shape in gradients(here)) * 4 / 1e9
     assert f"each sends {sent:,.2f} GB of gradients" in text
     assert not [line for line in text.partition("recipe ")[2].splitlines() if "gpus:" in line and len(line) > 80]
+
+
+def test_a_run_on_many_machines_is_planned_without_torch(here: Workplace) -> None:
+    where = ("--device", "h100", "--gpus", "64", "--nodes", "8")
+    done = surogate_plan(here.root, here.write(), *where, "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert (plan["device"]["count"], plan["device"]["machines"], plan["device"]["ranks_per_device"]) == (64, 8, 1)
+    assert "400 Gb/s" in plan["step"]["link"]["name"] and "not measured" in plan["step"]["link"]["source"]
+    text = invoke("plan", here.write(), *where).stdout
+    assert "64 x NVIDIA H100 80GB HBM3 on 8 machines" in text and "on each of 64 GPUs" in text
+    assert f"scale:  {plan['step']['scaling']:.1%} of 64 x one GPU" in text
+    assert "over a network of 400 Gb/s a GPU (published, not measured)," in " ".join(text.split())
+    assert not [line for line in text.partition("recipe ")[2].splitlines() if len(line) > 80]
+    fit = json.loads(invoke("plan", here.write(), *where, "--fit", "auto", "--json").stdout)
+    assert fit["device"]["count"] == 64 and fit["proposals"]
+
+
+def test_gpus_that_cannot_be_spread_evenly_are_refused(here: Workplace) -> None:
+    done = invoke("plan", here.write(), "--device", "h100", "--gpus", "10", "--nodes", "4")
+    assert_refused(done, "10 GPUs cannot be spread evenly over 4 machines", "--gpus 12", "--nodes 2")
 
 
 def gradients(here: Workplace) -> list[tuple[int, ...]]:

@@ -16,7 +16,6 @@ import pytest
 import torch
 from end_to_end.product import environment, records, write_model
 from safetensors.torch import load_file
-from teams import pretend
 
 from surogate_core import run
 from surogate_core.errors import ConfigError
@@ -184,8 +183,7 @@ def test_a_checkpoint_has_codes_and_scales_of_8_bit_moments(here: Workplace) -> 
 
 
 def test_a_team_resumes_bit_identically(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(2, monkeypatch.setattr)
-    same_bits(*straight_and_resumed(here, monkeypatch, after=7, gpus=2, **NARROW))
+    same_bits(*straight_and_resumed(here, monkeypatch, after=7, ranks_per_gpu=2, **NARROW))
 
 
 def test_another_split_of_the_same_rows_resumes_with_the_same_samples(
@@ -272,6 +270,13 @@ def test_another_run_is_refused_with_both_values(saved: Path, here: Workplace, c
     assert was in message and is_ in message
     assert "step_00000004" in message
     assert (here.out / "metrics.jsonl").read_bytes() == before
+
+
+def test_the_refusal_of_other_rows_says_which_settings_keep_them(saved: Path) -> None:
+    kept = "gradient_accumulation_steps: 1 (and per_device_train_batch_size: 8) to keep the 8 rows of a step on 1 rank."
+    assert kept in refusal(saved, "per_device_train_batch_size=8")
+    assert "to keep the" not in refusal(saved, "train_seed=7")
+    go(saved, "resume_from_checkpoint=2", "per_device_train_batch_size=8", "gradient_accumulation_steps=1")
 
 
 def test_another_model_is_refused_with_both_values(saved: Path, here: Workplace) -> None:

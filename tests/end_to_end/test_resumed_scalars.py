@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import tracking
 from end_to_end.product import records
 from safetensors.torch import load_file
-from teams import pretend
 
-from surogate_core import run
+from surogate_core import run, training
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.plugins.provided import Provided
 from surogate_core.plugins.registry import Registry
@@ -43,12 +42,8 @@ def test_an_op_that_copies_the_scalars_reads_those_of_the_checkpoint(
     here: Workplace, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
     registry = noting_registry()
-    monkeypatch.setattr(run, "load_registry", lambda: registry)
-    changes: dict[str, Any] = {}
-    if ranks > 1:
-        pretend(ranks, monkeypatch.setattr)
-        changes["gpus"] = ranks
-    config = here.write(max_steps=3, save_steps=1, eval_steps=0, **changes)
+    monkeypatch.setattr(training, "load_registry", lambda: registry)
+    config = here.write(max_steps=3, save_steps=1, eval_steps=0, ranks_per_gpu=ranks)
     run.train(run.load(config, ["output_dir=straight"]), notice=lambda line: None)
     resume = ["output_dir=resumed", "resume_from_checkpoint=straight/step_00000002"]
     run.train(run.load(config, resume), notice=lambda line: None)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from end_to_end.product import invoke, records
 from safetensors.torch import load_file
-from teams import pretend
 
 from surogate_core import run
 from surogate_core.errors import RunStopped
@@ -66,15 +65,13 @@ def test_weights_that_are_not_finite_are_never_saved(
     assert not (here.out / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize("gpus", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_op_that_goes_wrong_first_is_named_with_its_block_and_values(
-    here: Workplace, monkeypatch: pytest.MonkeyPatch, gpus: int
+    here: Workplace, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
     """A finite weight of block 1 is too large from step 4 on. The second skipped step stops the run."""
     from surogate_core.runtime.worker import Worker
 
-    if gpus > 1:
-        pretend(gpus, monkeypatch.setattr)
     update = Worker.update
 
     def broken(self: Worker, *, lr: float, step: int) -> Any:
@@ -84,7 +81,7 @@ def test_the_op_that_goes_wrong_first_is_named_with_its_block_and_values(
         return reading
 
     monkeypatch.setattr(Worker, "update", broken)
-    config = here.write(max_steps=9, gpus=gpus, gradient_accumulation_steps=2 // gpus, max_nonfinite_steps=1)
+    config = here.write(max_steps=9, ranks_per_gpu=ranks, gradient_accumulation_steps=2 // ranks, max_nonfinite_steps=1)
     with pytest.raises(RunStopped) as stopped:
         run.train(run.load(config), notice=lambda line: None)
     printed = str(stopped.value)

@@ -1,9 +1,10 @@
-"""Several devices, simulated by threads on the CPU: the same training as on one, and a quick exit if one fails."""
+"""Several ranks, threads on the CPU: the same training as on one, and a quick exit if one fails."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,12 @@ import pytest
 import torch
 from end_to_end.product import environment, losses, records
 from safetensors.torch import load_file
-from teams import pretend
 
 from surogate_core import run
 from surogate_core.errors import RunStopped
 from surogate_core.runtime.team import Team
 from surogate_core.runtime.worker import Worker
+from surogate_core.world import processes, watch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,17 +33,13 @@ def quiet(line: str) -> None:
     pass
 
 
-@pytest.fixture
-def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(2, monkeypatch.setattr)
-
-
-def trained(workplace: Workplace, name: str, batch: int, accumulation: int, **changes: Any) -> Path:
+def trained(workplace: Workplace, name: str, batch: int, accumulation: int, ranks: int = 2, **changes: Any) -> Path:
     out = workplace.root / name
     config = workplace.write(
         output_dir=str(out),
         per_device_train_batch_size=batch,
         gradient_accumulation_steps=accumulation,
+        ranks_per_gpu=ranks,
         max_steps=6,
         eval_steps=3,
         learning_rate=1e-3,
@@ -52,17 +49,16 @@ def trained(workplace: Workplace, name: str, batch: int, accumulation: int, **ch
     return out
 
 
-def test_two_devices_train_like_one_with_the_same_global_batch(
-    here: Workplace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_and_four_ranks_train_like_one_with_the_same_global_batch(here: Workplace) -> None:
     """In fp32 only the order of the sums of gradients differs, as between splits of a batch on one device.
 
     Evaluations use the same rows too, also if their number is odd.
     """
-    alone = trained(here, "alone", 4, 2)
-    pretend(2, monkeypatch.setattr)
-    for name, batch, accumulation in (("halves", 2, 2), ("once", 4, 1), ("fours", 1, 4)):
-        together = trained(here, name, batch, accumulation)
+    alone = trained(here, "alone", 4, 2, ranks=1)
+    for name, ranks, batch, accumulation in (
+        ("halves", 2, 2, 2), ("once", 2, 4, 1), ("fours", 2, 1, 4), ("four", 4, 1, 2),
+    ):  # fmt: skip
+        together = trained(here, name, batch, accumulation, ranks)
         assert losses(together) == pytest.approx(losses(alone), rel=1e-5)
         for key, tolerance in (("norm", 1e-4), ("tokens", 0), ("valid_tokens", 0), ("epoch", 0)):
             expected = [step[key] for step in records(alone, "step")]
@@ -74,7 +70,12 @@ def test_two_devices_train_like_one_with_the_same_global_batch(
         ]
 
 
-@pytest.mark.usefixtures("two_devices")
+@pytest.mark.parametrize("narrow", [{}, BF16], ids=["fp32", "bf16"])
+def test_gloo_and_copies_train_to_equal_losses(here: Workplace, narrow: dict[str, Any]) -> None:
+    outs = [trained(here, way, 2, 2, ranks=3, transport=way, **narrow) for way in ("copies", "gloo")]
+    assert losses(outs[0]) == losses(outs[1])
+
+
 @pytest.mark.parametrize("narrow", [{}, BF16, FP8, NVFP4], ids=["fp32", "bf16", "fp8", "nvfp4"])
 def test_all_ranks_are_bit_identical(here: Workplace, monkeypatch: pytest.MonkeyPatch, narrow: dict[str, Any]) -> None:
     teams: list[Team] = []
@@ -90,7 +91,6 @@ def test_all_ranks_are_bit_identical(here: Workplace, monkeypatch: pytest.Monkey
     assert all(bool(tensor.isfinite().all()) for tensor in load_file(out / "model.safetensors").values())
 
 
-@pytest.mark.usefixtures("two_devices")
 def test_a_failing_rank_is_named_and_the_others_are_released(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     micro_step = Worker.micro_step
 
@@ -101,7 +101,7 @@ def test_a_failing_rank_is_named_and_the_others_are_released(here: Workplace, mo
 
     monkeypatch.setattr(Worker, "micro_step", failing)
     began = time.monotonic()
-    with pytest.raises(RunStopped, match=r"rank 1 of 2 \(GPU 1\) failed: RuntimeError: the device fell off the bus"):
+    with pytest.raises(RunStopped, match=r"rank 1 of 2 \(device 0\) failed: RuntimeError: the device fell off the bus"):
         trained(here, "out", 2, 2)
     assert time.monotonic() - began < 20
     assert len(records(here.root / "out", "step")) <= 2
@@ -109,11 +109,10 @@ def test_a_failing_rank_is_named_and_the_others_are_released(here: Workplace, mo
 
 SCRIPT = """
 import threading
-from teams import pretend
 from surogate_core.cli import app
 from surogate_core.runtime.worker import Worker
+from surogate_core.world import processes, watch
 
-pretend(2)
 micro_step = Worker.micro_step
 
 def failing(self, *batches, index, **which):
@@ -129,17 +128,14 @@ app.main()
 
 
 def test_a_dead_rank_ends_the_process_with_3_even_if_another_never_returns(workplace: Workplace) -> None:
-    from end_to_end.product import EXAMPLES
-
-    config = workplace.write(per_device_train_batch_size=2, gradient_accumulation_steps=2)
-    tests = str(EXAMPLES.parent / "tests")
+    config = workplace.write(per_device_train_batch_size=2, gradient_accumulation_steps=2, ranks_per_gpu=2)
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, "train", str(config)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=workplace.root,
-        env=environment(workplace.root, PYTHONPATH=tests),
+        env=environment(workplace.root),
     )
     assert process.stdout is not None
     seen = ""
@@ -147,5 +143,47 @@ def test_a_dead_rank_ends_the_process_with_3_even_if_another_never_returns(workp
         seen += line
     out, err = process.communicate(timeout=60)  # the other rank never returns
     assert process.returncode == 3, seen + out + err
-    assert err.startswith("error: rank 1 of 2 (GPU 1) failed: RuntimeError: the device fell off the bus"), err
+    assert err.startswith("error: rank 1 of 2 (device 0) failed: RuntimeError: the device fell off the bus"), err
     assert err.count("\n") == 1 and "Traceback" not in err
+
+
+def test_a_lost_device_restarts_the_run_from_its_last_checkpoint(workplace: Workplace) -> None:
+    """The new process is started without the fault."""
+    config = workplace.write(
+        per_device_train_batch_size=2, ranks_per_gpu=2, save_steps=1, save_in_background=False, max_restarts=1
+    )
+    script = SCRIPT.replace("index == 8", "False")
+    done = subprocess.run(
+        [sys.executable, "-c", script, "train", str(config)],
+        capture_output=True,
+        text=True,
+        cwd=workplace.root,
+        env=environment(workplace.root),
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "restarting from step_00000002 (max_restarts: 0 left)" in done.stdout
+    assert "after step 2 of 10" in done.stdout
+    assert done.stderr.startswith("error: rank 1 of 2 (device 0) failed: RuntimeError: the device fell off the bus")
+    assert [step["step"] for step in records(workplace.out, "step")] == [*range(1, 11)]
+
+
+def test_a_rank_that_stands_still_is_named_with_what_the_other_waits_for(
+    here: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    micro_step, over = Worker.micro_step, threading.Event()
+
+    def stand_still(self: Worker, *batches: Any, index: int, **which: Any) -> None:
+        if index == 9:  # rank 1 in the second micro-step of step 3
+            over.wait()
+        micro_step(self, *batches, index=index, **which)
+
+    monkeypatch.setattr(Worker, "micro_step", stand_still)
+    monkeypatch.setattr(watch, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(processes, "_STILL_SECONDS", 0.3)
+    monkeypatch.setattr(processes, "FIRST_STEP_SECONDS", 1)
+    with pytest.raises(RunStopped, match=r"rank 1 \(.*, device 0\) has not entered the sum of .*; rank 0 waits for it"):
+        trained(here, "out", 2, 2, stall_seconds=1)
+    over.set()
+    assert len(records(here.root / "out", "step")) == 2

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from surogate_core import run
+from surogate_core import run, training
 from surogate_core.api import DeviceInfo
 from surogate_core.assembly.assemble import draft
 from surogate_core.assembly.assembly import Assembly
 from surogate_core.cli.fit import figures, fitted
 from surogate_core.cli.options import RunArguments
-from surogate_core.cli.plan import fit_command
+from surogate_core.cli.plan import Machines, fit_command
 from surogate_core.cli.plan_text import nothing_fits, plan_text
 from surogate_core.errors import ConfigError
 from surogate_core.fitting.changes import batch_axis, resorts, shorter_rows
@@ -138,7 +138,7 @@ def test_offloading_is_turned_off_where_the_host_has_no_room(plan: Make) -> None
     found = suggest(opened, before)
     assert found[0].fits and found[0].changes["offload_residual"] is False
     with pytest.raises(ConfigError, match=r"offload_residual: false.*; or raise host_memory_limit"):
-        run.refuse_unless_it_fits(opened, before)
+        training.refuse_unless_it_fits(opened, before)
 
 
 def test_on_a_cpu_what_the_host_holds_counts_and_no_offloading_is_proposed(plan: Make) -> None:
@@ -284,7 +284,7 @@ def test_a_run_that_fits_or_cannot_be_changed_has_no_suggestions(plan: Make) -> 
 def test_a_run_that_does_not_fit_is_refused_with_the_suggestions(plan: Make) -> None:
     opened, planned = plan("wide", "rtx4090", device_memory_limit="20GiB", host_memory_limit="1MiB")
     with pytest.raises(ConfigError) as refused:
-        run.refuse_unless_it_fits(opened, planned)
+        training.refuse_unless_it_fits(opened, planned)
     text = str(refused.value)
     for suggestion in suggest(opened, planned):
         assert ", ".join(suggestion.lines) in text
@@ -340,11 +340,11 @@ def test_fit_refuses_what_is_no_size(plan: Make, target: str) -> None:
 def test_plan_fit_prints_a_table_and_json(plan: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan("tiny", "h200", gradient_accumulation_steps=2)
     arguments = RunArguments(tmp_path / "tiny.yaml", [])
-    assert fit_command(arguments, "h200", None, as_json=False) == 0
+    assert fit_command(arguments, "h200", Machines(), as_json=False) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("1 *") and line.endswith("per_device_train_batch_size: 4") for line in lines)
     assert max(map(len, lines)) <= 80
-    assert fit_command(arguments, "h200", None, as_json=True) == 0
+    assert fit_command(arguments, "h200", Machines(), as_json=True) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["proposals"][0]["changes"] == {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
     assert data["proposals"][0]["tokens_per_second"] > data["step"]["tokens_per_second"]
@@ -355,10 +355,10 @@ def test_fit_says_that_nothing_needs_changing(plan: Make, tmp_path: Path, capsys
     plan("tiny", "h200", **keys)
     arguments = RunArguments(tmp_path / "tiny.yaml", [])
     for target, expected in (("h200", "nothing needs changing:"), ("24GiB", "nothing needs changing but the limit:")):
-        assert fit_command(arguments, target, "h200", as_json=False) == 0
+        assert fit_command(arguments, target, Machines("h200"), as_json=False) == 0
         assert expected in capsys.readouterr().out
     plan("tiny", "h200", device_memory_limit="24GiB", **keys)
-    assert fit_command(arguments, "24GiB", "h200", as_json=False) == 0
+    assert fit_command(arguments, "24GiB", Machines("h200"), as_json=False) == 0
     assert "nothing needs changing:" in capsys.readouterr().out
 
 
@@ -403,7 +403,7 @@ def test_train_fit_applies_the_first_proposal_and_prints_it(
     plan: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened, _ = plan("tiny", "h200", gradient_accumulation_steps=2)
-    monkeypatch.setattr(run, "usable_device", lambda: LocalDevice(known_device("h200"), 1, "made up"))
+    monkeypatch.setattr(training, "usable_device", lambda: LocalDevice(known_device("h200"), 1, "made up"))
     applied = fitted(RunArguments(tmp_path / "tiny.yaml", ["max_steps=3"]), opened.loaded, "h200").config
     assert (applied.per_device_train_batch_size, applied.gradient_accumulation_steps, applied.max_steps) == (4, 1, 3)
     assert "  per_device_train_batch_size: 4\n" in capsys.readouterr().out
@@ -419,6 +419,6 @@ def test_train_fit_refuses_a_device_that_this_machine_does_not_have(plan: Make, 
 
 def test_train_fit_refuses_last_resorts(plan: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, _ = plan("8b", "h100", sequence_len=1024, host_memory_limit="1MiB")
-    monkeypatch.setattr(run, "usable_device", lambda: LocalDevice(known_device("h100"), 1, "made up"))
+    monkeypatch.setattr(training, "usable_device", lambda: LocalDevice(known_device("h100"), 1, "made up"))
     with pytest.raises(ConfigError, match=r"nothing fits without changing what the run learns. Change .*: bf16"):
         fitted(RunArguments(tmp_path / "8b.yaml", []), opened.loaded, "h100")

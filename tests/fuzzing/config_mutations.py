@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from surogate_core.config.keys import ALIASES, DEAD, NOT_YET, SECTIONS
+from surogate_core.config.keys import ALIASES, DEAD, MEANS, NOT_YET, SECTIONS
 from surogate_core.config.schema import TrainConfig
 
 GOOD: dict[str, Any] = {
@@ -31,7 +31,7 @@ GOOD: dict[str, Any] = {
     "model_type": "auto",
 }
 
-KEYS = sorted({*TrainConfig.model_fields, *NOT_YET, *SECTIONS, *DEAD, *ALIASES, "adamw_epsilon"})
+KEYS = sorted({*TrainConfig.model_fields, *NOT_YET, *SECTIONS, *DEAD, *MEANS, *ALIASES, "adamw_epsilon"})
 
 NUMBERS = (0, -1, 1, 3, 2**31, 2**63, -(2**64), 10**400, 10**5000, 0.5, -0.0, 1e-320, 1e308)
 OTHERS = (float("nan"), float("inf"), float("-inf"), True, False, None, b"bytes", 1j, (1, 2), {1}, object())

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.gpu
 
 MASTERS = {"model_dtype": "bf16", "master_dtype": "fp32", "optimizer_state_dtype": "bf16", "param_grad_dtype": "bf16"}
 MASTERS |= {"optimizer": "adamw"}
+NVFP4 = {"model_dtype": "bf16", "recipe": "nvfp4", "skip_quant_first_layers": 0, "skip_quant_last_layers": 0}
 FP8 = {"model_dtype": "bf16", "recipe": "fp8-hybrid", "fp8_amax_history": 4}
 
 
@@ -21,18 +22,19 @@ def steps(output: Path) -> list[tuple[int, float, float]]:
     return [(record["step"], record["loss"], record["norm"]) for record in records(output, "step")]
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize(("gpus", "ranks"), [(1, 1), (1, 2), (2, 1)], ids=["alone", "two ranks", "two GPUs"])
 @pytest.mark.parametrize(
     "precision",
-    [{"model_dtype": "fp32"}, MASTERS, FP8, MASTERS | {"optimizer": "normuon"}],
-    ids=["fp32", "masters", "fp8", "normuon"],
+    [{"model_dtype": "fp32"}, MASTERS, FP8, NVFP4, MASTERS | {"optimizer": "normuon"}],
+    ids=["fp32", "masters", "fp8", "nvfp4", "normuon"],
 )
 def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(
-    tmp_path: Path, gpus: int, precision: dict[str, Any]
+    tmp_path: Path, gpus: int, ranks: int, precision: dict[str, Any]
 ) -> None:
     if torch.cuda.device_count() < gpus:
         pytest.skip(f"{gpus} GPUs are not visible")
     changes = {"deterministic": "true", "max_steps": 20, "save_steps": 10, "eval_steps": 5, "gpus": gpus}
+    changes |= {"ranks_per_gpu": ranks}
     place = make_workplace(tmp_path, **changes, **precision)
     write_model(tmp_path / "model", hidden_size=256, head_dim=64)
     straight, resumed = tmp_path / "straight", tmp_path / "resumed"

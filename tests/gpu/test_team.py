@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 import torch
 from end_to_end.product import Workplace, environment, losses, make_workplace, write_model
+from runtime.collective_cases import check_collectives
 
+from surogate_core.api import World
 from surogate_core.assembly.assemble import assemble
 from surogate_core.runtime import nccl
 from surogate_core.runtime.team import Team
@@ -47,7 +49,7 @@ def planned(accumulation: int, world_size: int = 2, **settings: Any) -> Setup:
 @contextmanager
 def team_of(setup: Setup, *, graphs: bool = True) -> Iterator[Team]:
     """Start a worker on each of two GPUs, with the weights of the first."""
-    comms = nccl.connect([0, 1])
+    comms = nccl.connect(World(size=2, ranks=range(2), devices=[0, 1]))
 
     def make(comm: Any) -> Worker:
         return Worker.on_gpu(setup.assembly, replace(setup.context(), comm=comm), 1, poison=True)
@@ -59,6 +61,15 @@ def team_of(setup: Setup, *, graphs: bool = True) -> Iterator[Team]:
         yield team
     finally:
         team.close()
+        nccl.disconnect(comms)
+
+
+def test_every_collective_of_nccl_moves_and_combines_what_its_reference_does() -> None:
+    """The sum of two values does not depend on their order."""
+    comms = nccl.connect(World(size=2, ranks=range(2), devices=[0, 1]))
+    try:
+        check_collectives(comms, "cuda")
+    finally:
         nccl.disconnect(comms)
 
 
@@ -216,4 +227,4 @@ def test_a_run_exits_with_3_within_seconds_after_a_rank_fails(workplace: Workpla
         process.kill()
     assert process.returncode == 3, seen + out + err
     assert time.monotonic() - began < 10
-    assert "rank 1 of 2 (GPU 1) failed: RuntimeError: this rank was killed" in err and "Traceback" not in err
+    assert "rank 1 of 2 (device 1) failed: RuntimeError: this rank was killed" in err and "Traceback" not in err

@@ -216,14 +216,14 @@ def test_a_ring_all_reduce_sends_two_times_n_minus_one_nths_of_the_bytes() -> No
     for n in (1, 2, 4, 8):
         assert OPS["all_reduce"].link(summed(value, world_size=n)) == 2 * (n - 1) * value.nbytes // n
     seconds = op_cost(summed(value), OPS["all_reduce"], H200).seconds
-    assert seconds == H200.launch_seconds + value.nbytes / H200.link_bandwidth
+    assert seconds == H200.launch_seconds + value.nbytes / H200.link.bandwidth
 
 
 def test_a_collective_overlaps_with_later_ops_except_those_that_use_its_values() -> None:
     """The ops take one second each, the collectives 1.5 and 0.5 seconds."""
     second = int(H200.bandwidth)
     ops = {"all_reduce": OPS["all_reduce"], "work": replace(toy_definition(0, second), kind="work")}
-    long, short = (Value(f"g{s}", (int(s * H200.link_bandwidth),), "uint8", "grad") for s in (1.5, 0.5))
+    long, short = (Value(f"g{s}", (int(s * H200.link.bandwidth),), "uint8", "grad") for s in (1.5, 0.5))
 
     def work(*values: Value) -> Op:
         return Op("work", values, ())

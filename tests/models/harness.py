@@ -20,6 +20,7 @@ from surogate_core.memory.plan import plan_family
 from surogate_core.program.passes.dead_code import dead_code
 from surogate_core.program.verify import verify
 from surogate_core.runtime.arena import Buffers
+from surogate_core.runtime.launch import SingleComm
 from surogate_core.runtime.reference import ReferenceExecutor
 from surogate_core.standard_ops import OPS as STANDARD_OPS
 from surogate_lora.ops import OPS as LORA_OPS
@@ -151,7 +152,8 @@ class PlannedModel:
         self.dims = given.dims
         self.assembly = assemble(given)
         self.buffers = Buffers(self.assembly.memory, poison=True)
-        self.executor = ReferenceExecutor(self.assembly.programs, OPS, self.buffers, poison=True)
+        comm = SingleComm(world_size=given.world_size)  # the programs of several ranks are looked at, never run
+        self.executor = ReferenceExecutor(self.assembly.programs, OPS, self.buffers, comm, poison=True)
         self.params = {name: self.buffers.persistent(value) for name, value in self.assembly.params.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:

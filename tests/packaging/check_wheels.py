@@ -37,6 +37,7 @@ CORE_AND_FIRST = (
     "surogate-qlora-nf4",
     "surogate-qlora-fp8",
     "surogate-qlora-fp4",
+    "surogate-launch-env",
     "surogate-offload-residual",
     "surogate-offload-states",
 )
@@ -56,6 +57,8 @@ PACKAGES = {
     "surogate-qlora-fp4": ROOT / "plugins/surogate_qlora_fp4/src/surogate_qlora_fp4",
     "surogate-log-tensorboard": ROOT / "plugins/surogate_log_tensorboard/src/surogate_log_tensorboard",
     "surogate-log-wandb": ROOT / "plugins/surogate_log_wandb/src/surogate_log_wandb",
+    "surogate-launch-env": ROOT / "plugins/surogate_launch_env/src/surogate_launch_env",
+    "surogate-launch-ray": ROOT / "plugins/surogate_launch_ray/src/surogate_launch_ray",
     "surogate-offload-residual": ROOT / "plugins/surogate_offload_residual/src/surogate_offload_residual",
     "surogate-offload-states": ROOT / "plugins/surogate_offload_states/src/surogate_offload_states",
 }
@@ -185,6 +188,7 @@ def test_the_meta_package_installs_all_packages(case: Case) -> None:
             "adamw",
             "adamw_8bit",
             "bf16",
+            "env",
             "fp8",
             "lora",
             "models",
@@ -213,6 +217,7 @@ def test_the_packages_work_without_the_meta_package(case: Case) -> None:
             "adamw",
             "adamw_8bit",
             "bf16",
+            "env",
             "fp8",
             "lora",
             "models",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from surogate_core import run
+from surogate_core import run, training
 from surogate_core.cli.plan_text import plan_text
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import device
@@ -54,11 +54,11 @@ def test_a_run_that_pins_more_than_the_host_has_is_refused(plan: Plans) -> None:
     opened, enough = plan(1 << 40)
     pinned = enough.report.pinned_bytes
     assert pinned > 0 and enough.report.fits and plan(pinned)[1].report.fits
-    run.refuse_unless_it_fits(opened, enough)
+    training.refuse_unless_it_fits(opened, enough)
     opened, planned = plan(pinned - 1)
     assert planned.report.missing_host_bytes == 1 and not planned.report.fits
     with pytest.raises(ConfigError, match=r"residual.* pins .* GiB of host memory, more than the .*host_memory_limit"):
-        run.refuse_unless_it_fits(opened, planned)
+        training.refuse_unless_it_fits(opened, planned)
     assert "more than the run may pin" in "\n".join(plan_text(opened, planned, "", ""))
 
 
@@ -73,7 +73,7 @@ def test_host_memory_limit_replaces_what_the_machine_shows(plan: Plans) -> None:
     opened, planned = plan(1 << 40, host_memory_limit="1MB")
     assert not planned.report.fits
     with pytest.raises(ConfigError, match=r"0\.0 of host_memory_limit.* raise host_memory_limit"):
-        run.refuse_unless_it_fits(opened, planned)
+        training.refuse_unless_it_fits(opened, planned)
 
 
 def test_the_host_of_another_machine_is_shown_and_not_judged(plan: Plans) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from models.harness import tiny_config
 
-from surogate_core import run
+from surogate_core import run, training
 from surogate_core.api import Program, Value
 from surogate_core.assembly.assemble import draft
 from surogate_core.assembly.inputs import PlanInputs
@@ -143,6 +143,12 @@ def test_the_search_ends_when_plans_contradict_the_estimate() -> None:
     assert index == 999 and index in tried and len(tried) < 12
 
 
+def test_the_search_tries_the_last_rung_early_and_ends_if_it_does_not_fit() -> None:
+    tried: list[int] = []
+    assert climb(rungs_of(range(1000, 0, -1)), 10, lambda index: tried.append(index) or 10) == 999
+    assert len(tried) == 3 and tried[-1] == 999
+
+
 # ------------------------------------------------------------------------------------------------------------ the plan
 
 
@@ -206,6 +212,22 @@ def test_a_run_that_does_not_fit_is_planned_with_everything_recomputed(plan: Mak
     assert "auto chose block, lora in all 6 blocks" in str(found.chosen)
 
 
+def test_a_run_whose_evaluation_does_not_fit_is_planned_with_the_last_rung_alone(
+    plan: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = plan().assembly.memory
+    without = plan().report.device_bytes["total"] - memory.arena_bytes
+    limit = without + memory.arenas["evaluate"].arena_bytes
+    made: list[PlanInputs] = []
+    monkeypatch.setattr(plan_module, "draft", lambda given, recording: made.append(given) or draft(given, recording))
+    monkeypatch.setattr(plan_module, "climb", lambda *given: pytest.fail("the search of a rung"))
+    found = plan(device_memory_limit=limit - 1)
+    assert not found.report.fits and len(made) == 2
+    assert found.report == plan(device_memory_limit=limit - 1, recompute=True).report
+    with pytest.raises(pytest.fail.Exception, match="the search"):
+        plan(device_memory_limit=limit)
+
+
 def test_a_plan_that_recomputation_does_not_make_smaller_stays_as_it_is(
     plan: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,7 +267,7 @@ def test_a_run_above_the_limit_is_refused_with_suggestions(config: Callable[...,
         ConfigError,
         match=r"needs \d\.\d GiB with everything recomputed, more than the 0\.8 of .*\(device_memory_limit\)",
     ):
-        run.refuse_unless_it_fits(opened, run.plan(opened, "h200"))
+        training.refuse_unless_it_fits(opened, run.plan(opened, "h200"))
 
 
 def test_text_and_json_show_limit_choice_and_price(config: Callable[..., Path], plan: Make) -> None:

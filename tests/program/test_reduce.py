@@ -6,13 +6,14 @@ With one worker there is no all-reduce.
 from __future__ import annotations
 
 import pytest
-from models.harness import PlannedModel, tiny_config
+from models.harness import OPS, PlannedModel, tiny_config
 
 from surogate_core.api import PrecisionRequest, Program, Value
 from surogate_core.errors import ProgramError
 from surogate_core.program.op import Op
 from surogate_core.program.passes.reduce import MicroStep, micro_step_counts, reduce
 from surogate_core.runtime.collectives import ranges
+from surogate_core.runtime.reference import ReferenceExecutor
 
 DTYPES = {"fp32": PrecisionRequest(model_dtype="fp32"), "bf16": PrecisionRequest(param_grad_dtype="bf16")}
 
@@ -82,6 +83,7 @@ def test_ranges_are_split_at_gaps_dtype_changes_and_order_changes() -> None:
     a, b, c = Value("a", (3,), "fp32", "grad"), Value("b", (64,), "fp32", "grad"), Value("c", (5,), "bf16", "grad")
     assert ranges([(0, a), (256, b)]) == ((0, 128, "fp32"),)
     assert ranges([(256, b), (0, a)]) == ((256, 64, "fp32"), (0, 3, "fp32"))
+    assert ranges([(64, a), (320, b)]) == ((64, 128, "fp32"),)  # where memory begins differs between ranks
     assert ranges([(0, a), (512, b)]) == ((0, 3, "fp32"), (512, 64, "fp32"))
     assert ranges([(0, a), (256, c), (512, b)]) == ((0, 3, "fp32"), (256, 5, "bf16"), (512, 64, "fp32"))
 
@@ -93,8 +95,7 @@ def test_a_value_that_no_op_writes_cannot_be_reduced() -> None:
         reduce(planned.assembly.programs["micro_first"], {orphan: orphan}, None, 2)  # type: ignore[arg-type]
 
 
-def test_a_single_worker_cannot_run_the_program_of_two() -> None:
+def test_a_single_rank_cannot_run_the_program_of_two() -> None:
     planned = model(2, 1)
-    planned.write([[list(range(8))]], 1.0)
-    with pytest.raises(ProgramError, match="all_reduce over 2 workers, but the reference runs a single worker"):
-        planned.executor.run("micro_only")
+    with pytest.raises(ProgramError, match=r"all_reduce .*recorded for 2 ranks, but the communicator connects 1"):
+        ReferenceExecutor(planned.assembly.programs, OPS, planned.buffers)

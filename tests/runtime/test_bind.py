@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from surogate_core.api import Deterministic, KernelDef, Support, Target
-from surogate_core.errors import ConfigError
+from surogate_core.api import Deterministic, KernelDef, Launch, Support, Target
+from surogate_core.errors import ConfigError, ProgramError
 from surogate_core.machine.devices import DEVICES
 from surogate_core.memory.plan import plan_family
 from surogate_core.plugins.discovery import load_registry
@@ -16,6 +17,7 @@ from surogate_core.program.op import Op
 from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.bind import BoundProgram, bind, each_once
 from surogate_core.runtime.context import ExecutionContext
+from surogate_core.runtime.launch import SingleComm
 
 
 def bound(
@@ -24,13 +26,16 @@ def bound(
     allow_reference: bool = False,
     deterministic: Deterministic = "auto",
     notices: list[str] | None = None,
+    comm: SingleComm | None = None,
 ) -> BoundProgram:
-    """Bind a program of one addition to CPU memory, on the stream 7."""
+    """Bind a program of one addition to CPU memory, on the stream 7; with `comm` on the lane of its collectives."""
     ops = load_registry().ops
     b = Builder(ops, "fp32")
     with b.record("forward"):
         total = b.apply("add", b.input("a", (4,), "fp32"), b.input("b", (4,), "fp32"))
         program = b.program("sum", (total,))
+    if comm is not None:
+        program = replace(program, ops=tuple(replace(op, lane="comm") for op in program.ops))
     memory = plan_family([program], b.declared, lambda op: 64)
     buffers = Buffers(memory)
     context = ExecutionContext(
@@ -39,6 +44,7 @@ def bound(
         target=Target(DEVICES["h200"], deterministic),
         notice=([] if notices is None else notices).append,
         allow_reference=allow_reference,
+        comm=comm or SingleComm(),
     )
     return bind(program, buffers, context, {"compute": 7, "comm": 8})
 
@@ -72,6 +78,20 @@ def test_the_error_for_an_op_without_a_kernel_names_op_and_remedy() -> None:
 
 def test_a_program_with_a_reference_is_not_capturable() -> None:
     assert not bound(None, allow_reference=True).capturable
+
+
+@pytest.mark.parametrize("capturable", [True, False])
+def test_a_program_with_a_collective_is_capturable_if_the_communicator_is(capturable: bool) -> None:
+    comm = SingleComm(capturable=capturable)
+    assert bound(kernel(lambda op, context: context.call(print)), comm=comm).capturable == capturable
+
+
+def test_a_collective_that_depends_on_the_labels_of_a_batch_is_refused() -> None:
+    def bind_add(op: Op, context: Any) -> Any:
+        return (Launch(context.call(print)), Launch(context.call(print), labels_above=128))
+
+    with pytest.raises(ProgramError, match=r"add .*a collective must not depend on the labels of a batch"):
+        bound(kernel(bind_add), comm=SingleComm())
 
 
 def test_the_error_for_a_package_without_compiled_code_says_how_to_install_it() -> None:

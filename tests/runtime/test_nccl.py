@@ -6,11 +6,15 @@ import ctypes
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from surogate_core.api import World
+from surogate_core.api.world import LocalStore
 from surogate_core.errors import ConfigError
 from surogate_core.runtime import collectives, nccl
 
@@ -50,6 +54,11 @@ class FakeNccl:
         return [call[0] for call in self.calls]
 
 
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
+
+
 def comm(fake: FakeNccl) -> nccl.NcclComm:
     return nccl.NcclComm(nccl.Library(fake.functions), 77, 1, 2, 1)
 
@@ -62,20 +71,64 @@ def test_one_range_is_one_call_and_several_ranges_are_one_group() -> None:
     assert fake.names[1:] == ["ncclGroupStart", "ncclAllReduce", "ncclAllReduce", "ncclGroupEnd"]
 
 
+def test_every_collective_calls_its_function_with_the_elements_or_bytes_of_a_rank() -> None:
+    fake = FakeNccl()
+    communicator = comm(fake)
+    communicator.reduce_scatter([((64, 10, "bf16"), (256, 5, "bf16"))], "sum", 5)
+    communicator.all_gather([((64, 5, "e4m3"), (256, 10, "e4m3"))], 5)
+    communicator.broadcast([(64, 6, "e2m1")], 1, 5)
+    assert fake.calls == [
+        ("ncclReduceScatter", 64, 256, 5, 9, 0, 77, 5),
+        ("ncclAllGather", 64, 256, 5, 1, 77, 5),
+        ("ncclBroadcast", 64, 64, 3, 1, 1, 77, 5),
+    ]
+    fake.calls.clear()
+    communicator.all_to_all([((64, 8, "fp32"), (256, 8, "fp32"))], 5)
+    assert fake.calls == [
+        ("ncclGroupStart",),
+        ("ncclSend", 64, 16, 1, 0, 77, 5),
+        ("ncclRecv", 256, 16, 1, 0, 77, 5),
+        ("ncclSend", 80, 16, 1, 1, 77, 5),
+        ("ncclRecv", 272, 16, 1, 1, 77, 5),
+        ("ncclGroupEnd",),
+    ]
+
+
 def test_every_dtype_that_the_kernel_supports_has_an_nccl_dtype() -> None:
     assert nccl.DTYPES.keys() == collectives.REDUCIBLE
 
 
-def test_each_device_becomes_a_rank() -> None:
+def world_of(ranks: range, size: int, **changes: Any) -> World:
+    return World(size=size, ranks=ranks, devices=range(len(ranks)), **changes)
+
+
+def test_each_device_becomes_a_rank_in_one_group() -> None:
     fake = FakeNccl()
-    communicators = nccl.connect([0, 1, 2], nccl.Library(fake.functions))
+    communicators = nccl.connect(world_of(range(3), 3), nccl.Library(fake.functions))
     assert [(communicator.rank, communicator.world_size, communicator.device) for communicator in communicators] == [
         (0, 3, 0),
         (1, 3, 1),
         (2, 3, 2),
     ]
-    (call,) = fake.calls
-    assert call[0] == "ncclCommInitAll" and call[2] == 3 and list(call[3]) == [0, 1, 2]
+    assert fake.names == ["ncclGetUniqueId", "ncclGroupStart", *["ncclCommInitRank"] * 3, "ncclGroupEnd"]
+    assert [(call[2], call[4]) for call in fake.calls if call[0] == "ncclCommInitRank"] == [(3, 0), (3, 1), (3, 2)]
+
+
+def test_processes_get_the_identity_that_process_0_makes() -> None:
+    """It has zeros, which end the strings of C."""
+    made = bytes([*range(128)])
+
+    def get_unique_id(pointer: Any) -> int:
+        ctypes.memmove(pointer, made, 128)
+        return 0
+
+    first, second, store = FakeNccl(), FakeNccl(), LocalStore()
+    first.functions.ncclGetUniqueId = get_unique_id
+    for process, fake in enumerate((first, second)):
+        world = world_of(range(2 * process, 2 * process + 2), 4, processes=2, process=process, store=store)
+        nccl.connect(world, nccl.Library(fake.functions))
+        given = [(bytes(call[3]), call[4]) for call in fake.calls if call[0] == "ncclCommInitRank"]
+        assert given == [(made, 2 * process), (made, 2 * process + 1)]
 
 
 def test_errors_contain_the_message_of_nccl_and_say_how_to_get_details() -> None:
@@ -83,8 +136,8 @@ def test_errors_contain_the_message_of_nccl_and_say_how_to_get_details() -> None
         nccl.NcclError, match=r"ncclAllReduce: NCCL error 3: words for 3\. the last detail\. Set NCCL_DEBUG"
     ):
         comm(FakeNccl(ncclAllReduce=3)).all_reduce(((0, 1, "fp32"),), "sum", 0)
-    with pytest.raises(ConfigError, match=r"gpus: 2: the GPUs cannot be connected: .*error 2.*gpus: 1"):
-        nccl.connect([0, 1], nccl.Library(FakeNccl(ncclCommInitAll=2).functions))
+    with pytest.raises(ConfigError, match=r"gpus: the 2 GPUs of the run cannot be connected: .*error 2.*one GPU"):
+        nccl.connect(world_of(range(2), 2), nccl.Library(FakeNccl(ncclCommInitRank=2).functions))
 
 
 def test_a_check_raises_asynchronous_errors_but_not_for_work_in_progress() -> None:

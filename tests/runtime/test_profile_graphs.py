@@ -108,7 +108,7 @@ class Executor(CudaExecutor):
 class OneWorker:
     """The methods of a `Worker` that are needed."""
 
-    width = 1
+    width = world_size = 1
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor

@@ -76,7 +76,7 @@ class Fake:
         return float(batch)
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ("copy_from", "connect", "start", "settle", "close"):
+        if name not in ("connect", "share", "prepare", "begin", "settle", "close"):
             raise AttributeError(name)
         return lambda *given, **named: self._do(name, (given, named))
 
@@ -134,8 +134,11 @@ def test_each_rank_gets_its_batch_and_index_on_its_own_thread(make: Make) -> Non
     given = {fake.rank: next(g for name, g in fake.calls if name == "micro_step") for fake in (first, second)}
     assert [given[rank][0] for rank in (0, 1)] == ["a", "b"]
     assert [given[rank][1]["index"] for rank in (0, 1)] == [10, 11]
-    assert names(first) == ["make", "connect", "start", "micro_step", "update", "settle"]
-    assert names(second) == ["make", "copy_from", "connect", "start", "micro_step", "update", "settle"]
+    assert (
+        names(first)
+        == names(second)
+        == ["make", "share", "connect", "prepare", "begin", "micro_step", "update", "settle"]
+    )
 
 
 def test_all_ranks_finish_a_stage_of_the_start_before_any_begins_the_next(make: Make) -> None:
@@ -148,15 +151,12 @@ def test_all_ranks_finish_a_stage_of_the_start_before_any_begins_the_next(make: 
 
         return behave
 
-    make(**{name: slow(name) for name in ("copy_from", "connect", "start")}).start()
-    assert order == ["copy_from", "connect", "connect", "start", "start"]
+    make(**{name: slow(name) for name in ("share", "connect", "prepare", "begin")}).start()
+    assert order == ["share", "share", "connect", "connect", "prepare", "prepare", "begin", "begin"]
 
 
-def test_the_first_ranks_evaluate_fewer_batches_than_ranks(make: Make) -> None:
-    team = make()
-    assert team.evaluate(3.0, 4.0) == 7.0  # type: ignore[arg-type]
-    assert team.evaluate(5.0) == 5.0  # type: ignore[arg-type]
-    assert names(team._workers[1]).count("evaluate") == 1
+def test_an_evaluation_is_the_sum_over_the_ranks(make: Make) -> None:
+    assert make().evaluate(3.0, 4.0) == 7.0  # type: ignore[arg-type]
 
 
 def test_a_step_is_not_awaited_before_it_is_read(make: Make) -> None:
@@ -168,7 +168,7 @@ def test_a_step_is_not_awaited_before_it_is_read(make: Make) -> None:
     assert reading.values() == (1.0, 2.0)
 
 
-@pytest.mark.parametrize("stage", ["make", "connect", "start", "micro_step", "update", "settle", "evaluate"])
+@pytest.mark.parametrize("stage", ["make", "connect", "prepare", "begin", "micro_step", "update", "settle", "evaluate"])
 def test_a_rank_that_fails_ends_the_run_and_frees_a_rank_that_waits_for_it(make: Make, stage: str) -> None:
     """Detected at the next call or during a wait. Of several failures, the error names the rank that failed first."""
     freed: list[bool] = []
@@ -178,7 +178,7 @@ def test_a_rank_that_fails_ends_the_run_and_frees_a_rank_that_waits_for_it(make:
         raise RuntimeError("only because it was freed")
 
     with pytest.raises(
-        RunStopped, match=r"rank 1 of 2 \(GPU 1\) failed: ValueError: broken\. .*nothing of the current step"
+        RunStopped, match=r"rank 1 of 2 \(device 1\) failed: ValueError: broken\. .*nothing of the current step"
     ):
         team = make(**{stage: of_rank(1, raises(ValueError("broken")), fails_later)})
         team.start()

@@ -16,6 +16,7 @@ from surogate_core.assembly.assemble import assemble
 from surogate_core.data.loader import MicroBatch
 from surogate_core.runtime.arena import Buffers
 from surogate_core.runtime.inputs import Inputs
+from surogate_core.runtime.launch import ALONE
 from surogate_core.runtime.readings import HostReadings, ReadyReading
 from surogate_core.runtime.reference import ReferenceExecutor
 from surogate_core.runtime.worker import Worker
@@ -78,7 +79,7 @@ def make_worker(**changes: Any) -> Worker:
     assembly = assemble(harness.plan_inputs(config, max_documents=2, **changes))
     buffers = Buffers(assembly.memory)
     executor = Recorder(assembly.all_programs, harness.OPS, buffers)
-    return Worker(assembly, buffers, executor, Inputs(assembly.declared, assembly.memory, buffers), seed=1)
+    return Worker(assembly, buffers, executor, Inputs(assembly.declared, assembly.memory, buffers), seed=1, comm=ALONE)
 
 
 def taken(worker: Worker) -> list[str]:

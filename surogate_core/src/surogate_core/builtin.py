@@ -40,7 +40,7 @@ def surogate_loggers() -> Iterable[LoggerDef]:
 
 @hookimpl
 def surogate_launchers() -> Iterable[LauncherDef]:
-    from .runtime.launch import LAUNCHERS
+    from .world.local import LAUNCHERS
 
     return LAUNCHERS
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 
 class SurogateError(Exception):
-    """Base of all errors that Surogate raises on purpose. The message says what happened, where, and what to do."""
+    """Base of all errors that Surogate raises on purpose. The message says what happened, where, and what to do.
+
+    told: another process of the run shows the message, so this one need not.
+    """
 
     exit_code = 1
+    told = False
 
 
 class ConfigError(SurogateError):
@@ -51,6 +55,10 @@ class RunStopped(SurogateError):
     """The run stopped itself (limit of non-finite steps, full disk, lost device). What is complete is saved. Exit 3."""
 
     exit_code = 3
+
+
+class RunLost(RunStopped):
+    """A device, a process or what connects them failed or stood still: nobody's input is wrong. Exit 3."""
 
 
 class NonFiniteError(RunStopped):

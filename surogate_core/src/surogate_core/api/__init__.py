@@ -20,7 +20,7 @@ from ..program.op import Op, Program
 from ..program.opdef import IN_OUTPUTS, Emitter, Gradients, OpDef, OutSpec, ParamKind, Product, first_output
 from ..program.value import WEIGHT_LABEL, Init, Value
 from .adapters import ADAPTER_LABEL, AdapterDef, Merge
-from .base import Deterministic, DeviceInfo, NoOptions, Support, Target
+from .base import Deterministic, DeviceInfo, Link, NoOptions, Support, Target
 from .data import DatasetFormatDef, Encoded, Omission
 from .hooks import provides
 from .kernels import BindContext, Call, KernelDef, Launch
@@ -40,20 +40,18 @@ from .recipes import (
     RecipeDef,
 )
 from .running import (
-    Comm,
     EvalReport,
     Finding,
     GpuReport,
-    LauncherDef,
     Logger,
     LoggerDef,
     NumericsReport,
     RunInfo,
     StepReport,
     SystemInfo,
-    Topology,
 )
 from .weight_formats import CheckpointForm, WeightFormatDef
+from .world import Comm, Here, LauncherDef, Span, Store, StoreLost, Task, World
 
 __all__ = [
     "ADAPTER_LABEL",
@@ -79,10 +77,12 @@ __all__ = [
     "GpuReport",
     "Gradients",
     "HFTensor",
+    "Here",
     "Init",
     "KernelDef",
     "Launch",
     "LauncherDef",
+    "Link",
     "Logger",
     "LoggerDef",
     "LowerContext",
@@ -112,15 +112,19 @@ __all__ = [
     "RecipeDef",
     "RunInfo",
     "Scalars",
+    "Span",
     "StepReport",
+    "Store",
+    "StoreLost",
     "Support",
     "SystemInfo",
     "Target",
-    "Topology",
+    "Task",
     "UpdateContext",
     "Value",
     "WeightFormatDef",
     "WeightMap",
+    "World",
     "first_output",
     "provides",
 ]

@@ -25,6 +25,20 @@ class Support(Declared):
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class Link:
+    """A way from a device to other devices.
+
+    name       as in "over NVLink"
+    bandwidth  bytes/s that a device sends while it receives at the same rate
+    source     where the rate comes from
+    """
+
+    name: str
+    bandwidth: float
+    source: str = "not measured"
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeviceInfo:
     """The properties of a device that plans depend on. `surogate plan --device` reads them from the device table.
@@ -35,7 +49,8 @@ class DeviceInfo:
     launch_seconds  time of an op besides its arithmetic and traffic
     runtime_bytes   device memory of a process besides the planned buffers
     source          where the rates come from
-    link_bandwidth  bytes/s that it can send to another device of the machine while it receives at the same rate
+    link            to the other devices of the machine
+    network         to devices of other machines. All devices of a machine together send so many times its rate.
     host_bandwidth  bytes/s of copies to, and at the same time from, pinned memory of the host
     """
 
@@ -48,7 +63,8 @@ class DeviceInfo:
     launch_seconds: float
     runtime_bytes: int
     source: str
-    link_bandwidth: float = 25e9
+    link: Link = Link("PCIe", 25e9)
+    network: Link = Link("a network of 12.5 Gb/s a GPU", 1.25e9)
     host_bandwidth: float = 20e9
 
 

@@ -11,7 +11,7 @@ from ..origin import Count, Definition, Name
 from ..program.op import Op
 from ..program.value import Value
 from .base import Support, Target
-from .running import Comm
+from .world import Comm
 
 Call = tuple[Callable[..., None], tuple[Any, ...]]
 """A function and its arguments: `function(*arguments)` enqueues work on a stream and returns without waiting for it."""

@@ -1,60 +1,17 @@
-"""Launchers, loggers and the reports that they receive, and `surogate doctor`."""
+"""Loggers and the reports that they receive, and `surogate doctor`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel
 
 from ..origin import Definition, Name
 from .base import NoOptions
 from .recipes import NumericsColumn, QuantizedTensor
-
-
-class Comm(Protocol):
-    """The communicator of a rank. A rank is one device, driven by one thread."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def world_size(self) -> int: ...
-    @property
-    def device(self) -> int:
-        """Index of the rank's device among the devices visible to its process."""
-
-    def all_reduce(self, ranges: Sequence[tuple[int, int, str]], how: Literal["sum", "max"], stream: int) -> None:
-        """Enqueue an in-place sum or maximum over all ranks of each range (device address, elements, dtype)."""
-
-    def check(self) -> None:
-        """Raise if an asynchronous error has occurred. Does not wait. May be called on any thread."""
-
-    def abort(self) -> None:
-        """End collectives that wait for other ranks. Does not wait. May be called on any thread."""
-
-
-@dataclass(frozen=True)
-class Topology:
-    """The devices of this machine that a launcher should use."""
-
-    devices: int = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class LauncherDef(Definition):
-    """Starts the processes of a run and connects their devices.
-
-    run     (work, topology, options) -> the result of `work` in the process of rank 0. In every process, calls `work`
-            once with a Comm for each device that the process drives, in order of rank, and ends the Comms afterwards.
-            If a process fails, the others must end.
-    """
-
-    name: Name
-    summary: str
-    options: type[BaseModel] = NoOptions
-    run: Callable[[Callable[[Sequence[Comm]], Any], Topology, Any], Any]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,9 @@ class PlanInputs:
 
     batch_size        rows of one worker's micro-step
     grad_accum_steps  micro-steps of an optimizer step. Which programs exist depends on whether it is 1, 2 or more.
-    world_size        workers, one device each
+    world_size        ranks of the run, each with a copy of the model
+    nodes             machines, with as many ranks on each
+    ranks_per_device  ranks that share a device and its memory
     max_documents     most documents of a micro-step, padding at the end of a row included
     lmhead_chunks     chunks of the LM head; None: chosen by the size of the logits
     attn_bwd_chunks   chunks of rows of the attention backward pass; divides `batch_size`
@@ -66,6 +68,8 @@ class PlanInputs:
     max_documents: int
     grad_accum_steps: int = 2
     world_size: int = 1
+    nodes: int = 1
+    ranks_per_device: int = 1
     lmhead_chunks: int | None = None
     attn_bwd_chunks: int = 1
     zero_copy: ZeroCopy = False

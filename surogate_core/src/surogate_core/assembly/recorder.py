@@ -23,7 +23,7 @@ from ..program.passes.pending import on_copies, states_to_commit
 from ..program.passes.recompute import drops_anyway, recompute
 from ..program.passes.reduce import MicroStep, micro_step_counts, reduce
 from ..program.value import Value
-from ..program.verify import check_states
+from ..program.verify import check_collectives, check_states
 from .inputs import PlanInputs
 from .lm_head_chunks import lm_head_chunks
 from .param_kinds import kind_by_shape, logical_matrices, special_kinds
@@ -383,6 +383,9 @@ class Recorder:
             for program in programs
             if shorter and any(whole in op.ins for op in program.ops)
         }
+        for program in programs:
+            for fewer in variants.get(program.name, ()):
+                check_collectives(program, fewer)
         return shorter, variants
 
 

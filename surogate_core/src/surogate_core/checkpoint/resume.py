@@ -11,13 +11,15 @@ from typing import Any
 from ..config.schema import DTYPE_KEYS, RECOMPUTE_KEYS
 from ..errors import ConfigError
 from ..hub.config_json import QUANTIZATION
+from ..planning.kept_rows import kept_rows_text
 from .folders import list_checkpoints, restore_replaced, step_folder
 from .manifest import DamagedCheckpoint, Manifest, read_manifest, verify_files
 
 LAST_GOOD = "last-good"
 
 TOTAL_STEPS = "steps in all (max_steps or num_epochs)"
-"""Fact of a run: its number of steps."""
+ROWS = "rows in an optimizer step (per_device_train_batch_size x gradient_accumulation_steps x GPUs)"
+"""Facts of a run: its number of steps, and the rows of each."""
 
 Choice = bool | int | str
 """`resume_from_checkpoint`: false, true (the newest), a step, a checkpoint's directory, or LAST_GOOD."""
@@ -33,7 +35,7 @@ _FACTS = (
     *DTYPE_KEYS.values(),
 )
 _DATA = ("datasets", "validation_datasets", "validation_split_ratio", "dataloader_num_workers")
-_FOLDERS = ("output_dir", "checkpoint_dir", "overwrite_output_dir", "run_name", "log_file")
+FOLDERS = ("output_dir", "checkpoint_dir", "overwrite_output_dir", "run_name", "log_file")
 _REPORTS = (
     "report_to",
     "logging_steps",
@@ -53,7 +55,7 @@ _MEMORY = (
     "recompute",
     *RECOMPUTE_KEYS.values(),
 )
-_WITHOUT_EFFECT = frozenset((*_FACTS, *_DATA, *_FOLDERS, *_REPORTS, *_SAVES, *_EXECUTION, *_MEMORY))
+_WITHOUT_EFFECT = frozenset((*_FACTS, *_DATA, *FOLDERS, *_REPORTS, *_SAVES, *_EXECUTION, *_MEMORY))
 """Keys that change no bit of a resumed run, or that are compared as one of the run's `facts`."""
 
 WEIGHTS, FILES, FROZEN = "base weights", "base files", "frozen weights"
@@ -158,8 +160,12 @@ def refuse_checkpoints(checkpoints: Path, key: str, source: str) -> None:
         )
 
 
-def refuse_another_run(resumed: Resumed, facts: Mapping[str, Any], source: str) -> None:
-    """Raise ConfigError naming the facts that differ from the saved run's, with both values."""
+def refuse_another_run(resumed: Resumed, facts: Mapping[str, Any], source: str, ranks: int, batch_size: int) -> None:
+    """Raise ConfigError naming the facts that differ from the saved run's, with both values.
+
+    For another number of rows, it says with which accumulation `ranks` ranks take the saved one, in micro-batches of at
+    most `batch_size` rows.
+    """
     saved, now = resumed.manifest.facts, json.loads(json.dumps(facts))
     key = "adapter_path" if "adapter" in saved else "model"  # a checkpoint of an adapter holds no model
     differing = [found for found in _differing(saved, now) if found[0] not in _NOT_COMPARED]
@@ -168,10 +174,12 @@ def refuse_another_run(resumed: Resumed, facts: Mapping[str, Any], source: str) 
         base = resumed.manifest.config.get("model")
         changed.append(f"{WEIGHTS} {saved[WEIGHTS]}, model: {base} (this run: {now[WEIGHTS]})")
     longer = any(name == TOTAL_STEPS for name, _, _ in differing)
+    rows = next((old for name, old, _ in differing if name == ROWS and isinstance(old, int) and old > 0), None)
+    how = f": {kept_rows_text(rows, ranks, batch_size)}" if rows else ""
     if changed:
         raise ConfigError(
             f"{source}: resume_from_checkpoint: {resumed.directory} was saved with {'; '.join(changed)}. Restore these "
-            "settings to resume. To train its weights further, start a new run in another output_dir, with "
+            f"settings to resume{how}. To train its weights further, start a new run in another output_dir, with "
             f"resume_from_checkpoint: false and {key}: {resumed.directory}."
             + (" Only a run with lr_scheduler_type: constant and no cooldown can get more steps." if longer else "")
         )

@@ -29,7 +29,7 @@ from .base_identity import base_facts
 from .folders import sync
 from .manifest import MANIFEST, Manifest, list_files, write_manifest
 from .progress import Progress
-from .resume import TOTAL_STEPS, Resumed, another_form, differences, refuse_another_run, saved_settings
+from .resume import ROWS, TOTAL_STEPS, Resumed, another_form, differences, refuse_another_run, saved_settings
 from .states import check_state, kept_values, load_state, write_state
 from .stored_weights import load_weights
 
@@ -43,7 +43,7 @@ MAX_STEP = 2**31 - 1
 MAX_FP32 = 3.4e38
 """Largest values of the program inputs `step` (int32) and `lr` (fp32)."""
 
-_NEUTRAL_KINDS = ("logger", "offload")
+_NEUTRAL_KINDS = ("logger", "offload", "launcher")
 """Kinds of plugins that change no bit of a run."""
 
 _POSITION = ("tokens", "seconds", "nonfinite", "loss", "lr")
@@ -124,7 +124,8 @@ class SavedRun:
         saved_total = resumed.manifest.facts.get(TOTAL_STEPS)
         extended = self.facts[TOTAL_STEPS] != saved_total and isinstance(saved_total, int) and self.extends(saved_total)
         common = {**self.facts, TOTAL_STEPS: saved_total} if extended else self.facts
-        refuse_another_run(resumed, common, self.run.loaded.source)
+        inputs = self.plan.inputs
+        refuse_another_run(resumed, common, self.run.loaded.source, inputs.world_size, inputs.batch_size)
         config = resolved(self.run.loaded)
         check_state(resumed.directory, self._kept_values(), saved_settings(resumed, config))
         models = self.run.registry.options_models()
@@ -204,9 +205,7 @@ def facts(run: Run, plan: Plan, loader: Loader, total_steps: int) -> dict[str, A
         **({"adapter": adapter[0].name, **adapter[1].model_dump(mode="json")} if adapter else {}),
         **base_facts(run, plan),
         **{DTYPE_KEYS[name]: dtype for name, dtype in asdict(plan.inputs.precision).items()},
-        "rows in an optimizer step (per_device_train_batch_size x gradient_accumulation_steps x GPUs)": (
-            loader.batch_size * loader.micro_batches
-        ),
+        ROWS: loader.batch_size * loader.micro_batches,
         "sequence_len": config.sequence_len,
         "train_seed": config.train_seed,
         TOTAL_STEPS: total_steps,

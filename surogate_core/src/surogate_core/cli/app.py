@@ -16,7 +16,9 @@ from .options import (
     ConfigArgument,
     ConfigOption,
     FitOption,
+    GpusOption,
     JsonOption,
+    NodesOption,
     OverwriteOption,
     PtOption,
     SetOption,
@@ -97,20 +99,23 @@ def plan(
         str | None,
         typer.Option("--device", metavar="NAME", help="Device to plan for, such as h200. Default: this machine's."),
     ] = None,
+    gpus: GpusOption = None,
+    nodes: NodesOption = 1,
     fit: FitOption = None,
     as_json: JsonOption = False,
     listing: Annotated[bool, typer.Option("--listing", help="Print the programs, op by op.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Exit with code 1 if the run does not fit.")] = False,
 ) -> int:
     arguments = run_arguments(ctx, path, config, overrides, mode_of(sft, pt))
-    from .plan import fit_command, plan_command
+    from .plan import Machines, fit_command, plan_command
 
     _print_notices()
     if fit is not None and listing:
         raise ConfigError("--fit and --listing: a listing is of one plan. Give one")
+    machines = Machines(device, gpus, nodes)
     if fit is not None:
-        return fit_command(arguments, fit, device, as_json=as_json, check=check)
-    return plan_command(arguments, device, as_json=as_json, listing=listing, check=check)
+        return fit_command(arguments, fit, machines, as_json=as_json, check=check)
+    return plan_command(arguments, machines, as_json=as_json, listing=listing, check=check)
 
 
 @app.command(help="Merge a trained adapter into its base model.")

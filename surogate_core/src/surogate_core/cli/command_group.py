@@ -38,8 +38,9 @@ class CommandGroup(TyperGroup):
                 raise
             from .render import print_error, print_traceback
 
-            hint = print_traceback(error)
-            print_error(f"{error}{hint}")
+            if not error.told:
+                hint = print_traceback(error)
+                print_error(f"{error}{hint}")
             raise typer.Exit(error.exit_code) from None
         raise typer.Exit(result if isinstance(result, int) else 0)
 

@@ -24,6 +24,7 @@ from ..config.keys import (
     DECIDED,
     DIFFERS,
     IGNORED,
+    MEANS,
     NOT_YET,
     NOT_YET_NAMES,
 )
@@ -39,6 +40,7 @@ an error that names the nearest one.
 
 - Names of recipes, optimizers, dataset types and the like: any case, `-` or `_`.
 - Numbers and booleans may be written as strings; YAML 1.2 rules apply, so `2e-4` is a number and `no` is text.
+- A dotted key is one of a section: `distributed.num_nodes` is `distributed: {num_nodes: 2}`.
 - `null` means the default.
 - `$NAME` and `${NAME}` are replaced from the environment, `$$` is a dollar sign.
 - `run.yaml` in the output folder is a config with every key that has an effect, and with absolute paths.
@@ -66,16 +68,18 @@ def _without_options(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def _fields_table(fields: Mapping[str, FieldInfo]) -> str:
-    rows = (
-        (
-            f"`{info.alias or name}`",
-            _type(info),
-            _default(info.get_default(call_default_factory=True)),
-            info.description,
-        )
-        for name, info in fields.items()
-    )
-    return _table(("Key", "Type", "Default", "Meaning"), rows)
+    return _table(("Key", "Type", "Default", "Meaning"), _field_rows(fields))
+
+
+def _field_rows(fields: Mapping[str, FieldInfo], within: str = "") -> Iterator[tuple[str, str, str, str | None]]:
+    """Yield the row of each key. The keys of a section are dotted."""
+    for name, info in fields.items():
+        key = f"{within}{info.alias or name}"
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            yield from _field_rows(info.annotation.model_fields, f"{key}.")
+        else:
+            default = _default(info.get_default(call_default_factory=True))
+            yield f"`{key}`", _type(info), default, info.description
 
 
 def _differs() -> str:
@@ -114,7 +118,7 @@ def _not_yet() -> str:
     return "\n".join(
         (
             "## Not yet\n\nKeys whose feature is not built. The accepted values do nothing; any other is an error, "
-            'exit code 2. A dotted key is a key of a section: `distributed: {num_nodes: 1}`.\n',
+            "exit code 2.\n",
             _table(("Key", "Accepted", "Meaning", "Feature", "What to do instead"), keys),
             "Names that are not built:\n",
             _table(("Name", "Kind", "What to do instead"), names),
@@ -127,6 +131,7 @@ def _not_yet() -> str:
 def _ignored() -> str:
     ignored = ((f"`{key}`", why) for key, why in IGNORED.items())
     dead = ((f"`{e.key}`", ", ".join(map(_default, (None, *e.accepted))), e.instead) for e in DEAD.values())
+    means = ((f"`{flag}: true`", f"`{key}: {value}`") for flag, (key, value) in MEANS.items())
     aliases = ((f"`{written}`", f"`{key}`") for written, key in ALIASES.items())
     return "\n".join(
         (
@@ -135,6 +140,7 @@ def _ignored() -> str:
             _table(("Key", "Accepted", "What to do instead"), dead),
             "Keys that can change nothing, whatever their value: accepted with a notice.\n",
             _table(("Key", "What to know"), ignored),
+            _table(("Flag", "Means"), means),
             _table(("Alias", "Key"), aliases),
         )
     )

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .. import run
+from .. import run, training
 from ..config.load import LoadedConfig
 from ..errors import ConfigError
 from ..fitting.proposals import Proposal
@@ -26,7 +26,7 @@ def fitted(arguments: RunArguments, loaded: LoadedConfig, target: str) -> Loaded
     Raises ConfigError if nothing fits, or only what changes what the run learns.
     """
     fit = run.fit(loaded, target)
-    planned, here = fit.before.report.device, run.usable_device().device
+    planned, here = fit.before.report.device, training.usable_device().device
     if planned.name != here.name:
         raise ConfigError(
             f"--fit {target}: this machine has {here.title}, not {planned.title}. Train with --fit auto or a size "

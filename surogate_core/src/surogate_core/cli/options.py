@@ -21,6 +21,11 @@ SetOption = Annotated[
 CheckFiniteOption = Annotated[
     bool, typer.Option("--check-finite", help="Stop at the first op that writes NaN or inf, and name it.")
 ]
+GpusOption = Annotated[
+    int | None,
+    typer.Option("--gpus", min=1, metavar="N", help="GPUs of all machines. Default: on each, those of the key `gpus`."),
+]
+NodesOption = Annotated[int, typer.Option("--nodes", min=1, metavar="N", help="Machines, each with as many GPUs.")]
 FitOption = Annotated[
     str | None,
     typer.Option(

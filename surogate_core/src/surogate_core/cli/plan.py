@@ -6,6 +6,7 @@ import gc
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from .. import run
@@ -24,27 +25,40 @@ from .render import paint
 _PARTS = ("waiting", "copy", "product", "attention", "memory")
 
 
+@dataclass(frozen=True)
+class Machines:
+    """Where a run is planned for.
+
+    device  name of a device; None: what a run on this machine would train on
+    gpus    of all machines; None: on each machine those of the key `gpus`
+    nodes   machines
+    """
+
+    device: str | None = None
+    gpus: int | None = None
+    nodes: int = 1
+
+
 def plan_command(
-    arguments: RunArguments, device: str | None, *, as_json: bool, listing: bool, check: bool = False
+    arguments: RunArguments, machines: Machines, *, as_json: bool, listing: bool, check: bool = False
 ) -> int:
     """Print the plan of a run: as text, with the op lists if `listing`, or as JSON.
 
-    `device` is the name of the device to plan for; None: what a run on this machine would train on. Returns 1 if the
-    run does not fit and `check` is set, else 0.
+    Returns 1 if the run does not fit and `check` is set, else 0.
     """
     with _without_collections():
-        fits = _plan(arguments, device, as_json, listing)
+        fits = _plan(arguments, machines, as_json, listing)
         return int(check and not fits)
 
 
-def fit_command(arguments: RunArguments, target: str, device: str | None, *, as_json: bool, check: bool = False) -> int:
+def fit_command(arguments: RunArguments, target: str, machines: Machines, *, as_json: bool, check: bool = False) -> int:
     """Print settings with which a run fits `target` (see `run.fit`), as a table or as JSON.
 
     Returns 1 if there are none and `check` is set, else 0.
     """
     with _without_collections():
         loaded = run.load(arguments.config, arguments.overrides, arguments.mode)
-        fit = run.fit(loaded, target, device)
+        fit = run.fit(loaded, target, machines.device, machines.gpus, machines.nodes)
     from .fit import print_fit
     from .fit import to_json as proposal_json
 
@@ -69,13 +83,13 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _plan(arguments: RunArguments, device: str | None, as_json: bool, listing: bool) -> bool:
+def _plan(arguments: RunArguments, machines: Machines, as_json: bool, listing: bool) -> bool:
     """Print the plan. Return whether the run fits."""
     loaded = run.load(arguments.config, arguments.overrides, arguments.mode)
-    here = None if device else local_device()
+    here = None if machines.device else local_device()
     opened = run.open_run(loaded)
-    plan = run.plan(opened, here or device)
-    chosen = here.chosen if here else f"--device {device}"
+    plan = run.plan(opened, here or machines.device, machines.gpus, machines.nodes)
+    chosen = here.chosen if here else f"--device {machines.device}"
     problem = here.idle or _idle(plan) if here else ""
     if as_json:
         print(json.dumps(to_json(plan, loaded.mode, chosen, problem), indent=2))
@@ -127,7 +141,9 @@ def to_json(plan: Plan, mode: Mode, chosen: str, problem: str = "") -> dict[str,
             "name": device.name,
             "title": device.title,
             "bytes": device.memory_bytes,
-            "count": report.world_size,
+            "count": report.devices,
+            "machines": report.nodes,
+            "ranks_per_device": report.ranks_per_device,
             "chosen": chosen,
             "problem": problem,
         },
@@ -143,6 +159,8 @@ def to_json(plan: Plan, mode: Mode, chosen: str, problem: str = "") -> dict[str,
             "bytes": report.step.bytes,
             "collective_seconds": report.step.comm_seconds,
             **{f"{part}_seconds": getattr(report.step, f"{part}_seconds") for part in _PARTS},
+            "link": asdict(report.route.link) if report.world_size > 1 else None,
+            "scaling": report.scaling,
         },
         "kernels": dict(plan.kernels.providers),
         "other_kernels": {kind: list(others) for kind, others in plan.kernels.others.items()},

@@ -46,7 +46,7 @@ def plan_text(run: Run, plan: Plan, chosen: str, defaults: str) -> Iterator[str]
 
 
 def _run(run: Run, plan: Plan) -> Iterator[str]:
-    inputs, config, workers = plan.inputs, run.config, plan.report.world_size
+    inputs, config, report = plan.inputs, run.config, plan.report
     parameters, trained = parameters_text(plan.assembly.n_params), parameters_text(plan.assembly.n_trainable)
     yield f"{config.model}: {inputs.model.name}, {parameters} parameters, {trained} trained"
     yield (
@@ -60,8 +60,12 @@ def _run(run: Run, plan: Plan) -> Iterator[str]:
     steps = config.gradient_accumulation_steps
     yield (
         f"{inputs.batch_size} x {inputs.seq_len} tokens per micro-step, "
-        f"{steps} micro-step{'s' * (steps > 1)} per step" + (f", on each of {workers} GPUs" if workers > 1 else "")
+        f"{steps} micro-step{'s' * (steps > 1)} per step"
+        + (f", on each of {report.world_size} {'GPUs' if report.ranks_per_device == 1 else 'ranks'}")
+        * (report.world_size > 1)
     )
+    if report.ranks_per_device > 1:
+        yield f"{report.ranks_per_device} ranks share each device: they take turns, each with buffers of its own"
 
 
 def _unquantized(plan: Plan) -> list[int]:
@@ -82,8 +86,9 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 def _memory(plan: Plan, chosen: str) -> Iterator[str]:
     report = plan.report
-    each = ", on each" if report.world_size > 1 else ""
-    devices, memory = devices_text(report.device, report.world_size), _size(report.device.memory_bytes).strip()
+    each = ", on each" if report.devices > 1 else ""
+    devices = devices_text(report.device, report.devices, report.nodes)
+    memory = _size(report.device.memory_bytes).strip()
     yield _wrapped(f"{devices}, {memory}{each} ({chosen})")
     for name, nbytes in report.device_bytes.items():
         if name != "total":
@@ -95,7 +100,7 @@ def _memory(plan: Plan, chosen: str) -> Iterator[str]:
     yield f"  {'total':<14}{_size(total)}   {verdict}, {rest}"
     on_host = {name: nbytes for name, nbytes in report.host_bytes.items() if name not in ("total", "batches")}
     for name, nbytes in on_host.items():
-        yield f"  {name:<14}{_size(nbytes)}   in pinned memory of the host"
+        yield f"  {name:<14}{_size(nbytes)}   in pinned memory of {'each' if report.nodes > 1 else 'the'} host"
     if on_host:
         yield f"  {'host total':<14}{_size(report.pinned_bytes)}   {_host_verdict(report)}"
     if plan.chosen:
@@ -157,8 +162,14 @@ def _speed(plan: Plan, config: TrainConfig) -> Iterator[str]:
         yield f"host:   copies take {_duration(step.copy_seconds)} in the longer direction{waiting}"
     if step.comm_seconds:
         sent = sum(plan.inputs.ops[op.kind].link(op) for p in plan.assembly.programs.values() for op in p.ops)
-        yield f"gpus:   each sends {sent / 1e9:,.2f} GB of gradients in {_duration(step.comm_seconds)}{waiting}"
+        link = report.route.link
+        yield _wrapped(
+            f"gpus:   each sends {sent * report.ranks_per_device / 1e9:,.2f} GB of gradients in "
+            f"{_duration(step.comm_seconds)} over {link.name} ({link.source}){waiting}"
+        )
     yield f"speed:  {report.tokens_per_second:,.0f} tokens/s (estimate; rates: {report.device.source})"
+    if report.devices > 1:
+        yield f"scale:  {report.scaling:.1%} of {report.devices} x one {'GPU' if report.device.sm else 'device'}"
     if config.max_steps > 0:
         yield f"run:    {config.max_steps:,} steps take {_hours(config.max_steps * step.seconds)}"
     elif report.tokens_per_second:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 
 from .. import run
-from ..errors import RunStopped
+from ..errors import RunLost, RunStopped
 from ..machine.timing import mark
 from .options import RunArguments
 from .render import print_error
+from .restart import restart_if_wanted
 from .summary import print_summary
 
 
@@ -25,7 +26,13 @@ def train_command(arguments: RunArguments, fit: str | None = None) -> int:
 
         loaded = fitted(arguments, loaded, fit)
         mark("fit")
-    result = run.train(loaded, _say)
+    try:
+        result = run.train(loaded, _say)
+    except RunLost as error:
+        restart_if_wanted(loaded.config, error, _say)
+        raise
+    if not result.writer:
+        return result.signal_exit
     if result.signal_exit:
         saved = result.checkpoint_dir / f"step_{result.steps:08d}"
         _say(f"interrupted after step {result.steps:,} of {result.total_steps:,}; saved: {saved}")

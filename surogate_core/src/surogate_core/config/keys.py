@@ -31,7 +31,7 @@ class NotYet:
     def accepts(self, value: Any, given: Collection[str] = ()) -> bool:
         """Return whether `value` has no effect in a config that sets the keys `given`."""
         inert = () if self.matters_with in given else self.inert
-        return any(_same(value, harmless) for harmless in (None, self.default, *inert))
+        return any(same_value(value, harmless) for harmless in (None, self.default, *inert))
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Dead:
     instead: str
 
     def accepts(self, value: Any) -> bool:
-        return any(_same(value, inert) for inert in (None, *self.accepted))
+        return any(same_value(value, inert) for inert in (None, *self.accepted))
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,11 @@ class Differs:
     why: str
 
 
-def _same(value: Any, inert: Any) -> bool:
+def same_value(value: Any, inert: Any) -> bool:
     """Return whether a raw YAML value means `inert`: numbers may be strings, names are folded."""
     if isinstance(inert, list):
         values = value if isinstance(value, list) else [value]
-        return len(values) == len(inert) and all(map(_same, values, inert))
+        return len(values) == len(inert) and all(map(same_value, values, inert))
     if isinstance(value, bool) or value is None or inert is None:
         return value is inert
     if isinstance(inert, bool):
@@ -135,6 +135,9 @@ IGNORED: dict[str, str] = _TABLES["ignored"]
 
 DEAD: dict[str, Dead] = {key: Dead(key, tuple(row["accepted"]), row["instead"]) for key, row in _TABLES["dead"].items()}
 """Keys of the original that nothing reads here: any value except the original's default is refused."""
+
+MEANS: dict[str, tuple[str, str]] = {key: (row["key"], row["value"]) for key, row in _TABLES["means"].items()}
+"""Flag of the original -> the key of TrainConfig and its value that `true` means."""
 
 ALIASES: dict[str, str] = _TABLES["aliases"]
 """Other name of a key -> the key."""

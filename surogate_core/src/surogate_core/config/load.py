@@ -85,7 +85,7 @@ def load_config(raw: Mapping[str, Any], *, registry: Registry, mode: Mode = "tra
             core[key] = parse_datasets(key, core[key], registry, findings)
     if not core.get("validation_datasets"):
         core.pop("validation_datasets", None)
-    select_plugins(core, registry, findings)
+    select_plugins(core, plugin, registry, findings)
     config, problems = validate(TrainConfig, core)
     findings.problems += [problem for problem in problems if problem.key not in findings.failed]
     if config is not None:

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from ..api import NoOptions
-from .errors import Problem, keys_of, validate
+from .errors import Problem, keys_of, shown, validate
 from .findings import Findings
 from .plugin_values import as_core_reads
 from .registry import Registry
@@ -60,8 +60,17 @@ def validate_selected(
 def validate_options(
     owner: Owner, model: type[BaseModel], given: Mapping[str, Any], registry: Registry, within: str = ""
 ) -> tuple[BaseModel | None, list[Problem]]:
-    """As `validate`. Raises PluginError if a validator of the plugin fails with anything but a ValidationError."""
+    """As `validate`. A field whose type is a model is a section, whose keys are read alike; null is the default.
+
+    Raises PluginError if a validator of the plugin fails with anything but a ValidationError.
+    """
     values, problems = as_core_reads(model, given, within)
+    for key, info in zip(keys_of(model), model.model_fields.values(), strict=True):
+        if key in given and isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            section, wrong_inside = _validate_section(owner, info.annotation, given[key], registry, f"{within}{key}")
+            problems += wrong_inside
+            values = {name: value for name, value in values.items() if name != key}
+            values |= {} if section is None else {key: section}
     wrong = {problem.key for problem in problems}
     try:
         instance, others = validate(model, values, within=within)
@@ -71,6 +80,15 @@ def validate_options(
             raise
         raise failed from error
     return None if wrong else instance, [*problems, *(problem for problem in others if problem.key not in wrong)]
+
+
+def _validate_section(
+    owner: Owner, model: type[BaseModel], given: Any, registry: Registry, within: str
+) -> tuple[BaseModel | None, list[Problem]]:
+    if not isinstance(given, Mapping):
+        return None, [Problem(within, f"must be a section of keys (got {shown(given)})")]
+    values = {key: value for key, value in given.items() if value is not None}
+    return validate_options(owner, model, values, registry, f"{within}.")
 
 
 def _check_idle(
@@ -83,6 +101,6 @@ def _check_idle(
 ) -> None:
     kind, name = owners[0]
     _, problems = validate_options(owners[0], models[kind, name], {key: value}, registry)
-    findings.problems += [problem for problem in problems if problem.key == key]
+    findings.problems += [problem for problem in problems if problem.key.partition(".")[0] == key]
     unused = " or ".join(f"{kind} {name}" for kind, name in owners)
     findings.notices.append(f"{key}: has no effect, since {unused} is not used by this run")

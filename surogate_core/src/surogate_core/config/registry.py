@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from ..errors import PluginError
 
 if TYPE_CHECKING:
-    from ..api import DatasetFormatDef, WeightFormatDef
+    from ..api import DatasetFormatDef, LauncherDef, WeightFormatDef
 
 
 class Registry(Protocol):
@@ -28,6 +28,9 @@ class Registry(Protocol):
 
     def weight_formats(self) -> Mapping[str, WeightFormatDef]:
         """Return {name: form in which frozen matrices can be stored}."""
+
+    def launchers(self) -> Mapping[str, LauncherDef]:
+        """Return {name: what joins the processes of a run}."""
 
     def names(self, kind: str) -> Sequence[str]:
         """Return the names of the usable definitions of a kind."""

@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from ..api import Deterministic, PrecisionRequest
+from .distribution import DistributionKeys
 from .rope_scaling import parse_rope_scaling
+from .theme import Keys
 from .values import (
     Bytes,
     Flag,
@@ -35,11 +37,6 @@ from .values import (
     parse_resume,
     recompute_word,
 )
-
-
-class Keys(BaseModel):
-    # Validators are built on first use: most starts of the CLI never validate a theme by itself.
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), defer_build=True)
 
 
 class DatasetEntry(Keys):
@@ -307,18 +304,6 @@ class MemoryKeys(Keys):
         "link, instead of copying it to the device and back. auto: that of the embedding and the LM head alone.",
     )
     use_cuda_graphs: Flag = Field(True, description="Replay a step as CUDA graphs. No effect on a CPU.")
-
-
-class DistributionKeys(Keys):
-    """Distribution"""
-
-    gpus: Int = Field(
-        1, ge=0, description="GPUs of this machine to train on; 0: all visible ones. Without a GPU the CPU trains."
-    )
-    launcher: Text = Field(
-        "local", description="Starts the processes of a run and connects their GPUs; from an installed plugin."
-    )
-    zero_level: Int = Field(1, ge=1, le=3, description="What is sharded over GPUs; only 1 (nothing) is built.")
 
 
 THEMES: tuple[type[Keys], ...] = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Collection
 from typing import Any
 
 from .errors import Problem, fold, nearest, shown, shown_key
@@ -13,6 +15,9 @@ from .schema import TrainConfig
 
 REQUIRED = ("recipe", "optimizer", "launcher")
 """Kinds of plugins of which every run has one, selected by the key of the same name."""
+
+AUTO = "auto"
+"""The launcher is the one that recognises the environment, or whose own key the config has."""
 
 OPTIONAL = ("adapter",)
 """Kinds of plugins that a run can do without: `none`, the default, selects nothing."""
@@ -44,11 +49,14 @@ def registered_name(kind: str, key: str, value: str, registry: Registry, finding
     return None
 
 
-def select_plugins(core: dict[str, Any], registry: Registry, findings: Findings) -> None:
-    """Replace the names of plugins in `core` by their registered spellings.
+def select_plugins(core: dict[str, Any], plugin_keys: Collection[str], registry: Registry, findings: Findings) -> None:
+    """Replace the names of plugins in `core` by their registered spellings. plugin_keys: those that the config has.
 
     A name that cannot be used is removed, so that validation continues with the default.
     """
+    launcher = core.get("launcher", AUTO)
+    if launcher is None or (isinstance(launcher, str) and fold(launcher) == AUTO):
+        core["launcher"] = _recognised_launcher(plugin_keys, registry, findings)
     for kind in REQUIRED:
         _select(core, kind, registry, findings)
     for kind in OPTIONAL:
@@ -58,6 +66,19 @@ def select_plugins(core: dict[str, Any], registry: Registry, findings: Findings)
         else:
             _select(core, kind, registry, findings)
     _select_loggers(core, registry, findings)
+
+
+def _recognised_launcher(plugin_keys: Collection[str], registry: Registry, findings: Findings) -> str:
+    """Return the launcher whose variables are set, or whose own key is given; core's own if there is none."""
+    found = {
+        name: signs
+        for name, launcher in registry.launchers().items()
+        if (signs := launcher.recognises(os.environ) or (launcher.key if launcher.key in plugin_keys else ""))
+    }
+    if len(found) > 1:
+        each = " and ".join(f"{name} (by {signs})" for name, signs in found.items())
+        findings.wrong("launcher", f"auto: {each} would start this run. Choose one of them")
+    return next(iter(found), "local")
 
 
 def _select(core: dict[str, Any], kind: str, registry: Registry, findings: Findings) -> None:

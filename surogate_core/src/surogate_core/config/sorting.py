@@ -8,7 +8,7 @@ from typing import Any
 from .errors import Problem, fold, shown, shown_key, unknown_key
 from .findings import Findings
 from .foreign import key_hints, same_keys
-from .keys import ALIASES, DEAD, IGNORED, NOT_YET, PACKAGES, SECTIONS
+from .keys import ALIASES, DEAD, IGNORED, MEANS, NOT_YET, PACKAGES, SECTIONS, same_value
 from .schema import TrainConfig
 from .variables import expand_variables
 
@@ -31,9 +31,23 @@ def sort_keys(
         elif key in plugin_keys or key in TrainConfig.model_fields:
             if value is not None:
                 (plugin if key in plugin_keys else core)[key] = expand_variables(key, value, findings)
-        else:
+        elif key not in MEANS:
             _unserved(key, value, given, plugin_keys, findings)
+    for flag in raw.keys() & MEANS.keys():
+        _meant(flag, raw[flag], core, findings)
     return core, plugin
+
+
+def _meant(flag: str, value: Any, core: dict[str, Any], findings: Findings) -> None:
+    """Set the key that a flag of the original means, if it is true."""
+    key, meant = MEANS[flag]
+    if same_value(expand_variables(flag, value, findings), True):
+        if core.get(key, meant) not in (meant, "auto"):
+            findings.wrong(flag, f"is true, which means {key}: {meant}, but {key} is {core[key]}; keep one")
+        core[key] = meant
+        findings.notices.append(f"{flag}: true means {key}: {meant}")
+    elif value is not None and not same_value(value, False):
+        findings.wrong(flag, f"must be true or false (got {shown(value)})")
 
 
 def _unserved(key: Any, value: Any, given: Collection[Any], plugin_keys: Collection[str], findings: Findings) -> None:
@@ -89,5 +103,5 @@ def _unknown(key: Any, plugin_keys: Collection[str]) -> Problem:
     name = fold(key) if isinstance(key, str) else ""
     if (hint := key_hints().get(name)) is not None:
         return Problem(shown_key(key), f"unknown key; {hint}")
-    legal = {*TrainConfig.model_fields, *plugin_keys, *NOT_YET, *SECTIONS, *DEAD, *PACKAGES, *ALIASES}
+    legal = {*TrainConfig.model_fields, *plugin_keys, *NOT_YET, *SECTIONS, *DEAD, *PACKAGES, *ALIASES, *MEANS}
     return unknown_key(key, legal, meant=same_keys().get(name))

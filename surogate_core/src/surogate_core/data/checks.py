@@ -25,7 +25,7 @@ def check_rows(rows: PackedRows, vocab_size: int, key: str = "datasets") -> None
                 f"{key}: token {dataset.max_token} is outside the model's vocab_size of {vocab_size}. "
                 "Use the tokenizer that belongs to the model."
             )
-    if not any(batch.n_valid for batch in eval_batches(rows, 1)):
+    if not any(batch.n_valid for (batch,) in eval_batches(rows, 1)):
         raise ConfigError(f"{key}: no token is trained: the dataset's type masks all of them. Check its options.")
 
 
@@ -34,7 +34,7 @@ def label_counts(rows: PackedRows, vocab_size: int) -> npt.NDArray[np.int64]:
     counts = np.zeros(vocab_size, np.int64)
     batch_size = max(1, (1 << 18) // rows.sequence_len)
     limit = -(-COUNTED_LABELS // (batch_size * rows.sequence_len))
-    for batch in eval_batches(rows, batch_size, limit * batch_size):
+    for (batch,) in eval_batches(rows, batch_size, limit * batch_size):
         counts += np.bincount(batch.targets[batch.targets >= 0], minlength=vocab_size)
     return counts
 

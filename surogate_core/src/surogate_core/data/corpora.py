@@ -51,19 +51,25 @@ def load_corpora(
     model_dir: Path,
     vocab_size: int,
     notice: Callable[[str], None],
+    moved: Callable[[str], None] = lambda what: None,
 ) -> Corpora:
-    """Tokenise (or map from the cache), split, pack and check the data. Raises ConfigError naming key, file, line."""
+    """Tokenise (or map from the cache), split, pack and check the data. Raises ConfigError naming key, file, line.
+
+    `moved` is called with what is being tokenised, again and again.
+    """
+    moved("loading the data")
     _set_threads(config.dataloader_num_workers)
     tokenizer = Tokenizer(model_dir, f"model: {config.model}")
     _note_extra_tokens(tokenizer, vocab_size, notice)
-    documents = every = _documents(config, "datasets", formats, tokenizer, notice)
+    documents = every = _documents(config, "datasets", formats, tokenizer, notice, moved)
     if config.validation_datasets:
         for index, entry in enumerate(config.validation_datasets):
             if entry.weight is not None:
                 raise ConfigError(f"validation_datasets.{index}: weight is for training data. Use samples instead.")
-        held_out = _documents(config, "validation_datasets", formats, tokenizer, notice)
+        held_out = _documents(config, "validation_datasets", formats, tokenizer, notice, moved)
     else:
         documents, held_out = split_validation(documents, config.validation_split_ratio, config.eval_seed)
+    moved("packing the data")
     repeated = duplicates(every, documents, held_out)
     if repeated is not None:
         notice(f"datasets: {repeated}")
@@ -113,6 +119,7 @@ def _documents(
     formats: Mapping[str, DatasetFormatDef],
     tokenizer: Tokenizer,
     notice: Callable[[str], None],
+    moved: Callable[[str], None],
 ) -> DocumentSpans:
     parts = []
     for index, entry in enumerate(getattr(config, key)):
@@ -127,6 +134,7 @@ def _documents(
             tokenizer,
             where=where,
             notice=notice,
+            moved=moved,
             source=source,
             rows=columns.rows,
             skip_bad=entry.bad_rows == "skip",

@@ -52,8 +52,8 @@ class MicroBatch:
 class StepBatch:
     """The data of an optimizer step.
 
-    micro: its micro-batches; those that several devices take at the same time are adjacent. tokens: positions that are
-    not padding. epoch: epochs completed after the step.
+    micro: the micro-batches of the ranks of this process; those that they take at the same time are adjacent. tokens,
+    valid_tokens: positions that are not padding, and labels, of all ranks. epoch: epochs completed after the step.
     """
 
     micro: list[MicroBatch]
@@ -65,12 +65,23 @@ class StepBatch:
 class Loader:
     """Training batches. Each epoch is shuffled by (seed, epoch); `step(i)` may be called in any order.
 
-    micro_batches: micro-batches per optimizer step, over all devices; each has `batch_size` rows. The rows of a step
-    depend on the product of both alone. steps_per_epoch = ceil(rows / (batch_size * micro_batches)). The last step of
-    an epoch is filled with rows of padding. These have no weight: the loss is the mean over the labels of the step.
+    micro_batches: micro-batches per optimizer step, over all `world_size` ranks; each has `batch_size` rows. The rows
+    of a step depend on the product of both alone. Rank r takes the micro-batches r, r + world_size, ..., of which
+    `step` returns those of `ranks`. steps_per_epoch = ceil(rows / (batch_size * micro_batches)). The last step of an
+    epoch is filled with rows of padding. These have no weight: the loss is the mean over the labels of the step.
     """
 
-    def __init__(self, rows: PackedRows, batch_size: int, micro_batches: int, seed: int, pad_id: int = 0) -> None:
+    def __init__(
+        self,
+        rows: PackedRows,
+        batch_size: int,
+        micro_batches: int,
+        seed: int,
+        pad_id: int = 0,
+        *,
+        ranks: range = range(1),
+        world_size: int = 1,
+    ) -> None:
         if batch_size < 1 or micro_batches < 1:
             raise ConfigError(
                 f"per_device_train_batch_size ({batch_size}) and the micro-batches of a step ({micro_batches}: "
@@ -85,6 +96,7 @@ class Loader:
         self.micro_batches = micro_batches
         self.seed = seed
         self.pad_id = pad_id
+        self._ranks, self._world_size = ranks, world_size
         self.steps_per_epoch = -(-rows.n_rows // (batch_size * micro_batches))
         self._order: tuple[int, Int64s] = (-1, np.zeros(0, np.int64))
 
@@ -98,14 +110,18 @@ class Loader:
         epoch, within = divmod(index, self.steps_per_epoch)
         per_step = self.batch_size * self.micro_batches
         chosen = self._epoch_order(epoch)[within * per_step : (within + 1) * per_step]
-        micro = [
-            micro_batch(self.rows, chosen[at : at + self.batch_size], self.batch_size, self.pad_id)
-            for at in range(0, per_step, self.batch_size)
-        ]
+        micro, others = [], []
+        for number, at in enumerate(range(0, per_step, self.batch_size)):
+            some = chosen[at : at + self.batch_size]
+            if number % self._world_size in self._ranks:
+                micro.append(micro_batch(self.rows, some, self.batch_size, self.pad_id))
+            else:
+                others.append(some)
+        tokens, labels = counts(self.rows, np.concatenate(others)) if others else (0, 0)
         return StepBatch(
             micro=micro,
-            tokens=sum(batch.n_tokens for batch in micro),
-            valid_tokens=sum(batch.n_valid for batch in micro),
+            tokens=tokens + sum(batch.n_tokens for batch in micro),
+            valid_tokens=labels + sum(batch.n_valid for batch in micro),
             epoch=(index + 1) / self.steps_per_epoch,
         )
 
@@ -118,16 +134,34 @@ class Loader:
 
 
 def eval_batches(
-    rows: PackedRows, batch_size: int, limit: int | None = None, *, pad_id: int = 0, seed: int = 0
-) -> Iterator[MicroBatch]:
-    """Yield batches that cover every row once, at most `limit` rows, in an order that depends on `seed` alone.
+    rows: PackedRows,
+    batch_size: int,
+    limit: int | None = None,
+    *,
+    pad_id: int = 0,
+    seed: int = 0,
+    ranks: range = range(1),
+    world_size: int = 1,
+) -> Iterator[tuple[MicroBatch, ...]]:
+    """Yield batches for the ranks of this process that, over all ranks, cover every row once, at most `limit` rows.
 
-    The order is random because packing sorts by length: the first rows are not a sample of the set.
+    Their order depends on `seed` alone. It is random because packing sorts by length: the first rows are not a sample
+    of the set. Batches beyond the last row are padding, so that every rank gets as many.
     """
-    order = permutation(rows.n_rows, seed, purpose=EVALUATION)
-    last = rows.n_rows if limit is None else min(rows.n_rows, limit)
-    for at in range(0, last, batch_size):
-        yield micro_batch(rows, order[at : min(at + batch_size, last)], batch_size, pad_id)
+    order = permutation(rows.n_rows, seed, purpose=EVALUATION)[:limit]
+    for at in range(0, len(order), batch_size * world_size):
+        firsts = (at + rank * batch_size for rank in ranks)
+        yield tuple(micro_batch(rows, order[first : first + batch_size], batch_size, pad_id) for first in firsts)
+
+
+def counts(rows: PackedRows, chosen: Int64s) -> tuple[int, int]:
+    """Return (positions that are not padding, labels) of rows, as `micro_batch` has them."""
+    first, last = rows.row_offsets[chosen], rows.row_offsets[chosen + 1]
+    piece = _ranges(first, last - first)
+    start, length = rows.start[piece], rows.stop[piece] - rows.start[piece]
+    _, trained = rows.corpus.read(_ranges(start, length))
+    labels = np.count_nonzero(trained) - np.count_nonzero(trained[np.cumsum(length) - length])
+    return int(length.sum()), int(labels)
 
 
 def micro_batch(rows: PackedRows, chosen: Int64s, batch_size: int, pad_id: int) -> MicroBatch:

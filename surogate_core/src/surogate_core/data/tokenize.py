@@ -11,14 +11,12 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import filelock
 import numpy as np
 import numpy.typing as npt
 import tokenizers
@@ -37,6 +35,7 @@ from .cache import (
     open_cache,
     token_dtype,
 )
+from .cache_lock import cache_lock
 from .readers import Row
 from .sources import Source, open_source
 from .tokenizer import Tokenizer
@@ -71,6 +70,7 @@ def tokenize_dataset(
     *,
     where: str = "datasets",
     notice: Notice = print_notice,
+    moved: Notice = lambda what: None,
     source: Source | None = None,
     rows: int | None = None,
     skip_bad: bool = False,
@@ -79,7 +79,8 @@ def tokenize_dataset(
 
     source: the rows, if they are already open. rows: their number, if it is known. progress: None shows it after two
     seconds. skip_bad: leave out rows that the type refuses, and count them. notice: called with lines for the user,
-    among them the parts of rows that are not in the tokens, also if the tokens come from the cache.
+    among them the parts of rows that are not in the tokens, also if the tokens come from the cache. moved: called with
+    what is being tokenised, again and again.
 
     The key of the cache is a hash over the content of the data, the tokenizer and the settings, but not sequence_len.
     If the dataset is missing or damaged, the rows are streamed and tokenised in threads, starting after the last shard
@@ -95,14 +96,18 @@ def tokenize_dataset(
         directory = (cache_root or default_cache_root()) / key
 
         def write(writer: TokenWriter) -> None:
-            _write(writer, opened, format_def, options, tokenizer, progress or shown, skip_bad)
+            def show(rows: int, tokens: int) -> None:
+                moved(f"tokenising {entry.path}, row {rows:,}")
+                (progress or shown)(rows, tokens)
+
+            _write(writer, opened, format_def, options, tokenizer, show, skip_bad)
             if writer.n_docs == 0:
                 raise ConfigError(f"{where}: path: {entry.path}: {_no_documents(writer)}")
             writer.publish(settings)
 
         dataset = _open(directory, notice=None)  # damage is checked again and reported under the lock
         if dataset is None:
-            dataset = _written(directory, token_dtype(tokenizer.vocab_size), write, where, notice)
+            dataset = _written(directory, token_dtype(tokenizer.vocab_size), write, where, notice, moved)
     for line in omission_lines(dataset.omissions):
         notice(f"{where}: left out: {line}")
     return dataset
@@ -118,12 +123,17 @@ def omission_lines(found: Sequence[FoundOmission]) -> Iterator[str]:
 
 
 def _written(
-    directory: Path, dtype: np.dtype[Any], write: Callable[[TokenWriter], None], where: str, notice: Notice
+    directory: Path,
+    dtype: np.dtype[Any],
+    write: Callable[[TokenWriter], None],
+    where: str,
+    notice: Notice,
+    moved: Notice,
 ) -> TokenDataset:
     """Return the dataset in `directory` after `write` has written and published it, here or in another process."""
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(directory.with_name(f"{directory.name}.lock"), notice):
+        with cache_lock(directory.with_name(f"{directory.name}.lock"), notice, moved):
             cached = _open(directory, notice)
             if cached is not None:
                 return cached
@@ -199,20 +209,6 @@ def _own_files(module: ModuleType, found: dict[str, Path]) -> dict[str, Path]:
         if origin is not None and module.__package__ and origin.__package__ == module.__package__:
             _own_files(origin, found)
     return found
-
-
-@contextmanager
-def _lock(path: Path, notice: Notice) -> Iterator[None]:
-    lock = filelock.FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        notice(f"waiting for another process that is tokenising the same data ({path})")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def cache_error(error: OSError, root: Path) -> ConfigError | RunStopped:

@@ -119,7 +119,8 @@ def _searched(run: Run, plan: Plan, resort: Changes, most: int, seconds: float =
     """
     if resort:
         run = changed(run, resort)
-        plan = draft_run(run, plan.report.device, plan.report.world_size, host_memory=plan.inputs.host_memory)
+        own = plan.inputs
+        plan = draft_run(run, plan.report.device, own.world_size, host_memory=own.host_memory, nodes=own.nodes)
     found = [
         Proposal({**resort, **changes}, after, given_up(run, resort))
         for changes, after in Search(run, plan, most, seconds).plans()

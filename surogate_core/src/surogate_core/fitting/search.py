@@ -133,10 +133,16 @@ class Search:
     def _plan_with(self, at: Settings) -> tuple[Changes, Plan]:
         changes = dict(self._changes(at))
         run, device, own = changed(self._run, changes), self._plan.target.device, self._plan.inputs
-        recorded = at[-1], run_inputs(run, device, own.world_size).grouping
+        recorded = at[-1], run_inputs(run, device, own.world_size, own.nodes).grouping
         recording = self._recordings.get(recorded)
         plan = draft_run(
-            run, device, own.world_size, host_memory=own.host_memory, recording=recording, seconds=self._best
+            run,
+            device,
+            own.world_size,
+            host_memory=own.host_memory,
+            recording=recording,
+            seconds=self._best,
+            nodes=own.nodes,
         )
         self._recordings[recorded] = plan.recording
         if plan.report.fits:
@@ -179,7 +185,7 @@ class Search:
     def _held(self, changes: Changes) -> Sequence[Value]:
         """Return the values that the strategies of the run with `changes` keep on the host. Raises like `assemble`."""
         recording, own = self._plan.recording, self._plan.inputs
-        inputs = run_inputs(changed(self._run, changes), self._plan.target.device, own.world_size)
+        inputs = run_inputs(changed(self._run, changes), self._plan.target.device, own.world_size, own.nodes)
         recorder = recording.recorder.forked(inputs)
         _, held = recorder.offloaded(recording.family, recording.params, recording.states)
         return held

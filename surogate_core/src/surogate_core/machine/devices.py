@@ -10,9 +10,13 @@ The rates of the H100 and the H200 are those that `surogate doctor --measure` fo
 operands (in FP8 on the H200 1,263e12 with the write of their outputs, which is not hidden, 1,347e12 without it); bytes
 per second read and written; copies from and to the host, each way at once. For other devices the table has the
 vendor's figures (data sheets and architecture white papers): FLOP/s are 0.68 of the dense peak, the ratio measured on
-the H200 for bf16 and FP8 (FP4 was not measured anywhere), and bandwidths 0.87 of the figure. Links are 0.8 of the
-figure for one direction, an estimate: NVLink, else PCIe. For the GPU of this machine, `surogate doctor --measure`
-replaces the rates.
+the H200 for bf16 and FP8 (FP4 was not measured anywhere), and bandwidths 0.87 of the figure. For the GPU of this
+machine, `surogate doctor --measure` replaces the rates.
+
+No rate of a link between devices was measured. They are 0.8 of what is published for one direction, an estimate. Within
+a machine: NVLink where all GPUs have it, else PCIe (bridges join only two cards). Between machines: a port for each GPU
+as in DGX and HGX machines (A100 200 Gb/s, H100 to B200 400, B300 800, GB10 200); for other cards the table assumes one
+port of 100 Gb/s for eight.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from ..api import DeviceInfo
+from ..api import DeviceInfo, Link
 from ..errors import ConfigError
 from .device_names import find_device
 from .measured_rates import read_rates
@@ -30,6 +34,9 @@ GIB = 1 << 30
 _SUSTAINED = 0.68
 _BANDWIDTH = 0.87
 _LINK = 0.8
+_LEAST_NVLINK = 300
+"""GB/s for one direction from which on the link of a card is NVLink between all GPUs of a machine."""
+_PUBLISHED = "published, not measured"
 _LAUNCH = 1.74e-6
 """Seconds of an op besides its work, in a captured graph. Measured on an H200."""
 _CUDA_RUNTIME_BYTES = 720 << 20
@@ -52,21 +59,26 @@ def _gpu(
     *,
     host: float = 0.0,
     fp4: float = 0.0,
+    network: float = 0.0,
 ) -> DeviceInfo:
     """Return a device from the vendor's data sheet.
 
     bf16       dense peak with sums in fp32, TFLOP/s; on GeForce cards half of the peak with sums in fp16
     fp32       peak without tensor cores, TFLOP/s
     bandwidth  TB/s
-    link       to other devices, GB/s for one direction
+    link       to other devices of the machine, GB/s for one direction
     host       GB/s of copies from and to the host, each way at once. Default: PCIe 5 or 4 with 16 lanes.
     fp4        dense peak, TFLOP/s: half of the figure with sparsity, but for the B300; 0: the device has none
+    network    Gb/s of a port for each GPU. Default: that of machines with NVLink, else an eighth of 100 Gb/s.
     """
     flops = {"bf16": bf16 * _SUSTAINED * 1e12, "fp32": fp32 * _SUSTAINED * 1e12, "fp64": fp32 * _SUSTAINED / 2 * 1e12}
     if sm >= 89:
         flops["fp8"] = 2 * flops["bf16"]
     if fp4:
         flops["fp4"] = fp4 * _SUSTAINED * 1e12
+    nvlink = link >= _LEAST_NVLINK
+    source = _PUBLISHED if network or nvlink else "assumed, not measured"
+    network = network or ((400 if sm >= 90 else 200) if nvlink else 12.5)
     return DeviceInfo(
         name=name,
         title=title,
@@ -77,7 +89,8 @@ def _gpu(
         launch_seconds=_LAUNCH,
         runtime_bytes=_CUDA_RUNTIME_BYTES,
         source="vendor data sheet, scaled",
-        link_bandwidth=link * _LINK * 1e9,
+        link=Link("NVLink" if nvlink else "PCIe", link * _LINK * 1e9, _PUBLISHED),
+        network=Link(f"a network of {network:g} Gb/s a GPU", network * _LINK / 8 * 1e9, source),
         host_bandwidth=(host or (45 if sm in (90, 100, 103, 120) else 22)) * 1e9,
     )
 
@@ -103,7 +116,7 @@ DEVICES: dict[str, DeviceInfo] = {
     for d in (
         _gpu("a100-40", "NVIDIA A100 40GB", 80, 39.3, 312, 19.5, 1.555, 300),
         _gpu("a100", "NVIDIA A100 80GB", 80, 79.1, 312, 19.5, 2.039, 300),
-        _gpu("a30", "NVIDIA A30", 80, 23.5, 165, 10.3, 0.933, 100),
+        _gpu("a30", "NVIDIA A30", 80, 23.5, 165, 10.3, 0.933, 32),
         _gpu("a10", "NVIDIA A10", 86, 21.9, 125, 31.2, 0.600, 32),
         _gpu("a10g", "NVIDIA A10G", 86, 21.9, 70, 35, 0.600, 32),
         _gpu("a40", "NVIDIA A40", 86, 44.3, 150, 37.4, 0.696, 32),
@@ -127,20 +140,20 @@ DEVICES: dict[str, DeviceInfo] = {
         _gpu("rtx4080", "NVIDIA GeForce RTX 4080", 89, 15.6, 97.5, 48.7, 0.717, 32),
         _gpu("rtx4090", "NVIDIA GeForce RTX 4090", 89, 23.5, 165, 82.6, 1.008, 32),
         _gpu("h20", "NVIDIA H20", 90, 94.5, 148, 44, 4.0, 450),
-        _gpu("h100-pcie", "NVIDIA H100 PCIe", 90, 79.1, 756, 51, 2.0, 300),
-        _gpu("h100-nvl", "NVIDIA H100 NVL", 90, 93.0, 835, 60, 3.9, 300),
+        _gpu("h100-pcie", "NVIDIA H100 PCIe", 90, 79.1, 756, 51, 2.0, 64),
+        _gpu("h100-nvl", "NVIDIA H100 NVL", 90, 93.0, 835, 60, 3.9, 64),
         _H100,
         _H200,
         _gpu("gh200", "NVIDIA GH200 480GB", 90, 94.5, 989, 67, 4.0, 450, host=200),
         _gpu("b200", "NVIDIA B200", 100, 178.3, 2250, 75, 8.0, 900, fp4=9000),
-        _gpu("b300", "NVIDIA B300", 103, 267.6, 2250, 75, 8.0, 900, fp4=13500),
+        _gpu("b300", "NVIDIA B300", 103, 267.6, 2250, 75, 8.0, 900, fp4=13500, network=800),
         _gpu("rtx5060ti", "NVIDIA GeForce RTX 5060 Ti", 120, 15.5, 47.4, 23.7, 0.448, 32, host=22, fp4=380),
         _gpu("rtx5070", "NVIDIA GeForce RTX 5070", 120, 11.6, 61.7, 30.9, 0.672, 64, fp4=494),
         _gpu("rtx5070ti", "NVIDIA GeForce RTX 5070 Ti", 120, 15.5, 87.9, 43.9, 0.896, 64, fp4=703),
         _gpu("rtx5080", "NVIDIA GeForce RTX 5080", 120, 15.5, 113, 56.3, 0.960, 64, fp4=900),
         _gpu("rtx5090", "NVIDIA GeForce RTX 5090", 120, 31.3, 210, 104.8, 1.792, 64, fp4=1676),
         _gpu("rtxpro6000", "NVIDIA RTX PRO 6000 Blackwell", 120, 94.9, 503, 125, 1.792, 64, fp4=2000),
-        _gpu("spark", "NVIDIA GB10", 121, 119.0, 125, 31, 0.273, 25, fp4=500),
+        _gpu("spark", "NVIDIA GB10", 121, 119.0, 125, 31, 0.273, 25, fp4=500, network=200),
     )
 }
 """The devices of `surogate plan --device`, by name."""
@@ -163,7 +176,7 @@ def cpu() -> DeviceInfo:
         launch_seconds=2e-5,
         runtime_bytes=700 << 20,
         source="rule of thumb",
-        link_bandwidth=10e9,
+        link=Link("memory", 10e9, "rule of thumb"),
     )
 
 

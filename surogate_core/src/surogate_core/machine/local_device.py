@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -76,16 +77,16 @@ def _idle(why: NoGpuError) -> str:
     return f"runs cannot use the GPU: {why}. {why.remedy}, or {USE_THE_CPU}."
 
 
-def open_contexts(count: int) -> None:
-    """Create the CUDA contexts of the first `count` GPUs on a thread, while torch is imported. torch then uses them.
+def open_contexts(devices: Sequence[int]) -> None:
+    """Create the CUDA contexts of GPUs, given by their indices, on a thread, while torch is imported.
 
-    Errors are ignored: torch tries again and reports them.
+    torch then uses them. Errors are ignored: torch tries again and reports them.
     """
 
     def retain() -> None:
         with suppress(Exception):
             driver = ctypes.CDLL(DRIVER)
-            for number in range(count):
+            for number in devices:
                 device, context = ctypes.c_int(), ctypes.c_void_p()
                 _call(driver, "cuDeviceGet", ctypes.byref(device), number)
                 _call(driver, "cuDevicePrimaryCtxRetain", ctypes.byref(context), device)

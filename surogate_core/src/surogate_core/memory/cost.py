@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from ..machine.links import Route
 from ..machine.prices import arithmetic_share, memory_share
 from ..program.lanes import lane_order
 from ..program.op import Lane, Op, Program, Signature
@@ -52,8 +53,11 @@ class Cost:
         return Cost(*(getattr(self, f.name) * count for f in fields(self)))
 
 
-def op_cost(op: Op, definition: OpDef, device: DeviceInfo) -> Cost:
-    """Return the cost of an op: a launch, the longest of its arithmetic, traffic and communication, and its passes."""
+def op_cost(op: Op, definition: OpDef, device: DeviceInfo, route: Route | None = None) -> Cost:
+    """Return the cost of an op: a launch, the longest of its arithmetic, traffic and communication, and its passes.
+
+    `route` is the way of collectives; None: the link of the device, without latency.
+    """
     if op.lane in COPIES:
         copied = sum(v.nbytes for v in op.outs)
         return Cost(0, copied, device.launch_seconds + copied / device.host_bandwidth)
@@ -62,7 +66,7 @@ def op_cost(op: Op, definition: OpDef, device: DeviceInfo) -> Cost:
     rate = arithmetic_rate(op, definition, device)
     arithmetic = flops / (rate * arithmetic_share(op, definition, flops, rate, device)) if flops else 0.0
     bandwidth = device.bandwidth * memory_share(definition, device)
-    longest = max(arithmetic, traffic / bandwidth, definition.link(op) / device.link_bandwidth)
+    longest = max(arithmetic, traffic / bandwidth, (route or Route(device.link)).seconds(definition.link(op)))
     link = device.host_bandwidth * (definition.zero_copy or 1.0)
     host = _host_traffic(op) / link if traffic else 0.0
     waiting = max(0.0, host - longest)
@@ -82,15 +86,16 @@ def arithmetic_rate(op: Op, definition: OpDef, device: DeviceInfo) -> float:
 class OpCosts:
     """The costs of ops on a device. Ops of equal signature cost the same, so each signature is priced once."""
 
-    def __init__(self, ops: Mapping[str, OpDef], device: DeviceInfo) -> None:
+    def __init__(self, ops: Mapping[str, OpDef], device: DeviceInfo, route: Route | None = None) -> None:
         self._ops = ops
         self._device = device
+        self._route = route
         self._costs: dict[Signature, Cost] = {}
 
     def __call__(self, op: Op) -> Cost:
         """Return `op_cost` of `op`."""
         if op.signature not in self._costs:
-            self._costs[op.signature] = op_cost(op, self._ops[op.kind], self._device)
+            self._costs[op.signature] = op_cost(op, self._ops[op.kind], self._device, self._route)
         return self._costs[op.signature]
 
 

@@ -112,9 +112,12 @@ def plan_family(
     if not on_host:
         return memory
     arenas: dict[str, ArenaPlan] = {}
+    planned: dict[int, ArenaPlan] = {}  # by the plan on the device, which programs that touch the same values share
     for p in every:
-        arena = plan(p if _uses_arena_of_host(p) else replace(p, ops=()), lambda op: 0, "host")
-        arenas |= dict.fromkeys((one.name for one in (p, *(variants or {}).get(p.name, ()))), arena)
+        key = id(memory.arenas[p.name])
+        if key not in planned:
+            planned[key] = plan(p if _uses_arena_of_host(p) else replace(p, ops=()), lambda op: 0, "host")
+        arenas |= dict.fromkeys((one.name for one in (p, *(variants or {}).get(p.name, ()))), planned[key])
     return replace(memory, host=MemoryPlan(_segments(values, "host"), arenas))
 
 

@@ -114,7 +114,7 @@ def _what(run: Run, plan: Plan, base: str | None) -> str:
 
 def _hyperparameters(run: Run, plan: Plan) -> Iterator[tuple[str, str]]:
     config: TrainConfig = run.config
-    yield "GPUs" if plan.target.device.sm else "devices", str(plan.report.world_size)
+    yield "GPUs" if plan.target.device.sm else "devices", str(plan.report.devices)
     for kind in ("recipe", "optimizer"):
         yield kind, getattr(config, kind)
     for what, dtype in asdict(plan.inputs.precision).items():

@@ -23,6 +23,7 @@ from ..errors import ConfigError
 from ..machine.devices import limited
 from ..memory.cost import OpCosts, program_cost
 from ..plugins.registry import Registry
+from .ranks import count_ranks
 from .recompute_ladder import climb, ladder
 from .report import Report, device_parts, summarise
 from .run import Run
@@ -54,7 +55,7 @@ class Plan:
 
     def eval_seconds(self, rows: int) -> float:
         """Return the planned time of an evaluation of `rows` rows."""
-        batches = -(-rows // (self.inputs.batch_size * self.report.world_size))
+        batches = -(-rows // (self.inputs.batch_size * self.report.devices))
         costs = OpCosts(self.inputs.ops, self.report.device)
         return batches * program_cost(self.assembly.only("evaluate"), costs).seconds
 
@@ -69,14 +70,15 @@ def plan_run(
     world_size: int | None = None,
     revise: Revise = lambda inputs: inputs,
     host_memory: int | None = None,
+    nodes: int = 1,
 ) -> Plan:
-    """Plan `run` for `device` and `world_size` - 1 more devices of the same kind; None: as many as `gpus` asks for.
+    """Plan `run` for `world_size` ranks on devices like `device`, on `nodes` machines; None: as its keys ask.
 
-    The device has no more memory than `device_memory_limit`. `host_memory` is what the run may pin on the host, unless
-    `host_memory_limit` sets it. `revise` changes the inputs before they are planned. Raises ConfigError or
+    The device has no more memory than `device_memory_limit`. `host_memory` is what the run may pin on each machine,
+    unless `host_memory_limit` sets it. `revise` changes the inputs before they are planned. Raises ConfigError or
     PluginError if config, model, recipe and device do not fit together.
     """
-    plan = draft_run(run, device, world_size, revise, host_memory)
+    plan = draft_run(run, device, world_size, revise, host_memory, nodes=nodes)
     plan.verify()
     return plan
 
@@ -89,6 +91,7 @@ def draft_run(
     host_memory: int | None = None,
     recording: RecordedPrograms | None = None,
     seconds: float = inf,
+    nodes: int = 1,
 ) -> Plan:
     """Return the plan of `plan_run` without its last checks (`Plan.verify`), to compare it with others.
 
@@ -96,7 +99,8 @@ def draft_run(
     seconds    a plan whose step would take longer, with the recomputation that it needs, is returned without it
     """
     device = limited(device, run.config.device_memory_limit)
-    given = run_inputs(run, device, _world_size(run, device) if world_size is None else world_size)
+    ranks = count_ranks(run.config, device, None, nodes) if world_size is None else world_size
+    given = run_inputs(run, device, ranks, nodes)
     inputs = revise(replace(given, host_memory=run.config.host_memory_limit or host_memory))
     plan = _fitting(inputs, recording, seconds)
     refuse_unstored(run, plan.assembly)
@@ -117,24 +121,37 @@ def _fitting(inputs: PlanInputs, recording: RecordedPrograms | None, seconds: fl
 
 def _recomputing(plan: Plan, inputs: PlanInputs, seconds: float) -> Plan:
     """Return the plan with the recomputation that it needs, or `plan`."""
-    rungs = ladder(plan.assembly, inputs)
-    needed = next((rung for rung in rungs if rungs[0].kept - rung.kept >= plan.report.missing_bytes), rungs[-1])
-    if len(rungs) == 1 or plan.report.step.seconds + needed.seconds > seconds:
+    rungs, missing = ladder(plan.assembly, inputs), -(-plan.report.missing_bytes // inputs.ranks_per_device)
+    needed = next((rung for rung in rungs if rungs[0].kept - rung.kept >= missing), rungs[-1])
+    if len(rungs) == 1 or plan.report.step.seconds + needed.seconds * inputs.ranks_per_device > seconds:
         return plan
     drafts: dict[int, tuple[PlanInputs, Assembly]] = {}
 
     def missing_at(index: int) -> int:
-        given = replace(inputs, recompute_chosen=rungs[index].recomputation)
-        assembly = draft(given, plan.recording)
-        drafts[index] = given, assembly
-        needed = sum(device_parts(assembly.memory, plan.target.device, inputs.world_size).values())
-        return needed - plan.target.device.memory_bytes
+        """Return by how many bytes the device has too little for each of its ranks."""
+        if index not in drafts:
+            given = replace(inputs, recompute_chosen=rungs[index].recomputation)
+            drafts[index] = given, draft(given, plan.recording)
+        given, assembly = drafts[index]
+        needed = sum(device_parts(assembly.memory, given).values())
+        return -(-(needed - plan.target.device.memory_bytes) // inputs.ranks_per_device)
 
-    index = climb(rungs, plan.report.missing_bytes, missing_at)
+    if _least_bytes(plan) > plan.target.device.memory_bytes:
+        index = len(rungs) - 1
+        missing_at(index)
+    else:
+        index = climb(rungs, missing, missing_at)
     given, assembly = drafts[index]
     after = replace(plan, inputs=given, assembly=assembly, report=summarise(assembly, given))
     chosen = _chosen(rungs[index].recomputation, plan, after)
     return replace(after, chosen=chosen) if chosen.saves > 0 else plan
+
+
+def _least_bytes(plan: Plan) -> int:
+    """Return bytes of the device that the run needs however much is recomputed: with the arena of the evaluation."""
+    memory = plan.assembly.memory
+    spared = (memory.arena_bytes - memory.arenas["evaluate"].arena_bytes) * plan.inputs.ranks_per_device
+    return plan.report.device_bytes["total"] - spared
 
 
 def _chosen(recomputation: Recomputation, before: Plan, after: Plan) -> ChosenRecomputation:
@@ -163,16 +180,7 @@ def max_documents(sample_packing: bool, seq_len: int, rows: int) -> int:
     return ((max_pieces(seq_len) if sample_packing else 1) + 1) * rows
 
 
-def _world_size(run: Run, device: DeviceInfo) -> int:
-    count = max(run.config.gpus, 1)
-    if count > 1 and device.sm is None:
-        raise ConfigError(
-            f"gpus: {count}: a CPU trains alone. Use gpus: 1, or name the GPU to plan for: --device h200."
-        )
-    return count
-
-
-def run_inputs(run: Run, device: DeviceInfo, world_size: int) -> PlanInputs:
+def run_inputs(run: Run, device: DeviceInfo, world_size: int, nodes: int = 1) -> PlanInputs:
     loaded, config, registry = run.loaded, run.config, run.registry
     _check_length(run)
     _check_weight_format(run, device)
@@ -193,6 +201,8 @@ def run_inputs(run: Run, device: DeviceInfo, world_size: int) -> PlanInputs:
         seq_len=config.sequence_len,
         grad_accum_steps=config.gradient_accumulation_steps,
         world_size=world_size,
+        nodes=nodes,
+        ranks_per_device=min(config.ranks_per_gpu if device.sm is not None else world_size // nodes, world_size),
         max_documents=max_documents(config.sample_packing, config.sequence_len, config.per_device_train_batch_size),
         lmhead_chunks=config.lmhead_chunks if isinstance(config.lmhead_chunks, int) else None,
         attn_bwd_chunks=config.attn_bwd_chunks,

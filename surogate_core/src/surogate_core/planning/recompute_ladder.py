@@ -23,6 +23,8 @@ from ..program.op import Op, Program
 from ..program.passes.recompute import recompute
 
 _MOST_TRIALS = 8
+_FAILURES = 2
+"""Plans that do not fit before the last rung is tried: if that does not fit either, none does."""
 _LEAST_FREED = 0.1
 
 
@@ -53,11 +55,11 @@ def climb(rungs: Sequence[Rung], missing: int, missing_at: Callable[[int], int])
     """Return the index of the lowest of several rungs whose plan fits, or the last if none does.
 
     `missing`: bytes that do not fit with the first rung. `missing_at` plans the run with another rung and returns the
-    same, 0 or less if it fits. Each plan corrects the estimate of the next, so two or three are enough as a rule. If an
-    offload strategy moves some of what blocks keep, a rung frees less than it says.
+    same, 0 or less if it fits; it may be asked for a rung twice. Each plan corrects the estimate of the next, so two or
+    three are enough as a rule. If an offload strategy moves some of what blocks keep, a rung frees less than it says.
     """
     low, high, at, last = 0, len(rungs), 0, len(rungs) - 1
-    freeing = 1.0  # bytes freed for each that blocks no longer keep
+    failures, freeing = 0, 1.0  # bytes freed for each that blocks no longer keep
     for _ in range(_MOST_TRIALS):
         allowed = rungs[at].kept - missing / freeing
         guess = next((i for i in range(low + 1, last) if rungs[i].kept <= allowed), last)
@@ -72,7 +74,9 @@ def climb(rungs: Sequence[Rung], missing: int, missing_at: Callable[[int], int])
         elif at == last:
             return last
         else:
-            low = at
+            low, failures = at, failures + 1
+            if failures == _FAILURES and missing_at(last) > 0:
+                return last
     if high > last:
         missing_at(last)
     return min(high, last)

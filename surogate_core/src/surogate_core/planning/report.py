@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..machine.devices import COLLECTIVE_BYTES
+from ..machine.links import Route, route
 from ..memory.alignment import align
 from ..memory.cost import Cost, OpCosts, program_cost
 from ..memory.lifetimes import Lifetime
@@ -42,16 +43,19 @@ class SameValues:
 
 @dataclass(frozen=True)
 class Report:
-    """Memory and time of a run on each of `world_size` equal devices.
+    """Memory and time of a run on each of several equal devices of equal machines.
 
     device_bytes          by segment, and "total"; on a CPU also the pinned memory, which is the device's there
-    host_bytes            by purpose, for all devices, and "total"
-    host_memory           bytes of host memory that the run may pin; None: not known
+    host_bytes            by purpose, for all devices of a machine, and "total"
+    host_memory           bytes of host memory that the run may pin on a machine; None: not known
     activations_by_label  bytes of the arena values that are live at the peak
     largest               the largest values of the plan, grouped by kind
     peak                  the op at which the arena is fullest, as text
-    step                  cost of an optimizer step on one device
+    step                  cost of an optimizer step on one device, whose ranks take turns
+    alone                 seconds of a step of the same programs without collectives, as on a single device
+    route                 the way of collectives
     tokens                positions of an optimizer step, on all devices
+    world_size            ranks on all devices, `ranks_per_device` on each
     """
 
     device: DeviceInfo
@@ -64,8 +68,22 @@ class Report:
     arena_bytes: int
     lower_bound: int
     step: Cost
+    alone: float
+    route: Route
     tokens: int
     world_size: int
+    nodes: int
+    ranks_per_device: int
+
+    @property
+    def devices(self) -> int:
+        """Devices of all machines."""
+        return self.world_size // self.ranks_per_device
+
+    @property
+    def scaling(self) -> float:
+        """Estimated speed of the run over that of as many single devices."""
+        return self.alone / self.step.seconds if self.step.seconds else 1.0
 
     @property
     def fits(self) -> bool:
@@ -74,7 +92,7 @@ class Report:
 
     @property
     def pinned_bytes(self) -> int:
-        """Host memory that the run pins for offloading, for all devices."""
+        """Host memory that the run pins for offloading, for all devices of a machine."""
         return self.host_bytes["total"] - self.host_bytes["batches"]
 
     @property
@@ -103,7 +121,7 @@ def summarise(assembly: Assembly, inputs: PlanInputs) -> Report:
     if inputs.target is None:
         raise ValueError("a report needs a device")
     programs, memory, device = assembly.programs, assembly.memory, inputs.target.device
-    steps, world_size = inputs.grad_accum_steps, inputs.world_size
+    steps, on_machine = inputs.grad_accum_steps, inputs.world_size // inputs.nodes
     name, arena = max(memory.arenas.items(), key=lambda item: item[1].arena_bytes)
     alive = [life for life in arena.lives if life.first <= arena.peak_op <= life.last]
     scratch = sum(life.nbytes for life in alive if life.scratch)
@@ -113,15 +131,13 @@ def summarise(assembly: Assembly, inputs: PlanInputs) -> Report:
         values = (life.value, *reversed(life.overwritten))  # of one place: the last one written so far is there
         label = next(value.label for value in values if written.get(value, 0) <= arena.peak_op)
         by_label[label] = by_label.get(label, 0) + life.nbytes
-    parts = device_parts(memory, device, world_size, scratch)
-    batches = memory.segments["input"].nbytes * steps * PREPARED_STEPS * world_size
-    host = {"batches": batches} | _on_host(memory, world_size)
+    parts = device_parts(memory, inputs, scratch)
+    batches = memory.segments["input"].nbytes * steps * PREPARED_STEPS * on_machine
+    host = {"batches": batches} | _on_host(memory, on_machine)
     peak_op = programs[name].ops[arena.peak_op] if programs[name].ops else None
     block = f" of block {peak_op.block}" if peak_op and peak_op.block >= 0 else ""
-    costs = OpCosts(inputs.ops, device)
-    step = program_cost(assembly.only("update"), costs)
-    for kind, count in micro_step_counts(steps, world_size).items():
-        step = step + program_cost(assembly.micro_step(first=kind.first, last=kind.last), costs).times(count)
+    way = route(device, inputs.world_size, inputs.nodes, inputs.ranks_per_device)
+    step, alone = _step_cost(assembly, inputs, OpCosts(inputs.ops, device, way))
     return Report(
         device=device,
         device_bytes={"total": sum(parts.values()), **parts},
@@ -132,10 +148,30 @@ def summarise(assembly: Assembly, inputs: PlanInputs) -> Report:
         peak=f"{name}, op {arena.peak_op}: {peak_op.kind}{block}" if peak_op else name,
         arena_bytes=memory.arena_bytes,
         lower_bound=arena.lower_bound,
-        step=step,
-        tokens=inputs.tokens * steps * world_size,
-        world_size=world_size,
+        step=step.times(inputs.ranks_per_device),
+        alone=alone * inputs.ranks_per_device,
+        route=way,
+        tokens=inputs.tokens * steps * inputs.world_size,
+        world_size=inputs.world_size,
+        nodes=inputs.nodes,
+        ranks_per_device=inputs.ranks_per_device,
     )
+
+
+def _step_cost(assembly: Assembly, inputs: PlanInputs, costs: OpCosts) -> tuple[Cost, float]:
+    """Return the cost of a rank's optimizer step, and its seconds without collectives."""
+    step = program_cost(assembly.only("update"), costs)
+    alone = step.seconds
+    for kind, count in micro_step_counts(inputs.grad_accum_steps, inputs.world_size).items():
+        program = assembly.micro_step(first=kind.first, last=kind.last)
+        cost = program_cost(program, costs)
+        step = step + cost.times(count)
+        if kind.last:
+            single = replace(program, ops=tuple(op for op in program.ops if op.lane != "comm"))
+            alone += program_cost(single, costs).seconds * count
+        else:
+            alone += cost.seconds * count
+    return step, alone
 
 
 def memory_is_the_hosts(device: DeviceInfo) -> bool:
@@ -143,23 +179,30 @@ def memory_is_the_hosts(device: DeviceInfo) -> bool:
     return device.sm is None
 
 
-def device_parts(memory: MemoryPlan, device: DeviceInfo, world_size: int, scratch: int = 0) -> dict[str, int]:
-    """Return the bytes that each of `world_size` devices needs, by purpose; `scratch` of the arena is workspace."""
-    collectives = COLLECTIVE_BYTES if world_size > 1 else 0
+def device_parts(memory: MemoryPlan, inputs: PlanInputs, scratch: int = 0) -> dict[str, int]:
+    """Return the bytes that the device which `inputs` name needs, by purpose; `scratch` of the arena is workspace.
+
+    All of its ranks have buffers of their own. They share what CUDA takes for the process.
+    """
+    assert inputs.target is not None
+    device, ranks = inputs.target.device, inputs.ranks_per_device
+    several = device.sm is not None and inputs.world_size > ranks
     parts = _purposes(memory)
     parts |= {
         "activations": parts["activations"] - scratch,
         "workspace": scratch,
-        "runtime": device.runtime_bytes + memory.segments["input"].nbytes + collectives,
+        "runtime": memory.segments["input"].nbytes,
     }
-    pinned = _on_host(memory, world_size)
+    parts = {name: nbytes * ranks for name, nbytes in parts.items()}
+    parts["runtime"] += device.runtime_bytes + (COLLECTIVE_BYTES if several else 0)
+    pinned = _on_host(memory, ranks)
     return parts | ({"pinned": sum(pinned.values())} if pinned and memory_is_the_hosts(device) else {})
 
 
-def _on_host(memory: MemoryPlan, world_size: int) -> dict[str, int]:
-    """Return the bytes of the values that are placed on the host, for all devices, without those that are empty."""
+def _on_host(memory: MemoryPlan, ranks: int) -> dict[str, int]:
+    """Return the bytes of the values that `ranks` ranks place on the host, without those that are empty."""
     found = _purposes(memory.host) if memory.host else {}
-    return {name: nbytes * world_size for name, nbytes in found.items() if nbytes}
+    return {name: nbytes * ranks for name, nbytes in found.items() if nbytes}
 
 
 def _purposes(memory: MemoryPlan) -> dict[str, int]:

@@ -10,6 +10,9 @@ from ..plugins.provided import Plugin
 from .plan import Plan
 from .run import Run
 
+_NEUTRAL = ("offload", "launcher")
+"""Kinds of definitions that change no bit of a run."""
+
 
 def library_versions() -> dict[str, str]:
     """Return the versions of core and of the libraries that every run uses."""
@@ -29,21 +32,23 @@ def plugin_versions(run: Run, plan: Plan) -> dict[str, str]:
 
 
 def neutral_distributions(run: Run, plan: Plan) -> set[str]:
-    """Return the distributions of offload strategies of which the run uses nothing else: they change no bit."""
+    """Return the distributions of offload strategies and launchers of which the run uses nothing else: they change no
+    bit."""
     registry = run.registry
-    strategies = {registry.source("offload", name).plugin.distribution for name in registry.names("offload")}
-    return strategies - {plugin.distribution for plugin in _computing(run, plan)}
+    neutral = {registry.source(kind, name).plugin.distribution for kind in _NEUTRAL for name in registry.names(kind)}
+    return neutral - {plugin.distribution for plugin in _computing(run, plan)}
 
 
 def _used(run: Run, plan: Plan) -> Iterator[Plugin]:
     yield from _computing(run, plan)
+    yield run.registry.source("launcher", run.config.launcher).plugin
     yield from (run.registry.source("offload", strategy.name).plugin for strategy, _ in plan.inputs.offload)
 
 
 def _computing(run: Run, plan: Plan) -> Iterator[Plugin]:
     registry, given, config = run.registry, plan.inputs, run.config
     named = [("model", given.model.name), ("recipe", config.recipe), ("optimizer", config.optimizer)]
-    named += [("launcher", config.launcher), *(("adapter", adapter.name) for adapter, _ in given.adapters)]
+    named += [("adapter", adapter.name) for adapter, _ in given.adapters]
     named += [("weight format", given.weight_format[0].name)] if given.weight_format else []
     ops = (op for program in plan.assembly.all_programs.values() for op in program.ops)
     named += [("op", kind) for kind in {op.attrs["of"] if op.kind == "reference_vjp" else op.kind for op in ops}]

@@ -41,8 +41,6 @@ def _with_wrapped(part: Any, origin: Origin, path: str = "") -> Any:
             continue  # core's own
         if is_dataclass(value):
             wrapped[field.name] = _with_wrapped(value, origin, f"{function}.")
-        elif (origin.kind, function) == ("launcher", "run"):
-            wrapped[field.name] = _wrapped_launcher(origin, value)
         elif value is not None and field.type.startswith("Callable") and (origin.kind, function) not in UNWRAPPED:
             check = functools.partial(_wrong, origin.kind, function, type(part), field.name)
             wrapped[field.name] = _wrapped(origin, function, value, check)
@@ -85,43 +83,6 @@ def _wrapped_merge(origin: Origin, merge: Merge) -> Merge:
 
     changes = {tensor: wrap(f"merge of {tensor}", change) for tensor, change in merge.changes.items()}
     return replace(merge, changes=changes, check=wrap("merge", merge.check))
-
-
-def _wrapped_launcher(origin: Origin, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `run` of a launcher. Errors of the work that it runs pass through; its own errors name the plugin."""
-
-    @functools.wraps(run)
-    def wrapper(work: Callable[[Any], Any], topology: Any, options: Any) -> Any:
-        results: list[Any] = []
-        raised: list[BaseException] = []
-
-        def watched(comms: Any) -> Any:
-            try:
-                if not isinstance(comms, Sequence) or not comms:
-                    raise origin.failed("run", f"called its work with {_shown(comms)}, expected one Comm per device")
-                results.append(work(comms))
-            except BaseException as error:
-                raised.append(error)
-                raise
-            return results[-1]
-
-        try:
-            answer = run(watched, topology, options)
-        except Exception as error:
-            if isinstance(error, SurogateError) or error in raised:
-                raise
-            if raised and (error.__context__ is raised[-1] or error.__cause__ is raised[-1]):
-                raise raised[-1] from error  # the first error is the cause
-            raise origin.failed("run", error) from error
-        if raised:
-            raise origin.failed(
-                "run", f"returned {_shown(answer)} although its work raised {type(raised[-1]).__name__}"
-            )
-        if answer is None or (results and answer is not results[-1]):
-            raise origin.failed("run", f"returned {_shown(answer)}, expected what its work returned")
-        return answer
-
-    return wrapper
 
 
 def _shown(value: Any) -> str:

@@ -17,6 +17,7 @@ from ..api import (
     DatasetFormatDef,
     Finding,
     KernelDef,
+    LauncherDef,
     ModelDef,
     Op,
     OpDef,
@@ -196,6 +197,10 @@ class Registry:
     def weight_formats(self) -> Mapping[str, WeightFormatDef]:
         """Return weight formats by name."""
         return {item.name: item.definition for item in self._by_name["weight format"].values()}
+
+    def launchers(self) -> Mapping[str, LauncherDef]:
+        """Return launchers by name."""
+        return {item.name: item.definition for item in self._by_name["launcher"].values()}
 
     # ------------------------------------------------------------------------------------------------ ops and kernels
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from .. import run
+from .. import run, training
 from ..assembly.inputs import PlanInputs
 from ..config.adapter import Mode
 from ..config.schema import TrainConfig
@@ -45,17 +45,17 @@ def profile(
     nothing but the token cache. `mode` is the verb whose defaults the run takes. Raises ConfigError for a run that
     cannot start here.
     """
-    os.environ.setdefault("GOMP_SPINCOUNT", run.OPENMP_SPINS)  # read when torch is imported
-    loaded = run.load(path, [*overrides, "gpus=1"], mode)
+    os.environ.setdefault("GOMP_SPINCOUNT", training.OPENMP_SPINS)  # read when torch is imported
+    loaded = run.load(path, [*overrides, "gpus=1", "ranks_per_gpu=1"], mode)
     config = loaded.config
     reads_weights = not (config.from_scratch or use_random_weights)
     has_data = bool(config.datasets) and not use_random_tokens
     files = [*CONFIG_FILES, *(TOKENIZER_FILES if has_data else ()), *(WEIGHT_FILES if reads_weights else ())]
-    device = run.device_of_torch(run.usable_device())
+    device = training.device_of_torch(training.usable_device())
     opened = run.open_run(loaded, files)
     plan = plan_run(opened, device, 1)
-    run.refuse_missing_kernels(config, plan.kernels, device, notice)
-    run.refuse_unless_it_fits(opened, plan)
+    training.refuse_missing_kernels(config, plan.kernels, device, notice)
+    training.refuse_unless_it_fits(opened, plan)
     batches = from_data(run.tokenize(loaded, notice), config, steps) if has_data else random_tokens(plan.inputs, steps)
     if not any(batch.valid_tokens for batch in batches.steps):
         raise ConfigError("datasets: no token of the profiled steps has a label. Use --random-tokens.")

@@ -98,6 +98,16 @@ def check_states(programs: Iterable[Program]) -> None:
             known.update(op.written)
 
 
+def check_collectives(program: Program, other: Program) -> None:
+    """Check that two programs issue equal collectives in the same order, because one rank may run each of them."""
+    theirs, ours = ([op.signature for op in p.ops if op.lane == "comm"] for p in (program, other))
+    if theirs != ours:
+        raise ProgramError(
+            f"{other.name} has {len(ours)} collectives, which are not the {len(theirs)} of {program.name}; a rank runs "
+            "either, by its number of documents, and the others would wait for it"
+        )
+
+
 def _place(context: str, index: int, op: Op) -> str:
     return f"{context}, op {index} {op.kind} (block {op.block}, {op.where})"
 

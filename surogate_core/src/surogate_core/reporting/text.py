@@ -51,9 +51,9 @@ def duration_text(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def devices_text(device: DeviceInfo, count: int) -> str:
-    """Return the device of a run, with the number of devices if there are several."""
-    return f"{count} x {device.title}" if count > 1 else device.title
+def devices_text(device: DeviceInfo, count: int, nodes: int = 1) -> str:
+    """Return the device of a run, with the numbers of devices and machines if there are several."""
+    return f"{count} x {device.title}" * (count > 1) + f" on {nodes} machines" * (nodes > 1) or device.title
 
 
 def loss_text(loss: float) -> str:

@@ -9,6 +9,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from ..api import Comm
 from ..errors import ProgramError, RunStopped
 from ..machine.devices import GIB
 from ..memory.plan import MemoryPlan
@@ -50,16 +51,17 @@ class Buffers:
         (memory,) = self._on["device"]
         return memory.segments[role]
 
-    def copy_from(self, other: Buffers, role: str) -> None:
-        """Copy the segment of a role from buffers of the same plan, on device and host.
+    def share(self, comm: Comm, role: str, stream: int) -> None:
+        """Replace the segment of a role by that of rank 0, on device and host. All ranks call this.
 
-        From one host memory to another by way of the device, in order with its work.
+        What is on the host goes by way of the device. Call it with `stream` as the current stream.
         """
-        for ours, theirs in zip(self._memories(), other._memories(), strict=True):
-            target, source = ours.segments[role], theirs.segments[role]
-            direct = target.device == self.device
-            for part, given in zip(target.split(_PIECE_BYTES), source.split(_PIECE_BYTES), strict=True):
-                part.copy_(given if direct else given.to(self.device))
+        for memory in self._memories():
+            for part in memory.segments[role].split(_PIECE_BYTES):
+                on_device = part if part.device == self.device else part.to(self.device)
+                comm.broadcast(((on_device.data_ptr(), on_device.numel(), "uint8"),), 0, stream)
+                if on_device is not part:
+                    part.copy_(on_device)
 
     def persistent(self, value: Value) -> Tensor:
         """Return the view of a param, gradient, state or input."""

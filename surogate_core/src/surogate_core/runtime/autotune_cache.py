@@ -29,6 +29,15 @@ class AutotuneCache:
         self._notice = notice
         self._dumps: dict[str, Callable[[], Mapping[str, str]]] = {}
         self._loading = threading.Lock()
+        self._given: Mapping[str, Mapping[str, str]] | None = None
+
+    def use(self, selected: Mapping[str, Mapping[str, str]]) -> None:
+        """Use what another process has `selected` in place of the files. Call it before anything is bound."""
+        self._given = selected
+
+    def selected(self) -> dict[str, dict[str, str]]:
+        """Return all entries by name, for `use` in other processes."""
+        return {name: dict(dump()) for name, dump in self._dumps.items()}
 
     def attach(
         self, name: str, load: Callable[[Mapping[str, str]], None], dump: Callable[[], Mapping[str, str]]
@@ -36,7 +45,10 @@ class AutotuneCache:
         """See `BindContext.autotune_cache`. Only the first call for a name has an effect."""
         with self._loading:
             if name not in self._dumps:
-                load(read_entries(cache_file(name, self._device), self._notice))
+                if self._given is None:
+                    load(read_entries(cache_file(name, self._device), self._notice))
+                else:
+                    load(self._given.get(name, {}))
                 self._dumps[name] = dump
 
     def save(self) -> None:

@@ -46,6 +46,9 @@ def bind(program: Program, buffers: Buffers, context: ExecutionContext, streams:
         kernel = context.kernel_for(op)
         if kernel is not None:
             launches.append(_bind_kernel(kernel, op, Binding(context, buffers, program, index, streams, tables)))
+            if op.lane == "comm":
+                capturable &= context.comm.capturable
+                _refuse_skipped(kernel, op, launches[-1])
         elif context.allow_reference:
             capturable = False
             launches.append((Launch(_bind_reference(op, context, buffers, program)),))
@@ -122,6 +125,15 @@ def _bind_kernel(kernel: KernelDef, op: Op, binding: Binding) -> tuple[Launch, .
         if kernel.origin is None:
             raise ConfigError(f"{place(op)}: its kernel cannot be bound: {type(error).__name__}: {error}") from error
         raise kernel.origin.failed(f"bind, {place(op)}", error) from error
+
+
+def _refuse_skipped(kernel: KernelDef, op: Op, launches: Sequence[Launch]) -> None:
+    """Raise for a collective that a rank with few labels would not take part in, so that the others wait for ever."""
+    if any(launch.labels_above >= 0 for launch in launches):
+        error = ProgramError(
+            f"{place(op)}: a collective must not depend on the labels of a batch, but has labels_above"
+        )
+        raise error if kernel.origin is None else kernel.origin.failed(f"bind, {place(op)}", error)
 
 
 def as_launches(bound: Call | tuple[Launch, ...]) -> tuple[Launch, ...]:

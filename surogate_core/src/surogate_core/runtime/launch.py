@@ -1,23 +1,49 @@
-"""The built-in launcher: one process with a thread per GPU. A launcher plugin can add processes and machines."""
+"""The communicators of the ranks of a process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
-from ..api import Comm, LauncherDef, Topology
+from ..api import Comm, Span, World
+from ..api.world import How, Position
+from ..errors import ConfigError
+from .comms.meeting import START_SECONDS
 
 
 @dataclass(frozen=True)
 class SingleComm:
-    """The `Comm` of a run with one worker. A sum over one worker changes nothing."""
+    """The `Comm` of a run with one rank, which has nothing to exchange."""
 
     rank: int = 0
     world_size: int = 1
     device: int = 0
+    capturable: bool = True
+    position: Position = field(default_factory=Position, compare=False)
 
-    def all_reduce(self, ranges: Sequence[tuple[int, int, str]], how: str, stream: int) -> None:
+    def all_reduce(self, spans: Sequence[Span], how: How, stream: int) -> None:
+        """See `Comm`."""
+
+    def reduce_scatter(self, spans: Sequence[tuple[Span, Span]], how: How, stream: int) -> None:
+        self.all_to_all(spans, stream)
+
+    def all_gather(self, spans: Sequence[tuple[Span, Span]], stream: int) -> None:
+        self.all_to_all(spans, stream)
+
+    def broadcast(self, spans: Sequence[Span], root: int, stream: int) -> None:
+        """See `Comm`."""
+
+    def all_to_all(self, spans: Sequence[tuple[Span, Span]], stream: int) -> None:
+        """Copy each first span to the second one."""
+        from .comms.spans import copy, current
+
+        with current(stream, self.device):
+            for source, target in spans:
+                copy(target, source, stream)
+
+    def barrier(self, stream: int) -> None:
         """See `Comm`."""
 
     def check(self) -> None:
@@ -27,17 +53,78 @@ class SingleComm:
         """See `Comm`."""
 
 
-def run_local(work: Callable[[Sequence[Comm]], Any], topology: Topology, options: object = None) -> Any:
-    """Call `work` in this process with communicators of the first `topology.devices` GPUs. They end when it returns."""
-    if topology.devices == 1:
-        return work((SingleComm(),))
+ALONE = SingleComm()
+
+
+@contextmanager
+def connected(
+    world: World, transport: str, on_gpu: bool, notice: Callable[[str], None] = lambda line: None
+) -> Iterator[Sequence[Comm]]:
+    """Yield a communicator for each rank of this process, in order of rank, and end them afterwards.
+
+    `transport` is the key of the config. `notice` is called with a line on several ranks. Raises ConfigError if the
+    transport cannot connect them.
+    """
+    if world.size == 1:
+        yield (SingleComm(device=world.devices[0]),)
+        return
     from . import nccl
+    from .comms import copies, gloo
 
-    comms = nccl.connect(range(topology.devices))
+    chosen = choose_transport(world, transport, on_gpu)
+    notice(f"{_topology(world)}, connected by {chosen}")
+    if chosen == "nccl":
+        connections = nccl.connect(world)
+        try:
+            yield connections
+        finally:
+            nccl.disconnect(connections)
+        return
+    comms: Sequence[Comm] = copies.connect(world.devices) if chosen == "copies" else gloo.connect(world)
     try:
-        return work(comms)
+        yield comms
     finally:
-        nccl.disconnect(comms)
+        for comm in comms:
+            comm.abort()
 
 
-LAUNCHERS = (LauncherDef(name="local", summary="One process with a thread per GPU", run=run_local),)
+def _topology(world: World) -> str:
+    ranks = f"{world.size} ranks"
+    if world.processes == 1:
+        return f"{ranks} in one process"
+    machines = "one machine" if world.nodes == 1 else f"{world.nodes} machines"
+    return f"{world.started_by}: {ranks} in {world.processes} processes on {machines}"
+
+
+def choose_transport(world: World, transport: str, on_gpu: bool) -> str:
+    """Return the transport of several ranks: "nccl", "copies" or "gloo". Waits for the other processes.
+
+    Raises ConfigError if `transport` is none that can connect them.
+    """
+    several = world.processes > 1
+    if transport == "copies" and several:
+        raise ConfigError(
+            f"transport: copies: ranks read each other's memory in one process, and there are {world.processes} "
+            f"({world.started_by}). Use transport: auto, or start one process."
+        )
+    if transport == "nccl" and not on_gpu:
+        raise ConfigError("transport: nccl: connects GPUs, and the CPU trains here. Use transport: auto.")
+    if transport in ("copies", "gloo"):
+        return transport
+    shared = _shared_gpus(world) if on_gpu else []
+    if transport == "nccl" and shared:
+        raise ConfigError(
+            f"transport: nccl: cannot connect several ranks on one GPU ({', '.join(shared)}). Use ranks_per_gpu: 1 and "
+            "a GPU for each process, or transport: auto, which is slow."
+        )
+    return "nccl" if on_gpu and not shared else "gloo" if several else "copies"
+
+
+def _shared_gpus(world: World) -> list[str]:
+    """Return the GPUs that have several ranks, of this process or of others."""
+    from .device import gpu_uuids
+
+    world.store.set(f"gpus/{world.process}", " ".join(gpu_uuids(world.devices)).encode())
+    found = (world.store.get(f"gpus/{process}", START_SECONDS) for process in range(world.processes))
+    ranks = Counter(uuid for uuids in found for uuid in uuids.decode().split())
+    return [uuid for uuid, count in ranks.items() if count > 1]

@@ -1,4 +1,4 @@
-"""NCCL through ctypes: communicators for several GPUs of one process, each driven by its own thread.
+"""NCCL through ctypes: communicators for GPUs of one or several processes, each driven by its own thread.
 
 torch.distributed requires a process per rank, so the few functions that are needed are bound here. `ctypes.CDLL`
 releases the GIL during a call, which is required: a call may wait for the same call on another thread.
@@ -14,7 +14,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from ..api import Span, World
+from ..api.world import CollectiveError, How
 from ..errors import ConfigError
+from .comms.meeting import START_SECONDS
+from .comms.spans import check_pairs, nbytes, part
+from .position import DevicePosition
 from .threads import RankThread, join
 
 SONAME = "libnccl.so.2"
@@ -24,17 +31,35 @@ OLDEST = 21800
 DTYPES = {"int32": 2, "int64": 4, "fp32": 7, "fp64": 8, "bf16": 9}
 """`ncclDataType_t` of the dtypes that can be reduced."""
 
+_BYTE = 1
+"""`ncclDataType_t` of what is only moved."""
+
 _SUCCESS, _IN_PROGRESS = 0, 7
 _HOW = {"sum": 0, "max": 2}
 """`ncclRedOp_t` of the ways to combine values."""
 _ABORT_SECONDS = 5.0
 _ENQUEUE_SECONDS = 1.0
+_ID_KEY = "nccl_id"
+"""Of the store: the identity of the communicator, which process 0 makes."""
+
+
+class _Id(ctypes.Structure):
+    """`ncclUniqueId`."""
+
+    _fields_ = (("internal", ctypes.c_char * 128),)
+
 
 _POINTER, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "ncclGetVersion": (_POINTER,),
-    "ncclCommInitAll": (_POINTER, _INT, _POINTER),
+    "ncclGetUniqueId": (_POINTER,),
+    "ncclCommInitRank": (_POINTER, _INT, _Id, _INT),
     "ncclAllReduce": (_POINTER, _POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER),
+    "ncclReduceScatter": (_POINTER, _POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER),
+    "ncclAllGather": (_POINTER, _POINTER, _SIZE, _INT, _POINTER, _POINTER),
+    "ncclBroadcast": (_POINTER, _POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER),
+    "ncclSend": (_POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER),
+    "ncclRecv": (_POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER),
     "ncclGroupStart": (),
     "ncclGroupEnd": (),
     "ncclCommAbort": (_POINTER,),
@@ -43,7 +68,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 _TEXTS = {"ncclGetErrorString": (_INT,), "ncclGetLastError": (_POINTER,)}
 
 
-class NcclError(RuntimeError):
+class NcclError(CollectiveError):
     """A call of NCCL failed. The message contains that of NCCL."""
 
 
@@ -78,27 +103,66 @@ class Library:
 
 
 class NcclComm:
-    """The `api.Comm` of a rank."""
+    """The `api.Comm` of a rank. The spans of a call are one group, hence one launch."""
+
+    capturable = True
 
     def __init__(self, library: Library, handle: int, rank: int, world_size: int, device: int) -> None:
         self.rank = rank
         self.world_size = world_size
         self.device = device
+        self.position = DevicePosition(device)
         self._nccl = library
         self._handle = handle
+        self._meets: torch.Tensor | None = None
         self.aborting: RankThread | None = None
         self._enqueuing = threading.Lock()
 
-    def all_reduce(self, ranges: Sequence[tuple[int, int, str]], how: str, stream: int) -> None:
-        """See `api.Comm`. Several ranges are one group, hence one launch. Raises NcclError after `abort`."""
+    def all_reduce(self, spans: Sequence[Span], how: How, stream: int) -> None:
+        calls = [("ncclAllReduce", at, at, size, DTYPES[dtype], _HOW[how]) for at, size, dtype in spans]
+        self._enqueue(calls, stream)
+
+    def reduce_scatter(self, spans: Sequence[tuple[Span, Span]], how: How, stream: int) -> None:
+        check_pairs("reduce_scatter", spans, self.world_size, 1)
+        calls = [
+            ("ncclReduceScatter", source, target, size, DTYPES[dtype], _HOW[how])
+            for (source, _, _), (target, size, dtype) in spans
+        ]
+        self._enqueue(calls, stream)
+
+    def all_gather(self, spans: Sequence[tuple[Span, Span]], stream: int) -> None:
+        check_pairs("all_gather", spans, 1, self.world_size)
+        calls = [("ncclAllGather", source[0], target[0], nbytes(source), _BYTE) for source, target in spans]
+        self._enqueue(calls, stream)
+
+    def broadcast(self, spans: Sequence[Span], root: int, stream: int) -> None:
+        self._enqueue([("ncclBroadcast", span[0], span[0], nbytes(span), _BYTE, root) for span in spans], stream)
+
+    def all_to_all(self, spans: Sequence[tuple[Span, Span]], stream: int) -> None:
+        check_pairs("all_to_all", spans, 1, 1)
+        calls = []
+        for peer in range(self.world_size):
+            for pair in spans:
+                for name, span in zip(("ncclSend", "ncclRecv"), pair, strict=True):
+                    own = part(span, peer, self.world_size)
+                    calls.append((name, own[0], nbytes(own), _BYTE, peer))
+        self._enqueue(calls, stream)
+
+    def barrier(self, stream: int) -> None:
+        if self._meets is None:
+            self._meets = torch.empty(1, dtype=torch.int32, device=f"cuda:{self.device}")
+        self.all_reduce([(self._meets.data_ptr(), 1, "int32")], "max", stream)
+
+    def _enqueue(self, calls: Sequence[tuple[Any, ...]], stream: int) -> None:
+        """Raises NcclError after `abort`."""
         with self._enqueuing:
             if self.aborting is not None:
                 raise NcclError(f"rank {self.rank}: its communicator was aborted")
-            if len(ranges) > 1:
+            if len(calls) > 1:
                 self._nccl("ncclGroupStart")
-            for address, elements, dtype in ranges:
-                self._nccl("ncclAllReduce", address, address, elements, DTYPES[dtype], _HOW[how], self._handle, stream)
-            if len(ranges) > 1:
+            for name, *arguments in calls:
+                self._nccl(name, *arguments, self._handle, stream)
+            if len(calls) > 1:
                 self._nccl("ncclGroupEnd")
 
     def check(self) -> None:
@@ -119,7 +183,7 @@ class NcclComm:
             self.aborting.close(last=self._abort)
 
     def _abort(self) -> None:
-        """Wait up to 1 s for a running `all_reduce`, because the abort frees memory that it uses.
+        """Wait up to 1 s for a running call, because the abort frees memory that it uses.
 
         If it is still running then, it is blocked on a peer, and the abort goes ahead.
         """
@@ -128,18 +192,38 @@ class NcclComm:
         self._nccl("ncclCommAbort", self._handle)
 
 
-def connect(devices: Sequence[int], library: Library | None = None) -> tuple[NcclComm, ...]:
-    """Return a communicator per GPU of `devices`, in order of rank. Raises ConfigError if NCCL cannot connect them."""
+def connect(world: World, library: Library | None = None) -> tuple[NcclComm, ...]:
+    """Return a communicator for each rank of this process, in order. Waits for the other processes.
+
+    Raises ConfigError if NCCL cannot connect the GPUs.
+    """
     nccl = library or load()
-    handles = (_POINTER * len(devices))()
+    handles = [_POINTER() for _ in world.ranks]
     try:
-        nccl("ncclCommInitAll", handles, len(devices), (_INT * len(devices))(*devices))
+        identity = _shared_id(world, nccl)
+        nccl("ncclGroupStart")
+        for handle, rank, device in zip(handles, world.ranks, world.devices, strict=True):
+            with torch.cuda.device(device):
+                nccl("ncclCommInitRank", ctypes.byref(handle), world.size, identity, rank)
+        nccl("ncclGroupEnd")
     except NcclError as error:
-        raise ConfigError(f"gpus: {len(devices)}: the GPUs cannot be connected: {error} Or use gpus: 1.") from error
-    return tuple(
-        NcclComm(nccl, handle or 0, rank, len(devices), device)
-        for rank, (handle, device) in enumerate(zip(handles, devices, strict=True))
-    )
+        raise ConfigError(
+            f"gpus: the {world.size} GPUs of the run cannot be connected: {error} Or use one GPU."
+        ) from error
+    except TimeoutError as error:
+        raise ConfigError(
+            f"process {world.process} of {world.processes} waited for NCCL in process 0: {error}"
+        ) from error
+    pairs = zip(handles, world.ranks, world.devices, strict=True)
+    return tuple(NcclComm(nccl, handle.value or 0, rank, world.size, device) for handle, rank, device in pairs)
+
+
+def _shared_id(world: World, nccl: Library) -> _Id:
+    if world.writer:
+        made = _Id()
+        nccl("ncclGetUniqueId", ctypes.byref(made))
+        world.store.set(_ID_KEY, bytes(made))
+    return _Id.from_buffer_copy(world.store.get(_ID_KEY, START_SECONDS))
 
 
 def disconnect(comms: Sequence[NcclComm]) -> None:

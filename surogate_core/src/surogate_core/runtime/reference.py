@@ -12,17 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from ..api import OpDef
+from ..api import Call, Comm, OpDef
 from ..errors import ProgramError, SurogateError
 from ..origin import Origin, blaming
 from ..program.op import Op, Program
 from ..program.value import Value
 from ..reference.ops import load
+from . import collectives
 from .arena import Buffers
+from .launch import ALONE
 from .readings import HostReadings
 
 
@@ -37,13 +40,13 @@ class ReferenceExecutor:
         programs: Mapping[str, Program],
         ops: Mapping[str, OpDef],
         buffers: Buffers,
+        comm: Comm = ALONE,
         *,
         poison: bool = False,
-        instead: Mapping[str, Callable[..., object]] | None = None,
     ) -> None:
-        """`instead` maps op kinds to functions that replace their references, such as sums over several workers."""
+        """Collectives call `comm`."""
         self._buffers = buffers
-        self._calls = {name: _bind(program, ops, buffers, poison, instead or {}) for name, program in programs.items()}
+        self._calls = {name: _bind(program, ops, buffers, comm, poison) for name, program in programs.items()}
 
     def run(self, program: str, labels: int | None = None) -> None:
         """Run every op of `program` in order. `labels` is not used: references find the labelled rows by the targets.
@@ -65,7 +68,7 @@ class ReferenceExecutor:
         return HostReadings(values)
 
     def connect(self) -> None:
-        """The functions `instead` communicate."""
+        """Nothing to set up: a communicator of CPUs is connected."""
 
     def capture(self) -> None:
         """A CPU has no graphs."""
@@ -140,6 +143,18 @@ class ReferenceCall:
                 out.copy_(result)
 
 
+@dataclass(frozen=True)
+class CollectiveCall:
+    """A collective bound to buffers and the communicator. It returns when its result is there."""
+
+    call: Call
+    dies: tuple[Value, ...] = ()
+
+    def run(self) -> None:
+        function, arguments = self.call
+        function(*arguments)
+
+
 def _check_result(op: Op, index: int, result: Tensor, out: Tensor) -> None:
     """Check that shape and dtype are those of the program. A gradient may be stored in a different dtype."""
     if result.shape != out.shape:
@@ -150,27 +165,21 @@ def _check_result(op: Op, index: int, result: Tensor, out: Tensor) -> None:
 
 
 def reference_call(
-    op: Op,
-    ops: Mapping[str, OpDef],
-    buffers: Buffers,
-    program: str,
-    function: Callable[..., object] | None = None,
-    dies: tuple[Value, ...] = (),
+    op: Op, ops: Mapping[str, OpDef], buffers: Buffers, program: str, dies: tuple[Value, ...] = ()
 ) -> ReferenceCall:
-    """Bind an op of `program` to its reference, or to `function` instead.
+    """Bind an op of `program` to its reference.
 
     Raises PluginError if a plugin's reference cannot be loaded.
     """
     definition = ops[op.attrs["of"]] if op.kind == "reference_vjp" else ops[op.kind]
     origin = definition.origin
-    if function is None:
-        try:
-            load(definition.reference)
-            function = load(ops[op.kind].reference)
-        except Exception as error:
-            if origin is None:
-                raise
-            raise origin.failed(f"its reference {definition.reference}", error) from error
+    try:
+        load(definition.reference)
+        function = load(ops[op.kind].reference)
+    except Exception as error:
+        if origin is None:
+            raise
+        raise origin.failed(f"its reference {definition.reference}", error) from error
     ins = tuple(buffers.view(v, program).data for v in op.ins)
     outs = tuple(buffers.view(v, program) for v in op.written)
     return ReferenceCall(op, function, ins, outs, origin, dies)
@@ -182,12 +191,8 @@ def place(op: Op) -> str:
 
 
 def _bind(
-    program: Program,
-    ops: Mapping[str, OpDef],
-    buffers: Buffers,
-    poison: bool,
-    instead: Mapping[str, Callable[..., object]],
-) -> list[ReferenceCall]:
+    program: Program, ops: Mapping[str, OpDef], buffers: Buffers, comm: Comm, poison: bool
+) -> list[ReferenceCall | CollectiveCall]:
     last: dict[Value, int] = {}
     for index, op in enumerate(program.ops):
         for value in (*op.ins, *op.outs):
@@ -199,7 +204,16 @@ def _bind(
     ends: dict[int, list[Value]] = {}
     for value, index in last.items() if poison else ():
         ends.setdefault(index, []).append(value)
-    return [
-        reference_call(op, ops, buffers, program.name, instead.get(op.kind), tuple(ends.get(index, ())))
-        for index, op in enumerate(program.ops)
-    ]
+    calls: list[ReferenceCall | CollectiveCall] = []
+    for index, op in enumerate(program.ops):
+        dies = tuple(ends.get(index, ()))
+        if op.kind in collectives.KINDS:
+            pointer = partial(_address, buffers, program.name)
+            calls.append(CollectiveCall(collectives.call(op, comm, pointer, 0), dies))
+        else:
+            calls.append(reference_call(op, ops, buffers, program.name, dies))
+    return calls
+
+
+def _address(buffers: Buffers, program: str, value: Value) -> int:
+    return buffers.view(value, program).data_ptr()

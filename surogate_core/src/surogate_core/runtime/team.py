@@ -1,8 +1,8 @@
-"""A team: several GPUs of one process, each driven by its own thread, used by the loop as if they were one worker.
+"""A team: several ranks of one process, each driven by its own thread, used by the loop as if they were one worker.
 
-All ranks run the same steps and sum their gradients. Each call of the loop is queued on every rank's thread and is not
-waited for unless it returns a result. Ranks decide nothing, so they need not agree on anything: interrupts, evaluations
-and saves happen between two steps of the one loop.
+All ranks, also those of other processes, run the same steps and sum their gradients. Each call of the loop is queued on
+every rank's thread and is not waited for unless it returns a result. Ranks decide nothing: interrupts, evaluations and
+saves happen between two steps of the loop, on which the processes agree.
 
 A failed rank is detected at the next call, or while the team waits for a reading. The kernels of the other ranks may
 wait for it forever. The team aborts all communicators, which ends these kernels, and raises.
@@ -21,7 +21,7 @@ from torch import Tensor
 from ..api import Comm
 from ..assembly.staging import Staged
 from ..data.loader import MicroBatch
-from ..errors import RunStopped, SurogateError
+from ..errors import RunLost, RunStopped, SurogateError
 from ..program.value import Value
 from .arena import Buffers
 from .host_copy import HostCopy
@@ -52,8 +52,12 @@ class Team:
     raised unchanged, because it already says who must act.
     """
 
-    def __init__(self, comms: Sequence[Comm], make: Callable[[Comm], Worker]) -> None:
+    def __init__(
+        self, comms: Sequence[Comm], make: Callable[[Comm], Worker], others: Callable[[], None] = lambda: None
+    ) -> None:
+        """`others` raises if another process has failed."""
         self._comms = comms
+        self._others = others
         self._threads = [RankThread(f"surogate-rank-{comm.rank}") for comm in comms]
         self._workers: list[Worker] = []
         try:
@@ -65,8 +69,13 @@ class Team:
 
     @property
     def width(self) -> int:
-        """Number of micro-batches that `micro_step` takes: one per rank."""
+        """Number of micro-batches that `micro_step` takes: one for each rank of this process."""
         return len(self._threads)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of all processes."""
+        return self._comms[0].world_size
 
     @property
     def buffers(self) -> Buffers:
@@ -86,7 +95,7 @@ class Team:
         return self._workers[0].staged(part)
 
     def derive(self, part: Staged) -> None:
-        """Make derived states on the first rank, from which `start` copies them. See `Worker.derive`."""
+        """Make derived states on the first rank, from which `start` shares them. See `Worker.derive`."""
         self._results([self._threads[0].submit(self._workers[0].derive, part)])
 
     def watch(self, make: Callable[[Buffers], Watcher]) -> None:
@@ -98,20 +107,22 @@ class Team:
         self._on_all(lambda worker: worker.restored(lr=lr, step=step, skipped=skipped))
 
     def start(self, *, graphs: bool = True) -> None:
-        """Copy weights and states from the first rank to the others, then start all.
+        """Give all ranks, also those of other processes, the weights and states of rank 0, then start all.
 
         All ranks finish a stage before any begins the next. While a collective waits for a peer on one device, no other
         thread may allocate, load modules or map memory, because the driver may block it until the collective ends.
+        While a rank captures, no other may wait for the whole device, which they may share. Collectives run once on
+        what the ranks share, because states that collect a maximum would keep what warming up has left in them.
         """
-        first, *others = self._workers
-        self._results(t.submit(w.copy_from, first) for t, w in zip(self._threads[1:], others, strict=True))
+        self._on_all(lambda worker: worker.share())
         self._on_all(lambda worker: worker.connect())
-        self._on_all(lambda worker: worker.start(graphs=graphs))
+        self._on_all(lambda worker: worker.prepare())
+        self._on_all(lambda worker: worker.begin(graphs=graphs))
 
     def micro_step(
         self, *batches: MicroBatch, first: bool, last: bool, loss_scale: float, index: int, reporting: bool = False
     ) -> None:
-        """Run one micro-batch on each rank. `index` is that of the first rank; the others have the following ones."""
+        """Run one micro-batch on each rank. `index` is that of rank 0; the others have the following ones."""
         for thread, worker, comm, batch in zip(self._threads, self._workers, self._comms, batches, strict=True):
             step = worker.micro_step
             own = index + comm.rank
@@ -130,8 +141,8 @@ class Team:
         return _TeamTable(self._threads[0].submit(self._workers[0].read_numerics))
 
     def evaluate(self, *batches: MicroBatch) -> float:
-        """Return the sum of the losses of all batches. With fewer batches than ranks, the last ranks get none."""
-        given = zip(self._threads, self._workers, batches, strict=False)
+        """Return the sum of the losses of all batches, one for each rank of this process."""
+        given = zip(self._threads, self._workers, batches, strict=True)
         return sum(self._results([thread.submit(worker.evaluate, batch) for thread, worker, batch in given]))
 
     def settle(self) -> None:
@@ -151,8 +162,7 @@ class Team:
 
         The process must then be ended by `threads.leave_if_stuck`.
         """
-        for comm in self._comms:
-            comm.abort()
+        self.abort()
         for thread, worker in zip_longest(self._threads, self._workers):
             thread.close(last=worker.close if worker else None)
         join(self._threads, CLOSE_SECONDS)
@@ -160,7 +170,8 @@ class Team:
     # ------------------------------------------------------------------------------------------------------- failures
 
     def check(self) -> None:
-        """Raise if a rank or its communicator has failed."""
+        """Raise if a rank, its communicator or another process has failed."""
+        self._others()
         failed = [(t.failure, rank) for rank, t in enumerate(self._threads) if t.failure is not None]
         if failed:
             failure, rank = min(failed, key=lambda pair: pair[0].time)  # later failures may be consequences
@@ -171,16 +182,20 @@ class Team:
             except Exception as error:
                 self.fail(rank, error)
 
-    def fail(self, rank: int, error: BaseException) -> NoReturn:
-        """Abort the communicators, which ends kernels that wait for `rank`, and raise its error."""
+    def abort(self) -> None:
+        """Abort the communicators, which ends kernels and calls that wait for others. May be called on any thread."""
         for comm in self._comms:
             comm.abort()
+
+    def fail(self, rank: int, error: BaseException) -> NoReturn:
+        """Abort the communicators, which ends kernels that wait for `rank`, and raise its error."""
+        self.abort()
         if isinstance(error, SurogateError):
             raise error
         comm = self._comms[rank]
-        raise RunStopped(
-            f"rank {comm.rank} of {comm.world_size} (GPU {comm.device}) failed: {type(error).__name__}: {error}. The "
-            "other ranks were stopped, and nothing of the current step is saved. Earlier checkpoints are complete."
+        raise RunLost(
+            f"rank {comm.rank} of {comm.world_size} (device {comm.device}) failed: {type(error).__name__}: {error}. "
+            "The other ranks were stopped, and nothing of the current step is saved. Earlier checkpoints are complete."
         ) from error
 
     # -------------------------------------------------------------------------------------------------------- threads

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..api import OpDef
+from ..api import Comm, OpDef
 from ..assembly.assembly import Assembly
 from ..assembly.staging import Staged
 from ..data.loader import MicroBatch
@@ -25,6 +25,7 @@ from .cuda import CudaExecutor
 from .executor import Executor
 from .host_copy import HostCopy
 from .inputs import Inputs
+from .launch import ALONE
 from .out_of_memory import explaining_out_of_memory
 from .readings import Reading
 from .reference import ReferenceExecutor
@@ -41,15 +42,22 @@ class Worker:
     """Runs the programs of an assembly in planned buffers on one device: references on a CPU, kernels on a GPU.
 
     Life: construct, fill `params()`, staged params and the states, `start()`, then steps and evaluations, then
-    `close()`. The workers of a `Team` have the same assembly and call `connect()` before `start()`. All calls must be
+    `close()`. The workers of a `Team` have the same assembly and call `share()` and `connect()` before
+    `start()`. All calls must be
     made on one thread.
     """
 
     width = 1
     """Number of micro-batches that `micro_step` takes."""
 
-    def __init__(self, assembly: Assembly, buffers: Buffers, executor: Executor, inputs: Inputs, seed: int) -> None:
+    world_size = 1
+    """Number of ranks, for which the loop counts micro-batches. A `Team` has more."""
+
+    def __init__(
+        self, assembly: Assembly, buffers: Buffers, executor: Executor, inputs: Inputs, seed: int, comm: Comm
+    ) -> None:
         """Use `on_cpu` or `on_gpu` instead."""
+        self._comm = comm
         self.assembly = assembly
         self.buffers = buffers
         self.executor = executor
@@ -68,6 +76,7 @@ class Worker:
         self._restored = False
         self._calibrating = assembly.calibrates
         self._reports = False
+        self._micro_steps = 0
 
     @classmethod
     def on_cpu(
@@ -75,17 +84,17 @@ class Worker:
         assembly: Assembly,
         ops: Mapping[str, OpDef],
         seed: int,
+        comm: Comm = ALONE,
         *,
         poison: bool = False,
-        instead: Mapping[str, Callable[..., object]] | None = None,
     ) -> Worker:
-        """Return a worker that runs the torch references, or the functions `instead` for these op kinds.
+        """Return a worker that runs the torch references, and collectives by `comm`.
 
         `poison` overwrites values when their planned life ends.
         """
         buffers = Buffers(assembly.memory, poison=poison)
-        executor = ReferenceExecutor(assembly.all_programs, ops, buffers, poison=poison, instead=instead)
-        return cls(assembly, buffers, executor, Inputs(assembly.declared, assembly.memory, buffers), seed)
+        executor = ReferenceExecutor(assembly.all_programs, ops, buffers, comm, poison=poison)
+        return cls(assembly, buffers, executor, Inputs(assembly.declared, assembly.memory, buffers), seed, comm)
 
     @classmethod
     def on_gpu(cls, assembly: Assembly, context: ExecutionContext, seed: int, *, poison: bool = False) -> Worker:
@@ -109,7 +118,7 @@ class Worker:
             mark("kernels bound")
             executor.warm_up()
             mark("kernels run once")
-            worker = cls(assembly, buffers, executor, inputs, seed)
+            worker = cls(assembly, buffers, executor, inputs, seed, context.comm)
         worker._explaining = explaining
         return worker
 
@@ -134,10 +143,13 @@ class Worker:
         self.executor.run(part.program.name)
         self.executor.wait()
 
-    def copy_from(self, other: Worker) -> None:
-        """Copy the weights and states of another worker of the same assembly, on any device."""
-        for role in ("param", "state"):
-            self.buffers.copy_from(other.buffers, role)
+    def share(self) -> None:
+        """Replace weights and states by those of rank 0. Call once on every worker, at the same time."""
+        stream = self.executor.stream
+        with torch.cuda.stream(stream):
+            for role in ("param", "state"):
+                with self._comm.position.collective("the weights of rank 0", 0):
+                    self.buffers.share(self._comm, role, stream.cuda_stream if stream else 0)
         self.executor.synchronize()
 
     def restored(self, *, lr: float, step: int, skipped: int = 0) -> None:
@@ -162,10 +174,18 @@ class Worker:
         Makes the master weights, unless `restored` was called, and the derived states. With `graphs`, captures the
         programs on a GPU.
         """
+        self.prepare()
+        self.begin(graphs=graphs)
+
+    def prepare(self) -> None:
+        """Do the first part of `start`, which waits for the whole device. No stream of it may be captured meanwhile."""
         self.executor.synchronize()
         if not self._restored:
             self._run(self.assembly.only("start"))
         self._run(self.assembly.only("derive"))
+
+    def begin(self, *, graphs: bool = True) -> None:
+        """Do the second part of `start`."""
         if graphs and self._watcher is None:
             with self._explaining():
                 self.executor.capture()
@@ -191,6 +211,9 @@ class Worker:
         is `reporting` also writes the numerics report, unless the step calibrates.
         """
         (batch,) = batches
+        self._micro_steps = 1 if first else self._micro_steps + 1
+        stream = self.executor.stream
+        self._comm.position.micro_step(self._micro_steps, stream.cuda_stream if stream else 0)
         purpose: Purpose = "calibrate" if self._calibrating else "report" if reporting else "train"
         self._reports |= purpose == "report"
         self._write_batch(batch, loss_scale)
@@ -227,7 +250,7 @@ class Worker:
         self._inputs.commit()
         self._run(self.assembly.for_documents(self.assembly.only("evaluate"), batch.n_documents), batch.n_valid)
         self.executor.wait()
-        return float(self.buffers.persistent(self.assembly.eval_loss))
+        return float(self.buffers.persistent(self.assembly.eval_loss)) if batch.n_valid else 0.0
 
     def settle(self) -> None:
         """Wait until everything that was enqueued is done. Call it before reading the weights."""

@@ -2,7 +2,7 @@
 
 The first Ctrl-C, SIGTERM or SIGHUP (a dropped connection) asks the loop to finish the current step or batch of an
 evaluation, save and stop. The second ends the process at once. SIGUSR1 asks the loop to save after the current step and
-continue.
+continue. In a run of several processes a signal to any of them asks all, which agree on the step.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import threading
 from types import FrameType, TracebackType
 from typing import Self
 
+from ..world.processes import Processes
+
 
 class Interrupt:
-    """Context manager that handles the signals. `requested` is the signal that asked to stop, or None.
+    """Context manager that handles the signals.
 
     Python sets signal handlers in the main thread only; in another thread signals keep their handlers.
     """
@@ -24,9 +26,12 @@ class Interrupt:
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     SAVE = signal.SIGUSR1
 
-    def __init__(self) -> None:
-        self.requested: signal.Signals | None = None
-        self._save_requested = False
+    def __init__(self, processes: Processes | None = None) -> None:
+        self._processes = None if processes is None or processes.alone else processes
+        self._received: signal.Signals | None = None
+        self._agreed: signal.Signals | None = None
+        self._save_received = self._save_agreed = False
+        self._asked, self._seen = False, 0  # whether this process has asked to stop; requests that were taken over
         self._previous: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Self:
@@ -54,23 +59,53 @@ class Interrupt:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        first = self.requested is None
-        self.requested = signal.Signals(number)
+        if self._processes is not None and self._processes.failure is not None:
+            self._restore_handlers()
+            raise self._processes.failure  # nothing can be saved without the others
+        first = self._received is None
+        self._received = signal.Signals(number)
         if first:
             with contextlib.suppress(OSError):  # os.write, because a signal may arrive in the middle of a print
                 os.write(
-                    2, f"\n{self.requested.name}: saving after this step; a second signal stops at once\n".encode()
+                    2, f"\n{self._received.name}: saving after this step; a second signal stops at once\n".encode()
                 )
             return
         self._restore_handlers()
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     def _handle_save(self, number: int, frame: FrameType | None) -> None:
-        self._save_requested = True
+        self._save_received = True
+
+    @property
+    def requested(self) -> signal.Signals | None:
+        """The signal that asked to stop, or None. Of several processes, what they last agreed on."""
+        return self._received if self._processes is None else self._agreed
+
+    def agree(self) -> None:
+        """Take over what any process was asked for. All processes call this at the same places of the loop."""
+        together = self._processes
+        if together is None:
+            return
+        if self._received is not None and not self._asked:
+            together.ask(f"{int(self._received)}")
+            self._asked = True
+        if self._save_received:
+            self._save_received = False
+            together.ask("save")
+        new = together.asked(self._seen) if together.world.writer else []
+        for request in together.share(" ".join(new).encode(), "the next step").decode().split():
+            self._seen += 1
+            if request == "save":
+                self._save_agreed = True
+            elif self._agreed is None:
+                self._agreed = signal.Signals(int(request))
 
     def take_save_request(self) -> bool:
-        """Return whether a save was requested since the last call."""
-        requested, self._save_requested = self._save_requested, False
+        """Return whether a save was requested since the last call, and agreed on by several processes."""
+        if self._processes is None:
+            requested, self._save_received = self._save_received, False
+        else:
+            requested, self._save_agreed = self._save_agreed, False
         return requested
 
     @property

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import takewhile
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from ..api import EvalReport, Logger, Numerics, NumericsReport, StepReport
 from ..checkpoint.progress import Progress
 from ..data.loader import Loader, MicroBatch, Prefetch, StepBatch
 from ..errors import NonFiniteError, RunStopped
+from ..world.processes import FIRST_STEP_SECONDS, SAVE_SECONDS, Processes
 from .interrupt import Interrupt
 from .schedule import Schedule
 
@@ -34,7 +35,8 @@ SHORTEST_SECONDS = 1e-6
 class Job:
     """Arguments of the loop.
 
-    eval_batches   return the validation batches, the same at every call
+    eval_batches   return the validation batches of the ranks of this process, the same at every call
+    save_seconds   that a save may take
     numerics       what numerics reports hold; None: there are none
     numerics_steps report on numerics every N steps
     watch          steps_done -> None: from now on the worker runs op by op and raises NonFiniteError at the first op
@@ -42,14 +44,16 @@ class Job:
     """
 
     worker: Worker | Team
+    processes: Processes
     loader: Loader
     schedule: Schedule
     loggers: Sequence[Logger]
     total_steps: int
-    eval_batches: Callable[[], Iterable[MicroBatch]]
+    eval_batches: Callable[[], Iterable[Sequence[MicroBatch]]]
     eval_steps: int
     checkpoints: CheckpointWriter
     save_steps: int
+    save_seconds: float = SAVE_SECONDS
     max_nonfinite_steps: int
     watch: Callable[[int], None]
     numerics: Numerics | None = None
@@ -70,9 +74,9 @@ def train(job: Job, interrupt: Interrupt, progress: Progress) -> Progress:
         with _saving_intact_weights(job, progress):
             _run_steps(job, interrupt, progress)
     except Exception:  # not KeyboardInterrupt or SystemExit: the second interrupt
-        job.checkpoints.wait()
+        _wait_for_saves(job)
         raise
-    job.checkpoints.wait()
+    _wait_for_saves(job)
     if progress.step == progress.nonfinite == job.total_steps:
         raise RunStopped(
             f"all {progress.step} steps were skipped: loss or gradient was never finite, so nothing was trained. Lower "
@@ -88,14 +92,17 @@ def _run_steps(job: Job, interrupt: Interrupt, progress: Progress) -> None:
     """
     _make_up_for_evaluation(job, interrupt, progress)
     unfinished: Launched | None = None
-    since = time.perf_counter()
+    since, began = time.perf_counter(), progress.step
     with Prefetch(job.loader.step, progress.step, job.total_steps) as batches:
         for batch in batches:
+            first = progress.step == began
+            job.processes.at(f"step {progress.launched + 1}", FIRST_STEP_SECONDS if first else 0)
             job.checkpoints.poll()
             launched = launch(job, batch, progress)
             if unfinished is not None:
                 since = finish(job, unfinished, progress, since)
             unfinished = launched
+            interrupt.agree()
             last, evaluates = launched.step == job.total_steps, _evaluates_after(job, launched.step)
             saves = interrupt.take_save_request() or bool(job.save_steps and launched.step % job.save_steps == 0)
             if not (launched.reading.ready or last or evaluates or saves or interrupt.requested):
@@ -149,14 +156,16 @@ def launch(job: Job, batch: StepBatch, progress: Progress) -> Launched:
 def optimizer_step(
     worker: Worker | Team, batch: StepBatch, step: int, lr: float, *, reporting: bool = False
 ) -> Reading:
-    """Enqueue forward and backward pass of every micro-batch, then the update. A team takes `width` at a time.
+    """Enqueue forward and backward pass of every micro-batch of this process, then the update. A team takes `width` at
+    a time. Micro-batches are counted over all processes.
 
     `reporting`: the first micro-step also writes the numerics report.
     """
     scale = 1 / batch.valid_tokens if batch.valid_tokens else 0.0
     width, count = worker.width, len(batch.micro)
     for at in range(0, count, width):
-        first, last, index = at == 0, at + width == count, (step - 1) * count + at
+        first, last = at == 0, at + width == count
+        index = ((step - 1) * count + at) // width * worker.world_size
         micro = batch.micro[at : at + width]
         reports = reporting and first
         worker.micro_step(*micro, first=first, last=last, loss_scale=scale, index=index, reporting=reports)
@@ -170,7 +179,9 @@ def finish(job: Job, done: Launched, progress: Progress, since: float) -> float:
     time of a step ends when the device finished it, not at this call, which is often much later: after the launch of
     the next step.
     """
+    job.processes.at(f"step {done.step}")
     loss, norm = done.reading.values()
+    job.processes.check()  # a step that was cut by the end of another process has wrong values
     finished_at = done.reading.finished_at
     seconds = max(finished_at - since, SHORTEST_SECONDS)
     progress.step = done.step
@@ -220,9 +231,18 @@ def _report(job: Job, progress: Progress, send: Callable[[Logger], None]) -> Non
 
 def _save(job: Job, progress: Progress) -> None:
     """Save the weights as they are: after the last launched step, which may not be finished when the run stops."""
+    job.processes.check()
     if progress.saved != progress.launched:
+        job.processes.at(f"saving step {progress.launched}", job.save_seconds, saving=True)
         job.checkpoints.save(progress.launched, progress)
         progress.saved = progress.launched
+        job.processes.at(f"step {progress.launched}, which is saved", 0)
+
+
+def _wait_for_saves(job: Job) -> None:
+    job.processes.at("waiting for a save", job.save_seconds, saving=True)
+    job.checkpoints.wait()
+    job.processes.at("after the last save", 0)
 
 
 # ---------------------------------------------------------------------------------------------------------- evaluation
@@ -245,7 +265,7 @@ def evaluate_last(job: Job, interrupt: Interrupt, progress: Progress) -> bool:
     done = _is_evaluated(progress) or evaluate(job, interrupt, progress)
     if not done:
         _save(job, progress)
-        job.checkpoints.wait()
+        _wait_for_saves(job)
     return done
 
 
@@ -263,13 +283,15 @@ def evaluate(job: Job, interrupt: Interrupt, progress: Progress) -> bool:
     """
     began, cut = time.perf_counter(), False
 
-    def goes_on(batch: MicroBatch) -> bool:
+    def goes_on(batches: Sequence[MicroBatch]) -> bool:
         nonlocal cut
+        job.processes.at("an evaluation", 0)
+        interrupt.agree()
         cut = bool(interrupt.requested)
         return not cut
 
     batches = takewhile(goes_on, job.eval_batches())
-    total, labels = sum_losses(job.worker, batches)
+    total, labels = sum_losses(job.worker, batches, job.processes)
     if cut or not labels:
         return not cut
     seconds = time.perf_counter() - began
@@ -281,13 +303,19 @@ def evaluate(job: Job, interrupt: Interrupt, progress: Progress) -> bool:
     return True
 
 
-def sum_losses(worker: Worker | Team, batches: Iterator[MicroBatch]) -> tuple[float, int]:
-    """Return (sum of the losses of all labels in nats, number of labels)."""
+def sum_losses(
+    worker: Worker | Team, batches: Iterable[Sequence[MicroBatch]], processes: Processes
+) -> tuple[float, int]:
+    """Return (sum of the losses of all labels in nats, number of labels), over all processes.
+
+    `batches`: those of the ranks of this process, one each, again and again.
+    """
     total, labels = 0.0, 0
-    while together := tuple(islice(batches, worker.width)):
+    for together in batches:
         total += worker.evaluate(*together)
         labels += sum(batch.n_valid for batch in together)
-    return total, labels
+    sums = [value.split() for value in processes.gather(f"{total!r} {labels}".encode(), "the end of an evaluation")]
+    return sum(float(loss) for loss, _ in sums), sum(int(count) for _, count in sums)
 
 
 # ----------------------------------------------------------------------------------------------------------- NaN, inf
@@ -311,7 +339,8 @@ def _saving_intact_weights(job: Job, progress: Progress) -> Iterator[None]:
 
 def _stop_diverged(job: Job, done: Launched, progress: Progress) -> NoReturn:
     _save(job, progress)
-    job.checkpoints.wait()
+    _wait_for_saves(job)
+    job.processes.barrier("the save of the last good step")  # an error of another process would end the save
     raise RunStopped(
         f"step {progress.step}: loss or gradient was not finite in {progress.nonfinite} steps in a row "
         f"(max_nonfinite_steps: {job.max_nonfinite_steps}). The weights of the last good step are saved. "

@@ -17,6 +17,7 @@ from ..data.loader import eval_batches
 from ..data.pack import PackedRows
 from ..dtypes import DTYPES
 from ..errors import ProgramError
+from ..world.processes import Processes
 from .loop import sum_losses
 
 if TYPE_CHECKING:
@@ -52,20 +53,32 @@ class PackingCheck:
 
 
 def check_packing(
-    worker: Worker | Team, rows: PackedRows, batch_size: int, pad_id: int, dtypes: Sequence[str]
+    worker: Worker | Team,
+    rows: PackedRows,
+    batch_size: int,
+    pad_id: int,
+    dtypes: Sequence[str],
+    processes: Processes,
 ) -> PackingCheck | None:
     """Evaluate a few rows packed and unpacked. Return None if no row has two documents, or a loss is not finite.
 
-    `dtypes`: those that the forward pass computes in. Changes neither weights nor gradients. Raises ProgramError when
-    the losses differ by more than rounding explains.
+    `dtypes`: those that the forward pass computes in. All `processes` of a run call this. Changes neither weights nor
+    gradients. Raises ProgramError when the losses differ by more than rounding explains.
     """
     chosen = _some_packed_rows(rows)
     if not len(chosen):
         return None
     first, last = rows.row_offsets[chosen], rows.row_offsets[chosen + 1]
     pieces = np.concatenate([np.arange(a, b) for a, b in zip(first, last, strict=True)])
-    packed, labels = _mean_loss(worker, _repacked(rows, pieces, last - first), batch_size, pad_id)
-    alone, _ = _mean_loss(worker, _repacked(rows, pieces, np.ones_like(pieces)), batch_size, pad_id)
+
+    def mean_loss(counts: np.ndarray) -> tuple[float, int]:
+        world, some = processes.world, _repacked(rows, pieces, counts)
+        batches = eval_batches(some, batch_size, pad_id=pad_id, ranks=world.ranks, world_size=world.size)
+        total, labels = sum_losses(worker, batches, processes)
+        return (total / labels if labels else 0.0), labels
+
+    packed, labels = mean_loss(last - first)
+    alone, _ = mean_loss(np.ones_like(pieces))
     if not (labels and isfinite(packed) and isfinite(alone)):
         return None
     eps = max(DTYPES[dtype].eps for dtype in dtypes)
@@ -96,8 +109,3 @@ def _repacked(rows: PackedRows, pieces: np.ndarray, counts: np.ndarray) -> Packe
     return PackedRows(
         rows.corpus, rows.sequence_len, rows.start[pieces], rows.stop[pieces], offsets, rows.max_documents
     )
-
-
-def _mean_loss(worker: Worker | Team, rows: PackedRows, batch_size: int, pad_id: int) -> tuple[float, int]:
-    total, labels = sum_losses(worker, eval_batches(rows, batch_size, pad_id=pad_id))
-    return (total / labels if labels else 0.0), labels

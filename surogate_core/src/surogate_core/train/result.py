@@ -18,6 +18,7 @@ class TrainResult:
     evaluations   (step, loss, labels), in order
     unigram_loss  on the validation set, of a model that knows only how often each token occurs; None without a set
     bits_per_byte of the last evaluation; None unless it read the whole validation set
+    writer        whether this process has written it: of several processes, one has
     signal_exit   0, or 130 or 143 when a signal ended the run
     adapter_dir   None when all weights are trained
     merged_dir    None without a merged model
@@ -37,6 +38,7 @@ class TrainResult:
     unigram_loss: float | None
     bits_per_byte: float | None
     signal_exit: int
+    writer: bool = True
     adapter_dir: Path | None = None
     merged_dir: Path | None = None
     commands: tuple[tuple[str, str], ...] = ()

@@ -21,16 +21,27 @@ class Steps:
     total: int
 
 
-def load_steps(run: Run, world_size: int, notice: Callable[[str], None]) -> Steps:
-    """Tokenise and pack the run's data and derive its steps for `world_size` devices."""
+def load_steps(
+    run: Run,
+    world_size: int,
+    notice: Callable[[str], None],
+    ranks: range = range(1),
+    moved: Callable[[str], None] = lambda what: None,
+) -> Steps:
+    """Tokenise and pack the run's data and derive its steps for `world_size` ranks; batches are those of `ranks`.
+
+    `moved` is called with what is being tokenised, again and again.
+    """
     config, formats = run.config, run.registry.dataset_formats()
-    data = load_corpora(config, formats, run.model_dir, run.dims.vocab_size, notice)
+    data = load_corpora(config, formats, run.model_dir, run.dims.vocab_size, notice, moved)
     loader = Loader(
         data.train,
         config.per_device_train_batch_size,
         config.gradient_accumulation_steps * world_size,
         config.train_seed,
         data.tokenizer.padding_id,
+        ranks=ranks,
+        world_size=world_size,
     )
     total = config.max_steps if config.max_steps > 0 else config.num_epochs * loader.steps_per_epoch
     schedule = Schedule.build(

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from ..api import Comm, RunInfo
 from ..checkpoint import folders as checkpoint
-from ..checkpoint import hf
-from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER, open_merge, write_adapter
+from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER, write_adapter
 from ..checkpoint.progress import Progress
-from ..checkpoint.resume import Resumed
+from ..checkpoint.resume import FOLDERS, Resumed
+from ..checkpoint.writer import NoCheckpoints
 from ..config.load import resolved
 from ..config.schema import TrainConfig
 from ..data.checks import bits_per_byte
 from ..data.loader import MicroBatch, eval_batches
-from ..errors import RunStopped
 from ..machine.devices import GIB
 from ..machine.timing import FirstStep, mark
 from ..outputs.check import OutputCheck
@@ -33,8 +34,10 @@ from ..planning.versions import run_versions
 from ..reporting.gpu_telemetry import open_telemetry
 from ..reporting.loggers import Loggers, open_loggers
 from ..reporting.metrics import metrics_path
-from ..reporting.picture import import_ahead
 from ..reporting.text import devices_text, parameters_text
+from ..world.log import ProcessLog
+from ..world.processes import LOAD_SECONDS, SAVE_SECONDS, SLOWEST_WRITES, START_SECONDS, Processes
+from .final_outputs import refuse_nonfinite_weights, start_output_check, write_outputs
 from .interrupt import Interrupt
 from .loop import Job, evaluate_last, train
 from .packing_check import check_packing
@@ -43,8 +46,6 @@ from .steps import Steps, load_steps
 from .worker_setup import check_finite, fill_weights, make_worker, watch_finite
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ..checkpoint.saved_run import SavedRun
     from ..checkpoint.writer import CheckpointWriter, View
     from ..runtime.team import Team
@@ -52,68 +53,94 @@ if TYPE_CHECKING:
 
 Notice = Callable[[str], None]
 
-SHORT_RUN_SECONDS = 60
-"""A run that is planned to be shorter starts the process that checks its outputs before its steps, a longer one
-after them."""
-
 
 def train_planned(
-    run: Run, plan: Plan, resumed: Resumed | None, comms: Sequence[Comm], check: OutputCheck, notice: Notice
+    run: Run,
+    plan: Plan,
+    resumed: Resumed | None,
+    processes: Processes,
+    comms: Sequence[Comm],
+    check: OutputCheck,
+    notice: Notice,
 ) -> TrainResult:
-    """Train on the devices that `comms` connects, from the checkpoint `resumed` if there is one; see `run.train`."""
-    config = run.config
+    """Train on the ranks of this process, which `comms` connects, from the checkpoint `resumed` if there is one.
+
+    See `run.train`. Only the writer of `processes` knows `resumed`, and only it writes.
+    """
+    config, world = run.config, processes.world
+    processes.follow([comm.position for comm in comms])
+    for comm in comms:
+        processes.on_failure(comm.abort)
+    processes.compare("versions and settings", _compared(run, plan))
     for line in (*run.loaded.notices, *plan.overridden):
         notice(line)
     notice(_headline(plan))
     if plan.chosen:
         notice(str(plan.chosen))
-    steps = load_steps(run, plan.report.world_size, notice)
+    steps = load_steps(run, world.size, notice, world.ranks, lambda what: processes.at(what, START_SECONDS))
     for line in _data_lines(steps):
         notice(line)
     mark("data")
     saved_run = _saved_run(run, plan, steps)
+    processes.compare("data", {"training data": saved_run.facts["training data"], "steps": str(steps.total)})
     if resumed:
         changes = saved_run.check(resumed)
         for line in (f"resuming from {resumed.directory} after step {resumed.step:,} of {steps.total:,}", *changes):
             notice(line)
-    repo = reserve(config) if config.push_to_hub else ""
-    _start_output_check(run, steps.total * plan.report.step.seconds, check)
+    repo = ""
+    if world.writer:
+        repo = reserve(config) if config.push_to_hub else ""
+        start_output_check(run, steps.total * plan.report.step.seconds, check)
     with ExitStack() as stack:
-        worker = make_worker(run, plan, comms, notice)
+        processes.at("the selection of algorithms", START_SECONDS)
+        worker = make_worker(run, plan, comms, notice, processes)
         stack.callback(worker.close)
-        progress = _fill(saved_run, resumed, worker)
+        processes.at("loading the weights", LOAD_SECONDS)
+        progress = _fill(saved_run, resumed, worker, processes)
         mark("weights")
         if config.check_finite:
             check_finite(run, plan, worker, progress.step)
             notice("check_finite: runs op by op and checks every value that an op writes, which is slow")
-        checkpoints = _open_writer(saved_run, worker, steps.total, notice)
+        processes.at("preparing the first step", START_SECONDS)
+        checkpoints: CheckpointWriter = NoCheckpoints()
+        if world.writer:
+            checkpoints = _open_writer(saved_run, worker, steps.total, processes, notice)
         stack.callback(checkpoints.close)
         mark("memory for checkpoints")
         worker.start(graphs=config.use_cuda_graphs)
         mark("masters, CUDA graphs")
         if not config.check_finite:  # a checked run runs nothing before step 1
-            _check_packing(plan, steps, worker, notice)
-        set_aside(run.loaded, resumed, notice)
-        open_output(run.loaded, notice)
-        if run.adapter is not None:  # so that one that cannot be saved is found before the training
-            with TemporaryDirectory(dir=config.output_dir, prefix=checkpoint.SAVING) as rehearsal:
-                write_adapter(Path(rehearsal), run, plan.assembly, worker.params())
-        loggers = _open_loggers(run, plan, _run_info(run, plan, steps, progress), comms, notice, stack)
-        interrupt = stack.enter_context(Interrupt())
+            _check_packing(plan, steps, worker, processes, notice)
+        loggers = Loggers()
+        if world.writer:
+            set_aside(run.loaded, resumed, notice)
+            open_output(run.loaded, notice)
+            if run.adapter is not None:  # so that one that cannot be saved is found before the training
+                with TemporaryDirectory(dir=config.output_dir, prefix=checkpoint.SAVING) as rehearsal:
+                    write_adapter(Path(rehearsal), run, plan.assembly, worker.params())
+            loggers = _open_loggers(run, plan, _run_info(run, plan, steps, progress), comms, notice, stack)
+        processes.barrier("the first step")
+        if isinstance(notice, ProcessLog):
+            notice.open()
+        interrupt = stack.enter_context(Interrupt(processes))
         mark("check of packing, loggers")
-        job = _job(run, plan, steps, worker, checkpoints, loggers)
+        save_seconds = SAVE_SECONDS + sum(value.nbytes for value in saved_run.values) / SLOWEST_WRITES
+        job = _job(run, plan, steps, worker, processes, checkpoints, loggers, save_seconds)
         train(job, interrupt, progress)
         mark("the other steps, evaluations")
         signal_exit = interrupt.exit_code
         if not signal_exit:  # the outputs first: the last evaluation may take long
-            _write_outputs(run, plan, worker, progress, check)
+            if world.writer:
+                processes.at("writing the outputs", job.save_seconds, saving=True)
+                write_outputs(run, plan, worker, progress, check)
             if not evaluate_last(job, interrupt, progress):
                 signal_exit = interrupt.exit_code
             mark("last evaluation")
-        if not signal_exit:
+        if not signal_exit and world.writer:
             write_card(run, plan, repo, progress, saved_run.versions)
         loggers.status = "interrupted" if signal_exit else "done"
-    result = _result(run, steps, progress, signal_exit)
+    processes.at("the end of the run", inf)  # a large model may be uploaded for hours
+    result = _result(run, steps, progress, signal_exit, world.writer)
     if not repo or signal_exit:
         return result
     return replace(result, pushed=push(result.adapter_dir or result.output_dir, repo, notice))
@@ -125,12 +152,12 @@ def train_planned(
 def _headline(plan: Plan) -> str:
     inputs, report = plan.inputs, plan.report
     partly = plan.assembly.n_trainable < plan.assembly.n_params
-    devices, planned = devices_text(report.device, report.world_size), report.device_bytes["total"] / GIB
+    devices, planned = devices_text(report.device, report.devices, report.nodes), report.device_bytes["total"] / GIB
     return (
         f"{inputs.model.name}, {parameters_text(plan.assembly.n_params)} parameters, "
         + (f"{parameters_text(plan.assembly.n_trainable)} trained, " if partly else "")
         + f"{inputs.precision.model}, on {devices}: {planned:.2f} GiB planned"
-        + (" on each" if report.world_size > 1 else "")
+        + (" on each" if report.devices > 1 else "")
     )
 
 
@@ -152,47 +179,77 @@ def _saved_run(run: Run, plan: Plan, steps: Steps) -> SavedRun:
         plan=plan,
         extends=steps.schedule.extends,
         facts=facts(run, plan, steps.loader, steps.total),
-        versions=run_versions(run, plan) | {"device": devices_text(plan.report.device, plan.report.world_size)},
+        versions=run_versions(run, plan)
+        | {"device": devices_text(plan.report.device, plan.report.devices, plan.report.nodes)},
         metrics=metrics_path(Path(run.config.output_dir), run.config.log_file),
     )
 
 
-def _fill(saved_run: SavedRun, resumed: Resumed | None, worker: Worker | Team) -> Progress:
-    """Fill params and states as the run begins. Return the progress to start from."""
-    if resumed:
-        return saved_run.restore(resumed, worker)
-    fill_weights(saved_run.run, saved_run.plan.assembly, worker)
-    return Progress()
+def _compared(run: Run, plan: Plan) -> dict[str, str]:
+    """Return what has to be equal in all processes before they load data."""
+    config = {key: value for key, value in resolved(run.loaded).items() if key not in FOLDERS}
+    served = sorted(f"{op}: {provider}" for op, provider in plan.kernels.providers.items())
+    return {
+        **run_versions(run, plan),
+        "device": plan.report.device.title,
+        "config.json": json.dumps(run.model_config, sort_keys=True, default=str),
+        "kernels": ", ".join(served),
+        **{key: json.dumps(value) for key, value in config.items()},
+    }
 
 
-def _open_writer(saved_run: SavedRun, worker: Worker | Team, total_steps: int, notice: Notice) -> CheckpointWriter:
+def _fill(saved_run: SavedRun, resumed: Resumed | None, worker: Worker | Team, processes: Processes) -> Progress:
+    """Fill params and states of the writer as the run begins. Return the progress to start from, in every process."""
+    progress = Progress()
+    if processes.world.writer:
+        if resumed:
+            progress = saved_run.restore(resumed, worker)
+        else:
+            fill_weights(saved_run.run, saved_run.plan.assembly, worker)
+    begun = processes.share(json.dumps([bool(resumed), asdict(progress)]).encode(), "the loaded weights")
+    if not processes.world.writer:
+        restored, fields = json.loads(begun)
+        progress = Progress(**fields)
+        if restored:
+            worker.restored(lr=progress.lr, step=progress.step, skipped=progress.nonfinite)
+    return progress
+
+
+def _open_writer(
+    saved_run: SavedRun, worker: Worker | Team, total_steps: int, processes: Processes, notice: Notice
+) -> CheckpointWriter:
     """Open the writer of the run's checkpoints. A run that saves only at its end needs none in the background."""
     from ..checkpoint.writer import open_writer
 
     config = saved_run.run.config
     background = config.save_in_background and 0 < config.save_steps < total_steps
-    return open_writer(worker, saved_run.values, _write_checkpoint(config, saved_run), notice, background=background)
+    return open_writer(
+        worker, saved_run.values, _write_checkpoint(config, saved_run, processes), notice, background=background
+    )
 
 
-def _write_checkpoint(config: TrainConfig, saved_run: SavedRun) -> Callable[[int, Progress, View], Path]:
+def _write_checkpoint(
+    config: TrainConfig, saved_run: SavedRun, processes: Processes
+) -> Callable[[int, Progress, View], Path]:
     """Return the function that writes the checkpoint of a step from views of its values and prunes old ones."""
     checkpoints = Path(config.resolved_checkpoint_dir)
 
     def write(step: int, progress: Progress, view: View) -> Path:
-        _refuse_nonfinite_weights((view(v) for v in saved_run.weights), step, checkpoints)
+        refuse_nonfinite_weights((view(v) for v in saved_run.weights), step, checkpoints)
         path = checkpoint.save_checkpoint(
             checkpoints, step, lambda folder: saved_run.write(folder, view, step, progress)
         )
+        processes.checkpoint = path.name
         checkpoint.prune_checkpoints(checkpoints, config.save_total_limit, newest=step)
         return path
 
     return write
 
 
-def _check_packing(plan: Plan, steps: Steps, worker: Worker | Team, notice: Notice) -> None:
+def _check_packing(plan: Plan, steps: Steps, worker: Worker | Team, processes: Processes, notice: Notice) -> None:
     inputs, padding = plan.inputs, steps.data.tokenizer.padding_id
     dtypes = (inputs.precision.model, inputs.precision.matmul)
-    found = check_packing(worker, steps.data.train, inputs.batch_size, padding, dtypes)
+    found = check_packing(worker, steps.data.train, inputs.batch_size, padding, dtypes, processes)
     if found:
         notice(str(found))
 
@@ -215,7 +272,7 @@ def _open_telemetry(plan: Plan, every: int, comms: Sequence[Comm], loggers: Logg
     from ..runtime.device import gpu_uuids
 
     if plan.target.device.sm is not None and every:
-        uuids = gpu_uuids([comm.device for comm in comms] or [0])
+        uuids = gpu_uuids([*dict.fromkeys(comm.device for comm in comms)] or [0])
         loggers.opened[:0] = open_telemetry(uuids, every, loggers.gpu, notice)
 
 
@@ -230,7 +287,7 @@ def _run_info(run: Run, plan: Plan, steps: Steps, progress: Progress) -> RunInfo
         tokens_per_step=steps.loader.tokens_per_step,
         config=resolved(run.loaded),
         versions=run_versions(run, plan),
-        device=devices_text(plan.report.device, plan.report.world_size),
+        device=devices_text(plan.report.device, plan.report.devices, plan.report.nodes),
         parameters=plan.assembly.n_params,
         trainable_parameters=plan.assembly.n_trainable,
         done_steps=progress.step,
@@ -239,18 +296,27 @@ def _run_info(run: Run, plan: Plan, steps: Steps, progress: Progress) -> RunInfo
 
 
 def _job(
-    run: Run, plan: Plan, steps: Steps, worker: Worker | Team, checkpoints: CheckpointWriter, loggers: Loggers
+    run: Run,
+    plan: Plan,
+    steps: Steps,
+    worker: Worker | Team,
+    processes: Processes,
+    checkpoints: CheckpointWriter,
+    loggers: Loggers,
+    save_seconds: float,
 ) -> Job:
-    config, data = run.config, steps.data
+    config, data, world = run.config, steps.data, processes.world
 
-    def validation() -> Iterable[MicroBatch]:
+    def validation() -> Iterable[Sequence[MicroBatch]]:
         if data.validation is None:
             return ()
         rows, padding = config.eval_samples or None, data.tokenizer.padding_id
-        return eval_batches(data.validation, config.per_device_train_batch_size, rows, pad_id=padding)
+        given = data.validation, config.per_device_train_batch_size, rows
+        return eval_batches(*given, pad_id=padding, ranks=world.ranks, world_size=world.size)
 
     return Job(
         worker=worker,
+        processes=processes,
         loader=steps.loader,
         schedule=steps.schedule,
         loggers=loggers.opened,
@@ -259,6 +325,7 @@ def _job(
         eval_steps=config.eval_steps,
         checkpoints=checkpoints,
         save_steps=config.save_steps,
+        save_seconds=save_seconds,
         max_nonfinite_steps=config.max_nonfinite_steps,
         numerics=plan.assembly.numerics,
         numerics_steps=config.numerics_report_steps,
@@ -266,71 +333,7 @@ def _job(
     )
 
 
-# -------------------------------------------------------------------------------------------------- after the last step
-
-
-def _refuse_nonfinite_weights(weights: Iterable[Tensor], step: int, checkpoints: Path) -> None:
-    """Raise RunStopped for weights with NaN or inf, so that they never replace a good checkpoint.
-
-    An update can overflow although its gradient was finite.
-    """
-    from ..runtime.finite_check import all_finite
-
-    if all_finite(weights):
-        return
-    complete = checkpoint.list_checkpoints(checkpoints)
-    raise RunStopped(
-        f"step {step}: the weights hold NaN or inf: an update overflowed. They are not saved; "
-        + (f"the newest complete checkpoint is {complete[-1]}. " if complete else "no checkpoint is complete yet. ")
-        + "Lower learning_rate or weight_decay."
-    )
-
-
-def _is_checked(run: Run) -> bool:
-    return run.config.verify_outputs and run.model.in_transformers
-
-
-def _start_output_check(run: Run, seconds: float, check: OutputCheck) -> None:
-    """Let the output check import its libraries during a short run. During a long one it would only hold memory."""
-    if _is_checked(run) and seconds < SHORT_RUN_SECONDS:
-        check.prepare(run)
-    else:
-        check.end()
-
-
-def _write_outputs(run: Run, plan: Plan, worker: Worker | Team, progress: Progress, check: OutputCheck) -> None:
-    """Write the trained model, or the adapter and, if asked for, the merged model. `check` then loads each of them."""
-    from ..checkpoint.saved_run import model_export
-
-    if _is_checked(run):
-        check.prepare(run)
-    config, assembly = run.config, plan.assembly
-    output = Path(config.output_dir)
-    worker.settle()
-    params = worker.params()
-    _refuse_nonfinite_weights(params.values(), progress.step, Path(config.resolved_checkpoint_dir))
-    if run.adapter is None:
-        hf.save_model(output, model_export(run, plan, params))
-    else:
-        adapter, _ = run.adapter
-        folder = output / ADAPTER_FOLDER
-        checkpoints = Path(config.resolved_checkpoint_dir)
-        hf.save_files(
-            folder,
-            lambda fresh: write_adapter(fresh, run, assembly, params),
-            adapter.config_file,
-            safe_in=checkpoints,
-        )
-        if config.merge_adapter:
-            open_merge(adapter, folder, config.model).write(output / MERGED_FOLDER)
-    mark("outputs written")
-    if _is_checked(run):
-        import_ahead()
-        check.finish(run)
-        mark("outputs loaded once")
-
-
-def _result(run: Run, steps: Steps, progress: Progress, signal_exit: int) -> TrainResult:
+def _result(run: Run, steps: Steps, progress: Progress, signal_exit: int, writer: bool) -> TrainResult:
     config, data = run.config, steps.data
     output, is_adapter = Path(config.output_dir), config.adapter is not None
     bits = None
@@ -350,6 +353,7 @@ def _result(run: Run, steps: Steps, progress: Progress, signal_exit: int) -> Tra
         unigram_loss=data.unigram_loss,
         bits_per_byte=bits,
         signal_exit=signal_exit,
+        writer=writer,
         adapter_dir=output / ADAPTER_FOLDER if is_adapter else None,
         merged_dir=output / MERGED_FOLDER if is_adapter and config.merge_adapter else None,
         commands=load_commands(run),

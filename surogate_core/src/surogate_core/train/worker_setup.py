@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..api import Comm, KernelDef, Op
+from ..api import Comm, KernelDef, Op, World
 from ..assembly.assembly import Assembly
 from ..assembly.missing_kernels import idle_modules
 from ..assembly.resolve import KernelTable
@@ -14,6 +15,7 @@ from ..errors import ConfigError
 from ..planning.plan import Plan
 from ..planning.run import Run
 from ..plugins.registry import Registry
+from ..world.processes import Processes
 
 if TYPE_CHECKING:
     from ..runtime.arena import Buffers
@@ -21,23 +23,34 @@ if TYPE_CHECKING:
     from ..runtime.worker import Worker
 
 
-def make_worker(
-    run: Run, plan: Plan, comms: Sequence[Comm] = (), notice: Callable[[str], None] = print
-) -> Worker | Team:
-    """Return a worker for the device that the run is planned for; a team of workers if it is planned for several.
+SELECTED = "the selection of algorithms"
 
-    `comms`: one for each device of a team. `notice` is called with lines for the user, by the first rank only.
+
+def make_worker(
+    run: Run,
+    plan: Plan,
+    comms: Sequence[Comm] = (),
+    notice: Callable[[str], None] = print,
+    processes: Processes | None = None,
+) -> Worker | Team:
+    """Return a worker for the device that the run is planned for; a team of workers if it is planned for several ranks.
+
+    `comms`: one for each rank of this process. `notice` is called with lines for the user, by the first rank only.
+    `processes`: those of the run, which all call this. They use the algorithms that the writer selects, because sums in
+    another order would make bits depend on the rank.
     """
     from ..runtime.autotune_cache import AutotuneCache
     from ..runtime.context import ExecutionContext
-    from ..runtime.launch import SingleComm
-    from ..runtime.team import Team
+    from ..runtime.launch import ALONE
     from ..runtime.worker import Worker
 
     config, assembly, target = run.config, plan.assembly, plan.target
+    together = processes or Processes(World())
     if target.device.sm is None:
-        return Worker.on_cpu(assembly, plan.inputs.ops, config.train_seed)
+        return _on_cpu(run, plan, comms, together)
     cache = AutotuneCache(target.device.title, notice)
+    if not together.world.writer:
+        cache.use(json.loads(together.share(None, SELECTED)))
     idle = idle_modules(plan.kernels)  # only with kernels: allow_reference; otherwise the run was refused
 
     def kernel_for(op: Op) -> KernelDef | None:
@@ -56,9 +69,42 @@ def make_worker(
         )
         return Worker.on_gpu(assembly, context, config.train_seed)
 
-    worker = Team(comms, on_gpu) if plan.report.world_size > 1 else on_gpu(SingleComm())
+    worker = _team(comms, on_gpu, together) if plan.report.world_size > 1 else on_gpu(comms[0] if comms else ALONE)
     cache.save()
+    if together.world.writer:
+        together.share(json.dumps(cache.selected()).encode(), SELECTED)
     return worker
+
+
+def _team(comms: Sequence[Comm], make: Callable[[Comm], Worker], processes: Processes) -> Team:
+    """Return a team that ends when another process fails."""
+    from ..runtime.team import Team
+
+    team = Team(comms, make, processes.check)
+    processes.on_failure(team.abort)
+    return team
+
+
+def _on_cpu(run: Run, plan: Plan, comms: Sequence[Comm], processes: Processes) -> Worker | Team:
+    """Of several ranks, each has one thread: more would wait for each other on the same cores."""
+    import torch
+
+    from ..runtime.launch import ALONE
+    from ..runtime.worker import Worker
+
+    def make(comm: Comm) -> Worker:
+        return Worker.on_cpu(plan.assembly, plan.inputs.ops, run.config.train_seed, comm)
+
+    def one_of_several(comm: Comm) -> Worker:
+        torch.set_num_threads(1)
+        return make(comm)
+
+    if plan.report.world_size == 1:
+        return make(comms[0] if comms else ALONE)
+    threads = torch.get_num_threads()
+    team = _team(comms, one_of_several, processes)
+    torch.set_num_threads(threads)  # what each rank has set is the default of other threads too
+    return team
 
 
 def _unheard(line: str) -> None:

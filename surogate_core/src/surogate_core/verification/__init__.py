@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import run
+from .. import run, training
 from ..api import WeightMap
 from ..config.adapter import Mode
 from ..errors import ConfigError
@@ -107,6 +107,7 @@ def verify(
         "lmhead_chunks": "auto",
         "attn_bwd_chunks": 1,
         "gpus": 1,
+        "ranks_per_gpu": 1,
     }
     with tempfile.TemporaryDirectory(prefix="surogate-verify-") as name:
         scratch = Path(name)
@@ -119,7 +120,7 @@ def verify(
             settings = [f"{key}={json.dumps(value)}" for key, value in (changes | more).items()]
             smaller = run.load(path, [*overrides, *settings], mode)
             opened = run.open_run(smaller, files)
-            return Subject(opened, plan_run(opened, run.device_of_torch(run.usable_device()), 1, revise))
+            return Subject(opened, plan_run(opened, training.device_of_torch(training.usable_device()), 1, revise))
 
         no_dropout = WithoutDropout()
         subject = planned(no_dropout)

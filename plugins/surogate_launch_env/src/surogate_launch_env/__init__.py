@@ -1,0 +1,1 @@
+"""Processes that torchrun, MPI or Slurm has started, for Surogate."""

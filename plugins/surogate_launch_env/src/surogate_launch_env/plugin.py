@@ -1,0 +1,40 @@
+"""Hooks of `surogate-launch-env`."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from surogate_core.api import Here, LauncherDef, World, provides
+
+from .place import recognised
+
+SUROGATE_API = 0
+
+
+class EnvOptions(BaseModel):
+    """Config keys of the plugin."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    join_seconds: float = Field(
+        600, ge=1, description="How long a process waits at the start for all others, in seconds."
+    )
+
+
+def _join(here: Here, options: EnvOptions) -> World:
+    from .join import join
+
+    return join(here, options.join_seconds)
+
+
+surogate_launchers = provides(
+    [
+        LauncherDef(
+            name="env",
+            summary="joins processes that torchrun, mpirun or srun has started, by their environment variables",
+            options=EnvOptions,
+            join=_join,
+            recognises=recognised,
+        )
+    ]
+)

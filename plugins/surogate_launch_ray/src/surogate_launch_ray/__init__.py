@@ -1,0 +1,1 @@
+"""Runs on a Ray cluster: a process on each node, started and watched from one place."""

@@ -1,0 +1,5 @@
+"""`python -m surogate_core` is the command `surogate`: torchrun starts modules."""
+
+from .cli.app import main
+
+main()

@@ -1,0 +1,1 @@
+"""The ways in which ranks exchange memory: implementations of `api.Comm`."""

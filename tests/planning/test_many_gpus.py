@@ -1,0 +1,182 @@
+"""Plans for several GPUs, machines and ranks on a device: links, memory, and the speed over that of single GPUs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surogate_core import run
+from surogate_core.api import DeviceInfo, Link
+from surogate_core.cli.plan_text import plan_text
+from surogate_core.errors import ConfigError
+from surogate_core.machine.devices import COLLECTIVE_BYTES, DEVICES, cpu, device
+from surogate_core.machine.links import route
+from surogate_core.planning.plan import Plan
+
+MODEL = Path(__file__).parents[2] / "benchmarks/models/qwen3-0.6b"
+H100 = device("h100")
+HOP, NETWORK_HOP = 3.4e-6, 14e-6
+
+Plans = Callable[..., Plan]
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plans:
+    """Return a function that plans a run: (device, gpus, nodes, keys, key=value ...)."""
+
+    def planned(
+        on: str = "h100", gpus: int | None = None, nodes: int = 1, keys: Mapping[str, Any] | None = None, **more: Any
+    ) -> Plan:
+        config = tmp_path / "run.yaml"
+        small = {"sequence_len": 512, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
+        config.write_text(json.dumps({"model": str(MODEL), "from_scratch": True} | small | dict(keys or {}) | more))
+        return run.plan(run.load(config), on, gpus, nodes)
+
+    return planned
+
+
+# --------------------------------------------------------------------------------------------------------------- links
+
+
+def test_a_machine_sends_at_the_rate_of_all_its_ports_but_no_faster_than_its_own_link() -> None:
+    fast, slow = Link("fast", 100.0), Link("slow", 20.0)
+    one_rate = replace(H100, link=fast, network=slow)
+    assert route(one_rate, 8).link == fast
+    assert [route(one_rate, n, 2).link for n in (2, 8, 10, 16)] == [slow, Link("slow", 80.0), fast, fast]
+    assert route(replace(H100, link=slow, network=fast), 16, 2).link == slow
+    assert route(replace(H100, link=slow, network=fast), 2, 2).link == fast, "one GPU a machine has no other link"
+    assert route(one_rate, 16, 2, ranks_per_device=4).link == Link("slow", 40.0), "two GPUs on each"
+
+
+def test_ranks_of_one_device_meet_in_its_memory() -> None:
+    assert route(H100, 4, ranks_per_device=4).link.bandwidth == H100.bandwidth / 2
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "latency"),
+    [
+        (1, 1, 0),
+        (2, 1, 2 * HOP),
+        (8, 1, 14 * HOP),
+        (2, 2, 2 * NETWORK_HOP),
+        (16, 2, 14 * HOP + 2 * NETWORK_HOP),
+        (64, 8, 14 * HOP + 6 * NETWORK_HOP),  # a tree: a ring passes 112 GPUs and 14 times the network
+        (64, 64, 12 * NETWORK_HOP),
+    ],
+)
+def test_the_latency_is_that_of_a_ring_or_of_a_tree_whichever_is_less(ranks: int, nodes: int, latency: float) -> None:
+    assert route(H100, ranks, nodes).latency == pytest.approx(latency)
+    assert route(H100, ranks, nodes).seconds(0) == 0
+    assert route(H100, ranks, nodes).seconds(1 << 30) > latency
+
+
+@pytest.mark.parametrize("d", [*DEVICES.values(), cpu()], ids=lambda d: d.name)
+def test_every_link_says_that_it_was_not_measured(d: DeviceInfo) -> None:
+    assert 5e9 < d.link.bandwidth < 1e12 and 1e9 < d.network.bandwidth < 1e11 and d.network.name and d.link.name
+    assert all("not measured" in link.source or d.sm is None for link in (d.link, d.network))
+
+
+# ---------------------------------------------------------------------------------------------------------------- time
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_scaling_is_the_speed_over_that_of_as_many_single_gpus(plan: Plans, steps: int) -> None:
+    one = plan(gradient_accumulation_steps=steps).report
+    assert one.alone == one.step.seconds and one.scaling == 1
+    for gpus, nodes in ((2, 1), (8, 1), (64, 8), (8, 8)):
+        many = plan(gpus=gpus, nodes=nodes, gradient_accumulation_steps=steps).report
+        assert many.alone == pytest.approx(one.step.seconds, rel=1e-12)
+        assert many.scaling == pytest.approx(many.tokens_per_second / (gpus * one.tokens_per_second))
+        assert many.scaling < 1
+
+
+def test_more_ports_a_machine_hide_more_of_the_communication(plan: Plans) -> None:
+    scaling = [plan(gpus=gpus, nodes=8).report.scaling for gpus in (8, 16, 64)]
+    assert scaling == sorted(scaling) and scaling[0] < scaling[-1]
+
+
+# -------------------------------------------------------------------------------------------------------------- memory
+
+
+def test_host_memory_and_batches_are_those_of_a_machine(plan: Plans) -> None:
+    keys = {"offload_residual": True, "recompute": False}
+    eight, more = plan(gpus=8, **keys).report, plan(gpus=32, nodes=4, **keys).report
+    assert eight.pinned_bytes > 0 and more.host_bytes == eight.host_bytes
+    assert eight.host_bytes["total"] == 8 * plan(**keys).report.host_bytes["total"]
+    assert more.device_bytes == eight.device_bytes
+
+
+def test_ranks_on_one_gpu_share_its_memory_and_what_cuda_takes(plan: Plans) -> None:
+    one, four = plan(recompute=False), plan(recompute=False, ranks_per_gpu=4)
+    assert (four.report.world_size, four.report.devices, four.report.tokens) == (4, 1, 4 * one.report.tokens)
+    taken = one.report.device.runtime_bytes
+    inputs = one.report.device_bytes["runtime"] - taken
+    assert four.report.device_bytes["runtime"] == taken + 4 * inputs, "no NCCL on one GPU"
+    for part in ("weights", "gradients", "optimizer"):
+        assert four.report.device_bytes[part] == 4 * one.report.device_bytes[part]
+    assert four.report.host_bytes["batches"] == 4 * one.report.host_bytes["batches"]
+    assert four.report.step.seconds > 4 * one.report.step.seconds > 0, "ranks take turns"
+    several = plan(recompute=False, ranks_per_gpu=4, gpus=2).report
+    assert several.world_size == 8
+    assert several.device_bytes["runtime"] == four.report.device_bytes["runtime"] + COLLECTIVE_BYTES
+
+
+def test_ranks_that_do_not_fit_together_recompute_more(plan: Plans) -> None:
+    keys = {"per_device_train_batch_size": 4, "sequence_len": 2048}
+    room = plan(**keys, recompute=False).report.device_bytes["total"] / (1 << 30)
+    limit = {"device_memory_limit": f"{2 * room - 1:.2f}GiB"}
+    assert plan(**keys, **limit, recompute=False).report.fits
+    assert not plan(**keys, **limit, recompute=False, ranks_per_gpu=3).report.fits
+    auto = plan(**keys, **limit, ranks_per_gpu=3)
+    assert auto.report.fits and auto.chosen is not None
+    assert -auto.report.missing_bytes < 0.1 * auto.report.device.memory_bytes, "no more than it must"
+
+
+def test_the_text_says_that_ranks_share_a_device(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(json.dumps({"model": str(MODEL), "from_scratch": True, "ranks_per_gpu": 4}))
+    opened = run.open_run(run.load(config))
+    text = "\n".join(plan_text(opened, run.plan(opened, "h200"), "", ""))
+    assert "on each of 4 ranks\n4 ranks share each device" in text and "scale:" not in text
+
+
+# ------------------------------------------------------------------------------------------------------------ how many
+
+
+def test_without_a_number_each_machine_has_the_gpus_of_the_key(plan: Plans) -> None:
+    def counts(**given: Any) -> tuple[int, int]:
+        report = plan(**given).report
+        return report.devices, report.nodes
+
+    asked = {"gpus": 8}
+    assert counts(keys=asked) == (8, 1) and counts(keys=asked, nodes=2) == (16, 2)
+    assert counts(keys=asked, gpus=4, nodes=2) == (4, 2) and counts(keys={"gpus": 0}) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "error"),
+    [
+        (10, 4, r"10 GPUs .* 4 machines\. Use --gpus 12, or --nodes 2\."),
+        (2, 3, r"Use --gpus 3, or --nodes 2\."),
+        (0, 1, "at least --gpus 1"),
+        (4, 0, "--nodes 1"),
+    ],
+)
+def test_gpus_that_cannot_be_spread_evenly_are_refused(plan: Plans, gpus: int, nodes: int, error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        plan(gpus=gpus, nodes=nodes)
+
+
+def test_a_cpu_has_any_number_of_ranks_but_no_other_cpus(plan: Plans) -> None:
+    one, two = plan("cpu").report, plan("cpu", ranks_per_gpu=2).report
+    assert (two.world_size, two.devices) == (2, 1)
+    assert two.device_bytes["weights"] == 2 * one.device_bytes["weights"]
+    assert two.device_bytes["runtime"] < one.device_bytes["runtime"] + COLLECTIVE_BYTES
+    for gpus, nodes in ((2, 1), (None, 2)):
+        with pytest.raises(ConfigError, match="a CPU trains alone"):
+            plan("cpu", gpus, nodes)

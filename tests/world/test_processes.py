@@ -1,0 +1,203 @@
+"""Processes of a run agree, compare and end together. They are threads here, and their store is in memory."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from surogate_core.api import StoreLost, World
+from surogate_core.api.world import CollectiveError, LocalStore
+from surogate_core.errors import ConfigError, RunStopped, SurogateError
+from surogate_core.train.interrupt import Interrupt
+from surogate_core.world import processes as module
+from surogate_core.world import watch
+from surogate_core.world.processes import Processes
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("_POLL", 0.02), ("PATIENCE", 10.0), ("_CAUSE_SECONDS", 2.0)):
+        monkeypatch.setattr(module, name, seconds)
+    monkeypatch.setattr(watch, "BEAT_SECONDS", 0.02)
+
+
+def together(count: int, work: Callable[[Processes], Any], store: LocalStore | None = None) -> list[Any]:
+    """Return what `work` returns or raises in each of `count` processes."""
+    shared = store or LocalStore()
+
+    def run(process: int) -> Any:
+        world = World(size=count, processes=count, store=shared, ranks=range(process, process + 1), process=process)
+        processes = Processes(world)
+        try:
+            with processes.ending():
+                return work(processes)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
+
+
+def test_all_processes_get_the_word_of_the_first_and_the_values_of_all() -> None:
+    def work(p: Processes) -> Any:
+        word = p.share(b"of 0" if p.world.writer else None, "a word")
+        return word, p.gather(f"{p.world.process}".encode(), "values")
+
+    assert together(3, work) == [(b"of 0", [b"0", b"1", b"2"])] * 3
+
+
+def test_one_process_exchanges_nothing() -> None:
+    alone = Processes(World())
+    assert alone.share(b"x", "a word") == b"x" and alone.gather(b"y", "values") == [b"y"]
+    alone.compare("settings", {"a": "1"})
+    assert alone.world.store._values == {}  # type: ignore[attr-defined]
+
+
+def test_keys_of_past_calls_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MEETING", 8)
+    store = LocalStore()
+
+    def work(p: Processes) -> list[str]:
+        return [p.share(f"{i}".encode() if p.world.writer else None, "a step").decode() for i in range(100)]
+
+    assert together(2, work, store) == [[str(i) for i in range(100)]] * 2
+    assert len(store._values) < 3 * 8
+
+
+def test_a_fact_that_differs_stops_all_and_names_the_odd_process() -> None:
+    def work(p: Processes) -> None:
+        p.compare("versions", {"torch": "2.11", "acme": "0.2" if p.world.process == 1 else "0.1"})
+
+    errors = together(3, work)
+    assert {str(error) for error in errors} == {
+        "the processes of this run differ in versions: acme is 0.2 in process 1, 0.1 in the others. Make them equal, "
+        "so that all train the same model."
+    }
+    assert all(isinstance(error, ConfigError) for error in errors)
+    assert [error.told for error in errors] == [False, True, True]
+
+
+def test_the_error_of_a_process_ends_the_others_and_the_writer_shows_it() -> None:
+    def work(p: Processes) -> None:
+        if p.world.process == 2:
+            raise RunStopped("the disk is full")
+        p.barrier("the next step")
+
+    errors = together(3, work)
+    assert [str(error) for error in errors] == [
+        *["process 2 of 3: the disk is full"] * 2, "the disk is full",
+    ]  # fmt: skip
+    assert [error.told for error in errors] == [False, True, True]
+    assert {error.exit_code for error in errors} == {RunStopped.exit_code}
+
+
+def test_the_error_of_the_writer_is_shown_by_the_writer_alone() -> None:
+    def work(p: Processes) -> None:
+        if p.world.writer:
+            raise ConfigError("no such file")
+        p.barrier("the next step")
+
+    errors = together(2, work)
+    assert [(str(e), e.told, e.exit_code) for e in errors] == [
+        ("no such file", False, 2), ("process 0 of 2: no such file", True, 2),
+    ]  # fmt: skip
+
+
+def test_a_process_that_does_not_come_is_named_with_what_it_has_not_reached() -> None:
+    def work(p: Processes) -> None:
+        if p.world.process == 1:
+            threading.Event().wait(1.0)
+            p.check()
+        else:
+            p.gather(b"", "the end of an evaluation", seconds=0.2)
+
+    first, second = together(2, work)
+    assert str(first) == "process 1 of 2 has not reached the end of an evaluation within 0.2 s. The others wait for it."
+    assert str(second) == f"process 0 of 2: {first}"
+
+
+def test_if_the_store_is_gone_every_process_says_so_itself() -> None:
+    class Lost(LocalStore):
+        def has(self, *given: Any) -> bool:
+            raise StoreLost("the process of rank 0 at node:29500 is gone")
+
+        get = set = add = has  # type: ignore[assignment]
+
+    errors = together(2, lambda p: p.barrier("the next step"), Lost())
+    assert all("rank 0 at node:29500 is gone" in str(error) and not error.told for error in errors)
+
+
+def test_what_frees_a_waiting_rank_is_called_when_another_process_fails() -> None:
+    def work(p: Processes) -> None:
+        freed = threading.Event()
+        p.on_failure(freed.set)
+        if p.world.process == 1:
+            raise RunStopped("broken")
+        assert freed.wait(5)
+        p.check()
+
+    assert isinstance(together(2, work)[0], SurogateError)
+
+
+def test_a_signal_at_any_process_is_agreed_on_for_the_same_step() -> None:
+    """Process 2 is asked to save before step 3 and to stop before step 6."""
+
+    def work(p: Processes) -> tuple[list[int], list[int], int]:
+        interrupt, saved, stopped = Interrupt(p), [], []
+        for step in range(20):
+            if p.world.process == 2 and step == 3:
+                interrupt._handle_save(signal.SIGUSR1, None)
+            if p.world.process == 2 and step == 6:
+                interrupt._handle(signal.SIGTERM, None)
+            interrupt.agree()
+            if interrupt.take_save_request():
+                saved.append(step)
+            if interrupt.requested:
+                stopped.append(step)
+                break
+            p.barrier("the step")  # as collectives do
+        return saved, stopped, interrupt.exit_code
+
+    results = together(3, work)
+    assert results == [results[0]] * 3
+    (saved,), (stopped,), code = results[0]
+    assert saved in (3, 4) and stopped in (6, 7) and code == 143
+
+
+def test_after_another_process_has_failed_a_signal_ends_at_once() -> None:
+    def work(p: Processes) -> None:
+        if p.world.process == 1:
+            raise RunStopped("broken")
+        interrupt, deadline = Interrupt(p), time.monotonic() + 10
+        while p.failure is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        interrupt._handle(signal.SIGTERM, None)
+        raise AssertionError("it would save")
+
+    assert str(together(2, work)[0]) == "process 1 of 2: broken"
+
+
+def test_a_signal_that_comes_while_the_cause_is_sought_does_not_hide_it() -> None:
+    def work(p: Processes) -> None:
+        if p.world.process == 1:
+            time.sleep(0.3)
+            raise RunStopped("broken")
+        assert p._watch is not None
+        wait, waited = p._watch.found.wait, []
+
+        def interrupted(seconds: float) -> bool:
+            waited.append(seconds)
+            if len(waited) == 1:
+                raise SystemExit(143)
+            return wait(seconds)
+
+        p._watch.found.wait = interrupted  # type: ignore[method-assign]
+        raise RuntimeError("the connection was closed") from CollectiveError("closed by the peer")
+
+    assert str(together(2, work)[0]) == "process 1 of 2: broken"
