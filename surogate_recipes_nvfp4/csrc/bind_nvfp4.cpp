@@ -20,6 +20,14 @@ void bind_nvfp4(nanobind::module_& m) {
         nvfp4_dequantize({codes_a, scales_a, amax_a, a, rows_a, columns_a},
                          {codes_b, scales_b, amax_b, b, rows_b, columns_b}, factors, beta, stream);
     });
+    bind_launcher(m, "nvfp4_prepare_stored", +[](const void* codes_a, const void* scales_a, const void* amax_a, void* a,
+                                                 int64_t rows_a, int64_t columns_a, const void* codes_b,
+                                                 const void* scales_b, const void* factors_b, int64_t matrices, void* b,
+                                                 void* ordered, int64_t rows_b, int64_t columns_b, void* factors,
+                                                 float beta, cudaStream_t stream) {
+        nvfp4_prepare_stored({codes_a, scales_a, amax_a, a, rows_a, columns_a},
+                             {codes_b, scales_b, factors_b, matrices, b, ordered, rows_b, columns_b}, factors, beta, stream);
+    });
     bind_launcher(m, "nvfp4_measure", nvfp4_measure);
     bind_launcher(m, "nvfp4_report", nvfp4_report);
 }

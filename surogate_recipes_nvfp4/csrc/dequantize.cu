@@ -7,6 +7,10 @@
 //   out      bf16 [R, C], aligned to 16 bytes, or null: then only the factors are written
 //   factors  fp32 [2], aligned to 16 bytes
 //
+// nvfp4_prepare_stored: the same for a product of a form and a weight as it is stored. Its scales are e4m3 [R, C / 16], row by
+// row, and of fp32 [matrices] factors each is of some rows. Products on tensor cores read scales in atoms, so these are
+// written, 0 beyond the matrix. Of each matrix alpha = (amax_a * factor) * (1 / (6 * E_a)), at factors[4 * matrix].
+//
 // A level of E2M1 has at most 2 bits and a scale 4, so the product has 6 of the 8 bits of bf16 and is exact.
 //
 // One launch for both factors. A block of 256 threads has 8,192 elements, a thread four times eight; a warp reads 128 bytes
@@ -30,6 +34,7 @@ struct Factor {
     const float* amax;
     uint4* out;
     unsigned octets, octets_per_row, blocks;
+    unsigned matrices;  // of a stored weight, whose factors are at `amax`
 };
 
 // Returns two bf16: levels, by the lowest two codes of a word.
@@ -61,9 +66,17 @@ __device__ __forceinline__ uint4 decoded(uint32_t codes, uint32_t scale) {
     return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
+// Stored: the scales of b lie row by row.
+template <bool Stored>
 __global__ void __launch_bounds__(threads)
     dequantize_kernel(const Factor a, const Factor b, float* __restrict__ factors, float beta) {
-    if (blockIdx.x == 0 && threadIdx.x == 0) {
+    if (Stored && blockIdx.x == 0) {
+        const float inverse = __fdiv_rn(1.0f, __fmul_rn(6.0f, a.amax[1]));
+        for (unsigned i = threadIdx.x; i < b.matrices; i += threads) {
+            factors[4 * i] = __fmul_rn(__fmul_rn(a.amax[0], b.amax[i]), inverse);
+            factors[4 * i + 1] = beta;
+        }
+    } else if (!Stored && blockIdx.x == 0 && threadIdx.x == 0) {
         const float range = __fmul_rn(__fmul_rn(36.0f, a.amax[1]), b.amax[1]);
         factors[0] = __fmul_rn(__fmul_rn(a.amax[0], b.amax[0]), __fdiv_rn(1.0f, range));
         factors[1] = beta;
@@ -77,9 +90,13 @@ __global__ void __launch_bounds__(threads)
     for (int i = 0; i < batch; ++i) {
         const unsigned at = first + i * threads;
         if (at < own.octets) {
+            codes[i] = own.codes[at];
+            if (Stored && !is_a) {
+                scales[i] = own.scales[at / 2];
+                continue;
+            }
             const unsigned row = at / own.octets_per_row, block = at % own.octets_per_row / 2;
             const int64_t atom = static_cast<int64_t>(row / 128) * atoms_wide + block / 4;
-            codes[i] = own.codes[at];
             scales[i] = own.scales[atom * 512 + row % 32 * 16 + row % 128 / 32 * 4 + block % 4];
         }
     }
@@ -92,9 +109,29 @@ __global__ void __launch_bounds__(threads)
     }
 }
 
-Factor checked(const Fp4Factor& factor, const char* name) {
+// A thread writes four scales of a row.
+__global__ void __launch_bounds__(threads)
+    order_kernel(const uint8_t* __restrict__ scales, uint32_t* __restrict__ ordered, unsigned rows, unsigned columns,
+                 unsigned atoms_wide, unsigned words) {
+    const unsigned at = blockIdx.x * threads + threadIdx.x;
+    if (at >= words) {
+        return;
+    }
+    const unsigned atom = at / 128, row = atom / atoms_wide * 128 + at % 4 * 32 + at % 128 / 4;
+    const unsigned column = atom % atoms_wide * 4;
+    uint32_t word = 0;
+#pragma unroll
+    for (unsigned i = 0; i < 4; ++i) {
+        if (row < rows && column + i < columns) {
+            word |= static_cast<uint32_t>(scales[static_cast<int64_t>(row) * columns + column + i]) << 8 * i;
+        }
+    }
+    ordered[at] = word;
+}
+
+Factor checked(const Fp4Factor& factor, const char* name, int64_t alignment = 8) {
     const std::string of = std::string(" of ") + name;
-    check_pointer(factor.amax, op, ("amax" + of).c_str(), 8);
+    check_pointer(factor.amax, op, ("amax" + of).c_str(), alignment);
     Factor own{};
     own.amax = static_cast<const float*>(factor.amax);
     own.octets_per_row = 1;
@@ -124,8 +161,31 @@ void nvfp4_dequantize(const Fp4Factor& a, const Fp4Factor& b, void* factors, flo
     const Factor own_a = checked(a, "a"), own_b = checked(b, "b");
     check_pointer(factors, op, "factors", 16);
     const unsigned blocks = own_a.blocks + own_b.blocks;
-    dequantize_kernel<<<blocks > 0 ? blocks : 1, threads, 0, stream>>>(own_a, own_b, static_cast<float*>(factors), beta);
+    dequantize_kernel<false>
+        <<<blocks > 0 ? blocks : 1, threads, 0, stream>>>(own_a, own_b, static_cast<float*>(factors), beta);
     check_launch(op);
+}
+
+void nvfp4_prepare_stored(const Fp4Factor& a, const Fp4Stored& b, void* factors, float beta, cudaStream_t stream) {
+    const Factor own_a = checked(a, "a");
+    Factor own_b = checked({b.codes, b.scales, b.factors, b.out, b.rows, b.columns}, "b", 4);
+    check_pointer(factors, op, "factors", 16);
+    check_positive(b.matrices, op, "matrices");
+    own_b.matrices = static_cast<unsigned>(to_int(b.matrices, op, "matrices"));
+    const unsigned blocks = own_a.blocks + own_b.blocks;
+    dequantize_kernel<true>
+        <<<blocks > 0 ? blocks : 1, threads, 0, stream>>>(own_a, own_b, static_cast<float*>(factors), beta);
+    check_launch(op);
+    if (b.ordered != nullptr) {
+        check_pointer(b.scales, op, "scales of b");
+        check_pointer(b.ordered, op, "the ordered scales", 16);
+        const int64_t columns = b.columns / fp4_block, wide = ceil_div(columns, 4);
+        const auto words = static_cast<unsigned>(to_int(ceil_div(b.rows, 128) * wide * 128, op, "scales"));
+        order_kernel<<<static_cast<unsigned>(ceil_div(words, threads)), threads, 0, stream>>>(
+            static_cast<const uint8_t*>(b.scales), static_cast<uint32_t*>(b.ordered), static_cast<unsigned>(b.rows),
+            static_cast<unsigned>(columns), static_cast<unsigned>(wide), words);
+        check_launch(op);
+    }
 }
 
 }  // namespace surogate

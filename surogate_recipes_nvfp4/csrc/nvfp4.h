@@ -32,6 +32,18 @@ struct Fp4Factor {
 // `factors`: {alpha, beta} in fp32, aligned to 16 bytes.
 void nvfp4_dequantize(const Fp4Factor& a, const Fp4Factor& b, void* factors, float beta, cudaStream_t stream);
 
+// A weight that is stored with its scales row by row, and with a factor for each of its matrices.
+struct Fp4Stored {
+    const void *codes, *scales, *factors;
+    int64_t matrices;
+    void* out;      // its numbers in bf16, aligned to 16 bytes, or null
+    void* ordered;  // its scales in atoms, aligned to 16 bytes, or null
+    int64_t rows, columns;
+};
+
+// `factors`: four fp32 for each matrix, {alpha, beta, unused, unused}, aligned to 16 bytes.
+void nvfp4_prepare_stored(const Fp4Factor& a, const Fp4Stored& b, void* factors, float beta, cudaStream_t stream);
+
 constexpr int fp4_measure_blocks = 132;  // one for each SM of an H200
 constexpr int fp4_figures = 3;
 

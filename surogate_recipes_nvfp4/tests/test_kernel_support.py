@@ -49,6 +49,16 @@ def product(kind: str = "nvfp4_linear", *rest: Value, k: int = 96, out: str = "b
     return op_of(kind, [*form("a", 48, k), *b, *rest], **{"dtype": out, "backend": "emulate", **attrs})
 
 
+ROWS = (128, 256, 32)
+
+
+def stored(kind: str = "nvfp4_linear", *rest: Value, rows: tuple[int, ...] = ROWS, **attrs: Any) -> Op:
+    n = sum(rows)
+    weight = [value("codes", (n, 48), "uint8"), value("scales", (n, 6), "e4m3"), value("f", (len(rows),), "fp32")]
+    given = {"dtype": "bf16", "backend": "emulate", "stored": rows, **attrs}
+    return op_of(kind, [*form("a", 48, 96), *weight, *rest], **given)
+
+
 BASE, BIAS = value("base", (48, 32), "bf16"), value("bias", (32,), "bf16")
 
 
@@ -73,6 +83,8 @@ def refused(op: Op, sm: int | None = HOPPER) -> str:
         product(out="fp32", accumulate=True),
         product("nvfp4_linear", BIAS),
         product("nvfp4_linear_add", BASE, trans_b=True),
+        stored(),
+        stored("nvfp4_linear_add", value("base", (48, 416), "bf16")),
     ],
     ids=lambda op: f"{op.kind} {len(op.ins)}",
 )
@@ -99,6 +111,21 @@ def test_only_fp32_outputs_without_an_addend_are_accumulated_into() -> None:
     assert "accumulates only into fp32 outputs" in refused(product(accumulate=True))
     assert "accumulates only into fp32 outputs" in refused(product("nvfp4_linear_add", BASE, accumulate=True))
     assert "cannot accumulate" in refused(replace(quantizing(), accumulate=frozenset({0})))
+
+
+def test_matrices_of_a_stored_weight_begin_with_atoms_of_scales() -> None:
+    assert serving(stored(backend="cublaslt"), BLACKWELL) and not serving(stored(backend="cublaslt"), HOPPER)
+    assert "need a multiple of 128 rows, got (128, 96, 192)" in refused(stored(rows=(128, 96, 192)))
+    assert "cannot accumulate" in refused(stored(dtype="fp32", accumulate=True))
+
+
+def test_scales_of_a_stored_weight_are_ordered_in_the_workspace_for_tensor_cores_alone() -> None:
+    fp4, emulated = stored(backend="cublaslt"), stored()
+    kernels = serving(fp4, BLACKWELL), serving(emulated, HOPPER)
+    assert kernels[0] and kernels[1]
+    assert kernels[0].workspace(fp4, target(HOPPER)) == (64 << 20) + 256 + 4 * 2 * 512
+    assert kernels[1].workspace(emulated, target(HOPPER)) == (64 << 20) + 256 + 2 * 48 * 96 + 2 * 416 * 96
+    assert "input gradients are products in bf16" in kernels[1].notice(emulated, target(HOPPER))
 
 
 def test_the_workspace_of_an_emulated_product_holds_both_factors_in_bf16() -> None:

@@ -21,6 +21,7 @@ from surogate_core.program.builder import Builder
 from surogate_core.program.passes.dead_code import dead_code
 from surogate_core.testing.kernels import same_bits
 from surogate_core.testing.ops import Elements, check_op
+from surogate_qlora_fp4.reference import fp4_block_dequantize, fp4_block_quantize
 from surogate_recipes_nvfp4.ops import OPS
 from surogate_recipes_nvfp4.reference import (
     _codes,
@@ -302,6 +303,16 @@ def test_a_transposed_operand_has_its_own_blocks() -> None:
     a, b = quantized(random_matrix(48, 64)), quantized(random_matrix(64, 32, 1))
     (y,) = product(a, b, dtype="fp32", trans_b=True)
     torch.testing.assert_close(y, dequantized(*a) @ dequantized(*b), rtol=1e-5, atol=1e-5)
+
+
+def test_a_stored_weight_is_multiplied_by_the_factor_of_each_of_its_matrices() -> None:
+    a, rows = quantized(random_matrix(48, 64), four_over_six=True), (128, 32, 64)
+    weight = random_matrix(224, 64, 1) * torch.tensor([1.0, 30.0, 0.02]).repeat_interleave(torch.tensor(rows))[:, None]
+    stored = fp4_block_quantize(weight, rows=rows, four_over_six=True)
+    exact = dequantized(*a).double() @ fp4_block_dequantize(*stored, rows=rows, dtype="fp32").double().T
+    (y,) = check_op(LINEAR, *typed(a), *stored, dtype="fp32", backend="emulate", stored=rows)
+    error = (y - exact).norm(dim=0) / exact.norm(dim=0)
+    assert float(error.max()) < 1e-6
 
 
 def test_a_base_is_added_to_the_rounded_product() -> None:

@@ -12,15 +12,26 @@ import torch
 from models.harness import tiny_config
 from nvfp4_model import BIASED, CONFIG, LAYERS, PRODUCTS, SIZES, model, named, ops_of, quantizers, trained
 from recipe_model import LENGTH, ROWS, Model, differing, kinds, lora_rank_8
+from torch import Tensor
 
-from surogate_core.api import NoOptions, PrecisionRequest, Program, Target, Value
+from surogate_core.api import NoOptions, PrecisionRequest, Program, Target, Value, WeightFormatDef
 from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import DEVICES, cpu, device
 from surogate_core.plugins.discovery import load_registry
+from surogate_qlora_fp4.format import FP4
+from surogate_qlora_nf4.format import NF4
 from surogate_recipes_bf16.recipe import BF16
 from surogate_recipes_nvfp4.formats import BLOCK
 from surogate_recipes_nvfp4.recipe import E2M1, NVFP4, Nvfp4Options
 from surogate_recipes_nvfp4.reference import nvfp4_quantize
+
+ALIGNED = tiny_config(**SIZES | {"hidden_size": 256, "intermediate_size": 128, "head_dim": 64})
+"""A model of whose fused weights each matrix begins with an atom of scales."""
+
+
+def stored_in(format: WeightFormatDef) -> dict[str, Any]:
+    return lora_rank_8() | {"weight_format": (format, format.options())}
+
 
 # ----------------------------------------------------------------------------------------------------------- lowering
 
@@ -168,6 +179,68 @@ def test_quantized_weights_can_be_held_by_the_host(target: str | None) -> None:
     assert kinds(held.assembly.programs["micro_first"])["move"] > 3 * PRODUCTS * LAYERS
     assert [plain.step(), plain.step()] == [held.step(), held.step()]
     assert differing(plain.named("grad"), held.named("grad")) == []
+
+
+# ------------------------------------------------------------------------------------------------------ stored weights
+
+
+def test_a_weight_that_is_stored_in_fp4_is_read_as_it_is_and_its_input_gradients_are_bf16() -> None:
+    run = model(ALIGNED, **stored_in(FP4))
+    for name in ("micro_first", "evaluate"):
+        program = run.assembly.programs[name]
+        products = ops_of(program, "nvfp4_linear", "nvfp4_linear_add")
+        assert len(products) == PRODUCTS * LAYERS and {op.phase for op in products} == {"forward"}
+        for op in products:
+            codes, scales, factors = op.ins[3:6]
+            assert {v.role for v in (codes, scales, factors)} == {"state"}
+            assert codes.name.endswith(".codes") and factors.shape == (len(op.attrs["stored"]),)
+        assert all(op.ins[0].label != "weight" for op in ops_of(program, "nvfp4_quantize"))
+    backward = [op for op in run.assembly.programs["micro_first"].ops if op.phase == "backward"]
+    products = [op for op in backward if op.kind in ("linear_dgrad", "linear_dgrad_pair")]
+    assert len([op for op in products if op.ins[1].label == "weight"]) == PRODUCTS * LAYERS - 1  # none of the first qkv
+    assert not {"nvfp4_quantize", "nvfp4_linear"} & {op.kind for op in backward}
+    assert not [v for v in run.assembly.allocated if v.name.startswith("nvfp4.")]
+
+
+@pytest.mark.parametrize(
+    ("config", "format", "options"),
+    [
+        pytest.param("aligned", FP4, {"fp4_weight_blocks": "16x16"}, id="blocks are chosen"),
+        pytest.param("aligned", NF4, {}, id="another layout"),
+        pytest.param("narrow", FP4, {}, id="matrices begin within an atom of scales"),
+    ],
+)
+def test_other_stored_weights_are_quantized_again(
+    config: str, format: WeightFormatDef, options: dict[str, Any]
+) -> None:
+    run = model(ALIGNED if config == "aligned" else CONFIG, options=options, **stored_in(format))
+    products = ops_of(run.assembly.programs["micro_first"], "nvfp4_linear", "nvfp4_linear_add")
+    fused = [op for op in products if op.outs[0].label in ("qkv", "gate_up")]
+    assert fused and named(fused, "stored") == {None}
+
+
+def test_gradients_of_an_adapter_on_weights_that_are_not_rounded_twice_are_closer_to_bf16() -> None:
+    def gradient(run: Model) -> Tensor:
+        run.micro_step(True, 0)
+        return torch.cat([g.double().flatten() for g in run.gradients().values()])
+
+    exact = gradient(Model(ALIGNED, **stored_in(FP4)))
+    once, twice = (
+        float((gradient(model(ALIGNED, options=options, **stored_in(FP4))) - exact).norm() / exact.norm())
+        for options in ({}, {"fp4_weight_blocks": "16x16"})
+    )
+    assert once < 0.7 * twice
+
+
+@pytest.mark.parametrize("target", [None, "b200"])
+def test_stored_weights_train_alike_on_every_backend_and_with_recomputation(target: str | None) -> None:
+    settings = stored_in(FP4) | {"target": Target(device(target)) if target else None}
+    plain, saving = model(ALIGNED, **settings), model(ALIGNED, recompute=frozenset({"block"}), **settings)
+    found, again = ([run.step(lr=2e-2) for _ in range(3)] for run in (plain, saving))
+    theirs = Model(ALIGNED, **stored_in(FP4))
+    assert found == again == pytest.approx([theirs.step(lr=2e-2) for _ in range(3)], rel=3e-2)
+    backends = {op.attrs["backend"] for op in plain.assembly.programs["micro_first"].ops if "stored" in op.attrs}
+    assert backends == {"cublaslt" if target else "emulate"}
 
 
 # ------------------------------------------------------------------------------------------------------------ cublaslt

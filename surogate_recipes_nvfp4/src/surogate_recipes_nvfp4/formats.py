@@ -40,6 +40,11 @@ COLUMNS: Final = (
 """Figures of a numerics report."""
 
 
+STORED_LAYOUT: Final = "e2m1, e4m3 for 16"
+"""The layout of frozen weights that products read as they are stored: codes uint8 [R, C / 2], scales e4m3 [R, C / 16],
+row by row, and a factor fp32 for each of the matrices in a fused weight. Elements are the products of the three."""
+
+
 def largest_scale(four_over_six: bool) -> float:
     """Return the scale of the block with the largest magnitude."""
     return LARGEST_SCALE_4_6 if four_over_six else LARGEST_SCALE

@@ -11,6 +11,9 @@ for the backward pass: 4.5 bits for each element.
 A weight has blocks of 16 x 16 elements, so that y and dx see the same numbers. Products on tensor cores read operands
 along the summed dimension alone, so dx needs the transposed form beside the other one. Emulated products read one form
 either way.
+
+A frozen weight that the run stores in blocks of 1 x 16 is not quantized again: y reads what is stored. Its blocks lie
+along K, and its matrices have magnitudes of their own, so dx, which sums over N, stays a bf16 product.
 """
 
 from __future__ import annotations
@@ -33,6 +36,14 @@ PARTS = ("codes", "scales", "amax")
 
 
 @dataclass(frozen=True)
+class StoredWeight:
+    """Codes, scales and factors of a frozen weight (`formats.STORED_LAYOUT`), and the rows of its matrices."""
+
+    form: Form
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Settings:
     """Options of the lowering.
 
@@ -42,6 +53,7 @@ class Settings:
     hadamard       operands of weight gradients are transformed
     stochastic     gradients are rounded stochastically
     square         weights have blocks of 16 x 16 elements instead of 1 x 16
+    stored         frozen weights that forward products read as they are stored
     """
 
     weights: QuantizedWeights
@@ -50,6 +62,7 @@ class Settings:
     hadamard: bool
     stochastic: bool
     square: bool
+    stored: Mapping[Value, StoredWeight]
 
     def transposes(self, weight: Value) -> bool:
         """Return whether backward products read a transposed form of `weight`."""
@@ -136,9 +149,14 @@ class Fp4Quantizer(Quantizer):
         return ()
 
     def multiply(self, op: Op, left: Operand, weight: Value, *, base: Value | None, bias: Value | None) -> None:
-        stored = self._weights[weight]
-        turned = left.which == "dy"
-        right = stored.columns if turned and stored.columns else stored.rows
+        stored = self._settings.stored.get(weight)
+        attrs: dict[str, Any] = {"dtype": op.outs[0].dtype, "backend": self._settings.backend}
+        if stored is not None:
+            right, attrs["stored"] = stored.form, stored.rows
+        else:
+            turned, forms = left.which == "dy", self._weights[weight]
+            right = forms.columns if turned and forms.columns else forms.rows
+            attrs["trans_b"] = turned and not forms.columns
         added = [value for value in (base, bias) if value is not None]
         self._b.emit(
             "nvfp4_linear" if base is None else "nvfp4_linear_add",
@@ -146,9 +164,7 @@ class Fp4Quantizer(Quantizer):
             *right,
             *added,
             outs=op.outs,
-            dtype=op.outs[0].dtype,
-            backend=self._settings.backend,
-            trans_b=turned and not stored.columns,
+            **attrs,
         )
 
     def wgrad(self, op: Op, dy: Operand, x: Operand) -> None:

@@ -12,6 +12,7 @@ nvfp4_linear_add  a form, b form, base [M, N] -> base + a b^T
     backend         "emulate": bf16 products of the operands, which hold them exactly but for amax. "cublaslt": FP4
                     products
     trans_b         b is a form [K, N], whose blocks lie along N: for emulated products
+    stored          b is a weight of matrices of these rows, as it is stored (`formats.STORED_LAYOUT`)
 nvfp4_measure     x [M, K], a form of x -> fp32 [3], the figures of a numerics report (`formats.COLUMNS`)
 nvfp4_report      n times such figures -> fp32 [n, 3]
 """
@@ -99,13 +100,27 @@ def _operand(form: Ins) -> tuple[int, int]:
     return rows, columns
 
 
+def _stored(weight: Ins, rows: Sequence[int]) -> tuple[int, int]:
+    n, k = weight[0].shape[0], 2 * weight[0].shape[-1]
+    expected = [((n, k // 2), "uint8"), ((n, k // BLOCK), "e4m3"), ((len(rows),), "fp32")]
+    found = [(v.shape, v.dtype) for v in weight]
+    _need(
+        found == expected and n == sum(rows), f"a weight of {list(rows)} rows is stored as {expected}, got {weight!r}"
+    )
+    return n, k
+
+
 def _linear(ins: Ins, attrs: Attrs) -> list[OutSpec]:
-    (m, k), b = _operand(ins[:3]), _operand(ins[3:6])
+    stored = attrs.get("stored")
+    (m, k), b = _operand(ins[:3]), _stored(ins[3:6], stored) if stored else _operand(ins[3:6])
     n, bk = b[::-1] if attrs.get("trans_b") else b
     _need(k == bk, f"a sums over {k} elements, b over {bk}")
     backend = attrs["backend"]
     _need(backend in ("emulate", "cublaslt"), f"backend is emulate or cublaslt, not {backend!r}")
-    _need(backend == "emulate" or not attrs.get("trans_b"), f"{backend} reads b along the summed dimension only")
+    straight = backend == "emulate" and not stored
+    _need(
+        straight or not attrs.get("trans_b"), f"{'stored' if stored else backend} b is read along the summed dimension"
+    )
     _need(len(ins) == 6 or ins[6].shape == (n,), f"bias must have shape [{n}]")
     return [OutSpec("linear", (m, n), attrs["dtype"])]
 
@@ -126,7 +141,8 @@ def _math(op: Op) -> str:
 
 def _widened(op: Op) -> int:
     """Bytes of the operands in bf16, which emulated products make."""
-    return 2 * (op.ins[0].size + op.ins[3].size) if op.attrs["backend"] == "emulate" else 0
+    (m, k), n = op.ins[0].shape, op.outs[0].shape[1]
+    return 2 * (m + n) * k if op.attrs["backend"] == "emulate" else 0
 
 
 def _traffic(op: Op) -> int:
@@ -135,8 +151,10 @@ def _traffic(op: Op) -> int:
 
 
 def _passes(op: Op) -> int:
-    """Bytes that are moved before an emulated product: codes and scales are read, bf16 is written."""
-    return _widened(op) + _read(op) if op.attrs["backend"] == "emulate" else 0
+    """Bytes that are moved before a product: codes and scales are read, bf16 is written; or scales are ordered."""
+    if op.attrs["backend"] == "emulate":
+        return _widened(op) + _read(op)
+    return 2 * op.ins[4].nbytes if op.attrs.get("stored") else 0
 
 
 def _read(op: Op) -> int:
@@ -163,7 +181,7 @@ def _define(kind: str, infer: Any, **fields: Any) -> OpDef:
 
 
 _PRODUCT: dict[str, Any] = {
-    "attrs": {"dtype": str, "backend": str, "trans_b": (bool, False)},
+    "attrs": {"dtype": str, "backend": str, "trans_b": (bool, False), "stored": (tuple, ())},
     "flops": _product_flops,
     "math": _math,
     "traffic": _traffic,

@@ -10,6 +10,7 @@ update, those of frozen ones once.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -25,10 +26,12 @@ from surogate_core.api import (
     Program,
     RecipeDef,
     Support,
+    Value,
 )
 from surogate_core.api.products import SkippedBlocks, lower_products, quantized_precision, quantized_weights
 
-from .lowering import Fp4Quantizer, Settings, Weights
+from .formats import ATOM_ROWS, STORED_LAYOUT
+from .lowering import Fp4Quantizer, Settings, StoredWeight, Weights
 from .numerics import Measured
 
 MULTIPLE = 32
@@ -56,8 +59,10 @@ class Nvfp4Options(SkippedBlocks):
         description="Scale blocks of activations to the largest value 4 instead of 6 where that rounds better. all: "
         "blocks of gradients and weights too.",
     )
-    fp4_weight_blocks: Literal["16x16", "1x16"] = Field(
-        "16x16", description="Elements of a weight that share a scale. 16x16: both passes read the same numbers."
+    fp4_weight_blocks: Literal["auto", "16x16", "1x16"] = Field(
+        "auto",
+        description="Elements of a weight that share a scale. 16x16: both passes read the same numbers. auto: 16x16; a "
+        "frozen weight that is stored in FP4 is not quantized again, and its input gradients are products in bf16.",
     )
     no_fp4_hadamard: bool = Field(False, description="Do not transform the operands of weight gradients.")
     no_fp4_stochastic_rounding: bool = Field(False, description="Round gradients to nearest.")
@@ -143,14 +148,30 @@ def _lowered(family: Family, context: LowerContext, options: Nvfp4Options) -> Fa
 
 
 def _settings(family: Family, context: LowerContext, options: Nvfp4Options) -> Settings:
+    weights = quantized_weights(family, context, options, MULTIPLE, "NVFP4 products", BF16)
+    stored = _stored(context, weights.params) if options.fp4_weight_blocks == "auto" else {}
     return Settings(
-        weights=quantized_weights(family, context, options, MULTIPLE, "NVFP4 products", BF16),
+        weights=replace(weights, forward_only=frozenset(stored)),
+        stored=stored,
         backend=backend(options, context),
         four_over_six={"all": ("x", "dy", "w"), True: ("x",), False: ()}[options.fp4_four_over_six],
         hadamard=not options.no_fp4_hadamard,
         stochastic=not options.no_fp4_stochastic_rounding,
-        square=options.fp4_weight_blocks == "16x16",
+        square=options.fp4_weight_blocks != "1x16",
     )
+
+
+def _stored(context: LowerContext, weights: Collection[Value]) -> dict[Value, StoredWeight]:
+    """Return the weights that products can read as they are stored.
+
+    There is a product for each matrix of a fused weight. Those after the first begin where atoms of scales do.
+    """
+    found = {}
+    for weight in weights if context.layout == STORED_LAYOUT else ():
+        rows = tuple(matrix.rows for matrix in context.params[weight].matrices)
+        if not any(n % ATOM_ROWS for n in rows[:-1]) and not rows[-1] % MULTIPLE:
+            found[weight] = StoredWeight(tuple(context.stored[weight][:3]), rows)
+    return found
 
 
 def _with_quantized_weights(family: Family, context: LowerContext, settings: Settings, weights: Weights) -> Family:

@@ -5,6 +5,8 @@ Every operation is rounded to fp32 separately, in the order written, as Transfor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -180,9 +182,13 @@ def in_rows(ordered_scales: Tensor, rows: int, columns: int) -> Tensor:
 
 def values(codes: Tensor, scales: Tensor) -> Tensor:
     """Return code * scale in fp32, which is exact."""
+    return stored_values(codes, in_rows(scales, len(codes), 2 * codes.shape[1]))
+
+
+def stored_values(codes: Tensor, scales: Tensor) -> Tensor:
+    """Return code * scale of scales that are stored row by row."""
     code = torch.stack((codes & 15, codes >> 4), dim=-1).view(len(codes), -1, BLOCK)
-    blocks = levels(code) * in_rows(scales, len(codes), 2 * codes.shape[1]).float()[..., None]
-    return blocks.view(len(codes), -1)
+    return (levels(code) * scales.float()[..., None]).view(len(codes), -1)
 
 
 def alpha(amax_a: Tensor, amax_b: Tensor) -> Tensor:
@@ -191,8 +197,16 @@ def alpha(amax_a: Tensor, amax_b: Tensor) -> Tensor:
     return amax_a[0] * amax_b[0] * inverse
 
 
-def _product(a: Tensor, scales_a: Tensor, amax_a: Tensor, *b: Tensor, trans_b: bool) -> Tensor:
+def stored_alpha(amax_a: Tensor, factors: Tensor) -> Tensor:
+    """Return what the product of a form and each matrix of a stored weight is multiplied by."""
+    return amax_a[0] * factors * (1 / (torch.tensor(LARGEST) * amax_a[1]))
+
+
+def _product(a: Tensor, scales_a: Tensor, amax_a: Tensor, *b: Tensor, trans_b: bool, stored: Sequence[int]) -> Tensor:
     codes_b, scales_b, amax_b = b
+    if stored:
+        of_columns = stored_alpha(amax_a, amax_b).repeat_interleave(torch.tensor(stored))
+        return values(a, scales_a) @ stored_values(codes_b, scales_b).T * of_columns
     right = values(codes_b, scales_b)
     return values(a, scales_a) @ (right if trans_b else right.T) * alpha(amax_a, amax_b)
 
@@ -209,9 +223,10 @@ def nvfp4_linear(
     dtype: str,
     backend: str,
     trans_b: bool = False,
+    stored: Sequence[int] = (),
 ) -> Tensor:
     """a b^T of two forms. All backends compute this; they may sum in another order."""
-    product = _product(a, scales_a, amax_a, b, scales_b, amax_b, trans_b=trans_b)
+    product = _product(a, scales_a, amax_a, b, scales_b, amax_b, trans_b=trans_b, stored=stored)
     return (product if bias is None else product + bias.float()).to(TORCH_DTYPES[dtype])
 
 
@@ -227,9 +242,10 @@ def nvfp4_linear_add(
     dtype: str,
     backend: str,
     trans_b: bool = False,
+    stored: Sequence[int] = (),
 ) -> Tensor:
     """add(nvfp4_linear(a, b), base). A kernel need not round the product before the sum."""
-    product = _product(a, scales_a, amax_a, b, scales_b, amax_b, trans_b=trans_b)
+    product = _product(a, scales_a, amax_a, b, scales_b, amax_b, trans_b=trans_b, stored=stored)
     return standard.add(product.to(base.dtype), base)
 
 

@@ -18,9 +18,10 @@ from surogate_core.testing.binding import bind_kernel, run_kernel
 from surogate_core.testing.cases import cases
 from surogate_core.testing.kernels import UNIT, same_bits
 from surogate_core.testing.ops import Elements, as_inputs
+from surogate_qlora_fp4.reference import fp4_block_quantize
 from surogate_recipes_nvfp4.kernels import KERNELS
 from surogate_recipes_nvfp4.ops import OPS
-from surogate_recipes_nvfp4.reference import alpha, nvfp4_quantize, values
+from surogate_recipes_nvfp4.reference import alpha, nvfp4_quantize, stored_alpha, stored_values, values
 
 pytestmark = pytest.mark.gpu
 
@@ -135,6 +136,58 @@ def test_product_may_take_the_place_of_what_it_adds_to(
 ) -> None:
     x = product(sizes, kind="nvfp4_linear_add", backend=backend)
     x.check(x.run(in_place=in_place))
+
+
+def stored_product(m: int, rows: tuple[int, ...], k: int, kind: str, out: str, bias: bool, backend: str) -> Product:
+    """Return a product with a weight of matrices that differ by orders of magnitude."""
+    n, a = sum(rows), form(m, k, four_over_six=True)
+    sizes = (10 ** torch.empty(len(rows)).uniform_(-3, 1)).repeat_interleave(torch.tensor(rows))
+    weight = fp4_block_quantize((torch.randn(n, k) * sizes[:, None]).bfloat16(), rows=rows, four_over_six=True)
+    of_columns = stored_alpha(a[2], weight[2]).repeat_interleave(torch.tensor(rows))
+    truth = values(*a[:2]).double() @ stored_values(*weight[:2]).double().T * of_columns.double()
+    rest = []
+    if bias or kind == "nvfp4_linear_add":
+        rest.append((torch.randn(*((n,) if bias else (m, n))) * truth.std(dim=0).float()).bfloat16())
+    dtypes = ("e2m1", "ue4m3", "fp32", "uint8", "e4m3", "fp32")
+    ins = as_inputs([*(Elements(t, dtype) for t, dtype in zip((*a, *weight), dtypes, strict=True)), *rest])
+    attrs: dict[str, Any] = {"dtype": out, "backend": backend, "stored": rows}
+    (spec,) = DEFINITIONS[kind].infer(tuple(ins), attrs)
+    op = Op(kind, tuple(ins), (Value("out", spec.shape, spec.dtype, "act"),), attrs)
+    return Product(op, ins, truth, rest[0].double() if rest else torch.zeros((), dtype=torch.float64))
+
+
+STORED = cases(
+    [(48, (64,), 96), (144, (128, 256, 96), 416)], more=[(2048, (4096, 1024, 1024), 4096), (512, (384, 384), 12288)]
+)
+"""m, rows of the matrices, k."""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("kind", "out", "bias"),
+    [
+        ("nvfp4_linear", "bf16", False),
+        ("nvfp4_linear", "bf16", True),
+        ("nvfp4_linear", "fp32", False),
+        ("nvfp4_linear_add", "bf16", False),
+    ],
+)
+@pytest.mark.parametrize("sizes", STORED, ids=str)
+def test_each_matrix_of_a_stored_weight_has_its_own_factor(
+    sizes: tuple[int, tuple[int, ...], int], kind: str, out: str, bias: bool, backend: str
+) -> None:
+    x = stored_product(*sizes, kind, out, bias, backend)
+    found, at = x.run().cpu(), 0
+    for rows in sizes[1]:
+        own = slice(at, at + rows)
+        added = x.added[..., own] if x.added.dim() else x.added
+        replace(x, truth=x.truth[:, own], added=added).check(found[:, own])
+        at += rows
+
+
+def test_a_product_with_a_stored_weight_may_take_the_place_of_what_it_adds_to() -> None:
+    x = stored_product(144, (128, 256, 96), 416, "nvfp4_linear_add", "bf16", False, "emulate")
+    assert same_bits(x.run(in_place=True), x.run())
 
 
 def test_every_code_with_every_scale_is_multiplied_exactly() -> None:

@@ -8,12 +8,16 @@ from . import files
 from .ops import STORAGE
 from .options import Fp4WeightOptions
 
+LAYOUT = "e2m1, e4m3 for 16"
+"""The first states: codes uint8 [R, K / 2], scales e4m3 [R, K / 16], and factors fp32 [matrices]."""
+
 FP4 = WeightFormatDef(
     name="fp4",
     summary="frozen weights in NVFP4: 4 bits and an FP8 scale for each 16 of a row",
     options=Fp4WeightOptions,
     key="qlora_fp4",
     bits=4.5,
+    layout=LAYOUT,
     quantize=STORAGE.quantize,
     dequantize=STORAGE.dequantize,
     checkpoints=CheckpointForm(

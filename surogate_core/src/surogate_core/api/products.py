@@ -63,14 +63,16 @@ def quantized_precision(request: PrecisionRequest, recipe: str, matmul: str, gra
 class QuantizedWeights:
     """The weights whose products are quantized.
 
-    params    the weights
-    grads     {gradient of one of them: the weight}
-    by_dgrad  those that backward products read
+    params        the weights
+    grads         {gradient of one of them: the weight}
+    by_dgrad      those that backward products read
+    forward_only  those whose backward products stay as they are
     """
 
     params: frozenset[Value]
     grads: Mapping[Value, Value]
     by_dgrad: frozenset[Value]
+    forward_only: frozenset[Value] = frozenset()
 
     def is_trained(self, weight: Value) -> bool:
         return weight in self.grads.values()
@@ -141,7 +143,8 @@ def _weight(op: Op, product: Product | None, weights: QuantizedWeights) -> Value
         return None
     if product.of == "wgrad":
         return weights.grads.get(op.outs[0])
-    return op.ins[1] if op.ins[1] in weights.params else None
+    plain = weights.forward_only if product.of == "dgrad" else ()
+    return op.ins[1] if op.ins[1] in weights.params and op.ins[1] not in plain else None
 
 
 class _Lowering:

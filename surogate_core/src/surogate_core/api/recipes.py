@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
@@ -174,6 +174,8 @@ class LowerContext:
     params   every param of the run
     options  the recipe's validated options
     numerics the user asked for numerics reports
+    stored   {frozen param: the states that hold it in the run's weight format}. Ops may read either.
+    layout   of these states (`WeightFormatDef.layout`)
     """
 
     builder: Builder
@@ -183,6 +185,8 @@ class LowerContext:
     params: Mapping[Value, ParamInfo]
     options: Any
     numerics: bool = False
+    stored: Mapping[Value, Sequence[Value]] = field(default_factory=dict)
+    layout: str = ""
 
 
 def _exact(precision: Precision, options: Any) -> float:

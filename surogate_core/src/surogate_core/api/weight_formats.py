@@ -82,6 +82,7 @@ class WeightFormatDef(Definition):
                 that compute the same bits from the states; after None, the param is dequantized and `op` reads that.
                 Called in front of the first op that reads such a copy, for those that this op reads.
     supports    (device, options) -> Support. Never raises.
+    layout      name of what the states hold, for recipes whose products read them in place of the param; "": none do
     checkpoints how files hold the format; None: they do not
     bits        per weight with the default options, scales included. A run that does not fit is proposed the installed
                 format with the fewest; None: the format is not proposed
@@ -97,5 +98,6 @@ class WeightFormatDef(Definition):
         None
     )
     supports: Callable[[DeviceInfo, Any], Support] = _anywhere
+    layout: str = ""
     checkpoints: CheckpointForm | None = None
     bits: float | None = None

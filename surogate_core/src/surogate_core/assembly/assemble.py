@@ -4,10 +4,10 @@
     micro      differentiate -> outputs -> dead_code -> fuse_adds
     evaluate   the forward program without ops for training alone
     start      masters from params
-    derive     empty: a recipe that quantizes weights adds to it
+    derive     writes the frozen weights that are stored in a weight format; recipes that quantize weights add to it
     update     global norm, then the optimizer
     all        recipe.lower, which takes all of them at once and may add `calibrate` and `numerics` -> dead_code
-               -> weight format, with frozen weights that are stored in one
+               -> reading of frozen weights that are stored in a weight format
     micro, calibrate and the micro-step of numerics
                -> adapters' fuse -> recompute -> dead_code
     all        offload, one strategy after another
@@ -159,6 +159,6 @@ def record(inputs: PlanInputs) -> RecordedPrograms:
     micro, gradients = recorder.differentiated(forward, loss_state, weights)
     params = recorder.params(forward, gradients, weights)
     family, states = recorder.family(micro, recorder.evaluation(forward, eval_state), params, norm)
-    family, stored = recorder.stored(recorder.lowered(family, params), params)
+    family, stored = recorder.lowered(family, params)
     family = family.with_micro_steps(recorder.fused)
     return RecordedPrograms(recorder, family, params, states, stored, gradients, weights, loss_state, eval_state, norm)

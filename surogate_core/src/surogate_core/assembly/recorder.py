@@ -30,7 +30,7 @@ from .param_kinds import kind_by_shape, logical_matrices, special_kinds
 from .pass_runner import PassRunner
 from .streaming import Streaming
 from .update import Update, record_update
-from .weight_storage import check_stored_kinds, is_stored, store_weights
+from .weight_storage import Stored, read_stored, store_weights
 
 
 def declare_batch(b: Builder, inputs: PlanInputs) -> BatchInputs:
@@ -203,7 +203,23 @@ class Recorder:
             check_states([family.start, family.update])
         return family, update.states
 
-    def lowered(self, family: Family, params: Mapping[Value, ParamInfo]) -> Family:
+    def lowered(self, family: Family, params: Mapping[Value, ParamInfo]) -> tuple[Family, Stored]:
+        """Apply the recipe, and store frozen matrices in the run's weight format, if it has one. Return them too."""
+        if self.inputs.weight_format is None:
+            return self._lowered(family, params, {}), {}
+        format, options = self.inputs.weight_format
+        storage = store_weights(params, self.inputs.stored_kinds, format, options, self.b)
+        family = replace(family, derive=replace(family.derive, ops=tuple(storage.writing)))
+        family = self._lowered(family, params, storage.states, format.layout)
+        before = {p.name: p for p in family.programs()}
+        after = read_stored(family, storage, self.b)
+        for program in after.programs():
+            if program is not before[program.name]:
+                with blaming(format.origin, "quantize" if program.stage == "derive" else "dequantize"):
+                    self.passed("weight format", before[program.name], program)
+        return after, storage.states
+
+    def _lowered(self, family: Family, params: Mapping[Value, ParamInfo], stored: Stored, layout: str = "") -> Family:
         """Apply the recipe, then remove what it left without a reader."""
         inputs = self.inputs
         context = LowerContext(
@@ -214,6 +230,8 @@ class Recorder:
             params=params,
             options=inputs.recipe_options,
             numerics=inputs.numerics,
+            stored=stored,
+            layout=layout,
         )
         lowering = inputs.lowering or inputs.recipe
         after = lowering.lower(family, context)
@@ -245,23 +263,6 @@ class Recorder:
             if (coef.shape, coef.dtype) != ((), "fp32") or all(coef not in op.outs for op in lowered.update.ops):
                 raise ProgramError(f"returned the clip_coef {coef!r}, expected an fp32[] that the update writes")
         return lowered
-
-    def stored(
-        self, family: Family, params: Mapping[Value, ParamInfo]
-    ) -> tuple[Family, Mapping[Value, Sequence[Value]]]:
-        """Store the frozen matrices in the run's weight format, if it has one. Return {param: states} too."""
-        if self.inputs.weight_format is None:
-            return family, {}
-        format, options = self.inputs.weight_format
-        before = {p.name: p for p in family.programs()}
-        check_stored_kinds(params.values(), self.inputs.stored_kinds)
-        stored = {param: info for param, info in params.items() if is_stored(info, self.inputs.stored_kinds)}
-        after, states = store_weights(family, stored, format, options, self.b)
-        for program in after.programs():
-            if program is not before[program.name]:
-                with blaming(format.origin, "quantize" if program.stage == "derive" else "dequantize"):
-                    self.passed("weight format", before[program.name], program)
-        return after, states
 
     def _start(self, params: Mapping[Value, ParamInfo]) -> Program:
         """Record the masters from the params.

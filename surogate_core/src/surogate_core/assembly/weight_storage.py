@@ -4,15 +4,15 @@
     others    states -> the matrix -> the recipe's copies of it, if it makes any, in front of the first op that reads
               one of them; or states -> those copies that this op reads, if the format can
 
-The pass runs after the recipe's lowering, so the recipe does not know the format. Nothing but `derive` reads the params
-then, so they are staged. The values that it adds have the label WEIGHT_LABEL, which the recompute pass drops after the
-forward pass: no matrix is kept from one block to the next.
+The pass runs after the recipe's lowering, which need not know the format; one that knows its `layout` may read the
+states itself. Nothing but `derive` reads the params then, so they are staged. The values that it adds have the label
+WEIGHT_LABEL, which the recompute pass drops after the forward pass: no matrix is kept from one block to the next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..api import Family, ParamInfo, ParamKind, WeightFormatDef
@@ -27,19 +27,25 @@ STORED_BY: Mapping[ParamKind, str] = {"head": "quantize_lm_head", "embedding": "
 """Keys that store a kind of param besides the matrices of blocks."""
 
 
+Stored = Mapping[Value, Sequence[Value]]
+"""{frozen param: the states that hold it}"""
+
+
 @dataclass(frozen=True)
 class WeightStorage:
     """The matrices that are stored in a weight format.
 
     states  {param: the states that hold it}
+    writing the ops of `derive` that write these
     copies  {state that the recipe makes of such params: the op of `derive` that wrote it}
     """
 
     format: WeightFormatDef
     options: Any
     params: Mapping[Value, ParamInfo]
-    states: Mapping[Value, Sequence[Value]]
-    copies: Mapping[Value, Op]
+    states: Stored
+    writing: Sequence[Op]
+    copies: Mapping[Value, Op] = field(default_factory=dict)
 
 
 _Now = dict[Value, Value]
@@ -47,16 +53,15 @@ _Now = dict[Value, Value]
 
 
 def store_weights(
-    family: Family, params: Mapping[Value, ParamInfo], format: WeightFormatDef, options: Any, b: Builder
-) -> tuple[Family, Mapping[Value, Sequence[Value]]]:
-    """Store `params` in `format`. Return the family, and {param: the states that hold it}.
-
-    Raises ConfigError if there are none.
-    """
+    every: Mapping[Value, ParamInfo], kinds: Collection[ParamKind], format: WeightFormatDef, options: Any, b: Builder
+) -> WeightStorage:
+    """Declare the states that hold the frozen params of `kinds` in `format`. Raises ConfigError if there are none."""
+    _check_kinds(every.values(), kinds)
+    params = {param: info for param, info in every.items() if _is_stored(info, kinds)}
     if not params:
         raise ConfigError(f"{format.key}: this run trains every matrix of the model's blocks. Remove the key.")
     states: dict[Value, Sequence[Value]] = {}
-    derive: list[Op] = []
+    writing: list[Op] = []
     checked = Checked()
     for info in params.values():
         with blaming(format.origin, "quantize"), b.record("derive", info.param.block) as emitted:
@@ -65,34 +70,38 @@ def store_weights(
             written = {value for op in emitted for value in op.outs}
             if forgotten := [value for value in states[info.param] if value not in written]:
                 raise ProgramError(f"returned {forgotten[0]!r}, which it does not write")
-        derive += emitted
-    copying = [op for op in family.derive.ops if any(value in states for value in op.ins)]
-    copies = {value: op for op in copying for value in op.outs}
-    storage = WeightStorage(format, options, params, states, copies)
+        writing += emitted
+    return WeightStorage(format, options, params, states, writing)
+
+
+def read_stored(family: Family, storage: WeightStorage, b: Builder) -> Family:
+    """Return a lowered family, whose `derive` writes the states, that reads the params from them."""
+    states = storage.states
+    writing = set(storage.writing)
+    copying = {op for op in family.derive.ops if op not in writing and any(value in states for value in op.ins)}
+    storage = replace(storage, copies={value: op for op in copying for value in op.outs})
     _check_readers(family, storage)
-    b.forget(copies)
-    derive += [op for op in family.derive.ops if op not in copying]
-    family = replace(
+    b.forget(storage.copies)
+    return replace(
         family.with_micro_steps(lambda program: _reading_stored(program, storage, b)),
         evaluate=_reading_stored(family.evaluate, storage, b),
-        derive=replace(family.derive, ops=tuple(derive)),
+        derive=replace(family.derive, ops=tuple(op for op in family.derive.ops if op not in copying)),
     )
-    return family, states
 
 
-def is_stored(info: ParamInfo, kinds: Collection[ParamKind]) -> bool:
+def _is_stored(info: ParamInfo, kinds: Collection[ParamKind]) -> bool:
     """Return whether a param is stored in the run's weight format: a frozen matrix of a block, or of another kind."""
     inside = info.param.block >= 0 or info.kind != "matrix"
     return info.stored and info.grad is None and info.kind in kinds and inside and len(info.param.shape) == 2
 
 
-def check_stored_kinds(params: Collection[ParamInfo], kinds: Collection[ParamKind]) -> None:
+def _check_kinds(params: Collection[ParamInfo], kinds: Collection[ParamKind]) -> None:
     """Raise ConfigError if a key asks for a kind of which the run stores no param."""
     held = {kind: [info for info in params if info.kind == kind and info.stored] for kind in STORED_BY}
     for kind, key in STORED_BY.items():
         tied = kind == "head" and not held["head"]  # a head without a param of its own is the embedding
         found = held["embedding"] if tied else held[kind]
-        if kind not in kinds or any(is_stored(info, kinds) for info in found):
+        if kind not in kinds or any(_is_stored(info, kinds) for info in found):
             continue
         if not found:
             raise ConfigError(f"{key}: true, but this model has no {kind}. Remove the key.")

@@ -3,11 +3,15 @@
 Backend "emulate" writes both factors in bf16, which holds a code times its scale exactly, and multiplies those: all
 products are exact, and sums are fp32. Backend "cublaslt" multiplies in FP4, from SM100. The factor alpha is made of
 the largest magnitudes of both matrices, in device memory, so a captured graph follows them.
+
+A stored weight has a factor for each of its matrices. So each of them has a product of its own, for some columns.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from surogate_core.api import BindContext, KernelDef, Launch, Op, Support, Target, Value
@@ -15,11 +19,14 @@ from surogate_core.api.cublaslt import is_timed, library_bytes, selecting
 from surogate_core.dtypes import DTYPES
 from surogate_core.errors import ConfigError
 
+from ..formats import ATOM_COLUMNS, ATOM_ROWS, BLOCK, scales_shape
+
 FORM = 3
 """Values of a form: codes, scales, amax."""
 
-FACTORS_BYTES = 256
-"""Of the workspace, after that of cuBLASLt: alpha and beta. With "emulate", the factors in bf16 follow."""
+FACTORS_BYTES = 16
+"""Of alpha and beta of a product. They are in the workspace after that of cuBLASLt. With "emulate" the factors in bf16
+follow, otherwise the scales of a stored weight, in the order that tensor cores read."""
 
 NO_BIAS = -1
 """Dtype code that the binding takes if there is no bias."""
@@ -42,13 +49,39 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // 256) * 256
 
 
-def _bf16_bytes(codes: Value) -> int:
-    return _aligned(2 * codes.size)
+def _stored(op: Op) -> tuple[int, ...]:
+    """Return the rows of the matrices of a stored weight, () for a form."""
+    return tuple(op.attrs.get("stored", ()))
+
+
+def _sizes(op: Op) -> tuple[int, int, int]:
+    """Return m, n, k."""
+    (m, k), n = op.ins[0].shape, op.outs[0].shape[1]
+    return m, n, k
+
+
+@dataclass(frozen=True)
+class _Workspace:
+    """Offsets of the parts of the workspace after that of cuBLASLt. Those that an op does not need are empty."""
+
+    wide_a: int
+    wide_b: int
+    ordered: int
+    end: int
+
+    @classmethod
+    def of(cls, op: Op) -> _Workspace:
+        (m, n, k), stored = _sizes(op), _stored(op)
+        emulates = _emulates(op)
+        wide_a = _aligned(FACTORS_BYTES * max(1, len(stored)))
+        wide_b = wide_a + emulates * _aligned(2 * m * k)
+        ordered = wide_b + emulates * _aligned(2 * n * k)
+        needs_order = bool(stored) and not emulates
+        return cls(wide_a, wide_b, ordered, ordered + needs_order * math.prod(scales_shape(n, k)))
 
 
 def _workspace(op: Op, target: Target) -> int:
-    emulated = _bf16_bytes(op.ins[0]) + _bf16_bytes(op.ins[FORM]) if _emulates(op) else 0
-    return library_bytes(target) + FACTORS_BYTES + emulated
+    return library_bytes(target) + _Workspace.of(op).end
 
 
 def _supports(op: Op, target: Target) -> Support:
@@ -60,6 +93,10 @@ def _supports(op: Op, target: Target) -> Support:
         return Support(False, f"accumulates only into fp32 outputs without another addend, got {op.outs[0]!r}")
     if _emulates(op) and (bias := _bias(op)) and bias.dtype != op.outs[0].dtype:
         return Support(False, f"emulated products add a bias to {bias.dtype} outputs only, got {op.outs[0]!r}")
+    if any(rows % ATOM_ROWS for rows in _stored(op)[:-1]):
+        return Support(False, f"all but the last matrix need a multiple of {ATOM_ROWS} rows, got {_stored(op)}")
+    if _stored(op) and op.accumulate:
+        return Support(False, "a product with a stored weight cannot accumulate")
     if not _emulates(op) and op.attrs.get("trans_b"):
         return Support(False, "FP4 products read b along the summed dimension")
     if not _emulates(op) and op.ins[0].shape[1] % 32:
@@ -69,11 +106,60 @@ def _supports(op: Op, target: Target) -> Support:
 
 def _notice(op: Op, target: Target) -> str:
     """Return what a user should know about the back end of a run."""
+    stored = " Forward products read frozen weights as they are stored; input gradients are products in bf16."
+    stored *= bool(_stored(op))
     if not _emulates(op):
-        return "fp4_backend: cublaslt: not tried on such a GPU yet. Run surogate verify before you train."
+        return f"fp4_backend: cublaslt: not tried on such a GPU yet. Run surogate verify before you train.{stored}"
     device = target.device
     why = f": {device.title} does not multiply FP4" if (device.sm or 0) < 100 else ""
-    return f"fp4_backend: emulate: products of FP4 operands are computed in bf16{why}."
+    return f"fp4_backend: emulate: products of FP4 operands are computed in bf16{why}.{stored}"
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Addresses of a product: of all of the output, or of the columns of a matrix. c, bias and scales may be 0.
+
+    columns  of the part
+    stride   of the rows of the output
+    """
+
+    a: int
+    b: int
+    c: int
+    d: int
+    bias: int
+    scale_a: int
+    scale_b: int
+    factors: int
+    columns: int
+    stride: int
+
+
+def _parts(op: Op, ctx: BindContext) -> Iterator[_Part]:
+    (_, n, k), at = _sizes(op), _Workspace.of(op)
+    (a, scale_a, _), (b, scale_b, _) = op.ins[:FORM], op.ins[FORM : 2 * FORM]
+    base, bias, out, stored = _base(op), _bias(op), op.outs[0], _stored(op)
+    own, first = ctx.workspace + library_bytes(ctx.target), 0
+    for i, columns in enumerate(stored or (n,)):
+        element = DTYPES[out.dtype].nbytes(first)
+        if _emulates(op):
+            left, right, scales = own + at.wide_a, own + at.wide_b + 2 * first * k, (0, 0)
+        else:
+            atoms = first // ATOM_ROWS * -(-k // (BLOCK * ATOM_COLUMNS)) * ATOM_ROWS * ATOM_COLUMNS
+            left, right = ctx.pointer(a), ctx.pointer(b) + first * k // 2
+            scales = ctx.pointer(scale_a), own + at.ordered + atoms if stored else ctx.pointer(scale_b)
+        yield _Part(
+            left,
+            right,
+            ctx.pointer(base) + element if base else 0,
+            ctx.pointer(out) + element,
+            ctx.pointer(bias) + DTYPES[bias.dtype].nbytes(first) if bias else 0,
+            *scales,
+            own + FACTORS_BYTES * i,
+            columns,
+            n,
+        )
+        first += columns
 
 
 def _bind(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
@@ -81,49 +167,44 @@ def _bind(op: Op, ctx: BindContext) -> tuple[Launch, ...]:
     from .. import _C
 
     ctx.notice(_notice(op, ctx.target))
-
-    (a, scale_a, amax_a), (b, scale_b, amax_b) = op.ins[:FORM], op.ins[FORM : 2 * FORM]
-    base, bias, out = _base(op), _bias(op), op.outs[0]
-    adds = 0 in op.accumulate or base is not None
-    factors = ctx.workspace + library_bytes(ctx.target)
-    wide_a = factors + FACTORS_BYTES if _emulates(op) else 0
-    wide_b = wide_a + _bf16_bytes(a) if _emulates(op) else 0
-    # What the product reads: (a, b, scales of a, scales of b).
-    read: tuple[Value | int, ...] = (wide_a, wide_b, 0, 0) if _emulates(op) else (a, b, scale_a, scale_b)
-    gemm = _select(op, ctx, read, factors)
-    prepare = ctx.call(
-        _C.nvfp4_dequantize,
-        *(a, scale_a, amax_a, wide_a, *a.shape),
-        *(b, scale_b, amax_b, wide_b, *b.shape),
-        factors,
-        float(adds),
-    )
-    multiply = ctx.call(gemm.run_with_factors, *read[:2], base or 0, out, bias or 0, *read[2:], factors, ctx.workspace)
-    return Launch(prepare), Launch(multiply)
+    (m, n, k), at, stored = _sizes(op), _Workspace.of(op), _stored(op)
+    a, b = op.ins[:FORM], op.ins[FORM : 2 * FORM]
+    own, beta = ctx.workspace + library_bytes(ctx.target), float(0 in op.accumulate or _base(op) is not None)
+    wide_a, wide_b = (own + at.wide_a, own + at.wide_b) if _emulates(op) else (0, 0)
+    if stored:
+        ordered = 0 if _emulates(op) else own + at.ordered
+        weight = (*b, len(stored), wide_b, ordered, n, k)
+        prepare = ctx.call(_C.nvfp4_prepare_stored, *a, wide_a, m, k, *weight, own, beta)
+    else:
+        prepare = ctx.call(_C.nvfp4_dequantize, *a, wide_a, m, k, *b, wide_b, *b[0].shape, own, beta)
+    launches = [Launch(prepare)]
+    for part in _parts(op, ctx):
+        gemm = _select(op, ctx, part)
+        given = (part.a, part.b, part.c, part.d, part.bias, part.scale_a, part.scale_b, part.factors)
+        launches.append(Launch(ctx.call(gemm.run_with_factors, *given, ctx.workspace)))
+    return tuple(launches)
 
 
-def _select(op: Op, ctx: BindContext, read: tuple[Value | int, ...], factors: int) -> Any:
-    """Return the `_C.Gemm` of an op."""
+def _select(op: Op, ctx: BindContext, part: _Part) -> Any:
+    """Return the `_C.Gemm` of a part of an op."""
     from .. import _C
 
-    def address(value: Value | int) -> int:
-        return value if isinstance(value, int) else ctx.pointer(value)
-
-    base, bias, out = _base(op), _bias(op), op.outs[0]
-    (m, k), trans_b = op.ins[0].shape, bool(op.attrs.get("trans_b"))
+    (m, _, k), base, bias, out = _sizes(op), _base(op), _bias(op), op.outs[0]
     code = DTYPES["bf16" if _emulates(op) else "e2m1"].code
-    timed = (*read[:2], base or 0, out) if is_timed(ctx.target) else (0, 0, 0, 0)
+    timed = (part.a, part.b, part.c, part.d) if is_timed(ctx.target) else (0, 0, 0, 0)
     with selecting(ctx, _C):
         try:
             return _C.Gemm(
-                *map(address, timed),
-                address(bias or 0),
-                *map(address, read[2:]),
+                *timed,
+                part.bias,
+                part.scale_a,
+                part.scale_b,
                 ctx.workspace,
                 m=m,
-                n=op.ins[FORM].shape[trans_b],
+                n=part.columns,
                 k=k,
-                trans_b=not trans_b,  # of the attribute, the sense is the opposite: without it, B is stored as [n, k]
+                trans_b=not op.attrs.get("trans_b"),  # the opposite sense: without the attribute, B is stored as [n, k]
+                ldd=part.stride,
                 dtype_a=code,
                 dtype_b=code,
                 dtype_d=DTYPES[out.dtype].code,
@@ -131,7 +212,7 @@ def _select(op: Op, ctx: BindContext, read: tuple[Value | int, ...], factors: in
                 accumulate=0 in op.accumulate or base is not None,
                 library_bytes=library_bytes(ctx.target),
                 scale_block=0 if _emulates(op) else 16,
-                factors=factors,
+                factors=part.factors,
                 stream=ctx.stream,
             )
         except RuntimeError as error:
@@ -150,20 +231,21 @@ def _refused(op: Op, target: Target, error: RuntimeError) -> str:
 
 
 def signatures(kind: str) -> Iterator[tuple[str, ...]]:
-    forms = ("e2m1", "ue4m3", "fp32") * 2
-    if kind == "nvfp4_linear_add":
-        yield *forms, "bf16", "bf16"
-        return
-    for out in ("bf16", "fp32"):
-        yield *forms, out
-        yield *forms, "bf16", out
+    form = ("e2m1", "ue4m3", "fp32")
+    for weight in (form, ("uint8", "e4m3", "fp32")):
+        if kind == "nvfp4_linear_add":
+            yield *form, *weight, "bf16", "bf16"
+            continue
+        for out in ("bf16", "fp32"):
+            yield *form, *weight, out
+            yield *form, *weight, "bf16", out
 
 
 KERNELS: tuple[KernelDef, ...] = tuple(
     KernelDef(
         op=kind,
         dtypes=dtypes,
-        attrs=("trans_b",),
+        attrs=("trans_b", "stored"),
         supports=_supports,
         bind=_bind,
         workspace=_workspace,
