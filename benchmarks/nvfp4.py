@@ -70,5 +70,4 @@ ADAPTER = Comparison(
 )
 
 if __name__ == "__main__":
-    words = [word for word in sys.argv[1:] if word != "--lora"]
-    main(ADAPTER if len(words) < len(sys.argv[1:]) else FROM_SCRATCH, words, __doc__)
+    main(FROM_SCRATCH, sys.argv[1:], __doc__, lora=ADAPTER)

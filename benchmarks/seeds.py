@@ -5,6 +5,8 @@ A benchmark describes its variants by a `Comparison` and calls `main`:
     python benchmarks/qlora.py train work
     python benchmarks/qlora.py compare work --picture docs/qlora-loss.png
 
+Further comparisons of a benchmark have names, which are its flags.
+
 `train` runs several processes at a time on one GPU. `--part 1/2` trains every second run, for a second GPU; train
 `--part 1/N` of all N runs first, which chooses the algorithms of products for both. `--set key=value` changes every
 run.
@@ -19,7 +21,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -78,17 +80,21 @@ class Comparison:
     limits: Mapping[str, float] = field(default_factory=dict)
 
 
-def main(comparison: Comparison, words: Sequence[str], description: str | None) -> None:
-    arguments = parse(words, description)
-    {"train": train, "compare": compare}[arguments.command](comparison, arguments)
+def main(comparison: Comparison, words: Sequence[str], description: str | None, **further: Comparison) -> None:
+    arguments = parse(words, description, further)
+    chosen = further.get(arguments.chosen, comparison)
+    {"train": train, "compare": compare}[arguments.command](chosen, arguments)
 
 
-def parse(words: Sequence[str], description: str | None = None) -> argparse.Namespace:
+def parse(words: Sequence[str], description: str | None = None, further: Collection[str] = ()) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     trains, compares = (commands.add_parser(name) for name in ("train", "compare"))
     for command in (trains, compares):
         command.add_argument("folder", type=Path, help="of convergence.py prepare")
+        command.set_defaults(chosen="")
+        for name in further:
+            command.add_argument(f"--{name}", dest="chosen", action="store_const", const=name)
     trains.add_argument("--part", type=part, default=(1, 1), metavar="I/N")
     trains.add_argument("--at-a-time", type=int, default=3)
     trains.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")

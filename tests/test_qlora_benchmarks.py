@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -87,6 +87,17 @@ def test_the_parts_of_the_training_are_all_runs(
     assert sorted(trained) == sorted((variant, seed) for variant in comparison.variants for seed in seeds.SEEDS)
     with pytest.raises(SystemExit):
         seeds.parse(["train", str(tmp_path), "--part", "3/2"])
+
+
+def test_a_flag_chooses_another_comparison(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seeds, nvfp4 = load("seeds", monkeypatch), load("nvfp4", monkeypatch)
+    compared: list[Any] = []
+    monkeypatch.setattr(seeds, "compare", lambda comparison, arguments: compared.append(comparison))
+    for flags in ([], ["--lora"]):
+        seeds.main(nvfp4.FROM_SCRATCH, ["compare", str(tmp_path), *flags], None, lora=nvfp4.ADAPTER)
+    assert compared == [nvfp4.FROM_SCRATCH, nvfp4.ADAPTER]
+    with pytest.raises(SystemExit):
+        seeds.parse(["compare", str(tmp_path), "--lora"])
 
 
 @pytest.mark.parametrize(("module", "name"), [("qlora", "COMPARISON"), ("nvfp4", "FROM_SCRATCH"), ("nvfp4", "ADAPTER")])

@@ -9,9 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from surogate_core.api import Target
+from surogate_core.api import Op, Target, Value
 from surogate_core.api import cublaslt as shared
-from surogate_core.api.cublaslt import selecting
+from surogate_core.api.cublaslt import explaining, selecting
+from surogate_core.errors import ConfigError
 from surogate_core.machine.devices import DEVICES
 
 
@@ -134,3 +135,13 @@ def test_only_one_module_times_at_a_time() -> None:
     for thread in threads:
         thread.join()
     assert order == ["a", "b"]
+
+
+def test_a_product_that_no_algorithm_serves_is_refused_with_the_remedy() -> None:
+    a, b, out = (Value(name, (16, 32), "e2m1", "act") for name in ("a", "b", "out"))
+    op, run = Op("acme_linear", (a, b), (out,)), cast(Any, Run())
+    message = r"refuses acme_linear of e2m1 \[16, 32\] and .* on NVIDIA H200 \(no algorithm for x\)\. .* recipe: bf16"
+    with pytest.raises(ConfigError, match=message), explaining(run, op, a, b):
+        raise RuntimeError("no algorithm for x")
+    with pytest.raises(RuntimeError, match="out of memory"), explaining(run, op, a, b):
+        raise RuntimeError("out of memory")

@@ -19,6 +19,7 @@ from surogate_core.api import Value
 from surogate_core.errors import ProgramError
 from surogate_core.program.builder import Builder
 from surogate_core.program.passes.dead_code import dead_code
+from surogate_core.reference.e2m1 import levels
 from surogate_core.testing.kernels import same_bits
 from surogate_core.testing.ops import Elements, check_op
 from surogate_qlora_fp4.reference import fp4_block_dequantize, fp4_block_quantize
@@ -28,7 +29,6 @@ from surogate_recipes_nvfp4.reference import (
     alpha,
     hadamard_transform,
     in_rows,
-    levels,
     nvfp4_quantize,
     ordered,
     random_bytes,

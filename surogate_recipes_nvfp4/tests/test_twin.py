@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from surogate_core.reference.e2m1 import LEVELS
 from surogate_core.testing.kernels import same_bits
 from surogate_core.testing.ops import check_op
-from surogate_recipes_nvfp4.formats import LEVELS, scales_shape
+from surogate_recipes_nvfp4.formats import scales_shape
 from surogate_recipes_nvfp4.ops import OPS
 from surogate_recipes_nvfp4.reference import SIGNS
 

@@ -16,11 +16,12 @@ from stored_matrices import check_copies, decibels, normal_weight, param
 from torch import Tensor
 
 from surogate_core.errors import ProgramError
+from surogate_core.reference.e2m1 import LEVELS
 from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.testing.kernels import same_bits
 from surogate_core.testing.ops import check_op
 from surogate_qlora_fp4.ops import OPS
-from surogate_qlora_fp4.reference import LEVELS, fp4_block_dequantize, fp4_block_quantize
+from surogate_qlora_fp4.reference import fp4_block_dequantize, fp4_block_quantize
 
 VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text())
 QUANTIZE, DEQUANTIZE, AMAX, TO_E4M3 = OPS

@@ -19,9 +19,6 @@ from surogate_core.api import NumericsColumn
 BLOCK: Final = 16
 """Adjacent elements of a row that share a scale."""
 
-LEVELS: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Magnitudes of E2M1 by code. Bit 3 is the sign."""
-
 LARGEST: Final = 6.0
 LARGEST_SCALE: Final = 448.0
 LARGEST_SCALE_4_6: Final = 256.0

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from surogate_core.reference import e2m1
 from surogate_core.reference import ops as standard
 from surogate_core.reference.rounding import TORCH_DTYPES, random_16_bits
 from surogate_core.reference.stored_matrix import FLT_MAX, e4m3
 
-from .formats import ATOM_COLUMNS, ATOM_ROWS, BLOCK, LARGEST, LARGEST_SCALE, LEVELS, largest_scale, scales_shape
+from .formats import ATOM_COLUMNS, ATOM_ROWS, BLOCK, LARGEST, LARGEST_SCALE, largest_scale, scales_shape
 
 SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 """Of the random Hadamard transform, the same for all groups of 16 and for the whole run."""
@@ -44,7 +45,7 @@ def nvfp4_quantize(
         codes, scales, recorded = _quantized(matrix, square, four_over_six, bits)
         if i and square:  # errors of 4/6 are summed along rows of x, so that both forms hold the same numbers
             codes, scales = codes.T, scales[::BLOCK].T.repeat_interleave(BLOCK, dim=0)
-        outs += _packed(codes), ordered(scales), recorded
+        outs += e2m1.packed(codes), ordered(scales), recorded
     return outs
 
 
@@ -71,7 +72,7 @@ def _four_or_six(
     candidates = []
     for factor in (1.0, 1.5):
         scales = e4m3((base * factor).clamp(max=LARGEST_SCALE))
-        values = levels(_codes(_scaled(blocks, scales, encode), None)) * scales.float()[..., None]
+        values = e2m1.levels(_codes(_scaled(blocks, scales, encode), None)) * scales.float()[..., None]
         error = torch.zeros_like(top)
         for term in (values * amax / (LARGEST * largest) - blocks).square().unbind(dim=-1):
             error = error + term
@@ -103,19 +104,9 @@ def _scaled(blocks: Tensor, scales: Tensor, encode: Tensor) -> Tensor:
     return (blocks * factor[..., None]).clamp(-LARGEST, LARGEST)
 
 
-_BOUNDS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
-"""Between adjacent levels. A number on a bound has the even code."""
-
-
 def _codes(y: Tensor, bits: Tensor | None) -> Tensor:
-    """Return E2M1 codes of -6 <= y <= 6, rounded to nearest or with random bytes; NaN has the code 7."""
-    magnitude = y.abs()
-    if bits is not None:
-        magnitude = _stochastic(magnitude, bits.view(y.shape))
-    bounds = torch.tensor(_BOUNDS)
-    bounds[1::2] = torch.nextafter(bounds[1::2], torch.tensor(0.0))  # these belong to the upper level
-    code = torch.bucketize(magnitude, bounds, out_int32=True).to(torch.uint8) | (y.signbit().to(torch.uint8) << 3)
-    return code.masked_fill(y.isnan(), 7)
+    """Return E2M1 codes of -6 <= y <= 6, rounded to nearest or with random bytes."""
+    return e2m1.rounded(y if bits is None else _stochastic(y.abs(), bits.view(y.shape)).copysign(y))
 
 
 def _stochastic(magnitude: Tensor, bits: Tensor) -> Tensor:
@@ -148,16 +139,6 @@ def hadamard_transform(x: Tensor) -> Tensor:
 # --------------------------------------------------------------------------------------------------------------- bytes
 
 
-def levels(codes: Tensor) -> Tensor:
-    """Return the numbers of E2M1 codes."""
-    return torch.tensor([*LEVELS, *(-level for level in LEVELS)])[codes.long()]
-
-
-def _packed(codes: Tensor) -> Tensor:
-    """Return [rows, K / 2] bytes. The first element of a byte is in its lower half."""
-    return codes[:, 0::2] | (codes[:, 1::2] << 4)
-
-
 def ordered(scales: Tensor) -> Tensor:
     """Return scales [R, C / 16] with padding, in atoms: (row, column) is at byte 16 * (row % 32) + 4 * (row / 32) +
     column of the atom of 128 rows and 4 columns that it is in.
@@ -187,8 +168,8 @@ def values(codes: Tensor, scales: Tensor) -> Tensor:
 
 def stored_values(codes: Tensor, scales: Tensor) -> Tensor:
     """Return code * scale of scales that are stored row by row."""
-    code = torch.stack((codes & 15, codes >> 4), dim=-1).view(len(codes), -1, BLOCK)
-    return (levels(code) * scales.float()[..., None]).view(len(codes), -1)
+    blocks = e2m1.levels(e2m1.unpacked(codes)).view(len(codes), -1, BLOCK)
+    return (blocks * scales.float()[..., None]).view(len(codes), -1)
 
 
 def alpha(amax_a: Tensor, amax_b: Tensor) -> Tensor:

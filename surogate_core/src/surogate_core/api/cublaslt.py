@@ -18,6 +18,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
+from ..errors import ConfigError
+from ..program.op import Op
+from ..program.value import Value
 from .base import Target
 from .kernels import BindContext
 
@@ -51,6 +54,21 @@ def selecting(ctx: BindContext, module: ModuleType) -> Iterator[None]:
             held.update(missing)
         yield
         _selected.update({**_algorithms(module), **_selected})
+
+
+@contextmanager
+def explaining(ctx: BindContext, op: Op, a: Value, b: Value) -> Iterator[None]:
+    """Raise ConfigError, with what to do, where cuBLASLt has no algorithm for the product of the factors a and b."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "no algorithm" not in str(error):
+            raise
+        raise ConfigError(
+            f"cuBLASLt refuses {op.kind} of {a.dtype} {list(a.shape)} and {b.dtype} {list(b.shape)} to "
+            f"{op.outs[0].dtype} on {ctx.target.device.title} ({error}). Train with recipe: bf16, or change the batch "
+            "size or sequence length if the number of tokens is among these sizes."
+        ) from error
 
 
 _timing = threading.Lock()

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from surogate_core.api import BindContext, Call, KernelDef, Op, Support, Target, Value
-from surogate_core.api.cublaslt import is_timed, library_bytes, selecting
+from surogate_core.api.cublaslt import explaining, is_timed, library_bytes, selecting
 from surogate_core.dtypes import DTYPES
-from surogate_core.errors import ConfigError
 
 PAIRS = (("e4m3", "e4m3"), ("e4m3", "e5m2"), ("e5m2", "e4m3"))
 """Dtypes of A and B. cuBLASLt does not multiply e5m2 by e5m2."""
@@ -89,38 +88,24 @@ def _bind(op: Op, ctx: BindContext) -> Call:
     a, b, scale_a, scale_b = op.ins[:4]
     base, bias, out = _base(op), _bias(op), op.outs[0]
     timed = is_timed(ctx.target)
-    with selecting(ctx, _C):
-        try:
-            gemm = _C.Gemm(
-                *(ctx.pointer(value) if value and timed else 0 for value in (a, b, base, out)),
-                ctx.pointer(bias) if bias else 0,
-                ctx.pointer(scale_a),
-                ctx.pointer(scale_b),
-                ctx.workspace,
-                **asdict(product(op)),
-                dtype_a=DTYPES[a.dtype].code,
-                dtype_b=DTYPES[b.dtype].code,
-                dtype_d=DTYPES[out.dtype].code,
-                dtype_bias=DTYPES[bias.dtype].code if bias else NO_BIAS,
-                accumulate=0 in op.accumulate or base is not None,
-                fast=bool(op.attrs.get("fast")),
-                library_bytes=library_bytes(ctx.target),
-                stream=ctx.stream,
-            )
-        except RuntimeError as error:
-            if "no algorithm" not in str(error):
-                raise
-            raise ConfigError(_refused(op, ctx.target, error)) from error
+    with selecting(ctx, _C), explaining(ctx, op, a, b):
+        gemm = _C.Gemm(
+            *(ctx.pointer(value) if value and timed else 0 for value in (a, b, base, out)),
+            ctx.pointer(bias) if bias else 0,
+            ctx.pointer(scale_a),
+            ctx.pointer(scale_b),
+            ctx.workspace,
+            **asdict(product(op)),
+            dtype_a=DTYPES[a.dtype].code,
+            dtype_b=DTYPES[b.dtype].code,
+            dtype_d=DTYPES[out.dtype].code,
+            dtype_bias=DTYPES[bias.dtype].code if bias else NO_BIAS,
+            accumulate=0 in op.accumulate or base is not None,
+            fast=bool(op.attrs.get("fast")),
+            library_bytes=library_bytes(ctx.target),
+            stream=ctx.stream,
+        )
     return ctx.call(gemm.run, a, b, base or 0, out, bias or 0, scale_a, scale_b, ctx.workspace)
-
-
-def _refused(op: Op, target: Target, error: RuntimeError) -> str:
-    a, b, out = op.ins[0], op.ins[1], op.outs[0]
-    return (
-        f"cuBLASLt refuses {op.kind} of {a.dtype} {list(a.shape)} and {b.dtype} {list(b.shape)} to {out.dtype} on "
-        f"{target.device.title} ({error}). Train with recipe: bf16, or change the batch size or sequence length "
-        "if the number of tokens is among these sizes."
-    )
 
 
 def signatures(kind: str) -> Iterator[tuple[str, ...]]:

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from surogate_core.api import BindContext, KernelDef, Launch, Op, Support, Target, Value
-from surogate_core.api.cublaslt import is_timed, library_bytes, selecting
+from surogate_core.api.cublaslt import explaining, is_timed, library_bytes, selecting
 from surogate_core.dtypes import DTYPES
-from surogate_core.errors import ConfigError
 
 from ..formats import ATOM_COLUMNS, ATOM_ROWS, BLOCK, scales_shape
 
@@ -192,42 +191,28 @@ def _select(op: Op, ctx: BindContext, part: _Part) -> Any:
     (m, _, k), base, bias, out = _sizes(op), _base(op), _bias(op), op.outs[0]
     code = DTYPES["bf16" if _emulates(op) else "e2m1"].code
     timed = (part.a, part.b, part.c, part.d) if is_timed(ctx.target) else (0, 0, 0, 0)
-    with selecting(ctx, _C):
-        try:
-            return _C.Gemm(
-                *timed,
-                part.bias,
-                part.scale_a,
-                part.scale_b,
-                ctx.workspace,
-                m=m,
-                n=part.columns,
-                k=k,
-                trans_b=not op.attrs.get("trans_b"),  # the opposite sense: without the attribute, B is stored as [n, k]
-                ldd=part.stride,
-                dtype_a=code,
-                dtype_b=code,
-                dtype_d=DTYPES[out.dtype].code,
-                dtype_bias=DTYPES[bias.dtype].code if bias else NO_BIAS,
-                accumulate=0 in op.accumulate or base is not None,
-                library_bytes=library_bytes(ctx.target),
-                scale_block=0 if _emulates(op) else 16,
-                factors=part.factors,
-                stream=ctx.stream,
-            )
-        except RuntimeError as error:
-            if "no algorithm" not in str(error):
-                raise
-            raise ConfigError(_refused(op, ctx.target, error)) from error
-
-
-def _refused(op: Op, target: Target, error: RuntimeError) -> str:
-    a, b, out = op.ins[0], op.ins[FORM], op.outs[0]
-    return (
-        f"cuBLASLt refuses {op.kind} of {list(a.shape)} and {list(b.shape)} to {out.dtype} by the backend "
-        f"{op.attrs['backend']!r} on {target.device.title} ({error}). Train with recipe: bf16, or change the batch "
-        "size or sequence length if the number of tokens is among these sizes."
-    )
+    with selecting(ctx, _C), explaining(ctx, op, op.ins[0], op.ins[FORM]):
+        return _C.Gemm(
+            *timed,
+            part.bias,
+            part.scale_a,
+            part.scale_b,
+            ctx.workspace,
+            m=m,
+            n=part.columns,
+            k=k,
+            trans_b=not op.attrs.get("trans_b"),  # the opposite sense: without the attribute, B is stored as [n, k]
+            ldd=part.stride,
+            dtype_a=code,
+            dtype_b=code,
+            dtype_d=DTYPES[out.dtype].code,
+            dtype_bias=DTYPES[bias.dtype].code if bias else NO_BIAS,
+            accumulate=0 in op.accumulate or base is not None,
+            library_bytes=library_bytes(ctx.target),
+            scale_block=0 if _emulates(op) else 16,
+            factors=part.factors,
+            stream=ctx.stream,
+        )
 
 
 def signatures(kind: str) -> Iterator[tuple[str, ...]]:
