@@ -53,7 +53,7 @@ __device__ __forceinline__ uint32_t times(uint32_t pair, __nv_bfloat162 scale) {
 __device__ __forceinline__ uint4 decoded(uint32_t codes, uint32_t scale) {
     // The upper and lower bytes of the levels 0, 0.5, 1, 1.5 and 2, 3, 4, 6 in bf16.
     constexpr uint32_t upper[2] = {0x3f3f3f00u, 0x40404040u}, lower[2] = {0xc0800000u, 0xc0804000u};
-    const __nv_bfloat162 factor = __float2bfloat162_rn(float_of_e4m3(scale));
+    const __nv_bfloat162 factor = __float2bfloat162_rn(float_of_ue4m3(scale));
     uint32_t pairs[4];
 #pragma unroll
     for (int k = 0; k < 2; ++k) {

@@ -27,13 +27,6 @@ struct Sums {
     float error = 0.0f, power = 0.0f, present = 0.0f, lost = 0.0f;
 };
 
-__device__ __forceinline__ float level_of(uint32_t code) {
-    const uint32_t magnitude = code & 7u;
-    const float level = magnitude < 2u ? 0.5f * static_cast<float>(magnitude)
-                                       : __uint_as_float((126u + (magnitude >> 1)) << 23 | (magnitude & 1u) << 22);
-    return code & 8u ? -level : level;
-}
-
 __global__ void __launch_bounds__(threads)
     measure_kernel(const uint4* __restrict__ x, const uint2* __restrict__ codes, const uint8_t* __restrict__ scales,
                    const float* __restrict__ amax, float4* __restrict__ partial, unsigned blocks_per_row, int64_t blocks) {
@@ -43,14 +36,14 @@ __global__ void __launch_bounds__(threads)
     for (int64_t at = blockIdx.x * threads + threadIdx.x; at < blocks; at += gridDim.x * threads) {
         const int64_t row = at / blocks_per_row, block = at % blocks_per_row;
         const int64_t atom = row / 128 * atoms_wide + block / 4;
-        const float scale = float_of_e4m3(scales[atom * 512 + row % 32 * 16 + row % 128 / 32 * 4 + block % 4]);
+        const float scale = float_of_ue4m3(scales[atom * 512 + row % 32 * 16 + row % 128 / 32 * 4 + block % 4]);
         const uint4 first = x[2 * at], second = x[2 * at + 1];
         const Fp4Elements elements{{first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w}};
         const uint2 packed = codes[at];
 #pragma unroll
         for (int i = 0; i < fp4_block; ++i) {
             const float value = elements.get(i);
-            const float rounded = level_of((i < 8 ? packed.x : packed.y) >> 4 * (i % 8)) * scale * step;
+            const float rounded = float_of_e2m1((i < 8 ? packed.x : packed.y) >> 4 * (i % 8)) * scale * step;
             const float d = rounded - value;
             sums.error += d * d;
             sums.power += value * value;

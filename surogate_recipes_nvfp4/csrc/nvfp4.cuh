@@ -9,20 +9,14 @@
 // contracts to fused multiply-adds; those that are meant are written __fmaf_rn and __fmaf_rz, and their products are exact.
 #pragma once
 
-#include <cuda_fp8.h>
 #include <surogate/philox.cuh>
+#include <surogate/small_floats.cuh>
 
 #include <cfloat>
 
 namespace surogate {
 
 constexpr int fp4_block = 16;
-
-// Rounds a magnitude to nearest even; those above 448 become 448.
-__device__ __forceinline__ uint32_t e4m3_of(float x) { return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3); }
-
-// E4M3 has four bits of exponent and three of mantissa, which are those of a float with a bias that is less by 120.
-__device__ __forceinline__ float float_of_e4m3(uint32_t code) { return __fmul_rn(__uint_as_float(code << 20), 0x1p120f); }
 
 // Sixteen bf16, in order.
 struct Fp4Elements {
@@ -65,7 +59,7 @@ struct Fp4Scale {
     template <bool FourOverSix>
     __device__ __forceinline__ static Fp4Scale of(float scale, const Fp4Matrix<FourOverSix>& matrix) {
         const uint32_t code = e4m3_of(scale);
-        const float step = __fmul_rn(float_of_e4m3(code), matrix.decode);
+        const float step = __fmul_rn(float_of_ue4m3(code), matrix.decode);
         return {code, fminf(__fdiv_rn(1.0f, step), FLT_MAX)};
     }
 };
@@ -84,7 +78,7 @@ __device__ __forceinline__ float over_1536(float v) {
 template <bool Ordinary>
 __device__ __forceinline__ float fp4_error(const Fp4Elements& x, const Fp4Scale& scale, float amax) {
     constexpr uint32_t one = 0x3f800000u, exponent = 0x7f800000u, to_ulp = 22u << 23;
-    const float step = float_of_e4m3(scale.code);
+    const float step = float_of_ue4m3(scale.code);
     float error = 0.0f;
 #pragma unroll
     for (int i = 0; i < fp4_block; ++i) {

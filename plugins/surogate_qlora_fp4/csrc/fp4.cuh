@@ -1,11 +1,11 @@
-// The levels of E2M1, conversions of block scales, and checks of arguments.
+// The levels of E2M1, and checks of arguments.
 #pragma once
 
-#include <cuda_fp8.h>
 #include <surogate/check.h>
 #include <surogate/dtype.h>
 
 #include <surogate/fused_rows.cuh>
+#include <surogate/small_floats.cuh>
 #include <surogate/table16.cuh>
 
 #include "fp4.h"
@@ -18,13 +18,6 @@ __device__ constexpr float e2m1_levels[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f, 
 
 // Elements of a row that share a scale.
 constexpr int fp4_block = 16;
-
-// Rounds to nearest even; numbers above 448 become 448, NaN becomes 0x7F.
-__device__ __forceinline__ uint32_t e4m3_of(float x) { return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3); }
-
-__device__ __forceinline__ float float_of_e4m3(uint32_t code) {
-    return __half2float(__half(__nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(code), __NV_E4M3)));
-}
 
 inline void check_weight(const Fp4Weight& weight, const Fp4Shape& shape, int dtype, const char* op) {
     check_positive(shape.columns, op, "columns");

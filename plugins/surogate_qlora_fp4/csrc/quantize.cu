@@ -120,18 +120,12 @@ __device__ __forceinline__ Quantized divided(const Block& block, const Matrix& m
     return quantized(block, scale, [=](float x) { return x == 0.0f ? x : __fdiv_rn(x, step); });
 }
 
-__device__ __forceinline__ float level_of(uint32_t code) {
-    const float magnitude = code & 4u ? (code & 2u ? (code & 1u ? 6.0f : 4.0f) : (code & 1u ? 3.0f : 2.0f))
-                                      : 0.5f * static_cast<float>(code & 3u);
-    return code & 8u ? -magnitude : magnitude;
-}
-
 __device__ __forceinline__ float squared_error(const Block& block, const Matrix& matrix, const Quantized& candidate) {
     const float scale = float_of_e4m3(candidate.scale);
     float error = 0.0f;
 #pragma unroll
     for (int i = 0; i < fp4_block; ++i) {
-        const float level = level_of((i < octet ? candidate.codes.x : candidate.codes.y) >> 4 * (i % octet) & 15u);
+        const float level = float_of_e2m1((i < octet ? candidate.codes.x : candidate.codes.y) >> 4 * (i % octet));
         const float value = __fdiv_rn(__fmul_rn(__fmul_rn(level, scale), matrix.amax), matrix.range);
         const float d = __fsub_rn(value, block.x[i]);
         error = __fadd_rn(error, __fmul_rn(d, d));
