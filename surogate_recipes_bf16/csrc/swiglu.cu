@@ -14,7 +14,7 @@
 // bandwidth. In bf16 the kernels use the fast hardware exponential and division. Their error is 2 ulp of fp32 for
 // moderate gates and at worst 2^-17 relative, compared with 2^-9 of the rounding. IEEE division alone would take a third
 // of the time available at full bandwidth.
-#include <surogate/sigmoid.cuh>
+#include <surogate/swiglu.cuh>
 
 #include "dispatch.cuh"
 #include "elementwise.h"
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kMaxThreads) swiglu_kernel(const T* gate_up, T
     V::load(in + width).to_float(up);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-        up[i] *= gate[i] * sigmoid<is_fast<T>>(gate[i]).of;
+        up[i] = swiglu<is_fast<T>>(gate[i], up[i]);
     }
     V::from_float(up).store(out + row * width + column);
 }
@@ -62,12 +62,10 @@ __global__ void __launch_bounds__(kMaxThreads)
     V::load(in + width).to_float(up);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-        const Sigmoid s = sigmoid<is_fast<T>>(gate[i]);
-        const float dgate = d[i] * up[i] * s.of * (1.0f + gate[i] * s.complement);
-        const float dup = d[i] * gate[i] * s.of;
-        d[i] = up[i] * (gate[i] * s.of);
-        gate[i] = dgate;
-        up[i] = dup;
+        const auto gradient = SwigluGradient::of<is_fast<T>>(d[i], gate[i], up[i]);
+        d[i] = gradient.output;
+        gate[i] = gradient.gate;
+        up[i] = gradient.up;
     }
     if constexpr (Recompute) {
         V::from_float(d).store(out + row * width + column);

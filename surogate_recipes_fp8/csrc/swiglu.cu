@@ -14,7 +14,7 @@
 // Bytes moved per element of F: 4 read + 1 + 1 written; backward 6 + 2 + 2, and 1 for hidden_t. Floor at 4.26 TB/s for
 // 8,192 x 12,288: 142 us, backward 236 us (hidden_t: 260 us). Measured on an H200, alone: 85 % of bandwidth or more. A
 // measuring launch before, of current scaling, reads 4 (6) bytes more.
-#include <surogate/sigmoid.cuh>
+#include <surogate/swiglu.cuh>
 
 #include "quantize.cuh"
 #include "quantize.h"
@@ -43,7 +43,7 @@ struct SwigluSource {
         raw.up.to_float(up);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            up[i] *= gate[i] * sigmoid<true>(gate[i]).of;
+            up[i] = swiglu<true>(gate[i], up[i]);
         }
         v[0] = Octet::from_float(up);
     }
@@ -72,11 +72,10 @@ struct SwigluBwdSource {
         raw.up.to_float(up);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            const Sigmoid s = sigmoid<true>(gate[i]);
-            const float dgate = d[i] * up[i] * s.of * (1.0f + gate[i] * s.complement);
-            hidden[i] = up[i] * (gate[i] * s.of);
-            up[i] = d[i] * gate[i] * s.of;
-            gate[i] = dgate;
+            const auto gradient = SwigluGradient::of<true>(d[i], gate[i], up[i]);
+            hidden[i] = gradient.output;
+            up[i] = gradient.up;
+            gate[i] = gradient.gate;
         }
         v[0] = Octet::from_float(gate);
         v[1] = Octet::from_float(up);
