@@ -16,11 +16,17 @@ struct Fp4Quantisation {
     bool square, hadamard, four_over_six, stochastic;
     const void *micro_step, *seed;  // int32 and int64 in device memory, with `stochastic`
     int64_t stream;
+    bool is_measured;
 };
 
-// `measured`: workspace of 16 bytes, aligned to 16.
+// `measured`: 16 bytes, aligned to 16. With `is_measured` they hold the magnitudes of x (swiglu.cu), else they are workspace.
 void nvfp4_quantize(const void* x, const Fp4Form& rows, const Fp4Form& columns, void* measured, int64_t n_rows,
                     int64_t n_columns, const Fp4Quantisation& how, cudaStream_t stream);
+
+void nvfp4_swiglu(const void* gate_up, void* out, void* measured, int64_t rows, int64_t width, cudaStream_t stream);
+
+void nvfp4_swiglu_bwd(const void* dout, const void* gate_up, void* dgate_up, void* measured, int64_t rows, int64_t width,
+                      cudaStream_t stream);
 
 // A factor of a product: its form, and where its numbers are written in bf16, aligned to 16 bytes, or null.
 struct Fp4Factor {

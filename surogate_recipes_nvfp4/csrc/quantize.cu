@@ -14,6 +14,7 @@
 //                  transpose; block i of a form is its i-th, row by row
 //
 // Two launches: the largest magnitudes, then the forms, in reverse order to read from L2 what the first launch read last.
+// The first is left out where the op that computed x has measured it (swiglu.cu).
 // Grid: one block of 256 threads per tile of 128 x 128. A thread quantises four blocks of rows from its registers; a warp
 // has 16 rows. For the transpose the tile is in shared memory, rows of 256 bytes with the halves of each block apart, and a
 // thread quantises two times two columns of 16 rows. Codes of the transpose and scales are staged there too, so that all
@@ -26,6 +27,12 @@
 // per clock and SM and 1.7 GHz, 19 for each of two forms take 44 us of an H200, more than the 24 us of its bytes. So it is
 // bound by arithmetic. Measured there, both launches: rows 47.7 us, both forms 73.4, with hadamard 81.8, with four_over_six
 // too 174.5, with stochastic instead 117.3, square blocks 46.8 and 67.9; of 8,192 x 12,288 rows 122.6 (3.75 TB/s).
+//
+// First launches in a step of Qwen3-8B (8,192 tokens, 31 blocks in FP4, 723 ms): of 63,488 columns a block 32 GB, 7.5 ms by
+// this floor, 1.0 %. SwiGLU has 12,288 of these columns and its gradient 24,576; norms have 8,192, their gradients 8,192, and
+// attention 10,240, both ways. Those of weights, once a step, read 12 GB, 2.8 ms. SwiGLU alone leaves them out, 4.4 ms: its
+// elements do not depend on each other, so that a thread may have the 16 rows of a transform, as no kernel of norms does
+// which gives the bits of the bf16 one.
 #include <surogate/check.h>
 #include <surogate/quantize_tile.cuh>
 #include <surogate/reduce.cuh>
@@ -352,7 +359,9 @@ void nvfp4_quantize(const void* x, const Fp4Form& rows, const Fp4Form& columns, 
     const auto high = static_cast<unsigned>(n_rows / block), wide = static_cast<unsigned>(n_columns / block);
     const bool hadamard = how.hadamard && columns.codes != nullptr;
     auto* amax = static_cast<float*>(measured);
-    measure(x, amax, n_rows, n_columns, hadamard, stream);
+    if (!how.is_measured) {
+        measure(x, amax, n_rows, n_columns, hadamard, stream);
+    }
     const Random random{static_cast<const int32_t*>(how.micro_step), static_cast<const int64_t*>(how.seed),
                         static_cast<uint32_t>(how.stream)};
     const Kernel kernel = how.four_over_six ? kernel_of<true>(how) : kernel_of<false>(how);

@@ -85,6 +85,8 @@ def refused(op: Op, sm: int | None = HOPPER) -> str:
         product("nvfp4_linear_add", BASE, trans_b=True),
         stored(),
         stored("nvfp4_linear_add", value("base", (48, 416), "bf16")),
+        op_of("nvfp4_swiglu", [value("gate_up", (48, 160), "bf16")]),
+        op_of("nvfp4_swiglu_bwd", [value("dy", (48, 80), "bf16"), value("gate_up", (48, 160), "bf16")]),
     ],
     ids=lambda op: f"{op.kind} {len(op.ins)}",
 )

@@ -20,6 +20,7 @@ from surogate_core.errors import ProgramError
 from surogate_core.program.builder import Builder
 from surogate_core.program.passes.dead_code import dead_code
 from surogate_core.reference.e2m1 import levels
+from surogate_core.reference.ops import swiglu, swiglu_bwd
 from surogate_core.testing.kernels import same_bits
 from surogate_core.testing.ops import Elements, check_op
 from surogate_qlora_fp4.reference import fp4_block_dequantize, fp4_block_quantize
@@ -36,7 +37,7 @@ from surogate_recipes_nvfp4.reference import (
 )
 
 VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text())
-QUANTIZE, LINEAR, LINEAR_ADD, MEASURE, REPORT = OPS
+QUANTIZE, LINEAR, LINEAR_ADD, MEASURE, REPORT, SWIGLU, SWIGLU_BWD = OPS
 BF16_EPS = 2.0**-8
 
 
@@ -347,6 +348,22 @@ def test_the_figures_of_a_tensor_are_its_amax_its_error_and_what_is_lost() -> No
     assert none.tolist() == [0.0, 0.0, 0.0]
     (table,) = check_op(REPORT, figures, none)
     assert torch.equal(table, torch.stack([figures, none]))
+
+
+@pytest.mark.parametrize("bad", [None, torch.inf, torch.nan])
+def test_swiglu_and_its_gradient_measure_their_outputs_and_the_transform_of_these(bad: float | None) -> None:
+    gate_up, dy = random_matrix(64, 192), random_matrix(64, 96, 1)
+    if bad is not None:
+        gate_up[5, 100] = bad
+    out, of_out = check_op(SWIGLU, gate_up)
+    gradient, of_gradient = check_op(SWIGLU_BWD, dy, gate_up)
+    assert same_bits(out, swiglu(gate_up)) and same_bits(gradient, swiglu_bwd(dy, gate_up))
+    for x, found in ((out, of_out), (gradient, of_gradient)):
+        forms = quantized(x, columns=True, hadamard=True)
+        recorded = [torch.nan if not_finite else amax for amax, not_finite in found.view(2, 2).tolist()]
+        assert same_bits(torch.tensor(recorded).nan_to_num(-1), torch.stack([forms[2][0], forms[5][0]]).nan_to_num(-1))
+        given = quantized(x, found, columns=True, hadamard=True, measured=True)
+        assert all(same_bits(a, b) for a, b in zip(given, forms, strict=True))
 
 
 # -------------------------------------------------------------------------------------------------------- recomputation

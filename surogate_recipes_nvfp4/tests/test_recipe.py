@@ -49,7 +49,7 @@ def test_every_product_of_a_block_is_lowered_and_nothing_else(config: Mapping[st
 
     def others(program: Program) -> Counter[str]:
         products = {"linear", "linear_dgrad", "linear_wgrad", "nvfp4_linear", "nvfp4_quantize"}
-        return Counter({kind: n for kind, n in kinds(program).items() if kind not in products})
+        return Counter({kind.removeprefix("nvfp4_"): n for kind, n in kinds(program).items() if kind not in products})
 
     theirs = Model(config).assembly.programs
     assert all(others(programs[name]) == others(theirs[name]) for name in ("micro_first", "micro_next", "evaluate"))
@@ -86,6 +86,36 @@ def test_only_gradients_are_stochastic_only_columns_transformed_and_only_activat
     weights = [op for name in ("derive", "update") for op in ops_of(assembly.only(name), "nvfp4_quantize")]
     assert named(weights, "square") == {True}
     assert all(named(weights, name) == {None} for name in ("stochastic", "four_over_six", "hadamard"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "measuring"),
+    [
+        ({}, {"nvfp4_swiglu", "nvfp4_swiglu_bwd"}),
+        ({"options": {"no_fp4_hadamard": True}}, set()),
+        (lora_rank_8(), set()),
+    ],
+    ids=["full", "without the transform", "lora"],
+)
+def test_swiglu_and_its_gradient_measure_what_is_quantized_with_the_transform(
+    settings: dict[str, Any], measuring: set[str]
+) -> None:
+    program = model(**settings).assembly.programs["micro_first"]
+    writer = {v: op.kind for op in program.ops for v in op.outs}
+    measured = [op for op in ops_of(program, "nvfp4_quantize") if op.attrs.get("measured")]
+    assert len(measured) == len(measuring) * LAYERS
+    assert {writer[v] for op in measured for v in op.ins[:2]} == measuring
+    assert kinds(program)["nvfp4_swiglu"] == kinds(program)["nvfp4_swiglu_bwd"] == len(measuring) // 2 * LAYERS
+
+
+@pytest.mark.parametrize("part", ["swiglu", "block"])
+def test_a_recomputed_swiglu_is_not_measured_by_the_quantizer_either(part: str) -> None:
+    plain, saving = model(), model(recompute=frozenset({part}))
+    again = [op for op in saving.assembly.programs["micro_first"].ops if op.phase == "recompute"]
+    assert [op.kind for op in again].count("nvfp4_swiglu") == LAYERS
+    assert named([op for op in again if op.ins[0].label == "swiglu"], "measured") == {True}
+    assert [plain.step(), plain.step()] == [saving.step(), saving.step()]
+    assert differing(plain.named("grad"), saving.named("grad")) == []
 
 
 def test_every_gradient_has_random_numbers_of_its_own() -> None:
@@ -289,7 +319,7 @@ def attributes(run: Model) -> dict[str, list[tuple[str, Value | None, dict[str, 
         name: [
             (op.kind, op.ins[0] if op.ins[0].role == "param" else None, {"phase": op.phase, **op.attrs})
             for op in program.ops
-            if op.kind.startswith("nvfp4")
+            if op.kind.startswith(("nvfp4_quantize", "nvfp4_linear"))
         ]
         for name, program in programs.items()
     }
@@ -309,7 +339,10 @@ def attributes(run: Model) -> dict[str, list[tuple[str, Value | None, dict[str, 
         ({"fp4_four_over_six": "all"}, {("dy", "four_over_six"), ("w", "four_over_six")}),
         ({"fp4_weight_blocks": "16x16"}, set()),
         ({"fp4_weight_blocks": "1x16"}, {("w", "square")}),
-        ({"no_fp4_hadamard": True}, {("x", "hadamard"), ("dy", "hadamard")}),
+        (
+            {"no_fp4_hadamard": True},
+            {("x", "hadamard"), ("dy", "hadamard"), ("x", "measured"), ("dy", "measured")},
+        ),
         ({"no_fp4_stochastic_rounding": True}, {("dy", "stochastic"), ("dy", "stream")}),
     ],
     ids=lambda given: str(given if isinstance(given, dict) else sorted(given)),

@@ -12,6 +12,9 @@ A weight has blocks of 16 x 16 elements, so that y and dx see the same numbers. 
 along the summed dimension alone, so dx needs the transposed form beside the other one. Emulated products read one form
 either way.
 
+SwiGLU and its gradient measure what they write, so the quantizer does not read it twice. It measures other tensors
+itself (csrc/quantize.cu has the bytes).
+
 A frozen weight that the run stores in blocks of 1 x 16 is not quantized again: y reads what is stored. Its blocks lie
 along K, and its matrices have magnitudes of their own, so dx, which sums over N, stays a bf16 product.
 """
@@ -130,23 +133,38 @@ class Fp4Quantizer(Quantizer):
         self._forms: dict[Value, Mapping[str, Form]] = {}
 
     def quantize(self, operand: Operand) -> Collection[Op]:
+        self._quantize(operand)
+        return ()
+
+    def quantize_result(self, op: Op, operand: Operand) -> bool:
+        """Emit the form of an op that measures its output, where its kernel does: with the transform."""
+        kind = f"nvfp4_{op.kind}"
+        if kind not in self._b.ops or not (operand.by_wgrad and self._settings.hadamard):
+            return False
+        magnitudes = self._b.activation("amax", (4,), "fp32")
+        self._b.emit(kind, *op.ins, outs=[*op.outs, magnitudes])
+        self._quantize(operand, magnitudes)
+        return True
+
+    def _quantize(self, operand: Operand, *magnitudes: Value) -> None:
         attrs: dict[str, Any] = {
             "rows": operand.by_rows,
             "columns": operand.by_wgrad,
             "hadamard": operand.by_wgrad and self._settings.hadamard,
             "four_over_six": operand.which in self._settings.four_over_six,
         }
+        if magnitudes:
+            attrs["measured"] = True
         random: tuple[Value, ...] = ()
         if operand.which == "dy" and self._settings.stochastic:
             random = (self._scalars.micro_step, self._scalars.seed)
             attrs |= {"stochastic": True, "stream": crc32(operand.name.encode()) & ~1}
-        outs = self._b.emit("nvfp4_quantize", operand.value, *random, **attrs)
+        outs = self._b.emit("nvfp4_quantize", operand.value, *magnitudes, *random, **attrs)
         forms = [outs[at : at + 3] for at in range(0, len(outs), 3)]
         written = dict(zip([name for name in ("rows", "columns") if attrs[name]], forms, strict=True))
         self._forms[operand.value] = written
         if self._measured is not None and operand.by_rows:
             self._measured.measure(operand.name, operand.weight.block, operand.value, written["rows"])
-        return ()
 
     def multiply(self, op: Op, left: Operand, weight: Value, *, base: Value | None, bias: Value | None) -> None:
         stored = self._settings.stored.get(weight)

@@ -1,12 +1,17 @@
 """The ops of NVFP4 products: one quantizes a matrix, two multiply. `formats.py` describes a form, three values.
 
-nvfp4_quantize    x [M, K] bf16, with `stochastic` also micro_step int32 [] and seed int64 [] -> forms of x
+nvfp4_quantize    x [M, K] bf16, with `measured` also its magnitudes fp32 [4], with `stochastic` also micro_step
+                  int32 [] and seed int64 [] -> forms of x
     rows, columns   the forms to write: of x, then of its transpose [K, M]
     square          blocks of 16 x 16 elements share a scale, so that both forms hold the same numbers
     hadamard        the form of the transpose is that of its random Hadamard transform along M, rounded to bf16
     four_over_six   a block is scaled to the largest value 4 instead of 6 where that has the smaller squared error
     stochastic      round stochastically: element e of block i of a form uses byte e of Philox(seed, i, stream,
                     micro_step), with `stream` for the rows and `stream` + 1 for the columns
+    measured        magnitudes are inputs: the largest finite one and 1 if an element is not finite, of x and of the
+                    transform of its transpose. The op does not measure x then.
+nvfp4_swiglu      the output of `swiglu`, and its magnitudes
+nvfp4_swiglu_bwd  the output of `swiglu_bwd`, and its magnitudes
 nvfp4_linear      a form [M, K], b form [N, K], bias [N] or none -> a b^T + bias, in `dtype`
 nvfp4_linear_add  a form, b form, base [M, N] -> base + a b^T
     backend         "emulate": bf16 products of the operands, which hold them exactly but for amax. "cublaslt": FP4
@@ -50,6 +55,9 @@ def _form(label: str, rows: int, columns: int) -> list[OutSpec]:
 
 def _quantize(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     x, *random = ins
+    if attrs.get("measured"):
+        magnitudes, *random = random
+        _need((magnitudes.shape, magnitudes.dtype) == ((4,), "fp32"), f"magnitudes are fp32 [4], got {magnitudes!r}")
     _need(len(x.shape) == 2 and x.dtype == "bf16", f"a bf16 matrix is quantized, not {x!r}")
     rows, columns = x.shape
     _need(not rows % BLOCK and not columns % BLOCK, f"rows and columns are multiples of {BLOCK}, got {x!r}")
@@ -83,6 +91,26 @@ def _narrowed(op: Op, read: Sequence[bool]) -> Op:
 
 def _written(op: Op) -> list[str]:
     return [name for name in ("rows", "columns") if op.attrs[name]]
+
+
+# ------------------------------------------------------------------------------------------------- ops that measure too
+
+_MAGNITUDES = OutSpec("amax", (4,), "fp32")
+
+
+def _swiglu(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    (gate_up,) = ins
+    rows, width = gate_up.shape
+    _need(gate_up.dtype == "bf16" and not width % 4, f"gate_up is bf16 of a multiple of 4 columns, got {gate_up!r}")
+    _need(not rows % BLOCK, f"rows are a multiple of {BLOCK}, got {gate_up!r}")
+    return [OutSpec("swiglu", (rows, width // 2), "bf16"), _MAGNITUDES]
+
+
+def _swiglu_bwd(ins: Ins, attrs: Attrs) -> list[OutSpec]:
+    dy, gate_up = ins
+    out, magnitudes = _swiglu([gate_up], attrs)
+    _need((dy.shape, dy.dtype) == (out.shape, "bf16"), f"dy is bf16 {list(out.shape)}, got {dy!r}")
+    return [OutSpec("d_gate_up", gate_up.shape, "bf16"), magnitudes]
 
 
 # ------------------------------------------------------------------------------------------------------------ products
@@ -200,14 +228,31 @@ OPS: tuple[OpDef, ...] = (
             "four_over_six": (bool, False),
             "stochastic": (bool, False),
             "stream": (int, 0),
+            "measured": (bool, False),
         },
         narrowed=_narrowed,
         flops=lambda op: 16 * op.ins[0].size * len(_written(op)),
         math=lambda op: "fp32",
-        passes=lambda op: op.ins[0].nbytes,  # the amax is measured before anything is quantized
+        # The magnitudes are measured before anything is quantized.
+        passes=lambda op: 0 if op.attrs.get("measured") else op.ins[0].nbytes,
     ),
     _define("nvfp4_linear", _linear, **_PRODUCT),
     _define("nvfp4_linear_add", _linear_add, may_overwrite=lambda op: {0: 6}, **_PRODUCT),
     _define("nvfp4_measure", _measure, flops=lambda op: 8 * op.ins[0].size, math=lambda op: "fp32"),
     _define("nvfp4_report", _report),
+    _define(
+        "nvfp4_swiglu",
+        _swiglu,
+        flops=lambda op: 3 * op.outs[0].size,
+        math=lambda op: "fp32",
+        memory_efficiency=0.9,
+    ),
+    _define(
+        "nvfp4_swiglu_bwd",
+        _swiglu_bwd,
+        may_overwrite=lambda op: {0: 1},
+        flops=lambda op: 6 * op.ins[0].size,
+        math=lambda op: "fp32",
+        memory_efficiency=0.9,
+    ),
 )

@@ -31,8 +31,11 @@ def nvfp4_quantize(
     four_over_six: bool = False,
     stochastic: bool = False,
     stream: int = 0,
+    measured: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Forms of x and of its transpose."""
+    """Forms of x and of its transpose. Magnitudes that are given are those of x, so they change nothing."""
+    if measured:
+        random = random[1:]
     wide = x.float()
     outs: tuple[Tensor, ...] = ()
     for i, wanted in enumerate((rows, columns)):
@@ -134,6 +137,26 @@ def hadamard_transform(x: Tensor) -> Tensor:
         low, high = y.view(len(x), -1, BLOCK // (2 * stride), 2, stride).unbind(dim=3)
         y = torch.stack((low + high, low - high), dim=3).view(len(x), -1, BLOCK)
     return (y * 0.25).view(x.shape)
+
+
+# ------------------------------------------------------------------------------------------------- ops that measure too
+
+
+def magnitudes(x: Tensor) -> Tensor:
+    """Return the largest finite magnitude, and 1 if an element is not finite, of x and of its columns' transform."""
+    transformed = hadamard_transform(x.float().T.contiguous()).bfloat16()
+    found = [(m.float().abs(), m.isfinite()) for m in (x, transformed)]
+    return torch.stack([f for m, ok in found for f in (m.where(ok, 0).max(), (~ok).any().float())])
+
+
+def nvfp4_swiglu(gate_up: Tensor) -> tuple[Tensor, Tensor]:
+    out = standard.swiglu(gate_up)
+    return out, magnitudes(out)
+
+
+def nvfp4_swiglu_bwd(dy: Tensor, gate_up: Tensor) -> tuple[Tensor, Tensor]:
+    out = standard.swiglu_bwd(dy, gate_up)
+    return out, magnitudes(out)
 
 
 # --------------------------------------------------------------------------------------------------------------- bytes

@@ -1,4 +1,4 @@
-"""The compiled quantizer is bit-identical to the reference."""
+"""The compiled quantizer is bit-identical to the reference, and so are the magnitudes that other ops measure for it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ import torch
 from torch import Tensor
 
 from surogate_core.api import Op, Value
-from surogate_core.testing.binding import bind_kernel, run_op
+from surogate_core.standard_ops import OPS as STANDARD
+from surogate_core.testing.binding import bind_kernel, run_kernel, run_op
 from surogate_core.testing.cases import cases
 from surogate_core.testing.kernels import plain_nan, same_bits
 from surogate_core.testing.ops import as_inputs
+from surogate_recipes_bf16.kernels import KERNELS as BF16_KERNELS
 from surogate_recipes_nvfp4.kernels import KERNELS
 from surogate_recipes_nvfp4.ops import OPS
-from surogate_recipes_nvfp4.reference import nvfp4_quantize
+from surogate_recipes_nvfp4.reference import magnitudes, nvfp4_quantize
 
 pytestmark = pytest.mark.gpu
 
-QUANTIZE = OPS[0]
+DEFINITIONS = {definition.kind: definition for definition in (*OPS, *STANDARD)}
+QUANTIZE, SWIGLU, SWIGLU_BWD = (DEFINITIONS[f"nvfp4_{name}"] for name in ("quantize", "swiglu", "swiglu_bwd"))
 NUMBERS = ("normal", "heavy tails", "rows", "zeros", "subnormal", "huge")
 # Tiles of 128 x 128 that are whole, cut off, and of one block; an odd number of blocks in both directions.
 SHAPES = cases([(48, 80), (272, 400), (256, 384)], more=[(16, 16), (16, 2064), (4112, 144), (1024, 2048)])
@@ -142,7 +145,7 @@ def test_errors_name_the_invalid_argument() -> None:
 
     def launch(x: int = 256, columns: int = 16, codes: int = 256, scales: int = 256, **how: Any) -> None:
         flags = {"square": False, "hadamard": False, "four_over_six": False, "stochastic": False, **how}
-        _C.nvfp4_quantize(x, codes, scales, 256, 0, 0, 0, 256, 16, columns, *flags.values(), 0, 0, 0, 0)
+        _C.nvfp4_quantize(x, codes, scales, 256, 0, 0, 0, 256, 16, columns, *flags.values(), 0, 0, 0, False, 0)
 
     for arguments, message in (
         ({"x": 0}, "nvfp4_quantize: x is a null pointer"),
@@ -155,3 +158,44 @@ def test_errors_name_the_invalid_argument() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             launch(**arguments)
+
+
+# ------------------------------------------------------------------------------------------------- ops that measure too
+
+
+def gated(rows: int, width: int, kind: str) -> tuple[Tensor, Tensor]:
+    """dy [T, F] and gate_up [T, 2F]."""
+    return numbers("normal", rows, width), numbers(kind, rows, 2 * width)
+
+
+@pytest.mark.parametrize("special", [0.0, torch.inf, torch.nan])
+@pytest.mark.parametrize("kind", ["normal", "heavy tails", "zeros"])
+@pytest.mark.parametrize("shape", cases([(48, 80), (272, 400)], more=[(16, 2), (2048, 4096), (4112, 1040)]), ids=str)
+def test_swiglu_has_the_bits_of_bf16_and_measures_them(shape: tuple[int, int], kind: str, special: float) -> None:
+    dy, gate_up = gated(*shape, kind)
+    gate_up[5, 1] = special
+    for measuring, plain, ins in ((SWIGLU, "swiglu", [gate_up]), (SWIGLU_BWD, "swiglu_bwd", [dy, gate_up])):
+        out, found = run_op(KERNELS, measuring, ins, {})
+        (expected,) = run_op(BF16_KERNELS, DEFINITIONS[plain], ins, {})
+        assert same_bits(plain_nan(out), plain_nan(expected))
+        assert same_bits(found.cpu(), magnitudes(out.cpu()))
+
+
+@pytest.mark.parametrize("attrs", [attrs for attrs in ATTRS if not attrs["square"]], ids=name)
+@pytest.mark.parametrize("special", [0.0, torch.inf])
+def test_a_matrix_that_is_measured_already_has_the_same_forms(special: float, attrs: dict[str, Any]) -> None:
+    x = numbers("heavy tails", 272, 400)
+    x[130, 17] = special
+    random = random_states() if attrs["stochastic"] else []
+    attrs = {**attrs, "rows": True, "columns": True}
+    plain = run_op(KERNELS, QUANTIZE, [x, *random], attrs)
+    given = run_op(KERNELS, QUANTIZE, [x, magnitudes(x), *random], {**attrs, "measured": True})
+    assert all(same_bits(plain_nan(a), plain_nan(b)) for a, b in zip(given, plain, strict=True))
+
+
+def test_the_gradient_of_swiglu_may_take_the_place_of_its_input() -> None:
+    dy, gate_up = gated(272, 400, "normal")
+    apart = run_op(KERNELS, SWIGLU_BWD, [dy, gate_up], {})
+    inputs = as_inputs([dy, gate_up])
+    op = Op(SWIGLU_BWD.kind, tuple(inputs), (tuple(inputs)[1], Value("measured", (4,), "fp32", "act")), {})
+    assert all(same_bits(a, b) for a, b in zip(run_kernel(KERNELS, op, inputs), apart, strict=True))

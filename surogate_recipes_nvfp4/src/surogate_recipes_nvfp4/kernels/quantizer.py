@@ -1,4 +1,4 @@
-"""The compiled quantizer."""
+"""The compiled quantizer, and the compiled ops that measure for it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ def _bind(op: Op, ctx: BindContext) -> Call:
     from .. import _C
 
     (x, *random), outs = op.ins, list(op.outs)
+    measured: Value | int = random.pop(0) if op.attrs.get("measured") else ctx.workspace
     forms: list[Value | int] = []
     for written in (op.attrs["rows"], op.attrs["columns"]):
         forms += outs[:FORM] if written else [0] * FORM
@@ -24,13 +25,32 @@ def _bind(op: Op, ctx: BindContext) -> Call:
         _C.nvfp4_quantize,
         x,
         *forms,
-        ctx.workspace,
+        measured,
         *x.shape,
         *(bool(op.attrs.get(name)) for name in ("square", "hadamard", "four_over_six", "stochastic")),
         micro_step,
         seed,
         int(op.attrs.get("stream", 0)),
+        bool(op.attrs.get("measured")),
     )
+
+
+def _bind_swiglu(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    return ctx.call(_C.nvfp4_swiglu, *op.ins, *op.outs, *op.outs[0].shape)
+
+
+def _bind_swiglu_bwd(op: Op, ctx: BindContext) -> Call:
+    from .. import _C
+
+    return ctx.call(_C.nvfp4_swiglu_bwd, *op.ins, *op.outs, *op.ins[0].shape)
+
+
+def _supports_swiglu(op: Op, target: Target) -> Support:
+    if (target.device.sm or 0) < 80:
+        return Support(False, f"needs a GPU of SM80 or newer, not {target.device.title}")
+    return Support(not op.accumulate, "cannot accumulate into its outputs" if op.accumulate else "")
 
 
 def _supports(op: Op, target: Target) -> Support:
@@ -50,9 +70,16 @@ KERNELS: tuple[KernelDef, ...] = (
     KernelDef(
         op="nvfp4_quantize",
         dtypes=("*", "..."),
-        attrs=("square", "hadamard", "four_over_six", "stochastic", "stream"),
+        attrs=("square", "hadamard", "four_over_six", "stochastic", "stream", "measured"),
         supports=_supports,
         bind=_bind,
-        workspace=lambda op, target: MEASURED_BYTES,
+        workspace=lambda op, target: 0 if op.attrs.get("measured") else MEASURED_BYTES,
+    ),
+    *(
+        KernelDef(op=op, dtypes=dtypes, supports=_supports_swiglu, bind=bind)
+        for op, dtypes, bind in (
+            ("nvfp4_swiglu", ("bf16", "bf16", "fp32"), _bind_swiglu),
+            ("nvfp4_swiglu_bwd", ("bf16", "bf16", "bf16", "fp32"), _bind_swiglu_bwd),
+        )
     ),
 )
