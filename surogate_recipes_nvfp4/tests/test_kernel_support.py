@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from surogate_core.api import KernelDef, Op, Target, Value
+from surogate_core.api import BindContext, KernelDef, Op, Target, Value
 from surogate_core.machine.devices import DEVICES
 from surogate_core.plugins.registry import refusal
 from surogate_recipes_nvfp4.formats import scales_shape
-from surogate_recipes_nvfp4.kernels import KERNELS
+from surogate_recipes_nvfp4.kernels import KERNELS, products
 from surogate_recipes_nvfp4.ops import OPS
 
 DEFINITIONS = {definition.kind: definition for definition in OPS}
@@ -128,6 +128,34 @@ def test_scales_of_a_stored_weight_are_ordered_in_the_workspace_for_tensor_cores
     assert kernels[0].workspace(fp4, target(HOPPER)) == (64 << 20) + 256 + 4 * 2 * 512
     assert kernels[1].workspace(emulated, target(HOPPER)) == (64 << 20) + 256 + 2 * 48 * 96 + 2 * 416 * 96
     assert "input gradients are products in bf16" in kernels[1].notice(emulated, target(HOPPER))
+
+
+class Addresses:
+    """The part of a `BindContext` that says where buffers are: far apart, and the workspace at 2^40."""
+
+    workspace, target = 1 << 40, target(BLACKWELL)
+
+    def pointer(self, value: Value) -> int:
+        return (1 + sum(value.name.encode())) << 20
+
+
+@pytest.mark.parametrize("backend", ["emulate", "cublaslt"])
+def test_the_matrices_of_a_stored_weight_have_adjacent_parts_of_all_buffers(backend: str) -> None:
+    op = stored("nvfp4_linear", value("bias", (416,), "bf16"), backend=backend)
+    at, parts = Addresses(), list(products._parts(op, cast(BindContext, Addresses())))
+    kernel = serving(op, BLACKWELL)
+    assert kernel and [part.columns for part in parts] == list(ROWS) and {part.stride for part in parts} == {416}
+    element = 2 if backend == "emulate" else 0.5
+    scales = 0 if backend == "emulate" else 2 * 4  # bytes of a row: K / 16 to a multiple of 4
+    for part, following, rows in zip(parts, parts[1:], ROWS, strict=False):
+        assert following.d - part.d == following.bias - part.bias == 2 * rows
+        assert following.b - part.b == element * rows * 96 and following.scale_b - part.scale_b == scales * rows
+        assert following.factors - part.factors == 16 and following.a == part.a
+        assert all(address % 256 == 0 for address in (following.a, following.b, following.d))
+    first, last = parts[0], parts[-1]
+    assert (first.d, first.bias) == (at.pointer(op.outs[0]), at.pointer(op.ins[6]))
+    end = at.workspace + kernel.workspace(op, at.target)
+    assert end == (last.b + 2 * 32 * 96 if backend == "emulate" else last.scale_b + scales * 128)
 
 
 def test_the_workspace_of_an_emulated_product_holds_both_factors_in_bf16() -> None:
