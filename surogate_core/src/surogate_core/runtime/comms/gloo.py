@@ -138,11 +138,13 @@ def connect(world: World, seconds: float = SECONDS) -> tuple[GlooComm, ...]:
     """
     from torch.distributed import HashStore, PrefixStore, ProcessGroupGloo  # type: ignore[attr-defined]
 
-    shared = HashStore() if world.processes == 1 else world.store.torch_store  # type: ignore[attr-defined]
+    # A connection for each rank: one that waits for the others in the server would keep the next rank from coming.
+    alone = world.processes == 1
+    stores = [HashStore()] * len(world.ranks) if alone else [world.store.torch_store for _ in world.ranks]  # type: ignore[attr-defined]
 
     def one(rank: int, device: int) -> GlooComm:
-        limit = timedelta(seconds=START_SECONDS)
-        group = ProcessGroupGloo(PrefixStore("gloo", shared), rank, world.size, limit)
+        limit, store = timedelta(seconds=START_SECONDS), stores[rank - world.ranks[0]]
+        group = ProcessGroupGloo(PrefixStore("gloo", store), rank, world.size, limit)
         return GlooComm(group, rank, world.size, device, seconds)
 
     try:
