@@ -92,7 +92,4 @@ def _with(ops: tuple[Op, ...], before: Mapping[int, list[Op]], back: Mapping[Val
     """Yield the ops with those of `before` in front of them. Ops after the forward pass read the values of `back`."""
     for index, op in enumerate(ops):
         yield from before.get(index, ())
-        if op.phase == "forward" or not any(value in back for value in op.ins):
-            yield op
-        else:
-            yield replace(op, ins=tuple(back.get(value, value) for value in op.ins))
+        yield op if op.phase == "forward" else op.on(back)

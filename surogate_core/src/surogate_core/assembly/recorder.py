@@ -123,7 +123,7 @@ class Recorder:
         if chunks == 1:
             return program
         ops = tuple(
-            replace(op, attrs={**op.attrs, "chunks": chunks}) if self.inputs.ops[op.kind].takes_chunks else op
+            op.changed(attrs={**op.attrs, "chunks": chunks}) if self.inputs.ops[op.kind].takes_chunks else op
             for op in program.ops
         )
         if ops == program.ops:

@@ -61,5 +61,5 @@ def split_staged(derive: Program, staged: frozenset[Value]) -> tuple[Program, tu
 def _staged(derive: Program, block: int, ops: Sequence[Op]) -> Staged:
     params = dict.fromkeys(v for op in ops for v in op.ins if v.role == "param")
     places = {v: replace(v, name=f"staged.{v.name}", role="staged", label="staged") for v in params}
-    moved = tuple(replace(op, ins=tuple(places.get(v, v) for v in op.ins)) for op in ops)
+    moved = tuple(op.on(places) for op in ops)
     return Staged(replace(derive, name=f"derive.{block}" if block >= 0 else "derive.outside", ops=moved), places)

@@ -175,7 +175,7 @@ class Streaming:
                 visit_of[value].current[value] = self._copy(value, visit_of[value])
                 visit_of[value].written[value] = None
         outs = tuple(visit_of[value].current[value] if value in visit_of else value for value in op.outs)
-        return replace(op, ins=ins, outs=outs)
+        return op.changed(ins=ins, outs=outs)
 
     def _copy(self, value: Value, visit: _Visit) -> Value:
         """Return a new activation, or the buffer of a gradient in this visit."""
@@ -207,10 +207,7 @@ class Streaming:
     def _on_host(self, ops: Iterable[Op]) -> Iterable[Op]:
         """Yield the ops, those that use values on the host with these in place of the values."""
         for op in ops:
-            if self._uses_held(op):
-                ins, outs = (tuple(self.host_places.get(v, v) for v in values) for values in (op.ins, op.outs))
-                op = replace(op, ins=ins, outs=outs)
-            yield op
+            yield op.on(self.host_places)
 
 
 def _insert(insertions: Insertions, index: int, ops: Sequence[Op]) -> None:

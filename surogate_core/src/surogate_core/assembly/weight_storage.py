@@ -144,7 +144,7 @@ def _reading_stored(program: Program, storage: WeightStorage, b: Builder) -> Pro
                 with b.record(op.phase, value.block) as emitted:
                     _materialise(value, wanted, storage, b, now)
                 ops += emitted
-        ops.append(replace(op, ins=tuple(now.get(v, v) for v in op.ins)) if wanted else op)
+        ops.append(op.on(now))
         now = {value: found for value, found in now.items() if value.block >= 0}
     return replace(program, ops=tuple(ops))
 

@@ -9,7 +9,7 @@ from ..config.schema import TrainConfig
 from ..fitting.proposals import suggest
 from ..machine.devices import GIB
 from ..planning.plan import Plan
-from ..planning.report import Report, SameValues, memory_is_the_hosts
+from ..planning.report import Report, SameValues, largest_values, memory_is_the_hosts
 from ..planning.run import Run
 from ..plugins.registry import REFERENCE
 from ..program.value import WEIGHT_LABEL
@@ -110,7 +110,7 @@ def _memory(plan: Plan, chosen: str) -> Iterator[str]:
     yield from _by_label(report.activations_by_label)
     yield ""
     yield "largest values"
-    for same in report.largest[:_LARGEST]:
+    for same in largest_values(plan.assembly)[:_LARGEST]:
         yield f"  {_names(same):<40}{_size(same.nbytes)}   {same.dtype} {list(same.shape)}"
 
 

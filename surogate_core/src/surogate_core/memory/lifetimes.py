@@ -43,15 +43,13 @@ def lifetimes(program: Program, workspace: Callable[[Op], int], on: Place = "dev
     scratch: set[Value] = set()
     for index, op in enumerate(program.ops):
         until = index if op.lane == "compute" else done[index] - 1
-        for value in (*op.ins, *op.outs):
-            role = value.role
-            if role == "act" and value.place == on:
-                if value not in first:
-                    first[value] = index
+        for value in op.ins + op.outs:
+            if value in last:
+                if last[value] < until:
                     last[value] = until
-                elif last[value] < until:
-                    last[value] = until
-            elif role == "staged" and value.place == on:  # in its place before the program runs
+            elif value.role == "act" and value.place == on:
+                first[value], last[value] = index, until
+            elif value.role == "staged" and value.place == on:  # in its place before the program runs
                 first[value], last[value] = 0, len(program.ops) - 1
         if op.in_place and on == "device":
             for out, i in op.in_place.items():

@@ -18,9 +18,13 @@ def place(values: tuple[Interval, ...]) -> tuple[int, ...]:
     Takes O(n log n) operations of the index (`Occupied`) for n values. The results of the last 64 lists are cached,
     because the micro-step programs of a run, and most programs that suggestions try, have equal lifetimes.
     """
-    starts = sorted({first for _, first, _ in values})  # two lifetimes that overlap share the start of one
-    occupied = Occupied(len(starts))
-    ranges = ((nbytes, bisect_left(starts, first), bisect_right(starts, last) - 1) for nbytes, first, last in values)
+    starts = sorted({first for _, first, _ in values})
+    ends = {last for _, _, last in values}
+    peaks = sorted(
+        {starts[bisect_right(starts, last) - 1] for last in ends}
+    )  # lifetimes that overlap share one of them
+    occupied = Occupied(len(peaks))
+    ranges = ((nbytes, bisect_left(peaks, first), bisect_right(peaks, last) - 1) for nbytes, first, last in values)
     return tuple(starmap(occupied.claim, ranges))
 
 
@@ -99,6 +103,9 @@ class Occupied:
 
 def _add(boundaries: list[int], start: int, end: int) -> bool:
     """Add [start, end) to a set and merge the parts that it overlaps or touches. Return whether the set has changed."""
+    if not boundaries or boundaries[-1] < start:
+        boundaries += start, end
+        return True
     inside = bisect_right(boundaries, start)
     if inside % 2 and end <= boundaries[inside]:
         return False

@@ -49,7 +49,6 @@ class Report:
     host_bytes            by purpose, for all devices of a machine, and "total"
     host_memory           bytes of host memory that the run may pin on a machine; None: not known
     activations_by_label  bytes of the arena values that are live at the peak
-    largest               the largest values of the plan, grouped by kind
     peak                  the op at which the arena is fullest, as text
     step                  cost of an optimizer step on one device, whose ranks take turns
     alone                 seconds of a step of the same programs without collectives, as on a single device
@@ -63,7 +62,6 @@ class Report:
     host_bytes: Mapping[str, int]
     host_memory: int | None
     activations_by_label: Mapping[str, int]
-    largest: tuple[SameValues, ...]
     peak: str
     arena_bytes: int
     lower_bound: int
@@ -122,7 +120,7 @@ def summarise(assembly: Assembly, inputs: PlanInputs) -> Report:
         raise ValueError("a report needs a device")
     programs, memory, device = assembly.programs, assembly.memory, inputs.target.device
     steps, on_machine = inputs.grad_accum_steps, inputs.world_size // inputs.nodes
-    name, arena = max(memory.arenas.items(), key=lambda item: item[1].arena_bytes)
+    name, arena = _largest_arena(memory)
     alive = [life for life in arena.lives if life.first <= arena.peak_op <= life.last]
     scratch = sum(life.nbytes for life in alive if life.scratch)
     written = {value: index for index, op in enumerate(programs[name].ops) for value in op.outs}
@@ -144,7 +142,6 @@ def summarise(assembly: Assembly, inputs: PlanInputs) -> Report:
         host_bytes={"total": sum(host.values()), **host},
         host_memory=inputs.host_memory,
         activations_by_label=dict(sorted(by_label.items(), key=lambda item: -item[1])),
-        largest=_largest(memory, arena, programs[name])[:10],
         peak=f"{name}, op {arena.peak_op}: {peak_op.kind}{block}" if peak_op else name,
         arena_bytes=memory.arena_bytes,
         lower_bound=arena.lower_bound,
@@ -217,15 +214,22 @@ def _purposes(memory: MemoryPlan) -> dict[str, int]:
     }
 
 
-def _largest(memory: MemoryPlan, arena: ArenaPlan, program: Program) -> tuple[SameValues, ...]:
-    """Return all values of the segments and of one arena, grouped by shape and dtype, largest first."""
+def largest_values(assembly: Assembly) -> list[SameValues]:
+    """Return all values of the segments and of the largest arena, grouped by shape and dtype, largest first."""
+    memory = assembly.memory
+    name, arena = _largest_arena(memory)
+    program = assembly.programs[name]
     persistent = [(_kind(v), v) for segment in memory.segments.values() for v in segment.offsets]
     shared = [(_contents(life, program), life.value) for life in arena.lives]
     names: dict[tuple[int, str, tuple[int, ...]], list[str]] = {}
     for name, v in (*persistent, *shared):
         names.setdefault((v.nbytes, v.dtype, v.shape), []).append(name)
     groups = (SameValues((*dict.fromkeys(same),), len(same), *key) for key, same in names.items())
-    return tuple(sorted(groups, key=lambda group: -group.nbytes))
+    return sorted(groups, key=lambda group: -group.nbytes)
+
+
+def _largest_arena(memory: MemoryPlan) -> tuple[str, ArenaPlan]:
+    return max(memory.arenas.items(), key=lambda item: item[1].arena_bytes)
 
 
 def _contents(life: Lifetime, program: Program) -> str:

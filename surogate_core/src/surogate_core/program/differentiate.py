@@ -117,7 +117,7 @@ def _seed(
     attrs = {**op.attrs, "wrt": tuple(i for i in definition.loss_grad_ins if op.ins[i] in wanted)}
     with builder.record("forward", op.block):
         outs = builder.emit(definition.loss_with_grads, *op.ins, **attrs)
-    fused = replace(op, kind=definition.loss_with_grads, outs=(loss, *outs[1:]), attrs=attrs)
+    fused = op.changed(kind=definition.loss_with_grads, outs=(loss, *outs[1:]), attrs=attrs)
     return [*forward[:index], fused, *forward[index + 1 :]]
 
 
@@ -197,7 +197,7 @@ def _write_gradients(
             else:
                 outs.append(gradient)
                 del copies[value]
-        result.append(op if tuple(outs) == op.outs else replace(op, outs=tuple(outs)))
+        result.append(op if tuple(outs) == op.outs else op.changed(outs=tuple(outs)))
         for value in op.outs:
             copy(value, op.block)
     for value in list(copies):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal, Protocol, get_args
 
@@ -66,7 +66,7 @@ def _none(op: Op) -> int:
 
 def first_output(kind: str) -> Callable[[Op, Sequence[bool]], Op]:
     """Return the rule that an op becomes `kind`, which computes the first output alone, if nothing reads the others."""
-    return lambda op, read: op if any(read[1:]) else replace(op, kind=kind, outs=op.outs[:1])
+    return lambda op, read: op if any(read[1:]) else op.changed(kind=kind, outs=op.outs[:1])
 
 
 @dataclass(frozen=True, kw_only=True)

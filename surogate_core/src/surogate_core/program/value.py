@@ -82,6 +82,11 @@ class Value:
         """Number of elements; a scalar has one."""
         return prod(self.shape)
 
+    @cached_property
+    def form(self) -> tuple[tuple[int, ...], str, Role, Place]:
+        """The fields that `Op.signature` depends on."""
+        return self.shape, self.dtype, self.role, self.place
+
     @property
     def stored_shape(self) -> tuple[int, ...]:
         """Shape of the tensor that holds the elements (`Dtype.stored_shape`)."""

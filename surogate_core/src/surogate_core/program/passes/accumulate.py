@@ -48,7 +48,7 @@ def _accumulating(op: Op, indices: list[int], builder: Builder, scalars: Scalars
     direct = frozenset(i for i in indices if op.outs[i].dtype != "bf16")
     rounded = [i for i in indices if i not in direct]
     if not rounded:
-        return [op if op.accumulate == direct else replace(op, accumulate=direct)]
+        return [op if op.accumulate == direct else op.changed(accumulate=direct)]
     outs = list(op.outs)
     specs = builder.ops[op.kind].infer(op.ins, op.attrs)
     with builder.record(op.phase, op.block) as emitted:
@@ -59,4 +59,4 @@ def _accumulating(op: Op, indices: list[int], builder: Builder, scalars: Scalars
             builder.emit(
                 "accumulate_rounded", outs[i], target, scalars.micro_step, scalars.seed, outs=[target], stream=stream
             )
-    return [replace(op, outs=tuple(outs), accumulate=direct), *emitted]
+    return [op.changed(outs=tuple(outs), accumulate=direct), *emitted]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from ..op import Op, Program
 from ..opdef import OpDef
@@ -15,11 +14,11 @@ def for_evaluation(program: Program, ops: Mapping[str, OpDef]) -> Program:
     instead: dict[Value, Value] = {}
     kept: list[Op] = []
     for op in program.ops:
-        ins = tuple(instead.get(v, v) for v in op.ins)
+        op = op.on(instead)
         if ops[op.kind].training_only:
             (out,) = op.outs
-            instead[out] = ins[0]
+            instead[out] = op.ins[0]
         else:
-            kept.append(op if ins == op.ins else replace(op, ins=ins))
+            kept.append(op)
     outputs = tuple(instead.get(v, v) for v in program.outputs)
     return Program("evaluate", tuple(kept), outputs, stage="evaluate")

@@ -35,7 +35,7 @@ def fuse_adds(program: Program, ops: Mapping[str, OpDef]) -> Program:
             for fused in (product, *pair):
                 del result[fused]
             kind = definition.pair_kind if pair else definition.add_kind(product)
-            op = replace(product, kind=kind, ins=(*product.ins, *(pair[0].ins if pair else added)), outs=op.outs)
+            op = product.changed(kind=kind, ins=(*product.ins, *(pair[0].ins if pair else added)), outs=op.outs)
         result[op] = op
         producer.update((v, op) for v in op.outs if v.role == "act" and readers[v] == 1)
     return replace(program, ops=tuple(result))

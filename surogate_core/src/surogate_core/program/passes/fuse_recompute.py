@@ -32,7 +32,7 @@ def fuse_recompute(program: Program, ops: Mapping[str, OpDef]) -> Program:
         passed = {reader: program.ops[position[reader] + 1 : position[at] + 1] for reader in early}
         is_free = gone.isdisjoint((at, *early)) and fused.keys().isdisjoint((at, *early))
         if is_free and all(_may_pass(reader, others, early) for reader, others in passed.items()):
-            fused[at] = replace(at, kind=kind, outs=(*at.outs, op.outs[0]))
+            fused[at] = at.changed(kind=kind, outs=(*at.outs, op.outs[0]))
             followers[at] = early
             gone.update((op, *early))
     left = (op for op in program.ops if op not in gone)

@@ -22,7 +22,7 @@ def in_place(program: Program, ops: Mapping[str, OpDef]) -> Program:
     def marked(index: int, op: Op) -> Op:
         allowed = ops[op.kind].may_overwrite(op).items()
         pairs = {out: i for out, i in allowed if last[op.ins[i]] == index and fits_in_place(op, out, i)}
-        return replace(op, in_place=pairs) if pairs else op
+        return op.changed(in_place=pairs) if pairs else op
 
     return replace(program, ops=tuple(marked(index, op) for index, op in enumerate(program.ops)))
 

@@ -11,12 +11,5 @@ from ..value import Value
 
 def write_to(program: Program, targets: Mapping[Value, Value]) -> Program:
     """Replace each key of `targets` by its state, in the ops that write it, the ops that read it and the outputs."""
-
-    def moved(values: tuple[Value, ...]) -> tuple[Value, ...]:
-        return tuple(targets.get(v, v) for v in values)
-
-    ops = tuple(
-        replace(op, ins=moved(op.ins), outs=moved(op.outs)) if any(v in targets for v in (*op.ins, *op.outs)) else op
-        for op in program.ops
-    )
-    return replace(program, ops=ops, outputs=moved(program.outputs))
+    ops = tuple(op.on(targets) for op in program.ops)
+    return replace(program, ops=ops, outputs=tuple(targets.get(v, v) for v in program.outputs))

@@ -52,11 +52,7 @@ def on_copies(program: Program, copies: Mapping[Value, Value], builder: Builder,
             for state, copy in copies.items():
                 if state in _used(program):
                     builder.emit("copy", state, outs=[copy])
-    renamed = [
-        replace(op, ins=tuple(copies.get(v, v) for v in op.ins), outs=tuple(copies.get(v, v) for v in op.outs))
-        for op in program.ops
-    ]
-    return replace(program, ops=(*taken, *renamed))
+    return replace(program, ops=(*taken, *(op.on(copies) for op in program.ops)))
 
 
 def _written(programs: Sequence[Program]) -> set[Value]:

@@ -42,12 +42,10 @@ def recompute(program: Program, drops: Callable[[Value], bool], builder: Builder
                 back.setdefault(old, fresh)
 
     def append(op: Op) -> None:
-        reads_dropped = False
         for value in op.ins:
             if value in dropped:
                 materialise(value)
-                reads_dropped = True
-        ops.append(replace(op, ins=tuple(back.get(v, v) for v in op.ins)) if reads_dropped else op)
+        ops.append(op.on(back))
 
     for op in program.ops:
         if op.phase == "backward":
