@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from made_up_plugins import Install
 from typer.testing import CliRunner
-from whole_plugin import ADAPTER, BOOM, FORMAT, OPTIMIZER, the_error, whole_plugin, write_config
+from whole_plugin import ADAPTER, BOOM, FORMAT, MODEL, OPTIMIZER, the_error, whole_plugin, write_config
 
 from surogate_core.api import CheckpointForm
 from surogate_core.assembly import recorder
@@ -24,6 +24,9 @@ from surogate_core.errors import PluginError, ProgramError
 from surogate_core.plugins.attribution import UNWRAPPED
 from surogate_core.plugins.discovery import load_registry
 from surogate_core.plugins.hookspecs import KINDS
+from surogate_core.program.builder import Builder
+from surogate_core.reference.ops import load
+from surogate_core.runtime.reference import ReferenceCall
 
 
 @pytest.fixture
@@ -95,6 +98,18 @@ def test_a_definition_of_core_is_not_wrapped() -> None:
     core = [item.definition for item in registry.provided if item.plugin.distribution == "surogate-core"]
     assert core and all(definition.origin is None for definition in core)
     assert str(registry.get("recipe", "bf16").origin) == "recipe bf16 of surogate-recipe-bf16 0.1.0"
+
+
+def test_a_standard_op_that_fails_on_the_value_of_a_plugin_names_who_emitted_it(install: Install) -> None:
+    patch = 'change("MODEL", dims=lambda b: b.apply("fill", shape=(2.5,), dtype="fp32", value=0.0))'
+    install("acme", "0.1.0", "zz", patch)
+    registry = load_registry()
+    builder = Builder(registry.ops, "fp32")
+    with pytest.raises(PluginError), builder.record("forward") as emitted:
+        registry.get("model", "acme_model").dims(builder)  # refuses the result, but has emitted an op
+    call = ReferenceCall(emitted[0], load("surogate_core.reference.ops:fill"), (), ())
+    with pytest.raises(ProgramError, match=rf"^fill \(.*emitted at .*acme_zz\.py:\d+ by {MODEL}\) failed: TypeError: "):
+        call.run()
 
 
 @pytest.mark.parametrize("wanted", ["1", "0"])

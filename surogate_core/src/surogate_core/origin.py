@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Final
@@ -55,6 +56,10 @@ class Origin:
                 place = f"{path.parent.name}/{path.name}:{trace.tb_lineno}"
             trace = trace.tb_next
         return place
+
+
+EMITTING: Final[ContextVar[Origin | None]] = ContextVar("EMITTING", default=None)
+"""The definition of a plugin whose function runs, and emits ops."""
 
 
 def _name(text: str) -> str:

@@ -20,6 +20,7 @@ from ..api import WeightMap
 from ..errors import ConfigError, ProgramError
 from ..hub.config_json import QUANTIZATION, read_json
 from ..hub.files import TEMPLATE_DIRECTORY
+from ..machine.progress import Progress
 from ..reporting.text import names_text
 from .folders import SAVING, made, stopping_when_disk_refuses, sync, sync_tree
 from .stored_weights import AGAIN, INDEX, LOADABLE, WEIGHTS, locate, opened, rows_of
@@ -215,20 +216,25 @@ def _rewrite_weights(
 ) -> None:
     """Write the weights of `base_dir` with `rewritten(name, tensor)` in place of the tensors `names`."""
     weight_map: dict[str, str] = {}
-    total = 0
-    for path, held in locate(base_dir).items():
-        with opened(path) as file:
-            tensors: dict[str, Tensor] = {}
-            for name in sorted(held):
-                stored_as = file.get_slice(name).get_dtype()
-                if name in names and stored_as not in LOADABLE:
-                    raise ConfigError(f"{path}: {name} is stored as {stored_as}; use the unquantised model.")
-                tensor = file.get_tensor(name)
-                tensors |= rewritten(name, tensor) if name in names else {name: tensor}
-        stored = (Stored(name, tensor, tensor.dtype) for name, tensor in tensors.items())
-        write_safetensors(directory / path.name, stored)
-        weight_map |= dict.fromkeys(tensors, path.name)
-        total += sum(tensor.nbytes for tensor in tensors.values())
+    total = done = 0
+    files = locate(base_dir)
+    count = sum(map(len, files.values()))
+    with Progress(f"{base_dir}: rewriting", "tensors", count) as progress:
+        for path, held in files.items():
+            with opened(path) as file:
+                tensors: dict[str, Tensor] = {}
+                for name in sorted(held):
+                    stored_as = file.get_slice(name).get_dtype()
+                    if name in names and stored_as not in LOADABLE:
+                        raise ConfigError(f"{path}: {name} is stored as {stored_as}; use the unquantised model.")
+                    tensor = file.get_tensor(name)
+                    tensors |= rewritten(name, tensor) if name in names else {name: tensor}
+                    done += 1
+                    progress(done)
+            stored = (Stored(name, tensor, tensor.dtype) for name, tensor in tensors.items())
+            write_safetensors(directory / path.name, stored)
+            weight_map |= dict.fromkeys(tensors, path.name)
+            total += sum(tensor.nbytes for tensor in tensors.values())
     if (base_dir / INDEX).is_file() and not (base_dir / WEIGHTS).exists():
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
         _write_json(directory / INDEX, index)

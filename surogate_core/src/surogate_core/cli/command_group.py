@@ -14,7 +14,7 @@ from ..errors import SurogateError
 from .signals import INTERRUPTED
 
 BROKEN_PIPE: Final = 141
-SILENT: Final = ("merge", "plan", "profile", "quantize", "verify")
+SILENT: Final = ("plan", "profile", "verify")
 """Commands that may print nothing for long. After SILENT_SECONDS a line in the terminal says that they are at work."""
 SILENT_SECONDS: Final = 2.0
 

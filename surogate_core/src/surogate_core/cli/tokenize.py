@@ -18,8 +18,8 @@ from ..data.cache import TokenDataset
 from ..data.chat.token_spans import runs
 from ..data.corpora import Corpora
 from ..data.pack import PackedRows
-from ..data.tokenize import print_notice
 from ..errors import ConfigError
+from ..machine.progress import print_notice
 from .options import RunArguments
 from .render import output_width, paint
 

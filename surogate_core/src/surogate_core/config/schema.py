@@ -355,9 +355,8 @@ class TrainConfig(DistributionKeys, MemoryKeys, PrecisionKeys, OptimizerKeys, Lo
     def recomputed_parts(self) -> frozenset[str]:
         """The parts of a block that are recomputed in any case; see `assembly.recomputed`."""
         chosen = {part for part, key in RECOMPUTE_KEYS.items() if getattr(self, key)}
-        if self.recompute == "true":
-            chosen |= {"block", "adapter"}
-        return frozenset(chosen - ({"adapter"} if self.adapter is None else set()))
+        whole = {"block", "adapter"} if self.recompute == "true" else set()
+        return frozenset((chosen | whole) - ({"adapter"} if self.adapter is None else set()))
 
     @property
     def precision_request(self) -> PrecisionRequest:

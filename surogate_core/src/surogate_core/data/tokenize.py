@@ -25,6 +25,7 @@ from pydantic import BaseModel
 from ..api import DatasetFormatDef, Encoded, Omission
 from ..config.schema import DatasetEntry
 from ..errors import ConfigError, PluginError, RunStopped
+from ..machine.progress import Progress, print_notice
 from .cache import (
     CACHE_FORMAT,
     DamagedCache,
@@ -39,7 +40,6 @@ from .cache_lock import cache_lock
 from .readers import Row
 from .sources import Source, open_source
 from .tokenizer import Tokenizer
-from .tokenizing_progress import TokenizingProgress
 
 CHUNK_ROWS = 256
 CHUNK_CHARS = 1 << 20
@@ -51,13 +51,8 @@ SHARD_TOKENS = 1 << 22
 """Tokens per shard. A finished shard (every few seconds) survives if the process is killed."""
 
 Notice = Callable[[str], None]
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Called with the rows and the tokens done so far."""
-
-
-def print_notice(message: str) -> None:
-    """Print to standard error: standard output may be read by a program."""
-    print(message, file=sys.stderr)
 
 
 def tokenize_dataset(
@@ -66,7 +61,7 @@ def tokenize_dataset(
     options: BaseModel,
     tokenizer: Tokenizer,
     cache_root: Path | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
     *,
     where: str = "datasets",
     notice: Notice = print_notice,
@@ -90,7 +85,7 @@ def tokenize_dataset(
     Raises ConfigError, naming file and line, if the data cannot be used, and RunStopped if the disk is full.
     """
     opened = source or open_source(entry, getattr(options, "sample_by", "document"), where)
-    with TokenizingProgress(where, rows, notice) as shown:
+    with Progress(f"{where}: tokenizing", "rows", rows, notice) as shown:
         settings = _settings(opened, format_def, options, tokenizer) | ({"bad_rows": "skip"} if skip_bad else {})
         key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
         directory = (cache_root or default_cache_root()) / key
@@ -98,7 +93,10 @@ def tokenize_dataset(
         def write(writer: TokenWriter) -> None:
             def show(rows: int, tokens: int) -> None:
                 moved(f"tokenising {entry.path}, row {rows:,}")
-                (progress or shown)(rows, tokens)
+                if progress is None:
+                    shown(rows, f" ({tokens:,} tokens)")
+                else:
+                    progress(rows, tokens)
 
             _write(writer, opened, format_def, options, tokenizer, show, skip_bad)
             if writer.n_docs == 0:
@@ -243,7 +241,7 @@ def _write(
     format_def: DatasetFormatDef,
     options: BaseModel,
     tokenizer: Tokenizer,
-    progress: Progress,
+    progress: OnProgress,
     skip_bad: bool,
 ) -> None:
     """Tokenise in threads, and append in the order of the rows."""

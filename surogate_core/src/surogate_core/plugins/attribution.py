@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from ..api import Definition, Merge, Value
 from ..dtypes import DTYPES
 from ..errors import ProgramError, SurogateError
-from ..origin import Origin
+from ..origin import EMITTING, Origin
 from .field_types import wrong_result
 
 D = TypeVar("D", bound=Definition)
@@ -53,6 +53,7 @@ def _wrapped(origin: Origin, function: str, call: Callable[..., Any], wrong: Che
 
     @functools.wraps(call)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
+        before = EMITTING.set(origin)
         try:
             result = call(*args, **kwargs)
             expected = wrong(result, args)
@@ -61,6 +62,8 @@ def _wrapped(origin: Origin, function: str, call: Callable[..., Any], wrong: Che
             if stops or (isinstance(error, SurogateError) and not isinstance(error, own)):
                 raise
             raise origin.failed(function, error) from error
+        finally:
+            EMITTING.reset(before)
         if expected:
             raise origin.failed(function, f"returned {_shown(result)}, {expected}")
         return _wrapped_merge(origin, result) if isinstance(result, Merge) else result

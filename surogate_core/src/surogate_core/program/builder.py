@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 from ..dtypes import DTYPES
 from ..errors import ProgramError
+from ..origin import EMITTING
 from .infer import infer
 from .op import Lane, Op, Phase, Program, Stage
 from .opdef import OpDef
@@ -154,7 +155,20 @@ class Builder:
             labels = (*given, *(spec.label for spec in specs[len(given) :]))
             outs = [self.activation(name, s.shape, s.dtype) for name, s in zip(labels, specs, strict=True)]
         changes = tuple(definition.changes(ins, attrs))
-        op = Op(kind, ins, tuple(outs), attrs, self._block, self._phase, accumulate, where, lane, changes=changes)
+        op = Op(
+            kind,
+            ins,
+            tuple(outs),
+            attrs,
+            self._block,
+            self._phase,
+            accumulate,
+            where,
+            lane,
+            {},
+            changes,
+            EMITTING.get(),
+        )
         self._recording.append(op)
         return op.outs
 

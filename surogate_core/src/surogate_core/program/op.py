@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
+from ..origin import Origin
 from .value import Value
 
 Phase = Literal["forward", "backward", "recompute", "update", "derive", "start"]
@@ -35,6 +36,7 @@ class Op:
     lane        stream that the op runs on
     in_place    {index of an output: index of the input whose place in memory it takes}; set by the pass `in_place`
     changes     indices of `ins`, all states, that the op changes (`OpDef.changes`)
+    emitter     the definition of a plugin that emitted the op; None: core
     """
 
     kind: str
@@ -48,6 +50,7 @@ class Op:
     lane: Lane = "compute"
     in_place: Mapping[int, int] = field(default_factory=dict)
     changes: tuple[int, ...] = ()
+    emitter: Origin | None = None
 
     @property
     def written(self) -> tuple[Value, ...]:

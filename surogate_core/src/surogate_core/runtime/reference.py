@@ -114,7 +114,8 @@ class ReferenceCall:
         except Exception as error:
             if self.origin is not None:
                 raise self.origin.failed(f"its reference, {place(self.op)}", error) from error
-            raise ProgramError(f"{place(self.op)} failed: {type(error).__name__}: {error}") from error
+            by = f" by {self.op.emitter}" if self.op.emitter else ""
+            raise ProgramError(f"{place(self.op, by)} failed: {type(error).__name__}: {error}") from error
         with blaming(self.origin, "its reference"):
             self._check_inputs(before)
             self._store(results if isinstance(results, tuple) else (results,))
@@ -185,9 +186,9 @@ def reference_call(
     return ReferenceCall(op, function, ins, outs, origin, dies)
 
 
-def place(op: Op) -> str:
-    """Return how messages name an op."""
-    return f"{op.kind} (block {op.block}, {op.phase}, emitted at {op.where})"
+def place(op: Op, by: str = "") -> str:
+    """Return how messages name an op. `by` follows where it was emitted."""
+    return f"{op.kind} (block {op.block}, {op.phase}, emitted at {op.where}{by})"
 
 
 def _bind(
