@@ -116,7 +116,7 @@ def test_a_server_that_does_not_answer_is_lost_after_a_while(monkeypatch: pytest
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = Address("127.0.0.1", silent.getsockname()[1], "the process of rank 0", "Set MASTER_PORT.")
         with pytest.raises(ConfigError) as caught:
-            TcpStore(address, 1)
+            TcpStore(address, 0.2)
     assert str(caught.value) == (
         f"{address} has not answered for 0.2 s. Does another program listen there? Set MASTER_PORT."
     )

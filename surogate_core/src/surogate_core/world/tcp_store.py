@@ -98,10 +98,13 @@ class TcpStore:
         self._store: Any = None
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._calling = Lock()  # no call follows the end of the calls
+        _torch()  # takes seconds on a busy machine
         host = "127.0.0.1" if listening is not None else _reached(address, seconds)
         Thread(target=_make_calls, args=(self._calls,), name="store", daemon=True).start()
         try:
-            self._store = self._answer(lambda _: _opened(host, address.port, listening, prefix))
+            # The process that listens may still be importing torch.
+            limit = max(seconds, ANSWER_SECONDS)
+            self._store = self._answer(lambda _: _opened(host, address.port, listening, prefix, limit), limit)
             self.add("opened", 1)
         except StoreLost as error:
             raise ConfigError(f"{error}. Does another program listen there? {address.remedy}") from None
@@ -146,7 +149,7 @@ class TcpStore:
             self._calls.put(None)
             self._store = None
 
-    def _answer(self, call: Callable[[Any], T]) -> T:
+    def _answer(self, call: Callable[[Any], T], seconds: float | None = None) -> T:
         """Return the result of a call to torch. Raises StoreLost if the server is gone, now or at an earlier call."""
         answer: Future[T] = Future()
         with self._calling:
@@ -154,9 +157,9 @@ class TcpStore:
                 raise StoreLost(self._lost)
             self._calls.put((answer, call, self._store))
         try:
-            return answer.result(ANSWER_SECONDS)
+            return answer.result(seconds or ANSWER_SECONDS)
         except TimeoutError:
-            self._lost = f"{self.address} has not answered for {ANSWER_SECONDS:g} s"
+            self._lost = f"{self.address} has not answered for {seconds or ANSWER_SECONDS:g} s"
         except RuntimeError as error:  # torch's DistError is one
             self._lost = f"{self.address} cannot be reached: {str(error).splitlines()[0]}"
         raise StoreLost(self._lost)
@@ -199,12 +202,12 @@ def _reached(address: Address, seconds: float) -> str:
         time.sleep(0.1)
 
 
-def _opened(host: str, port: int, listening: socket.socket | None, prefix: str) -> Any:
+def _opened(host: str, port: int, listening: socket.socket | None, prefix: str, seconds: float) -> Any:
     client = _torch().TCPStore(
         host,
         port,
         is_master=listening is not None,
-        timeout=timedelta(seconds=ANSWER_SECONDS / 2),
+        timeout=timedelta(seconds=seconds),
         wait_for_workers=False,
         master_listen_fd=None if listening is None else listening.detach(),
     )
