@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel
 
-from surogate_core.api import Deterministic, OffloadDef, Precision, PrecisionRequest, Target
+from surogate_core.api import Comm, Deterministic, OffloadDef, Precision, PrecisionRequest, Target
 from surogate_core.assembly.assemble import assemble
 from surogate_core.assembly.assembly import Assembly
 from surogate_core.assembly.inputs import PlanInputs
@@ -236,3 +237,34 @@ class Setup:
     def weights(self, worker: Worker) -> dict[str, torch.Tensor]:
         worker.settle()
         return {name: value.clone().cpu() for name, value in worker.params().items()}
+
+
+@contextmanager
+def team_of(setup: Setup, comms: Sequence[Comm], *, graphs: bool = True) -> Iterator[Team]:
+    """Start a worker for each communicator, with the weights of the first."""
+
+    def make(comm: Comm) -> Worker:
+        return Worker.on_gpu(setup.assembly, replace(setup.context(), comm=comm), 1, poison=True)
+
+    team = Team(comms, make)
+    try:
+        setup._fill(team)
+        team.start(graphs=graphs)
+        yield team
+    finally:
+        team.close()
+
+
+def step(setup: Setup, worker: Worker | Team, number: int, micro: int) -> tuple[float, float]:
+    """Run an optimizer step over `micro` batches. The worker takes `width` of them at a time."""
+    batches = [setup.batch(100 * number + i) for i in range(micro)]
+    scale = 1 / sum(batch.n_valid for batch in batches)
+    for at in range(0, micro, worker.width):
+        worker.micro_step(
+            *batches[at : at + worker.width],
+            first=at == 0,
+            last=at + worker.width == micro,
+            loss_scale=scale,
+            index=number * micro + at,
+        )
+    return worker.update(lr=1e-3, step=number).values()

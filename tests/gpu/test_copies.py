@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,14 +10,12 @@ import torch
 from end_to_end.product import Workplace, losses, make_workplace, write_model
 from runtime.collective_cases import check_collectives
 
-from surogate_core.api import Comm, World
+from surogate_core.api import World
 from surogate_core.assembly.assemble import assemble
 from surogate_core.runtime.comms import copies, gloo
 from surogate_core.runtime.launch import SingleComm
-from surogate_core.runtime.team import Team
-from surogate_core.runtime.worker import Worker
 
-from .harness import Setup
+from .harness import Setup, step, team_of
 
 pytestmark = pytest.mark.gpu
 
@@ -59,35 +55,6 @@ def planned(ranks: int, accumulation: int, **settings: Any) -> Setup:
     setup.given = replace(setup.given, world_size=ranks, grad_accum_steps=accumulation)
     setup.assembly = assemble(setup.given)
     return setup
-
-
-@contextmanager
-def team_of(setup: Setup, comms: Sequence[Comm], *, graphs: bool = True) -> Iterator[Team]:
-    def make(comm: Comm) -> Worker:
-        return Worker.on_gpu(setup.assembly, replace(setup.context(), comm=comm), 1, poison=True)
-
-    team = Team(comms, make)
-    try:
-        setup._fill(team)
-        team.start(graphs=graphs)
-        yield team
-    finally:
-        team.close()
-
-
-def step(setup: Setup, worker: Worker | Team, number: int, micro: int) -> tuple[float, float]:
-    """Run an optimizer step over `micro` batches. The worker takes `width` of them at a time."""
-    batches = [setup.batch(100 * number + i) for i in range(micro)]
-    scale = 1 / sum(batch.n_valid for batch in batches)
-    for at in range(0, micro, worker.width):
-        worker.micro_step(
-            *batches[at : at + worker.width],
-            first=at == 0,
-            last=at + worker.width == micro,
-            loss_scale=scale,
-            index=number * micro + at,
-        )
-    return worker.update(lr=1e-3, step=number).values()
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -21,9 +21,9 @@ from surogate_core.api import World
 from surogate_core.assembly.assemble import assemble
 from surogate_core.runtime import nccl
 from surogate_core.runtime.team import Team
-from surogate_core.runtime.worker import Worker
 
-from .harness import Setup
+from . import harness
+from .harness import Setup, step
 
 pytestmark = [
     pytest.mark.gpu,
@@ -48,19 +48,12 @@ def planned(accumulation: int, world_size: int = 2, **settings: Any) -> Setup:
 
 @contextmanager
 def team_of(setup: Setup, *, graphs: bool = True) -> Iterator[Team]:
-    """Start a worker on each of two GPUs, with the weights of the first."""
+    """Start a team on two GPUs."""
     comms = nccl.connect(World(size=2, ranks=range(2), devices=[0, 1]))
-
-    def make(comm: Any) -> Worker:
-        return Worker.on_gpu(setup.assembly, replace(setup.context(), comm=comm), 1, poison=True)
-
-    team = Team(comms, make)
     try:
-        setup._fill(team)
-        team.start(graphs=graphs)
-        yield team
+        with harness.team_of(setup, comms, graphs=graphs) as team:
+            yield team
     finally:
-        team.close()
         nccl.disconnect(comms)
 
 
@@ -71,21 +64,6 @@ def test_every_collective_of_nccl_moves_and_combines_what_its_reference_does() -
         check_collectives(comms, "cuda")
     finally:
         nccl.disconnect(comms)
-
-
-def step(setup: Setup, worker: Worker | Team, number: int, micro: int) -> tuple[float, float]:
-    """Run an optimizer step over `micro` batches. The worker takes `width` of them at a time."""
-    batches = [setup.batch(100 * number + i) for i in range(micro)]
-    scale = 1 / sum(batch.n_valid for batch in batches)
-    for at in range(0, micro, worker.width):
-        worker.micro_step(
-            *batches[at : at + worker.width],
-            first=at == 0,
-            last=at + worker.width == micro,
-            loss_scale=scale,
-            index=number * micro + at,
-        )
-    return worker.update(lr=1e-3, step=number).values()
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 2e-5), ("mixed", 2e-3)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 from surogate_core.api import Comm, Span
+from surogate_core.api.world import CollectiveError
 from surogate_core.dtypes import DTYPES
 from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.runtime.collectives import REDUCIBLE
@@ -41,6 +44,25 @@ def on_all(comms: Sequence[Comm], work: Callable[[Comm], Any]) -> list[Any]:
     """Call `work` for every rank on a thread of its own, and return or raise what they do."""
     with ThreadPoolExecutor(len(comms)) as threads:
         return [future.result(120) for future in [threads.submit(work, comm) for comm in comms]]
+
+
+def error_after_abort(waiting: Comm, aborted: Comm) -> str:
+    """Return the error of a rank that waits in a barrier when a communicator is aborted."""
+    failed: list[str] = []
+
+    def wait() -> None:
+        try:
+            waiting.barrier(0)
+        except CollectiveError as error:
+            failed.append(str(error))
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    time.sleep(0.1)
+    aborted.abort()
+    thread.join(5)
+    (text,) = failed
+    return text
 
 
 def check_collectives(comms: Sequence[Comm], kind: str = "cpu") -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from runtime.collective_cases import check_collectives, on_all, span, values
+from runtime.collective_cases import check_collectives, error_after_abort, on_all, span, values
 
 from surogate_core.errors import ProgramError
 from surogate_core.runtime.comms import copies, reference, spans
@@ -68,20 +67,7 @@ def test_ranks_that_call_different_collectives_all_fail_with_both_calls() -> Non
 
 def test_an_abort_frees_a_rank_that_waits() -> None:
     first, second = copies.connect([0, 0])
-    failed: list[str] = []
-
-    def wait() -> None:
-        try:
-            first.barrier(0)
-        except CollectiveError as error:
-            failed.append(str(error))
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    time.sleep(0.05)
-    second.abort()
-    thread.join(5)
-    assert failed == ["rank 0, barrier: the communicator was aborted"]
+    assert error_after_abort(first, second) == "rank 0, barrier: the communicator was aborted"
     first.check()
 
 

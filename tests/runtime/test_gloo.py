@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import pytest
 import torch
 import torch.distributed
 import torch.multiprocessing
-from runtime.collective_cases import check_collectives, on_all, span, values
+from runtime.collective_cases import check_collectives, error_after_abort, on_all, span, values
 
 from surogate_core.api import World
 from surogate_core.api.world import LocalStore
@@ -72,20 +70,8 @@ def test_a_rank_that_does_not_come_ends_the_wait_with_the_name_of_the_collective
 
 def test_an_abort_frees_a_rank_that_waits() -> None:
     first, _ = gloo.connect(world_of(2))
-    failed: list[str] = []
-
-    def wait() -> None:
-        try:
-            first.barrier(0)
-        except CollectiveError as error:
-            failed.append(str(error))
-
-    thread = threading.Thread(target=wait, daemon=True)
-    thread.start()
-    time.sleep(0.1)
-    first.abort()
-    thread.join(5)
-    assert failed and "barrier" in failed[0] and "aborted" in failed[0], failed
+    failed = error_after_abort(first, first)
+    assert "barrier" in failed and "aborted" in failed, failed
 
 
 def test_gloo_and_copies_have_equal_bits() -> None:

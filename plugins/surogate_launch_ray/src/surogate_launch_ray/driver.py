@@ -23,7 +23,7 @@ from surogate_core.errors import ConfigError, RunStopped
 
 from .cluster import CPUS, connected, held, on, wanted_nodes
 from .mailbox import Mailbox
-from .plugin import Distributed
+from .options import Distributed
 from .probes import Facts, ask, collect, differences
 
 Notice = Callable[[str], None]

@@ -50,7 +50,7 @@ class DeviceInfo:
     runtime_bytes   device memory of a process besides the planned buffers
     source          where the rates come from
     link            to the other devices of the machine
-    network         to devices of other machines. All devices of a machine together send so many times its rate.
+    network         to devices of other machines. Devices of a machine send at this rate each, at the same time.
     host_bandwidth  bytes/s of copies to, and at the same time from, pinned memory of the host
     """
 

@@ -19,7 +19,7 @@ class DistributionKeys(Keys):
     ranks_per_gpu: Int = Field(
         1,
         ge=1,
-        description="Ranks on each GPU, or on the CPU. More than 1 trains as on so many GPUs, slowly, to test what "
+        description="Ranks on each GPU, or on the CPU. More than 1 trains as on that many GPUs, slowly, to test what "
         "runs on several.",
     )
     transport: Annotated[Literal["auto", "nccl", "copies", "gloo"], Word] = Field(

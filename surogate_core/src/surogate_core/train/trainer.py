@@ -152,13 +152,17 @@ def train_planned(
 def _headline(plan: Plan) -> str:
     inputs, report = plan.inputs, plan.report
     partly = plan.assembly.n_trainable < plan.assembly.n_params
-    devices, planned = devices_text(report.device, report.devices, report.nodes), report.device_bytes["total"] / GIB
+    devices, planned = _devices(plan), report.device_bytes["total"] / GIB
     return (
         f"{inputs.model.name}, {parameters_text(plan.assembly.n_params)} parameters, "
         + (f"{parameters_text(plan.assembly.n_trainable)} trained, " if partly else "")
         + f"{inputs.precision.model}, on {devices}: {planned:.2f} GiB planned"
         + (" on each" if report.devices > 1 else "")
     )
+
+
+def _devices(plan: Plan) -> str:
+    return devices_text(plan.report.device, plan.report.devices, plan.report.nodes)
 
 
 def _data_lines(steps: Steps) -> Iterator[str]:
@@ -179,8 +183,7 @@ def _saved_run(run: Run, plan: Plan, steps: Steps) -> SavedRun:
         plan=plan,
         extends=steps.schedule.extends,
         facts=facts(run, plan, steps.loader, steps.total),
-        versions=run_versions(run, plan)
-        | {"device": devices_text(plan.report.device, plan.report.devices, plan.report.nodes)},
+        versions=run_versions(run, plan) | {"device": _devices(plan)},
         metrics=metrics_path(Path(run.config.output_dir), run.config.log_file),
     )
 
@@ -287,7 +290,7 @@ def _run_info(run: Run, plan: Plan, steps: Steps, progress: Progress) -> RunInfo
         tokens_per_step=steps.loader.tokens_per_step,
         config=resolved(run.loaded),
         versions=run_versions(run, plan),
-        device=devices_text(plan.report.device, plan.report.devices, plan.report.nodes),
+        device=_devices(plan),
         parameters=plan.assembly.n_params,
         trainable_parameters=plan.assembly.n_trainable,
         done_steps=progress.step,

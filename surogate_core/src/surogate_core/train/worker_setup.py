@@ -42,6 +42,7 @@ def make_worker(
     from ..runtime.autotune_cache import AutotuneCache
     from ..runtime.context import ExecutionContext
     from ..runtime.launch import ALONE
+    from ..runtime.team import Team
     from ..runtime.worker import Worker
 
     config, assembly, target = run.config, plan.assembly, plan.target
@@ -69,20 +70,11 @@ def make_worker(
         )
         return Worker.on_gpu(assembly, context, config.train_seed)
 
-    worker = _team(comms, on_gpu, together) if plan.report.world_size > 1 else on_gpu(comms[0] if comms else ALONE)
+    worker = Team(comms, on_gpu, together.check) if plan.report.world_size > 1 else on_gpu(comms[0] if comms else ALONE)
     cache.save()
     if together.world.writer:
         together.share(json.dumps(cache.selected()).encode(), SELECTED)
     return worker
-
-
-def _team(comms: Sequence[Comm], make: Callable[[Comm], Worker], processes: Processes) -> Team:
-    """Return a team that ends when another process fails."""
-    from ..runtime.team import Team
-
-    team = Team(comms, make, processes.check)
-    processes.on_failure(team.abort)
-    return team
 
 
 def _on_cpu(run: Run, plan: Plan, comms: Sequence[Comm], processes: Processes) -> Worker | Team:
@@ -90,6 +82,7 @@ def _on_cpu(run: Run, plan: Plan, comms: Sequence[Comm], processes: Processes) -
     import torch
 
     from ..runtime.launch import ALONE
+    from ..runtime.team import Team
     from ..runtime.worker import Worker
 
     def make(comm: Comm) -> Worker:
@@ -102,7 +95,7 @@ def _on_cpu(run: Run, plan: Plan, comms: Sequence[Comm], processes: Processes) -
     if plan.report.world_size == 1:
         return make(comms[0] if comms else ALONE)
     threads = torch.get_num_threads()
-    team = _team(comms, one_of_several, processes)
+    team = Team(comms, one_of_several, processes.check)
     torch.set_num_threads(threads)  # what each rank has set is the default of other threads too
     return team
 

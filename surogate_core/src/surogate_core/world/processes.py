@@ -84,8 +84,7 @@ class Processes:
         own = self._key(self.world.process)
         number = own.partition("/")[0]
         self._set(own, value)
-        others = range(self.world.processes)
-        return [self._get(f"{number}/{process}", process, what, seconds) for process in others]
+        return [self._get(f"{number}/{process}", process, what, seconds) for process in range(self.world.processes)]
 
     def barrier(self, what: str, seconds: float = PATIENCE) -> None:
         """Wait for all processes."""
@@ -93,7 +92,7 @@ class Processes:
 
     def compare(self, what: str, facts: Mapping[str, str]) -> None:
         """Raise ConfigError in every process, with the same text, if a fact differs between processes."""
-        found = [_decoded(value) for value in self.gather(_encoded(facts), what)]
+        found = [json.loads(value) for value in self.gather(json.dumps(dict(facts)).encode(), what)]
         wrong = list(_odd_ones(found))
         if wrong:
             raise ConfigError(
@@ -283,15 +282,6 @@ def _status(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) and error.code else RunStopped.exit_code
     return int(getattr(error, "exit_code", RunStopped.exit_code))
-
-
-def _encoded(facts: Mapping[str, str]) -> bytes:
-    return json.dumps(dict(facts)).encode()
-
-
-def _decoded(value: bytes) -> dict[str, str]:
-    found: dict[str, str] = json.loads(value)
-    return found
 
 
 def _odd_ones(found: list[dict[str, str]]) -> Iterator[str]:

@@ -74,7 +74,7 @@ class Watch:
                 time.sleep(2 * BEAT_SECONDS)
 
     def post(self, text: str, status: int, shown_by: int, lost: bool = True) -> bool:
-        """Tell the other processes that the run has failed. Return whether they are told; the first failure counts.
+        """Tell the other processes that the run has failed. Return whether the store has it; the first failure counts.
 
         `lost`: as a `RunLost`.
         """

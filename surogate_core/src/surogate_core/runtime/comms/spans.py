@@ -33,7 +33,7 @@ def part(span: Span, index: int, parts: int) -> Span:
 
 
 CHUNK = 128
-"""Chunks have a multiple of so many elements, so that all of an aligned span are aligned."""
+"""Chunks have a multiple of this number of elements, so that all of an aligned span are aligned."""
 
 
 def chunk(span: Span, index: int, parts: int) -> Span:
