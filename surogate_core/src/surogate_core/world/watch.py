@@ -168,11 +168,9 @@ class Watch:
         living = [process for process, beat in beats.items() if beat.fate == "running"]
         self.told = min([*living, self.world.process]) != self.world.process
         first = beats.get(0)
-        fate = first.fate if first else ""
-        why = f"{described(0, first)} {_FATES[fate]}: " if first and fate in _FATES else ""
-        return RunLost(
-            f"{why}{lost}. This process stops, because nobody would save what it trains. {self._checkpoint()}"
-        )
+        # How a connection breaks differs between processes. What is known of process 0 does not.
+        why = f"{described(0, first)} {_FATES[first.fate]}" if first and first.fate in _FATES else f"{lost}"
+        return RunLost(f"{why}. This process stops, because nobody would save what it trains. {self._checkpoint()}")
 
     def _checkpoint(self) -> str:
         return last_checkpoint({p: peer.beat for p, peer in self._peers.items() if peer.beat is not None})
