@@ -34,6 +34,9 @@ GRACE_SECONDS = 5.0
 _SETTLE = 2.5
 """Heartbeats for which the others are watched when one is gone, because several may be."""
 
+_ENDING = 0.2
+"""Seconds for which a killed process may still count as running after its connections are closed."""
+
 _FAILED = "failed"
 
 
@@ -164,6 +167,7 @@ class Watch:
 
     def _lost_store(self, lost: StoreLost) -> SurogateError:
         """Without the store the processes cannot agree who shows it: the first living one of each machine does."""
+        self._over.wait(_ENDING)
         beats = {process: peer.beat for process, peer in self._peers.items() if peer.beat is not None}
         living = [process for process, beat in beats.items() if beat.fate == "running"]
         self.told = min([*living, self.world.process]) != self.world.process
