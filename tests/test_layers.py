@@ -46,7 +46,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
         "config": "api errors",
         "plugins": "api config dtypes errors origin program",
         "data": "api config errors hub machine",
-        "reference": "dtypes",
+        "reference": "dtypes program",
         "assembly": "api config dtypes errors machine memory origin plugins program",
         "planning": "api assembly config data errors hub machine memory plugins program",
         "fitting": "api assembly config errors machine memory planning program",

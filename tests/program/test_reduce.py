@@ -91,8 +91,8 @@ def test_ranges_are_split_at_gaps_dtype_changes_and_order_changes() -> None:
 def test_a_value_that_no_op_writes_cannot_be_reduced() -> None:
     planned = model(1, 1)
     orphan = Value("orphan", (3,), "fp32", "grad")
-    with pytest.raises(ProgramError, match=r"micro_first: cannot all-reduce values that no op writes: orphan"):
-        reduce(planned.assembly.programs["micro_first"], {orphan: orphan}, None, 2)  # type: ignore[arg-type]
+    with pytest.raises(ProgramError, match=r"micro_first: cannot sum values that no op writes: orphan"):
+        reduce(planned.assembly.programs["micro_first"], {orphan: orphan}, {}, None, 2)  # type: ignore[arg-type]
 
 
 def test_a_single_rank_cannot_run_the_program_of_two() -> None:

@@ -176,7 +176,8 @@ NOT_DIFFERENTIATED = {
         "swiglu_bwd",
         "swiglu_bwd_recompute",
     ),
-    *("lm_head_ce_grads", "fill", "global_norm", "accumulate_rounded", "all_reduce", "copy", "commit", "move", "wait"),
+    *("lm_head_ce_grads", "fill", "accumulate_rounded", "copy", "commit", "move", "wait"),
+    *("global_norm", "square_sums", "norm_of_sums", "all_reduce", "reduce_scatter", "all_gather"),
 }
 
 

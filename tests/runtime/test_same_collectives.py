@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from models.harness import OPS, plan_inputs, tiny_config
+from random_batches import random_batch
 
 from surogate_core.assembly.assemble import assemble
-from surogate_core.data.loader import MicroBatch
 from surogate_core.errors import ProgramError
 from surogate_core.program.verify import check_collectives
 from surogate_core.runtime.comms import copies
@@ -18,8 +18,7 @@ from surogate_core.runtime.initialise import initialise
 from surogate_core.runtime.team import Team
 from surogate_core.runtime.worker import Worker
 
-RANKS, ROWS, SEQ_LEN = 4, 2, 32
-TOKENS, DOCUMENTS = ROWS * SEQ_LEN, 64
+RANKS, ROWS, SEQ_LEN, DOCUMENTS = 4, 2, 32, 64
 CONFIG = tiny_config(vocab_size=61, hidden_size=24, intermediate_size=40, num_hidden_layers=2, head_dim=8)
 
 
@@ -35,22 +34,6 @@ class Recorder(copies.CopiesComm):
         super().all_reduce(spans, how, stream)
 
 
-def random_batch(rng: np.random.Generator) -> MicroBatch:
-    """A batch of any number of documents; of four, one is empty (padding alone) and one has no labels."""
-    kind, vocab = rng.integers(4), CONFIG["vocab_size"]
-    starts = {row * SEQ_LEN for row in range(ROWS)}
-    if kind:
-        starts |= set(rng.integers(1, TOKENS, rng.integers(DOCUMENTS - ROWS)).tolist())
-    offsets = np.full(DOCUMENTS + 1, TOKENS, np.int32)
-    offsets[: len(starts)] = sorted(starts)
-    positions = np.concatenate([np.arange(n) for n in np.diff([*sorted(starts), TOKENS])]).astype(np.int32)
-    tokens = rng.integers(0, vocab, TOKENS).astype(np.int32) * (kind > 0)
-    labelled = (rng.random(TOKENS) < rng.random()) & (kind > 1)
-    targets = np.where(labelled, np.roll(tokens, -1), -100).astype(np.int32)
-    n_valid = int(labelled.sum())
-    return MicroBatch(tokens.astype(np.int32), targets, positions, offsets, TOKENS if kind else 0, n_valid)
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_four_ranks_record_the_same_calls_over_random_batches(seed: int) -> None:
     sizes = {"batch_size": ROWS, "seq_len": SEQ_LEN, "max_documents": DOCUMENTS, "grad_accum_steps": 2}
@@ -63,11 +46,11 @@ def test_four_ranks_record_the_same_calls_over_random_batches(seed: int) -> None
         team.start()
         for step in range(1, 6):
             for micro in range(2):
-                batches = [random_batch(rng) for _ in range(RANKS)]
+                batches = [random_batch(rng, CONFIG, ROWS, SEQ_LEN, DOCUMENTS) for _ in range(RANKS)]
                 index = 2 * RANKS * step + RANKS * micro
                 team.micro_step(*batches, first=micro == 0, last=micro == 1, loss_scale=0.01, index=index)
             team.update(lr=1e-3, step=step).values()
-            team.evaluate(*(random_batch(rng) for _ in range(RANKS)))
+            team.evaluate(*(random_batch(rng, CONFIG, ROWS, SEQ_LEN, DOCUMENTS) for _ in range(RANKS)))
     finally:
         team.close()
     first = comms[0].calls

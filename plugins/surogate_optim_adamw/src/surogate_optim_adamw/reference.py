@@ -29,6 +29,7 @@ def adamw(
     beta1: float,
     beta2: float,
     epsilon: float,
+    firsts: Sequence[int] = (),
 ) -> tuple[Tensor, ...]:
     """Apply one step to n tensors. `values` are n gradients, masters, first and second moments. `step` starts at 1.
 
@@ -53,7 +54,7 @@ def adamw(
             p = up(masters[i]) * (1 - rate * weight_decay[i])
             p = p - (rate / correction1) * (m / (v.sqrt() / correction2 + epsilon))
             results = tuple(
-                store(x, old.dtype, seed=key, stream=streams[i] ^ tag, step=t)
+                store(x, old.dtype, seed=key, stream=streams[i] ^ tag, step=t, first=firsts[i] if firsts else 0)
                 for x, old, tag in ((p, masters[i], _MASTER), (m, ms[i], _M), (v, vs[i], _V))
             )
         for column, result in zip(new, results, strict=True):

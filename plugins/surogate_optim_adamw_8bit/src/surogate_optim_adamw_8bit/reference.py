@@ -32,6 +32,7 @@ def adamw_8bit(
     beta1: float,
     beta2: float,
     epsilon: float,
+    firsts: Sequence[int] = (),
 ) -> tuple[Tensor, ...]:
     """Apply one step to n tensors. `step` starts at 1.
 
@@ -64,7 +65,8 @@ def adamw_8bit(
             v = v * b2 + g * (1 - b2) * g
             p = up(masters[i]) * (1 - rate * weight_decay[i])
             p = p - (m / (v.sqrt() + epsilon * correction2)) * size
-            new_masters[i] = store(p, masters[i].dtype, seed=int(seed), stream=streams[i], step=t)
+            first = firsts[i] if firsts else 0
+            new_masters[i] = store(p, masters[i].dtype, seed=int(seed), stream=streams[i], step=t, first=first)
             if i in m_scales:
                 new_ms[i], m_scales[i] = encoded(m, signed=True)
                 new_vs[i], v_scales[i] = encoded(v, signed=False)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from surogate_core.api import Init, Op, OpDef, OptimizerDef, ParamGrad, UpdateContext, Value
+from surogate_core.api import Init, Op, OpDef, OptimizerDef, ParamGrad, ParamInfo, UpdateContext, Value
 from surogate_core.api.param_update import UPDATE_ATTRS, emit_update, grads_of, infer_update, updated_in_place
 
 from . import batches
@@ -39,7 +39,7 @@ class NorMuonOptions(BaseModel):
     adamw_epsilon: float = Field(1e-8, gt=0, description="Added to the root of the second moment.")
 
 
-def is_orthogonalized(p: ParamGrad) -> bool:
+def is_orthogonalized(p: ParamGrad | ParamInfo) -> bool:
     """Return whether NorMuon updates `p`: a matrix of the model. AdamW updates adapters."""
     return p.stored and p.kind == "matrix" and bool(p.matrices)
 
@@ -58,7 +58,7 @@ def _normuon(context: UpdateContext, params: Sequence[ParamGrad]) -> None:
     options = context.options
     momenta = [_state(context, "momentum", p, p.param.shape) for p in params]
     b = context.builder
-    rows = [b.state(f"normuon.v.{p.param.name}", p.param.shape[:1], "fp32", Init(kind="zeros")) for p in params]
+    rows = [b.state(f"normuon.v.{p.name}", p.param.shape[:1], "fp32", Init(kind="zeros")) for p in params]
     emit_update(
         context,
         "normuon",
@@ -91,7 +91,7 @@ def _adamw(context: UpdateContext, params: Sequence[ParamGrad]) -> None:
 
 def _state(context: UpdateContext, name: str, p: ParamGrad, shape: Sequence[int]) -> Value:
     dtype = "fp64" if p.master.dtype == "fp64" else context.precision.optimizer_state
-    return context.builder.state(f"normuon.{name}.{p.param.name}", shape, dtype, Init(kind="zeros"))
+    return context.builder.state(f"normuon.{name}.{p.name}", shape, dtype, Init(kind="zeros"))
 
 
 def flops(op: Op) -> int:
@@ -147,4 +147,5 @@ NORMUON = OptimizerDef(
     summary="NorMuon for matrices, orthogonalized each by itself; AdamW for all other params",
     options=NorMuonOptions,
     update=update,
+    granularity=lambda p: 0 if is_orthogonalized(p) else 1,
 )

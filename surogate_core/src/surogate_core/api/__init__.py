@@ -18,6 +18,7 @@ from ..origin import Definition
 from ..program.inputs import BatchInputs, Scalars
 from ..program.op import Op, Program
 from ..program.opdef import IN_OUTPUTS, Emitter, Gradients, OpDef, OutSpec, ParamKind, Product, first_output
+from ..program.shards import Sharding
 from ..program.value import WEIGHT_LABEL, Init, Value
 from .adapters import ADAPTER_LABEL, AdapterDef, Merge
 from .base import Deterministic, DeviceInfo, Link, NoOptions, Support, Target
@@ -112,6 +113,7 @@ __all__ = [
     "RecipeDef",
     "RunInfo",
     "Scalars",
+    "Sharding",
     "Span",
     "StepReport",
     "Store",

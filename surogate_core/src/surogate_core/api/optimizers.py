@@ -15,7 +15,7 @@ from ..program.opdef import ParamKind
 from ..program.value import Value
 from .base import NoOptions
 from .models import Matrix
-from .recipes import Precision
+from .recipes import ParamInfo, Precision
 
 if TYPE_CHECKING:
     from ..program.builder import Builder
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 class ParamGrad:
     """A trained param, its accumulated gradient, and its master: the param itself, or a state in `master_dtype`.
 
+    On several ranks these values may be this rank's part of them, consecutive elements in one dimension.
+
+    name  of the whole param; states are named after it
+    shape of the whole param
     stored, kind, matrices
           as in `ParamInfo`
     amax  fp32 []: where the optimizer may write the largest magnitude of the updated param, which the recipe reads. If
@@ -38,6 +42,14 @@ class ParamGrad:
     kind: ParamKind
     matrices: tuple[Matrix, ...]
     amax: Value | None = None
+
+    @property
+    def name(self) -> str:
+        return (self.param.inside or self.param).name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.param.shard.shape if self.param.shard else self.param.shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +82,10 @@ class OptimizerDef(Definition):
             for a param must not depend on the group. Declares its states by `builder.state(name, shape, dtype, init)`,
             named after their params. The gradient to use is `clip_coef * grad`. If `clip_coef` is not finite, the step
             is skipped: the ops must not change any value.
+    granularity
+            param -> how many consecutive elements the update must have together: 1 if it is element by element, or a
+            power of two up to 256; 0 if it needs the whole param. Ranks then hold a part of the states each (ZeRO).
+            The result for a part must be that part of the result for the whole. None: always the whole param.
     state_dtypes
             values of `optimizer_state_dtype` that `update` does not refuse: only these are suggested for a run that
             does not fit
@@ -79,4 +95,5 @@ class OptimizerDef(Definition):
     summary: str
     options: type[BaseModel] = NoOptions
     update: Callable[[UpdateContext], None]
+    granularity: Callable[[ParamInfo], int] | None = None
     state_dtypes: tuple[DtypeName, ...] = ("fp32", "bf16")

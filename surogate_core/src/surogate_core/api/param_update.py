@@ -71,7 +71,7 @@ def emit_update(
         copied=tuple(copies),
         copy_dtypes=tuple(v.dtype for v in copies.values()),
         measured=tuple(measured),
-        streams=tuple(crc32(p.param.name.encode()) for p in params),
+        streams=tuple(crc32(p.name.encode()) for p in params),
         **attrs,
     )
 

@@ -66,6 +66,9 @@ class ParamInfo:
               tensors of the checkpoint. A param that is not fused is one matrix. Empty for other shapes.
     grad      its accumulated gradient; None if it is frozen
     master    what the optimizer updates: the param itself, or a state in `master_dtype`. None if it is frozen.
+    part, grad_part
+              this rank's part of the param and of its gradient, of which the master then is a part too; None: each rank
+              updates the whole
     amax      fp32 [], an activation of the update: the largest magnitude of the updated param. None unless the recipe
               asks for it (`RecipeDef.reads_amax`) and the optimizer computes it.
     """
@@ -76,6 +79,8 @@ class ParamInfo:
     matrices: tuple[Matrix, ...]
     grad: Value | None = None
     master: Value | None = None
+    part: Value | None = None
+    grad_part: Value | None = None
     amax: Value | None = None
 
 

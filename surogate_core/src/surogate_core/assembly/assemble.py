@@ -40,9 +40,10 @@ from ..program.value import Value
 from .assembly import Assembly
 from .inputs import PlanInputs
 from .pass_runner import PassRunner
-from .recorder import Recorder, declare_batch, declare_scalars
+from .recorder import Recorder
 from .resolve import resolve
 from .staging import split_staged, staged_params
+from .step_inputs import declare_batch, declare_scalars
 from .weight_maps import checked_weight_maps
 
 
@@ -94,7 +95,7 @@ def _finished(recording: RecordedPrograms, recorder: Recorder, inputs: PlanInput
     b = recorder.b
     family = recording.family.with_micro_steps(recorder.recomputed)
     family, held = recorder.offloaded(family, recording.params, recording.states)
-    steps = (recorder.accumulated(step, recording.gradients) for step in family.micro_steps())
+    steps = (recorder.accumulated(step, recording.gradients, recording.params) for step in family.micro_steps())
     micro_steps = [program for programs in steps for program in programs]
     evaluate, update = family.evaluate, family.update
     readings = {recording.loss, recording.eval_loss, *((family.numerics.values,) if family.numerics else ())}
@@ -145,7 +146,7 @@ def _finished(recording: RecordedPrograms, recorder: Recorder, inputs: PlanInput
 
 def record(inputs: PlanInputs) -> RecordedPrograms:
     """Record the programs of a run up to recomputation. Raises like `assemble`."""
-    b = Builder(inputs.ops, inputs.precision.model)
+    b = Builder(inputs.ops, inputs.precision.model, inputs.sharding.parts if inputs.sharding.states else 1)
     recorder = Recorder(inputs, b, PassRunner(inputs.ops), declare_batch(b, inputs), declare_scalars(b))
     forward = recorder.build()
     weights = checked_weight_maps(inputs, b.declared)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
@@ -21,6 +21,7 @@ from ..api import (
     Target,
     WeightFormatDef,
 )
+from ..program.shards import Sharding
 from .recomputed import Recomputation
 from .resolve import KernelFor, by_references
 from .streaming import ZeroCopy
@@ -33,7 +34,8 @@ class PlanInputs:
 
     batch_size        rows of one worker's micro-step
     grad_accum_steps  micro-steps of an optimizer step. Which programs exist depends on whether it is 1, 2 or more.
-    world_size        ranks of the run, each with a copy of the model
+    world_size        ranks of the run
+    sharding          what each rank holds a part of
     nodes             machines, with as many ranks on each
     ranks_per_device  ranks that share a device and its memory
     max_documents     most documents of a micro-step, padding at the end of a row included
@@ -43,7 +45,7 @@ class PlanInputs:
     lowering          what serves the products' dtypes in place of the recipe; None: the recipe does
     numerics          add the micro-step that reports on numerics
     update_groups     splits the trained params into groups, whose updates are recorded one after another. None: by
-                      block if the host holds params or states, else one group.
+                      block if the host or other ranks hold params or states, else one group.
     recompute         parts of blocks that are recomputed in any case
     recompute_more    whether `plan_inputs` may choose more, if the run does not fit
     recompute_chosen  what it chose; None: nothing besides `recompute`
@@ -68,6 +70,7 @@ class PlanInputs:
     max_documents: int
     grad_accum_steps: int = 2
     world_size: int = 1
+    sharding: Sharding = field(default_factory=Sharding)
     nodes: int = 1
     ranks_per_device: int = 1
     lmhead_chunks: int | None = None
@@ -91,7 +94,8 @@ class PlanInputs:
     @property
     def grouping(self) -> Grouping:
         """Return the rule that splits the trained params into groups."""
-        return self.update_groups or (by_block if any(strategy.on_host for strategy, _ in self.offload) else one_group)
+        in_turn = self.sharding.states or any(strategy.on_host for strategy, _ in self.offload)
+        return self.update_groups or (by_block if in_turn else one_group)
 
     @property
     def recomputation(self) -> Recomputation:

@@ -25,36 +25,12 @@ from ..program.passes.reduce import MicroStep, micro_step_counts, reduce
 from ..program.value import Value
 from ..program.verify import check_collectives, check_states
 from .inputs import PlanInputs
-from .lm_head_chunks import lm_head_chunks
 from .param_kinds import kind_by_shape, logical_matrices, special_kinds
+from .parts import divided, gather, with_master
 from .pass_runner import PassRunner
 from .streaming import Streaming
 from .update import Update, record_update
 from .weight_storage import Stored, read_stored, store_weights
-
-
-def declare_batch(b: Builder, inputs: PlanInputs) -> BatchInputs:
-    tokens, precision = inputs.tokens, inputs.precision
-    of_logits = wider(precision.model, precision.matmul)
-    chunks = lm_head_chunks(inputs.lmhead_chunks, tokens, inputs.dims.vocab_size, of_logits)
-    return BatchInputs(
-        tokens=b.input("tokens", (tokens,), "int32"),
-        targets=b.input("targets", (tokens,), "int32"),
-        positions=b.input("positions", (tokens,), "int32"),
-        cu_seqlens=b.input("cu_seqlens", (inputs.max_documents + 1,), "int32"),
-        loss_scale=b.input("loss_scale", (), "fp32"),
-        seq_len=inputs.seq_len,
-        lmhead_chunks=chunks,
-    )
-
-
-def declare_scalars(b: Builder) -> Scalars:
-    return Scalars(
-        lr=b.input("lr", (), "fp32"),
-        step=b.input("step", (), "int32"),
-        micro_step=b.input("micro_step", (), "int32"),
-        seed=b.input("seed", (), "int64"),
-    )
 
 
 @dataclass(frozen=True)
@@ -166,19 +142,17 @@ class Recorder:
         special = special_kinds(forward, self.inputs.ops)
         found = {}
         for param in (v for v in self.b.declared if v.role == "param"):
-            grad, master = gradients.get(param), None
-            if grad is not None:
-                dtype = asked if param.name in stored else wider(param.dtype, asked)
-                own = param.dtype in (dtype, "fp64")
-                master = param if own else self.b.state(f"master.{param.name}", param.shape, dtype, None)
-            found[param] = ParamInfo(
+            info = ParamInfo(
                 param=param,
                 stored=param.name in stored,
                 kind=special.get(param) or kind_by_shape(param),
                 matrices=logical_matrices(param, stored.get(param.name)),
-                grad=grad,
-                master=master,
+                grad=gradients.get(param),
             )
+            if info.grad is not None:
+                dtype = asked if info.stored else wider(param.dtype, asked)
+                info = with_master(divided(info, self.inputs), dtype, self.b)
+            found[param] = info
         return found
 
     def family(
@@ -271,10 +245,12 @@ class Recorder:
         """
         with self.b.record("start"):
             for p in params.values():
-                if p.master is not None and p.master is not p.param:
-                    self.b.emit("cast", p.param, outs=[p.master], dtype=p.master.dtype)
+                if p.master is not None and p.master.role == "state":
+                    param = p.part or p.param
+                    self.b.emit("cast", param, outs=[p.master], dtype=p.master.dtype)
                     if DTYPES[p.master.dtype].bits < DTYPES[p.param.dtype].bits:
-                        self.b.emit("cast", p.master, outs=[p.param], dtype=p.param.dtype)
+                        self.b.emit("cast", p.master, outs=[param], dtype=p.param.dtype)
+                        gather([p], self.b)
             return self.passed("start", None, self.b.program("start", stage="start"))
 
     def _update(self, params: dict[Value, ParamInfo], norm: Value) -> Update:
@@ -335,7 +311,9 @@ class Recorder:
             )
         return streamed, host_places
 
-    def accumulated(self, program: Program, gradients: Mapping[Value, Value]) -> list[Program]:
+    def accumulated(
+        self, program: Program, gradients: Mapping[Value, Value], params: Mapping[Value, ParamInfo]
+    ) -> list[Program]:
         """Return the programs of the micro-steps of an optimizer step, made of `program`, in order of their first run.
 
         The first micro-step writes what a step collects; the others add to it.
@@ -345,7 +323,8 @@ class Recorder:
         variants = [self.passed("accumulate", program, p) for p in (first, following)[: inputs.grad_accum_steps]]
         if inputs.world_size > 1:
             *_, final = variants
-            variants.append(self.passed("reduce", final, reduce(final, gradients, b, inputs.world_size)))
+            parts = {p.grad: p.grad_part for p in params.values() if p.grad and p.grad_part}
+            variants.append(self.passed("reduce", final, reduce(final, gradients, parts, b, inputs.world_size)))
         by_kind = {MicroStep(p.first, p.last): p for p in variants}
         steps = [by_kind[kind] for kind in micro_step_counts(inputs.grad_accum_steps, inputs.world_size)]
         return steps[:1] if program.purpose == "report" else steps

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..api import ParamGrad, ParamInfo, Scalars, UpdateContext
 from ..errors import ProgramError
 from ..origin import blaming
 from ..program.builder import Builder
 from ..program.op import Program
+from ..program.shards import chunk_size
 from ..program.value import Value
 from .inputs import PlanInputs
+from .parts import as_parts, gather
 
 
 @dataclass(frozen=True)
@@ -30,30 +32,89 @@ def record_update(b: Builder, inputs: PlanInputs, scalars: Scalars, params: Iter
     Raises ProgramError if the optimizer leaves a master or a work copy unwritten, writes one without `clip_coef`, or
     reads a state that nothing has set.
     """
+    infos = {info.param.name: info for info in params if info.grad is not None}
     with b.record("update"):
         coef = b.activation("clip_coef", (), "fp32")
-        trained = [_param_grad(b, inputs, info) for info in params if info.grad is not None]
-        b.emit("global_norm", *(p.grad for p in trained), outs=[norm, coef], max_norm=inputs.max_grad_norm)
+        trained = [_param_grad(b, inputs, info) for info in infos.values()]
+        _emit_norm(b, inputs, infos.values(), [norm, coef])
+        wholes = _states_of_wholes(b, inputs, scalars, infos.values(), coef)
         before = len(b.declared)
         for group in inputs.grouping(trained):
-            context = UpdateContext(
-                builder=b,
-                params=group,
-                clip_coef=coef,
-                scalars=scalars,
-                precision=inputs.precision,
-                weight_decay=inputs.weight_decay,
-                options=inputs.optimizer_options,
-            )
             with b.block(_block(group)):
-                inputs.optimizer.update(context)
+                inputs.optimizer.update(_context(b, inputs, scalars, group, coef))
+                gather([infos[p.name] for p in group], b)
         states = b.declared[before:]
         program = b.program("update", (norm,), stage="update")
     written = {v for op in program.ops for v in op.written}
     with blaming(inputs.optimizer.origin, "update"):
         _check_complete(inputs, trained, written)
         _check_skipped_steps(inputs, trained, program, coef)
-    return Update(program, coef, [p for p in trained if p.amax in written], states)
+        parts = as_parts(states, wholes, inputs.sharding.parts) if wholes is not None else {}
+    if parts:
+        b.redeclare(parts)
+        program = replace(program, ops=tuple(op.on(parts) for op in program.ops))
+    return Update(
+        program, coef, [p for p in trained if p.amax in written], [parts.get(state, state) for state in states]
+    )
+
+
+def _context(
+    b: Builder, inputs: PlanInputs, scalars: Scalars, params: Sequence[ParamGrad], coef: Value
+) -> UpdateContext:
+    return UpdateContext(
+        builder=b,
+        params=params,
+        clip_coef=coef,
+        scalars=scalars,
+        precision=inputs.precision,
+        weight_decay=inputs.weight_decay,
+        options=inputs.optimizer_options,
+    )
+
+
+def _emit_norm(b: Builder, inputs: PlanInputs, params: Iterable[ParamInfo], outs: Sequence[Value]) -> None:
+    """Emit the norm of all gradients: on several ranks from the sums of chunks, which do not depend on who holds what.
+
+    Every rank sums the chunks of its parts and of the gradients that all ranks have, and receives the sums of others.
+    """
+    held = [(p.grad, p.grad_part or p.grad) for p in params if p.grad is not None]
+    if inputs.sharding.parts == 1:
+        b.emit("global_norm", *(own for _, own in held), outs=outs, max_norm=inputs.max_grad_norm)
+        return
+    chunks = tuple(chunk_size(whole.size) for whole, _ in held)
+    sums = b.apply("square_sums", *(own for _, own in held), chunks=chunks)
+    parts = inputs.sharding.parts if any(own.shard for _, own in held) else 1
+    if parts > 1:
+        (sums,) = b.emit("all_gather", sums, lane="comm", world_size=parts, shapes=((parts * sums.size,),))
+    b.emit(
+        "norm_of_sums",
+        sums,
+        outs=outs,
+        parts=parts,
+        counts=tuple(-(-own.size // chunk) for (_, own), chunk in zip(held, chunks, strict=True)),
+        kept=tuple(-(-whole.size // chunk) for (whole, _), chunk in zip(held, chunks, strict=True)),
+        max_norm=inputs.max_grad_norm,
+    )
+
+
+def _states_of_wholes(
+    b: Builder, inputs: PlanInputs, scalars: Scalars, params: Iterable[ParamInfo], coef: Value
+) -> Sequence[Value] | None:
+    """Return the states that the optimizer declares for whole params; None if ranks divide none."""
+    infos = list(params)
+    if all(info.part is None for info in infos):
+        return None
+    alone, whole = b.forked(), []
+    for info in infos:
+        master = info.master
+        if info.part is not None and master is not None:
+            shared = master is info.part
+            master = info.param if shared else replace(master, shape=info.param.shape, shard=None)
+        whole.append(_param_grad(alone, inputs, replace(info, part=None, grad_part=None, master=master)))
+    with alone.record("update"):
+        for group in inputs.grouping(whole):
+            inputs.optimizer.update(_context(alone, inputs, scalars, group, coef))
+    return alone.declared[len(b.declared) :]
 
 
 def _block(group: Sequence[ParamGrad]) -> int:
@@ -63,11 +124,13 @@ def _block(group: Sequence[ParamGrad]) -> int:
 
 
 def _param_grad(b: Builder, inputs: PlanInputs, info: ParamInfo) -> ParamGrad:
+    """Return what the optimizer updates. It cannot see the largest magnitude of a param of which it has a part."""
     assert info.grad is not None and info.master is not None
     reads_amax = inputs.lowering is None and inputs.recipe.reads_amax(info, inputs.precision, inputs.recipe_options)
+    reads_amax &= info.part is None
     return ParamGrad(
-        param=info.param,
-        grad=info.grad,
+        param=info.part or info.param,
+        grad=info.grad_part or info.grad,
         master=info.master,
         stored=info.stored,
         kind=info.kind,

@@ -44,4 +44,9 @@ class DistributionKeys(Keys):
         description="How often a run continues from its last complete checkpoint after a device or a process was lost. "
         "torchrun and Slurm restart by themselves (--max-restarts, --requeue).",
     )
-    zero_level: Int = Field(1, ge=1, le=3, description="What is sharded over GPUs; only 1 (nothing) is built.")
+    zero_level: Int = Field(
+        1,
+        ge=1,
+        le=3,
+        description="What ranks divide among them (ZeRO). 1: masters and states of the optimizer.",
+    )

@@ -146,7 +146,7 @@ DIFFERS = tuple(Differs(key, row["original"], row["why"]) for key, row in _TABLE
 DECIDED: dict[str, str] = _TABLES["decided"]
 """Key on which the original's documents and code disagree -> what they say."""
 
-LIMITS = (Limit("zero_level", (1,), "sharding over GPUs is not built; set zero_level: 1"),)
+LIMITS = (Limit("zero_level", (1,), "only states of the optimizer can be divided; set zero_level: 1"),)
 
 ADAPTER_FLAG = Shorthand("lora", "adapter", "lora", DISTRIBUTIONS["adapter", "lora"], "LoRA")
 """`lora: true` means `adapter: lora`, and `surogate sft` sets it by default. Code of core that needs an adapter's name

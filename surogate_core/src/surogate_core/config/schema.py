@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from ..api import Deterministic, PrecisionRequest
+from ..api import Deterministic, PrecisionRequest, Sharding
 from .distribution import DistributionKeys
 from .rope_scaling import parse_rope_scaling
 from .theme import Keys
@@ -357,6 +357,10 @@ class TrainConfig(DistributionKeys, MemoryKeys, PrecisionKeys, OptimizerKeys, Lo
         chosen = {part for part, key in RECOMPUTE_KEYS.items() if getattr(self, key)}
         whole = {"block", "adapter"} if self.recompute == "true" else set()
         return frozenset((chosen | whole) - ({"adapter"} if self.adapter is None else set()))
+
+    def sharding(self, ranks: int) -> Sharding:
+        """Return what each of the run's ranks holds a part of."""
+        return Sharding(parts=ranks, states=ranks > 1)
 
     @property
     def precision_request(self) -> PrecisionRequest:

@@ -65,7 +65,7 @@ def lifetimes(program: Program, workspace: Callable[[Op], int], on: Place = "dev
         if value in first:
             last[value] = len(program.ops) - 1
     return [
-        Lifetime(v, align(v.nbytes), first[v], last[v], v in scratch, overwritten.get(v, ()))
+        Lifetime(v, align(v.memory), first[v], last[v], v in scratch, overwritten.get(v, ()))
         for v in sorted(first, key=first.__getitem__)
     ]
 

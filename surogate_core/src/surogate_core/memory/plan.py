@@ -68,7 +68,7 @@ def lay_out(values: Iterable[Value]) -> Segment:
     at = 0
     for value in values:
         offsets[value] = at
-        at += align(value.nbytes)
+        at += align(value.memory)
     return Segment(offsets, at)
 
 
@@ -122,8 +122,10 @@ def plan_family(
 
 
 def _segments(values: Sequence[Value], on: Place) -> dict[str, Segment]:
+    """Lay out the values of each role. Parts come last: all before them is the same on every rank."""
+    ordered = sorted(values, key=lambda v: v.shard is not None)
     return {
-        role: lay_out(v for v in values if v.role == role and v.place == on)
+        role: lay_out(v for v in ordered if v.role == role and v.place == on)
         for role in ("param", "grad", "state", "input")
     }
 

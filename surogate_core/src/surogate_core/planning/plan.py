@@ -201,6 +201,7 @@ def run_inputs(run: Run, device: DeviceInfo, world_size: int, nodes: int = 1) ->
         seq_len=config.sequence_len,
         grad_accum_steps=config.gradient_accumulation_steps,
         world_size=world_size,
+        sharding=config.sharding(world_size),
         nodes=nodes,
         ranks_per_device=min(config.ranks_per_gpu if device.sm is not None else world_size // nodes, world_size),
         max_documents=max_documents(config.sample_packing, config.sequence_len, config.per_device_train_batch_size),

@@ -16,22 +16,24 @@ from ..origin import EMITTING
 from .infer import infer
 from .op import Lane, Op, Phase, Program, Stage
 from .opdef import OpDef
-from .value import Collects, Init, Place, Role, Value
+from .shards import room
+from .value import Collects, Init, Place, Role, Shard, Value
 
 
 class Builder:
     """Records ops for a family of programs that share params, gradients, states and inputs.
 
     `ops` maps each op kind to its OpDef; plugins extend it. `dtype` is the dtype of params and activations
-    (`model_dtype`).
+    (`model_dtype`). Matrices among params and gradients have room for `parts` parts.
 
         x = b.apply("linear", h, w, label="qkv")                          # first output
         norm, rstd, residual = b.emit("add_rmsnorm", x, r, w, eps=1e-6)   # all outputs
     """
 
-    def __init__(self, ops: Mapping[str, OpDef], dtype: str) -> None:
+    def __init__(self, ops: Mapping[str, OpDef], dtype: str, parts: int = 1) -> None:
         self.ops = ops
         self.dtype = dtype
+        self.parts = parts
         self._recording: list[Op] = []
         self._phase: Phase = "forward"
         self._block = -1
@@ -40,7 +42,7 @@ class Builder:
 
     def forked(self) -> Builder:
         """Return a builder with the values declared so far. What it declares and names, this one does not know."""
-        copy = Builder(self.ops, self.dtype)
+        copy = Builder(self.ops, self.dtype, self.parts)
         copy._named, copy._count = dict(self._named), dict(self._count)
         return copy
 
@@ -72,12 +74,13 @@ class Builder:
         collects: Collects = "",
         derived: bool = False,
         place: Place = "device",
+        shard: Shard | None = None,
     ) -> Value:
         """Declare a value that outlives its program. `init=None` means that a program writes it before any reads it.
 
-        `collects`, `derived` and `place`: see `Value`.
+        `collects`, `derived`, `place` and `shard`: see `Value`.
         """
-        return self._declare(name, shape, dtype, "state", init, collects, derived, place)
+        return self._declare(name, shape, dtype, "state", init, collects, derived, place, shard)
 
     def activation(self, label: str, shape: Sequence[int], dtype: str, place: Place = "device") -> Value:
         """Return a new activation, named after its block and label."""
@@ -98,6 +101,10 @@ class Builder:
         self._named[value.name] = placed
         return placed
 
+    def redeclare(self, values: Mapping[Value, Value]) -> None:
+        """Declare other values in place of declared ones. The caller replaces them in the programs."""
+        self._named = {new.name: new for new in (values.get(value, value) for value in self._named.values())}
+
     def forget(self, values: Iterable[Value]) -> None:
         """Withdraw declared values, which no program may use any more."""
         for value in values:
@@ -113,6 +120,7 @@ class Builder:
         collects: Collects = "",
         derived: bool = False,
         place: Place = "device",
+        shard: Shard | None = None,
     ) -> Value:
         if name in self._named or name in self._count:
             raise ProgramError(f"{role} {name!r} is declared twice; names must be unique within a family: rename one")
@@ -121,7 +129,9 @@ class Builder:
         if collects not in get_args(Collects):
             raise ProgramError(f"{_caller()}: collects of {role} {name!r} is {collects!r}, expected sum or max")
         _check_dtype(name, dtype)
-        value = Value(name, tuple(shape), dtype, role, role, self._block, init, collects, derived, place)
+        value = Value(name, tuple(shape), dtype, role, role, self._block, init, collects, derived, place, shard)
+        if role in ("param", "grad") and self.parts > 1:
+            value = replace(value, room=room(value.shape, dtype, self.parts))
         self._named[name] = value
         return value
 

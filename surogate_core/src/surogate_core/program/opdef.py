@@ -131,6 +131,9 @@ class OpDef(Definition):
                 link
     zero_copy   share of the link's rate at which its kernels use values on the host (`use_zero_copy`), each byte once
                 in each direction; 0: they may not
+    positioned  what an output holds depends on where its elements are in a whole value, as random bits do. Its
+                reference takes `firsts`: of each output, the index of its first element in the value that it is a
+                part of. Kernels use `Value.first`.
     param_kinds {index of an input: the kind of a param that the op reads there}; "matrix" or "vector" without an entry
     product     the matrix product that it computes, which recipes may compute of other operands (`lower_products`)
     copies_to   op -> a dtype: the outputs are copies of its only input in that dtype, the second of two transposed, and
@@ -166,6 +169,7 @@ class OpDef(Definition):
     changes: Callable[[Sequence[Value], Mapping[str, Any]], Sequence[int]] = lambda ins, attrs: ()
     uses_host: bool = False
     zero_copy: Share = 0.0
+    positioned: bool = False
     param_kinds: Mapping[int, ParamKind] = field(default_factory=dict)
     product: Product | None = None
     copies_to: Callable[[Op], str] = lambda op: ""

@@ -52,6 +52,23 @@ class Init:
             raise ProgramError(f"{self}: expected zeros, ones, constant, normal with std > 0 or uniform with bound > 0")
 
 
+@dataclass(frozen=True)
+class Shard:
+    """The value that a part is of: that of rank r has its elements from r * size of the part on, in order of rows.
+
+    shape  of the whole value
+    parts  ranks that hold one. Elements past the end of the whole value are padding.
+    """
+
+    shape: tuple[int, ...]
+    parts: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements of the whole value."""
+        return prod(self.shape)
+
+
 @dataclass(frozen=True, eq=False)
 class Value:
     """One buffer. Values compare by identity.
@@ -64,6 +81,9 @@ class Value:
               loss), "max" (a largest magnitude); "": it does not collect
     derived   of a state: `derive` writes it from params at every start, so checkpoints do not hold it
     place     the memory that holds it. That of the host is pinned.
+    shard     what the value is a rank's part of; None: every rank holds the whole
+    inside    of a part: the whole value in whose memory it lies; None: it has memory of its own
+    room      bytes of its memory, if these are more than its elements take (`shards.room`)
     """
 
     name: str
@@ -76,6 +96,9 @@ class Value:
     collects: Collects = ""
     derived: bool = False
     place: Place = "device"
+    shard: Shard | None = None
+    inside: Value | None = None
+    room: int = 0
 
     @cached_property
     def size(self) -> int:
@@ -96,6 +119,15 @@ class Value:
     def nbytes(self) -> int:
         """Bytes of the buffer, without alignment. Rows of packed elements begin at a byte."""
         return prod(self.stored_shape) * max(DTYPES[self.dtype].bits, 8) // 8
+
+    def first(self, rank: int) -> int:
+        """Return the index of its first element in the value that it is a part of; 0 if it is whole."""
+        return rank * self.size if self.shard else 0
+
+    @property
+    def memory(self) -> int:
+        """Bytes of its memory, without alignment."""
+        return self.room or self.nbytes
 
     def __repr__(self) -> str:
         return f"{self.name}:{self.dtype}[{','.join(map(str, self.shape))}]"

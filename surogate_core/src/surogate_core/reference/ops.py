@@ -307,17 +307,6 @@ def fill(*, shape: Sequence[int], dtype: str, value: float) -> Tensor:
     return torch.full(tuple(shape), value, dtype=TORCH_DTYPES[dtype])
 
 
-def global_norm(*grads: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
-    """Return the 2-norm of all gradients and the clipping coefficient min(1, max_norm / (norm + 1e-6)).
-
-    The coefficient is 1 if max_norm is 0, and NaN if the norm is not finite.
-    """
-    norms = torch.stack([torch.linalg.vector_norm(up(g)) for g in grads])
-    norm = torch.linalg.vector_norm(norms).to(torch.float32)
-    coef = torch.ones_like(norm) if max_norm == 0 else (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    return norm, torch.where(torch.isfinite(norm), coef, torch.full_like(coef, float("nan")))
-
-
 def accumulate_rounded(addend: Tensor, total: Tensor, micro_step: Tensor, seed: Tensor, *, stream: int) -> Tensor:
     """total + addend in fp32, rounded stochastically to bf16. Random bits: (seed, micro_step, stream, element)."""
     bits = random_16_bits(total.numel(), seed=int(seed), stream=stream, step=int(micro_step))
@@ -340,15 +329,6 @@ def wait(*values: Tensor) -> tuple[()]:
 def commit(clip_coef: Tensor, pending: Tensor, state: Tensor) -> Tensor:
     """Return `pending`, or `state` if `clip_coef` is not finite, because the step is then skipped."""
     return pending if bool(torch.isfinite(clip_coef)) else state
-
-
-def all_reduce(*values: Tensor, world_size: int, how: str = "sum") -> tuple[Tensor, ...]:
-    """Return the values unchanged: the sum, or the maximum, over a single worker. Executors of several replace this."""
-    if world_size != 1:
-        raise ValueError(
-            f"all_reduce over {world_size} workers, but the reference runs a single worker and cannot communicate"
-        )
-    return values
 
 
 def reference_vjp(

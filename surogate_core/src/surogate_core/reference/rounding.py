@@ -28,13 +28,13 @@ def philox4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, i
     return c0, c1, c2, c3
 
 
-def random_16_bits(count: int, *, seed: int, stream: int, step: int) -> Tensor:
-    """Return `count` uniform 16-bit integers (int64), one for each element of a value.
+def random_16_bits(count: int, *, seed: int, stream: int, step: int, first: int = 0) -> Tensor:
+    """Return `count` uniform 16-bit integers (int64), one for each element of a value from `first` on, a multiple of 8.
 
     The Philox key is (seed low, seed high), the counter (block low, block high, stream, step). One Philox call yields
     the bits of a block of eight elements: element e uses half e % 2 (low first) of word e // 2.
     """
-    blocks = torch.arange(-(-count // 8), dtype=torch.int64)
+    blocks = torch.arange(first // 8, first // 8 - (-count // 8), dtype=torch.int64)
     constant = torch.zeros_like(blocks)
     counter = (blocks & _MASK, blocks >> 32, constant + (stream & _MASK), constant + (step & _MASK))
     words = torch.stack(philox4x32(counter, (seed & _MASK, (seed >> 32) & _MASK)), dim=1)
@@ -54,11 +54,12 @@ def round_stochastic(x: Tensor, bits: Tensor) -> Tensor:
     return torch.where(torch.isfinite(x), signed.view(torch.bfloat16), x.to(torch.bfloat16))
 
 
-def store(x: Tensor, dtype: torch.dtype, *, seed: int, stream: int, step: int) -> Tensor:
-    """Cast `x` to `dtype`, with stochastic rounding to bf16.
+def store(x: Tensor, dtype: torch.dtype, *, seed: int, stream: int, step: int, first: int = 0) -> Tensor:
+    """Cast `x` to `dtype`, with stochastic rounding to bf16. `first`: index of its first element in a whole value.
 
     Used for values that accumulate small updates: master weights, optimizer moments, gradients.
     """
     if dtype != torch.bfloat16:
         return x.to(dtype)
-    return round_stochastic(x.to(torch.float32), random_16_bits(x.numel(), seed=seed, stream=stream, step=step))
+    bits = random_16_bits(x.numel(), seed=seed, stream=stream, step=step, first=first)
+    return round_stochastic(x.to(torch.float32), bits)

@@ -25,11 +25,13 @@ class Buffers:
     """The memory of a plan, allocated on one device, and what the plan has on the host.
 
     `poison` fills the arenas with NaN, which reveals values that are read outside their planned lives. Memory of the
-    host is pinned if the device is a GPU. Raises RunStopped if the host has not enough.
+    host is pinned if the device is a GPU. Raises RunStopped if the host has not enough. `rank` says where the parts are
+    that lie inside of whole values.
     """
 
-    def __init__(self, plan: MemoryPlan, device: str = "cpu", *, poison: bool = False) -> None:
+    def __init__(self, plan: MemoryPlan, device: str = "cpu", *, poison: bool = False, rank: int = 0) -> None:
         self.device = torch.device(device)
+        self.rank = rank
         self._plan = plan
         self._on: dict[Place, tuple[_Memory, ...]] = {"device": (_on_device(plan, self.device),), "host": ()}
         self._pinned: Tensor | None = None
@@ -52,23 +54,27 @@ class Buffers:
         return memory.segments[role]
 
     def share(self, comm: Comm, role: str, stream: int) -> None:
-        """Replace the segment of a role by that of rank 0, on device and host. All ranks call this.
+        """Replace the values of a role by those of rank 0, on device and host. All ranks call this.
 
-        What is on the host goes by way of the device. Call it with `stream` as the current stream.
+        Parts, which come last in a segment, are left as they are. What is on the host goes by way of the device. Call
+        it with `stream` as the current stream.
         """
         for memory in self._memories():
-            for part in memory.segments[role].split(_PIECE_BYTES):
+            parts = (at for v, at in memory.plan.segments[role].offsets.items() if v.shard is not None)
+            whole = memory.segments[role][: min(parts, default=None)]
+            for part in whole.split(_PIECE_BYTES):
                 on_device = part if part.device == self.device else part.to(self.device)
                 comm.broadcast(((on_device.data_ptr(), on_device.numel(), "uint8"),), 0, stream)
                 if on_device is not part:
                     part.copy_(on_device)
 
     def persistent(self, value: Value) -> Tensor:
-        """Return the view of a param, gradient, state or input."""
+        """Return the view of a param, gradient, state or input, or of this rank's part of one."""
+        held, within = (value.inside, self.rank * value.nbytes) if value.inside else (value, 0)
         for memory in self._on[value.place]:
             segment = memory.plan.segments.get(value.role)
-            if segment is not None and value in segment.offsets:
-                return _view(memory.segments[value.role], segment.offsets[value], value)
+            if segment is not None and held in segment.offsets:
+                return _view(memory.segments[value.role], segment.offsets[held] + within, value)
         raise ProgramError(f"{value!r} is not in the memory plan")
 
     def view(self, value: Value, program: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""The kernel of `all_reduce`, which calls the communicator of the rank, on a GPU and on a CPU."""
+"""The kernels of collectives, which call the communicator of the rank, on a GPU and on a CPU."""
 
 from __future__ import annotations
 
@@ -24,9 +24,13 @@ def _supports(op: Op, target: Target) -> Support:
 
 
 def _refused(op: Op) -> str:
-    wrong = [v for v in op.ins if v.dtype not in REDUCIBLE]
-    if wrong or op.ins != op.outs or op.accumulate:
-        return f"reduces only {', '.join(sorted(REDUCIBLE))}, in place; got {', '.join(map(repr, wrong or op.ins))}"
+    combines = op.kind != "all_gather"
+    wrong = [v for v in op.ins if combines and v.dtype not in REDUCIBLE]
+    in_place = op.kind != "all_reduce" or op.ins == op.outs
+    if wrong or not in_place or op.accumulate:
+        what = f"reduces only {', '.join(sorted(REDUCIBLE))}" if combines else "writes its outputs"
+        how = ", in place" if op.kind == "all_reduce" else ", without adding"
+        return f"{what}{how}; got {', '.join(map(repr, wrong or op.ins))}"
     return ""
 
 
@@ -37,19 +41,52 @@ def call(op: Op, comm: Comm, pointer: Callable[[Value], int], stream: int) -> Ca
         refused = f"recorded for {size} ranks, but the communicator connects {comm.world_size}"
     if refused:
         raise ProgramError(f"{op.kind} (block {op.block}, emitted at {op.where}): {refused}")
-    return _all_reduce, (comm, named(op), ranges([(pointer(v), v) for v in op.ins]), op.attrs["how"], stream)
+    name = named(op)
+    if op.kind == "all_reduce":
+        return _all_reduce, (comm, name, ranges([(pointer(v), v) for v in op.ins]), op.attrs["how"], stream)
+    if op.kind == "all_gather":
+        pairs = tuple(_pair(pointer, part, whole, size) for part, whole in zip(op.ins, op.outs, strict=True))
+        return _all_gather, (comm, name, pairs, stream)
+    pairs = tuple(_pair(pointer, part, whole, size)[::-1] for whole, part in zip(op.ins, op.outs, strict=True))
+    return _reduce_scatter, (comm, name, pairs, op.attrs["how"], stream)
+
+
+def _pair(pointer: Callable[[Value], int], part: Value, whole: Value, parts: int) -> tuple[Span, Span]:
+    """Return the spans of a part and of the whole value with its padding."""
+    if whole.memory < DTYPES[whole.dtype].nbytes(parts * part.size):
+        raise ProgramError(f"{whole!r} has no room for {parts} parts of {part.size} elements")
+    return (pointer(part), part.size, part.dtype), (pointer(whole), parts * part.size, whole.dtype)
 
 
 def named(op: Op) -> str:
     """Return the name of a collective for messages: "the sum of gradients of block 17"."""
-    what = "gradients" if all(v.role == "grad" for v in op.ins) else ", ".join(v.name for v in op.ins[:_MOST_NAMES])
+    wholes = [v.inside or v for v in (op.outs if op.kind == "all_gather" else op.ins)]
+    roles = {v.role for v in wholes}
+    what = _ROLES[roles.pop()] if len(roles) == 1 and roles <= _ROLES.keys() else ""
+    what = what or ", ".join(v.name for v in wholes[:_MOST_NAMES])
+    where = f" of block {op.block}" if op.block >= 0 else ""
+    if op.kind == "all_gather":
+        return f"the gathering of {what}{where}"
     how = "maximum" if op.attrs["how"] == "max" else op.attrs["how"]
-    return f"the {how} of {what}" + (f" of block {op.block}" if op.block >= 0 else "")
+    return f"the {how} of {what}{where}"
+
+
+_ROLES = {"grad": "gradients", "param": "weights"}
 
 
 def _all_reduce(comm: Comm, name: str, spans: Sequence[Span], how: How, stream: int) -> None:
     with comm.position.collective(name, stream):
         comm.all_reduce(spans, how, stream)
+
+
+def _reduce_scatter(comm: Comm, name: str, pairs: Sequence[tuple[Span, Span]], how: How, stream: int) -> None:
+    with comm.position.collective(name, stream):
+        comm.reduce_scatter(pairs, how, stream)
+
+
+def _all_gather(comm: Comm, name: str, pairs: Sequence[tuple[Span, Span]], stream: int) -> None:
+    with comm.position.collective(name, stream):
+        comm.all_gather(pairs, stream)
 
 
 def ranges(values: Sequence[tuple[int, Value]]) -> tuple[tuple[int, int, str], ...]:
@@ -72,14 +109,15 @@ def _nbytes(span: tuple[int, int, str]) -> int:
     return DTYPES[span[2]].nbytes(span[1])
 
 
-KERNELS = (
+KERNELS = tuple(
     KernelDef(
-        op="all_reduce",
+        op=kind,
         dtypes=("*", "..."),
-        attrs=("how",),
+        attrs=("how",) if kind != "all_gather" else (),
         supports=_supports,
         bind=lambda op, ctx: call(op, ctx.comm, ctx.pointer, ctx.stream),
-    ),
+    )
+    for kind in ("all_reduce", "reduce_scatter", "all_gather")
 )
 
 KINDS = frozenset(kernel.op for kernel in KERNELS)

@@ -181,6 +181,8 @@ def reference_call(
         if origin is None:
             raise
         raise origin.failed(f"its reference {definition.reference}", error) from error
+    if ops[op.kind].positioned and any(v.shard for v in op.outs):
+        function = partial(function, firsts=tuple(v.first(buffers.rank) for v in op.outs))
     ins = tuple(buffers.view(v, program).data for v in op.ins)
     outs = tuple(buffers.view(v, program) for v in op.written)
     return ReferenceCall(op, function, ins, outs, origin, dies)

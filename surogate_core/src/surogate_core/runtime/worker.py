@@ -24,6 +24,7 @@ from .context import ExecutionContext
 from .cuda import CudaExecutor
 from .executor import Executor
 from .host_copy import HostCopy
+from .initialise import initialise
 from .inputs import Inputs
 from .launch import ALONE
 from .out_of_memory import explaining_out_of_memory
@@ -92,7 +93,7 @@ class Worker:
 
         `poison` overwrites values when their planned life ends.
         """
-        buffers = Buffers(assembly.memory, poison=poison)
+        buffers = Buffers(assembly.memory, poison=poison, rank=comm.rank)
         executor = ReferenceExecutor(assembly.all_programs, ops, buffers, comm, poison=poison)
         return cls(assembly, buffers, executor, Inputs(assembly.declared, assembly.memory, buffers), seed, comm)
 
@@ -108,7 +109,7 @@ class Worker:
         stream = torch.cuda.Stream(device)
         explaining = partial(explaining_out_of_memory, assembly.memory, device, context.target.device.runtime_bytes)
         with explaining():
-            buffers = Buffers(assembly.memory, f"cuda:{device}", poison=poison)
+            buffers = Buffers(assembly.memory, f"cuda:{device}", poison=poison, rank=context.comm.rank)
             stream.wait_stream(torch.cuda.current_stream())
             mark("CUDA context, buffers")
             inputs = Inputs(assembly.declared, assembly.memory, buffers, stream)
@@ -181,6 +182,8 @@ class Worker:
         """Do the first part of `start`, which waits for the whole device. No stream of it may be captured meanwhile."""
         self.executor.synchronize()
         if not self._restored:
+            parts = (v for v in self.assembly.declared if v.shard and v.init)  # `share` gives those of no other rank
+            initialise(parts, self.buffers.persistent, seed=0)
             self._run(self.assembly.only("start"))
         self._run(self.assembly.only("derive"))
 

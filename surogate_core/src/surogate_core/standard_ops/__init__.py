@@ -13,7 +13,9 @@ F feed-forward width, V vocabulary size, N and K rows and columns of a weight.
     attention      (qkv [T, (H+2G)D], cu_seqlens; n_heads, n_kv_heads, head_dim, seq_len) -> out [T, HD], lse [H, T]
     swiglu         (gate_up [T, 2F], halves [gate; up])        -> [T, F]
     lm_head_ce     (x [T, C], w [V, C], targets [T], loss_scale []; chunks) -> loss []
-    all_reduce     (values; world_size)                        -> the values, summed over the workers of a run
+    all_reduce     (values; world_size, how)                   -> the values, summed over the ranks of a run
+    reduce_scatter (values; world_size, how)                   -> this rank's parts of the sums
+    all_gather     (parts; world_size, shapes)                 -> the values of which the ranks have parts
     move           (x)                                         -> x on the host (lane "to_host"), or on the device
     wait           (values)                                    -> nothing; "compute" waits for the ops that write them
 """
@@ -21,8 +23,9 @@ F feed-forward width, V vocabulary size, N and K rows and columns of a weight.
 from __future__ import annotations
 
 from ..program.opdef import OpDef
+from .collectives import COLLECTIVES
 from .elementwise import ELEMENTWISE
 from .layers import LAYERS
 from .products import PRODUCTS
 
-OPS: tuple[OpDef, ...] = (*LAYERS, *PRODUCTS, *ELEMENTWISE)
+OPS: tuple[OpDef, ...] = (*LAYERS, *PRODUCTS, *ELEMENTWISE, *COLLECTIVES)

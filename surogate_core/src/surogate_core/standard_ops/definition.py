@@ -31,8 +31,8 @@ def elements(per_element: int) -> Any:
     return lambda op: per_element * max(v.size for v in (*op.ins, *op.outs))
 
 
-def define(kind: str, infer: Any, **fields: Any) -> OpDef:
-    return OpDef(kind=kind, infer=infer, reference=f"{REFERENCE}:{kind}", **fields)
+def define(kind: str, infer: Any, *, module: str = REFERENCE, **fields: Any) -> OpDef:
+    return OpDef(kind=kind, infer=infer, reference=f"{module}:{kind}", **fields)
 
 
 def recomputed_by(kind: str, own: slice) -> Callable[[Op, Op], str]:

@@ -1,4 +1,4 @@
-"""Ops on whole values: sums, casts, copies, the gradient norm, sums over workers."""
+"""Ops on whole values: sums, casts, copies."""
 
 from __future__ import annotations
 
@@ -36,10 +36,6 @@ def _fill(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [OutSpec("fill", tuple(attrs["shape"]), attrs["dtype"])]
 
 
-def _global_norm(ins: Ins, attrs: Attrs) -> list[OutSpec]:
-    return [OutSpec("grad_norm", (), "fp32"), OutSpec("clip_coef", (), "fp32")]
-
-
 def _accumulate_rounded(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     addend, total = ins[0], ins[1]
     need(addend.shape == total.shape, f"{addend!r} cannot be added to {total!r}")
@@ -65,20 +61,6 @@ def _commit(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     return [OutSpec(state.label, state.shape, state.dtype)]
 
 
-def _all_reduce(ins: Ins, attrs: Attrs) -> list[OutSpec]:
-    need(len(ins) > 0 and attrs["world_size"] > 0, "all_reduce needs at least one value and one worker")
-    return [OutSpec(v.label, v.shape, v.dtype) for v in ins]
-
-
-def _ring_bytes(op: Op) -> int:
-    """Bytes that a worker sends in a ring all-reduce.
-
-    Each value is split into n parts: n - 1 transfers of a part for the reduce-scatter and n - 1 for the all-gather.
-    """
-    n = int(op.attrs["world_size"])
-    return 2 * (n - 1) * sum(v.nbytes for v in op.ins) // n
-
-
 def _reference_vjp(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     """A gradient computed by autograd has the shape and dtype of its input."""
     return [OutSpec(f"d_{ins[i].label}", ins[i].shape, ins[i].dtype) for i in attrs["wrt"]]
@@ -88,19 +70,11 @@ ELEMENTWISE: tuple[OpDef, ...] = (
     define("add", _add, vjp=_add_vjp, flops=elements(1)),
     define("cast", _cast, attrs={"dtype": str}, vjp=_cast_vjp),
     define("fill", _fill, attrs={"shape": tuple, "dtype": str, "value": float}),
-    define(
-        "global_norm",
-        _global_norm,
-        attrs={"max_norm": float},
-        flops=lambda op: 2 * sum(v.size for v in op.ins),
-        uses_host=True,
-    ),
     define("accumulate_rounded", _accumulate_rounded, attrs={"stream": int}, flops=elements(1), memory_efficiency=1.0),
     define("copy", _copy),
     define("move", _move, uses_host=True),
     define("wait", _wait, uses_host=True, traffic=lambda op: 0),
     define("commit", _commit),
-    define("all_reduce", _all_reduce, attrs={"world_size": int, "how": (str, "sum")}, link=_ring_bytes),
     define(
         "reference_vjp",
         _reference_vjp,

@@ -1,11 +1,11 @@
-"""Data parallelism: all-reduces what a step collects over the workers of a run, overlapped with the backward pass.
+"""Data parallelism: sums what a step collects over the ranks of a run, overlapped with the backward pass.
 
 Only the program of the last micro-step is rewritten, because earlier micro-steps leave partial sums. The gradients of a
-block are reduced together once the last of them is written. Values outside of blocks (embedding, head, final norm, the
-loss) are reduced after their own last write. States that collect a sum or a maximum (`Value.collects`) are treated like
-gradients. The update needs no communication: all workers apply the same sums.
+block are summed together once the last of them is written. Values outside of blocks (embedding, head, final norm, the
+loss) are summed after their own last write. States that collect a sum or a maximum (`Value.collects`) are treated like
+gradients. Of a gradient that ranks hold parts of, each receives the sum of its own part, which is all that it updates.
 
-Sums are computed in the dtype of the values. Sums of bf16 gradients over workers are therefore rounded to nearest,
+Sums are computed in the dtype of the values. Sums of bf16 gradients over ranks are therefore rounded to nearest,
 whereas accumulation over micro-steps rounds stochastically.
 """
 
@@ -39,30 +39,39 @@ def micro_step_counts(grad_accum_steps: int, world_size: int) -> dict[MicroStep,
     return dict(Counter(kinds))
 
 
-def reduce(program: Program, gradients: Mapping[Value, Value], builder: Builder, world_size: int) -> Program:
-    """Return `program` as the last micro-step, with all-reduces of its gradients and collecting states on "comm".
+def reduce(
+    program: Program,
+    gradients: Mapping[Value, Value],
+    parts: Mapping[Value, Value],
+    builder: Builder,
+    world_size: int,
+) -> Program:
+    """Return `program` as the last micro-step, with sums of its gradients and collecting states on "comm".
 
-    `gradients` maps params to their gradients, in the order of the gradients in memory; the values of one all-reduce
-    keep that order. Raises ProgramError if no op writes a gradient.
+    `gradients` maps params to their gradients, in the order of the gradients in memory; the values of one collective
+    keep that order. `parts` maps gradients to this rank's part of them. Raises ProgramError if no op writes a gradient.
     """
     last = {value: index for index, op in enumerate(program.ops) for value in op.written}
     missing = [gradient.name for gradient in gradients.values() if gradient not in last]
     if missing:
-        raise ProgramError(f"{program.name}: cannot all-reduce values that no op writes: {', '.join(missing)}")
+        raise ProgramError(f"{program.name}: cannot sum values that no op writes: {', '.join(missing)}")
     block_of = {gradient: param.block for param, gradient in gradients.items()}
     block_of |= {value: value.block for value in last if value.collects}
-    groups: dict[tuple[int, str, int], list[Value]] = {}
+    groups: dict[tuple[int, str, bool, int], list[Value]] = {}
     for value, block in block_of.items():
-        groups.setdefault((block, value.collects or "sum", last[value] if block < 0 else -1), []).append(value)
+        key = (block, value.collects or "sum", value in parts, last[value] if block < 0 else -1)
+        groups.setdefault(key, []).append(value)
     complete: dict[int, list[tuple[int, str, list[Value]]]] = {}
-    for (block, how, _), values in groups.items():
+    for (block, how, *_), values in groups.items():
         complete.setdefault(max(last[v] for v in values), []).append((block, how, values))
     ops: list[Op] = []
     for index, op in enumerate(program.ops):
         ops.append(op)
         for block, how, values in complete.get(index, ()):
+            kind = "reduce_scatter" if values[0] in parts else "all_reduce"
+            outs = [parts.get(value, value) for value in values]
             with builder.record("backward", block) as emitted:
-                builder.emit("all_reduce", *values, outs=values, lane="comm", world_size=world_size, how=how)
+                builder.emit(kind, *values, outs=outs, lane="comm", world_size=world_size, how=how)
             ops += emitted
     name = f"{program.base_name}_{'only' if program.first else 'last'}"
     return replace(program, name=name, ops=tuple(ops), last=True)

@@ -1,0 +1,81 @@
+"""The parts of a value that the ranks of a run hold, each one of equal size.
+
+A whole value has room for all parts in its memory, so its last elements are followed by padding. A part may lie inside
+of the whole value (`Value.inside`) or have memory of its own. The padding holds zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from ..dtypes import DTYPES
+from .value import Shard, Value
+
+SMALLEST_CHUNK = 256
+"""Elements in the chunks of small values: as many as share a scale in 8-bit optimizers."""
+
+LARGEST_CHUNK = 65536
+
+_CHUNKS = 512
+"""Chunks of a large value: parts of it are padded by less than parts / _CHUNKS of its size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """What each rank of a run holds a part of.
+
+    parts      ranks that share the values
+    states     the states of the optimizer and the masters (ZeRO 1)
+    gradients  the sums of the gradients (ZeRO 2)
+    weights    the weights that programs read (ZeRO 3)
+    """
+
+    parts: int = 1
+    states: bool = False
+    gradients: bool = False
+    weights: bool = False
+
+
+def chunk_size(size: int) -> int:
+    """Return the elements of a chunk of a value of `size` elements: a power of two.
+
+    Parts consist of whole chunks, and sums over a whole value are sums of those of its chunks, so they have the same
+    bits however many parts it has.
+    """
+    chunk = LARGEST_CHUNK
+    while chunk > SMALLEST_CHUNK and chunk * _CHUNKS > size:
+        chunk //= 2
+    return chunk
+
+
+def part_size(size: int, parts: int) -> int:
+    """Return the elements of each of `parts` parts of a value of `size` elements."""
+    chunk = chunk_size(size)
+    return -(-size // (parts * chunk)) * chunk
+
+
+def is_divisible(shape: Sequence[int], parts: int) -> bool:
+    """Return whether a param or gradient of `shape` is worth dividing: a matrix of at least a chunk for each part."""
+    return parts > 1 and len(shape) >= 2 and prod(shape) >= parts * SMALLEST_CHUNK
+
+
+def room(shape: Sequence[int], dtype: str, parts: int) -> int:
+    """Return the bytes of `parts` parts; 0 if a value of `shape` is not divided."""
+    if not is_divisible(shape, parts):
+        return 0
+    return parts * DTYPES[dtype].nbytes(part_size(prod(shape), parts))
+
+
+def part_inside(whole: Value, parts: int) -> Value:
+    """Return the rank's part of a value that has room for `parts`, in the memory of the whole."""
+    return replace(
+        whole,
+        name=f"{whole.name}/part",
+        shape=(part_size(whole.size, parts),),
+        init=None,
+        shard=Shard(whole.shape, parts),
+        inside=whole,
+        room=0,
+    )

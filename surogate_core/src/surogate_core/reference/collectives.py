@@ -1,0 +1,75 @@
+"""Torch references of the ops in `standard_ops/collectives.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..program.shards import part_size
+from .ops import up
+
+
+def all_reduce(*values: Tensor, world_size: int, how: str = "sum") -> tuple[Tensor, ...]:
+    """Return the values unchanged: the sum, or the maximum, over a single worker. Executors of several replace this."""
+    if world_size != 1:
+        raise ValueError(
+            f"all_reduce over {world_size} workers, but the reference runs a single worker and cannot communicate"
+        )
+    return values
+
+
+def reduce_scatter(*values: Tensor, world_size: int, how: str = "sum") -> tuple[Tensor, ...]:
+    """Return the parts of a single rank: the flat values, padded. Executors of several ranks replace this."""
+    sizes = [part_size(x.numel(), world_size) for x in all_reduce(*values, world_size=world_size)]
+    pairs = zip(values, sizes, strict=True)
+    return tuple(F.pad(x.flatten(), (0, size - x.numel())) for x, size in pairs)
+
+
+def all_gather(*parts: Tensor, world_size: int, shapes: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
+    """Return the values of which a single rank has all elements. Executors of several ranks replace this."""
+    pairs = zip(all_reduce(*parts, world_size=world_size), shapes, strict=True)
+    return tuple(x.flatten()[: prod(shape)].view(tuple(shape)) for x, shape in pairs)
+
+
+def global_norm(*grads: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
+    """Return the 2-norm of all gradients and the clipping coefficient min(1, max_norm / (norm + 1e-6)).
+
+    The coefficient is 1 if max_norm is 0, and NaN if the norm is not finite.
+    """
+    norms = torch.stack([torch.linalg.vector_norm(up(g)) for g in grads])
+    norm = torch.linalg.vector_norm(norms).to(torch.float32)
+    return norm, _clip_coef(norm, max_norm)
+
+
+def square_sums(*values: Tensor, chunks: Sequence[int]) -> Tensor:
+    """Return the sums of squares of the chunks of each value, fp64: of `chunks[i]` consecutive elements of value i."""
+    sums = []
+    for x, chunk in zip(values, chunks, strict=True):
+        squares = up(x).flatten().square()
+        padded = F.pad(squares, (0, -len(squares) % chunk))
+        sums.append(padded.view(-1, chunk).sum(dim=1, dtype=torch.float64))
+    return torch.cat(sums)
+
+
+def norm_of_sums(
+    sums: Tensor, *, parts: int, counts: Sequence[int], kept: Sequence[int], max_norm: float
+) -> tuple[Tensor, Tensor]:
+    """Return what `global_norm` does, from the `square_sums` of `parts` ranks, one after another.
+
+    Those of value i are counts[i] on each rank. The first kept[i] of all ranks' are added: all of a value that is
+    divided, without padding, and those of rank 0 of a value that all ranks have. The order of the sum is that of one
+    rank, hence the result too.
+    """
+    by_value = sums.view(parts, -1).split(list(counts), dim=1)
+    total = torch.cat([x.flatten()[:n] for x, n in zip(by_value, kept, strict=True)]).sum()
+    norm = total.sqrt().to(torch.float32)
+    return norm, _clip_coef(norm, max_norm)
+
+
+def _clip_coef(norm: Tensor, max_norm: float) -> Tensor:
+    coef = torch.ones_like(norm) if max_norm == 0 else (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    return torch.where(torch.isfinite(norm), coef, torch.full_like(coef, float("nan")))

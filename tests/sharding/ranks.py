@@ -1,0 +1,88 @@
+"""Optimizer steps of several CPU ranks, as threads, with and without divided states, gradients and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from models.harness import OPS, plan_inputs
+from random_batches import random_batch
+from torch import Tensor
+
+from surogate_core.assembly.assemble import assemble
+from surogate_core.assembly.assembly import Assembly
+from surogate_core.program.shards import Sharding
+from surogate_core.runtime.comms import copies
+from surogate_core.runtime.initialise import initialise
+from surogate_core.runtime.team import Team
+from surogate_core.runtime.worker import Worker
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What some steps gave: losses and norms of each, the weights of every rank, and the bytes that each planned."""
+
+    readings: list[tuple[float, float]]
+    weights: list[dict[str, Tensor]]
+    assembly: Assembly
+
+
+@contextmanager
+def team_of(assembly: Assembly, ranks: int, seed: int = 1, ops: Mapping[str, Any] = OPS) -> Iterator[Team]:
+    comms = copies.connect([0] * ranks, 60.0)
+
+    def make(comm: Any) -> Worker:
+        torch.set_num_threads(1)
+        return Worker.on_cpu(assembly, ops, seed, comm, poison=True)
+
+    team = Team(comms, make)
+    try:
+        yield team
+    finally:
+        team.close()
+
+
+def trained(
+    config: Mapping[str, Any],
+    ranks: int,
+    sharding: Sharding,
+    *,
+    steps: int = 3,
+    micro_steps: int = 2,
+    seed: int = 0,
+    ops: Mapping[str, Any] = OPS,
+    **given: Any,
+) -> Trained:
+    """Train on random batches, which depend on `seed` alone. `given` are fields of PlanInputs."""
+    sizes = {"batch_size": 2, "seq_len": 32, "max_documents": 64, "grad_accum_steps": micro_steps}
+    inputs = plan_inputs(config, **sizes, ops=ops, world_size=ranks, sharding=sharding, **given)
+    assembly = assemble(inputs)
+    rng = np.random.default_rng(seed)
+    with team_of(assembly, ranks, ops=ops) as team:
+        initialise((v for v in assembly.declared if v.init and not v.shard), team.buffers.persistent, 3)
+        team.start()
+        readings = []
+        for step in range(1, steps + 1):
+            for micro in range(micro_steps):
+                batches = [random_batch(rng, config, 2, 32, 64) for _ in range(ranks)]
+                index = (micro_steps * step + micro) * ranks
+                last = micro == micro_steps - 1
+                team.micro_step(*batches, first=micro == 0, last=last, loss_scale=0.01, index=index)
+            readings.append(team.update(lr=1e-2, step=step).values())
+        evaluated = team.evaluate(*(random_batch(rng, config, 2, 32, 64) for _ in range(ranks)))
+        team.settle()
+        weights = [{name: x.clone() for name, x in worker.params().items()} for worker in team._workers]
+    return Trained([*readings, (evaluated, 0.0)], weights, assembly)
+
+
+def assert_equal(found: Trained, expected: Trained) -> None:
+    """Check that two runs gave the same bits on every rank."""
+    assert found.readings == expected.readings
+    for ours, theirs in zip(found.weights, expected.weights, strict=True):
+        assert ours.keys() == theirs.keys()
+        for name, x in ours.items():
+            assert torch.equal(x, theirs[name]), name
