@@ -17,6 +17,7 @@ from torch import Tensor
 
 from surogate_core.api import Emitter, Gradients, Init, Op, OpDef, OutSpec, Program, Scalars, Value
 from surogate_core.assembly.streaming import Streaming
+from surogate_core.assembly.transfers import HostCopies
 from surogate_core.dtypes import DTYPES, accumulator
 from surogate_core.errors import ProgramError
 from surogate_core.memory.plan import ArenaPlan, MemoryPlan, plan_family
@@ -419,7 +420,7 @@ def family(
         rng = Random(f"{seed}/streams")
         kept = (*source._params, *gradients.values())
         hosted = {value: b.on_host(value) for value in kept if rng.random() < 0.5}
-        first, following = map(Streaming(hosted, b), (first, following))
+        first, following = map(Streaming(HostCopies(hosted), b), (first, following))
         verify(first, ops, "streamed")
         verify(following, ops, "streamed")
         gradients = {hosted.get(param, param): hosted.get(grad, grad) for param, grad in gradients.items()}

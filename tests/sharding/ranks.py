@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,11 @@ def trained(
     rng = np.random.default_rng(seed)
     with team_of(assembly, ranks, ops=ops) as team:
         initialise((v for v in assembly.declared if v.init and not v.shard), team.buffers.persistent, 3)
+        for part in assembly.staging:
+            views = team.staged(part)
+            staged = [replace(place, name=param.name) for param, place in part.places.items()]
+            initialise(staged, lambda v, views=views: views[v.name], 3)  # type: ignore[misc]
+            team.derive(part)
         team.start()
         readings = []
         for step in range(1, steps + 1):
@@ -75,8 +80,21 @@ def trained(
             readings.append(team.update(lr=1e-2, step=step).values())
         evaluated = team.evaluate(*(random_batch(rng, config, 2, 32, 64) for _ in range(ranks)))
         team.settle()
-        weights = [{name: x.clone() for name, x in worker.params().items()} for worker in team._workers]
+        weights = wholes(team, assembly)
     return Trained([*readings, (evaluated, 0.0)], weights, assembly)
+
+
+def wholes(team: Team, assembly: Assembly) -> list[dict[str, Tensor]]:
+    """Return the weights of every rank, those that ranks divide put together."""
+    found = []
+    for worker in team._workers:
+        held = {name: view.clone() for name, view in worker.params().items()}
+        for name, value in assembly.params.items():
+            if value.shard:
+                parts = [other.buffers.persistent(value) for other in team._workers]
+                held[name] = torch.cat(parts)[: value.whole_size].view(value.shard.shape)
+        found.append(held)
+    return found
 
 
 def assert_equal(found: Trained, expected: Trained) -> None:

@@ -38,3 +38,14 @@ def test_divided_states_give_the_bits_of_data_parallelism(ranks: int, name: str,
     parallel = trained(CONFIG, ranks, Sharding(parts=ranks), **given)
     divided = trained(CONFIG, ranks, Sharding(parts=ranks, states=True), **given)
     assert_equal(divided, parallel)
+
+
+@pytest.mark.parametrize("micro_steps", [1, 2])
+@pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "normuon"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_divided_weights_give_the_bits_of_data_parallelism(ranks: int, name: str, micro_steps: int) -> None:
+    given = {"micro_steps": micro_steps, "ops": EVERY, "weight_decay": 0.1, "max_grad_norm": 1.0, **optimizer(name)}
+    parallel = trained(CONFIG, ranks, Sharding(parts=ranks), **given)
+    divided = trained(CONFIG, ranks, Sharding(parts=ranks, states=True, weights=True), **given)
+    assert_equal(divided, parallel)
+    assert divided.assembly.memory.segments["param"].nbytes < parallel.assembly.memory.segments["param"].nbytes

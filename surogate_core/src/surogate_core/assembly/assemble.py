@@ -107,12 +107,14 @@ def _finished(recording: RecordedPrograms, recorder: Recorder, inputs: PlanInput
     derive, staging = split_staged(family.derive, staged_params(family, b.declared, recording.gradients))
     for staged in staging:
         recorder.passed("staged", family.derive, staged.program)
-    unfinished, host_places = recorder.streamed(
-        (family.start, derive, *(staged.program for staged in staging), *micro_steps, evaluate, update), held
-    )
+    whole = (family.start, derive, *(staged.program for staged in staging), *micro_steps, evaluate, update)
+    divided, loading, parts = recorder.divided(whole, staging, recording.params)
+    staging = (*staging, *loading)
+    unfinished, host_places = recorder.streamed(divided, [parts.get(value, value) for value in held])
+    places = {whole: host_places.get(part, part) for whole, part in parts.items()} | host_places
     programs = {p.name: recorder.passed("in_place", p, in_place(p, inputs.ops)) for p in unfinished}
     cu_seqlens, variants = recorder.variants(tuple(programs.values()))
-    elsewhere = {param for staged in staging for param in staged.places}
+    elsewhere = {param for staged in staging for param in staged.places if param.shard is None}
     allocated = [v for v in b.declared if v not in elsewhere]
     every = (*programs.values(), *(program for fewer in variants.values() for program in fewer))
     ops = dict.fromkeys(op for p in every for op in p.ops)  # programs share most of them
@@ -123,9 +125,9 @@ def _finished(recording: RecordedPrograms, recorder: Recorder, inputs: PlanInput
         cu_seqlens=cu_seqlens,
         declared=b.declared,
         staging=tuple(replace(staged, program=programs[staged.program.name]) for staged in staging),
-        trainable=tuple(host_places.get(param, param) for param in recording.gradients),
+        trainable=tuple(places.get(param, param) for param in recording.gradients),
         stored={
-            param.name: tuple(host_places.get(state, state) for state in states)
+            param.name: tuple(places.get(state, state) for state in states)
             for param, states in recording.stored.items()
         },
         memory=plan_family(programs.values(), allocated, kernels.workspace, variants),

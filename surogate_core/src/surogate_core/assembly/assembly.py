@@ -86,9 +86,9 @@ class Assembly:
 
     @property
     def allocated(self) -> tuple[Value, ...]:
-        """Declared values that have memory of their own: all but staged params."""
+        """Declared values that have memory of their own: all but staged params, of which ranks keep parts at most."""
         staged = {param for part in self.staging for param in part.places}
-        return tuple(v for v in self.declared if v not in staged)
+        return tuple(v for v in self.declared if v.shard or v not in staged)
 
     @property
     def params(self) -> dict[str, Value]:
@@ -98,9 +98,9 @@ class Assembly:
     @property
     def n_params(self) -> int:
         """Elements of all weights."""
-        return sum(v.size for v in self.declared if v.role == "param")
+        return sum(v.whole_size for v in self.declared if v.role == "param")
 
     @property
     def n_trainable(self) -> int:
         """Elements of the weights that are trained."""
-        return sum(v.size for v in self.trainable)
+        return sum(v.whole_size for v in self.trainable)

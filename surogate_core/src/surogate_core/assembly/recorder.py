@@ -26,9 +26,12 @@ from ..program.value import Value
 from ..program.verify import check_collectives, check_states
 from .inputs import PlanInputs
 from .param_kinds import kind_by_shape, logical_matrices, special_kinds
+from .divided_weights import divide_weights
 from .parts import divided, gather, with_master
 from .pass_runner import PassRunner
+from .staging import Staged
 from .streaming import Streaming
+from .transfers import HostCopies
 from .update import Update, record_update
 from .weight_storage import Stored, read_stored, store_weights
 
@@ -298,11 +301,26 @@ class Recorder:
                         self.passed("offload", before.get(program.name), program, (strategy, "schedule"))
         return family, tuple(held)
 
+    def divided(
+        self, programs: Sequence[Program], staged: Sequence[Staged], params: Mapping[Value, ParamInfo]
+    ) -> tuple[list[Program], list[Staged], Mapping[Value, Value]]:
+        """Divide the weights among the ranks. Return the programs with gathers, what loads them, and {whole: part}."""
+        sharding = self.inputs.sharding
+        if not sharding.weights:
+            return [*programs], [], {}
+        places = {param for one in staged for param in one.places}
+        weights = divide_weights(programs, places, params, sharding.parts, self.b)
+        self.passed.replace_values(weights.parts.values())
+        gathering = weights.programs(programs, self.b)
+        loading = weights.loading(self.b)
+        after = [self.passed("divide", before, program) for before, program in zip(programs, gathering, strict=True)]
+        return [*after, *(self.passed("load", None, one.program) for one in loading)], loading, weights.parts
+
     def streamed(self, programs: Sequence[Program], held: Sequence[Value]) -> tuple[list[Program], dict[Value, Value]]:
         """Place values on the host. Return the programs with copies, and {value: what takes its place}."""
         host_places = {value: self.b.on_host(value) for value in held}
         self.passed.replace_values(host_places.values())
-        streaming = Streaming(host_places, self.b, zero_copy=self.inputs.zero_copy)
+        streaming = Streaming(HostCopies(host_places), self.b, zero_copy=self.inputs.zero_copy)
         streamed = [self.passed("stream", p, streaming(p)) for p in programs] if held else list(programs)
         if self.inputs.zero_copy is True and not streaming.uncopied:
             raise ConfigError(

@@ -22,6 +22,11 @@ class Staged:
     program: Program
     places: Mapping[Value, Value]
 
+    @property
+    def divides(self) -> bool:
+        """Whether the program keeps this rank's parts of what it reads or makes."""
+        return any(op.kind == "take_part" for op in self.program.ops)
+
 
 def staged_params(family: Family, declared: Iterable[Value], trained: Iterable[Value]) -> frozenset[Value]:
     """Return the frozen params that `derive` reads and no other program uses."""

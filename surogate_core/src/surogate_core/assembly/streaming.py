@@ -1,9 +1,9 @@
-"""Streaming: copies values that the host holds to the device ahead of their use, and back once written.
+"""Streaming: brings values that the host or all ranks together hold to the device ahead of their use.
 
 A program visits blocks one after another, forward and backward. Between two visits:
 
-    copy to the host what the last visit has written | wait for the copy of the visit before it |
-    begin to copy to the device what the visit after the next one uses
+    put back what the last visit has written | wait until what the visit before it wrote is back |
+    begin to fetch what the visit after the next one uses
 
 So a copy has the time of a visit in each direction, and the device holds the values of three visits at most. Copies of
 params and states are activations, whose memory other programs use too. Ops can only add to gradients (`verify`), so
@@ -24,6 +24,7 @@ from ..errors import ProgramError
 from ..program.builder import Builder
 from ..program.op import Op, Program
 from ..program.value import Value
+from .transfers import Transfers
 
 Insertions = dict[int, list[Op]]
 """Ops to insert in front of the op at an index."""
@@ -69,21 +70,21 @@ class _Visit:
 
 
 class Streaming:
-    """Adds the copies to the programs of a family. `host_places` maps values to their places on the host.
+    """Adds the transfers to the programs of a family.
 
     uncopied  the values that programs so far use on the host because of `zero_copy`
     """
 
-    def __init__(self, host_places: Mapping[Value, Value], b: Builder, *, zero_copy: ZeroCopy = False) -> None:
-        self.host_places = host_places
-        self._held = frozenset(host_places)
+    def __init__(self, transfers: Transfers, b: Builder, *, zero_copy: ZeroCopy = False) -> None:
+        self._transfers = transfers
+        self._held = frozenset(transfers.places)
         self.uncopied: set[Value] = set()
         self._zero_copy = zero_copy
         self._b = b
         self._buffers: dict[tuple[int, int, tuple[int, ...], str], Value] = {}
 
     def __call__(self, program: Program) -> Program:
-        """Return `program` with copies of the values on the host that it uses.
+        """Return `program` with copies of the values that it uses and that are elsewhere.
 
         Ops that can use values on the host (`OpDef.uses_host`) read them there. Raises ProgramError if an op adds to a
         param or state, or changes it as an input.
@@ -95,16 +96,19 @@ class Streaming:
         for index, visit_of in uses.items():
             ops[index] = self._on_copies(ops[index], visit_of)
         puts, waits, fetches = Insertions(), Insertions(), Insertions()
+        written = self._places_written(ops)
         for visit in visits:
             begins, ends = visit.ops[0], visit.ops[-1]
             fetch, put, wait = self._copies(visit, ops[begins], ops[ends])
             done = visits[visit.number - _SETS].ops[-1] + 1 if visit.number >= _SETS else 0
-            _insert(fetches, max([visit.fetch_at, done, *(free_at.get(value, 0) for value in visit.fetched)]), fetch)
+            free = (free_at.get(value, 0) for value in visit.fetched)
+            made = (at + 1 for value in visit.fetched for at in written.get(value, ()) if at < begins)
+            _insert(fetches, max([visit.fetch_at, done, *free, *made]), fetch)
             _insert(puts, ends + 1, put)
             if visit.number + 2 < len(visits):
                 _insert(waits, visits[visit.number + 2].ops[0], wait)
             free_at |= dict.fromkeys(visit.written, ends + 1)
-        return replace(program, ops=tuple(self._on_host(_with(ops, (puts, waits, fetches)))))
+        return replace(program, ops=tuple(self._in_places(_with(ops, (puts, waits, fetches)))))
 
     def _left_on_host(self, ops: Sequence[Op]) -> frozenset[Value]:
         """Return the values on the host that `zero_copy` ops use and that no other op needs a copy of."""
@@ -154,11 +158,21 @@ class Streaming:
                 uses.setdefault(index, {})[value] = visit
         return visits, uses
 
+    def _places_written(self, ops: Sequence[Op]) -> dict[Value, list[int]]:
+        """Return {value: the ops that write to its place}, such as the update of a rank's part."""
+        values = {place: value for value, place in self._transfers.places.items()}
+        found: dict[Value, list[int]] = {}
+        for index, op in enumerate(ops):
+            for place in op.written:
+                if place in values:
+                    found.setdefault(values[place], []).append(index)
+        return found
+
     def _uses_held(self, op: Op) -> bool:
         return not (self._held.isdisjoint(op.ins) and self._held.isdisjoint(op.outs))
 
     def _reads_host(self, op: Op) -> bool:
-        return self._b.ops[op.kind].uses_host
+        return self._transfers.direct and self._b.ops[op.kind].uses_host
 
     def _on_copies(self, op: Op, visit_of: Mapping[Value, _Visit]) -> Op:
         """Return `op` on copies of the values on the host that it uses. Adds to their visits which."""
@@ -181,7 +195,7 @@ class Streaming:
         """Return a new activation, or the buffer of a gradient in this visit."""
         if value.role != "grad":
             with self._b.block(visit.block):
-                return self._b.activation("streamed", value.shape, value.dtype)
+                return self._transfers.copy(self._b, value)
         if value in visit.current:
             return visit.current[value]
         alike = [v for v in visit.current if (v.role, v.shape, v.dtype) == ("grad", value.shape, value.dtype)]
@@ -191,23 +205,21 @@ class Streaming:
         return self._buffers[key]
 
     def _copies(self, visit: _Visit, first: Op, last: Op) -> tuple[list[Op], list[Op], list[Op]]:
-        """Return the copies to the device, those to the host, and what waits for the latter."""
-        b = self._b
+        """Return what fetches the values of a visit, what puts back those that it writes, and what waits for that."""
+        b, transfers = self._b, self._transfers
+        places = transfers.places
         with b.record(first.phase, visit.block) as fetch:
-            for value, copy in visit.fetched.items():
-                b.emit("move", self.host_places[value], outs=[copy], lane="to_device")
+            transfers.fetch(b, [(places[value], copy) for value, copy in visit.fetched.items()])
         with b.record(last.phase, visit.block) as put:
-            for value in visit.written:
-                b.emit("move", visit.current[value], outs=[self.host_places[value]], lane="to_host")
+            transfers.put(b, [(places[value], visit.current[value]) for value in visit.written])
         with b.record(last.phase, visit.block) as wait:
-            if visit.written:
-                b.emit("wait", *(self.host_places[value] for value in visit.written))
+            transfers.wait(b, [places[value] for value in visit.written])
         return fetch, put, wait
 
-    def _on_host(self, ops: Iterable[Op]) -> Iterable[Op]:
-        """Yield the ops, those that use values on the host with these in place of the values."""
+    def _in_places(self, ops: Iterable[Op]) -> Iterable[Op]:
+        """Yield the ops, those that use values where they are held with the places instead."""
         for op in ops:
-            yield op.on(self.host_places)
+            yield op.on(self._transfers.places)
 
 
 def _insert(insertions: Insertions, index: int, ops: Sequence[Op]) -> None:

@@ -13,10 +13,10 @@ from typing import Any, get_args
 from ..dtypes import DTYPES
 from ..errors import ProgramError
 from ..origin import EMITTING
+from . import shards
 from .infer import infer
 from .op import Lane, Op, Phase, Program, Stage
 from .opdef import OpDef
-from .shards import room
 from .value import Collects, Init, Place, Role, Shard, Value
 
 
@@ -82,13 +82,16 @@ class Builder:
         """
         return self._declare(name, shape, dtype, "state", init, collects, derived, place, shard)
 
-    def activation(self, label: str, shape: Sequence[int], dtype: str, place: Place = "device") -> Value:
-        """Return a new activation, named after its block and label."""
+    def activation(
+        self, label: str, shape: Sequence[int], dtype: str, place: Place = "device", *, room: int = 0
+    ) -> Value:
+        """Return a new activation, named after its block and label. `room`: see `Value`."""
         _check_dtype(label, dtype)
         base = f"{self._block}.{label}" if self._block >= 0 else label
         n = self._count.get(base, 1 if base in self._named else 0)
         self._count[base] = n + 1
-        return Value(f"{base}#{n}" if n else base, tuple(shape), dtype, "act", label, self._block, place=place)
+        name = f"{base}#{n}" if n else base
+        return Value(name, tuple(shape), dtype, "act", label, self._block, place=place, room=room)
 
     @property
     def declared(self) -> tuple[Value, ...]:
@@ -130,8 +133,8 @@ class Builder:
             raise ProgramError(f"{_caller()}: collects of {role} {name!r} is {collects!r}, expected sum or max")
         _check_dtype(name, dtype)
         value = Value(name, tuple(shape), dtype, role, role, self._block, init, collects, derived, place, shard)
-        if role in ("param", "grad") and self.parts > 1:
-            value = replace(value, room=room(value.shape, dtype, self.parts))
+        if role in ("param", "grad") and shards.is_divisible(value.shape, self.parts):
+            value = replace(value, room=shards.room(value.shape, dtype, self.parts))
         self._named[name] = value
         return value
 

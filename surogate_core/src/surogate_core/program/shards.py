@@ -62,20 +62,17 @@ def is_divisible(shape: Sequence[int], parts: int) -> bool:
 
 
 def room(shape: Sequence[int], dtype: str, parts: int) -> int:
-    """Return the bytes of `parts` parts; 0 if a value of `shape` is not divided."""
-    if not is_divisible(shape, parts):
-        return 0
+    """Return the bytes of `parts` parts of a value of `shape`."""
     return parts * DTYPES[dtype].nbytes(part_size(prod(shape), parts))
+
+
+def part_of(whole: Value, parts: int) -> Value:
+    """Return the rank's part of a value, with memory and the name of its own: that of the whole."""
+    return replace(
+        whole, shape=(part_size(whole.size, parts),), init=None, shard=Shard(whole.shape, parts), inside=None, room=0
+    )
 
 
 def part_inside(whole: Value, parts: int) -> Value:
     """Return the rank's part of a value that has room for `parts`, in the memory of the whole."""
-    return replace(
-        whole,
-        name=f"{whole.name}/part",
-        shape=(part_size(whole.size, parts),),
-        init=None,
-        shard=Shard(whole.shape, parts),
-        inside=whole,
-        room=0,
-    )
+    return replace(part_of(whole, parts), name=f"{whole.name}/part", inside=whole)

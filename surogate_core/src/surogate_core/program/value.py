@@ -120,6 +120,11 @@ class Value:
         """Bytes of the buffer, without alignment. Rows of packed elements begin at a byte."""
         return prod(self.stored_shape) * max(DTYPES[self.dtype].bits, 8) // 8
 
+    @property
+    def whole_size(self) -> int:
+        """Number of elements of the value that it is a part of, or of itself."""
+        return self.shard.size if self.shard else self.size
+
     def first(self, rank: int) -> int:
         """Return the index of its first element in the value that it is a part of; 0 if it is whole."""
         return rank * self.size if self.shard else 0

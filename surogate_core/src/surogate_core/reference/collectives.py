@@ -29,6 +29,11 @@ def reduce_scatter(*values: Tensor, world_size: int, how: str = "sum") -> tuple[
     return tuple(F.pad(x.flatten(), (0, size - x.numel())) for x, size in pairs)
 
 
+def take_part(x: Tensor, *, world_size: int) -> Tensor:
+    """Return the part of a single rank. Executors of several ranks replace this."""
+    return reduce_scatter(x, world_size=world_size)[0]
+
+
 def all_gather(*parts: Tensor, world_size: int, shapes: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
     """Return the values of which a single rank has all elements. Executors of several ranks replace this."""
     pairs = zip(all_reduce(*parts, world_size=world_size), shapes, strict=True)

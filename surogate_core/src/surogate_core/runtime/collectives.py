@@ -24,7 +24,7 @@ def _supports(op: Op, target: Target) -> Support:
 
 
 def _refused(op: Op) -> str:
-    combines = op.kind != "all_gather"
+    combines = "how" in op.attrs
     wrong = [v for v in op.ins if combines and v.dtype not in REDUCIBLE]
     in_place = op.kind != "all_reduce" or op.ins == op.outs
     if wrong or not in_place or op.accumulate:
@@ -41,14 +41,16 @@ def call(op: Op, comm: Comm, pointer: Callable[[Value], int], stream: int) -> Ca
         refused = f"recorded for {size} ranks, but the communicator connects {comm.world_size}"
     if refused:
         raise ProgramError(f"{op.kind} (block {op.block}, emitted at {op.where}): {refused}")
-    name = named(op)
     if op.kind == "all_reduce":
-        return _all_reduce, (comm, name, ranges([(pointer(v), v) for v in op.ins]), op.attrs["how"], stream)
-    if op.kind == "all_gather":
-        pairs = tuple(_pair(pointer, part, whole, size) for part, whole in zip(op.ins, op.outs, strict=True))
-        return _all_gather, (comm, name, pairs, stream)
-    pairs = tuple(_pair(pointer, part, whole, size)[::-1] for whole, part in zip(op.ins, op.outs, strict=True))
-    return _reduce_scatter, (comm, name, pairs, op.attrs["how"], stream)
+        return _all_reduce, (comm, named(op), ranges([(pointer(v), v) for v in op.ins]), op.attrs["how"], stream)
+    gathers = op.kind == "all_gather"
+    parts, wholes = (op.ins, op.outs) if gathers else (op.outs, op.ins)
+    pairs = tuple(_pair(pointer, part, whole, size) for part, whole in zip(parts, wholes, strict=True))
+    if gathers:
+        return _all_gather, (comm, named(op), pairs, stream)
+    if op.kind == "take_part":
+        return _take_part, (comm, pairs, stream)
+    return _reduce_scatter, (comm, named(op), tuple((whole, part) for part, whole in pairs), op.attrs["how"], stream)
 
 
 def _pair(pointer: Callable[[Value], int], part: Value, whole: Value, parts: int) -> tuple[Span, Span]:
@@ -84,6 +86,14 @@ def _reduce_scatter(comm: Comm, name: str, pairs: Sequence[tuple[Span, Span]], h
         comm.reduce_scatter(pairs, how, stream)
 
 
+def _take_part(comm: Comm, pairs: Sequence[tuple[Span, Span]], stream: int) -> None:
+    from .comms.spans import copy, current, part
+
+    with current(stream, comm.device):
+        for own, whole in pairs:
+            copy(own, part(whole, comm.rank, comm.world_size), stream)
+
+
 def _all_gather(comm: Comm, name: str, pairs: Sequence[tuple[Span, Span]], stream: int) -> None:
     with comm.position.collective(name, stream):
         comm.all_gather(pairs, stream)
@@ -113,11 +123,11 @@ KERNELS = tuple(
     KernelDef(
         op=kind,
         dtypes=("*", "..."),
-        attrs=("how",) if kind != "all_gather" else (),
+        attrs=("how",) if "reduce" in kind else (),
         supports=_supports,
         bind=lambda op, ctx: call(op, ctx.comm, ctx.pointer, ctx.stream),
     )
-    for kind in ("all_reduce", "reduce_scatter", "all_gather")
+    for kind in ("all_reduce", "reduce_scatter", "all_gather", "take_part")
 )
 
 KINDS = frozenset(kernel.op for kernel in KERNELS)

@@ -95,8 +95,11 @@ class Team:
         return self._workers[0].staged(part)
 
     def derive(self, part: Staged) -> None:
-        """Make derived states on the first rank, from which `start` shares them. See `Worker.derive`."""
-        self._results([self._threads[0].submit(self._workers[0].derive, part)])
+        """Make derived states on the first rank, from which `start` shares them, or on all. See `Worker.derive`."""
+        if part.divides:
+            self._on_all(lambda worker: worker.derive(part))
+        else:
+            self._results([self._threads[0].submit(self._workers[0].derive, part)])
 
     def watch(self, make: Callable[[Buffers], Watcher]) -> None:
         """Watch every rank. Each has its own watcher, which is called on the rank's thread."""

@@ -124,8 +124,8 @@ class Worker:
         return worker
 
     def params(self) -> dict[str, Tensor]:
-        """Return views of the model's weights, by name, without staged params."""
-        return {name: self.buffers.persistent(v) for name, v in self.assembly.params.items()}
+        """Return views of the weights that this rank holds as a whole, by name."""
+        return {name: self.buffers.persistent(v) for name, v in self.assembly.params.items() if not v.shard}
 
     # --------------------------------------------------------------------------------------------------------- start
 
@@ -139,8 +139,17 @@ class Worker:
         return {param.name: self.buffers.view(place, part.program.name) for param, place in part.places.items()}
 
     def derive(self, part: Staged) -> None:
-        """Make the derived states of the params in `staged(part)`, whose memory the next call of `staged` reuses."""
+        """Make the derived states of the params in `staged(part)`, whose memory the next call of `staged` reuses.
+
+        If ranks divide them (`Staged.divides`), all ranks call this at the same time, and use what rank 0 has there.
+        """
         self.executor.synchronize()
+        if part.divides:
+            stream = self.executor.stream
+            with torch.cuda.stream(stream), self._comm.position.collective("the weights of rank 0", 0):
+                for view in self.staged(part).values():
+                    span = view.data_ptr(), view.nbytes, "uint8"
+                    self._comm.broadcast((span,), 0, stream.cuda_stream if stream else 0)
         self.executor.run(part.program.name)
         self.executor.wait()
 

@@ -15,6 +15,7 @@ F feed-forward width, V vocabulary size, N and K rows and columns of a weight.
     lm_head_ce     (x [T, C], w [V, C], targets [T], loss_scale []; chunks) -> loss []
     all_reduce     (values; world_size, how)                   -> the values, summed over the ranks of a run
     reduce_scatter (values; world_size, how)                   -> this rank's parts of the sums
+    take_part      (x; world_size)                             -> this rank's part
     all_gather     (parts; world_size, shapes)                 -> the values of which the ranks have parts
     move           (x)                                         -> x on the host (lane "to_host"), or on the device
     wait           (values)                                    -> nothing; "compute" waits for the ops that write them

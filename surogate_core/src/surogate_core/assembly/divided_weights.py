@@ -1,0 +1,83 @@
+"""Weights of which each rank holds a part, and gathers the whole for the ops that read it (ZeRO 3).
+
+Divided are the model's matrices that programs read, and what `derive` makes of matrices for them: a recipe's quantized
+copies, and the states of a weight format. They come to the device block by block (`Streaming`). No rank ever holds the
+whole model: a program for each block takes the parts of what the loader wrote to the arena.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..api import ParamInfo
+from ..program.builder import Builder
+from ..program.op import Op, Program
+from ..program.shards import SMALLEST_CHUNK, is_divisible, part_of
+from ..program.value import Value
+from .staging import Staged
+from .streaming import Streaming
+from .transfers import RankParts
+
+
+@dataclass(frozen=True)
+class DividedWeights:
+    """The weights that ranks divide. parts: {whole value: the rank's part}. inside: {part in a whole: that part}."""
+
+    ranks: int
+    parts: Mapping[Value, Value]
+    inside: Mapping[Value, Value]
+
+    def programs(self, programs: Iterable[Program], b: Builder) -> list[Program]:
+        """Return the programs with gathers of the values that they read, and without those that updates end with."""
+        streaming = Streaming(RankParts(self.parts, self.ranks), b)
+        return [streaming(self._without_gathers(program)) for program in programs]
+
+    def _without_gathers(self, program: Program) -> Program:
+        ops = [op.on(self.inside) for op in program.ops]
+        return replace(program, ops=tuple(left for op in ops if (left := self._left(op)) is not None))
+
+    def _left(self, op: Op) -> Op | None:
+        """Return a gather without the outputs that are divided; None if none is left."""
+        if op.kind != "all_gather" or self.parts.keys().isdisjoint(op.outs):
+            return op
+        kept = [(part, whole) for part, whole in zip(op.ins, op.outs, strict=True) if whole not in self.parts]
+        if not kept:
+            return None
+        parts, wholes = zip(*kept, strict=True)
+        return op.changed(ins=parts, outs=wholes, attrs={**op.attrs, "shapes": tuple(v.shape for v in wholes)})
+
+    def loading(self, b: Builder) -> list[Staged]:
+        """Return for each block the program that takes the rank's parts of params, which the loader writes whole."""
+        blocks: dict[int, list[tuple[Value, Value]]] = defaultdict(list)
+        for whole, part in self.parts.items():
+            if whole.role == "param":
+                blocks[whole.block].append((whole, part))
+        found = []
+        for block, pairs in blocks.items():
+            places = {
+                part: replace(whole, name=f"staged.{whole.name}", role="staged", label="staged")
+                for whole, part in pairs
+            }
+            with b.record("derive", block) as ops:
+                for part, staged in places.items():
+                    b.emit("take_part", staged, outs=[part], world_size=self.ranks)
+            name = f"load.{block}" if block >= 0 else "load.outside"
+            found.append(Staged(Program(name, tuple(ops), stage="derive"), places))
+        return found
+
+
+def divide_weights(
+    programs: Sequence[Program], staged: Iterable[Value], params: Mapping[Value, ParamInfo], ranks: int, b: Builder
+) -> DividedWeights:
+    """Declare the parts in place of the whole weights. `staged` params have no memory to divide."""
+    read = {v for p in programs if p.stage in ("micro", "evaluate") for op in p.ops for v in op.ins}
+    chosen = [p.param for p in params.values() if p.stored and is_divisible(p.param.shape, ranks)]
+    parts = {param: part_of(param, ranks) for param in chosen if param in read and param not in staged}
+    for value in b.declared:
+        if value.role == "state" and value.derived and value in read and value.size >= ranks * SMALLEST_CHUNK:
+            parts[value] = part_of(value, ranks)
+    b.redeclare(parts)
+    inside = {p.part: parts[p.param] for p in params.values() if p.part is not None and p.param in parts}
+    return DividedWeights(ranks, parts, inside)

@@ -1,0 +1,86 @@
+"""How values come to the device ahead of their use: from the memory of the host, or from the parts of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from ..program.builder import Builder
+from ..program.shards import room
+from ..program.value import Value
+
+Pairs = Iterable[tuple[Value, Value]]
+"""The place of a value, and its copy on the device."""
+
+
+class Transfers(Protocol):
+    """Emits what brings values from their places to copies on the device, and back.
+
+    places  {value: its place, which the programs use instead}
+    direct  whether ops that can use values on the host (`OpDef.uses_host`) use the places themselves
+    """
+
+    places: Mapping[Value, Value]
+    direct: bool
+
+    def copy(self, b: Builder, value: Value) -> Value:
+        """Return a new activation that has the contents of a param or state."""
+
+    def fetch(self, b: Builder, pairs: Pairs) -> None:
+        """Emit what fills the copies."""
+
+    def put(self, b: Builder, pairs: Pairs) -> None:
+        """Emit what writes the copies to their places."""
+
+    def wait(self, b: Builder, places: Iterable[Value]) -> None:
+        """Emit what waits until the places are written, so that their copies give up their memory."""
+
+
+class HostCopies:
+    """Copies between the device and the memory of the host, on lanes of their own."""
+
+    direct = True
+
+    def __init__(self, places: Mapping[Value, Value]) -> None:
+        self.places = places
+
+    def copy(self, b: Builder, value: Value) -> Value:
+        return b.activation("streamed", value.shape, value.dtype)
+
+    def fetch(self, b: Builder, pairs: Pairs) -> None:
+        for place, copy in pairs:
+            b.emit("move", place, outs=[copy], lane="to_device")
+
+    def put(self, b: Builder, pairs: Pairs) -> None:
+        for place, copy in pairs:
+            b.emit("move", copy, outs=[place], lane="to_host")
+
+    def wait(self, b: Builder, places: Iterable[Value]) -> None:
+        if places := list(places):
+            b.emit("wait", *places)
+
+
+class RankParts:
+    """Gathers of the parts that the ranks hold. Of what is written, each rank keeps its part."""
+
+    direct = False
+
+    def __init__(self, places: Mapping[Value, Value], ranks: int) -> None:
+        self.places = places
+        self._ranks = ranks
+
+    def copy(self, b: Builder, value: Value) -> Value:
+        return b.activation("gathered", value.shape, value.dtype, room=room(value.shape, value.dtype, self._ranks))
+
+    def fetch(self, b: Builder, pairs: Pairs) -> None:
+        if pairs := list(pairs):
+            parts, copies = zip(*pairs, strict=True)
+            shapes = tuple(copy.shape for copy in copies)
+            b.emit("all_gather", *parts, outs=copies, lane="comm", world_size=self._ranks, shapes=shapes)
+
+    def put(self, b: Builder, pairs: Pairs) -> None:
+        for place, copy in pairs:
+            b.emit("take_part", copy, outs=[place], world_size=self._ranks)
+
+    def wait(self, b: Builder, places: Iterable[Value]) -> None:
+        """Nothing: parts are taken where other ops compute."""
