@@ -63,7 +63,7 @@ def trained(
     assembly = assemble(inputs)
     rng = np.random.default_rng(seed)
     with team_of(assembly, ranks, ops=ops) as team:
-        initialise((v for v in assembly.declared if v.init and not v.shard), team.buffers.persistent, 3)
+        initialise((v for v in assembly.allocated if v.init and not v.shard), team.buffers.persistent, 3)
         for part in assembly.staging:
             views = team.staged(part)
             staged = [replace(place, name=param.name) for param, place in part.places.items()]
@@ -82,6 +82,40 @@ def trained(
         team.settle()
         weights = wholes(team, assembly)
     return Trained([*readings, (evaluated, 0.0)], weights, assembly)
+
+
+def summed(
+    config: Mapping[str, Any],
+    ranks: int,
+    sharding: Sharding,
+    micro_steps: int,
+    skipped: int = 0,
+    **given: Any,
+) -> dict[str, Tensor]:
+    """Run the micro-steps of a step, on the batches after those of as many as are `skipped`.
+
+    Return the gradients. Of divided ones, and no others if there are some, the parts of all ranks one after another.
+    """
+    sizes = {"batch_size": 2, "seq_len": 32, "max_documents": 64, "grad_accum_steps": micro_steps}
+    assembly = assemble(plan_inputs(config, **sizes, world_size=ranks, sharding=sharding, **given))
+    rng = np.random.default_rng(5)
+    with team_of(assembly, ranks) as team:
+        initialise((v for v in assembly.allocated if v.init and not v.shard), team.buffers.persistent, 3)
+        team.start()
+        for _ in range(skipped * ranks):
+            random_batch(rng, config, 2, 32, 64)
+        for micro in range(micro_steps):
+            batches = [random_batch(rng, config, 2, 32, 64) for _ in range(ranks)]
+            last = micro == micro_steps - 1
+            team.micro_step(*batches, first=micro == 0, last=last, loss_scale=0.01, index=micro * ranks)
+        team.settle()
+        found = {}
+        for value in (v for v in assembly.declared if v.role == "grad"):
+            workers = team._workers if value.shard else team._workers[:1]
+            parts = [worker.buffers.persistent(value).flatten() for worker in workers]
+            if value.shard or not sharding.gradients:
+                found[value.name.removesuffix("/part")] = torch.cat(parts)
+    return found
 
 
 def wholes(team: Team, assembly: Assembly) -> list[dict[str, Tensor]]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from typing import Any
+from zlib import crc32
 
 import pytest
+import torch
 from models.harness import OPS, tiny_config
-from sharding.ranks import assert_equal, trained
+from sharding.ranks import assert_equal, summed, trained
+from torch import Tensor
 
 from surogate_core.api import NoOptions, PrecisionRequest
 from surogate_core.program.shards import Sharding
+from surogate_core.reference.ops import accumulate_rounded
 from surogate_optim_adamw_8bit.optimizer import ADAMW_8BIT, ADAMW_8BIT_OP, AdamW8bitOptions
 from surogate_optim_normuon.optimizer import NORMUON, NORMUON_OP, NorMuonOptions
 from surogate_recipes_bf16.recipe import BF16
@@ -49,3 +53,39 @@ def test_divided_weights_give_the_bits_of_data_parallelism(ranks: int, name: str
     divided = trained(CONFIG, ranks, Sharding(parts=ranks, states=True, weights=True), **given)
     assert_equal(divided, parallel)
     assert divided.assembly.memory.segments["param"].nbytes < parallel.assembly.memory.segments["param"].nbytes
+
+
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "normuon"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_divided_gradients_of_one_micro_step_give_the_bits_of_data_parallelism(
+    ranks: int, name: str, weights: bool
+) -> None:
+    given = {"micro_steps": 1, "ops": EVERY, "weight_decay": 0.1, "max_grad_norm": 1.0, **optimizer(name)}
+    parallel = trained(CONFIG, ranks, Sharding(parts=ranks), **given)
+    divided = trained(CONFIG, ranks, Sharding(parts=ranks, states=True, gradients=True, weights=weights), **given)
+    assert_equal(divided, parallel)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_divided_gradients_are_sums_over_ranks_that_are_added_over_micro_steps(ranks: int, dtype: str) -> None:
+    """Data parallelism adds over micro-steps first. With one micro-step a step, it gives what is added here."""
+    precision = BF16.precision(PrecisionRequest(model_dtype="fp32", param_grad_dtype=dtype), NoOptions())
+    given = {"precision": precision, "ranks": ranks, "config": CONFIG}
+    sums = summed(**given, sharding=Sharding(parts=ranks, states=True, gradients=True), micro_steps=3)
+    each = [summed(**given, sharding=Sharding(parts=ranks), micro_steps=1, skipped=i) for i in range(3)]
+    assert sums.keys() <= each[0].keys() and len(sums) > 4
+    for name, total in sums.items():
+        first, *others = [one[name] for one in each]
+        for i, addend in enumerate(others, 1):
+            first = added(first, addend, f"{name}/sum", ranks * i)
+        assert torch.equal(total[: len(first)], first), name
+        assert not total[len(first) :].any(), "padding"
+
+
+def added(total: Tensor, addend: Tensor, name: str, step: int) -> Tensor:
+    """Return the sum, which bf16 rounds stochastically by the number of the first rank's micro-step."""
+    if total.dtype != torch.bfloat16:
+        return addend + total
+    return accumulate_rounded(addend, total, torch.tensor(step), torch.tensor(1), stream=crc32(name.encode()))

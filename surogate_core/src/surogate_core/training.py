@@ -24,6 +24,7 @@ from .machine.timing import mark
 from .outputs.check import OutputCheck
 from .outputs.folder import refuse_earlier_work, refuse_to_overwrite
 from .planning.plan import Plan, plan_run
+from .planning.ranks import refuse_parts_of_one
 from .planning.run import Run, open_run
 from .plugins.discovery import load_registry
 from .train.result import TrainResult
@@ -122,6 +123,7 @@ def _train(
     processes.at("looking for the model", LOAD_SECONDS)
     opened = open_run(loaded, load_registry(), files)
     processes.at("planning", START_SECONDS)
+    refuse_parts_of_one(config, world.size)
     planned = plan_run(opened, device, world.size, host_memory=pinnable_memory_bytes(), nodes=world.nodes)
     refuse_missing_kernels(opened.config, planned.kernels, device, notice)
     if world.writer:

@@ -23,16 +23,22 @@ def optimizer_states(family: Family, context: OffloadContext) -> Sequence[Value]
 def masters(family: Family, context: OffloadContext) -> Sequence[Value]:
     """Return the masters that are not the weights themselves."""
     return _some(
-        (p.master for p in context.params.values() if p.master is not None and p.master is not p.param),
+        (p.master for p in context.params.values() if p.master is not None and p.master.role == "state"),
         "offload_master: true: this run has no master weights besides the weights, which are trained in place. Remove "
         "the key; offload_weights and offload_quants keep weights in host memory that micro-steps read.",
     )
 
 
 def gradients(family: Family, context: OffloadContext) -> Sequence[Value]:
-    """Return the gradients of params in blocks."""
+    """Return the gradients of params in blocks, or this rank's parts of them."""
+    trained = [p for p in context.params.values() if p.grad is not None and p.param.block >= 0]
+    if any(p.grad_part is not None and p.grad_part.inside for p in trained):
+        raise ConfigError(
+            "offload_grads: true: each of several ranks would hold all gradients. Set shard_gradients: true (or "
+            "zero_level: 2), so that it holds a part."
+        )
     return _some(
-        (p.grad for p in context.params.values() if p.grad is not None and p.param.block >= 0),
+        (p.grad_part or p.grad for p in trained if p.grad is not None),
         "offload_grads: true: this run trains no weights of blocks. Remove the key.",
     )
 

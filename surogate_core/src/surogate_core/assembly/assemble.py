@@ -95,7 +95,10 @@ def _finished(recording: RecordedPrograms, recorder: Recorder, inputs: PlanInput
     b = recorder.b
     family = recording.family.with_micro_steps(recorder.recomputed)
     family, held = recorder.offloaded(family, recording.params, recording.states)
-    steps = (recorder.accumulated(step, recording.gradients, recording.params) for step in family.micro_steps())
+    scatter = recorder.scattering(recording.params)
+    steps = (
+        recorder.accumulated(step, recording.gradients, recording.params, scatter) for step in family.micro_steps()
+    )
     micro_steps = [program for programs in steps for program in programs]
     evaluate, update = family.evaluate, family.update
     readings = {recording.loss, recording.eval_loss, *((family.numerics.values,) if family.numerics else ())}
@@ -149,7 +152,7 @@ def _finished(recording: RecordedPrograms, recorder: Recorder, inputs: PlanInput
 def record(inputs: PlanInputs) -> RecordedPrograms:
     """Record the programs of a run up to recomputation. Raises like `assemble`."""
     b = Builder(inputs.ops, inputs.precision.model, inputs.sharding.parts if inputs.sharding.states else 1)
-    recorder = Recorder(inputs, b, PassRunner(inputs.ops), declare_batch(b, inputs), declare_scalars(b))
+    recorder = Recorder(inputs, b, PassRunner(inputs.ops), declare_batch(b, inputs), declare_scalars(b, inputs))
     forward = recorder.build()
     weights = checked_weight_maps(inputs, b.declared)
     forward = recorder.adapt(forward, weights)

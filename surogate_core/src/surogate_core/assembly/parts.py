@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ..api import ParamInfo
@@ -13,7 +13,7 @@ from ..program.value import Shard, Value
 from .inputs import PlanInputs
 
 
-def divided(info: ParamInfo, inputs: PlanInputs) -> ParamInfo:
+def divided(info: ParamInfo, inputs: PlanInputs, b: Builder) -> ParamInfo:
     """Return a trained param with this rank's part of it, if ranks divide its states.
 
     They divide matrices of the model. Vectors and the params of adapters are few bytes.
@@ -25,7 +25,14 @@ def divided(info: ParamInfo, inputs: PlanInputs) -> ParamInfo:
     if not together or SMALLEST_CHUNK % together:
         return info
     assert info.grad is not None
-    return replace(info, part=part_inside(info.param, sharding.parts), grad_part=part_inside(info.grad, sharding.parts))
+    parts = sharding.parts
+    sums = b.part(info.grad, parts) if sharding.gradients else part_inside(info.grad, parts)
+    return replace(info, part=part_inside(info.param, parts), grad_part=sums)
+
+
+def gradient_parts(params: Mapping[Value, ParamInfo]) -> dict[Value, Value]:
+    """Return {gradient: this rank's part}."""
+    return {p.grad: p.grad_part for p in params.values() if p.grad and p.grad_part}
 
 
 def with_master(info: ParamInfo, dtype: str, b: Builder) -> ParamInfo:

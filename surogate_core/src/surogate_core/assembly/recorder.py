@@ -22,12 +22,13 @@ from ..program.passes.outputs import write_to
 from ..program.passes.pending import on_copies, states_to_commit
 from ..program.passes.recompute import drops_anyway, recompute
 from ..program.passes.reduce import MicroStep, micro_step_counts, reduce
+from ..program.passes.scatter import Scatter
 from ..program.value import Value
 from ..program.verify import check_collectives, check_states
+from .divided_weights import divide_weights
 from .inputs import PlanInputs
 from .param_kinds import kind_by_shape, logical_matrices, special_kinds
-from .divided_weights import divide_weights
-from .parts import divided, gather, with_master
+from .parts import divided, gather, gradient_parts, with_master
 from .pass_runner import PassRunner
 from .staging import Staged
 from .streaming import Streaming
@@ -154,7 +155,7 @@ class Recorder:
             )
             if info.grad is not None:
                 dtype = asked if info.stored else wider(param.dtype, asked)
-                info = with_master(divided(info, self.inputs), dtype, self.b)
+                info = with_master(divided(info, self.inputs, self.b), dtype, self.b)
             found[param] = info
         return found
 
@@ -319,6 +320,8 @@ class Recorder:
     def streamed(self, programs: Sequence[Program], held: Sequence[Value]) -> tuple[list[Program], dict[Value, Value]]:
         """Place values on the host. Return the programs with copies, and {value: what takes its place}."""
         host_places = {value: self.b.on_host(value) for value in held}
+        used = dict.fromkeys(v for p in programs for op in p.ops for v in op.ins if v.inside in host_places)
+        host_places |= {v: replace(v, place="host", inside=host_places[v.inside]) for v in used if v.inside}
         self.passed.replace_values(host_places.values())
         streaming = Streaming(HostCopies(host_places), self.b, zero_copy=self.inputs.zero_copy)
         streamed = [self.passed("stream", p, streaming(p)) for p in programs] if held else list(programs)
@@ -329,20 +332,36 @@ class Recorder:
             )
         return streamed, host_places
 
+    def scattering(self, params: Mapping[Value, ParamInfo]) -> Scatter | None:
+        """Return the pass that divides gradients among the ranks, and forget the whole ones; None: ranks keep them."""
+        if not self.inputs.sharding.gradients:
+            return None
+        parts = gradient_parts(params)
+        self.b.forget(parts)
+        blocks = {p.grad: p.param.block for p in params.values() if p.grad in parts}
+        return Scatter(parts, blocks, self.b, self.scalars, self.inputs.world_size)
+
     def accumulated(
-        self, program: Program, gradients: Mapping[Value, Value], params: Mapping[Value, ParamInfo]
+        self,
+        program: Program,
+        gradients: Mapping[Value, Value],
+        params: Mapping[Value, ParamInfo],
+        scatter: Scatter | None,
     ) -> list[Program]:
         """Return the programs of the micro-steps of an optimizer step, made of `program`, in order of their first run.
 
         The first micro-step writes what a step collects; the others add to it.
         """
         inputs, b = self.inputs, self.b
-        first, following = accumulate(program, b, self.scalars)
+        first, following = accumulate(program, b, self.scalars, scatter.parts if scatter else ())
         variants = [self.passed("accumulate", program, p) for p in (first, following)[: inputs.grad_accum_steps]]
+        if scatter:
+            variants = [self.passed("scatter", p, scatter(p)) for p in variants]
         if inputs.world_size > 1:
             *_, final = variants
-            parts = {p.grad: p.grad_part for p in params.values() if p.grad and p.grad_part}
-            variants.append(self.passed("reduce", final, reduce(final, gradients, parts, b, inputs.world_size)))
+            summed = {p: g for p, g in gradients.items() if not scatter or g not in scatter.parts}
+            parts = {} if scatter else gradient_parts(params)
+            variants.append(self.passed("reduce", final, reduce(final, summed, parts, b, inputs.world_size)))
         by_kind = {MicroStep(p.first, p.last): p for p in variants}
         steps = [by_kind[kind] for kind in micro_step_counts(inputs.grad_accum_steps, inputs.world_size)]
         return steps[:1] if program.purpose == "report" else steps

@@ -24,10 +24,11 @@ def declare_batch(b: Builder, inputs: PlanInputs) -> BatchInputs:
     )
 
 
-def declare_scalars(b: Builder) -> Scalars:
+def declare_scalars(b: Builder, inputs: PlanInputs) -> Scalars:
     return Scalars(
         lr=b.input("lr", (), "fp32"),
         step=b.input("step", (), "int32"),
         micro_step=b.input("micro_step", (), "int32"),
         seed=b.input("seed", (), "int64"),
+        first_micro_step=b.input("first_micro_step", (), "int32") if inputs.sharding.gradients else None,
     )

@@ -81,7 +81,7 @@ class Streaming:
         self.uncopied: set[Value] = set()
         self._zero_copy = zero_copy
         self._b = b
-        self._buffers: dict[tuple[int, int, tuple[int, ...], str], Value] = {}
+        self._buffers: dict[tuple[object, ...], Value] = {}
 
     def __call__(self, program: Program) -> Program:
         """Return `program` with copies of the values that it uses and that are elsewhere.
@@ -198,10 +198,11 @@ class Streaming:
                 return self._transfers.copy(self._b, value)
         if value in visit.current:
             return visit.current[value]
-        alike = [v for v in visit.current if (v.role, v.shape, v.dtype) == ("grad", value.shape, value.dtype)]
-        key = (visit.number % _SETS, len(alike), value.shape, value.dtype)
+        form = (value.shape, value.dtype, value.shard)
+        alike = [v for v in visit.current if v.role == "grad" and (v.shape, v.dtype, v.shard) == form]
+        key = (visit.number % _SETS, len(alike), *form)
         if key not in self._buffers:
-            self._buffers[key] = self._b.buffer(f"streamed.{len(self._buffers)}", value.shape, value.dtype)
+            self._buffers[key] = self._b.buffer(f"streamed.{len(self._buffers)}", *form)
         return self._buffers[key]
 
     def _copies(self, visit: _Visit, first: Op, last: Op) -> tuple[list[Op], list[Op], list[Op]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from ..program.builder import Builder
@@ -45,7 +46,8 @@ class HostCopies:
         self.places = places
 
     def copy(self, b: Builder, value: Value) -> Value:
-        return b.activation("streamed", value.shape, value.dtype)
+        copy = b.activation("streamed", value.shape, value.dtype, room=value.room)
+        return replace(copy, shard=value.shard)
 
     def fetch(self, b: Builder, pairs: Pairs) -> None:
         for place, copy in pairs:

@@ -161,10 +161,10 @@ def _speed(plan: Plan, config: TrainConfig) -> Iterator[str]:
     if step.copy_seconds:
         yield f"host:   copies take {_duration(step.copy_seconds)} in the longer direction{waiting}"
     if step.comm_seconds:
-        sent = sum(plan.inputs.ops[op.kind].link(op) for p in plan.assembly.programs.values() for op in p.ops)
-        link = report.route.link
+        link, weights = report.route.link, plan.inputs.sharding.states
         yield _wrapped(
-            f"gpus:   each sends {sent * report.ranks_per_device / 1e9:,.2f} GB of gradients in "
+            f"gpus:   each sends {report.sent * report.ranks_per_device / 1e9:,.2f} GB of gradients"
+            f"{' and weights' * weights} in "
             f"{_duration(step.comm_seconds)} over {link.name} ({link.source}){waiting}"
         )
     yield f"speed:  {report.tokens_per_second:,.0f} tokens/s (estimate; rates: {report.device.source})"

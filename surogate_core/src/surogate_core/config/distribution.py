@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from .theme import Keys
-from .values import Int, Number, Text, Word
+from .values import Flag, Int, Number, Text, Word
 
 
 class DistributionKeys(Keys):
@@ -48,5 +48,14 @@ class DistributionKeys(Keys):
         1,
         ge=1,
         le=3,
-        description="What ranks divide among them (ZeRO). 1: masters and states of the optimizer.",
+        description="What ranks divide, so that each holds a part (ZeRO). 1: masters and states of the optimizer. 2: "
+        "the sums of gradients too. 3: weights too.",
+    )
+    shard_gradients: Flag | None = Field(
+        None, description="Divide the sums of gradients among the ranks. Default: with zero_level 2 and 3."
+    )
+    shard_weights: Flag | None = Field(
+        None,
+        description="Divide the weights among the ranks, which gather each block ahead of its use. Default: with "
+        "zero_level 3.",
     )

@@ -47,15 +47,6 @@ class Dead:
 
 
 @dataclass(frozen=True)
-class Limit:
-    """A key of TrainConfig for which only the values `works` are built."""
-
-    key: str
-    works: tuple[Any, ...]
-    instead: str
-
-
-@dataclass(frozen=True)
 class Differs:
     """A key whose default differs from the original's, because that default is not built or not wanted."""
 
@@ -145,8 +136,6 @@ ALIASES: dict[str, str] = _TABLES["aliases"]
 DIFFERS = tuple(Differs(key, row["original"], row["why"]) for key, row in _TABLES["differs"].items())
 DECIDED: dict[str, str] = _TABLES["decided"]
 """Key on which the original's documents and code disagree -> what they say."""
-
-LIMITS = (Limit("zero_level", (1,), "only states of the optimizer can be divided; set zero_level: 1"),)
 
 ADAPTER_FLAG = Shorthand("lora", "adapter", "lora", DISTRIBUTIONS["adapter", "lora"], "LoRA")
 """`lora: true` means `adapter: lora`, and `surogate sft` sets it by default. Code of core that needs an adapter's name

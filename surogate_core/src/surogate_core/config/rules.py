@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from .errors import shown
 from .findings import Findings
-from .keys import LIMITS
 from .schema import TrainConfig
 
 
 def apply_rules(config: TrainConfig, findings: Findings) -> TrainConfig:
     """Check the rules between keys. Return the config with implied values filled in."""
-    for limit in LIMITS:
-        value = getattr(config, limit.key)
-        if value not in limit.works:
-            findings.wrong(limit.key, f"not yet: {limit.instead} (got {shown(value)})")
     changes: dict[str, Any] = {}
     if config.torch_dtype is not None:
         if config.model_dtype not in (None, config.torch_dtype):

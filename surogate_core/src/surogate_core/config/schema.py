@@ -360,7 +360,10 @@ class TrainConfig(DistributionKeys, MemoryKeys, PrecisionKeys, OptimizerKeys, Lo
 
     def sharding(self, ranks: int) -> Sharding:
         """Return what each of the run's ranks holds a part of."""
-        return Sharding(parts=ranks, states=ranks > 1)
+        gradients = self.zero_level >= 2 if self.shard_gradients is None else self.shard_gradients
+        weights = self.zero_level >= 3 if self.shard_weights is None else self.shard_weights
+        several = ranks > 1
+        return Sharding(parts=ranks, states=several, gradients=several and gradients, weights=several and weights)
 
     @property
     def precision_request(self) -> PrecisionRequest:

@@ -104,7 +104,9 @@ def draft_run(
     inputs = revise(replace(given, host_memory=run.config.host_memory_limit or host_memory))
     plan = _fitting(inputs, recording, seconds)
     refuse_unstored(run, plan.assembly)
-    return replace(plan, overridden=(*_overridden(run, inputs.precision), *_idle_choices(run, plan)))
+    return replace(
+        plan, overridden=(*_overridden(run, inputs.precision), *_undivided(inputs), *_idle_choices(run, plan))
+    )
 
 
 def _fitting(inputs: PlanInputs, recording: RecordedPrograms | None, seconds: float) -> Plan:
@@ -268,6 +270,19 @@ def _overridden(run: Run, precision: Precision) -> Iterator[str]:
         asked, used = getattr(run.config.precision_request, f"{field}_dtype"), getattr(precision, field)
         if asked is not None and asked != used:
             yield f"{key}: {asked} is overridden: recipe {run.config.recipe} uses {used}"
+
+
+def _undivided(inputs: PlanInputs) -> Iterator[str]:
+    """Yield a line about an optimizer whose states every rank holds whole. Raises ConfigError if it must not."""
+    optimizer, sharding = inputs.optimizer, inputs.sharding
+    if optimizer.granularity is not None or not sharding.states:
+        return
+    if sharding.gradients:
+        raise ConfigError(
+            f"optimizer: {optimizer.name} declares no granularity, so that ranks cannot divide gradients for it. Set "
+            "shard_gradients: false, or use another optimizer."
+        )
+    yield f"optimizer {optimizer.name} declares no granularity: every rank holds all of its states"
 
 
 def _idle_choices(run: Run, plan: Plan) -> Iterator[str]:

@@ -28,4 +28,17 @@ def count_ranks(config: TrainConfig, device: DeviceInfo, gpus: int | None, nodes
             f"{count} GPUs cannot be spread evenly over {nodes} machines. Use --gpus {nodes * -(-count // nodes)}, or "
             f"--nodes {fewer}."
         )
+    refuse_parts_of_one(config, count * config.ranks_per_gpu)
     return count * config.ranks_per_gpu
+
+
+def refuse_parts_of_one(config: TrainConfig, ranks: int) -> None:
+    """Raise ConfigError if a key asks for parts of what several ranks hold, and there is one."""
+    keys = {"shard_gradients": config.shard_gradients, "shard_weights": config.shard_weights}
+    asked = [f"{key}: true" for key, value in keys.items() if value]
+    if config.zero_level > 1:
+        asked.append(f"zero_level: {config.zero_level}")
+    if ranks == 1 and asked:
+        raise ConfigError(
+            f"{asked[0]}: divides what several ranks hold, and this run has one. Set gpus, or remove the key."
+        )

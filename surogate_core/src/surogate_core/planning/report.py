@@ -55,6 +55,7 @@ class Report:
     step                  cost of an optimizer step on one device, whose ranks take turns
     alone                 seconds of a step of the same programs without collectives. On a single device the update
                           takes longer, of which ranks divide the states.
+    sent                  bytes that a rank sends to others in an optimizer step
     route                 the way of collectives
     tokens                positions of an optimizer step, on all devices
     world_size            ranks on all devices, `ranks_per_device` on each
@@ -70,6 +71,7 @@ class Report:
     lower_bound: int
     step: Cost
     alone: float
+    sent: int
     route: Route
     tokens: int
     world_size: int
@@ -138,7 +140,8 @@ def summarise(assembly: Assembly, inputs: PlanInputs) -> Report:
     peak_op = programs[name].ops[arena.peak_op] if programs[name].ops else None
     block = f" of block {peak_op.block}" if peak_op and peak_op.block >= 0 else ""
     way = route(device, inputs.world_size, inputs.nodes, inputs.ranks_per_device)
-    step, alone = _step_cost(assembly, inputs, OpCosts(inputs.ops, device, way))
+    runs = _runs(assembly, inputs)
+    step, alone = _step_cost(runs, OpCosts(inputs.ops, device, way))
     return Report(
         device=device,
         device_bytes={"total": sum(parts.values()), **parts},
@@ -150,6 +153,7 @@ def summarise(assembly: Assembly, inputs: PlanInputs) -> Report:
         lower_bound=arena.lower_bound,
         step=step.times(inputs.ranks_per_device),
         alone=alone * inputs.ranks_per_device,
+        sent=sum(inputs.ops[op.kind].link(op) * count for program, count in runs.items() for op in program.ops),
         route=way,
         tokens=inputs.tokens * steps * inputs.world_size,
         world_size=inputs.world_size,
@@ -158,11 +162,16 @@ def summarise(assembly: Assembly, inputs: PlanInputs) -> Report:
     )
 
 
-def _step_cost(assembly: Assembly, inputs: PlanInputs, costs: OpCosts) -> tuple[Cost, float]:
-    """Return the cost of a rank's optimizer step, and its seconds without collectives."""
+def _runs(assembly: Assembly, inputs: PlanInputs) -> Mapping[Program, int]:
+    """Return how often an optimizer step runs each program."""
     runs = {assembly.only("update"): 1}
     for kind, count in micro_step_counts(inputs.grad_accum_steps, inputs.world_size).items():
         runs[assembly.micro_step(first=kind.first, last=kind.last)] = count
+    return runs
+
+
+def _step_cost(runs: Mapping[Program, int], costs: OpCosts) -> tuple[Cost, float]:
+    """Return the cost of a rank's optimizer step, and its seconds without collectives."""
     every = [program_cost(program, costs).times(count) for program, count in runs.items()]
     alone = 0.0
     for program, count in runs.items():

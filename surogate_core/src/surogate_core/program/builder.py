@@ -60,9 +60,9 @@ class Builder:
         """Declare the accumulated gradient of `param`."""
         return self._declare(f"grad.{param.name}", param.shape, dtype, "grad", None)
 
-    def buffer(self, name: str, shape: Sequence[int], dtype: str) -> Value:
-        """Declare a gradient that several params use in turn, while those of the others are on the host."""
-        return self._declare(name, shape, dtype, "grad", None)
+    def buffer(self, name: str, shape: Sequence[int], dtype: str, shard: Shard | None = None) -> Value:
+        """Declare a gradient, or part, that several params use in turn, while those of the others are elsewhere."""
+        return self._declare(name, shape, dtype, "grad", None, shard=shard)
 
     def state(
         self,
@@ -103,6 +103,12 @@ class Builder:
         placed = replace(value, place="host")
         self._named[value.name] = placed
         return placed
+
+    def part(self, whole: Value, parts: int) -> Value:
+        """Declare this rank's part of a gradient that is never held as a whole."""
+        part = replace(shards.part_of(whole, parts), name=f"{whole.name}/part")
+        self._named[part.name] = part
+        return part
 
     def redeclare(self, values: Mapping[Value, Value]) -> None:
         """Declare other values in place of declared ones. The caller replaces them in the programs."""

@@ -38,9 +38,12 @@ class Scalars:
     step        int32 []: number of the optimizer step, from 1
     micro_step  int32 []: number of the micro-step in the whole run
     seed        int64 []
+    first_micro_step
+                int32 []: `micro_step` of rank 0; None unless ranks divide gradients
     """
 
     lr: Value
     step: Value
     micro_step: Value
     seed: Value
+    first_micro_step: Value | None = None

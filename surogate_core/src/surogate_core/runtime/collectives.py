@@ -24,7 +24,7 @@ def _supports(op: Op, target: Target) -> Support:
 
 
 def _refused(op: Op) -> str:
-    combines = "how" in op.attrs
+    combines = "reduce" in op.kind
     wrong = [v for v in op.ins if combines and v.dtype not in REDUCIBLE]
     in_place = op.kind != "all_reduce" or op.ins == op.outs
     if wrong or not in_place or op.accumulate:

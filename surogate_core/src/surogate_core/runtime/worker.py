@@ -230,6 +230,8 @@ class Worker:
         self._reports |= purpose == "report"
         self._write_batch(batch, loss_scale)
         self._inputs.write("micro_step", index)
+        if self.assembly.scalars.first_micro_step is not None:
+            self._inputs.write("first_micro_step", index - self._comm.rank)
         self._inputs.commit()
         program = self.assembly.micro_step(first=first, last=last, purpose=purpose)
         self._run(self.assembly.for_documents(program, batch.n_documents), batch.n_valid)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..api import Comm, KernelDef, Op, World
@@ -121,12 +122,32 @@ def fill_weights(run: Run, assembly: Assembly, worker: Worker | Team) -> None:
         config.train_seed,
         config.init_projections_to_zero,
     )
-    if not config.from_scratch:
+    if config.from_scratch:
+        _draw_staged(assembly, worker, config.train_seed, config.init_projections_to_zero)
+    else:
         load_base(run, assembly, worker)
         refuse_nonfinite(run, assembly, worker.params())
     load_adapter(run, assembly, worker.params())
     if config.adapter_path is not None:
         _refuse_nonfinite_adapter(assembly, worker, config.adapter_path)
+
+
+def _draw_staged(assembly: Assembly, worker: Worker | Team, seed: int, zero_projections: bool) -> None:
+    """Draw the params of which ranks keep their parts, block by block."""
+    from ..runtime.initialise import initialise
+
+    for part in assembly.staging:
+        views = worker.staged(part)
+        staged = [replace(place, name=param.name) for param, place in part.places.items()]
+        initialise(staged, lambda value, views=views: views[value.name], seed, zero_projections)  # type: ignore[misc]
+        worker.derive(part)
+
+
+def receive_staged(assembly: Assembly, worker: Worker | Team) -> None:
+    """Take the parts of what the process of rank 0 loads or draws at the same time."""
+    for part in assembly.staging:
+        if part.divides:
+            worker.derive(part)
 
 
 def _refuse_nonfinite_adapter(assembly: Assembly, worker: Worker | Team, path: str) -> None:

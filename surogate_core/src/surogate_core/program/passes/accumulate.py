@@ -8,6 +8,7 @@ matrix product), and `accumulate_rounded` adds that with stochastic rounding.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from zlib import crc32
 
@@ -17,23 +18,29 @@ from ..op import Op, Program
 from ..value import Value
 
 
-def accumulate(program: Program, builder: Builder, scalars: Scalars) -> tuple[Program, Program]:
-    """Return the programs (micro_first, micro_next), or those of another purpose, such as calibrate_first."""
+def accumulate(
+    program: Program, builder: Builder, scalars: Scalars, written: Collection[Value] = ()
+) -> tuple[Program, Program]:
+    """Return the programs (micro_first, micro_next), or those of another purpose, such as calibrate_first.
+
+    Every micro-step writes the gradients `written`, which another pass adds to their sums.
+    """
 
     def accumulates(value: Value) -> bool:
         return value.role == "grad" or value.collects == "sum"
 
     first: list[Op] = []
     later: list[Op] = []
-    written: dict[Value, int] = {}
+    writes: dict[Value, int] = {}
     for op in program.ops:
         targets = [i for i, v in enumerate(op.outs) if accumulates(v)]
-        repeated = [i for i in targets if op.outs[i] in written]
+        repeated = [i for i in targets if op.outs[i] in writes]
+        added = [i for i in targets if i in repeated or op.outs[i] not in written]
         for i in targets:
-            written[op.outs[i]] = written.get(op.outs[i], 0) + 1
-        order = {v: written[v] - 1 for v in op.outs if v in written}
+            writes[op.outs[i]] = writes.get(op.outs[i], 0) + 1
+        order = {v: writes[v] - 1 for v in op.outs if v in writes}
         first += _accumulating(op, repeated, builder, scalars, order)
-        later += _accumulating(op, targets, builder, scalars, order)
+        later += _accumulating(op, added, builder, scalars, order)
     return (
         replace(program, name=f"{program.base_name}_first", ops=tuple(first), first=True),
         replace(program, name=f"{program.base_name}_next", ops=tuple(later)),

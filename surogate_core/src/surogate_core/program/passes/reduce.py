@@ -12,7 +12,7 @@ whereas accumulation over micro-steps rounds stochastically.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
 from ...errors import ProgramError
@@ -51,19 +51,9 @@ def reduce(
     `gradients` maps params to their gradients, in the order of the gradients in memory; the values of one collective
     keep that order. `parts` maps gradients to this rank's part of them. Raises ProgramError if no op writes a gradient.
     """
-    last = {value: index for index, op in enumerate(program.ops) for value in op.written}
-    missing = [gradient.name for gradient in gradients.values() if gradient not in last]
-    if missing:
-        raise ProgramError(f"{program.name}: cannot sum values that no op writes: {', '.join(missing)}")
     block_of = {gradient: param.block for param, gradient in gradients.items()}
-    block_of |= {value: value.block for value in last if value.collects}
-    groups: dict[tuple[int, str, bool, int], list[Value]] = {}
-    for value, block in block_of.items():
-        key = (block, value.collects or "sum", value in parts, last[value] if block < 0 else -1)
-        groups.setdefault(key, []).append(value)
-    complete: dict[int, list[tuple[int, str, list[Value]]]] = {}
-    for (block, how, *_), values in groups.items():
-        complete.setdefault(max(last[v] for v in values), []).append((block, how, values))
+    block_of |= {value: value.block for op in program.ops for value in op.written if value.collects}
+    complete = completed(program, block_of, parts)
     ops: list[Op] = []
     for index, op in enumerate(program.ops):
         ops.append(op)
@@ -75,3 +65,25 @@ def reduce(
             ops += emitted
     name = f"{program.base_name}_{'only' if program.first else 'last'}"
     return replace(program, name=name, ops=tuple(ops), last=True)
+
+
+Group = tuple[int, str, list[Value]]
+"""The block of values, how they are combined over ranks, and the values, which are complete together."""
+
+
+def completed(program: Program, block_of: Mapping[Value, int], parts: Container[Value]) -> dict[int, list[Group]]:
+    """Return {index of an op: what is complete once it has run}: values of one block, or one outside of blocks.
+
+    Those that ranks have `parts` of are apart. Raises ProgramError if no op writes a value.
+    """
+    last = {value: index for index, op in enumerate(program.ops) for value in op.written}
+    if missing := [value.name for value in block_of if value not in last]:
+        raise ProgramError(f"{program.name}: cannot sum values that no op writes: {', '.join(missing)}")
+    groups: dict[tuple[int, str, bool, int], list[Value]] = {}
+    for value, block in block_of.items():
+        key = (block, value.collects or "sum", value in parts, last[value] if block < 0 else -1)
+        groups.setdefault(key, []).append(value)
+    found: dict[int, list[Group]] = {}
+    for (block, how, *_), values in groups.items():
+        found.setdefault(max(last[v] for v in values), []).append((block, how, values))
+    return found
