@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -59,6 +60,16 @@ def test_a_correct_op_returns_its_outputs() -> None:
 def test_a_wrong_reference_is_detected(monkeypatch: pytest.MonkeyPatch, reference: object, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_op(as_op(monkeypatch, reference), torch.ones(4))
+
+
+def test_a_positioned_op_and_no_other_has_a_reference_that_takes_firsts(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_firsts = as_op(monkeypatch, lambda x, *, firsts=(): x.clone())
+    check_op(replace(with_firsts, positioned=True), torch.ones(4))
+    with pytest.raises(AssertionError, match=r"attributes \{\}, but its reference has \{'firsts'"):
+        check_op(with_firsts, torch.ones(4))
+    without = as_op(monkeypatch, lambda x: x.clone())
+    with pytest.raises(AssertionError, match="made_up is positioned, but its reference has no keyword firsts"):
+        check_op(replace(without, positioned=True), torch.ones(4))
 
 
 def test_values_are_the_same_if_all_but_the_bits_of_nan_are() -> None:

@@ -16,6 +16,7 @@ from surogate_core.api.param_update import (
     update_table,
     updated_in_place,
 )
+from surogate_core.program.value import Shard
 
 SIZES = (300, 8)
 
@@ -65,12 +66,21 @@ def test_masters_and_states_are_updated_in_place() -> None:
 
 def test_the_table_has_an_entry_for_each_param() -> None:
     address = {value: 100 + i for i, value in enumerate((*OP.ins, *OP.outs))}
-    words, chunks = update_table(OP, address.__getitem__, 256, {0: SCALE})
+    words, chunks = update_table(OP, address.__getitem__, 3, 256, {0: SCALE})
     assert chunks == 3
     (half,) = struct.unpack("<q", struct.pack("<d", 0.5))
-    first = [*(address[v] for v in (GRADS[0], MASTERS[0], MS[0], VS[0])), 0, address[AMAX], 300, 0, half, 7]
-    second = [*(address[v] for v in (GRADS[1], MASTERS[1], MS[1], VS[1], COPY)), 0, 8, 2, 0, 16 << 32 | 0xFFFFFFFF]
+    first = [*(address[v] for v in (GRADS[0], MASTERS[0], MS[0], VS[0])), 0, address[AMAX], 300, 0, half, 7, 0]
+    second = [*(address[v] for v in (GRADS[1], MASTERS[1], MS[1], VS[1], COPY)), 0, 8, 2, 0, 16 << 32 | 0xFFFFFFFF, 0]
     assert words == [*first, address[SCALE], *second, 0]
+
+
+def test_the_table_says_where_the_part_of_a_rank_begins() -> None:
+    """A kernel draws the random bits of these elements. The second param is whole."""
+    part = {v: replace(v, shard=Shard((2, 500), 4)) for v in (GRADS[0], MASTERS[0], MS[0], VS[0])}
+    op = OP.on(part)
+    for rank in range(4):
+        words, chunks = update_table(op, lambda value: 0, rank, 256, {0: SCALE})
+        assert (words[6], words[10]) == (300, 300 * rank) and (words[18], words[22]) == (8, 0) and chunks == 3
 
 
 def test_the_table_says_which_params_have_values_on_the_host() -> None:
@@ -79,6 +89,6 @@ def test_the_table_says_which_params_have_values_on_the_host() -> None:
     for one in hosted:
         ins = tuple(hosted[v] if v is one else v for v in OP.ins)
         op = replace(OP, ins=ins)
-        words, _ = update_table(op, lambda value: 0, 256, {0: ins[-1]})
-        flags = [words[9] >> 32, words[20] >> 32]
+        words, _ = update_table(op, lambda value: 0, 0, 256, {0: ins[-1]})
+        flags = [words[9] >> 32, words[21] >> 32]
         assert flags == ([0, 16 | 32] if one is VS[1] else [32, 16])

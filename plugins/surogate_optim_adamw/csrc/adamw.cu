@@ -7,13 +7,13 @@
 // order of `surogate_optim_adamw.reference:adamw`, so results are bit-identical to it. bf16 masters and moments are
 // stored with stochastic rounding. If clip_coef is not finite, nothing but the amax is written.
 //
-//   table      [tensors] entries of 10 int64 words (param_table.cuh): grad, master, m and v, each fp32 or bf16; optionally a
+//   table      [tensors] entries of 11 int64 words (param_table.cuh): grad, master, m and v, each fp32 or bf16; optionally a
 //              work copy, fp32 or bf16, and an fp32 amax. Masters and moments are updated in place.
 //   clip_coef, lr  fp32 scalars; step int32 scalar, 1 at the first step; seed int64 scalar; all in device memory
 //   workspace      Factors, computed from the scalars by a launch of one block, which also sets every amax to 0
 //
-// Random bits: Philox with the key `seed` and the counter (index of the eight elements, stream of the value, step). A
-// param has three streams: its own and two that differ from it in fixed bits (philox.cuh).
+// Random bits: Philox with the key `seed` and the counter (index of the eight elements in the whole param, stream of the
+// value, step). A param has three streams: its own and two that differ from it in fixed bits (philox.cuh).
 //
 // Any size. Pointers are aligned to their element. Grid: one block per chunk; a warp processes 256 elements per iteration.
 // The first loop updates those that `update_in_range` can (element.cuh): 256 whole ones, in buffers that are all aligned to
@@ -51,8 +51,8 @@ constexpr uint32_t v_stream = 0x7F4A7C15u;
 
 // One chunk of one tensor.
 struct Chunk {
-    ParamEntry entry;
-    int64_t begin;
+    ParamEntry entry;  // its pointers are those of the chunk's first element
+    int64_t block;     // that of its first eight elements (philox.cuh)
     int size;
     float decay;
 };
@@ -60,9 +60,8 @@ struct Chunk {
 // Updates 32 octets, one per lane, and returns true, or writes nothing and returns false if an element is not in range.
 // Called by whole warps.
 template <class Octets, class G, class P, class S>
-__device__ __forceinline__ bool update_words(const Factors& f, const Chunk& chunk, int offset, Largest& largest) {
+__device__ __forceinline__ bool update_words(const Factors& f, const Chunk& chunk, int first, Largest& largest) {
     const ParamEntry& entry = chunk.entry;
-    const int64_t first = chunk.begin + offset;
     const Words<G> g = Octets::template load<G>(entry.grad, first);
     const Words<S> old_m = Octets::template load<S>(entry.m, first);
     const Words<S> old_v = Octets::template load<S>(entry.v, first);
@@ -77,10 +76,9 @@ __device__ __forceinline__ bool update_words(const Factors& f, const Chunk& chun
     if (!__all_sync(0xffffffffu, in_range)) {
         return false;
     }
-    // A chunk does not cross a multiple of 2^32 blocks of eight.
-    const int64_t origin = chunk.begin / octet;
-    const uint32_t low = static_cast<uint32_t>(origin) + offset / octet + Octets::index();
-    const uint32_t high = static_cast<uint32_t>(origin >> 32);
+    // A chunk does not cross a multiple of 2^32 blocks: parts of tensors that are so large begin at multiples of 65536.
+    const uint32_t low = static_cast<uint32_t>(chunk.block) + first / octet + Octets::index();
+    const uint32_t high = static_cast<uint32_t>(chunk.block >> 32);
     const auto random = [&](uint32_t stream) {
         return philox4x32_10(low, high, entry.stream ^ stream, static_cast<uint32_t>(f.step), f.keys);
     };
@@ -105,10 +103,10 @@ __device__ __forceinline__ uint32_t update_most(const Factors& f, const Chunk& c
 }
 
 // Stores a state, with stochastic rounding to bf16. Sets `x` to the stored values.
-__device__ __forceinline__ void store_state(void* base, bool bf16, int64_t first, float (&x)[octet], int count,
-                                            bool whole, int64_t seed, uint32_t stream, int step) {
+__device__ __forceinline__ void store_state(const Factors& f, void* base, bool bf16, int64_t first, float (&x)[octet],
+                                            int count, bool whole, int64_t block, uint32_t stream) {
     if (bf16) {
-        const PhiloxWords random = random_halves(first / octet, seed, stream, step);
+        const PhiloxWords random = random_halves(block, f.seed, stream, f.step);
 #pragma unroll
         for (int i = 0; i < octet; ++i) {
             x[i] = __bfloat162float(stochastic_round_bf16(x[i], random.half(i)));
@@ -118,11 +116,11 @@ __device__ __forceinline__ void store_state(void* base, bool bf16, int64_t first
 }
 
 // Updates up to eight elements of any value, dtype and alignment.
-__device__ __forceinline__ void update_octet(const Factors& f, const Chunk& chunk, int offset, bool aligned,
+__device__ __forceinline__ void update_octet(const Factors& f, const Chunk& chunk, int first, bool aligned,
                                              Largest& largest) {
     const ParamEntry& entry = chunk.entry;
-    const int64_t first = chunk.begin + offset;
-    const int count = chunk.size - offset;
+    const int64_t block = chunk.block + first / octet;
+    const int count = chunk.size - first;
     const bool whole = aligned && count >= octet;
     float g[octet], p[octet], m[octet], v[octet];
     load_octet(entry.grad, entry.flags & grad_bf16, first, g, count, whole);
@@ -133,10 +131,9 @@ __device__ __forceinline__ void update_octet(const Factors& f, const Chunk& chun
     for (int i = 0; i < octet; ++i) {
         update(f, chunk.decay, g[i], p[i], m[i], v[i]);
     }
-    store_state(entry.m, entry.flags & m_bf16, first, m, count, whole, f.seed, entry.stream ^ m_stream, f.step);
-    store_state(entry.v, entry.flags & v_bf16, first, v, count, whole, f.seed, entry.stream ^ v_stream, f.step);
-    store_state(entry.master, entry.flags & master_bf16, first, p, count, whole, f.seed, entry.stream ^ master_stream,
-                f.step);
+    store_state(f, entry.m, entry.flags & m_bf16, first, m, count, whole, block, entry.stream ^ m_stream);
+    store_state(f, entry.v, entry.flags & v_bf16, first, v, count, whole, block, entry.stream ^ v_stream);
+    store_state(f, entry.master, entry.flags & master_bf16, first, p, count, whole, block, entry.stream ^ master_stream);
     if (entry.copy != nullptr) {
         store_octet(entry.copy, entry.flags & copy_bf16, first, p, count, whole);
     }
@@ -184,8 +181,7 @@ __device__ __forceinline__ void add_chunk(const Chunk& chunk, bool aligned, Larg
     for (int offset = threadIdx.x * octet; offset < chunk.size; offset += stride) {
         const int count = chunk.size - offset;
         float p[octet];
-        load_octet(chunk.entry.master, chunk.entry.flags & master_bf16, chunk.begin + offset, p, count,
-                   aligned && count >= octet);
+        load_octet(chunk.entry.master, chunk.entry.flags & master_bf16, offset, p, count, aligned && count >= octet);
         add_param(chunk.entry, p, count, largest);
     }
 }
@@ -205,8 +201,10 @@ __global__ void __launch_bounds__(threads, blocks_per_sm)
     Chunk chunk;
     chunk.entry = entry_of(table, tensors, blockIdx.x);
     const ParamEntry& entry = chunk.entry;
-    chunk.begin = (blockIdx.x - entry.first_chunk) * chunk_size;
-    chunk.size = static_cast<int>(min(chunk_size, entry.size - chunk.begin));
+    const int64_t begin = (blockIdx.x - entry.first_chunk) * chunk_size;
+    chunk.entry.advance(begin, entry.flags & m_bf16 ? 2 : 4, entry.flags & v_bf16 ? 2 : 4);
+    chunk.block = entry.block_of(begin);
+    chunk.size = static_cast<int>(min(chunk_size, entry.size - begin));
     chunk.decay = decay_of(f, entry.weight_decay);
     const bool aligned = entry.is_aligned();
     Largest largest;

@@ -389,10 +389,10 @@ def test_the_table_of_the_kernel_has_the_addresses_of_each_tensor() -> None:
     ours = Updates(shapes, model="bf16", master="fp32", grad="fp32", state="bf16", weight_decay=0.5, measured=True)
     (op,) = ours.ops
     values = list(dict.fromkeys((*op.ins, *op.outs)))
-    words, chunks = update_table(op, lambda value: 1000 + values.index(value), CHUNK_SIZE)
-    assert chunks == 4 and len(words) == 10 * len(shapes)
+    words, chunks = update_table(op, lambda value: 1000 + values.index(value), 0, CHUNK_SIZE)
+    assert chunks == 4 and len(words) == 11 * len(shapes)
     for i, (p, first) in enumerate(zip(ours.params, (0, 1, 3), strict=True)):
-        row = words[10 * i : 10 * (i + 1)]
+        row = words[11 * i : 11 * (i + 1)]
         moments = [ours.declared[f"adamw.{name}.{i}"] for name in "mv"]
         addressed = [p.grad, p.master, *moments, p.param, p.amax]
         assert row[:6] == [1000 + values.index(value) for value in addressed if value is not None]

@@ -8,7 +8,7 @@
 // moments before they are quantized. bf16 masters are stored with stochastic rounding. If clip_coef is not finite, nothing
 // but the amax is written.
 //
-//   table      [tensors] entries of 12 int64 words (param_table.cuh): grad and master, each fp32 or bf16; m and v, both
+//   table      [tensors] entries of 13 int64 words (param_table.cuh): grad and master, each fp32 or bf16; m and v, both
 //              uint8 codes or both fp32; optionally a work copy, fp32 or bf16, and an fp32 amax; for codes the scales of m
 //              and v, fp32 [ceil(size / 256)], the largest magnitude of each block of 256 elements. Masters, moments and
 //              scales are updated in place.
@@ -16,8 +16,8 @@
 //   clip_coef, lr  fp32 scalars; step int32 scalar, 1 at the first step; seed int64 scalar; all in device memory
 //   workspace      Factors, computed from the scalars by a launch of one block, which also sets every amax to 0
 //
-// Random bits of a bf16 master: Philox with the key `seed` and the counter (index of the eight elements, stream of the
-// param, step), as in philox.cuh.
+// Random bits of a bf16 master: Philox with the key `seed` and the counter (index of the eight elements in the whole param,
+// stream of the param, step), as in philox.cuh.
 //
 // Any size. Pointers are aligned to their element. Grid: a block of 24 warps per multiprocessor, with the tables in 94 KiB of
 // shared memory. Warp i takes the chunks i, i + warps of the grid, ... of up to 32 blocks of codes, so that lane j loads the

@@ -42,7 +42,7 @@ __device__ __forceinline__ void store_master(const Factors& f, const Chunk& chun
     const Entry& entry = chunk.entry;
     const bool bf16 = entry.flags & master_bf16;
     if (bf16) {
-        const PhiloxWords random = random_halves(chunk.origin + first / octet, f.seed, entry.stream, f.step);
+        const PhiloxWords random = random_halves(chunk.block + first / octet, f.seed, entry.stream, f.step);
 #pragma unroll
         for (int i = 0; i < octet; ++i) {
             p[i] = __bfloat162float(stochastic_round_bf16(p[i], random.half(i)));

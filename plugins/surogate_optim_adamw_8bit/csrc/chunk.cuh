@@ -15,39 +15,26 @@ struct Entry : ParamEntry {
 
     __device__ __forceinline__ bool is_coded() const { return m_scales != nullptr; }
 };
-static_assert(sizeof(Entry) == 12 * sizeof(int64_t));
+static_assert(sizeof(Entry) == 13 * sizeof(int64_t));
 
 // One chunk of one tensor: at most 32 blocks of codes.
 struct Chunk {
-    Entry entry;     // its pointers are those of the chunk's first element
-    int64_t origin;  // the first element / 8
+    Entry entry;    // its pointers are those of the chunk's first element
+    int64_t block;  // that of its first eight elements (philox.cuh)
     int size;
     float decay;
 };
 
 constexpr int64_t max_chunk_size = 32 * code_block;
 
-namespace detail {
-// Moves a pointer, which may be null, by `bytes`.
-template <class T>
-__device__ __forceinline__ void advance(T*& pointer, int64_t bytes) {
-    const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
-    pointer = reinterpret_cast<T*>(pointer == nullptr ? 0 : address + bytes);
-}
-}  // namespace detail
-
 __device__ __forceinline__ Chunk chunk_of(const Factors& f, Entry entry, int index, int chunk_size) {
     const int64_t begin = (index - entry.first_chunk) * chunk_size;
     const int64_t moment_bytes = entry.is_coded() ? 1 : 4, scale = begin / code_block * 4;
-    detail::advance(entry.grad, begin * (entry.flags & grad_bf16 ? 2 : 4));
-    detail::advance(entry.master, begin * (entry.flags & master_bf16 ? 2 : 4));
-    detail::advance(entry.m, begin * moment_bytes);
-    detail::advance(entry.v, begin * moment_bytes);
+    entry.advance(begin, moment_bytes, moment_bytes);
     detail::advance(entry.m_scales, scale);
     detail::advance(entry.v_scales, scale);
-    detail::advance(entry.copy, begin * (entry.flags & copy_bf16 ? 2 : 4));
     const int64_t size = min(static_cast<int64_t>(chunk_size), entry.size - begin);
-    return {entry, begin / octet, static_cast<int>(size), decay_of(f, entry.weight_decay)};
+    return {entry, entry.block_of(begin), static_cast<int>(size), decay_of(f, entry.weight_decay)};
 }
 
 }  // namespace surogate

@@ -91,9 +91,9 @@ template <class Octets, class P>
 __device__ __forceinline__ void store_param(const Factors& f, const Chunk& chunk, uint32_t first, const float (&p)[octet],
                                             Largest& largest) {
     const Entry& entry = chunk.entry;
-    // A chunk does not cross a multiple of 2^32 blocks of eight.
-    const uint32_t low = static_cast<uint32_t>(chunk.origin) + first / octet + Octets::index();
-    const uint32_t high = static_cast<uint32_t>(chunk.origin >> 32);
+    // A chunk does not cross a multiple of 2^32 blocks: parts of tensors that are so large begin at multiples of 65536.
+    const uint32_t low = static_cast<uint32_t>(chunk.block) + first / octet + Octets::index();
+    const uint32_t high = static_cast<uint32_t>(chunk.block >> 32);
     const auto random = [&](uint32_t stream) {
         return philox4x32_10(low, high, stream, static_cast<uint32_t>(f.step), f.keys);
     };

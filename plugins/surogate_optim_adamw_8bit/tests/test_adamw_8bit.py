@@ -417,15 +417,15 @@ def test_the_table_of_the_kernel_has_the_addresses_of_each_tensor() -> None:
     ours = Updates(shapes, model="bf16", master="fp32", grad="bf16", weight_decay=0.5, measured=True)
     (op,) = ours.ops
     values = list(dict.fromkeys((*op.ins, *op.outs)))
-    words, chunks = update_table(op, lambda value: 1000 + values.index(value), CHUNK_SIZE, *scales_of(op))
-    assert chunks == 4 and len(words) == 12 * len(shapes)
+    words, chunks = update_table(op, lambda value: 1000 + values.index(value), 0, CHUNK_SIZE, *scales_of(op))
+    assert chunks == 4 and len(words) == 13 * len(shapes)
     for i, ((name, p), first) in enumerate(zip(ours.params.items(), (0, 1, 3), strict=True)):
-        row = words[12 * i : 12 * (i + 1)]
+        row = words[13 * i : 13 * (i + 1)]
         m, v, *scales = [ours.declared.get(f"adamw_8bit.{state}.{name}") for state in ("m", "v", "m_scale", "v_scale")]
         addressed = [p.grad, p.master, m, v, p.param, p.amax, *scales]
         addresses = [0 if value is None else 1000 + values.index(value) for value in addressed]
-        assert row[:6] == addresses[:6] and row[10:] == addresses[6:]
-        assert (row[10] == 0) == (name == "a")
+        assert row[:6] == addresses[:6] and row[11:] == addresses[6:]
+        assert (row[11] == 0) == (name == "a")
         assert row[6:8] == [p.param.size, first]
         assert struct.unpack("<d", struct.pack("<q", row[8])) == (0.5 if i else 0.0,)
         assert row[9] >> 32 == 0b10001  # gradient and work copy are bf16

@@ -17,7 +17,7 @@ _DTYPES = ("fp32", "bf16")
 def _bind_adamw(op: Op, ctx: BindContext) -> Call:
     from . import _C
 
-    words, chunks = update_table(op, ctx.pointer, CHUNK_SIZE)
+    words, chunks = update_table(op, ctx.pointer, ctx.comm.rank, CHUNK_SIZE)
     attrs = op.attrs
     return ctx.call(
         _C.adamw,

@@ -23,7 +23,7 @@ _DTYPES = ("fp32", "bf16")
 def _bind_adamw_8bit(op: Op, ctx: BindContext) -> Call:
     from . import _C
 
-    words, chunks = update_table(op, ctx.pointer, CHUNK_SIZE, *scales_of(op))
+    words, chunks = update_table(op, ctx.pointer, ctx.comm.rank, CHUNK_SIZE, *scales_of(op))
     attrs = op.attrs
     return ctx.call(
         _C.adamw_8bit,

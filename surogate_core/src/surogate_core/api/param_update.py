@@ -9,6 +9,7 @@ LION_OP = OpDef(
     infer=infer_update,
     attrs={**UPDATE_ATTRS, "weight_decay": tuple},
     may_overwrite=updated_in_place,
+    positioned=True,
     ...
 )
 
@@ -121,11 +122,12 @@ def supports_in_place(op: Op) -> Support:
 
 
 def update_table(
-    op: Op, pointer: Callable[[Value], int], chunk_size: int, *more: Mapping[int, Value]
+    op: Op, pointer: Callable[[Value], int], rank: int, chunk_size: int, *more: Mapping[int, Value]
 ) -> tuple[list[int], int]:
     """Return the words of a table with an entry per param, and the number of chunks of all params.
 
-    The addresses of `more` stand at the end of an entry, in this order, 0 for params that have no such value.
+    Of a param that ranks divide, an entry says where the part of `rank` begins. The addresses of `more` stand at the
+    end of an entry, in this order, 0 for params that have no such value.
     """
     copies, amaxes = copies_of(op), amaxes_of(op)
     columns = [column_of(op, i) for i in range(4)]
@@ -143,6 +145,7 @@ def update_table(
             chunks,
             weight_decay,
             flags << 32 | op.attrs["streams"][i] & 0xFFFFFFFF,
+            master.first(rank),
             *(pointer(column[i]) if i in column else 0 for column in more),
         ]
         chunks += -(-master.size // chunk_size)

@@ -73,12 +73,15 @@ def check_op(definition: OpDef, *ins: Tensor | Elements, **attrs: Any) -> tuple[
 def check_declared_attrs(definition: OpDef) -> None:
     """Raise AssertionError unless the attributes of an op are the keywords of its reference, with the same defaults.
 
-    A reference with `**attrs` takes any.
+    A reference with `**attrs` takes any. That of a `positioned` op takes `firsts` besides.
     """
     parameters = signature(load(definition.reference)).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
     keywords = {p.name: () if p.default is p.empty else (p.default,) for p in parameters if p.kind is p.KEYWORD_ONLY}
+    if definition.positioned:
+        firsts = keywords.pop("firsts", ())
+        assert firsts, f"{definition.kind} is positioned, but its reference has no keyword firsts with a default"
     declared = {
         name: ((None if of[1] is IN_OUTPUTS else of[1]),) if isinstance(of, tuple) else ()
         for name, of in definition.attrs.items()

@@ -3,6 +3,7 @@
 //
 //   const ParamEntry& entry = entry_of(table, params, chunk);    // whole warps; also for a struct derived from ParamEntry
 //   const int64_t begin = (chunk - entry.first_chunk) * chunk_size;
+//   const PhiloxWords random = random_halves(entry.block_of(begin), seed, entry.stream, step);
 //   clear_amaxes(table, params);                                 // a block, in an earlier launch
 //
 // 32 octets, which all exist and are aligned to 16 bytes, by a warp (words.cuh):
@@ -41,6 +42,15 @@ constexpr uint32_t v_bf16 = 8;
 constexpr uint32_t copy_bf16 = 16;
 constexpr uint32_t on_host = 32;  // any of the buffers
 
+namespace detail {
+// Moves a pointer, which may be null, by `bytes`.
+template <class T>
+__device__ __forceinline__ void advance(T*& pointer, int64_t bytes) {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
+    pointer = reinterpret_cast<T*>(pointer == nullptr ? 0 : address + bytes);
+}
+}  // namespace detail
+
 struct ParamEntry {
     const void* grad;
     void* master;
@@ -53,6 +63,20 @@ struct ParamEntry {
     double weight_decay;
     uint32_t stream;
     uint32_t flags;
+    int64_t first;  // element of the whole tensor that the buffers begin with: 0, or a multiple of 256 if they are a part
+
+    // Returns which eight elements of the whole tensor begin at element `i` of the buffers, a multiple of 8: the block of
+    // philox.cuh. A rank draws the bits of its elements whatever part it holds.
+    __device__ __forceinline__ int64_t block_of(int64_t i) const { return (first + i) / octet; }
+
+    // Moves the addresses to element `i`. m_bytes, v_bytes: of an element of m and v.
+    __device__ __forceinline__ void advance(int64_t i, int64_t m_bytes, int64_t v_bytes) {
+        detail::advance(grad, i * (flags & grad_bf16 ? 2 : 4));
+        detail::advance(master, i * (flags & master_bf16 ? 2 : 4));
+        detail::advance(m, i * m_bytes);
+        detail::advance(v, i * v_bytes);
+        detail::advance(copy, i * (flags & copy_bf16 ? 2 : 4));
+    }
 
     __device__ __forceinline__ bool is_aligned() const {
         const uintptr_t addresses = reinterpret_cast<uintptr_t>(grad) | reinterpret_cast<uintptr_t>(master) |
@@ -61,7 +85,7 @@ struct ParamEntry {
         return addresses % 16 == 0;
     }
 };
-static_assert(sizeof(ParamEntry) == 10 * sizeof(int64_t));
+static_assert(sizeof(ParamEntry) == 11 * sizeof(int64_t));
 
 // Returns the entry of a chunk: the last one whose first chunk is at or before it. An empty tensor has the same first chunk
 // as the next tensor. Called by whole warps, each of which searches in two or three rounds of loads.
