@@ -21,5 +21,6 @@ void bind_launchers(nanobind::module_& m) {
     bind_launcher(m, "rmsnorm_dgrad", rmsnorm_dgrad);
     bind_launcher(m, "linear_bgrad", linear_bgrad);
     bind_launcher(m, "accumulate_rounded", accumulate_rounded);
-    bind_launcher(m, "global_norm", global_norm);
+    bind_launcher(m, "square_sums", square_sums);
+    bind_launcher(m, "norm_of_sums", norm_of_sums);
 }

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
+from sharding.parts import divided, joined
 from torch import Tensor
 
 from surogate_core.api import Op, Value
+from surogate_core.program.shards import chunk_size, part_size
+from surogate_core.program.value import Shard
 from surogate_core.reference import ops as reference
 from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.testing.binding import run_kernel
 from surogate_core.testing.cases import cases
 from surogate_core.testing.kernels import same_bits
-from surogate_recipes_bf16.kernels.reductions import CHUNK_SIZE, KERNELS
+from surogate_recipes_bf16.kernels.reductions import CHUNK_SIZE, KERNELS, order
 
 pytestmark = pytest.mark.gpu
 
@@ -90,16 +97,120 @@ def test_one_element_that_is_not_finite_makes_the_coefficient_nan(dtype: str, wr
     assert coef.isnan()
 
 
+# ------------------------------------------------------------------------------------------------------ sums of chunks
+
+
+def shares(sizes: Sequence[int], dtypes: Sequence[str] = ("fp32", "bf16")) -> tuple[Op, dict[Value, Tensor]]:
+    """Return `square_sums` of random values of these sizes, and the values."""
+    gen = generator(4)
+    values = [vector(f"g{i}", size, dtypes[i % len(dtypes)]) for i, size in enumerate(sizes)]
+    contents = {
+        v: (torch.randn(v.size, generator=gen) * 10.0 ** (i % 5 - 2)).to(TORCH_DTYPES[v.dtype])
+        for i, v in enumerate(values)
+    }
+    return sums_of(values, [chunk_size(size) for size in sizes]), contents
+
+
+def sums_of(values: Sequence[Value], chunks: Sequence[int]) -> Op:
+    count = sum(-(-v.size // chunk) for v, chunk in zip(values, chunks, strict=True))
+    out = Value(name="sums", shape=(count,), dtype="fp64", role="act")
+    return Op("square_sums", tuple(values), (out,), {"chunks": tuple(chunks)})
+
+
+def norm_from(sums: Tensor, **attrs: Any) -> list[Tensor]:
+    value = Value(name="sums", shape=tuple(sums.shape), dtype="fp64", role="act")
+    op = Op("norm_of_sums", (value,), (NORM, CLIP_COEF), {"max_norm": 1.0, **attrs})
+    return run_kernel(KERNELS, op, {value: sums})
+
+
+DIVIDED = [600, 5000, 131_071, 131_072, 300_001, 3_000_000, 33_600_003]
+"""Their chunks have from 256 to 65536 elements."""
+
+
+@pytest.mark.parametrize("skew", [0, 1])
+@pytest.mark.parametrize("sizes", cases({"small": [1, 7, 9, *DIVIDED[:5]]}, more={"large": DIVIDED}))
+def test_sums_of_chunks_match_fp64(sizes: list[int], skew: int) -> None:
+    """The error is that of a thread's sum of at most 32 squares in fp32."""
+    op, contents = shares(sizes)
+    (sums,) = run_kernel(KERNELS, op, contents, skew=skew)
+    truth = [
+        float(chunk.double().square().sum())
+        for value, size in zip(op.ins, op.attrs["chunks"], strict=True)
+        for chunk in contents[value].split(size)
+    ]
+    torch.testing.assert_close(sums, torch.tensor(truth, dtype=torch.float64), rtol=33 * 2.0**-24, atol=0)
+
+
+@pytest.mark.parametrize("parts", [2, 3, 4, 5])
+@pytest.mark.parametrize("sizes", cases({"small": DIVIDED[:5]}, more={"large": DIVIDED}))
+def test_the_norm_of_parts_has_the_bits_of_the_norm_of_wholes(sizes: list[int], parts: int) -> None:
+    """The last value is not divided: all ranks have its sums."""
+    op, contents = shares([*sizes, 700])
+    *wholes, shared = op.ins
+    chunks, own = op.attrs["chunks"], Op("square_sums", tuple(wholes), (), {})
+    counts = [-(-v.size // chunk) for v, chunk in zip(op.ins, chunks, strict=True)]
+    (whole,) = run_kernel(KERNELS, op, contents)
+    ranks = []
+    for part, held in divided(own, {v: contents[v] for v in wholes}, parts):
+        of_rank = sums_of([*part.ins, shared], chunks)
+        ranks += run_kernel(KERNELS, of_rank, {**held, shared: contents[shared]})
+    held_counts = [*(part_size(v.size, parts) // chunk for v, chunk in zip(wholes, chunks, strict=False)), counts[-1]]
+    sums = torch.cat(ranks)
+    assert same_bits(sums[order(parts, held_counts, counts)], whole)
+    expected = norm_from(whole, parts=1, counts=tuple(counts), kept=tuple(counts))
+    found = norm_from(sums, parts=parts, counts=tuple(held_counts), kept=tuple(counts))
+    assert all(map(same_bits, found, expected))
+
+
+@pytest.mark.parametrize("count", [1, 31, 1023, 1024, 1025, 4096, 100_003])
+def test_the_norm_does_not_depend_on_how_many_ranks_have_the_sums(count: int) -> None:
+    """Sums of which some are padding, at the end of the last ranks that have any."""
+    sums = torch.rand(count, generator=generator(5), dtype=torch.float64)
+    expected = norm_from(sums, parts=1, counts=(count,), kept=(count,))
+    assert float(expected[0]) == pytest.approx(float(sums.sum().sqrt()), rel=2.0**-23)
+    for parts in (2, 3, 5):
+        each = -(-count // parts)
+        padded = torch.nn.functional.pad(sums, (0, parts * each - count), value=torch.nan)
+        assert all(map(same_bits, norm_from(padded, parts=parts, counts=(each,), kept=(count,)), expected))
+
+
+def test_the_global_norm_is_that_of_the_sums_of_chunks() -> None:
+    op, contents = shares([*SIZES, *DIVIDED[:6]])
+    grads = [contents[v] for v in op.ins]
+    (sums,) = run_kernel(KERNELS, sums_of(op.ins, [CHUNK_SIZE] * len(op.ins)), contents)
+    counts = tuple(-(-v.size // CHUNK_SIZE) for v in op.ins)
+    found = norm_from(sums, parts=1, counts=counts, kept=counts)
+    assert all(map(same_bits, found, norm_of(grads, 1.0)))
+
+
 # ------------------------------------------------------------------------------------------------ accumulate_rounded
 
 
-@pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize(
-    ("size", "skew"),
-    [*((size, 0) for size in SIZES), (1000, 1), (1001, 3), pytest.param(LARGE, 0, marks=pytest.mark.exhaustive)],
-)
-def test_rounded_sums_are_bit_identical_to_the_reference(size: int, skew: int, dtype: str, in_place: bool) -> None:
+@pytest.mark.parametrize("parts", [2, 3, 4])
+def test_the_parts_of_a_rounded_sum_have_the_bits_of_the_whole(parts: int, dtype: str) -> None:
+    for size in (300, 5000, 3_000_001):
+        op, contents = rounded_sum(size, dtype)
+        (whole,) = run_kernel(KERNELS, op, contents)
+        ranks = [
+            run_kernel(KERNELS, part, held, rank=rank) for rank, (part, held) in enumerate(divided(op, contents, parts))
+        ]
+        ((_, found),) = joined(op, ranks)
+        assert same_bits(found, whole), size
+
+
+def test_the_random_bits_of_a_part_that_begins_beyond_2_to_the_35_are_the_references() -> None:
+    """There the second word of the Philox counter is not 0."""
+    op, contents = rounded_sum(1 << 16, "fp32")
+    rank = (1 << 20) + 3
+    part = {v: replace(v, shard=Shard((rank + 1, v.size), rank + 1)) for v in op.outs}
+    op, contents = op.on(part), {part.get(v, v): x for v, x in contents.items()}
+    (ours,) = run_kernel(KERNELS, op, contents, rank=rank)
+    theirs = reference.accumulate_rounded(*(contents[v] for v in op.ins), **op.attrs, firsts=(rank << 16,))
+    assert same_bits(ours, theirs)
+
+
+def rounded_sum(size: int, dtype: str, in_place: bool = True) -> tuple[Op, dict[Value, Tensor]]:
     gen = generator(size)
     addend, total = vector("addend", size, dtype), vector("total", size, "bf16")
     out = total if in_place else vector("sum", size, "bf16")
@@ -109,10 +220,19 @@ def test_rounded_sums_are_bit_identical_to_the_reference(size: int, skew: int, d
         TICK: torch.tensor(41 + size, dtype=torch.int32),
         SEED: torch.tensor(-(1 << 40) + 12345 + size),
     }
-    attrs = {"stream": 0xDEADBEEF}
-    op = Op("accumulate_rounded", (addend, total, TICK, SEED), (out,), attrs)
+    return Op("accumulate_rounded", (addend, total, TICK, SEED), (out,), {"stream": 0xDEADBEEF}), contents
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("size", "skew"),
+    [*((size, 0) for size in SIZES), (1000, 1), (1001, 3), pytest.param(LARGE, 0, marks=pytest.mark.exhaustive)],
+)
+def test_rounded_sums_are_bit_identical_to_the_reference(size: int, skew: int, dtype: str, in_place: bool) -> None:
+    op, contents = rounded_sum(size, dtype, in_place)
     (ours,) = run_kernel(KERNELS, op, contents, skew=skew)
-    theirs = reference.accumulate_rounded(*(contents[v] for v in op.ins), **attrs)
+    theirs = reference.accumulate_rounded(*(contents[v] for v in op.ins), **op.attrs)
     assert same_bits(ours, theirs)
 
 
@@ -141,12 +261,17 @@ def test_errors_name_the_invalid_argument() -> None:
     x = torch.zeros(64, device="cuda", dtype=torch.int64)
     p, stream = x.data_ptr(), torch.cuda.current_stream().cuda_stream
     with pytest.raises(ValueError, match="accumulate_rounded: total is a null pointer"):
-        _C.accumulate_rounded(p, 0, p, p, p, 1, 8, 0, stream)
+        _C.accumulate_rounded(p, 0, p, p, p, 1, 0, 8, 0, stream)
     with pytest.raises(ValueError, match="accumulate_rounded: addend must be fp32 or bf16, got int32"):
-        _C.accumulate_rounded(p, p, p, p, p, 1, 8, 3, stream)
+        _C.accumulate_rounded(p, p, p, p, p, 1, 0, 8, 3, stream)
     with pytest.raises(ValueError, match="accumulate_rounded: size must be positive, got 0"):
-        _C.accumulate_rounded(p, p, p, p, p, 1, 0, 0, stream)
-    with pytest.raises(ValueError, match="global_norm: chunk_size must be a multiple of 8, got 12"):
-        _C.global_norm(p, p, p, p, 1, 1, 12, 1.0, stream)
-    with pytest.raises(ValueError, match="global_norm: partials must be aligned to 8 bytes"):
-        _C.global_norm(p, p, p, p + 4, 1, 1, 8, 1.0, stream)
+        _C.accumulate_rounded(p, p, p, p, p, 1, 0, 0, 0, stream)
+    for first in (12, -8):
+        with pytest.raises(ValueError, match=f"first must be a multiple of 8 and not negative, got {first}"):
+            _C.accumulate_rounded(p, p, p, p, p, 1, first, 8, 0, stream)
+    with pytest.raises(ValueError, match="square_sums: sums must be aligned to 8 bytes"):
+        _C.square_sums(p, p + 4, 1, 1, stream)
+    with pytest.raises(ValueError, match="norm_of_sums: order must be aligned to 8 bytes"):
+        _C.norm_of_sums(p, p + 4, p, p, 1, 1.0, stream)
+    with pytest.raises(ValueError, match="norm_of_sums: max_norm must not be negative, got -1"):
+        _C.norm_of_sums(p, 0, p, p, 1, -1.0, stream)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from sharding.parts import divided, joined
 from torch import Tensor
 
 from surogate_core.api import Op, Value
-from surogate_core.program.value import Place
+from surogate_core.program.value import Place, Shard
 from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.testing.binding import bind_kernel, run_kernel
 from surogate_core.testing.kernels import plain_nan, same_bits
@@ -105,9 +107,9 @@ class Update:
             **{value: drawn(value) for value in (*grads, *masters, *ms, *vs)},
         }
 
-    def reference(self, **scalars: Tensor) -> tuple[Tensor, ...]:
+    def reference(self, *, firsts: Sequence[int] = (), **scalars: Tensor) -> tuple[Tensor, ...]:
         ins = [scalars.get(v.name, self.contents[v]) for v in self.op.ins]
-        return adamw(*ins, **self.attrs)
+        return adamw(*ins, **self.attrs, firsts=firsts)
 
     def check(self, outs: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
         """Check without tolerance, for fp32 states too: each operation is rounded separately as in the reference.
@@ -153,6 +155,37 @@ def test_more_tensors_than_threads_per_block_are_bit_identical_to_the_reference(
 def test_any_step_and_seed_are_bit_identical_to_the_reference(step: int, seed: int) -> None:
     update = Update([1000, 513], "bf16", "bf16", "bf16", "bf16", step=step, seed=seed, lr=0.02)
     update.check(run_kernel(KERNELS, update.op, update.contents), update.reference())
+
+
+@pytest.mark.parametrize("parts", [2, 3, 4])
+@pytest.mark.parametrize(
+    "dtypes", [("bf16",) * 5, ("fp32", "bf16", "fp32", "bf16", None), ("fp32", "fp32", "bf16", "bf16", "bf16")]
+)
+@pytest.mark.parametrize("place", ["device", "host"])
+def test_the_parts_of_a_step_have_the_bits_of_the_whole(parts: int, dtypes: Sequence[Any], place: Place) -> None:
+    """Parts begin at any multiple of 256 elements, inside the chunks of the kernel too. The last may be all padding."""
+    update = Update([300, 5000, 3 * CHUNK_SIZE + 5, 300_001], *dtypes, place=place)
+    whole = dict(zip(update.op.outs, run_kernel(KERNELS, update.op, update.contents), strict=True))
+    ranks = [
+        run_kernel(KERNELS, op, contents, rank=rank)
+        for rank, (op, contents) in enumerate(divided(update.op, update.contents, parts))
+    ]
+    for value, found in joined(update.op, ranks):
+        assert same_bits(found, whole[value]), value
+
+
+@pytest.mark.parametrize("skew", [0, 1])
+def test_the_random_bits_of_a_part_that_begins_beyond_2_to_the_35_are_the_references(skew: int) -> None:
+    """There the second word of the Philox counter is not 0."""
+    update = Update([1 << 16, 2049], "bf16", "bf16", "bf16", "bf16")
+    rank = (1 << 20) + 3
+    parts = {v: replace(v, shard=Shard((rank + 1, v.size), rank + 1)) for v in update.op.outs if v.size == 1 << 16}
+    update.op = update.op.on(parts)
+    update.contents = {parts.get(v, v): x for v, x in update.contents.items()}
+    firsts = [v.first(rank) for v in update.op.outs]
+    assert firsts[:2] == [rank << 16, 0] and rank << 16 > 1 << 35
+    outs = run_kernel(KERNELS, update.op, update.contents, skew=skew, rank=rank)
+    update.check(outs, update.reference(firsts=firsts))
 
 
 def test_large_and_tiny_gradients_are_bit_identical_to_the_reference() -> None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from sharding.parts import divided, joined
 from torch import Tensor
 
 from surogate_core.api import Op, Value
-from surogate_core.program.value import Place
+from surogate_core.program.shards import part_size
+from surogate_core.program.value import Place, Shard
 from surogate_core.reference.rounding import TORCH_DTYPES
 from surogate_core.testing.binding import bind_kernel, run_kernel
 from surogate_core.testing.kernels import plain_nan, same_bits
-from surogate_optim_adamw_8bit.codes import BLOCK
+from surogate_optim_adamw_8bit.codes import BLOCK, ZERO
 from surogate_optim_adamw_8bit.kernels import CHUNK_SIZE, KERNELS, code_words
 from surogate_optim_adamw_8bit.reference import adamw_8bit, encoded
 
@@ -111,8 +114,8 @@ class Update:
     def named(self, name: str) -> Tensor:
         return next(content for value, content in self.contents.items() if value.name == name)
 
-    def reference(self, **scalars: Tensor) -> tuple[Tensor, ...]:
-        return adamw_8bit(*(scalars.get(v.name, self.contents[v]) for v in self.op.ins), **self.attrs)
+    def reference(self, *, firsts: Sequence[int] = (), **scalars: Tensor) -> tuple[Tensor, ...]:
+        return adamw_8bit(*(scalars.get(v.name, self.contents[v]) for v in self.op.ins), **self.attrs, firsts=firsts)
 
     def check(self, outs: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
         """Check without tolerance. Only the bits of NaN may differ."""
@@ -149,6 +152,45 @@ def test_more_chunks_than_resident_blocks_are_bit_identical_to_the_reference() -
 @pytest.mark.parametrize("seed", [0, -1, (1 << 63) - 1])
 def test_any_step_and_seed_are_bit_identical_to_the_reference(step: int, seed: int) -> None:
     Update([1000, 513], "bf16", "bf16", step=step, seed=seed, lr=0.02).run()
+
+
+@pytest.mark.parametrize("parts", [2, 3, 4])
+@pytest.mark.parametrize(("grad", "master"), list(product(DTYPES, DTYPES)))
+@pytest.mark.parametrize("place", ["device", "host"])
+def test_the_parts_of_a_step_have_the_bits_of_the_whole(parts: int, grad: str, master: str, place: Place) -> None:
+    """Parts begin at any multiple of 256 elements, inside the chunks of the kernel too. The last may be all padding."""
+    sizes = [300, 5000, 3 * CHUNK_SIZE + 5, 300_001]
+    update = Update(sizes, grad, master, "bf16", place=place)
+    whole = dict(zip(update.op.outs, run_kernel(KERNELS, update.op, update.contents), strict=True))
+
+    def size(value: Value) -> int:
+        """A scale is that of a block of elements."""
+        elements = part_size(sizes[int(value.name[-1])], parts)
+        return elements // BLOCK if "scale" in value.name else elements
+
+    def padding(value: Value) -> int:
+        return ZERO if value.dtype == "uint8" and value.name.startswith("m") else 0
+
+    ranks = [
+        run_kernel(KERNELS, op, contents, rank=rank)
+        for rank, (op, contents) in enumerate(divided(update.op, update.contents, parts, size, padding))
+    ]
+    for value, found in joined(update.op, ranks):
+        assert same_bits(found, whole[value]), value
+
+
+@pytest.mark.parametrize("skew", [0, 1])
+def test_the_random_bits_of_a_part_that_begins_beyond_2_to_the_35_are_the_references(skew: int) -> None:
+    """There the second word of the Philox counter is not 0."""
+    update = Update([1 << 16, 2049], "bf16", "bf16")
+    rank = (1 << 20) + 3
+    parts = {v: replace(v, shard=Shard((rank + 1, v.size), rank + 1)) for v in update.op.outs if v.size == 1 << 16}
+    update.op = update.op.on(parts)
+    update.contents = {parts.get(v, v): x for v, x in update.contents.items()}
+    firsts = [v.first(rank) for v in update.op.outs]
+    assert firsts[:2] == [rank << 16, 0] and rank << 16 > 1 << 35
+    outs = run_kernel(KERNELS, update.op, update.contents, skew=skew, rank=rank)
+    update.check(outs, update.reference(firsts=firsts))
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e-13, 1e-9, 1e-5, 1.0, 1e10, 1e18, 1e25])

@@ -307,9 +307,11 @@ def fill(*, shape: Sequence[int], dtype: str, value: float) -> Tensor:
     return torch.full(tuple(shape), value, dtype=TORCH_DTYPES[dtype])
 
 
-def accumulate_rounded(addend: Tensor, total: Tensor, micro_step: Tensor, seed: Tensor, *, stream: int) -> Tensor:
-    """total + addend in fp32, rounded stochastically to bf16. Random bits: (seed, micro_step, stream, element)."""
-    bits = random_16_bits(total.numel(), seed=int(seed), stream=stream, step=int(micro_step))
+def accumulate_rounded(
+    addend: Tensor, total: Tensor, micro_step: Tensor, seed: Tensor, *, stream: int, firsts: Sequence[int] = (0,)
+) -> Tensor:
+    """total + addend in fp32, rounded stochastically to bf16. Random bits: (seed, micro_step, stream, element of the whole)."""
+    bits = random_16_bits(total.numel(), seed=int(seed), stream=stream, step=int(micro_step), first=firsts[0])
     return round_stochastic(up(total) + addend, bits)
 
 

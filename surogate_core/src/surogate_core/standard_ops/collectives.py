@@ -62,6 +62,8 @@ def _square_sums(ins: Ins, attrs: Attrs) -> list[OutSpec]:
 def _norm_of_sums(ins: Ins, attrs: Attrs) -> list[OutSpec]:
     (sums,), parts, counts = ins, attrs["parts"], attrs["counts"]
     need(len(counts) == len(attrs["kept"]), f"counts {counts} and kept {attrs['kept']} differ in length")
+    held = all(0 < n <= parts * count for count, n in zip(counts, attrs["kept"], strict=True))
+    need(held, f"{parts} ranks with {counts} sums each do not have the {attrs['kept']} to add")
     need(sums.size == parts * sum(counts), f"{sums!r} has not {parts} x {sum(counts)} sums")
     return _global_norm(ins, attrs)
 

@@ -129,9 +129,10 @@ def bind_kernel(
     contents: Mapping[Value, Tensor],
     *,
     skew: int = 0,
+    rank: int = 0,
     deterministic: Deterministic = "auto",
 ) -> Binding:
-    """Bind `op` to the first kernel that serves it.
+    """Bind `op` to the first kernel that serves it. `rank`: whose parts its values are.
 
     Values without `contents` are outputs and start as NaN. Values with contents that the op does not write must not
     change. Buffers begin `skew` elements after a multiple of 256 bytes, except for scalars.
@@ -147,7 +148,8 @@ def bind_kernel(
             assert value not in op.ins, f"{value!r} is read, but has no contents"
             buffers[value] = guarded(value.stored_shape, TORCH_DTYPES[value.dtype], skew=shift)
     scratch_bytes = kernel.workspace(op, target)
-    binding = Binding(buffers, guarded((scratch_bytes,), torch.uint8) if scratch_bytes else None, target)
+    scratch = guarded((scratch_bytes,), torch.uint8) if scratch_bytes else None
+    binding = Binding(buffers, scratch, target, comm=SingleComm(rank))
     binding.launches = as_launches(check_reads_attrs(kernel, op, binding))
     for value, buffer in buffers.items():  # `bind` may have timed algorithms, which overwrites buffers
         if value in contents:
@@ -163,6 +165,7 @@ def run_kernel(
     contents: Mapping[Value, Tensor],
     *,
     skew: int = 0,
+    rank: int = 0,
     labels: int | None = None,
     deterministic: Deterministic = "auto",
 ) -> list[Tensor]:
@@ -170,7 +173,7 @@ def run_kernel(
 
     Checks that they are the same eagerly and captured, in every run, and that nothing is written outside the buffers.
     """
-    binding = bind_kernel(kernels, op, contents, skew=skew, deterministic=deterministic)
+    binding = bind_kernel(kernels, op, contents, skew=skew, rank=rank, deterministic=deterministic)
     eager_and_graph(
         lambda stream: binding.launch(stream, labels), list(binding.buffers.values()), scratch=binding.workspaces
     )
