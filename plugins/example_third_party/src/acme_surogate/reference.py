@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -26,12 +28,16 @@ def sgd(
     weight_decay: float,
     stream: int,
     work_dtype: str | None,
+    firsts: Sequence[int] = (0,),
 ) -> tuple[Tensor, ...]:
-    """New master, velocity and working copy. A bf16 master is rounded stochastically; inputs are never written to."""
+    """New master, velocity and working copy. A bf16 master is rounded stochastically; inputs are never written to.
+
+    `firsts`: where each output begins in the whole, because the random bits depend on the place of an element.
+    """
     new_master, new_velocity = master, velocity
     if torch.isfinite(clip_coef):
         new_velocity = momentum * velocity + clip_coef * grad.float()
         moved = master.float() - lr * (new_velocity + weight_decay * master.float())
-        new_master = store(moved, master.dtype, seed=int(seed), stream=stream, step=int(step))
+        new_master = store(moved, master.dtype, seed=int(seed), stream=stream, step=int(step), first=firsts[0])
     work = () if work_dtype is None else (new_master.to(TORCH_DTYPES[work_dtype]),)
     return new_master, new_velocity, *work

@@ -23,7 +23,7 @@ def update(context: UpdateContext) -> None:
     """velocity = momentum * velocity + gradient; param -= lr * (velocity + decay * param)."""
     b, scalars = context.builder, context.scalars
     for p in context.params:
-        velocity = b.state(f"acme_sgd.velocity.{p.param.name}", p.param.shape, "fp32", Init(kind="zeros"))
+        velocity = b.state(f"acme_sgd.velocity.{p.name}", p.param.shape, "fp32", Init(kind="zeros"))
         work_copy = () if p.param is p.master else (p.param,)
         b.emit(
             "acme_sgd",
@@ -32,7 +32,7 @@ def update(context: UpdateContext) -> None:
             outs=[p.master, velocity, *work_copy],
             momentum=context.options.acme_momentum,
             weight_decay=0.0 if p.kind == "vector" else context.weight_decay,
-            stream=crc32(p.param.name.encode()),
+            stream=crc32(p.name.encode()),
             work_dtype=p.param.dtype if work_copy else None,
         )
 
@@ -52,6 +52,13 @@ SGD_OP = OpDef(
     attrs={"momentum": float, "weight_decay": float, "stream": int, "work_dtype": str | None},
     reference="acme_surogate.reference:sgd",
     flops=lambda op: 6 * op.ins[4].size,
+    positioned=True,
 )
 
-SGD = OptimizerDef(name="acme_sgd", summary="SGD with momentum", options=SGDOptions, update=update)
+SGD = OptimizerDef(
+    name="acme_sgd",
+    summary="SGD with momentum",
+    options=SGDOptions,
+    update=update,
+    granularity=lambda p: 1,
+)
