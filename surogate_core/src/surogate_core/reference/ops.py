@@ -310,7 +310,10 @@ def fill(*, shape: Sequence[int], dtype: str, value: float) -> Tensor:
 def accumulate_rounded(
     addend: Tensor, total: Tensor, micro_step: Tensor, seed: Tensor, *, stream: int, firsts: Sequence[int] = (0,)
 ) -> Tensor:
-    """total + addend in fp32, rounded stochastically to bf16. Random bits: (seed, micro_step, stream, element of the whole)."""
+    """total + addend in fp32, rounded stochastically to bf16. Random bits: (seed, micro_step, stream, element).
+
+    firsts: the element of the whole that the values begin with.
+    """
     bits = random_16_bits(total.numel(), seed=int(seed), stream=stream, step=int(micro_step), first=firsts[0])
     return round_stochastic(up(total) + addend, bits)
 
