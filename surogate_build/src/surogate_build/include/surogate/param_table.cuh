@@ -66,8 +66,8 @@ struct ParamEntry {
     int64_t first;  // element of the whole tensor that the buffers begin with: 0, or a multiple of 256 if they are a part
 
     // Returns which eight elements of the whole tensor begin at element `i` of the buffers, a multiple of 8: the block of
-    // philox.cuh. A rank draws the bits of its elements whatever part it holds.
-    __device__ __forceinline__ int64_t block_of(int64_t i) const { return (first + i) / octet; }
+    // philox.cuh. A rank draws the bits of its elements whatever part it holds. A signed division would spill registers.
+    __device__ __forceinline__ int64_t block_of(int64_t i) const { return static_cast<uint64_t>(first + i) / octet; }
 
     // Moves the addresses to element `i`. m_bytes, v_bytes: of an element of m and v.
     __device__ __forceinline__ void advance(int64_t i, int64_t m_bytes, int64_t v_bytes) {
