@@ -1,6 +1,6 @@
 """What fits where: the table of docs/sharding.md, made of plans. Needs no GPU.
 
-    python benchmarks/sharding.py
+python benchmarks/sharding.py
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from surogate_core.api import KernelDef, Op, Target, Value
 from surogate_core.dtypes import DTYPES
 from surogate_core.machine.devices import DEVICES
 from surogate_core.program.value import Shard
+from surogate_core.reference import collectives
 from surogate_core.reference import ops as reference
 from surogate_core.testing.binding import choose
 from surogate_recipes_bf16.kernels.reductions import CHUNK_SIZE, KERNELS, order
@@ -120,14 +121,14 @@ def test_the_global_norm_is_two_launches_with_the_sums_in_the_workspace(run: Cal
     grads = gradients(*SIZES)
     op, contents = Op("global_norm", grads, OUTS, {"max_norm": 0.5}), drawn(grads)
     assert kernel_of(op).workspace(op, H200) == 8 * (1 + 3 + 1)
-    expected = list(reference.global_norm(*contents.values(), max_norm=0.5))  # fp32 sums, the others are fp64
+    expected = list(collectives.global_norm(*contents.values(), max_norm=0.5))  # fp32 sums, the others are fp64
     torch.testing.assert_close(run(op, contents), expected, rtol=1e-5, atol=0)
 
 
 def test_the_sums_of_chunks_are_those_of_the_reference(run: Callable[..., list[Tensor]]) -> None:
     grads, chunks = gradients(*SIZES), (256, 1024, 256)
     contents = drawn(grads)
-    expected = reference.square_sums(*contents.values(), chunks=chunks)
+    expected = collectives.square_sums(*contents.values(), chunks=chunks)
     (found,) = run(Op("square_sums", grads, (sums(len(expected)),), {"chunks": chunks}), contents)
     torch.testing.assert_close(found, expected)
 
@@ -148,7 +149,7 @@ def test_the_sums_are_added_in_the_order_of_the_reference(
     content[expected] = torch.rand(len(expected), dtype=torch.float64)
     op = Op("norm_of_sums", (sums(size),), OUTS, {**attrs, "max_norm": 0.5})
     found = run(op, {op.ins[0]: content})
-    torch.testing.assert_close(found, list(reference.norm_of_sums(content, **attrs, max_norm=0.5)))
+    torch.testing.assert_close(found, list(collectives.norm_of_sums(content, **attrs, max_norm=0.5)))
 
 
 def test_a_rounded_sum_of_a_part_has_the_random_bits_of_its_place(run: Callable[..., list[Tensor]]) -> None:

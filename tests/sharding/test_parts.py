@@ -10,6 +10,7 @@ from surogate_core.errors import ProgramError
 from surogate_core.program.op import Op
 from surogate_core.program.shards import chunk_size, part_size
 from surogate_core.program.value import Value
+from surogate_core.reference import collectives
 from surogate_core.reference import ops as reference
 from surogate_core.standard_ops import OPS
 
@@ -52,11 +53,11 @@ def test_the_norm_has_the_same_bits_however_many_ranks_sum(parts: int) -> None:
             torch.nn.functional.pad(x, (0, parts * part_size(len(x), parts) - len(x))).view(parts, -1)[rank]
             for x in values[:-1]
         ]
-        of_rank.append(reference.square_sums(*held, values[-1], chunks=chunks))
-    whole = reference.norm_of_sums(
-        reference.square_sums(*values, chunks=chunks), parts=1, counts=kept, kept=kept, max_norm=1.0
+        of_rank.append(collectives.square_sums(*held, values[-1], chunks=chunks))
+    whole = collectives.norm_of_sums(
+        collectives.square_sums(*values, chunks=chunks), parts=1, counts=kept, kept=kept, max_norm=1.0
     )
-    found = reference.norm_of_sums(torch.cat(of_rank), parts=parts, counts=counts, kept=kept, max_norm=1.0)
+    found = collectives.norm_of_sums(torch.cat(of_rank), parts=parts, counts=counts, kept=kept, max_norm=1.0)
     assert all(map(torch.equal, found, whole))
 
 
