@@ -163,6 +163,7 @@ WRONG_DEFINITIONS = [
         "options of optimizer 'zz': acme_rate has no default",
     ),
     ("offload without functions", 'change("OFFLOAD", schedule=None)', "OffloadDef has neither on_host nor schedule"),
+    ("launcher without functions", 'change("LAUNCHER", join=None)', "LauncherDef has neither join nor start, so it"),
 ]
 
 

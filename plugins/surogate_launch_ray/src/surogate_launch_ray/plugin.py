@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from surogate_core.api import Here, LauncherDef, Task, World, provides
-from surogate_core.errors import ConfigError
+from surogate_core.api import LauncherDef, Task, provides
 
 from .options import RayOptions
 
 SUROGATE_API = 0
-
-
-def _join(here: Here, options: RayOptions) -> World:
-    raise ConfigError("launcher: ray: starts its processes itself, and joins none that are started otherwise.")
 
 
 def _start(task: Task, options: RayOptions, notice: Callable[[str], None]) -> Any:
@@ -29,7 +24,6 @@ surogate_launchers = provides(
             name="ray",
             summary="starts a process on each node of a Ray cluster",
             options=RayOptions,
-            join=_join,
             key="distributed",
             start=_start,
         )

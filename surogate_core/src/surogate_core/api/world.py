@@ -238,7 +238,7 @@ class LauncherDef(Definition):
 
     join        (here, options) -> World. Called in every process before the run is planned; returns when all
                 processes have joined. Raises ConfigError if the environment is incomplete, contradicts itself, or a
-                process does not come in time.
+                process does not come in time. None: only with `start`.
     recognises  environment -> the variables by which `launcher: auto` selects this launcher, such as
                 "RANK, WORLD_SIZE"; "" if it does not apply
     key         of its options, by which `launcher: auto` selects this launcher if the config has it
@@ -250,7 +250,7 @@ class LauncherDef(Definition):
     name: Name
     summary: str
     options: type[BaseModel] = NoOptions
-    join: Callable[[Here, Any], World]
+    join: Callable[[Here, Any], World] | None = None
     recognises: Callable[[Mapping[str, str]], str] = _nothing
     key: str = ""
     start: Callable[[Task, Any, Callable[[str], None]], Any] | None = None

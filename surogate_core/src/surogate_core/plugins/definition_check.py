@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from ..api import Definition, KernelDef, OffloadDef, OpDef, WeightFormatDef
+from ..api import Definition, KernelDef, LauncherDef, OffloadDef, OpDef, WeightFormatDef
 from .field_types import wrong_field
 
 
@@ -27,6 +27,8 @@ def faults(kind: str, name: str, definition: Definition) -> Iterator[str]:
         yield f"KernelDef.module is {module!r}, which is in no package that is installed"
     if isinstance(definition, OffloadDef) and definition.on_host is None and definition.schedule is None:
         yield "OffloadDef has neither on_host nor schedule, so it would move nothing"
+    if isinstance(definition, LauncherDef) and definition.join is None and definition.start is None:
+        yield "LauncherDef has neither join nor start, so it would train nothing"
     if hasattr(definition, "options"):
         yield from _wrong_options(kind, name, definition)
 
