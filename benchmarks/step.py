@@ -17,6 +17,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from surogate_core.runtime.device import training_device
 from surogate_core.runtime.launch import connected
 from surogate_core.runtime.team import Team
 from surogate_core.runtime.worker import Worker
+from surogate_core.world.processes import Processes
 
 WARM_UP = 4
 DISTINCT_BATCHES = 4
@@ -74,7 +76,8 @@ def measure(arguments: argparse.Namespace, batch_size: int) -> dict[str, Any]:
     before = free_bytes()
     opened, planned = plan(arguments, batch_size)
     gpus = range(arguments.gpus)
-    with connected(World(size=len(gpus), ranks=gpus, devices=gpus), "auto", torch.cuda.is_available()) as comms:
+    processes = Processes(World(size=len(gpus), ranks=gpus, devices=gpus), inf)
+    with processes.ending(), connected(processes, "auto", torch.cuda.is_available()) as comms:
         result = measure_worker(arguments, opened, planned, comms, before)
     gc.collect()
     if torch.cuda.is_available():

@@ -50,7 +50,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
         "assembly": "api config dtypes errors machine memory origin plugins program",
         "planning": "api assembly config data errors hub machine memory plugins program",
         "fitting": "api assembly config errors machine memory planning program",
-        "runtime": "api assembly data dtypes errors machine memory origin program reference",
+        "runtime": "api assembly data dtypes errors machine memory origin program reference world",
         "testing": "api dtypes plugins reference runtime",
         "reporting": "api config errors machine memory origin plugins program",
         "builtin": "api data machine reporting runtime standard_ops world",

@@ -49,7 +49,8 @@ def planned(accumulation: int, world_size: int = 2, **settings: Any) -> Setup:
 @contextmanager
 def team_of(setup: Setup, *, graphs: bool = True) -> Iterator[Team]:
     """Start a team on two GPUs."""
-    comms = nccl.connect(World(size=2, ranks=range(2), devices=[0, 1]))
+    library = nccl.load()
+    comms = nccl.connect(World(size=2, ranks=range(2), devices=[0, 1]), library, nccl.new_identity(library))
     try:
         with harness.team_of(setup, comms, graphs=graphs) as team:
             yield team
@@ -59,7 +60,8 @@ def team_of(setup: Setup, *, graphs: bool = True) -> Iterator[Team]:
 
 def test_every_collective_of_nccl_moves_and_combines_what_its_reference_does() -> None:
     """The sum of two values does not depend on their order."""
-    comms = nccl.connect(World(size=2, ranks=range(2), devices=[0, 1]))
+    library = nccl.load()
+    comms = nccl.connect(World(size=2, ranks=range(2), devices=[0, 1]), library, nccl.new_identity(library))
     try:
         check_collectives(comms, "cuda")
     finally:

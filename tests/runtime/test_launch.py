@@ -2,59 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from threads_as_processes import together
 
-from surogate_core.api import World
-from surogate_core.api.world import LocalStore
-from surogate_core.errors import ConfigError
+from surogate_core.errors import RunStopped
 from surogate_core.runtime import device, launch
 from surogate_core.runtime.comms.copies import CopiesComm
 from surogate_core.runtime.comms.gloo import GlooComm
+from surogate_core.world import processes as module
+from surogate_core.world import watch
+from surogate_core.world.processes import Processes
 
 
 @pytest.fixture(autouse=True)
 def uuids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "gpu_uuids", lambda indices: [f"GPU-{index}" for index in indices])
+    for name, seconds in (("_POLL", 0.02), ("_CAUSE_SECONDS", 2.0)):
+        monkeypatch.setattr(module, name, seconds)
+    monkeypatch.setattr(watch, "BEAT_SECONDS", 0.02)
 
 
-def world(*devices: int, of: int = 1, others: str = "") -> World:
-    """Process 0 of `of` processes. `others` are the GPUs of process 1."""
-    store = LocalStore()
-    store.set("gpus/1", others.encode())
-    return World(
-        size=max(2, of), ranks=range(len(devices)), devices=devices, processes=of, started_by="MPI", store=store
-    )
+def chosen(transport: str, on_gpu: bool, devices: Sequence[Sequence[int]]) -> list[str]:
+    """Return the transport that each process chooses, or its error. `devices`: those of each."""
+
+    def choose(processes: Processes) -> str:
+        processes.world = replace(processes.world, devices=devices[processes.world.process])
+        return launch.choose_transport(processes, transport, on_gpu)
+
+    size = sum(map(len, devices))
+    return [str(one) for one in together(len(devices), choose, size=size, started_by="MPI")]
 
 
 @pytest.mark.parametrize(
-    ("given", "on_gpu", "chosen"),
+    ("devices", "on_gpu", "transport"),
     [
-        (world(0, 1), True, "nccl"),
-        (world(0, 0), True, "copies"),
-        (world(0, 0), False, "copies"),
-        (world(0, of=2), False, "gloo"),
-        (world(0, of=2, others="GPU-1"), True, "nccl"),
-        (world(0, of=2, others="GPU-0"), True, "gloo"),
-        (world(0, 0, of=2, others="GPU-1"), True, "gloo"),
+        ([[0, 1]], True, "nccl"),
+        ([[0, 0]], True, "copies"),
+        ([[0, 0]], False, "copies"),
+        ([[0], [0]], False, "gloo"),
+        ([[0], [1]], True, "nccl"),
+        ([[0], [0]], True, "gloo"),
+        ([[0, 0], [1, 1]], True, "gloo"),
     ],
 )
-def test_auto_chooses_by_processes_and_gpus(given: World, on_gpu: bool, chosen: str) -> None:
-    assert launch.choose_transport(given, "auto", on_gpu) == chosen
+def test_auto_chooses_by_processes_and_gpus(devices: list[list[int]], on_gpu: bool, transport: str) -> None:
+    assert chosen("auto", on_gpu, devices) == [transport] * len(devices)
 
 
-def test_a_transport_that_cannot_connect_the_ranks_is_refused_with_the_remedy() -> None:
-    with pytest.raises(ConfigError, match=r"copies: .* in one process, and there are 2 \(MPI\)\. Use transport: auto"):
-        launch.choose_transport(world(0, of=2), "copies", False)
-    with pytest.raises(ConfigError, match=r"nccl: connects GPUs, and the CPU trains"):
-        launch.choose_transport(world(0, 0), "nccl", False)
-    for shared in (world(0, 0), world(0, of=2, others="GPU-0")):
-        with pytest.raises(ConfigError, match=r"several ranks on one GPU \(GPU-0\)\. Use ranks_per_gpu: 1 and"):
-            launch.choose_transport(shared, "nccl", True)
+@pytest.mark.parametrize(
+    ("transport", "on_gpu", "devices", "words"),
+    [
+        ("copies", False, [[0], [0]], "memory in one process, and there are 2 (MPI). Use transport: auto"),
+        ("nccl", False, [[0, 0]], "nccl: connects GPUs, and the CPU trains"),
+        ("nccl", True, [[0, 0]], "several ranks on one GPU (GPU-0). Use ranks_per_gpu: 1 and"),
+        ("nccl", True, [[0], [0]], "several ranks on one GPU (GPU-0). Use ranks_per_gpu: 1 and"),
+    ],
+)
+def test_a_transport_that_cannot_connect_the_ranks_is_refused_with_the_remedy(
+    transport: str, on_gpu: bool, devices: list[list[int]], words: str
+) -> None:
+    assert all(words in error for error in chosen(transport, on_gpu, devices))
+
+
+def test_a_process_that_waits_for_the_gpus_of_another_learns_that_it_has_failed() -> None:
+    def choose(processes: Processes) -> str:
+        if processes.world.process:
+            raise RunStopped("the device fell off the bus")
+        return launch.choose_transport(processes, "auto", on_gpu=True)
+
+    first, _ = together(2, choose)
+    assert str(first) == "process 1 of 2: the device fell off the bus"
 
 
 @pytest.mark.parametrize(("transport", "kind"), [("auto", CopiesComm), ("copies", CopiesComm), ("gloo", GlooComm)])
 def test_the_ranks_of_a_cpu_are_connected(transport: str, kind: type[Any]) -> None:
-    with launch.connected(world(0, 0), transport, on_gpu=False) as comms:
-        assert [(type(comm), comm.rank, comm.world_size) for comm in comms] == [(kind, 0, 2), (kind, 1, 2)]
+    def connect(processes: Processes) -> list[tuple[type[Any], int, int]]:
+        with launch.connected(processes, transport, on_gpu=False) as comms:
+            return [(type(comm), comm.rank, comm.world_size) for comm in comms]
+
+    assert together(1, connect, size=2, ranks=range(2), devices=[0, 0]) == [[(kind, 0, 2), (kind, 1, 2)]]

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from surogate_core.api import World
-from surogate_core.api.world import LocalStore
 from surogate_core.errors import ConfigError
 from surogate_core.runtime import collectives, nccl
 
@@ -104,7 +103,8 @@ def world_of(ranks: range, size: int, **changes: Any) -> World:
 
 def test_each_device_becomes_a_rank_in_one_group() -> None:
     fake = FakeNccl()
-    communicators = nccl.connect(world_of(range(3), 3), nccl.Library(fake.functions))
+    library = nccl.Library(fake.functions)
+    communicators = nccl.connect(world_of(range(3), 3), library, nccl.new_identity(library))
     assert [(communicator.rank, communicator.world_size, communicator.device) for communicator in communicators] == [
         (0, 3, 0),
         (1, 3, 1),
@@ -114,7 +114,7 @@ def test_each_device_becomes_a_rank_in_one_group() -> None:
     assert [(call[2], call[4]) for call in fake.calls if call[0] == "ncclCommInitRank"] == [(3, 0), (3, 1), (3, 2)]
 
 
-def test_processes_get_the_identity_that_process_0_makes() -> None:
+def test_processes_connect_by_the_identity_that_one_makes() -> None:
     """It has zeros, which end the strings of C."""
     made = bytes([*range(128)])
 
@@ -122,11 +122,12 @@ def test_processes_get_the_identity_that_process_0_makes() -> None:
         ctypes.memmove(pointer, made, 128)
         return 0
 
-    first, second, store = FakeNccl(), FakeNccl(), LocalStore()
+    first, second = FakeNccl(), FakeNccl()
     first.functions.ncclGetUniqueId = get_unique_id
+    identity = nccl.new_identity(nccl.Library(first.functions))
     for process, fake in enumerate((first, second)):
-        world = world_of(range(2 * process, 2 * process + 2), 4, processes=2, process=process, store=store)
-        nccl.connect(world, nccl.Library(fake.functions))
+        world = world_of(range(2 * process, 2 * process + 2), 4, processes=2, process=process)
+        nccl.connect(world, nccl.Library(fake.functions), identity)
         given = [(bytes(call[3]), call[4]) for call in fake.calls if call[0] == "ncclCommInitRank"]
         assert given == [(made, 2 * process), (made, 2 * process + 1)]
 
@@ -137,7 +138,9 @@ def test_errors_contain_the_message_of_nccl_and_say_how_to_get_details() -> None
     ):
         comm(FakeNccl(ncclAllReduce=3)).all_reduce(((0, 1, "fp32"),), "sum", 0)
     with pytest.raises(ConfigError, match=r"gpus: the 2 GPUs of the run cannot be connected: .*error 2.*one GPU"):
-        nccl.connect(world_of(range(2), 2), nccl.Library(FakeNccl(ncclCommInitRank=2).functions))
+        nccl.connect(world_of(range(2), 2), nccl.Library(FakeNccl(ncclCommInitRank=2).functions), bytes(128))
+    with pytest.raises(ConfigError, match=r"gpus: NCCL does not start: ncclGetUniqueId: NCCL error 2.*one GPU"):
+        nccl.new_identity(nccl.Library(FakeNccl(ncclGetUniqueId=2).functions))
 
 
 def test_a_check_raises_asynchronous_errors_but_not_for_work_in_progress() -> None:

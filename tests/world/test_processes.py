@@ -5,11 +5,10 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from threads_as_processes import together
 
 from surogate_core.api import StoreLost, World
 from surogate_core.api.world import CollectiveError, LocalStore
@@ -25,23 +24,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("_POLL", 0.02), ("PATIENCE", 10.0), ("_CAUSE_SECONDS", 2.0)):
         monkeypatch.setattr(module, name, seconds)
     monkeypatch.setattr(watch, "BEAT_SECONDS", 0.02)
-
-
-def together(count: int, work: Callable[[Processes], Any], store: LocalStore | None = None) -> list[Any]:
-    """Return what `work` returns or raises in each of `count` processes."""
-    shared = store or LocalStore()
-
-    def run(process: int) -> Any:
-        world = World(size=count, processes=count, store=shared, ranks=range(process, process + 1), process=process)
-        processes = Processes(world)
-        try:
-            with processes.ending():
-                return work(processes)
-        except Exception as error:
-            return error
-
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(run, range(count)))
 
 
 def test_all_processes_get_the_word_of_the_first_and_the_values_of_all() -> None:

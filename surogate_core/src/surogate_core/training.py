@@ -130,7 +130,7 @@ def _train(
         refuse_to_overwrite(opened)
     refuse_unless_it_fits(opened, planned)
     mark("plan")
-    with connected(world, config.transport, device.sm is not None, notice) as comms:
+    with connected(processes, config.transport, device.sm is not None, notice) as comms:
         return train_planned(opened, planned, resumed, processes, comms, check, notice)
 
 

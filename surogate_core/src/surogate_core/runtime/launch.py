@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ..api import Comm, Span, World
 from ..api.world import How, Position
 from ..errors import ConfigError
-from .comms.meeting import START_SECONDS
+from ..world.processes import Processes
 
 
 @dataclass(frozen=True)
@@ -58,23 +58,26 @@ ALONE = SingleComm()
 
 @contextmanager
 def connected(
-    world: World, transport: str, on_gpu: bool, notice: Callable[[str], None] = lambda line: None
+    processes: Processes, transport: str, on_gpu: bool, notice: Callable[[str], None] = lambda line: None
 ) -> Iterator[Sequence[Comm]]:
     """Yield a communicator for each rank of this process, in order of rank, and end them afterwards.
 
     `transport` is the key of the config. `notice` is called with a line on several ranks. Raises ConfigError if the
     transport cannot connect them.
     """
+    world = processes.world
     if world.size == 1:
         yield (SingleComm(device=world.devices[0]),)
         return
     from . import nccl
     from .comms import copies, gloo
 
-    chosen = choose_transport(world, transport, on_gpu)
+    chosen = choose_transport(processes, transport, on_gpu)
     notice(f"{_topology(world)}, connected by {chosen}")
     if chosen == "nccl":
-        connections = nccl.connect(world)
+        library = nccl.load()
+        identity = processes.share(nccl.new_identity(library) if world.writer else None, "the start of NCCL")
+        connections = nccl.connect(world, library, identity)
         try:
             yield connections
         finally:
@@ -96,11 +99,12 @@ def _topology(world: World) -> str:
     return f"{world.started_by}: {ranks} in {world.processes} processes on {machines}"
 
 
-def choose_transport(world: World, transport: str, on_gpu: bool) -> str:
+def choose_transport(processes: Processes, transport: str, on_gpu: bool) -> str:
     """Return the transport of several ranks: "nccl", "copies" or "gloo". Waits for the other processes.
 
     Raises ConfigError if `transport` is none that can connect them.
     """
+    world = processes.world
     several = world.processes > 1
     if transport == "copies" and several:
         raise ConfigError(
@@ -111,7 +115,7 @@ def choose_transport(world: World, transport: str, on_gpu: bool) -> str:
         raise ConfigError("transport: nccl: connects GPUs, and the CPU trains here. Use transport: auto.")
     if transport in ("copies", "gloo"):
         return transport
-    shared = _shared_gpus(world) if on_gpu else []
+    shared = _shared_gpus(processes) if on_gpu else []
     if transport == "nccl" and shared:
         raise ConfigError(
             f"transport: nccl: cannot connect several ranks on one GPU ({', '.join(shared)}). Use ranks_per_gpu: 1 and "
@@ -120,11 +124,10 @@ def choose_transport(world: World, transport: str, on_gpu: bool) -> str:
     return "nccl" if on_gpu and not shared else "gloo" if several else "copies"
 
 
-def _shared_gpus(world: World) -> list[str]:
+def _shared_gpus(processes: Processes) -> list[str]:
     """Return the GPUs that have several ranks, of this process or of others."""
     from .device import gpu_uuids
 
-    world.store.set(f"gpus/{world.process}", " ".join(gpu_uuids(world.devices)).encode())
-    found = (world.store.get(f"gpus/{process}", START_SECONDS) for process in range(world.processes))
+    found = processes.gather(" ".join(gpu_uuids(processes.world.devices)).encode(), "the choice of the transport")
     ranks = Counter(uuid for uuids in found for uuid in uuids.decode().split())
     return [uuid for uuid, count in ranks.items() if count > 1]

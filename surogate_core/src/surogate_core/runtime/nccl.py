@@ -19,7 +19,6 @@ import torch
 from ..api import Span, World
 from ..api.world import CollectiveError, How
 from ..errors import ConfigError
-from .comms.meeting import START_SECONDS
 from .comms.spans import check_pairs, nbytes, part
 from .position import DevicePosition
 from .threads import RankThread, join
@@ -39,8 +38,6 @@ _HOW = {"sum": 0, "max": 2}
 """`ncclRedOp_t` of the ways to combine values."""
 _ABORT_SECONDS = 5.0
 _ENQUEUE_SECONDS = 1.0
-_ID_KEY = "nccl_id"
-"""Of the store: the identity of the communicator, which process 0 makes."""
 
 
 class _Id(ctypes.Structure):
@@ -192,38 +189,34 @@ class NcclComm:
         self._nccl("ncclCommAbort", self._handle)
 
 
-def connect(world: World, library: Library | None = None) -> tuple[NcclComm, ...]:
+def new_identity(nccl: Library) -> bytes:
+    """Return an identity for communicators, by which they find this process. Raises ConfigError if NCCL fails."""
+    made = _Id()
+    try:
+        nccl("ncclGetUniqueId", ctypes.byref(made))
+    except NcclError as error:
+        raise ConfigError(f"gpus: NCCL does not start: {error} Or use one GPU.") from error
+    return bytes(made)
+
+
+def connect(world: World, nccl: Library, identity: bytes) -> tuple[NcclComm, ...]:
     """Return a communicator for each rank of this process, in order. Waits for the other processes.
 
-    Raises ConfigError if NCCL cannot connect the GPUs.
+    `identity` is the `new_identity` of one process. Raises ConfigError if NCCL cannot connect the GPUs.
     """
-    nccl = library or load()
     handles = [_POINTER() for _ in world.ranks]
     try:
-        identity = _shared_id(world, nccl)
         nccl("ncclGroupStart")
         for handle, rank, device in zip(handles, world.ranks, world.devices, strict=True):
             with torch.cuda.device(device):
-                nccl("ncclCommInitRank", ctypes.byref(handle), world.size, identity, rank)
+                nccl("ncclCommInitRank", ctypes.byref(handle), world.size, _Id.from_buffer_copy(identity), rank)
         nccl("ncclGroupEnd")
     except NcclError as error:
         raise ConfigError(
             f"gpus: the {world.size} GPUs of the run cannot be connected: {error} Or use one GPU."
         ) from error
-    except TimeoutError as error:
-        raise ConfigError(
-            f"process {world.process} of {world.processes} waited for NCCL in process 0: {error}"
-        ) from error
     pairs = zip(handles, world.ranks, world.devices, strict=True)
     return tuple(NcclComm(nccl, handle.value or 0, rank, world.size, device) for handle, rank, device in pairs)
-
-
-def _shared_id(world: World, nccl: Library) -> _Id:
-    if world.writer:
-        made = _Id()
-        nccl("ncclGetUniqueId", ctypes.byref(made))
-        world.store.set(_ID_KEY, bytes(made))
-    return _Id.from_buffer_copy(world.store.get(_ID_KEY, START_SECONDS))
 
 
 def disconnect(comms: Sequence[NcclComm]) -> None:

@@ -61,9 +61,8 @@ class Processes:
         self.log: Callable[[str], None] = lambda line: None
         self._positions: Sequence[Position] = ()
         self._stall_seconds = stall_seconds
-        self._at, self._limit, self._waits, self._moves = "the start", START_SECONDS, "", 0
-        self._calls = 0
-        self.saving = False
+        self._waits, self._moves, self._calls, self._limit = "", 0, 0, 0.0
+        self.at("the start", START_SECONDS)
         self._watch = None if world.size == 1 else Watch(world, self, stall_seconds)
 
     # ------------------------------------------------------------------------------------------------------ exchange

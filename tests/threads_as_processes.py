@@ -1,0 +1,34 @@
+"""Processes of a run that are threads of the test: their store is in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from surogate_core.api import World
+from surogate_core.api.world import LocalStore
+from surogate_core.world.processes import STALL_SECONDS, Processes
+
+
+def together(
+    count: int,
+    work: Callable[[Processes], Any],
+    store: LocalStore | None = None,
+    stall_seconds: float = STALL_SECONDS,
+    **fields: Any,
+) -> list[Any]:
+    """Return what `work` returns or raises in each of `count` processes. `fields` are those of every `World`."""
+    shared = store or LocalStore()
+
+    def run(process: int) -> Any:
+        one = {"size": count, "processes": count, "ranks": range(process, process + 1)}
+        processes = Processes(World(**{**one, **fields}, store=shared, process=process), stall_seconds)
+        try:
+            with processes.ending():
+                return work(processes)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
