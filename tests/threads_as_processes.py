@@ -6,9 +6,21 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
+
 from surogate_core.api import World
 from surogate_core.api.world import LocalStore
+from surogate_core.world import processes as module
+from surogate_core.world import watch
 from surogate_core.world.processes import STALL_SECONDS, Processes
+
+
+def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let processes notice each other's failures at once, and none end the process of the test."""
+    for name, seconds in (("_POLL", 0.02), ("PATIENCE", 30.0), ("_CAUSE_SECONDS", 2.0)):
+        monkeypatch.setattr(module, name, seconds)
+    for name, seconds in (("BEAT_SECONDS", 0.02), ("GRACE_SECONDS", 600.0)):
+        monkeypatch.setattr(watch, name, seconds)
 
 
 def together(

@@ -7,23 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from threads_as_processes import together
+from threads_as_processes import quicken, together
 
 from surogate_core.errors import RunStopped
 from surogate_core.runtime import device, launch
 from surogate_core.runtime.comms.copies import CopiesComm
 from surogate_core.runtime.comms.gloo import GlooComm
-from surogate_core.world import processes as module
-from surogate_core.world import watch
 from surogate_core.world.processes import Processes
 
 
 @pytest.fixture(autouse=True)
 def uuids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "gpu_uuids", lambda indices: [f"GPU-{index}" for index in indices])
-    for name, seconds in (("_POLL", 0.02), ("_CAUSE_SECONDS", 2.0)):
-        monkeypatch.setattr(module, name, seconds)
-    monkeypatch.setattr(watch, "BEAT_SECONDS", 0.02)
+    quicken(monkeypatch)
 
 
 def chosen(transport: str, on_gpu: bool, devices: Sequence[Sequence[int]]) -> list[str]:

@@ -5,25 +5,21 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from threads_as_processes import together
+from threads_as_processes import quicken, together
 
 from surogate_core.api import StoreLost, World
 from surogate_core.api.world import CollectiveError, LocalStore
 from surogate_core.errors import ConfigError, RunStopped, SurogateError
 from surogate_core.train.interrupt import Interrupt
 from surogate_core.world import processes as module
-from surogate_core.world import watch
 from surogate_core.world.processes import Processes
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("_POLL", 0.02), ("PATIENCE", 10.0), ("_CAUSE_SECONDS", 2.0)):
-        monkeypatch.setattr(module, name, seconds)
-    monkeypatch.setattr(watch, "BEAT_SECONDS", 0.02)
+quick = pytest.fixture(autouse=True)(quicken)
 
 
 def test_all_processes_get_the_word_of_the_first_and_the_values_of_all() -> None:
@@ -52,8 +48,20 @@ def test_keys_of_past_calls_are_removed(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(store._values) < 3 * 8
 
 
+def slowly(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `call` as a busy machine makes it."""
+
+    def late(*given: Any) -> Any:
+        time.sleep(0.1)
+        return call(*given)
+
+    return late
+
+
 def test_a_fact_that_differs_stops_all_and_names_the_odd_process() -> None:
     def work(p: Processes) -> None:
+        if p.world.process == 2:
+            p._get = slowly(p._get)  # type: ignore[method-assign]
         p.compare("versions", {"torch": "2.11", "acme": "0.2" if p.world.process == 1 else "0.1"})
 
     errors = together(3, work)
@@ -115,13 +123,20 @@ def test_if_the_store_is_gone_every_process_says_so_itself() -> None:
     assert all("rank 0 at node:29500 is gone" in str(error) and not error.told for error in errors)
 
 
-def test_what_frees_a_waiting_rank_is_called_when_another_process_fails() -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_what_frees_a_waiting_rank_is_called_when_another_process_fails_or_has_failed(late: bool) -> None:
+    registered = threading.Event()
+
     def work(p: Processes) -> None:
+        if p.world.process == 1:
+            assert late or registered.wait(30)
+            raise RunStopped("broken")
+        if late:
+            assert p._watch is not None and p._watch.found.wait(30)
         freed = threading.Event()
         p.on_failure(freed.set)
-        if p.world.process == 1:
-            raise RunStopped("broken")
-        assert freed.wait(5)
+        registered.set()
+        assert freed.wait(30)
         p.check()
 
     assert isinstance(together(2, work)[0], SurogateError)

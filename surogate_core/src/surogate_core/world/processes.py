@@ -48,6 +48,10 @@ _MEETING = 1024
 _ASKED = "asked"
 
 
+class _Difference(ConfigError):
+    """All processes raise it, so none tells the others."""
+
+
 class Processes:
     """The processes of a world. `check` raises RunStopped if the run has failed elsewhere; so do all calls that wait.
 
@@ -94,7 +98,7 @@ class Processes:
         found = [json.loads(value) for value in self.gather(json.dumps(dict(facts)).encode(), what)]
         wrong = list(_odd_ones(found))
         if wrong:
-            raise ConfigError(
+            raise _Difference(
                 f"the processes of this run differ in {what}: {'; '.join(wrong)}. Make them equal, so that all train "
                 "the same model."
             )
@@ -156,9 +160,11 @@ class Processes:
             raise self.failure
 
     def on_failure(self, act: Callable[[], None]) -> None:
-        """Call `act` on another thread when the run fails elsewhere, such as to free a rank that waits."""
+        """Call `act`, on any thread, when the run has failed elsewhere, such as to free a rank that waits."""
         if self._watch is not None:
             self._watch.on_failure.append(act)
+            if self._watch.found.is_set():
+                act()
 
     @contextmanager
     def ending(self) -> Iterator[None]:
@@ -183,6 +189,9 @@ class Processes:
     def _cause(self, error: BaseException) -> BaseException:
         """Return the error to raise for one of this process: another, if it is the consequence of that."""
         if self._watch is None:
+            return error
+        if isinstance(error, _Difference):
+            error.told = not self.world.writer
             return error
         signalled = isinstance(error, (KeyboardInterrupt, SystemExit))
         if not self.alone and _follows(error):
