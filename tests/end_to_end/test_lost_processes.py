@@ -55,6 +55,22 @@ Worker.micro_step = broken
 """
 
 
+NCCL_HANGS = """
+import contextlib, ctypes, dataclasses, torch
+from surogate_core.runtime import launch, nccl
+started = launch._started
+def soon(processes, *given):
+    processes.world = dataclasses.replace(processes.world, join_seconds=1)
+    return started(processes, *given)
+def library(name, *arguments):
+    if name == "ncclGroupEnd":
+        ctypes.CDLL(None).sleep(600)
+launch._started, nccl.load, nccl.new_identity = soon, lambda: library, lambda library: bytes(128)
+launch.choose_transport = lambda *given: "nccl"
+torch.cuda.device = lambda index: contextlib.nullcontext()
+"""
+
+
 def test_a_killed_process_is_named_by_the_other_and_earlier_checkpoints_are_complete(workplace: Workplace) -> None:
     with several(workplace, save_steps=2, save_in_background=False) as run:
         run.wait_for(STEP_3)
@@ -113,6 +129,14 @@ def test_a_full_disk_at_the_writer_ends_all(workplace: Workplace) -> None:
         (error,) = run.errors()
         assert "No space left" in error and run.checkpoints() == ["step_00000002"]
         assert "No space left" in run.log(1)
+
+
+def test_processes_leave_a_start_of_nccl_that_does_not_end(workplace: Workplace) -> None:
+    """It is inside of a library, where no signal and no exception of Python reaches it."""
+    with several(workplace, fault=NCCL_HANGS, stall_seconds=1) as run:
+        assert run.statuses() == [3, 3], run.texts()
+        (error,) = run.errors()
+        assert error.startswith("error: connecting the ranks: all ranks are in the start of nccl, which does not end")
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

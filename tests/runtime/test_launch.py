@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from threads_as_processes import quicken, together
 
-from surogate_core.errors import RunStopped
-from surogate_core.runtime import device, launch
+from surogate_core.errors import RunLost, RunStopped
+from surogate_core.runtime import device, launch, nccl
 from surogate_core.runtime.comms.copies import CopiesComm
 from surogate_core.runtime.comms.gloo import GlooComm
 from surogate_core.world.processes import Processes
@@ -72,6 +76,65 @@ def test_a_process_that_waits_for_the_gpus_of_another_learns_that_it_has_failed(
 
     first, _ = together(2, choose)
     assert str(first) == "process 1 of 2: the device fell off the bus"
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """NCCL's communicators are made once the event is set."""
+    ready = threading.Event()
+
+    def library(name: str, *arguments: Any) -> None:
+        if name == "ncclGroupEnd":
+            assert ready.wait(60)
+
+    monkeypatch.setattr(nccl, "load", lambda: library)
+    monkeypatch.setattr(launch, "choose_transport", lambda *given: "nccl")
+    monkeypatch.setattr("torch.cuda.device", lambda index: nullcontext())
+    yield ready
+    ready.set()
+
+
+@pytest.mark.parametrize("comes", [False, True])
+def test_ranks_that_wait_in_the_start_of_nccl_say_for_whom(comes: bool, hanging: threading.Event) -> None:
+    def connect(processes: Processes) -> None:
+        if comes or processes.world.writer:
+            with launch.connected(processes, "nccl", on_gpu=True):
+                raise AssertionError("connected")
+        processes.at("planning", 0)
+        processes.share(None, "the start of nccl")
+        while True:
+            time.sleep(0.01)
+            processes.check()
+
+    first, second = together(2, connect, stall_seconds=0.2, join_seconds=1.0)
+    missing = f"rank 1 ({socket.gethostname()}, device 0) has not entered the start of nccl; rank 0 waits for it"
+    none = "all ranks are in the start of nccl, which does not end: look at what connects them,"
+    words = f"connecting the ranks: {none}" if comes else f"planning: {missing}"
+    assert str(first).startswith(f"{words} since ")
+    assert (type(first), first.exit_code, first.told) == (RunLost, 3, False)
+    assert (str(second), second.told) == (str(first), True)
+
+
+def test_an_error_of_a_process_frees_those_that_wait_for_it_in_the_start_of_nccl(hanging: threading.Event) -> None:
+    def connect(processes: Processes) -> None:
+        if not processes.world.writer:
+            processes.share(None, "the start of nccl")
+            raise RunStopped("the device fell off the bus")
+        with launch.connected(processes, "nccl", on_gpu=True):
+            raise AssertionError("connected")
+
+    first, _ = together(2, connect)
+    assert str(first) == "process 1 of 2: the device fell off the bus"
+
+
+def test_processes_that_have_all_come_are_connected(hanging: threading.Event) -> None:
+    def connect(processes: Processes) -> list[tuple[int, int]]:
+        hanging.set()
+        with launch.connected(processes, "nccl", on_gpu=True) as comms:
+            assert not any(position.read()[3] for position in processes.positions)
+            return [(comm.rank, comm.world_size) for comm in comms]
+
+    assert together(2, connect) == [[(0, 2)], [(1, 2)]]
 
 
 @pytest.mark.parametrize(("transport", "kind"), [("auto", CopiesComm), ("copies", CopiesComm), ("gloo", GlooComm)])

@@ -18,7 +18,6 @@ from surogate_core.train.interrupt import Interrupt
 from surogate_core.world import processes as module
 from surogate_core.world.processes import Processes
 
-
 quick = pytest.fixture(autouse=True)(quicken)
 
 

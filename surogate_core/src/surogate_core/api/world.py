@@ -174,6 +174,7 @@ class World:
     ranks                   those of this process, without a gap
     devices                 the device of each of `ranks`, as an index among those visible to this process
     node, process           indices of this process and its machine. Process 0 has rank 0.
+    join_seconds            how long a process waits for the others until their ranks are connected
     """
 
     size: int = 1
@@ -185,6 +186,7 @@ class World:
     devices: Sequence[int] = (0,)
     node: int = 0
     process: int = 0
+    join_seconds: float = 600.0
 
     @property
     def writer(self) -> bool:

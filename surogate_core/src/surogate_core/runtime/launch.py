@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import wait
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from ..api import Comm, Span, World
 from ..api.world import How, Position
 from ..errors import ConfigError
 from ..world.processes import Processes
+from .threads import RankThread
+
+CHECK_SECONDS = 0.1
+"""Interval between two checks for failures while ranks are connected."""
 
 
 @dataclass(frozen=True)
@@ -74,21 +81,41 @@ def connected(
 
     chosen = choose_transport(processes, transport, on_gpu)
     notice(f"{_topology(world)}, connected by {chosen}")
+    connect: Callable[[], Sequence[Any]]
     if chosen == "nccl":
         library = nccl.load()
-        identity = processes.share(nccl.new_identity(library) if world.writer else None, "the start of NCCL")
-        connections = nccl.connect(world, library, identity)
-        try:
-            yield connections
-        finally:
-            nccl.disconnect(connections)
-        return
-    comms: Sequence[Comm] = copies.connect(world.devices) if chosen == "copies" else gloo.connect(world)
+        identity = processes.share(nccl.new_identity(library) if world.writer else None, "the start of nccl")
+        connect = partial(nccl.connect, world, library, identity)
+    else:
+        connect = partial(copies.connect, world.devices) if chosen == "copies" else partial(gloo.connect, world)
+    comms = _started(processes, f"the start of {chosen}", connect)
     try:
         yield comms
     finally:
+        if chosen == "nccl":
+            nccl.disconnect(comms)
         for comm in comms:
             comm.abort()
+
+
+def _started(processes: Processes, what: str, connect: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+    """Return the result of `connect`, in which a library waits for the ranks of other processes, if need be for ever.
+
+    It runs on a thread that can be left behind (`leave_if_stuck`). To the watch it is a collective of all ranks: if it
+    takes longer than `join_seconds`, the run fails with the names of those that have not come.
+    """
+    thread = RankThread("surogate-connect")
+    processes.at("connecting the ranks", processes.world.join_seconds)
+    with ExitStack() as stack:
+        for position in processes.positions:
+            stack.enter_context(position.collective(what, 0))
+        stack.callback(thread.close)
+        made = thread.submit(connect)
+        while not wait([made], CHECK_SECONDS).done:
+            processes.check()
+        comms = made.result()
+        processes.barrier(what)  # a rank that is connected is not late
+    return comms
 
 
 def _topology(world: World) -> str:

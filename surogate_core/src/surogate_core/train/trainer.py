@@ -68,7 +68,7 @@ def train_planned(
     See `run.train`. Only the writer of `processes` knows `resumed`, and only it writes.
     """
     config, world = run.config, processes.world
-    processes.follow([comm.position for comm in comms])
+    processes.positions = [comm.position for comm in comms]
     for comm in comms:
         processes.on_failure(comm.abort)
     processes.compare("versions and settings", _compared(run, plan))

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from ..api import Store, StoreLost, World
 from ..errors import ConfigError
@@ -46,7 +46,7 @@ def join_members(store: Store, me: Member, seconds: float, started_by: str) -> W
     index, if they were told different numbers of processes, or if their devices do not fit together.
     """
     try:
-        return _world(store, _meet(store, me, seconds), me, started_by)
+        return replace(_world(store, _meet(store, me, seconds), me, started_by), join_seconds=seconds)
     except StoreLost as error:
         raise ConfigError(f"{started_by}: {error}, before all processes had joined. Its output says why.") from None
     except ConfigError as error:

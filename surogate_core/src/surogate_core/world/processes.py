@@ -63,7 +63,7 @@ class Processes:
         self.alone = world.processes == 1
         self.checkpoint = ""  # the name of the last complete one
         self.log: Callable[[str], None] = lambda line: None
-        self._positions: Sequence[Position] = ()
+        self.positions: Sequence[Position] = [Position() for _ in world.ranks]  # of its ranks
         self._stall_seconds = stall_seconds
         self._waits, self._moves, self._calls, self._limit = "", 0, 0, 0.0
         self.at("the start", START_SECONDS)
@@ -126,10 +126,6 @@ class Processes:
         self._limit = self._limit if limit is None else max(limit, self._stall_seconds)
         self._moves += 1
 
-    def follow(self, positions: Sequence[Position]) -> None:
-        """The ranks of this process are at these positions."""
-        self._positions = positions
-
     def heartbeat(self, count: int, idle: float, ended: bool) -> Heartbeat:
         """See `Watched`."""
         return Heartbeat(
@@ -140,12 +136,12 @@ class Processes:
             idle=idle,
             checkpoint=self.checkpoint,
             ended=ended,
-            ranks=[*ranks_at(self.world, self._positions, still=idle > _STILL_SECONDS)],
+            ranks=[*ranks_at(self.world, self.positions, still=idle > _STILL_SECONDS)],
         )
 
     def moves(self) -> object:
         """See `Watched`."""
-        return self._moves, self._calls, [position.read() for position in self._positions]
+        return self._moves, self._calls, [position.read() for position in self.positions]
 
     # --------------------------------------------------------------------------------------------------------- failures
 

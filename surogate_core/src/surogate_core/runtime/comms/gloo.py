@@ -18,7 +18,7 @@ from torch import Tensor
 from ...api import Span, World
 from ...api.world import CollectiveError, How, Position
 from ...errors import ConfigError
-from .meeting import SECONDS, START_SECONDS
+from .meeting import SECONDS
 from .reference import combined
 from .spans import check_pairs, check_reducible, chunk, current, nbytes, part, tensor
 
@@ -143,7 +143,7 @@ def connect(world: World, seconds: float = SECONDS) -> tuple[GlooComm, ...]:
     stores = [HashStore()] * len(world.ranks) if alone else [world.store.torch_store for _ in world.ranks]  # type: ignore[attr-defined]
 
     def one(rank: int, device: int) -> GlooComm:
-        limit, store = timedelta(seconds=START_SECONDS), stores[rank - world.ranks[0]]
+        limit, store = timedelta(seconds=world.join_seconds), stores[rank - world.ranks[0]]
         group = ProcessGroupGloo(PrefixStore("gloo", store), rank, world.size, limit)
         return GlooComm(group, rank, world.size, device, seconds)
 

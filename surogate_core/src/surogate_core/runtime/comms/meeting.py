@@ -11,9 +11,6 @@ SECONDS = 3600.0
 """For which a rank waits for the others in a collective. What watches the run ends it much earlier, unless a rank does
 something that may take long."""
 
-START_SECONDS = 600.0
-"""For which a process waits until the others have set up what they connect by."""
-
 
 class Meeting:
     """Where `size` threads exchange values, any number of times, until one fails or `end` is called."""
