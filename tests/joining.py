@@ -34,7 +34,7 @@ def shown(world: World) -> str:
     """Return a world on a line."""
     return (
         f"rank {world.ranks.start} to {world.ranks.stop - 1} of {world.size}, devices {list(world.devices)}, "
-        f"process {world.process} of {world.processes}, node {world.node} of {world.nodes}, by {world.started_by}"
+        f"process {world.process} of {world.processes} on {world.nodes} machines, by {world.started_by}"
     )
 
 

@@ -42,24 +42,24 @@ def error_of(*members: Member, seconds: float = 20) -> str:
 
 def places(worlds: Sequence[World | str]) -> list[tuple[int, Sequence[int], Sequence[int], int]]:
     assert all(isinstance(world, World) for world in worlds), worlds
-    return [(w.size, list(w.ranks), w.devices, w.node) for w in worlds if isinstance(w, World)]
+    return [(w.size, list(w.ranks), w.devices, w.nodes) for w in worlds if isinstance(w, World)]
 
 
-def test_ranks_follow_the_processes_and_machines_their_first_one() -> None:
+def test_ranks_follow_the_processes_on_all_machines() -> None:
     members = [member(i, 3, machine="ab"[i % 2], devices=[0, 1], uuids=[f"{i}.0", f"{i}.1"]) for i in range(3)]
     worlds = met(*members)
-    assert places(worlds) == [(6, [0, 1], [0, 1], 0), (6, [2, 3], [0, 1], 1), (6, [4, 5], [0, 1], 0)]
-    assert {(w.nodes, w.processes, w.started_by) for w in worlds if isinstance(w, World)} == {(2, 3, "by hand")}
+    assert places(worlds) == [(6, [0, 1], [0, 1], 2), (6, [2, 3], [0, 1], 2), (6, [4, 5], [0, 1], 2)]
+    assert {(w.processes, w.started_by) for w in worlds if isinstance(w, World)} == {(3, "by hand")}
     assert [w.writer for w in worlds if isinstance(w, World)] == [True, False, False]
 
 
 def test_processes_that_share_a_gpu_share_its_ranks() -> None:
     own = met(*(member(i, uuids=[f"u{i}"], ranks_per_device=2) for i in range(2)))
-    assert places(own) == [(4, [0, 1], [0, 0], 0), (4, [2, 3], [0, 0], 0)]
+    assert places(own) == [(4, [0, 1], [0, 0], 1), (4, [2, 3], [0, 0], 1)]
     shared = met(*(member(i, uuids=["u"], ranks_per_device=4) for i in range(2)))
-    assert places(shared) == [(4, [0, 1], [0, 0], 0), (4, [2, 3], [0, 0], 0)]
+    assert places(shared) == [(4, [0, 1], [0, 0], 1), (4, [2, 3], [0, 0], 1)]
     cpu = met(*(member(i, ranks_per_device=2) for i in range(2)))
-    assert places(cpu) == [(4, [0, 1], [0, 0], 0), (4, [2, 3], [0, 0], 0)]
+    assert places(cpu) == [(4, [0, 1], [0, 0], 1), (4, [2, 3], [0, 0], 1)]
 
 
 def test_processes_that_share_a_gpu_unasked_are_named() -> None:

@@ -43,7 +43,7 @@ def slurm(rank: int, job: int) -> dict[str, str]:
 def test_the_tasks_of_a_step_of_slurm_join_and_share_a_store() -> None:
     with joining(*(slurm(rank, os.getpid()) for rank in range(4)), ranks_per_device=2) as tasks:
         assert [task.outcome for task in tasks] == [
-            f"rank {2 * rank} to {2 * rank + 1} of 8, devices [0, 0], process {rank} of 4, node {rank // 2} of 2, "
+            f"rank {2 * rank} to {2 * rank + 1} of 8, devices [0, 0], process {rank} of 4 on 2 machines, "
             "by Slurm (SLURM_PROCID, SLURM_STEP_NUM_TASKS)"
             for rank in range(4)
         ]
@@ -142,7 +142,7 @@ def test_torchrun_starts_processes_that_join_again_after_a_restart(tmp_path: Pat
     command = (BIN / "torchrun", "--nproc-per-node", 2, "--max-restarts", 1, "--monitor-interval", 0.1, script)
     run = started(*command, word="a")
     lines = [
-        f"rank {rank} to {rank} of 2, devices [0], process {rank} of 2, node 0 of 1, by torchrun (RANK, WORLD_SIZE), "
+        f"rank {rank} to {rank} of 2, devices [0], process {rank} of 2 on 1 machines, by torchrun (RANK, WORLD_SIZE), "
         "['a']"
         for rank in range(2)
     ]
@@ -157,7 +157,7 @@ def test_two_jobs_of_open_mpi_on_one_machine_are_apart() -> None:
     jobs = [started(*command, word=word, **allowed) for word in ("a", "b")]
     for job, word in zip(jobs, "ab", strict=True):
         assert printed(job) == [
-            f"rank {rank} to {rank} of 2, devices [0], process {rank} of 2, node 0 of 1, by Open MPI "
+            f"rank {rank} to {rank} of 2, devices [0], process {rank} of 2 on 1 machines, by Open MPI "
             f"(OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE), ['{word}']"
             for rank in range(2)
         ]

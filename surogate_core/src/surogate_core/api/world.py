@@ -173,7 +173,7 @@ class World:
     store                   reaches all processes
     ranks                   those of this process, without a gap
     devices                 the device of each of `ranks`, as an index among those visible to this process
-    node, process           indices of this process and its machine. Process 0 has rank 0.
+    process                 index of this process. Process 0 has rank 0.
     join_seconds            how long a process waits for the others until their ranks are connected
     """
 
@@ -184,7 +184,6 @@ class World:
     store: Store = field(default_factory=LocalStore)
     ranks: range = range(1)
     devices: Sequence[int] = (0,)
-    node: int = 0
     process: int = 0
     join_seconds: float = 600.0
 

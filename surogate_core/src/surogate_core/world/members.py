@@ -116,17 +116,15 @@ def _world(store: Store, members: Sequence[Member], me: Member, started_by: str)
                 f"{members[0]} would have {counts[0]} ranks, but {member} {count}. Every process must have equally "
                 "many: see gpus, ranks_per_gpu and CUDA_VISIBLE_DEVICES."
             )
-    machines = list(dict.fromkeys(member.machine for member in members))
     count, each = counts[0], counts[0] // len(me.devices)
     return World(
         size=sum(counts),
-        nodes=len(machines),
+        nodes=len({member.machine for member in members}),
         processes=len(members),
         started_by=started_by,
         store=store,
         ranks=range(me.process * count, (me.process + 1) * count),
         devices=[device for device in me.devices for _ in range(each)],
-        node=machines.index(me.machine),
         process=me.process,
     )
 
