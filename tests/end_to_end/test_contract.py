@@ -16,7 +16,7 @@ from surogate_core import run
 from surogate_core.api import RunInfo
 from surogate_core.config.load import resolved
 from surogate_core.outputs.folder import open_output
-from surogate_core.train import trainer
+from surogate_core.train.run_files import RunFiles
 
 if TYPE_CHECKING:
     from end_to_end.conftest import Finished
@@ -105,13 +105,13 @@ def test_the_time_of_an_evaluation_is_planned_for_the_rows_that_it_reads(
     here: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known: list[RunInfo] = []
-    run_info = trainer._run_info
+    run_info = RunFiles._run_info
 
     def watched(*given: Any) -> RunInfo:
         known.append(run_info(*given))
         return known[-1]
 
-    monkeypatch.setattr(trainer, "_run_info", watched)
+    monkeypatch.setattr(RunFiles, "_run_info", watched)
     for name, changes in {"some": {"eval_samples": 8}, "none": {"validation_split_ratio": 0}}.items():
         config = here.write(max_steps=1, warmup_steps=0, save_steps=0, output_dir=str(here.root / name), **changes)
         run.train(run.load(config), lambda line: None)

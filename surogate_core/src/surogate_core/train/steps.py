@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..api import World
 from ..data.corpora import Corpora, load_corpora
 from ..data.loader import Loader
 from ..planning.run import Run
@@ -21,14 +22,8 @@ class Steps:
     total: int
 
 
-def load_steps(
-    run: Run,
-    world_size: int,
-    notice: Callable[[str], None],
-    ranks: range = range(1),
-    moved: Callable[[str], None] = lambda what: None,
-) -> Steps:
-    """Tokenise and pack the run's data and derive its steps for `world_size` ranks; batches are those of `ranks`.
+def load_steps(run: Run, world: World, notice: Callable[[str], None], moved: Callable[[str], None]) -> Steps:
+    """Tokenise and pack the run's data and derive its steps; batches are those of the ranks of this process.
 
     `moved` is called with what is being tokenised, again and again.
     """
@@ -37,11 +32,11 @@ def load_steps(
     loader = Loader(
         data.train,
         config.per_device_train_batch_size,
-        config.gradient_accumulation_steps * world_size,
+        config.gradient_accumulation_steps * world.size,
         config.train_seed,
         data.tokenizer.padding_id,
-        ranks=ranks,
-        world_size=world_size,
+        ranks=world.ranks,
+        world_size=world.size,
     )
     total = config.max_steps if config.max_steps > 0 else config.num_epochs * loader.steps_per_epoch
     schedule = Schedule.build(

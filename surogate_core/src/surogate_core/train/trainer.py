@@ -5,49 +5,41 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from math import inf
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from ..api import Comm, RunInfo
-from ..checkpoint import folders as checkpoint
-from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER, write_adapter
+from ..api import Comm
+from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER
 from ..checkpoint.progress import Progress
 from ..checkpoint.resume import FOLDERS, Resumed
-from ..checkpoint.writer import NoCheckpoints
 from ..config.load import resolved
-from ..config.schema import TrainConfig
 from ..data.checks import bits_per_byte
 from ..data.loader import MicroBatch, eval_batches
 from ..machine.devices import GIB
-from ..machine.timing import FirstStep, mark
+from ..machine.timing import mark
 from ..outputs.check import OutputCheck
-from ..outputs.folder import open_output, set_aside
 from ..outputs.load_commands import load_commands
-from ..outputs.model_card import write_card
-from ..outputs.push import push, reserve
 from ..planning.plan import Plan
 from ..planning.run import Run
 from ..planning.versions import run_versions
-from ..reporting.gpu_telemetry import open_telemetry
-from ..reporting.loggers import Loggers, open_loggers
+from ..reporting.loggers import Loggers
 from ..reporting.metrics import metrics_path
 from ..reporting.text import devices_text, parameters_text
 from ..world.log import ProcessLog
 from ..world.processes import LOAD_SECONDS, SAVE_SECONDS, SLOWEST_WRITES, START_SECONDS, Processes
-from .final_outputs import refuse_nonfinite_weights, start_output_check, write_outputs
 from .interrupt import Interrupt
 from .loop import Job, evaluate_last, train
 from .packing_check import check_packing
 from .result import TrainResult
+from .run_files import NoFiles, RunFiles
 from .steps import Steps, load_steps
 from .worker_setup import check_finite, fill_weights, make_worker, watch_finite
 
 if TYPE_CHECKING:
     from ..checkpoint.saved_run import SavedRun
-    from ..checkpoint.writer import CheckpointWriter, View
+    from ..checkpoint.writer import CheckpointWriter
     from ..runtime.team import Team
     from ..runtime.worker import Worker
 
@@ -71,26 +63,9 @@ def train_planned(
     processes.positions = [comm.position for comm in comms]
     for comm in comms:
         processes.on_failure(comm.abort)
-    processes.compare("versions and settings", _compared(run, plan))
-    for line in (*run.loaded.notices, *plan.overridden):
-        notice(line)
-    notice(_headline(plan))
-    if plan.chosen:
-        notice(str(plan.chosen))
-    steps = load_steps(run, world.size, notice, world.ranks, lambda what: processes.at(what, START_SECONDS))
-    for line in _data_lines(steps):
-        notice(line)
-    mark("data")
-    saved_run = _saved_run(run, plan, steps)
-    processes.compare("data", {"training data": saved_run.facts["training data"], "steps": str(steps.total)})
-    if resumed:
-        changes = saved_run.check(resumed)
-        for line in (f"resuming from {resumed.directory} after step {resumed.step:,} of {steps.total:,}", *changes):
-            notice(line)
-    repo = ""
-    if world.writer:
-        repo = reserve(config) if config.push_to_hub else ""
-        start_output_check(run, steps.total * plan.report.step.seconds, check)
+    steps, saved_run = _load_data(run, plan, resumed, processes, notice)
+    files = RunFiles(saved_run, steps, processes, check, notice) if world.writer else NoFiles()
+    files.prepare()
     with ExitStack() as stack:
         processes.at("the selection of algorithms", START_SECONDS)
         worker = make_worker(run, plan, comms, notice, processes)
@@ -102,51 +77,58 @@ def train_planned(
             check_finite(run, plan, worker, progress.step)
             notice("check_finite: runs op by op and checks every value that an op writes, which is slow")
         processes.at("preparing the first step", START_SECONDS)
-        checkpoints: CheckpointWriter = NoCheckpoints()
-        if world.writer:
-            checkpoints = _open_writer(saved_run, worker, steps.total, processes, notice)
+        checkpoints = files.open_checkpoints(worker)
         stack.callback(checkpoints.close)
         mark("memory for checkpoints")
         worker.start(graphs=config.use_cuda_graphs)
         mark("masters, CUDA graphs")
         if not config.check_finite:  # a checked run runs nothing before step 1
             _check_packing(plan, steps, worker, processes, notice)
-        loggers = Loggers()
-        if world.writer:
-            set_aside(run.loaded, resumed, notice)
-            open_output(run.loaded, notice)
-            if run.adapter is not None:  # so that one that cannot be saved is found before the training
-                with TemporaryDirectory(dir=config.output_dir, prefix=checkpoint.SAVING) as rehearsal:
-                    write_adapter(Path(rehearsal), run, plan.assembly, worker.params())
-            loggers = _open_loggers(run, plan, _run_info(run, plan, steps, progress), comms, notice, stack)
+        loggers = files.open(worker, resumed, progress, stack)
         processes.barrier("the first step")
         if isinstance(notice, ProcessLog):
             notice.open()
         interrupt = stack.enter_context(Interrupt(processes))
         mark("check of packing, loggers")
-        save_seconds = SAVE_SECONDS + sum(value.nbytes for value in saved_run.values) / SLOWEST_WRITES
-        job = _job(run, plan, steps, worker, processes, checkpoints, loggers, save_seconds)
+        job = _job(saved_run, steps, worker, processes, checkpoints, loggers)
         train(job, interrupt, progress)
         mark("the other steps, evaluations")
         signal_exit = interrupt.exit_code
         if not signal_exit:  # the outputs first: the last evaluation may take long
-            if world.writer:
-                processes.at("writing the outputs", job.save_seconds, saving=True)
-                write_outputs(run, plan, worker, progress, check)
+            files.write_outputs(worker, progress, job.save_seconds)
             if not evaluate_last(job, interrupt, progress):
                 signal_exit = interrupt.exit_code
             mark("last evaluation")
-        if not signal_exit and world.writer:
-            write_card(run, plan, repo, progress, saved_run.versions)
+        if not signal_exit:
+            files.finish(progress)
         loggers.status = "interrupted" if signal_exit else "done"
     processes.at("the end of the run", inf)  # a large model may be uploaded for hours
-    result = _result(run, steps, progress, signal_exit, world.writer)
-    if not repo or signal_exit:
-        return result
-    return replace(result, pushed=push(result.adapter_dir or result.output_dir, repo, notice))
+    return files.push(_result(run, steps, progress, signal_exit, world.writer))
 
 
 # ------------------------------------------------------------------------------------------------ before the first step
+
+
+def _load_data(
+    run: Run, plan: Plan, resumed: Resumed | None, processes: Processes, notice: Notice
+) -> tuple[Steps, SavedRun]:
+    """Return the steps and what is saved of them. Raises ConfigError if processes differ, or are of another run."""
+    processes.compare("versions and settings", _compared(run, plan))
+    for line in (*run.loaded.notices, *plan.overridden, _headline(plan)):
+        notice(line)
+    if plan.chosen:
+        notice(str(plan.chosen))
+    steps = load_steps(run, processes.world, notice, lambda what: processes.at(what, START_SECONDS))
+    for line in _data_lines(steps):
+        notice(line)
+    mark("data")
+    saved_run = _saved_run(run, plan, steps)
+    processes.compare("data", {"training data": saved_run.facts["training data"], "steps": str(steps.total)})
+    if resumed:
+        changes = saved_run.check(resumed)
+        for line in (f"resuming from {resumed.directory} after step {resumed.step:,} of {steps.total:,}", *changes):
+            notice(line)
+    return steps, saved_run
 
 
 def _headline(plan: Plan) -> str:
@@ -218,37 +200,6 @@ def _fill(saved_run: SavedRun, resumed: Resumed | None, worker: Worker | Team, p
     return progress
 
 
-def _open_writer(
-    saved_run: SavedRun, worker: Worker | Team, total_steps: int, processes: Processes, notice: Notice
-) -> CheckpointWriter:
-    """Open the writer of the run's checkpoints. A run that saves only at its end needs none in the background."""
-    from ..checkpoint.writer import open_writer
-
-    config = saved_run.run.config
-    background = config.save_in_background and 0 < config.save_steps < total_steps
-    return open_writer(
-        worker, saved_run.values, _write_checkpoint(config, saved_run, processes), notice, background=background
-    )
-
-
-def _write_checkpoint(
-    config: TrainConfig, saved_run: SavedRun, processes: Processes
-) -> Callable[[int, Progress, View], Path]:
-    """Return the function that writes the checkpoint of a step from views of its values and prunes old ones."""
-    checkpoints = Path(config.resolved_checkpoint_dir)
-
-    def write(step: int, progress: Progress, view: View) -> Path:
-        refuse_nonfinite_weights((view(v) for v in saved_run.weights), step, checkpoints)
-        path = checkpoint.save_checkpoint(
-            checkpoints, step, lambda folder: saved_run.write(folder, view, step, progress)
-        )
-        processes.checkpoint = path.name
-        checkpoint.prune_checkpoints(checkpoints, config.save_total_limit, newest=step)
-        return path
-
-    return write
-
-
 def _check_packing(plan: Plan, steps: Steps, worker: Worker | Team, processes: Processes, notice: Notice) -> None:
     inputs, padding = plan.inputs, steps.data.tokenizer.padding_id
     dtypes = (inputs.precision.model, inputs.precision.matmul)
@@ -257,57 +208,15 @@ def _check_packing(plan: Plan, steps: Steps, worker: Worker | Team, processes: P
         notice(str(found))
 
 
-def _open_loggers(
-    run: Run, plan: Plan, info: RunInfo, comms: Sequence[Comm], notice: Notice, stack: ExitStack
-) -> Loggers:
-    """Open the run's loggers, the reports on its GPUs first. `stack` closes them."""
-    loggers = Loggers()
-    stack.callback(loggers.close)
-    for logger in open_loggers(run.loaded, run.registry, info, notice):
-        loggers.opened.append(logger)
-    _open_telemetry(plan, run.config.log_gpu_util, comms, loggers, notice)
-    loggers.opened.append(FirstStep())
-    return loggers
-
-
-def _open_telemetry(plan: Plan, every: int, comms: Sequence[Comm], loggers: Loggers, notice: Notice) -> None:
-    """Report the state of the run's GPUs to `loggers` every `every` steps; 0: never."""
-    from ..runtime.device import gpu_uuids
-
-    if plan.target.device.sm is not None and every:
-        uuids = gpu_uuids([*dict.fromkeys(comm.device for comm in comms)] or [0])
-        loggers.opened[:0] = open_telemetry(uuids, every, loggers.gpu, notice)
-
-
-def _run_info(run: Run, plan: Plan, steps: Steps, progress: Progress) -> RunInfo:
-    config, held = run.config, steps.data.validation
-    rows = min(held.n_rows, config.eval_samples or held.n_rows) if held else 0
-    return RunInfo(
-        run_name=config.resolved_run_name,
-        output_dir=Path(config.output_dir),
-        total_steps=steps.total,
-        steps_per_epoch=steps.loader.steps_per_epoch,
-        tokens_per_step=steps.loader.tokens_per_step,
-        config=resolved(run.loaded),
-        versions=run_versions(run, plan),
-        device=_devices(plan),
-        parameters=plan.assembly.n_params,
-        trainable_parameters=plan.assembly.n_trainable,
-        done_steps=progress.step,
-        eval_time=plan.eval_seconds(rows) / plan.report.step.seconds,
-    )
-
-
 def _job(
-    run: Run,
-    plan: Plan,
+    saved_run: SavedRun,
     steps: Steps,
     worker: Worker | Team,
     processes: Processes,
     checkpoints: CheckpointWriter,
     loggers: Loggers,
-    save_seconds: float,
 ) -> Job:
+    run, plan = saved_run.run, saved_run.plan
     config, data, world = run.config, steps.data, processes.world
 
     def validation() -> Iterable[Sequence[MicroBatch]]:
@@ -328,7 +237,7 @@ def _job(
         eval_steps=config.eval_steps,
         checkpoints=checkpoints,
         save_steps=config.save_steps,
-        save_seconds=save_seconds,
+        save_seconds=SAVE_SECONDS + sum(value.nbytes for value in saved_run.values) / SLOWEST_WRITES,
         max_nonfinite_steps=config.max_nonfinite_steps,
         numerics=plan.assembly.numerics,
         numerics_steps=config.numerics_report_steps,

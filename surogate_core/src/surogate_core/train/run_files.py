@@ -1,0 +1,203 @@
+"""The files of a run: what its writer writes, and the twin of the other processes, which write nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from ..api import RunInfo
+from ..checkpoint import folders as checkpoint
+from ..checkpoint import hf
+from ..checkpoint.adapter import ADAPTER_FOLDER, MERGED_FOLDER, open_merge, write_adapter
+from ..checkpoint.progress import Progress
+from ..checkpoint.resume import Resumed
+from ..checkpoint.writer import CheckpointWriter, NoCheckpoints, open_writer
+from ..config.load import resolved
+from ..errors import RunStopped
+from ..machine.timing import FirstStep, mark
+from ..outputs.check import OutputCheck
+from ..outputs.folder import open_output, set_aside
+from ..outputs.model_card import write_card
+from ..outputs.push import push, reserve
+from ..planning.versions import run_versions
+from ..reporting.gpu_telemetry import open_telemetry
+from ..reporting.loggers import Loggers, open_loggers
+from ..reporting.picture import import_ahead
+from ..world.processes import Processes
+from .result import TrainResult
+from .steps import Steps
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..checkpoint.saved_run import SavedRun
+    from ..checkpoint.writer import View
+    from ..runtime.team import Team
+    from ..runtime.worker import Worker
+
+SHORT_RUN_SECONDS = 60
+"""A run that is planned to be shorter starts the process that checks its outputs before its steps, a longer one
+after them."""
+
+
+class NoFiles:
+    """The files of a process that is not the writer. The methods are those of `RunFiles`."""
+
+    def prepare(self) -> None: ...
+
+    def open_checkpoints(self, worker: Worker | Team) -> CheckpointWriter:
+        return NoCheckpoints()
+
+    def open(self, worker: Worker | Team, resumed: Resumed | None, progress: Progress, stack: ExitStack) -> Loggers:
+        return Loggers()
+
+    def write_outputs(self, worker: Worker | Team, progress: Progress, seconds: float) -> None: ...
+
+    def finish(self, progress: Progress) -> None: ...
+
+    def push(self, result: TrainResult) -> TrainResult:
+        return result
+
+
+@dataclass
+class RunFiles(NoFiles):
+    """The files of the writer. A run calls the methods in their order, each once."""
+
+    saved_run: SavedRun
+    steps: Steps
+    processes: Processes
+    check: OutputCheck
+    notice: Callable[[str], None]
+    repo: str = ""
+
+    def __post_init__(self) -> None:
+        self.run, self.plan, self.config = self.saved_run.run, self.saved_run.plan, self.saved_run.run.config
+        self.output, self.checkpoints = Path(self.config.output_dir), Path(self.config.resolved_checkpoint_dir)
+        self.checked = self.config.verify_outputs and self.run.model.in_transformers
+
+    def prepare(self) -> None:
+        """Reserve the repository of the upload. Let the output check import its libraries during a short run.
+
+        During a long one it would only hold memory.
+        """
+        self.repo = reserve(self.config) if self.config.push_to_hub else ""
+        if self.checked and self.steps.total * self.plan.report.step.seconds < SHORT_RUN_SECONDS:
+            self.check.prepare(self.run)
+        else:
+            self.check.end()
+
+    def open_checkpoints(self, worker: Worker | Team) -> CheckpointWriter:
+        """Return the writer of checkpoints. A run that saves only at its end needs none in the background."""
+        background = self.config.save_in_background and 0 < self.config.save_steps < self.steps.total
+        return open_writer(worker, self.saved_run.values, self._write_checkpoint, self.notice, background=background)
+
+    def _write_checkpoint(self, step: int, progress: Progress, view: View) -> Path:
+        """Write the checkpoint of a step from views of its values, and remove old ones."""
+        saved_run = self.saved_run
+        self._refuse_nonfinite((view(v) for v in saved_run.weights), step)
+        path = checkpoint.save_checkpoint(
+            self.checkpoints, step, lambda folder: saved_run.write(folder, view, step, progress)
+        )
+        self.processes.checkpoint = path.name
+        checkpoint.prune_checkpoints(self.checkpoints, self.config.save_total_limit, newest=step)
+        return path
+
+    def _refuse_nonfinite(self, weights: Iterable[Tensor], step: int) -> None:
+        """Raise RunStopped for weights with NaN or inf, so that they never replace a good checkpoint.
+
+        An update can overflow although its gradient was finite.
+        """
+        from ..runtime.finite_check import all_finite
+
+        if all_finite(weights):
+            return
+        complete = checkpoint.list_checkpoints(self.checkpoints)
+        raise RunStopped(
+            f"step {step}: the weights hold NaN or inf: an update overflowed. They are not saved; "
+            + (f"the newest complete checkpoint is {complete[-1]}. " if complete else "no checkpoint is complete yet. ")
+            + "Lower learning_rate or weight_decay."
+        )
+
+    def open(self, worker: Worker | Team, resumed: Resumed | None, progress: Progress, stack: ExitStack) -> Loggers:
+        """Make the folders, and return the loggers, the reports on GPUs first. `stack` closes them."""
+        from ..runtime.device import gpu_uuids
+
+        run = self.run
+        set_aside(run.loaded, resumed, self.notice)
+        open_output(run.loaded, self.notice)
+        if run.adapter is not None:  # so that one that cannot be saved is found before the training
+            with TemporaryDirectory(dir=self.output, prefix=checkpoint.SAVING) as rehearsal:
+                write_adapter(Path(rehearsal), run, self.plan.assembly, worker.params())
+        loggers = Loggers()
+        stack.callback(loggers.close)
+        for logger in open_loggers(run.loaded, run.registry, self._run_info(progress), self.notice):
+            loggers.opened.append(logger)
+        if self.plan.target.device.sm is not None and self.config.log_gpu_util:
+            uuids = gpu_uuids([*dict.fromkeys(self.processes.world.devices)])
+            loggers.opened[:0] = open_telemetry(uuids, self.config.log_gpu_util, loggers.gpu, self.notice)
+        loggers.opened.append(FirstStep())
+        return loggers
+
+    def _run_info(self, progress: Progress) -> RunInfo:
+        plan, loader, held = self.plan, self.steps.loader, self.steps.data.validation
+        rows = min(held.n_rows, self.config.eval_samples or held.n_rows) if held else 0
+        return RunInfo(
+            run_name=self.config.resolved_run_name,
+            output_dir=self.output,
+            total_steps=self.steps.total,
+            steps_per_epoch=loader.steps_per_epoch,
+            tokens_per_step=loader.tokens_per_step,
+            config=resolved(self.run.loaded),
+            versions=run_versions(self.run, plan),
+            device=self.saved_run.versions["device"],
+            parameters=plan.assembly.n_params,
+            trainable_parameters=plan.assembly.n_trainable,
+            done_steps=progress.step,
+            eval_time=plan.eval_seconds(rows) / plan.report.step.seconds,
+        )
+
+    def write_outputs(self, worker: Worker | Team, progress: Progress, seconds: float) -> None:
+        """Write the trained model, or the adapter and, if asked for, the merged model. `check` then loads each of them.
+
+        The other processes wait for it, `seconds` at most.
+        """
+        from ..checkpoint.saved_run import model_export
+
+        self.processes.at("writing the outputs", seconds, saving=True)
+        run, plan = self.run, self.plan
+        if self.checked:
+            self.check.prepare(run)
+        worker.settle()
+        params = worker.params()
+        self._refuse_nonfinite(params.values(), progress.step)
+        if run.adapter is None:
+            hf.save_model(self.output, model_export(run, plan, params))
+        else:
+            adapter, _ = run.adapter
+            folder = self.output / ADAPTER_FOLDER
+
+            def write(fresh: Path) -> None:
+                write_adapter(fresh, run, plan.assembly, params)
+
+            hf.save_files(folder, write, adapter.config_file, safe_in=self.checkpoints)
+            if self.config.merge_adapter:
+                open_merge(adapter, folder, self.config.model).write(self.output / MERGED_FOLDER)
+        mark("outputs written")
+        if self.checked:
+            import_ahead()
+            self.check.finish(run)
+            mark("outputs loaded once")
+
+    def finish(self, progress: Progress) -> None:
+        """Write the model card."""
+        write_card(self.run, self.plan, self.repo, progress, self.saved_run.versions)
+
+    def push(self, result: TrainResult) -> TrainResult:
+        """Upload the outputs if that was asked for, and return the result with where they are."""
+        if not self.repo or result.signal_exit:
+            return result
+        return replace(result, pushed=push(result.adapter_dir or result.output_dir, self.repo, self.notice))
