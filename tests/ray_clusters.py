@@ -19,11 +19,12 @@ NODE = {"num_cpus": 2, "object_store_memory": 80 * 2**20}
 
 
 @contextmanager
-def cluster(nodes: int = 2) -> Iterator[Any]:
-    """Yield a `ray.cluster_utils.Cluster`, whose first node is the head."""
+def cluster(nodes: int = 2, *, jobs: bool = False) -> Iterator[Any]:
+    """Yield a `ray.cluster_utils.Cluster`, whose first node is the head. `jobs`: it takes jobs at `webui_url`."""
     from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    free = {"dashboard_port": None, "dashboard_agent_listen_port": None}  # ports
+    made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": jobs, **(free if jobs else {})})
     try:
         for _ in range(nodes - 1):
             made.add_node(**NODE)

@@ -67,6 +67,14 @@ def test_variables_for_the_processes_are_chosen_by_name() -> None:
     assert forwarded(given) == {"HF_TOKEN": "t", "NCCL_DEBUG": "WARN", "XDG_CACHE_HOME": "/c"}
 
 
+def test_a_job_that_would_be_killed_while_it_saves_is_told_how_to_get_the_time() -> None:
+    from surogate_launch_ray.driver import short_stop
+
+    job = {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}
+    assert '{"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "600"}}' in short_stop(job)
+    assert short_stop({}) == short_stop(job | {"RAY_JOB_STOP_WAIT_TIME_S": "60"}) == ""
+
+
 def test_a_node_that_differs_is_named_with_the_difference() -> None:
     from surogate_launch_ray.probes import Facts, differences
 

@@ -52,6 +52,8 @@ _PERIOD = 0.2
 
 def start(task: Task, settings: Distributed, notice: Notice) -> Any:
     """Return what the process of rank 0 returns. See `LauncherDef.start`."""
+    if line := short_stop(os.environ):
+        notice(line)
     with connected(settings.ray_address):
         wanted = wanted_nodes(settings.num_nodes, settings.gpus_per_node, int(task.config.get("gpus", 1)))
         with held(wanted, settings.placement_seconds, notice) as group:
@@ -59,6 +61,16 @@ def start(task: Task, settings: Distributed, notice: Notice) -> Any:
             notice(f"Ray: {', '.join(map(str, nodes))}; {wanted.gpus or 'no'} GPU{'s' * (wanted.gpus != 1)} on each")
             sent = replace(task, environment={**task.environment, **forwarded(os.environ)})
             return Processes(group, nodes, wanted.gpus).run(sent, settings.worker_output_dir, notice)
+
+
+def short_stop(environment: Mapping[str, str]) -> str:
+    """Return a line if this run is a job of Ray that has no time to save once it is stopped, else ""."""
+    if "RAY_JOB_CONFIG_JSON_ENV_VAR" not in environment or "RAY_JOB_STOP_WAIT_TIME_S" in environment:
+        return ""
+    return (
+        "Ray kills this job 3 s after `ray job stop`, even if it still saves: submit it with "
+        """--runtime-env-json '{"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "600"}}'"""
+    )
 
 
 def forwarded(environment: Mapping[str, str]) -> dict[str, str]:
